@@ -1,0 +1,618 @@
+//! The seam between the EFA RDM engine and a device.
+//!
+//! A [`Device`] is an opened network interface; a [`QueuePair`] is one unordered, reliable
+//! datagram endpoint on it (EFA calls the transport SRD). Nothing here moves a byte: the crate
+//! holds two traits and plain data, and depends on nothing else in the workspace.
+//!
+//! ```text
+//!   engine ── post_send(packet) ──►  QueuePair  ──► (other queue pairs)
+//!          ── post_receive(packet) ►
+//!          ◄─ poll(now) ────────────  Completion::Send | Completion::Receive
+//! ```
+//!
+//! # Ownership
+//!
+//! A packet buffer belongs either to the caller or to the queue pair, never to both: posting
+//! moves it in, a completion (or a refused post) moves it back, and dropping the queue pair drops
+//! what it still holds. So no order of drops can let a device write to freed memory, and users of
+//! this crate need no `unsafe`.
+//!
+//! # What a device promises
+//!
+//! * A datagram of at most [`DeviceAttributes::mtu`] bytes arrives once or not at all, in any
+//!   order relative to others.
+//! * Every accepted send completes exactly once, with success or with a [`Status`].
+//! * A receiver without a posted buffer makes the send fail with [`Status::ReceiverNotReady`]
+//!   after the device's own retries; the datagram was then *not* delivered.
+//!
+//! # Example
+//!
+//! A device that delivers everything to itself:
+//!
+//! ```
+//! use std::collections::VecDeque;
+//! use efa_device::*;
+//!
+//! struct Loopback {
+//!     attributes: DeviceAttributes,
+//!     sent: VecDeque<SendRequest<Box<[u8]>>>,
+//!     posted: VecDeque<Box<[u8]>>,
+//!     done: VecDeque<Completion<Box<[u8]>>>,
+//! }
+//!
+//! impl QueuePair for Loopback {
+//!     type Packet = Box<[u8]>;
+//!     fn attributes(&self) -> &DeviceAttributes { &self.attributes }
+//!     fn address(&self) -> QueuePairAddress {
+//!         QueuePairAddress { gid: Gid([1; 16]), qpn: Qpn(1), qkey: Qkey(7) }
+//!     }
+//!     fn create_address_handle(&mut self, _: Gid) -> Result<AddressHandle, DeviceError> {
+//!         Ok(AddressHandle(0))
+//!     }
+//!     fn destroy_address_handle(&mut self, _: AddressHandle) {}
+//!     fn allocate_packet(&mut self) -> Result<Box<[u8]>, DeviceError> {
+//!         Ok(vec![0; self.attributes.mtu].into())
+//!     }
+//!     fn post_send(&mut self, request: SendRequest<Box<[u8]>>) -> Result<(), PostError<Box<[u8]>>> {
+//!         self.sent.push_back(request);
+//!         Ok(())
+//!     }
+//!     fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
+//!         self.posted.push_back(packet);
+//!         Ok(())
+//!     }
+//!     fn poll(&mut self, _: Time) -> Option<Completion<Box<[u8]>>> {
+//!         if let (Some(_), Some(send)) = (self.posted.front(), self.sent.pop_front()) {
+//!             let mut packet = self.posted.pop_front()?;
+//!             packet[..send.length].copy_from_slice(&send.packet[..send.length]);
+//!             let source = Source { address_handle: Some(AddressHandle(0)), qpn: Qpn(1), gid: None };
+//!             self.done.push_back(Completion::Receive { packet, length: send.length, source });
+//!             self.done.push_back(Completion::Send { id: send.id, packet: send.packet, result: Ok(()) });
+//!         }
+//!         self.done.pop_front()
+//!     }
+//!     fn next_event(&self) -> Option<Time> { None }
+//! }
+//!
+//! let mut qp = Loopback {
+//!     attributes: DeviceAttributes { mtu: 64, ..DeviceAttributes::default() },
+//!     sent: VecDeque::new(), posted: VecDeque::new(), done: VecDeque::new(),
+//! };
+//! let buffer = qp.allocate_packet()?;
+//! qp.post_receive(buffer).map_err(|refused| refused.error)?;
+//! let mut packet = qp.allocate_packet()?;
+//! packet[..5].copy_from_slice(b"hello");
+//! let to = Destination { address_handle: AddressHandle(0), qpn: Qpn(1), qkey: Qkey(7) };
+//! qp.post_send(SendRequest { id: WorkId(3), packet, length: 5, destination: to })
+//!     .map_err(|refused| refused.error)?;
+//! let Some(Completion::Receive { packet, length, .. }) = qp.poll(Time::ZERO) else { panic!() };
+//! assert_eq!(&packet[..length], b"hello");
+//! # Ok::<(), DeviceError>(())
+//! ```
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use core::fmt;
+use core::ops::{Add, AddAssign, Sub};
+use core::time::Duration;
+
+/// A point in time, in nanoseconds since an origin that the caller chooses.
+///
+/// Engines and devices have no clock of their own: the caller passes `now`, real or virtual, and
+/// it must never go back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(u64);
+
+impl Time {
+    /// The origin.
+    pub const ZERO: Self = Self(0);
+
+    /// The time `nanoseconds` after the origin.
+    #[must_use]
+    pub const fn from_nanos(nanoseconds: u64) -> Self {
+        Self(nanoseconds)
+    }
+
+    /// Nanoseconds since the origin.
+    #[must_use]
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+}
+
+impl Add<Duration> for Time {
+    type Output = Self;
+    fn add(self, duration: Duration) -> Self {
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(nanos))
+    }
+}
+
+impl AddAssign<Duration> for Time {
+    fn add_assign(&mut self, duration: Duration) {
+        *self = *self + duration;
+    }
+}
+
+impl Sub for Time {
+    type Output = Duration;
+    /// The span from `earlier` to `self`, zero if `earlier` is later.
+    fn sub(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// Global identifier of a network interface: an IPv6-shaped address of 16 bytes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The all-zero GID, which names no interface.
+    pub const ZERO: Self = Self([0; 16]);
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        core::net::Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gid({self})")
+    }
+}
+
+/// Queue pair number, unique on one interface among the queue pairs that live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Qpn(pub u16);
+
+/// Queue key: a datagram whose key differs from the target's is not delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Qkey(pub u32);
+
+/// Number of an address handle: a remote interface as this device knows it.
+///
+/// The same GID has the same number for as long as a handle to it lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AddressHandle(pub u16);
+
+/// The caller's name for a posted send, given back with its completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkId(pub u64);
+
+/// Where a queue pair can be reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct QueuePairAddress {
+    /// The interface.
+    pub gid: Gid,
+    /// The queue pair on it.
+    pub qpn: Qpn,
+    /// The key that senders must present.
+    pub qkey: Qkey,
+}
+
+/// The target of a send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Destination {
+    /// The remote interface.
+    pub address_handle: AddressHandle,
+    /// The queue pair there.
+    pub qpn: Qpn,
+    /// Its key.
+    pub qkey: Qkey,
+}
+
+/// Who sent a datagram, as far as the device knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Source {
+    /// The sender's interface, if an address handle for it exists here.
+    pub address_handle: Option<AddressHandle>,
+    /// The sender's queue pair.
+    pub qpn: Qpn,
+    /// The sender's interface when no address handle for it exists and the device can tell.
+    pub gid: Option<Gid>,
+}
+
+/// What a device is and can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceAttributes {
+    /// Name, unique on this host.
+    pub name: String,
+    /// Vendor part id, for example `0xefa2`; travels in the HANDSHAKE as device version.
+    pub vendor_part_id: u32,
+    /// Largest datagram in bytes.
+    pub mtu: usize,
+    /// Most sends outstanding on a queue pair.
+    pub max_send: usize,
+    /// Most receive buffers posted on a queue pair.
+    pub max_receive: usize,
+    /// Most address handles.
+    pub max_address_handles: usize,
+    /// Most memory regions.
+    pub max_regions: usize,
+    /// Longest memory region in bytes.
+    pub max_region_size: u64,
+}
+
+impl Default for DeviceAttributes {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            vendor_part_id: 0,
+            mtu: 8928,
+            max_send: 4096,
+            max_receive: 8192,
+            max_address_handles: 65535,
+            max_regions: 65000,
+            max_region_size: 1 << 40,
+        }
+    }
+}
+
+/// Why a posted operation failed, by the numbers of the EFA device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Status {
+    /// 1: the queue pair was destroyed or failed with the operation outstanding.
+    Flushed,
+    /// 2: internal error of the local queue pair.
+    QueuePairInternal,
+    /// 3: operation not supported.
+    UnsupportedOperation,
+    /// 4: no such address handle.
+    BadAddressHandle,
+    /// 5: local memory key not valid.
+    BadLocalKey,
+    /// 6: local length out of range.
+    BadLength,
+    /// 7: remote address, key or access not valid.
+    RemoteBadAddress,
+    /// 8: the remote side was reset.
+    RemoteAbort,
+    /// 9: no such queue pair at the remote interface.
+    BadDestinationQpn,
+    /// 10: the receiver had no buffer posted.
+    ReceiverNotReady,
+    /// 11: the datagram did not fit the receiver's buffer.
+    RemoteBadLength,
+    /// 12: unexpected answer of the remote side.
+    BadStatus,
+    /// 13: the remote side stopped answering.
+    UnresponsiveRemote,
+    /// 14: the remote side does not know the sender.
+    UnknownPeer,
+    /// 15: the remote side was never reachable.
+    UnreachableRemote,
+}
+
+impl Status {
+    /// The device's number for it.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Flushed => 1,
+            Self::QueuePairInternal => 2,
+            Self::UnsupportedOperation => 3,
+            Self::BadAddressHandle => 4,
+            Self::BadLocalKey => 5,
+            Self::BadLength => 6,
+            Self::RemoteBadAddress => 7,
+            Self::RemoteAbort => 8,
+            Self::BadDestinationQpn => 9,
+            Self::ReceiverNotReady => 10,
+            Self::RemoteBadLength => 11,
+            Self::BadStatus => 12,
+            Self::UnresponsiveRemote => 13,
+            Self::UnknownPeer => 14,
+            Self::UnreachableRemote => 15,
+        }
+    }
+
+    /// Whether it says that the peer is gone: reset, unknown, silent or never there.
+    #[must_use]
+    pub const fn is_peer_gone(self) -> bool {
+        matches!(
+            self,
+            Self::RemoteAbort
+                | Self::BadDestinationQpn
+                | Self::UnresponsiveRemote
+                | Self::UnreachableRemote
+        )
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flushed => "flushed",
+            Self::QueuePairInternal => "internal error of the queue pair",
+            Self::UnsupportedOperation => "operation not supported",
+            Self::BadAddressHandle => "no such address handle",
+            Self::BadLocalKey => "local memory key not valid",
+            Self::BadLength => "local length out of range",
+            Self::RemoteBadAddress => "remote address, key or access not valid",
+            Self::RemoteAbort => "the remote side was reset",
+            Self::BadDestinationQpn => "no such queue pair at the remote side",
+            Self::ReceiverNotReady => "receiver not ready",
+            Self::RemoteBadLength => "the datagram did not fit the receiver's buffer",
+            Self::BadStatus => "unexpected answer of the remote side",
+            Self::UnresponsiveRemote => "the remote side stopped answering",
+            Self::UnknownPeer => "the remote side does not know the sender",
+            Self::UnreachableRemote => "the remote side was never reachable",
+        })
+    }
+}
+
+/// Why a call of the device failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The queue holds as much as it can; try again after completions.
+    #[error("queue full: {depth} outstanding")]
+    QueueFull {
+        /// Its depth.
+        depth: usize,
+    },
+    /// A length is out of range.
+    #[error("{length} bytes given, at most {limit} allowed")]
+    TooLong {
+        /// What was asked for.
+        length: u64,
+        /// What the device allows.
+        limit: u64,
+    },
+    /// The address names no interface.
+    #[error("not an address of an interface: {gid}")]
+    BadAddress {
+        /// The address.
+        gid: Gid,
+    },
+    /// No such address handle.
+    #[error("no address handle {handle:?}")]
+    BadAddressHandle {
+        /// The handle.
+        handle: AddressHandle,
+    },
+    /// A table of the device is full.
+    #[error("no room for another {object}: the limit is {limit}")]
+    LimitReached {
+        /// What there would be too many of.
+        object: &'static str,
+        /// How many there can be.
+        limit: usize,
+    },
+    /// The device is not there.
+    #[error("no device: {reason}")]
+    Absent {
+        /// What was looked for and not found.
+        reason: String,
+    },
+    /// The operating system refused.
+    #[error("{operation} failed: errno {errno}")]
+    System {
+        /// The call and its object.
+        operation: String,
+        /// The error number of the operating system.
+        errno: i32,
+    },
+    /// Something on the host is not as this device left it.
+    #[error("{object}: {reason}")]
+    Inconsistent {
+        /// The file or object.
+        object: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// A post that was refused; the packet comes back.
+#[derive(Debug)]
+pub struct PostError<P> {
+    /// Why.
+    pub error: DeviceError,
+    /// The packet.
+    pub packet: P,
+}
+
+/// A datagram to be sent.
+#[derive(Debug)]
+pub struct SendRequest<P> {
+    /// The caller's name for it.
+    pub id: WorkId,
+    /// The buffer; its first `length` bytes are sent.
+    pub packet: P,
+    /// Bytes to send.
+    pub length: usize,
+    /// Where to.
+    pub destination: Destination,
+}
+
+/// Something that a queue pair finished.
+#[derive(Debug)]
+pub enum Completion<P> {
+    /// A send ended; `Ok` means that the datagram lies in a receive buffer of the target.
+    Send {
+        /// The name given when it was posted.
+        id: WorkId,
+        /// Its buffer.
+        packet: P,
+        /// How it ended.
+        result: Result<(), Status>,
+    },
+    /// A datagram arrived.
+    Receive {
+        /// The buffer it lies in.
+        packet: P,
+        /// Its length in bytes.
+        length: usize,
+        /// Who sent it.
+        source: Source,
+    },
+}
+
+/// How a queue pair is to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueuePairOptions {
+    /// The key that senders must present.
+    pub qkey: Qkey,
+    /// Most sends outstanding, at most [`DeviceAttributes::max_send`].
+    pub send_depth: usize,
+    /// Most receive buffers posted, at most [`DeviceAttributes::max_receive`].
+    pub receive_depth: usize,
+    /// How often the device tries again when the receiver is not ready; 7 means for ever.
+    pub rnr_retry: u8,
+}
+
+impl Default for QueuePairOptions {
+    fn default() -> Self {
+        Self { qkey: Qkey(0), send_depth: 1024, receive_depth: 1024, rnr_retry: 3 }
+    }
+}
+
+/// One unordered reliable datagram endpoint.
+pub trait QueuePair {
+    /// A packet buffer of [`DeviceAttributes::mtu`] bytes that the device can reach.
+    type Packet: AsRef<[u8]> + AsMut<[u8]> + fmt::Debug;
+
+    /// The device's attributes, with `max_send` and `max_receive` as granted to this queue pair.
+    fn attributes(&self) -> &DeviceAttributes;
+
+    /// Where this queue pair can be reached.
+    fn address(&self) -> QueuePairAddress;
+
+    /// The handle for an interface; a second call for one GID gives the same handle and counts it.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadAddress`] for the zero GID, [`DeviceError::LimitReached`].
+    fn create_address_handle(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError>;
+
+    /// Gives one count of a handle back. Unknown handles are ignored.
+    fn destroy_address_handle(&mut self, handle: AddressHandle);
+
+    /// A new packet buffer. Dropping it gives the memory back.
+    ///
+    /// # Errors
+    /// When the device can't register more memory.
+    fn allocate_packet(&mut self) -> Result<Self::Packet, DeviceError>;
+
+    /// Queues a datagram.
+    ///
+    /// # Errors
+    /// [`DeviceError::QueueFull`] when `max_send` sends are outstanding, [`DeviceError::TooLong`],
+    /// [`DeviceError::BadAddressHandle`]. Nothing was queued then.
+    fn post_send(
+        &mut self,
+        request: SendRequest<Self::Packet>,
+    ) -> Result<(), PostError<Self::Packet>>;
+
+    /// Queues a buffer for a datagram to come.
+    ///
+    /// # Errors
+    /// [`DeviceError::QueueFull`] when `max_receive` buffers are posted.
+    fn post_receive(&mut self, packet: Self::Packet) -> Result<(), PostError<Self::Packet>>;
+
+    /// Moves the device on to `now` and takes one completion.
+    fn poll(&mut self, now: Time) -> Option<Completion<Self::Packet>>;
+
+    /// When [`poll`](Self::poll) should next be called although nothing was posted, if that is
+    /// known; devices with a clock of their own answer `None`.
+    fn next_event(&self) -> Option<Time>;
+}
+
+/// What may be done with a memory region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Access {
+    /// Remote interfaces may read it.
+    pub remote_read: bool,
+    /// Remote interfaces may write it.
+    pub remote_write: bool,
+}
+
+/// Registered memory. It stays registered until the last clone of its handle is dropped.
+///
+/// Remote interfaces may read and write it at any time, so it is reached by copying and never by
+/// reference.
+pub trait Region: Clone {
+    /// Length in bytes.
+    fn length(&self) -> usize;
+    /// Address of the first byte as remote interfaces name it.
+    fn remote_address(&self) -> u64;
+    /// The key that remote interfaces present.
+    fn remote_key(&self) -> u32;
+    /// What was allowed.
+    fn access(&self) -> Access;
+    /// Copies bytes out, from `offset` on; gives how many there were.
+    fn read(&self, offset: usize, into: &mut [u8]) -> usize;
+    /// Copies bytes in, from `offset` on; gives how many fitted.
+    fn write(&self, offset: usize, from: &[u8]) -> usize;
+}
+
+/// A registration that was refused; the memory comes back.
+#[derive(Debug)]
+pub struct RegisterError {
+    /// Why.
+    pub error: DeviceError,
+    /// The memory.
+    pub memory: Box<[u8]>,
+}
+
+/// An opened network interface.
+pub trait Device {
+    /// Its queue pairs.
+    type QueuePair: QueuePair;
+    /// Its memory regions.
+    type Region: Region;
+
+    /// What it is and can do.
+    fn attributes(&self) -> &DeviceAttributes;
+
+    /// Its global identifier.
+    fn gid(&self) -> Gid;
+
+    /// Makes a queue pair.
+    ///
+    /// # Errors
+    /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`] for a depth above the attributes',
+    /// [`DeviceError::System`].
+    fn create_queue_pair(&self, options: QueuePairOptions) -> Result<Self::QueuePair, DeviceError>;
+
+    /// Registers memory, which belongs to the region from then on.
+    ///
+    /// # Errors
+    /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`]; the memory comes back.
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<Self::Region, RegisterError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_saturates() {
+        let end = Time::from_nanos(u64::MAX);
+        assert_eq!(end + Duration::from_secs(1), end);
+        assert_eq!(Time::ZERO - end, Duration::ZERO);
+        assert_eq!(Time::from_nanos(7) - Time::from_nanos(4), Duration::from_nanos(3));
+    }
+
+    #[test]
+    fn gid_reads_as_ipv6() {
+        let mut gid = Gid::ZERO;
+        gid.0[0] = 0xfe;
+        gid.0[1] = 0x80;
+        gid.0[15] = 1;
+        assert_eq!(alloc::format!("{gid}"), "fe80::1");
+    }
+
+    #[test]
+    fn gone_peers() {
+        assert!(Status::BadDestinationQpn.is_peer_gone());
+        assert!(!Status::ReceiverNotReady.is_peer_gone());
+    }
+}
