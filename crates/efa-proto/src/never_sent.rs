@@ -1,0 +1,62 @@
+//! Types that libfabric's size table knows and nobody sends: RUNTCTS_MSGRTM (142, 40 bytes),
+//! RUNTCTS_TAGRTM (143, 48), RUNTCTS_RTW (144, 40), RUNTREAD_RTW (147, 40).
+//!
+//! Their fields are not known, only the size of the fixed header is checked. Receivers of all
+//! releases report and drop them.
+
+use core::fmt;
+
+use crate::base::Cursor;
+use crate::{EmitError, Header, Packet, PacketType, ParseError};
+
+/// The fixed header of a type that has no sender, unread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NeverSent<'a> {
+    packet_type: PacketType,
+    header: &'a [u8],
+}
+
+impl<'a> NeverSent<'a> {
+    /// Type of the packet.
+    pub const fn packet_type(&self) -> PacketType {
+        self.packet_type
+    }
+
+    /// The fixed header as found, from the base header on.
+    pub const fn header(&self) -> &'a [u8] {
+        self.header
+    }
+
+    /// Bytes that [`Self::emit`] writes.
+    #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        self.header.len()
+    }
+
+    /// Writes the header as it was found, for tools that relay packets.
+    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        let (packet_type, needed, available) = (self.packet_type, self.len(), buf.len());
+        let to = buf.get_mut(..needed).ok_or(EmitError::BufferTooSmall {
+            packet_type,
+            needed,
+            available,
+        })?;
+        to.copy_from_slice(self.header);
+        Ok(needed)
+    }
+}
+
+pub(crate) fn parse(packet_type: PacketType, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let size = if packet_type == PacketType::RunCtsTagRtm { 48 } else { 40 };
+    let mut rest = Cursor::whole(packet_type, bytes);
+    let header = rest.take_slice("header", size)?;
+    let never_sent = NeverSent { packet_type, header };
+    Ok(Packet { header: Header::NeverSent(never_sent), payload: rest.rest() })
+}
+
+/// `never sent by any release, 40 bytes`, without the type's name.
+impl fmt::Display for NeverSent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "(never sent by any release) header={}", self.header.len())
+    }
+}

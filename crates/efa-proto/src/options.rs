@@ -1,0 +1,131 @@
+//! Optional headers of requests (section 3.1, table 3.2).
+//!
+//! They follow the mandatory header in the order of their flag bits, without padding in between,
+//! so that nothing behind them is aligned:
+//!
+//! ```text
+//!   0x0001  size u32, address [u8; size]   raw address   36 or 40 bytes, or more in future
+//!   0x0002  u64                            cq data        8 bytes
+//!   0x8000  u32                            connid         4 bytes
+//! ```
+
+use core::fmt;
+
+use zerocopy::little_endian::{U32, U64};
+
+use crate::address::AddressBytes;
+use crate::base::{Cursor, Writer};
+use crate::{Connid, ParseError, RawAddress, RawAddressForm, ReqFlags};
+
+/// Optional headers of a request. Peers send the raw address or the connid, never both, but both
+/// are accepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ReqOptions {
+    /// Address of the sender, included until its HANDSHAKE is known to have been answered.
+    pub raw_address: Option<(RawAddress, RawAddressForm)>,
+    /// Data for the completion at the target.
+    pub cq_data: Option<u64>,
+    /// Incarnation of the sender.
+    pub connid: Option<Connid>,
+}
+
+impl ReqOptions {
+    /// No optional header.
+    pub const NONE: Self = Self { raw_address: None, cq_data: None, connid: None };
+
+    /// Bytes that the headers take.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        let raw_address = match self.raw_address {
+            Some((_, form)) => form.header_len(),
+            None => 0,
+        };
+        let cq_data = if self.cq_data.is_some() { 8 } else { 0 };
+        let connid = if self.connid.is_some() { 4 } else { 0 };
+        raw_address + cq_data + connid
+    }
+
+    /// Whether there is no header at all.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.raw_address.is_none() && self.cq_data.is_none() && self.connid.is_none()
+    }
+
+    /// The flags that announce these headers.
+    #[inline(always)]
+    pub(crate) fn flags(&self) -> ReqFlags {
+        let mut flags = ReqFlags::empty();
+        flags.set(ReqFlags::RAW_ADDRESS, self.raw_address.is_some());
+        flags.set(ReqFlags::CQ_DATA, self.cq_data.is_some());
+        flags.set(ReqFlags::CONNID, self.connid.is_some());
+        flags
+    }
+
+    /// The connid header's value, else the one in the raw address.
+    pub(crate) fn any_connid(&self) -> Option<Connid> {
+        self.connid.or(self.raw_address.map(|(address, _)| address.connid))
+    }
+
+    #[inline(always)]
+    pub(crate) fn take(cursor: &mut Cursor<'_>, flags: ReqFlags) -> Result<Self, ParseError> {
+        let mut options = Self::NONE;
+        if flags.intersects(ReqFlags::HEADERS) {
+            if flags.contains(ReqFlags::RAW_ADDRESS) {
+                options.raw_address = Some(take_raw_address(cursor)?);
+            }
+            if flags.contains(ReqFlags::CQ_DATA) {
+                options.cq_data = Some(cursor.take::<U64>("cq_data")?.get());
+            }
+            if flags.contains(ReqFlags::CONNID) {
+                options.connid = Some(Connid(cursor.take::<U32>("connid")?.get()));
+            }
+        }
+        Ok(options)
+    }
+
+    #[inline(always)]
+    pub(crate) fn put(&self, out: &mut Writer<'_>) -> Option<()> {
+        if let Some((address, form)) = &self.raw_address {
+            let size = form.header_len() as u32 - 4;
+            out.put(&U32::new(size))?;
+            out.put(&AddressBytes::new(address))?;
+            if *form == RawAddressForm::Padded {
+                out.put(&U32::new(0))?;
+            }
+        }
+        if let Some(cq_data) = self.cq_data {
+            out.put(&U64::new(cq_data))?;
+        }
+        if let Some(connid) = self.connid {
+            out.put(&U32::new(connid.0))?;
+        }
+        Some(())
+    }
+}
+
+#[inline(always)]
+fn take_raw_address(cursor: &mut Cursor<'_>) -> Result<(RawAddress, RawAddressForm), ParseError> {
+    let size = cursor.take::<U32>("raw_address_size")?.get();
+    if (size as usize) < RawAddress::SIZE {
+        return Err(ParseError::AddressSize { packet_type: cursor.packet_type(), found: size });
+    }
+    let form = if size < 36 { RawAddressForm::Short } else { RawAddressForm::Padded };
+    let bytes = cursor.take_slice::<u8>("raw_address", size)?;
+    Ok((RawAddress::from_bytes(bytes)?, form))
+}
+
+/// ` raw_address=… cq_data=… connid=…`, each only if present.
+impl fmt::Display for ReqOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((address, _)) = &self.raw_address {
+            write!(f, " raw_address={address}")?;
+        }
+        if let Some(cq_data) = self.cq_data {
+            write!(f, " cq_data={cq_data:#x}")?;
+        }
+        if let Some(connid) = self.connid {
+            write!(f, " connid={connid}")?;
+        }
+        Ok(())
+    }
+}

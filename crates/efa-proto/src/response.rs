@@ -1,0 +1,263 @@
+//! Short answers that end or turn an operation: READRSP (section 3.3, table 3.11), EOR (4.1),
+//! RECEIPT (4.2), READ_NACK (4.7).
+//!
+//! ```text
+//!   READRSP     connid@4  recv_id@8  send_id@12  seg_length u64@16  payload     24
+//!   EOR         send_id@4  recv_id@8  [connid@12]                               12 or 16
+//!   RECEIPT     send_id@4  msg_id@8   connid@12                                 16
+//!   READ_NACK   send_id@4  recv_id@8  connid@12                                 16
+//! ```
+//!
+//! The specification has `send_id` first in READRSP; every release sends `recv_id` first.
+
+use core::fmt;
+
+use zerocopy::little_endian::{U32, U64};
+
+use crate::base::{Base, Cursor, Writer, wire};
+use crate::packet::fmt_connid;
+use crate::{Connid, EmitError, Header, MsgId, OpId, Packet, PacketFlags, PacketType, ParseError};
+
+/// First data of an emulated read, as payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReadRsp {
+    /// Incarnation of the sender.
+    pub connid: Option<Connid>,
+    /// The requester's operation, out of the RTR.
+    pub recv_id: OpId,
+    /// The responder's operation, for CTS.
+    pub send_id: OpId,
+    /// Length of the payload in bytes.
+    pub seg_length: u64,
+}
+
+/// End of read: the sender of this packet has read the source of a long read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Eor {
+    /// The operation whose memory was read.
+    pub send_id: OpId,
+    /// The reader's operation.
+    pub recv_id: OpId,
+    /// Whether the packet has a connid field.
+    pub form: EorForm,
+}
+
+/// The two lengths of an [`Eor`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EorForm {
+    /// 12 bytes: up to release 1.13.
+    Short,
+    /// 16 bytes: since release 1.14; older receivers ignore the additional field.
+    Full {
+        /// Incarnation of the sender.
+        connid: Option<Connid>,
+    },
+}
+
+/// The data of a delivery-complete operation is in the target's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Receipt {
+    /// The requester's operation, out of the DC request.
+    pub send_id: OpId,
+    /// The message; not meaningful for writes and atomics of libfabric peers.
+    pub msg_id: MsgId,
+    /// Incarnation of the sender.
+    pub connid: Option<Connid>,
+}
+
+/// The receiver of a long or runting read can't read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReadNack {
+    /// The sender's operation, out of the request.
+    pub send_id: OpId,
+    /// The receiver's operation.
+    pub recv_id: OpId,
+    /// Incarnation of the sender.
+    pub connid: Option<Connid>,
+}
+
+wire!(ReadRspHead: 24 { connid: U32, recv_id: U32, send_id: U32, seg_length: U64 });
+wire!(ShortEor: 12 { send_id: U32, recv_id: U32 });
+wire!(FullEor: 16 { send_id: U32, recv_id: U32, connid: U32 });
+wire!(ReceiptHead: 16 { send_id: U32, msg_id: U32, connid: U32 });
+wire!(ReadNackHead: 16 { send_id: U32, recv_id: U32, connid: U32 });
+
+impl ReadRsp {
+    /// Bytes that [`Self::emit`] writes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        size_of::<ReadRspHead>()
+    }
+
+    /// Writes the header, to be followed by the payload; returns its length in bytes.
+    #[inline]
+    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        let (flags, connid) = PacketFlags::with_connid(self.connid);
+        let head = ReadRspHead {
+            base: Base::new(PacketType::ReadRsp, flags.bits()),
+            connid,
+            recv_id: U32::new(self.recv_id.0),
+            send_id: U32::new(self.send_id.0),
+            seg_length: U64::new(self.seg_length),
+        };
+        Writer::put_only(PacketType::ReadRsp, &head, buf)
+    }
+}
+
+pub(crate) fn parse_readrsp(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, rest) = Cursor::head::<ReadRspHead>(PacketType::ReadRsp, bytes)?;
+    let readrsp = ReadRsp {
+        connid: flags.connid(head.connid),
+        recv_id: OpId(head.recv_id.get()),
+        send_id: OpId(head.send_id.get()),
+        seg_length: head.seg_length.get(),
+    };
+    let payload = rest.segment(readrsp.seg_length)?;
+    Ok(Packet { header: Header::ReadRsp(readrsp), payload })
+}
+
+/// `recv_id=… send_id=… seg_length=…`, without the type's name.
+impl fmt::Display for ReadRsp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { recv_id, send_id, seg_length, .. } = self;
+        write!(f, "recv_id={recv_id} send_id={send_id} seg_length={seg_length}")?;
+        fmt_connid(f, self.connid)
+    }
+}
+
+impl Eor {
+    /// Bytes that [`Self::emit`] writes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        match self.form {
+            EorForm::Short => size_of::<ShortEor>(),
+            EorForm::Full { .. } => size_of::<FullEor>(),
+        }
+    }
+
+    /// Writes the packet; returns its length in bytes.
+    #[inline]
+    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        let (send_id, recv_id) = (U32::new(self.send_id.0), U32::new(self.recv_id.0));
+        match self.form {
+            EorForm::Short => {
+                let base = Base::new(PacketType::Eor, 0);
+                Writer::put_only(PacketType::Eor, &ShortEor { base, send_id, recv_id }, buf)
+            }
+            EorForm::Full { connid } => {
+                let (flags, connid) = PacketFlags::with_connid(connid);
+                let base = Base::new(PacketType::Eor, flags.bits());
+                Writer::put_only(PacketType::Eor, &FullEor { base, send_id, recv_id, connid }, buf)
+            }
+        }
+    }
+}
+
+/// Exactly 12 bytes without connid flag are the old form, everything else must be the new one.
+pub(crate) fn parse_eor(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let packet_type = PacketType::Eor;
+    let (send_id, recv_id, form, payload) =
+        if bytes.len() == size_of::<ShortEor>() && !flags.contains(PacketFlags::CONNID) {
+            let (head, rest) = Cursor::head::<ShortEor>(packet_type, bytes)?;
+            (head.send_id, head.recv_id, EorForm::Short, rest.rest())
+        } else {
+            let (head, rest) = Cursor::head::<FullEor>(packet_type, bytes)?;
+            let form = EorForm::Full { connid: flags.connid(head.connid) };
+            (head.send_id, head.recv_id, form, rest.rest())
+        };
+    let eor = Eor { send_id: OpId(send_id.get()), recv_id: OpId(recv_id.get()), form };
+    Ok(Packet { header: Header::Eor(eor), payload })
+}
+
+/// `send_id=… recv_id=…`, without the type's name.
+impl fmt::Display for Eor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "send_id={} recv_id={}", self.send_id, self.recv_id)?;
+        match self.form {
+            EorForm::Short => f.write_str(" short"),
+            EorForm::Full { connid } => fmt_connid(f, connid),
+        }
+    }
+}
+
+impl Receipt {
+    /// Bytes that [`Self::emit`] writes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        size_of::<ReceiptHead>()
+    }
+
+    /// Writes the packet; returns its length in bytes.
+    #[inline]
+    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        let (flags, connid) = PacketFlags::with_connid(self.connid);
+        let head = ReceiptHead {
+            base: Base::new(PacketType::Receipt, flags.bits()),
+            send_id: U32::new(self.send_id.0),
+            msg_id: U32::new(self.msg_id.0),
+            connid,
+        };
+        Writer::put_only(PacketType::Receipt, &head, buf)
+    }
+}
+
+pub(crate) fn parse_receipt(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, rest) = Cursor::head::<ReceiptHead>(PacketType::Receipt, bytes)?;
+    let receipt = Receipt {
+        send_id: OpId(head.send_id.get()),
+        msg_id: MsgId(head.msg_id.get()),
+        connid: flags.connid(head.connid),
+    };
+    Ok(Packet { header: Header::Receipt(receipt), payload: rest.rest() })
+}
+
+/// `send_id=… msg_id=…`, without the type's name.
+impl fmt::Display for Receipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "send_id={} msg_id={}", self.send_id, self.msg_id)?;
+        fmt_connid(f, self.connid)
+    }
+}
+
+impl ReadNack {
+    /// Bytes that [`Self::emit`] writes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        size_of::<ReadNackHead>()
+    }
+
+    /// Writes the packet; returns its length in bytes.
+    #[inline]
+    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        let (flags, connid) = PacketFlags::with_connid(self.connid);
+        let head = ReadNackHead {
+            base: Base::new(PacketType::ReadNack, flags.bits()),
+            send_id: U32::new(self.send_id.0),
+            recv_id: U32::new(self.recv_id.0),
+            connid,
+        };
+        Writer::put_only(PacketType::ReadNack, &head, buf)
+    }
+}
+
+pub(crate) fn parse_read_nack(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, rest) = Cursor::head::<ReadNackHead>(PacketType::ReadNack, bytes)?;
+    let read_nack = ReadNack {
+        send_id: OpId(head.send_id.get()),
+        recv_id: OpId(head.recv_id.get()),
+        connid: flags.connid(head.connid),
+    };
+    Ok(Packet { header: Header::ReadNack(read_nack), payload: rest.rest() })
+}
+
+/// `send_id=… recv_id=…`, without the type's name.
+impl fmt::Display for ReadNack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "send_id={} recv_id={}", self.send_id, self.recv_id)?;
+        fmt_connid(f, self.connid)
+    }
+}

@@ -1,0 +1,217 @@
+//! RTA, requests for atomics, and ATOMRSP, their answer (sections 3.3, 4.2; tables 3.13 to 3.15).
+//!
+//! ```text
+//!   WRITE, FETCH, COMPARE, DC_WRITE
+//!             msg_id@4  rma_iov_count@8  datatype@12  op@16  u32@20  rma_iov[n]@24    24+24n
+//!                                                            │ WRITE: padding
+//!                                                            │ FETCH, COMPARE: recv_id
+//!                                                            └ DC_WRITE: send_id
+//!   ATOMRSP   connid@4  reserved@8  recv_id@12  seg_length u64@16                     24
+//! ```
+//!
+//! The payload of an RTA is the operand, for COMPARE the operand and then the value to compare
+//! with, each of full length; that of ATOMRSP the previous values. `msg_id` comes from the same
+//! sequence as that of messages. Data types and operations are libfabric's numbers.
+
+use core::fmt;
+
+use zerocopy::little_endian::{U32, U64};
+
+use crate::base::{Base, Cursor, Writer, wire};
+use crate::iov::IovList;
+use crate::{
+    Connid, EmitError, Header, MAX_IOV, MsgId, OpId, Packet, PacketFlags, PacketType, ParseError,
+    ReqFlags, ReqOptions, RmaIov,
+};
+
+/// A request for an atomic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rta<'a> {
+    /// Position among the messages and atomics to this peer.
+    pub msg_id: MsgId,
+    /// The peer's memory to operate on, at most [`MAX_IOV`] pieces.
+    pub rma_iov: &'a [RmaIov],
+    /// Data type, libfabric's `enum fi_datatype`; not checked here.
+    pub datatype: u32,
+    /// Operation, libfabric's `enum fi_op`; not checked here.
+    pub op: u32,
+    /// What comes back.
+    pub kind: RtaKind,
+    /// Optional headers.
+    pub options: ReqOptions,
+}
+
+/// Subprotocol of an [`Rta`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RtaKind {
+    /// Nothing comes back.
+    Write,
+    /// ATOMRSP with the previous values.
+    Fetch {
+        /// The requester's operation.
+        recv_id: OpId,
+    },
+    /// ATOMRSP with the previous values, of a conditional operation.
+    Compare {
+        /// The requester's operation.
+        recv_id: OpId,
+    },
+    /// A RECEIPT.
+    DcWrite {
+        /// The requester's operation.
+        send_id: OpId,
+    },
+}
+
+/// Previous values of a fetch or compare atomic, as payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AtomRsp {
+    /// Incarnation of the sender.
+    pub connid: Option<Connid>,
+    /// The requester's operation, out of the RTA.
+    pub recv_id: OpId,
+    /// Length of the payload in bytes.
+    pub seg_length: u64,
+}
+
+wire!(RtaHead: 24 { msg_id: U32, rma_iov_count: U32, datatype: U32, op: U32, id: U32 });
+wire!(AtomRspHead: 24 { connid: U32, reserved: U32, recv_id: U32, seg_length: U64 });
+
+impl Rta<'_> {
+    /// Type of the packet.
+    #[inline]
+    pub const fn packet_type(&self) -> PacketType {
+        match self.kind {
+            RtaKind::Write => PacketType::WriteRta,
+            RtaKind::Fetch { .. } => PacketType::FetchRta,
+            RtaKind::Compare { .. } => PacketType::CompareRta,
+            RtaKind::DcWrite { .. } => PacketType::DcWriteRta,
+        }
+    }
+
+    /// Bytes that [`Self::emit`] writes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        size_of::<RtaHead>() + size_of_val::<[RmaIov]>(self.rma_iov) + self.options.len()
+    }
+
+    /// Writes the header, to be followed by the payload; returns its length in bytes.
+    #[inline]
+    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        let packet_type = self.packet_type();
+        if self.rma_iov.len() > MAX_IOV {
+            let found = self.rma_iov.len();
+            return Err(EmitError::Count { packet_type, field: "rma_iov", found });
+        }
+        let available = buf.len();
+        let mut out = Writer::new(buf);
+        match self.put(&mut out) {
+            Some(()) => Ok(available - out.remaining()),
+            None => Err(EmitError::BufferTooSmall { packet_type, needed: self.len(), available }),
+        }
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut Writer<'_>) -> Option<()> {
+        let flags = self.options.flags() | ReqFlags::ATOMIC;
+        let id = match self.kind {
+            RtaKind::Write => 0,
+            RtaKind::Fetch { recv_id: id }
+            | RtaKind::Compare { recv_id: id }
+            | RtaKind::DcWrite { send_id: id } => id.0,
+        };
+        out.put(&RtaHead {
+            base: Base::new(self.packet_type(), flags.bits()),
+            msg_id: U32::new(self.msg_id.0),
+            rma_iov_count: U32::new(self.rma_iov.len() as u32),
+            datatype: U32::new(self.datatype),
+            op: U32::new(self.op),
+            id: U32::new(id),
+        })?;
+        out.put(self.rma_iov)?;
+        self.options.put(out)
+    }
+}
+
+pub(crate) fn parse(
+    packet_type: PacketType,
+    flags: ReqFlags,
+    bytes: &[u8],
+) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<RtaHead>(packet_type, bytes)?;
+    let rma_iov = rest.take_rma_iov(head.rma_iov_count.get())?;
+    let options = ReqOptions::take(&mut rest, flags)?;
+    let id = OpId(head.id.get());
+    let kind = match packet_type {
+        PacketType::FetchRta => RtaKind::Fetch { recv_id: id },
+        PacketType::CompareRta => RtaKind::Compare { recv_id: id },
+        PacketType::DcWriteRta => RtaKind::DcWrite { send_id: id },
+        _ => RtaKind::Write,
+    };
+    let rta = Rta {
+        msg_id: MsgId(head.msg_id.get()),
+        rma_iov,
+        datatype: head.datatype.get(),
+        op: head.op.get(),
+        kind,
+        options,
+    };
+    Ok(Packet { header: Header::Rta(rta), payload: rest.rest() })
+}
+
+/// `msg_id=7 rma_iov=[…] datatype=7 op=2 …`, without the type's name.
+impl fmt::Display for Rta<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "msg_id={} rma_iov={}", self.msg_id, IovList(self.rma_iov))?;
+        write!(f, " datatype={} op={}", self.datatype, self.op)?;
+        match self.kind {
+            RtaKind::Write => {}
+            RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => {
+                write!(f, " recv_id={recv_id}")?;
+            }
+            RtaKind::DcWrite { send_id } => write!(f, " send_id={send_id}")?,
+        }
+        self.options.fmt(f)
+    }
+}
+
+impl AtomRsp {
+    /// Bytes that [`Self::emit`] writes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        size_of::<AtomRspHead>()
+    }
+
+    /// Writes the header, to be followed by the payload; returns its length in bytes.
+    #[inline]
+    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        let (flags, connid) = PacketFlags::with_connid(self.connid);
+        let head = AtomRspHead {
+            base: Base::new(PacketType::AtomRsp, flags.bits()),
+            connid,
+            reserved: U32::new(0),
+            recv_id: U32::new(self.recv_id.0),
+            seg_length: U64::new(self.seg_length),
+        };
+        Writer::put_only(PacketType::AtomRsp, &head, buf)
+    }
+}
+
+pub(crate) fn parse_atomrsp(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, rest) = Cursor::head::<AtomRspHead>(PacketType::AtomRsp, bytes)?;
+    let seg_length = head.seg_length.get();
+    let payload = rest.segment(seg_length)?;
+    let connid = flags.connid(head.connid);
+    let atomrsp = AtomRsp { connid, recv_id: OpId(head.recv_id.get()), seg_length };
+    Ok(Packet { header: Header::AtomRsp(atomrsp), payload })
+}
+
+/// `recv_id=… seg_length=…`, without the type's name.
+impl fmt::Display for AtomRsp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "recv_id={} seg_length={}", self.recv_id, self.seg_length)?;
+        crate::packet::fmt_connid(f, self.connid)
+    }
+}

@@ -1,0 +1,436 @@
+//! RTM, requests to send a message (sections 3.2, 4.1, 4.2, 4.5; tables 3.3 to 3.5, 4.1).
+//!
+//! Every kind exists untagged (MSGRTM) and tagged (TAGRTM); the tag is then the last field of the
+//! mandatory header. Offsets in bytes, sizes without and with tag:
+//!
+//! ```text
+//!   EAGER       msg_id@4                                                              8  16
+//!   MEDIUM      msg_id@4  msg_length@8  seg_offset@16                                24  32
+//!   LONGCTS     msg_id@4  msg_length@8  send_id@16  credit_request@20                24  32
+//!   LONGREAD    msg_id@4  msg_length@8  send_id@16  read_iov_count@20                24  32
+//!   DC_EAGER    msg_id@4  send_id@8  pad@12                                          16  24
+//!   DC_MEDIUM   msg_id@4  send_id@8  pad@12  msg_length@16  seg_offset@24            32  40
+//!   DC_LONGCTS  as LONGCTS
+//!   RUNTREAD    as LONGREAD, then  seg_offset@24  runt_length@32                     40  48
+//! ```
+//!
+//! `msg_length` is always the length of the whole message, also in MEDIUM, where the specification
+//! calls it a segment's length; a segment is as long as the payload. DC layouts are not in the
+//! specification at all. `read_iov[]` comes behind the optional headers.
+
+use core::fmt;
+
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+use crate::base::{Base, Cursor, Writer, wire};
+use crate::iov::IovList;
+use crate::{
+    EmitError, Header, MAX_IOV, MsgId, OpId, Packet, PacketType, ParseError, ReqFlags, ReqOptions,
+    RmaIov, Tag,
+};
+
+/// A request to send a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rtm<'a> {
+    /// Position of the message among those to this peer; the same in all packets of a message.
+    pub msg_id: MsgId,
+    /// The tag; makes the request a TAGRTM.
+    pub tag: Option<Tag>,
+    /// The subprotocol and its fields.
+    pub kind: RtmKind<'a>,
+    /// Optional headers.
+    pub options: ReqOptions,
+}
+
+/// Subprotocol of an [`Rtm`]. Lengths and offsets are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RtmKind<'a> {
+    /// The payload is the message.
+    Eager,
+    /// The payload is a segment of the message, sent without waiting for the receiver.
+    Medium {
+        /// Length of the whole message.
+        msg_length: u64,
+        /// Where the payload belongs in it.
+        seg_offset: u64,
+    },
+    /// The payload is the beginning of the message, the rest comes in CTSDATA.
+    LongCts {
+        /// Length of the whole message.
+        msg_length: u64,
+        /// The sender's operation.
+        send_id: OpId,
+        /// CTSDATA packets the sender would like to be granted.
+        credit_request: u32,
+        /// The request repeats a message that the receiver answered with READ_NACK (section 4.7).
+        read_nack: bool,
+    },
+    /// The receiver reads the message from the sender's memory.
+    LongRead {
+        /// Length of the whole message.
+        msg_length: u64,
+        /// The sender's operation.
+        send_id: OpId,
+        /// The sender's memory, at most [`MAX_IOV`] pieces.
+        read_iov: &'a [RmaIov],
+    },
+    /// As `Eager`, completed by a RECEIPT.
+    DcEager {
+        /// The sender's operation.
+        send_id: OpId,
+    },
+    /// As `Medium`, completed by a RECEIPT.
+    DcMedium {
+        /// The sender's operation.
+        send_id: OpId,
+        /// Length of the whole message.
+        msg_length: u64,
+        /// Where the payload belongs in it.
+        seg_offset: u64,
+    },
+    /// As `LongCts`, completed by a RECEIPT.
+    DcLongCts {
+        /// Length of the whole message.
+        msg_length: u64,
+        /// The sender's operation.
+        send_id: OpId,
+        /// CTSDATA packets the sender would like to be granted.
+        credit_request: u32,
+        /// The request repeats a message that the receiver answered with READ_NACK (section 4.7).
+        read_nack: bool,
+    },
+    /// The payload is a segment of the message's leading part, the receiver reads the rest.
+    RuntRead {
+        /// Length of the whole message.
+        msg_length: u64,
+        /// The sender's operation.
+        send_id: OpId,
+        /// Where the payload belongs in the message.
+        seg_offset: u64,
+        /// Length of the leading part; the same in all packets of the message.
+        runt_length: u64,
+        /// The sender's memory for the whole message, at most [`MAX_IOV`] pieces.
+        read_iov: &'a [RmaIov],
+    },
+}
+
+wire!(EagerRtm: 8 { msg_id: U32 });
+wire!(MediumRtm: 24 { msg_id: U32, msg_length: U64, seg_offset: U64 });
+wire!(LongCtsRtm: 24 { msg_id: U32, msg_length: U64, send_id: U32, credit_request: U32 });
+wire!(LongReadRtm: 24 { msg_id: U32, msg_length: U64, send_id: U32, read_iov_count: U32 });
+wire!(DcEagerRtm: 16 { msg_id: U32, send_id: U32, pad: U32 });
+wire!(DcMediumRtm: 32 { msg_id: U32, send_id: U32, pad: U32, msg_length: U64, seg_offset: U64 });
+wire!(RuntReadRtm: 40 {
+    msg_id: U32, msg_length: U64, send_id: U32, read_iov_count: U32, seg_offset: U64,
+    runt_length: U64,
+});
+
+const NO_PAD: U32 = U32::new(0);
+
+impl Rtm<'_> {
+    /// Type of the packet.
+    #[inline]
+    pub const fn packet_type(&self) -> PacketType {
+        use PacketType as T;
+        let (msg, tagged) = match self.kind {
+            RtmKind::Eager => (T::EagerMsgRtm, T::EagerTagRtm),
+            RtmKind::Medium { .. } => (T::MediumMsgRtm, T::MediumTagRtm),
+            RtmKind::LongCts { .. } => (T::LongCtsMsgRtm, T::LongCtsTagRtm),
+            RtmKind::LongRead { .. } => (T::LongReadMsgRtm, T::LongReadTagRtm),
+            RtmKind::DcEager { .. } => (T::DcEagerMsgRtm, T::DcEagerTagRtm),
+            RtmKind::DcMedium { .. } => (T::DcMediumMsgRtm, T::DcMediumTagRtm),
+            RtmKind::DcLongCts { .. } => (T::DcLongCtsMsgRtm, T::DcLongCtsTagRtm),
+            RtmKind::RuntRead { .. } => (T::RunReadMsgRtm, T::RunReadTagRtm),
+        };
+        if self.tag.is_some() { tagged } else { msg }
+    }
+
+    /// Bytes that [`Self::emit`] writes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        let fixed = match self.kind {
+            RtmKind::Eager => size_of::<EagerRtm>(),
+            RtmKind::Medium { .. } => size_of::<MediumRtm>(),
+            RtmKind::LongCts { .. } | RtmKind::DcLongCts { .. } => size_of::<LongCtsRtm>(),
+            RtmKind::LongRead { read_iov, .. } => {
+                size_of::<LongReadRtm>() + size_of_val::<[RmaIov]>(read_iov)
+            }
+            RtmKind::DcEager { .. } => size_of::<DcEagerRtm>(),
+            RtmKind::DcMedium { .. } => size_of::<DcMediumRtm>(),
+            RtmKind::RuntRead { read_iov, .. } => {
+                size_of::<RuntReadRtm>() + size_of_val::<[RmaIov]>(read_iov)
+            }
+        };
+        let tag = if self.tag.is_some() { 8 } else { 0 };
+        fixed + tag + self.options.len()
+    }
+
+    /// Writes the header, to be followed by the payload; returns its length in bytes.
+    #[inline]
+    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        if let RtmKind::LongRead { read_iov, .. } | RtmKind::RuntRead { read_iov, .. } = self.kind
+            && read_iov.len() > MAX_IOV
+        {
+            let packet_type = self.packet_type();
+            return Err(EmitError::Count { packet_type, field: "read_iov", found: read_iov.len() });
+        }
+        let available = buf.len();
+        let mut out = Writer::new(buf);
+        match self.put(&mut out) {
+            Some(()) => Ok(available - out.remaining()),
+            None => Err(EmitError::BufferTooSmall {
+                packet_type: self.packet_type(),
+                needed: self.len(),
+                available,
+            }),
+        }
+    }
+
+    #[inline(always)]
+    fn base(&self) -> Base {
+        let mut flags = self.options.flags() | ReqFlags::MSG;
+        flags.set(ReqFlags::TAGGED, self.tag.is_some());
+        if let RtmKind::LongCts { read_nack: true, .. }
+        | RtmKind::DcLongCts { read_nack: true, .. } = self.kind
+        {
+            flags |= ReqFlags::READ_NACK;
+        }
+        Base::new(self.packet_type(), flags.bits())
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut Writer<'_>) -> Option<()> {
+        let base = self.base();
+        let msg_id = U32::new(self.msg_id.0);
+        match self.kind {
+            RtmKind::Eager => self.finish(out, &EagerRtm { base, msg_id }, &[]),
+            RtmKind::Medium { msg_length, seg_offset } => {
+                let (msg_length, seg_offset) = (U64::new(msg_length), U64::new(seg_offset));
+                self.finish(out, &MediumRtm { base, msg_id, msg_length, seg_offset }, &[])
+            }
+            RtmKind::LongCts { msg_length, send_id, credit_request, .. }
+            | RtmKind::DcLongCts { msg_length, send_id, credit_request, .. } => {
+                let head = LongCtsRtm {
+                    base,
+                    msg_id,
+                    msg_length: U64::new(msg_length),
+                    send_id: U32::new(send_id.0),
+                    credit_request: U32::new(credit_request),
+                };
+                self.finish(out, &head, &[])
+            }
+            RtmKind::LongRead { msg_length, send_id, read_iov } => {
+                let head = LongReadRtm {
+                    base,
+                    msg_id,
+                    msg_length: U64::new(msg_length),
+                    send_id: U32::new(send_id.0),
+                    read_iov_count: U32::new(read_iov.len() as u32),
+                };
+                self.finish(out, &head, read_iov)
+            }
+            RtmKind::DcEager { send_id } => {
+                let send_id = U32::new(send_id.0);
+                self.finish(out, &DcEagerRtm { base, msg_id, send_id, pad: NO_PAD }, &[])
+            }
+            RtmKind::DcMedium { send_id, msg_length, seg_offset } => {
+                let head = DcMediumRtm {
+                    base,
+                    msg_id,
+                    send_id: U32::new(send_id.0),
+                    pad: NO_PAD,
+                    msg_length: U64::new(msg_length),
+                    seg_offset: U64::new(seg_offset),
+                };
+                self.finish(out, &head, &[])
+            }
+            RtmKind::RuntRead { msg_length, send_id, seg_offset, runt_length, read_iov } => {
+                let head = RuntReadRtm {
+                    base,
+                    msg_id,
+                    msg_length: U64::new(msg_length),
+                    send_id: U32::new(send_id.0),
+                    read_iov_count: U32::new(read_iov.len() as u32),
+                    seg_offset: U64::new(seg_offset),
+                    runt_length: U64::new(runt_length),
+                };
+                self.finish(out, &head, read_iov)
+            }
+        }
+    }
+
+    /// What all kinds have in common: fixed header, tag, optional headers, read_iov.
+    #[inline(always)]
+    fn finish<T>(&self, out: &mut Writer<'_>, head: &T, read_iov: &[RmaIov]) -> Option<()>
+    where
+        T: IntoBytes + zerocopy::Immutable,
+    {
+        out.put(head)?;
+        if let Some(tag) = self.tag {
+            out.put(&U64::new(tag))?;
+        }
+        self.options.put(out)?;
+        out.put(read_iov)
+    }
+}
+
+pub(crate) fn parse(
+    packet_type: PacketType,
+    flags: ReqFlags,
+    bytes: &[u8],
+) -> Result<Packet<'_>, ParseError> {
+    use PacketType as T;
+    match packet_type {
+        T::EagerMsgRtm | T::EagerTagRtm => parse_eager(packet_type, flags, bytes),
+        T::MediumMsgRtm | T::MediumTagRtm => parse_medium(packet_type, flags, bytes),
+        T::LongCtsMsgRtm | T::LongCtsTagRtm => parse_longcts(packet_type, flags, bytes),
+        T::DcLongCtsMsgRtm | T::DcLongCtsTagRtm => parse_dc_longcts(packet_type, flags, bytes),
+        T::LongReadMsgRtm | T::LongReadTagRtm => parse_longread(packet_type, flags, bytes),
+        T::DcEagerMsgRtm | T::DcEagerTagRtm => parse_dc_eager(packet_type, flags, bytes),
+        T::DcMediumMsgRtm | T::DcMediumTagRtm => parse_dc_medium(packet_type, flags, bytes),
+        _ => parse_runtread(packet_type, flags, bytes),
+    }
+}
+
+fn parse_eager(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<EagerRtm>(t, bytes)?;
+    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
+    Ok(packet(head.msg_id, tag, RtmKind::Eager, options, &rest))
+}
+
+fn parse_medium(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<MediumRtm>(t, bytes)?;
+    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
+    let kind =
+        RtmKind::Medium { msg_length: head.msg_length.get(), seg_offset: head.seg_offset.get() };
+    Ok(packet(head.msg_id, tag, kind, options, &rest))
+}
+
+fn parse_longcts(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<LongCtsRtm>(t, bytes)?;
+    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
+    let kind = RtmKind::LongCts {
+        msg_length: head.msg_length.get(),
+        send_id: OpId(head.send_id.get()),
+        credit_request: head.credit_request.get(),
+        read_nack: flags.contains(ReqFlags::READ_NACK),
+    };
+    Ok(packet(head.msg_id, tag, kind, options, &rest))
+}
+
+fn parse_dc_longcts(
+    t: PacketType,
+    flags: ReqFlags,
+    bytes: &[u8],
+) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<LongCtsRtm>(t, bytes)?;
+    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
+    let kind = RtmKind::DcLongCts {
+        msg_length: head.msg_length.get(),
+        send_id: OpId(head.send_id.get()),
+        credit_request: head.credit_request.get(),
+        read_nack: flags.contains(ReqFlags::READ_NACK),
+    };
+    Ok(packet(head.msg_id, tag, kind, options, &rest))
+}
+
+fn parse_longread(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<LongReadRtm>(t, bytes)?;
+    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
+    let kind = RtmKind::LongRead {
+        msg_length: head.msg_length.get(),
+        send_id: OpId(head.send_id.get()),
+        read_iov: rest.take_read_iov(head.read_iov_count.get())?,
+    };
+    Ok(packet(head.msg_id, tag, kind, options, &rest))
+}
+
+fn parse_dc_eager(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<DcEagerRtm>(t, bytes)?;
+    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
+    let kind = RtmKind::DcEager { send_id: OpId(head.send_id.get()) };
+    Ok(packet(head.msg_id, tag, kind, options, &rest))
+}
+
+fn parse_dc_medium(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<DcMediumRtm>(t, bytes)?;
+    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
+    let kind = RtmKind::DcMedium {
+        send_id: OpId(head.send_id.get()),
+        msg_length: head.msg_length.get(),
+        seg_offset: head.seg_offset.get(),
+    };
+    Ok(packet(head.msg_id, tag, kind, options, &rest))
+}
+
+fn parse_runtread(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<RuntReadRtm>(t, bytes)?;
+    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
+    let kind = RtmKind::RuntRead {
+        msg_length: head.msg_length.get(),
+        send_id: OpId(head.send_id.get()),
+        seg_offset: head.seg_offset.get(),
+        runt_length: head.runt_length.get(),
+        read_iov: rest.take_read_iov(head.read_iov_count.get())?,
+    };
+    Ok(packet(head.msg_id, tag, kind, options, &rest))
+}
+
+#[inline(always)]
+fn take_tag_and_options(
+    rest: &mut Cursor<'_>,
+    flags: ReqFlags,
+) -> Result<(Option<Tag>, ReqOptions), ParseError> {
+    let tag =
+        if rest.packet_type().is_tagged() { Some(rest.take::<U64>("tag")?.get()) } else { None };
+    Ok((tag, ReqOptions::take(rest, flags)?))
+}
+
+#[inline(always)]
+fn packet<'a>(
+    msg_id: U32,
+    tag: Option<Tag>,
+    kind: RtmKind<'a>,
+    options: ReqOptions,
+    rest: &Cursor<'a>,
+) -> Packet<'a> {
+    let msg_id = MsgId(msg_id.get());
+    Packet { header: Header::Rtm(Rtm { msg_id, tag, kind, options }), payload: rest.rest() }
+}
+
+/// `msg_id=7 tag=0x2a msg_length=9000 …`, without the type's name.
+impl fmt::Display for Rtm<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "msg_id={}", self.msg_id)?;
+        if let Some(tag) = self.tag {
+            write!(f, " tag={tag:#x}")?;
+        }
+        match self.kind {
+            RtmKind::Eager => {}
+            RtmKind::Medium { msg_length, seg_offset } => {
+                write!(f, " msg_length={msg_length} seg_offset={seg_offset}")?;
+            }
+            RtmKind::LongCts { msg_length, send_id, credit_request, read_nack }
+            | RtmKind::DcLongCts { msg_length, send_id, credit_request, read_nack } => {
+                write!(f, " msg_length={msg_length} send_id={send_id}")?;
+                write!(f, " credit_request={credit_request}")?;
+                f.write_str(if read_nack { " read_nack" } else { "" })?;
+            }
+            RtmKind::LongRead { msg_length, send_id, read_iov } => {
+                write!(f, " msg_length={msg_length} send_id={send_id}")?;
+                write!(f, " read_iov={}", IovList(read_iov))?;
+            }
+            RtmKind::DcEager { send_id } => write!(f, " send_id={send_id}")?,
+            RtmKind::DcMedium { send_id, msg_length, seg_offset } => {
+                write!(f, " send_id={send_id} msg_length={msg_length} seg_offset={seg_offset}")?;
+            }
+            RtmKind::RuntRead { msg_length, send_id, seg_offset, runt_length, read_iov } => {
+                write!(f, " msg_length={msg_length} send_id={send_id} seg_offset={seg_offset}")?;
+                write!(f, " runt_length={runt_length} read_iov={}", IovList(read_iov))?;
+            }
+        }
+        self.options.fmt(f)
+    }
+}

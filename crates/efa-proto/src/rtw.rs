@@ -1,0 +1,264 @@
+//! RTW, requests to write into the peer's memory (sections 3.3, 4.1, 4.2; tables 3.8, 3.9, 4.3).
+//!
+//! ```text
+//!   EAGER          rma_iov_count@4                                          rma_iov[n]@8    8+24n
+//!   DC_EAGER       rma_iov_count@4  send_id@8  pad@12                       rma_iov[n]@16  16+24n
+//!   (DC_)LONGCTS   rma_iov_count@4  msg_length@8  send_id@16
+//!                                                  credit_request@20        rma_iov[n]@24  24+24n
+//!   LONGREAD       as LONGCTS with  read_iov_count@20                       rma_iov[n]@24  24+24n
+//! ```
+//!
+//! There is no `msg_id`: writes are not ordered. `read_iov[]` of LONGREAD comes behind the
+//! optional headers. An EAGER_RTW with no `rma_iov` and no payload provokes a HANDSHAKE.
+
+use core::fmt;
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::base::{Base, Cursor, Writer, wire};
+use crate::iov::IovList;
+use crate::{
+    EmitError, Header, MAX_IOV, OpId, Packet, PacketType, ParseError, ReqFlags, ReqOptions, RmaIov,
+};
+
+/// A request to write into the peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rtw<'a> {
+    /// The peer's memory to write to, at most [`MAX_IOV`] pieces.
+    pub rma_iov: &'a [RmaIov],
+    /// The subprotocol and its fields.
+    pub kind: RtwKind<'a>,
+    /// Optional headers.
+    pub options: ReqOptions,
+}
+
+/// Subprotocol of an [`Rtw`]. Lengths are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RtwKind<'a> {
+    /// The payload is all the data.
+    Eager,
+    /// As `Eager`, completed by a RECEIPT.
+    DcEager {
+        /// The requester's operation.
+        send_id: OpId,
+    },
+    /// The payload is the beginning of the data, the rest comes in CTSDATA.
+    LongCts {
+        /// Length of all the data.
+        msg_length: u64,
+        /// The requester's operation.
+        send_id: OpId,
+        /// CTSDATA packets the requester would like to be granted.
+        credit_request: u32,
+    },
+    /// As `LongCts`, completed by a RECEIPT.
+    DcLongCts {
+        /// Length of all the data.
+        msg_length: u64,
+        /// The requester's operation.
+        send_id: OpId,
+        /// CTSDATA packets the requester would like to be granted.
+        credit_request: u32,
+    },
+    /// The responder reads the data from the requester's memory.
+    LongRead {
+        /// Length of all the data.
+        msg_length: u64,
+        /// The requester's operation.
+        send_id: OpId,
+        /// The requester's memory, at most [`MAX_IOV`] pieces.
+        read_iov: &'a [RmaIov],
+    },
+}
+
+wire!(EagerRtw: 8 { rma_iov_count: U32 });
+wire!(DcEagerRtw: 16 { rma_iov_count: U32, send_id: U32, pad: U32 });
+wire!(LongCtsRtw: 24 { rma_iov_count: U32, msg_length: U64, send_id: U32, credit_request: U32 });
+wire!(LongReadRtw: 24 { rma_iov_count: U32, msg_length: U64, send_id: U32, read_iov_count: U32 });
+
+impl Rtw<'_> {
+    /// Type of the packet.
+    #[inline]
+    pub const fn packet_type(&self) -> PacketType {
+        match self.kind {
+            RtwKind::Eager => PacketType::EagerRtw,
+            RtwKind::DcEager { .. } => PacketType::DcEagerRtw,
+            RtwKind::LongCts { .. } => PacketType::LongCtsRtw,
+            RtwKind::DcLongCts { .. } => PacketType::DcLongCtsRtw,
+            RtwKind::LongRead { .. } => PacketType::LongReadRtw,
+        }
+    }
+
+    /// Bytes that [`Self::emit`] writes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        let fixed = match self.kind {
+            RtwKind::Eager => size_of::<EagerRtw>(),
+            RtwKind::DcEager { .. } => size_of::<DcEagerRtw>(),
+            RtwKind::LongCts { .. } | RtwKind::DcLongCts { .. } => size_of::<LongCtsRtw>(),
+            RtwKind::LongRead { read_iov, .. } => {
+                size_of::<LongReadRtw>() + size_of_val::<[RmaIov]>(read_iov)
+            }
+        };
+        fixed + size_of_val::<[RmaIov]>(self.rma_iov) + self.options.len()
+    }
+
+    /// Writes the header, to be followed by the payload; returns its length in bytes.
+    #[inline]
+    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        self.check_count("rma_iov", self.rma_iov)?;
+        if let RtwKind::LongRead { read_iov, .. } = self.kind {
+            self.check_count("read_iov", read_iov)?;
+        }
+        let available = buf.len();
+        let mut out = Writer::new(buf);
+        match self.put(&mut out) {
+            Some(()) => Ok(available - out.remaining()),
+            None => Err(EmitError::BufferTooSmall {
+                packet_type: self.packet_type(),
+                needed: self.len(),
+                available,
+            }),
+        }
+    }
+
+    #[inline(always)]
+    fn check_count(&self, field: &'static str, iov: &[RmaIov]) -> Result<(), EmitError> {
+        if iov.len() > MAX_IOV {
+            let packet_type = self.packet_type();
+            return Err(EmitError::Count { packet_type, field, found: iov.len() });
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut Writer<'_>) -> Option<()> {
+        let base = Base::new(self.packet_type(), self.options.flags().bits());
+        let rma_iov_count = U32::new(self.rma_iov.len() as u32);
+        match self.kind {
+            RtwKind::Eager => self.finish(out, &EagerRtw { base, rma_iov_count }, &[]),
+            RtwKind::DcEager { send_id } => {
+                let (send_id, pad) = (U32::new(send_id.0), U32::new(0));
+                self.finish(out, &DcEagerRtw { base, rma_iov_count, send_id, pad }, &[])
+            }
+            RtwKind::LongCts { msg_length, send_id, credit_request }
+            | RtwKind::DcLongCts { msg_length, send_id, credit_request } => {
+                let head = LongCtsRtw {
+                    base,
+                    rma_iov_count,
+                    msg_length: U64::new(msg_length),
+                    send_id: U32::new(send_id.0),
+                    credit_request: U32::new(credit_request),
+                };
+                self.finish(out, &head, &[])
+            }
+            RtwKind::LongRead { msg_length, send_id, read_iov } => {
+                let head = LongReadRtw {
+                    base,
+                    rma_iov_count,
+                    msg_length: U64::new(msg_length),
+                    send_id: U32::new(send_id.0),
+                    read_iov_count: U32::new(read_iov.len() as u32),
+                };
+                self.finish(out, &head, read_iov)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn finish<T>(&self, out: &mut Writer<'_>, head: &T, read_iov: &[RmaIov]) -> Option<()>
+    where
+        T: IntoBytes + Immutable,
+    {
+        out.put(head)?;
+        out.put(self.rma_iov)?;
+        self.options.put(out)?;
+        out.put(read_iov)
+    }
+}
+
+pub(crate) fn parse(
+    packet_type: PacketType,
+    flags: ReqFlags,
+    bytes: &[u8],
+) -> Result<Packet<'_>, ParseError> {
+    match packet_type {
+        PacketType::EagerRtw => parse_eager(flags, bytes),
+        PacketType::DcEagerRtw => parse_dc_eager(flags, bytes),
+        PacketType::LongReadRtw => parse_longread(flags, bytes),
+        _ => parse_longcts(packet_type, flags, bytes),
+    }
+}
+
+fn parse_eager(flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<EagerRtw>(PacketType::EagerRtw, bytes)?;
+    let rma_iov = rest.take_rma_iov(head.rma_iov_count.get())?;
+    let options = ReqOptions::take(&mut rest, flags)?;
+    Ok(packet(Rtw { rma_iov, kind: RtwKind::Eager, options }, &rest))
+}
+
+fn parse_dc_eager(flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<DcEagerRtw>(PacketType::DcEagerRtw, bytes)?;
+    let rma_iov = rest.take_rma_iov(head.rma_iov_count.get())?;
+    let options = ReqOptions::take(&mut rest, flags)?;
+    let kind = RtwKind::DcEager { send_id: OpId(head.send_id.get()) };
+    Ok(packet(Rtw { rma_iov, kind, options }, &rest))
+}
+
+fn parse_longcts(
+    packet_type: PacketType,
+    flags: ReqFlags,
+    bytes: &[u8],
+) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<LongCtsRtw>(packet_type, bytes)?;
+    let rma_iov = rest.take_rma_iov(head.rma_iov_count.get())?;
+    let options = ReqOptions::take(&mut rest, flags)?;
+    let msg_length = head.msg_length.get();
+    let send_id = OpId(head.send_id.get());
+    let credit_request = head.credit_request.get();
+    let kind = match packet_type {
+        PacketType::LongCtsRtw => RtwKind::LongCts { msg_length, send_id, credit_request },
+        _ => RtwKind::DcLongCts { msg_length, send_id, credit_request },
+    };
+    Ok(packet(Rtw { rma_iov, kind, options }, &rest))
+}
+
+fn parse_longread(flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let (head, mut rest) = Cursor::head::<LongReadRtw>(PacketType::LongReadRtw, bytes)?;
+    let rma_iov = rest.take_rma_iov(head.rma_iov_count.get())?;
+    let options = ReqOptions::take(&mut rest, flags)?;
+    let kind = RtwKind::LongRead {
+        msg_length: head.msg_length.get(),
+        send_id: OpId(head.send_id.get()),
+        read_iov: rest.take_read_iov(head.read_iov_count.get())?,
+    };
+    Ok(packet(Rtw { rma_iov, kind, options }, &rest))
+}
+
+#[inline(always)]
+fn packet<'a>(rtw: Rtw<'a>, rest: &Cursor<'a>) -> Packet<'a> {
+    Packet { header: Header::Rtw(rtw), payload: rest.rest() }
+}
+
+/// `rma_iov=[…] send_id=0x1 …`, without the type's name.
+impl fmt::Display for Rtw<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rma_iov={}", IovList(self.rma_iov))?;
+        match self.kind {
+            RtwKind::Eager => {}
+            RtwKind::DcEager { send_id } => write!(f, " send_id={send_id}")?,
+            RtwKind::LongCts { msg_length, send_id, credit_request }
+            | RtwKind::DcLongCts { msg_length, send_id, credit_request } => {
+                write!(f, " msg_length={msg_length} send_id={send_id}")?;
+                write!(f, " credit_request={credit_request}")?;
+            }
+            RtwKind::LongRead { msg_length, send_id, read_iov } => {
+                write!(f, " msg_length={msg_length} send_id={send_id}")?;
+                write!(f, " read_iov={}", IovList(read_iov))?;
+            }
+        }
+        self.options.fmt(f)
+    }
+}
