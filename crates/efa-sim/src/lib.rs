@@ -1,1 +1,61 @@
-//! Under construction.
+//! A software EFA device.
+//!
+//! It gives everyone who has no EFA hardware a device with the same behaviour at the same seam
+//! ([`efa_device`]): datagrams up to an MTU, reliable, delivered once, in no order (section 1.1 of
+//! the EFA RDM protocol), to queue pairs that are reached by GID, number and key.
+//!
+//! ```text
+//!             efa_device::{Device, QueuePair, Region}
+//!                              ▲
+//!                           local
+//!                    one process, seeded,
+//!                    virtual time, faults
+//! ```
+//!
+//! * [`local`]: hosts and network in one process. Every run can be replayed from its seed, and
+//!   delays, full queues, lost peers and more can be brought about at will.
+//! * [`record`]: what passes on a link, kept in memory.
+//!
+//! # Example
+//!
+//! Two hosts; one sends, the other receives.
+//!
+//! ```
+//! use efa_device::*;
+//! use efa_sim::local::{LocalFabric, LocalOptions};
+//!
+//! let fabric = LocalFabric::new(LocalOptions { seed: 1, ..LocalOptions::default() });
+//! let options = QueuePairOptions { qkey: Qkey(0x11), ..QueuePairOptions::default() };
+//! let mut alice = fabric.open().create_queue_pair(options)?;
+//! let mut bob = fabric.open().create_queue_pair(options)?;
+//!
+//! let buffer = bob.allocate_packet()?;
+//! bob.post_receive(buffer).map_err(|refused| refused.error)?;
+//!
+//! let QueuePairAddress { gid, qpn, qkey } = bob.address();
+//! let address_handle = alice.create_address_handle(gid)?;
+//! let mut packet = alice.allocate_packet()?;
+//! packet[..5].copy_from_slice(b"hello");
+//! let destination = Destination { address_handle, qpn, qkey };
+//! alice
+//!     .post_send(SendRequest { id: WorkId(7), packet, length: 5, destination })
+//!     .map_err(|refused| refused.error)?;
+//!
+//! // No clock runs: go to the moment at which something happens.
+//! let arrival = bob.next_event().expect("a packet is on its way");
+//! let Some(Completion::Receive { packet, length, source }) = bob.poll(arrival) else { panic!() };
+//! assert_eq!(&packet[..length], b"hello");
+//! assert_eq!(source.gid, Some(alice.address().gid));
+//! assert_eq!(source.address_handle, None, "bob has no address handle for her");
+//!
+//! let answered = alice.next_event().expect("the answer is on its way");
+//! let Some(Completion::Send { id, result, .. }) = alice.poll(answered) else { panic!() };
+//! assert_eq!((id, result), (WorkId(7), Ok(())));
+//! # Ok::<(), DeviceError>(())
+//! ```
+
+#![deny(unsafe_code)]
+
+mod book;
+pub mod local;
+pub mod record;

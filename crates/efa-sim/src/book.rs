@@ -1,0 +1,140 @@
+//! The address book of a device: which interfaces it knows, and under which number.
+
+use std::collections::BTreeMap;
+
+use efa_device::{AddressHandle, DeviceError, Gid};
+
+/// Interfaces by number, counted: a number stays with its GID until the last count is given back.
+#[derive(Debug)]
+pub(crate) struct AddressBook {
+    limit: usize,
+    by_gid: BTreeMap<Gid, AddressHandle>,
+    entries: BTreeMap<AddressHandle, Entry>,
+    next: u16,
+}
+
+#[derive(Debug)]
+struct Entry {
+    gid: Gid,
+    count: u64,
+}
+
+/// The number that means "unknown" in completions of the device, and so is never given out.
+const UNKNOWN: u16 = 0xffff;
+
+impl AddressBook {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            limit: limit.min(usize::from(UNKNOWN)),
+            by_gid: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            next: 0,
+        }
+    }
+
+    /// The number of `gid`, one count more.
+    pub(crate) fn acquire(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        if gid == Gid::ZERO {
+            return Err(DeviceError::BadAddress { gid });
+        }
+        if let Some(&handle) = self.by_gid.get(&gid) {
+            if let Some(entry) = self.entries.get_mut(&handle) {
+                entry.count += 1;
+            }
+            return Ok(handle);
+        }
+        if self.entries.len() >= self.limit {
+            return Err(DeviceError::LimitReached { object: "address handle", limit: self.limit });
+        }
+        // Numbers are given out in turn, so that one just freed is not soon mistaken for another.
+        while self.next == UNKNOWN || self.entries.contains_key(&AddressHandle(self.next)) {
+            self.next = self.next.wrapping_add(1);
+        }
+        let handle = AddressHandle(self.next);
+        self.next = self.next.wrapping_add(1);
+        self.by_gid.insert(gid, handle);
+        self.entries.insert(handle, Entry { gid, count: 1 });
+        Ok(handle)
+    }
+
+    /// Gives `count` counts back; true if the number is free now.
+    pub(crate) fn release(&mut self, handle: AddressHandle, count: u64) -> bool {
+        let Some(entry) = self.entries.get_mut(&handle) else { return false };
+        entry.count = entry.count.saturating_sub(count);
+        if entry.count > 0 {
+            return false;
+        }
+        self.by_gid.remove(&entry.gid);
+        self.entries.remove(&handle);
+        true
+    }
+
+    pub(crate) fn gid(&self, handle: AddressHandle) -> Option<Gid> {
+        self.entries.get(&handle).map(|entry| entry.gid)
+    }
+
+    pub(crate) fn handle(&self, gid: Gid) -> Option<AddressHandle> {
+        self.by_gid.get(&gid).copied()
+    }
+}
+
+/// The counts that one queue pair holds, given back together when it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct HeldHandles(BTreeMap<AddressHandle, u64>);
+
+impl HeldHandles {
+    pub(crate) fn add(&mut self, handle: AddressHandle) {
+        *self.0.entry(handle).or_default() += 1;
+    }
+
+    /// True if a count was held, which is then gone.
+    pub(crate) fn take(&mut self, handle: AddressHandle) -> bool {
+        let Some(count) = self.0.get_mut(&handle) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            self.0.remove(&handle);
+        }
+        true
+    }
+
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = (AddressHandle, u64)> {
+        std::mem::take(&mut self.0).into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Gid = Gid([1; 16]);
+    const B: Gid = Gid([2; 16]);
+
+    #[test]
+    fn a_number_lives_as_long_as_its_last_count() {
+        let mut book = AddressBook::new(1);
+        let a = book.acquire(A).unwrap();
+        assert_eq!(book.acquire(A), Ok(a));
+        assert_eq!(
+            book.acquire(B),
+            Err(DeviceError::LimitReached { object: "address handle", limit: 1 })
+        );
+        assert!(!book.release(a, 1));
+        assert_eq!(book.handle(A), Some(a));
+        assert!(book.release(a, 1));
+        assert_eq!((book.handle(A), book.gid(a)), (None, None));
+        let b = book.acquire(B).unwrap();
+        assert_ne!(b, a);
+    }
+
+    #[test]
+    fn the_zero_gid_and_the_unknown_number_are_never_given() {
+        let mut book = AddressBook::new(usize::MAX);
+        assert_eq!(book.acquire(Gid::ZERO), Err(DeviceError::BadAddress { gid: Gid::ZERO }));
+        for n in 0..u32::from(UNKNOWN) {
+            let mut gid = [0xfe; 16];
+            gid[..4].copy_from_slice(&n.to_le_bytes());
+            assert_ne!(book.acquire(Gid(gid)).unwrap(), AddressHandle(UNKNOWN));
+        }
+        assert!(matches!(book.acquire(A), Err(DeviceError::LimitReached { limit: 65535, .. })));
+    }
+}

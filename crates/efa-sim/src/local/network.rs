@@ -1,0 +1,823 @@
+//! The simulated network: hosts, queue pairs, packets on their way, and what is due when.
+//!
+//! ```text
+//!  post_send ─► Arrive(t1) ──► buffer posted ─────────► Complete(t2) ─► sender's completions
+//!                  │                 ▲                      ▲
+//!                  └► none posted: waiting ──► GiveUp(t3) ──┘
+//! ```
+//!
+//! Everything that will happen is an entry of one ordered map, by time, then by a key drawn from
+//! the seed (so that packets of one moment are shuffled), then by number. What follows from an
+//! event is reckoned from the event's time and not from the time of the poll that ran it, so how
+//! often a fabric is polled changes nothing.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use efa_device::{
+    AddressHandle, Completion, DeviceError, Gid, PostError, Qkey, Qpn, QueuePairOptions,
+    SendRequest, Source, Status, Time, WorkId,
+};
+use fastrand::Rng;
+
+use super::{Faults, LocalOptions, Reorder, Statistics};
+use crate::book::AddressBook;
+use crate::record::{PacketEvent, QueuePairId, Record, Sink};
+
+type Packet = Box<[u8]>;
+
+/// `rnr_retry` that means for ever.
+const FOR_EVER: u8 = 7;
+
+/// The network as its handles hold it.
+#[derive(Clone)]
+pub(super) struct Shared(Arc<Mutex<Network>>);
+
+impl Shared {
+    pub(super) fn new(network: Network) -> Self {
+        Self(Arc::new(Mutex::new(network)))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Network> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Network")
+    }
+}
+
+/// An opened device, by its place in the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HostId(usize);
+
+/// One life of a queue pair: a number taken again has another id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct EndpointId(u64);
+
+/// When something is due; see the module's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Due {
+    time: Time,
+    shuffle: u64,
+    serial: u64,
+}
+
+pub(super) struct Network {
+    options: LocalOptions,
+    pub(super) faults: Faults,
+    pub(super) statistics: Statistics,
+    pub(super) sink: Option<Box<dyn Sink>>,
+    rng: Rng,
+    now: Time,
+    serial: u64,
+    hosts: Vec<Host>,
+    endpoints: BTreeMap<EndpointId, Endpoint>,
+    events: BTreeMap<Due, Event>,
+    stale: BTreeMap<QueuePairId, VecDeque<Stale>>,
+}
+
+struct Host {
+    gid: Gid,
+    book: AddressBook,
+    queue_pairs: BTreeMap<Qpn, EndpointId>,
+    next_qpn: u16,
+    keys: BTreeSet<u32>,
+    next_address: u64,
+    refused_registrations: u32,
+}
+
+struct Endpoint {
+    id: QueuePairId,
+    host: HostId,
+    options: QueuePairOptions,
+    killed: bool,
+    /// Accepted sends whose completion was not taken yet.
+    sends: usize,
+    /// Posted buffers whose completion was not taken yet.
+    receives: usize,
+    /// Never filled while a packet is waiting.
+    posted: VecDeque<Packet>,
+    waiting: VecDeque<Waiting>,
+    completions: VecDeque<Completion<Packet>>,
+    history: VecDeque<Stale>,
+    /// Number of the latest packet received from each queue pair.
+    latest: BTreeMap<QueuePairId, u64>,
+    /// With [`Reorder::None`]: no packet to there arrives before this.
+    not_before: BTreeMap<QueuePairId, Time>,
+    /// With [`Reorder::None`]: no send completes before this.
+    completes_not_before: Time,
+    one_shot: OneShot,
+}
+
+/// Faults of one queue pair that wear off by use.
+#[derive(Default)]
+struct OneShot {
+    not_ready: u32,
+    refused: u32,
+    late: (u32, Duration),
+    failing: Option<(u32, Status)>,
+}
+
+struct Waiting {
+    flight: Flight,
+    give_up: Option<Due>,
+}
+
+/// A packet under way.
+struct Flight {
+    serial: u64,
+    source: QueuePairId,
+    destination: QueuePairId,
+    /// `None` opens every queue pair; only injected packets have it.
+    qkey: Option<Qkey>,
+    packet: Packet,
+    length: usize,
+    rnr_retry: u8,
+    /// Who wants to know how it ended; nobody for injected packets.
+    sender: Option<(EndpointId, WorkId)>,
+}
+
+impl Flight {
+    fn bytes(&self) -> &[u8] {
+        &self.packet[..self.length]
+    }
+}
+
+/// A packet as it may come late.
+struct Stale {
+    source: QueuePairId,
+    bytes: Packet,
+}
+
+impl Stale {
+    fn of(flight: &Flight) -> Self {
+        Self { source: flight.source, bytes: flight.bytes().into() }
+    }
+}
+
+enum Event {
+    Arrive(Flight),
+    GiveUp { target: EndpointId, serial: u64 },
+    Complete { sender: EndpointId, id: WorkId, packet: Packet, result: Result<(), Status> },
+}
+
+/// Adds to a queue that holds the last `limit`.
+fn keep<T>(queue: &mut VecDeque<T>, limit: usize, item: impl FnOnce() -> T) {
+    if limit == 0 {
+        return;
+    }
+    while queue.len() >= limit {
+        queue.pop_front();
+    }
+    queue.push_back(item());
+}
+
+fn chance(rng: &mut Rng, probability: f64) -> bool {
+    probability > 0.0 && rng.f64() < probability
+}
+
+impl Network {
+    pub(super) fn new(options: LocalOptions) -> Self {
+        Self {
+            rng: Rng::with_seed(options.seed),
+            faults: options.faults.clone(),
+            options,
+            statistics: Statistics::default(),
+            sink: None,
+            now: Time::ZERO,
+            serial: 0,
+            hosts: Vec::new(),
+            endpoints: BTreeMap::new(),
+            events: BTreeMap::new(),
+            stale: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn options(&self) -> &LocalOptions {
+        &self.options
+    }
+
+    pub(super) fn now(&self) -> Time {
+        self.now
+    }
+
+    fn next_serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    fn draw_delay(&mut self) -> Duration {
+        let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+        let (start, end) = (nanos(self.options.delay.start), nanos(self.options.delay.end));
+        Duration::from_nanos(if start < end { self.rng.u64(start..end) } else { start })
+    }
+
+    fn schedule(&mut self, time: Time, event: Event) -> Due {
+        let shuffle = match self.options.reorder {
+            Reorder::Shuffle => self.rng.u64(..),
+            Reorder::None => 0,
+        };
+        let due = Due { time, shuffle, serial: self.next_serial() };
+        self.events.insert(due, event);
+        due
+    }
+
+    fn tap(&mut self, time: Time, event: PacketEvent, flight: &Flight) {
+        if let Some(sink) = &mut self.sink {
+            sink.record(&Record {
+                time,
+                event,
+                source: flight.source,
+                destination: flight.destination,
+                bytes: Cow::Borrowed(flight.bytes()),
+            });
+        }
+    }
+
+    // ---- hosts -------------------------------------------------------------------------------
+
+    pub(super) fn open(&mut self) -> (HostId, Gid) {
+        let host = HostId(self.hosts.len());
+        let mut gid = [0; 16];
+        gid[..2].copy_from_slice(&[0xfe, 0x80]);
+        gid[8..].copy_from_slice(&(host.0 as u64 + 1).to_be_bytes());
+        let gid = Gid(gid);
+        self.hosts.push(Host {
+            gid,
+            book: AddressBook::new(self.options.max_address_handles),
+            queue_pairs: BTreeMap::new(),
+            next_qpn: 1,
+            keys: BTreeSet::new(),
+            next_address: 0x10_0000,
+            refused_registrations: 0,
+        });
+        (host, gid)
+    }
+
+    fn find(&self, id: QueuePairId) -> Option<EndpointId> {
+        let host = self.hosts.iter().find(|host| host.gid == id.gid)?;
+        host.queue_pairs.get(&id.qpn).copied()
+    }
+
+    pub(super) fn book(&mut self, host: HostId) -> &mut AddressBook {
+        &mut self.hosts[host.0].book
+    }
+
+    pub(super) fn refuse_registrations(&mut self, host: HostId, count: u32) {
+        self.hosts[host.0].refused_registrations = count;
+    }
+
+    /// A key and an address for a region of `length` bytes.
+    pub(super) fn register(
+        &mut self,
+        host: HostId,
+        length: usize,
+    ) -> Result<(u32, u64), DeviceError> {
+        let limit = self.options.max_region_size;
+        if length as u64 > limit {
+            return Err(DeviceError::TooLong { length: length as u64, limit });
+        }
+        let refused = chance(&mut self.rng, self.faults.registration_refused);
+        let limit = self.options.max_regions;
+        let host = &mut self.hosts[host.0];
+        let one_shot = host.refused_registrations > 0;
+        if one_shot {
+            host.refused_registrations -= 1;
+        }
+        if refused || one_shot {
+            self.statistics.registrations_refused += 1;
+            return Err(DeviceError::LimitReached { object: "memory region", limit });
+        }
+        if host.keys.len() >= limit {
+            return Err(DeviceError::LimitReached { object: "memory region", limit });
+        }
+        // Drawn and not counted, so that a key of one host opens nothing on another.
+        let key = loop {
+            let key = self.rng.u32(1..);
+            if host.keys.insert(key) {
+                break key;
+            }
+        };
+        let address = host.next_address;
+        let pages = (length as u64).div_ceil(4096).max(1);
+        host.next_address = address.saturating_add(pages.saturating_mul(4096));
+        Ok((key, address))
+    }
+
+    pub(super) fn deregister(&mut self, host: HostId, key: u32) {
+        self.hosts[host.0].keys.remove(&key);
+    }
+
+    pub(super) fn allocate_packet(&mut self) -> Result<Packet, DeviceError> {
+        if chance(&mut self.rng, self.faults.allocation_refused) {
+            self.statistics.registrations_refused += 1;
+            let limit = self.options.max_regions;
+            return Err(DeviceError::LimitReached { object: "packet buffer", limit });
+        }
+        Ok(vec![0; self.options.mtu].into())
+    }
+
+    // ---- queue pairs -------------------------------------------------------------------------
+
+    /// A number that no queue pair of the host has, and that none had lately.
+    pub(super) fn free_qpn(&mut self, host: HostId) -> Result<Qpn, DeviceError> {
+        let limit = self.options.max_queue_pairs;
+        let host = &mut self.hosts[host.0];
+        if host.queue_pairs.len() >= limit {
+            return Err(DeviceError::LimitReached { object: "queue pair", limit });
+        }
+        loop {
+            let qpn = Qpn(host.next_qpn);
+            host.next_qpn = host.next_qpn.checked_add(1).unwrap_or(1);
+            if !host.queue_pairs.contains_key(&qpn) {
+                return Ok(qpn);
+            }
+        }
+    }
+
+    pub(super) fn create(
+        &mut self,
+        host: HostId,
+        qpn: Qpn,
+        options: QueuePairOptions,
+    ) -> Result<EndpointId, DeviceError> {
+        for (depth, limit) in [
+            (options.send_depth, self.options.max_send),
+            (options.receive_depth, self.options.max_receive),
+        ] {
+            if depth > limit {
+                return Err(DeviceError::TooLong { length: depth as u64, limit: limit as u64 });
+            }
+        }
+        let endpoint = EndpointId(self.next_serial());
+        let limit = self.options.max_queue_pairs;
+        let owner = &mut self.hosts[host.0];
+        if owner.queue_pairs.contains_key(&qpn) {
+            return Err(DeviceError::Inconsistent {
+                object: format!("queue pair {} of {}", qpn.0, owner.gid),
+                reason: "the number is taken".into(),
+            });
+        }
+        if owner.queue_pairs.len() >= limit {
+            return Err(DeviceError::LimitReached { object: "queue pair", limit });
+        }
+        owner.queue_pairs.insert(qpn, endpoint);
+        let id = QueuePairId { gid: owner.gid, qpn };
+        self.endpoints.insert(
+            endpoint,
+            Endpoint {
+                id,
+                host,
+                options,
+                killed: false,
+                sends: 0,
+                receives: 0,
+                posted: VecDeque::new(),
+                waiting: VecDeque::new(),
+                completions: VecDeque::new(),
+                history: VecDeque::new(),
+                latest: BTreeMap::new(),
+                not_before: BTreeMap::new(),
+                completes_not_before: Time::ZERO,
+                one_shot: OneShot::default(),
+            },
+        );
+        Ok(endpoint)
+    }
+
+    pub(super) fn destroy(&mut self, id: EndpointId) {
+        let Some(endpoint) = self.endpoints.remove(&id) else { return };
+        self.hosts[endpoint.host.0].queue_pairs.remove(&endpoint.id.qpn);
+        let limit = self.faults.keep_stale;
+        for stale in endpoint.history {
+            keep(self.stale.entry(endpoint.id).or_default(), limit, || stale);
+        }
+        for Waiting { flight, give_up } in endpoint.waiting {
+            if let Some(due) = give_up {
+                self.events.remove(&due);
+            }
+            self.statistics.bad_destination += 1;
+            self.fail(self.now, flight, Status::BadDestinationQpn);
+        }
+    }
+
+    pub(super) fn post_send(
+        &mut self,
+        id: EndpointId,
+        request: SendRequest<Packet>,
+    ) -> Result<(), PostError<Packet>> {
+        let (source, destination, rnr_retry) = match self.admit(id, &request) {
+            Ok(admitted) => admitted,
+            Err(error) => return Err(PostError { error, packet: request.packet }),
+        };
+        let now = self.now;
+        let serial = self.next_serial();
+        let delay = self.draw_delay();
+        let late = chance(&mut self.rng, self.faults.late);
+        let mut arrival = now + delay;
+        if late {
+            arrival += self.faults.late_by;
+        }
+        let flight = Flight {
+            serial,
+            source,
+            destination,
+            qkey: Some(request.destination.qkey),
+            packet: request.packet,
+            length: request.length,
+            rnr_retry,
+            sender: Some((id, request.id)),
+        };
+        self.statistics.sent += 1;
+        self.tap(now, PacketEvent::Sent, &flight);
+        let in_order = self.options.reorder == Reorder::None;
+        let Some(endpoint) = self.endpoints.get_mut(&id) else { return Ok(()) };
+        endpoint.sends += 1;
+        let one_shot = &mut endpoint.one_shot;
+        let failing = if endpoint.killed {
+            Some(Status::Flushed)
+        } else {
+            one_shot.failing.take().map(|(count, status)| {
+                one_shot.failing = (count > 1).then_some((count - 1, status));
+                status
+            })
+        };
+        if let Some(status) = failing {
+            self.fail(now, flight, status);
+            return Ok(());
+        }
+        if one_shot.late.0 > 0 {
+            one_shot.late.0 -= 1;
+            arrival += one_shot.late.1;
+        }
+        if in_order {
+            let not_before = endpoint.not_before.entry(destination).or_default();
+            arrival = arrival.max(*not_before);
+            *not_before = arrival;
+        }
+        self.schedule(arrival, Event::Arrive(flight));
+        Ok(())
+    }
+
+    /// Checks a send; gives who sends it, where it goes, and how patient it is.
+    fn admit(
+        &mut self,
+        id: EndpointId,
+        request: &SendRequest<Packet>,
+    ) -> Result<(QueuePairId, QueuePairId, u8), DeviceError> {
+        let limit = self.options.mtu.min(request.packet.len());
+        if request.length > limit {
+            return Err(DeviceError::TooLong {
+                length: request.length as u64,
+                limit: limit as u64,
+            });
+        }
+        let refused = chance(&mut self.rng, self.faults.send_refused);
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return Err(DeviceError::Absent { reason: "the queue pair is gone".into() });
+        };
+        let handle = request.destination.address_handle;
+        let Some(gid) = self.hosts[endpoint.host.0].book.gid(handle) else {
+            return Err(DeviceError::BadAddressHandle { handle });
+        };
+        let depth = endpoint.options.send_depth.min(self.faults.send_limit.unwrap_or(usize::MAX));
+        if endpoint.sends >= depth {
+            return Err(DeviceError::QueueFull { depth });
+        }
+        if refused || endpoint.one_shot.refused > 0 {
+            endpoint.one_shot.refused = endpoint.one_shot.refused.saturating_sub(1);
+            self.statistics.sends_refused += 1;
+            return Err(DeviceError::QueueFull { depth });
+        }
+        let destination = QueuePairId { gid, qpn: request.destination.qpn };
+        Ok((endpoint.id, destination, endpoint.options.rnr_retry))
+    }
+
+    pub(super) fn post_receive(
+        &mut self,
+        id: EndpointId,
+        packet: Packet,
+    ) -> Result<(), PostError<Packet>> {
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            let error = DeviceError::Absent { reason: "the queue pair is gone".into() };
+            return Err(PostError { error, packet });
+        };
+        let depth = endpoint.options.receive_depth;
+        if endpoint.receives >= depth {
+            return Err(PostError { error: DeviceError::QueueFull { depth }, packet });
+        }
+        endpoint.receives += 1;
+        endpoint.posted.push_back(packet);
+        if endpoint.killed {
+            return Ok(());
+        }
+        if let Some(Waiting { flight, give_up }) = endpoint.waiting.pop_front() {
+            if let Some(due) = give_up {
+                self.events.remove(&due);
+            }
+            self.deliver(self.now, id, flight);
+        }
+        Ok(())
+    }
+
+    pub(super) fn poll(&mut self, id: EndpointId, now: Time) -> Option<Completion<Packet>> {
+        self.advance(now);
+        let endpoint = self.endpoints.get_mut(&id)?;
+        let completion = endpoint.completions.pop_front()?;
+        match &completion {
+            Completion::Send { .. } => endpoint.sends -= 1,
+            Completion::Receive { .. } => endpoint.receives -= 1,
+        }
+        Some(completion)
+    }
+
+    pub(super) fn next_event(&self) -> Option<Time> {
+        if self.endpoints.values().any(|endpoint| !endpoint.completions.is_empty()) {
+            return Some(self.now);
+        }
+        self.events.keys().next().map(|due| due.time)
+    }
+
+    pub(super) fn next_event_of(&self, id: EndpointId) -> Option<Time> {
+        let endpoint = self.endpoints.get(&id)?;
+        if !endpoint.completions.is_empty() {
+            return Some(self.now);
+        }
+        let concerns = |event: &Event| match event {
+            Event::Arrive(flight) => {
+                flight.destination == endpoint.id || flight.sender.is_some_and(|s| s.0 == id)
+            }
+            Event::GiveUp { target, serial } => {
+                *target == id || self.sender_of(*target, *serial) == Some(id)
+            }
+            Event::Complete { sender, .. } => *sender == id,
+        };
+        self.events.iter().find(|(_, event)| concerns(event)).map(|(due, _)| due.time)
+    }
+
+    fn sender_of(&self, target: EndpointId, serial: u64) -> Option<EndpointId> {
+        let waiting = &self.endpoints.get(&target)?.waiting;
+        let waiting = waiting.iter().find(|waiting| waiting.flight.serial == serial)?;
+        waiting.flight.sender.map(|(sender, _)| sender)
+    }
+
+    // ---- what happens on the way -------------------------------------------------------------
+
+    fn advance(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        while let Some(entry) = self.events.first_entry() {
+            if entry.key().time > self.now {
+                break;
+            }
+            let (due, event) = entry.remove_entry();
+            self.run(due.time, event);
+        }
+    }
+
+    fn run(&mut self, time: Time, event: Event) {
+        match event {
+            Event::Arrive(flight) => self.arrive(time, flight),
+            Event::GiveUp { target, serial } => {
+                let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
+                let waiting = &mut endpoint.waiting;
+                let Some(at) = waiting.iter().position(|w| w.flight.serial == serial) else {
+                    return;
+                };
+                if let Some(Waiting { flight, .. }) = waiting.remove(at) {
+                    self.fail(time, flight, Status::ReceiverNotReady);
+                }
+            }
+            Event::Complete { sender, id, packet, result } => {
+                if let Some(endpoint) = self.endpoints.get_mut(&sender) {
+                    endpoint.completions.push_back(Completion::Send { id, packet, result });
+                }
+            }
+        }
+    }
+
+    fn arrive(&mut self, time: Time, flight: Flight) {
+        let target = self.find(flight.destination);
+        let Some((target, endpoint)) =
+            target.and_then(|id| self.endpoints.get_mut(&id).map(|endpoint| (id, endpoint)))
+        else {
+            self.statistics.bad_destination += 1;
+            self.keep_as_stale(&flight);
+            self.fail(time, flight, Status::BadDestinationQpn);
+            return;
+        };
+        if flight.qkey.is_some_and(|qkey| qkey != endpoint.options.qkey) {
+            self.statistics.bad_key += 1;
+            self.keep_as_stale(&flight);
+            self.fail(time, flight, Status::BadDestinationQpn);
+            return;
+        }
+        if endpoint.killed {
+            self.fail(time + self.options.unresponsive_after, flight, Status::UnresponsiveRemote);
+            return;
+        }
+        let patience = self.options.rnr_delay.saturating_mul(u32::from(flight.rnr_retry));
+        let not_ready = endpoint.one_shot.not_ready > 0;
+        endpoint.one_shot.not_ready -= u32::from(not_ready);
+        if not_ready || chance(&mut self.rng, self.faults.receiver_not_ready) {
+            self.statistics.waited += 1;
+            if flight.rnr_retry >= FOR_EVER {
+                self.schedule(time + self.options.rnr_delay, Event::Arrive(flight));
+            } else {
+                self.fail(time + patience, flight, Status::ReceiverNotReady);
+            }
+            return;
+        }
+        if flight.sender.is_some() {
+            keep(&mut endpoint.history, self.faults.keep_stale, || Stale::of(&flight));
+        }
+        if endpoint.posted.is_empty() {
+            self.statistics.waited += 1;
+            self.wait(time + patience, target, flight);
+        } else {
+            self.deliver(time, target, flight);
+        }
+    }
+
+    fn wait(&mut self, until: Time, target: EndpointId, flight: Flight) {
+        let serial = flight.serial;
+        let give_up = (flight.rnr_retry < FOR_EVER)
+            .then(|| self.schedule(until, Event::GiveUp { target, serial }));
+        if let Some(endpoint) = self.endpoints.get_mut(&target) {
+            endpoint.waiting.push_back(Waiting { flight, give_up });
+        }
+    }
+
+    fn deliver(&mut self, time: Time, target: EndpointId, flight: Flight) {
+        let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
+        let Some(mut packet) = endpoint.posted.pop_front() else { return };
+        let length = flight.length;
+        if packet.len() < length {
+            endpoint.posted.push_front(packet);
+            self.fail(time, flight, Status::RemoteBadLength);
+            return;
+        }
+        packet[..length].copy_from_slice(flight.bytes());
+        let address_handle = self.hosts[endpoint.host.0].book.handle(flight.source.gid);
+        let tell_gid = address_handle.is_none() && self.options.tell_unknown_gid;
+        let gid = tell_gid.then_some(flight.source.gid);
+        let source = Source { address_handle, qpn: flight.source.qpn, gid };
+        endpoint.completions.push_back(Completion::Receive { packet, length, source });
+        let latest = endpoint.latest.entry(flight.source).or_default();
+        if flight.serial < *latest {
+            self.statistics.overtaken += 1;
+        }
+        *latest = flight.serial.max(*latest);
+        self.statistics.received += 1;
+        self.statistics.received_bytes += length as u64;
+        self.tap(time, PacketEvent::Received, &flight);
+        self.answer(time, flight, Ok(()));
+    }
+
+    fn fail(&mut self, time: Time, flight: Flight, status: Status) {
+        self.statistics.failed += 1;
+        if status == Status::ReceiverNotReady {
+            self.statistics.receiver_not_ready += 1;
+        }
+        self.tap(time, PacketEvent::Failed(status), &flight);
+        self.answer(time, flight, Err(status));
+    }
+
+    /// Tells the sender how a packet ended; the answer has a way to go too.
+    fn answer(&mut self, time: Time, flight: Flight, result: Result<(), Status>) {
+        let Some((sender, id)) = flight.sender else { return };
+        let mut time = time + self.draw_delay();
+        if self.options.reorder == Reorder::None
+            && let Some(endpoint) = self.endpoints.get_mut(&sender)
+        {
+            time = time.max(endpoint.completes_not_before);
+            endpoint.completes_not_before = time;
+        }
+        self.schedule(time, Event::Complete { sender, id, packet: flight.packet, result });
+    }
+
+    fn keep_as_stale(&mut self, flight: &Flight) {
+        if self.faults.keep_stale > 0 && flight.sender.is_some() {
+            let packets = self.stale.entry(flight.destination).or_default();
+            keep(packets, self.faults.keep_stale, || Stale::of(flight));
+        }
+    }
+
+    // ---- single faults -----------------------------------------------------------------------
+
+    fn endpoint(&mut self, at: QueuePairId) -> Result<&mut Endpoint, DeviceError> {
+        let id = self.find(at);
+        id.and_then(|id| self.endpoints.get_mut(&id))
+            .ok_or_else(|| DeviceError::Absent { reason: format!("no queue pair {at}") })
+    }
+
+    fn one_shot(&mut self, at: QueuePairId) -> Result<&mut OneShot, DeviceError> {
+        Ok(&mut self.endpoint(at)?.one_shot)
+    }
+
+    pub(super) fn not_ready(&mut self, at: QueuePairId, count: u32) -> Result<(), DeviceError> {
+        self.one_shot(at)?.not_ready = count;
+        Ok(())
+    }
+
+    pub(super) fn refuse_sends(&mut self, at: QueuePairId, count: u32) -> Result<(), DeviceError> {
+        self.one_shot(at)?.refused = count;
+        Ok(())
+    }
+
+    pub(super) fn delay_sends(
+        &mut self,
+        at: QueuePairId,
+        count: u32,
+        by: Duration,
+    ) -> Result<(), DeviceError> {
+        self.one_shot(at)?.late = (count, by);
+        Ok(())
+    }
+
+    pub(super) fn fail_sends(
+        &mut self,
+        at: QueuePairId,
+        count: u32,
+        status: Status,
+    ) -> Result<(), DeviceError> {
+        self.one_shot(at)?.failing = (count > 0).then_some((count, status));
+        Ok(())
+    }
+
+    pub(super) fn kill(&mut self, at: QueuePairId) -> Result<(), DeviceError> {
+        let endpoint = self.endpoint(at)?;
+        endpoint.killed = true;
+        let waiting = std::mem::take(&mut endpoint.waiting);
+        for Waiting { flight, give_up } in waiting {
+            if let Some(due) = give_up {
+                self.events.remove(&due);
+            }
+            let time = self.now + self.options.unresponsive_after;
+            self.fail(time, flight, Status::UnresponsiveRemote);
+        }
+        let Some(me) = self.find(at) else { return Ok(()) };
+        let mine = |sender: Option<(EndpointId, WorkId)>| sender.is_some_and(|s| s.0 == me);
+        let arrivals: Vec<Due> = self
+            .events
+            .iter()
+            .filter(|(_, event)| matches!(event, Event::Arrive(flight) if mine(flight.sender)))
+            .map(|(due, _)| *due)
+            .collect();
+        for due in arrivals {
+            if let Some(Event::Arrive(flight)) = self.events.remove(&due) {
+                self.fail(self.now, flight, Status::Flushed);
+            }
+        }
+        let mut lost = Vec::new();
+        for endpoint in self.endpoints.values_mut() {
+            let (gone, rest) = std::mem::take(&mut endpoint.waiting)
+                .into_iter()
+                .partition::<VecDeque<_>, _>(|waiting| mine(waiting.flight.sender));
+            endpoint.waiting = rest;
+            lost.extend(gone);
+        }
+        for Waiting { flight, give_up } in lost {
+            if let Some(due) = give_up {
+                self.events.remove(&due);
+            }
+            self.fail(self.now, flight, Status::Flushed);
+        }
+        Ok(())
+    }
+
+    pub(super) fn inject(&mut self, source: QueuePairId, destination: QueuePairId, bytes: &[u8]) {
+        let serial = self.next_serial();
+        let flight = Flight {
+            serial,
+            source,
+            destination,
+            qkey: None,
+            packet: bytes.into(),
+            length: bytes.len(),
+            rnr_retry: 0,
+            sender: None,
+        };
+        self.statistics.injected += 1;
+        self.tap(self.now, PacketEvent::Sent, &flight);
+        let time = self.now + self.draw_delay();
+        self.schedule(time, Event::Arrive(flight));
+    }
+
+    pub(super) fn deliver_stale(&mut self, to: QueuePairId) -> usize {
+        let packets = self.stale.remove(&to).unwrap_or_default();
+        let count = packets.len();
+        for Stale { source, bytes } in packets {
+            self.inject(source, to, &bytes);
+        }
+        count
+    }
+
+    pub(super) fn address_handle(&mut self, host: HostId, gid: Gid) -> Option<AddressHandle> {
+        self.book(host).handle(gid)
+    }
+}

@@ -1,0 +1,564 @@
+//! Stories of the local link.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use efa_device::*;
+use efa_sim::local::{Faults, LocalDevice, LocalFabric, LocalOptions, LocalQueuePair, Reorder};
+use efa_sim::record::{PacketEvent, Record, Trace};
+
+const KEY: Qkey = Qkey(0x1234);
+
+fn fabric(seed: u64) -> LocalFabric {
+    LocalFabric::new(LocalOptions { seed, mtu: 256, ..LocalOptions::default() })
+}
+
+fn queue_pair(device: &LocalDevice) -> LocalQueuePair {
+    device.create_queue_pair(QueuePairOptions { qkey: KEY, ..QueuePairOptions::default() }).unwrap()
+}
+
+/// Two hosts with a queue pair each.
+fn pair(fabric: &LocalFabric) -> (LocalQueuePair, LocalQueuePair) {
+    (queue_pair(&fabric.open()), queue_pair(&fabric.open()))
+}
+
+fn post_receives(qp: &mut LocalQueuePair, count: usize) {
+    for _ in 0..count {
+        let packet = qp.allocate_packet().unwrap();
+        qp.post_receive(packet).unwrap();
+    }
+}
+
+fn destination(from: &mut LocalQueuePair, to: QueuePairAddress) -> Destination {
+    let address_handle = from.create_address_handle(to.gid).unwrap();
+    Destination { address_handle, qpn: to.qpn, qkey: to.qkey }
+}
+
+fn try_send(
+    from: &mut LocalQueuePair,
+    destination: Destination,
+    id: u64,
+    bytes: &[u8],
+) -> Result<(), DeviceError> {
+    let mut packet = from.allocate_packet().unwrap();
+    packet[..bytes.len()].copy_from_slice(bytes);
+    let request = SendRequest { id: WorkId(id), packet, length: bytes.len(), destination };
+    from.post_send(request).map_err(|refused| refused.error)
+}
+
+fn send(from: &mut LocalQueuePair, destination: Destination, id: u64) {
+    try_send(from, destination, id, &id.to_le_bytes()).unwrap();
+}
+
+/// What a queue pair reported: finished sends, and received numbers with their source.
+#[derive(Debug, Default, PartialEq)]
+struct Seen {
+    sends: Vec<(u64, Result<(), Status>)>,
+    receives: Vec<(u64, Source)>,
+}
+
+impl Seen {
+    fn take(&mut self, qp: &mut LocalQueuePair, now: Time) {
+        while let Some(completion) = qp.poll(now) {
+            match completion {
+                Completion::Send { id, result, .. } => self.sends.push((id.0, result)),
+                Completion::Receive { packet, length, source } => {
+                    assert_eq!(length, 8);
+                    let number = u64::from_le_bytes(packet[..8].try_into().unwrap());
+                    self.receives.push((number, source));
+                }
+            }
+        }
+    }
+
+    fn numbers(&self) -> Vec<u64> {
+        self.receives.iter().map(|(number, _)| *number).collect()
+    }
+}
+
+/// Polls until nothing is due.
+fn settle<const N: usize>(fabric: &LocalFabric, qps: [&mut LocalQueuePair; N]) -> [Seen; N] {
+    let mut seen = std::array::from_fn(|_| Seen::default());
+    let mut qps = qps;
+    while let Some(now) = fabric.next_event() {
+        for (qp, seen) in qps.iter_mut().zip(&mut seen) {
+            seen.take(qp, now);
+        }
+    }
+    seen
+}
+
+/// One run of 50 packets.
+#[derive(Debug, PartialEq)]
+struct Run {
+    arrived: Vec<u64>,
+    ended: Vec<u64>,
+    end: Time,
+    trace: Vec<Record<'static>>,
+}
+
+fn run(seed: u64, reorder: Reorder) -> Run {
+    let fabric =
+        LocalFabric::new(LocalOptions { seed, reorder, mtu: 64, ..LocalOptions::default() });
+    let trace = Trace::new();
+    fabric.capture(trace.clone());
+    let (mut a, mut b) = pair(&fabric);
+    post_receives(&mut b, 50);
+    let to = destination(&mut a, b.address());
+    for id in 0..50 {
+        send(&mut a, to, id);
+    }
+    let [a, b] = settle(&fabric, [&mut a, &mut b]);
+    assert!(a.sends.iter().all(|(_, result)| result.is_ok()));
+    Run {
+        arrived: b.numbers(),
+        ended: a.sends.iter().map(|(id, _)| *id).collect(),
+        end: fabric.now(),
+        trace: trace.take(),
+    }
+}
+
+#[test]
+fn a_run_is_a_function_of_its_seed() {
+    for seed in [0, 1, 99] {
+        assert_eq!(run(seed, Reorder::Shuffle), run(seed, Reorder::Shuffle));
+    }
+    let one = run(1, Reorder::Shuffle);
+    assert_ne!(one.arrived, run(2, Reorder::Shuffle).arrived);
+    let count = |event| one.trace.iter().filter(|record| record.event == event).count();
+    assert_eq!((count(PacketEvent::Sent), count(PacketEvent::Received)), (50, 50));
+    assert_eq!(one.trace.len(), 100);
+}
+
+#[test]
+fn every_packet_arrives_once_and_in_no_order() {
+    let Run { mut arrived, mut ended, .. } = run(3, Reorder::Shuffle);
+    let in_order: Vec<u64> = (0..50).collect();
+    assert_ne!(arrived, in_order);
+    assert_ne!(ended, in_order);
+    arrived.sort_unstable();
+    ended.sort_unstable();
+    assert_eq!((arrived, ended), (in_order.clone(), in_order));
+}
+
+#[test]
+fn order_can_be_had() {
+    let in_order: Vec<u64> = (0..50).collect();
+    let Run { arrived, ended, .. } = run(3, Reorder::None);
+    assert_eq!((arrived, ended), (in_order.clone(), in_order));
+}
+
+#[test]
+fn packets_of_one_moment_are_shuffled() {
+    let fabric = LocalFabric::new(LocalOptions {
+        delay: Duration::ZERO..Duration::ZERO,
+        mtu: 64,
+        ..LocalOptions::default()
+    });
+    let (mut a, mut b) = pair(&fabric);
+    post_receives(&mut b, 20);
+    let to = destination(&mut a, b.address());
+    for id in 0..20 {
+        send(&mut a, to, id);
+    }
+    let [_, b] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!(b.receives.len(), 20);
+    assert_ne!(b.numbers(), (0..20).collect::<Vec<_>>());
+    assert!(fabric.statistics().overtaken > 0);
+    assert_eq!(fabric.now(), Time::ZERO);
+}
+
+#[test]
+fn how_often_it_is_polled_changes_nothing() {
+    let run = |step: Option<Duration>| {
+        let fabric = fabric(5);
+        let trace = Trace::new();
+        fabric.capture(trace.clone());
+        let (mut a, mut b) = pair(&fabric);
+        post_receives(&mut b, 30);
+        let to = destination(&mut a, b.address());
+        for id in 0..30 {
+            send(&mut a, to, id);
+        }
+        let mut seen = Seen::default();
+        while let Some(next) = fabric.next_event() {
+            let now = step.map_or(next, |step| fabric.now() + step);
+            seen.take(&mut a, now);
+            seen.take(&mut b, now);
+        }
+        (seen.numbers(), trace.take())
+    };
+    let finest = run(None);
+    assert_eq!(finest, run(Some(Duration::from_nanos(300))));
+    assert_eq!(finest, run(Some(Duration::from_secs(1))));
+}
+
+#[test]
+fn posts_are_checked() {
+    let fabric = fabric(0);
+    let device = fabric.open();
+    let options = QueuePairOptions { send_depth: 2, receive_depth: 1, ..Default::default() };
+    let mut a = device.create_queue_pair(options).unwrap();
+    let me = a.address();
+    let to = destination(&mut a, me);
+    assert_eq!(
+        try_send(&mut a, Destination { address_handle: AddressHandle(9), ..to }, 0, b""),
+        Err(DeviceError::BadAddressHandle { handle: AddressHandle(9) })
+    );
+    for (packet, length, limit) in [(vec![0; 500], 257, 256), (vec![0; 100], 101, 100)] {
+        let request = SendRequest { id: WorkId(0), packet: packet.into(), length, destination: to };
+        let refused = a.post_send(request).unwrap_err();
+        assert_eq!(refused.error, DeviceError::TooLong { length: length as u64, limit });
+    }
+    try_send(&mut a, to, 0, &[1; 256]).unwrap();
+    try_send(&mut a, to, 1, b"").unwrap();
+    assert_eq!(try_send(&mut a, to, 2, b""), Err(DeviceError::QueueFull { depth: 2 }));
+    post_receives(&mut a, 1);
+    let refused = a.post_receive(vec![7; 3].into()).unwrap_err();
+    assert_eq!(refused.error, DeviceError::QueueFull { depth: 1 });
+    assert_eq!(&*refused.packet, [7; 3]);
+    // A place is free again once its completion was taken.
+    let now = Time::ZERO + Duration::from_secs(1);
+    while let Some(completion) = a.poll(now) {
+        if matches!(completion, Completion::Receive { .. }) {
+            post_receives(&mut a, 1);
+        }
+    }
+    try_send(&mut a, to, 3, b"").unwrap();
+}
+
+#[test]
+fn limits_are_kept() {
+    let fabric = LocalFabric::new(LocalOptions {
+        max_queue_pairs: 1,
+        max_regions: 1,
+        max_region_size: 10,
+        max_address_handles: 1,
+        max_send: 8,
+        ..LocalOptions::default()
+    });
+    let device = fabric.open();
+    let deep = QueuePairOptions { send_depth: 9, ..Default::default() };
+    let error = device.create_queue_pair(deep).unwrap_err();
+    assert_eq!(error, DeviceError::TooLong { length: 9, limit: 8 });
+    let options = QueuePairOptions { send_depth: 8, ..Default::default() };
+    let mut qp = device.create_queue_pair(options).unwrap();
+    let error = device.create_queue_pair(options).unwrap_err();
+    assert_eq!(error, DeviceError::LimitReached { object: "queue pair", limit: 1 });
+    let error = device.create_queue_pair_at(qp.address().qpn, options).unwrap_err();
+    assert!(matches!(error, DeviceError::Inconsistent { .. }));
+    qp.create_address_handle(Gid([1; 16])).unwrap();
+    let error = qp.create_address_handle(Gid([2; 16])).unwrap_err();
+    assert_eq!(error, DeviceError::LimitReached { object: "address handle", limit: 1 });
+    drop(qp);
+    device.create_queue_pair(options).unwrap().create_address_handle(Gid([2; 16])).unwrap();
+
+    let long = device.register(vec![0; 11].into(), Access::default()).unwrap_err();
+    assert_eq!(long.error, DeviceError::TooLong { length: 11, limit: 10 });
+    assert_eq!(long.memory.len(), 11);
+    let region = device.register(vec![1; 10].into(), Access::default()).unwrap();
+    let clone = region.clone();
+    drop(region);
+    let second = device.register(vec![2; 10].into(), Access::default()).unwrap_err();
+    assert_eq!(second.error, DeviceError::LimitReached { object: "memory region", limit: 1 });
+    drop(clone);
+    device.register(second.memory, Access::default()).unwrap();
+}
+
+#[test]
+fn a_region_is_copied_and_never_overrun() {
+    let device = fabric(0).open();
+    let access = Access { remote_read: true, remote_write: false };
+    let region = device.register(vec![0; 4].into(), access).unwrap();
+    let other = device.register(vec![0; 4].into(), access).unwrap();
+    assert_ne!(region.remote_key(), other.remote_key());
+    assert_ne!(region.remote_address(), other.remote_address());
+    assert_eq!((region.length(), region.access()), (4, access));
+    assert_eq!(region.write(2, b"abc"), 2);
+    assert_eq!(region.write(5, b"abc"), 0);
+    assert_eq!(region.write(usize::MAX, b"abc"), 0);
+    let mut bytes = [9; 6];
+    assert_eq!(region.read(0, &mut bytes), 4);
+    assert_eq!(bytes, [0, 0, b'a', b'b', 9, 9]);
+    assert_eq!(region.read(usize::MAX, &mut bytes), 0);
+}
+
+// conformance: A29
+#[test]
+fn a_source_has_a_handle_only_if_the_device_knows_it() {
+    for tell_unknown_gid in [true, false] {
+        let fabric = LocalFabric::new(LocalOptions { tell_unknown_gid, ..LocalOptions::default() });
+        let (mut a, mut b) = pair(&fabric);
+        let to = destination(&mut a, b.address());
+        post_receives(&mut b, 3);
+        let source = |a: &mut LocalQueuePair, b: &mut LocalQueuePair| {
+            send(a, to, 0);
+            let [_, b] = settle(&fabric, [a, b]);
+            b.receives[0].1
+        };
+        let QueuePairAddress { gid, qpn, .. } = a.address();
+        let unknown = Source { address_handle: None, qpn, gid: tell_unknown_gid.then_some(gid) };
+        assert_eq!(source(&mut a, &mut b), unknown);
+        let handle = b.create_address_handle(gid).unwrap();
+        let known = Source { address_handle: Some(handle), qpn, gid: None };
+        assert_eq!(source(&mut a, &mut b), known);
+        b.destroy_address_handle(handle);
+        assert_eq!(source(&mut a, &mut b), unknown);
+    }
+}
+
+#[test]
+fn without_a_buffer_a_packet_waits_and_then_fails() {
+    let fabric = LocalFabric::new(LocalOptions {
+        delay: Duration::ZERO..Duration::ZERO,
+        rnr_delay: Duration::from_micros(100),
+        ..LocalOptions::default()
+    });
+    let (mut a, mut b) = pair(&fabric);
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1);
+    let [seen, _] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!(seen.sends, [(1, Err(Status::ReceiverNotReady))]);
+    assert_eq!(fabric.now(), Time::ZERO + Duration::from_micros(300), "three retries");
+
+    send(&mut a, to, 2);
+    assert!(a.poll(fabric.now() + Duration::from_micros(250)).is_none());
+    post_receives(&mut b, 1);
+    let [seen, received] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!((seen.sends, received.numbers()), (vec![(2, Ok(()))], vec![2]));
+    assert_eq!(fabric.statistics().receiver_not_ready, 1);
+}
+
+#[test]
+fn retries_can_go_on_for_ever() {
+    let fabric = fabric(0);
+    let options = QueuePairOptions { qkey: KEY, rnr_retry: 7, ..Default::default() };
+    let mut a = fabric.open().create_queue_pair(options).unwrap();
+    let mut b = queue_pair(&fabric.open());
+    let to = destination(&mut a, b.address());
+    fabric.not_ready(b.address(), 2).unwrap();
+    send(&mut a, to, 1);
+    let [seen, _] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!(seen, Seen::default());
+    let year = fabric.now() + Duration::from_secs(31_536_000);
+    assert!(a.poll(year).is_none());
+    post_receives(&mut b, 1);
+    let [seen, received] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!((seen.sends, received.numbers()), (vec![(1, Ok(()))], vec![1]));
+}
+
+#[test]
+fn a_short_buffer_fails_the_send_and_stays() {
+    let fabric = fabric(0);
+    let (mut a, mut b) = pair(&fabric);
+    b.post_receive(vec![0; 8].into()).unwrap();
+    let to = destination(&mut a, b.address());
+    try_send(&mut a, to, 1, &[0; 9]).unwrap();
+    let [seen, _] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!(seen.sends, [(1, Err(Status::RemoteBadLength))]);
+    send(&mut a, to, 2);
+    let [seen, _] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!(seen.sends, [(2, Ok(()))]);
+}
+
+#[test]
+fn sends_to_nobody_and_with_a_wrong_key_fail() {
+    let fabric = fabric(0);
+    let (mut a, mut b) = pair(&fabric);
+    post_receives(&mut b, 2);
+    let to = destination(&mut a, b.address());
+    send(&mut a, Destination { qpn: Qpn(999), ..to }, 1);
+    let nowhere = a.create_address_handle(Gid([3; 16])).unwrap();
+    send(&mut a, Destination { address_handle: nowhere, ..to }, 2);
+    send(&mut a, Destination { qkey: Qkey(1), ..to }, 3);
+    let [mut seen, received] = settle(&fabric, [&mut a, &mut b]);
+    seen.sends.sort_unstable_by_key(|(id, _)| *id);
+    let failed = Err(Status::BadDestinationQpn);
+    assert_eq!(seen.sends, [(1, failed), (2, failed), (3, failed)]);
+    assert_eq!(received, Seen::default());
+    let statistics = fabric.statistics();
+    assert_eq!((statistics.bad_destination, statistics.bad_key), (2, 1));
+}
+
+#[test]
+fn dropping_the_target_ends_the_sends_to_it() {
+    let fabric = fabric(0);
+    let (mut a, b) = pair(&fabric);
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1);
+    let mut seen = Seen::default();
+    // The first packet waits for a buffer, the second is still on its way.
+    seen.take(&mut a, Time::ZERO + Duration::from_micros(30));
+    send(&mut a, to, 2);
+    drop(b);
+    let [mut seen] = settle(&fabric, [&mut a]);
+    seen.sends.sort_unstable_by_key(|(id, _)| *id);
+    let failed = Err(Status::BadDestinationQpn);
+    assert_eq!(seen.sends, [(1, failed), (2, failed)]);
+}
+
+#[test]
+fn packets_outlive_their_sender() {
+    let fabric = fabric(0);
+    let (mut a, mut b) = pair(&fabric);
+    post_receives(&mut b, 1);
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1);
+    drop(a);
+    let [seen] = settle(&fabric, [&mut b]);
+    assert_eq!(seen.numbers(), [1]);
+}
+
+#[test]
+fn a_lost_peer_is_noticed_by_both_sides() {
+    let fabric = LocalFabric::new(LocalOptions {
+        unresponsive_after: Duration::from_millis(5),
+        ..LocalOptions::default()
+    });
+    let (mut a, mut b) = pair(&fabric);
+    post_receives(&mut a, 4);
+    post_receives(&mut b, 4);
+    let (to_b, to_a) = (destination(&mut a, b.address()), destination(&mut b, a.address()));
+    send(&mut a, to_b, 1);
+    send(&mut b, to_a, 2);
+    fabric.kill(b.address()).unwrap();
+    send(&mut b, to_a, 3);
+    let [seen_a, mut seen_b] = settle(&fabric, [&mut a, &mut b]);
+    seen_b.sends.sort_unstable_by_key(|(id, _)| *id);
+    assert_eq!(seen_a.sends, [(1, Err(Status::UnresponsiveRemote))]);
+    assert!(fabric.now() >= Time::ZERO + Duration::from_millis(5));
+    assert_eq!(seen_b.sends, [(2, Err(Status::Flushed)), (3, Err(Status::Flushed))]);
+    assert_eq!((seen_a.receives, seen_b.receives), (vec![], vec![]));
+}
+
+#[test]
+fn stale_packets_reach_a_reused_number_only_by_injection() {
+    let fabric = fabric(0);
+    fabric.set_faults(Faults { keep_stale: 8, ..Faults::default() });
+    let device = fabric.open();
+    let (mut a, mut b) = (queue_pair(&fabric.open()), queue_pair(&device));
+    post_receives(&mut b, 1);
+    let old = b.address();
+    let to = destination(&mut a, old);
+    send(&mut a, to, 1);
+    settle(&fabric, [&mut a, &mut b]);
+    send(&mut a, to, 2);
+    drop(b);
+    let options = QueuePairOptions { qkey: Qkey(77), ..Default::default() };
+    let mut b = device.create_queue_pair_at(old.qpn, options).unwrap();
+    assert_eq!(b.address().qpn, old.qpn);
+    post_receives(&mut b, 4);
+    let [seen, received] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!(seen.sends, [(2, Err(Status::BadDestinationQpn))]);
+    assert_eq!(received, Seen::default());
+    assert_eq!(fabric.deliver_stale(b.address()), 2);
+    let [seen, received] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!(seen, Seen::default(), "the sender heard long ago");
+    let mut numbers = received.numbers();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [1, 2]);
+    assert_eq!(received.receives[0].1.qpn, a.address().qpn);
+    assert_eq!(fabric.deliver_stale(b.address()), 0);
+}
+
+#[test]
+fn any_bytes_can_be_injected() {
+    let fabric = fabric(0);
+    let (a, mut b) = pair(&fabric);
+    post_receives(&mut b, 1);
+    fabric.inject(a.address(), b.address(), &9u64.to_le_bytes());
+    fabric.inject(a.address(), b.address(), &9u64.to_le_bytes());
+    let [seen] = settle(&fabric, [&mut b]);
+    assert_eq!(seen.numbers(), [9], "without a buffer the other is dropped");
+}
+
+#[test]
+fn single_faults_wear_off() {
+    let fabric = LocalFabric::new(LocalOptions { reorder: Reorder::None, ..Default::default() });
+    let device = fabric.open();
+    let (mut a, mut b) = (queue_pair(&device), queue_pair(&fabric.open()));
+    post_receives(&mut b, 10);
+    let to = destination(&mut a, b.address());
+
+    fabric.refuse_sends(a.address(), 1).unwrap();
+    assert!(matches!(try_send(&mut a, to, 0, b""), Err(DeviceError::QueueFull { .. })));
+    fabric.not_ready(b.address(), 1).unwrap();
+    fabric.fail_sends(a.address(), 1, Status::UnreachableRemote).unwrap();
+    for id in 0..3 {
+        send(&mut a, to, id);
+    }
+    let [mut seen, received] = settle(&fabric, [&mut a, &mut b]);
+    seen.sends.sort_unstable_by_key(|(id, _)| *id);
+    let unreachable = (0, Err(Status::UnreachableRemote));
+    assert_eq!(seen.sends, [unreachable, (1, Err(Status::ReceiverNotReady)), (2, Ok(()))]);
+    assert_eq!(received.numbers(), [2]);
+
+    let before = fabric.now();
+    fabric.delay_sends(a.address(), 1, Duration::from_secs(1)).unwrap();
+    send(&mut a, to, 3);
+    settle(&fabric, [&mut a, &mut b]);
+    assert!(fabric.now() - before >= Duration::from_secs(1));
+
+    device.refuse_registrations(1);
+    let refused = device.register(vec![5; 3].into(), Access::default()).unwrap_err();
+    assert!(matches!(refused.error, DeviceError::LimitReached { .. }));
+    assert_eq!(&*refused.memory, [5; 3]);
+    device.register(refused.memory, Access::default()).unwrap();
+
+    let nobody = QueuePairAddress { qpn: Qpn(4000), ..b.address() };
+    assert!(matches!(fabric.kill(nobody), Err(DeviceError::Absent { .. })));
+}
+
+#[test]
+fn chances_of_one_always_strike() {
+    let fabric = fabric(0);
+    let device = fabric.open();
+    let (mut a, mut b) = (queue_pair(&device), queue_pair(&fabric.open()));
+    post_receives(&mut b, 4);
+    let to = destination(&mut a, b.address());
+    fabric.set_faults(Faults { receiver_not_ready: 1.0, ..Faults::default() });
+    send(&mut a, to, 1);
+    let [seen, _] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!(seen.sends, [(1, Err(Status::ReceiverNotReady))]);
+
+    let late_by = Duration::from_secs(2);
+    fabric.set_faults(Faults { late: 1.0, late_by, ..Faults::default() });
+    let before = fabric.now();
+    send(&mut a, to, 2);
+    settle(&fabric, [&mut a, &mut b]);
+    assert!(fabric.now() - before >= late_by);
+
+    fabric.set_faults(Faults { send_refused: 1.0, ..Faults::default() });
+    assert!(matches!(try_send(&mut a, to, 3, b""), Err(DeviceError::QueueFull { depth: 1024 })));
+    fabric.set_faults(Faults { send_limit: Some(0), ..Faults::default() });
+    assert_eq!(try_send(&mut a, to, 3, b""), Err(DeviceError::QueueFull { depth: 0 }));
+
+    fabric.set_faults(Faults {
+        registration_refused: 1.0,
+        allocation_refused: 1.0,
+        ..Faults::default()
+    });
+    assert!(device.register(vec![0; 1].into(), Access::default()).is_err());
+    assert!(a.allocate_packet().is_err());
+}
+
+#[test]
+fn next_event_is_exact() {
+    let fabric = fabric(0);
+    let (mut a, mut b) = pair(&fabric);
+    let mut c = queue_pair(&fabric.open());
+    post_receives(&mut b, 1);
+    let to = destination(&mut a, b.address());
+    assert_eq!(b.next_event(), None);
+    send(&mut a, to, 1);
+    assert_eq!(c.next_event(), None, "nothing of this is c's");
+    let arrival = b.next_event().unwrap();
+    assert!(b.poll(Time::from_nanos(arrival.as_nanos() - 1)).is_none());
+    assert!(b.poll(arrival).is_some());
+    let answer = a.next_event().unwrap();
+    assert!(c.poll(answer).is_none(), "a poll of any queue pair moves all of them on");
+    assert_eq!(a.next_event(), Some(answer));
+    assert!(a.poll(arrival).is_some());
+    assert_eq!(fabric.next_event(), None);
+}
