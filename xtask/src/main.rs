@@ -1,2 +1,84 @@
-//! Under construction.
-fn main() {}
+//! The automation of this repository: `cargo xtask <task>`.
+//!
+//! ```text
+//!  main ──► steps        what `test` runs, in which order, and the closing table
+//!       ──► setup        Debian packages, rustup components, gungraun-runner
+//!       ──► bench        instruction counts (gungraun) and wall clock (criterion)
+//!       ──► conformance  checklist rows ↔ tests that show them
+//!            all on top of: workspace (where things are), process (running children)
+//! ```
+#![forbid(unsafe_code)]
+
+mod bench;
+mod conformance;
+mod process;
+mod setup;
+mod steps;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// Automation of the efa repository
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    disable_help_subcommand = true,
+    after_help = "`cargo xtask <TASK> --help` tells more about one task."
+)]
+struct Cli {
+    #[command(subcommand)]
+    task: Option<Task>,
+}
+
+#[derive(Debug, Subcommand)]
+#[command(subcommand_value_name = "TASK", subcommand_help_heading = "Tasks")]
+enum Task {
+    /// Set up what is needed and run every check a change must pass
+    Test(steps::Args),
+    /// Install what the other tasks need, and do nothing else
+    Setup,
+    /// Count instructions of the benches (gungraun), or measure wall clock (criterion)
+    Bench(bench::Args),
+    /// Collect the tests of each checklist row into docs/conformance.md
+    Conformance(conformance::Args),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    let Some(task) = cli.task else {
+        Cli::command().print_help()?;
+        return Ok(());
+    };
+    let workspace = Workspace::locate()?;
+    match task {
+        Task::Test(args) => steps::run(&workspace, &args),
+        Task::Setup => setup::provide_all(&workspace),
+        Task::Bench(args) => bench::run(&workspace, &args),
+        Task::Conformance(args) => conformance::run(&workspace, &args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,169 @@
+//! Benchmarks. Each crate that has some declares the same two:
+//!
+//! - `instructions` (gungraun under valgrind): counts instructions, which come out the
+//!   same on a busy machine, and holds hard limits inside, so that a breach fails the run;
+//! - `wall` (criterion): wall clock, to look at, never a gate.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+use crate::setup::{self, Tool};
+use crate::workspace::{Metadata, Workspace};
+
+/// Name of the bench that counts instructions.
+pub(crate) const INSTRUCTIONS: &str = "instructions";
+/// Name of the bench that measures wall clock.
+const WALL: &str = "wall";
+
+/// Arguments of `cargo xtask bench`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Crates to measure, with or without `efa-` in front (proto, match, rdm, …), or `all`
+    #[arg(default_value = "all")]
+    crates: Vec<String>,
+    /// Measure wall clock with criterion instead of counting instructions
+    #[arg(long, conflicts_with = "gate")]
+    wall: bool,
+    /// Judge by the limits in the benches alone and forget earlier runs, as `cargo xtask test` does
+    #[arg(long)]
+    gate: bool,
+    /// Arguments for the bench programs themselves
+    #[arg(last = true, value_name = "ARGS")]
+    passed_on: Vec<String>,
+}
+
+/// `cargo xtask bench`
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    let metadata = workspace.metadata()?;
+    let bench = if args.wall { WALL } else { INSTRUCTIONS };
+    let packages = select(&metadata, bench, &args.crates)?;
+    if args.wall {
+        return measure_wall_clock(workspace, &packages, &args.passed_on);
+    }
+    setup::provide(workspace, [Tool::Valgrind, Tool::GungraunRunner])?;
+    let results = if args.gate { fresh_results(&metadata)? } else { compared_results(&metadata) };
+    count_instructions(workspace, &packages, &results, &args.passed_on)
+}
+
+/// The gate of `cargo xtask test`: the instruction benches of all crates, against their limits.
+pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
+    let metadata = workspace.metadata()?;
+    let packages = select(&metadata, INSTRUCTIONS, &["all".to_owned()])?;
+    count_instructions(workspace, &packages, &fresh_results(&metadata)?, &[])
+}
+
+fn count_instructions(
+    workspace: &Workspace,
+    packages: &[&str],
+    results: &Path,
+    passed_on: &[String],
+) -> Result<()> {
+    let runner = setup::gungraun_runner(workspace)?;
+    let mut cargo = workspace.cargo();
+    // The benches take the place of the runner in at compile time.
+    cargo.env("GUNGRAUN_RUNNER", runner).env("GUNGRAUN_HOME", results);
+    cargo.args(["bench", "--no-fail-fast", "--bench", INSTRUCTIONS]).args(named(packages));
+    process::run(cargo.arg("--").args(passed_on))
+        .context("an instruction bench failed: a limit is breached, or it could not run")
+}
+
+fn measure_wall_clock(
+    workspace: &Workspace,
+    packages: &[&str],
+    passed_on: &[String],
+) -> Result<()> {
+    let mut cargo = workspace.cargo();
+    cargo.args(["bench", "--no-fail-fast", "--bench", WALL]).args(named(packages));
+    process::run(cargo.arg("--").args(passed_on))
+}
+
+/// The packages as arguments for cargo.
+fn named(packages: &[&str]) -> impl Iterator<Item = String> {
+    packages.iter().map(|package| format!("--package={package}"))
+}
+
+/// Where results are kept from run to run, so that each run shows what changed.
+fn compared_results(metadata: &Metadata) -> PathBuf {
+    metadata.target_directory.join("gungraun")
+}
+
+/// An empty place for results: with no earlier run to compare with, nothing but the
+/// limits in the benches can decide.
+fn fresh_results(metadata: &Metadata) -> Result<PathBuf> {
+    let directory = metadata.target_directory.join("gungraun-gate");
+    if directory.exists() {
+        std::fs::remove_dir_all(&directory)
+            .with_context(|| format!("cannot empty {}", directory.display()))?;
+    }
+    Ok(directory)
+}
+
+/// The packages that the names on the command line stand for.
+fn select<'a>(metadata: &'a Metadata, bench: &str, names: &[String]) -> Result<Vec<&'a str>> {
+    let available: Vec<&str> =
+        metadata.packages_with_bench(bench).into_iter().map(|package| &*package.name).collect();
+    if available.is_empty() {
+        bail!("no crate has a bench `{bench}`");
+    }
+    let mut selected = Vec::new();
+    for name in names {
+        if name == "all" {
+            return Ok(available);
+        }
+        let Some(package) = available
+            .iter()
+            .copied()
+            .find(|package| package == name || package.strip_prefix("efa-") == Some(name))
+        else {
+            bail!("no crate `{name}` has a bench `{bench}`; these have: {}", available.join(", "));
+        };
+        if !selected.contains(&package) {
+            selected.push(package);
+        }
+    }
+    Ok(selected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata() -> Metadata {
+        let package = |name, bench| {
+            format!(
+                r#"{{"name": "{name}", "targets": [{{"name": "{bench}", "kind": ["bench"]}}]}}"#
+            )
+        };
+        let packages = [
+            package("efa-proto", INSTRUCTIONS),
+            package("efa-match", INSTRUCTIONS),
+            package("efa", WALL),
+        ];
+        let json = format!(r#"{{"target_directory": "/t", "packages": [{}]}}"#, packages.join(","));
+        serde_json::from_str(&json).unwrap()
+    }
+
+    fn selected(bench: &str, names: &[&str]) -> Result<Vec<String>, String> {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        select(&metadata(), bench, &names)
+            .map(|packages| packages.into_iter().map(str::to_owned).collect())
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn names_work_with_and_without_prefix_and_count_once() {
+        assert_eq!(selected(INSTRUCTIONS, &["proto", "efa-proto"]).unwrap(), ["efa-proto"]);
+        assert_eq!(selected(INSTRUCTIONS, &["all"]).unwrap(), ["efa-proto", "efa-match"]);
+        assert_eq!(selected(WALL, &["efa"]).unwrap(), ["efa"]);
+    }
+
+    #[test]
+    fn a_crate_without_the_bench_is_refused_with_those_that_have_it() {
+        assert_eq!(
+            selected(INSTRUCTIONS, &["rdm"]).unwrap_err(),
+            "no crate `rdm` has a bench `instructions`; these have: efa-proto, efa-match"
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! Running children: what is started is shown, and a child's failure is never lost.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Runs the command with our own output streams, failing unless it exits with 0.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    announce(command);
+    let status = command.status().with_context(|| format!("cannot start `{}`", shown(command)))?;
+    if !status.success() {
+        bail!("`{}` failed with {status}", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs the command like [`run`], handing each line of its standard output to `inspect`
+/// as well.
+pub(crate) fn run_inspecting(command: &mut Command, mut inspect: impl FnMut(&str)) -> Result<()> {
+    announce(command);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start `{}`", shown(command)))?;
+    let output = child.stdout.take().context("the child has no standard output")?;
+    let mut reader = BufReader::new(output);
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line)? != 0 {
+        let text = String::from_utf8_lossy(&line);
+        print!("{text}");
+        inspect(text.trim_end());
+        line.clear();
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("`{}` failed with {status}", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs the command quietly and returns its standard output.
+pub(crate) fn output_of(command: &mut Command) -> Result<String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start `{}`", shown(command)))?;
+    if !output.status.success() {
+        bail!("`{}` failed with {}", shown(command), output.status);
+    }
+    String::from_utf8(output.stdout)
+        .with_context(|| format!("`{}` printed something else than UTF-8", shown(command)))
+}
+
+/// Whether the command can be started and exits with 0; its output is dropped.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// The file that `program` names in the directories of `PATH`.
+pub(crate) fn find_in_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(program))
+        .find(|file| file.is_file())
+}
+
+/// The command as one would type it.
+fn shown(command: &Command) -> String {
+    let variables = command
+        .get_envs()
+        .filter_map(|(name, value)| Some(format!("{}={}", name.to_string_lossy(), quoted(value?))));
+    // The full path of cargo says nothing and hides the rest of the line.
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    let words = std::iter::once(program).chain(command.get_args()).map(quoted);
+    variables.chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    if word.is_empty() || word.contains([' ', '*', '$', '\'', '"']) {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    } else {
+        word.into_owned()
+    }
+}
+
+fn announce(command: &Command) {
+    println!("$ {}", shown(command));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_shown_as_one_would_type_it() {
+        let mut command = Command::new("/usr/lib/rust/bin/cargo");
+        command.env("RUSTDOCFLAGS", "-D warnings").args(["doc", "it's"]);
+        assert_eq!(shown(&command), r"RUSTDOCFLAGS='-D warnings' cargo doc 'it'\''s'");
+    }
+
+    #[test]
+    fn a_failing_child_is_an_error_that_names_command_and_status() {
+        let error = run(Command::new("sh").args(["-c", "exit 7"])).unwrap_err().to_string();
+        assert_eq!(error, "`sh -c 'exit 7'` failed with exit status: 7");
+    }
+
+    #[test]
+    fn inspecting_sees_every_line_and_still_reports_the_failure() {
+        let mut lines = Vec::new();
+        let mut child = Command::new("sh");
+        child.args(["-c", "echo one; printf two; exit 3"]);
+        let error = run_inspecting(&mut child, |line| lines.push(line.to_owned())).unwrap_err();
+        assert_eq!(lines, ["one", "two"]);
+        assert!(error.to_string().ends_with("exit status: 3"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_does_not_exist_is_named() {
+        let error = run(&mut Command::new("no-such-program-efa")).unwrap_err().to_string();
+        assert_eq!(error, "cannot start `no-such-program-efa`");
+        assert_eq!(find_in_path("no-such-program-efa"), None);
+        assert!(find_in_path("sh").is_some());
+    }
+}

@@ -1,0 +1,170 @@
+//! Seeing to it that the tools a task needs are there: Debian packages by apt-get,
+//! parts of the toolchain by rustup, and the runner of the instruction benches by
+//! `cargo install` into the target directory.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+use crate::steps::Step;
+use crate::workspace::Workspace;
+
+/// The crate of the instruction benches, and the program that it hands its work to.
+const GUNGRAUN: &str = "gungraun";
+const RUNNER: &str = "gungraun-runner";
+
+/// Something that does not come with cargo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Tool {
+    /// `cargo fmt`
+    Rustfmt,
+    /// `cargo clippy`
+    Clippy,
+    /// A C++ compiler, for the libFuzzer in the fuzz targets.
+    CxxCompiler,
+    /// Valgrind, which counts the instructions.
+    Valgrind,
+    /// The runner of the instruction benches, of exactly the version of the crate.
+    GungraunRunner,
+}
+
+/// How a tool comes onto this machine.
+enum Source {
+    Debian { program: &'static str, package: &'static str },
+    Rustup { subcommand: &'static str, component: &'static str },
+    CargoInstall,
+}
+
+impl Tool {
+    fn source(self) -> Source {
+        match self {
+            Self::Rustfmt => Source::Rustup { subcommand: "fmt", component: "rustfmt" },
+            Self::Clippy => Source::Rustup { subcommand: "clippy", component: "clippy" },
+            Self::CxxCompiler => Source::Debian { program: "c++", package: "g++" },
+            Self::Valgrind => Source::Debian { program: "valgrind", package: "valgrind" },
+            Self::GungraunRunner => Source::CargoInstall,
+        }
+    }
+}
+
+/// `cargo xtask setup`: everything that the steps of `cargo xtask test` need.
+pub(crate) fn provide_all(workspace: &Workspace) -> Result<()> {
+    let mut tools = Vec::new();
+    for step in Step::ALL {
+        if step.reason_to_skip(workspace)?.is_none() {
+            tools.extend(step.tools());
+        }
+    }
+    provide(workspace, tools)?;
+    println!("setup: all that `cargo xtask test` needs is there");
+    Ok(())
+}
+
+/// Installs those of the tools that are missing.
+pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Tool>) -> Result<()> {
+    let mut tools: Vec<Tool> = tools.into_iter().collect();
+    tools.sort_unstable();
+    tools.dedup();
+
+    let mut packages = Vec::new();
+    let mut components = Vec::new();
+    let mut runner = false;
+    for tool in tools {
+        match tool.source() {
+            Source::Debian { program, package } => {
+                if process::find_in_path(program).is_none() {
+                    packages.push(package);
+                }
+            }
+            Source::Rustup { subcommand, component } => {
+                if !process::succeeds(workspace.cargo().args([subcommand, "--version"])) {
+                    components.push(component);
+                }
+            }
+            Source::CargoInstall => runner = true,
+        }
+    }
+
+    if !packages.is_empty() {
+        install_packages(&packages)?;
+    }
+    if !components.is_empty() {
+        println!("missing parts of the Rust toolchain: {}", components.join(", "));
+        let mut rustup = Command::new("rustup");
+        rustup.args(["component", "add"]).args(&components).current_dir(workspace.root());
+        process::run(&mut rustup).with_context(|| {
+            format!("cannot add {0}; try `rustup component add {0}`", components.join(" "))
+        })?;
+    }
+    if runner {
+        gungraun_runner(workspace)?;
+    }
+    Ok(())
+}
+
+fn install_packages(packages: &[&str]) -> Result<()> {
+    println!("missing Debian packages: {}", packages.join(", "));
+    let by_hand = format!("apt-get install {}", packages.join(" "));
+    if process::find_in_path("apt-get").is_none() {
+        bail!("there is no apt-get here: install what Debian gives with `{by_hand}`");
+    }
+    if process::output_of(Command::new("id").arg("-u"))?.trim() != "0" {
+        bail!("only root may install packages: run `sudo {by_hand}`");
+    }
+    process::run(Command::new("apt-get").arg("update"))?;
+    process::run(
+        Command::new("apt-get")
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .args(["install", "--yes", "--no-install-recommends"])
+            .args(packages),
+    )
+}
+
+/// The runner of the version that `Cargo.lock` has of the crate, for the two refuse
+/// to work together otherwise. One on `PATH` serves as well as one we installed.
+pub(crate) fn gungraun_runner(workspace: &Workspace) -> Result<PathBuf> {
+    let version = workspace.locked_version(GUNGRAUN)?;
+    let tools = workspace.metadata()?.target_directory.join("tools");
+    let ours = tools.join("bin").join(RUNNER);
+    let on_path = process::find_in_path(RUNNER);
+    if let Some(found) =
+        [Some(ours.clone()), on_path].into_iter().flatten().find(|file| is_version(file, &version))
+    {
+        return Ok(found);
+    }
+
+    println!("installing {RUNNER} {version} into {} (once, some minutes)", tools.display());
+    process::run(
+        workspace
+            .cargo()
+            // Its own build directory: an install that was cut short goes on where it was.
+            .env("CARGO_TARGET_DIR", tools.join("build"))
+            .args(["install", RUNNER, "--locked", "--version"])
+            .arg(format!("={version}"))
+            .arg("--root")
+            .arg(&tools),
+    )?;
+    if !is_version(&ours, &version) {
+        bail!("{} does not say that it is version {version}", ours.display());
+    }
+    Ok(ours)
+}
+
+fn is_version(runner: &Path, version: &str) -> bool {
+    runner.is_file()
+        && process::output_of(Command::new(runner).arg("--version"))
+            .is_ok_and(|said| said.trim() == format!("{RUNNER} {version}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_runner_is_not_taken_for_one() {
+        assert!(!is_version(Path::new("/no/such/file"), "0.20.0"));
+        assert!(!is_version(Path::new("/bin/echo"), "0.20.0"));
+    }
+}

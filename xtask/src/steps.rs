@@ -1,0 +1,398 @@
+//! `cargo xtask test`: the steps that a change must pass, one after the other, and a
+//! closing table of what each of them came to and how long it took.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+
+use crate::setup::{self, Tool};
+use crate::workspace::Workspace;
+use crate::{bench, conformance, process};
+
+/// Arguments of `cargo xtask test`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Run only these steps
+    #[arg(long, value_name = "STEP", value_delimiter = ',')]
+    only: Vec<Step>,
+    /// Leave these steps out
+    #[arg(long, value_name = "STEP", value_delimiter = ',')]
+    skip: Vec<Step>,
+    /// Go on after a step that failed, and report all failures at the end
+    #[arg(long)]
+    keep_going: bool,
+}
+
+/// One step of `cargo xtask test`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Step {
+    /// The code is formatted
+    Fmt,
+    /// No warning from the compiler or clippy, in any target
+    Clippy,
+    /// Unit, property, snapshot and integration tests
+    Tests,
+    /// The examples in the documentation
+    Doctests,
+    /// The documentation builds without a warning
+    Doc,
+    /// Each claimed row of the checklist has a test, and docs/conformance.md is up to date
+    Conformance,
+    /// The fuzz targets build
+    Fuzz,
+    /// The instruction benches keep their limits
+    Bench,
+}
+
+/// What a step came to.
+enum Outcome {
+    Passed,
+    Skipped(&'static str),
+    Failed(anyhow::Error),
+}
+
+/// A line of the closing table.
+struct Report {
+    step: Step,
+    outcome: Outcome,
+    took: Duration,
+    tests: TestCount,
+}
+
+/// Tests that cargo reported, summed over its `test result:` lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct TestCount {
+    passed: usize,
+    failed: usize,
+    ignored: usize,
+}
+
+impl Step {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Fmt,
+        Self::Clippy,
+        Self::Tests,
+        Self::Doctests,
+        Self::Doc,
+        Self::Conformance,
+        Self::Fuzz,
+        Self::Bench,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fmt => "fmt",
+            Self::Clippy => "clippy",
+            Self::Tests => "tests",
+            Self::Doctests => "doctests",
+            Self::Doc => "doc",
+            Self::Conformance => "conformance",
+            Self::Fuzz => "fuzz",
+            Self::Bench => "bench",
+        }
+    }
+
+    /// What the step needs besides cargo.
+    pub(crate) fn tools(self) -> &'static [Tool] {
+        match self {
+            Self::Fmt => &[Tool::Rustfmt],
+            Self::Clippy => &[Tool::Clippy],
+            Self::Fuzz => &[Tool::CxxCompiler],
+            Self::Bench => &[Tool::Valgrind, Tool::GungraunRunner],
+            Self::Tests | Self::Doctests | Self::Doc | Self::Conformance => &[],
+        }
+    }
+
+    /// Why there is nothing to do for this step in this tree, if so.
+    pub(crate) fn reason_to_skip(self, workspace: &Workspace) -> Result<Option<&'static str>> {
+        Ok(match self {
+            Self::Fuzz if workspace.fuzz_manifest().is_none() => {
+                Some("there is no fuzz/Cargo.toml")
+            }
+            Self::Bench
+                if workspace.metadata()?.packages_with_bench(bench::INSTRUCTIONS).is_empty() =>
+            {
+                Some("no crate has a bench `instructions`")
+            }
+            _ => None,
+        })
+    }
+
+    fn run(self, workspace: &Workspace, tests: &mut TestCount) -> Result<()> {
+        let mut cargo = workspace.cargo();
+        match self {
+            Self::Fmt => process::run(cargo.args(["fmt", "--all", "--check"])),
+            Self::Clippy => process::run(cargo.args([
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--",
+                "--deny=warnings",
+            ])),
+            // Not --all-targets: that would run the benches too.
+            Self::Tests => {
+                cargo.args(["test", "--workspace", "--no-fail-fast"]);
+                cargo.args(["--lib", "--bins", "--tests", "--examples"]);
+                // A snapshot that differs is a failure, never a file to be accepted later.
+                run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
+            }
+            Self::Doctests => {
+                run_tests(cargo.args(["test", "--workspace", "--no-fail-fast", "--doc"]), tests)
+            }
+            Self::Doc => process::run(cargo.env("RUSTDOCFLAGS", "-D warnings").args([
+                "doc",
+                "--workspace",
+                "--no-deps",
+            ])),
+            Self::Conformance => conformance::check(workspace),
+            Self::Fuzz => {
+                let manifest = workspace.fuzz_manifest().context("there is no fuzz/Cargo.toml")?;
+                let target = workspace.root().join("fuzz/target");
+                cargo.args(["build", "--locked", "--bins", "--manifest-path"]).arg(manifest);
+                process::run(cargo.arg("--target-dir").arg(target))
+            }
+            Self::Bench => bench::gate(workspace),
+        }
+    }
+}
+
+/// `cargo xtask test`
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    let started = Instant::now();
+    let steps = args.steps()?;
+
+    let mut runnable = Vec::new();
+    let mut reports = Vec::new();
+    for step in steps {
+        match step.reason_to_skip(workspace)? {
+            None => runnable.push(step),
+            Some(reason) => reports.push(Report::skipped(step, reason)),
+        }
+    }
+    setup::provide(workspace, runnable.iter().flat_map(|step| step.tools().iter().copied()))?;
+
+    for (index, step) in runnable.iter().enumerate() {
+        println!("\n==> [{}/{}] {}", index + 1, runnable.len(), step.name());
+        let report = Report::of(*step, workspace);
+        println!("<== {}: {report}", step.name());
+        let failed = report.failed();
+        reports.push(report);
+        if failed && !args.keep_going {
+            break;
+        }
+    }
+    conclude(&mut reports, runnable.len(), started.elapsed())
+}
+
+impl Args {
+    /// The steps that are asked for, in the usual order.
+    fn steps(&self) -> Result<Vec<Step>> {
+        let steps: Vec<Step> = Step::ALL
+            .into_iter()
+            .filter(|step| self.only.is_empty() || self.only.contains(step))
+            .filter(|step| !self.skip.contains(step))
+            .collect();
+        if steps.is_empty() {
+            bail!("--only and --skip leave no step to run");
+        }
+        Ok(steps)
+    }
+}
+
+/// Prints the closing table, and fails if a step did.
+fn conclude(reports: &mut [Report], planned: usize, took: Duration) -> Result<()> {
+    reports.sort_by_key(|report| Step::ALL.iter().position(|step| *step == report.step));
+    println!("\n{:<12} result", "step");
+    for report in &*reports {
+        println!("{:<12} {report}", report.step.name());
+    }
+    let ran = reports.iter().filter(|report| report.ran()).count();
+    let failed: Vec<&Report> = reports.iter().filter(|report| report.failed()).collect();
+    let tests = reports.iter().fold(TestCount::default(), |sum, report| sum + report.tests);
+    println!();
+    for report in &failed {
+        let step = report.step.name();
+        println!("step {step} failed; run it alone with: cargo xtask test --only {step}");
+    }
+    if ran < planned {
+        println!("{} more steps were not run (--keep-going would)", planned - ran);
+    }
+    let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
+    println!("xtask test: {verdict}, {ran} steps, {tests}, {}", Seconds(took));
+    match &*failed {
+        [] => Ok(()),
+        [only] => bail!("step {} failed", only.step.name()),
+        several => bail!("{} steps failed", several.len()),
+    }
+}
+
+impl Report {
+    fn of(step: Step, workspace: &Workspace) -> Self {
+        let started = Instant::now();
+        let mut tests = TestCount::default();
+        let outcome = match step.run(workspace, &mut tests) {
+            Ok(()) => Outcome::Passed,
+            Err(error) => Outcome::Failed(error),
+        };
+        Self { step, outcome, took: started.elapsed(), tests }
+    }
+
+    fn skipped(step: Step, reason: &'static str) -> Self {
+        let outcome = Outcome::Skipped(reason);
+        Self { step, outcome, took: Duration::ZERO, tests: TestCount::default() }
+    }
+
+    fn failed(&self) -> bool {
+        matches!(self.outcome, Outcome::Failed(_))
+    }
+
+    fn ran(&self) -> bool {
+        !matches!(self.outcome, Outcome::Skipped(_))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.outcome {
+            Outcome::Passed => write!(f, "ok      {:>9}", Seconds(self.took))?,
+            Outcome::Skipped(reason) => write!(f, "skipped            {reason}")?,
+            Outcome::Failed(error) => write!(f, "FAILED  {:>9}  {error:#}", Seconds(self.took))?,
+        }
+        if self.tests != TestCount::default() {
+            write!(f, "  {}", self.tests)?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs tests and counts them. No test at all is a failure: it would look like success.
+fn run_tests(command: &mut std::process::Command, tests: &mut TestCount) -> Result<()> {
+    process::run_inspecting(command, |line| {
+        if let Some(count) = TestCount::of_line(line) {
+            *tests = *tests + count;
+        }
+    })?;
+    if tests.passed == 0 {
+        bail!("cargo ran no test");
+    }
+    Ok(())
+}
+
+impl TestCount {
+    /// Reads libtest's closing line:
+    /// `test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …`
+    fn of_line(line: &str) -> Option<Self> {
+        let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
+        let count = |label: &str| -> Option<usize> {
+            let mut parts = counts.split("; ").map(str::trim);
+            parts.find_map(|part| part.strip_suffix(label))?.trim_end().parse().ok()
+        };
+        Some(Self {
+            passed: count("passed")?,
+            failed: count("failed")?,
+            ignored: count("ignored")?,
+        })
+    }
+}
+
+impl std::ops::Add for TestCount {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            passed: self.passed + other.passed,
+            failed: self.failed + other.failed,
+            ignored: self.ignored + other.ignored,
+        }
+    }
+}
+
+impl fmt::Display for TestCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tests passed, {} failed", self.passed, self.failed)?;
+        if self.ignored != 0 {
+            write!(f, ", {} ignored", self.ignored)?;
+        }
+        Ok(())
+    }
+}
+
+/// A time as people read it: `4.2 s`, `3 min 07 s`.
+struct Seconds(Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0.as_secs() {
+            0..60 => format!("{:.1} s", self.0.as_secs_f64()),
+            seconds => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        };
+        f.pad(&text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_on_the_command_line_are_those_we_print() {
+        for step in Step::ALL {
+            let value = step.to_possible_value().unwrap();
+            assert_eq!(value.get_name(), step.name());
+        }
+        assert_eq!(Step::value_variants(), Step::ALL);
+    }
+
+    #[test]
+    fn only_and_skip_choose_without_changing_the_order() {
+        let args = |only: &[Step], skip: &[Step]| Args {
+            only: only.to_vec(),
+            skip: skip.to_vec(),
+            keep_going: false,
+        };
+        assert_eq!(args(&[], &[]).steps().unwrap(), Step::ALL);
+        assert_eq!(
+            args(&[Step::Doc, Step::Fmt, Step::Fuzz], &[Step::Fuzz]).steps().unwrap(),
+            [Step::Fmt, Step::Doc]
+        );
+        assert!(args(&[Step::Doc], &[Step::Doc]).steps().is_err());
+    }
+
+    #[test]
+    fn the_closing_line_of_libtest_is_counted() {
+        let line = "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; \
+                    3 filtered out; finished in 0.01s";
+        let count = TestCount::of_line(line).unwrap();
+        assert_eq!(count, TestCount { passed: 12, failed: 1, ignored: 2 });
+        assert_eq!(count.to_string(), "12 tests passed, 1 failed, 2 ignored");
+        assert_eq!(TestCount::of_line("test result_is_kept ... ok"), None);
+        assert_eq!(TestCount::of_line("running 12 tests"), None);
+    }
+
+    #[test]
+    fn a_run_without_tests_does_not_pass() {
+        let mut tests = TestCount::default();
+        let mut nothing = std::process::Command::new("echo");
+        nothing.arg("test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured");
+        assert!(run_tests(&mut nothing, &mut tests).is_err());
+    }
+
+    #[test]
+    fn a_failed_step_fails_the_whole_run() {
+        let report = |step, outcome| Report {
+            step,
+            outcome,
+            took: Duration::from_secs(187),
+            tests: TestCount::default(),
+        };
+        let failed = report(Step::Doc, Outcome::Failed(anyhow::anyhow!("no")));
+        assert_eq!(failed.to_string(), "FAILED  3 min 07 s  no");
+        let mut reports =
+            [failed, report(Step::Fmt, Outcome::Passed), Report::skipped(Step::Fuzz, "none")];
+        let error = conclude(&mut reports, 2, Duration::ZERO).unwrap_err();
+        assert_eq!(error.to_string(), "step doc failed");
+        assert!(conclude(&mut reports[..1], 1, Duration::ZERO).is_ok(), "fmt, sorted to the front");
+    }
+}

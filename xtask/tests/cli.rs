@@ -1,0 +1,123 @@
+//! `cargo xtask` as a user meets it: the built program on a small repository made for the test.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A repository with one crate, one test and a checklist of two rows.
+struct Repository {
+    root: PathBuf,
+}
+
+impl Repository {
+    fn new(name: &str) -> Self {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        if root.exists() {
+            std::fs::remove_dir_all(&root).unwrap();
+        }
+        let repository = Self { root };
+        repository.write("docs/checklist/README.md", "# About\n\n| file |\n|---|\n| x |\n");
+        repository.write(
+            "docs/checklist/a-protocol.md",
+            "## A.1 Framing\n\n| row | requirement |\n|---|---|\n| A1 | one |\n| A2 | two |\n",
+        );
+        repository.write("docs/checklist/claimed.txt", "A1\n");
+        repository.write("docs/checklist/not-applicable.md", "| row | reason |\n|---|---|\n");
+        repository.write("crates/efa-x/src/lib.rs", "// conformance: A1\n#[test]\nfn shows() {}\n");
+        repository
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        let path = self.root.join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn report(&self) -> Option<String> {
+        std::fs::read_to_string(self.root.join("docs/conformance.md")).ok()
+    }
+
+    fn xtask(&self, arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_xtask"))
+            .env("CARGO_MANIFEST_DIR", self.root.join("xtask"))
+            .args(arguments)
+            .output()
+            .unwrap()
+    }
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn without_a_task_the_tasks_are_listed() {
+    let output = Repository::new("list").xtask(&[]);
+    assert!(output.status.success());
+    let text = stdout(&output);
+    for task in ["test", "setup", "bench", "conformance"] {
+        let line = text.lines().find(|line| line.trim_start().starts_with(&format!("{task} ")));
+        let words = line.map_or(0, |line| line.split_whitespace().count());
+        assert!(words > 4, "`{task}` has no line that says what it does:\n{text}");
+    }
+}
+
+#[test]
+fn a_task_or_step_that_does_not_exist_is_refused() {
+    let repository = Repository::new("refused");
+    assert_eq!(repository.xtask(&["tset"]).status.code(), Some(2));
+    let output = repository.xtask(&["test", "--only", "clipy"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("clippy"), "the right name is suggested");
+}
+
+#[test]
+fn the_report_is_written_and_then_up_to_date() {
+    let repository = Repository::new("written");
+    let stale = repository.xtask(&["conformance", "--check"]);
+    assert_eq!(stale.status.code(), Some(1));
+    assert!(stderr(&stale).contains("docs/conformance.md: out of date"));
+    assert_eq!(repository.report(), None, "--check writes nothing");
+
+    assert!(repository.xtask(&["conformance"]).status.success());
+    assert!(repository.report().unwrap().contains("| A1 | one | [`efa_x::shows`]"));
+    assert!(repository.xtask(&["conformance", "--check"]).status.success());
+
+    repository.write("crates/efa-x/tests/a.rs", "// conformance: A2\n#[test]\nfn story() {}\n");
+    assert_eq!(repository.xtask(&["conformance", "--check"]).status.code(), Some(1));
+}
+
+#[test]
+fn a_claim_without_a_test_and_a_tag_without_a_row_fail_and_are_named() {
+    let repository = Repository::new("wrong");
+    repository.write("docs/checklist/claimed.txt", "A1-A2\n");
+    repository.write("fuzz/fuzz_targets/f.rs", "// conformance: A9\nfuzz_target!(|data| {});\n");
+    repository.write("crates/efa-x/src/m.rs", "// conformance: A1\nconst NO_TEST: u8 = 0;\n");
+    let output = repository.xtask(&["conformance"]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.contains("A2: claimed, but no test"), "{text}");
+    assert!(text.contains("A9: named by fuzz/f in fuzz/fuzz_targets/f.rs"), "{text}");
+    assert!(text.contains("crates/efa-x/src/m.rs:1: a tag must stand directly above"), "{text}");
+    assert!(repository.report().is_some(), "the report is written all the same");
+}
+
+#[test]
+fn a_failing_step_fails_the_run_and_says_how_to_repeat_it() {
+    let repository = Repository::new("failing");
+    let output = repository.xtask(&["test", "--only", "conformance"]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stdout(&output);
+    assert!(text.contains("run it alone with: cargo xtask test --only conformance"), "{text}");
+    assert!(text.lines().last().unwrap().starts_with("xtask test: FAILED, 1 steps"), "{text}");
+
+    repository.xtask(&["conformance"]);
+    let output = repository.xtask(&["test", "--only", "conformance"]);
+    assert!(output.status.success());
+    let text = stdout(&output);
+    assert!(text.lines().last().unwrap().starts_with("xtask test: ok, 1 steps"), "{text}");
+}
