@@ -1,0 +1,323 @@
+//! The matcher: posted receives on one side, unexpected messages on the other.
+//!
+//! ```text
+//!   post(pattern, receive)                       arrive(source, tag, message)
+//!        │                                              │
+//!        ▼ earliest message that fits                   ▼ earliest receive that fits
+//!   unexpected messages                            posted receives
+//!        │ none                                         │ none
+//!        ▼                                              ▼
+//!   kept in posted receives                        kept in unexpected messages
+//! ```
+
+use std::hash::{BuildHasher, RandomState};
+
+use crate::{
+    class::{Classes, Probe},
+    posted::{PostedReceives, Stay},
+    unexpected::UnexpectedMessages,
+};
+
+/// Who sent a message: the dense index of a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Source(pub u32);
+
+/// Which messages a receive accepts: those whose tag equals `tag` in all bits that aren't set in
+/// `ignore`, from `source` or, if that is `None`, from any source.
+///
+/// An untagged receive is a tagged one with `ignore` of all ones, or, if its matcher sees only
+/// untagged messages, with tag 0 on both sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Pattern {
+    /// The only source accepted, or any.
+    pub source: Option<Source>,
+    /// The tag.
+    pub tag: u64,
+    /// Tag bits that needn't agree.
+    pub ignore: u64,
+}
+
+impl Pattern {
+    /// Accepts this tag, all bits of it, from this source.
+    pub fn exact(source: Source, tag: u64) -> Self {
+        Self { source: Some(source), tag, ignore: 0 }
+    }
+
+    /// Accepts this tag, all bits of it, from any source.
+    pub fn any_source(tag: u64) -> Self {
+        Self { source: None, tag, ignore: 0 }
+    }
+
+    /// Whether a message with this source and tag is accepted. The [`Matcher`] never asks: it
+    /// looks up. This is the definition that it is held to.
+    pub fn accepts(&self, source: Source, tag: u64) -> bool {
+        (self.tag ^ tag) & !self.ignore == 0 && self.source.is_none_or(|only| only == source)
+    }
+}
+
+/// Names a posted receive until it is matched or cancelled; from then on the name is stale, and
+/// using it is harmless.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PostId {
+    pub(crate) index: u32,
+    pub(crate) stamp: u32,
+}
+
+/// Names an unexpected message until it is matched, taken or withdrawn; from then on the name is
+/// stale, and using it is harmless.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MessageId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// What became of a receive that was posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a matched message is no longer in the matcher"]
+pub enum Posted<M> {
+    /// It goes with this message, the earliest that fits.
+    Matched(M),
+    /// It waits for a message.
+    Waiting(PostId),
+}
+
+/// What became of a message that arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a matched receive may be no longer in the matcher"]
+pub enum Arrived<R> {
+    /// It goes to the earliest posted receive that fits.
+    Matched(Match<R>),
+    /// It waits for a receive.
+    Unexpected(MessageId),
+}
+
+/// The receive that a message goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Match<R> {
+    /// An ordinary receive, used up by this.
+    Once(R),
+    /// One posted with [`Matcher::post_lasting`], which is still posted.
+    Lasting(R, PostId),
+}
+
+impl<R> Match<R> {
+    /// The receive, lasting or not.
+    pub fn receive(self) -> R {
+        match self {
+            Self::Once(receive) | Self::Lasting(receive, _) => receive,
+        }
+    }
+}
+
+/// What a matcher held of a source that was forgotten.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "the handles are no longer in the matcher"]
+pub struct Forgotten<R, M> {
+    /// Receives for this source alone, in the order of posting.
+    pub receives: Vec<R>,
+    /// Unexpected messages, in the order of arrival.
+    pub messages: Vec<M>,
+}
+
+/// Brings messages and receives together by MPI's rules: a message goes to the receive that was
+/// posted first among those that accept it, a receive gets the message that arrived first among
+/// those it accepts.
+///
+/// `R` and `M` are the caller's handles of a receive and of a message; they are given back
+/// untouched.
+///
+/// No cost grows with how much is waiting. A message is looked for once in each class of patterns
+/// in use (a class is an ignore mask with or without a source); nothing is allocated once the
+/// tables have the size that they need.
+#[derive(Debug)]
+pub struct Matcher<R, M> {
+    classes: Classes,
+    posted: PostedReceives<R>,
+    unexpected: UnexpectedMessages<M>,
+}
+
+impl<R: Copy, M: Copy> Default for Matcher<R, M> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<R: Copy, M: Copy> Matcher<R, M> {
+    /// An empty matcher whose hashes are keyed with a random secret.
+    pub fn new() -> Self {
+        Self::with_seed(RandomState::new().hash_one(0u64))
+    }
+
+    /// An empty matcher whose hashes are keyed with this secret. The seed has no influence on what
+    /// matches; it makes instruction counts repeatable. Outside of tests it must be unknown to
+    /// those who choose tags, or they could choose tags that collide.
+    pub fn with_seed(seed: u64) -> Self {
+        Self {
+            classes: Classes::new(seed),
+            posted: PostedReceives::new(),
+            unexpected: UnexpectedMessages::new(),
+        }
+    }
+
+    /// An empty matcher with room for this many posted receives and unexpected messages.
+    pub fn with_capacity(posted: usize, unexpected: usize) -> Self {
+        let mut matcher = Self::new();
+        matcher.reserve(posted, unexpected);
+        matcher
+    }
+
+    /// Makes room for this many more posted receives and unexpected messages.
+    pub fn reserve(&mut self, posted: usize, unexpected: usize) {
+        self.posted.reserve(posted);
+        self.unexpected.reserve(unexpected);
+    }
+
+    /// How many receives are posted, lasting ones included.
+    pub fn posted_len(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// How many unexpected messages wait.
+    pub fn unexpected_len(&self) -> usize {
+        self.unexpected.len()
+    }
+
+    /// Posts a receive: it gets the earliest unexpected message that fits, else it is kept.
+    #[inline]
+    pub fn post(&mut self, pattern: Pattern, receive: R) -> Posted<M> {
+        let probe = self.classes.probe(&pattern);
+        match self.front(&probe) {
+            Some(message) => Posted::Matched(self.remove_message(message)),
+            None => Posted::Waiting(self.keep_receive(&probe, Stay::Once(receive))),
+        }
+    }
+
+    /// Posts a receive that stays after a match (a multi-receive buffer) and keeps its place in
+    /// the order until it's [cancelled](Self::cancel).
+    ///
+    /// Unexpected messages aren't looked at: [`take`](Self::take) those that fit first.
+    pub fn post_lasting(&mut self, pattern: Pattern, receive: R) -> PostId {
+        let probe = self.classes.probe(&pattern);
+        self.keep_receive(&probe, Stay::Lasting(receive))
+    }
+
+    /// A message arrived: it goes to the earliest posted receive that fits, else it is kept.
+    #[inline]
+    pub fn arrive(&mut self, source: Source, tag: u64, message: M) -> Arrived<R> {
+        match self.match_posted(source, tag) {
+            Some(found) => Arrived::Matched(found),
+            None => Arrived::Unexpected(self.unexpected.push(source.0, tag, message)),
+        }
+    }
+
+    /// Like [`arrive`](Self::arrive), but a message that fits no posted receive isn't kept.
+    #[inline]
+    pub fn match_posted(&mut self, source: Source, tag: u64) -> Option<Match<R>> {
+        let index = self.posted.earliest(self.classes.in_use(), source.0, tag)?;
+        Some(match self.posted.get(index).receive {
+            Stay::Once(receive) => {
+                self.remove_receive(index);
+                Match::Once(receive)
+            }
+            Stay::Lasting(receive) => Match::Lasting(receive, self.posted.id(index)),
+        })
+    }
+
+    /// The earliest unexpected message that fits; it stays.
+    ///
+    /// Takes `&mut self` since the first question of a class of patterns makes an index for it.
+    #[inline]
+    pub fn peek(&mut self, pattern: &Pattern) -> Option<M> {
+        let index = self.find_message(pattern)?;
+        Some(self.unexpected.get(index))
+    }
+
+    /// Takes the earliest unexpected message that fits out of the matcher: no receive will get it
+    /// (claim, discard).
+    #[inline]
+    pub fn take(&mut self, pattern: &Pattern) -> Option<M> {
+        let index = self.find_message(pattern)?;
+        Some(self.remove_message(index))
+    }
+
+    /// Takes this unexpected message out of the matcher, if it is still there.
+    pub fn withdraw(&mut self, message: MessageId) -> Option<M> {
+        let index = self.unexpected.find(message)?;
+        Some(self.remove_message(index))
+    }
+
+    /// Takes this receive, lasting or not, out of the matcher, if it is still posted.
+    pub fn cancel(&mut self, post: PostId) -> Option<R> {
+        let index = self.posted.find(post)?;
+        let receive = self.posted.get(index).receive.receive();
+        self.remove_receive(index);
+        Some(receive)
+    }
+
+    /// Takes out everything of a source: its unexpected messages, and the receives that accept no
+    /// other source. Looks at all that is waiting.
+    pub fn forget_source(&mut self, source: Source) -> Forgotten<R, M> {
+        let classes = self.classes.in_use();
+        let receives = self.posted.select(|post| {
+            let directed = classes[post.key.class as usize].is_directed();
+            directed && post.key.source == source.0
+        });
+        let messages = self.unexpected.select(|from| from == source.0);
+        self.remove_all(&receives, &messages)
+    }
+
+    /// Takes out everything.
+    pub fn drain(&mut self) -> Forgotten<R, M> {
+        let receives = self.posted.select(|_| true);
+        let messages = self.unexpected.select(|_| true);
+        self.remove_all(&receives, &messages)
+    }
+
+    fn remove_all(&mut self, receives: &[u32], messages: &[u32]) -> Forgotten<R, M> {
+        let handle = |&index: &u32| self.posted.get(index).receive.receive();
+        let handles = receives.iter().map(handle).collect();
+        for &index in receives {
+            self.remove_receive(index);
+        }
+        let messages = messages.iter().map(|&index| self.remove_message(index)).collect();
+        Forgotten { receives: handles, messages }
+    }
+
+    #[inline]
+    fn find_message(&mut self, pattern: &Pattern) -> Option<u32> {
+        if self.unexpected.is_empty() {
+            return None;
+        }
+        let probe = self.classes.probe(pattern);
+        self.front(&probe)
+    }
+
+    #[inline]
+    fn front(&mut self, probe: &Probe) -> Option<u32> {
+        if self.unexpected.is_empty() {
+            return None;
+        }
+        self.unexpected.front(self.classes.get_mut(probe.key.class), probe)
+    }
+
+    #[inline]
+    fn keep_receive(&mut self, probe: &Probe, receive: Stay<R>) -> PostId {
+        self.classes.get_mut(probe.key.class).posted += 1;
+        self.posted.push(probe, receive)
+    }
+
+    #[inline]
+    fn remove_receive(&mut self, index: u32) {
+        let class = self.posted.get(index).key.class;
+        self.posted.remove(index);
+        self.classes.get_mut(class).posted -= 1;
+        self.classes.trim();
+    }
+
+    #[inline]
+    fn remove_message(&mut self, index: u32) -> M {
+        let message = self.unexpected.remove(self.classes.in_use_mut(), index);
+        self.classes.trim();
+        message
+    }
+}

@@ -1,0 +1,279 @@
+//! The matcher against a list that is searched from its beginning, the definition of MPI's order
+//! law, over long random runs.
+
+use efa_match::{Arrived, Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source};
+
+/// The law, word for word: two lists in order of time, the first that fits.
+#[derive(Default)]
+struct Lists {
+    receives: Vec<Receive>,
+    messages: Vec<Message>,
+}
+
+struct Receive {
+    pattern: Pattern,
+    handle: u32,
+    /// Its name, if it stays when it's matched.
+    lasting: Option<PostId>,
+}
+
+struct Message {
+    source: Source,
+    tag: u64,
+    handle: u32,
+}
+
+impl Lists {
+    fn fitting_message(&self, pattern: &Pattern) -> Option<usize> {
+        self.messages.iter().position(|m| {
+            (m.tag | pattern.ignore) == (pattern.tag | pattern.ignore)
+                && (pattern.source.is_none() || pattern.source == Some(m.source))
+        })
+    }
+
+    fn take(&mut self, pattern: &Pattern) -> Option<u32> {
+        self.fitting_message(pattern).map(|at| self.messages.remove(at).handle)
+    }
+
+    fn match_posted(&mut self, source: Source, tag: u64) -> Option<Match<u32>> {
+        let fits = |r: &Receive| {
+            (tag | r.pattern.ignore) == (r.pattern.tag | r.pattern.ignore)
+                && (r.pattern.source.is_none() || r.pattern.source == Some(source))
+        };
+        let at = self.receives.iter().position(fits)?;
+        let Receive { handle, lasting, .. } = self.receives[at];
+        Some(match lasting {
+            Some(id) => Match::Lasting(handle, id),
+            None => Match::Once(self.receives.remove(at).handle),
+        })
+    }
+}
+
+/// What the random patterns and messages are drawn from.
+struct Terms {
+    sources: u32,
+    tags: u64,
+    ignores: &'static [u64],
+    /// In 16ths.
+    any_source: u32,
+    /// More receives than messages or the reverse; turned over every so many operations.
+    turn: u32,
+}
+
+/// Both sides of the comparison, and the names handed out so far.
+struct Run {
+    random: fastrand::Rng,
+    matcher: Matcher<u32, u32>,
+    lists: Lists,
+    posts: Vec<(PostId, u32)>,
+    waiting: Vec<(MessageId, u32)>,
+    next_handle: u32,
+    terms: Terms,
+}
+
+impl Run {
+    fn new(seed: u64, terms: Terms) -> Self {
+        Self {
+            random: fastrand::Rng::with_seed(seed),
+            matcher: Matcher::with_seed(seed),
+            lists: Lists::default(),
+            posts: Vec::new(),
+            waiting: Vec::new(),
+            next_handle: 0,
+            terms,
+        }
+    }
+
+    fn handle(&mut self) -> u32 {
+        self.next_handle += 1;
+        self.next_handle
+    }
+
+    fn source(&mut self) -> Source {
+        Source(self.random.u32(..self.terms.sources))
+    }
+
+    fn tag(&mut self) -> u64 {
+        // Low and high bits both differ, so that every mask hides some of it.
+        let tag = self.random.u64(..self.terms.tags);
+        tag | tag << 60
+    }
+
+    fn pattern(&mut self) -> Pattern {
+        let any = self.random.u32(..16) < self.terms.any_source;
+        let source = if any { None } else { Some(self.source()) };
+        let ignore = self.terms.ignores[self.random.usize(..self.terms.ignores.len())];
+        Pattern { source, tag: self.tag(), ignore }
+    }
+
+    fn step(&mut self, receives_lead: bool) {
+        let lead = if receives_lead { 5 } else { 3 };
+        match self.random.u32(..1000) {
+            // forget_source and drain empty the lists: rare.
+            0 => self.forget_source(),
+            1 if self.random.u32(..8) == 0 => self.drain(),
+            2..20 => self.post_lasting(),
+            20..60 => self.peek(),
+            60..100 => self.take(),
+            100..150 => self.withdraw(),
+            150..220 => self.cancel(),
+            220..260 => self.match_posted(),
+            _ if self.random.u32(..8) < lead => self.post(),
+            _ => self.arrive(),
+        }
+        assert_eq!(self.matcher.posted_len(), self.lists.receives.len());
+        assert_eq!(self.matcher.unexpected_len(), self.lists.messages.len());
+    }
+
+    fn post(&mut self) {
+        let (pattern, handle) = (self.pattern(), self.handle());
+        match (self.matcher.post(pattern, handle), self.lists.take(&pattern)) {
+            (Posted::Matched(message), expected) => assert_eq!(Some(message), expected),
+            (Posted::Waiting(id), None) => {
+                self.posted(id, Receive { pattern, handle, lasting: None })
+            }
+            (Posted::Waiting(_), Some(message)) => panic!("{pattern:?} missed {message}"),
+        }
+    }
+
+    fn post_lasting(&mut self) {
+        let pattern = self.pattern();
+        // As a rule what waits is taken first, but nothing may break if it isn't.
+        if self.random.u32(..4) > 0 {
+            while let Some(message) = self.matcher.take(&pattern) {
+                assert_eq!(Some(message), self.lists.take(&pattern));
+            }
+            assert_eq!(None, self.lists.take(&pattern));
+        }
+        let handle = self.handle();
+        let id = self.matcher.post_lasting(pattern, handle);
+        self.posted(id, Receive { pattern, handle, lasting: Some(id) });
+    }
+
+    fn posted(&mut self, id: PostId, receive: Receive) {
+        self.posts.push((id, receive.handle));
+        self.lists.receives.push(receive);
+    }
+
+    fn arrive(&mut self) {
+        let (source, tag, handle) = (self.source(), self.tag(), self.handle());
+        match (self.matcher.arrive(source, tag, handle), self.lists.match_posted(source, tag)) {
+            (Arrived::Matched(found), expected) => assert_eq!(Some(found), expected),
+            (Arrived::Unexpected(id), None) => {
+                self.lists.messages.push(Message { source, tag, handle });
+                self.waiting.push((id, handle));
+            }
+            (Arrived::Unexpected(_), Some(receive)) => panic!("{source:?} {tag:x} ≠ {receive:?}"),
+        }
+    }
+
+    fn match_posted(&mut self) {
+        let (source, tag) = (self.source(), self.tag());
+        let expected = self.lists.match_posted(source, tag);
+        assert_eq!(self.matcher.match_posted(source, tag), expected);
+    }
+
+    fn peek(&mut self) {
+        let pattern = self.pattern();
+        let expected = self.lists.fitting_message(&pattern);
+        let expected = expected.map(|at| self.lists.messages[at].handle);
+        assert_eq!(self.matcher.peek(&pattern), expected);
+    }
+
+    fn take(&mut self) {
+        let pattern = self.pattern();
+        assert_eq!(self.matcher.take(&pattern), self.lists.take(&pattern));
+    }
+
+    /// By a name that is often stale.
+    fn withdraw(&mut self) {
+        let Some(&(id, handle)) = self.random.choice(&self.waiting) else { return };
+        let at = self.lists.messages.iter().position(|message| message.handle == handle);
+        let expected = at.map(|at| self.lists.messages.remove(at).handle);
+        assert_eq!(self.matcher.withdraw(id), expected);
+    }
+
+    /// By a name that is often stale.
+    fn cancel(&mut self) {
+        let Some(&(id, handle)) = self.random.choice(&self.posts) else { return };
+        let at = self.lists.receives.iter().position(|receive| receive.handle == handle);
+        let expected = at.map(|at| self.lists.receives.remove(at).handle);
+        assert_eq!(self.matcher.cancel(id), expected);
+    }
+
+    fn forget_source(&mut self) {
+        let source = self.source();
+        let receives = self.lists.receives.extract_if(.., |r| r.pattern.source == Some(source));
+        let receives = receives.map(|receive| receive.handle).collect();
+        let messages = self.lists.messages.extract_if(.., |m| m.source == source);
+        let messages = messages.map(|message| message.handle).collect();
+        assert_eq!(self.matcher.forget_source(source), Forgotten { receives, messages });
+    }
+
+    fn drain(&mut self) {
+        let receives = self.lists.receives.drain(..).map(|receive| receive.handle).collect();
+        let messages = self.lists.messages.drain(..).map(|message| message.handle).collect();
+        assert_eq!(self.matcher.drain(), Forgotten { receives, messages });
+    }
+
+    fn go(&mut self, steps: u32) {
+        let mut deepest = 0;
+        for step in 0..steps {
+            self.step((step / self.terms.turn).is_multiple_of(2));
+            deepest = deepest.max(self.lists.receives.len().min(self.lists.messages.len()));
+            if step % 4096 == 0 {
+                // Old names stay in use for a while, so that stale ones meet reused places.
+                self.posts.truncate(0);
+                self.waiting.truncate(0);
+            }
+        }
+        assert!(deepest > 0, "receives and messages never waited at the same time");
+    }
+}
+
+/// A few tags, sources and masks: everything fits something, and queues of equal keys are long.
+// conformance: B2 B3 B4 B5 B6 C110
+#[test]
+fn many_matches_equal_the_lists() {
+    for seed in 0..12 {
+        let ignores = &[0, 0, 1, 0xf << 60, !0];
+        Run::new(seed, Terms { sources: 3, tags: 8, ignores, any_source: 6, turn: 300 }).go(40_000);
+    }
+}
+
+/// More tags than waiting things: most things wait long, and both sides are deep.
+#[test]
+fn few_matches_equal_the_lists() {
+    for seed in 100..104 {
+        let ignores = &[0, 0, 0, 0, 1, 6];
+        let terms = Terms { sources: 8, tags: 1 << 12, ignores, any_source: 2, turn: 3_000 };
+        Run::new(seed, terms).go(20_000);
+    }
+}
+
+/// Directed, full tags only, as most programs do.
+#[test]
+fn exact_patterns_equal_the_lists() {
+    for seed in 200..204 {
+        let terms = Terms { sources: 4, tags: 64, ignores: &[0], any_source: 0, turn: 500 };
+        Run::new(seed, terms).go(60_000);
+    }
+}
+
+/// More masks than the matcher keeps at rest: classes come and go all the time.
+#[test]
+fn many_masks_equal_the_lists() {
+    const IGNORES: [u64; 40] = {
+        let mut ignores = [0; 40];
+        let mut bits = 0;
+        while bits < 40 {
+            ignores[bits] = ((bits as u64) << 58) | (bits as u64 % 8);
+            bits += 1;
+        }
+        ignores
+    };
+    for seed in 300..306 {
+        let terms = Terms { sources: 3, tags: 16, ignores: &IGNORES, any_source: 8, turn: 40 };
+        Run::new(seed, terms).go(40_000);
+    }
+}
