@@ -32,9 +32,16 @@ pub(crate) enum Tool {
 
 /// How a tool comes onto this machine.
 enum Source {
-    Debian { program: &'static str, package: &'static str },
+    Debian(DebianPackage),
     Rustup { subcommand: &'static str, component: &'static str },
     CargoInstall,
+}
+
+/// A package, and the program by which we see that it is there.
+#[derive(Clone, Copy)]
+struct DebianPackage {
+    name: &'static str,
+    program: &'static str,
 }
 
 impl Tool {
@@ -42,8 +49,10 @@ impl Tool {
         match self {
             Self::Rustfmt => Source::Rustup { subcommand: "fmt", component: "rustfmt" },
             Self::Clippy => Source::Rustup { subcommand: "clippy", component: "clippy" },
-            Self::CxxCompiler => Source::Debian { program: "c++", package: "g++" },
-            Self::Valgrind => Source::Debian { program: "valgrind", package: "valgrind" },
+            Self::CxxCompiler => Source::Debian(DebianPackage { name: "g++", program: "c++" }),
+            Self::Valgrind => {
+                Source::Debian(DebianPackage { name: "valgrind", program: "valgrind" })
+            }
             Self::GungraunRunner => Source::CargoInstall,
         }
     }
@@ -73,8 +82,8 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
     let mut runner = false;
     for tool in tools {
         match tool.source() {
-            Source::Debian { program, package } => {
-                if process::find_in_path(program).is_none() {
+            Source::Debian(package) => {
+                if process::find_in_path(package.program).is_none() {
                     packages.push(package);
                 }
             }
@@ -104,22 +113,29 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
     Ok(())
 }
 
-fn install_packages(packages: &[&str]) -> Result<()> {
-    println!("missing Debian packages: {}", packages.join(", "));
-    let by_hand = format!("apt-get install {}", packages.join(" "));
+fn install_packages(packages: &[DebianPackage]) -> Result<()> {
+    let names: Vec<&str> = packages.iter().map(|package| package.name).collect();
+    println!("missing Debian packages: {}", names.join(", "));
+    let by_hand = format!("apt-get install {}", names.join(" "));
     if process::find_in_path("apt-get").is_none() {
         bail!("there is no apt-get here: install what Debian gives with `{by_hand}`");
     }
     if process::output_of(Command::new("id").arg("-u"))?.trim() != "0" {
         bail!("only root may install packages: run `sudo {by_hand}`");
     }
-    process::run(Command::new("apt-get").arg("update"))?;
-    process::run(
-        Command::new("apt-get")
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .args(["install", "--yes", "--no-install-recommends"])
-            .args(packages),
-    )
+    let apt_get = || {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive").arg("--option=Acquire::Retries=3");
+        command
+    };
+    process::run(apt_get().arg("update"))?;
+    process::run(apt_get().args(["install", "--yes", "--no-install-recommends"]).args(names))?;
+    match packages.iter().find(|package| process::find_in_path(package.program).is_none()) {
+        Some(DebianPackage { name, program }) => {
+            bail!("package {name} is installed, but `{program}` is still not on PATH")
+        }
+        None => Ok(()),
+    }
 }
 
 /// The runner of the version that `Cargo.lock` has of the crate, for the two refuse

@@ -18,7 +18,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "STEP", value_delimiter = ',')]
     only: Vec<Step>,
     /// Leave these steps out
-    #[arg(long, value_name = "STEP", value_delimiter = ',')]
+    #[arg(long, value_name = "STEP", value_delimiter = ',', hide_possible_values = true)]
     skip: Vec<Step>,
     /// Go on after a step that failed, and report all failures at the end
     #[arg(long)]
@@ -123,7 +123,13 @@ impl Step {
     fn run(self, workspace: &Workspace, tests: &mut TestCount) -> Result<()> {
         let mut cargo = workspace.cargo();
         match self {
-            Self::Fmt => process::run(cargo.args(["fmt", "--all", "--check"])),
+            Self::Fmt => {
+                process::run(cargo.args(["fmt", "--all", "--check"]))?;
+                // The fuzz targets are a workspace of their own.
+                let Some(fuzz) = workspace.fuzz_manifest() else { return Ok(()) };
+                let mut cargo = workspace.cargo();
+                process::run(cargo.args(["fmt", "--check", "--manifest-path"]).arg(fuzz))
+            }
             Self::Clippy => process::run(cargo.args([
                 "clippy",
                 "--workspace",
@@ -208,24 +214,30 @@ fn conclude(reports: &mut [Report], planned: usize, took: Duration) -> Result<()
     for report in &*reports {
         println!("{:<12} {report}", report.step.name());
     }
-    let ran = reports.iter().filter(|report| report.ran()).count();
-    let failed: Vec<&Report> = reports.iter().filter(|report| report.failed()).collect();
-    let tests = reports.iter().fold(TestCount::default(), |sum, report| sum + report.tests);
     println!();
-    for report in &failed {
-        let step = report.step.name();
-        println!("step {step} failed; run it alone with: cargo xtask test --only {step}");
+
+    let passed = reports.iter().filter(|report| report.passed()).count();
+    let mut failed = Vec::new();
+    for report in &*reports {
+        if let Outcome::Failed(error) = &report.outcome {
+            let step = report.step.name();
+            println!("step {step} failed: {error:#}");
+            println!("    run it alone with: cargo xtask test --only {step}");
+            failed.push(step);
+        }
     }
-    if ran < planned {
-        println!("{} more steps were not run (--keep-going would)", planned - ran);
+    if passed + failed.len() < planned {
+        println!("the steps after it were not run; --keep-going would");
     }
     let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
-    println!("xtask test: {verdict}, {ran} steps, {tests}, {}", Seconds(took));
-    match &*failed {
-        [] => Ok(()),
-        [only] => bail!("step {} failed", only.step.name()),
-        several => bail!("{} steps failed", several.len()),
+    let tests = reports.iter().fold(TestCount::default(), |sum, report| sum + report.tests);
+    let tests = if tests == TestCount::default() { String::new() } else { format!("{tests}, ") };
+    let took = Seconds(took);
+    println!("xtask test: {verdict}, {passed} of {planned} steps passed, {tests}{took}");
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
     }
+    Ok(())
 }
 
 impl Report {
@@ -248,8 +260,8 @@ impl Report {
         matches!(self.outcome, Outcome::Failed(_))
     }
 
-    fn ran(&self) -> bool {
-        !matches!(self.outcome, Outcome::Skipped(_))
+    fn passed(&self) -> bool {
+        matches!(self.outcome, Outcome::Passed)
     }
 }
 
@@ -258,7 +270,7 @@ impl fmt::Display for Report {
         match &self.outcome {
             Outcome::Passed => write!(f, "ok      {:>9}", Seconds(self.took))?,
             Outcome::Skipped(reason) => write!(f, "skipped            {reason}")?,
-            Outcome::Failed(error) => write!(f, "FAILED  {:>9}  {error:#}", Seconds(self.took))?,
+            Outcome::Failed(_) => write!(f, "FAILED  {:>9}", Seconds(self.took))?,
         }
         if self.tests != TestCount::default() {
             write!(f, "  {}", self.tests)?;
@@ -388,11 +400,11 @@ mod tests {
             tests: TestCount::default(),
         };
         let failed = report(Step::Doc, Outcome::Failed(anyhow::anyhow!("no")));
-        assert_eq!(failed.to_string(), "FAILED  3 min 07 s  no");
+        assert_eq!(failed.to_string(), "FAILED  3 min 07 s");
         let mut reports =
             [failed, report(Step::Fmt, Outcome::Passed), Report::skipped(Step::Fuzz, "none")];
         let error = conclude(&mut reports, 2, Duration::ZERO).unwrap_err();
-        assert_eq!(error.to_string(), "step doc failed");
+        assert_eq!(error.to_string(), "failed: doc");
         assert!(conclude(&mut reports[..1], 1, Duration::ZERO).is_ok(), "fmt, sorted to the front");
     }
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask` as a user meets it: the built program on a small repository made for the test.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -38,11 +39,26 @@ impl Repository {
     }
 
     fn xtask(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_xtask"))
-            .env("CARGO_MANIFEST_DIR", self.root.join("xtask"))
-            .args(arguments)
-            .output()
-            .unwrap()
+        self.command(arguments).output().unwrap()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command.env("CARGO_MANIFEST_DIR", self.root.join("xtask")).args(arguments);
+        command
+    }
+
+    /// A script in the only directory that [`on_bare_machine`](Self::on_bare_machine) looks into.
+    fn program(&self, name: &str, script: &str) {
+        let file = format!("bin/{name}");
+        self.write(&file, &format!("#!/bin/sh\n{script}\n"));
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(self.root.join(file), executable).unwrap();
+    }
+
+    /// Runs xtask where no program is installed but those of the test.
+    fn on_bare_machine(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).env("PATH", self.root.join("bin")).output().unwrap()
     }
 }
 
@@ -113,11 +129,54 @@ fn a_failing_step_fails_the_run_and_says_how_to_repeat_it() {
     assert_eq!(output.status.code(), Some(1));
     let text = stdout(&output);
     assert!(text.contains("run it alone with: cargo xtask test --only conformance"), "{text}");
-    assert!(text.lines().last().unwrap().starts_with("xtask test: FAILED, 1 steps"), "{text}");
+    assert!(text.lines().last().unwrap().starts_with("xtask test: FAILED, 0 of 1 steps"), "{text}");
 
     repository.xtask(&["conformance"]);
     let output = repository.xtask(&["test", "--only", "conformance"]);
     assert!(output.status.success());
     let text = stdout(&output);
-    assert!(text.lines().last().unwrap().starts_with("xtask test: ok, 1 steps"), "{text}");
+    assert!(text.lines().last().unwrap().starts_with("xtask test: ok, 1 of 1 steps"), "{text}");
+}
+
+#[test]
+fn a_missing_package_is_installed_for_root() {
+    let repository = Repository::new("root");
+    repository.write("fuzz/Cargo.toml", "");
+    repository.program("id", "echo 0");
+    let installed = repository.root.join("bin/c++").display().to_string();
+    let log = repository.root.join("apt.log").display().to_string();
+    repository.program("apt-get", &format!("echo \"$@\" >>{log}\necho >{installed}"));
+    let output = repository.on_bare_machine(&["test", "--only", "fuzz"]);
+    assert_eq!(
+        std::fs::read_to_string(log).unwrap(),
+        "--option=Acquire::Retries=3 update\n\
+         --option=Acquire::Retries=3 install --yes --no-install-recommends g++\n"
+    );
+    assert!(stdout(&output).contains("==> [1/1] fuzz"), "the step comes after the installation");
+}
+
+#[test]
+fn a_missing_package_is_named_to_anybody_else() {
+    let repository = Repository::new("user");
+    repository.write("fuzz/Cargo.toml", "");
+    repository.program("id", "echo 1000");
+    repository.program("apt-get", "exit 1");
+    let output = repository.on_bare_machine(&["test", "--only", "fuzz"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("run `sudo apt-get install g++`"), "{}", stderr(&output));
+
+    std::fs::remove_file(repository.root.join("bin/apt-get")).unwrap();
+    let output = repository.on_bare_machine(&["test", "--only", "fuzz"]);
+    assert!(stderr(&output).contains("there is no apt-get here"), "{}", stderr(&output));
+}
+
+#[test]
+fn an_installation_that_does_not_help_is_an_error() {
+    let repository = Repository::new("useless");
+    repository.write("fuzz/Cargo.toml", "");
+    repository.program("id", "echo 0");
+    repository.program("apt-get", "");
+    let output = repository.on_bare_machine(&["test", "--only", "fuzz"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("`c++` is still not on PATH"), "{}", stderr(&output));
 }
