@@ -1,0 +1,60 @@
+//! Extra features and requests, specification table 2.1 and what came after it.
+
+use crate::Release;
+
+bitflags::bitflags! {
+    /// Extra features and requests; identifier `i` is bit `i % 64` of word `i / 64`.
+    ///
+    /// Bits that this crate doesn't know are kept, so that they can be shown.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Extras: u64 {
+        /// 0, feature: RDMA read, hence LONGREAD packets.
+        const RDMA_READ = 1 << 0;
+        /// 1, feature: delivery-complete packets and RECEIPT.
+        const DELIVERY_COMPLETE = 1 << 1;
+        /// 2, request: keep the header length of requests constant (zero-copy receive).
+        const CONSTANT_HEADER_LENGTH = 1 << 2;
+        /// 3, request: put the connid in every packet.
+        const CONNID_HEADER = 1 << 3;
+        /// 4, feature: runting read.
+        const RUNTING_READ = 1 << 4;
+        /// 5, feature: RDMA write.
+        const RDMA_WRITE = 1 << 5;
+        /// 6, feature: READ_NACK packets.
+        const READ_NACK = 1 << 6;
+        /// 7, request: send messages to the user receive queue pair.
+        const USER_RECV_QP = 1 << 7;
+        /// 8, feature: RDMA write with immediate needs no receive buffer.
+        const UNSOLICITED_WRITE_RECV = 1 << 8;
+        /// 9, feature: PEER_ERROR packets.
+        const PEER_ERROR = 1 << 9;
+        const _ = !0;
+    }
+}
+
+/// Whether a bit announces an ability or asks for something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// "I can": use it only with peers that announce it.
+    Feature,
+    /// "Please do": a peer may ignore it.
+    Request,
+}
+
+impl Extras {
+    /// The known ones with identifier, name, kind and the first release that has them.
+    ///
+    /// `None` as the release says that no release has it yet.
+    pub const TABLE: [(u32, &'static str, Kind, Option<Release>); 10] = [
+        (0, "RDMA read", Kind::Feature, Some(Release::V1_10)),
+        (1, "delivery complete", Kind::Feature, Some(Release::V1_12)),
+        (2, "constant header length", Kind::Request, Some(Release::V1_13)),
+        (3, "connid header", Kind::Request, Some(Release::V1_14)),
+        (4, "runting read", Kind::Feature, Some(Release::V1_16)),
+        (5, "RDMA write", Kind::Feature, Some(Release::V1_18)),
+        (6, "read nack", Kind::Feature, Some(Release::V1_20)),
+        (7, "user receive QP", Kind::Request, Some(Release::V1_22)),
+        (8, "unsolicited write receive", Kind::Feature, Some(Release::V2_6)),
+        (9, "peer error", Kind::Feature, None),
+    ];
+}
