@@ -1,0 +1,456 @@
+//! A packet on its way in: who sent it, and what is it for.
+//!
+//! ```text
+//!   bytes ─ parse ─► sender ─► HANDSHAKE owed? ─► by type ─┬─► RTM ─ in msg_id order ─► match
+//!                                                          ├─► CTS ─► send operation
+//!                                                          ├─► CTSDATA ─► receive operation
+//!                                                          └─► HANDSHAKE ─► peer
+//! ```
+
+use efa_device::{QueuePair, Source};
+use efa_handshake::{Learned, Reply};
+use efa_match::{Admit, Arrived, Match, Source as MatchSource};
+use efa_proto::{Handshake, Header, OpId, Packet, RawAddress, Rtm, RtmKind};
+
+use crate::completion::{Completion, OperationError, ReceiveCompletion};
+use crate::endpoint::Endpoint;
+use crate::event::{DropReason, Event};
+use crate::held::Chain;
+use crate::matching::{Assembly, Message, Target};
+use crate::payload::Payload;
+use crate::peer::{PeerId, Standing};
+use crate::select::Subprotocol;
+use crate::transmit::Work;
+
+impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
+    /// The device put a datagram into a receive buffer.
+    pub(crate) fn packet_arrived(&mut self, packet: &Q::Packet, length: usize, source: Source) {
+        self.statistics.received_bytes += length as u64;
+        let bytes = packet.as_ref().get(..length).unwrap_or_default();
+        let parsed = match Packet::parse(bytes) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
+                return self.drop_packet(peer, DropReason::Malformed(error));
+            }
+        };
+        let peer = match self.sender(&parsed.header, source) {
+            Ok(peer) => peer,
+            Err((peer, reason)) => return self.drop_packet(peer, reason),
+        };
+        let packet_type = parsed.packet_type();
+        self.statistics.received.count(packet_type);
+        tracing::trace!(peer = peer.0, packet = %parsed, "received");
+
+        let active = self.peers.converse(peer, &self.config);
+        if let Some(Reply::Handshake) = active.handshake.packet_received() {
+            self.enqueue_first(peer, Work::Handshake);
+        }
+        match &parsed.header {
+            Header::Rtm(rtm) => self.rtm_arrived(peer, rtm, parsed.payload, bytes),
+            Header::Cts(cts) => self.cts_arrived(peer, cts),
+            Header::CtsData(data) => self.ctsdata_arrived(peer, data, parsed.payload),
+            Header::Handshake(handshake) => self.handshake_arrived(peer, handshake),
+            // A zero-byte write to nowhere only asks for our HANDSHAKE, which is on its way.
+            Header::Rtw(rtw) if rtw.rma_iov.is_empty() && parsed.payload.is_empty() => {}
+            _ => self.drop_packet(Some(peer), DropReason::Unsupported(packet_type)),
+        }
+    }
+
+    /// Finds the sender of a packet, or makes it known (sections 2.2 and 4.4).
+    fn sender(
+        &mut self,
+        header: &Header<'_>,
+        source: Source,
+    ) -> Result<PeerId, (Option<PeerId>, DropReason)> {
+        let current = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
+        if let Some(peer) = current {
+            let address = self.peers.address(peer).copied();
+            match (header.connid(), address) {
+                (Some(connid), Some(address)) if connid != address.connid => {
+                    return self.other_life(peer, address, header, connid);
+                }
+                (Some(_), _) => {}
+                (None, _) => self.statistics.unverified += 1,
+            }
+            return match self.peers.standing(peer) {
+                Standing::Live => Ok(peer),
+                _ => Err((Some(peer), DropReason::Stale)),
+            };
+        }
+        if let Some(address) = header.raw_address() {
+            let forged =
+                address.qpn != source.qpn.0 || source.gid.is_some_and(|gid| gid.0 != address.gid);
+            if forged {
+                return Err((None, DropReason::ForgedAddress));
+            }
+            return self.discover(*address);
+        }
+        // The device tells the interface of a sender that it has no handle for.
+        let (Some(gid), Some(connid)) = (source.gid, header.connid()) else {
+            return Err((None, DropReason::UnknownSender));
+        };
+        let address = RawAddress { gid: gid.0, qpn: source.qpn.0, connid };
+        match self.peers.by_address(&address) {
+            Some(peer) if self.peers.standing(peer) == Standing::Live => Ok(peer),
+            Some(peer) => Err((Some(peer), DropReason::Stale)),
+            None => Err((None, DropReason::UnknownSender)),
+        }
+    }
+
+    /// A packet of another life of the endpoint on a known queue pair: of its successor, which
+    /// introduces itself, or of a predecessor.
+    fn other_life(
+        &mut self,
+        peer: PeerId,
+        known: RawAddress,
+        header: &Header<'_>,
+        connid: efa_proto::Connid,
+    ) -> Result<PeerId, (Option<PeerId>, DropReason)> {
+        let address = RawAddress { connid, ..known };
+        if let Some(predecessor) = self.peers.by_address(&address) {
+            return Err((Some(predecessor), DropReason::Stale));
+        }
+        match header.raw_address() {
+            Some(told) if *told == address => self.discover(address),
+            Some(_) => Err((Some(peer), DropReason::ForgedAddress)),
+            None => Err((Some(peer), DropReason::Stale)),
+        }
+    }
+
+    fn discover(&mut self, address: RawAddress) -> Result<PeerId, (Option<PeerId>, DropReason)> {
+        if let Some(known) = self.peers.by_address(&address) {
+            return match self.peers.standing(known) {
+                Standing::Live => Ok(known),
+                _ => Err((Some(known), DropReason::Stale)),
+            };
+        }
+        match self.add_peer(address) {
+            Ok(peer) => {
+                self.events.push(Event::PeerDiscovered(peer));
+                Ok(peer)
+            }
+            Err(error) => {
+                self.events.push(Event::DeviceRefused(error));
+                Err((None, DropReason::PeerTableFull))
+            }
+        }
+    }
+
+    fn handshake_arrived(&mut self, peer: PeerId, handshake: &Handshake<'_>) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        if active.handshake.handshake_received(handshake) == Learned::Changed {
+            tracing::info!(peer = peer.0, "a second HANDSHAKE announces other features");
+        }
+        for id in core::mem::take(&mut active.awaiting_handshake) {
+            self.enqueue(peer, Work::Send(id));
+        }
+    }
+
+    /// A request to send a message: in the order of message ids, unless its message has begun.
+    fn rtm_arrived(&mut self, peer: PeerId, rtm: &Rtm<'_>, payload: &[u8], bytes: &[u8]) {
+        let Some(shape) = Shape::of(rtm, payload) else {
+            let reason = match rtm.kind {
+                RtmKind::Medium { .. } | RtmKind::LongCts { .. } => DropReason::SegmentOutOfRange,
+                _ => DropReason::Unsupported(rtm.packet_type()),
+            };
+            return self.drop_packet(Some(peer), reason);
+        };
+        if shape.subprotocol == Subprotocol::Medium
+            && let Some(assembly) = self.assembly(peer, rtm)
+        {
+            return self.medium_segment(peer, assembly, rtm, &shape, payload, bytes);
+        }
+        let msg_id = rtm.msg_id.0;
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        if active.window.expected() != msg_id {
+            return self.rtm_early(peer, msg_id, bytes);
+        }
+        let Admit::InOrder(_) = active.window.admit(msg_id, Chain::NONE) else { return };
+        self.message_begins(peer, rtm, &shape, payload, bytes);
+        self.release_early(peer);
+    }
+
+    /// Keeps an early packet until its turn has come.
+    fn rtm_early(&mut self, peer: PeerId, msg_id: u32, bytes: &[u8]) {
+        let chain = self.matching.held.hold(bytes);
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        let reason = match active.window.admit(msg_id, chain) {
+            Admit::Kept | Admit::InOrder(_) => {
+                self.statistics.reordered += 1;
+                return;
+            }
+            Admit::Occupied(chain) => {
+                if let Some(first) = active.window.get_mut(msg_id) {
+                    self.matching.held.append(first, chain);
+                }
+                self.statistics.reordered += 1;
+                return;
+            }
+            Admit::Old(_) => DropReason::OldMessageId,
+            Admit::Beyond(_) => DropReason::MessageIdTooFar,
+        };
+        self.matching.held.drop_chain(chain);
+        self.drop_packet(Some(peer), reason);
+    }
+
+    /// Handles the kept packets whose turn has come.
+    fn release_early(&mut self, peer: PeerId) {
+        while let Some(active) = self.peers.active_mut(peer)
+            && let Some(chain) = active.window.pop_ready()
+        {
+            self.replay(chain, |endpoint, rtm, shape, payload, bytes, first| {
+                if first {
+                    endpoint.message_begins(peer, rtm, shape, payload, bytes);
+                } else if let Some(assembly) = endpoint.assembly(peer, rtm) {
+                    endpoint.medium_segment(peer, assembly, rtm, shape, payload, bytes);
+                } else {
+                    endpoint.drop_packet(Some(peer), DropReason::OldMessageId);
+                }
+            });
+        }
+    }
+
+    /// Takes held packets out one by one and handles each.
+    pub(crate) fn replay(
+        &mut self,
+        chain: Chain,
+        mut handle: impl FnMut(&mut Self, &Rtm<'_>, &Shape, &[u8], &[u8], bool),
+    ) {
+        let mut next = Some(chain.first);
+        let mut first = true;
+        while let Some(id) = next {
+            let packet = self.matching.held.take(id);
+            next = packet.next;
+            let bytes = packet.bytes();
+            if let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes)
+                && let Some(shape) = Shape::of(&rtm, payload)
+            {
+                handle(self, &rtm, &shape, payload, bytes, first);
+            }
+            first = false;
+            self.matching.held.release(packet);
+        }
+    }
+
+    /// The message that a segment belongs to, if it has begun.
+    fn assembly(&self, peer: PeerId, rtm: &Rtm<'_>) -> Option<Assembly> {
+        self.matching.assembling.get(&(peer.0, rtm.msg_id.0)).copied()
+    }
+
+    /// The first packet of a message whose turn it is: match it.
+    fn message_begins(
+        &mut self,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+        bytes: &[u8],
+    ) {
+        let tagged = rtm.tag.is_some();
+        let key = self.matching.messages.vacant_key();
+        let matcher = self.matching.matcher(tagged);
+        match matcher.arrive(MatchSource(peer.0), rtm.tag.unwrap_or(0), key as u32) {
+            Arrived::Matched(Match::Once(receive)) => {
+                if let Some(target) = self.take_posted(receive) {
+                    self.begin_receive(target, peer, rtm, shape, payload);
+                }
+            }
+            Arrived::Matched(Match::Lasting(receive, _)) => {
+                if let Some(target) = self.take_part(receive, shape.length) {
+                    self.begin_receive(target, peer, rtm, shape, payload);
+                }
+                self.release_if_used_up(receive);
+            }
+            Arrived::Unexpected(entry) => {
+                let packets = self.matching.held.hold(bytes);
+                let msg_id = rtm.msg_id.0;
+                self.matching.messages.insert(Message { peer, msg_id, tagged, entry, packets });
+                if shape.is_partial(payload) && shape.subprotocol == Subprotocol::Medium {
+                    let assembly = Assembly::Unexpected(key as u32);
+                    self.matching.assembling.insert((peer.0, msg_id), assembly);
+                }
+                self.statistics.unexpected += 1;
+            }
+        }
+    }
+
+    /// A further segment of a message that has begun.
+    fn medium_segment(
+        &mut self,
+        peer: PeerId,
+        assembly: Assembly,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+        bytes: &[u8],
+    ) {
+        match assembly {
+            Assembly::Receiving(id) => self.medium_arrived(id, rtm, shape, payload),
+            Assembly::Unexpected(key) => {
+                let chain = self.matching.held.hold(bytes);
+                match self.matching.messages.get_mut(key as usize) {
+                    Some(message) => self.matching.held.append(&mut message.packets, chain),
+                    None => {
+                        self.matching.held.drop_chain(chain);
+                        self.drop_packet(Some(peer), DropReason::UnknownOperation);
+                    }
+                }
+            }
+        }
+    }
+
+    fn take_posted(&mut self, receive: OpId) -> Option<Target<B>> {
+        let posted = self.matching.posted.remove(receive)?;
+        Some(Target { context: posted.context, buffer: posted.buffer, tagged: posted.tagged })
+    }
+
+    /// A message's part of a multi-receive buffer.
+    fn take_part(&mut self, receive: OpId, length: u64) -> Option<Target<B>> {
+        let posted = self.matching.posted.get_mut(receive)?;
+        let length = length.min(posted.buffer.length());
+        let buffer = posted.buffer.split_to(length);
+        Some(Target { context: posted.context, buffer, tagged: false })
+    }
+
+    /// Gives a multi-receive buffer back that has too little room for another message.
+    fn release_if_used_up(&mut self, receive: OpId) {
+        let used_up = self
+            .matching
+            .posted
+            .get(receive)
+            .is_some_and(|posted| posted.buffer.length() < self.config.min_multi_receive);
+        if used_up && let Some(posted) = self.matching.posted.remove(receive) {
+            if let Some(post) = posted.post {
+                self.matching.matcher(false).cancel(post);
+            }
+            let (context, buffer) = (posted.context, posted.buffer);
+            self.completions.push_back(Completion::Released { context, buffer });
+        }
+    }
+
+    /// A receive was posted for a message that is here.
+    pub(crate) fn receive_unexpected(&mut self, receive: OpId, message: u32) {
+        let message = self.matching.messages.remove(message as usize);
+        if let Some(target) = self.take_posted(receive) {
+            self.replay_message(target, message);
+        }
+    }
+
+    /// A multi-receive buffer was posted and a message for it is here.
+    pub(crate) fn receive_unexpected_part(&mut self, receive: OpId, message: u32) {
+        let message = self.matching.messages.remove(message as usize);
+        let length = shape_of(self.matching.held.bytes(message.packets.first)).map(|s| s.length);
+        if let Some(target) = self.take_part(receive, length.unwrap_or(0)) {
+            self.replay_message(target, message);
+        }
+        self.release_if_used_up(receive);
+    }
+
+    fn replay_message(&mut self, target: Target<B>, message: Message) {
+        let peer = message.peer;
+        self.matching.assembling.remove(&(peer.0, message.msg_id));
+        let mut target = Some(target);
+        self.replay(message.packets, |endpoint, rtm, shape, payload, bytes, _| {
+            if let Some(target) = target.take() {
+                endpoint.begin_receive(target, peer, rtm, shape, payload);
+            } else if let Some(assembly) = endpoint.assembly(peer, rtm) {
+                endpoint.medium_segment(peer, assembly, rtm, shape, payload, bytes);
+            } else {
+                endpoint.drop_packet(Some(peer), DropReason::RepeatedSegment);
+            }
+        });
+    }
+
+    /// The first packet of a message and the buffer it goes to have met.
+    fn begin_receive(
+        &mut self,
+        target: Target<B>,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+    ) {
+        if !shape.is_partial(payload) {
+            return self.receive_whole(target, peer, rtm, shape, payload);
+        }
+        if self.operations.receives.is_full() {
+            self.drop_packet(Some(peer), DropReason::TooManyOperations);
+            return self.received(ReceiveCompletion {
+                context: target.context,
+                peer: Some(peer),
+                tagged: target.tagged,
+                tag: rtm.tag.unwrap_or(0),
+                length: 0,
+                cq_data: rtm.options.cq_data,
+                subprotocol: Some(shape.subprotocol),
+                buffer: target.buffer,
+                result: Err(OperationError::TooManyOperations),
+            });
+        }
+        match shape.subprotocol {
+            Subprotocol::LongCts => self.begin_longcts(target, peer, rtm, shape, payload),
+            _ => self.begin_medium(target, peer, rtm, shape, payload),
+        }
+    }
+}
+
+/// What a request says about its message, checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) subprotocol: Subprotocol,
+    /// Length of the message.
+    pub(crate) length: u64,
+    /// Where the payload belongs.
+    pub(crate) offset: u64,
+    /// The sender's name for the operation.
+    pub(crate) send_id: OpId,
+}
+
+impl Shape {
+    /// `None` if this endpoint doesn't do it, or the segment doesn't fit the message.
+    fn of(rtm: &Rtm<'_>, payload: &[u8]) -> Option<Self> {
+        let bytes = payload.len() as u64;
+        let (subprotocol, length, offset, send_id) = match rtm.kind {
+            RtmKind::Eager => (Subprotocol::Eager, bytes, 0, OpId(0)),
+            RtmKind::Medium { msg_length, seg_offset } => {
+                (Subprotocol::Medium, msg_length, seg_offset, OpId(0))
+            }
+            RtmKind::LongCts { msg_length, send_id, read_nack: false, .. } => {
+                (Subprotocol::LongCts, msg_length, 0, send_id)
+            }
+            _ => return None,
+        };
+        let fits = offset.checked_add(bytes).is_some_and(|end| end <= length);
+        let carries = match subprotocol {
+            Subprotocol::Eager => true,
+            // Every segment carries something, or the message would never be whole.
+            Subprotocol::Medium => bytes > 0,
+            // The request must leave something to be granted.
+            Subprotocol::LongCts => bytes < length,
+        };
+        (fits && carries).then_some(Self { subprotocol, length, offset, send_id })
+    }
+
+    /// Whether the message has more than this payload.
+    fn is_partial(&self, payload: &[u8]) -> bool {
+        self.length != payload.len() as u64
+    }
+}
+
+fn shape_of(bytes: &[u8]) -> Option<Shape> {
+    match Packet::parse(bytes) {
+        Ok(Packet { header: Header::Rtm(rtm), payload }) => Shape::of(&rtm, payload),
+        _ => None,
+    }
+}
+
+/// Whether a held first packet is its whole message.
+pub(crate) fn is_whole(bytes: &[u8]) -> bool {
+    match Packet::parse(bytes) {
+        Ok(Packet { header: Header::Rtm(rtm), payload }) => {
+            Shape::of(&rtm, payload).is_some_and(|shape| !shape.is_partial(payload))
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,140 @@
+//! How operations end.
+
+use efa_device::Status;
+use efa_proto::OpId;
+
+use crate::peer::PeerId;
+use crate::select::Subprotocol;
+
+/// Names a send operation until its completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SendId(pub(crate) OpId);
+
+/// Names a posted receive until it is matched, for [`Endpoint::cancel`](crate::Endpoint::cancel).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReceiveId(pub(crate) OpId);
+
+/// An operation that ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Completion<B> {
+    /// A send.
+    Send(SendCompletion<B>),
+    /// A receive, or one message of a multi-receive buffer.
+    Receive(ReceiveCompletion<B>),
+    /// A multi-receive buffer takes no more messages; what is left of it comes back.
+    Released {
+        /// The context of the receive.
+        context: u64,
+        /// What no message used.
+        buffer: B,
+    },
+}
+
+/// How a send ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct SendCompletion<B> {
+    /// The context of the operation.
+    pub context: u64,
+    /// The peer.
+    pub peer: PeerId,
+    /// The tag of a tagged message.
+    pub tag: Option<u64>,
+    /// Its length in bytes.
+    pub length: u64,
+    /// How it travelled; `None` when no packet of it was sent.
+    pub subprotocol: Option<Subprotocol>,
+    /// The buffer; `None` for injected messages.
+    pub buffer: Option<B>,
+    /// `Ok` when every packet lies in the target device's buffers.
+    pub result: Result<(), OperationError>,
+}
+
+/// How a receive ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ReceiveCompletion<B> {
+    /// The context of the operation.
+    pub context: u64,
+    /// Who sent the message; `None` for a cancelled receive.
+    pub peer: Option<PeerId>,
+    /// Whether it was a tagged receive.
+    pub tagged: bool,
+    /// The tag of the message; of the receive if it was cancelled; 0 if untagged.
+    pub tag: u64,
+    /// Bytes of the message in the buffer.
+    pub length: u64,
+    /// The 64 bits that the sender gave along.
+    pub cq_data: Option<u64>,
+    /// How the message travelled.
+    pub subprotocol: Option<Subprotocol>,
+    /// The buffer. Of a multi-receive buffer, the part with this message.
+    pub buffer: B,
+    /// What came of it.
+    pub result: Result<(), OperationError>,
+}
+
+/// Why an operation failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OperationError {
+    /// The message was longer than the buffer, which holds its beginning.
+    #[error("message of {length} bytes truncated to the {capacity} bytes of the buffer")]
+    Truncated {
+        /// Length of the message.
+        length: u64,
+        /// Length of the buffer.
+        capacity: u64,
+    },
+    /// The application cancelled it.
+    #[error("cancelled")]
+    Cancelled,
+    /// The device failed to deliver a packet.
+    #[error("the device reports: {0}")]
+    Device(Status),
+    /// The peer restarted while the operation was under way.
+    #[error("the peer restarted")]
+    PeerRestarted,
+    /// The application removed the peer.
+    #[error("the peer was removed")]
+    PeerRemoved,
+    /// There was no room for another operation.
+    #[error("too many operations under way")]
+    TooManyOperations,
+}
+
+/// Why an operation was not started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// No such peer.
+    #[error("no peer {0:?}")]
+    UnknownPeer(PeerId),
+    /// The peer is gone, because its device stopped answering, it restarted or it was removed.
+    /// Inserting its address anew gives a fresh peer.
+    #[error("peer {0:?} is gone")]
+    PeerGone(PeerId),
+    /// As many operations are under way as can be; progress will make room.
+    #[error("busy: {limit} operations under way")]
+    Busy {
+        /// How many can be.
+        limit: usize,
+    },
+    /// The message is too long to be injected.
+    #[error("{length} bytes are too many to inject, at most {limit}")]
+    TooLongToInject {
+        /// What was asked for.
+        length: usize,
+        /// What can be.
+        limit: usize,
+    },
+}
+
+/// An operation that was not started; the buffer comes back.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct Refused<B> {
+    /// Why.
+    #[source]
+    pub error: StartError,
+    /// The buffer.
+    pub buffer: B,
+}

@@ -1,0 +1,114 @@
+//! What can be set on an endpoint.
+
+use std::time::Duration;
+
+use efa_handshake::{Extras, Profile, Release};
+
+use crate::rnr::BackoffLimits;
+
+/// Settings of an [`Endpoint`](crate::Endpoint). The defaults suit nearly everyone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The habits on the wire; the default is libfabric 2.6's, and bits of the peer are still
+    /// tested before anything beyond the baseline is used, as older releases need.
+    pub profile: Profile,
+    /// Longest message in bytes that is sent as medium message, without flow control
+    /// (`FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE`).
+    pub max_medium: u64,
+    /// Packets that one CTS allows (`FI_EFA_TX_MIN_CREDITS`); at least 1.
+    pub cts_window: u32,
+    /// Most send operations under way.
+    pub max_sends: usize,
+    /// Most receives posted, and most messages being received.
+    pub max_receives: usize,
+    /// Receive buffers posted to the device by an idle endpoint.
+    pub min_receive_buffers: usize,
+    /// Receive buffers posted to the device under load; at most what the device allows.
+    pub max_receive_buffers: usize,
+    /// How many message ids ahead of the expected one are kept. Ids beyond are a protocol error.
+    pub max_reorder: u32,
+    /// A multi-receive buffer with less room than this is given back.
+    pub min_multi_receive: u64,
+    /// Patience with receivers that are not ready.
+    pub backoff: BackoffLimits,
+    /// Buffers that lay unused for this long are given back.
+    pub trim_interval: Duration,
+    /// Identifies the host in HANDSHAKE packets; 0 leaves it out.
+    pub host_id: u64,
+    /// Secret of the hash tables that remote tags go into.
+    pub hash_seed: u64,
+    /// Sends every packet as this message id from the start. Both ends must agree.
+    pub first_msg_id: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            profile: Profile::of(Release::V2_6).announcing_only(Extras::CONNID_HEADER),
+            max_medium: 65536,
+            cts_window: 32,
+            max_sends: 4096,
+            max_receives: 1 << 21,
+            min_receive_buffers: 64,
+            max_receive_buffers: 4096,
+            max_reorder: 1 << 16,
+            min_multi_receive: 8192,
+            backoff: BackoffLimits::default(),
+            trim_interval: Duration::from_secs(1),
+            host_id: 0,
+            hash_seed: 0,
+            first_msg_id: 0,
+        }
+    }
+}
+
+/// A setting that makes no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The device's datagrams can't hold the largest header and a byte.
+    #[error("the device's MTU is {mtu} bytes, at least {least} are needed")]
+    MtuTooSmall {
+        /// The device's.
+        mtu: usize,
+        /// The least.
+        least: usize,
+    },
+    /// A setting must be at least something.
+    #[error("{setting} is {value}, at least {least} is needed")]
+    TooSmall {
+        /// Its name.
+        setting: &'static str,
+        /// Its value.
+        value: u64,
+        /// The least.
+        least: u64,
+    },
+}
+
+impl Config {
+    pub(crate) fn check(&self, mtu: usize) -> Result<(), ConfigError> {
+        if mtu < MIN_MTU {
+            return Err(ConfigError::MtuTooSmall { mtu, least: MIN_MTU });
+        }
+        let positive = [
+            ("cts_window", u64::from(self.cts_window)),
+            ("max_sends", self.max_sends as u64),
+            ("max_receives", self.max_receives as u64),
+            ("min_receive_buffers", self.min_receive_buffers as u64),
+            ("max_receive_buffers", self.max_receive_buffers as u64),
+            ("max_reorder", u64::from(self.max_reorder)),
+            ("min_multi_receive", self.min_multi_receive),
+        ];
+        match positive.into_iter().find(|(_, value)| *value == 0) {
+            Some((setting, value)) => Err(ConfigError::TooSmall { setting, value, least: 1 }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The largest header of a request (facts 1.5): 24 + 40 + 8 + 4 · 24 bytes.
+pub(crate) const MAX_REQ_HEADER: usize = 168;
+
+/// Room for the largest header and some data.
+const MIN_MTU: usize = 256;

@@ -1,0 +1,937 @@
+//! The endpoint: its parts, its public calls, and the loop that moves it on.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use efa_device::{
+    Completion as DeviceCompletion, QueuePair, QueuePairAddress, Status, Time, WorkId,
+};
+use efa_match::Posted as Posting;
+use efa_proto::{Connid, ExtraInfo, Handshake, OpId, PacketType, RawAddress, ReqOptions};
+
+use crate::arrival::is_whole;
+use crate::completion::{
+    Completion, OperationError, ReceiveCompletion, ReceiveId, Refused, SendCompletion, SendId,
+    StartError,
+};
+use crate::config::{Config, ConfigError, MAX_REQ_HEADER};
+use crate::coverage::Coverage;
+use crate::event::{DropReason, Event, Events};
+use crate::inbound::Inbound;
+use crate::matching::{Assembly, Matching, Posted, pattern};
+use crate::operation::OperationTable;
+use crate::payload::Payload;
+use crate::peer::{PeerId, Peers, Standing, gid};
+use crate::rnr::Retry;
+use crate::select::Subprotocol;
+use crate::statistics::Statistics;
+use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Transmit, Work};
+
+/// A send operation.
+#[derive(Debug)]
+pub(crate) struct Send<B> {
+    pub(crate) peer: PeerId,
+    pub(crate) buffer: B,
+    pub(crate) context: u64,
+    pub(crate) tag: Option<u64>,
+    pub(crate) cq_data: Option<u64>,
+    pub(crate) length: u64,
+    pub(crate) msg_id: u32,
+    /// Packets that the device has not completed.
+    pub(crate) outstanding: u32,
+    /// Chosen when the first packet is written.
+    pub(crate) subprotocol: Option<Subprotocol>,
+    /// Bytes that are in packets.
+    pub(crate) sent: u64,
+    /// Long-CTS: bytes that may be sent, and the receiver's name for the operation.
+    pub(crate) window_end: u64,
+    pub(crate) recv_id: OpId,
+}
+
+/// A message of several packets that is being received.
+#[derive(Debug)]
+pub(crate) struct Receive<B> {
+    pub(crate) peer: PeerId,
+    pub(crate) msg_id: u32,
+    pub(crate) context: u64,
+    pub(crate) buffer: B,
+    pub(crate) tagged: bool,
+    pub(crate) tag: u64,
+    pub(crate) cq_data: Option<u64>,
+    pub(crate) length: u64,
+    pub(crate) coverage: Coverage,
+    pub(crate) subprotocol: Subprotocol,
+    /// Long-CTS: bytes that the sender may have sent, and its name for the operation.
+    pub(crate) granted: u64,
+    pub(crate) send_id: OpId,
+}
+
+/// Operations under way.
+#[derive(Debug)]
+pub(crate) struct Operations<B> {
+    pub(crate) sends: OperationTable<Send<B>>,
+    pub(crate) receives: OperationTable<Receive<B>>,
+    /// Coverages with memory of their own, to be used again.
+    pub(crate) coverages: Vec<Coverage>,
+}
+
+/// Peers that have something to send.
+#[derive(Debug, Default)]
+struct Schedule {
+    ready: VecDeque<PeerId>,
+    backing_off: BinaryHeap<Reverse<(Time, PeerId)>>,
+}
+
+/// Device completions that one call of [`Endpoint::progress`] handles at most.
+const PROGRESS_BUDGET: usize = 512;
+/// Packets of one peer in a row before others have their turn.
+const BURST: usize = 16;
+
+/// A reliable datagram endpoint: ordered messages of any size over a [`QueuePair`].
+///
+/// It is a state machine: operations are started, [`progress`](Self::progress) moves them on, and
+/// [`poll_completion`](Self::poll_completion) tells how they ended. It has no threads, no clock
+/// and no locks. `B` is the kind of buffer that operations take and completions give back.
+#[derive(Debug)]
+pub struct Endpoint<Q: QueuePair, B> {
+    pub(crate) config: Config,
+    pub(crate) local: QueuePairAddress,
+    pub(crate) transmit: Transmit<Q>,
+    pub(crate) inbound: Inbound<Q::Packet>,
+    pub(crate) peers: Peers<Q::Packet>,
+    pub(crate) operations: Operations<B>,
+    pub(crate) matching: Matching<B>,
+    schedule: Schedule,
+    pub(crate) completions: VecDeque<Completion<B>>,
+    pub(crate) events: Events,
+    pub(crate) statistics: Statistics,
+    now: Time,
+    trim_at: Time,
+}
+
+/// A message to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message<B> {
+    /// The receiver.
+    pub peer: PeerId,
+    /// The tag of a tagged message.
+    pub tag: Option<u64>,
+    /// 64 bits for the receiver's completion.
+    pub cq_data: Option<u64>,
+    /// The bytes.
+    pub buffer: B,
+    /// Comes back with the completion.
+    pub context: u64,
+}
+
+/// What a posted receive accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accept {
+    /// Untagged messages.
+    Untagged {
+        /// Of one sender, or of any.
+        source: Option<PeerId>,
+    },
+    /// Tagged messages.
+    Tagged {
+        /// Of one sender, or of any.
+        source: Option<PeerId>,
+        /// The tag.
+        tag: u64,
+        /// Bits of the tag that don't count.
+        ignore: u64,
+    },
+}
+
+impl Accept {
+    fn parts(self) -> (bool, efa_match::Pattern) {
+        match self {
+            Self::Untagged { source } => (false, pattern(source, 0, u64::MAX)),
+            Self::Tagged { source, tag, ignore } => (true, pattern(source, tag, ignore)),
+        }
+    }
+}
+
+impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
+    /// An endpoint on a queue pair, whose key becomes the endpoint's connid.
+    ///
+    /// # Errors
+    /// A setting that makes no sense, or doesn't suit the device.
+    pub fn new(queue_pair: Q, config: Config) -> Result<Self, ConfigError> {
+        let attributes = queue_pair.attributes();
+        config.check(attributes.mtu)?;
+        let most = config.max_receive_buffers.min(attributes.max_receive);
+        let mut endpoint = Self {
+            local: queue_pair.address(),
+            inbound: Inbound::new(config.min_receive_buffers, most),
+            transmit: Transmit::new(queue_pair),
+            peers: Peers::new(config.hash_seed),
+            operations: Operations {
+                sends: OperationTable::new(config.max_sends),
+                receives: OperationTable::new(usize::MAX),
+                coverages: Vec::new(),
+            },
+            matching: Matching::new(config.max_receives, config.hash_seed),
+            schedule: Schedule::default(),
+            completions: VecDeque::new(),
+            events: Events::default(),
+            statistics: Statistics::default(),
+            now: Time::ZERO,
+            trim_at: Time::ZERO + config.trim_interval,
+            config,
+        };
+        endpoint.refill();
+        Ok(endpoint)
+    }
+
+    /// Where this endpoint can be reached (section 1.4).
+    #[must_use]
+    pub fn address(&self) -> RawAddress {
+        RawAddress {
+            gid: self.local.gid.0,
+            qpn: self.local.qpn.0,
+            connid: Connid(self.local.qkey.0),
+        }
+    }
+
+    /// The peer with an address, made known if it was not.
+    ///
+    /// An address whose queue pair another peer holds takes it over: the other is gone. A peer
+    /// that is gone begins a new life.
+    ///
+    /// # Errors
+    /// The device can't address it: zero GID, or too many interfaces.
+    pub fn insert_peer(&mut self, address: RawAddress) -> Result<PeerId, efa_device::DeviceError> {
+        if let Some(known) = self.peers.by_address(&address)
+            && self.peers.standing(known) == Standing::Live
+        {
+            return Ok(known);
+        }
+        self.add_peer(address)
+    }
+
+    /// Adds a peer whose address is not known, or gone.
+    pub(crate) fn add_peer(
+        &mut self,
+        address: RawAddress,
+    ) -> Result<PeerId, efa_device::DeviceError> {
+        let handle = self.transmit.device.create_address_handle(gid(&address))?;
+        let (peer, replaced) = self.peers.insert(address, handle);
+        if let Some(old) = replaced
+            && self.peers.standing(old) == Standing::Live
+        {
+            self.end_peer(old, OperationError::PeerRestarted);
+            self.events.push(Event::PeerRestarted { old, new: peer });
+        }
+        Ok(peer)
+    }
+
+    /// Forgets a peer: operations with it fail, and what it still sends is dropped.
+    pub fn remove_peer(&mut self, peer: PeerId) {
+        self.end_peer(peer, OperationError::PeerRemoved);
+    }
+
+    /// The address of a peer.
+    #[must_use]
+    pub fn peer_address(&self, peer: PeerId) -> Option<RawAddress> {
+        self.peers.address(peer).copied()
+    }
+
+    /// The peer with an address, if it is known and not gone.
+    #[must_use]
+    pub fn find_peer(&self, address: &RawAddress) -> Option<PeerId> {
+        self.peers.by_address(address).filter(|peer| self.peers.standing(*peer) == Standing::Live)
+    }
+
+    /// What a peer announced in its HANDSHAKE, if it came.
+    #[must_use]
+    pub fn peer_extras(&self, peer: PeerId) -> Option<efa_handshake::Extras> {
+        self.peers.active(peer)?.handshake.extras()
+    }
+
+    /// Starts to send a message.
+    ///
+    /// # Errors
+    /// The buffer comes back if the peer is unknown or gone, or too many sends are under way.
+    pub fn send(&mut self, message: Message<B>) -> Result<SendId, Refused<B>> {
+        let Message { peer, tag, cq_data, buffer, context } = message;
+        if let Err(error) = self.check_peer(peer) {
+            return Err(Refused { error, buffer });
+        }
+        let sends = &mut self.operations.sends;
+        if sends.is_full() {
+            return Err(Refused { error: StartError::Busy { limit: sends.limit() }, buffer });
+        }
+        let active = self.peers.converse(peer, &self.config);
+        let clear = active.is_clear();
+        let id = sends.insert(Send {
+            peer,
+            length: buffer.length(),
+            buffer,
+            context,
+            tag,
+            cq_data,
+            msg_id: active.take_msg_id().0,
+            outstanding: 0,
+            subprotocol: None,
+            sent: 0,
+            window_end: 0,
+            recv_id: OpId(0),
+        });
+        if !clear || self.advance_send(id) != Advance::Done {
+            self.enqueue(peer, Work::Send(id));
+        }
+        Ok(SendId(id))
+    }
+
+    /// Sends a short message by copy: the bytes may be reused at once, and no completion tells of
+    /// success.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send), or the message is longer than [`inject_limit`](Self::inject_limit).
+    pub fn inject(&mut self, message: Message<&[u8]>) -> Result<(), StartError> {
+        let Message { peer, tag, cq_data, buffer, .. } = message;
+        self.check_peer(peer)?;
+        if buffer.len() > self.inject_limit() {
+            let limit = self.inject_limit();
+            return Err(StartError::TooLongToInject { length: buffer.len(), limit });
+        }
+        self.inject_eager(peer, tag, cq_data, buffer)
+    }
+
+    /// Most bytes that can be injected.
+    #[must_use]
+    pub fn inject_limit(&self) -> usize {
+        self.transmit.mtu() - MAX_REQ_HEADER
+    }
+
+    /// Posts a receive for one message.
+    ///
+    /// # Errors
+    /// The buffer comes back if too many receives are posted.
+    pub fn receive(
+        &mut self,
+        accept: Accept,
+        buffer: B,
+        context: u64,
+    ) -> Result<ReceiveId, Refused<B>> {
+        let (tagged, pattern) = accept.parts();
+        let id = self.post(tagged, pattern.tag, buffer, context)?;
+        match self.matching.matcher(tagged).post(pattern, id) {
+            Posting::Waiting(post) => {
+                if let Some(posted) = self.matching.posted.get_mut(id) {
+                    posted.post = Some(post);
+                }
+            }
+            Posting::Matched(message) => self.receive_unexpected(id, message),
+        }
+        Ok(ReceiveId(id))
+    }
+
+    /// Posts a buffer for many untagged messages. Each message takes its part of the buffer, which
+    /// comes back with the message's completion; when less than
+    /// [`Config::min_multi_receive`] is left, the rest comes back as [`Completion::Released`].
+    ///
+    /// # Errors
+    /// The buffer comes back if too many receives are posted.
+    pub fn receive_many(
+        &mut self,
+        source: Option<PeerId>,
+        buffer: B,
+        context: u64,
+    ) -> Result<ReceiveId, Refused<B>> {
+        let pattern = pattern(source, 0, u64::MAX);
+        let id = self.post(false, 0, buffer, context)?;
+        while self.matching.posted.get(id).is_some() {
+            let Some(message) = self.matching.matcher(false).take(&pattern) else {
+                let post = self.matching.matcher(false).post_lasting(pattern, id);
+                if let Some(posted) = self.matching.posted.get_mut(id) {
+                    posted.post = Some(post);
+                }
+                break;
+            };
+            self.receive_unexpected_part(id, message);
+        }
+        Ok(ReceiveId(id))
+    }
+
+    fn post(
+        &mut self,
+        tagged: bool,
+        tag: u64,
+        buffer: B,
+        context: u64,
+    ) -> Result<OpId, Refused<B>> {
+        let posted = &mut self.matching.posted;
+        if posted.len() + self.operations.receives.len() >= posted.limit() {
+            return Err(Refused { error: StartError::Busy { limit: posted.limit() }, buffer });
+        }
+        Ok(posted.insert(Posted { context, buffer, post: None, tagged, tag }))
+    }
+
+    /// Cancels a receive that no message has matched. Its completion says
+    /// [`OperationError::Cancelled`]. Tells whether there was such a receive.
+    pub fn cancel(&mut self, receive: ReceiveId) -> bool {
+        let Some(posted) = self.matching.posted.remove(receive.0) else { return false };
+        if let Some(post) = posted.post {
+            self.matching.matcher(posted.tagged).cancel(post);
+        }
+        self.completions.push_back(Completion::Receive(ReceiveCompletion {
+            context: posted.context,
+            peer: None,
+            tagged: posted.tagged,
+            tag: posted.tag,
+            length: 0,
+            cq_data: None,
+            subprotocol: None,
+            buffer: posted.buffer,
+            result: Err(OperationError::Cancelled),
+        }));
+        true
+    }
+
+    /// Takes the next completion.
+    pub fn poll_completion(&mut self) -> Option<Completion<B>> {
+        self.completions.pop_front()
+    }
+
+    /// Takes the next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop()
+    }
+
+    /// Counts since the endpoint was made.
+    pub fn statistics(&mut self) -> &Statistics {
+        self.statistics.events_lost = self.events.lost();
+        &self.statistics
+    }
+
+    /// The queue pair under the endpoint.
+    #[must_use]
+    pub fn queue_pair(&self) -> &Q {
+        &self.transmit.device
+    }
+
+    /// Whether nothing waits to be sent and no packet is under way. An endpoint that is closed
+    /// before may owe its peers packets that they wait for.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.transmit.in_flight() == 0 && self.peers.all_clear()
+    }
+
+    /// When [`progress`](Self::progress) should be called next although nothing was started.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Time> {
+        let backoff = self.schedule.backing_off.peek().map(|Reverse((at, _))| *at);
+        let device = self.transmit.device.next_event();
+        backoff.into_iter().chain(device).min()
+    }
+
+    /// Moves everything on to `now`, which must not go back: takes what the device finished, sends
+    /// what can be sent. Does at most a bounded amount of work.
+    pub fn progress(&mut self, now: Time) {
+        self.now = now;
+        for handled in 1..=PROGRESS_BUDGET {
+            match self.transmit.device.poll(now) {
+                Some(DeviceCompletion::Receive { packet, length, source }) => {
+                    self.packet_arrived(&packet, length, source);
+                    self.inbound.consumed(packet);
+                }
+                Some(DeviceCompletion::Send { id, packet, result }) => {
+                    self.packet_sent(id, packet, result);
+                }
+                None => break,
+            }
+            if handled % 64 == 0 {
+                self.refill();
+            }
+        }
+        self.refill();
+        if !self.schedule.backing_off.is_empty() {
+            self.end_backoffs();
+        }
+        if !self.schedule.ready.is_empty() {
+            self.serve();
+        }
+        if now >= self.trim_at {
+            self.trim();
+        }
+    }
+
+    fn refill(&mut self) {
+        if let Err(error) = self.inbound.refill(&mut self.transmit.device) {
+            self.events.push(Event::DeviceRefused(error));
+        }
+    }
+
+    fn trim(&mut self) {
+        self.trim_at = self.now + self.config.trim_interval;
+        self.inbound.trim();
+        self.transmit.trim();
+        self.matching.held.trim();
+    }
+
+    /// Packets in the hands of the endpoint: sending, receiving, and held for later.
+    #[must_use]
+    pub fn packets_held(&self) -> PacketsHeld {
+        PacketsHeld {
+            sending: self.transmit.in_flight(),
+            send_pool: self.transmit.pooled(),
+            posted: self.inbound.posted(),
+            receive_pool: self.inbound.spare(),
+            held: self.matching.held.len(),
+        }
+    }
+
+    fn check_peer(&self, peer: PeerId) -> Result<(), StartError> {
+        match self.peers.standing(peer) {
+            Standing::Live => Ok(()),
+            Standing::Gone => Err(StartError::PeerGone(peer)),
+            Standing::Unknown => Err(StartError::UnknownPeer(peer)),
+        }
+    }
+
+    /// Puts work at the end of what a live peer is to be sent.
+    pub(crate) fn enqueue(&mut self, peer: PeerId, work: Work<Q::Packet>) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        active.backlog.push_back(work);
+        self.schedule(peer);
+    }
+
+    /// Puts work before everything else that a live peer is to be sent.
+    pub(crate) fn enqueue_first(&mut self, peer: PeerId, work: Work<Q::Packet>) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        active.backlog.push_front(work);
+        self.schedule(peer);
+    }
+
+    fn schedule(&mut self, peer: PeerId) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        if !active.scheduled && !active.backoff.is_waiting() && !active.backlog.is_empty() {
+            active.scheduled = true;
+            self.schedule.ready.push_back(peer);
+        }
+    }
+
+    fn end_backoffs(&mut self) {
+        while let Some(Reverse((at, peer))) = self.schedule.backing_off.peek().copied() {
+            if at > self.now {
+                break;
+            }
+            self.schedule.backing_off.pop();
+            if let Some(active) = self.peers.active_mut(peer)
+                && active.backoff.expired(self.now)
+            {
+                self.schedule(peer);
+            }
+        }
+    }
+
+    /// Sends what waits, peer by peer, until the device takes no more.
+    fn serve(&mut self) {
+        while let Some(peer) = self.schedule.ready.pop_front() {
+            if self.serve_peer(peer) == Advance::Blocked {
+                self.schedule.ready.push_front(peer);
+                return;
+            }
+            if let Some(active) = self.peers.active_mut(peer) {
+                active.scheduled = false;
+            }
+            self.schedule(peer);
+        }
+    }
+
+    fn serve_peer(&mut self, peer: PeerId) -> Advance {
+        for _ in 0..BURST {
+            let Some(active) = self.peers.active_mut(peer) else { return Advance::Done };
+            if active.backoff.is_waiting() {
+                return Advance::Done;
+            }
+            let Some(work) = active.backlog.pop_front() else { return Advance::Done };
+            let (advance, work) = match work {
+                Work::Send(id) => (self.advance_send(id), work),
+                Work::Cts(id) => (self.send_cts(peer, id), work),
+                Work::Handshake => (self.send_handshake(peer), work),
+                Work::Packet { packet, record } => match self.resend(packet, record) {
+                    Ok(()) => continue,
+                    Err(packet) => (Advance::Blocked, Work::Packet { packet, record }),
+                },
+            };
+            let Some(active) = self.peers.active_mut(peer) else { return Advance::Done };
+            match advance {
+                Advance::Done => {}
+                Advance::More => active.backlog.push_back(work),
+                Advance::Blocked => {
+                    active.backlog.push_front(work);
+                    return Advance::Blocked;
+                }
+            }
+        }
+        Advance::More
+    }
+
+    /// Sends a packet that came back, or was written while its peer could not be served.
+    fn resend(&mut self, packet: Q::Packet, record: InFlight) -> Result<(), Q::Packet> {
+        match self.transmit.post(packet, self.peers.destination(record.peer), record) {
+            Ok(()) => {
+                if record.retransmitted {
+                    self.statistics.retransmitted += 1;
+                } else {
+                    self.count_sent(&record);
+                }
+                Ok(())
+            }
+            Err((packet, PostFailure::Blocked)) => Err(packet),
+            Err((packet, PostFailure::Refused(status))) => {
+                self.transmit.recycle(packet);
+                self.packet_failed(record, status);
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends a packet that is written already, now or later.
+    pub(crate) fn post_or_enqueue(&mut self, packet: Q::Packet, record: InFlight) {
+        if let Err(packet) = self.resend(packet, record) {
+            self.enqueue(record.peer, Work::Packet { packet, record });
+        }
+    }
+
+    /// Posts a fresh packet.
+    pub(crate) fn post_packet(
+        &mut self,
+        packet: Q::Packet,
+        record: InFlight,
+    ) -> Result<(), PostFailure> {
+        match self.transmit.post(packet, self.peers.destination(record.peer), record) {
+            Ok(()) => {
+                self.count_sent(&record);
+                Ok(())
+            }
+            Err((packet, failure)) => {
+                self.transmit.recycle(packet);
+                Err(failure)
+            }
+        }
+    }
+
+    fn count_sent(&mut self, record: &InFlight) {
+        self.statistics.sent.count(record.packet_type);
+        self.statistics.sent_bytes += u64::from(record.length);
+        tracing::trace!(peer = record.peer.0, packet = %record.packet_type, record.length, "sent");
+    }
+
+    /// The device finished with a packet.
+    fn packet_sent(&mut self, id: WorkId, packet: Q::Packet, result: Result<(), Status>) {
+        let Some(record) = self.transmit.completed(id) else {
+            return self.transmit.recycle(packet);
+        };
+        match result {
+            Ok(()) => {
+                self.transmit.recycle(packet);
+                if record.retransmitted
+                    && let Some(active) = self.peers.active_mut(record.peer)
+                {
+                    active.backoff.delivered();
+                }
+                if let Purpose::Send(id) = record.purpose {
+                    self.send_packet_delivered(id);
+                }
+            }
+            Err(Status::ReceiverNotReady) if self.peers.standing(record.peer) == Standing::Live => {
+                self.receiver_not_ready(packet, record);
+            }
+            Err(status) => {
+                self.transmit.recycle(packet);
+                self.packet_failed(record, status);
+            }
+        }
+    }
+
+    /// Keeps a packet that the peer had no room for, to be sent again.
+    fn receiver_not_ready(&mut self, packet: Q::Packet, mut record: InFlight) {
+        self.statistics.receiver_not_ready += 1;
+        record.retransmitted = true;
+        let peer = record.peer;
+        let active = self.peers.converse(peer, &self.config);
+        let was_waiting = active.backoff.is_waiting();
+        if let Retry::At(until) = active.backoff.not_ready(self.now, &self.config.backoff)
+            && !was_waiting
+        {
+            self.schedule.backing_off.push(Reverse((until, peer)));
+        }
+        self.enqueue_first(peer, Work::Packet { packet, record });
+    }
+
+    /// A packet will never arrive.
+    fn packet_failed(&mut self, record: InFlight, status: Status) {
+        self.statistics.send_errors += 1;
+        if self.peers.standing(record.peer) != Standing::Live {
+            return;
+        }
+        match record.purpose {
+            Purpose::Send(id) => self.fail_send(id, OperationError::Device(status)),
+            Purpose::Inject { tag, length } => {
+                self.injected_failed(record.peer, tag, length, OperationError::Device(status));
+            }
+            Purpose::Cts => {}
+            // A peer that wrote once and left is no error (section 2.3).
+            Purpose::Handshake if status.is_peer_gone() => {
+                self.end_peer(record.peer, OperationError::Device(status));
+                return;
+            }
+            Purpose::Handshake => {}
+        }
+        if status.is_peer_gone() {
+            self.end_peer(record.peer, OperationError::Device(status));
+            self.events.push(Event::PeerLost { peer: record.peer, status });
+        }
+    }
+
+    fn injected_failed(
+        &mut self,
+        peer: PeerId,
+        tag: Option<u64>,
+        length: u32,
+        error: OperationError,
+    ) {
+        self.completions.push_back(Completion::Send(SendCompletion {
+            context: 0,
+            peer,
+            tag,
+            length: u64::from(length),
+            subprotocol: Some(Subprotocol::Eager),
+            buffer: None,
+            result: Err(error),
+        }));
+    }
+
+    /// Moves a send on as far as the device allows.
+    fn advance_send(&mut self, id: OpId) -> Advance {
+        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        match send.subprotocol {
+            None => self.begin_send(id),
+            Some(Subprotocol::Eager) => Advance::Done,
+            Some(Subprotocol::Medium) => self.send_medium(id),
+            Some(Subprotocol::LongCts) => self.send_ctsdata(id),
+        }
+    }
+
+    /// A packet of a send arrived at the target.
+    fn send_packet_delivered(&mut self, id: OpId) {
+        if let Some(send) = self.operations.sends.get_mut(id) {
+            send.outstanding -= 1;
+            if send.outstanding == 0 && send.sent == send.length {
+                self.end_send(id, Ok(()));
+            }
+        }
+    }
+
+    pub(crate) fn fail_send(&mut self, id: OpId, error: OperationError) {
+        self.end_send(id, Err(error));
+    }
+
+    fn end_send(&mut self, id: OpId, result: Result<(), OperationError>) {
+        let Some(send) = self.operations.sends.remove(id) else { return };
+        tracing::trace!(peer = send.peer.0, send.msg_id, send.length, ?result, "send ended");
+        self.completions.push_back(Completion::Send(SendCompletion {
+            context: send.context,
+            peer: send.peer,
+            tag: send.tag,
+            length: send.length,
+            subprotocol: send.subprotocol,
+            buffer: Some(send.buffer),
+            result,
+        }));
+    }
+
+    /// Ends a receive operation.
+    pub(crate) fn end_receive(&mut self, id: OpId, error: Option<OperationError>) {
+        let Some(receive) = self.operations.receives.remove(id) else { return };
+        if receive.subprotocol == Subprotocol::Medium {
+            self.matching.assembling.remove(&(receive.peer.0, receive.msg_id));
+        }
+        let mut coverage = receive.coverage;
+        let capacity = receive.buffer.length();
+        let written = coverage.bytes().min(capacity);
+        coverage.clear();
+        self.operations.coverages.push(coverage);
+        let truncated = (receive.length > capacity)
+            .then_some(OperationError::Truncated { length: receive.length, capacity });
+        self.received(ReceiveCompletion {
+            context: receive.context,
+            peer: Some(receive.peer),
+            tagged: receive.tagged,
+            tag: receive.tag,
+            length: written,
+            cq_data: receive.cq_data,
+            subprotocol: Some(receive.subprotocol),
+            buffer: receive.buffer,
+            result: error.or(truncated).map_or(Ok(()), Err),
+        });
+    }
+
+    /// Hands a finished receive to the application.
+    pub(crate) fn received(&mut self, completion: ReceiveCompletion<B>) {
+        tracing::trace!(
+            completion.tag,
+            completion.length,
+            result = ?completion.result,
+            "receive ended"
+        );
+        self.statistics.delivered_bytes += completion.length;
+        self.completions.push_back(Completion::Receive(completion));
+    }
+
+    /// How requests to a peer tell who sends them, and what they carry along.
+    pub(crate) fn request_options(&self, peer: PeerId, cq_data: Option<u64>) -> ReqOptions {
+        use efa_handshake::AddressHeader;
+        let header = match self.peers.active(peer) {
+            Some(active) => active.handshake.address_header(&self.config.profile),
+            None => AddressHeader::Raw(self.config.profile.raw_address),
+        };
+        match header {
+            AddressHeader::Raw(form) => {
+                ReqOptions { raw_address: Some((self.address(), form)), cq_data, connid: None }
+            }
+            AddressHeader::Connid => {
+                ReqOptions { raw_address: None, cq_data, connid: Some(self.connid()) }
+            }
+            AddressHeader::Absent => ReqOptions { raw_address: None, cq_data, connid: None },
+        }
+    }
+
+    pub(crate) fn connid(&self) -> Connid {
+        Connid(self.local.qkey.0)
+    }
+
+    /// The connid for packets other than requests.
+    pub(crate) fn packet_connid(&self) -> Option<Connid> {
+        self.config.profile.connid.then(|| self.connid())
+    }
+
+    /// Sends our HANDSHAKE (section 2.1).
+    fn send_handshake(&mut self, peer: PeerId) -> Advance {
+        let profile = self.config.profile;
+        let Ok(extra_info) = ExtraInfo::new(&[profile.extras.bits()]) else {
+            return Advance::Done;
+        };
+        let handshake = Handshake {
+            extra_info,
+            connid: self.packet_connid(),
+            host_id: (profile.host_id && self.config.host_id != 0).then_some(self.config.host_id),
+            device_version: profile
+                .device_version
+                .then(|| self.transmit.device.attributes().vendor_part_id),
+            user_recv_qp: None,
+        };
+        let record = |length| InFlight {
+            peer,
+            purpose: Purpose::Handshake,
+            packet_type: PacketType::Handshake,
+            length,
+            retransmitted: false,
+        };
+        let advance = self.post_control(record, |packet| handshake.emit(packet));
+        if advance == Advance::Done
+            && let Some(active) = self.peers.active_mut(peer)
+        {
+            active.handshake.handshake_posted();
+        }
+        advance
+    }
+
+    /// Writes and posts a packet without payload.
+    pub(crate) fn post_control(
+        &mut self,
+        record: impl FnOnce(u32) -> InFlight,
+        emit: impl FnOnce(&mut [u8]) -> Result<usize, efa_proto::EmitError>,
+    ) -> Advance {
+        let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
+        let Ok(length) = emit(packet.as_mut()) else {
+            // Control packets are far shorter than the least MTU.
+            self.transmit.recycle(packet);
+            return Advance::Done;
+        };
+        let record = record(length as u32);
+        match self.post_packet(packet, record) {
+            Ok(()) => Advance::Done,
+            Err(PostFailure::Blocked) => Advance::Blocked,
+            Err(PostFailure::Refused(status)) => {
+                self.packet_failed(record, status);
+                Advance::Done
+            }
+        }
+    }
+
+    /// Ends the life of a peer: fails what is under way with it and forgets what it sent.
+    ///
+    /// Messages of it that have arrived whole stay and can still be received.
+    pub(crate) fn end_peer(&mut self, peer: PeerId, error: OperationError) {
+        let Some((handle, active)) = self.peers.retire(peer) else { return };
+        self.transmit.device.destroy_address_handle(handle);
+        for id in self.operations.sends.find(|send| send.peer == peer) {
+            self.fail_send(id, error);
+        }
+        for id in self.operations.receives.find(|receive| receive.peer == peer) {
+            self.end_receive(id, Some(error));
+        }
+        let Some(mut active) = active else { return };
+        for work in active.backlog.drain(..) {
+            if let Work::Packet { packet, record } = work {
+                self.transmit.recycle(packet);
+                if let Purpose::Inject { tag, length } = record.purpose {
+                    self.injected_failed(peer, tag, length, error);
+                }
+            }
+        }
+        for (_, chain) in active.window.drain() {
+            self.matching.held.drop_chain(chain);
+        }
+        self.forget_unfinished(peer);
+    }
+
+    /// Drops unexpected messages of a gone peer that can never be completed.
+    fn forget_unfinished(&mut self, peer: PeerId) {
+        let held = &self.matching.held;
+        let unfinished = self.matching.messages.iter().filter(|(_, message)| {
+            message.peer == peer && !is_whole(held.bytes(message.packets.first))
+        });
+        let doomed: Vec<usize> = unfinished.map(|(key, _)| key).collect();
+        for key in doomed {
+            let message = self.matching.messages.remove(key);
+            self.matching.matcher(message.tagged).withdraw(message.entry);
+            self.matching.held.drop_chain(message.packets);
+        }
+        self.matching.assembling.retain(|(of, _), assembly| {
+            *of != peer.0 || matches!(assembly, Assembly::Receiving(_))
+        });
+    }
+
+    /// Counts and reports a packet that is dropped.
+    pub(crate) fn drop_packet(&mut self, peer: Option<PeerId>, reason: DropReason) {
+        self.statistics.dropped += 1;
+        match reason {
+            DropReason::Malformed(_) => self.statistics.malformed += 1,
+            DropReason::OldMessageId => self.statistics.old_message_ids += 1,
+            DropReason::Stale => self.statistics.stale += 1,
+            _ => {}
+        }
+        self.events.push(Event::PacketDropped { peer, reason });
+    }
+}
+
+/// Packet buffers in the hands of an endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketsHeld {
+    /// Given to the device to be sent.
+    pub sending: usize,
+    /// Free, for sending.
+    pub send_pool: usize,
+    /// Posted to the device for receiving.
+    pub posted: usize,
+    /// Free, for receiving.
+    pub receive_pool: usize,
+    /// Copies of early and unexpected packets.
+    pub held: usize,
+}

@@ -1,0 +1,102 @@
+//! What an application may want to know that is no completion.
+
+use std::collections::VecDeque;
+
+use efa_device::{DeviceError, Status};
+use efa_proto::PacketType;
+
+use crate::peer::PeerId;
+
+/// Something that happened outside the application's operations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// An unknown endpoint wrote to us.
+    PeerDiscovered(PeerId),
+    /// An endpoint with another connid took the place of a peer on its queue pair. Operations with
+    /// the old one failed.
+    PeerRestarted {
+        /// The peer that is no more.
+        old: PeerId,
+        /// Its successor.
+        new: PeerId,
+    },
+    /// The device can't reach a peer any more. Operations with it failed.
+    PeerLost {
+        /// The peer.
+        peer: PeerId,
+        /// What the device said.
+        status: Status,
+    },
+    /// A packet was dropped.
+    PacketDropped {
+        /// Who sent it, if that is known.
+        peer: Option<PeerId>,
+        /// Why.
+        reason: DropReason,
+    },
+    /// The device refused something that the endpoint needs; it will be tried again.
+    DeviceRefused(DeviceError),
+}
+
+/// Why a packet was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DropReason {
+    /// It is no packet of protocol version 4 (section 1.3).
+    Malformed(efa_proto::ParseError),
+    /// Nobody knows who sent it, and it doesn't tell (section 2.2).
+    UnknownSender,
+    /// The raw address in it isn't where it came from.
+    ForgedAddress,
+    /// There is no room for another peer.
+    PeerTableFull,
+    /// It is of an earlier life of its sender (section 4.4).
+    Stale,
+    /// This endpoint doesn't do what it asks for.
+    Unsupported(PacketType),
+    /// Its message id was used before (section 3.2).
+    OldMessageId,
+    /// Its message id is farther ahead than is kept.
+    MessageIdTooFar,
+    /// It names an operation that doesn't exist, or is over, or isn't the sender's.
+    UnknownOperation,
+    /// Its segment lies outside the message or the granted window, or contradicts what came before.
+    SegmentOutOfRange,
+    /// Its bytes have come before.
+    RepeatedSegment,
+    /// The segments of its message are too scattered.
+    TooScattered,
+    /// It grants nothing, or belongs to another kind of operation (section 3.2).
+    BadCts,
+    /// There is no room for another receive operation.
+    TooManyOperations,
+}
+
+/// Events that the application hasn't taken yet: the newest are lost when there are too many.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    queue: VecDeque<Event>,
+    lost: u64,
+}
+
+const MOST_EVENTS: usize = 1024;
+
+impl Events {
+    pub(crate) fn push(&mut self, event: Event) {
+        tracing::debug!(?event);
+        if self.queue.len() < MOST_EVENTS {
+            self.queue.push_back(event);
+        } else {
+            self.lost += 1;
+        }
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Event> {
+        self.queue.pop_front()
+    }
+
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+}

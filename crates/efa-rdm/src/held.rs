@@ -1,0 +1,143 @@
+//! Packets that are kept for later: early ones and unexpected ones.
+//!
+//! They are copied out of the receive buffers, so that a peer far ahead can't starve the device
+//! of buffers, into memory of about their size. Packets of one message form a chain.
+
+use slab::Slab;
+
+use crate::pool::Pool;
+
+/// Names a held packet.
+pub(crate) type HeldId = u32;
+
+/// The held packets of one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chain {
+    pub(crate) first: HeldId,
+    last: HeldId,
+}
+
+impl Chain {
+    /// Stands for "no packets" where a chain is wanted.
+    pub(crate) const NONE: Self = Self { first: HeldId::MAX, last: HeldId::MAX };
+}
+
+/// A packet with its header.
+#[derive(Debug)]
+pub(crate) struct HeldPacket {
+    memory: Box<[u8]>,
+    length: usize,
+    /// The next of its chain.
+    pub(crate) next: Option<HeldId>,
+}
+
+impl HeldPacket {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.memory[..self.length]
+    }
+}
+
+/// The smallest class is 64 bytes, each next one twice as large.
+const CLASSES: usize = 12;
+const SMALLEST: usize = 64;
+
+/// All held packets, with memory in classes of size.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    packets: Slab<HeldPacket>,
+    classes: [Pool<Box<[u8]>>; CLASSES],
+}
+
+/// The class for a length; larger ones than the last class have none and are not kept.
+fn class(length: usize) -> usize {
+    (length.max(SMALLEST).next_power_of_two() / SMALLEST).trailing_zeros() as usize
+}
+
+impl Held {
+    /// Keeps a packet, as a chain of its own.
+    pub(crate) fn hold(&mut self, bytes: &[u8]) -> Chain {
+        let class = class(bytes.len());
+        let pooled = self.classes.get_mut(class).and_then(Pool::take);
+        let mut memory = pooled.unwrap_or_else(|| vec![0; SMALLEST << class].into());
+        memory[..bytes.len()].copy_from_slice(bytes);
+        let id = self.packets.insert(HeldPacket { memory, length: bytes.len(), next: None });
+        Chain { first: id as HeldId, last: id as HeldId }
+    }
+
+    /// Appends a chain to another.
+    pub(crate) fn append(&mut self, chain: &mut Chain, more: Chain) {
+        self.packets[chain.last as usize].next = Some(more.first);
+        chain.last = more.last;
+    }
+
+    pub(crate) fn bytes(&self, id: HeldId) -> &[u8] {
+        self.packets[id as usize].bytes()
+    }
+
+    /// Takes a packet out; [`release`](Self::release) it when it is read.
+    pub(crate) fn take(&mut self, id: HeldId) -> HeldPacket {
+        self.packets.remove(id as usize)
+    }
+
+    pub(crate) fn release(&mut self, packet: HeldPacket) {
+        if let Some(pool) = self.classes.get_mut(class(packet.memory.len())) {
+            pool.put(packet.memory);
+        }
+    }
+
+    /// Takes and releases a whole chain.
+    pub(crate) fn drop_chain(&mut self, chain: Chain) {
+        let mut next = Some(chain.first);
+        while let Some(id) = next {
+            let packet = self.take(id);
+            next = packet.next;
+            self.release(packet);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    pub(crate) fn trim(&mut self) {
+        self.classes.iter_mut().for_each(Pool::trim);
+        if self.packets.is_empty() {
+            self.packets.shrink_to_fit();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_kept_in_memory_of_about_their_size() {
+        let mut held = Held::default();
+        for (length, memory) in [(0, 64), (64, 64), (65, 128), (8928, 16384)] {
+            let chain = held.hold(&vec![7; length]);
+            let packet = held.take(chain.first);
+            assert_eq!((packet.bytes().len(), packet.memory.len()), (length, memory));
+            held.release(packet);
+        }
+    }
+
+    #[test]
+    fn chains_keep_their_order() {
+        let mut held = Held::default();
+        let mut chain = held.hold(&[0]);
+        for byte in 1..4 {
+            let more = held.hold(&[byte]);
+            held.append(&mut chain, more);
+        }
+        let mut seen = Vec::new();
+        let mut next = Some(chain.first);
+        while let Some(id) = next {
+            seen.push(held.bytes(id)[0]);
+            next = held.packets[id as usize].next;
+        }
+        assert_eq!(seen, [0, 1, 2, 3]);
+        held.drop_chain(chain);
+        assert_eq!(held.len(), 0);
+    }
+}

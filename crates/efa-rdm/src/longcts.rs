@@ -1,0 +1,195 @@
+//! Long messages under flow control: long-CTS (section 3.2).
+//!
+//! ```text
+//!   sender                                           receiver
+//!     │── LONGCTS_RTM (send_id, first bytes) ──────────►│ match (until then, nothing more)
+//!     │◄───────── CTS (send_id, recv_id, recv_length) ──│ grant a window
+//!     │── CTSDATA (recv_id, offset) ───────────────────►│ ┐ in any order
+//!     │── CTSDATA (recv_id, offset) ───────────────────►│ ┘
+//!     │◄───────── CTS (send_id, recv_id, recv_length) ──│ the window is used up: next one
+//!     │── CTSDATA … ───────────────────────────────────►│ complete when all bytes are in
+//!   complete when the device has delivered all of them
+//! ```
+
+use efa_device::QueuePair;
+use efa_proto::{Cts, CtsData, MsgId, OpId, PacketType, Rtm, RtmKind};
+
+use crate::arrival::Shape;
+use crate::endpoint::{Endpoint, Receive};
+use crate::event::DropReason;
+use crate::matching::Target;
+use crate::medium::Segment;
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::select::Subprotocol;
+use crate::transmit::{Advance, InFlight, Purpose, Work};
+
+/// CTSDATA packets of one operation in a row before others have their turn.
+const BURST: usize = 16;
+
+impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
+    /// Sends the request with the first bytes.
+    pub(crate) fn send_longcts(&mut self, id: OpId) -> Advance {
+        let Some(send) = self.operations.sends.get_mut(id) else { return Advance::Done };
+        // Until the first grant the window is what the request carries.
+        let (peer, msg_id, tag, length) = (send.peer, MsgId(send.msg_id), send.tag, send.length);
+        let kind = RtmKind::LongCts {
+            msg_length: length,
+            send_id: id,
+            credit_request: self.config.cts_window,
+            read_nack: false,
+        };
+        let cq_data = send.cq_data;
+        let rtm = Rtm { msg_id, tag, kind, options: self.request_options(peer, cq_data) };
+        let packet_type = match tag {
+            Some(_) => PacketType::LongCtsTagRtm,
+            None => PacketType::LongCtsMsgRtm,
+        };
+        // At least a byte must be left, or the receiver would have nothing to grant.
+        let first = ((self.transmit.mtu() - rtm.len()) as u64).min(length - 1);
+        let advance = self.post_segment(id, packet_type, 0, first, |packet| rtm.emit(packet));
+        if let Some(send) = self.operations.sends.get_mut(id) {
+            send.window_end = send.sent;
+        }
+        advance
+    }
+
+    /// A grant came.
+    pub(crate) fn cts_arrived(&mut self, peer: PeerId, cts: &Cts) {
+        let send = self.operations.sends.get_mut(cts.send_id);
+        let Some(send) = send.filter(|send| send.peer == peer) else {
+            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+        };
+        let expected = send.subprotocol == Some(Subprotocol::LongCts) && send.sent < send.length;
+        if !expected || cts.recv_length == 0 || cts.emulated_read {
+            return self.drop_packet(Some(peer), DropReason::BadCts);
+        }
+        let had_window = send.sent < send.window_end;
+        send.window_end = send.sent.saturating_add(cts.recv_length).min(send.length);
+        send.recv_id = cts.recv_id;
+        if had_window {
+            return;
+        }
+        // Receivers since 1.14 can't tell who sent CTSDATA before they have our connid, which
+        // goes with the HANDSHAKE that theirs answers. Older ones write no connid in the CTS.
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        let must_wait = self.config.profile.ctsdata_after_handshake
+            && cts.connid.is_some()
+            && !active.handshake.is_known();
+        if must_wait {
+            active.awaiting_handshake.push(cts.send_id);
+        } else {
+            self.enqueue(peer, Work::Send(cts.send_id));
+        }
+    }
+
+    /// Sends what the window allows.
+    pub(crate) fn send_ctsdata(&mut self, id: OpId) -> Advance {
+        for _ in 0..BURST {
+            let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+            if send.sent >= send.window_end {
+                return Advance::Done;
+            }
+            let mut data = CtsData {
+                connid: self.packet_connid(),
+                recv_id: send.recv_id,
+                seg_length: 0,
+                seg_offset: send.sent,
+            };
+            let room = (self.transmit.mtu() - data.len()) as u64;
+            data.seg_length = room.min(send.window_end - send.sent);
+            let CtsData { seg_offset, seg_length, .. } = data;
+            let advance =
+                self.post_segment(id, PacketType::CtsData, seg_offset, seg_length, |packet| {
+                    data.emit(packet)
+                });
+            if advance != Advance::Done {
+                return advance;
+            }
+        }
+        Advance::More
+    }
+
+    /// The request has been matched.
+    pub(crate) fn begin_longcts(
+        &mut self,
+        target: Target<B>,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+    ) {
+        let id = self.operations.receives.insert(Receive {
+            peer,
+            msg_id: rtm.msg_id.0,
+            context: target.context,
+            buffer: target.buffer,
+            tagged: target.tagged,
+            tag: rtm.tag.unwrap_or(0),
+            cq_data: rtm.options.cq_data,
+            length: shape.length,
+            coverage: self.operations.coverages.pop().unwrap_or_default(),
+            subprotocol: Subprotocol::LongCts,
+            granted: payload.len() as u64,
+            send_id: shape.send_id,
+        });
+        if !payload.is_empty() {
+            self.segment_arrived(id, 0, payload);
+        }
+        self.enqueue(peer, Work::Cts(id));
+    }
+
+    /// Grants the next window: never nothing, and at least a packet if so much is left.
+    pub(crate) fn send_cts(&mut self, peer: PeerId, id: OpId) -> Advance {
+        let Some(receive) = self.operations.receives.get(id) else { return Advance::Done };
+        let largest = (self.transmit.mtu() - CTSDATA_HEADER) as u64;
+        let window = largest.saturating_mul(u64::from(self.config.cts_window));
+        let recv_length = window.min(receive.length - receive.granted);
+        let cts = Cts {
+            connid: self.packet_connid(),
+            send_id: receive.send_id,
+            recv_id: id,
+            recv_length,
+            emulated_read: false,
+        };
+        let record = |length| InFlight {
+            peer,
+            purpose: Purpose::Cts,
+            packet_type: PacketType::Cts,
+            length,
+            retransmitted: false,
+        };
+        let advance = self.post_control(record, |packet| cts.emit(packet));
+        if advance == Advance::Done
+            && let Some(receive) = self.operations.receives.get_mut(id)
+        {
+            receive.granted += recv_length;
+        }
+        advance
+    }
+
+    /// A segment came.
+    pub(crate) fn ctsdata_arrived(&mut self, peer: PeerId, data: &CtsData, payload: &[u8]) {
+        let receive = self.operations.receives.get(data.recv_id);
+        let receive = receive
+            .filter(|receive| receive.peer == peer && receive.subprotocol == Subprotocol::LongCts);
+        let Some(receive) = receive else {
+            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+        };
+        let end = data.seg_offset.checked_add(payload.len() as u64);
+        if payload.is_empty() || end.is_none_or(|end| end > receive.granted) {
+            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+        }
+        if self.segment_arrived(data.recv_id, data.seg_offset, payload) != Segment::Taken {
+            return;
+        }
+        if let Some(receive) = self.operations.receives.get(data.recv_id)
+            && receive.coverage.bytes() == receive.granted
+        {
+            self.enqueue(peer, Work::Cts(data.recv_id));
+        }
+    }
+}
+
+/// Header of the larger form, with connid.
+const CTSDATA_HEADER: usize = 32;

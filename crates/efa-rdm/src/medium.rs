@@ -1,0 +1,134 @@
+//! Medium messages: several packets at once, without flow control (section 3.2).
+//!
+//! ```text
+//!   sender                                    receiver
+//!     │── MEDIUM_RTM (offset 0) ────────────────►│ ┐
+//!     │── MEDIUM_RTM (offset n) ────────────────►│ ├ in any order: the first to come matches,
+//!     │── MEDIUM_RTM (offset 2n) ───────────────►│ ┘ the others find it by (peer, msg_id)
+//!     │◄─ (the device's completions) ────────────│ complete when all bytes are in
+//!   complete
+//! ```
+//!
+//! When the device's queue fills in the middle, what was sent stands and the rest follows later.
+
+use efa_device::QueuePair;
+use efa_proto::{MsgId, OpId, PacketType, Rtm, RtmKind};
+
+use crate::arrival::Shape;
+use crate::coverage::Covered;
+use crate::endpoint::{Endpoint, Receive};
+use crate::event::DropReason;
+use crate::matching::{Assembly, Target};
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::select::Subprotocol;
+use crate::transmit::Advance;
+
+/// What became of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Segment {
+    /// It was copied and the message is not whole yet.
+    Taken,
+    /// It made the message whole.
+    Last,
+    /// It was dropped.
+    Dropped,
+}
+
+impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
+    /// Sends the segments that are left.
+    pub(crate) fn send_medium(&mut self, id: OpId) -> Advance {
+        while let Some(send) = self.operations.sends.get(id)
+            && send.sent < send.length
+        {
+            let rtm = Rtm {
+                msg_id: MsgId(send.msg_id),
+                tag: send.tag,
+                kind: RtmKind::Medium { msg_length: send.length, seg_offset: send.sent },
+                options: self.request_options(send.peer, send.cq_data),
+            };
+            let packet_type = match send.tag {
+                Some(_) => PacketType::MediumTagRtm,
+                None => PacketType::MediumMsgRtm,
+            };
+            let room = (self.transmit.mtu() - rtm.len()) as u64;
+            let (offset, length) = (send.sent, room.min(send.length - send.sent));
+            let advance =
+                self.post_segment(id, packet_type, offset, length, |packet| rtm.emit(packet));
+            if advance != Advance::Done {
+                return advance;
+            }
+        }
+        Advance::Done
+    }
+
+    /// The first segment to come has been matched.
+    pub(crate) fn begin_medium(
+        &mut self,
+        target: Target<B>,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+    ) {
+        let id = self.operations.receives.insert(Receive {
+            peer,
+            msg_id: rtm.msg_id.0,
+            context: target.context,
+            buffer: target.buffer,
+            tagged: target.tagged,
+            tag: rtm.tag.unwrap_or(0),
+            cq_data: rtm.options.cq_data,
+            length: shape.length,
+            coverage: self.operations.coverages.pop().unwrap_or_default(),
+            subprotocol: Subprotocol::Medium,
+            granted: shape.length,
+            send_id: OpId(0),
+        });
+        self.matching.assembling.insert((peer.0, rtm.msg_id.0), Assembly::Receiving(id));
+        self.segment_arrived(id, shape.offset, payload);
+    }
+
+    /// Another segment came.
+    pub(crate) fn medium_arrived(
+        &mut self,
+        id: OpId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+    ) {
+        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        if receive.length != shape.length || receive.tagged != rtm.tag.is_some() {
+            let peer = receive.peer;
+            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+        }
+        receive.cq_data = receive.cq_data.or(rtm.options.cq_data);
+        self.segment_arrived(id, shape.offset, payload);
+    }
+
+    /// Copies a segment that lies within its message, once; completes the receive with the last.
+    pub(crate) fn segment_arrived(&mut self, id: OpId, offset: u64, payload: &[u8]) -> Segment {
+        let Some(receive) = self.operations.receives.get_mut(id) else { return Segment::Dropped };
+        let peer = receive.peer;
+        let end = offset + payload.len() as u64;
+        let reason = match receive.coverage.insert(offset, end) {
+            Covered::New => None,
+            Covered::Repeated => Some(DropReason::RepeatedSegment),
+            Covered::TooScattered => Some(DropReason::TooScattered),
+        };
+        if let Some(reason) = reason {
+            self.drop_packet(Some(peer), reason);
+            return Segment::Dropped;
+        }
+        let capacity = receive.buffer.length();
+        if offset < capacity {
+            let fitting = usize::try_from(end.min(capacity) - offset).unwrap_or(payload.len());
+            receive.buffer.write(offset, &payload[..fitting]);
+        }
+        if receive.coverage.bytes() == receive.length {
+            self.end_receive(id, None);
+            return Segment::Last;
+        }
+        Segment::Taken
+    }
+}

@@ -1,0 +1,256 @@
+//! The endpoints that this endpoint knows (sections 1.4, 2.2 and 4.4).
+//!
+//! A peer is one life of a remote endpoint: an address with its connid. When a queue pair number
+//! comes back with another connid, the old peer is *gone* and a new one takes its place; the old
+//! address is remembered so that late packets of the old life are recognised.
+//!
+//! ```text
+//!   packet ── (address handle, QPN) ──► current peer ── same connid? ──► it
+//!                                            │ no
+//!                                            └── raw address or connid ──► another peer | stale
+//! ```
+//!
+//! A peer that was never talked to is one small entry; what a conversation needs is made with the
+//! first packet.
+
+use std::collections::VecDeque;
+
+use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn};
+use efa_handshake::PeerState;
+use efa_match::Window;
+use efa_proto::{MsgId, OpId, RawAddress};
+use hashbrown::HashTable;
+use slab::Slab;
+
+use crate::config::Config;
+use crate::hash::mix;
+use crate::held::Chain;
+use crate::rnr::Backoff;
+use crate::transmit::Work;
+
+/// Names a peer of one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId(pub(crate) u32);
+
+impl PeerId {
+    /// Its number: peers are numbered from 0 in the order in which they became known.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    address: RawAddress,
+    handle: AddressHandle,
+    gone: bool,
+    /// Index of the conversation, or [`NONE`].
+    active: u32,
+}
+
+const NONE: u32 = u32::MAX;
+
+const _: () = assert!(size_of::<Entry>() <= 32, "an idle peer stays small");
+
+/// What a conversation with a peer needs.
+#[derive(Debug)]
+pub(crate) struct Active<P> {
+    pub(crate) handshake: PeerState,
+    pub(crate) next_msg_id: u32,
+    /// Early packets, a chain for each message.
+    pub(crate) window: Window<Chain>,
+    pub(crate) backoff: Backoff,
+    /// What is to be sent and could not be sent at once.
+    pub(crate) backlog: VecDeque<Work<P>>,
+    /// Whether the peer stands in the queue of peers to be served.
+    pub(crate) scheduled: bool,
+    /// Long-CTS sends with an open window that wait for the peer's HANDSHAKE.
+    pub(crate) awaiting_handshake: Vec<OpId>,
+}
+
+impl<P> Active<P> {
+    fn new(config: &Config) -> Self {
+        Self {
+            handshake: PeerState::new(),
+            next_msg_id: config.first_msg_id,
+            window: Window::new(WINDOW.min(config.max_reorder))
+                .with_limit(config.max_reorder)
+                .starting_at(config.first_msg_id),
+            backoff: Backoff::default(),
+            backlog: VecDeque::new(),
+            scheduled: false,
+            awaiting_handshake: Vec::new(),
+        }
+    }
+
+    /// Whether new packets may be posted at once: nothing waits before them.
+    pub(crate) fn is_clear(&self) -> bool {
+        self.backlog.is_empty() && !self.backoff.is_waiting()
+    }
+
+    pub(crate) fn take_msg_id(&mut self) -> MsgId {
+        let id = self.next_msg_id;
+        self.next_msg_id = id.wrapping_add(1);
+        MsgId(id)
+    }
+}
+
+/// Slots of the reorder window; ids beyond them are kept in a map.
+const WINDOW: u32 = 256;
+
+/// All peers of an endpoint.
+#[derive(Debug)]
+pub(crate) struct Peers<P> {
+    entries: Vec<Entry>,
+    active: Slab<Active<P>>,
+    by_address: HashTable<u32>,
+    /// By address handle and QPN: the peer that holds the queue pair now.
+    current: HashTable<u32>,
+    seed: u64,
+}
+
+/// Whether there is such a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Live,
+    Gone,
+    Unknown,
+}
+
+impl<P> Peers<P> {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            entries: Vec::new(),
+            active: Slab::new(),
+            by_address: HashTable::new(),
+            current: HashTable::new(),
+            seed,
+        }
+    }
+
+    pub(crate) fn standing(&self, peer: PeerId) -> Standing {
+        match self.entries.get(peer.index()) {
+            Some(entry) if entry.gone => Standing::Gone,
+            Some(_) => Standing::Live,
+            None => Standing::Unknown,
+        }
+    }
+
+    pub(crate) fn address(&self, peer: PeerId) -> Option<&RawAddress> {
+        Some(&self.entries.get(peer.index())?.address)
+    }
+
+    /// Where packets to the peer go.
+    pub(crate) fn destination(&self, peer: PeerId) -> Destination {
+        let entry = &self.entries[peer.index()];
+        Destination {
+            address_handle: entry.handle,
+            qpn: Qpn(entry.address.qpn),
+            qkey: Qkey(entry.address.connid.0),
+        }
+    }
+
+    /// The peer that holds a queue pair now.
+    pub(crate) fn by_source(&self, handle: AddressHandle, qpn: Qpn) -> Option<PeerId> {
+        let found = self.current.find(hash_source(self.seed, handle, qpn), |index| {
+            let entry = &self.entries[*index as usize];
+            entry.handle == handle && entry.address.qpn == qpn.0
+        });
+        found.map(|index| PeerId(*index))
+    }
+
+    /// The latest peer with this address and connid.
+    pub(crate) fn by_address(&self, address: &RawAddress) -> Option<PeerId> {
+        let found = self.by_address.find(hash_address(self.seed, address), |index| {
+            self.entries[*index as usize].address == *address
+        });
+        found.map(|index| PeerId(*index))
+    }
+
+    /// Adds a peer; gives it and the one whose queue pair it takes over.
+    pub(crate) fn insert(
+        &mut self,
+        address: RawAddress,
+        handle: AddressHandle,
+    ) -> (PeerId, Option<PeerId>) {
+        let Self { entries, by_address, current, seed, .. } = self;
+        let seed = *seed;
+        let index = entries.len() as u32;
+        entries.push(Entry { address, handle, gone: false, active: NONE });
+
+        let same_address = |other: &u32| entries[*other as usize].address == address;
+        match by_address.find_mut(hash_address(seed, &address), same_address) {
+            Some(known) => *known = index,
+            None => {
+                let rehash = |other: &u32| hash_address(seed, &entries[*other as usize].address);
+                by_address.insert_unique(hash_address(seed, &address), index, rehash);
+            }
+        }
+
+        let qpn = Qpn(address.qpn);
+        let same_source = |other: &u32| {
+            let entry = &entries[*other as usize];
+            entry.handle == handle && entry.address.qpn == qpn.0
+        };
+        let replaced = match current.find_mut(hash_source(seed, handle, qpn), same_source) {
+            Some(known) => Some(PeerId(core::mem::replace(known, index))),
+            None => {
+                let rehash = |other: &u32| {
+                    let entry = &entries[*other as usize];
+                    hash_source(seed, entry.handle, Qpn(entry.address.qpn))
+                };
+                current.insert_unique(hash_source(seed, handle, qpn), index, rehash);
+                None
+            }
+        };
+        (PeerId(index), replaced)
+    }
+
+    /// Marks a peer as gone; gives its address handle and conversation back.
+    pub(crate) fn retire(&mut self, peer: PeerId) -> Option<(AddressHandle, Option<Active<P>>)> {
+        let entry = self.entries.get_mut(peer.index()).filter(|entry| !entry.gone)?;
+        entry.gone = true;
+        let active = core::mem::replace(&mut entry.active, NONE);
+        Some((entry.handle, self.active.try_remove(active as usize)))
+    }
+
+    /// The conversation with a peer, if there is one.
+    pub(crate) fn active(&self, peer: PeerId) -> Option<&Active<P>> {
+        self.active.get(self.entries.get(peer.index())?.active as usize)
+    }
+
+    /// The conversation with a peer, if there is one.
+    pub(crate) fn active_mut(&mut self, peer: PeerId) -> Option<&mut Active<P>> {
+        self.active.get_mut(self.entries.get(peer.index())?.active as usize)
+    }
+
+    /// The conversation with a live peer, begun if there is none.
+    pub(crate) fn converse(&mut self, peer: PeerId, config: &Config) -> &mut Active<P> {
+        let entry = &mut self.entries[peer.index()];
+        if entry.active == NONE {
+            entry.active = self.active.insert(Active::new(config)) as u32;
+        }
+        &mut self.active[entry.active as usize]
+    }
+
+    /// Whether nothing waits to be sent to any peer.
+    pub(crate) fn all_clear(&self) -> bool {
+        self.active.iter().all(|(_, active)| active.backlog.is_empty())
+    }
+}
+
+fn hash_source(seed: u64, handle: AddressHandle, qpn: Qpn) -> u64 {
+    mix(seed, u64::from(handle.0) << 16 | u64::from(qpn.0), 0)
+}
+
+fn hash_address(seed: u64, address: &RawAddress) -> u64 {
+    let gid = u128::from_le_bytes(address.gid);
+    let queue = u64::from(address.connid.0) << 16 | u64::from(address.qpn);
+    mix(mix(seed, gid as u64, (gid >> 64) as u64), queue, 0)
+}
+
+/// The interface part of an address.
+pub(crate) fn gid(address: &RawAddress) -> Gid {
+    Gid(address.gid)
+}
