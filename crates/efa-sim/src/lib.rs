@@ -14,7 +14,7 @@
 //!
 //! * [`local`]: hosts and network in one process. Every run can be replayed from its seed, and
 //!   delays, full queues, lost peers and more can be brought about at will.
-//! * [`record`]: what passes on a link, kept in memory.
+//! * [`record`]: what passes on a link, kept in memory; [`capture`]: the same as a pcapng file.
 //!
 //! # Example
 //!
@@ -57,5 +57,9 @@
 #![deny(unsafe_code)]
 
 mod book;
+pub mod capture;
 pub mod local;
 pub mod record;
+mod region;
+
+pub use self::region::SoftRegion;

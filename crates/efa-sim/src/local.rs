@@ -30,10 +30,8 @@
 
 mod faults;
 mod network;
-mod region;
 
 use std::ops::Range;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use efa_device::{
@@ -43,10 +41,9 @@ use efa_device::{
 
 pub use self::faults::{Faults, Statistics};
 use self::network::{EndpointId, HostId, Network, Shared};
-pub use self::region::LocalRegion;
-use self::region::Registered;
 use crate::book::HeldHandles;
 use crate::record::{QueuePairId, Sink};
+use crate::region::{KeyTable, SoftRegion};
 
 /// In which order packets arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -134,7 +131,7 @@ impl LocalFabric {
     #[must_use]
     pub fn open(&self) -> LocalDevice {
         let mut network = self.shared.lock();
-        let (host, gid) = network.open();
+        let (host, gid, rng) = network.open();
         let options = network.options();
         let attributes = DeviceAttributes {
             name: format!("efa-local-{}", gid.0[15]),
@@ -146,8 +143,9 @@ impl LocalFabric {
             max_regions: options.max_regions,
             max_region_size: options.max_region_size,
         };
+        let keys = KeyTable::new(options.max_regions, options.max_region_size, rng);
         drop(network);
-        LocalDevice { shared: self.shared.clone(), host, gid, attributes }
+        LocalDevice { shared: self.shared.clone(), host, gid, attributes, keys }
     }
 
     /// The latest time that a queue pair was polled with.
@@ -262,6 +260,7 @@ pub struct LocalDevice {
     host: HostId,
     gid: Gid,
     attributes: DeviceAttributes,
+    keys: KeyTable,
 }
 
 impl LocalDevice {
@@ -290,6 +289,12 @@ impl LocalDevice {
         self.shared.lock().address_handle(self.host, gid)
     }
 
+    /// The region of this device that `key` names.
+    #[must_use]
+    pub fn region(&self, key: u32) -> Option<SoftRegion> {
+        self.keys.find(key)
+    }
+
     fn queue_pair(
         &self,
         endpoint: EndpointId,
@@ -313,7 +318,7 @@ impl LocalDevice {
 
 impl Device for LocalDevice {
     type QueuePair = LocalQueuePair;
-    type Region = LocalRegion;
+    type Region = SoftRegion;
 
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
@@ -331,20 +336,13 @@ impl Device for LocalDevice {
         Ok(self.queue_pair(endpoint, qpn, options))
     }
 
-    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<LocalRegion, RegisterError> {
-        let registered = self.shared.lock().register(self.host, memory.len());
-        match registered {
-            Ok((key, address)) => Ok(LocalRegion::new(Registered {
-                length: memory.len(),
-                memory: Mutex::new(memory),
-                address,
-                key,
-                access,
-                host: self.host,
-                shared: self.shared.clone(),
-            })),
-            Err(error) => Err(RegisterError { error, memory }),
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
+        if self.shared.lock().refuses_registration(self.host) {
+            let limit = self.attributes.max_regions;
+            let error = DeviceError::LimitReached { object: "memory region", limit };
+            return Err(RegisterError { error, memory });
         }
+        self.keys.register(memory, access)
     }
 }
 

@@ -69,6 +69,28 @@ impl Record<'_> {
     }
 }
 
+/// The status with this number of the device.
+pub(crate) fn status_from_code(code: u8) -> Option<Status> {
+    const ALL: [Status; 15] = [
+        Status::Flushed,
+        Status::QueuePairInternal,
+        Status::UnsupportedOperation,
+        Status::BadAddressHandle,
+        Status::BadLocalKey,
+        Status::BadLength,
+        Status::RemoteBadAddress,
+        Status::RemoteAbort,
+        Status::BadDestinationQpn,
+        Status::ReceiverNotReady,
+        Status::RemoteBadLength,
+        Status::BadStatus,
+        Status::UnresponsiveRemote,
+        Status::UnknownPeer,
+        Status::UnreachableRemote,
+    ];
+    ALL.into_iter().find(|status| status.code() == code)
+}
+
 /// Takes records: a [`Trace`] in memory, a capture file.
 pub trait Sink: Send {
     /// Takes one. A sink that fails keeps the error to itself; the link goes on.

@@ -12,7 +12,7 @@
 //! often a fabric is polled changes nothing.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -86,8 +86,6 @@ struct Host {
     book: AddressBook,
     queue_pairs: BTreeMap<Qpn, EndpointId>,
     next_qpn: u16,
-    keys: BTreeSet<u32>,
-    next_address: u64,
     refused_registrations: u32,
 }
 
@@ -241,7 +239,8 @@ impl Network {
 
     // ---- hosts -------------------------------------------------------------------------------
 
-    pub(super) fn open(&mut self) -> (HostId, Gid) {
+    /// A new host, and a source for the draws that are its own.
+    pub(super) fn open(&mut self) -> (HostId, Gid, Rng) {
         let host = HostId(self.hosts.len());
         let mut gid = [0; 16];
         gid[..2].copy_from_slice(&[0xfe, 0x80]);
@@ -252,11 +251,9 @@ impl Network {
             book: AddressBook::new(self.options.max_address_handles),
             queue_pairs: BTreeMap::new(),
             next_qpn: 1,
-            keys: BTreeSet::new(),
-            next_address: 0x10_0000,
             refused_registrations: 0,
         });
-        (host, gid)
+        (host, gid, self.rng.fork())
     }
 
     fn find(&self, id: QueuePairId) -> Option<EndpointId> {
@@ -272,45 +269,14 @@ impl Network {
         self.hosts[host.0].refused_registrations = count;
     }
 
-    /// A key and an address for a region of `length` bytes.
-    pub(super) fn register(
-        &mut self,
-        host: HostId,
-        length: usize,
-    ) -> Result<(u32, u64), DeviceError> {
-        let limit = self.options.max_region_size;
-        if length as u64 > limit {
-            return Err(DeviceError::TooLong { length: length as u64, limit });
-        }
+    /// Whether a fault hits the next registration.
+    pub(super) fn refuses_registration(&mut self, host: HostId) -> bool {
         let refused = chance(&mut self.rng, self.faults.registration_refused);
-        let limit = self.options.max_regions;
-        let host = &mut self.hosts[host.0];
-        let one_shot = host.refused_registrations > 0;
-        if one_shot {
-            host.refused_registrations -= 1;
-        }
-        if refused || one_shot {
-            self.statistics.registrations_refused += 1;
-            return Err(DeviceError::LimitReached { object: "memory region", limit });
-        }
-        if host.keys.len() >= limit {
-            return Err(DeviceError::LimitReached { object: "memory region", limit });
-        }
-        // Drawn and not counted, so that a key of one host opens nothing on another.
-        let key = loop {
-            let key = self.rng.u32(1..);
-            if host.keys.insert(key) {
-                break key;
-            }
-        };
-        let address = host.next_address;
-        let pages = (length as u64).div_ceil(4096).max(1);
-        host.next_address = address.saturating_add(pages.saturating_mul(4096));
-        Ok((key, address))
-    }
-
-    pub(super) fn deregister(&mut self, host: HostId, key: u32) {
-        self.hosts[host.0].keys.remove(&key);
+        let one_shot = &mut self.hosts[host.0].refused_registrations;
+        let refused = refused || *one_shot > 0;
+        *one_shot = one_shot.saturating_sub(1);
+        self.statistics.registrations_refused += u64::from(refused);
+        refused
     }
 
     pub(super) fn allocate_packet(&mut self) -> Result<Packet, DeviceError> {

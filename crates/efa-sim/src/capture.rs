@@ -1,0 +1,517 @@
+//! Captures: what passed on a link, as a pcapng file, written and read.
+//!
+//! The file opens in Wireshark and can be read by every pcapng library. It has one interface,
+//! named after the device, with times in nanoseconds and link type 147 (`USER0`). Each packet
+//! stands behind a pseudo header of 40 bytes, numbers little-endian:
+//!
+//! | offset | bytes | what |
+//! |---|---|---|
+//! | 0 | 1 | version of this header: 1 |
+//! | 1 | 1 | what happened: 0 sent, 1 received, 2 failed |
+//! | 2 | 1 | status number of the device if failed, else 0 |
+//! | 3 | 1 | 0 |
+//! | 4 | 2 | queue pair number of the source |
+//! | 6 | 2 | queue pair number of the destination |
+//! | 8 | 16 | GID of the source |
+//! | 24 | 16 | GID of the destination |
+//! | 40 | | the packet as the device carried it |
+//!
+//! # Example
+//!
+//! ```
+//! use efa_device::*;
+//! use efa_sim::capture::{Capture, CaptureReader};
+//! use efa_sim::local::{LocalFabric, LocalOptions};
+//! use efa_sim::record::PacketEvent;
+//!
+//! let path = std::env::temp_dir().join(format!("efa-capture-{}.pcapng", std::process::id()));
+//! let fabric = LocalFabric::new(LocalOptions::default());
+//! fabric.capture(Capture::create(&path, "local")?);
+//! let a = fabric.open().create_queue_pair(QueuePairOptions::default())?.address();
+//! fabric.inject(a, a, b"hello");
+//! fabric.stop_capture();
+//!
+//! let records: Vec<_> = CaptureReader::open(&path)?.collect::<Result<_, _>>()?;
+//! std::fs::remove_file(&path)?;
+//! assert_eq!(records.len(), 1);
+//! assert_eq!((records[0].event, &*records[0].bytes), (PacketEvent::Sent, &b"hello"[..]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use efa_device::{Gid, Qpn, Time};
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::pcapng::{Block, PcapNgReader, PcapNgWriter};
+use pcap_file::{DataLink, PcapError};
+
+use crate::record::{PacketEvent, QueuePairId, Record, Sink, status_from_code};
+
+/// Link type of the file's interface.
+const LINK_TYPE: DataLink = DataLink::USER0;
+/// Version of the pseudo header.
+const VERSION: u8 = 1;
+/// Length of the pseudo header.
+const HEADER: usize = 40;
+/// `if_tsresol` for nanoseconds; the format's own default is 6, microseconds.
+const NANOSECONDS: u8 = 9;
+
+/// Why a capture can't be written or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CaptureError {
+    /// The operating system refused.
+    #[error("capture file: {0}")]
+    Io(#[from] io::Error),
+    /// The file is no pcapng file, or damaged.
+    #[error("not a sound pcapng file: {reason}")]
+    Format {
+        /// What is wrong.
+        reason: String,
+    },
+    /// A packet names an interface that the file doesn't describe.
+    #[error("interface {interface} is not described")]
+    Interface {
+        /// The interface's number.
+        interface: u32,
+    },
+    /// The packets are of another kind.
+    #[error("link type {found}, expected 147 (USER0)")]
+    LinkType {
+        /// The file's link type.
+        found: u32,
+    },
+    /// A packet was cut when it was captured.
+    #[error("packet of {length} bytes of which {captured} were captured")]
+    Cut {
+        /// Its length with the pseudo header.
+        length: u32,
+        /// What there is.
+        captured: usize,
+    },
+    /// No room for the pseudo header.
+    #[error("{length} bytes, fewer than the 40 of the pseudo header")]
+    Short {
+        /// Bytes there are.
+        length: usize,
+    },
+    /// A pseudo header of another version.
+    #[error("pseudo header of version {found}, expected 1")]
+    Version {
+        /// The version.
+        found: u8,
+    },
+    /// A number in the pseudo header means nothing.
+    #[error("pseudo header: {field} is {found}")]
+    Field {
+        /// Which.
+        field: &'static str,
+        /// Its value.
+        found: u8,
+    },
+    /// A time beyond 2^64 nanoseconds, or in units that are none.
+    #[error("time out of range: {ticks} units of resolution {resolution:#04x}")]
+    Time {
+        /// The file's number.
+        ticks: u64,
+        /// The file's `if_tsresol`.
+        resolution: u8,
+    },
+}
+
+impl From<PcapError> for CaptureError {
+    fn from(error: PcapError) -> Self {
+        match error {
+            PcapError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Self::Format { reason: "it ends within a block".into() }
+            }
+            PcapError::IoError(error) => Self::Io(error),
+            PcapError::IncompleteBuffer => Self::Format { reason: "it ends too early".into() },
+            other => Self::Format { reason: other.to_string() },
+        }
+    }
+}
+
+/// A capture file being written. Dropping it flushes it.
+///
+/// As a [`Sink`] it remembers its first error and writes no more; [`finish`](Self::finish) tells.
+pub struct Capture<W: Write> {
+    writer: PcapNgWriter<BufWriter<W>>,
+    scratch: Vec<u8>,
+    failed: Option<CaptureError>,
+}
+
+impl Capture<File> {
+    /// A new file at `path`, in place of one that is there, for the device called `interface`.
+    ///
+    /// # Errors
+    /// [`CaptureError::Io`].
+    pub fn create(path: impl AsRef<Path>, interface: &str) -> Result<Self, CaptureError> {
+        Self::new(File::create(path)?, interface)
+    }
+}
+
+impl<W: Write> Capture<W> {
+    /// Writes to `writer`, for the device called `interface`.
+    ///
+    /// # Errors
+    /// [`CaptureError::Io`].
+    pub fn new(writer: W, interface: &str) -> Result<Self, CaptureError> {
+        let mut writer = PcapNgWriter::new(BufWriter::new(writer))?;
+        writer.write_pcapng_block(InterfaceDescriptionBlock {
+            linktype: LINK_TYPE,
+            snaplen: 0,
+            options: vec![
+                InterfaceDescriptionOption::IfName(Cow::Borrowed(interface)),
+                InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
+            ],
+        })?;
+        Ok(Self { writer, scratch: Vec::new(), failed: None })
+    }
+
+    /// Writes one record.
+    ///
+    /// # Errors
+    /// [`CaptureError::Io`].
+    pub fn write(&mut self, record: &Record<'_>) -> Result<(), CaptureError> {
+        self.scratch.clear();
+        emit(record, &mut self.scratch);
+        self.writer.write_pcapng_block(EnhancedPacketBlock {
+            interface_id: 0,
+            timestamp: Duration::from_nanos(record.time.as_nanos()),
+            original_len: u32::try_from(self.scratch.len()).unwrap_or(u32::MAX),
+            data: Cow::Borrowed(&self.scratch),
+            options: Vec::new(),
+        })?;
+        Ok(())
+    }
+
+    /// Flushes, and gives what it was written to.
+    ///
+    /// # Errors
+    /// The first error that it met, even as a sink.
+    pub fn finish(self) -> Result<W, CaptureError> {
+        match self.failed {
+            Some(error) => Err(error),
+            None => Ok(self.writer.into_inner().into_inner().map_err(|e| e.into_error())?),
+        }
+    }
+}
+
+impl<W: Write + Send> Sink for Capture<W> {
+    fn record(&mut self, record: &Record<'_>) {
+        if self.failed.is_none() {
+            self.failed = self.write(record).err();
+            if let Some(error) = &self.failed {
+                tracing::warn!(%error, "capture ends");
+            }
+        }
+    }
+}
+
+fn emit(record: &Record<'_>, into: &mut Vec<u8>) {
+    let (event, status) = match record.event {
+        PacketEvent::Sent => (0, 0),
+        PacketEvent::Received => (1, 0),
+        PacketEvent::Failed(status) => (2, status.code()),
+    };
+    into.extend([VERSION, event, status, 0]);
+    into.extend(record.source.qpn.0.to_le_bytes());
+    into.extend(record.destination.qpn.0.to_le_bytes());
+    into.extend(record.source.gid.0);
+    into.extend(record.destination.gid.0);
+    into.extend(&*record.bytes);
+}
+
+fn parse(time: Time, bytes: &[u8]) -> Result<Record<'static>, CaptureError> {
+    let Some((header, packet)) = bytes.split_first_chunk::<HEADER>() else {
+        return Err(CaptureError::Short { length: bytes.len() });
+    };
+    if header[0] != VERSION {
+        return Err(CaptureError::Version { found: header[0] });
+    }
+    let event = match (header[1], header[2]) {
+        (0, 0) => PacketEvent::Sent,
+        (1, 0) => PacketEvent::Received,
+        (2, code) => PacketEvent::Failed(
+            status_from_code(code).ok_or(CaptureError::Field { field: "status", found: code })?,
+        ),
+        (0 | 1, code) => return Err(CaptureError::Field { field: "status", found: code }),
+        (found, _) => return Err(CaptureError::Field { field: "event", found }),
+    };
+    let qpn = |at: usize| Qpn(u16::from_le_bytes([header[at], header[at + 1]]));
+    let gid = |at: usize| Gid(std::array::from_fn(|i| header[at + i]));
+    Ok(Record {
+        time,
+        event,
+        source: QueuePairId { gid: gid(8), qpn: qpn(4) },
+        destination: QueuePairId { gid: gid(24), qpn: qpn(6) },
+        bytes: Cow::Owned(packet.to_vec()),
+    })
+}
+
+/// Reads a capture: an iterator of its records. After an error it ends.
+pub struct CaptureReader<R: Read> {
+    reader: PcapNgReader<R>,
+    ended: bool,
+}
+
+impl CaptureReader<File> {
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    /// [`CaptureError::Io`], [`CaptureError::Format`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, CaptureError> {
+        Self::new(File::open(path)?)
+    }
+}
+
+impl<R: Read> CaptureReader<R> {
+    /// Reads from `reader`, which it buffers itself.
+    ///
+    /// # Errors
+    /// [`CaptureError::Io`], [`CaptureError::Format`].
+    pub fn new(reader: R) -> Result<Self, CaptureError> {
+        Ok(Self { reader: PcapNgReader::new(reader)?, ended: false })
+    }
+
+    fn read(&mut self) -> Option<Result<Record<'static>, CaptureError>> {
+        loop {
+            let packet = match self.reader.next_block()? {
+                Ok(Block::EnhancedPacket(packet)) => packet.into_owned(),
+                Ok(_) => continue,
+                Err(error) => return Some(Err(error.into())),
+            };
+            return Some(self.decode(&packet));
+        }
+    }
+
+    fn decode(&self, packet: &EnhancedPacketBlock<'_>) -> Result<Record<'static>, CaptureError> {
+        let number = packet.interface_id;
+        let interfaces = self.reader.interfaces();
+        let interface = usize::try_from(number).ok().and_then(|number| interfaces.get(number));
+        let Some(interface) = interface else {
+            return Err(CaptureError::Interface { interface: number });
+        };
+        if interface.linktype != LINK_TYPE {
+            return Err(CaptureError::LinkType { found: interface.linktype.into() });
+        }
+        if packet.original_len as usize > packet.data.len() {
+            let length = packet.original_len;
+            return Err(CaptureError::Cut { length, captured: packet.data.len() });
+        }
+        let resolution = interface.options.iter().find_map(|option| match option {
+            InterfaceDescriptionOption::IfTsResol(resolution) => Some(*resolution),
+            _ => None,
+        });
+        // The library gives the file's number as if it always were nanoseconds.
+        let ticks = u64::try_from(packet.timestamp.as_nanos()).unwrap_or(u64::MAX);
+        parse(to_time(ticks, resolution.unwrap_or(6))?, &packet.data)
+    }
+}
+
+/// The time `ticks` units after the origin; the top bit of `resolution` tells powers of two from
+/// powers of ten.
+fn to_time(ticks: u64, resolution: u8) -> Result<Time, CaptureError> {
+    let error = CaptureError::Time { ticks, resolution };
+    let exponent = u32::from(resolution & 0x7f);
+    let base: u128 = if resolution & 0x80 == 0 { 10 } else { 2 };
+    let Some(per_second) = base.checked_pow(exponent) else { return Err(error) };
+    let nanos = u128::from(ticks) * 1_000_000_000 / per_second;
+    u64::try_from(nanos).map(Time::from_nanos).map_err(|_| error)
+}
+
+impl<R: Read> Iterator for CaptureReader<R> {
+    type Item = Result<Record<'static>, CaptureError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let next = self.read();
+        self.ended = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use efa_device::Status;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn status() -> impl Strategy<Value = Status> {
+        (1..=15u8).prop_map(|code| status_from_code(code).unwrap())
+    }
+
+    prop_compose! {
+        fn queue_pair()(gid in any::<[u8; 16]>(), qpn in any::<u16>()) -> QueuePairId {
+            QueuePairId { gid: Gid(gid), qpn: Qpn(qpn) }
+        }
+    }
+
+    prop_compose! {
+        fn record()(
+            time in any::<u64>(),
+            event in prop_oneof![
+                Just(PacketEvent::Sent),
+                Just(PacketEvent::Received),
+                status().prop_map(PacketEvent::Failed),
+            ],
+            source in queue_pair(),
+            destination in queue_pair(),
+            bytes in proptest::collection::vec(any::<u8>(), 0..300),
+        ) -> Record<'static> {
+            let time = Time::from_nanos(time);
+            Record { time, event, source, destination, bytes: Cow::Owned(bytes) }
+        }
+    }
+
+    fn write(records: &[Record<'_>]) -> Vec<u8> {
+        let mut capture = Capture::new(Vec::new(), "test").unwrap();
+        for record in records {
+            capture.record(record);
+        }
+        capture.finish().unwrap()
+    }
+
+    fn read(file: &[u8]) -> Result<Vec<Record<'static>>, CaptureError> {
+        CaptureReader::new(file)?.collect()
+    }
+
+    fn sample() -> Record<'static> {
+        let source = QueuePairId { gid: Gid([0x11; 16]), qpn: Qpn(0x0102) };
+        let destination = QueuePairId { gid: Gid([0x22; 16]), qpn: Qpn(0x0304) };
+        let event = PacketEvent::Failed(Status::ReceiverNotReady);
+        let bytes = Cow::Borrowed(&b"packet"[..]);
+        Record { time: Time::from_nanos(5), event, source, destination, bytes }
+    }
+
+    #[test]
+    fn the_pseudo_header_is_as_documented() {
+        let mut bytes = Vec::new();
+        emit(&sample(), &mut bytes);
+        let mut expected = vec![1, 2, 10, 0, 2, 1, 4, 3];
+        expected.extend([0x11; 16]);
+        expected.extend([0x22; 16]);
+        expected.extend(b"packet");
+        assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn every_way_of_being_wrong_has_its_error() {
+        let mut good = Vec::new();
+        emit(&sample(), &mut good);
+        let with = |at: usize, value: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            parse(Time::ZERO, &bytes).unwrap_err()
+        };
+        assert!(matches!(with(0, 2), CaptureError::Version { found: 2 }));
+        assert!(matches!(with(1, 3), CaptureError::Field { field: "event", found: 3 }));
+        assert!(matches!(with(1, 1), CaptureError::Field { field: "status", found: 10 }));
+        assert!(matches!(with(2, 99), CaptureError::Field { field: "status", found: 99 }));
+        for length in 0..HEADER {
+            let error = parse(Time::ZERO, &good[..length]).unwrap_err();
+            assert!(matches!(error, CaptureError::Short { length: l } if l == length));
+        }
+        assert!(matches!(read(b"no capture at all, whatever"), Err(CaptureError::Format { .. })));
+        let file = write(&[sample()]);
+        assert!(matches!(read(&file[..file.len() - 1]), Err(CaptureError::Format { .. })));
+        let missing = std::env::temp_dir().join("efa-sim-no-such-capture");
+        assert!(matches!(CaptureReader::open(missing), Err(CaptureError::Io(_))));
+    }
+
+    #[test]
+    fn other_link_types_and_lost_interfaces_are_told() {
+        let packet = |interface_id, original_len| EnhancedPacketBlock {
+            interface_id,
+            timestamp: Duration::ZERO,
+            original_len,
+            data: Cow::Borrowed(&[0; 44]),
+            options: Vec::new(),
+        };
+        let file = |linktype, packet: EnhancedPacketBlock<'_>| {
+            let mut writer = PcapNgWriter::new(Vec::new()).unwrap();
+            let options = Vec::new();
+            let interface = InterfaceDescriptionBlock { linktype, snaplen: 0, options };
+            writer.write_pcapng_block(interface).unwrap();
+            writer.write_pcapng_block(packet).unwrap();
+            writer.into_inner()
+        };
+        let error = read(&file(DataLink::ETHERNET, packet(0, 44))).unwrap_err();
+        assert!(matches!(error, CaptureError::LinkType { found: 1 }));
+        let error = read(&file(LINK_TYPE, packet(0, 45))).unwrap_err();
+        assert!(matches!(error, CaptureError::Cut { length: 45, captured: 44 }));
+        let mut bytes = file(LINK_TYPE, packet(0, 44));
+        // The interface number: behind the file header (28), the interface (20), the block's head (8).
+        bytes[56] = 7;
+        assert!(matches!(read(&bytes), Err(CaptureError::Interface { interface: 7 })));
+    }
+
+    #[test]
+    fn times_of_other_resolutions_are_converted() {
+        assert_eq!(to_time(3, 9).unwrap(), Time::from_nanos(3));
+        assert_eq!(to_time(3, 6).unwrap(), Time::from_nanos(3000));
+        assert_eq!(to_time(3, 0x81).unwrap(), Time::from_nanos(1_500_000_000));
+        assert!(matches!(to_time(u64::MAX, 0), Err(CaptureError::Time { .. })));
+        assert!(matches!(to_time(1, 0x7f), Err(CaptureError::Time { .. })));
+    }
+
+    #[test]
+    fn a_sink_that_fails_tells_at_the_end() {
+        struct Full;
+        impl Write for Full {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::Error::from(io::ErrorKind::StorageFull))
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut capture = Capture::new(Full, "test").unwrap();
+        let long = Record { bytes: Cow::Owned(vec![0; 100_000]), ..sample() };
+        capture.record(&long);
+        capture.record(&long);
+        let error = capture.finish().err().unwrap();
+        assert!(
+            matches!(error, CaptureError::Io(e) if e.kind() == io::ErrorKind::StorageFull),
+            "the first error is kept"
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
+
+        #[test]
+        fn what_was_written_is_read(
+            records in proptest::collection::vec(record(), 0..8)
+        ) {
+            prop_assert_eq!(read(&write(&records)).unwrap(), records);
+        }
+
+        #[test]
+        fn no_file_makes_it_panic(
+            records in proptest::collection::vec(record(), 1..4),
+            changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut file = write(&records);
+            for (at, value) in changes {
+                let at = at.index(file.len());
+                file[at] = value;
+            }
+            // Whatever comes is fine, as long as it comes and ends.
+            let _ = read(&file);
+            let _ = read(&file[..cut.index(file.len())]);
+        }
+    }
+}
