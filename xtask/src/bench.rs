@@ -4,7 +4,7 @@
 //!   same on a busy machine, and holds hard limits inside, so that a breach fails the run;
 //! - `wall` (criterion): wall clock, to look at, never a gate.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
@@ -34,6 +34,15 @@ pub(crate) struct Args {
     passed_on: Vec<String>,
 }
 
+/// What instruction counts are judged by.
+#[derive(Clone, Copy)]
+enum Judge {
+    /// The limits in the benches; what changed since the last run is shown.
+    LimitsAndLastRun,
+    /// The limits in the benches and nothing else, so that each run decides the same.
+    LimitsAlone,
+}
+
 /// `cargo xtask bench`
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let metadata = workspace.metadata()?;
@@ -43,30 +52,41 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         return measure_wall_clock(workspace, &packages, &args.passed_on);
     }
     setup::provide(workspace, [Tool::Valgrind, Tool::GungraunRunner])?;
-    let results = if args.gate { fresh_results(&metadata)? } else { compared_results(&metadata) };
-    count_instructions(workspace, &packages, &results, &args.passed_on)
+    let judge = if args.gate { Judge::LimitsAlone } else { Judge::LimitsAndLastRun };
+    count_instructions(workspace, &metadata, &packages, judge, &args.passed_on)
 }
 
 /// The gate of `cargo xtask test`: the instruction benches of all crates, against their limits.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
     let metadata = workspace.metadata()?;
     let packages = select(&metadata, INSTRUCTIONS, &["all".to_owned()])?;
-    count_instructions(workspace, &packages, &fresh_results(&metadata)?, &[])
+    count_instructions(workspace, &metadata, &packages, Judge::LimitsAlone, &[])
 }
 
 fn count_instructions(
     workspace: &Workspace,
+    metadata: &Metadata,
     packages: &[&str],
-    results: &Path,
+    judge: Judge,
     passed_on: &[String],
 ) -> Result<()> {
-    let runner = setup::gungraun_runner(workspace)?;
     let mut cargo = workspace.cargo();
-    // The benches take the place of the runner in at compile time.
-    cargo.env("GUNGRAUN_RUNNER", runner).env("GUNGRAUN_HOME", results);
+    // Benches take in the path of the runner when they are compiled.
+    cargo.env("GUNGRAUN_RUNNER", setup::gungraun_runner(workspace)?);
+    match judge {
+        Judge::LimitsAndLastRun => {
+            cargo.env("GUNGRAUN_HOME", metadata.target_directory.join("gungraun"))
+        }
+        Judge::LimitsAlone => {
+            let results = metadata.target_directory.join("gungraun-gate");
+            empty(&results)?;
+            // One line a bench: nobody reads cache figures in the log of a gate.
+            cargo.env("GUNGRAUN_HOME", results).env("GUNGRAUN_CALLGRIND_METRICS", "ir")
+        }
+    };
     cargo.args(["bench", "--no-fail-fast", "--bench", INSTRUCTIONS]).args(named(packages));
     process::run(cargo.arg("--").args(passed_on))
-        .context("an instruction bench failed: a limit is breached, or it could not run")
+        .context("an instruction bench is over its limit, or could not run")
 }
 
 fn measure_wall_clock(
@@ -84,20 +104,14 @@ fn named(packages: &[&str]) -> impl Iterator<Item = String> {
     packages.iter().map(|package| format!("--package={package}"))
 }
 
-/// Where results are kept from run to run, so that each run shows what changed.
-fn compared_results(metadata: &Metadata) -> PathBuf {
-    metadata.target_directory.join("gungraun")
-}
-
-/// An empty place for results: with no earlier run to compare with, nothing but the
-/// limits in the benches can decide.
-fn fresh_results(metadata: &Metadata) -> Result<PathBuf> {
-    let directory = metadata.target_directory.join("gungraun-gate");
-    if directory.exists() {
-        std::fs::remove_dir_all(&directory)
-            .with_context(|| format!("cannot empty {}", directory.display()))?;
+/// Forgets the results of earlier runs.
+fn empty(results: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(results) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot empty {}", results.display()))
+        }
+        _ => Ok(()),
     }
-    Ok(directory)
 }
 
 /// The packages that the names on the command line stand for.

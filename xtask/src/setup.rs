@@ -151,17 +151,20 @@ pub(crate) fn gungraun_runner(workspace: &Workspace) -> Result<PathBuf> {
         return Ok(found);
     }
 
-    println!("installing {RUNNER} {version} into {} (once, some minutes)", tools.display());
+    println!("installing {RUNNER} {version} into {} (once, about two minutes)", tools.display());
+    // Its own build directory: an install that was cut short goes on where it was.
+    let build = tools.join("build");
     process::run(
         workspace
             .cargo()
-            // Its own build directory: an install that was cut short goes on where it was.
-            .env("CARGO_TARGET_DIR", tools.join("build"))
+            .env("CARGO_TARGET_DIR", &build)
             .args(["install", RUNNER, "--locked", "--version"])
             .arg(format!("={version}"))
             .arg("--root")
             .arg(&tools),
     )?;
+    std::fs::remove_dir_all(&build)
+        .with_context(|| format!("cannot remove {}", build.display()))?;
     if !is_version(&ours, &version) {
         bail!("{} does not say that it is version {version}", ours.display());
     }
