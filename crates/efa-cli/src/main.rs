@@ -1,2 +1,77 @@
-//! Under construction.
-fn main() {}
+//! The `efa` command: try the software device, look at what it can do, read its captures.
+//!
+//! ```text
+//!  main ──► pingpong   two processes, every size and subprotocol, a table of what was measured
+//!       ──► info       what the device and its endpoints can do
+//!       ──► decode     the packets of a capture, one line each
+//!            all on top of: output (standard output that may be closed)
+//! ```
+//!
+//! Exit codes: 0 it worked, 1 it did not, 2 the command line makes no sense.
+#![forbid(unsafe_code)]
+
+mod decode;
+mod output;
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Reliable datagram messaging over EFA: measure it, inspect it, read its packets
+#[derive(Debug, Parser)]
+#[command(
+    name = "efa",
+    version,
+    disable_help_subcommand = true,
+    after_help = "Environment:\n  \
+        EFA_LOG  what to log to standard error, such as `debug` or `efa_rdm=trace` (else RUST_LOG; \
+        default: warn)\n\n\
+        Exit codes: 0 it worked, 1 it did not, 2 the command line makes no sense."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print the packets of a capture, one line each
+    Decode(decode::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    match cli.command {
+        Command::Decode(args) => Ok(decode::run(&args)?),
+    }
+}
+
+/// `EFA_LOG`, else `RUST_LOG`, else warnings; a filter that makes no sense is reported.
+fn log_to_stderr() {
+    let variable = if std::env::var_os("EFA_LOG").is_some() { "EFA_LOG" } else { "RUST_LOG" };
+    let filter = std::env::var(variable).unwrap_or_default();
+    let filter = if filter.is_empty() { "warn".to_owned() } else { filter };
+    let filter = EnvFilter::try_new(&filter).unwrap_or_else(|error| {
+        eprintln!("warning: {variable}: {error}");
+        EnvFilter::new("warn")
+    });
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .init();
+}

@@ -1,0 +1,158 @@
+//! One packet as text and as JSON.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use efa_sim::record::{PacketEvent, QueuePairId};
+use serde::Serialize;
+
+use super::ids::Ids;
+use super::{Entry, Hex};
+
+/// Bytes of a malformed packet that its line shows.
+const PREFIX: usize = 24;
+/// Bytes in a line of a dump.
+const DUMP: usize = 16;
+
+/// Name of an event in a line.
+fn event_name(event: PacketEvent) -> &'static str {
+    match event {
+        PacketEvent::Sent => "sent",
+        PacketEvent::Received => "recv",
+        PacketEvent::Failed(_) => "fail",
+    }
+}
+
+/// `   0.000012345 sent fe80::1/3 → fe80::2/4 EAGER_TAGRTM msg_id=7 tag=0x2a payload=5`
+pub(super) fn line(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Result<()> {
+    let Entry { record, packet, elapsed } = entry;
+    let (source, destination) = (record.source, record.destination);
+    let event = event_name(record.event);
+    write!(out, "{} {event} {source} → {destination} ", Seconds(*elapsed))?;
+    match packet {
+        Ok(packet) => write!(out, "{packet}")?,
+        Err(error) => {
+            let (bytes, rest) = record.bytes.split_at(record.bytes.len().min(PREFIX));
+            let more = if rest.is_empty() { "" } else { " …" };
+            let length = record.bytes.len();
+            write!(out, "malformed, {length} bytes: {error} [{}{more}]", HexBytes(bytes))?;
+        }
+    }
+    if let PacketEvent::Failed(status) = record.event {
+        write!(out, " ({status})")?;
+    }
+    writeln!(out)?;
+    if hex == Hex::Shown {
+        for (index, bytes) in record.bytes.chunks(DUMP).enumerate() {
+            writeln!(out, "    {:04x}  {}", index * DUMP, HexBytes(bytes))?;
+        }
+    }
+    Ok(())
+}
+
+/// A line of `--json`.
+#[derive(Serialize)]
+struct Line {
+    /// Nanoseconds by the clock of the capture.
+    time_ns: u64,
+    event: &'static str,
+    /// Number and meaning of the status of a packet that failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<StatusLine>,
+    source: QueuePairLine,
+    destination: QueuePairLine,
+    length: usize,
+    /// Name, or nothing if it is malformed.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    packet_type: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    msg_id: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    send_id: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recv_id: Option<u32>,
+    /// Bytes behind the header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<usize>,
+    /// The packet in the words of a line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    /// Why it is malformed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// All bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hex: Option<String>,
+}
+
+#[derive(Serialize)]
+struct StatusLine {
+    code: u8,
+    text: String,
+}
+
+#[derive(Serialize)]
+struct QueuePairLine {
+    gid: String,
+    qpn: u16,
+}
+
+impl From<QueuePairId> for QueuePairLine {
+    fn from(id: QueuePairId) -> Self {
+        Self { gid: id.gid.to_string(), qpn: id.qpn.0 }
+    }
+}
+
+/// One JSON object in one line.
+pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Result<()> {
+    let Entry { record, packet, .. } = entry;
+    let ids = packet.as_ref().map(|packet| Ids::of(&packet.header)).unwrap_or_default();
+    let status = match record.event {
+        PacketEvent::Failed(status) => {
+            Some(StatusLine { code: status.code(), text: status.to_string() })
+        }
+        PacketEvent::Sent | PacketEvent::Received => None,
+    };
+    let line = Line {
+        time_ns: record.time.as_nanos(),
+        event: event_name(record.event),
+        status,
+        source: record.source.into(),
+        destination: record.destination.into(),
+        length: record.bytes.len(),
+        packet_type: packet.as_ref().ok().map(|packet| packet.packet_type().name()),
+        msg_id: ids.msg_id.map(|id| id.0),
+        send_id: ids.send_id.map(|id| id.0),
+        recv_id: ids.recv_id.map(|id| id.0),
+        payload: packet.as_ref().ok().map(|packet| packet.payload.len()),
+        text: packet.as_ref().ok().map(ToString::to_string),
+        error: packet.as_ref().err().map(ToString::to_string),
+        hex: (hex == Hex::Shown).then(|| HexBytes(&record.bytes).to_string()),
+    };
+    serde_json::to_writer(&mut *out, &line)?;
+    writeln!(out)
+}
+
+/// Nanoseconds, shown as seconds: `    0.000012345`.
+struct Seconds(i128);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sign, nanos) = (if self.0 < 0 { "-" } else { "" }, self.0.unsigned_abs());
+        let text = format!("{sign}{}.{:09}", nanos / 1_000_000_000, nanos % 1_000_000_000);
+        write!(f, "{text:>14}")
+    }
+}
+
+/// `40 04 00`
+struct HexBytes<'a>(&'a [u8]);
+
+impl fmt::Display for HexBytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            let space = if index == 0 { "" } else { " " };
+            write!(f, "{space}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! How many packets of each type.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, Table, presets};
+use efa_proto::PacketType;
+use efa_sim::record::PacketEvent;
+use serde::Serialize;
+
+use super::Entry;
+
+/// Counts by type; `None` are the malformed.
+#[derive(Default)]
+pub(super) struct Summary(BTreeMap<Option<PacketType>, Counts>);
+
+#[derive(Clone, Copy, Default, Serialize)]
+struct Counts {
+    sent: u64,
+    received: u64,
+    failed: u64,
+    /// Of the packets that were sent, headers included.
+    sent_bytes: u64,
+}
+
+impl Counts {
+    fn add(&mut self, event: PacketEvent, length: u64) {
+        match event {
+            PacketEvent::Sent => {
+                self.sent += 1;
+                self.sent_bytes += length;
+            }
+            PacketEvent::Received => self.received += 1,
+            PacketEvent::Failed(_) => self.failed += 1,
+        }
+    }
+}
+
+impl Summary {
+    pub(super) fn add(&mut self, entry: &Entry<'_>) {
+        let packet_type = entry.packet.as_ref().ok().map(|packet| packet.packet_type());
+        let counts = self.0.entry(packet_type).or_default();
+        counts.add(entry.record.event, entry.record.bytes.len() as u64);
+    }
+
+    /// The types in the order of their numbers, malformed packets behind them.
+    fn rows(&self) -> impl Iterator<Item = (&'static str, &Counts)> {
+        let named = self.0.iter().filter_map(|(key, counts)| Some((key.as_ref()?.name(), counts)));
+        let malformed = self.0.get(&None).map(|counts| ("malformed", counts));
+        named.chain(malformed)
+    }
+
+    pub(super) fn table(&self, out: &mut impl Write) -> io::Result<()> {
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING);
+        table.set_header(["type", "sent", "received", "failed", "bytes sent"]);
+        let mut total = Counts::default();
+        for (name, counts) in self.rows() {
+            table.add_row(cells(name, counts));
+            total.sent += counts.sent;
+            total.received += counts.received;
+            total.failed += counts.failed;
+            total.sent_bytes += counts.sent_bytes;
+        }
+        table.add_row(cells("total", &total));
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        writeln!(out, "{}", table.trim_fmt())
+    }
+
+    /// One object a line.
+    pub(super) fn json(&self, out: &mut impl Write) -> io::Result<()> {
+        #[derive(Serialize)]
+        struct Row<'a> {
+            #[serde(rename = "type")]
+            packet_type: &'a str,
+            #[serde(flatten)]
+            counts: Counts,
+        }
+        for (packet_type, &counts) in self.rows() {
+            serde_json::to_writer(&mut *out, &Row { packet_type, counts })?;
+            writeln!(out)?;
+        }
+        Ok(())
+    }
+}
+
+fn cells(name: &str, counts: &Counts) -> [String; 5] {
+    let Counts { sent, received, failed, sent_bytes } = counts;
+    [
+        name.to_owned(),
+        sent.to_string(),
+        received.to_string(),
+        failed.to_string(),
+        sent_bytes.to_string(),
+    ]
+}

@@ -1,0 +1,247 @@
+//! `efa decode` as a user meets it, on captures written for the test.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
+mod common;
+
+use std::borrow::Cow;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use common::{efa, finish, fresh, run};
+use efa_device::{Gid, Qpn, Status, Time};
+use efa_proto::{Cts, Header, MsgId, OpId, RawAddress, ReqOptions, Rtm, RtmKind};
+use efa_sim::capture::Capture;
+use efa_sim::record::{PacketEvent, QueuePairId, Record};
+
+fn queue_pair(host: u8) -> QueuePairId {
+    let mut gid = Gid::ZERO;
+    (gid.0[0], gid.0[15]) = (0xfe, host);
+    QueuePairId { gid, qpn: Qpn(host.into()) }
+}
+
+fn datagram(header: Header<'_>, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; header.len()];
+    header.emit(&mut bytes).unwrap();
+    bytes.extend(payload);
+    bytes
+}
+
+fn rtm(msg_id: u32, tag: Option<u64>, kind: RtmKind<'_>, options: ReqOptions) -> Header<'_> {
+    Header::Rtm(Rtm { msg_id: MsgId(msg_id), tag, kind, options })
+}
+
+/// A small story: two messages, a grant, rubbish, a packet that nobody took.
+fn story() -> Vec<(PacketEvent, u8, u8, Vec<u8>)> {
+    let address = RawAddress { gid: queue_pair(1).gid.0, qpn: 1, connid: efa_proto::Connid(0x11) };
+    let with_address =
+        ReqOptions { raw_address: Some((address, Default::default())), ..ReqOptions::NONE };
+    let long = RtmKind::LongCts {
+        msg_length: 100_000,
+        send_id: OpId(0x1234),
+        credit_request: 32,
+        read_nack: false,
+    };
+    let hello = datagram(rtm(0, Some(0x2a), RtmKind::Eager, with_address), b"hello");
+    let long = datagram(rtm(1, None, long, ReqOptions::NONE), &[7; 100]);
+    let cts = Cts {
+        connid: None,
+        send_id: OpId(0x1234),
+        recv_id: OpId(9),
+        recv_length: 8192,
+        emulated_read: false,
+    };
+    let lost = datagram(rtm(2, None, RtmKind::Eager, ReqOptions::NONE), &[]);
+    vec![
+        (PacketEvent::Sent, 1, 2, hello.clone()),
+        (PacketEvent::Received, 1, 2, hello),
+        (PacketEvent::Sent, 1, 2, long),
+        (PacketEvent::Sent, 2, 1, datagram(Header::Cts(cts), &[])),
+        (PacketEvent::Sent, 3, 1, vec![64, 4, 0]),
+        (PacketEvent::Sent, 3, 1, (200..=255).collect()),
+        (PacketEvent::Failed(Status::ReceiverNotReady), 1, 3, lost),
+    ]
+}
+
+/// A capture of [`story`].
+fn capture(name: &str) -> PathBuf {
+    let path = fresh(name);
+    let mut capture = Capture::create(&path, "test").unwrap();
+    for (index, (event, source, destination, bytes)) in story().into_iter().enumerate() {
+        let record = Record {
+            time: Time::from_nanos(5_000_000_000 + 1_234 * index as u64),
+            event,
+            source: queue_pair(source),
+            destination: queue_pair(destination),
+            bytes: Cow::Owned(bytes),
+        };
+        capture.write(&record).unwrap();
+    }
+    capture.finish().unwrap();
+    path
+}
+
+fn decode(file: PathBuf, options: &[&str]) -> common::Outcome {
+    let mut arguments = vec!["decode".into(), file.into_os_string()];
+    arguments.extend(options.iter().map(Into::into));
+    run(arguments)
+}
+
+/// How many lines the options leave.
+#[track_caller]
+fn count(file: PathBuf, options: &[&str]) -> usize {
+    let lines = decode(file.clone(), options).success().lines().count();
+    let counted = decode(file, &[options, &["--count"]].concat()).success();
+    assert_eq!(counted, format!("{lines}\n"));
+    lines
+}
+
+#[test]
+fn one_line_a_packet() {
+    let text = decode(capture("lines.pcapng"), &[]).success();
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn bytes_of_each_packet() {
+    let text = decode(capture("hex.pcapng"), &["--hex", "--type", "eager", "--peer", "2"]);
+    insta::assert_snapshot!(text.success());
+}
+
+#[test]
+fn summary_by_type() {
+    insta::assert_snapshot!(decode(capture("summary.pcapng"), &["--summary"]).success());
+    let json = decode(capture("summary-json.pcapng"), &["--summary", "--json"]).success();
+    let sent: u64 = json
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|row| row["sent"].as_u64().unwrap())
+        .sum();
+    assert_eq!(sent, 5);
+}
+
+#[test]
+fn json_lines() {
+    let json = decode(capture("json.pcapng"), &["--json", "--hex"]).success();
+    let lines: Vec<serde_json::Value> =
+        json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for (line, (_, source, destination, bytes)) in lines.iter().zip(story()) {
+        assert_eq!(line["source"]["qpn"], source);
+        assert_eq!(line["destination"]["gid"], queue_pair(destination).gid.to_string());
+        assert_eq!(line["length"], bytes.len());
+        let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(line["hex"], hex.join(" "));
+    }
+    assert_eq!(lines.len(), story().len());
+    assert_eq!(lines[2]["type"], "LONGCTS_MSGRTM");
+    assert_eq!((&lines[2]["msg_id"], &lines[2]["send_id"]), (&1.into(), &0x1234.into()));
+    assert_eq!(lines[2]["payload"], 100);
+    assert!(lines[4].get("type").is_none() && lines[4]["error"].is_string());
+    assert_eq!(lines[6]["status"]["code"], 10);
+}
+
+#[test]
+fn filters() {
+    let file = || capture("filters.pcapng");
+    assert_eq!(count(file(), &[]), 7);
+    assert_eq!(count(file(), &["--type", "rtm"]), 4);
+    assert_eq!(count(file(), &["--type", "cts"]), 1);
+    assert_eq!(count(file(), &["--type", "cts,EAGER_TAGRTM"]), 3);
+    assert_eq!(count(file(), &["--type", "cts", "--type", "malformed"]), 3);
+    assert_eq!(count(file(), &["--type", "64"]), 2, "of which one malformed");
+    assert_eq!(count(file(), &["--type", "200"]), 1, "a number that is no type");
+    assert_eq!(count(file(), &["--peer", "3"]), 3);
+    assert_eq!(count(file(), &["--peer", "fe00::2"]), 4);
+    assert_eq!(count(file(), &["--peer", "fe00::2/3"]), 0);
+    assert_eq!(count(file(), &["--msg-id", "0"]), 2);
+    assert_eq!(count(file(), &["--op-id", "0x1234"]), 2);
+    assert_eq!(count(file(), &["--op-id", "9"]), 1);
+    assert_eq!(count(file(), &["--event", "failed"]), 1);
+    assert_eq!(count(file(), &["--peer", "3", "--event", "sent", "--type", "malformed"]), 2);
+}
+
+#[test]
+fn filters_without_sense_are_refused() {
+    let refused = |option: &str, value: &str| run(["decode", "x", option, value]).usage();
+    assert!(refused("--type", "eagre").contains("no packet type or family `eagre`"));
+    assert!(refused("--peer", "host").contains("`host` is neither a GID"));
+    assert!(refused("--msg-id", "4294967296").contains("not a number from 0 to 4294967295"));
+}
+
+#[test]
+fn standard_input() {
+    let mut child = efa(["decode", "-", "--count"]).stdin(Stdio::piped()).spawn().unwrap();
+    let bytes = std::fs::read(capture("stdin.pcapng")).unwrap();
+    child.stdin.take().unwrap().write_all(&bytes).unwrap();
+    assert_eq!(finish(common::Running(child)).success(), "7\n");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    // More than a pipe holds, so that the program meets the closed end.
+    let path = fresh("pipe.pcapng");
+    let mut capture = Capture::create(&path, "test").unwrap();
+    let bytes: Cow<'_, [u8]> = Cow::Owned(vec![64; 100]);
+    let (source, destination) = (queue_pair(1), queue_pair(2));
+    for nanos in 0..2_000 {
+        let (time, event) = (Time::from_nanos(nanos), PacketEvent::Sent);
+        let record = Record { time, event, source, destination, bytes: bytes.clone() };
+        capture.write(&record).unwrap();
+    }
+    capture.finish().unwrap();
+    let mut child = efa(["decode".as_ref(), path.as_os_str()]).spawn().unwrap();
+    drop(child.stdout.take());
+    let outcome = finish(common::Running(child));
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn files_that_are_no_captures() {
+    let absent = decode(fresh("absent.pcapng"), &[]).failure();
+    assert!(absent.contains("absent.pcapng: not readable as a capture"), "{absent}");
+
+    for (name, bytes) in [("empty", vec![]), ("text", b"hello, world\n".repeat(40))] {
+        let path = fresh(name);
+        std::fs::write(&path, bytes).unwrap();
+        let error = decode(path, &[]).failure();
+        assert!(error.contains("not readable as a capture"), "{error}");
+    }
+
+    let directory = decode(env!("CARGO_TARGET_TMPDIR").into(), &[]).failure();
+    assert!(directory.contains("not readable as a capture"), "{directory}");
+}
+
+/// A cut file gives the packets before the cut and an error, wherever it is cut.
+#[test]
+fn files_that_end_too_early() {
+    let whole = std::fs::read(capture("whole.pcapng")).unwrap();
+    for length in (0..whole.len()).step_by(41).chain([whole.len() - 1]) {
+        let path = fresh("cut.pcapng");
+        std::fs::write(&path, &whole[..length]).unwrap();
+        let outcome = decode(path, &[]);
+        let lines = outcome.stdout.lines().count();
+        assert!(lines < story().len());
+        if outcome.code == Some(0) {
+            // Cut between two packets: nothing tells that there was more.
+            continue;
+        }
+        let error = outcome.failure();
+        let expected = format!("cut.pcapng: after {lines} packets: ");
+        let known = error.contains(&expected) || error.contains("not readable as a capture: ");
+        assert!(known, "{length}: {error}");
+    }
+}
+
+/// Damaged bytes never make it panic.
+#[test]
+fn files_with_a_damaged_byte() {
+    let whole = std::fs::read(capture("sound.pcapng")).unwrap();
+    for at in (0..whole.len()).step_by(13) {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0xff;
+        let path = fresh("damaged.pcapng");
+        std::fs::write(&path, damaged).unwrap();
+        let outcome = decode(path, &["--json"]);
+        assert!(matches!(outcome.code, Some(0 | 1)), "{at}: {outcome:?}");
+    }
+}
