@@ -5,16 +5,25 @@
 //! the EFA RDM protocol), to queue pairs that are reached by GID, number and key.
 //!
 //! ```text
-//!             efa_device::{Device, QueuePair, Region}
-//!                              ▲
-//!                           local
-//!                    one process, seeded,
-//!                    virtual time, faults
+//!               efa_device::{Device, QueuePair, Region}
+//!                                  ▲
+//!                  SoftDevice, SoftQueuePair, SoftRegion
+//!                    ▲                           ▲
+//!                  local                        shm
+//!           one process, seeded,         processes of one host,
+//!           virtual time, faults         rings in shared memory
+//!                    └───────► record ◄──────────┘
+//!                                ▼
+//!                             capture
 //! ```
 //!
 //! * [`local`]: hosts and network in one process. Every run can be replayed from its seed, and
 //!   delays, full queues, lost peers and more can be brought about at will.
+//! * [`shm`]: the processes of one host, over shared memory, as fast as that goes. Linux.
 //! * [`record`]: what passes on a link, kept in memory; [`capture`]: the same as a pcapng file.
+//!
+//! What there is not: RDMA read and write. Regions can be registered and have keys, but no
+//! operation of a queue pair reaches them yet.
 //!
 //! # Example
 //!
@@ -61,5 +70,8 @@ pub mod capture;
 pub mod local;
 pub mod record;
 mod region;
+pub mod shm;
+mod soft;
 
 pub use self::region::SoftRegion;
+pub use self::soft::{SoftDevice, SoftQueuePair};

@@ -122,3 +122,27 @@ impl Sink for Trace {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(record.clone().into_owned());
     }
 }
+
+/// A sink in many hands: of several devices, or of a device and the one who reads it.
+#[derive(Clone)]
+pub struct SharedSink(Arc<Mutex<dyn Sink>>);
+
+impl SharedSink {
+    /// Shares `sink`. It is dropped, and a file flushed, with the last clone.
+    #[must_use]
+    pub fn new(sink: impl Sink + 'static) -> Self {
+        Self(Arc::new(Mutex::new(sink)))
+    }
+}
+
+impl fmt::Debug for SharedSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SharedSink")
+    }
+}
+
+impl Sink for SharedSink {
+    fn record(&mut self, record: &Record<'_>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).record(record);
+    }
+}

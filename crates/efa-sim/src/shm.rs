@@ -1,0 +1,243 @@
+//! The shm link: processes of one host, over shared memory.
+//!
+//! Section 1.1 of the EFA RDM protocol: datagrams up to the MTU, reliable. Between two queue pairs
+//! they arrive in order; that is more than the device promises, so test against the
+//! [local link](crate::local) too.
+//!
+//! ```text
+//!      process A                    /dev/shm/efa-<uid>/<name>                 process B
+//!  ┌───────────────┐         ┌──────────────────────────────────┐         ┌───────────────┐
+//!  │ ShmQueuePair 7│ sends ─►│ ring 7→9:   slots ► ► ► head     │─► polls │ ShmQueuePair 9│
+//!  │               │ polls ◄─│ ring 9→7:   head ◄ ◄ ◄ slots     │◄─ sends │               │
+//!  └───────┬───────┘         │ qp-7, qp-9: state, bell, entries │         └───────┬───────┘
+//!          └── holds the lock of qp-7                 holds the lock of qp-9 ──────┘
+//! ```
+//!
+//! * All processes of a user that open the same *name* are one host and share its GID.
+//! * Each direction between two queue pairs has a ring of its own with one writer on each word, so
+//!   a process that crashes or misbehaves can damage only its own traffic.
+//! * Nothing runs by itself: packets move when their receiver polls. There is no system call and
+//!   no lock in traffic; `now` is used for waiting times and, when a peer has not answered for
+//!   [`probe_after`](ShmOptions::probe_after), for asking the kernel whether it still lives.
+//!
+//! # What a send meets
+//!
+//! | at the target | the send completes with |
+//! |---|---|
+//! | a posted buffer | `Ok` |
+//! | no buffer within `rnr_retry` × [`rnr_delay`](ShmOptions::rnr_delay) of its polling | [`Status::ReceiverNotReady`]; never for `rnr_retry` 7 |
+//! | a shorter buffer | [`Status::RemoteBadLength`]; the buffer stays posted |
+//! | no such queue pair, or one that is dropped, or another queue key | [`Status::BadDestinationQpn`] |
+//! | a process that died | [`Status::UnresponsiveRemote`] |
+//! | a process that lives and doesn't poll | nothing until it does |
+//! | [`max_peers`](ShmOptions::max_peers) other senders for [`attach_patience`](ShmOptions::attach_patience) | [`Status::UnreachableRemote`] |
+//! | another GID | [`Status::UnreachableRemote`] |
+//!
+//! # Errors of opening
+//!
+//! [`DeviceError::Inconsistent`] names a directory that belongs to another user or has another mode
+//! than 0700, a file that is not what its name says, or a host name with other characters than
+//! letters, digits, `.`, `_` and `-`.
+//!
+//! # Example
+//!
+//! ```
+//! use efa_device::*;
+//! use efa_sim::shm::{ShmDevice, ShmOptions};
+//!
+//! let device = ShmDevice::open(ShmOptions::new("example"))?;
+//! let mut qp = device.create_queue_pair(QueuePairOptions::default())?;
+//! let buffer = qp.allocate_packet()?;
+//! qp.post_receive(buffer).map_err(|refused| refused.error)?;
+//! let QueuePairAddress { gid, qpn, qkey } = qp.address();
+//! let destination = Destination { address_handle: qp.create_address_handle(gid)?, qpn, qkey };
+//! let packet = qp.allocate_packet()?;
+//! qp.post_send(SendRequest { id: WorkId(1), packet, length: 9, destination })
+//!     .map_err(|refused| refused.error)?;
+//! let clock = std::time::Instant::now();
+//! let length = loop {
+//!     let now = Time::ZERO + clock.elapsed();
+//!     if let Some(Completion::Receive { length, .. }) = qp.poll(now) {
+//!         break length;
+//!     }
+//! };
+//! assert_eq!(length, 9);
+//! # Ok::<(), DeviceError>(())
+//! ```
+//!
+//! [`Status::ReceiverNotReady`]: efa_device::Status::ReceiverNotReady
+//! [`Status::RemoteBadLength`]: efa_device::Status::RemoteBadLength
+//! [`Status::BadDestinationQpn`]: efa_device::Status::BadDestinationQpn
+//! [`Status::UnresponsiveRemote`]: efa_device::Status::UnresponsiveRemote
+//! [`Status::UnreachableRemote`]: efa_device::Status::UnreachableRemote
+
+mod directory;
+mod incoming;
+mod mailbox;
+mod map;
+mod outgoing;
+mod queue_pair;
+mod ring;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use efa_device::{
+    Access, Device, DeviceAttributes, DeviceError, Gid, QueuePairOptions, RegisterError,
+};
+use fastrand::Rng;
+
+use self::directory::HostDirectory;
+use self::queue_pair::Book;
+pub use self::queue_pair::ShmQueuePair;
+use self::ring::{MAX_MTU, MAX_SLOTS};
+use crate::record::SharedSink;
+use crate::region::{KeyTable, SoftRegion};
+
+/// How to open a host.
+#[derive(Clone, Debug)]
+pub struct ShmOptions {
+    /// The host: processes that give the same name reach each other. 1 to 64 letters, digits,
+    /// `.`, `_` and `-`, no `.` first.
+    pub name: String,
+    /// Where hosts are, in place of `/dev/shm/efa-<uid>`, or of the same in the directory for
+    /// temporary files where there is no `/dev/shm`. It is made, with mode 0700, if it isn't there;
+    /// its parent must be.
+    pub directory: Option<PathBuf>,
+    /// Largest datagram in bytes, at most 1 MiB.
+    pub mtu: usize,
+    /// Packets that fit between sender and receiver, a power of two up to 65,536; further ones wait
+    /// in the send queue. A ring takes this many times the MTU of memory.
+    pub ring_slots: usize,
+    /// Most queue pairs that can send to one queue pair at a time, up to 4,096.
+    pub max_peers: usize,
+    /// Pause between two tries at a receiver without buffers, as this device's queue pairs count
+    /// for what is sent to them.
+    pub rnr_delay: Duration,
+    /// When to ask whether a peer that doesn't answer still lives.
+    pub probe_after: Duration,
+    /// How long to wait for a peer that has too many senders.
+    pub attach_patience: Duration,
+    /// Whether a receive tells the GID while the device has no address handle for it.
+    pub tell_unknown_gid: bool,
+    /// Most sends outstanding on a queue pair.
+    pub max_send: usize,
+    /// Most receive buffers posted on a queue pair.
+    pub max_receive: usize,
+    /// Most address handles on a device.
+    pub max_address_handles: usize,
+    /// Most memory regions on a device.
+    pub max_regions: usize,
+    /// Longest memory region in bytes.
+    pub max_region_size: u64,
+    /// Who is told of every packet that this device's queue pairs send and receive.
+    pub capture: Option<SharedSink>,
+}
+
+impl ShmOptions {
+    /// The host `name`, everything else as usual.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        let device = DeviceAttributes::default();
+        Self {
+            name: name.into(),
+            directory: None,
+            mtu: device.mtu,
+            ring_slots: 64,
+            max_peers: 256,
+            // Long, as a receiver may first have to be given the processor.
+            rnr_delay: Duration::from_millis(5),
+            probe_after: Duration::from_millis(10),
+            attach_patience: Duration::from_secs(1),
+            tell_unknown_gid: true,
+            max_send: device.max_send,
+            max_receive: device.max_receive,
+            max_address_handles: device.max_address_handles,
+            max_regions: device.max_regions,
+            max_region_size: device.max_region_size,
+            capture: None,
+        }
+    }
+}
+
+/// A host whose processes talk over shared memory, opened. Clones are the same device.
+#[derive(Clone, Debug)]
+pub struct ShmDevice {
+    directory: Arc<HostDirectory>,
+    attributes: DeviceAttributes,
+    book: Arc<Book>,
+    keys: KeyTable,
+    settings: Arc<ShmOptions>,
+}
+
+impl ShmDevice {
+    /// Opens a host, and removes what dead processes left there.
+    ///
+    /// # Errors
+    /// [`DeviceError::Inconsistent`] as told [above](self#errors-of-opening) and for a number of
+    /// ring slots that is no power of two, [`DeviceError::TooLong`] for an MTU, a number of slots or
+    /// of peers out of range, [`DeviceError::System`].
+    pub fn open(options: ShmOptions) -> Result<Self, DeviceError> {
+        for (length, limit) in [
+            (options.mtu, MAX_MTU),
+            (options.ring_slots, MAX_SLOTS),
+            (options.max_peers, mailbox::MAX_PEERS),
+        ] {
+            if length > limit {
+                return Err(DeviceError::TooLong { length: length as u64, limit: limit as u64 });
+            }
+        }
+        if !options.ring_slots.is_power_of_two() {
+            return Err(DeviceError::Inconsistent {
+                object: format!("{} ring slots", options.ring_slots),
+                reason: "not a power of two".into(),
+            });
+        }
+        let directory = HostDirectory::open(options.directory.as_deref(), &options.name)?;
+        let attributes = DeviceAttributes {
+            name: format!("efa-shm-{}", options.name),
+            vendor_part_id: 0xefa2,
+            mtu: options.mtu,
+            max_send: options.max_send,
+            max_receive: options.max_receive,
+            max_address_handles: options.max_address_handles,
+            max_regions: options.max_regions,
+            max_region_size: options.max_region_size,
+        };
+        Ok(Self {
+            book: Arc::new(Book::new(directory.gid(), options.max_address_handles)),
+            keys: KeyTable::new(options.max_regions, options.max_region_size, Rng::new()),
+            directory: Arc::new(directory),
+            attributes,
+            settings: Arc::new(options),
+        })
+    }
+
+    /// The region of this device that `key` names.
+    #[must_use]
+    pub fn region(&self, key: u32) -> Option<SoftRegion> {
+        self.keys.find(key)
+    }
+}
+
+impl Device for ShmDevice {
+    type QueuePair = ShmQueuePair;
+    type Region = SoftRegion;
+
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn gid(&self) -> Gid {
+        self.directory.gid()
+    }
+
+    fn create_queue_pair(&self, options: QueuePairOptions) -> Result<ShmQueuePair, DeviceError> {
+        ShmQueuePair::new(self, &self.settings, options)
+    }
+
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
+        self.keys.register(memory, access)
+    }
+}

@@ -1,0 +1,417 @@
+//! The directory of a host: where its processes find each other's files.
+//!
+//! ```text
+//! /dev/shm/efa-<uid>/            mode 0700, ours
+//!     <name>/                    mode 0700, ours: one host
+//!         next                   where to look for a free queue pair number
+//!         qp-<qpn>               a queue pair, locked (flock) while its process lives
+//!         ring-<to>-<from>-<nonce>   until the receiver has mapped it
+//!         new-<nonce>            a queue pair file in the making
+//! ```
+//!
+//! The kernel drops a lock when its process ends, however it ends. So a file whose lock can be
+//! taken is a leftover, and whoever opens the host next removes it. (A lock passes to forked
+//! children: a queue pair lives until the last of them has ended.)
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use efa_device::{DeviceError, Gid, Qpn};
+use rustix::fs::{
+    AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, fallocate, flock, fstat,
+    linkat, mkdirat, openat, statat, unlinkat,
+};
+use rustix::io::Errno;
+
+/// Longest host name in bytes.
+const MAX_NAME: usize = 64;
+
+/// A host's directory, opened.
+#[derive(Debug)]
+pub(super) struct HostDirectory {
+    file: OwnedFd,
+    path: PathBuf,
+    uid: u32,
+    gid: Gid,
+}
+
+/// A file of a host, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileName {
+    QueuePair(Qpn),
+    Ring { to: Qpn, from: Qpn, nonce: u64 },
+    New(u64),
+}
+
+impl std::fmt::Display for FileName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::QueuePair(qpn) => write!(f, "qp-{}", qpn.0),
+            Self::Ring { to, from, nonce } => write!(f, "ring-{}-{}-{nonce:016x}", to.0, from.0),
+            Self::New(nonce) => write!(f, "new-{nonce:016x}"),
+        }
+    }
+}
+
+impl FileName {
+    fn parse(name: &str) -> Option<Self> {
+        let (kind, rest) = name.split_once('-')?;
+        let parsed = match kind {
+            "qp" => Self::QueuePair(Qpn(rest.parse().ok()?)),
+            "new" => Self::New(u64::from_str_radix(rest, 16).ok()?),
+            "ring" => {
+                let mut parts = rest.split('-');
+                let to = Qpn(parts.next()?.parse().ok()?);
+                let from = Qpn(parts.next()?.parse().ok()?);
+                let nonce = u64::from_str_radix(parts.next()?, 16).ok()?;
+                parts.next().is_none().then_some(Self::Ring { to, from, nonce })?
+            }
+            _ => return None,
+        };
+        Some(parsed)
+    }
+}
+
+pub(super) fn system(operation: String, errno: Errno) -> DeviceError {
+    DeviceError::System { operation, errno: errno.raw_os_error() }
+}
+
+fn inconsistent(object: &Path, reason: String) -> DeviceError {
+    DeviceError::Inconsistent { object: object.display().to_string(), reason }
+}
+
+/// Takes the lock if nobody has it.
+fn try_lock(file: impl AsFd, operation: FlockOperation) -> Result<bool, Errno> {
+    match flock(file, operation) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Whether the process that locked this queue pair file is still there.
+pub(super) fn is_locked(file: impl AsFd) -> Result<bool, Errno> {
+    // Shared, so that two who look at once don't take each other for the owner.
+    let free = try_lock(&file, FlockOperation::NonBlockingLockShared)?;
+    if free {
+        flock(&file, FlockOperation::NonBlockingUnlock)?;
+    }
+    Ok(!free)
+}
+
+impl HostDirectory {
+    /// Opens host `name` below `base`, makes both if need be, and removes leftovers.
+    pub(super) fn open(base: Option<&Path>, name: &str) -> Result<Self, DeviceError> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let valid = name.chars().all(allowed) && !name.starts_with('.');
+        if !valid || name.is_empty() || name.len() > MAX_NAME {
+            return Err(DeviceError::Inconsistent {
+                object: format!("host name {name:?}"),
+                reason: format!("1 to {MAX_NAME} of letters, digits, '.', '_', '-', not '.' first"),
+            });
+        }
+        let uid = rustix::process::geteuid().as_raw();
+        let base = base.map_or_else(|| default_base(uid), Path::to_path_buf);
+        let parent = open_private(rustix::fs::CWD, &base, &base, uid)?;
+        let path = base.join(name);
+        let file = open_private(&parent, Path::new(name), &path, uid)?;
+        let directory = Self { file, path, uid, gid: gid_of(uid, name) };
+        directory.sweep()?;
+        Ok(directory)
+    }
+
+    pub(super) fn gid(&self) -> Gid {
+        self.gid
+    }
+
+    fn error(&self, operation: &str, name: FileName, errno: Errno) -> DeviceError {
+        system(format!("{operation} {}/{name}", self.path.display()), errno)
+    }
+
+    /// A new file of `length` zero bytes whose storage is there already.
+    pub(super) fn create(&self, name: FileName, length: usize) -> Result<OwnedFd, DeviceError> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = openat(&self.file, name.to_string(), flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|errno| self.error("creating", name, errno))?;
+        if let Err(errno) = allocate(&file, length) {
+            self.remove(name);
+            return Err(self.error("allocating", name, errno));
+        }
+        Ok(file)
+    }
+
+    /// Opens a file of ours; `None` if there is none of this name.
+    pub(super) fn find(&self, name: FileName) -> Result<Option<OwnedFd>, DeviceError> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = match openat(&self.file, name.to_string(), flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(self.error("opening", name, errno)),
+        };
+        let stat = fstat(&file).map_err(|errno| self.error("looking at", name, errno))?;
+        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !regular || stat.st_uid != self.uid {
+            let path = self.path.join(name.to_string());
+            let reason = format!("no regular file of user {}", self.uid);
+            return Err(inconsistent(&path, reason));
+        }
+        Ok(Some(file))
+    }
+
+    /// Removes a file; one that is gone is fine.
+    pub(super) fn remove(&self, name: FileName) {
+        if let Err(errno) = unlinkat(&self.file, name.to_string(), AtFlags::empty())
+            && errno != Errno::NOENT
+        {
+            tracing::warn!(%name, %errno, "can't remove");
+        }
+    }
+
+    /// Makes a queue pair file: `fill` gets it locked and under a passing name, then it appears
+    /// under the number that it gets, complete.
+    pub(super) fn create_queue_pair<T>(
+        &self,
+        length: usize,
+        fill: impl Fn(&OwnedFd) -> Result<T, Errno>,
+        publish: impl Fn(&T, Qpn),
+    ) -> Result<(OwnedFd, T, Qpn), DeviceError> {
+        // A sweep of another process may take the file in the moment before it is locked.
+        for _ in 0..16 {
+            let name = FileName::New(fastrand::u64(..));
+            let file = self.create(name, length)?;
+            let locked = try_lock(&file, FlockOperation::NonBlockingLockExclusive)
+                .map_err(|errno| self.error("locking", name, errno))?;
+            if !locked {
+                continue;
+            }
+            let filled = fill(&file).map_err(|errno| self.error("mapping", name, errno));
+            let linked = filled.and_then(|filled| {
+                let qpn = self.link_queue_pair(name, |qpn| publish(&filled, qpn))?;
+                Ok(qpn.map(|qpn| (filled, qpn)))
+            });
+            self.remove(name);
+            if let Some((filled, qpn)) = linked? {
+                return Ok((file, filled, qpn));
+            }
+        }
+        Err(inconsistent(&self.path, "files vanish as soon as they are made".into()))
+    }
+
+    /// Gives the file the next free number; `None` if it is gone.
+    fn link_queue_pair(
+        &self,
+        name: FileName,
+        publish: impl Fn(Qpn),
+    ) -> Result<Option<Qpn>, DeviceError> {
+        let mut number = self.read_next();
+        for _ in 0..u16::MAX {
+            // 0 is left out: everywhere else it means none.
+            number = number.max(1);
+            let qpn = Qpn(number);
+            let target = FileName::QueuePair(qpn);
+            number = number.wrapping_add(1);
+            // Before the number appears, since then senders may come at once.
+            publish(qpn);
+            if statat(&self.file, target.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+                continue;
+            }
+            self.sweep_rings(Some(qpn))?;
+            let (from, to) = (name.to_string(), target.to_string());
+            match linkat(&self.file, from, &self.file, to, AtFlags::empty()) {
+                Ok(()) => {
+                    self.write_next(number);
+                    return Ok(Some(qpn));
+                }
+                Err(Errno::EXIST) => {}
+                Err(Errno::NOENT) => return Ok(None),
+                Err(errno) => return Err(self.error("naming", target, errno)),
+            }
+        }
+        Err(DeviceError::LimitReached { object: "queue pair", limit: usize::from(u16::MAX) })
+    }
+
+    /// The number after the one given out last, so that none comes back soon. Two processes may
+    /// read the same: then one finds it taken.
+    fn read_next(&self) -> u16 {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let mut bytes = [0; 2];
+        let read = openat(&self.file, "next", flags, Mode::empty())
+            .and_then(|file| rustix::io::pread(file, &mut bytes, 0));
+        if read == Ok(2) { u16::from_le_bytes(bytes) } else { fastrand::u16(1..) }
+    }
+
+    fn write_next(&self, number: u16) {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let written = openat(&self.file, "next", flags, mode)
+            .and_then(|file| rustix::io::pwrite(file, &number.to_le_bytes(), 0));
+        if let Err(errno) = written {
+            // Only the pause before a number is used again gets shorter.
+            tracing::warn!(%errno, "can't write the next queue pair number");
+        }
+    }
+
+    fn names(&self) -> Result<Vec<FileName>, DeviceError> {
+        let error = |errno| system(format!("listing {}", self.path.display()), errno);
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.file).map_err(error)? {
+            let entry = entry.map_err(error)?;
+            names.extend(entry.file_name().to_str().ok().and_then(FileName::parse));
+        }
+        Ok(names)
+    }
+
+    /// Removes what dead processes left.
+    fn sweep(&self) -> Result<(), DeviceError> {
+        for name in self.names()? {
+            if !matches!(name, FileName::Ring { .. })
+                && let Ok(Some(file)) = self.find(name)
+            {
+                self.remove_if_stale(name, &file);
+            }
+        }
+        self.sweep_rings(None)
+    }
+
+    fn remove_if_stale(&self, name: FileName, file: &OwnedFd) {
+        if try_lock(file, FlockOperation::NonBlockingLockExclusive) != Ok(true) {
+            return;
+        }
+        // While we hold its lock nobody else removes this file; but it may have been removed, and
+        // the name given to another, before we got it.
+        let ours = fstat(file).map(|stat| (stat.st_dev, stat.st_ino));
+        let named = statat(&self.file, name.to_string(), AtFlags::SYMLINK_NOFOLLOW)
+            .map(|stat| (stat.st_dev, stat.st_ino));
+        if ours.is_ok() && ours == named {
+            tracing::info!(%name, "removing what a dead process left");
+            self.remove(name);
+        }
+    }
+
+    /// Removes rings to `to`, or to any, that have no such queue pair.
+    fn sweep_rings(&self, to: Option<Qpn>) -> Result<(), DeviceError> {
+        for name in self.names()? {
+            if let FileName::Ring { to: target, .. } = name
+                && to.is_none_or(|to| to == target)
+            {
+                let target = FileName::QueuePair(target).to_string();
+                let there = statat(&self.file, target, AtFlags::SYMLINK_NOFOLLOW);
+                if there.is_err_and(|errno| errno == Errno::NOENT) {
+                    self.remove(name);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens a directory, made if need be, that only we can use.
+fn open_private(
+    parent: impl AsFd,
+    name: &Path,
+    path: &Path,
+    uid: u32,
+) -> Result<OwnedFd, DeviceError> {
+    match mkdirat(&parent, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(system(format!("creating {}", path.display()), errno)),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = openat(&parent, name, flags, Mode::empty()).and_then(|file| {
+        let stat = fstat(&file)?;
+        Ok((file, stat))
+    });
+    let (file, stat) = match opened {
+        Ok(opened) => opened,
+        Err(Errno::NOTDIR | Errno::LOOP) => {
+            return Err(inconsistent(path, "not a directory".into()));
+        }
+        // The kernel says no more about a directory of another user with mode 0700.
+        Err(Errno::ACCESS) => {
+            return Err(inconsistent(path, format!("not accessible to user {uid}")));
+        }
+        Err(errno) => return Err(system(format!("opening {}", path.display()), errno)),
+    };
+    if stat.st_uid != uid {
+        let reason = format!("belongs to user {}, not to {uid}", stat.st_uid);
+        return Err(inconsistent(path, reason));
+    }
+    let mode = stat.st_mode & 0o777;
+    if mode != 0o700 {
+        return Err(inconsistent(path, format!("has mode {mode:03o}, not 700")));
+    }
+    Ok(file)
+}
+
+/// `/dev/shm/efa-<uid>`; without `/dev/shm` the same in the directory for temporary files.
+fn default_base(uid: u32) -> PathBuf {
+    let shm = Path::new("/dev/shm");
+    let parent = if shm.is_dir() { shm.to_path_buf() } else { std::env::temp_dir() };
+    parent.join(format!("efa-{uid}"))
+}
+
+/// The host's GID: link-local, from user and name alone, so that all its processes agree.
+fn gid_of(uid: u32, name: &str) -> Gid {
+    // FNV-1a. It has to be the same in every version and is no protection against anybody.
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in uid.to_le_bytes().into_iter().chain(name.bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    }
+    let mut gid = [0; 16];
+    gid[..2].copy_from_slice(&[0xfe, 0x80]);
+    gid[8..].copy_from_slice(&hash.to_be_bytes());
+    Gid(gid)
+}
+
+fn allocate(file: &OwnedFd, length: usize) -> Result<(), Errno> {
+    let length = u64::try_from(length).map_err(|_| Errno::FBIG)?;
+    match fallocate(file, FallocateFlags::empty(), 0, length) {
+        // A file system without the call: writing allocates too.
+        Err(Errno::OPNOTSUPP) => {
+            let zeros = [0; 4096];
+            let mut at = 0;
+            while at < length {
+                let count = usize::try_from(length - at).unwrap_or(zeros.len()).min(zeros.len());
+                at += rustix::io::pwrite(file, &zeros[..count], at)? as u64;
+            }
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files_read_back() {
+        let (to, from) = (Qpn(7), Qpn(65535));
+        for name in [
+            FileName::QueuePair(to),
+            FileName::Ring { to, from, nonce: u64::MAX },
+            FileName::New(3),
+        ] {
+            assert_eq!(FileName::parse(&name.to_string()), Some(name));
+        }
+        for other in ["next", "qp-", "qp-65536", "ring-1-2", "ring-1-2-3-4", "new-x", "", "."] {
+            assert_eq!(FileName::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_host_has_the_same_gid_everywhere() {
+        assert_eq!(gid_of(1000, "a").to_string(), gid_of(1000, "a").to_string());
+        assert_ne!(gid_of(1000, "a"), gid_of(1001, "a"));
+        assert_ne!(gid_of(1000, "a"), gid_of(1000, "b"));
+        assert_eq!(gid_of(1000, "default").0[..8], [0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn names_that_could_leave_the_directory_are_refused() {
+        for name in ["", ".", "..", "a/b", "/", ".hidden", "ä", &"x".repeat(65)] {
+            let error = HostDirectory::open(None, name).unwrap_err();
+            assert!(matches!(error, DeviceError::Inconsistent { .. }), "{name}: {error}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Receiving from one other queue pair: our end of its ring, and how long its packets have waited.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use efa_device::{Qkey, Qpn, Status, Time};
+
+use super::directory::{FileName, HostDirectory};
+use super::mailbox::Sender;
+use super::ring::{Broken, RingReceiver};
+
+/// Most packets taken from a ring in one go, so that no sender starves the others.
+const BATCH: usize = 16;
+/// Empty looks at a ring before it has to ring the bell again.
+const DROWSY: u32 = 4096;
+/// `rnr_retry` that means for ever.
+const FOR_EVER: u8 = 7;
+
+/// What a look at a ring found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Something was dealt with, or waits for a buffer.
+    Packets,
+    /// Nothing.
+    Nothing,
+    /// Nothing for so long that watching may end.
+    NothingForLong,
+    /// The sender has left, and everything it sent is dealt with.
+    End,
+}
+
+/// What a receiver needs to judge packets.
+pub(super) struct Judge<'a> {
+    pub(super) qkey: Qkey,
+    pub(super) rnr_delay: Duration,
+    pub(super) posted: &'a mut VecDeque<Box<[u8]>>,
+    pub(super) now: Time,
+}
+
+/// A sender's ring, attached.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    sender: Sender,
+    ring: RingReceiver,
+    watched: bool,
+    empty: u32,
+    /// When each packet that found no buffer was first seen, oldest first.
+    waiting: VecDeque<Time>,
+    /// Whether anything came since the last [`quiet`](Self::quiet).
+    active: bool,
+}
+
+impl Incoming {
+    /// Maps the ring of `nonce` that `sender` announced to `me`; `None` if it isn't one. Its file is
+    /// needed no longer then.
+    pub(super) fn open(
+        directory: &HostDirectory,
+        me: Qpn,
+        sender: Sender,
+        nonce: u64,
+    ) -> Option<Self> {
+        let name = FileName::Ring { to: me, from: sender.qpn, nonce };
+        let file = directory.find(name).ok().flatten()?;
+        let ring = RingReceiver::open(&file).ok().flatten();
+        directory.remove(name);
+        let ring = ring.filter(|ring| ring.from() == sender.qpn)?;
+        let waiting = VecDeque::new();
+        Some(Self { sender, ring, watched: false, empty: 0, waiting, active: true })
+    }
+
+    pub(super) fn sender(&self) -> Sender {
+        self.sender
+    }
+
+    pub(super) fn is_watched(&self) -> bool {
+        self.watched
+    }
+
+    pub(super) fn set_watched(&mut self, watched: bool) {
+        self.watched = watched;
+        self.empty = 0;
+        self.ring.set_watched(watched);
+    }
+
+    /// Whether nothing came since the last call.
+    pub(super) fn quiet(&mut self) -> bool {
+        !std::mem::take(&mut self.active)
+    }
+
+    /// Takes packets; `receive` gets each with its buffer and length.
+    #[inline]
+    pub(super) fn poll(
+        &mut self,
+        judge: &mut Judge<'_>,
+        receive: impl FnMut(Box<[u8]>, usize),
+    ) -> Result<Found, Broken> {
+        if self.ring.has(0) {
+            self.empty = 0;
+            self.active = true;
+            let taken = self.take(judge, receive);
+            self.ring.tell();
+            return taken.map(|()| Found::Packets);
+        }
+        self.empty = self.empty.wrapping_add(1);
+        if !self.empty.is_multiple_of(DROWSY) {
+            return Ok(Found::Nothing);
+        }
+        Ok(if self.is_finished() { Found::End } else { Found::NothingForLong })
+    }
+
+    fn take(
+        &mut self,
+        judge: &mut Judge<'_>,
+        mut receive: impl FnMut(Box<[u8]>, usize),
+    ) -> Result<(), Broken> {
+        for _ in 0..BATCH {
+            let Some(arrived) = self.ring.peek()? else { break };
+            if arrived.qkey != judge.qkey {
+                self.reject(Status::BadDestinationQpn);
+                continue;
+            }
+            let Some(mut buffer) = judge.posted.pop_front() else {
+                self.wait(judge);
+                break;
+            };
+            match buffer.get_mut(..arrived.length) {
+                Some(bytes) => {
+                    self.ring.accept(bytes);
+                    self.waiting.pop_front();
+                    receive(buffer, arrived.length);
+                }
+                None => {
+                    judge.posted.push_front(buffer);
+                    self.reject(Status::RemoteBadLength);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn reject(&mut self, why: Status) {
+        self.ring.reject(why);
+        self.waiting.pop_front();
+    }
+
+    /// Notes which packets wait for a buffer, and rejects those that have waited long enough.
+    #[cold]
+    fn wait(&mut self, judge: &Judge<'_>) {
+        if self.ring.rnr_retry() >= FOR_EVER {
+            return;
+        }
+        while self.ring.has(self.waiting.len()) {
+            self.waiting.push_back(judge.now);
+        }
+        let patience = judge.rnr_delay.saturating_mul(u32::from(self.ring.rnr_retry()));
+        while self.waiting.front().is_some_and(|&since| judge.now - since >= patience) {
+            self.reject(Status::ReceiverNotReady);
+        }
+    }
+
+    /// Whether the sender has left and everything it sent is dealt with.
+    pub(super) fn is_finished(&self) -> bool {
+        // In this order: what it sent, it sent before it left.
+        self.ring.is_abandoned() && !self.ring.has(0)
+    }
+
+    /// Whether packets are there.
+    pub(super) fn has_packets(&self) -> bool {
+        self.ring.has(0)
+    }
+
+    /// Rejects what is there and takes nothing more.
+    pub(super) fn leave(&mut self) {
+        self.ring.leave(Status::BadDestinationQpn);
+    }
+}

@@ -1,0 +1,159 @@
+//! Memory that other processes write to while we look at it: the only unsafe code of the crate.
+//!
+//! A [`Map`] gives two things and no more: 64-bit words, as atomics, and copies of bytes, in and
+//! out. No reference to plain bytes of the mapping ever exists, so nothing that another process
+//! does to them can break a rule of the language; what comes out is just bytes of unknown value.
+//!
+//! # Truncated files
+//!
+//! Touching a page beyond the end of a file raises SIGBUS. The length is checked when a file is
+//! mapped; afterwards only the owner of the directory (same user, mode 0700) could truncate it,
+//! and no version of this code does. Storage is allocated before a file is mapped, so that a full
+//! file system shows as an error of the call and not as SIGBUS.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// A file, mapped shared, for reading and writing.
+#[derive(Debug)]
+pub(super) struct Map {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the mapping belongs to the process and not to a thread, and `Map` is its only owner.
+unsafe impl Send for Map {}
+
+impl Map {
+    /// Maps the first `length` bytes of `file`, which must have that length at least.
+    pub(super) fn new(file: impl AsFd, length: usize) -> Result<Self, Errno> {
+        let size = rustix::fs::fstat(&file)?.st_size;
+        if length == 0 || usize::try_from(size).is_ok_and(|size| size < length) || size < 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the kernel chooses the address, so no memory in use is replaced.
+        let base = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, file, 0)?
+        };
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { base, length })
+    }
+
+    pub(super) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The `N` words from byte `offset` on.
+    ///
+    /// # Panics
+    /// If they don't lie in the mapping or are not aligned: offsets come from layouts that were
+    /// checked against the length, never from another process.
+    #[inline]
+    pub(super) fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
+        self.check(offset, N * 8);
+        assert!(offset.is_multiple_of(8), "word at {offset}");
+        // SAFETY: the range lies in the mapping (checked above), which lives as long as `self`. The
+        // base is page aligned and the offset a multiple of 8. Every bit pattern is an AtomicU64,
+        // and this crate reaches these bytes in no other way: layouts keep words and bytes apart.
+        unsafe { self.base.add(offset).cast().as_ref() }
+    }
+
+    /// Copies bytes out, from `offset` on.
+    ///
+    /// If another process writes to them meanwhile, which one that keeps to the protocol does not,
+    /// the copy has some of each.
+    ///
+    /// # Panics
+    /// As [`words`](Self::words).
+    #[inline]
+    pub(super) fn copy_out(&self, offset: usize, into: &mut [u8]) {
+        self.check(offset, into.len());
+        // SAFETY: the source lies in the mapping (checked above); `into` is memory of this process
+        // and exclusive, so the two don't overlap. The source is only ever touched through raw
+        // pointers. In this process nobody writes it now: a ring has one end of each kind.
+        unsafe {
+            let from = self.base.add(offset).as_ptr();
+            std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
+        }
+    }
+
+    /// Copies bytes in, from `offset` on.
+    ///
+    /// # Panics
+    /// As [`words`](Self::words).
+    #[inline]
+    pub(super) fn copy_in(&self, offset: usize, from: &[u8]) {
+        self.check(offset, from.len());
+        // SAFETY: as in `copy_out`, with the roles exchanged.
+        unsafe {
+            let into = self.base.add(offset).as_ptr();
+            std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len());
+        }
+    }
+
+    #[inline]
+    fn check(&self, offset: usize, length: usize) {
+        let fits = offset <= self.length && length <= self.length - offset;
+        assert!(fits, "{length} bytes at {offset} of {}", self.length);
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of a mapping that `new` made; views borrow `self`, so
+        // none is left.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::Ordering;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn two_mappings_of_a_file_show_the_same() {
+        let file = memfd_create("efa-test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 100).unwrap();
+        let (a, b) = (Map::new(&file, 100).unwrap(), Map::new(&file, 64).unwrap());
+        a.words::<2>(8)[1].store(7, Ordering::Release);
+        assert_eq!(b.words::<1>(16)[0].load(Ordering::Acquire), 7);
+        a.copy_in(61, b"abc");
+        let mut bytes = [0; 3];
+        b.copy_out(61, &mut bytes);
+        assert_eq!(&bytes, b"abc");
+    }
+
+    #[test]
+    fn a_file_that_is_too_short_is_not_mapped() {
+        let file = memfd_create("efa-test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 100).unwrap();
+        assert_eq!(Map::new(&file, 101).unwrap_err(), Errno::INVAL);
+        assert_eq!(Map::new(&file, 0).unwrap_err(), Errno::INVAL);
+    }
+
+    #[test]
+    fn nothing_outside_can_be_reached() {
+        let file = memfd_create("efa-test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 64).unwrap();
+        let map = Map::new(&file, 64).unwrap();
+        let panics = |f: &dyn Fn()| catch_unwind(AssertUnwindSafe(f)).is_err();
+        assert!(panics(&|| map.words::<2>(56)[1].store(0, Ordering::Relaxed)));
+        assert!(panics(&|| map.words::<1>(4)[0].store(0, Ordering::Relaxed)));
+        assert!(panics(&|| map.copy_in(64, b"a")));
+        assert!(panics(&|| map.copy_out(usize::MAX, &mut [0; 2])));
+        map.copy_in(64, b"");
+    }
+}

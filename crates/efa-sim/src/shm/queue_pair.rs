@@ -1,0 +1,716 @@
+//! A queue pair of the shm link: everything that happens, happens in its [`poll`](QueuePair::poll).
+//!
+//! ```text
+//!  poll ─► a completion is there? ─► take it
+//!    │ none
+//!    ├─► next watched ring: take packets into posted buffers
+//!    ├─► bell rings? attach and watch who rang
+//!    ├─► next peer with sends under way: take answers
+//!    └─► once a second: look after entries of the dead
+//! ```
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use efa_device::{
+    AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qpn, QueuePair,
+    QueuePairAddress, QueuePairOptions, SendRequest, Source, Status, Time,
+};
+
+use super::directory::HostDirectory;
+use super::incoming::{Found, Incoming, Judge};
+use super::mailbox::{EntryState, Mailbox, PeerMailbox, Sender};
+use super::outgoing::{Local, Outgoing, Posted};
+use super::{ShmDevice, ShmOptions};
+use crate::book::{AddressBook, HeldHandles};
+use crate::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink};
+
+type Packet = Box<[u8]>;
+
+/// How often entries of dead senders are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// The device's address book. Its own interface is the only one that can be reached, so the handle
+/// of that one is kept where it can be had without a lock.
+#[derive(Debug)]
+pub(super) struct Book {
+    own_gid: Gid,
+    own: AtomicU32,
+    entries: Mutex<AddressBook>,
+}
+
+impl Book {
+    /// No handle has this number.
+    const NONE: u32 = u32::MAX;
+
+    pub(super) fn new(own_gid: Gid, limit: usize) -> Self {
+        let entries = Mutex::new(AddressBook::new(limit));
+        Self { own_gid, own: AtomicU32::new(Self::NONE), entries }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, AddressBook> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn acquire(&self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        let mut entries = self.lock();
+        let handle = entries.acquire(gid)?;
+        if gid == self.own_gid {
+            self.own.store(u32::from(handle.0), Ordering::Relaxed);
+        }
+        Ok(handle)
+    }
+
+    fn release(&self, handle: AddressHandle, count: u64) {
+        let mut entries = self.lock();
+        if entries.release(handle, count) && self.own.load(Ordering::Relaxed) == handle.0.into() {
+            self.own.store(Self::NONE, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn own(&self) -> Option<AddressHandle> {
+        u16::try_from(self.own.load(Ordering::Relaxed)).ok().map(AddressHandle)
+    }
+
+    fn knows(&self, handle: AddressHandle) -> bool {
+        self.lock().gid(handle).is_some()
+    }
+}
+
+/// Places for things that come and go, numbered from 0.
+#[derive(Debug)]
+struct Table<T> {
+    places: Vec<Option<T>>,
+    free: Vec<usize>,
+}
+
+impl<T> Table<T> {
+    fn new() -> Self {
+        Self { places: Vec::new(), free: Vec::new() }
+    }
+
+    fn insert(&mut self, item: T) -> usize {
+        match self.free.pop() {
+            Some(at) => {
+                self.places[at] = Some(item);
+                at
+            }
+            None => {
+                self.places.push(Some(item));
+                self.places.len() - 1
+            }
+        }
+    }
+
+    fn get_mut(&mut self, at: usize) -> Option<&mut T> {
+        self.places.get_mut(at)?.as_mut()
+    }
+
+    fn remove(&mut self, at: usize) -> Option<T> {
+        let item = self.places.get_mut(at)?.take()?;
+        self.free.push(at);
+        Some(item)
+    }
+}
+
+/// A queue pair of a [`ShmDevice`].
+///
+/// Dropping it answers the packets that others have sent to it, so that their sends end, and
+/// removes its file. Its own packets that lie in rings are still delivered.
+#[derive(Debug)]
+pub struct ShmQueuePair {
+    attributes: DeviceAttributes,
+    address: QueuePairAddress,
+    rnr_delay: Duration,
+    tell_unknown_gid: bool,
+    book: Arc<Book>,
+    held: HeldHandles,
+    capture: Option<SharedSink>,
+    now: Time,
+    next_sweep: Time,
+    completions: VecDeque<Completion<Packet>>,
+
+    posted: VecDeque<Packet>,
+    /// Posted buffers whose completion was not taken yet.
+    receives: usize,
+    /// By entry of the mailbox.
+    incoming: Vec<Option<Incoming>>,
+    /// Entries that are looked at in turn; all others have to ring.
+    watched: Vec<usize>,
+    next_watched: usize,
+
+    /// Accepted sends whose completion was not taken yet.
+    sends: usize,
+    outgoing: Table<Outgoing>,
+    /// Place in `outgoing` + 1 by queue pair number, 0 for none.
+    by_number: Box<[u16]>,
+    /// Places with sends that are not answered.
+    active: Vec<usize>,
+    next_active: usize,
+    local: Arc<Local>,
+
+    /// Last, so that rings are left before the file goes.
+    mailbox: Mailbox,
+}
+
+impl ShmQueuePair {
+    pub(super) fn new(
+        device: &ShmDevice,
+        settings: &ShmOptions,
+        options: QueuePairOptions,
+    ) -> Result<Self, DeviceError> {
+        let mut attributes = device.attributes.clone();
+        for (depth, limit) in [
+            (options.send_depth, attributes.max_send),
+            (options.receive_depth, attributes.max_receive),
+        ] {
+            if depth > limit {
+                return Err(DeviceError::TooLong { length: depth as u64, limit: limit as u64 });
+            }
+        }
+        attributes.max_send = options.send_depth;
+        attributes.max_receive = options.receive_depth;
+        let mailbox = Mailbox::create(&device.directory, settings.max_peers, attributes.mtu)?;
+        let local = Arc::new(Local {
+            directory: Arc::clone(&device.directory),
+            sender: mailbox.as_sender(),
+            mtu: attributes.mtu,
+            ring_slots: settings.ring_slots,
+            rnr_retry: options.rnr_retry,
+            probe_after: settings.probe_after,
+            attach_patience: settings.attach_patience,
+        });
+        let (gid, qpn) = (device.directory.gid(), mailbox.qpn());
+        Ok(Self {
+            attributes,
+            address: QueuePairAddress { gid, qpn, qkey: options.qkey },
+            rnr_delay: settings.rnr_delay,
+            tell_unknown_gid: settings.tell_unknown_gid,
+            book: Arc::clone(&device.book),
+            held: HeldHandles::default(),
+            capture: settings.capture.clone(),
+            now: Time::ZERO,
+            next_sweep: Time::ZERO,
+            completions: VecDeque::new(),
+            posted: VecDeque::new(),
+            receives: 0,
+            incoming: (0..mailbox.peers()).map(|_| None).collect(),
+            watched: Vec::new(),
+            next_watched: 0,
+            sends: 0,
+            outgoing: Table::new(),
+            by_number: vec![0; 1 << 16].into(),
+            active: Vec::new(),
+            next_active: 0,
+            local,
+            mailbox,
+        })
+    }
+
+    // ---- receiving ---------------------------------------------------------------------------
+
+    /// Looks at the next watched ring.
+    #[inline]
+    fn poll_watched(&mut self) {
+        if self.next_watched >= self.watched.len() {
+            self.next_watched = 0;
+        }
+        let Some(&slot) = self.watched.get(self.next_watched) else { return };
+        self.next_watched += 1;
+        self.poll_ring(slot);
+    }
+
+    #[inline]
+    fn poll_ring(&mut self, slot: usize) {
+        let Some(incoming) = &mut self.incoming[slot] else { return };
+        let source_qpn = incoming.sender().qpn;
+        let address_handle = self.book.own();
+        let gid = (address_handle.is_none() && self.tell_unknown_gid).then_some(self.address.gid);
+        let source = Source { address_handle, qpn: source_qpn, gid };
+        let mut judge = Judge {
+            qkey: self.address.qkey,
+            rnr_delay: self.rnr_delay,
+            posted: &mut self.posted,
+            now: self.now,
+        };
+        let (completions, capture) = (&mut self.completions, &mut self.capture);
+        let (now, me) = (self.now, QueuePairId::from(self.address));
+        let found = incoming.poll(&mut judge, |packet, length| {
+            if let Some(sink) = capture {
+                let source = QueuePairId { gid: me.gid, qpn: source_qpn };
+                record(sink, now, PacketEvent::Received, source, me, &packet[..length]);
+            }
+            completions.push_back(Completion::Receive { packet, length, source });
+        });
+        match found {
+            Ok(Found::Packets | Found::Nothing) => {}
+            // One ring may stay: looking at it costs no more than looking at the bell.
+            Ok(Found::NothingForLong) if self.watched.len() > 1 => self.unwatch(slot),
+            Ok(Found::NothingForLong) => {}
+            Ok(Found::End) => self.detach(slot),
+            Err(broken) => {
+                tracing::warn!(from = source_qpn.0, ?broken, "leaving a ring that makes no sense");
+                self.detach(slot);
+            }
+        }
+    }
+
+    fn watch(&mut self, slot: usize) {
+        if let Some(incoming) = &mut self.incoming[slot]
+            && !incoming.is_watched()
+        {
+            incoming.set_watched(true);
+            self.watched.push(slot);
+        }
+    }
+
+    fn unwatch(&mut self, slot: usize) {
+        self.watched.retain(|&watched| watched != slot);
+        if let Some(incoming) = &mut self.incoming[slot] {
+            incoming.set_watched(false);
+        }
+    }
+
+    fn detach(&mut self, slot: usize) {
+        self.unwatch(slot);
+        if let Some(mut incoming) = self.incoming[slot].take() {
+            incoming.leave();
+            self.mailbox.set_entry(slot, EntryState::Free, incoming.sender());
+        }
+    }
+
+    #[cold]
+    fn answer_bell(&mut self) {
+        let mut rang = Vec::new();
+        self.mailbox.answer(|slot| rang.push(slot));
+        for slot in rang {
+            self.look_at_entry(slot);
+        }
+    }
+
+    fn look_at_entry(&mut self, slot: usize) {
+        let (state, sender, nonce) = self.mailbox.entry(slot);
+        if state == EntryState::Announced && self.incoming[slot].is_none() {
+            self.attach(slot, sender, nonce);
+        }
+        if self.incoming[slot].as_ref().is_some_and(Incoming::is_finished) {
+            self.detach(slot);
+        } else {
+            self.watch(slot);
+        }
+    }
+
+    fn attach(&mut self, slot: usize, sender: Sender, nonce: u64) {
+        let directory = &self.local.directory;
+        let incoming = Incoming::open(directory, self.address.qpn, sender, nonce);
+        let state = match incoming {
+            Some(_) => EntryState::Attached,
+            None => EntryState::Refused,
+        };
+        tracing::debug!(from = sender.qpn.0, ?state, "a sender announced itself");
+        self.mailbox.set_entry(slot, state, sender);
+        self.incoming[slot] = incoming;
+    }
+
+    /// Gives entries of dead senders free, and finds rings whose bell was lost.
+    #[cold]
+    fn sweep(&mut self) {
+        self.next_sweep = self.now + SWEEP_EVERY;
+        for slot in 0..self.mailbox.peers() {
+            let (state, sender, _) = self.mailbox.entry(slot);
+            match (&mut self.incoming[slot], state) {
+                (None, EntryState::Free) => {}
+                (None, EntryState::Announced) => self.look_at_entry(slot),
+                (None, _) => {
+                    if !is_alive(&self.local.directory, sender) {
+                        self.mailbox.set_entry(slot, EntryState::Free, sender);
+                    }
+                }
+                (Some(incoming), _) if incoming.has_packets() => self.watch(slot),
+                (Some(incoming), _) => {
+                    let gone = incoming.is_finished()
+                        || (incoming.quiet()
+                            && !is_alive(&self.local.directory, incoming.sender()));
+                    // Once more: it may have sent just before it died.
+                    if gone && !incoming.has_packets() {
+                        self.detach(slot);
+                    }
+                }
+            }
+        }
+    }
+
+    // ---- sending -----------------------------------------------------------------------------
+
+    /// Looks at the next peer that owes answers.
+    #[inline]
+    fn poll_active(&mut self) {
+        if self.next_active >= self.active.len() {
+            self.next_active = 0;
+        }
+        let Some(&place) = self.active.get(self.next_active) else { return };
+        let Some(outgoing) = self.outgoing.get_mut(place) else { return };
+        let mut finish = Finish {
+            completions: &mut self.completions,
+            capture: &mut self.capture,
+            now: self.now,
+            me: self.address.into(),
+            peer: outgoing.peer(),
+        };
+        let there = outgoing.poll(self.now, |(posted, result)| finish.push(posted, result));
+        if there && !outgoing.is_idle() {
+            self.next_active += 1;
+            return;
+        }
+        self.active.swap_remove(self.next_active);
+        if !there {
+            self.forget(place);
+        }
+    }
+
+    fn forget(&mut self, place: usize) {
+        if let Some(outgoing) = self.outgoing.remove(place) {
+            self.by_number[usize::from(outgoing.peer().0)] = 0;
+        }
+    }
+
+    /// The way to `peer`, opened if need be; `None` if there is no such queue pair.
+    #[inline]
+    fn way_to(&mut self, peer: Qpn) -> Result<Option<usize>, DeviceError> {
+        let known = usize::from(self.by_number[usize::from(peer.0)]);
+        if known > 0
+            && let Some(outgoing) = self.outgoing.get_mut(known - 1)
+            && !outgoing.is_abandoned()
+        {
+            return Ok(Some(known - 1));
+        }
+        self.open_way(peer, known.checked_sub(1))
+    }
+
+    #[cold]
+    fn open_way(&mut self, peer: Qpn, old: Option<usize>) -> Result<Option<usize>, DeviceError> {
+        if let Some(place) = old {
+            self.end(place, Status::BadDestinationQpn);
+            self.active.retain(|&active| active != place);
+            self.forget(place);
+        }
+        let Some(outgoing) = Outgoing::open(&self.local, peer)? else { return Ok(None) };
+        let place = self.outgoing.insert(outgoing);
+        // There are fewer places than numbers, since 0 is no queue pair's.
+        self.by_number[usize::from(peer.0)] = u16::try_from(place + 1).unwrap_or(0);
+        Ok(Some(place))
+    }
+
+    fn end(&mut self, place: usize, status: Status) {
+        let Some(outgoing) = self.outgoing.get_mut(place) else { return };
+        let mut finish = Finish {
+            completions: &mut self.completions,
+            capture: &mut self.capture,
+            now: self.now,
+            me: self.address.into(),
+            peer: outgoing.peer(),
+        };
+        outgoing.end(status, |(posted, result)| finish.push(posted, result));
+    }
+
+    /// Checks a send; gives the place of the way to its target, or how it ends at once.
+    #[inline]
+    fn admit(
+        &mut self,
+        request: &SendRequest<Packet>,
+    ) -> Result<Result<usize, Status>, DeviceError> {
+        let limit = self.attributes.mtu.min(request.packet.len());
+        if request.length > limit {
+            return Err(DeviceError::TooLong {
+                length: request.length as u64,
+                limit: limit as u64,
+            });
+        }
+        let depth = self.attributes.max_send;
+        if self.sends >= depth {
+            return Err(DeviceError::QueueFull { depth });
+        }
+        let handle = request.destination.address_handle;
+        if self.book.own() != Some(handle) {
+            if !self.book.knows(handle) {
+                return Err(DeviceError::BadAddressHandle { handle });
+            }
+            return Ok(Err(Status::UnreachableRemote));
+        }
+        Ok(self.way_to(request.destination.qpn)?.ok_or(Status::BadDestinationQpn))
+    }
+}
+
+/// Where sends to one peer end.
+struct Finish<'a> {
+    completions: &'a mut VecDeque<Completion<Packet>>,
+    capture: &'a mut Option<SharedSink>,
+    now: Time,
+    me: QueuePairId,
+    peer: Qpn,
+}
+
+impl Finish<'_> {
+    #[inline]
+    fn push(&mut self, posted: Posted, result: Result<(), Status>) {
+        let Posted { id, packet, length, .. } = posted;
+        if let (Some(sink), Err(status)) = (&mut self.capture, result) {
+            let peer = QueuePairId { gid: self.me.gid, qpn: self.peer };
+            let event = PacketEvent::Failed(status);
+            record(sink, self.now, event, self.me, peer, &packet[..length]);
+        }
+        self.completions.push_back(Completion::Send { id, packet, result });
+    }
+}
+
+#[cold]
+fn record(
+    sink: &mut SharedSink,
+    time: Time,
+    event: PacketEvent,
+    source: QueuePairId,
+    destination: QueuePairId,
+    bytes: &[u8],
+) {
+    sink.record(&Record { time, event, source, destination, bytes: Cow::Borrowed(bytes) });
+}
+
+/// Whether the queue pair of this sender is still there. If the system can't tell, it is.
+fn is_alive(directory: &HostDirectory, sender: Sender) -> bool {
+    match PeerMailbox::open(directory, sender.qpn) {
+        Ok(Some(mailbox)) => mailbox.is(sender),
+        Ok(None) => false,
+        Err(_) => true,
+    }
+}
+
+impl QueuePair for ShmQueuePair {
+    type Packet = Packet;
+
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn address(&self) -> QueuePairAddress {
+        self.address
+    }
+
+    fn create_address_handle(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        let handle = self.book.acquire(gid)?;
+        self.held.add(handle);
+        Ok(handle)
+    }
+
+    fn destroy_address_handle(&mut self, handle: AddressHandle) {
+        if self.held.take(handle) {
+            self.book.release(handle, 1);
+        }
+    }
+
+    fn allocate_packet(&mut self) -> Result<Packet, DeviceError> {
+        Ok(vec![0; self.attributes.mtu].into())
+    }
+
+    #[inline]
+    fn post_send(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
+        let place = match self.admit(&request) {
+            Ok(place) => place,
+            Err(error) => return Err(PostError { error, packet: request.packet }),
+        };
+        let SendRequest { id, packet, length, destination } = request;
+        self.sends += 1;
+        if let Some(sink) = &mut self.capture {
+            let to = QueuePairId { gid: self.address.gid, qpn: destination.qpn };
+            let me = self.address.into();
+            record(sink, self.now, PacketEvent::Sent, me, to, &packet[..length]);
+        }
+        let posted = Posted { id, packet, length, qkey: destination.qkey };
+        match place {
+            Ok(place) => {
+                if let Some(outgoing) = self.outgoing.get_mut(place) {
+                    if outgoing.is_idle() {
+                        self.active.push(place);
+                    }
+                    outgoing.post(posted);
+                }
+            }
+            Err(status) => Finish {
+                completions: &mut self.completions,
+                capture: &mut self.capture,
+                now: self.now,
+                me: self.address.into(),
+                peer: destination.qpn,
+            }
+            .push(posted, Err(status)),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn post_receive(&mut self, packet: Packet) -> Result<(), PostError<Packet>> {
+        let depth = self.attributes.max_receive;
+        if self.receives >= depth {
+            return Err(PostError { error: DeviceError::QueueFull { depth }, packet });
+        }
+        self.receives += 1;
+        self.posted.push_back(packet);
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Time) -> Option<Completion<Packet>> {
+        if self.completions.is_empty() {
+            self.now = now;
+            self.poll_watched();
+            if self.mailbox.rings() {
+                self.answer_bell();
+            }
+            if !self.active.is_empty() {
+                self.poll_active();
+            }
+            if now >= self.next_sweep {
+                self.sweep();
+            }
+        }
+        let completion = self.completions.pop_front()?;
+        match &completion {
+            Completion::Send { .. } => self.sends -= 1,
+            Completion::Receive { .. } => self.receives -= 1,
+        }
+        Some(completion)
+    }
+
+    /// `None` unless a completion is there: when other processes act is not known.
+    fn next_event(&self) -> Option<Time> {
+        (!self.completions.is_empty()).then_some(self.now)
+    }
+}
+
+impl Drop for ShmQueuePair {
+    fn drop(&mut self) {
+        for (handle, count) in self.held.drain() {
+            self.book.release(handle, count);
+        }
+        // First no more senders, then the end of those that are there.
+        self.mailbox.close();
+        for incoming in self.incoming.iter_mut().flatten() {
+            incoming.leave();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use efa_device::{Destination, Device, Qkey, WorkId};
+
+    use super::*;
+
+    /// A host of its own, removed at the end.
+    struct Host(std::path::PathBuf);
+
+    impl Host {
+        fn new() -> Self {
+            let name = format!("efa-sim-{}-{:016x}", std::process::id(), fastrand::u64(..));
+            Self(std::env::temp_dir().join(name))
+        }
+
+        fn device(&self) -> ShmDevice {
+            let mut options = ShmOptions::new("host");
+            options.directory = Some(self.0.clone());
+            options.ring_slots = 4;
+            options.mtu = 64;
+            options.max_peers = 2;
+            ShmDevice::open(options).unwrap()
+        }
+    }
+
+    impl Drop for Host {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn queue_pair(device: &ShmDevice) -> ShmQueuePair {
+        device.create_queue_pair(QueuePairOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn a_ring_that_is_none_is_refused() {
+        let host = Host::new();
+        let device = host.device();
+        let mut qp = queue_pair(&device);
+        let mailbox = PeerMailbox::open(&device.directory, qp.address().qpn).unwrap().unwrap();
+        let other = queue_pair(&device);
+        let sender = other.mailbox.as_sender();
+        let slot = mailbox.claim(sender).unwrap();
+        mailbox.announce(slot, sender, 0x1234);
+        assert!(qp.poll(Time::ZERO).is_none());
+        assert!(mailbox.take_refusal(slot, sender));
+        assert_eq!(qp.mailbox.entry(slot).0, EntryState::Free);
+        // One that dies before it takes the refusal leaves the entry to the sweep.
+        let slot = mailbox.claim(sender).unwrap();
+        drop(other);
+        assert!(qp.poll(Time::ZERO + SWEEP_EVERY).is_none());
+        assert_eq!(qp.mailbox.entry(slot).0, EntryState::Free);
+    }
+
+    #[test]
+    fn a_lost_bell_is_made_good() {
+        let host = Host::new();
+        let device = host.device();
+        let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+        assert!(b.poll(Time::ZERO).is_none());
+        let to = b.address();
+        let handle = a.create_address_handle(to.gid).unwrap();
+        let destination = Destination { address_handle: handle, qpn: to.qpn, qkey: Qkey(0) };
+        let packet = a.allocate_packet().unwrap();
+        a.post_send(SendRequest { id: WorkId(1), packet, length: 5, destination }).unwrap();
+        assert!(b.mailbox.rings());
+        b.mailbox.answer(|_| {});
+        let buffer = b.allocate_packet().unwrap();
+        b.post_receive(buffer).unwrap();
+        assert!(b.poll(Time::ZERO).is_none(), "nobody rang and nothing is watched");
+        let later = Time::ZERO + SWEEP_EVERY;
+        assert!(b.poll(later).is_none(), "now it is attached");
+        assert!(matches!(b.poll(later), Some(Completion::Receive { length: 5, .. })));
+    }
+
+    #[test]
+    fn a_ring_without_traffic_is_watched_no_longer_and_rings_again() {
+        let host = Host::new();
+        let device = host.device();
+        let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+        let mut c = queue_pair(&device);
+        let to = c.address();
+        let send = |from: &mut ShmQueuePair, c: &mut ShmQueuePair| {
+            let address_handle = from.create_address_handle(to.gid).unwrap();
+            let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
+            let packet = from.allocate_packet().unwrap();
+            from.post_send(SendRequest { id: WorkId(1), packet, length: 5, destination }).unwrap();
+            let buffer = c.allocate_packet().unwrap();
+            c.post_receive(buffer).unwrap();
+            let mut polls = 0;
+            while c.poll(Time::ZERO).is_none() {
+                polls += 1;
+                assert!(polls < 10);
+            }
+            assert!(matches!(from.poll(Time::ZERO), Some(Completion::Send { result: Ok(()), .. })));
+        };
+        send(&mut a, &mut c);
+        send(&mut b, &mut c);
+        assert_eq!(c.watched.len(), 2);
+        for _ in 0..10_000 {
+            assert!(c.poll(Time::ZERO).is_none());
+        }
+        assert_eq!(c.watched.len(), 1);
+        for from in [&mut a, &mut b] {
+            send(from, &mut c);
+        }
+        assert_eq!(c.watched.len(), 2);
+    }
+}

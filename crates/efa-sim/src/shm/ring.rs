@@ -1,0 +1,423 @@
+//! A ring: packets from one queue pair to one other, in shared memory that the sender made.
+//!
+//! ```text
+//!    0  magic | version, retries | slots, MTU | from              written once
+//!  128  sender has left                                            written by the sender
+//!  256  head: packets answered                                     ┐ written by
+//!  384  watched | receiver has left                                ┘ the receiver
+//!  512  slots: number + 1 | length, queue key | status | bytes …
+//! ```
+//!
+//! The sender fills a slot and then writes its number, with release order: number and a short
+//! packet are one cache line, so a waiting receiver gets both in one transfer. The receiver copies
+//! the packet to a posted buffer and moves the head: that is the acknowledgement. Only if the
+//! packet was not delivered does it write the slot's status first.
+//!
+//! Each side reads the other's words as if an enemy had written them: numbers are compared with
+//! what the protocol allows, lengths with the layout that was checked when the file was mapped, and
+//! nothing is read twice.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use efa_device::{Qkey, Qpn, Status};
+use rustix::fs::fstat;
+use rustix::io::Errno;
+
+use super::map::Map;
+use crate::record::status_from_code;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"efaring\n");
+const VERSION: u64 = 1;
+const SENDER: usize = 128;
+const HEAD: usize = 256;
+const RECEIVER: usize = 384;
+const SLOTS: usize = 512;
+/// Words in front of a slot's bytes.
+const SLOT_HEADER: usize = 24;
+
+/// Most slots of a ring.
+pub(super) const MAX_SLOTS: usize = 1 << 16;
+/// Largest packet of a ring in bytes.
+pub(super) const MAX_MTU: usize = 1 << 20;
+
+/// The other side broke the rules of the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Broken;
+
+/// How many slots, and how large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    /// A power of two.
+    slots: usize,
+    mtu: usize,
+    stride: usize,
+}
+
+impl Layout {
+    fn new(slots: usize, mtu: usize) -> Option<Self> {
+        let sound = slots.is_power_of_two() && slots <= MAX_SLOTS && mtu <= MAX_MTU;
+        // Whole cache lines, so that neighbours don't share one.
+        sound.then(|| Self { slots, mtu, stride: (SLOT_HEADER + mtu).next_multiple_of(64) })
+    }
+
+    fn length(&self) -> usize {
+        SLOTS + self.slots * self.stride
+    }
+
+    #[inline]
+    fn slot(&self, number: u64) -> usize {
+        SLOTS + (number as usize & (self.slots - 1)) * self.stride
+    }
+}
+
+fn slot_words(map: &Map, at: usize) -> &[AtomicU64; 3] {
+    map.words(at)
+}
+
+/// The sender's end.
+#[derive(Debug)]
+pub(super) struct RingSender {
+    map: Map,
+    layout: Layout,
+    /// Packets published.
+    tail: u64,
+    /// Packets whose answer was taken.
+    answered: u64,
+}
+
+impl RingSender {
+    /// The length of the file for a ring.
+    pub(super) fn file_length(slots: usize, mtu: usize) -> Option<usize> {
+        Layout::new(slots, mtu).map(|layout| layout.length())
+    }
+
+    /// Makes a ring in a new file of that length, all zero.
+    pub(super) fn create(
+        file: &OwnedFd,
+        slots: usize,
+        mtu: usize,
+        from: Qpn,
+        rnr_retry: u8,
+    ) -> Result<Self, Errno> {
+        let layout = Layout::new(slots, mtu).ok_or(Errno::INVAL)?;
+        let map = Map::new(file, layout.length())?;
+        let [magic, version, sizes, sender] = map.words(0);
+        version.store(VERSION | u64::from(rnr_retry) << 32, Ordering::Relaxed);
+        sizes.store(slots as u64 | (mtu as u64) << 32, Ordering::Relaxed);
+        sender.store(u64::from(from.0), Ordering::Relaxed);
+        magic.store(MAGIC, Ordering::Release);
+        Ok(Self { map, layout, tail: 0, answered: 0 })
+    }
+
+    /// Whether a slot is free.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        self.tail - self.answered < self.layout.slots as u64
+    }
+
+    /// Hands a packet over; there must be room, and it must be no longer than the MTU.
+    #[inline]
+    pub(super) fn publish(&mut self, bytes: &[u8], qkey: Qkey) {
+        debug_assert!(self.has_room() && bytes.len() <= self.layout.mtu);
+        let at = self.layout.slot(self.tail);
+        let [number, what, status] = slot_words(&self.map, at);
+        what.store(bytes.len() as u64 | u64::from(qkey.0) << 32, Ordering::Relaxed);
+        status.store(0, Ordering::Relaxed);
+        self.map.copy_in(at + SLOT_HEADER, bytes);
+        self.tail += 1;
+        number.store(self.tail, Ordering::Release);
+    }
+
+    /// Whether the receiver looks at this ring by itself; otherwise its bell must be rung.
+    #[inline]
+    pub(super) fn is_watched(&self) -> bool {
+        self.map.words::<2>(RECEIVER)[0].load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the receiver has left for good.
+    #[inline]
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.map.words::<2>(RECEIVER)[1].load(Ordering::Acquire) != 0
+    }
+
+    /// How many packets were answered since the last time.
+    #[inline]
+    pub(super) fn answers(&self) -> Result<u64, Broken> {
+        let head = self.map.words::<1>(HEAD)[0].load(Ordering::Acquire);
+        if (self.answered..=self.tail).contains(&head) {
+            Ok(head - self.answered)
+        } else {
+            Err(Broken)
+        }
+    }
+
+    /// The answer to the oldest packet; [`answers`](Self::answers) must have told of one.
+    #[inline]
+    pub(super) fn take_answer(&mut self) -> Result<(), Status> {
+        let [_, _, status] = slot_words(&self.map, self.layout.slot(self.answered));
+        self.answered += 1;
+        match status.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            code => {
+                Err(u8::try_from(code).ok().and_then(status_from_code).unwrap_or(Status::BadStatus))
+            }
+        }
+    }
+
+    /// Nothing comes any more.
+    pub(super) fn leave(&self) {
+        self.map.words::<1>(SENDER)[0].store(1, Ordering::Release);
+    }
+}
+
+/// A packet at the receiver's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Arrived {
+    pub(super) length: usize,
+    pub(super) qkey: Qkey,
+}
+
+/// The receiver's end.
+#[derive(Debug)]
+pub(super) struct RingReceiver {
+    map: Map,
+    layout: Layout,
+    from: Qpn,
+    rnr_retry: u8,
+    /// Packets dealt with.
+    next: u64,
+    /// Those that the sender knows of.
+    told: u64,
+}
+
+impl RingReceiver {
+    /// Maps a ring that another process made; `None` if it isn't one.
+    pub(super) fn open(file: &OwnedFd) -> Result<Option<Self>, Errno> {
+        let size = usize::try_from(fstat(file)?.st_size).unwrap_or(usize::MAX);
+        let largest = Layout::new(MAX_SLOTS, MAX_MTU).map_or(0, |layout| layout.length());
+        if !(SLOTS..=largest).contains(&size) {
+            return Ok(None);
+        }
+        let map = Map::new(file, size)?;
+        let words = map.words::<4>(0).each_ref().map(|word| word.load(Ordering::Acquire));
+        let [magic, version, sizes, from] = words;
+        let part = |word: u64| usize::try_from(word & 0xffff_ffff).unwrap_or(usize::MAX);
+        let layout = Layout::new(part(sizes), part(sizes >> 32));
+        let layout = layout.filter(|layout| layout.length() == map.length());
+        let (Some(layout), Ok(from), Ok(rnr_retry)) =
+            (layout, u16::try_from(from), u8::try_from(version >> 32))
+        else {
+            return Ok(None);
+        };
+        if magic != MAGIC || version & 0xffff_ffff != VERSION {
+            return Ok(None);
+        }
+        Ok(Some(Self { map, layout, from: Qpn(from), rnr_retry, next: 0, told: 0 }))
+    }
+
+    pub(super) fn from(&self) -> Qpn {
+        self.from
+    }
+
+    pub(super) fn rnr_retry(&self) -> u8 {
+        self.rnr_retry
+    }
+
+    /// Whether packet `ahead` after the next one has come.
+    #[inline]
+    pub(super) fn has(&self, ahead: usize) -> bool {
+        let number = self.next + ahead as u64;
+        let [there, ..] = slot_words(&self.map, self.layout.slot(number));
+        ahead < self.layout.slots && there.load(Ordering::Acquire) == number + 1
+    }
+
+    /// The next packet, if it has come.
+    #[inline]
+    pub(super) fn peek(&self) -> Result<Option<Arrived>, Broken> {
+        if !self.has(0) {
+            return Ok(None);
+        }
+        let [_, what, _] = slot_words(&self.map, self.layout.slot(self.next));
+        let what = what.load(Ordering::Relaxed);
+        let (length, qkey) = (what as u32 as usize, Qkey((what >> 32) as u32));
+        if length > self.layout.mtu { Err(Broken) } else { Ok(Some(Arrived { length, qkey })) }
+    }
+
+    /// Takes the next packet's bytes; `into` is as long as [`peek`](Self::peek) told.
+    #[inline]
+    pub(super) fn accept(&mut self, into: &mut [u8]) {
+        let at = self.layout.slot(self.next) + SLOT_HEADER;
+        let length = into.len().min(self.layout.mtu);
+        self.map.copy_out(at, &mut into[..length]);
+        self.next += 1;
+    }
+
+    /// Leaves the next packet undelivered; its sender hears why.
+    pub(super) fn reject(&mut self, why: Status) {
+        let [_, _, status] = slot_words(&self.map, self.layout.slot(self.next));
+        status.store(u64::from(why.code()), Ordering::Relaxed);
+        self.next += 1;
+    }
+
+    /// Tells the sender of all packets dealt with.
+    #[inline]
+    pub(super) fn tell(&mut self) {
+        if self.told != self.next {
+            self.told = self.next;
+            self.map.words::<1>(HEAD)[0].store(self.next, Ordering::Release);
+        }
+    }
+
+    pub(super) fn set_watched(&self, watched: bool) {
+        self.map.words::<2>(RECEIVER)[0].store(u64::from(watched), Ordering::Relaxed);
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.map.words::<1>(SENDER)[0].load(Ordering::Acquire) != 0
+    }
+
+    /// Rejects what is there and takes nothing more.
+    pub(super) fn leave(&mut self, why: Status) {
+        for _ in 0..self.layout.slots {
+            if !self.has(0) {
+                break;
+            }
+            self.reject(why);
+        }
+        self.tell();
+        self.map.words::<2>(RECEIVER)[1].store(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    const KEY: Qkey = Qkey(0xdead_beef);
+
+    fn file(slots: usize, mtu: usize) -> OwnedFd {
+        let file = memfd_create("efa-ring", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, RingSender::file_length(slots, mtu).unwrap() as u64).unwrap();
+        file
+    }
+
+    fn ring(slots: usize, mtu: usize) -> (RingSender, RingReceiver, OwnedFd) {
+        let file = file(slots, mtu);
+        let sender = RingSender::create(&file, slots, mtu, Qpn(5), 3).unwrap();
+        let receiver = RingReceiver::open(&file).unwrap().unwrap();
+        (sender, receiver, file)
+    }
+
+    fn take(receiver: &mut RingReceiver) -> Option<Vec<u8>> {
+        let arrived = receiver.peek().unwrap()?;
+        assert_eq!(arrived.qkey, KEY);
+        let mut bytes = vec![0; arrived.length];
+        receiver.accept(&mut bytes);
+        Some(bytes)
+    }
+
+    #[test]
+    fn packets_go_round_and_answers_come_back() {
+        let (mut sender, mut receiver, _) = ring(4, 100);
+        assert_eq!((receiver.from(), receiver.rnr_retry()), (Qpn(5), 3));
+        let mut sent = 0u8;
+        for round in 0..20usize {
+            let count = 1 + round % 4;
+            for _ in 0..count {
+                sender.publish(&vec![sent; usize::from(sent % 101)], KEY);
+                sent += 1;
+            }
+            assert_eq!(sender.has_room(), count < 4);
+            assert_eq!(sender.answers(), Ok(0));
+            for i in 0..count {
+                let expected = sent - (count - i) as u8;
+                if expected.is_multiple_of(7) {
+                    receiver.reject(Status::ReceiverNotReady);
+                } else {
+                    let bytes = vec![expected; usize::from(expected % 101)];
+                    assert_eq!(take(&mut receiver), Some(bytes));
+                }
+            }
+            assert_eq!(take(&mut receiver), None);
+            receiver.tell();
+            assert_eq!(sender.answers(), Ok(count as u64));
+            for i in 0..count {
+                let rejected = (sent - (count - i) as u8).is_multiple_of(7);
+                let expected = if rejected { Err(Status::ReceiverNotReady) } else { Ok(()) };
+                assert_eq!(sender.take_answer(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn leaving_is_seen_from_the_other_end() {
+        let (mut sender, mut receiver, _) = ring(4, 8);
+        assert!(!sender.is_abandoned() && !receiver.is_abandoned() && !sender.is_watched());
+        receiver.set_watched(true);
+        assert!(sender.is_watched());
+        sender.publish(b"a", KEY);
+        sender.publish(b"b", KEY);
+        receiver.leave(Status::BadDestinationQpn);
+        assert!(sender.is_abandoned());
+        assert_eq!(sender.answers(), Ok(2));
+        assert_eq!(sender.take_answer(), Err(Status::BadDestinationQpn));
+        assert_eq!(sender.take_answer(), Err(Status::BadDestinationQpn));
+        sender.leave();
+        assert!(receiver.is_abandoned());
+    }
+
+    #[test]
+    fn a_file_that_is_no_ring_is_not_opened() {
+        assert_eq!(RingSender::file_length(3, 8), None);
+        assert_eq!(RingSender::file_length(MAX_SLOTS * 2, 8), None);
+        assert_eq!(RingSender::file_length(1, MAX_MTU + 1), None);
+        assert!(RingReceiver::open(&file(4, 100)).unwrap().is_none(), "all zero");
+        let empty = memfd_create("efa-ring", MemfdFlags::CLOEXEC).unwrap();
+        assert!(RingReceiver::open(&empty).unwrap().is_none());
+        // Each header word spoiled in turn, each byte of it.
+        for at in 0..32 {
+            let file = file(4, 100);
+            let _ = RingSender::create(&file, 4, 100, Qpn(5), 3).unwrap();
+            let map = Map::new(&file, 64).unwrap();
+            let mut byte = [0];
+            map.copy_out(at, &mut byte);
+            map.copy_in(at, &[byte[0] ^ 0xff]);
+            let opened = RingReceiver::open(&file).unwrap();
+            // The number of the sender and its retries can be anything in their range.
+            let harmless = [12, 24, 25].contains(&at);
+            assert_eq!(opened.is_some(), harmless, "byte {at}");
+        }
+        // A layout that doesn't fit the file.
+        let file = file(4, 100);
+        let _ = RingSender::create(&file, 4, 100, Qpn(5), 3).unwrap();
+        let length = fstat(&file).unwrap().st_size as u64;
+        ftruncate(&file, length - 1).unwrap();
+        assert!(RingReceiver::open(&file).unwrap().is_none());
+    }
+
+    #[test]
+    fn lies_are_caught() {
+        let (mut sender, receiver, file) = ring(4, 100);
+        let enemy = Map::new(&file, RingSender::file_length(4, 100).unwrap()).unwrap();
+        sender.publish(b"a", KEY);
+        for head in [2, u64::MAX] {
+            enemy.words::<1>(HEAD)[0].store(head, Ordering::Relaxed);
+            assert_eq!(sender.answers(), Err(Broken));
+        }
+        enemy.words::<1>(HEAD)[0].store(1, Ordering::Relaxed);
+        enemy.words::<3>(SLOTS)[2].store(77, Ordering::Relaxed);
+        assert_eq!(sender.answers(), Ok(1));
+        assert_eq!(sender.take_answer(), Err(Status::BadStatus));
+        for length in [101, u64::from(u32::MAX)] {
+            enemy.words::<3>(SLOTS)[1].store(length, Ordering::Relaxed);
+            assert_eq!(receiver.peek(), Err(Broken));
+        }
+        for number in [0, 2, u64::MAX] {
+            enemy.words::<3>(SLOTS)[0].store(number, Ordering::Relaxed);
+            assert_eq!(receiver.peek(), Ok(None));
+        }
+    }
+}

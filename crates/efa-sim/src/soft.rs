@@ -1,0 +1,119 @@
+//! One type for every link, so that who uses the device need not be generic over it.
+
+use efa_device::{
+    Access, AddressHandle, Completion, Device, DeviceAttributes, DeviceError, Gid, PostError,
+    QueuePair, QueuePairAddress, QueuePairOptions, RegisterError, SendRequest, Time,
+};
+
+use crate::local::{LocalDevice, LocalQueuePair};
+use crate::region::SoftRegion;
+use crate::shm::{ShmDevice, ShmQueuePair};
+
+/// A software device, whatever its link.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum SoftDevice {
+    /// In this process.
+    Local(LocalDevice),
+    /// On this host.
+    Shm(ShmDevice),
+}
+
+impl From<LocalDevice> for SoftDevice {
+    fn from(device: LocalDevice) -> Self {
+        Self::Local(device)
+    }
+}
+
+impl From<ShmDevice> for SoftDevice {
+    fn from(device: ShmDevice) -> Self {
+        Self::Shm(device)
+    }
+}
+
+/// A queue pair of a [`SoftDevice`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SoftQueuePair {
+    /// In this process.
+    Local(LocalQueuePair),
+    /// On this host; boxed, being the larger by far.
+    Shm(Box<ShmQueuePair>),
+}
+
+/// Calls the same method on whichever it is.
+macro_rules! each {
+    ($kind:ident, $on:expr, $name:ident => $call:expr) => {
+        match $on {
+            $kind::Local($name) => $call,
+            $kind::Shm($name) => $call,
+        }
+    };
+}
+
+impl Device for SoftDevice {
+    type QueuePair = SoftQueuePair;
+    type Region = SoftRegion;
+
+    fn attributes(&self) -> &DeviceAttributes {
+        each!(SoftDevice, self, device => device.attributes())
+    }
+
+    fn gid(&self) -> Gid {
+        each!(SoftDevice, self, device => device.gid())
+    }
+
+    fn create_queue_pair(&self, options: QueuePairOptions) -> Result<SoftQueuePair, DeviceError> {
+        Ok(match self {
+            Self::Local(device) => SoftQueuePair::Local(device.create_queue_pair(options)?),
+            Self::Shm(device) => SoftQueuePair::Shm(Box::new(device.create_queue_pair(options)?)),
+        })
+    }
+
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
+        each!(SoftDevice, self, device => device.register(memory, access))
+    }
+}
+
+impl QueuePair for SoftQueuePair {
+    type Packet = Box<[u8]>;
+
+    fn attributes(&self) -> &DeviceAttributes {
+        each!(SoftQueuePair, self, qp => qp.attributes())
+    }
+
+    fn address(&self) -> QueuePairAddress {
+        each!(SoftQueuePair, self, qp => qp.address())
+    }
+
+    fn create_address_handle(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        each!(SoftQueuePair, self, qp => qp.create_address_handle(gid))
+    }
+
+    fn destroy_address_handle(&mut self, handle: AddressHandle) {
+        each!(SoftQueuePair, self, qp => qp.destroy_address_handle(handle));
+    }
+
+    fn allocate_packet(&mut self) -> Result<Box<[u8]>, DeviceError> {
+        each!(SoftQueuePair, self, qp => qp.allocate_packet())
+    }
+
+    #[inline]
+    fn post_send(&mut self, request: SendRequest<Box<[u8]>>) -> Result<(), PostError<Box<[u8]>>> {
+        each!(SoftQueuePair, self, qp => qp.post_send(request))
+    }
+
+    #[inline]
+    fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
+        each!(SoftQueuePair, self, qp => qp.post_receive(packet))
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Time) -> Option<Completion<Box<[u8]>>> {
+        each!(SoftQueuePair, self, qp => qp.poll(now))
+    }
+
+    fn next_event(&self) -> Option<Time> {
+        each!(SoftQueuePair, self, qp => qp.next_event())
+    }
+}

@@ -1,0 +1,563 @@
+//! Stories of the shm link within one process; time is what the tests say it is.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::VecDeque;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use common::Directory;
+use efa_device::*;
+use efa_sim::record::{PacketEvent, SharedSink, Trace};
+use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
+
+const KEY: Qkey = Qkey(0x1234);
+const MTU: usize = 300;
+
+fn options(directory: &Directory) -> ShmOptions {
+    let mut options = ShmOptions::new("host");
+    options.directory = Some(directory.path().to_path_buf());
+    options.mtu = MTU;
+    options.ring_slots = 8;
+    options
+}
+
+fn queue_pair(device: &ShmDevice) -> ShmQueuePair {
+    device.create_queue_pair(QueuePairOptions { qkey: KEY, ..QueuePairOptions::default() }).unwrap()
+}
+
+/// Two devices of one host, as two processes would open them, with a queue pair each.
+fn pair(directory: &Directory) -> (ShmQueuePair, ShmQueuePair) {
+    let open = || ShmDevice::open(options(directory)).unwrap();
+    (queue_pair(&open()), queue_pair(&open()))
+}
+
+fn destination(from: &mut ShmQueuePair, to: QueuePairAddress) -> Destination {
+    let address_handle = from.create_address_handle(to.gid).unwrap();
+    Destination { address_handle, qpn: to.qpn, qkey: to.qkey }
+}
+
+fn send(
+    from: &mut ShmQueuePair,
+    destination: Destination,
+    id: u64,
+    bytes: &[u8],
+) -> Result<(), DeviceError> {
+    let mut packet = from.allocate_packet().unwrap();
+    packet[..bytes.len()].copy_from_slice(bytes);
+    let request = SendRequest { id: WorkId(id), packet, length: bytes.len(), destination };
+    from.post_send(request).map_err(|refused| refused.error)
+}
+
+fn post_receives(qp: &mut ShmQueuePair, count: usize) {
+    for _ in 0..count {
+        let packet = qp.allocate_packet().unwrap();
+        qp.post_receive(packet).unwrap();
+    }
+}
+
+/// What a queue pair reports, by kind.
+#[derive(Debug, Default)]
+struct Seen {
+    sends: VecDeque<(u64, Result<(), Status>)>,
+    receives: VecDeque<(Vec<u8>, Source)>,
+}
+
+/// Polls often enough for everything to happen that can happen at `now`.
+fn poll(qp: &mut ShmQueuePair, now: Time) -> Seen {
+    let mut seen = Seen::default();
+    for _ in 0..100 {
+        match qp.poll(now) {
+            Some(Completion::Send { id, result, .. }) => seen.sends.push_back((id.0, result)),
+            Some(Completion::Receive { packet, length, source }) => {
+                seen.receives.push_back((packet[..length].to_vec(), source));
+            }
+            None => {}
+        }
+    }
+    seen
+}
+
+fn at(millis: u64) -> Time {
+    Time::ZERO + Duration::from_millis(millis)
+}
+
+fn files(directory: &Directory) -> Vec<String> {
+    let entries = std::fs::read_dir(directory.path().join("host")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn packets_of_every_length_go_both_ways() {
+    let directory = Directory::new();
+    let (mut a, mut b) = pair(&directory);
+    assert_eq!(a.address().gid, b.address().gid, "one host");
+    let (to_b, to_a) = (destination(&mut a, b.address()), destination(&mut b, a.address()));
+    for length in 0..=MTU {
+        let bytes = vec![length as u8; length];
+        post_receives(&mut a, 1);
+        post_receives(&mut b, 1);
+        send(&mut a, to_b, 1, &bytes).unwrap();
+        let mut seen = poll(&mut b, at(0));
+        assert_eq!(seen.receives.pop_front().unwrap().0, bytes);
+        send(&mut b, to_a, 2, &bytes).unwrap();
+        let mut seen = poll(&mut a, at(0));
+        assert_eq!(seen.receives.pop_front().unwrap().0, bytes);
+        assert_eq!(seen.sends, [(1, Ok(()))]);
+        assert_eq!(poll(&mut b, at(0)).sends, [(2, Ok(()))]);
+    }
+}
+
+#[test]
+fn a_send_completes_only_when_it_lies_in_a_buffer() {
+    let directory = Directory::new();
+    let (mut a, mut b) = pair(&directory);
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1, b"x").unwrap();
+    assert!(poll(&mut a, at(0)).sends.is_empty(), "b didn't poll");
+    poll(&mut b, at(0));
+    assert!(poll(&mut a, at(0)).sends.is_empty(), "b has no buffer");
+    post_receives(&mut b, 1);
+    assert!(poll(&mut a, at(0)).sends.is_empty());
+    assert_eq!(poll(&mut b, at(0)).receives.len(), 1);
+    assert_eq!(poll(&mut a, at(0)).sends, [(1, Ok(()))]);
+}
+
+#[test]
+fn a_queue_pair_can_send_to_itself() {
+    let directory = Directory::new();
+    let (mut a, _) = pair(&directory);
+    let me = a.address();
+    let to = destination(&mut a, me);
+    post_receives(&mut a, 1);
+    send(&mut a, to, 1, b"me").unwrap();
+    let seen = poll(&mut a, at(0));
+    assert_eq!((seen.receives[0].0.as_slice(), seen.sends[0]), (&b"me"[..], (1, Ok(()))));
+}
+
+#[test]
+fn beyond_a_full_ring_sends_wait_in_order_up_to_the_depth() {
+    let directory = Directory::new();
+    let device = ShmDevice::open(options(&directory)).unwrap();
+    let depth = QueuePairOptions { qkey: KEY, send_depth: 30, ..Default::default() };
+    let mut a = device.create_queue_pair(depth).unwrap();
+    let mut b = queue_pair(&device);
+    let to = destination(&mut a, b.address());
+    for id in 0..30 {
+        send(&mut a, to, id, &[id as u8]).unwrap();
+    }
+    let full = Err(DeviceError::QueueFull { depth: 30 });
+    assert_eq!(send(&mut a, to, 30, b""), full, "8 in the ring, 22 waiting");
+    assert!(poll(&mut a, at(0)).sends.is_empty());
+    assert_eq!(send(&mut a, to, 30, b""), full);
+    post_receives(&mut b, 40);
+    let mut ended = Vec::new();
+    let mut received = Vec::new();
+    while received.len() < 30 {
+        received.extend(poll(&mut b, at(0)).receives.into_iter().map(|(bytes, _)| bytes[0]));
+        ended.extend(poll(&mut a, at(0)).sends);
+    }
+    assert_eq!(received, (0..30).collect::<Vec<u8>>());
+    assert_eq!(ended, (0..30).map(|id| (id, Ok(()))).collect::<Vec<_>>());
+    send(&mut a, to, 30, b"").unwrap();
+}
+
+#[test]
+fn posts_are_checked() {
+    let directory = Directory::new();
+    let (mut a, b) = pair(&directory);
+    let to = destination(&mut a, b.address());
+    let unknown = AddressHandle(77);
+    assert_eq!(
+        send(&mut a, Destination { address_handle: unknown, ..to }, 0, b""),
+        Err(DeviceError::BadAddressHandle { handle: unknown })
+    );
+    for (packet, length, limit) in [(vec![0; 500], MTU + 1, MTU), (vec![0; 100], 101, 100)] {
+        let request = SendRequest { id: WorkId(0), packet: packet.into(), length, destination: to };
+        let refused = a.post_send(request).unwrap_err();
+        let expected = DeviceError::TooLong { length: length as u64, limit: limit as u64 };
+        assert_eq!(refused.error, expected);
+    }
+    let device = ShmDevice::open(options(&directory)).unwrap();
+    let shallow = QueuePairOptions { receive_depth: 1, ..Default::default() };
+    let mut c = device.create_queue_pair(shallow).unwrap();
+    post_receives(&mut c, 1);
+    let refused = c.post_receive(vec![7; 3].into()).unwrap_err();
+    assert_eq!(refused.error, DeviceError::QueueFull { depth: 1 });
+    assert_eq!(&*refused.packet, [7; 3]);
+    let deep = QueuePairOptions { send_depth: 5000, ..Default::default() };
+    let error = device.create_queue_pair(deep).unwrap_err();
+    assert_eq!(error, DeviceError::TooLong { length: 5000, limit: 4096 });
+}
+
+#[test]
+fn targets_that_are_not_there_fail_the_send() {
+    let directory = Directory::new();
+    let (mut a, mut b) = pair(&directory);
+    post_receives(&mut b, 1);
+    let to = destination(&mut a, b.address());
+    let elsewhere = a.create_address_handle(Gid([9; 16])).unwrap();
+    send(&mut a, Destination { qpn: Qpn(0), ..to }, 1, b"").unwrap();
+    send(&mut a, Destination { qpn: Qpn(b.address().qpn.0 ^ 0x8000), ..to }, 2, b"").unwrap();
+    send(&mut a, Destination { address_handle: elsewhere, ..to }, 3, b"").unwrap();
+    send(&mut a, Destination { qkey: Qkey(1), ..to }, 4, b"").unwrap();
+    assert!(poll(&mut b, at(0)).receives.is_empty());
+    let nobody = Err(Status::BadDestinationQpn);
+    let unreachable = Err(Status::UnreachableRemote);
+    let sends = poll(&mut a, at(0)).sends;
+    assert_eq!(sends, [(1, nobody), (2, nobody), (3, unreachable), (4, nobody)]);
+}
+
+#[test]
+fn without_a_buffer_a_packet_waits_and_then_fails() {
+    let directory = Directory::new();
+    let device = ShmDevice::open(options(&directory)).unwrap();
+    let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1, b"1").unwrap();
+    poll(&mut b, at(100));
+    send(&mut a, to, 2, b"2").unwrap();
+    poll(&mut b, at(110));
+    assert!(poll(&mut a, at(110)).sends.is_empty());
+    // Three times 5 ms after the receiver saw it.
+    poll(&mut b, at(115));
+    let not_ready = Err(Status::ReceiverNotReady);
+    assert_eq!(poll(&mut a, at(115)).sends, [(1, not_ready)]);
+    post_receives(&mut b, 1);
+    assert_eq!(poll(&mut b, at(124)).receives[0].0, b"2");
+    assert_eq!(poll(&mut a, at(124)).sends, [(2, Ok(()))]);
+    // The next one's time counts from its own arrival.
+    send(&mut a, to, 3, b"3").unwrap();
+    poll(&mut b, at(130));
+    assert!(poll(&mut a, at(130)).sends.is_empty());
+    poll(&mut b, at(145));
+    assert_eq!(poll(&mut a, at(145)).sends, [(3, not_ready)]);
+}
+
+#[test]
+fn retries_can_go_on_for_ever() {
+    let directory = Directory::new();
+    let device = ShmDevice::open(options(&directory)).unwrap();
+    let patient = QueuePairOptions { qkey: KEY, rnr_retry: 7, ..Default::default() };
+    let mut a = device.create_queue_pair(patient).unwrap();
+    let mut b = queue_pair(&device);
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1, b"1").unwrap();
+    for year in 0..5 {
+        let now = at(year * 31_536_000_000);
+        poll(&mut b, now);
+        assert!(poll(&mut a, now).sends.is_empty());
+    }
+    post_receives(&mut b, 1);
+    assert_eq!(poll(&mut b, at(31_536_000_000 * 5)).receives.len(), 1);
+}
+
+#[test]
+fn a_short_buffer_fails_the_send_and_stays() {
+    let directory = Directory::new();
+    let (mut a, mut b) = pair(&directory);
+    b.post_receive(vec![0; 8].into()).unwrap();
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1, &[1; 9]).unwrap();
+    send(&mut a, to, 2, &[2; 8]).unwrap();
+    assert_eq!(poll(&mut b, at(0)).receives[0].0, [2; 8]);
+    let sends = poll(&mut a, at(0)).sends;
+    assert_eq!(sends, [(1, Err(Status::RemoteBadLength)), (2, Ok(()))]);
+}
+
+#[test]
+fn dropping_the_target_ends_the_sends_to_it() {
+    let directory = Directory::new();
+    let (mut a, mut b) = pair(&directory);
+    let to = destination(&mut a, b.address());
+    // Attached, and more than the ring holds.
+    poll(&mut b, at(0));
+    for id in 0..12 {
+        send(&mut a, to, id, b"").unwrap();
+    }
+    poll(&mut b, at(0));
+    drop(b);
+    let failed = Err(Status::BadDestinationQpn);
+    assert_eq!(poll(&mut a, at(0)).sends, (0..12).map(|id| (id, failed)).collect::<Vec<_>>());
+    send(&mut a, to, 12, b"").unwrap();
+    assert_eq!(poll(&mut a, at(0)).sends, [(12, failed)]);
+}
+
+#[test]
+fn dropping_a_target_that_never_looked_ends_the_sends_too() {
+    let directory = Directory::new();
+    let (mut a, b) = pair(&directory);
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1, b"").unwrap();
+    drop(b);
+    assert_eq!(poll(&mut a, at(0)).sends, [(1, Err(Status::BadDestinationQpn))]);
+    drop(a);
+    assert_eq!(files(&directory), ["next"]);
+}
+
+#[test]
+fn packets_outlive_their_sender() {
+    let directory = Directory::new();
+    for attached in [true, false] {
+        let (mut a, mut b) = pair(&directory);
+        let to = destination(&mut a, b.address());
+        if attached {
+            post_receives(&mut b, 1);
+            send(&mut a, to, 0, b"first").unwrap();
+            assert_eq!(poll(&mut b, at(0)).receives.len(), 1);
+        }
+        send(&mut a, to, 1, b"last").unwrap();
+        drop(a);
+        post_receives(&mut b, 1);
+        assert_eq!(poll(&mut b, at(0)).receives[0].0, b"last");
+    }
+}
+
+#[test]
+fn senders_take_turns_where_there_is_room_for_one() {
+    let directory = Directory::new();
+    let mut one = options(&directory);
+    one.max_peers = 1;
+    let device = ShmDevice::open(one).unwrap();
+    let mut target = queue_pair(&device);
+    post_receives(&mut target, 10);
+    let to = |from: &mut ShmQueuePair, target: &ShmQueuePair| destination(from, target.address());
+    let mut a = queue_pair(&device);
+    let to_target = to(&mut a, &target);
+    send(&mut a, to_target, 1, b"a").unwrap();
+    assert_eq!(poll(&mut target, at(0)).receives.len(), 1);
+
+    let mut b = queue_pair(&device);
+    send(&mut b, to_target, 2, b"b").unwrap();
+    assert!(poll(&mut target, at(0)).receives.is_empty());
+    assert!(poll(&mut b, at(0)).sends.is_empty());
+    assert!(poll(&mut b, at(999)).sends.is_empty());
+    assert_eq!(poll(&mut b, at(1000)).sends, [(2, Err(Status::UnreachableRemote))]);
+
+    send(&mut b, to_target, 3, b"b").unwrap();
+    assert!(poll(&mut b, at(1001)).sends.is_empty());
+    drop(a);
+    poll(&mut target, at(1002));
+    assert!(poll(&mut b, at(1002)).sends.is_empty(), "now it claims the entry");
+    assert_eq!(poll(&mut target, at(1003)).receives[0].0, b"b");
+    assert_eq!(poll(&mut b, at(1003)).sends, [(3, Ok(()))]);
+}
+
+// conformance: A29
+#[test]
+fn a_source_has_a_handle_only_if_the_device_knows_it() {
+    let directory = Directory::new();
+    for tell_unknown_gid in [true, false] {
+        let mut settings = options(&directory);
+        settings.tell_unknown_gid = tell_unknown_gid;
+        let open = || ShmDevice::open(settings.clone()).unwrap();
+        let (mut a, mut b) = (queue_pair(&open()), queue_pair(&open()));
+        let to = destination(&mut a, b.address());
+        post_receives(&mut b, 3);
+        let source = |a: &mut ShmQueuePair, b: &mut ShmQueuePair| {
+            send(a, to, 0, b"").unwrap();
+            poll(b, at(0)).receives[0].1
+        };
+        let QueuePairAddress { gid, qpn, .. } = a.address();
+        let unknown = Source { address_handle: None, qpn, gid: tell_unknown_gid.then_some(gid) };
+        assert_eq!(source(&mut a, &mut b), unknown);
+        let handle = b.create_address_handle(gid).unwrap();
+        let known = Source { address_handle: Some(handle), qpn, gid: None };
+        assert_eq!(source(&mut a, &mut b), known);
+        b.destroy_address_handle(handle);
+        assert_eq!(source(&mut a, &mut b), unknown);
+    }
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let directory = Directory::new();
+    let (mut a, mut b) = pair(&directory);
+    let (to_b, to_a) = (destination(&mut a, b.address()), destination(&mut b, a.address()));
+    for _ in 0..3 {
+        send(&mut a, to_b, 1, b"").unwrap();
+        send(&mut b, to_a, 1, b"").unwrap();
+    }
+    poll(&mut b, at(0));
+    drop(a);
+    drop(b);
+    assert_eq!(files(&directory), ["next"]);
+}
+
+#[test]
+fn numbers_are_not_used_again_soon() {
+    let directory = Directory::new();
+    let device = ShmDevice::open(options(&directory)).unwrap();
+    let numbers: Vec<Qpn> = (0..50).map(|_| queue_pair(&device).address().qpn).collect();
+    let mut distinct = numbers.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), numbers.len());
+    assert!(!numbers.contains(&Qpn(0)));
+    // At the end of the range it goes on with the first number that is free.
+    std::fs::write(directory.path().join("host/next"), 65535u16.to_le_bytes()).unwrap();
+    let qps: Vec<_> = (0..2).map(|_| queue_pair(&device)).collect();
+    assert_eq!(qps[0].address().qpn, Qpn(65535));
+    assert_eq!(qps[1].address().qpn, Qpn(1));
+    std::fs::write(directory.path().join("host/next"), 65535u16.to_le_bytes()).unwrap();
+    assert_eq!(queue_pair(&device).address().qpn, Qpn(2));
+}
+
+#[test]
+fn leftovers_are_removed_and_what_lives_stays() {
+    let directory = Directory::new();
+    let (mut a, b) = pair(&directory);
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1, b"").unwrap();
+    let mut living = files(&directory);
+    for name in ["qp-77", "qp-78", "ring-77-5-00000000000000ff", "new-0000000000000001"] {
+        std::fs::write(directory.path().join("host").join(name), [0; 100]).unwrap();
+    }
+    std::fs::write(directory.path().join("host/somebody-elses"), "").unwrap();
+    drop(ShmDevice::open(options(&directory)).unwrap());
+    let mut left = files(&directory);
+    living.push("somebody-elses".into());
+    living.sort_unstable();
+    left.sort_unstable();
+    assert_eq!(left, living);
+}
+
+#[test]
+fn a_file_that_is_no_queue_pair_is_told_by_name() {
+    let directory = Directory::new();
+    let (mut a, _) = pair(&directory);
+    let me = a.address();
+    let to = destination(&mut a, me);
+    let path = directory.path().join("host/qp-77");
+    for length in [0, 1000, 2000, 1_000_000] {
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(length).unwrap();
+        // Locked, as if its process lived.
+        file.lock().unwrap();
+        let error = send(&mut a, Destination { qpn: Qpn(77), ..to }, 1, b"").unwrap_err();
+        let DeviceError::Inconsistent { object, .. } = error else { panic!("{error}") };
+        assert_eq!(object, "qp-77");
+    }
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    assert!(send(&mut a, Destination { qpn: Qpn(77), ..to }, 1, b"").is_err());
+    std::fs::remove_dir(&path).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+    assert!(send(&mut a, Destination { qpn: Qpn(77), ..to }, 1, b"").is_err());
+}
+
+fn inconsistent(result: Result<ShmDevice, DeviceError>) -> (String, String) {
+    match result {
+        Err(DeviceError::Inconsistent { object, reason }) => (object, reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn directories_that_others_can_use_are_refused() {
+    let directory = Directory::new();
+    drop(ShmDevice::open(options(&directory)).unwrap());
+    for path in [directory.path().to_path_buf(), directory.path().join("host")] {
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        let (object, reason) = inconsistent(ShmDevice::open(options(&directory)));
+        assert_eq!((Path::new(&object), &*reason), (&*path, "has mode 755, not 700"));
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
+    }
+    ShmDevice::open(options(&directory)).unwrap();
+}
+
+#[test]
+fn a_directory_of_another_user_is_refused() {
+    let directory = Directory::new();
+    let mut settings = options(&directory);
+    let me = std::fs::metadata(directory.path()).unwrap().uid();
+    let (other, path) = if me == 0 {
+        std::os::unix::fs::chown(directory.path(), Some(12345), None).unwrap();
+        (12345, directory.path().to_path_buf())
+    } else {
+        (0, "/".into())
+    };
+    settings.directory = Some(path.clone());
+    let (object, reason) = inconsistent(ShmDevice::open(settings));
+    assert_eq!(Path::new(&object), path);
+    assert_eq!(reason, format!("belongs to user {other}, not to {me}"));
+}
+
+#[test]
+fn what_is_no_directory_is_refused() {
+    let directory = Directory::new();
+    let mut settings = options(&directory);
+    let file = directory.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    settings.directory = Some(file.clone());
+    assert_eq!(inconsistent(ShmDevice::open(settings.clone())).1, "not a directory");
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(directory.path(), &link).unwrap();
+    settings.directory = Some(link);
+    assert_eq!(inconsistent(ShmDevice::open(settings.clone())).1, "not a directory");
+    settings.directory = Some(directory.path().join("no/such"));
+    assert!(matches!(ShmDevice::open(settings), Err(DeviceError::System { errno: 2, .. })));
+}
+
+#[test]
+fn options_out_of_range_are_refused() {
+    let directory = Directory::new();
+    let open = |change: &dyn Fn(&mut ShmOptions)| {
+        let mut options = options(&directory);
+        change(&mut options);
+        ShmDevice::open(options).unwrap_err()
+    };
+    let too_long = |length, limit| DeviceError::TooLong { length, limit };
+    assert_eq!(open(&|o| o.mtu = (1 << 20) + 1), too_long((1 << 20) + 1, 1 << 20));
+    assert_eq!(open(&|o| o.ring_slots = 1 << 17), too_long(1 << 17, 1 << 16));
+    assert_eq!(open(&|o| o.max_peers = 5000), too_long(5000, 4096));
+    assert!(matches!(open(&|o| o.ring_slots = 3), DeviceError::Inconsistent { .. }));
+}
+
+#[test]
+fn hosts_of_other_names_are_other_hosts() {
+    let directory = Directory::new();
+    let mut settings = options(&directory);
+    let a = ShmDevice::open(settings.clone()).unwrap();
+    settings.name = "other".into();
+    let b = ShmDevice::open(settings).unwrap();
+    assert_ne!(a.gid(), b.gid());
+    assert_eq!(
+        (a.attributes().name.as_str(), a.attributes().vendor_part_id),
+        ("efa-shm-host", 0xefa2)
+    );
+}
+
+#[test]
+fn what_passes_can_be_recorded() {
+    let directory = Directory::new();
+    let trace = Trace::new();
+    let mut settings = options(&directory);
+    settings.capture = Some(SharedSink::new(trace.clone()));
+    let device = ShmDevice::open(settings).unwrap();
+    let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+    post_receives(&mut b, 1);
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1, b"yes").unwrap();
+    poll(&mut b, at(1));
+    send(&mut a, Destination { qkey: Qkey(0), ..to }, 2, b"no").unwrap();
+    poll(&mut b, at(2));
+    poll(&mut a, at(3));
+    let records = trace.take();
+    assert!(records.iter().all(|r| r.source == a.address().into()));
+    assert!(records.iter().all(|r| r.destination == b.address().into()));
+    let told: Vec<_> = records.iter().map(|r| (r.time, r.event, &*r.bytes)).collect();
+    let failed = PacketEvent::Failed(Status::BadDestinationQpn);
+    assert_eq!(
+        told,
+        [
+            (at(0), PacketEvent::Sent, &b"yes"[..]),
+            (at(1), PacketEvent::Received, b"yes"),
+            (at(0), PacketEvent::Sent, b"no"),
+            (at(3), failed, b"no"),
+        ]
+    );
+}
