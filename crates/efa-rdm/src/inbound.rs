@@ -6,13 +6,15 @@ use crate::pool::Pool;
 
 /// The receive buffers of an endpoint.
 ///
-/// The number posted doubles while the device uses up half of them between two refills, and
-/// halves after a period that needed less than a quarter.
+/// The number posted doubles when the device used up half of them between two refills, and halves
+/// after a period that never needed a quarter.
 #[derive(Debug)]
 pub(crate) struct Inbound<P> {
     spare: Pool<P>,
     posted: usize,
     target: usize,
+    /// Used since the last refill, and the most of a period.
+    used: usize,
     busiest: usize,
     least: usize,
     most: usize,
@@ -21,7 +23,7 @@ pub(crate) struct Inbound<P> {
 impl<P> Inbound<P> {
     pub(crate) fn new(least: usize, most: usize) -> Self {
         let least = least.min(most);
-        Self { spare: Pool::default(), posted: 0, target: least, busiest: 0, least, most }
+        Self { spare: Pool::default(), posted: 0, target: least, used: 0, busiest: 0, least, most }
     }
 
     pub(crate) fn posted(&self) -> usize {
@@ -35,6 +37,7 @@ impl<P> Inbound<P> {
     /// A buffer was used and read.
     pub(crate) fn consumed(&mut self, packet: P) {
         self.posted -= 1;
+        self.used += 1;
         if self.posted + self.spare.len() < self.target {
             self.spare.put(packet);
         }
@@ -49,10 +52,11 @@ impl<P> Inbound<P> {
         if missing == 0 {
             return Ok(());
         }
-        self.busiest = self.busiest.max(missing);
-        if missing * 2 > self.target {
+        self.busiest = self.busiest.max(self.used);
+        if self.used * 2 > self.target {
             self.target = (self.target * 2).min(self.most);
         }
+        self.used = 0;
         while self.posted < self.target {
             let packet = match self.spare.take() {
                 Some(packet) => packet,

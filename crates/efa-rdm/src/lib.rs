@@ -23,7 +23,7 @@
 //! ```
 //! use efa_device::{Device, QueuePairOptions, Qkey, Time};
 //! use efa_rdm::{Accept, Completion, Config, Endpoint, Message};
-//! use efa_sim::{LocalFabric, LocalOptions};
+//! use efa_sim::local::{LocalFabric, LocalOptions};
 //!
 //! let network = LocalFabric::new(LocalOptions::default());
 //! let mut endpoint = |key| {

@@ -1,0 +1,124 @@
+//! Receivers that are not ready, full queues, refused memory: nothing is lost or doubled.
+
+use std::time::Duration;
+
+use efa_device::QueuePairOptions;
+use efa_rdm::Config;
+use efa_sim::local::{Faults, LocalOptions};
+
+use crate::world::{World, pattern, place};
+
+/// Messages of all sizes between three endpoints under faults.
+fn exchange(seed: u64, faults: Faults, options: QueuePairOptions) -> World {
+    let mut world = World::new(LocalOptions { seed, faults, ..LocalOptions::default() });
+    for _ in 0..3 {
+        let config = Config { hash_seed: seed, ..Config::default() };
+        world.add_with(config, options);
+    }
+    let sizes = [0, 5, 9_000, 30_000, 100_000, 700, 66_000];
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut expected = [0; 3];
+    for i in 0..60 {
+        let (from, hop) = (random.usize(0..3), random.usize(1..3));
+        let to = (from + hop) % 3;
+        let tag = i << 8 | (from as u64) << 4 | to as u64;
+        let size = sizes[random.usize(0..sizes.len())];
+        let early = random.bool();
+        if early {
+            world.tagged_receive(to, tag, size);
+        }
+        world.tagged_send(from, to, tag, pattern(size, tag));
+        for _ in 0..random.usize(0..20) {
+            world.step();
+        }
+        if !early {
+            world.tagged_receive(to, tag, size);
+        }
+        expected[to] += 1;
+    }
+    world.drive();
+    for (end, count) in expected.into_iter().enumerate() {
+        let received: Vec<_> = world.ends[end].receives.drain(..).collect();
+        assert_eq!(received.len(), count, "seed {seed}");
+        for received in received {
+            assert_eq!(received.result, Ok(()), "seed {seed}");
+            assert!(received.buffer == pattern(received.buffer.len(), received.tag));
+        }
+        assert!(world.ends[end].sends.drain(..).all(|sent| sent.result == Ok(())));
+    }
+    world.assert_clean();
+    world
+}
+
+#[test]
+fn receivers_that_are_not_ready_cost_time_and_nothing_else() {
+    for seed in 0..20 {
+        let faults = Faults { receiver_not_ready: 0.2, ..Faults::default() };
+        let options = QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() };
+        let mut world = exchange(seed, faults, options);
+        let returned: u64 =
+            world.ends.iter_mut().map(|end| end.endpoint.statistics().receiver_not_ready).sum();
+        let again: u64 =
+            world.ends.iter_mut().map(|end| end.endpoint.statistics().retransmitted).sum();
+        assert!(returned > 0 && returned == again, "{returned} came back, {again} went again");
+    }
+}
+
+#[test]
+fn refused_posts_and_late_packets_change_nothing() {
+    for seed in 0..20 {
+        let faults = Faults {
+            late: 0.1,
+            late_by: Duration::from_millis(2),
+            send_refused: 0.2,
+            send_limit: Some(4),
+            allocation_refused: 0.1,
+            ..Faults::default()
+        };
+        exchange(100 + seed, faults, QueuePairOptions::default());
+    }
+}
+
+#[test]
+fn everything_at_once_and_tiny_queues() {
+    for seed in 0..20 {
+        let faults = Faults {
+            late: 0.05,
+            late_by: Duration::from_millis(1),
+            receiver_not_ready: 0.1,
+            send_refused: 0.1,
+            ..Faults::default()
+        };
+        let options = QueuePairOptions {
+            send_depth: 3,
+            receive_depth: 4,
+            rnr_retry: 1,
+            ..QueuePairOptions::default()
+        };
+        exchange(200 + seed, faults, options);
+    }
+}
+
+#[test]
+fn a_peer_in_backoff_does_not_hold_up_others() {
+    let mut world = World::pair(1);
+    let slow = world.add_with(
+        Config::default(),
+        QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() },
+    );
+    let target = place(&world.ends[slow]);
+    world.network.not_ready(target, 8).unwrap();
+    let start = world.now;
+    world.receive(slow, 10, 0);
+    world.send(0, slow, pattern(10, 1), 0);
+    for i in 0..20 {
+        world.receive(1, 10, i);
+        world.send(0, 1, pattern(10, i), 1 + i);
+    }
+    while world.ends[1].receives.len() < 20 {
+        world.step();
+    }
+    assert!(world.now - start < Duration::from_micros(400), "{:?}", world.now - start);
+    world.drive();
+    assert_eq!(world.receive_done(slow).buffer, pattern(10, 1));
+}

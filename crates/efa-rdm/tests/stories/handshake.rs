@@ -1,0 +1,254 @@
+//! Sections 2.1 to 2.3: the HANDSHAKE and what depends on it.
+
+use efa_device::QueuePairOptions;
+use efa_handshake::{Extras, Profile, Release};
+use efa_proto::{
+    ExtraInfo, Handshake, Header, Packet, PacketType, RawAddressForm, ReqOptions, Rtm,
+};
+use efa_rdm::{Config, Event};
+use efa_sim::local::{Faults, LocalOptions};
+
+use crate::world::{World, pattern};
+
+fn handshakes(world: &mut World, from: usize) -> usize {
+    world.types_from(from).iter().filter(|t| **t == PacketType::Handshake).count()
+}
+
+// conformance: A36 A37
+#[test]
+fn each_side_sends_one_handshake_to_each_peer() {
+    let mut world = World::pair(1);
+    world.add(Config::default());
+    for i in 0..1000 {
+        world.receive(1, 1, i);
+        world.send(0, 1, vec![1], i);
+        if i % 10 == 0 {
+            world.receive(1, 1, i);
+            world.send(2, 1, vec![2], i);
+        }
+    }
+    world.drive();
+    assert_eq!(world.ends[1].receives.len(), 1100);
+    let (zero, one, two) =
+        (handshakes(&mut world, 0), handshakes(&mut world, 1), handshakes(&mut world, 2));
+    assert_eq!((zero, one, two), (1, 2, 1));
+    let (to_one, back) = (world.peer(0, 1), world.peer(1, 0));
+    assert_eq!(world.endpoint(0).peer_extras(to_one), Some(Extras::CONNID_HEADER));
+    assert_eq!(world.endpoint(1).peer_extras(back), Some(Extras::CONNID_HEADER));
+}
+
+// conformance: A37
+#[test]
+fn one_message_makes_two_handshakes_and_no_loop() {
+    let mut world = World::pair(2);
+    world.receive(1, 1, 0);
+    world.send(0, 1, vec![1], 0);
+    world.drive();
+    assert_eq!((handshakes(&mut world, 0), handshakes(&mut world, 1)), (1, 1));
+}
+
+// conformance: A38
+#[test]
+fn a_handshake_that_finds_the_queue_full_is_sent_later() {
+    let mut world = World::pair(3);
+    let place = crate::world::place(&world.ends[1]);
+    world.receive(1, 1, 0);
+    world.send(0, 1, vec![1], 0);
+    world.network.refuse_sends(place, 5).unwrap();
+    world.drive();
+    let peer = world.peer(0, 1);
+    assert!(world.endpoint(0).peer_extras(peer).is_some());
+    assert_eq!(world.network.statistics().sends_refused, 5);
+}
+
+#[test]
+fn a_handshake_that_the_receiver_had_no_room_for_is_sent_again() {
+    let mut world = World::pair(4);
+    let place = crate::world::place(&world.ends[0]);
+    world.network.not_ready(place, 4).unwrap();
+    world.receive(1, 1, 0);
+    world.send(0, 1, vec![1], 0);
+    world.drive();
+    let peer = world.peer(0, 1);
+    assert!(world.endpoint(0).peer_extras(peer).is_some());
+    assert!(world.endpoint(1).statistics().retransmitted > 0);
+}
+
+fn options_of(bytes: &[u8]) -> Option<ReqOptions> {
+    match Packet::parse(bytes).unwrap().header {
+        Header::Rtm(Rtm { options, .. }) => Some(options),
+        _ => None,
+    }
+}
+
+// conformance: A55
+#[test]
+fn requests_carry_the_raw_address_until_the_handshake_and_the_connid_after() {
+    let mut world = World::pair(5);
+    let own = world.endpoint(0).address();
+    for length in [10, 20_000, 100_000] {
+        world.receive(1, length, 0);
+        world.send(0, 1, pattern(length, 1), 0);
+    }
+    let before = world.packets_from(0);
+    world.drive();
+    assert!(!before.is_empty());
+    for options in before.iter().filter_map(|bytes| options_of(bytes)) {
+        assert_eq!(options.raw_address, Some((own, RawAddressForm::Padded)));
+        assert_eq!(options.connid, None);
+    }
+    world.forget_packets();
+    for length in [10, 20_000, 100_000] {
+        world.receive(1, length, 0);
+        world.send(0, 1, pattern(length, 1), 0);
+    }
+    world.drive();
+    let after: Vec<_> = world.packets_from(0).iter().filter_map(|b| options_of(b)).collect();
+    assert!(!after.is_empty());
+    assert!(after.iter().all(|o| o.raw_address.is_none() && o.connid == Some(own.connid)));
+}
+
+/// Every pair of releases exchanges all sizes both ways.
+// conformance: A33 A46
+#[test]
+fn every_pair_of_releases_understands_each_other() {
+    let sizes = [0, 1, 8_000, 8_870, 8_900, 20_000, 65_536, 65_537, 400_000];
+    for (i, a) in Release::ALL.into_iter().enumerate() {
+        for (j, b) in Release::ALL.into_iter().enumerate() {
+            let config = |release| Config {
+                profile: Profile::of(release).announcing_only(Extras::CONNID_HEADER),
+                ..Config::default()
+            };
+            let seed = (i * 10 + j) as u64;
+            let mut world = World::pair_with(seed, config(a), config(b));
+            for round in 0..2 {
+                for (from, to) in [(0, 1), (1, 0)] {
+                    for (k, size) in sizes.into_iter().enumerate() {
+                        let tag = k as u64;
+                        if round == 0 {
+                            world.tagged_receive(to, tag, size);
+                        }
+                        world.tagged_send(from, to, tag, pattern(size, tag));
+                        if round == 1 {
+                            world.tagged_receive(to, tag, size);
+                        }
+                    }
+                }
+                world.drive();
+                for end in 0..2 {
+                    let received: Vec<_> = world.ends[end].receives.drain(..).collect();
+                    assert_eq!(received.len(), sizes.len(), "{a} and {b}, seed {seed}");
+                    for received in received {
+                        assert_eq!(received.result, Ok(()));
+                        let size = sizes[received.tag as usize];
+                        assert!(received.buffer == pattern(size, received.tag));
+                    }
+                    assert_eq!(world.ends[end].sends.drain(..).count(), sizes.len());
+                }
+            }
+            world.assert_clean();
+        }
+    }
+}
+
+// conformance: A43
+#[test]
+fn a_peer_that_ignores_the_connid_request_is_still_served() {
+    let profile = Profile::of(Release::V1_13).announcing_only(Extras::CONNID_HEADER);
+    let config = Config { profile, ..Config::default() };
+    let mut world = World::pair_with(6, config, Config::default());
+    for i in 0..2 {
+        world.receive(1, 100_000, i);
+        world.send(0, 1, pattern(100_000, i), i);
+        world.drive();
+        assert!(world.receive_done(1).buffer == pattern(100_000, i));
+    }
+    assert!(world.endpoint(1).statistics().unverified > 10);
+}
+
+// conformance: A60
+#[test]
+fn a_second_handshake_changes_what_is_known() {
+    let mut world = World::pair(7);
+    world.acquaint();
+    let peer = world.peer(1, 0);
+    for bits in [8, 8, 3] {
+        let handshake = Handshake {
+            extra_info: ExtraInfo::new(&[bits]).unwrap(),
+            connid: None,
+            host_id: None,
+            device_version: None,
+            user_recv_qp: None,
+        };
+        world.inject(0, 1, Header::Handshake(handshake), &[]);
+        world.drive();
+        assert_eq!(world.endpoint(1).peer_extras(peer).map(|extras| extras.bits()), Some(bits));
+    }
+    assert_eq!(handshakes(&mut world, 1), 1, "answered once");
+}
+
+// conformance: A57
+#[test]
+fn a_peer_that_writes_once_and_leaves_is_no_error() {
+    let mut world = World::pair(8);
+    world.add(Config::default());
+    world.receive(1, 5, 0);
+    world.send(0, 1, pattern(5, 1), 0);
+    while world.ends[1].receives.is_empty() {
+        // The sender leaves before our HANDSHAKE can reach it.
+        world.step();
+    }
+    world.ends.remove(0);
+    world.drive();
+    let one = &mut world.ends[0];
+    assert_eq!(one.receives.pop_front().unwrap().result, Ok(()));
+    assert!(one.sends.is_empty());
+    assert!(
+        one.events.iter().all(|event| matches!(event, Event::PeerDiscovered(_))),
+        "{:?}",
+        one.events
+    );
+    assert_eq!(one.endpoint.statistics().send_errors, 1);
+}
+
+// conformance: A58
+#[test]
+fn an_endpoint_may_be_closed_with_its_handshake_under_way() {
+    let mut world = World::pair(9);
+    world.receive(1, 5, 0);
+    world.send(0, 1, pattern(5, 1), 0);
+    while handshakes(&mut world, 1) == 0 {
+        world.step();
+    }
+    world.ends.remove(1);
+    world.drive();
+    let zero = &mut world.ends[0];
+    assert_eq!(zero.sends.pop_front().unwrap().result, Ok(()));
+    assert!(zero.endpoint.is_quiet());
+}
+
+// CTSDATA before our HANDSHAKE could not be attributed by a receiver since release 1.14.
+#[test]
+fn ctsdata_waits_for_the_handshake() {
+    for seed in 0..20 {
+        // A network that delays some packets very much, so that the CTS overtakes the HANDSHAKE.
+        let faults =
+            Faults { late: 0.5, late_by: std::time::Duration::from_millis(1), ..Faults::default() };
+        let mut world = World::new(LocalOptions { seed, faults, ..LocalOptions::default() });
+        world.add(Config::default());
+        world.add_with(Config::default(), QueuePairOptions::default());
+        world.receive(1, 200_000, 0);
+        world.send(0, 1, pattern(200_000, 1), 0);
+        let peer = world.peer(0, 1);
+        for _ in 0..10_000 {
+            world.step();
+            if world.endpoint(0).peer_extras(peer).is_none() {
+                assert!(!world.types_from(0).contains(&PacketType::CtsData), "seed {seed}");
+            }
+            if !world.ends[1].receives.is_empty() {
+                break;
+            }
+        }
+        assert!(world.receive_done(1).buffer == pattern(200_000, 1));
+    }
+}

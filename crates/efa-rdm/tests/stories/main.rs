@@ -1,0 +1,15 @@
+//! Endpoints that talk to each other on a simulated network: stories of a few lines each.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod eager;
+mod faults;
+mod handshake;
+mod hostile;
+mod longcts;
+mod matching;
+mod medium;
+mod memory;
+mod order;
+mod peers;
+mod world;

@@ -1,0 +1,64 @@
+//! Pools grow on demand, are bounded, and are given back.
+
+use std::time::Duration;
+
+use efa_rdm::{Config, PacketsHeld};
+
+use crate::world::{World, pattern};
+
+#[test]
+fn an_idle_endpoint_holds_less_than_a_megabyte() {
+    let mut world = World::pair(1);
+    world.drive();
+    let PacketsHeld { posted, send_pool, receive_pool, held, sending } =
+        world.endpoint(0).packets_held();
+    assert_eq!((send_pool, receive_pool, held, sending), (0, 0, 0, 0));
+    assert!(posted * 8928 <= 1 << 20, "{posted} buffers posted");
+}
+
+#[test]
+fn pools_grow_under_load_and_shrink_when_it_is_over() {
+    let mut world = World::pair(2);
+    for i in 0..2000 {
+        world.receive(1, 9_000, i);
+        world.send(0, 1, pattern(9_000, i), i);
+    }
+    world.drive();
+    assert_eq!(world.ends[1].receives.drain(..).count(), 2000);
+    let (busy_sender, busy_receiver) =
+        (world.endpoint(0).packets_held(), world.endpoint(1).packets_held());
+    assert!(busy_sender.send_pool > 500, "{busy_sender:?}");
+    assert!(busy_receiver.posted > 64, "{busy_receiver:?}");
+    world.idle(Duration::from_secs(20));
+    assert_eq!(world.endpoint(0).packets_held().send_pool, 0);
+    // Posted buffers can't be taken back from a device; they are dropped as they are used.
+    for i in 0..2000 {
+        world.receive(1, 10, i);
+        world.send(0, 1, pattern(10, i), i);
+        world.drive();
+    }
+    world.idle(Duration::from_secs(20));
+    let idle = world.endpoint(1).packets_held();
+    assert!(idle.posted <= 64 && idle.receive_pool == 0, "{idle:?}");
+}
+
+#[test]
+fn a_storm_of_unexpected_messages_takes_their_size_and_is_given_back() {
+    let mut world =
+        World::pair_with(3, Config { max_sends: 1 << 20, ..Config::default() }, Config::default());
+    for round in 0..200 {
+        for i in 0..100 {
+            world.send(0, 1, pattern(8, i), i);
+        }
+        world.drive();
+        world.forget_packets();
+        world.ends[0].sends.clear();
+        assert_eq!(world.endpoint(1).packets_held().held, (round + 1) * 100);
+    }
+    for i in 0..20_000 {
+        world.receive(1, 8, i);
+        let received = world.receive_done(1);
+        assert_eq!(received.buffer, pattern(8, i % 100));
+    }
+    assert_eq!(world.endpoint(1).packets_held().held, 0);
+}

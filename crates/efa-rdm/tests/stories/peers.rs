@@ -1,0 +1,284 @@
+//! Sections 1.4, 2.2 and 4.4: addresses, unknown senders, endpoints that restart.
+
+use efa_device::Status;
+use efa_proto::{
+    Connid, Header, MsgId, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind, Rtw, RtwKind,
+};
+use efa_rdm::{Config, DropReason, Event, Message, OperationError, StartError};
+use efa_sim::local::{Faults, LocalOptions};
+
+use crate::world::{World, pattern, place};
+
+fn eager(msg_id: u32, options: ReqOptions) -> Header<'static> {
+    Header::Rtm(Rtm { msg_id: MsgId(msg_id), tag: None, kind: RtmKind::Eager, options })
+}
+
+fn introduced_by(address: RawAddress) -> ReqOptions {
+    ReqOptions { raw_address: Some((address, RawAddressForm::Padded)), cq_data: None, connid: None }
+}
+
+// conformance: A28 A30
+#[test]
+fn an_unknown_sender_is_made_known_once() {
+    for tell_unknown_gid in [true, false] {
+        let mut world = World::new(LocalOptions { tell_unknown_gid, ..LocalOptions::default() });
+        world.add(Config::default());
+        world.add(Config::default());
+        for i in 0..50 {
+            world.receive(1, 10, i);
+            world.send(0, 1, pattern(10, i), i);
+        }
+        world.drive();
+        assert_eq!(world.ends[1].receives.len(), 50);
+        let discovered = world.ends[1].events.iter();
+        let discovered = discovered.filter(|event| matches!(event, Event::PeerDiscovered(_)));
+        assert_eq!(discovered.count(), 1);
+        let sender = world.endpoint(0).address();
+        let peer = world.endpoint(1).find_peer(&sender).unwrap();
+        assert_eq!(peer.index(), 0);
+        assert_eq!(world.ends[1].receives[0].peer, Some(peer));
+        assert_eq!(world.endpoint(1).peer_address(peer), Some(sender));
+    }
+}
+
+// conformance: A31
+#[test]
+fn an_unknown_sender_that_does_not_tell_who_it_is_is_dropped() {
+    let mut world = World::pair(1);
+    for options in [ReqOptions::NONE, ReqOptions { connid: Some(Connid(7)), ..ReqOptions::NONE }] {
+        world.inject(0, 1, eager(0, options), b"x");
+        world.drive();
+        assert_eq!(world.drop_reasons(1), [DropReason::UnknownSender]);
+    }
+    assert!(world.types_from(1).is_empty(), "no HANDSHAKE");
+}
+
+#[test]
+fn a_raw_address_that_is_not_the_senders_is_dropped() {
+    let mut world = World::pair(2);
+    let own = world.endpoint(0).address();
+    let forged = [
+        RawAddress { qpn: own.qpn + 1, ..own },
+        RawAddress { gid: world.endpoint(1).address().gid, ..own },
+    ];
+    for address in forged {
+        world.inject(0, 1, eager(0, introduced_by(address)), b"x");
+        world.drive();
+        assert_eq!(world.drop_reasons(1), [DropReason::ForgedAddress]);
+    }
+    // Nor may a known sender introduce somebody else.
+    world.acquaint();
+    let address = RawAddress { connid: Connid(1), qpn: own.qpn + 1, ..own };
+    world.inject(0, 1, eager(0, introduced_by(address)), b"x");
+    world.drive();
+    assert_eq!(world.drop_reasons(1), [DropReason::ForgedAddress]);
+}
+
+// conformance: A32
+#[test]
+fn no_room_for_another_sender_is_an_event_and_the_packet_is_not_half_taken() {
+    let mut world = World::new(LocalOptions { max_address_handles: 1, ..LocalOptions::default() });
+    for _ in 0..3 {
+        world.add(Config::default());
+    }
+    world.receive(1, 10, 0);
+    world.receive(1, 10, 1);
+    world.send(0, 1, pattern(10, 1), 0);
+    world.drive();
+    world.send(2, 1, pattern(10, 2), 0);
+    world.drive();
+    assert_eq!(world.ends[1].receives.len(), 1);
+    assert_eq!(world.drop_reasons(1), [DropReason::PeerTableFull]);
+    let stranger = world.endpoint(2).address();
+    assert_eq!(world.endpoint(1).find_peer(&stranger), None);
+    world.receive(1, 10, 2);
+    world.send(0, 1, pattern(10, 3), 0);
+    world.drive();
+    assert_eq!(world.ends[1].receives.len(), 2, "the known sender is served");
+}
+
+#[test]
+fn the_zero_address_is_refused() {
+    let mut world = World::pair(3);
+    let nowhere = RawAddress { gid: [0; 16], qpn: 1, connid: Connid(1) };
+    let error = world.endpoint(0).insert_peer(nowhere).unwrap_err();
+    assert!(matches!(error, efa_device::DeviceError::BadAddress { .. }), "{error}");
+}
+
+// conformance: A97
+#[test]
+fn a_restarted_peer_is_a_new_one_and_packets_of_its_old_life_are_stale() {
+    let faults = Faults { keep_stale: 100, ..Faults::default() };
+    let mut world = World::new(LocalOptions { faults, ..LocalOptions::default() });
+    world.add(Config::default());
+    world.add(Config::default());
+    for i in 0..5 {
+        world.receive(1, 10, i);
+        world.send(0, 1, pattern(10, i), i);
+    }
+    world.drive();
+    assert_eq!(world.ends[1].receives.drain(..).count(), 5);
+    let old = world.peer(1, 0);
+    let old_address = world.endpoint(0).address();
+    // The receiver waits for the rest of a long message when its sender dies.
+    world.receive(1, 1 << 20, 50);
+    world.send(0, 1, pattern(1 << 20, 1), 5);
+    for _ in 0..6 {
+        world.step();
+    }
+    world.restart(0, 0x7777, Config::default());
+    world.drive();
+    world.ends[0].sends.clear();
+
+    // The successor uses the same message ids and introduces itself.
+    world.receive(1, 10, 60);
+    world.send(0, 1, pattern(10, 9), 0);
+    world.drive();
+    let received: Vec<_> = world.ends[1].receives.drain(..).collect();
+    let broken = received.iter().find(|r| r.context == 50).expect("the long one fails");
+    assert!(
+        matches!(
+            broken.result,
+            Err(OperationError::PeerRestarted | OperationError::Device(Status::BadDestinationQpn))
+        ),
+        "{:?}",
+        broken.result
+    );
+    let fresh = received.iter().find(|r| r.context == 60).expect("the new message arrives");
+    assert_eq!((&fresh.buffer, fresh.result), (&pattern(10, 9), Ok(())));
+    let new = world.peer(1, 0);
+    assert_ne!(new, old);
+    assert_eq!(fresh.peer, Some(new));
+
+    // A packet of the old life comes late: with the old connid, with the old raw address.
+    world.ends[1].events.clear();
+    let late = ReqOptions { connid: Some(old_address.connid), ..ReqOptions::NONE };
+    world.inject(0, 1, eager(5, late), b"late");
+    world.inject(0, 1, eager(6, introduced_by(old_address)), b"late");
+    world.drive();
+    assert_eq!(world.drop_reasons(1), [DropReason::Stale, DropReason::Stale]);
+    assert_eq!(world.endpoint(1).statistics().stale, 2);
+    let buffer = vec![1];
+    let message = Message { peer: old, tag: None, cq_data: None, buffer, context: 0 };
+    let refused = world.endpoint(1).send(message).unwrap_err();
+    assert_eq!(refused.error, StartError::PeerGone(old));
+}
+
+#[test]
+fn a_restart_is_noticed_while_the_old_life_is_silent() {
+    let mut world = World::pair(4);
+    world.receive(1, 10, 0);
+    world.send(0, 1, pattern(10, 1), 0);
+    world.drive();
+    let old = world.peer(1, 0);
+    world.restart(0, 0x7777, Config::default());
+    world.receive(1, 10, 1);
+    world.send(0, 1, pattern(10, 2), 0);
+    world.drive();
+    let new = world.peer(1, 0);
+    assert!(world.ends[1].events.contains(&Event::PeerRestarted { old, new }));
+    assert_eq!(world.receive_done(1).peer, Some(old));
+    let second = world.receive_done(1);
+    assert_eq!((second.peer, second.buffer), (Some(new), pattern(10, 2)));
+}
+
+#[test]
+fn stale_packets_of_a_reused_queue_pair_number_reach_nobody() {
+    let faults = Faults { keep_stale: 1000, ..Faults::default() };
+    let mut world = World::new(LocalOptions { faults, ..LocalOptions::default() });
+    world.add(Config::default());
+    world.add(Config::default());
+    for i in 0..10 {
+        world.receive(1, 30_000, i);
+        world.send(0, 1, pattern(30_000, i), i);
+    }
+    world.drive();
+    world.ends[1].receives.clear();
+    world.restart(1, 0x7777, Config::default());
+    world.receive(1, 30_000, 99);
+    let to = place(&world.ends[1]);
+    assert!(world.network.deliver_stale(to) > 20);
+    world.drive();
+    // The old packets are good requests of a live peer with ids from 0 on; what must not happen is
+    // that a message is taken twice or mixed up.
+    let received: Vec<_> = world.ends[1].receives.drain(..).collect();
+    assert!(received.len() <= 1);
+    assert!(received.iter().all(|r| (0..10).any(|i| r.buffer == pattern(30_000, i))));
+}
+
+#[test]
+fn a_lost_peer_fails_everything_with_it_and_nothing_else() {
+    let mut world = World::pair(5);
+    world.add(Config::default());
+    world.receive(1, 10, 0);
+    world.send(0, 1, pattern(10, 0), 0);
+    world.drive();
+    world.ends[0].sends.clear();
+    world.ends[1].receives.clear();
+    let (lost, fine) = (world.peer(0, 1), world.peer(0, 2));
+    let target = place(&world.ends[1]);
+    world.network.kill(target).unwrap();
+    for i in 0..10 {
+        world.send(0, 1, pattern(if i % 2 == 0 { 10 } else { 100_000 }, i), i);
+    }
+    world.receive(2, 10, 1);
+    world.send(0, 2, pattern(10, 77), 77);
+    world.drive();
+    let mut failed = 0;
+    for sent in world.ends[0].sends.drain(..) {
+        if sent.peer == fine {
+            assert_eq!((sent.context, sent.result), (77, Ok(())));
+            continue;
+        }
+        assert_eq!(sent.result, Err(OperationError::Device(Status::UnresponsiveRemote)));
+        assert!(sent.buffer.is_some());
+        failed += 1;
+    }
+    assert_eq!(failed, 10);
+    assert_eq!(world.receive_done(2).buffer, pattern(10, 77));
+    let status = Status::UnresponsiveRemote;
+    assert!(world.ends[0].events.contains(&Event::PeerLost { peer: lost, status }));
+    let message = Message { peer: lost, tag: None, cq_data: None, buffer: vec![], context: 0 };
+    let refused = world.endpoint(0).send(message).unwrap_err();
+    assert_eq!(refused.error, StartError::PeerGone(lost));
+    assert_ne!(world.peer(0, 1), lost, "inserting the address again gives a fresh peer");
+}
+
+#[test]
+fn messages_that_arrived_whole_outlive_their_sender() {
+    let mut world = World::pair(6);
+    world.send(0, 1, pattern(10, 1), 0);
+    world.send(0, 1, pattern(100_000, 2), 1);
+    world.send(0, 1, pattern(10, 3), 2);
+    world.drive();
+    let peer = world.peer(1, 0);
+    world.endpoint(1).remove_peer(peer);
+    for i in 0..3 {
+        world.receive(1, 100_000, i);
+    }
+    let first = world.receive_done(1);
+    assert_eq!((first.length, first.peer), (10, Some(peer)));
+    assert_eq!(first.buffer[..10], pattern(10, 1));
+    let second = world.receive_done(1);
+    assert_eq!(second.buffer[..10], pattern(10, 3), "the unfinished one is forgotten");
+    assert!(world.ends[1].receives.is_empty());
+    assert_eq!(world.endpoint(1).packets_held().held, 0);
+}
+
+// conformance: A59
+#[test]
+fn a_zero_byte_write_to_nowhere_is_answered_by_a_handshake() {
+    let mut world = World::pair(7);
+    let options = introduced_by(world.endpoint(0).address());
+    let trigger = Rtw { rma_iov: &[], kind: RtwKind::Eager, options };
+    world.peer(0, 1);
+    world.inject(0, 1, Header::Rtw(trigger), &[]);
+    world.drive();
+    let peer = world.peer(0, 1);
+    assert!(world.endpoint(0).peer_extras(peer).is_some());
+    assert_eq!(world.endpoint(1).statistics().dropped, 0);
+    world.receive(1, 10, 0);
+    world.send(0, 1, pattern(10, 1), 0);
+    world.drive();
+    assert_eq!(world.receive_done(1).buffer, pattern(10, 1), "it took no message id");
+}

@@ -1,0 +1,295 @@
+//! A network with endpoints, one virtual clock, and everything they said.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use efa_device::{Device, Qkey, Qpn, QueuePair, QueuePairOptions, Time};
+use efa_proto::{Header, Packet, PacketType};
+use efa_rdm::{
+    Accept, Completion, Config, DropReason, Endpoint, Event, Message, PeerId, ReceiveCompletion,
+    ReceiveId, SendCompletion,
+};
+use efa_sim::local::{LocalDevice, LocalFabric, LocalOptions, LocalQueuePair};
+use efa_sim::record::{PacketEvent, QueuePairId, Record, Trace};
+
+/// Bytes that tell their place and message.
+pub(crate) fn pattern(length: usize, salt: u64) -> Vec<u8> {
+    let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length);
+    while bytes.len() < length {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        bytes.extend_from_slice(&(state >> 29).to_le_bytes()[..4.min(length - bytes.len())]);
+    }
+    bytes
+}
+
+/// One endpoint and what came of its operations.
+pub(crate) struct End {
+    pub(crate) device: LocalDevice,
+    pub(crate) endpoint: Endpoint<LocalQueuePair, Vec<u8>>,
+    pub(crate) sends: VecDeque<SendCompletion<Vec<u8>>>,
+    pub(crate) receives: VecDeque<ReceiveCompletion<Vec<u8>>>,
+    pub(crate) released: VecDeque<(u64, Vec<u8>)>,
+    pub(crate) events: VecDeque<Event>,
+}
+
+impl End {
+    fn collect(&mut self) {
+        while let Some(completion) = self.endpoint.poll_completion() {
+            match completion {
+                Completion::Send(send) => self.sends.push_back(send),
+                Completion::Receive(receive) => self.receives.push_back(receive),
+                Completion::Released { context, buffer } => {
+                    self.released.push_back((context, buffer));
+                }
+            }
+        }
+        while let Some(event) = self.endpoint.poll_event() {
+            self.events.push_back(event);
+        }
+    }
+}
+
+/// The network. Prints its decoded packets when a test fails.
+pub(crate) struct World {
+    pub(crate) network: LocalFabric,
+    pub(crate) now: Time,
+    pub(crate) ends: Vec<End>,
+    trace: Trace,
+    records: Vec<Record<'static>>,
+}
+
+/// Where a queue pair is.
+pub(crate) fn place(end: &End) -> QueuePairId {
+    end.endpoint.queue_pair().address().into()
+}
+
+impl World {
+    pub(crate) fn new(options: LocalOptions) -> Self {
+        let network = LocalFabric::new(options);
+        let trace = Trace::new();
+        network.capture(trace.clone());
+        Self { network, now: Time::ZERO, ends: Vec::new(), trace, records: Vec::new() }
+    }
+
+    /// Two endpoints with default settings on a network that reorders.
+    pub(crate) fn pair(seed: u64) -> Self {
+        Self::pair_with(seed, Config::default(), Config::default())
+    }
+
+    pub(crate) fn pair_with(seed: u64, a: Config, b: Config) -> Self {
+        let mut world = Self::new(LocalOptions { seed, ..LocalOptions::default() });
+        world.add(a);
+        world.add(b);
+        world
+    }
+
+    /// Adds an endpoint on a host of its own.
+    pub(crate) fn add(&mut self, config: Config) -> usize {
+        self.add_with(config, QueuePairOptions::default())
+    }
+
+    pub(crate) fn add_with(&mut self, config: Config, options: QueuePairOptions) -> usize {
+        let device = self.network.open();
+        let qkey = Qkey(0x1000_0000 + self.ends.len() as u32);
+        let queue_pair = device.create_queue_pair(QueuePairOptions { qkey, ..options });
+        let endpoint = Endpoint::new(queue_pair.unwrap(), config).unwrap();
+        self.ends.push(End {
+            device,
+            endpoint,
+            sends: VecDeque::new(),
+            receives: VecDeque::new(),
+            released: VecDeque::new(),
+            events: VecDeque::new(),
+        });
+        self.ends.len() - 1
+    }
+
+    /// Replaces an endpoint by a new one on the same queue pair number.
+    pub(crate) fn restart(&mut self, end: usize, qkey: u32, config: Config) {
+        let qpn = self.ends[end].endpoint.queue_pair().address().qpn;
+        // The old queue pair must be gone before its number can be used again.
+        let other = self.ends[end].device.create_queue_pair(QueuePairOptions::default()).unwrap();
+        drop(std::mem::replace(
+            &mut self.ends[end].endpoint,
+            Endpoint::new(other, Config::default()).unwrap(),
+        ));
+        self.restart_at(end, qpn, qkey, config);
+    }
+
+    fn restart_at(&mut self, end: usize, qpn: Qpn, qkey: u32, config: Config) {
+        let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
+        let queue_pair = self.ends[end].device.create_queue_pair_at(qpn, options).unwrap();
+        self.ends[end].endpoint = Endpoint::new(queue_pair, config).unwrap();
+    }
+
+    pub(crate) fn endpoint(&mut self, end: usize) -> &mut Endpoint<LocalQueuePair, Vec<u8>> {
+        &mut self.ends[end].endpoint
+    }
+
+    /// How `from` calls `to`.
+    pub(crate) fn peer(&mut self, from: usize, to: usize) -> PeerId {
+        let address = self.ends[to].endpoint.address();
+        self.ends[from].endpoint.insert_peer(address).unwrap()
+    }
+
+    /// Two endpoints know each other's addresses.
+    pub(crate) fn acquaint(&mut self) {
+        self.peer(0, 1);
+        self.peer(1, 0);
+    }
+
+    pub(crate) fn send(&mut self, from: usize, to: usize, buffer: Vec<u8>, context: u64) {
+        let peer = self.peer(from, to);
+        let message = Message { peer, tag: None, cq_data: None, buffer, context };
+        self.ends[from].endpoint.send(message).unwrap();
+    }
+
+    pub(crate) fn tagged_send(&mut self, from: usize, to: usize, tag: u64, buffer: Vec<u8>) {
+        let peer = self.peer(from, to);
+        let message = Message { peer, tag: Some(tag), cq_data: None, buffer, context: tag };
+        self.ends[from].endpoint.send(message).unwrap();
+    }
+
+    pub(crate) fn receive(&mut self, at: usize, length: usize, context: u64) -> ReceiveId {
+        let accept = Accept::Untagged { source: None };
+        self.ends[at].endpoint.receive(accept, vec![0; length], context).unwrap()
+    }
+
+    pub(crate) fn tagged_receive(&mut self, at: usize, tag: u64, length: usize) -> ReceiveId {
+        let accept = Accept::Tagged { source: None, tag, ignore: 0 };
+        self.ends[at].endpoint.receive(accept, vec![0; length], tag).unwrap()
+    }
+
+    /// Every endpoint makes progress once, then time goes on to what happens next.
+    pub(crate) fn step(&mut self) {
+        for end in &mut self.ends {
+            end.endpoint.progress(self.now);
+            end.collect();
+        }
+        self.records.append(&mut self.trace.take());
+        let timers = self.ends.iter().filter_map(|end| end.endpoint.next_timeout());
+        let next = timers.chain(self.network.next_event()).min();
+        let soon = self.now + Duration::from_nanos(100);
+        self.now = next.map_or(soon, |next| next.max(soon));
+    }
+
+    /// Goes on until nothing is left to happen.
+    pub(crate) fn drive(&mut self) {
+        let mut still = 0;
+        for _ in 0..2_000_000 {
+            self.step();
+            let idle = self.network.next_event().is_none()
+                && self
+                    .ends
+                    .iter()
+                    .all(|end| end.endpoint.is_quiet() && end.endpoint.next_timeout().is_none());
+            still = if idle { still + 1 } else { 0 };
+            if still == 3 {
+                return;
+            }
+        }
+        panic!("the network does not come to rest");
+    }
+
+    /// Time passes while everybody polls.
+    pub(crate) fn idle(&mut self, span: Duration) {
+        let end = self.now + span;
+        while self.now < end {
+            self.now = (self.now + Duration::from_millis(50)).min(end);
+            let now = self.now;
+            self.step();
+            self.now = now;
+        }
+    }
+
+    /// The packets that an endpoint has sent, in order.
+    pub(crate) fn packets_from(&mut self, end: usize) -> Vec<Vec<u8>> {
+        let source = place(&self.ends[end]);
+        self.records.append(&mut self.trace.take());
+        let sent = self
+            .records
+            .iter()
+            .filter(|record| record.event == PacketEvent::Sent && record.source == source);
+        sent.map(|record| record.bytes.to_vec()).collect()
+    }
+
+    /// The types of the packets that an endpoint has sent.
+    pub(crate) fn types_from(&mut self, end: usize) -> Vec<PacketType> {
+        let packets = self.packets_from(end);
+        packets.iter().map(|bytes| Packet::parse(bytes).unwrap().packet_type()).collect()
+    }
+
+    /// Every packet on the network so far.
+    pub(crate) fn all_packets(&mut self) -> Vec<Vec<u8>> {
+        self.records.append(&mut self.trace.take());
+        let sent = self.records.iter().filter(|record| record.event == PacketEvent::Sent);
+        sent.map(|record| record.bytes.to_vec()).collect()
+    }
+
+    pub(crate) fn forget_packets(&mut self) {
+        let _ = self.trace.take();
+        self.records.clear();
+    }
+
+    /// Sends a packet of the test's own making, as if from an endpoint.
+    pub(crate) fn inject(&mut self, from: usize, to: usize, header: Header<'_>, payload: &[u8]) {
+        let mut bytes = vec![0; header.len()];
+        header.emit(&mut bytes).unwrap();
+        bytes.extend_from_slice(payload);
+        self.inject_bytes(from, to, &bytes);
+    }
+
+    pub(crate) fn inject_bytes(&mut self, from: usize, to: usize, bytes: &[u8]) {
+        let (source, destination) = (place(&self.ends[from]), place(&self.ends[to]));
+        self.network.inject(source, destination, bytes);
+    }
+
+    pub(crate) fn receive_done(&mut self, at: usize) -> ReceiveCompletion<Vec<u8>> {
+        self.ends[at].collect();
+        self.ends[at].receives.pop_front().expect("a receive has ended")
+    }
+
+    pub(crate) fn send_done(&mut self, at: usize) -> SendCompletion<Vec<u8>> {
+        self.ends[at].collect();
+        self.ends[at].sends.pop_front().expect("a send has ended")
+    }
+
+    /// Why packets were dropped at an endpoint, since the last call.
+    pub(crate) fn drop_reasons(&mut self, at: usize) -> Vec<DropReason> {
+        let events = self.ends[at].events.drain(..);
+        let reasons = events.filter_map(|event| match event {
+            Event::PacketDropped { reason, .. } => Some(reason),
+            _ => None,
+        });
+        reasons.collect()
+    }
+
+    /// No completion is left, and nothing was dropped anywhere.
+    pub(crate) fn assert_clean(&mut self) {
+        for (i, end) in self.ends.iter_mut().enumerate() {
+            assert!(end.sends.is_empty() && end.receives.is_empty(), "end {i} has completions");
+            let statistics = end.endpoint.statistics();
+            assert_eq!(statistics.dropped, 0, "end {i}: {statistics:?} {:?}", end.events);
+            assert_eq!(end.endpoint.packets_held().held, 0, "end {i} holds packets");
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.records.append(&mut self.trace.take());
+            let tail = self.records.len().saturating_sub(200);
+            for record in &self.records[tail..] {
+                let Record { time, event, source, destination, bytes } = record;
+                let text = match Packet::parse(bytes) {
+                    Ok(packet) => packet.to_string(),
+                    Err(error) => format!("malformed: {error}"),
+                };
+                eprintln!("{:>10} ns {source} → {destination} {event:?}: {text}", time.as_nanos());
+            }
+        }
+    }
+}
