@@ -110,5 +110,12 @@ impl Config {
 /// The largest header of a request (facts 1.5): 24 + 40 + 8 + 4 · 24 bytes.
 pub(crate) const MAX_REQ_HEADER: usize = 168;
 
+/// Most bytes that can be injected over a device with datagrams of `mtu` bytes: what is left beside
+/// the largest header, whatever the header of the message at hand.
+#[must_use]
+pub const fn inject_limit(mtu: usize) -> usize {
+    mtu.saturating_sub(MAX_REQ_HEADER)
+}
+
 /// Room for the largest header and some data.
 const MIN_MTU: usize = 256;

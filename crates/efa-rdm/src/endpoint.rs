@@ -14,7 +14,7 @@ use crate::completion::{
     Completion, OperationError, ReceiveCompletion, ReceiveId, Refused, SendCompletion, SendId,
     StartError,
 };
-use crate::config::{Config, ConfigError, MAX_REQ_HEADER};
+use crate::config::{Config, ConfigError, inject_limit};
 use crate::coverage::Coverage;
 use crate::event::{DropReason, Event, Events};
 use crate::inbound::Inbound;
@@ -302,7 +302,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     /// Most bytes that can be injected.
     #[must_use]
     pub fn inject_limit(&self) -> usize {
-        self.transmit.mtu() - MAX_REQ_HEADER
+        inject_limit(self.transmit.mtu())
     }
 
     /// Posts a receive for one message.
@@ -388,6 +388,21 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             result: Err(OperationError::Cancelled),
         }));
         true
+    }
+
+    /// Ends every operation with [`OperationError::Cancelled`], so that all buffers come back.
+    ///
+    /// Peers are not told, so this is for an endpoint that is about to be dropped.
+    pub fn cancel_all(&mut self) {
+        for id in self.matching.posted.find(|_| true) {
+            self.cancel(ReceiveId(id));
+        }
+        for id in self.operations.receives.find(|_| true) {
+            self.end_receive(id, Some(OperationError::Cancelled));
+        }
+        for id in self.operations.sends.find(|_| true) {
+            self.fail_send(id, OperationError::Cancelled);
+        }
     }
 
     /// Takes the next completion.

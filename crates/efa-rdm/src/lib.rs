@@ -82,7 +82,7 @@ pub use completion::{
     Completion, OperationError, ReceiveCompletion, ReceiveId, Refused, SendCompletion, SendId,
     StartError,
 };
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, inject_limit};
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};
 pub use event::{DropReason, Event};
 pub use payload::Payload;
