@@ -1,0 +1,40 @@
+//! Two endpoints, one tagged message.
+
+use std::error::Error;
+use std::time::Duration;
+
+use efa::{CompletionQueueOptions, Direction, EndpointOptions, Fabric, LocalOptions};
+use efa::{Message, Receive};
+
+const TAG: u64 = 7;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let fabric = Fabric::local(LocalOptions::default());
+    let domain = fabric.domain()?;
+    let addresses = domain.address_vector();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let endpoint = || {
+        domain
+            .endpoint(EndpointOptions::default())
+            .bind_address_vector(&addresses)
+            .bind_completion_queue(&queue, Direction::Both)
+            .enable()
+    };
+    let (alice, bob) = (endpoint()?, endpoint()?);
+
+    // A buffer goes in with its operation, and comes back with the completion.
+    bob.receive(Receive::tagged(TAG), vec![0; 1024], 1)?;
+    let to_bob = addresses.insert(bob.address())?;
+    alice.send(Message::to(to_bob).tagged(TAG), "hello from alice", 2)?;
+
+    let received = loop {
+        let completion = queue.wait(Duration::from_secs(10))?;
+        if completion.is_received() {
+            break completion;
+        }
+    };
+    let message = received.into_message().into_vec();
+    assert_eq!(message, b"hello from alice");
+    println!("bob got: {}", String::from_utf8(message)?);
+    Ok(())
+}

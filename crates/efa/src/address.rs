@@ -1,0 +1,115 @@
+//! Addresses of endpoints, as programs pass them around (section 1.4 of the protocol).
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::str::FromStr;
+
+use efa_proto::{Connid, RawAddress};
+
+/// Where an endpoint can be reached: 32 bytes that another process needs to send to it.
+///
+/// As text it reads `[fe80::1]:12/0x0000002a`: interface, queue pair, and the number of the
+/// endpoint's life. The text can be parsed again.
+///
+/// ```
+/// let address: efa::Address = "[fe80::1]:12/0x0000002a".parse()?;
+/// assert_eq!(address.to_string(), "[fe80::1]:12/0x0000002a");
+/// assert_eq!(efa::Address::from_bytes(address.to_bytes()), address);
+/// # Ok::<(), efa::AddressError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(RawAddress);
+
+/// The text is no address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no address; one looks like [fe80::1]:12/0x0000002a")]
+pub struct AddressError(String);
+
+impl Address {
+    /// Length in bytes.
+    pub const SIZE: usize = RawAddress::SIZE;
+
+    /// The bytes, as they travel in packets.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; 32] {
+        self.0.to_bytes()
+    }
+
+    /// The address with these bytes. Whether somebody lives there is seen when it is used.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        let [gid @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _] = bytes;
+        let [.., q0, q1, _, _, c0, c1, c2, c3, _, _, _, _, _, _, _, _] = bytes;
+        let qpn = u16::from_le_bytes([q0, q1]);
+        let connid = Connid(u32::from_le_bytes([c0, c1, c2, c3]));
+        Self(RawAddress { gid, qpn, connid })
+    }
+
+    pub(crate) fn raw(&self) -> RawAddress {
+        self.0
+    }
+}
+
+impl From<RawAddress> for Address {
+    fn from(raw: RawAddress) -> Self {
+        Self(raw)
+    }
+}
+
+impl From<Address> for RawAddress {
+    fn from(address: Address) -> Self {
+        address.0
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        parse(text).map(Self).ok_or_else(|| AddressError(text.to_owned()))
+    }
+}
+
+fn parse(text: &str) -> Option<RawAddress> {
+    let (gid, rest) = text.strip_prefix('[')?.split_once("]:")?;
+    let (qpn, connid) = rest.split_once("/0x")?;
+    let connid = u32::from_str_radix(connid, 16).ok()?;
+    Some(RawAddress {
+        gid: gid.parse::<Ipv6Addr>().ok()?.octets(),
+        qpn: qpn.parse().ok()?,
+        connid: Connid(connid),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_address_is_told() {
+        for text in ["", "[fe80::1]", "[fe80::1]:1", "fe80::1:1/0x1", "[x]:1/0x1", "[::]:70000/0x1"]
+        {
+            let error = text.parse::<Address>().unwrap_err();
+            assert!(error.to_string().starts_with(&format!("`{text}` is no address")));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn addresses_survive_bytes_and_text(gid: [u8; 16], qpn: u16, connid: u32) {
+            let raw = RawAddress { gid, qpn, connid: Connid(connid) };
+            let address = Address::from(raw);
+            prop_assert_eq!(Address::from_bytes(address.to_bytes()), address);
+            prop_assert_eq!(address.to_string().parse::<Address>(), Ok(address));
+            prop_assert_eq!(RawAddress::from_bytes(&address.to_bytes()), Ok(raw));
+        }
+    }
+}

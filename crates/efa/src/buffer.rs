@@ -1,0 +1,363 @@
+//! Buffers: memory that is handed over with an operation and comes back with its completion.
+//!
+//! ```text
+//!   Vec<u8>, Box<[u8]>, BytesMut, RegionSlice ─► ReceiveBuffer ─┐
+//!                                  Bytes, &str ─────────────────┴► Buffer ─► operation
+//!                                                                               │
+//!                          Vec<u8>, Bytes, RegionSlice ◄─ Buffer ◄─ completion ◄┘
+//! ```
+
+use std::fmt;
+
+use bytes::{Bytes, BytesMut};
+use efa_rdm::Payload;
+
+use crate::region::RegionSlice;
+
+/// Memory of the application: what a completion gives back, and what a send takes.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Buffer(Memory);
+
+#[derive(Clone, PartialEq, Eq)]
+enum Memory {
+    Vec(Vec<u8>),
+    Bytes(Bytes),
+    BytesMut(BytesMut),
+    Region(RegionSlice),
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::Vec(Vec::new())
+    }
+}
+
+impl Buffer {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Memory::Vec(vec) => vec.len(),
+            Memory::Bytes(bytes) => bytes.len(),
+            Memory::BytesMut(bytes) => bytes.len(),
+            Memory::Region(slice) => slice.len(),
+        }
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, unless they lie in a memory region, where remote interfaces may change them at
+    /// any time.
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        match &self.0 {
+            Memory::Vec(vec) => Some(vec),
+            Memory::Bytes(bytes) => Some(bytes),
+            Memory::BytesMut(bytes) => Some(bytes),
+            Memory::Region(_) => None,
+        }
+    }
+
+    /// The bytes as vector: the one that was handed over, or a copy if it was of another kind
+    /// that can't become one.
+    #[must_use]
+    pub fn into_vec(self) -> Vec<u8> {
+        match self.0 {
+            Memory::Vec(vec) => vec,
+            Memory::Bytes(bytes) => bytes.into(),
+            Memory::BytesMut(bytes) => bytes.into(),
+            Memory::Region(slice) => slice.to_vec(),
+        }
+    }
+
+    /// The bytes as [`Bytes`], copied only out of a memory region.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        match self.0 {
+            Memory::Vec(vec) => vec.into(),
+            Memory::Bytes(bytes) => bytes,
+            Memory::BytesMut(bytes) => bytes.freeze(),
+            Memory::Region(slice) => slice.to_vec().into(),
+        }
+    }
+
+    /// The part of a memory region, if it is one.
+    ///
+    /// # Errors
+    /// The buffer itself, if it is none.
+    pub fn into_region(self) -> Result<RegionSlice, Self> {
+        match self.0 {
+            Memory::Region(slice) => Ok(slice),
+            memory => Err(Self(memory)),
+        }
+    }
+
+    pub(crate) fn region(&self) -> Option<&RegionSlice> {
+        match &self.0 {
+            Memory::Region(slice) => Some(slice),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn truncate(&mut self, length: usize) {
+        match &mut self.0 {
+            Memory::Vec(vec) => vec.truncate(length),
+            Memory::Bytes(bytes) => bytes.truncate(length),
+            Memory::BytesMut(bytes) => bytes.truncate(length),
+            Memory::Region(slice) => slice.truncate(length),
+        }
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        match &self.0 {
+            Memory::Region(slice) => slice.read(offset, into),
+            _ => {
+                let from = self.as_slice().and_then(|bytes| bytes.get(offset..));
+                let from = from.unwrap_or_default();
+                let count = from.len().min(into.len());
+                into[..count].copy_from_slice(&from[..count]);
+            }
+        }
+    }
+
+    fn write(&mut self, offset: usize, from: &[u8]) {
+        let into: &mut [u8] = match &mut self.0 {
+            Memory::Vec(vec) => vec,
+            Memory::BytesMut(bytes) => bytes,
+            Memory::Region(slice) => return slice.write(offset, from),
+            // `ReceiveBuffer` keeps this out. Shared bytes are never written to.
+            Memory::Bytes(_) => return,
+        };
+        let into = into.get_mut(offset..).unwrap_or_default();
+        let count = into.len().min(from.len());
+        into[..count].copy_from_slice(&from[..count]);
+    }
+
+    fn split_to(&mut self, at: usize) -> Self {
+        let at = at.min(self.len());
+        if let Memory::Vec(vec) = &mut self.0 {
+            self.0 = Memory::BytesMut(Bytes::from(std::mem::take(vec)).into());
+        }
+        Self(match &mut self.0 {
+            Memory::Vec(vec) => Memory::Vec(vec.drain(..at).collect()),
+            Memory::Bytes(bytes) => Memory::Bytes(bytes.split_to(at)),
+            Memory::BytesMut(bytes) => Memory::BytesMut(bytes.split_to(at)),
+            Memory::Region(slice) => Memory::Region(slice.split_to(at)),
+        })
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.0 {
+            Memory::Vec(_) => "Vec",
+            Memory::Bytes(_) => "Bytes",
+            Memory::BytesMut(_) => "BytesMut",
+            Memory::Region(_) => "RegionSlice",
+        };
+        write!(f, "Buffer({kind} of {} bytes)", self.len())
+    }
+}
+
+impl PartialEq<[u8]> for Buffer {
+    fn eq(&self, other: &[u8]) -> bool {
+        match &self.0 {
+            Memory::Region(slice) => slice.to_vec() == other,
+            _ => self.as_slice() == Some(other),
+        }
+    }
+}
+
+impl<const N: usize> PartialEq<[u8; N]> for Buffer {
+    fn eq(&self, other: &[u8; N]) -> bool {
+        *self == other[..]
+    }
+}
+
+impl PartialEq<Vec<u8>> for Buffer {
+    fn eq(&self, other: &Vec<u8>) -> bool {
+        *self == other[..]
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    fn from(vec: Vec<u8>) -> Self {
+        Self(Memory::Vec(vec))
+    }
+}
+
+impl From<Box<[u8]>> for Buffer {
+    fn from(bytes: Box<[u8]>) -> Self {
+        Self(Memory::Vec(bytes.into_vec()))
+    }
+}
+
+impl From<Bytes> for Buffer {
+    fn from(bytes: Bytes) -> Self {
+        Self(Memory::Bytes(bytes))
+    }
+}
+
+impl From<BytesMut> for Buffer {
+    fn from(bytes: BytesMut) -> Self {
+        Self(Memory::BytesMut(bytes))
+    }
+}
+
+impl From<RegionSlice> for Buffer {
+    fn from(slice: RegionSlice) -> Self {
+        Self(Memory::Region(slice))
+    }
+}
+
+impl From<&'static str> for Buffer {
+    fn from(text: &'static str) -> Self {
+        Bytes::from_static(text.as_bytes()).into()
+    }
+}
+
+impl From<&'static [u8]> for Buffer {
+    fn from(bytes: &'static [u8]) -> Self {
+        Bytes::from_static(bytes).into()
+    }
+}
+
+impl From<ReceiveBuffer> for Buffer {
+    fn from(buffer: ReceiveBuffer) -> Self {
+        buffer.0
+    }
+}
+
+/// Memory that messages can be written into. All of its length is used; so a `Vec` or `BytesMut`
+/// must be filled, for example with zeros, and not only have the capacity.
+///
+/// Shared memory is none:
+///
+/// ```compile_fail,E0277
+/// let buffer: efa::ReceiveBuffer = bytes::Bytes::from_static(b"read only").into();
+/// ```
+#[derive(Debug)]
+pub struct ReceiveBuffer(pub(crate) Buffer);
+
+impl From<Vec<u8>> for ReceiveBuffer {
+    fn from(vec: Vec<u8>) -> Self {
+        Self(vec.into())
+    }
+}
+
+impl From<Box<[u8]>> for ReceiveBuffer {
+    fn from(bytes: Box<[u8]>) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl From<BytesMut> for ReceiveBuffer {
+    fn from(bytes: BytesMut) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl From<RegionSlice> for ReceiveBuffer {
+    fn from(slice: RegionSlice) -> Self {
+        Self(slice.into())
+    }
+}
+
+/// A buffer in the hands of the engine.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) buffer: Buffer,
+    /// Whether it was split off a multi-receive buffer, and so has no place of its own in the
+    /// completion queue.
+    pub(crate) is_part: bool,
+}
+
+impl Slot {
+    pub(crate) fn new(buffer: Buffer) -> Self {
+        Self { buffer, is_part: false }
+    }
+}
+
+fn index(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
+}
+
+impl Payload for Slot {
+    fn length(&self) -> u64 {
+        self.buffer.len() as u64
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.buffer.read(index(offset), into);
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) {
+        self.buffer.write(index(offset), from);
+    }
+
+    fn split_to(&mut self, at: u64) -> Self {
+        Self { buffer: self.buffer.split_to(index(at)), is_part: true }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kinds() -> [Buffer; 3] {
+        let bytes: Vec<u8> = (0..10).collect();
+        [
+            bytes.clone().into(),
+            bytes.clone().into_boxed_slice().into(),
+            BytesMut::from(&bytes[..]).into(),
+        ]
+    }
+
+    #[test]
+    fn every_kind_is_read_written_and_split() {
+        for mut buffer in kinds() {
+            buffer.write(8, &[88, 99]);
+            let mut bytes = [0; 3];
+            buffer.read(7, &mut bytes);
+            assert_eq!(bytes, [7, 88, 99]);
+            let first = buffer.split_to(4);
+            assert_eq!((first.len(), buffer.len()), (4, 6));
+            assert_eq!(first.into_vec(), [0, 1, 2, 3]);
+            assert_eq!(buffer, [4, 5, 6, 7, 88, 99]);
+        }
+    }
+
+    #[test]
+    fn splitting_a_vector_copies_nothing() {
+        let mut buffer = Buffer::from(vec![7; 4096]);
+        let place = buffer.as_slice().unwrap().as_ptr();
+        let first = buffer.split_to(1000);
+        let rest = buffer.as_slice().unwrap().as_ptr();
+        assert_eq!(first.as_slice().unwrap().as_ptr(), place);
+        assert_eq!(rest as usize, place as usize + 1000);
+    }
+
+    #[test]
+    fn a_vector_comes_back_as_the_same_memory() {
+        let vec = vec![1; 100];
+        let place = vec.as_ptr();
+        let back = Buffer::from(vec).into_vec();
+        assert_eq!(back.as_ptr(), place);
+    }
+
+    #[test]
+    fn nothing_is_written_past_the_end_or_into_shared_bytes() {
+        for mut buffer in kinds() {
+            buffer.write(9, &[1, 2, 3]);
+            buffer.write(usize::MAX, &[1]);
+            assert_eq!(buffer, [0, 1, 2, 3, 4, 5, 6, 7, 8, 1]);
+        }
+        let mut shared = Buffer::from("read only");
+        shared.write(0, b"X");
+        assert_eq!(shared, *b"read only");
+    }
+}

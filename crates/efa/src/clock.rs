@@ -1,0 +1,100 @@
+//! The time that endpoints live in.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use efa_device::Time;
+
+/// Where a fabric takes the time from.
+#[derive(Clone, Debug)]
+pub enum Clock {
+    /// The clock of the host, counted from this instant.
+    Host(Instant),
+    /// A clock that only moves when told to, so that runs can be repeated.
+    Manual(ManualClock),
+}
+
+impl Default for Clock {
+    /// The clock of the host.
+    fn default() -> Self {
+        Self::Host(Instant::now())
+    }
+}
+
+impl From<&ManualClock> for Clock {
+    fn from(clock: &ManualClock) -> Self {
+        Self::Manual(clock.clone())
+    }
+}
+
+impl Clock {
+    pub(crate) fn now(&self) -> Time {
+        match self {
+            Self::Host(origin) => Time::ZERO + origin.elapsed(),
+            Self::Manual(clock) => clock.now(),
+        }
+    }
+
+    /// Lets time pass until `next` or a little: by moving a manual clock on, or by giving the
+    /// processor to others.
+    pub(crate) fn pass(&self, next: Option<Time>) {
+        match self {
+            Self::Host(_) => std::thread::yield_now(),
+            Self::Manual(clock) => clock.advance_to(next),
+        }
+    }
+}
+
+/// A clock that its owner moves. It starts at zero; clones show the same time.
+///
+/// [`CompletionQueue::wait`](crate::CompletionQueue::wait) moves it on to the next moment at which
+/// something is due, so that a program without sleeps runs the same way every time.
+#[derive(Clone, Debug, Default)]
+pub struct ManualClock(Arc<AtomicU64>);
+
+/// How far a wait moves a clock when nothing is known to be due.
+const STEP: Duration = Duration::from_micros(1);
+
+impl ManualClock {
+    /// A clock at time zero.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What it shows.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        Time::from_nanos(self.0.load(Ordering::Acquire))
+    }
+
+    /// Moves it on.
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_max((self.now() + by).as_nanos(), Ordering::AcqRel);
+    }
+
+    fn advance_to(&self, next: Option<Time>) {
+        let now = self.now();
+        let to = next.filter(|next| *next > now).unwrap_or(now + STEP);
+        self.0.fetch_max(to.as_nanos(), Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manual_clock_moves_when_told_to() {
+        let manual = ManualClock::new();
+        let clock = Clock::from(&manual);
+        assert_eq!(clock.now(), Time::ZERO);
+        manual.advance(Duration::from_nanos(7));
+        assert_eq!(clock.now(), Time::from_nanos(7));
+        clock.pass(Some(Time::from_nanos(50)));
+        assert_eq!(manual.now(), Time::from_nanos(50));
+        clock.pass(Some(Time::from_nanos(20)));
+        assert_eq!(manual.now(), Time::from_nanos(1050), "never back, and never still");
+    }
+}

@@ -1,0 +1,148 @@
+//! How operations end, and why they don't start.
+
+use efa_device::DeviceError;
+use efa_rdm::{OperationError, Subprotocol};
+
+use crate::address::Address;
+use crate::address_vector::FiAddr;
+use crate::buffer::Buffer;
+use crate::info::Capabilities;
+
+/// What kind of operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A send.
+    Send,
+    /// A receive of one message.
+    Receive,
+    /// A message was put into a multi-receive buffer, which is still in use.
+    MultiReceive,
+    /// A multi-receive buffer takes no more messages (`FI_MULTI_RECV`). The rest comes back.
+    Released,
+}
+
+/// An operation that ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Completion {
+    /// The context that was given with the operation.
+    pub context: u64,
+    /// What kind of operation it was.
+    pub kind: Kind,
+    /// Length in bytes: of the message sent, or of what was received.
+    pub length: u64,
+    /// The buffer that was given with the operation. Of a multi-receive buffer, the part that the
+    /// message lies in; of an injected message, which had none, an empty one.
+    pub buffer: Buffer,
+    /// The tag, if it is a tagged message.
+    pub tag: Option<u64>,
+    /// The data that the sender passed to this completion (`FI_REMOTE_CQ_DATA`).
+    pub cq_data: Option<u64>,
+    /// The peer in the address vector: who sent the message, or who was to get it. `None` if it
+    /// isn't there, or nobody ever was (`FI_ADDR_NOTAVAIL`).
+    pub peer: Option<FiAddr>,
+    /// The peer's address, whether or not it is in the address vector.
+    pub peer_address: Option<Address>,
+    /// How the message travelled.
+    pub subprotocol: Option<Subprotocol>,
+}
+
+impl Completion {
+    /// Whether it is of a message that was received.
+    #[must_use]
+    pub fn is_received(&self) -> bool {
+        matches!(self.kind, Kind::Receive | Kind::MultiReceive)
+    }
+
+    /// The bytes of the message, without the rest of its buffer.
+    #[must_use]
+    pub fn into_message(self) -> Buffer {
+        let mut buffer = self.buffer;
+        buffer.truncate(usize::try_from(self.length).unwrap_or(usize::MAX));
+        buffer
+    }
+}
+
+/// An operation that failed. It completes like any other, in its turn.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("operation with context {}: {error}", completion.context)]
+pub struct CompletionError {
+    /// Why.
+    #[source]
+    pub error: OperationError,
+    /// The rest, as of any completion.
+    pub completion: Box<Completion>,
+}
+
+/// Why an operation was not started.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The address vector has no such address.
+    #[error("no address {0} in the address vector")]
+    UnknownAddress(FiAddr),
+    /// The peer restarted, or the device lost it. Its address must be removed; if it comes back
+    /// it can be inserted anew.
+    #[error("the peer at {0} is gone")]
+    PeerGone(FiAddr),
+    /// As many operations are under way as can be; progress makes room (`FI_EAGAIN`).
+    #[error("busy: {limit} operations under way")]
+    Busy {
+        /// How many can be.
+        limit: usize,
+    },
+    /// The completion queue has no room for another completion; reading makes room (`FI_EAGAIN`).
+    #[error("the completion queue of {capacity} entries is full")]
+    QueueFull {
+        /// How many it holds.
+        capacity: usize,
+    },
+    /// The message is longer than the endpoint sends.
+    #[error("message of {length} bytes, the endpoint sends at most {limit}")]
+    TooLong {
+        /// Its length in bytes.
+        length: u64,
+        /// The most.
+        limit: u64,
+    },
+    /// The message is too long to be injected.
+    #[error("{length} bytes are too many to inject, at most {limit}")]
+    TooLongToInject {
+        /// Its length in bytes.
+        length: usize,
+        /// The most.
+        limit: usize,
+    },
+    /// The endpoint was not made for this.
+    #[error("the endpoint lacks {0}")]
+    Disabled(Capabilities),
+    /// The buffer is memory of another domain.
+    #[error("the memory region belongs to another domain")]
+    OtherDomain,
+    /// The device can't address the peer.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The engine has another reason.
+    #[error(transparent)]
+    Engine(efa_rdm::StartError),
+}
+
+impl StartError {
+    /// Whether it can be tried again after completions were read (`FI_EAGAIN`).
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Busy { .. } | Self::QueueFull { .. })
+    }
+}
+
+/// An operation that was not started; the buffer comes back.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct Refused {
+    /// Why.
+    #[source]
+    pub error: StartError,
+    /// The buffer.
+    pub buffer: Buffer,
+}

@@ -1,0 +1,222 @@
+//! The completion queue, which also moves its endpoints on.
+//!
+//! ```text
+//!   read ─► an entry? ── yes ─► give it
+//!             │ no
+//!             └─► progress of every endpoint bound ─► entries ─► give the first
+//! ```
+//!
+//! An operation takes a place in its queue when it starts, and keeps it until its completion is
+//! read. So a queue can't overrun: when all places are taken, the next operation doesn't start.
+//! Completions that no operation foresees (of messages in a multi-receive buffer, and of injected
+//! messages that failed) are taken while there is something less than a full queue to read; after
+//! that their endpoint rests until somebody reads.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use efa_device::Time;
+
+use crate::completion::{Completion, CompletionError};
+use crate::domain::Domain;
+use crate::endpoint::Shared as EndpointShared;
+
+/// How a completion queue is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompletionQueueOptions {
+    /// Completions that it holds, with those of operations under way; messages of multi-receive
+    /// buffers don't count. At least 1.
+    pub capacity: usize,
+}
+
+impl Default for CompletionQueueOptions {
+    fn default() -> Self {
+        Self { capacity: 8192 }
+    }
+}
+
+/// An entry of a completion queue.
+pub type Entry = Result<Completion, CompletionError>;
+
+/// Where operations end. Clones are handles to the same one.
+///
+/// It may serve any number of endpoints. Reading is what moves their operations on
+/// (`FI_PROGRESS_MANUAL`): nothing happens between two reads.
+#[derive(Clone, Debug)]
+pub struct CompletionQueue(Arc<Shared>);
+
+/// Why a wait gave no completion.
+#[derive(Debug, thiserror::Error)]
+pub enum WaitError {
+    /// Nothing ended in time.
+    #[error("nothing completed within {0:?}")]
+    TimedOut(Duration),
+    /// The operation that ended had failed.
+    #[error(transparent)]
+    Failed(#[from] CompletionError),
+}
+
+/// Whose place a completion has in its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The one that its operation took when it started.
+    Reserved,
+    /// None: nobody could know that it would come.
+    Spare,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) domain: Domain,
+    capacity: usize,
+    /// Places of operations under way, and of their completions.
+    taken: AtomicUsize,
+    entries: Mutex<VecDeque<(Place, Entry)>>,
+    endpoints: Mutex<Vec<Weak<EndpointShared>>>,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(domain: &Domain, options: CompletionQueueOptions) -> Self {
+        Self(Arc::new(Shared {
+            domain: domain.clone(),
+            capacity: options.capacity.max(1),
+            taken: AtomicUsize::new(0),
+            entries: Mutex::default(),
+            endpoints: Mutex::default(),
+        }))
+    }
+
+    /// Completions that it holds.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.0.capacity
+    }
+
+    /// The next completion, if there is one (none is `FI_EAGAIN`). Failed operations come in their
+    /// turn.
+    pub fn read(&self) -> Option<Entry> {
+        if let Some(entry) = self.0.pop() {
+            return Some(entry);
+        }
+        self.0.progress();
+        self.0.pop()
+    }
+
+    /// Appends up to `most` completions to `into`, and gives how many there were.
+    pub fn read_many(&self, into: &mut Vec<Entry>, most: usize) -> usize {
+        let count = self.0.pop_many(into, most);
+        if count > 0 || most == 0 {
+            return count;
+        }
+        self.0.progress();
+        self.0.pop_many(into, most)
+    }
+
+    /// The next completion, waited for by reading again and again, with the processor offered to
+    /// others in between.
+    ///
+    /// A [`ManualClock`](crate::ManualClock) is moved on instead, to what is due next.
+    ///
+    /// # Errors
+    /// Nothing completed in time, or what completed had failed.
+    pub fn wait(&self, timeout: Duration) -> Result<Completion, WaitError> {
+        let clock = self.0.domain.fabric().clock();
+        let deadline = clock.now() + timeout;
+        loop {
+            if let Some(entry) = self.read() {
+                return Ok(entry?);
+            }
+            if clock.now() >= deadline {
+                return Err(WaitError::TimedOut(timeout));
+            }
+            clock.pass(self.0.next_timeout().map(|next| next.min(deadline)));
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.0
+    }
+}
+
+impl Shared {
+    fn entries(&self) -> MutexGuard<'_, VecDeque<(Place, Entry)>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn endpoints(&self) -> MutexGuard<'_, Vec<Weak<EndpointShared>>> {
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn bind(&self, endpoint: Weak<EndpointShared>) {
+        self.endpoints().push(endpoint);
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Takes a place for a completion to come. Tells whether there was one.
+    #[must_use]
+    pub(crate) fn take_place(&self) -> bool {
+        let take = |taken| (taken < self.capacity).then_some(taken + 1);
+        self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
+    }
+
+    /// Gives places back whose completions will not come.
+    pub(crate) fn give_places(&self, count: usize) {
+        self.taken.fetch_sub(count, Ordering::AcqRel);
+    }
+
+    /// Appends a completion, or gives it back if it has no place and there is enough to read.
+    #[must_use]
+    pub(crate) fn push(&self, place: Place, entry: Entry) -> Option<Entry> {
+        let mut entries = self.entries();
+        if place == Place::Spare && entries.len() >= self.capacity {
+            return Some(entry);
+        }
+        entries.push_back((place, entry));
+        None
+    }
+
+    fn pop(&self) -> Option<Entry> {
+        let (place, entry) = self.entries().pop_front()?;
+        if place == Place::Reserved {
+            self.give_places(1);
+        }
+        Some(entry)
+    }
+
+    fn pop_many(&self, into: &mut Vec<Entry>, most: usize) -> usize {
+        let mut entries = self.entries();
+        let count = entries.len().min(most);
+        let mut reserved = 0;
+        for (place, entry) in entries.drain(..count) {
+            reserved += usize::from(place == Place::Reserved);
+            into.push(entry);
+        }
+        drop(entries);
+        self.give_places(reserved);
+        count
+    }
+
+    fn progress(&self) {
+        let mut gone = false;
+        let mut endpoints = self.endpoints();
+        for endpoint in endpoints.iter() {
+            match endpoint.upgrade() {
+                Some(endpoint) => endpoint.progress(),
+                None => gone = true,
+            }
+        }
+        if gone {
+            endpoints.retain(|endpoint| endpoint.strong_count() > 0);
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        let endpoints = self.endpoints();
+        endpoints.iter().filter_map(Weak::upgrade).filter_map(|e| e.next_timeout()).min()
+    }
+}

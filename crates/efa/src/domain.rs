@@ -1,0 +1,87 @@
+//! Domains: a device of a fabric, and what shares it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use efa_device::{Access, Device as _};
+
+use crate::address_vector::AddressVector;
+use crate::completion_queue::{CompletionQueue, CompletionQueueOptions};
+use crate::device::Device;
+use crate::endpoint::{EndpointBuilder, EndpointOptions};
+use crate::fabric::Fabric;
+use crate::info::DomainAttributes;
+use crate::region::{MemoryRegion, RegisterError};
+
+/// A connection to a fabric: one device of it. Objects of a domain can be used together, and only
+/// those. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct Domain(Arc<Shared>);
+
+struct Shared {
+    fabric: Fabric,
+    device: Device,
+}
+
+impl Domain {
+    pub(crate) fn new(fabric: Fabric, device: Device) -> Self {
+        Self(Arc::new(Shared { fabric, device }))
+    }
+
+    /// The fabric it is of.
+    #[must_use]
+    pub fn fabric(&self) -> &Fabric {
+        &self.0.fabric
+    }
+
+    /// What it is like.
+    #[must_use]
+    pub fn attributes(&self) -> DomainAttributes {
+        DomainAttributes::of(self.0.device.attributes())
+    }
+
+    /// A completion queue.
+    #[must_use]
+    pub fn completion_queue(&self, options: CompletionQueueOptions) -> CompletionQueue {
+        CompletionQueue::new(self, options)
+    }
+
+    /// An address vector.
+    #[must_use]
+    pub fn address_vector(&self) -> AddressVector {
+        AddressVector::new(self)
+    }
+
+    /// An endpoint, not yet enabled.
+    pub fn endpoint(&self, options: EndpointOptions) -> EndpointBuilder {
+        EndpointBuilder::new(self, options)
+    }
+
+    /// Registers memory with the device.
+    ///
+    /// # Errors
+    /// A limit of the device is reached; the memory comes back.
+    pub fn register(
+        &self,
+        memory: impl Into<Box<[u8]>>,
+        access: Access,
+    ) -> Result<MemoryRegion, RegisterError> {
+        MemoryRegion::register(self, memory.into(), access)
+    }
+
+    /// Whether both are handles to the same domain.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.0.device
+    }
+}
+
+impl fmt::Debug for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Domain").field(&self.0.device.attributes().name).finish()
+    }
+}

@@ -1,0 +1,367 @@
+//! An endpoint's engine, and what joins it to address vector and completion queues.
+//!
+//! ```text
+//!   FiAddr ─► peers ─► PeerId ─► engine ─► completion ─► held back? ─► completion queue
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use efa_device::Time;
+use efa_rdm::{
+    Accept, Completion as Ended, OperationError, PeerId, ReceiveCompletion, ReceiveId,
+    SendCompletion, StartError as EngineError, Statistics,
+};
+
+use crate::address::Address;
+use crate::address_vector::{FiAddr, Shared as AddressVector};
+use crate::buffer::{Buffer, Slot};
+use crate::completion::{Completion, CompletionError, Kind, Refused, StartError};
+use crate::completion_queue::{Entry, Place, Shared as CompletionQueue};
+use crate::device::Engine;
+use crate::event::Event;
+
+/// Where operations complete. Both may be the same.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    pub(crate) transmit: Arc<CompletionQueue>,
+    pub(crate) receive: Arc<CompletionQueue>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Driver {
+    engine: Engine,
+    addresses: Arc<AddressVector>,
+    peers: PeerMap,
+    transmit: Lane,
+    receive: Lane,
+}
+
+/// One direction's way to its completion queue.
+#[derive(Debug)]
+struct Lane {
+    queue: Arc<CompletionQueue>,
+    /// Operations under way, each with a place in the queue.
+    under_way: usize,
+    /// Completions that found no place: the queue is full, and they are of multi-receive or
+    /// injected messages, or came behind such.
+    held_back: VecDeque<(Place, Entry)>,
+}
+
+/// The engine's peers by their index in the address vector, and back.
+#[derive(Debug, Default)]
+struct PeerMap {
+    by_addr: HashMap<FiAddr, PeerId>,
+    by_peer: HashMap<PeerId, FiAddr>,
+}
+
+impl Lane {
+    fn new(queue: Arc<CompletionQueue>) -> Self {
+        Self { queue, under_way: 0, held_back: VecDeque::new() }
+    }
+
+    /// Takes a place for an operation.
+    fn start(&mut self) -> Result<(), StartError> {
+        if !self.queue.take_place() {
+            return Err(StartError::QueueFull { capacity: self.queue.capacity() });
+        }
+        self.under_way += 1;
+        Ok(())
+    }
+
+    /// The operation was not started after all.
+    fn refuse(&mut self) {
+        self.under_way -= 1;
+        self.queue.give_places(1);
+    }
+
+    fn deliver(&mut self, place: Place, entry: Entry) {
+        if place == Place::Reserved {
+            self.under_way -= 1;
+        }
+        self.held_back.push_back((place, entry));
+        self.catch_up();
+    }
+
+    /// Delivers what there is room for.
+    fn catch_up(&mut self) {
+        while let Some((place, entry)) = self.held_back.pop_front() {
+            if let Some(entry) = self.queue.push(place, entry) {
+                self.held_back.push_front((place, entry));
+                break;
+            }
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let held_back =
+            self.held_back.iter().filter(|(place, _)| *place == Place::Reserved).count();
+        self.queue.give_places(self.under_way + held_back);
+    }
+}
+
+impl Driver {
+    pub(crate) fn new(engine: Engine, queues: Queues, addresses: Arc<AddressVector>) -> Self {
+        Self {
+            engine,
+            addresses,
+            peers: PeerMap::default(),
+            transmit: Lane::new(queues.transmit),
+            receive: Lane::new(queues.receive),
+        }
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        to: FiAddr,
+        tag: Option<u64>,
+        cq_data: Option<u64>,
+        buffer: Buffer,
+        context: u64,
+    ) -> Result<(), Refused> {
+        let peer = match self.peer(to).and_then(|peer| self.transmit.start().map(|()| peer)) {
+            Ok(peer) => peer,
+            Err(error) => return Err(Refused { error, buffer }),
+        };
+        let message = efa_rdm::Message { peer, tag, cq_data, buffer: Slot::new(buffer), context };
+        let started = self.engine.send(message).map(|_| ());
+        started.map_err(|refused| {
+            self.transmit.refuse();
+            Refused { error: translate(refused.error, to), buffer: refused.buffer.buffer }
+        })
+    }
+
+    pub(crate) fn inject(
+        &mut self,
+        to: FiAddr,
+        tag: Option<u64>,
+        cq_data: Option<u64>,
+        buffer: &[u8],
+    ) -> Result<(), StartError> {
+        let peer = self.peer(to)?;
+        let message = efa_rdm::Message { peer, tag, cq_data, buffer, context: 0 };
+        self.engine.inject(message).map_err(|error| translate(error, to))
+    }
+
+    pub(crate) fn receive(
+        &mut self,
+        source: Option<FiAddr>,
+        tag: Option<(u64, u64)>,
+        buffer: Buffer,
+        context: u64,
+    ) -> Result<ReceiveId, Refused> {
+        self.start_receive(source, buffer, |engine, source, slot| {
+            let accept = match tag {
+                Some((tag, ignore)) => Accept::Tagged { source, tag, ignore },
+                None => Accept::Untagged { source },
+            };
+            engine.receive(accept, slot, context)
+        })
+    }
+
+    pub(crate) fn receive_many(
+        &mut self,
+        source: Option<FiAddr>,
+        buffer: Buffer,
+        context: u64,
+    ) -> Result<ReceiveId, Refused> {
+        self.start_receive(source, buffer, |engine, source, slot| {
+            engine.receive_many(source, slot, context)
+        })
+    }
+
+    fn start_receive(
+        &mut self,
+        source: Option<FiAddr>,
+        buffer: Buffer,
+        post: impl FnOnce(
+            &mut Engine,
+            Option<PeerId>,
+            Slot,
+        ) -> Result<ReceiveId, efa_rdm::Refused<Slot>>,
+    ) -> Result<ReceiveId, Refused> {
+        let peer = source.map(|source| self.peer(source)).transpose();
+        let peer = match peer.and_then(|peer| self.receive.start().map(|()| peer)) {
+            Ok(peer) => peer,
+            Err(error) => return Err(Refused { error, buffer }),
+        };
+        post(&mut self.engine, peer, Slot::new(buffer)).map_err(|refused| {
+            self.receive.refuse();
+            let at = source.unwrap_or(FiAddr(u64::MAX));
+            Refused { error: translate(refused.error, at), buffer: refused.buffer.buffer }
+        })
+    }
+
+    pub(crate) fn cancel(&mut self, receive: ReceiveId) -> bool {
+        let cancelled = self.engine.cancel(receive);
+        self.deliver();
+        cancelled
+    }
+
+    pub(crate) fn event(&mut self) -> Option<Event> {
+        while let Some(event) = self.engine.poll_event() {
+            let address = |peer| self.engine.peer_address(peer).map(Address::from);
+            if let Some(event) = Event::translate(event, address) {
+                return Some(event);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn statistics(&mut self) -> Statistics {
+        self.engine.statistics().clone()
+    }
+
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.engine.is_quiet()
+    }
+
+    pub(crate) fn next_timeout(&self) -> Option<Time> {
+        self.engine.next_timeout()
+    }
+
+    /// Moves the operations on, unless completions wait for room: then the endpoint rests, and
+    /// its peers find it not ready.
+    pub(crate) fn progress(&mut self, now: Time) {
+        self.transmit.catch_up();
+        self.receive.catch_up();
+        if self.transmit.held_back.is_empty() && self.receive.held_back.is_empty() {
+            self.engine.progress(now);
+            self.deliver();
+        }
+    }
+
+    /// Ends all operations.
+    pub(crate) fn shut_down(&mut self) {
+        self.engine.cancel_all();
+        self.deliver();
+    }
+
+    /// The address vector takes a peer out.
+    pub(crate) fn forget(&mut self, peer: FiAddr, address: &Address) {
+        self.peers.remove(peer);
+        if let Some(peer) = self.engine.find_peer(&address.raw()) {
+            self.engine.remove_peer(peer);
+        }
+        self.deliver();
+    }
+
+    /// The engine's peer for an index, made known to it if it was not.
+    fn peer(&mut self, addr: FiAddr) -> Result<PeerId, StartError> {
+        if let Some(peer) = self.peers.by_addr.get(&addr) {
+            return Ok(*peer);
+        }
+        let address = self.addresses.address(addr).ok_or(StartError::UnknownAddress(addr))?;
+        let peer = self.engine.insert_peer(address.raw())?;
+        self.peers.insert(addr, peer);
+        Ok(peer)
+    }
+
+    /// Hands what ended in the engine to the completion queues.
+    fn deliver(&mut self) {
+        while let Some(ended) = self.engine.poll_completion() {
+            match ended {
+                Ended::Send(send) => self.sent(send),
+                Ended::Receive(receive) => self.received(receive),
+                Ended::Released { context, buffer: Slot { buffer, .. } } => {
+                    let completion = Completion {
+                        context,
+                        kind: Kind::Released,
+                        length: 0,
+                        buffer,
+                        tag: None,
+                        cq_data: None,
+                        peer: None,
+                        peer_address: None,
+                        subprotocol: None,
+                    };
+                    self.receive.deliver(Place::Reserved, Ok(completion));
+                }
+            }
+        }
+    }
+
+    fn sent(&mut self, send: SendCompletion<Slot>) {
+        // Only an injected message has no buffer, and it took no place.
+        let place = if send.buffer.is_some() { Place::Reserved } else { Place::Spare };
+        let (peer, peer_address) = self.name(send.peer);
+        let completion = Completion {
+            context: send.context,
+            kind: Kind::Send,
+            length: send.length,
+            buffer: send.buffer.map(|slot| slot.buffer).unwrap_or_default(),
+            tag: send.tag,
+            cq_data: None,
+            peer,
+            peer_address,
+            subprotocol: send.subprotocol,
+        };
+        self.transmit.deliver(place, entry(completion, send.result));
+    }
+
+    fn received(&mut self, receive: ReceiveCompletion<Slot>) {
+        let Slot { buffer, is_part } = receive.buffer;
+        let (place, kind) = match is_part {
+            true => (Place::Spare, Kind::MultiReceive),
+            false => (Place::Reserved, Kind::Receive),
+        };
+        let (peer, peer_address) = receive.peer.map_or((None, None), |peer| self.name(peer));
+        let completion = Completion {
+            context: receive.context,
+            kind,
+            length: receive.length,
+            buffer,
+            tag: receive.tagged.then_some(receive.tag),
+            cq_data: receive.cq_data,
+            peer,
+            peer_address,
+            subprotocol: receive.subprotocol,
+        };
+        self.receive.deliver(place, entry(completion, receive.result));
+    }
+
+    /// What the application knows a peer as.
+    fn name(&mut self, peer: PeerId) -> (Option<FiAddr>, Option<Address>) {
+        let address = self.engine.peer_address(peer).map(Address::from);
+        if let Some(addr) = self.peers.by_peer.get(&peer) {
+            return (Some(*addr), address);
+        }
+        let addr = address.as_ref().and_then(|address| self.addresses.find(address));
+        (addr, address)
+    }
+}
+
+impl PeerMap {
+    fn insert(&mut self, addr: FiAddr, peer: PeerId) {
+        self.by_addr.insert(addr, peer);
+        self.by_peer.insert(peer, addr);
+    }
+
+    fn remove(&mut self, addr: FiAddr) {
+        if let Some(peer) = self.by_addr.remove(&addr) {
+            self.by_peer.remove(&peer);
+        }
+    }
+}
+
+fn entry(completion: Completion, result: Result<(), OperationError>) -> Entry {
+    match result {
+        Ok(()) => Ok(completion),
+        Err(error) => Err(CompletionError { error, completion: Box::new(completion) }),
+    }
+}
+
+/// The engine's reason, with the application's name for the peer.
+fn translate(error: EngineError, addr: FiAddr) -> StartError {
+    match error {
+        EngineError::UnknownPeer(_) => StartError::UnknownAddress(addr),
+        EngineError::PeerGone(_) => StartError::PeerGone(addr),
+        EngineError::Busy { limit } => StartError::Busy { limit },
+        EngineError::TooLongToInject { length, limit } => {
+            StartError::TooLongToInject { length, limit }
+        }
+        other => StartError::Engine(other),
+    }
+}

@@ -1,0 +1,511 @@
+//! Endpoints: from builder to close.
+
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use efa_device::{Device as _, Qkey, QueuePairOptions, Time};
+use efa_rdm::{Config, Statistics};
+
+use crate::address::Address;
+use crate::address_vector::{AddressVector, FiAddr};
+use crate::buffer::{Buffer, ReceiveBuffer};
+use crate::completion::{Refused, StartError};
+use crate::completion_queue::CompletionQueue;
+use crate::device::Engine;
+use crate::domain::Domain;
+use crate::driver::{Driver, Queues};
+use crate::error::{Bound, CloseError, EnableError};
+use crate::event::Event;
+use crate::info::{Capabilities, EndpointAttributes};
+
+/// How an endpoint is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointOptions {
+    /// Services that are enabled; others are refused.
+    pub capabilities: Capabilities,
+    /// Longest message in bytes that is sent; no limit of the protocol.
+    pub max_message_size: u64,
+    /// Number of the endpoint's life, part of its address; drawn if `None`.
+    pub connid: Option<u32>,
+    /// Secret of the tables that remote tags go into; drawn if `None`.
+    pub hash_seed: Option<u64>,
+    /// Sends that the device holds at a time.
+    pub send_depth: usize,
+    /// Receive buffers that the device holds at a time.
+    pub receive_depth: usize,
+    /// How often the device tries again when the receiver is not ready; 7 means for ever.
+    pub rnr_retry: u8,
+    /// Settings of the protocol engine. Its `hash_seed` is not used.
+    pub protocol: Config,
+}
+
+impl Default for EndpointOptions {
+    fn default() -> Self {
+        let queue_pair = QueuePairOptions::default();
+        Self {
+            capabilities: Capabilities::OFFERED,
+            max_message_size: u64::MAX,
+            connid: None,
+            hash_seed: None,
+            send_depth: queue_pair.send_depth,
+            receive_depth: queue_pair.receive_depth,
+            rnr_retry: queue_pair.rnr_retry,
+            protocol: Config::default(),
+        }
+    }
+}
+
+/// Which operations of an endpoint complete on a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Sends (`FI_TRANSMIT`).
+    Transmit,
+    /// Receives (`FI_RECV`).
+    Receive,
+    /// Sends and receives.
+    Both,
+}
+
+/// An endpoint that is not enabled. It gets its completion queues and address vector now, and
+/// can't transfer anything: that is what [`Endpoint`] is for.
+///
+/// ```compile_fail,E0599
+/// # use efa::*;
+/// let domain = Fabric::local(LocalOptions::default()).domain()?;
+/// let disabled = domain.endpoint(EndpointOptions::default());
+/// disabled.receive(Receive::untagged(), vec![0; 64], 1)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// And an enabled endpoint can't be bound to anything:
+///
+/// ```compile_fail,E0599
+/// # use efa::*;
+/// # fn f(endpoint: Endpoint, addresses: AddressVector) {
+/// endpoint.bind_address_vector(&addresses);
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "an endpoint does nothing before it is enabled"]
+pub struct EndpointBuilder {
+    domain: Domain,
+    options: EndpointOptions,
+    transmit: Option<CompletionQueue>,
+    receive: Option<CompletionQueue>,
+    addresses: Option<AddressVector>,
+    /// The first thing that was bound and should not have been.
+    wrong: Option<EnableError>,
+}
+
+impl EndpointBuilder {
+    pub(crate) fn new(domain: &Domain, options: EndpointOptions) -> Self {
+        Self {
+            domain: domain.clone(),
+            options,
+            transmit: None,
+            receive: None,
+            addresses: None,
+            wrong: None,
+        }
+    }
+
+    /// Binds the queue on which operations complete. Each direction needs one, also if nothing is
+    /// ever sent or received: failures go there.
+    pub fn bind_completion_queue(mut self, queue: &CompletionQueue, direction: Direction) -> Self {
+        let other_domain = !queue.shared().domain.is(&self.domain);
+        let mut bind = |place: &mut Option<CompletionQueue>, bound| {
+            if other_domain {
+                self.wrong.get_or_insert(EnableError::OtherDomain(bound));
+            } else if place.replace(queue.clone()).is_some() {
+                self.wrong.get_or_insert(EnableError::Twice(bound));
+            }
+        };
+        if matches!(direction, Direction::Transmit | Direction::Both) {
+            bind(&mut self.transmit, Bound::TransmitQueue);
+        }
+        if matches!(direction, Direction::Receive | Direction::Both) {
+            bind(&mut self.receive, Bound::ReceiveQueue);
+        }
+        self
+    }
+
+    /// Binds the address vector that names the peers.
+    pub fn bind_address_vector(mut self, addresses: &AddressVector) -> Self {
+        if !addresses.shared().domain.is(&self.domain) {
+            self.wrong.get_or_insert(EnableError::OtherDomain(Bound::AddressVector));
+        } else if self.addresses.replace(addresses.clone()).is_some() {
+            self.wrong.get_or_insert(EnableError::Twice(Bound::AddressVector));
+        }
+        self
+    }
+
+    /// Makes the endpoint ready to send and receive.
+    ///
+    /// # Errors
+    /// Something is missing, bound twice or of another domain; a setting makes no sense; the
+    /// device refuses.
+    pub fn enable(self) -> Result<Endpoint, EnableError> {
+        if let Some(wrong) = self.wrong {
+            return Err(wrong);
+        }
+        let transmit = self.transmit.ok_or(EnableError::Missing(Bound::TransmitQueue))?;
+        let receive = self.receive.ok_or(EnableError::Missing(Bound::ReceiveQueue))?;
+        let addresses = self.addresses.ok_or(EnableError::Missing(Bound::AddressVector))?;
+        let not_offered = self.options.capabilities - Capabilities::OFFERED;
+        if !not_offered.is_empty() {
+            return Err(EnableError::NotOffered(not_offered));
+        }
+        let options = self.options;
+        let queue_pair = self.domain.device().create_queue_pair(QueuePairOptions {
+            qkey: Qkey(options.connid.unwrap_or_else(|| draw() as u32 & CONNID_MASK)),
+            send_depth: options.send_depth,
+            receive_depth: options.receive_depth,
+            rnr_retry: options.rnr_retry,
+        })?;
+        let hash_seed = options.hash_seed.unwrap_or_else(draw);
+        let config = Config { hash_seed, ..options.protocol };
+        let engine = Engine::new(queue_pair, config.clone())?;
+        let attributes =
+            EndpointAttributes::of(&config, engine.inject_limit(), options.max_message_size);
+        let queues =
+            Queues { transmit: transmit.shared().clone(), receive: receive.shared().clone() };
+        let shared = Arc::new(Shared {
+            address: engine.address().into(),
+            capabilities: options.capabilities.enabled(),
+            attributes,
+            driver: Mutex::new(Driver::new(engine, queues, addresses.shared().clone())),
+            domain: self.domain,
+        });
+        addresses.shared().bind(Arc::downgrade(&shared));
+        transmit.shared().bind(Arc::downgrade(&shared));
+        if !Arc::ptr_eq(transmit.shared(), receive.shared()) {
+            receive.shared().bind(Arc::downgrade(&shared));
+        }
+        Ok(Endpoint { shared })
+    }
+}
+
+/// Connids have 31 bits, as those of libfabric.
+const CONNID_MASK: u32 = u32::MAX >> 1;
+
+/// A random number: the standard library seeds its hash tables from the operating system.
+fn draw() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// Where a message goes, and what goes along with it.
+///
+/// ```
+/// use efa::{FiAddr, Message};
+/// let untagged = Message::to(FiAddr(0));
+/// let tagged_with_data = Message::to(FiAddr(0)).tagged(7).with_data(0xdada);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Message {
+    to: FiAddr,
+    tag: Option<u64>,
+    cq_data: Option<u64>,
+}
+
+impl Message {
+    /// An untagged message to a peer.
+    pub fn to(peer: FiAddr) -> Self {
+        Self { to: peer, tag: None, cq_data: None }
+    }
+
+    /// Makes it a tagged message. Tagged receives take it, and no others.
+    pub fn tagged(self, tag: u64) -> Self {
+        Self { tag: Some(tag), ..self }
+    }
+
+    /// Passes data to the receiver's completion (`FI_REMOTE_CQ_DATA`).
+    pub fn with_data(self, data: u64) -> Self {
+        Self { cq_data: Some(data), ..self }
+    }
+}
+
+/// Which messages a receive takes.
+///
+/// ```
+/// use efa::{FiAddr, Receive};
+/// let any_untagged = Receive::untagged();
+/// let one_tag_of_anyone = Receive::tagged(7);
+/// let one_tag_of_one_peer = Receive::tagged(7).from(FiAddr(0));
+/// let sixteen_tags = Receive::masked(0x70, 0x0f);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Receive {
+    tag: Option<(u64, u64)>,
+    source: Option<FiAddr>,
+}
+
+impl Receive {
+    /// Untagged messages.
+    pub fn untagged() -> Self {
+        Self { tag: None, source: None }
+    }
+
+    /// Messages with exactly this tag.
+    pub fn tagged(tag: u64) -> Self {
+        Self::masked(tag, 0)
+    }
+
+    /// Messages whose tag agrees with `tag` in all bits that are not in `ignore`.
+    pub fn masked(tag: u64, ignore: u64) -> Self {
+        Self { tag: Some((tag, ignore)), source: None }
+    }
+
+    /// Only those of one peer (`FI_DIRECTED_RECV`).
+    pub fn from(self, peer: FiAddr) -> Self {
+        Self { source: Some(peer), ..self }
+    }
+}
+
+/// A posted receive, to be [cancelled](Endpoint::cancel). It means something to the endpoint that
+/// gave it only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReceiveId(efa_rdm::ReceiveId);
+
+/// An enabled endpoint: messages of any size to any peer of the address vector, reliable and
+/// matched in the order in which they were sent.
+///
+/// Operations return at once. Their completions come out of the bound queues, which are also what
+/// moves them on. Any thread may call any method; calls of one endpoint take turns.
+///
+/// When it is dropped, operations under way complete with
+/// [`OperationError::Cancelled`](crate::OperationError::Cancelled), so that their buffers come
+/// back. Dropping never blocks; [`close`](Self::close) first delivers what peers wait for.
+pub struct Endpoint {
+    shared: Arc<Shared>,
+}
+
+impl Endpoint {
+    /// Where peers reach this endpoint.
+    #[must_use]
+    pub fn address(&self) -> Address {
+        self.shared.address
+    }
+
+    /// What it is like.
+    #[must_use]
+    pub fn attributes(&self) -> &EndpointAttributes {
+        &self.shared.attributes
+    }
+
+    /// Services that are enabled.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        self.shared.capabilities
+    }
+
+    /// The domain it is of.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        &self.shared.domain
+    }
+
+    /// Starts to send a message. It completes when every packet of it lies in the memory of the
+    /// peer's device (`FI_TRANSMIT_COMPLETE`).
+    ///
+    /// # Errors
+    /// The buffer comes back with the reason.
+    pub fn send(
+        &self,
+        message: Message,
+        buffer: impl Into<Buffer>,
+        context: u64,
+    ) -> Result<(), Refused> {
+        let buffer = buffer.into();
+        if let Err(error) = self.check_send(&message, buffer.len()) {
+            return Err(Refused { error, buffer });
+        }
+        if let Err(error) = self.check_domain(&buffer) {
+            return Err(Refused { error, buffer });
+        }
+        self.shared.driver().send(message.to, message.tag, message.cq_data, buffer, context)
+    }
+
+    /// Sends a short message by copy: `bytes` may be used again at once. It has no context, and a
+    /// completion only if it fails (`FI_INJECT`).
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send), and if it is longer than
+    /// [`EndpointAttributes::inject_size`].
+    pub fn inject(&self, message: Message, bytes: &[u8]) -> Result<(), StartError> {
+        self.check_send(&message, bytes.len())?;
+        self.shared.driver().inject(message.to, message.tag, message.cq_data, bytes)
+    }
+
+    /// Posts a buffer for one message.
+    ///
+    /// # Errors
+    /// The buffer comes back with the reason.
+    pub fn receive(
+        &self,
+        receive: Receive,
+        buffer: impl Into<ReceiveBuffer>,
+        context: u64,
+    ) -> Result<ReceiveId, Refused> {
+        let ReceiveBuffer(buffer) = buffer.into();
+        if let Err(error) = self.check_receive(&receive).and_then(|()| self.check_domain(&buffer)) {
+            return Err(Refused { error, buffer });
+        }
+        let Receive { tag, source } = receive;
+        self.shared.driver().receive(source, tag, buffer, context).map(ReceiveId)
+    }
+
+    /// Posts a buffer for many untagged messages, of one peer or of anyone (`FI_MULTI_RECV`).
+    ///
+    /// Each message takes the next bytes of the buffer and completes with them, as
+    /// [`Kind::MultiReceive`](crate::Kind::MultiReceive). When less than
+    /// [`EndpointAttributes::min_multi_receive`] bytes are left, the rest comes back as
+    /// [`Kind::Released`](crate::Kind::Released).
+    ///
+    /// # Errors
+    /// The buffer comes back with the reason.
+    pub fn receive_many(
+        &self,
+        source: Option<FiAddr>,
+        buffer: impl Into<ReceiveBuffer>,
+        context: u64,
+    ) -> Result<ReceiveId, Refused> {
+        let ReceiveBuffer(buffer) = buffer.into();
+        let receive = Receive { tag: None, source };
+        let checked = self
+            .require(Capabilities::MULTI_RECV)
+            .and_then(|()| self.check_receive(&receive))
+            .and_then(|()| self.check_domain(&buffer));
+        if let Err(error) = checked {
+            return Err(Refused { error, buffer });
+        }
+        self.shared.driver().receive_many(source, buffer, context).map(ReceiveId)
+    }
+
+    /// Cancels a receive that no message has matched: it completes with
+    /// [`OperationError::Cancelled`](crate::OperationError::Cancelled). Tells whether there was
+    /// such a receive.
+    pub fn cancel(&self, receive: ReceiveId) -> bool {
+        self.shared.driver().cancel(receive.0)
+    }
+
+    /// The next thing that happened outside operations.
+    #[must_use]
+    pub fn event(&self) -> Option<Event> {
+        self.shared.driver().event()
+    }
+
+    /// Counts since the endpoint was enabled.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        self.shared.driver().statistics()
+    }
+
+    /// Delivers the packets that peers wait for, then drops the endpoint. Operations that are
+    /// still under way complete with
+    /// [`OperationError::Cancelled`](crate::OperationError::Cancelled).
+    ///
+    /// # Errors
+    /// Not all could be delivered in time. The endpoint is closed nevertheless.
+    pub fn close(self, timeout: Duration) -> Result<(), CloseError> {
+        let clock = self.shared.domain.fabric().clock();
+        let deadline = clock.now() + timeout;
+        loop {
+            self.shared.progress();
+            if self.shared.driver().is_quiet() {
+                return Ok(());
+            }
+            if clock.now() >= deadline {
+                return Err(CloseError { timeout });
+            }
+            clock.pass(self.shared.next_timeout().map(|next| next.min(deadline)));
+        }
+    }
+
+    fn require(&self, needed: Capabilities) -> Result<(), StartError> {
+        match needed - self.shared.capabilities {
+            none if none.is_empty() => Ok(()),
+            missing => Err(StartError::Disabled(missing)),
+        }
+    }
+
+    fn check_send(&self, message: &Message, length: usize) -> Result<(), StartError> {
+        let service = match message.tag {
+            Some(_) => Capabilities::TAGGED,
+            None => Capabilities::MSG,
+        };
+        self.require(service | Capabilities::SEND)?;
+        let (length, limit) = (length as u64, self.shared.attributes.max_message_size);
+        if length > limit {
+            return Err(StartError::TooLong { length, limit });
+        }
+        Ok(())
+    }
+
+    fn check_receive(&self, receive: &Receive) -> Result<(), StartError> {
+        let service = match receive.tag {
+            Some(_) => Capabilities::TAGGED,
+            None => Capabilities::MSG,
+        };
+        let source = match receive.source {
+            Some(_) => Capabilities::DIRECTED_RECV,
+            None => Capabilities::empty(),
+        };
+        self.require(service | source | Capabilities::RECV)
+    }
+
+    fn check_domain(&self, buffer: &Buffer) -> Result<(), StartError> {
+        match buffer.region() {
+            Some(slice) if !slice.region().domain().is(&self.shared.domain) => {
+                Err(StartError::OtherDomain)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.shared.driver().shut_down();
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Endpoint").field(&self.shared.address).finish()
+    }
+}
+
+/// An endpoint as queues and address vectors know it.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    domain: Domain,
+    address: Address,
+    capabilities: Capabilities,
+    attributes: EndpointAttributes,
+    driver: Mutex<Driver>,
+}
+
+impl Shared {
+    fn driver(&self) -> MutexGuard<'_, Driver> {
+        self.driver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn progress(&self) {
+        let mut driver = self.driver();
+        // Read under the lock, so that the engine's time never goes back.
+        let now = self.domain.fabric().clock().now();
+        driver.progress(now);
+    }
+
+    pub(crate) fn next_timeout(&self) -> Option<Time> {
+        self.driver().next_timeout()
+    }
+
+    pub(crate) fn forget(&self, peer: FiAddr, address: &Address) {
+        self.driver().forget(peer, address);
+    }
+}

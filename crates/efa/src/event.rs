@@ -1,0 +1,59 @@
+//! What an application may want to know that is no completion.
+
+use efa_device::{DeviceError, Status};
+use efa_rdm::{DropReason, PeerId};
+
+use crate::address::Address;
+
+/// Something that happened outside the application's operations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// An unknown endpoint wrote to us.
+    PeerDiscovered(Address),
+    /// Another endpoint took the queue pair of a peer. Operations with the old one failed.
+    PeerRestarted {
+        /// The peer that is no more.
+        old: Address,
+        /// Its successor.
+        new: Address,
+    },
+    /// The device can't reach a peer any more. Operations with it failed.
+    PeerLost {
+        /// The peer.
+        peer: Address,
+        /// What the device said.
+        status: Status,
+    },
+    /// A packet was dropped.
+    PacketDropped {
+        /// Who sent it, if that is known.
+        peer: Option<Address>,
+        /// Why.
+        reason: DropReason,
+    },
+    /// The device refused something that the endpoint needs; it will be tried again.
+    DeviceRefused(DeviceError),
+}
+
+impl Event {
+    /// The engine's event with addresses for its numbers; `None` for one that is not known here.
+    pub(crate) fn translate(
+        event: efa_rdm::Event,
+        address: impl Fn(PeerId) -> Option<Address>,
+    ) -> Option<Self> {
+        use efa_rdm::Event as Inner;
+        Some(match event {
+            Inner::PeerDiscovered(peer) => Self::PeerDiscovered(address(peer)?),
+            Inner::PeerRestarted { old, new } => {
+                Self::PeerRestarted { old: address(old)?, new: address(new)? }
+            }
+            Inner::PeerLost { peer, status } => Self::PeerLost { peer: address(peer)?, status },
+            Inner::PacketDropped { peer, reason } => {
+                Self::PacketDropped { peer: peer.and_then(address), reason }
+            }
+            Inner::DeviceRefused(error) => Self::DeviceRefused(error),
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,135 @@
+//! Fabrics: a network with everything on it.
+
+use efa_device::{DeviceAttributes, DeviceError};
+use efa_rdm::Config;
+use efa_sim::local::{LocalFabric, LocalOptions};
+
+use crate::clock::Clock;
+use crate::device::Device;
+use crate::domain::Domain;
+use crate::error::{Error, Wanted};
+use crate::info::{Capabilities, DomainAttributes, EndpointAttributes, Hints, Info, Link};
+
+const PROVIDER: &str = "efa";
+
+/// What there is that meets the hints, the best first. Without hints, everything.
+///
+/// # Errors
+/// [`Error::NoData`] tells which wish can't be met.
+///
+/// ```
+/// use efa::{Capabilities, Hints, info};
+///
+/// let messages = Hints { capabilities: Capabilities::TAGGED, ..Hints::default() };
+/// let found = info(&messages)?;
+/// assert_eq!(found[0].provider, "efa");
+/// assert!(found[0].endpoint.max_message_size >= 1 << 40);
+/// # Ok::<(), efa::Error>(())
+/// ```
+pub fn info(hints: &Hints) -> Result<Vec<Info>, Error> {
+    let missing = hints.capabilities - Capabilities::OFFERED;
+    if !missing.is_empty() {
+        return Err(Error::NoData { wanted: Wanted::Capabilities(missing) });
+    }
+    if let Some(provider) = hints.provider.as_ref().filter(|name| *name != PROVIDER) {
+        return Err(Error::NoData { wanted: Wanted::Provider(provider.clone()) });
+    }
+    let capabilities = match hints.capabilities {
+        none if none.is_empty() => Capabilities::OFFERED,
+        some => some.enabled(),
+    };
+    let links = [Link::Local].into_iter();
+    let found = links.filter(|link| hints.link.is_none_or(|wanted| wanted == *link));
+    Ok(found.map(|link| describe(link, capabilities)).collect())
+}
+
+fn describe(link: Link, capabilities: Capabilities) -> Info {
+    let device = match link {
+        Link::Local => {
+            DeviceAttributes { name: "efa-local".to_owned(), ..DeviceAttributes::default() }
+        }
+    };
+    let config = Config::default();
+    Info {
+        provider: PROVIDER,
+        link,
+        capabilities,
+        endpoint: EndpointAttributes::of(&config, efa_rdm::inject_limit(device.mtu), u64::MAX),
+        domain: DomainAttributes::of(&device),
+    }
+}
+
+/// A network. Clones are handles to the same one.
+///
+/// Objects hold what they depend on: a fabric lives until the last object on it is dropped, so no
+/// order of drops is wrong.
+#[derive(Clone, Debug)]
+pub struct Fabric {
+    network: Network,
+    clock: Clock,
+}
+
+#[derive(Clone, Debug)]
+enum Network {
+    Local(LocalFabric),
+}
+
+impl Fabric {
+    /// Opens one of the networks that [`info`] found.
+    ///
+    /// # Errors
+    /// The host refuses what the network needs.
+    pub fn open(info: &Info) -> Result<Self, Error> {
+        match info.link {
+            Link::Local => Ok(Self::local(LocalOptions::default())),
+        }
+    }
+
+    /// A new network in this process, on which every domain is a host of its own.
+    #[must_use]
+    pub fn local(options: LocalOptions) -> Self {
+        Self { network: Network::Local(LocalFabric::new(options)), clock: Clock::default() }
+    }
+
+    /// The same network, for domains that live in another time: for tests, with a
+    /// [`ManualClock`](crate::ManualClock).
+    #[must_use]
+    pub fn with_clock(self, clock: impl Into<Clock>) -> Self {
+        Self { clock: clock.into(), ..self }
+    }
+
+    /// How packets travel.
+    #[must_use]
+    pub fn link(&self) -> Link {
+        match self.network {
+            Network::Local(_) => Link::Local,
+        }
+    }
+
+    /// The network in this process, for its faults and statistics, if it is one.
+    #[must_use]
+    pub fn as_local(&self) -> Option<&LocalFabric> {
+        match &self.network {
+            Network::Local(network) => Some(network),
+        }
+    }
+
+    /// Opens a domain: a device on the network.
+    ///
+    /// # Errors
+    /// There is no device, or no room for another.
+    pub fn domain(&self) -> Result<Domain, Error> {
+        let device = self.open_device()?;
+        Ok(Domain::new(self.clone(), device))
+    }
+
+    fn open_device(&self) -> Result<Device, DeviceError> {
+        match &self.network {
+            Network::Local(network) => Ok(network.open()),
+        }
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+}
