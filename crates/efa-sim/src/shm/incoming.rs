@@ -21,10 +21,8 @@ const FOR_EVER: u8 = 7;
 pub(super) enum Found {
     /// Something was dealt with, or waits for a buffer.
     Packets,
-    /// Nothing.
+    /// Nothing, and that for long: watching may end.
     Nothing,
-    /// Nothing for so long that watching may end.
-    NothingForLong,
     /// The sender has left, and everything it sent is dealt with.
     End,
 }
@@ -87,6 +85,13 @@ impl Incoming {
         !std::mem::take(&mut self.active)
     }
 
+    /// Whether there is something to [`poll`](Self::poll) for.
+    #[inline]
+    pub(super) fn wants_poll(&mut self) -> bool {
+        self.empty = self.empty.wrapping_add(1);
+        self.ring.has_next() || self.empty.is_multiple_of(DROWSY)
+    }
+
     /// Takes packets; `receive` gets each with its buffer and length.
     #[inline]
     pub(super) fn poll(
@@ -94,18 +99,14 @@ impl Incoming {
         judge: &mut Judge<'_>,
         receive: impl FnMut(Box<[u8]>, usize),
     ) -> Result<Found, Broken> {
-        if self.ring.has(0) {
-            self.empty = 0;
-            self.active = true;
-            let taken = self.take(judge, receive);
-            self.ring.tell();
-            return taken.map(|()| Found::Packets);
+        if !self.ring.has_next() {
+            return Ok(if self.is_finished() { Found::End } else { Found::Nothing });
         }
-        self.empty = self.empty.wrapping_add(1);
-        if !self.empty.is_multiple_of(DROWSY) {
-            return Ok(Found::Nothing);
-        }
-        Ok(if self.is_finished() { Found::End } else { Found::NothingForLong })
+        self.empty = 0;
+        self.active = true;
+        let taken = self.take(judge, receive);
+        self.ring.tell();
+        taken.map(|()| Found::Packets)
     }
 
     fn take(
@@ -161,12 +162,12 @@ impl Incoming {
     /// Whether the sender has left and everything it sent is dealt with.
     pub(super) fn is_finished(&self) -> bool {
         // In this order: what it sent, it sent before it left.
-        self.ring.is_abandoned() && !self.ring.has(0)
+        self.ring.is_abandoned() && !self.ring.has_next()
     }
 
     /// Whether packets are there.
     pub(super) fn has_packets(&self) -> bool {
-        self.ring.has(0)
+        self.ring.has_next()
     }
 
     /// Rejects what is there and takes nothing more.

@@ -58,7 +58,9 @@ impl Map {
     #[inline]
     pub(super) fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
         self.check(offset, N * 8);
-        assert!(offset.is_multiple_of(8), "word at {offset}");
+        if !offset.is_multiple_of(8) {
+            unaligned(offset);
+        }
         // SAFETY: the range lies in the mapping (checked above), which lives as long as `self`. The
         // base is page aligned and the offset a multiple of 8. Every bit pattern is an AtomicU64,
         // and this crate reaches these bytes in no other way: layouts keep words and bytes apart.
@@ -100,9 +102,23 @@ impl Map {
 
     #[inline]
     fn check(&self, offset: usize, length: usize) {
-        let fits = offset <= self.length && length <= self.length - offset;
-        assert!(fits, "{length} bytes at {offset} of {}", self.length);
+        if offset.checked_add(length).is_none_or(|end| end > self.length) {
+            outside(offset, length, self.length);
+        }
     }
+}
+
+/// Apart from the check, so that the check is all that the hot path has of it.
+#[cold]
+#[inline(never)]
+fn outside(offset: usize, length: usize, of: usize) -> ! {
+    panic!("{length} bytes at {offset} of {of}");
+}
+
+#[cold]
+#[inline(never)]
+fn unaligned(offset: usize) -> ! {
+    panic!("a word at {offset}");
 }
 
 impl Drop for Map {

@@ -212,20 +212,32 @@ impl ShmQueuePair {
         })
     }
 
+    #[inline(never)]
+    fn take_completion(&mut self) -> Option<Completion<Packet>> {
+        let completion = self.completions.pop_front()?;
+        match &completion {
+            Completion::Send { .. } => self.sends -= 1,
+            Completion::Receive { .. } => self.receives -= 1,
+        }
+        Some(completion)
+    }
+
     // ---- receiving ---------------------------------------------------------------------------
 
-    /// Looks at the next watched ring.
+    /// Whether the next watched ring has packets, or has had none for so long that it should be
+    /// thought about.
     #[inline]
-    fn poll_watched(&mut self) {
+    fn next_ring(&mut self) -> Option<usize> {
         if self.next_watched >= self.watched.len() {
             self.next_watched = 0;
         }
-        let Some(&slot) = self.watched.get(self.next_watched) else { return };
+        let &slot = self.watched.get(self.next_watched)?;
         self.next_watched += 1;
-        self.poll_ring(slot);
+        let incoming = self.incoming[slot].as_mut()?;
+        incoming.wants_poll().then_some(slot)
     }
 
-    #[inline]
+    #[inline(never)]
     fn poll_ring(&mut self, slot: usize) {
         let Some(incoming) = &mut self.incoming[slot] else { return };
         let source_qpn = incoming.sender().qpn;
@@ -248,10 +260,10 @@ impl ShmQueuePair {
             completions.push_back(Completion::Receive { packet, length, source });
         });
         match found {
-            Ok(Found::Packets | Found::Nothing) => {}
+            Ok(Found::Packets) => {}
             // One ring may stay: looking at it costs no more than looking at the bell.
-            Ok(Found::NothingForLong) if self.watched.len() > 1 => self.unwatch(slot),
-            Ok(Found::NothingForLong) => {}
+            Ok(Found::Nothing) if self.watched.len() > 1 => self.unwatch(slot),
+            Ok(Found::Nothing) => {}
             Ok(Found::End) => self.detach(slot),
             Err(broken) => {
                 tracing::warn!(from = source_qpn.0, ?broken, "leaving a ring that makes no sense");
@@ -348,7 +360,7 @@ impl ShmQueuePair {
     // ---- sending -----------------------------------------------------------------------------
 
     /// Looks at the next peer that owes answers.
-    #[inline]
+    #[inline(never)]
     fn poll_active(&mut self) {
         if self.next_active >= self.active.len() {
             self.next_active = 0;
@@ -566,7 +578,9 @@ impl QueuePair for ShmQueuePair {
     fn poll(&mut self, now: Time) -> Option<Completion<Packet>> {
         if self.completions.is_empty() {
             self.now = now;
-            self.poll_watched();
+            if let Some(slot) = self.next_ring() {
+                self.poll_ring(slot);
+            }
             if self.mailbox.rings() {
                 self.answer_bell();
             }
@@ -576,13 +590,11 @@ impl QueuePair for ShmQueuePair {
             if now >= self.next_sweep {
                 self.sweep();
             }
+            if self.completions.is_empty() {
+                return None;
+            }
         }
-        let completion = self.completions.pop_front()?;
-        match &completion {
-            Completion::Send { .. } => self.sends -= 1,
-            Completion::Receive { .. } => self.receives -= 1,
-        }
-        Some(completion)
+        self.take_completion()
     }
 
     /// `None` unless a completion is there: when other processes act is not known.

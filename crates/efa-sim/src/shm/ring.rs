@@ -187,6 +187,8 @@ pub(super) struct RingReceiver {
     rnr_retry: u8,
     /// Packets dealt with.
     next: u64,
+    /// Where the next one's slot is.
+    next_at: usize,
     /// Those that the sender knows of.
     told: u64,
 }
@@ -213,7 +215,7 @@ impl RingReceiver {
         if magic != MAGIC || version & 0xffff_ffff != VERSION {
             return Ok(None);
         }
-        Ok(Some(Self { map, layout, from: Qpn(from), rnr_retry, next: 0, told: 0 }))
+        Ok(Some(Self { map, layout, from: Qpn(from), rnr_retry, next: 0, next_at: SLOTS, told: 0 }))
     }
 
     pub(super) fn from(&self) -> Qpn {
@@ -232,13 +234,26 @@ impl RingReceiver {
         ahead < self.layout.slots && there.load(Ordering::Acquire) == number + 1
     }
 
+    /// Whether the next packet has come.
+    #[inline]
+    pub(super) fn has_next(&self) -> bool {
+        let [there, ..] = slot_words(&self.map, self.next_at);
+        there.load(Ordering::Acquire) == self.next + 1
+    }
+
+    #[inline]
+    fn step(&mut self) {
+        self.next += 1;
+        self.next_at = self.layout.slot(self.next);
+    }
+
     /// The next packet, if it has come.
     #[inline]
     pub(super) fn peek(&self) -> Result<Option<Arrived>, Broken> {
-        if !self.has(0) {
+        if !self.has_next() {
             return Ok(None);
         }
-        let [_, what, _] = slot_words(&self.map, self.layout.slot(self.next));
+        let [_, what, _] = slot_words(&self.map, self.next_at);
         let what = what.load(Ordering::Relaxed);
         let (length, qkey) = (what as u32 as usize, Qkey((what >> 32) as u32));
         if length > self.layout.mtu { Err(Broken) } else { Ok(Some(Arrived { length, qkey })) }
@@ -247,17 +262,16 @@ impl RingReceiver {
     /// Takes the next packet's bytes; `into` is as long as [`peek`](Self::peek) told.
     #[inline]
     pub(super) fn accept(&mut self, into: &mut [u8]) {
-        let at = self.layout.slot(self.next) + SLOT_HEADER;
         let length = into.len().min(self.layout.mtu);
-        self.map.copy_out(at, &mut into[..length]);
-        self.next += 1;
+        self.map.copy_out(self.next_at + SLOT_HEADER, &mut into[..length]);
+        self.step();
     }
 
     /// Leaves the next packet undelivered; its sender hears why.
     pub(super) fn reject(&mut self, why: Status) {
-        let [_, _, status] = slot_words(&self.map, self.layout.slot(self.next));
+        let [_, _, status] = slot_words(&self.map, self.next_at);
         status.store(u64::from(why.code()), Ordering::Relaxed);
-        self.next += 1;
+        self.step();
     }
 
     /// Tells the sender of all packets dealt with.
@@ -280,7 +294,7 @@ impl RingReceiver {
     /// Rejects what is there and takes nothing more.
     pub(super) fn leave(&mut self, why: Status) {
         for _ in 0..self.layout.slots {
-            if !self.has(0) {
+            if !self.has_next() {
                 break;
             }
             self.reject(why);

@@ -1,0 +1,234 @@
+//! How fast the shm link is between two processes: latency by ping-pong, rate and bandwidth by
+//! windows of 64 packets.
+//!
+//! ```text
+//! cargo run --release -p efa-sim --example shm_pingpong
+//! ```
+//!
+//! It starts itself a second time as the other side and pins the two to processors of their own,
+//! where there are two. Latency is half a round trip; shown are the best, the median and the 99th
+//! of 100 among windows of 100 round trips.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use efa_device::*;
+use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
+
+const HOST: &str = "pingpong";
+const KEY: Qkey = Qkey(0x5eed);
+const BUFFERS: usize = 256;
+const WINDOW: u64 = 64;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+fn main() -> Result<()> {
+    match std::env::args().nth(1) {
+        None => drive(),
+        Some(number) => echo(Qpn(number.parse()?)),
+    }
+}
+
+/// A queue pair with its buffers, and the way to the other side.
+struct Side {
+    qp: ShmQueuePair,
+    destination: Destination,
+    packets: Vec<Box<[u8]>>,
+    sent: u64,
+    ended: u64,
+    polls: u64,
+    clock: Instant,
+    now: Time,
+}
+
+impl Side {
+    fn new(processor: usize) -> Result<Self> {
+        let mut cpus = rustix::thread::CpuSet::new();
+        cpus.set(processor);
+        if rustix::thread::sched_setaffinity(None, &cpus).is_err() {
+            eprintln!("can't pin to processor {processor}: figures will be worse");
+        }
+        let device = ShmDevice::open(ShmOptions::new(HOST))?;
+        let mut qp = device
+            .create_queue_pair(QueuePairOptions { qkey: KEY, ..QueuePairOptions::default() })?;
+        for _ in 0..BUFFERS {
+            let buffer = qp.allocate_packet()?;
+            qp.post_receive(buffer).map_err(|refused| refused.error)?;
+        }
+        let packets =
+            (0..BUFFERS).map(|_| qp.allocate_packet()).collect::<std::result::Result<_, _>>()?;
+        let address_handle = qp.create_address_handle(device.gid())?;
+        let destination = Destination { address_handle, qpn: Qpn(0), qkey: KEY };
+        Ok(Self {
+            qp,
+            destination,
+            packets,
+            sent: 0,
+            ended: 0,
+            polls: 0,
+            clock: Instant::now(),
+            now: Time::ZERO,
+        })
+    }
+
+    fn send(&mut self, length: usize) -> Result<()> {
+        while self.packets.is_empty() {
+            self.poll()?;
+        }
+        let Some(packet) = self.packets.pop() else { return Ok(()) };
+        self.sent += 1;
+        let id = WorkId(self.sent);
+        let request = SendRequest { id, packet, length, destination: self.destination };
+        Ok(self.qp.post_send(request).map_err(|refused| refused.error)?)
+    }
+
+    /// Polls once; the length of a packet that came.
+    fn poll(&mut self) -> Result<Option<usize>> {
+        // Reading the clock costs as much as a few polls, and waiting times are in milliseconds.
+        self.polls += 1;
+        if self.polls.is_multiple_of(256) {
+            self.now = Time::ZERO + self.clock.elapsed();
+        }
+        match self.qp.poll(self.now) {
+            None => Ok(None),
+            Some(Completion::Send { packet, result, .. }) => {
+                result.map_err(|status| format!("send: {status}"))?;
+                self.ended += 1;
+                self.packets.push(packet);
+                Ok(None)
+            }
+            Some(Completion::Receive { packet, length, .. }) => {
+                self.qp.post_receive(packet).map_err(|refused| refused.error)?;
+                Ok(Some(length))
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<usize> {
+        loop {
+            if let Some(length) = self.poll()? {
+                return Ok(length);
+            }
+        }
+    }
+
+    fn round_trips(&mut self, count: u32, length: usize) -> Result<Duration> {
+        let start = Instant::now();
+        for _ in 0..count {
+            self.send(length)?;
+            self.receive()?;
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Sends windows, each answered by one packet of one byte.
+    fn windows(&mut self, count: u32, length: usize) -> Result<Duration> {
+        let start = Instant::now();
+        for _ in 0..count {
+            for _ in 0..WINDOW {
+                self.send(length)?;
+            }
+            self.receive()?;
+        }
+        Ok(start.elapsed())
+    }
+}
+
+/// The other side: answers packets of even length one by one, of odd length window by window, and
+/// ends at an empty one.
+fn echo(peer: Qpn) -> Result<()> {
+    let mut side = Side::new(1)?;
+    side.destination.qpn = peer;
+    println!("{}", side.qp.address().qpn.0);
+    let mut in_window = 0;
+    loop {
+        let length = side.receive()?;
+        if length == 0 {
+            break;
+        }
+        if length % 2 == 0 {
+            side.send(length)?;
+            continue;
+        }
+        in_window += 1;
+        if in_window == WINDOW {
+            in_window = 0;
+            side.send(1)?;
+        }
+    }
+    while side.ended < side.sent {
+        side.poll()?;
+    }
+    Ok(())
+}
+
+/// The other process, ended with this one.
+struct Other(Child);
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn drive() -> Result<()> {
+    let mut side = Side::new(0)?;
+    let mut other = Other(
+        Command::new(std::env::current_exe()?)
+            .arg(side.qp.address().qpn.0.to_string())
+            .stdout(Stdio::piped())
+            .spawn()?,
+    );
+    let output = other.0.stdout.take().ok_or("no output")?;
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line)?;
+    side.destination.qpn = Qpn(line.trim().parse()?);
+
+    println!("{:>6} {:>10} {:>10} {:>10}   one way, ns", "bytes", "best", "median", "99 %");
+    for length in [8, 64, 256, 1024, 4096, 8928] {
+        side.round_trips(2000, length)?;
+        let mut windows = Vec::new();
+        for _ in 0..1000 {
+            windows.push(side.round_trips(100, length)?.as_nanos() / 200);
+        }
+        windows.sort_unstable();
+        println!("{length:>6} {:>10} {:>10} {:>10}", windows[0], windows[500], windows[990]);
+    }
+    println!("\n{:>6} {:>10} {:>10}   by windows of {WINDOW}", "bytes", "M/s best", "GB/s best");
+    for length in [7, 63, 1023, 4095, 8927] {
+        side.windows(200, length)?;
+        let mut best = Duration::MAX;
+        for _ in 0..300 {
+            best = best.min(side.windows(20, length)?);
+        }
+        let each = best.as_secs_f64() / (20.0 * WINDOW as f64);
+        println!("{length:>6} {:>10.2} {:>10.2}", 1e-6 / each, length as f64 * 1e-9 / each);
+    }
+    idle(&mut side)?;
+    side.send(0)?;
+    while side.ended < side.sent {
+        side.poll()?;
+    }
+    other.0.wait()?;
+    Ok(())
+}
+
+/// What a poll costs that finds nothing.
+fn idle(side: &mut Side) -> Result<()> {
+    while side.ended < side.sent {
+        side.poll()?;
+    }
+    let mut best = Duration::MAX;
+    for _ in 0..200 {
+        let start = Instant::now();
+        for _ in 0..1000 {
+            std::hint::black_box(side.qp.poll(side.now));
+        }
+        best = best.min(start.elapsed());
+    }
+    println!("\nidle poll: {:.1} ns", best.as_nanos() as f64 / 1000.0);
+    Ok(())
+}

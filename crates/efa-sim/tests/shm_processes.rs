@@ -1,0 +1,382 @@
+//! Stories of the shm link between processes: they talk, they are killed, they are stopped.
+//!
+//! The other processes are this test program again, running one of the `child_…` functions. Each
+//! ends by itself after [`DEADLINE`] and is killed and reaped when its test ends, however it ends.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::Directory;
+use efa_device::*;
+use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+/// Guards against hanging; nothing is expected to take a noticeable part of it.
+const DEADLINE: Duration = Duration::from_secs(60);
+const KEY: Qkey = Qkey(0x77);
+const MTU: usize = 256;
+
+fn options(directory: impl Into<PathBuf>) -> ShmOptions {
+    let mut options = ShmOptions::new("host");
+    options.directory = Some(directory.into());
+    options.mtu = MTU;
+    options.ring_slots = 8;
+    options
+}
+
+/// A queue pair that can wait.
+struct Side {
+    qp: ShmQueuePair,
+    handle: AddressHandle,
+    start: Instant,
+    /// Added to the clock, so that tests can let time pass.
+    skipped: Duration,
+}
+
+impl Side {
+    fn new(device: &ShmDevice, receives: usize) -> Self {
+        // Patient, so that a slow machine is no failure.
+        let options = QueuePairOptions { qkey: KEY, rnr_retry: 7, ..Default::default() };
+        let mut qp = device.create_queue_pair(options).unwrap();
+        for _ in 0..receives {
+            let packet = qp.allocate_packet().unwrap();
+            qp.post_receive(packet).unwrap();
+        }
+        let handle = qp.create_address_handle(device.gid()).unwrap();
+        Self { qp, handle, start: Instant::now(), skipped: Duration::ZERO }
+    }
+
+    fn send(&mut self, to: Qpn, id: u64, bytes: &[u8]) {
+        let mut packet = self.qp.allocate_packet().unwrap();
+        packet[..bytes.len()].copy_from_slice(bytes);
+        let destination = Destination { address_handle: self.handle, qpn: to, qkey: KEY };
+        let request = SendRequest { id: WorkId(id), packet, length: bytes.len(), destination };
+        self.qp.post_send(request).unwrap();
+    }
+
+    fn poll(&mut self) -> Option<Completion<Box<[u8]>>> {
+        let elapsed = self.start.elapsed();
+        assert!(elapsed < DEADLINE, "nothing happens");
+        self.qp.poll(Time::ZERO + elapsed + self.skipped)
+    }
+
+    fn wait(&mut self) -> Completion<Box<[u8]>> {
+        loop {
+            if let Some(completion) = self.poll() {
+                return completion;
+            }
+            // The other side may need this processor.
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits for `count` sends to end, and for nothing else.
+    fn ended(&mut self, count: usize) -> Vec<Result<(), Status>> {
+        let ended = (0..count).map(|_| match self.wait() {
+            Completion::Send { result, .. } => result,
+            other => panic!("{other:?}"),
+        });
+        ended.collect()
+    }
+
+    /// Waits for a packet, and posts its buffer again.
+    fn received(&mut self) -> (Vec<u8>, Qpn) {
+        loop {
+            if let Completion::Receive { packet, length, source } = self.wait() {
+                let bytes = packet[..length].to_vec();
+                self.qp.post_receive(packet).unwrap();
+                return (bytes, source.qpn);
+            }
+        }
+    }
+}
+
+/// Bytes that tell whether they are whole: their number, over and over.
+fn pattern(number: u64) -> Vec<u8> {
+    let length = 8 + (number as usize * 8) % (MTU - 8);
+    number.to_le_bytes().repeat(length / 8)
+}
+
+fn check_pattern(bytes: &[u8]) -> u64 {
+    let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    assert_eq!(bytes, pattern(number));
+    number
+}
+
+/// Another process, killed and reaped in the end.
+struct Child {
+    process: std::process::Child,
+    qpn: Qpn,
+}
+
+impl Child {
+    /// Runs `child_<role>`; it sends to `target`, or waits to be sent to.
+    fn start(role: &str, directory: &Directory, target: Qpn) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args([&format!("child_{role}"), "--exact", "--ignored", "--nocapture"])
+            .env("EFA_SIM_DIRECTORY", directory.path())
+            .env("EFA_SIM_TARGET", target.0.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let qpn = lines.find_map(|line| {
+            // The test harness may have begun the line.
+            let (_, number) = line.ok()?.split_once("efa queue pair ").map(own)?;
+            number.parse().ok()
+        });
+        let mut child = Self { process, qpn: Qpn(0) };
+        child.qpn = Qpn(qpn.expect("the child tells its number"));
+        // Kept open: the child writes more.
+        std::thread::spawn(move || lines.for_each(drop));
+        child
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.process)
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    fn finish(mut self) {
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+fn own((a, b): (&str, &str)) -> (String, String) {
+    (a.to_owned(), b.trim().to_owned())
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The child's side, and whom it sends to; `None` if this is no child.
+fn child(receives: usize) -> Option<(Side, Qpn)> {
+    let directory = std::env::var_os("EFA_SIM_DIRECTORY")?;
+    let target = std::env::var("EFA_SIM_TARGET").unwrap().parse().unwrap();
+    let side = Side::new(&ShmDevice::open(options(directory)).unwrap(), receives);
+    println!("efa queue pair {}", side.qp.address().qpn.0);
+    Some((side, Qpn(target)))
+}
+
+/// Sends everything back, until an empty packet comes.
+#[test]
+#[ignore = "a process of other tests"]
+fn child_echo() {
+    let Some((mut side, _)) = child(16) else { return };
+    let mut owed = 0;
+    loop {
+        match side.wait() {
+            Completion::Send { result, .. } => {
+                assert_eq!(result, Ok(()));
+                owed -= 1;
+            }
+            Completion::Receive { length: 0, .. } => break,
+            Completion::Receive { packet, length, source } => {
+                side.send(source.qpn, 0, &packet[..length]);
+                side.qp.post_receive(packet).unwrap();
+                owed += 1;
+            }
+        }
+    }
+    side.ended(owed);
+}
+
+/// Takes part, and never has a buffer.
+#[test]
+#[ignore = "a process of other tests"]
+fn child_idle() {
+    let Some((mut side, _)) = child(0) else { return };
+    let completion = side.wait();
+    panic!("{completion:?}");
+}
+
+/// Sends 1000 packets.
+#[test]
+#[ignore = "a process of other tests"]
+fn child_send() {
+    let Some((mut side, target)) = child(0) else { return };
+    for number in 0..1000 {
+        side.send(target, number, &pattern(number));
+    }
+    assert_eq!(side.ended(1000), [Ok(()); 1000]);
+}
+
+/// Sends packets and never stops.
+#[test]
+#[ignore = "a process of other tests"]
+fn child_stream() {
+    let Some((mut side, target)) = child(0) else { return };
+    for number in 0.. {
+        if number >= 16 {
+            assert_eq!(side.ended(1), [Ok(())]);
+        }
+        side.send(target, number, &pattern(number));
+    }
+}
+
+/// Opens the host and makes queue pairs, again and again.
+#[test]
+#[ignore = "a process of other tests"]
+fn child_churn() {
+    let Some((side, _)) = child(0) else { return };
+    let directory = std::env::var_os("EFA_SIM_DIRECTORY").unwrap();
+    for _ in 0..100 {
+        let device = ShmDevice::open(options(&directory)).unwrap();
+        let mut one = Side::new(&device, 1);
+        let two = Side::new(&device, 1);
+        // While others make and remove theirs, ours are there.
+        one.send(two.qp.address().qpn, 1, b"");
+        let mut two = two;
+        assert_eq!(two.received().1, one.qp.address().qpn);
+        assert_eq!(one.ended(1), [Ok(())]);
+    }
+    drop(side);
+}
+
+#[test]
+fn packets_go_to_another_process_and_back() {
+    let directory = Directory::new();
+    let mut side = Side::new(&ShmDevice::open(options(directory.path())).unwrap(), 16);
+    let child = Child::start("echo", &directory, Qpn(0));
+    for number in 0..2000 {
+        side.send(child.qpn, number, &pattern(number));
+        let (bytes, from) = side.received();
+        assert_eq!((check_pattern(&bytes), from), (number, child.qpn));
+    }
+    side.send(child.qpn, 2000, b"");
+    child.finish();
+}
+
+#[test]
+fn processes_that_send_to_one_at_a_time_lose_nothing() {
+    let directory = Directory::new();
+    let mut side = Side::new(&ShmDevice::open(options(directory.path())).unwrap(), 4);
+    let me = side.qp.address().qpn;
+    let children = [(); 3].map(|()| Child::start("send", &directory, me));
+    let mut numbers = children.iter().map(|child| (child.qpn, Vec::new())).collect::<Vec<_>>();
+    for _ in 0..3000 {
+        let (bytes, from) = side.received();
+        let of_sender = numbers.iter_mut().find(|(qpn, _)| *qpn == from).unwrap();
+        of_sender.1.push(check_pattern(&bytes));
+    }
+    for (_, mut numbers) in numbers {
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..1000).collect::<Vec<_>>());
+    }
+    // Their last answers are on their way; nobody needs this side any more.
+    children.into_iter().for_each(Child::finish);
+}
+
+#[test]
+fn a_killed_receiver_is_noticed_and_its_file_removed() {
+    let directory = Directory::new();
+    let device = ShmDevice::open(options(directory.path())).unwrap();
+    let mut side = Side::new(&device, 0);
+    let mut child = Child::start("idle", &directory, Qpn(0));
+    for id in 0..20 {
+        side.send(child.qpn, id, b"never read");
+    }
+    child.kill();
+    let gone = Err(Status::UnresponsiveRemote);
+    assert_eq!(side.ended(20), [gone; 20], "8 in the ring, 12 waiting for it");
+    let file = directory.path().join(format!("host/qp-{}", child.qpn.0));
+    assert!(file.exists(), "nobody cleaned up for the dead");
+    // It is dead, whether the file is there or not.
+    for _ in 0..2 {
+        side.send(child.qpn, 20, b"");
+        assert_eq!(side.ended(1), [Err(Status::BadDestinationQpn)]);
+        drop(ShmDevice::open(options(directory.path())).unwrap());
+        assert!(!file.exists());
+    }
+    drop(side);
+    let left: Vec<_> = std::fs::read_dir(directory.path().join("host")).unwrap().collect();
+    assert_eq!(left.len(), 1, "the next number: {left:?}");
+}
+
+#[test]
+fn a_killed_sender_leaves_whole_packets_and_its_place() {
+    let directory = Directory::new();
+    let mut one_sender = options(directory.path());
+    one_sender.max_peers = 1;
+    let device = ShmDevice::open(one_sender).unwrap();
+    let mut side = Side::new(&device, 16);
+    let me = side.qp.address().qpn;
+    let mut child = Child::start("stream", &directory, me);
+    for expected in 0..500 {
+        assert_eq!(check_pattern(&side.received().0), expected);
+    }
+    child.kill();
+    let mut expected = 500;
+    let mut other = Side::new(&device, 0);
+    other.send(me, 1, b"the next");
+    loop {
+        // Time for the receiver to look after the dead, without waiting for it.
+        side.skipped += Duration::from_secs(1);
+        let sent = other.poll();
+        assert!(matches!(sent, None | Some(Completion::Send { result: Ok(()), .. })), "{sent:?}");
+        let Some(Completion::Receive { packet, length, source }) = side.poll() else { continue };
+        if source.qpn == other.qp.address().qpn {
+            assert_eq!(&packet[..length], b"the next");
+            break;
+        }
+        assert_eq!(check_pattern(&packet[..length]), expected);
+        expected += 1;
+        side.qp.post_receive(packet).unwrap();
+    }
+}
+
+#[test]
+fn a_stopped_receiver_is_waited_for() {
+    let directory = Directory::new();
+    let mut side = Side::new(&ShmDevice::open(options(directory.path())).unwrap(), 16);
+    let child = Child::start("echo", &directory, Qpn(0));
+    side.send(child.qpn, 0, b"attached");
+    side.received();
+    kill_process(child.pid(), Signal::STOP).unwrap();
+    waitpid(Some(child.pid()), WaitOptions::UNTRACED).unwrap();
+    while side.poll().is_some() {}
+    for id in 1..=12 {
+        side.send(child.qpn, id, &pattern(id));
+    }
+    for _ in 0..1000 {
+        side.skipped += Duration::from_secs(60);
+        if let Some(completion) = side.poll() {
+            assert!(matches!(completion, Completion::Send { id: WorkId(0), .. }), "{completion:?}");
+        }
+    }
+    kill_process(child.pid(), Signal::CONT).unwrap();
+    for id in 1..=12 {
+        assert_eq!(check_pattern(&side.received().0), id);
+    }
+    side.send(child.qpn, 13, b"");
+    child.finish();
+}
+
+#[test]
+fn processes_come_and_go_without_getting_in_each_others_way() {
+    let directory = Directory::new();
+    let children = [(); 4].map(|()| Child::start("churn", &directory, Qpn(0)));
+    let mut killed = Child::start("churn", &directory, Qpn(0));
+    killed.kill();
+    children.into_iter().for_each(Child::finish);
+    drop(ShmDevice::open(options(directory.path())).unwrap());
+    let left: Vec<_> = std::fs::read_dir(directory.path().join("host"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(left, ["next"]);
+}
