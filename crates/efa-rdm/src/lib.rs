@@ -28,7 +28,7 @@
 //! let network = LocalFabric::new(LocalOptions::default());
 //! let mut endpoint = |key| {
 //!     let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
-//!     let queue_pair = network.open()?.create_queue_pair(options)?;
+//!     let queue_pair = network.open().create_queue_pair(options)?;
 //!     Ok::<_, Box<dyn std::error::Error>>(Endpoint::new(queue_pair, Config::default())?)
 //! };
 //! let (mut alice, mut bob) = (endpoint(1)?, endpoint(2)?);

@@ -2,7 +2,7 @@
 
 use crate::buffer::Slot;
 
-pub(crate) type Device = efa_sim::local::LocalDevice;
+pub(crate) type Device = efa_sim::SoftDevice;
 pub(crate) type QueuePair = <Device as efa_device::Device>::QueuePair;
 pub(crate) type Region = <Device as efa_device::Device>::Region;
 

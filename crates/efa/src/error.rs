@@ -5,7 +5,7 @@ use std::time::Duration;
 use efa_device::DeviceError;
 use efa_rdm::ConfigError;
 
-use crate::info::{Capabilities, Link};
+use crate::info::Capabilities;
 
 /// Why an object could not be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,9 +32,6 @@ pub enum Wanted {
     /// A provider of another name.
     #[error("provider {0}")]
     Provider(String),
-    /// A link.
-    #[error("link {0}")]
-    Link(Link),
 }
 
 /// Why an endpoint was not enabled.

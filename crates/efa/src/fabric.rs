@@ -3,6 +3,7 @@
 use efa_device::{DeviceAttributes, DeviceError};
 use efa_rdm::Config;
 use efa_sim::local::{LocalFabric, LocalOptions};
+use efa_sim::shm::{ShmDevice, ShmOptions};
 
 use crate::clock::Clock;
 use crate::device::Device;
@@ -11,6 +12,9 @@ use crate::error::{Error, Wanted};
 use crate::info::{Capabilities, DomainAttributes, EndpointAttributes, Hints, Info, Link};
 
 const PROVIDER: &str = "efa";
+
+/// The host that [`Fabric::open`] opens.
+const SHM_NAME: &str = "efa";
 
 /// What there is that meets the hints, the best first. Without hints, everything.
 ///
@@ -38,17 +42,14 @@ pub fn info(hints: &Hints) -> Result<Vec<Info>, Error> {
         none if none.is_empty() => Capabilities::OFFERED,
         some => some.enabled(),
     };
-    let links = [Link::Local].into_iter();
+    let links = Link::ALL.into_iter();
     let found = links.filter(|link| hints.link.is_none_or(|wanted| wanted == *link));
     Ok(found.map(|link| describe(link, capabilities)).collect())
 }
 
 fn describe(link: Link, capabilities: Capabilities) -> Info {
-    let device = match link {
-        Link::Local => {
-            DeviceAttributes { name: "efa-local".to_owned(), ..DeviceAttributes::default() }
-        }
-    };
+    // The defaults of both links.
+    let device = DeviceAttributes { name: format!("efa-{link}"), ..DeviceAttributes::default() };
     let config = Config::default();
     Info {
         provider: PROVIDER,
@@ -71,18 +72,25 @@ pub struct Fabric {
 
 #[derive(Clone, Debug)]
 enum Network {
+    Shm(ShmOptions),
     Local(LocalFabric),
 }
 
 impl Fabric {
-    /// Opens one of the networks that [`info`] found.
-    ///
-    /// # Errors
-    /// The host refuses what the network needs.
-    pub fn open(info: &Info) -> Result<Self, Error> {
+    /// One of the networks that [`info`] found, as it is by default.
+    #[must_use]
+    pub fn open(info: &Info) -> Self {
         match info.link {
-            Link::Local => Ok(Self::local(LocalOptions::default())),
+            Link::Shm => Self::shm(ShmOptions::new(SHM_NAME)),
+            Link::Local => Self::local(LocalOptions::default()),
         }
+    }
+
+    /// The processes of this host that give the same name. Nothing is touched before a domain is
+    /// opened.
+    #[must_use]
+    pub fn shm(options: ShmOptions) -> Self {
+        Self { network: Network::Shm(options), clock: Clock::default() }
     }
 
     /// A new network in this process, on which every domain is a host of its own.
@@ -102,6 +110,7 @@ impl Fabric {
     #[must_use]
     pub fn link(&self) -> Link {
         match self.network {
+            Network::Shm(_) => Link::Shm,
             Network::Local(_) => Link::Local,
         }
     }
@@ -110,6 +119,7 @@ impl Fabric {
     #[must_use]
     pub fn as_local(&self) -> Option<&LocalFabric> {
         match &self.network {
+            Network::Shm(_) => None,
             Network::Local(network) => Some(network),
         }
     }
@@ -117,7 +127,7 @@ impl Fabric {
     /// Opens a domain: a device on the network.
     ///
     /// # Errors
-    /// There is no device, or no room for another.
+    /// The host refuses what the device needs, or an option makes no sense.
     pub fn domain(&self) -> Result<Domain, Error> {
         let device = self.open_device()?;
         Ok(Domain::new(self.clone(), device))
@@ -125,7 +135,8 @@ impl Fabric {
 
     fn open_device(&self) -> Result<Device, DeviceError> {
         match &self.network {
-            Network::Local(network) => Ok(network.open()),
+            Network::Shm(options) => Ok(ShmDevice::open(options.clone())?.into()),
+            Network::Local(network) => Ok(network.open().into()),
         }
     }
 

@@ -62,17 +62,25 @@ impl fmt::Display for Capabilities {
     }
 }
 
-/// How packets get from one endpoint to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// How packets get from one endpoint to another; the faster link first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Link {
+    /// Shared memory between the processes of this host.
+    Shm,
     /// A simulated network in this process.
     Local,
+}
+
+impl Link {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Shm, Self::Local];
 }
 
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            Self::Shm => "shm",
             Self::Local => "local",
         })
     }

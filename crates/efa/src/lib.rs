@@ -78,7 +78,9 @@ pub use efa_device::{Access, DeviceError, Status, Time};
 pub use efa_rdm::{
     BackoffLimits, Config, ConfigError, DropReason, OperationError, Statistics, Subprotocol,
 };
+pub use efa_sim as sim;
 pub use efa_sim::local::LocalOptions;
+pub use efa_sim::shm::ShmOptions;
 pub use endpoint::{
     Direction, Endpoint, EndpointBuilder, EndpointOptions, Message, Receive, ReceiveId,
 };
