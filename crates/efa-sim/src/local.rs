@@ -191,6 +191,19 @@ impl LocalFabric {
         self.shared.lock().not_ready(at.into(), count)
     }
 
+    /// Takes up to `count` posted buffers away from `at`, as if they had never been posted; gives
+    /// how many there were.
+    ///
+    /// # Errors
+    /// [`DeviceError::Absent`].
+    pub fn drop_receive_buffers(
+        &self,
+        at: impl Into<QueuePairId>,
+        count: usize,
+    ) -> Result<usize, DeviceError> {
+        self.shared.lock().drop_receive_buffers(at.into(), count)
+    }
+
     /// The next `count` sends posted at `at` are refused as if its queue were full.
     ///
     /// # Errors

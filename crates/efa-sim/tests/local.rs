@@ -306,6 +306,23 @@ fn without_a_buffer_a_packet_waits_and_then_fails() {
 }
 
 #[test]
+fn buffers_can_be_taken_away() {
+    let fabric = fabric(0);
+    let (mut a, mut b) = pair(&fabric);
+    post_receives(&mut b, 3);
+    assert_eq!(fabric.drop_receive_buffers(b.address(), 2), Ok(2));
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1);
+    send(&mut a, to, 2);
+    let [mut seen, received] = settle(&fabric, [&mut a, &mut b]);
+    seen.sends.sort_unstable_by_key(|(_, result)| result.is_err());
+    assert_eq!(seen.sends[0].1, Ok(()));
+    assert_eq!(seen.sends[1].1, Err(Status::ReceiverNotReady));
+    assert_eq!(received.receives.len(), 1);
+    assert_eq!(fabric.drop_receive_buffers(b.address(), 2), Ok(0));
+}
+
+#[test]
 fn retries_can_go_on_for_ever() {
     let fabric = fabric(0);
     let options = QueuePairOptions { qkey: KEY, rnr_retry: 7, ..Default::default() };

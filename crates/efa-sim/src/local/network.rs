@@ -690,6 +690,18 @@ impl Network {
         Ok(())
     }
 
+    pub(super) fn drop_receive_buffers(
+        &mut self,
+        at: QueuePairId,
+        count: usize,
+    ) -> Result<usize, DeviceError> {
+        let endpoint = self.endpoint(at)?;
+        let count = count.min(endpoint.posted.len());
+        endpoint.posted.drain(..count);
+        endpoint.receives -= count;
+        Ok(count)
+    }
+
     pub(super) fn refuse_sends(&mut self, at: QueuePairId, count: u32) -> Result<(), DeviceError> {
         self.one_shot(at)?.refused = count;
         Ok(())

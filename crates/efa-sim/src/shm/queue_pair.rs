@@ -620,6 +620,7 @@ impl Drop for ShmQueuePair {
 mod tests {
     use efa_device::{Destination, Device, Qkey, WorkId};
 
+    use super::super::map::Map;
     use super::*;
 
     /// A host of its own, removed at the end.
@@ -638,6 +639,24 @@ mod tests {
             options.mtu = 64;
             options.max_peers = 2;
             ShmDevice::open(options).unwrap()
+        }
+    }
+
+    impl Host {
+        fn map(&self, name: &str) -> Option<Map> {
+            let path = self.0.join("host").join(name);
+            let file = std::fs::File::options().read(true).write(true).open(path).ok()?;
+            let length = file.metadata().unwrap().len() as usize;
+            Some(Map::new(&file, length).unwrap())
+        }
+
+        /// A ring that nobody has attached yet.
+        fn ring(&self) -> Option<Map> {
+            let mut entries = std::fs::read_dir(self.0.join("host")).unwrap();
+            entries.find_map(|entry| {
+                let name = entry.unwrap().file_name().into_string().unwrap();
+                name.starts_with("ring-").then(|| self.map(&name)).flatten()
+            })
         }
     }
 
@@ -724,5 +743,56 @@ mod tests {
             send(from, &mut c);
         }
         assert_eq!(c.watched.len(), 2);
+    }
+
+    /// Somebody writes anything anywhere into the shared files, all the time.
+    #[test]
+    fn whatever_is_in_shared_memory_nothing_panics_and_every_send_ends() {
+        for seed in 0..50 {
+            scribble(seed);
+        }
+    }
+
+    fn scribble(seed: u64) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let host = Host::new();
+        let device = host.device();
+        let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+        let to = b.address();
+        let address_handle = a.create_address_handle(to.gid).unwrap();
+        let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
+        let mut now = Time::ZERO;
+        let mut maps = vec![host.map(&format!("qp-{}", to.qpn.0)).unwrap()];
+        let (mut posted, mut ended) = (0, 0);
+        for _ in 0..300 {
+            if rng.u8(..) < 60 {
+                let map = &maps[rng.usize(..maps.len())];
+                // Most words of interest are near the front; small numbers are the likely lies.
+                let words = map.length() / 8;
+                let at = if rng.bool() { rng.usize(..words) } else { rng.usize(..words.min(80)) };
+                let value = if rng.bool() { rng.u64(..) } else { rng.u64(..8) };
+                map.words::<1>(at * 8)[0].store(value, Ordering::Relaxed);
+            }
+            let packet = a.allocate_packet().unwrap();
+            let request = SendRequest { id: WorkId(0), packet, length: 64, destination };
+            posted += usize::from(a.post_send(request).is_ok());
+            // Each ring as soon as it is made; attached, its file is gone.
+            maps.extend(host.ring());
+            let buffer = b.allocate_packet().unwrap();
+            let _ = b.post_receive(buffer);
+            for _ in 0..rng.u8(..40) {
+                now += Duration::from_micros(rng.u64(..200_000));
+                if let Some(Completion::Receive { length, .. }) = b.poll(now) {
+                    assert!(length <= 64);
+                }
+                ended += usize::from(matches!(a.poll(now), Some(Completion::Send { .. })));
+            }
+        }
+        drop(b);
+        for _ in 0..100_000 {
+            now += Duration::from_millis(1);
+            ended += usize::from(matches!(a.poll(now), Some(Completion::Send { .. })));
+        }
+        assert_eq!(ended, posted, "seed {seed}");
     }
 }

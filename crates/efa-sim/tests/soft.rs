@@ -1,0 +1,134 @@
+//! One story on every link: what holds for the device at the seam holds for all of them.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::Directory;
+use efa_device::*;
+use efa_sim::SoftDevice;
+use efa_sim::local::{LocalFabric, LocalOptions};
+use efa_sim::shm::{ShmDevice, ShmOptions};
+
+/// Polls both in turn, ten microseconds apart, until the first has a completion.
+fn wait<Q: QueuePair>(now: &mut Time, qp: &mut Q, other: &mut Q) -> Completion<Q::Packet> {
+    for _ in 0..100_000 {
+        *now += Duration::from_micros(10);
+        if let Some(completion) = qp.poll(*now) {
+            return completion;
+        }
+        assert!(other.poll(*now).is_none());
+    }
+    panic!("nothing happens");
+}
+
+/// A message and its answer between two devices; what is wrong is refused alike.
+fn story<D: Device>(first: D, second: D) {
+    let mtu = first.attributes().mtu;
+    assert_eq!(first.attributes().vendor_part_id, 0xefa2);
+    let options = QueuePairOptions { qkey: Qkey(5), send_depth: 2, ..Default::default() };
+    let mut a = first.create_queue_pair(options).unwrap();
+    let mut b = second.create_queue_pair(options).unwrap();
+    assert_eq!((a.address().gid, a.address().qkey), (first.gid(), Qkey(5)));
+    assert_eq!((a.attributes().max_send, a.attributes().mtu), (2, mtu));
+    assert_eq!((a.next_event(), b.next_event()), (None, None));
+
+    let QueuePairAddress { gid, qpn, qkey } = b.address();
+    let address_handle = a.create_address_handle(gid).unwrap();
+    assert_eq!(a.create_address_handle(gid), Ok(address_handle));
+    let zero = a.create_address_handle(Gid::ZERO);
+    assert_eq!(zero, Err(DeviceError::BadAddress { gid: Gid::ZERO }));
+    let destination = Destination { address_handle, qpn, qkey };
+    let request = |a: &mut D::QueuePair, id, length| {
+        let mut packet = a.allocate_packet().unwrap();
+        assert_eq!(packet.as_ref().len(), mtu);
+        packet.as_mut()[0] = 42;
+        SendRequest { id: WorkId(id), packet, length, destination }
+    };
+    let long = request(&mut a, 1, mtu + 1);
+    let limit = mtu as u64;
+    let refused = a.post_send(long).unwrap_err();
+    assert_eq!(refused.error, DeviceError::TooLong { length: limit + 1, limit });
+    assert_eq!(refused.packet.as_ref()[0], 42);
+
+    let buffer = b.allocate_packet().unwrap();
+    b.post_receive(buffer).unwrap();
+    let whole = request(&mut a, 7, mtu);
+    a.post_send(whole).unwrap();
+    let mut now = Time::ZERO;
+    let Completion::Receive { packet, length, source } = wait(&mut now, &mut b, &mut a) else {
+        panic!("b has sent nothing");
+    };
+    assert_eq!((packet.as_ref()[0], length, source.qpn), (42, mtu, a.address().qpn));
+    let Completion::Send { id, packet, result } = wait(&mut now, &mut a, &mut b) else {
+        panic!("a has no buffers");
+    };
+    assert_eq!((id, packet.as_ref().len(), result), (WorkId(7), mtu, Ok(())));
+
+    for id in 0..2 {
+        let request = request(&mut a, id, 1);
+        a.post_send(request).unwrap();
+    }
+    let third = request(&mut a, 2, 1);
+    assert_eq!(a.post_send(third).unwrap_err().error, DeviceError::QueueFull { depth: 2 });
+    drop(b);
+    let mut other = second.create_queue_pair(options).unwrap();
+    for _ in 0..2 {
+        let Completion::Send { result, .. } = wait(&mut now, &mut a, &mut other) else {
+            panic!("a has no buffers");
+        };
+        assert_eq!(result, Err(Status::BadDestinationQpn));
+    }
+    a.destroy_address_handle(address_handle);
+    a.destroy_address_handle(address_handle);
+    let unknown = request(&mut a, 3, 1);
+    let expected = DeviceError::BadAddressHandle { handle: address_handle };
+    assert_eq!(a.post_send(unknown).unwrap_err().error, expected);
+
+    let access = Access { remote_read: true, remote_write: true };
+    let region = first.register(vec![1, 2, 3].into(), access).unwrap();
+    let mut bytes = [0; 3];
+    assert_eq!((region.read(0, &mut bytes), bytes, region.access()), (3, [1, 2, 3], access));
+}
+
+fn hosts() -> (Directory, ShmDevice, ShmDevice) {
+    let directory = Directory::new();
+    let open = || {
+        let mut options = ShmOptions::new("host");
+        options.directory = Some(directory.path().to_path_buf());
+        ShmDevice::open(options).unwrap()
+    };
+    let (first, second) = (open(), open());
+    (directory, first, second)
+}
+
+#[test]
+fn the_local_link_keeps_to_the_seam() {
+    let fabric = LocalFabric::new(LocalOptions::default());
+    story(fabric.open(), fabric.open());
+}
+
+#[test]
+fn the_shm_link_keeps_to_the_seam() {
+    let (_directory, first, second) = hosts();
+    story(first, second);
+}
+
+#[test]
+fn the_device_of_any_link_keeps_to_the_seam() {
+    let fabric = LocalFabric::new(LocalOptions::default());
+    story(SoftDevice::from(fabric.open()), SoftDevice::from(fabric.open()));
+    let (_directory, first, second) = hosts();
+    story(SoftDevice::from(first), SoftDevice::from(second));
+}
+
+#[test]
+fn queue_pairs_can_move_to_other_threads() {
+    fn check<T: Send>() {}
+    check::<LocalFabric>();
+    check::<SoftDevice>();
+    check::<efa_sim::SoftQueuePair>();
+    check::<efa_sim::SoftRegion>();
+}
