@@ -79,12 +79,13 @@ mod outgoing;
 mod queue_pair;
 mod ring;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    Access, Device, DeviceAttributes, DeviceError, Gid, QueuePairOptions, RegisterError,
+    Access, AddressHandle, Device, DeviceAttributes, DeviceError, Gid, QueuePairOptions,
+    RegisterError,
 };
 use fastrand::Rng;
 
@@ -218,6 +219,26 @@ impl ShmDevice {
     #[must_use]
     pub fn region(&self, key: u32) -> Option<SoftRegion> {
         self.keys.find(key)
+    }
+
+    /// The directory of the host.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The handle for an interface, held by the device and not by a queue pair: all its queue pairs
+    /// can send to it, until it is [given back](Self::destroy_address_handle).
+    ///
+    /// # Errors
+    /// [`DeviceError::BadAddress`] for the zero GID, [`DeviceError::LimitReached`].
+    pub fn create_address_handle(&self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        self.book.acquire(gid)
+    }
+
+    /// Gives one count of a handle of [`create_address_handle`](Self::create_address_handle) back.
+    pub fn destroy_address_handle(&self, handle: AddressHandle) {
+        self.book.release(handle, 1);
     }
 }
 

@@ -561,3 +561,43 @@ fn what_passes_can_be_recorded() {
         ]
     );
 }
+
+#[test]
+fn key_and_retries_can_be_set_after_creation() {
+    let directory = Directory::new();
+    let (mut a, mut b) = pair(&directory);
+    let mut to = destination(&mut a, b.address());
+    b.set_qkey(Qkey(9));
+    post_receives(&mut b, 1);
+    send(&mut a, to, 1, b"old key").unwrap();
+    assert!(poll(&mut b, at(0)).receives.is_empty());
+    to.qkey = b.address().qkey;
+    assert_eq!(to.qkey, Qkey(9));
+    send(&mut a, to, 2, b"new key").unwrap();
+    assert_eq!(poll(&mut b, at(0)).receives[0].0, b"new key");
+    assert_eq!(poll(&mut a, at(0)).sends, [(1, Err(Status::BadDestinationQpn)), (2, Ok(()))]);
+    // Without retries the first look without a buffer is the last.
+    let mut c = queue_pair(&ShmDevice::open(options(&directory)).unwrap());
+    c.set_rnr_retry(0);
+    let to = destination(&mut c, b.address());
+    send(&mut c, to, 3, b"x").unwrap();
+    assert!(poll(&mut b, at(0)).receives.is_empty());
+    assert_eq!(poll(&mut c, at(0)).sends, [(3, Err(Status::ReceiverNotReady))]);
+}
+
+#[test]
+fn a_handle_of_the_device_serves_all_its_queue_pairs() {
+    let directory = Directory::new();
+    let device = ShmDevice::open(options(&directory)).unwrap();
+    assert_eq!(device.path(), directory.path().join("host"));
+    let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+    let QueuePairAddress { gid, qpn, qkey } = b.address();
+    let address_handle = device.create_address_handle(gid).unwrap();
+    let to = Destination { address_handle, qpn, qkey };
+    post_receives(&mut b, 1);
+    send(&mut a, to, 1, b"x").unwrap();
+    assert_eq!(poll(&mut b, at(0)).receives[0].1.address_handle, Some(address_handle));
+    device.destroy_address_handle(address_handle);
+    let gone = DeviceError::BadAddressHandle { handle: address_handle };
+    assert_eq!(send(&mut a, to, 2, b"x"), Err(gone));
+}

@@ -124,6 +124,10 @@ impl HostDirectory {
         self.gid
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn error(&self, operation: &str, name: FileName, errno: Errno) -> DeviceError {
         system(format!("{operation} {}/{name}", self.path.display()), errno)
     }

@@ -35,7 +35,7 @@ pub(super) struct Posted {
 pub(super) type Finished = (Posted, Result<(), Status>);
 
 /// What sending needs to know of us.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Local {
     pub(super) directory: Arc<HostDirectory>,
     pub(super) sender: Sender,

@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use efa_device::{
-    AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qpn, QueuePair,
+    AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qkey, Qpn, QueuePair,
     QueuePairAddress, QueuePairOptions, SendRequest, Source, Status, Time,
 };
 
@@ -56,7 +56,7 @@ impl Book {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn acquire(&self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+    pub(super) fn acquire(&self, gid: Gid) -> Result<AddressHandle, DeviceError> {
         let mut entries = self.lock();
         let handle = entries.acquire(gid)?;
         if gid == self.own_gid {
@@ -65,7 +65,7 @@ impl Book {
         Ok(handle)
     }
 
-    fn release(&self, handle: AddressHandle, count: u64) {
+    pub(super) fn release(&self, handle: AddressHandle, count: u64) {
         let mut entries = self.lock();
         if entries.release(handle, count) && self.own.load(Ordering::Relaxed) == handle.0.into() {
             self.own.store(Self::NONE, Ordering::Relaxed);
@@ -220,6 +220,17 @@ impl ShmQueuePair {
             Completion::Receive { .. } => self.receives -= 1,
         }
         Some(completion)
+    }
+
+    /// Sets the key that senders must present from now on.
+    pub fn set_qkey(&mut self, qkey: Qkey) {
+        self.address.qkey = qkey;
+    }
+
+    /// Sets how often the device tries again when a receiver is not ready; 7 means for ever. It
+    /// holds for receivers that nothing was sent to yet.
+    pub fn set_rnr_retry(&mut self, rnr_retry: u8) {
+        self.local = Arc::new(Local { rnr_retry, ..(*self.local).clone() });
     }
 
     // ---- receiving ---------------------------------------------------------------------------
@@ -618,7 +629,7 @@ impl Drop for ShmQueuePair {
 
 #[cfg(test)]
 mod tests {
-    use efa_device::{Destination, Device, Qkey, WorkId};
+    use efa_device::{Destination, Device, WorkId};
 
     use super::super::map::Map;
     use super::*;
