@@ -5,6 +5,7 @@ use efa_proto::OpId;
 use hashbrown::HashMap;
 use slab::Slab;
 
+use crate::hash::Keyed;
 use crate::held::{Chain, Held};
 use crate::operation::OperationTable;
 use crate::peer::PeerId;
@@ -58,7 +59,7 @@ pub(crate) struct Matching<B> {
     pub(crate) messages: Slab<Message>,
     pub(crate) held: Held,
     /// By peer and message id.
-    pub(crate) assembling: HashMap<(u32, u32), Assembly, std::hash::RandomState>,
+    pub(crate) assembling: HashMap<(u32, u32), Assembly, Keyed>,
 }
 
 impl<B> Matching<B> {
@@ -69,7 +70,7 @@ impl<B> Matching<B> {
             untagged: Matcher::with_seed(seed),
             messages: Slab::new(),
             held: Held::default(),
-            assembling: HashMap::default(),
+            assembling: HashMap::with_capacity_and_hasher(64, Keyed(seed)),
         }
     }
 

@@ -10,6 +10,7 @@ use efa_device::{
 };
 
 /// In which order packets arrive.
+#[allow(dead_code, reason = "each user of this module wants one of them")]
 #[derive(Clone, Copy)]
 pub(crate) enum Order {
     Sent,
