@@ -48,15 +48,14 @@ impl<P> Inbound<P> {
         &mut self,
         device: &mut Q,
     ) -> Result<(), DeviceError> {
-        let missing = self.target.saturating_sub(self.posted);
-        if missing == 0 {
+        let used = core::mem::take(&mut self.used);
+        if used == 0 && self.posted >= self.target {
             return Ok(());
         }
-        self.busiest = self.busiest.max(self.used);
-        if self.used * 2 > self.target {
+        self.busiest = self.busiest.max(used);
+        if used * 2 > self.target {
             self.target = (self.target * 2).min(self.most);
         }
-        self.used = 0;
         while self.posted < self.target {
             let packet = match self.spare.take() {
                 Some(packet) => packet,
