@@ -1,5 +1,4 @@
-//! The base header (section 1.3, table 1.3), and the two tools that all packet files use: a
-//! [`Cursor`] that takes fields off a packet and a [`Writer`] that appends them.
+//! The base header (section 1.3, table 1.3), and how all fixed headers are declared.
 //!
 //! ```text
 //!   type u8 @0   version u8 @1   flags u16 @2      4 bytes
@@ -8,9 +7,7 @@
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{
-    BASE_HEADER_SIZE, EmitError, MAX_IOV, PacketType, ParseError, ReqFlags, RmaIov, VERSION,
-};
+use crate::{BASE_HEADER_SIZE, Packet, PacketType, ParseError, ReqFlags, VERSION};
 
 /// The first four bytes of a packet, for tools that look at flags [`crate::Packet`] hides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,8 +21,12 @@ pub struct BaseHeader {
 impl BaseHeader {
     /// Reads the base header of a packet and looks at nothing behind it.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
-        let base = Base::read(bytes)?;
-        Ok(Self { packet_type: base.packet_type.try_into()?, flags: base.flags.get() })
+        match Base::read(bytes) {
+            Some(base) => {
+                Ok(Self { packet_type: base.packet_type.try_into()?, flags: base.flags.get() })
+            }
+            None => Err(base_error(bytes)),
+        }
     }
 
     /// Kind flags (MSG, TAGGED, ATOMIC) that are set but should not be, or the reverse.
@@ -60,34 +61,38 @@ impl Base {
         Self { packet_type: packet_type.as_u8(), version: VERSION, flags: U16::new(flags) }
     }
 
-    /// The base header, its version checked, its type not.
+    /// The base header, unless it is cut or of another version, see [`base_error`]. The type is
+    /// not checked.
     #[inline(always)]
-    pub(crate) fn read(bytes: &[u8]) -> Result<Self, ParseError> {
-        let Ok((base, _)) = Self::read_from_prefix(bytes) else {
-            return Err(truncated_base(bytes));
-        };
-        if base.version != VERSION {
-            return Err(ParseError::Version { found: base.version });
-        }
-        Ok(base)
+    pub(crate) fn read(bytes: &[u8]) -> Option<&Self> {
+        let (base, _) = Self::ref_from_prefix(bytes).ok()?;
+        (base.version == VERSION).then_some(base)
     }
 }
 
-#[cold]
-fn truncated_base(bytes: &[u8]) -> ParseError {
-    let (field, needed) = match bytes.len() {
-        0 => ("type", 1),
-        1 => ("version", 2),
-        _ => ("flags", 4),
+/// Why [`Base::read`] gave nothing.
+fn base_error(bytes: &[u8]) -> ParseError {
+    let (field, needed) = match *bytes {
+        [] => ("type", 1),
+        [_] => ("version", 2),
+        [_, _] | [_, _, _] => ("flags", 4),
+        [_, found, ..] => return ParseError::Version { found },
     };
     let packet_type = bytes.first().and_then(|&value| PacketType::try_from(value).ok());
     ParseError::Truncated { packet_type, field, needed, available: bytes.len() as u64 }
 }
 
+/// [`base_error`] out of line, for [`crate::Packet::parse`].
+#[cold]
+#[inline(never)]
+pub(crate) fn refuse_base(bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    Err(base_error(bytes))
+}
+
 /// A fixed header: a struct of little-endian fields that knows their names and ends.
 pub(crate) trait Wire: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned {
-    /// Each field behind the base header with the offset of its end.
-    const FIELDS: &'static [(&'static str, u8)];
+    /// The first field that a packet of `available` bytes does not hold, and where it ends.
+    fn cut(available: usize) -> (&'static str, usize);
 }
 
 /// Declares the wire form of a fixed header: name, total size as the specification has it, fields
@@ -109,182 +114,17 @@ macro_rules! wire {
         const _: () = assert!(size_of::<$name>() == $size);
 
         impl $crate::base::Wire for $name {
-            const FIELDS: &'static [(&'static str, u8)] = &[
-                $((
-                    stringify!($field),
-                    (core::mem::offset_of!($name, $field) + size_of::<$ty>()) as u8,
-                )),*
-            ];
+            #[inline(always)]
+            fn cut(available: usize) -> (&'static str, usize) {
+                $(
+                    let end = core::mem::offset_of!($name, $field) + size_of::<$ty>();
+                    if available < end {
+                        return (stringify!($field), end);
+                    }
+                )*
+                ("header", size_of::<$name>())
+            }
         }
     };
 }
 pub(crate) use wire;
-
-/// What is left of a packet while its headers are being taken off.
-pub(crate) struct Cursor<'a> {
-    packet_type: PacketType,
-    total: usize,
-    rest: &'a [u8],
-}
-
-impl<'a> Cursor<'a> {
-    /// Takes the fixed header off.
-    #[inline(always)]
-    pub(crate) fn head<T: Wire>(
-        packet_type: PacketType,
-        bytes: &'a [u8],
-    ) -> Result<(&'a T, Self), ParseError> {
-        match T::ref_from_prefix(bytes) {
-            Ok((head, rest)) => Ok((head, Self { packet_type, total: bytes.len(), rest })),
-            Err(_) => Err(truncated_head(packet_type, T::FIELDS, bytes.len())),
-        }
-    }
-
-    /// A packet of which nothing is taken off yet.
-    pub(crate) fn whole(packet_type: PacketType, bytes: &'a [u8]) -> Self {
-        Self { packet_type, total: bytes.len(), rest: bytes }
-    }
-
-    /// Takes one field or fixed group of fields.
-    #[inline(always)]
-    pub(crate) fn take<T>(&mut self, field: &'static str) -> Result<&'a T, ParseError>
-    where
-        T: FromBytes + KnownLayout + Immutable + Unaligned,
-    {
-        match T::ref_from_prefix(self.rest) {
-            Ok((value, rest)) => {
-                self.rest = rest;
-                Ok(value)
-            }
-            Err(_) => Err(self.truncated(field, size_of::<T>() as u64)),
-        }
-    }
-
-    /// Takes `count` elements; a count beyond the packet costs nothing but an error.
-    #[inline(always)]
-    pub(crate) fn take_slice<T>(
-        &mut self,
-        field: &'static str,
-        count: u32,
-    ) -> Result<&'a [T], ParseError>
-    where
-        T: FromBytes + Immutable + Unaligned,
-    {
-        match <[T]>::ref_from_prefix_with_elems(self.rest, count as usize) {
-            Ok((values, rest)) => {
-                self.rest = rest;
-                Ok(values)
-            }
-            Err(_) => Err(self.truncated(field, u64::from(count) * size_of::<T>() as u64)),
-        }
-    }
-
-    /// Takes `rma_iov[count]`.
-    #[inline(always)]
-    pub(crate) fn take_rma_iov(&mut self, count: u32) -> Result<&'a [RmaIov], ParseError> {
-        self.check_count("rma_iov_count", count)?;
-        self.take_slice("rma_iov", count)
-    }
-
-    /// Takes `read_iov[count]`.
-    #[inline(always)]
-    pub(crate) fn take_read_iov(&mut self, count: u32) -> Result<&'a [RmaIov], ParseError> {
-        self.check_count("read_iov_count", count)?;
-        self.take_slice("read_iov", count)
-    }
-
-    #[inline(always)]
-    fn check_count(&self, field: &'static str, found: u32) -> Result<(), ParseError> {
-        if found as usize > MAX_IOV {
-            return Err(ParseError::Count { packet_type: self.packet_type, field, found });
-        }
-        Ok(())
-    }
-
-    /// The error for a field of `size` bytes that the rest does not hold.
-    #[cold]
-    pub(crate) fn truncated(&self, field: &'static str, size: u64) -> ParseError {
-        ParseError::Truncated {
-            packet_type: Some(self.packet_type),
-            field,
-            needed: (self.total - self.rest.len()) as u64 + size,
-            available: self.total as u64,
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn packet_type(&self) -> PacketType {
-        self.packet_type
-    }
-
-    /// What is behind everything taken so far.
-    #[inline(always)]
-    pub(crate) fn rest(&self) -> &'a [u8] {
-        self.rest
-    }
-
-    /// The rest, if it is as long as `seg_length` says.
-    #[inline(always)]
-    pub(crate) fn segment(&self, seg_length: u64) -> Result<&'a [u8], ParseError> {
-        let payload = self.rest.len() as u64;
-        if seg_length != payload {
-            let packet_type = self.packet_type;
-            return Err(ParseError::SegmentLength { packet_type, found: seg_length, payload });
-        }
-        Ok(self.rest)
-    }
-}
-
-#[cold]
-fn truncated_head(
-    packet_type: PacketType,
-    fields: &[(&'static str, u8)],
-    available: usize,
-) -> ParseError {
-    let cut = fields.iter().find(|(_, end)| usize::from(*end) > available);
-    let (field, needed) =
-        cut.map_or(("flags", BASE_HEADER_SIZE as u64), |&(f, end)| (f, end.into()));
-    let available = available as u64;
-    ParseError::Truncated { packet_type: Some(packet_type), field, needed, available }
-}
-
-/// Appends fields to a buffer; `None` when it is full.
-pub(crate) struct Writer<'b> {
-    rest: &'b mut [u8],
-}
-
-impl<'b> Writer<'b> {
-    #[inline(always)]
-    pub(crate) fn new(buf: &'b mut [u8]) -> Self {
-        Self { rest: buf }
-    }
-
-    /// Writes a packet header that is nothing but one struct.
-    #[inline(always)]
-    pub(crate) fn put_only<T: Wire>(
-        packet_type: PacketType,
-        head: &T,
-        buf: &'b mut [u8],
-    ) -> Result<usize, EmitError> {
-        let needed = size_of::<T>();
-        let available = buf.len();
-        match Self::new(buf).put(head) {
-            Some(()) => Ok(needed),
-            None => Err(EmitError::BufferTooSmall { packet_type, needed, available }),
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn put<T: IntoBytes + Immutable + ?Sized>(&mut self, value: &T) -> Option<()> {
-        let bytes = value.as_bytes();
-        let (to, rest) = core::mem::take(&mut self.rest).split_at_mut_checked(bytes.len())?;
-        to.copy_from_slice(bytes);
-        self.rest = rest;
-        Some(())
-    }
-
-    #[inline(always)]
-    pub(crate) fn remaining(&self) -> usize {
-        self.rest.len()
-    }
-}

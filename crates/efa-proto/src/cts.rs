@@ -12,11 +12,12 @@
 use core::fmt;
 
 use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::base::{Base, Cursor, Writer, wire};
-use crate::{
-    Connid, CtsFlags, EmitError, Header, OpId, Packet, PacketFlags, PacketType, ParseError,
-};
+use crate::base::{Base, wire};
+use crate::cursor::{Cursor, Read};
+use crate::writer::{self, Writer};
+use crate::{Connid, CtsFlags, EmitError, Header, OpId, PacketFlags, PacketType};
 
 /// A grant: the receiver lets the sender send `recv_length` more bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,9 +49,16 @@ pub struct CtsData {
 
 wire!(CtsHead: 24 { connid: U32, send_id: U32, recv_id: U32, recv_length: U64 });
 wire!(CtsDataHead: 24 { recv_id: U32, seg_length: U64, seg_offset: U64 });
-wire!(CtsDataConnidHead: 32 {
-    recv_id: U32, seg_length: U64, seg_offset: U64, connid: U32, pad: U32,
-});
+
+/// What follows the fixed header of CTSDATA when the connid flag is set.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct CtsDataConnid {
+    connid: U32,
+    pad: U32,
+}
+
+const _: () = assert!(size_of::<CtsDataConnid>() == 8);
 
 impl Cts {
     /// Bytes that [`Self::emit`] writes.
@@ -73,20 +81,20 @@ impl Cts {
             recv_id: U32::new(self.recv_id.0),
             recv_length: U64::new(self.recv_length),
         };
-        Writer::put_only(PacketType::Cts, &head, buf)
+        writer::emit_head(PacketType::Cts, &head, buf)
     }
 }
 
-pub(crate) fn parse_cts(flags: CtsFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, rest) = Cursor::head::<CtsHead>(PacketType::Cts, bytes)?;
-    let cts = Cts {
-        connid: flags.contains(CtsFlags::CONNID).then(|| Connid(head.connid.get())),
+#[inline(always)]
+pub(crate) fn read_cts<'a>(rest: &mut Cursor<'a>, flags: CtsFlags) -> Read<'a> {
+    let head = rest.take_head::<CtsHead>()?;
+    Ok(Header::Cts(Cts {
+        connid: flags.contains(CtsFlags::CONNID).then_some(Connid(head.connid.get())),
         send_id: OpId(head.send_id.get()),
         recv_id: OpId(head.recv_id.get()),
         recv_length: head.recv_length.get(),
         emulated_read: flags.contains(CtsFlags::EMULATED_READ),
-    };
-    Ok(Packet { header: Header::Cts(cts), payload: rest.rest() })
+    }))
 }
 
 /// `send_id=… recv_id=… recv_length=…`, without the type's name.
@@ -104,52 +112,48 @@ impl CtsData {
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
     pub const fn len(&self) -> usize {
-        match self.connid {
-            Some(_) => size_of::<CtsDataConnidHead>(),
-            None => size_of::<CtsDataHead>(),
-        }
+        let connid = if self.connid.is_some() { size_of::<CtsDataConnid>() } else { 0 };
+        size_of::<CtsDataHead>() + connid
     }
 
     /// Writes the header, to be followed by the payload; returns its length in bytes.
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
-        let packet_type = PacketType::CtsData;
-        let recv_id = U32::new(self.recv_id.0);
-        let (seg_length, seg_offset) = (U64::new(self.seg_length), U64::new(self.seg_offset));
-        let (flags, connid) = PacketFlags::with_connid(self.connid);
-        let base = Base::new(packet_type, flags.bits());
-        if self.connid.is_none() {
-            let head = CtsDataHead { base, recv_id, seg_length, seg_offset };
-            return Writer::put_only(packet_type, &head, buf);
+        let available = buf.len();
+        let mut out = Writer::new(buf);
+        match self.put(&mut out) {
+            Some(()) => Ok(available - out.remaining()),
+            None => writer::too_small(PacketType::CtsData, self.len(), available),
         }
-        let pad = U32::new(0);
-        let head = CtsDataConnidHead { base, recv_id, seg_length, seg_offset, connid, pad };
-        Writer::put_only(packet_type, &head, buf)
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut Writer<'_>) -> Option<()> {
+        let (flags, connid) = PacketFlags::with_connid(self.connid);
+        out.put(&CtsDataHead {
+            base: Base::new(PacketType::CtsData, flags.bits()),
+            recv_id: U32::new(self.recv_id.0),
+            seg_length: U64::new(self.seg_length),
+            seg_offset: U64::new(self.seg_offset),
+        })?;
+        if self.connid.is_some() {
+            out.put(&CtsDataConnid { connid, pad: U32::new(0) })?;
+        }
+        Some(())
     }
 }
 
-pub(crate) fn parse_ctsdata(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let packet_type = PacketType::CtsData;
-    let (ctsdata, payload) = if flags.contains(PacketFlags::CONNID) {
-        let (head, rest) = Cursor::head::<CtsDataConnidHead>(packet_type, bytes)?;
-        let ctsdata = CtsData {
-            connid: Some(Connid(head.connid.get())),
-            recv_id: OpId(head.recv_id.get()),
-            seg_length: head.seg_length.get(),
-            seg_offset: head.seg_offset.get(),
-        };
-        (ctsdata, rest.segment(ctsdata.seg_length)?)
-    } else {
-        let (head, rest) = Cursor::head::<CtsDataHead>(packet_type, bytes)?;
-        let ctsdata = CtsData {
-            connid: None,
-            recv_id: OpId(head.recv_id.get()),
-            seg_length: head.seg_length.get(),
-            seg_offset: head.seg_offset.get(),
-        };
-        (ctsdata, rest.segment(ctsdata.seg_length)?)
-    };
-    Ok(Packet { header: Header::CtsData(ctsdata), payload })
+#[inline(always)]
+pub(crate) fn read_ctsdata<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
+    let head = rest.take_head::<CtsDataHead>()?;
+    let mut connid = None;
+    if flags.contains(PacketFlags::CONNID) {
+        connid = Some(Connid(rest.take::<CtsDataConnid>("connid")?.connid.get()));
+    }
+    let seg_length = head.seg_length.get();
+    rest.check_segment(seg_length)?;
+    let (recv_id, seg_offset) = (OpId(head.recv_id.get()), head.seg_offset.get());
+    Ok(Header::CtsData(CtsData { connid, recv_id, seg_length, seg_offset }))
 }
 
 /// `recv_id=… seg_offset=… seg_length=…`, without the type's name.

@@ -1,5 +1,5 @@
 //! PEER_ERROR: an operation failed at the peer. In no release up to 2.6; upstream's main branch has
-//! it with feature bit 9, and its layout may still change. Parsed for logs, not to be sent to peers.
+//! it with feature bit 9, and its layout may still change. Read for logs, not to be sent to peers.
 //!
 //! ```text
 //!   op_id@4  ref_kind u8@8  pad@9  prov_errno@12  connid@16      20 bytes
@@ -9,8 +9,9 @@ use core::fmt;
 
 use zerocopy::little_endian::U32;
 
-use crate::base::{Base, Cursor, Writer, wire};
-use crate::{Connid, EmitError, Header, OpId, Packet, PacketFlags, PacketType, ParseError};
+use crate::base::{Base, wire};
+use crate::cursor::{Cursor, Read};
+use crate::{Connid, EmitError, Header, OpId, PacketFlags, PacketType};
 
 /// An operation failed at the sender of this packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,19 +47,19 @@ impl PeerError {
             prov_errno: U32::new(self.prov_errno),
             connid,
         };
-        Writer::put_only(PacketType::PeerError, &head, buf)
+        crate::writer::emit_head(PacketType::PeerError, &head, buf)
     }
 }
 
-pub(crate) fn parse(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, rest) = Cursor::head::<PeerErrorHead>(PacketType::PeerError, bytes)?;
-    let peer_error = PeerError {
+#[inline(always)]
+pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
+    let head = rest.take_head::<PeerErrorHead>()?;
+    Ok(Header::PeerError(PeerError {
         op_id: OpId(head.op_id.get()),
         ref_kind: head.ref_kind,
         prov_errno: head.prov_errno.get(),
         connid: flags.connid(head.connid),
-    };
-    Ok(Packet { header: Header::PeerError(peer_error), payload: rest.rest() })
+    }))
 }
 
 /// `op_id=… ref_kind=… prov_errno=…`, without the type's name.

@@ -16,8 +16,10 @@ use core::fmt;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::base::{Base, Cursor, Writer, wire};
-use crate::{Connid, EmitError, HandshakeFlags, Header, MAX_IOV, Packet, PacketType, ParseError};
+use crate::base::{Base, wire};
+use crate::cursor::{Cursor, Read};
+use crate::writer::{self, Writer};
+use crate::{Connid, EmitError, HandshakeFlags, Header, MAX_IOV, PacketType};
 
 /// What the sender can do and wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,11 +189,7 @@ impl Handshake<'_> {
         let mut out = Writer::new(buf);
         match self.put(&mut out) {
             Some(()) => Ok(available - out.remaining()),
-            None => Err(EmitError::BufferTooSmall {
-                packet_type: PacketType::Handshake,
-                needed: self.len(),
-                available,
-            }),
+            None => writer::too_small(PacketType::Handshake, self.len(), available),
         }
     }
 
@@ -226,12 +224,12 @@ impl Handshake<'_> {
     }
 }
 
-pub(crate) fn parse(flags: HandshakeFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<HandshakeHead>(PacketType::Handshake, bytes)?;
-    let nextra_p3 = head.nextra_p3.get();
-    let words = nextra_p3.checked_sub(3).ok_or(ParseError::ExtraInfo { found: nextra_p3 })?;
+#[inline(always)]
+pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: HandshakeFlags) -> Read<'a> {
+    let head = rest.take_head::<HandshakeHead>()?;
+    let words = rest.take_extra_info(head.nextra_p3)?;
     let mut handshake = Handshake {
-        extra_info: ExtraInfo(Words::Received(rest.take_slice("extra_info", words)?)),
+        extra_info: ExtraInfo(Words::Received(words)),
         connid: None,
         host_id: None,
         device_version: None,
@@ -251,7 +249,7 @@ pub(crate) fn parse(flags: HandshakeFlags, bytes: &[u8]) -> Result<Packet<'_>, P
         let (qpn, qkey) = (halves.first.get(), halves.second.get());
         handshake.user_recv_qp = Some(UserRecvQp { qpn, qkey });
     }
-    Ok(Packet { header: Header::Handshake(handshake), payload: rest.rest() })
+    Ok(Header::Handshake(handshake))
 }
 
 /// `extra_info=[0x1b] connid=… host_id=…`, without the type's name.

@@ -68,6 +68,7 @@
 mod address;
 mod base;
 mod cts;
+mod cursor;
 mod error;
 mod error_report;
 mod flags;
@@ -83,6 +84,7 @@ mod rta;
 mod rtm;
 mod rtr;
 mod rtw;
+mod writer;
 
 pub use address::{RawAddress, RawAddressForm};
 pub use base::BaseHeader;

@@ -6,8 +6,8 @@
 
 use core::fmt;
 
-use crate::base::Cursor;
-use crate::{EmitError, Header, Packet, PacketType, ParseError};
+use crate::cursor::{Cursor, Read};
+use crate::{EmitError, Header, PacketType, ReqFlags};
 
 /// The fixed header of a type that has no sender, unread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,12 +46,11 @@ impl<'a> NeverSent<'a> {
     }
 }
 
-pub(crate) fn parse(packet_type: PacketType, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let size = if packet_type == PacketType::RunCtsTagRtm { 48 } else { 40 };
-    let mut rest = Cursor::whole(packet_type, bytes);
-    let header = rest.take_slice("header", size)?;
-    let never_sent = NeverSent { packet_type, header };
-    Ok(Packet { header: Header::NeverSent(never_sent), payload: rest.rest() })
+pub(crate) fn read<'a>(rest: &mut Cursor<'a>, _: ReqFlags) -> Read<'a> {
+    let packet_type = rest.packet_type();
+    let header =
+        rest.take_slice("header", if packet_type == PacketType::RunCtsTagRtm { 48 } else { 40 })?;
+    Ok(Header::NeverSent(NeverSent { packet_type, header }))
 }
 
 /// `never sent by any release, 40 bytes`, without the type's name.

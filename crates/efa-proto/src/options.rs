@@ -12,9 +12,11 @@
 use core::fmt;
 
 use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::address::AddressBytes;
-use crate::base::{Cursor, Writer};
+use crate::cursor::Cursor;
+use crate::writer::Writer;
 use crate::{Connid, ParseError, RawAddress, RawAddressForm, ReqFlags};
 
 /// Optional headers of a request. Peers send the raw address or the connid, never both, but both
@@ -66,31 +68,40 @@ impl ReqOptions {
         self.connid.or(self.raw_address.map(|(address, _)| address.connid))
     }
 
+    /// Takes the headers that `flags` announces.
     #[inline(always)]
-    pub(crate) fn take(cursor: &mut Cursor<'_>, flags: ReqFlags) -> Result<Self, ParseError> {
-        let mut options = Self::NONE;
-        if flags.intersects(ReqFlags::HEADERS) {
-            if flags.contains(ReqFlags::RAW_ADDRESS) {
-                options.raw_address = Some(take_raw_address(cursor)?);
-            }
-            if flags.contains(ReqFlags::CQ_DATA) {
-                options.cq_data = Some(cursor.take::<U64>("cq_data")?.get());
-            }
-            if flags.contains(ReqFlags::CONNID) {
-                options.connid = Some(Connid(cursor.take::<U32>("connid")?.get()));
-            }
-        }
-        Ok(options)
+    pub(crate) fn take(rest: &mut Cursor<'_>, flags: ReqFlags) -> Result<Self, ParseError> {
+        let raw_address = if flags.contains(ReqFlags::RAW_ADDRESS) {
+            let size = rest.take::<U32>("raw_address_size")?.get();
+            let form = if size < 36 { RawAddressForm::Short } else { RawAddressForm::Padded };
+            Some((rest.take_address(size)?.get(), form))
+        } else {
+            None
+        };
+        let cq_data = if flags.contains(ReqFlags::CQ_DATA) {
+            Some(rest.take::<U64>("cq_data")?.get())
+        } else {
+            None
+        };
+        let connid = if flags.contains(ReqFlags::CONNID) {
+            Some(Connid(rest.take::<U32>("connid")?.get()))
+        } else {
+            None
+        };
+        Ok(Self { raw_address, cq_data, connid })
     }
 
     #[inline(always)]
     pub(crate) fn put(&self, out: &mut Writer<'_>) -> Option<()> {
-        if let Some((address, form)) = &self.raw_address {
-            let size = form.header_len() as u32 - 4;
-            out.put(&U32::new(size))?;
-            out.put(&AddressBytes::new(address))?;
-            if *form == RawAddressForm::Padded {
-                out.put(&U32::new(0))?;
+        match &self.raw_address {
+            None => {}
+            Some((address, RawAddressForm::Padded)) => {
+                let (size, address, pad) = (PADDED, AddressBytes::new(address), U32::new(0));
+                out.put(&PaddedAddress { size, address, pad })?;
+            }
+            Some((address, RawAddressForm::Short)) => {
+                out.put(&U32::new(RawAddress::SIZE as u32))?;
+                out.put(&AddressBytes::new(address))?;
             }
         }
         if let Some(cq_data) = self.cq_data {
@@ -103,16 +114,17 @@ impl ReqOptions {
     }
 }
 
-#[inline(always)]
-fn take_raw_address(cursor: &mut Cursor<'_>) -> Result<(RawAddress, RawAddressForm), ParseError> {
-    let size = cursor.take::<U32>("raw_address_size")?.get();
-    if (size as usize) < RawAddress::SIZE {
-        return Err(ParseError::AddressSize { packet_type: cursor.packet_type(), found: size });
-    }
-    let form = if size < 36 { RawAddressForm::Short } else { RawAddressForm::Padded };
-    let bytes = cursor.take_slice::<u8>("raw_address", size)?;
-    Ok((RawAddress::from_bytes(bytes)?, form))
+/// The raw address header that all releases since 1.13 send.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct PaddedAddress {
+    size: U32,
+    address: AddressBytes,
+    pad: U32,
 }
+
+const PADDED: U32 = U32::new(36);
+const _: () = assert!(size_of::<PaddedAddress>() == PADDED.get() as usize + 4);
 
 /// ` raw_address=… cq_data=… connid=…`, each only if present.
 impl fmt::Display for ReqOptions {

@@ -2,11 +2,12 @@
 
 use core::fmt;
 
-use crate::base::Base;
+use crate::base::{Base, refuse_base};
+use crate::cursor::Cursor;
 use crate::{
     AtomRsp, Connid, Cts, CtsData, CtsFlags, EmitError, Eor, EorForm, Handshake, HandshakeFlags,
-    NeverSent, PacketFlags, PacketType, ParseError, PeerError, RawAddress, ReadNack, ReadRsp,
-    Receipt, ReqFlags, Rta, Rtm, Rtr, RtrKind, Rtw,
+    NeverSent, PacketFlags, PacketType, PacketTypeError, ParseError, PeerError, RawAddress,
+    ReadNack, ReadRsp, Receipt, ReqFlags, Rta, Rtm, Rtr, Rtw,
 };
 use crate::{cts, error_report, handshake, never_sent, response, rta, rtm, rtr, rtw};
 
@@ -55,56 +56,138 @@ pub enum Header<'a> {
 
 impl<'a> Packet<'a> {
     /// Reads a packet, `bytes` being exactly one datagram.
+    #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
-        use PacketType as T;
-        let base = Base::read(bytes)?;
-        let flags = base.flags.get();
-        let (req, other) =
-            (ReqFlags::from_bits_retain(flags), PacketFlags::from_bits_retain(flags));
-        let packet_type = PacketType::try_from(base.packet_type)?;
-        match packet_type {
-            T::EagerMsgRtm
-            | T::EagerTagRtm
-            | T::MediumMsgRtm
-            | T::MediumTagRtm
-            | T::LongCtsMsgRtm
-            | T::LongCtsTagRtm
-            | T::LongReadMsgRtm
-            | T::LongReadTagRtm
-            | T::DcEagerMsgRtm
-            | T::DcEagerTagRtm
-            | T::DcMediumMsgRtm
-            | T::DcMediumTagRtm
-            | T::DcLongCtsMsgRtm
-            | T::DcLongCtsTagRtm
-            | T::RunReadMsgRtm
-            | T::RunReadTagRtm => rtm::parse(packet_type, req, bytes),
-            T::EagerRtw | T::LongCtsRtw | T::DcEagerRtw | T::DcLongCtsRtw | T::LongReadRtw => {
-                rtw::parse(packet_type, req, bytes)
-            }
-            T::ShortRtr => rtr::parse(RtrKind::Short, req, bytes),
-            T::LongCtsRtr => rtr::parse(RtrKind::LongCts, req, bytes),
-            T::WriteRta | T::FetchRta | T::CompareRta | T::DcWriteRta => {
-                rta::parse(packet_type, req, bytes)
-            }
-            T::Cts => cts::parse_cts(CtsFlags::from_bits_retain(flags), bytes),
-            T::CtsData => cts::parse_ctsdata(other, bytes),
-            T::ReadRsp => response::parse_readrsp(other, bytes),
-            T::Eor => response::parse_eor(other, bytes),
-            T::AtomRsp => rta::parse_atomrsp(other, bytes),
-            T::Handshake => handshake::parse(HandshakeFlags::from_bits_retain(flags), bytes),
-            T::Receipt => response::parse_receipt(other, bytes),
-            T::ReadNack => response::parse_read_nack(other, bytes),
-            T::PeerError => error_report::parse(other, bytes),
-            T::RunCtsMsgRtm | T::RunCtsTagRtm | T::RunCtsRtw | T::RunReadRtw => {
-                never_sent::parse(packet_type, bytes)
-            }
+        match Base::read(bytes) {
+            Some(base) => PARSERS[usize::from(base.packet_type)](base.flags.get(), bytes),
+            None => refuse_base(bytes),
         }
     }
 
     /// Type of the packet.
     pub const fn packet_type(&self) -> PacketType {
         self.header.packet_type()
+    }
+}
+
+/// Parses a packet whose base header is good, given the base header's flags.
+type Parser = for<'a> fn(u16, &'a [u8]) -> Result<Packet<'a>, ParseError>;
+
+/// The parser for each value of byte 0.
+static PARSERS: [Parser; 256] = {
+    let mut parsers: [Parser; 256] = [refuse_type; 256];
+    let mut i = 0;
+    while i < PacketType::ALL.len() {
+        let packet_type = PacketType::ALL[i];
+        parsers[packet_type.as_u8() as usize] = parser(packet_type);
+        i += 1;
+    }
+    parsers
+};
+
+#[cold]
+fn refuse_type(_: u16, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    let value = bytes.first().copied().unwrap_or_default();
+    Err(PacketType::try_from(value).err().unwrap_or(PacketTypeError::Unknown(value)).into())
+}
+
+/// A parser: `$read` takes the header off, with type and kind of flags known.
+macro_rules! plain {
+    ($packet_type:ident, $flags:ident, $read:path) => {
+        |flags, bytes| {
+            let mut rest = Cursor::new(PacketType::$packet_type, bytes);
+            let header = $read(&mut rest, $flags::from_bits_retain(flags))?;
+            Ok(rest.finish(header))
+        }
+    };
+}
+
+/// A parser of a request, with a copy of `$read` for each set of optional headers: in these the
+/// compiler knows the answer to all questions about them.
+macro_rules! req {
+    ($packet_type:ident, $read:path) => {
+        |flags, bytes| {
+            const NONE: ReqFlags = ReqFlags::empty();
+            const ADDRESS: ReqFlags = ReqFlags::RAW_ADDRESS;
+            const CQ_DATA: ReqFlags = ReqFlags::CQ_DATA;
+            const CONNID: ReqFlags = ReqFlags::CONNID;
+
+            let flags = ReqFlags::from_bits_retain(flags);
+            let others = flags.difference(ReqFlags::HEADERS);
+            let mut rest = Cursor::new(PacketType::$packet_type, bytes);
+            macro_rules! read_with {
+                ($headers:expr) => {{
+                    let header = $read(&mut rest, others | $headers)?;
+                    Ok(rest.finish(header))
+                }};
+            }
+            if !flags.intersects(ReqFlags::HEADERS) {
+                read_with!(NONE)
+            } else if !flags.intersects(ADDRESS | CQ_DATA) {
+                read_with!(CONNID)
+            } else if !flags.intersects(CONNID | CQ_DATA) {
+                read_with!(ADDRESS)
+            } else if !flags.contains(ADDRESS) {
+                if flags.contains(CONNID) {
+                    read_with!(CQ_DATA | CONNID)
+                } else {
+                    read_with!(CQ_DATA)
+                }
+            } else if !flags.contains(CONNID) {
+                read_with!(ADDRESS | CQ_DATA)
+            } else if !flags.contains(CQ_DATA) {
+                read_with!(ADDRESS | CONNID)
+            } else {
+                read_with!(ADDRESS | CQ_DATA | CONNID)
+            }
+        }
+    };
+}
+
+/// The closures give each type its own copy of its family's parser, with the type known.
+const fn parser(packet_type: PacketType) -> Parser {
+    use PacketType as T;
+    match packet_type {
+        T::EagerMsgRtm => req!(EagerMsgRtm, rtm::read_eager),
+        T::EagerTagRtm => req!(EagerTagRtm, rtm::read_eager),
+        T::MediumMsgRtm => req!(MediumMsgRtm, rtm::read_medium),
+        T::MediumTagRtm => req!(MediumTagRtm, rtm::read_medium),
+        T::LongCtsMsgRtm => req!(LongCtsMsgRtm, rtm::read_longcts),
+        T::LongCtsTagRtm => req!(LongCtsTagRtm, rtm::read_longcts),
+        T::LongReadMsgRtm => req!(LongReadMsgRtm, rtm::read_longread),
+        T::LongReadTagRtm => req!(LongReadTagRtm, rtm::read_longread),
+        T::DcEagerMsgRtm => req!(DcEagerMsgRtm, rtm::read_dc_eager),
+        T::DcEagerTagRtm => req!(DcEagerTagRtm, rtm::read_dc_eager),
+        T::DcMediumMsgRtm => req!(DcMediumMsgRtm, rtm::read_dc_medium),
+        T::DcMediumTagRtm => req!(DcMediumTagRtm, rtm::read_dc_medium),
+        T::DcLongCtsMsgRtm => req!(DcLongCtsMsgRtm, rtm::read_dc_longcts),
+        T::DcLongCtsTagRtm => req!(DcLongCtsTagRtm, rtm::read_dc_longcts),
+        T::RunReadMsgRtm => req!(RunReadMsgRtm, rtm::read_runtread),
+        T::RunReadTagRtm => req!(RunReadTagRtm, rtm::read_runtread),
+        T::EagerRtw => req!(EagerRtw, rtw::read_eager),
+        T::DcEagerRtw => req!(DcEagerRtw, rtw::read_dc_eager),
+        T::LongCtsRtw => req!(LongCtsRtw, rtw::read_longcts),
+        T::DcLongCtsRtw => req!(DcLongCtsRtw, rtw::read_dc_longcts),
+        T::LongReadRtw => req!(LongReadRtw, rtw::read_longread),
+        T::ShortRtr => req!(ShortRtr, rtr::read),
+        T::LongCtsRtr => req!(LongCtsRtr, rtr::read),
+        T::WriteRta => req!(WriteRta, rta::read),
+        T::FetchRta => req!(FetchRta, rta::read),
+        T::CompareRta => req!(CompareRta, rta::read),
+        T::DcWriteRta => req!(DcWriteRta, rta::read),
+        T::CtsData => plain!(CtsData, PacketFlags, cts::read_ctsdata),
+        T::ReadRsp => plain!(ReadRsp, PacketFlags, response::read_readrsp),
+        T::Eor => plain!(Eor, PacketFlags, response::read_eor),
+        T::AtomRsp => plain!(AtomRsp, PacketFlags, rta::read_atomrsp),
+        T::Receipt => plain!(Receipt, PacketFlags, response::read_receipt),
+        T::ReadNack => plain!(ReadNack, PacketFlags, response::read_read_nack),
+        T::PeerError => plain!(PeerError, PacketFlags, error_report::read),
+        T::Cts => plain!(Cts, CtsFlags, cts::read_cts),
+        T::Handshake => plain!(Handshake, HandshakeFlags, handshake::read),
+        T::RunCtsMsgRtm => plain!(RunCtsMsgRtm, ReqFlags, never_sent::read),
+        T::RunCtsTagRtm => plain!(RunCtsTagRtm, ReqFlags, never_sent::read),
+        T::RunCtsRtw => plain!(RunCtsRtw, ReqFlags, never_sent::read),
+        T::RunReadRtw => plain!(RunReadRtw, ReqFlags, never_sent::read),
     }
 }
 

@@ -49,20 +49,7 @@ macro_rules! packet_types {
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
-        }
 
-        impl TryFrom<u8> for PacketType {
-            type Error = PacketTypeError;
-
-            #[inline]
-            fn try_from(value: u8) -> Result<Self, PacketTypeError> {
-                match value {
-                    $($value => Ok(Self::$variant),)*
-                    1 | 2 => Err(PacketTypeError::Deprecated(value)),
-                    6 | 131 | 132 => Err(PacketTypeError::Reserved(value)),
-                    _ => Err(PacketTypeError::Unknown(value)),
-                }
-            }
         }
     };
 }
@@ -147,6 +134,31 @@ impl PacketType {
     /// Whether the type has a name and a size but no sender in any release.
     pub const fn is_never_sent(self) -> bool {
         matches!(self, Self::RunCtsMsgRtm | Self::RunCtsTagRtm | Self::RunCtsRtw | Self::RunReadRtw)
+    }
+}
+
+/// The type of each number.
+static BY_NUMBER: [Option<PacketType>; 256] = {
+    let mut types = [None; 256];
+    let mut i = 0;
+    while i < PacketType::ALL.len() {
+        types[PacketType::ALL[i] as usize] = Some(PacketType::ALL[i]);
+        i += 1;
+    }
+    types
+};
+
+impl TryFrom<u8> for PacketType {
+    type Error = PacketTypeError;
+
+    #[inline]
+    fn try_from(value: u8) -> Result<Self, PacketTypeError> {
+        match (BY_NUMBER[usize::from(value)], value) {
+            (Some(packet_type), _) => Ok(packet_type),
+            (None, 1 | 2) => Err(PacketTypeError::Deprecated(value)),
+            (None, 6 | 131 | 132) => Err(PacketTypeError::Reserved(value)),
+            (None, _) => Err(PacketTypeError::Unknown(value)),
+        }
     }
 }
 

@@ -14,9 +14,10 @@ use core::fmt;
 
 use zerocopy::little_endian::{U32, U64};
 
-use crate::base::{Base, Cursor, Writer, wire};
+use crate::base::{Base, wire};
+use crate::cursor::{Cursor, Read};
 use crate::packet::fmt_connid;
-use crate::{Connid, EmitError, Header, MsgId, OpId, Packet, PacketFlags, PacketType, ParseError};
+use crate::{Connid, EmitError, Header, MsgId, OpId, PacketFlags, PacketType};
 
 /// First data of an emulated read, as payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,20 +102,21 @@ impl ReadRsp {
             send_id: U32::new(self.send_id.0),
             seg_length: U64::new(self.seg_length),
         };
-        Writer::put_only(PacketType::ReadRsp, &head, buf)
+        crate::writer::emit_head(PacketType::ReadRsp, &head, buf)
     }
 }
 
-pub(crate) fn parse_readrsp(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, rest) = Cursor::head::<ReadRspHead>(PacketType::ReadRsp, bytes)?;
-    let readrsp = ReadRsp {
+#[inline(always)]
+pub(crate) fn read_readrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
+    let head = rest.take_head::<ReadRspHead>()?;
+    let seg_length = head.seg_length.get();
+    rest.check_segment(seg_length)?;
+    Ok(Header::ReadRsp(ReadRsp {
         connid: flags.connid(head.connid),
         recv_id: OpId(head.recv_id.get()),
         send_id: OpId(head.send_id.get()),
-        seg_length: head.seg_length.get(),
-    };
-    let payload = rest.segment(readrsp.seg_length)?;
-    Ok(Packet { header: Header::ReadRsp(readrsp), payload })
+        seg_length,
+    }))
 }
 
 /// `recv_id=… send_id=… seg_length=…`, without the type's name.
@@ -144,31 +146,34 @@ impl Eor {
         match self.form {
             EorForm::Short => {
                 let base = Base::new(PacketType::Eor, 0);
-                Writer::put_only(PacketType::Eor, &ShortEor { base, send_id, recv_id }, buf)
+                crate::writer::emit_head(PacketType::Eor, &ShortEor { base, send_id, recv_id }, buf)
             }
             EorForm::Full { connid } => {
                 let (flags, connid) = PacketFlags::with_connid(connid);
                 let base = Base::new(PacketType::Eor, flags.bits());
-                Writer::put_only(PacketType::Eor, &FullEor { base, send_id, recv_id, connid }, buf)
+                crate::writer::emit_head(
+                    PacketType::Eor,
+                    &FullEor { base, send_id, recv_id, connid },
+                    buf,
+                )
             }
         }
     }
 }
 
 /// Exactly 12 bytes without connid flag are the old form, everything else must be the new one.
-pub(crate) fn parse_eor(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let packet_type = PacketType::Eor;
-    let (send_id, recv_id, form, payload) =
-        if bytes.len() == size_of::<ShortEor>() && !flags.contains(PacketFlags::CONNID) {
-            let (head, rest) = Cursor::head::<ShortEor>(packet_type, bytes)?;
-            (head.send_id, head.recv_id, EorForm::Short, rest.rest())
-        } else {
-            let (head, rest) = Cursor::head::<FullEor>(packet_type, bytes)?;
-            let form = EorForm::Full { connid: flags.connid(head.connid) };
-            (head.send_id, head.recv_id, form, rest.rest())
-        };
-    let eor = Eor { send_id: OpId(send_id.get()), recv_id: OpId(recv_id.get()), form };
-    Ok(Packet { header: Header::Eor(eor), payload })
+#[inline(always)]
+pub(crate) fn read_eor<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
+    let short = rest.remaining() == size_of::<ShortEor>();
+    if short && !flags.contains(PacketFlags::CONNID) {
+        let head = rest.take_head::<ShortEor>()?;
+        let (send_id, recv_id) = (OpId(head.send_id.get()), OpId(head.recv_id.get()));
+        return Ok(Header::Eor(Eor { send_id, recv_id, form: EorForm::Short }));
+    }
+    let head = rest.take_head::<FullEor>()?;
+    let (send_id, recv_id) = (OpId(head.send_id.get()), OpId(head.recv_id.get()));
+    let form = EorForm::Full { connid: flags.connid(head.connid) };
+    Ok(Header::Eor(Eor { send_id, recv_id, form }))
 }
 
 /// `send_id=… recv_id=…`, without the type's name.
@@ -200,18 +205,18 @@ impl Receipt {
             msg_id: U32::new(self.msg_id.0),
             connid,
         };
-        Writer::put_only(PacketType::Receipt, &head, buf)
+        crate::writer::emit_head(PacketType::Receipt, &head, buf)
     }
 }
 
-pub(crate) fn parse_receipt(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, rest) = Cursor::head::<ReceiptHead>(PacketType::Receipt, bytes)?;
-    let receipt = Receipt {
+#[inline(always)]
+pub(crate) fn read_receipt<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
+    let head = rest.take_head::<ReceiptHead>()?;
+    Ok(Header::Receipt(Receipt {
         send_id: OpId(head.send_id.get()),
         msg_id: MsgId(head.msg_id.get()),
         connid: flags.connid(head.connid),
-    };
-    Ok(Packet { header: Header::Receipt(receipt), payload: rest.rest() })
+    }))
 }
 
 /// `send_id=… msg_id=…`, without the type's name.
@@ -240,18 +245,18 @@ impl ReadNack {
             recv_id: U32::new(self.recv_id.0),
             connid,
         };
-        Writer::put_only(PacketType::ReadNack, &head, buf)
+        crate::writer::emit_head(PacketType::ReadNack, &head, buf)
     }
 }
 
-pub(crate) fn parse_read_nack(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, rest) = Cursor::head::<ReadNackHead>(PacketType::ReadNack, bytes)?;
-    let read_nack = ReadNack {
+#[inline(always)]
+pub(crate) fn read_read_nack<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
+    let head = rest.take_head::<ReadNackHead>()?;
+    Ok(Header::ReadNack(ReadNack {
         send_id: OpId(head.send_id.get()),
         recv_id: OpId(head.recv_id.get()),
         connid: flags.connid(head.connid),
-    };
-    Ok(Packet { header: Header::ReadNack(read_nack), payload: rest.rest() })
+    }))
 }
 
 /// `send_id=… recv_id=…`, without the type's name.

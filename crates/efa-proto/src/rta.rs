@@ -17,11 +17,13 @@ use core::fmt;
 
 use zerocopy::little_endian::{U32, U64};
 
-use crate::base::{Base, Cursor, Writer, wire};
+use crate::base::{Base, wire};
+use crate::cursor::{Cursor, RMA_IOV, Read};
 use crate::iov::IovList;
+use crate::writer::{self, Writer};
 use crate::{
-    Connid, EmitError, Header, MAX_IOV, MsgId, OpId, Packet, PacketFlags, PacketType, ParseError,
-    ReqFlags, ReqOptions, RmaIov,
+    Connid, EmitError, Header, MAX_IOV, MsgId, OpId, PacketFlags, PacketType, ReqFlags, ReqOptions,
+    RmaIov,
 };
 
 /// A request for an atomic.
@@ -108,7 +110,7 @@ impl Rta<'_> {
         let mut out = Writer::new(buf);
         match self.put(&mut out) {
             Some(()) => Ok(available - out.remaining()),
-            None => Err(EmitError::BufferTooSmall { packet_type, needed: self.len(), available }),
+            None => writer::too_small(packet_type, self.len(), available),
         }
     }
 
@@ -134,30 +136,26 @@ impl Rta<'_> {
     }
 }
 
-pub(crate) fn parse(
-    packet_type: PacketType,
-    flags: ReqFlags,
-    bytes: &[u8],
-) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<RtaHead>(packet_type, bytes)?;
-    let rma_iov = rest.take_rma_iov(head.rma_iov_count.get())?;
-    let options = ReqOptions::take(&mut rest, flags)?;
+#[inline(always)]
+pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let head = rest.take_head::<RtaHead>()?;
+    let rma_iov = rest.take_iov(RMA_IOV, head.rma_iov_count)?;
+    let options = ReqOptions::take(rest, flags)?;
     let id = OpId(head.id.get());
-    let kind = match packet_type {
+    let kind = match rest.packet_type() {
         PacketType::FetchRta => RtaKind::Fetch { recv_id: id },
         PacketType::CompareRta => RtaKind::Compare { recv_id: id },
         PacketType::DcWriteRta => RtaKind::DcWrite { send_id: id },
         _ => RtaKind::Write,
     };
-    let rta = Rta {
+    Ok(Header::Rta(Rta {
         msg_id: MsgId(head.msg_id.get()),
         rma_iov,
         datatype: head.datatype.get(),
         op: head.op.get(),
         kind,
         options,
-    };
-    Ok(Packet { header: Header::Rta(rta), payload: rest.rest() })
+    }))
 }
 
 /// `msg_id=7 rma_iov=[…] datatype=7 op=2 …`, without the type's name.
@@ -195,17 +193,17 @@ impl AtomRsp {
             recv_id: U32::new(self.recv_id.0),
             seg_length: U64::new(self.seg_length),
         };
-        Writer::put_only(PacketType::AtomRsp, &head, buf)
+        writer::emit_head(PacketType::AtomRsp, &head, buf)
     }
 }
 
-pub(crate) fn parse_atomrsp(flags: PacketFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, rest) = Cursor::head::<AtomRspHead>(PacketType::AtomRsp, bytes)?;
+#[inline(always)]
+pub(crate) fn read_atomrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
+    let head = rest.take_head::<AtomRspHead>()?;
     let seg_length = head.seg_length.get();
-    let payload = rest.segment(seg_length)?;
-    let connid = flags.connid(head.connid);
-    let atomrsp = AtomRsp { connid, recv_id: OpId(head.recv_id.get()), seg_length };
-    Ok(Packet { header: Header::AtomRsp(atomrsp), payload })
+    rest.check_segment(seg_length)?;
+    let (connid, recv_id) = (flags.connid(head.connid), OpId(head.recv_id.get()));
+    Ok(Header::AtomRsp(AtomRsp { connid, recv_id, seg_length }))
 }
 
 /// `recv_id=… seg_length=…`, without the type's name.

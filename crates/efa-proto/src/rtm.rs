@@ -20,14 +20,16 @@
 
 use core::fmt;
 
-use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::base::{Base, Cursor, Writer, wire};
+use crate::base::{Base, Wire, wire};
+use crate::cursor::{Cursor, READ_IOV, Read};
 use crate::iov::IovList;
+use crate::writer::{self, Writer};
 use crate::{
-    EmitError, Header, MAX_IOV, MsgId, OpId, Packet, PacketType, ParseError, ReqFlags, ReqOptions,
-    RmaIov, Tag,
+    EmitError, Header, MAX_IOV, MsgId, OpId, PacketType, ParseError, ReqFlags, ReqOptions, RmaIov,
+    Tag,
 };
 
 /// A request to send a message.
@@ -126,6 +128,21 @@ wire!(RuntReadRtm: 40 {
     runt_length: U64,
 });
 
+/// The header of a TAGRTM.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Tagged<H> {
+    head: H,
+    tag: U64,
+}
+
+impl<H: Wire> Wire for Tagged<H> {
+    #[inline(always)]
+    fn cut(available: usize) -> (&'static str, usize) {
+        if available < size_of::<H>() { H::cut(available) } else { ("tag", size_of::<Self>()) }
+    }
+}
+
 const NO_PAD: U32 = U32::new(0);
 
 impl Rtm<'_> {
@@ -168,23 +185,76 @@ impl Rtm<'_> {
     }
 
     /// Writes the header, to be followed by the payload; returns its length in bytes.
-    #[inline]
+    #[inline(always)]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
-        if let RtmKind::LongRead { read_iov, .. } | RtmKind::RuntRead { read_iov, .. } = self.kind
-            && read_iov.len() > MAX_IOV
-        {
-            let packet_type = self.packet_type();
-            return Err(EmitError::Count { packet_type, field: "read_iov", found: read_iov.len() });
+        // Eager is written in line: where the caller knows the kind, tag or options, what is left
+        // of this is a handful of stores.
+        match self.kind {
+            RtmKind::Eager => {
+                let head = EagerRtm { base: self.base(), msg_id: U32::new(self.msg_id.0) };
+                self.write(buf, head, &[])
+            }
+            _ => self.emit_long(buf),
         }
-        let available = buf.len();
-        let mut out = Writer::new(buf);
-        match self.put(&mut out) {
-            Some(()) => Ok(available - out.remaining()),
-            None => Err(EmitError::BufferTooSmall {
-                packet_type: self.packet_type(),
-                needed: self.len(),
-                available,
-            }),
+    }
+
+    fn emit_long(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        let base = self.base();
+        let msg_id = U32::new(self.msg_id.0);
+        match self.kind {
+            RtmKind::Eager => self.write(buf, EagerRtm { base, msg_id }, &[]),
+            RtmKind::Medium { msg_length, seg_offset } => {
+                let (msg_length, seg_offset) = (U64::new(msg_length), U64::new(seg_offset));
+                self.write(buf, MediumRtm { base, msg_id, msg_length, seg_offset }, &[])
+            }
+            RtmKind::LongCts { msg_length, send_id, credit_request, .. }
+            | RtmKind::DcLongCts { msg_length, send_id, credit_request, .. } => {
+                let head = LongCtsRtm {
+                    base,
+                    msg_id,
+                    msg_length: U64::new(msg_length),
+                    send_id: U32::new(send_id.0),
+                    credit_request: U32::new(credit_request),
+                };
+                self.write(buf, head, &[])
+            }
+            RtmKind::LongRead { msg_length, send_id, read_iov } => {
+                let head = LongReadRtm {
+                    base,
+                    msg_id,
+                    msg_length: U64::new(msg_length),
+                    send_id: U32::new(send_id.0),
+                    read_iov_count: U32::new(read_iov.len() as u32),
+                };
+                self.write(buf, head, read_iov)
+            }
+            RtmKind::DcEager { send_id } => {
+                let send_id = U32::new(send_id.0);
+                self.write(buf, DcEagerRtm { base, msg_id, send_id, pad: NO_PAD }, &[])
+            }
+            RtmKind::DcMedium { send_id, msg_length, seg_offset } => {
+                let head = DcMediumRtm {
+                    base,
+                    msg_id,
+                    send_id: U32::new(send_id.0),
+                    pad: NO_PAD,
+                    msg_length: U64::new(msg_length),
+                    seg_offset: U64::new(seg_offset),
+                };
+                self.write(buf, head, &[])
+            }
+            RtmKind::RuntRead { msg_length, send_id, seg_offset, runt_length, read_iov } => {
+                let head = RuntReadRtm {
+                    base,
+                    msg_id,
+                    msg_length: U64::new(msg_length),
+                    send_id: U32::new(send_id.0),
+                    read_iov_count: U32::new(read_iov.len() as u32),
+                    seg_offset: U64::new(seg_offset),
+                    runt_length: U64::new(runt_length),
+                };
+                self.write(buf, head, read_iov)
+            }
         }
     }
 
@@ -200,204 +270,139 @@ impl Rtm<'_> {
         Base::new(self.packet_type(), flags.bits())
     }
 
+    /// What all kinds have in common: tag, optional headers, read_iov.
     #[inline(always)]
-    fn put(&self, out: &mut Writer<'_>) -> Option<()> {
-        let base = self.base();
-        let msg_id = U32::new(self.msg_id.0);
-        match self.kind {
-            RtmKind::Eager => self.finish(out, &EagerRtm { base, msg_id }, &[]),
-            RtmKind::Medium { msg_length, seg_offset } => {
-                let (msg_length, seg_offset) = (U64::new(msg_length), U64::new(seg_offset));
-                self.finish(out, &MediumRtm { base, msg_id, msg_length, seg_offset }, &[])
-            }
-            RtmKind::LongCts { msg_length, send_id, credit_request, .. }
-            | RtmKind::DcLongCts { msg_length, send_id, credit_request, .. } => {
-                let head = LongCtsRtm {
-                    base,
-                    msg_id,
-                    msg_length: U64::new(msg_length),
-                    send_id: U32::new(send_id.0),
-                    credit_request: U32::new(credit_request),
-                };
-                self.finish(out, &head, &[])
-            }
-            RtmKind::LongRead { msg_length, send_id, read_iov } => {
-                let head = LongReadRtm {
-                    base,
-                    msg_id,
-                    msg_length: U64::new(msg_length),
-                    send_id: U32::new(send_id.0),
-                    read_iov_count: U32::new(read_iov.len() as u32),
-                };
-                self.finish(out, &head, read_iov)
-            }
-            RtmKind::DcEager { send_id } => {
-                let send_id = U32::new(send_id.0);
-                self.finish(out, &DcEagerRtm { base, msg_id, send_id, pad: NO_PAD }, &[])
-            }
-            RtmKind::DcMedium { send_id, msg_length, seg_offset } => {
-                let head = DcMediumRtm {
-                    base,
-                    msg_id,
-                    send_id: U32::new(send_id.0),
-                    pad: NO_PAD,
-                    msg_length: U64::new(msg_length),
-                    seg_offset: U64::new(seg_offset),
-                };
-                self.finish(out, &head, &[])
-            }
-            RtmKind::RuntRead { msg_length, send_id, seg_offset, runt_length, read_iov } => {
-                let head = RuntReadRtm {
-                    base,
-                    msg_id,
-                    msg_length: U64::new(msg_length),
-                    send_id: U32::new(send_id.0),
-                    read_iov_count: U32::new(read_iov.len() as u32),
-                    seg_offset: U64::new(seg_offset),
-                    runt_length: U64::new(runt_length),
-                };
-                self.finish(out, &head, read_iov)
-            }
+    fn write<H>(&self, buf: &mut [u8], head: H, read_iov: &[RmaIov]) -> Result<usize, EmitError>
+    where
+        H: IntoBytes + Immutable + Unaligned,
+    {
+        if read_iov.len() > MAX_IOV {
+            let packet_type = self.packet_type();
+            return Err(EmitError::Count { packet_type, field: "read_iov", found: read_iov.len() });
+        }
+        let available = buf.len();
+        let mut out = Writer::new(buf);
+        match self.put(&mut out, head, read_iov) {
+            Some(()) => Ok(available - out.remaining()),
+            None => writer::too_small(self.packet_type(), self.len(), available),
         }
     }
 
-    /// What all kinds have in common: fixed header, tag, optional headers, read_iov.
     #[inline(always)]
-    fn finish<T>(&self, out: &mut Writer<'_>, head: &T, read_iov: &[RmaIov]) -> Option<()>
+    fn put<H>(&self, out: &mut Writer<'_>, head: H, read_iov: &[RmaIov]) -> Option<()>
     where
-        T: IntoBytes + zerocopy::Immutable,
+        H: IntoBytes + Immutable + Unaligned,
     {
-        out.put(head)?;
-        if let Some(tag) = self.tag {
-            out.put(&U64::new(tag))?;
+        match self.tag {
+            Some(tag) => out.put(&Tagged { head, tag: U64::new(tag) })?,
+            None => out.put(&head)?,
         }
         self.options.put(out)?;
         out.put(read_iov)
     }
 }
 
-pub(crate) fn parse(
-    packet_type: PacketType,
-    flags: ReqFlags,
-    bytes: &[u8],
-) -> Result<Packet<'_>, ParseError> {
-    use PacketType as T;
-    match packet_type {
-        T::EagerMsgRtm | T::EagerTagRtm => parse_eager(packet_type, flags, bytes),
-        T::MediumMsgRtm | T::MediumTagRtm => parse_medium(packet_type, flags, bytes),
-        T::LongCtsMsgRtm | T::LongCtsTagRtm => parse_longcts(packet_type, flags, bytes),
-        T::DcLongCtsMsgRtm | T::DcLongCtsTagRtm => parse_dc_longcts(packet_type, flags, bytes),
-        T::LongReadMsgRtm | T::LongReadTagRtm => parse_longread(packet_type, flags, bytes),
-        T::DcEagerMsgRtm | T::DcEagerTagRtm => parse_dc_eager(packet_type, flags, bytes),
-        T::DcMediumMsgRtm | T::DcMediumTagRtm => parse_dc_medium(packet_type, flags, bytes),
-        _ => parse_runtread(packet_type, flags, bytes),
-    }
+#[inline(always)]
+pub(crate) fn read_eager<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let (head, tag) = take_head::<EagerRtm>(rest)?;
+    let options = ReqOptions::take(rest, flags)?;
+    Ok(header(head.msg_id, tag, RtmKind::Eager, options))
 }
 
-fn parse_eager(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<EagerRtm>(t, bytes)?;
-    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
-    Ok(packet(head.msg_id, tag, RtmKind::Eager, options, &rest))
+#[inline(always)]
+pub(crate) fn read_medium<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let (head, tag) = take_head::<MediumRtm>(rest)?;
+    let options = ReqOptions::take(rest, flags)?;
+    let (msg_length, seg_offset) = (head.msg_length.get(), head.seg_offset.get());
+    Ok(header(head.msg_id, tag, RtmKind::Medium { msg_length, seg_offset }, options))
 }
 
-fn parse_medium(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<MediumRtm>(t, bytes)?;
-    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
-    let kind =
-        RtmKind::Medium { msg_length: head.msg_length.get(), seg_offset: head.seg_offset.get() };
-    Ok(packet(head.msg_id, tag, kind, options, &rest))
-}
-
-fn parse_longcts(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<LongCtsRtm>(t, bytes)?;
-    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
+#[inline(always)]
+pub(crate) fn read_longcts<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let (head, tag) = take_head::<LongCtsRtm>(rest)?;
+    let options = ReqOptions::take(rest, flags)?;
     let kind = RtmKind::LongCts {
         msg_length: head.msg_length.get(),
         send_id: OpId(head.send_id.get()),
         credit_request: head.credit_request.get(),
         read_nack: flags.contains(ReqFlags::READ_NACK),
     };
-    Ok(packet(head.msg_id, tag, kind, options, &rest))
+    Ok(header(head.msg_id, tag, kind, options))
 }
 
-fn parse_dc_longcts(
-    t: PacketType,
-    flags: ReqFlags,
-    bytes: &[u8],
-) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<LongCtsRtm>(t, bytes)?;
-    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
+#[inline(always)]
+pub(crate) fn read_longread<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let (head, tag) = take_head::<LongReadRtm>(rest)?;
+    let options = ReqOptions::take(rest, flags)?;
+    let kind = RtmKind::LongRead {
+        msg_length: head.msg_length.get(),
+        send_id: OpId(head.send_id.get()),
+        read_iov: rest.take_iov(READ_IOV, head.read_iov_count)?,
+    };
+    Ok(header(head.msg_id, tag, kind, options))
+}
+
+#[inline(always)]
+pub(crate) fn read_dc_eager<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let (head, tag) = take_head::<DcEagerRtm>(rest)?;
+    let options = ReqOptions::take(rest, flags)?;
+    let send_id = OpId(head.send_id.get());
+    Ok(header(head.msg_id, tag, RtmKind::DcEager { send_id }, options))
+}
+
+#[inline(always)]
+pub(crate) fn read_dc_medium<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let (head, tag) = take_head::<DcMediumRtm>(rest)?;
+    let options = ReqOptions::take(rest, flags)?;
+    let kind = RtmKind::DcMedium {
+        send_id: OpId(head.send_id.get()),
+        msg_length: head.msg_length.get(),
+        seg_offset: head.seg_offset.get(),
+    };
+    Ok(header(head.msg_id, tag, kind, options))
+}
+
+#[inline(always)]
+pub(crate) fn read_dc_longcts<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let (head, tag) = take_head::<LongCtsRtm>(rest)?;
+    let options = ReqOptions::take(rest, flags)?;
     let kind = RtmKind::DcLongCts {
         msg_length: head.msg_length.get(),
         send_id: OpId(head.send_id.get()),
         credit_request: head.credit_request.get(),
         read_nack: flags.contains(ReqFlags::READ_NACK),
     };
-    Ok(packet(head.msg_id, tag, kind, options, &rest))
+    Ok(header(head.msg_id, tag, kind, options))
 }
 
-fn parse_longread(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<LongReadRtm>(t, bytes)?;
-    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
-    let kind = RtmKind::LongRead {
-        msg_length: head.msg_length.get(),
-        send_id: OpId(head.send_id.get()),
-        read_iov: rest.take_read_iov(head.read_iov_count.get())?,
-    };
-    Ok(packet(head.msg_id, tag, kind, options, &rest))
-}
-
-fn parse_dc_eager(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<DcEagerRtm>(t, bytes)?;
-    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
-    let kind = RtmKind::DcEager { send_id: OpId(head.send_id.get()) };
-    Ok(packet(head.msg_id, tag, kind, options, &rest))
-}
-
-fn parse_dc_medium(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<DcMediumRtm>(t, bytes)?;
-    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
-    let kind = RtmKind::DcMedium {
-        send_id: OpId(head.send_id.get()),
-        msg_length: head.msg_length.get(),
-        seg_offset: head.seg_offset.get(),
-    };
-    Ok(packet(head.msg_id, tag, kind, options, &rest))
-}
-
-fn parse_runtread(t: PacketType, flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<RuntReadRtm>(t, bytes)?;
-    let (tag, options) = take_tag_and_options(&mut rest, flags)?;
+#[inline(always)]
+pub(crate) fn read_runtread<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let (head, tag) = take_head::<RuntReadRtm>(rest)?;
+    let options = ReqOptions::take(rest, flags)?;
     let kind = RtmKind::RuntRead {
         msg_length: head.msg_length.get(),
         send_id: OpId(head.send_id.get()),
         seg_offset: head.seg_offset.get(),
         runt_length: head.runt_length.get(),
-        read_iov: rest.take_read_iov(head.read_iov_count.get())?,
+        read_iov: rest.take_iov(READ_IOV, head.read_iov_count)?,
     };
-    Ok(packet(head.msg_id, tag, kind, options, &rest))
+    Ok(header(head.msg_id, tag, kind, options))
+}
+
+/// The mandatory header, with its tag if this is a TAGRTM.
+#[inline(always)]
+fn take_head<'a, H: Wire>(rest: &mut Cursor<'a>) -> Result<(&'a H, Option<Tag>), ParseError> {
+    if rest.packet_type().is_tagged() {
+        let tagged = rest.take_head::<Tagged<H>>()?;
+        Ok((&tagged.head, Some(tagged.tag.get())))
+    } else {
+        Ok((rest.take_head()?, None))
+    }
 }
 
 #[inline(always)]
-fn take_tag_and_options(
-    rest: &mut Cursor<'_>,
-    flags: ReqFlags,
-) -> Result<(Option<Tag>, ReqOptions), ParseError> {
-    let tag =
-        if rest.packet_type().is_tagged() { Some(rest.take::<U64>("tag")?.get()) } else { None };
-    Ok((tag, ReqOptions::take(rest, flags)?))
-}
-
-#[inline(always)]
-fn packet<'a>(
-    msg_id: U32,
-    tag: Option<Tag>,
-    kind: RtmKind<'a>,
-    options: ReqOptions,
-    rest: &Cursor<'a>,
-) -> Packet<'a> {
-    let msg_id = MsgId(msg_id.get());
-    Packet { header: Header::Rtm(Rtm { msg_id, tag, kind, options }), payload: rest.rest() }
+fn header(msg_id: U32, tag: Option<Tag>, kind: RtmKind<'_>, options: ReqOptions) -> Header<'_> {
+    Header::Rtm(Rtm { msg_id: MsgId(msg_id.get()), tag, kind, options })
 }
 
 /// `msg_id=7 tag=0x2a msg_length=9000 …`, without the type's name.

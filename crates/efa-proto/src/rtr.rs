@@ -13,11 +13,11 @@ use core::fmt;
 
 use zerocopy::little_endian::{U32, U64};
 
-use crate::base::{Base, Cursor, Writer, wire};
+use crate::base::{Base, wire};
+use crate::cursor::{Cursor, RMA_IOV, Read};
 use crate::iov::IovList;
-use crate::{
-    EmitError, Header, MAX_IOV, OpId, Packet, PacketType, ParseError, ReqFlags, ReqOptions, RmaIov,
-};
+use crate::writer::{self, Writer};
+use crate::{EmitError, Header, MAX_IOV, OpId, PacketType, ReqFlags, ReqOptions, RmaIov};
 
 /// A request to read from the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,7 +76,7 @@ impl Rtr<'_> {
         let mut out = Writer::new(buf);
         match self.put(&mut out) {
             Some(()) => Ok(available - out.remaining()),
-            None => Err(EmitError::BufferTooSmall { packet_type, needed: self.len(), available }),
+            None => writer::too_small(packet_type, self.len(), available),
         }
     }
 
@@ -94,27 +94,23 @@ impl Rtr<'_> {
     }
 }
 
-pub(crate) fn parse(
-    kind: RtrKind,
-    flags: ReqFlags,
-    bytes: &[u8],
-) -> Result<Packet<'_>, ParseError> {
-    let packet_type = match kind {
-        RtrKind::Short => PacketType::ShortRtr,
-        RtrKind::LongCts => PacketType::LongCtsRtr,
+#[inline(always)]
+pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let head = rest.take_head::<RtrHead>()?;
+    let rma_iov = rest.take_iov(RMA_IOV, head.rma_iov_count)?;
+    let options = ReqOptions::take(rest, flags)?;
+    let kind = match rest.packet_type() {
+        PacketType::ShortRtr => RtrKind::Short,
+        _ => RtrKind::LongCts,
     };
-    let (head, mut rest) = Cursor::head::<RtrHead>(packet_type, bytes)?;
-    let rma_iov = rest.take_rma_iov(head.rma_iov_count.get())?;
-    let options = ReqOptions::take(&mut rest, flags)?;
-    let rtr = Rtr {
+    Ok(Header::Rtr(Rtr {
         rma_iov,
         kind,
         msg_length: head.msg_length.get(),
         recv_id: OpId(head.recv_id.get()),
         recv_length: head.recv_length.get(),
         options,
-    };
-    Ok(Packet { header: Header::Rtr(rtr), payload: rest.rest() })
+    }))
 }
 
 /// `rma_iov=[…] msg_length=… recv_id=… recv_length=…`, without the type's name.

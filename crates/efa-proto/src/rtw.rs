@@ -16,11 +16,11 @@ use core::fmt;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::base::{Base, Cursor, Writer, wire};
+use crate::base::{Base, wire};
+use crate::cursor::{Cursor, READ_IOV, RMA_IOV, Read};
 use crate::iov::IovList;
-use crate::{
-    EmitError, Header, MAX_IOV, OpId, Packet, PacketType, ParseError, ReqFlags, ReqOptions, RmaIov,
-};
+use crate::writer::{self, Writer};
+use crate::{EmitError, Header, MAX_IOV, OpId, PacketType, ReqFlags, ReqOptions, RmaIov};
 
 /// A request to write into the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,11 +116,7 @@ impl Rtw<'_> {
         let mut out = Writer::new(buf);
         match self.put(&mut out) {
             Some(()) => Ok(available - out.remaining()),
-            None => Err(EmitError::BufferTooSmall {
-                packet_type: self.packet_type(),
-                needed: self.len(),
-                available,
-            }),
+            None => writer::too_small(self.packet_type(), self.len(), available),
         }
     }
 
@@ -179,67 +175,60 @@ impl Rtw<'_> {
     }
 }
 
-pub(crate) fn parse(
-    packet_type: PacketType,
-    flags: ReqFlags,
-    bytes: &[u8],
-) -> Result<Packet<'_>, ParseError> {
-    match packet_type {
-        PacketType::EagerRtw => parse_eager(flags, bytes),
-        PacketType::DcEagerRtw => parse_dc_eager(flags, bytes),
-        PacketType::LongReadRtw => parse_longread(flags, bytes),
-        _ => parse_longcts(packet_type, flags, bytes),
-    }
-}
-
-fn parse_eager(flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<EagerRtw>(PacketType::EagerRtw, bytes)?;
-    let rma_iov = rest.take_rma_iov(head.rma_iov_count.get())?;
-    let options = ReqOptions::take(&mut rest, flags)?;
-    Ok(packet(Rtw { rma_iov, kind: RtwKind::Eager, options }, &rest))
-}
-
-fn parse_dc_eager(flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<DcEagerRtw>(PacketType::DcEagerRtw, bytes)?;
-    let rma_iov = rest.take_rma_iov(head.rma_iov_count.get())?;
-    let options = ReqOptions::take(&mut rest, flags)?;
-    let kind = RtwKind::DcEager { send_id: OpId(head.send_id.get()) };
-    Ok(packet(Rtw { rma_iov, kind, options }, &rest))
-}
-
-fn parse_longcts(
-    packet_type: PacketType,
-    flags: ReqFlags,
-    bytes: &[u8],
-) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<LongCtsRtw>(packet_type, bytes)?;
-    let rma_iov = rest.take_rma_iov(head.rma_iov_count.get())?;
-    let options = ReqOptions::take(&mut rest, flags)?;
-    let msg_length = head.msg_length.get();
-    let send_id = OpId(head.send_id.get());
-    let credit_request = head.credit_request.get();
-    let kind = match packet_type {
-        PacketType::LongCtsRtw => RtwKind::LongCts { msg_length, send_id, credit_request },
-        _ => RtwKind::DcLongCts { msg_length, send_id, credit_request },
-    };
-    Ok(packet(Rtw { rma_iov, kind, options }, &rest))
-}
-
-fn parse_longread(flags: ReqFlags, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
-    let (head, mut rest) = Cursor::head::<LongReadRtw>(PacketType::LongReadRtw, bytes)?;
-    let rma_iov = rest.take_rma_iov(head.rma_iov_count.get())?;
-    let options = ReqOptions::take(&mut rest, flags)?;
-    let kind = RtwKind::LongRead {
-        msg_length: head.msg_length.get(),
-        send_id: OpId(head.send_id.get()),
-        read_iov: rest.take_read_iov(head.read_iov_count.get())?,
-    };
-    Ok(packet(Rtw { rma_iov, kind, options }, &rest))
+#[inline(always)]
+pub(crate) fn read_eager<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let head = rest.take_head::<EagerRtw>()?;
+    let rma_iov = rest.take_iov(RMA_IOV, head.rma_iov_count)?;
+    let options = ReqOptions::take(rest, flags)?;
+    Ok(Header::Rtw(Rtw { rma_iov, kind: RtwKind::Eager, options }))
 }
 
 #[inline(always)]
-fn packet<'a>(rtw: Rtw<'a>, rest: &Cursor<'a>) -> Packet<'a> {
-    Packet { header: Header::Rtw(rtw), payload: rest.rest() }
+pub(crate) fn read_dc_eager<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let head = rest.take_head::<DcEagerRtw>()?;
+    let rma_iov = rest.take_iov(RMA_IOV, head.rma_iov_count)?;
+    let options = ReqOptions::take(rest, flags)?;
+    let kind = RtwKind::DcEager { send_id: OpId(head.send_id.get()) };
+    Ok(Header::Rtw(Rtw { rma_iov, kind, options }))
+}
+
+#[inline(always)]
+pub(crate) fn read_longcts<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let head = rest.take_head::<LongCtsRtw>()?;
+    let rma_iov = rest.take_iov(RMA_IOV, head.rma_iov_count)?;
+    let options = ReqOptions::take(rest, flags)?;
+    let kind = RtwKind::LongCts {
+        msg_length: head.msg_length.get(),
+        send_id: OpId(head.send_id.get()),
+        credit_request: head.credit_request.get(),
+    };
+    Ok(Header::Rtw(Rtw { rma_iov, kind, options }))
+}
+
+#[inline(always)]
+pub(crate) fn read_dc_longcts<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let head = rest.take_head::<LongCtsRtw>()?;
+    let rma_iov = rest.take_iov(RMA_IOV, head.rma_iov_count)?;
+    let options = ReqOptions::take(rest, flags)?;
+    let kind = RtwKind::DcLongCts {
+        msg_length: head.msg_length.get(),
+        send_id: OpId(head.send_id.get()),
+        credit_request: head.credit_request.get(),
+    };
+    Ok(Header::Rtw(Rtw { rma_iov, kind, options }))
+}
+
+#[inline(always)]
+pub(crate) fn read_longread<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
+    let head = rest.take_head::<LongReadRtw>()?;
+    let rma_iov = rest.take_iov(RMA_IOV, head.rma_iov_count)?;
+    let options = ReqOptions::take(rest, flags)?;
+    let kind = RtwKind::LongRead {
+        msg_length: head.msg_length.get(),
+        send_id: OpId(head.send_id.get()),
+        read_iov: rest.take_iov(READ_IOV, head.read_iov_count)?,
+    };
+    Ok(Header::Rtw(Rtw { rma_iov, kind, options }))
 }
 
 /// `rma_iov=[…] send_id=0x1 …`, without the type's name.
