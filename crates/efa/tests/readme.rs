@@ -1,0 +1,9 @@
+//! The program in the README is the example that runs.
+
+#[test]
+fn the_readme_shows_the_example() {
+    let readme = include_str!("../../../README.md");
+    let example = include_str!("../examples/hello.rs");
+    assert!(readme.contains(example), "copy examples/hello.rs into README.md");
+    assert!(example.lines().count() <= 40, "the README promises at most 40 lines");
+}
