@@ -11,7 +11,9 @@
 #![forbid(unsafe_code)]
 
 mod decode;
+mod device;
 mod output;
+mod pingpong;
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -38,6 +40,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Exchange messages of all sizes between two processes, and measure how long it takes
+    Pingpong(pingpong::Args),
     /// Print the packets of a capture, one line each
     Decode(decode::Args),
 }
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
+        Command::Pingpong(args) => Ok(pingpong::run(&args)?),
         Command::Decode(args) => Ok(decode::run(&args)?),
     }
 }

@@ -1,0 +1,133 @@
+//! Finding the other side: a TCP connection for the control channel.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::control::Stream;
+
+/// Where a server listens if nothing else is said; the port of `fi_pingpong`.
+const DEFAULT_PORT: u16 = 47592;
+
+/// A host's name or address, and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostPort {
+    host: String,
+    port: u16,
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// Not a place to connect to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is neither HOST nor HOST:PORT")]
+pub(crate) struct HostPortError {
+    text: String,
+}
+
+impl FromStr for HostPort {
+    type Err = HostPortError;
+
+    fn from_str(text: &str) -> Result<Self, HostPortError> {
+        let of = |host: &str, port| Self { host: host.to_owned(), port };
+        if let Ok(address) = text.parse::<SocketAddr>() {
+            return Ok(of(&address.ip().to_string(), address.port()));
+        }
+        if text.parse::<IpAddr>().is_ok() {
+            return Ok(of(text, DEFAULT_PORT));
+        }
+        let parsed = match text.split_once(':') {
+            None => Some(of(text, DEFAULT_PORT)),
+            Some((host, port)) => port.parse().ok().map(|port| of(host, port)),
+        };
+        let named = parsed.filter(|parsed| !parsed.host.is_empty());
+        named.ok_or_else(|| HostPortError { text: text.to_owned() })
+    }
+}
+
+/// No control channel.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    /// The name isn't known.
+    #[error("cannot find {host}")]
+    Resolve {
+        /// Who was looked for.
+        host: HostPort,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Nobody is there.
+    #[error("cannot connect to a server at {host}")]
+    Connect {
+        /// Who was looked for.
+        host: HostPort,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The address can't be listened at.
+    #[error("cannot listen at {host}")]
+    Listen {
+        /// Where.
+        host: HostPort,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// Connects to a server.
+pub(super) fn connect(host: &HostPort, patience: Duration) -> Result<Stream, ConnectError> {
+    let resolved = (host.host.as_str(), host.port).to_socket_addrs();
+    let addresses =
+        resolved.map_err(|source| ConnectError::Resolve { host: host.clone(), source })?;
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, patience) {
+            Ok(stream) => return Ok(Stream::Tcp(stream)),
+            Err(error) => last = error,
+        }
+    }
+    Err(ConnectError::Connect { host: host.clone(), source: last })
+}
+
+/// Waits for a client, without limit: a server may be started long before. `announce` is told
+/// where.
+pub(super) fn listen(
+    host: &HostPort,
+    announce: impl FnOnce(SocketAddr) -> io::Result<()>,
+) -> Result<Stream, ConnectError> {
+    let wait = || {
+        let listener = TcpListener::bind((host.host.as_str(), host.port))?;
+        announce(listener.local_addr()?)?;
+        let (stream, client) = listener.accept()?;
+        tracing::info!(%client, "connected");
+        Ok(Stream::Tcp(stream))
+    };
+    wait().map_err(|source| ConnectError::Listen { host: host.clone(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_and_ports() {
+        let parsed = |text: &str| text.parse::<HostPort>().unwrap().to_string();
+        assert_eq!(parsed("node7"), "node7:47592");
+        assert_eq!(parsed("node7:80"), "node7:80");
+        assert_eq!(parsed("127.0.0.1:0"), "127.0.0.1:0");
+        assert_eq!(parsed("10.0.0.1"), "10.0.0.1:47592");
+        assert_eq!(parsed("::1"), "[::1]:47592");
+        assert_eq!(parsed("[::1]:80"), "[::1]:80");
+        for text in ["", ":80", "node7:", "node7:http", "node7:65536", "[::1]:x"] {
+            let error = HostPortError { text: text.to_owned() };
+            assert_eq!(text.parse::<HostPort>(), Err(error), "{text}");
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! The control channel: how client and server agree on a run before the first packet.
+//!
+//! ```text
+//!   client                                      server
+//!     │ ── Hello {protocol, version} ──────────► │
+//!     │ ◄────────── Hello {protocol, version} ── │
+//!     │ ── Start {plan, address} ──────────────► │
+//!     │ ◄────────────────── Ready {address} ──── │
+//!     │ ◄═══════════ messages of the run ══════► │      (not here: over the device)
+//!     │ ── Done ───────────────────────────────► │
+//!     │ ◄──────────────────────────────── Done ─ │
+//! ```
+//!
+//! Each message is a line of JSON of at most [`MAX_LINE`] bytes. Instead of any of them, `Failed`
+//! may come, with the reason. What the other side sends is not trusted, and every wait has an end.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::plan::Plan;
+
+/// Longest line in bytes, its end included.
+pub(crate) const MAX_LINE: usize = 64 << 10;
+/// Version of what is spoken here.
+pub(crate) const VERSION: u64 = 1;
+/// Tells this protocol from others.
+const PROTOCOL: &str = "efa-pingpong";
+/// Bytes of a line that an error shows.
+const SHOWN: usize = 40;
+
+/// A message behind the greetings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "lowercase")]
+pub(crate) enum Message {
+    /// Client: this is to be done, and this is my endpoint.
+    Start {
+        /// What is to be done.
+        plan: Plan,
+        /// The client's endpoint.
+        address: String,
+    },
+    /// Server: receives are posted.
+    Ready {
+        /// The server's endpoint.
+        address: String,
+    },
+    /// It worked.
+    Done,
+    /// It didn't, and this side ends.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Message {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Start { .. } => "start",
+            Self::Ready { .. } => "ready",
+            Self::Done => "done",
+            Self::Failed { .. } => "failed",
+        }
+    }
+}
+
+/// The first line of both sides. Later versions may add fields, but will keep these two.
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    protocol: String,
+    version: u64,
+}
+
+/// What can go wrong on the control channel.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ControlError {
+    /// The other side is gone.
+    #[error("the other side closed the control channel")]
+    Closed,
+    /// Nothing came in time.
+    #[error("no answer on the control channel within {waited:?}")]
+    Silent {
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// A line without an end.
+    #[error("a line of more than {MAX_LINE} bytes on the control channel")]
+    TooLong,
+    /// A line that isn't of this protocol.
+    #[error("not a message of this program: `{line}`")]
+    Garbage {
+        /// How it begins.
+        line: String,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// Another protocol.
+    #[error("the other side speaks `{found}`, not {PROTOCOL}")]
+    Protocol {
+        /// What it says.
+        found: String,
+    },
+    /// Another version.
+    #[error("the other side speaks version {found} of {PROTOCOL}, this program version {VERSION}")]
+    Version {
+        /// What it says.
+        found: u64,
+    },
+    /// A message at the wrong time.
+    #[error("expected the message `{expected}`, got `{found}`")]
+    Unexpected {
+        /// What should have come.
+        expected: &'static str,
+        /// What came.
+        found: &'static str,
+    },
+    /// The other side tells that it failed.
+    #[error("the other side failed: {reason}")]
+    PeerFailed {
+        /// What it says.
+        reason: String,
+    },
+    /// The operating system refused.
+    #[error("control channel")]
+    Io(#[source] io::Error),
+}
+
+impl From<io::Error> for ControlError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => {
+                Self::Closed
+            }
+            _ => Self::Io(error),
+        }
+    }
+}
+
+/// What carries the lines.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    /// To a server started by hand.
+    Tcp(TcpStream),
+    /// To a server that this program started.
+    Unix(UnixStream),
+}
+
+macro_rules! each {
+    ($stream:expr, $inner:ident => $call:expr) => {
+        match $stream {
+            Stream::Tcp($inner) => $call,
+            Stream::Unix($inner) => $call,
+        }
+    };
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        each!(self, stream => stream.read(into))
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        each!(self, stream => stream.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        each!(self, stream => stream.flush())
+    }
+}
+
+/// The control channel to the other side.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    stream: Stream,
+    /// What came and is not yet a whole line, or not yet wanted.
+    received: Vec<u8>,
+    /// How long to wait for a line.
+    patience: Duration,
+}
+
+impl Channel {
+    /// Greets the other side, and hears its greeting.
+    pub(crate) fn greet(stream: Stream, patience: Duration) -> Result<Self, ControlError> {
+        each!(&stream, stream => stream.set_write_timeout(Some(patience))?);
+        let mut channel = Self { stream, received: Vec::new(), patience };
+        channel.send_line(&Hello { protocol: PROTOCOL.to_owned(), version: VERSION })?;
+        let line = channel.receive_line()?;
+        match parse(&line)? {
+            Hello { protocol, .. } if protocol != PROTOCOL => {
+                Err(ControlError::Protocol { found: shorten(&protocol) })
+            }
+            Hello { version, .. } if version != VERSION => {
+                Err(ControlError::Version { found: version })
+            }
+            Hello { .. } => Ok(channel),
+        }
+    }
+
+    /// Sends a message.
+    pub(crate) fn send(&mut self, message: &Message) -> Result<(), ControlError> {
+        self.send_line(message)
+    }
+
+    /// Waits for the client's `Start`.
+    pub(crate) fn receive_start(&mut self) -> Result<(Plan, String), ControlError> {
+        match self.receive()? {
+            Message::Start { plan, address } => Ok((plan, address)),
+            other => Err(unexpected("start", &other)),
+        }
+    }
+
+    /// Waits for the server's `Ready`.
+    pub(crate) fn receive_ready(&mut self) -> Result<String, ControlError> {
+        match self.receive()? {
+            Message::Ready { address } => Ok(address),
+            other => Err(unexpected("ready", &other)),
+        }
+    }
+
+    /// Waits for the other side's `Done`.
+    pub(crate) fn receive_done(&mut self) -> Result<(), ControlError> {
+        match self.receive()? {
+            Message::Done => Ok(()),
+            other => Err(unexpected("done", &other)),
+        }
+    }
+
+    /// Looks, without waiting, whether the other side is still there and hasn't failed. A message
+    /// that it sent stays for later.
+    pub(crate) fn check(&mut self) -> Result<(), ControlError> {
+        each!(&self.stream, stream => stream.set_nonblocking(true)?);
+        let read = self.read_more();
+        each!(&self.stream, stream => stream.set_nonblocking(false)?);
+        match read {
+            Err(ControlError::Io(error)) if error.kind() == ErrorKind::WouldBlock => {}
+            // What it said before is worth more than that it is gone.
+            Err(ControlError::Closed) if self.line_end().is_some() => {}
+            Err(error) => return Err(error),
+            Ok(()) => {}
+        }
+        match self.line_end().map(|end| parse(&self.received[..end])) {
+            Some(Ok(Message::Failed { reason })) => Err(ControlError::PeerFailed { reason }),
+            Some(Err(error)) => Err(error),
+            Some(Ok(_)) | None => Ok(()),
+        }
+    }
+
+    /// Waits a little for the news that the other side is gone or has failed.
+    pub(crate) fn last_words(&mut self, patience: Duration) -> Option<ControlError> {
+        let usual = std::mem::replace(&mut self.patience, patience);
+        let news = self.receive();
+        self.patience = usual;
+        match news {
+            Err(error @ (ControlError::Closed | ControlError::PeerFailed { .. })) => Some(error),
+            _ => None,
+        }
+    }
+
+    fn receive(&mut self) -> Result<Message, ControlError> {
+        match parse(&self.receive_line()?)? {
+            Message::Failed { reason } => Err(ControlError::PeerFailed { reason }),
+            message => Ok(message),
+        }
+    }
+
+    fn send_line(&mut self, value: &impl Serialize) -> Result<(), ControlError> {
+        let mut line = serde_json::to_vec(value).map_err(io::Error::from)?;
+        line.push(b'\n');
+        Ok(self.stream.write_all(&line)?)
+    }
+
+    /// The next line without its end.
+    fn receive_line(&mut self) -> Result<Vec<u8>, ControlError> {
+        let begin = Instant::now();
+        loop {
+            if let Some(end) = self.line_end() {
+                let rest = self.received.split_off(end + 1);
+                let mut line = std::mem::replace(&mut self.received, rest);
+                line.truncate(end);
+                return Ok(line);
+            }
+            let silent = ControlError::Silent { waited: self.patience };
+            let left = self.patience.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                return Err(silent);
+            }
+            each!(&self.stream, stream => stream.set_read_timeout(Some(left))?);
+            match self.read_more() {
+                Err(ControlError::Io(error)) if error.kind() == ErrorKind::WouldBlock => {
+                    return Err(silent);
+                }
+                result => result?,
+            }
+        }
+    }
+
+    fn line_end(&self) -> Option<usize> {
+        self.received.iter().position(|byte| *byte == b'\n')
+    }
+
+    /// Reads what is there.
+    fn read_more(&mut self) -> Result<(), ControlError> {
+        if self.received.len() >= MAX_LINE {
+            return Err(ControlError::TooLong);
+        }
+        let mut bytes = [0; 4096];
+        let wanted = bytes.len().min(MAX_LINE - self.received.len());
+        loop {
+            match self.stream.read(&mut bytes[..wanted]) {
+                Ok(0) => return Err(ControlError::Closed),
+                Ok(length) => {
+                    self.received.extend(&bytes[..length]);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+fn unexpected(expected: &'static str, found: &Message) -> ControlError {
+    ControlError::Unexpected { expected, found: found.name() }
+}
+
+fn parse<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, ControlError> {
+    serde_json::from_slice(line).map_err(|source| {
+        let line = shorten(&String::from_utf8_lossy(line));
+        ControlError::Garbage { line, source }
+    })
+}
+
+/// The beginning of what the other side sent, safe to be shown on a terminal.
+fn shorten(text: &str) -> String {
+    let shown: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
+    if text.chars().nth(SHOWN).is_some() { shown + "…" } else { shown }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Shutdown;
+    use std::thread;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// What a channel makes of a greeting.
+    fn greeted(by: &[u8]) -> Result<Channel, ControlError> {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(by).unwrap();
+        theirs.shutdown(Shutdown::Write).unwrap();
+        Channel::greet(Stream::Unix(ours), PATIENCE)
+    }
+
+    fn pair() -> (Channel, Channel) {
+        let (a, b) = UnixStream::pair().unwrap();
+        let other = thread::spawn(|| Channel::greet(Stream::Unix(a), PATIENCE).unwrap());
+        let channel = Channel::greet(Stream::Unix(b), PATIENCE).unwrap();
+        (channel, other.join().unwrap())
+    }
+
+    #[test]
+    fn messages_arrive_in_order() {
+        let (mut a, mut b) = pair();
+        b.check().unwrap();
+        a.send(&Message::Ready { address: "here".into() }).unwrap();
+        a.send(&Message::Done).unwrap();
+        b.check().unwrap();
+        assert_eq!(b.receive_ready().unwrap(), "here");
+        b.receive_done().unwrap();
+    }
+
+    #[test]
+    fn greetings_of_others() {
+        let error = |by: &[u8]| greeted(by).unwrap_err();
+        let version = error(b"{\"protocol\":\"efa-pingpong\",\"version\":2,\"new\":[]}\n");
+        assert!(matches!(version, ControlError::Version { found: 2 }), "{version}");
+        let protocol = error(b"{\"protocol\":\"iperf\",\"version\":1}\n");
+        assert!(matches!(protocol, ControlError::Protocol { .. }), "{protocol}");
+        let http = error(b"GET / HTTP/1.1\r\n\r\n");
+        assert_eq!(http.to_string(), "not a message of this program: `GET / HTTP/1.1\\r`");
+        let control = error(b"\x1b[31m\xff\n");
+        assert_eq!(control.to_string(), "not a message of this program: `\\u{1b}[31m\u{fffd}`");
+        assert!(matches!(error(b"{\"protocol\":"), ControlError::Closed));
+        assert!(matches!(error(b""), ControlError::Closed));
+        assert!(matches!(error(&[b'x'; MAX_LINE]), ControlError::TooLong));
+    }
+
+    #[test]
+    fn silence_has_an_end() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let error = Channel::greet(Stream::Unix(ours), Duration::from_millis(20)).unwrap_err();
+        assert!(matches!(error, ControlError::Silent { .. }), "{error}");
+    }
+
+    #[test]
+    fn failures_and_surprises_are_told() {
+        let (mut a, mut b) = pair();
+        a.send(&Message::Done).unwrap();
+        let error = b.receive_ready().unwrap_err();
+        assert_eq!(error.to_string(), "expected the message `ready`, got `done`");
+        a.send(&Message::Failed { reason: "no memory".into() }).unwrap();
+        drop(a);
+        for error in [b.check(), b.receive_done()] {
+            let error = error.unwrap_err().to_string();
+            assert_eq!(error, "the other side failed: no memory");
+        }
+        assert!(matches!(b.check(), Err(ControlError::Closed)));
+    }
+}

@@ -1,0 +1,282 @@
+//! `efa pingpong`: two processes exchange messages of all sizes and tell how long it took.
+//!
+//! ```text
+//!                     plan, addresses (control)
+//!   client process ◄─────────────────────────────► server process
+//!   mod ► client                                   mod ► server
+//!     └─► session ◄══ messages over the device ══► session
+//!     └─► report
+//! ```
+//!
+//! * `mod`: arguments, who is who, and how a run begins and ends
+//! * `sizes`, `plan`, `pattern`: which messages, how many, of which bytes
+//! * `control`, `process`: the other side, and the channel to it
+//! * `run`, `session`, `client`, `server`: the run itself
+//! * `report`: the table and its JSON form
+
+mod client;
+mod connect;
+mod control;
+mod pattern;
+mod plan;
+mod process;
+mod report;
+mod run;
+mod server;
+mod session;
+mod sizes;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::net::{Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::RangedU64ValueParser;
+use efa_sim::capture::CaptureError;
+
+use self::connect::{ConnectError, HostPort};
+use self::control::ControlError;
+use self::plan::{MAX_ITERATIONS, MAX_WINDOW, Mode, Plan, PlanError, Step};
+use self::process::{ProcessError, ServerProcess};
+use self::report::Report;
+use self::session::RunError;
+use self::sizes::Sizes;
+use crate::device::DeviceArgs;
+use crate::output;
+
+/// Repetitions before those that count, if nothing else is asked for.
+const WARMUP: u64 = 10;
+/// How long to wait for the reason why the other side is gone.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Arguments of `efa pingpong`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "\
+Without HOST and --listen, the server is started as a second process on this host, and ended with \
+the run. By hand, start `efa pingpong --listen` first and `efa pingpong HOST` then; the software \
+device reaches processes of one host, so both must run on the same.
+
+Sizes are in bytes or with k, M, G; a range doubles from its first size up to its last. Sizes, \
+repetitions and all that messages are like is for the client to say.",
+    group(clap::ArgGroup::new("client-only").multiple(true).conflicts_with_all(["listen", "serve_inherited"]))
+)]
+pub(crate) struct Args {
+    /// Connect to a server that was started by hand [default port: 47592]
+    #[arg(value_name = "HOST[:PORT]", group = "client-only")]
+    host: Option<HostPort>,
+    /// Be the server for one client [default: 127.0.0.1:47592; port 0 picks one]
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        num_args = 0..=1,
+        default_missing_value = "127.0.0.1",
+    )]
+    listen: Option<HostPort>,
+    /// Be the server for the client at the other end of standard input
+    #[arg(long, hide = true, conflicts_with = "listen")]
+    serve_inherited: bool,
+    /// Sizes of messages, such as `0,8,1k,64K,1M-6M` [default: up to 6M, with those around each
+    /// change of the subprotocol]
+    #[arg(long, value_name = "LIST", group = "client-only")]
+    sizes: Option<Sizes>,
+    /// Repetitions of each size [default: 5000, fewer of long messages]
+    #[arg(long, value_name = "N", group = "client-only",
+        value_parser = RangedU64ValueParser::<u64>::new().range(1..=MAX_ITERATIONS))]
+    iterations: Option<u64>,
+    /// Repetitions of each size before those that count
+    #[arg(long, value_name = "N", group = "client-only", default_value_t = WARMUP,
+        value_parser = RangedU64ValueParser::<u64>::new().range(0..=MAX_ITERATIONS))]
+    warmup: u64,
+    /// Send tagged messages, each with a tag of its own
+    #[arg(long, group = "client-only")]
+    tagged: bool,
+    /// Send 64 bits of completion data along with each message
+    #[arg(long, group = "client-only")]
+    cq_data: bool,
+    /// Don't write and check all bytes of all messages
+    #[arg(long, group = "client-only")]
+    no_check: bool,
+    /// Measure one-way streams instead of round trips
+    #[arg(long, group = "client-only")]
+    bandwidth: bool,
+    /// Messages under way at a time [default: 64, fewer of long messages]
+    #[arg(long, value_name = "N", group = "client-only", requires = "bandwidth",
+        value_parser = RangedU64ValueParser::<u64>::new().range(1..=MAX_WINDOW))]
+    window: Option<u64>,
+    /// Write all packets that this side sends and receives into a file for `efa decode`
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+    /// How long to wait for the other side in any one place
+    #[arg(long, value_name = "SECONDS", default_value = "30",
+        value_parser = RangedU64ValueParser::<u64>::new().range(1..=86400))]
+    timeout: u64,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PingpongError {
+    /// The device doesn't open.
+    #[error("cannot open the device")]
+    Device(#[source] efa::Error),
+    /// The endpoint can't be had.
+    #[error("cannot make an endpoint")]
+    Endpoint(#[from] efa::EnableError),
+    /// The other side's endpoint has no address.
+    #[error("the other side's address makes no sense")]
+    Address(#[from] efa::AddressError),
+    /// The other side's endpoint can't be addressed.
+    #[error("cannot address the other side")]
+    Peer(#[source] efa::DeviceError),
+    /// The other side is not on this host, or uses another device.
+    #[error(
+        "the server's device {theirs} is not ours, {ours}: both must run on one host, by one user, \
+         with the same --device-name and --directory"
+    )]
+    NotOneHost {
+        /// The interface of the server's device.
+        theirs: Ipv6Addr,
+        /// That of ours.
+        ours: Ipv6Addr,
+    },
+    /// The plan is refused.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// No connection to the other side.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The control channel failed.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The server process failed.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// A message failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// The capture can't be written.
+    #[error("{}: cannot write the capture", file.display())]
+    Capture {
+        /// The file.
+        file: PathBuf,
+        /// Why not.
+        source: CaptureError,
+    },
+    /// The result can't be written.
+    #[error("cannot write the output")]
+    Output(#[from] io::Error),
+}
+
+impl Args {
+    /// How long to wait for the other side in any one place.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    /// What to do, on a device with datagrams of `mtu` bytes and an endpoint that sends messages of
+    /// up to `max_medium` bytes without flow control.
+    fn plan(&self, mtu: u64, max_medium: u64) -> Plan {
+        let sizes = match &self.sizes {
+            Some(Sizes(sizes)) => sizes.clone(),
+            None => {
+                let longest_eager = plan::longest_eager(mtu, self.tagged, self.cq_data);
+                plan::usual_sizes(longest_eager, max_medium)
+            }
+        };
+        let mode = if self.bandwidth { Mode::Bandwidth } else { Mode::Latency };
+        let step = |size| Step {
+            size,
+            iterations: self.iterations.unwrap_or_else(|| plan::usual_iterations(size)),
+            window: match mode {
+                Mode::Latency => 1,
+                Mode::Bandwidth => self.window.unwrap_or_else(|| plan::usual_window(size)),
+            },
+        };
+        Plan {
+            mode,
+            tagged: self.tagged,
+            cq_data: self.cq_data,
+            check: !self.no_check,
+            warmup: self.warmup,
+            steps: sizes.into_iter().map(step).collect(),
+        }
+    }
+
+    /// The arguments of a server process for this client.
+    fn for_server(&self) -> Vec<OsString> {
+        let DeviceArgs { device_name, directory } = &self.device;
+        let mut arguments: Vec<OsString> = ["pingpong", "--serve-inherited"].map(Into::into).into();
+        arguments.extend(["--timeout".into(), self.timeout.to_string().into()]);
+        arguments.extend(["--device-name".into(), device_name.into()]);
+        if let Some(directory) = directory {
+            arguments.extend(["--directory".into(), directory.into()]);
+        }
+        arguments
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<(), PingpongError> {
+    if args.serve_inherited {
+        serve_parent(args)
+    } else if let Some(at) = &args.listen {
+        let stream = connect::listen(at, |address| announce(args, address))?;
+        run::serve(args, stream)
+    } else if let Some(host) = &args.host {
+        let stream = connect::connect(host, args.patience())?;
+        print(args, &run::measure(args, stream)?)
+    } else {
+        print(args, &with_own_server(args)?)
+    }
+}
+
+/// Measures against a server process that lives as long as the run.
+fn with_own_server(args: &Args) -> Result<Report, PingpongError> {
+    let (mut server, stream) = ServerProcess::start(args.for_server())?;
+    match run::measure(args, stream) {
+        Ok(report) => {
+            let status = server.wait(args.patience())?;
+            let ended_well = status.success().then_some(report);
+            ended_well.ok_or_else(|| ProcessError::Failed { status }.into())
+        }
+        // How it ended tells more than that it did.
+        Err(PingpongError::Control(ControlError::Closed)) => match server.wait(LAST_WORDS) {
+            Ok(status) => Err(ProcessError::EndedEarly { status }.into()),
+            Err(_) => Err(ControlError::Closed.into()),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+/// Serves the process that started this one. What goes wrong is told to it and to nobody else; if
+/// it is gone, that is no failure of ours.
+fn serve_parent(args: &Args) -> Result<(), PingpongError> {
+    let stream = process::inherited()?;
+    if let Err(error) = run::serve(args, stream) {
+        tracing::debug!(error = &error as &dyn std::error::Error, "the server ends early");
+    }
+    Ok(())
+}
+
+/// Tells where the server listens.
+fn announce(args: &Args, address: SocketAddr) -> io::Result<()> {
+    let mut out = io::stdout();
+    if args.json {
+        writeln!(out, "{}", serde_json::json!({ "listening": address.to_string() }))?;
+    } else {
+        writeln!(out, "listening on {address}")?;
+    }
+    out.flush()
+}
+
+/// Prints the result.
+fn print(args: &Args, report: &Report) -> Result<(), PingpongError> {
+    let text = if args.json { report.json() } else { report.table() };
+    Ok(output::tolerate_closed(writeln!(io::stdout(), "{text}"))?)
+}

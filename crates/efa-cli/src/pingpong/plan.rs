@@ -1,0 +1,173 @@
+//! What a run does: the client makes the plan, the server checks it and keeps to it.
+
+use efa_proto::{Connid, MsgId, ReqOptions, Rtm, RtmKind};
+use serde::{Deserialize, Serialize};
+
+use super::sizes::{MAX_SIZE, MAX_SIZES};
+
+/// Most repetitions of one size.
+pub(crate) const MAX_ITERATIONS: u64 = 10_000_000;
+/// Most messages under way at a time.
+pub(crate) const MAX_WINDOW: u64 = 1024;
+
+/// Bytes that are sent for each size, if nothing else is asked for.
+const VOLUME: u64 = 64 << 20;
+/// Bounds of the repetitions that come from this.
+const ITERATIONS: (u64, u64) = (20, 5000);
+/// Messages under way at a time in streams of short messages, if nothing else is asked for.
+const WINDOW: u64 = 64;
+
+/// Who sends to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    ToServer,
+    ToClient,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// A message goes there, one of the same size comes back.
+    Latency,
+    /// Messages go there, as many at a time as the window has.
+    Bandwidth,
+}
+
+/// A whole run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) mode: Mode,
+    /// Tagged messages, of which each has a tag of its own.
+    pub(crate) tagged: bool,
+    /// Each message carries 64 bits for the completion.
+    pub(crate) cq_data: bool,
+    /// All bytes are made anew for each message and checked.
+    pub(crate) check: bool,
+    /// Repetitions of each size before those that count.
+    pub(crate) warmup: u64,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// The repetitions of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Step {
+    /// Bytes of a message.
+    pub(crate) size: u64,
+    /// Repetitions that count.
+    pub(crate) iterations: u64,
+    /// Messages under way at a time; 1 when latency is measured.
+    pub(crate) window: u64,
+}
+
+/// A plan that a server doesn't keep to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the plan is out of bounds: {field} is {value}, allowed is {least} to {most}")]
+pub(crate) struct PlanError {
+    field: &'static str,
+    value: u64,
+    least: u64,
+    most: u64,
+}
+
+impl Plan {
+    /// Whether all numbers are within bounds. A plan comes over the network.
+    pub(crate) fn check_bounds(&self) -> Result<(), PlanError> {
+        let one = |step: &Step| {
+            [
+                ("size", step.size, 0, MAX_SIZE),
+                ("iterations", step.iterations, 1, MAX_ITERATIONS),
+                ("window", step.window, 1, MAX_WINDOW),
+            ]
+        };
+        let whole = [
+            ("number of sizes", self.steps.len() as u64, 1, MAX_SIZES as u64),
+            ("warmup", self.warmup, 0, MAX_ITERATIONS),
+        ];
+        let numbers = whole.into_iter().chain(self.steps.iter().flat_map(one));
+        let mut bad = numbers.filter(|(_, value, least, most)| !(least..=most).contains(&value));
+        match bad.next() {
+            Some((field, value, least, most)) => Err(PlanError { field, value, least, most }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Repetitions of a size: many of short messages, some of long ones.
+pub(crate) fn usual_iterations(size: u64) -> u64 {
+    (VOLUME / size.max(1)).clamp(ITERATIONS.0, ITERATIONS.1)
+}
+
+/// Messages of a size under way at a time: fewer of long ones, to save memory.
+pub(crate) fn usual_window(size: u64) -> u64 {
+    (VOLUME / size.max(1)).clamp(2, WINDOW)
+}
+
+/// Sizes from nothing to 6 MiB, with those at which another subprotocol begins and their
+/// neighbours.
+pub(crate) fn usual_sizes(longest_eager: u64, max_medium: u64) -> Vec<u64> {
+    let steps = [0, 1, 8, 64, 512, 4 << 10, 16 << 10, 256 << 10, 1 << 20, 6 << 20];
+    let around = |size: u64| [size.saturating_sub(1), size, size + 1];
+    let changes = [longest_eager, max_medium].into_iter().flat_map(around);
+    let mut sizes: Vec<u64> = steps.into_iter().chain(changes).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+/// The longest message that fits one packet of `mtu` bytes, to a peer that knows the sender.
+pub(crate) fn longest_eager(mtu: u64, tagged: bool, cq_data: bool) -> u64 {
+    let options =
+        ReqOptions { raw_address: None, cq_data: cq_data.then_some(0), connid: Some(Connid(0)) };
+    let (msg_id, tag) = (MsgId(0), tagged.then_some(0));
+    let header = Rtm { msg_id, tag, kind: RtmKind::Eager, options };
+    mtu.saturating_sub(header.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        let step = Step { size: 8, iterations: 1, window: 1 };
+        let (tagged, cq_data, check) = (false, false, true);
+        Plan { mode: Mode::Latency, tagged, cq_data, check, warmup: 0, steps: vec![step] }
+    }
+
+    #[test]
+    fn the_bounds_of_a_plan() {
+        assert_eq!(plan().check_bounds(), Ok(()));
+        let bad = |change: fn(&mut Plan)| {
+            let mut plan = plan();
+            change(&mut plan);
+            let PlanError { field, value, .. } = plan.check_bounds().unwrap_err();
+            (field, value)
+        };
+        assert_eq!(bad(|plan| plan.steps.clear()), ("number of sizes", 0));
+        assert_eq!(bad(|plan| plan.steps[0].size = MAX_SIZE + 1), ("size", MAX_SIZE + 1));
+        assert_eq!(bad(|plan| plan.steps[0].iterations = 0), ("iterations", 0));
+        assert_eq!(bad(|plan| plan.steps[0].window = 1025), ("window", 1025));
+        assert_eq!(bad(|plan| plan.warmup = u64::MAX), ("warmup", u64::MAX));
+        let many = |plan: &mut Plan| plan.steps = vec![plan.steps[0]; 257];
+        assert_eq!(bad(many), ("number of sizes", 257));
+    }
+
+    #[test]
+    fn usual_sizes_surround_the_thresholds() {
+        // The base and the msg_id with the connid, a tag, completion data.
+        assert_eq!(longest_eager(8928, false, false), 8928 - 12);
+        assert_eq!(longest_eager(8928, true, true), 8928 - 12 - 8 - 8);
+        let sizes = usual_sizes(8916, 65536);
+        assert_eq!((sizes.first(), sizes.last()), (Some(&0), Some(&(6 << 20))));
+        for size in [8915, 8916, 8917, 65535, 65536, 65537] {
+            assert!(sizes.contains(&size), "{size}");
+        }
+        assert!(sizes.is_sorted() && sizes.len() <= MAX_SIZES);
+    }
+
+    #[test]
+    fn usual_repetitions() {
+        assert_eq!([0, 1, 64 << 10, 6 << 20].map(usual_iterations), [5000, 5000, 1024, 20]);
+        assert_eq!([0, 1 << 20, 6 << 20, MAX_SIZE].map(usual_window), [64, 64, 10, 2]);
+    }
+}

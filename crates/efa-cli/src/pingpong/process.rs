@@ -1,0 +1,103 @@
+//! The server as a child process.
+//!
+//! ```text
+//!   parent (client) ◄── socket pair: the control channel ──► standard input of the child (server)
+//! ```
+//!
+//! The child is of a process group of its own, so that Ctrl-C ends the parent alone; the child
+//! notices that the channel is closed, cleans up and ends. The parent kills it when it isn't needed
+//! any more, however that comes, and always reaps it.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::control::Stream;
+
+/// Pause between two looks at whether the child has ended.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// What can go wrong with the child itself.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProcessError {
+    /// It doesn't start.
+    #[error("cannot start the server process")]
+    Start(#[source] io::Error),
+    /// It doesn't end, or nothing can be learned about it.
+    #[error("cannot wait for the server process")]
+    Wait(#[source] io::Error),
+    /// It ended before the run did.
+    #[error("the server process ended early: {status}")]
+    EndedEarly {
+        /// How.
+        status: ExitStatus,
+    },
+    /// The run is over, and it tells of a failure.
+    #[error("the server process failed: {status}")]
+    Failed {
+        /// How it ended.
+        status: ExitStatus,
+    },
+    /// The run is over, and it hasn't ended.
+    #[error("the server process did not end within {waited:?}")]
+    Lingers {
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// Standard input is not what the parent passes.
+    #[error("standard input is no control channel")]
+    Inherited(#[source] io::Error),
+}
+
+/// A running server; killed and reaped when dropped.
+#[derive(Debug)]
+pub(crate) struct ServerProcess(Child);
+
+impl ServerProcess {
+    /// Runs this program with `arguments`. The stream is the control channel to it.
+    pub(crate) fn start(
+        arguments: impl IntoIterator<Item = OsString>,
+    ) -> Result<(Self, Stream), ProcessError> {
+        let start = || {
+            let (ours, theirs) = UnixStream::pair()?;
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(arguments).process_group(0);
+            command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+            Ok((Self(command.spawn()?), Stream::Unix(ours)))
+        };
+        start().map_err(ProcessError::Start)
+    }
+
+    /// How it ended, if it does so in time.
+    pub(crate) fn wait(&mut self, patience: Duration) -> Result<ExitStatus, ProcessError> {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().map_err(ProcessError::Wait)? {
+                return Ok(status);
+            }
+            if begin.elapsed() >= patience {
+                return Err(ProcessError::Lingers { waited: patience });
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        // Neither fails but for a child that is reaped already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The control channel that the parent passed as standard input.
+pub(crate) fn inherited() -> Result<Stream, ProcessError> {
+    let descriptor = io::stdin().as_fd().try_clone_to_owned().map_err(ProcessError::Inherited)?;
+    Ok(Stream::Unix(UnixStream::from(descriptor)))
+}

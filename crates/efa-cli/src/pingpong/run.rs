@@ -1,0 +1,191 @@
+//! A run from greeting to farewell, for both sides.
+
+use std::net::Ipv6Addr;
+use std::time::Duration;
+
+use efa::{
+    Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, Endpoint,
+    EndpointOptions,
+};
+use efa_proto::RawAddress;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::control::{Channel, ControlError, Message, Stream};
+use super::plan::{MAX_WINDOW, Plan};
+use super::report::Report;
+use super::session::{Early, Problem, RunError, Session};
+use super::{Args, LAST_WORDS, PingpongError, client, server};
+use crate::device::CaptureFile;
+
+/// How long to deliver packets that the other side may still wait for when all is done.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The client: plans, runs, and tells what it measured.
+pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongError> {
+    let mut channel = Channel::greet(stream, args.patience())?;
+    let result = as_client(args, &mut channel);
+    conclude(&mut channel, result)
+}
+
+/// The server: does what the client wants.
+pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
+    let mut channel = Channel::greet(stream, args.patience())?;
+    let result = as_server(args, &mut channel);
+    conclude(&mut channel, result)
+}
+
+fn as_client(args: &Args, channel: &mut Channel) -> Result<Report, PingpongError> {
+    let device = Device::open(args)?;
+    let parts = Parts::new(&device.domain)?;
+    let attributes = device.domain.attributes();
+    let plan = args.plan(attributes.mtu as u64, parts.endpoint.attributes().max_medium);
+    let address = parts.endpoint.address().to_string();
+    channel.send(&Message::Start { plan: plan.clone(), address })?;
+    let theirs = channel.receive_ready()?;
+    let mut session = parts.session(&theirs, channel, plan, args)?;
+    let progress = progress_bar(session.plan.steps.len());
+    let rows = client::run(&mut session, &progress);
+    progress.finish_and_clear();
+    let rows = rows?;
+    session.channel.send(&Message::Done)?;
+    session.channel.receive_done()?;
+    let report = Report::new(attributes.name, &session.plan, rows);
+    device.close(session.endpoint)?;
+    Ok(report)
+}
+
+fn as_server(args: &Args, channel: &mut Channel) -> Result<(), PingpongError> {
+    let (plan, theirs) = channel.receive_start()?;
+    plan.check_bounds()?;
+    let device = Device::open(args)?;
+    let parts = Parts::new(&device.domain)?;
+    let address = parts.endpoint.address().to_string();
+    let mut session = parts.session(&theirs, channel, plan, args)?;
+    session.channel.send(&Message::Ready { address })?;
+    server::run(&mut session)?;
+    session.channel.receive_done()?;
+    session.channel.send(&Message::Done)?;
+    device.close(session.endpoint)
+}
+
+/// Tells the other side if this one failed, and finds out whether the reason lies there.
+fn conclude<T>(
+    channel: &mut Channel,
+    result: Result<T, PingpongError>,
+) -> Result<T, PingpongError> {
+    let error = match result {
+        Ok(value) => return Ok(value),
+        Err(PingpongError::Run(RunError { source: Problem::Control(error), .. })) => error.into(),
+        Err(error) => error,
+    };
+    if let PingpongError::Control(ControlError::Closed | ControlError::PeerFailed { .. }) = error {
+        return Err(error);
+    }
+    // A message that can't be delivered may be all that is seen of a peer that is gone.
+    if matches!(error, PingpongError::Run(_))
+        && let Some(cause) = channel.last_words(LAST_WORDS)
+    {
+        return Err(cause.into());
+    }
+    let reason = describe(&error);
+    if let Err(untold) = channel.send(&Message::Failed { reason }) {
+        tracing::debug!(%untold, "the other side isn't told of a failure");
+    }
+    Err(error)
+}
+
+/// An error with its causes in one line.
+fn describe(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// The device of one side, and the capture of its packets.
+struct Device<'a> {
+    domain: Domain,
+    args: &'a Args,
+    capture: Option<CaptureFile>,
+}
+
+impl<'a> Device<'a> {
+    fn open(args: &'a Args) -> Result<Self, PingpongError> {
+        let Args { device, capture: file, .. } = args;
+        let capture = match file {
+            Some(file) => {
+                let created = CaptureFile::create(file, &device.device_name);
+                let failed = |source| PingpongError::Capture { file: file.clone(), source };
+                Some(created.map_err(failed)?)
+            }
+            None => None,
+        };
+        let domain = match &capture {
+            Some(capture) => device.open_captured(capture),
+            None => device.open(),
+        };
+        Ok(Self { domain: domain.map_err(PingpongError::Device)?, args, capture })
+    }
+
+    /// Says farewell to the other side, and ends the capture.
+    fn close(self, endpoint: Endpoint) -> Result<(), PingpongError> {
+        if let Err(error) = endpoint.close(FAREWELL) {
+            tracing::warn!(%error, "the endpoint is closed too early");
+        }
+        match (&self.capture, &self.args.capture) {
+            (Some(capture), Some(file)) => capture
+                .finish()
+                .map_err(|source| PingpongError::Capture { file: file.clone(), source }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a session needs of the facade.
+struct Parts {
+    endpoint: Endpoint,
+    queue: CompletionQueue,
+    addresses: AddressVector,
+}
+
+impl Parts {
+    fn new(domain: &Domain) -> Result<Self, PingpongError> {
+        // Room for a window of receives and as many sends, and for what goes back.
+        let capacity = 2 * MAX_WINDOW as usize + 4;
+        let queue = domain.completion_queue(CompletionQueueOptions { capacity });
+        let addresses = domain.address_vector();
+        let endpoint = domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()?;
+        Ok(Self { endpoint, queue, addresses })
+    }
+
+    fn session<'a>(
+        self,
+        theirs: &str,
+        channel: &'a mut Channel,
+        plan: Plan,
+        args: &Args,
+    ) -> Result<Session<'a>, PingpongError> {
+        let Self { endpoint, queue, addresses } = self;
+        let theirs: Address = theirs.parse()?;
+        let interface = |address| Ipv6Addr::from(RawAddress::from(address).gid);
+        let (ours, others) = (interface(endpoint.address()), interface(theirs));
+        if ours != others {
+            return Err(PingpongError::NotOneHost { ours, theirs: others });
+        }
+        let peer = addresses.insert(theirs).map_err(PingpongError::Peer)?;
+        let (patience, early) = (args.patience(), Early::default());
+        Ok(Session { endpoint, queue, peer, channel, plan, patience, early })
+    }
+}
+
+/// On a terminal only; standard error, so that the result stays alone.
+fn progress_bar(steps: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} sizes, now {msg}");
+    let bar = ProgressBar::new(steps as u64);
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

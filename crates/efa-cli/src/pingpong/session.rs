@@ -1,0 +1,262 @@
+//! An endpoint, the one peer that it talks to, and the messages between them.
+//!
+//! Both sides of a run are built on this: messages that say which one they are and can be checked,
+//! and a wait that never hangs. While nothing completes, the session looks after the peer through
+//! the control channel, so that a peer that crashed or failed is noticed at once.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::hint;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use efa::{
+    Completion, CompletionError, CompletionQueue, Endpoint, FiAddr, Kind, Message, Receive,
+    StartError,
+};
+
+use super::control::{Channel, ControlError};
+use super::pattern::{Mismatch, Pattern};
+use super::plan::{Direction, Plan};
+use super::report::readable_size;
+
+/// Looks at the completion queue between two offers of the processor to others.
+const SPINS: u32 = 64;
+/// Time between two looks at the control channel.
+const CHECK: Duration = Duration::from_millis(20);
+
+/// One message of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// Index of the size in the plan.
+    pub(crate) step: u64,
+    /// Among the messages of this size in this direction, those of the warm-up included.
+    pub(crate) number: u64,
+    /// Bytes.
+    pub(crate) size: u64,
+    /// Where it goes.
+    pub(crate) direction: Direction,
+}
+
+impl fmt::Display for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let to = match self.direction {
+            Direction::ToServer => "to the server",
+            Direction::ToClient => "to the client",
+        };
+        write!(f, "message {} of size {} {to}", self.number, readable_size(self.size))
+    }
+}
+
+impl Turn {
+    /// No two messages of a run in one direction have the same tag: numbers stay below 2^32.
+    fn tag(self) -> u64 {
+        self.step << 32 | self.number
+    }
+
+    fn failed(self, source: Problem) -> RunError {
+        RunError { turn: self, source }
+    }
+
+    fn pattern(self) -> Pattern {
+        Pattern::new(self.size, self.number, self.direction)
+    }
+}
+
+/// What went wrong with a message.
+#[derive(Debug, thiserror::Error)]
+#[error("{turn}")]
+pub(crate) struct RunError {
+    /// The message, or the one that was waited for.
+    turn: Turn,
+    /// What.
+    pub(crate) source: Problem,
+}
+
+/// What can go wrong with a message.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Problem {
+    /// It is not even started.
+    #[error(transparent)]
+    Start(StartError),
+    /// It fails.
+    #[error(transparent)]
+    Operation(#[from] CompletionError),
+    /// Nothing happens.
+    #[error("nothing happened for {waited:?}")]
+    Stalled {
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The peer is gone or has given up.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// It isn't as long as it should be.
+    #[error("{found} bytes arrived")]
+    Length {
+        /// How long it is.
+        found: u64,
+    },
+    /// Its tag isn't the one that was waited for.
+    #[error("its tag is {found:#x?}, expected {expected:#x?}")]
+    Tag {
+        /// What it is.
+        found: Option<u64>,
+        /// What it should be.
+        expected: Option<u64>,
+    },
+    /// Its completion data isn't what was sent.
+    #[error("its completion data is {found:#x?}, expected {expected:#x?}")]
+    CqData {
+        /// What it is.
+        found: Option<u64>,
+        /// What it should be.
+        expected: Option<u64>,
+    },
+    /// Its bytes aren't what was sent.
+    #[error("byte {} is {:#04x}, expected {:#04x}", .0.offset, .0.found, .0.expected)]
+    Bytes(Mismatch),
+}
+
+/// The parts of a session.
+pub(crate) struct Session<'a> {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) queue: CompletionQueue,
+    pub(crate) peer: FiAddr,
+    pub(crate) channel: &'a mut Channel,
+    pub(crate) plan: Plan,
+    /// How long nothing may happen.
+    pub(crate) patience: Duration,
+    /// What completed and wasn't asked for yet.
+    pub(crate) early: Early,
+}
+
+/// Completions of the kind that nobody waited for.
+#[derive(Default)]
+pub(crate) struct Early {
+    sent: VecDeque<Completion>,
+    received: VecDeque<Completion>,
+}
+
+impl Session<'_> {
+    /// Writes the bytes of a message, if they are to be checked.
+    pub(crate) fn fill(&self, turn: Turn, buffer: &mut [u8]) {
+        if self.plan.check {
+            turn.pattern().fill(buffer);
+        }
+    }
+
+    /// Starts to send a message.
+    pub(crate) fn send(&mut self, turn: Turn, buffer: Vec<u8>) -> Result<(), RunError> {
+        let mut message = Message::to(self.peer);
+        if self.plan.tagged {
+            message = message.tagged(turn.tag());
+        }
+        if self.plan.cq_data {
+            message = message.with_data(turn.pattern().cq_data());
+        }
+        let result = self.endpoint.send(message, buffer, turn.number);
+        result.map_err(|refused| turn.failed(Problem::Start(refused.error)))
+    }
+
+    /// Posts the receive for a message; `buffer` has its length.
+    pub(crate) fn post(&mut self, turn: Turn, buffer: Vec<u8>) -> Result<(), RunError> {
+        let receive =
+            if self.plan.tagged { Receive::tagged(turn.tag()) } else { Receive::untagged() };
+        let result = self.endpoint.receive(receive.from(self.peer), buffer, turn.number);
+        result.map(drop).map_err(|refused| turn.failed(Problem::Start(refused.error)))
+    }
+
+    /// Waits for the next send to complete; `turn` is for errors.
+    pub(crate) fn sent(&mut self, turn: Turn) -> Result<Completion, RunError> {
+        loop {
+            if let Some(completion) = self.early.sent.pop_front() {
+                return Ok(completion);
+            }
+            self.wait().map_err(|problem| turn.failed(problem))?;
+        }
+    }
+
+    /// Waits for the next receive to complete; `turn` is for errors.
+    pub(crate) fn received(&mut self, turn: Turn) -> Result<Completion, RunError> {
+        loop {
+            if let Some(completion) = self.early.received.pop_front() {
+                return Ok(completion);
+            }
+            self.wait().map_err(|problem| turn.failed(problem))?;
+        }
+    }
+
+    /// Whether a received message is what was sent; gives its buffer.
+    pub(crate) fn verify(&self, turn: Turn, completion: Completion) -> Result<Vec<u8>, RunError> {
+        let Plan { tagged, cq_data, check, .. } = self.plan;
+        let Completion { length, tag, cq_data: data, buffer, .. } = completion;
+        if length != turn.size {
+            return Err(turn.failed(Problem::Length { found: length }));
+        }
+        let expected = tagged.then(|| turn.tag());
+        if tag != expected {
+            return Err(turn.failed(Problem::Tag { found: tag, expected }));
+        }
+        let expected = cq_data.then(|| turn.pattern().cq_data());
+        if data != expected {
+            return Err(turn.failed(Problem::CqData { found: data, expected }));
+        }
+        let buffer = buffer.into_vec();
+        if check {
+            let checked = turn.pattern().check(&buffer);
+            checked.map_err(|mismatch| turn.failed(Problem::Bytes(mismatch)))?;
+        }
+        Ok(buffer)
+    }
+
+    /// Waits for one completion, and sorts it in.
+    fn wait(&mut self) -> Result<(), Problem> {
+        let mut spins = 0;
+        let mut idle = None;
+        let completion = loop {
+            if let Some(entry) = self.queue.read() {
+                break entry?;
+            }
+            spins += 1;
+            if spins % SPINS == 0 {
+                idle.get_or_insert_with(Idle::begin).pass(self)?;
+            } else {
+                hint::spin_loop();
+            }
+        };
+        match completion.kind {
+            Kind::Send => self.early.sent.push_back(completion),
+            _ => self.early.received.push_back(completion),
+        }
+        Ok(())
+    }
+}
+
+/// A time in which nothing completes.
+struct Idle {
+    begin: Instant,
+    checked: Instant,
+}
+
+impl Idle {
+    fn begin() -> Self {
+        let begin = Instant::now();
+        Self { begin, checked: begin }
+    }
+
+    /// Offers the processor to others, and sees now and then whether there is still hope.
+    fn pass(&mut self, session: &mut Session<'_>) -> Result<(), Problem> {
+        thread::yield_now();
+        let now = Instant::now();
+        if now - self.checked < CHECK {
+            return Ok(());
+        }
+        self.checked = now;
+        session.channel.check()?;
+        if now - self.begin > session.patience {
+            return Err(Problem::Stalled { waited: session.patience });
+        }
+        Ok(())
+    }
+}
