@@ -10,11 +10,13 @@
 //! Removal first ends the peer in every endpoint and then frees the index, so that an index never
 //! means two peers at a time.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use efa_device::{DeviceError, Gid};
+use hashbrown::HashTable;
 
 use crate::address::Address;
 use crate::domain::Domain;
@@ -50,8 +52,10 @@ pub(crate) struct Shared {
 struct Table {
     slots: Vec<Slot>,
     /// Free slots below the end of `slots`.
-    free: BTreeSet<u64>,
-    by_address: HashMap<Address, u64>,
+    free: BTreeSet<u32>,
+    /// Indices of the taken slots.
+    by_address: HashTable<u32>,
+    hasher: RandomState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +65,11 @@ enum Slot {
     /// The endpoints are being told; the index is not to be used until they have been.
     Leaving,
 }
+
+const _: () = assert!(size_of::<Slot>() <= 28, "a peer stays small");
+
+/// Most peers; each endpoint can't know more either.
+const MOST_PEERS: usize = 1 << 31;
 
 impl AddressVector {
     pub(crate) fn new(domain: &Domain) -> Self {
@@ -74,17 +83,33 @@ impl AddressVector {
     /// Adds a peer. An address that is known keeps its index.
     ///
     /// # Errors
-    /// [`DeviceError::BadAddress`] for an address without interface.
+    /// [`DeviceError::BadAddress`] for an address without interface,
+    /// [`DeviceError::LimitReached`] for two thousand million peers.
     pub fn insert(&self, address: Address) -> Result<FiAddr, DeviceError> {
-        let gid = Gid(address.raw().gid);
-        if gid == Gid::ZERO {
-            return Err(DeviceError::BadAddress { gid });
-        }
-        Ok(self.0.table().insert(address))
+        let peer = self.0.table().insert(address)?;
+        self.0.welcome(&[(peer, address)]);
+        Ok(peer)
+    }
+
+    /// Adds many peers at once and tells what came of each. Those before and behind one that
+    /// can't be added are added.
+    #[must_use]
+    pub fn insert_many(&self, addresses: &[Address]) -> Vec<Result<FiAddr, DeviceError>> {
+        let mut table = self.0.table();
+        let results: Vec<_> = addresses.iter().map(|address| table.insert(*address)).collect();
+        drop(table);
+        let pairs = results.iter().zip(addresses);
+        let pairs = pairs.filter_map(|(peer, address)| Some((*peer.as_ref().ok()?, *address)));
+        self.0.welcome(&pairs.collect::<Vec<_>>());
+        results
     }
 
     /// Takes a peer out and gives its address. Operations with it fail on every endpoint that is
-    /// bound, and what it still sends is dropped. Inserted again, it is a new peer.
+    /// bound, and what it still sends is dropped.
+    ///
+    /// Inserted again, it is a new peer, with which everything begins anew. So it should be: a peer
+    /// that neither restarted nor took this endpoint out of its own address vector takes new
+    /// messages for repeated ones and drops them.
     ///
     /// `None` if there is no such peer.
     pub fn remove(&self, peer: FiAddr) -> Option<Address> {
@@ -140,12 +165,19 @@ impl Shared {
         endpoints.push(endpoint);
     }
 
+    /// Tells the endpoints of new peers.
+    fn welcome(&self, peers: &[(FiAddr, Address)]) {
+        for endpoint in self.endpoints().iter().filter_map(Weak::upgrade) {
+            endpoint.welcome(peers);
+        }
+    }
+
     pub(crate) fn address(&self, peer: FiAddr) -> Option<Address> {
         self.table().address(peer)
     }
 
     pub(crate) fn find(&self, address: &Address) -> Option<FiAddr> {
-        self.table().by_address.get(address).map(|index| FiAddr(*index))
+        self.table().find(address)
     }
 }
 
@@ -161,32 +193,103 @@ impl Table {
         }
     }
 
-    fn insert(&mut self, address: Address) -> FiAddr {
-        if let Some(known) = self.by_address.get(&address) {
-            return FiAddr(*known);
+    fn find(&self, address: &Address) -> Option<FiAddr> {
+        let same = |index: &u32| self.slots[*index as usize] == Slot::Taken(*address);
+        let found = self.by_address.find(self.hasher.hash_one(address), same);
+        found.map(|index| FiAddr(u64::from(*index)))
+    }
+
+    fn insert(&mut self, address: Address) -> Result<FiAddr, DeviceError> {
+        let gid = Gid(address.raw().gid);
+        if gid == Gid::ZERO {
+            return Err(DeviceError::BadAddress { gid });
+        }
+        if let Some(known) = self.find(&address) {
+            return Ok(known);
+        }
+        if self.slots.len() >= MOST_PEERS && self.free.is_empty() {
+            return Err(DeviceError::LimitReached { object: "peer", limit: MOST_PEERS });
         }
         let index = self.free.pop_first().unwrap_or_else(|| {
             self.slots.push(Slot::Free);
-            self.slots.len() as u64 - 1
+            self.slots.len() as u32 - 1
         });
-        if let Some(slot) = self.slot(FiAddr(index)) {
-            *slot = Slot::Taken(address);
-        }
-        self.by_address.insert(address, index);
-        FiAddr(index)
+        self.slots[index as usize] = Slot::Taken(address);
+        let Self { slots, by_address, hasher, .. } = self;
+        by_address.insert_unique(hasher.hash_one(address), index, |index| {
+            hash_slot(hasher, &slots[*index as usize])
+        });
+        Ok(FiAddr(u64::from(index)))
     }
 
     fn leave(&mut self, peer: FiAddr) -> Option<Address> {
         let address = self.address(peer)?;
+        let same = |index: &u32| u64::from(*index) == peer.0;
+        if let Ok(entry) = self.by_address.find_entry(self.hasher.hash_one(address), same) {
+            entry.remove();
+        }
         *self.slot(peer)? = Slot::Leaving;
-        self.by_address.remove(&address);
         Some(address)
     }
 
     fn free(&mut self, peer: FiAddr) {
         if let Some(slot) = self.slot(peer) {
             *slot = Slot::Free;
-            self.free.insert(peer.0);
+            self.free.insert(peer.0 as u32);
         }
+    }
+}
+
+fn hash_slot(hasher: &RandomState, slot: &Slot) -> u64 {
+    match slot {
+        Slot::Taken(address) => hasher.hash_one(address),
+        // Only taken slots are in the table.
+        Slot::Free | Slot::Leaving => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use efa_proto::{Connid, RawAddress};
+
+    use super::*;
+
+    fn address(number: u32) -> Address {
+        let mut gid = [1; 16];
+        gid[..4].copy_from_slice(&number.to_le_bytes());
+        RawAddress { gid, qpn: number as u16, connid: Connid(number) }.into()
+    }
+
+    // conformance: C97
+    #[test]
+    fn a_million_peers_take_little_and_are_found() {
+        const PEERS: u32 = 1_000_000;
+        let mut table = Table::default();
+        for number in 0..PEERS {
+            assert_eq!(table.insert(address(number)), Ok(FiAddr(u64::from(number))));
+        }
+        let bytes = table.slots.capacity() * size_of::<Slot>() + table.by_address.allocation_size();
+        let each = bytes / PEERS as usize;
+        println!("{each} bytes a peer");
+        assert!(each <= 48, "{each} bytes a peer");
+        for number in (0..PEERS).step_by(997) {
+            let peer = FiAddr(u64::from(number));
+            assert_eq!(table.address(peer), Some(address(number)));
+            assert_eq!(table.find(&address(number)), Some(peer));
+        }
+        assert_eq!(table.find(&address(PEERS)), None);
+    }
+
+    #[test]
+    fn an_index_is_free_only_after_everyone_has_been_told() {
+        let mut table = Table::default();
+        let first = table.insert(address(1)).unwrap();
+        let second = table.insert(address(2)).unwrap();
+        assert_eq!(table.leave(first), Some(address(1)));
+        assert_eq!((table.leave(first), table.address(first)), (None, None));
+        assert_eq!(table.insert(address(3)), Ok(FiAddr(2)), "the first index is not free yet");
+        table.free(first);
+        assert_eq!(table.insert(address(1)), Ok(first));
+        assert_eq!(table.address(second), Some(address(2)));
     }
 }

@@ -40,9 +40,10 @@ pub struct Completion {
     /// The data that the sender passed to this completion (`FI_REMOTE_CQ_DATA`).
     pub cq_data: Option<u64>,
     /// The peer in the address vector: who sent the message, or who was to get it. `None` if it
-    /// isn't there, or nobody ever was (`FI_ADDR_NOTAVAIL`).
+    /// isn't there, if there was nobody, or if the endpoint lacks [`Capabilities::SOURCE`]
+    /// (`FI_ADDR_NOTAVAIL`).
     pub peer: Option<FiAddr>,
-    /// The peer's address, whether or not it is in the address vector.
+    /// The peer's address. It need not be in the address vector.
     pub peer_address: Option<Address>,
     /// How the message travelled.
     pub subprotocol: Option<Subprotocol>,

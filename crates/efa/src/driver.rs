@@ -4,7 +4,7 @@
 //!   FiAddr ─► peers ─► PeerId ─► engine ─► completion ─► held back? ─► completion queue
 //! ```
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use efa_device::Time;
@@ -32,9 +32,19 @@ pub(crate) struct Queues {
 pub(crate) struct Driver {
     engine: Engine,
     addresses: Arc<AddressVector>,
+    sources: Sources,
     peers: PeerMap,
+    /// Addresses that the engine takes for gone since they were taken out of the address vector.
+    left: HashSet<Address>,
     transmit: Lane,
     receive: Lane,
+}
+
+/// Whether completions of receives tell who sent the message (`FI_SOURCE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sources {
+    Told,
+    Untold,
 }
 
 /// One direction's way to its completion queue.
@@ -48,11 +58,11 @@ struct Lane {
     held_back: VecDeque<(Place, Entry)>,
 }
 
-/// The engine's peers by their index in the address vector, and back.
+/// The engine's peers by their index in the address vector, and back. Both are dense.
 #[derive(Debug, Default)]
 struct PeerMap {
-    by_addr: HashMap<FiAddr, PeerId>,
-    by_peer: HashMap<PeerId, FiAddr>,
+    by_addr: Vec<Option<PeerId>>,
+    by_peer: Vec<Option<FiAddr>>,
 }
 
 impl Lane {
@@ -103,11 +113,18 @@ impl Drop for Lane {
 }
 
 impl Driver {
-    pub(crate) fn new(engine: Engine, queues: Queues, addresses: Arc<AddressVector>) -> Self {
+    pub(crate) fn new(
+        engine: Engine,
+        queues: Queues,
+        addresses: Arc<AddressVector>,
+        sources: Sources,
+    ) -> Self {
         Self {
             engine,
             addresses,
+            sources,
             peers: PeerMap::default(),
+            left: HashSet::new(),
             transmit: Lane::new(queues.transmit),
             receive: Lane::new(queues.receive),
         }
@@ -214,8 +231,9 @@ impl Driver {
         self.engine.statistics().clone()
     }
 
+    /// Whether no send is under way and no packet is owed to anyone.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.engine.is_quiet()
+        self.transmit.under_way == 0 && self.engine.is_quiet()
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {
@@ -239,19 +257,39 @@ impl Driver {
         self.deliver();
     }
 
+    /// The address vector has new peers: the engine must listen again to those that had left.
+    /// Others become known to it when they are used.
+    pub(crate) fn welcome(&mut self, peers: &[(FiAddr, Address)]) {
+        for (addr, address) in peers {
+            // Taken out again meanwhile? Under the lock of this driver that can't go unnoticed.
+            let is_in = || self.addresses.address(*addr) == Some(*address);
+            if self.left.contains(address) && is_in() {
+                self.left.remove(address);
+                // If the device refuses now, the first use of the peer will tell.
+                if let Ok(peer) = self.engine.insert_peer(address.raw()) {
+                    self.peers.insert(*addr, peer);
+                }
+            }
+        }
+    }
+
     /// The address vector takes a peer out.
-    pub(crate) fn forget(&mut self, peer: FiAddr, address: &Address) {
-        self.peers.remove(peer);
-        if let Some(peer) = self.engine.find_peer(&address.raw()) {
+    pub(crate) fn forget(&mut self, addr: FiAddr, address: &Address) {
+        let was_used = self.peers.remove(addr).is_some();
+        let known = self.engine.find_peer(&address.raw());
+        if let Some(peer) = known {
             self.engine.remove_peer(peer);
+        }
+        if was_used || known.is_some() {
+            self.left.insert(*address);
         }
         self.deliver();
     }
 
     /// The engine's peer for an index, made known to it if it was not.
     fn peer(&mut self, addr: FiAddr) -> Result<PeerId, StartError> {
-        if let Some(peer) = self.peers.by_addr.get(&addr) {
-            return Ok(*peer);
+        if let Some(peer) = self.peers.peer(addr) {
+            return Ok(peer);
         }
         let address = self.addresses.address(addr).ok_or(StartError::UnknownAddress(addr))?;
         let peer = self.engine.insert_peer(address.raw())?;
@@ -307,7 +345,10 @@ impl Driver {
             true => (Place::Spare, Kind::MultiReceive),
             false => (Place::Reserved, Kind::Receive),
         };
-        let (peer, peer_address) = receive.peer.map_or((None, None), |peer| self.name(peer));
+        let (peer, peer_address) = match receive.peer {
+            Some(peer) if self.sources == Sources::Told => self.name(peer),
+            _ => (None, None),
+        };
         let completion = Completion {
             context: receive.context,
             kind,
@@ -325,8 +366,8 @@ impl Driver {
     /// What the application knows a peer as.
     fn name(&mut self, peer: PeerId) -> (Option<FiAddr>, Option<Address>) {
         let address = self.engine.peer_address(peer).map(Address::from);
-        if let Some(addr) = self.peers.by_peer.get(&peer) {
-            return (Some(*addr), address);
+        if let Some(addr) = self.peers.addr(peer) {
+            return (Some(addr), address);
         }
         let addr = address.as_ref().and_then(|address| self.addresses.find(address));
         (addr, address)
@@ -334,16 +375,33 @@ impl Driver {
 }
 
 impl PeerMap {
-    fn insert(&mut self, addr: FiAddr, peer: PeerId) {
-        self.by_addr.insert(addr, peer);
-        self.by_peer.insert(peer, addr);
+    fn peer(&self, addr: FiAddr) -> Option<PeerId> {
+        *self.by_addr.get(usize::try_from(addr.0).ok()?)?
     }
 
-    fn remove(&mut self, addr: FiAddr) {
-        if let Some(peer) = self.by_addr.remove(&addr) {
-            self.by_peer.remove(&peer);
-        }
+    fn addr(&self, peer: PeerId) -> Option<FiAddr> {
+        *self.by_peer.get(peer.index())?
     }
+
+    /// Remembers both. The index is one of the address vector, so the map grows no larger than
+    /// that.
+    fn insert(&mut self, addr: FiAddr, peer: PeerId) {
+        put(&mut self.by_addr, addr.0 as usize, peer);
+        put(&mut self.by_peer, peer.index(), addr);
+    }
+
+    fn remove(&mut self, addr: FiAddr) -> Option<PeerId> {
+        let peer = self.by_addr.get_mut(usize::try_from(addr.0).ok()?)?.take()?;
+        *self.by_peer.get_mut(peer.index())? = None;
+        Some(peer)
+    }
+}
+
+fn put<T: Clone>(places: &mut Vec<Option<T>>, index: usize, value: T) {
+    if index >= places.len() {
+        places.resize(index + 1, None);
+    }
+    places[index] = Some(value);
 }
 
 fn entry(completion: Completion, result: Result<(), OperationError>) -> Entry {

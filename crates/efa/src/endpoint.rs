@@ -15,7 +15,7 @@ use crate::completion::{Refused, StartError};
 use crate::completion_queue::CompletionQueue;
 use crate::device::Engine;
 use crate::domain::Domain;
-use crate::driver::{Driver, Queues};
+use crate::driver::{Driver, Queues, Sources};
 use crate::error::{Bound, CloseError, EnableError};
 use crate::event::Event;
 use crate::info::{Capabilities, EndpointAttributes};
@@ -171,11 +171,16 @@ impl EndpointBuilder {
             EndpointAttributes::of(&config, engine.inject_limit(), options.max_message_size);
         let queues =
             Queues { transmit: transmit.shared().clone(), receive: receive.shared().clone() };
+        let capabilities = options.capabilities.enabled();
+        let sources = match capabilities.contains(Capabilities::SOURCE) {
+            true => Sources::Told,
+            false => Sources::Untold,
+        };
         let shared = Arc::new(Shared {
             address: engine.address().into(),
-            capabilities: options.capabilities.enabled(),
+            capabilities,
             attributes,
-            driver: Mutex::new(Driver::new(engine, queues, addresses.shared().clone())),
+            driver: Mutex::new(Driver::new(engine, queues, addresses.shared().clone(), sources)),
             domain: self.domain,
         });
         addresses.shared().bind(Arc::downgrade(&shared));
@@ -404,12 +409,12 @@ impl Endpoint {
         self.shared.driver().statistics()
     }
 
-    /// Delivers the packets that peers wait for, then drops the endpoint. Operations that are
-    /// still under way complete with
-    /// [`OperationError::Cancelled`](crate::OperationError::Cancelled).
+    /// Finishes the sends under way and delivers what else peers wait for, then drops the endpoint.
+    /// Receives complete with [`OperationError::Cancelled`](crate::OperationError::Cancelled).
     ///
     /// # Errors
-    /// Not all could be delivered in time. The endpoint is closed nevertheless.
+    /// Not all could be delivered in time. The endpoint is closed nevertheless, and sends complete
+    /// as cancelled too.
     pub fn close(self, timeout: Duration) -> Result<(), CloseError> {
         let clock = self.shared.domain.fabric().clock();
         let deadline = clock.now() + timeout;
@@ -503,6 +508,10 @@ impl Shared {
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {
         self.driver().next_timeout()
+    }
+
+    pub(crate) fn welcome(&self, peers: &[(FiAddr, Address)]) {
+        self.driver().welcome(peers);
     }
 
     pub(crate) fn forget(&self, peer: FiAddr, address: &Address) {

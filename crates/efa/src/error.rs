@@ -5,7 +5,7 @@ use std::time::Duration;
 use efa_device::DeviceError;
 use efa_rdm::ConfigError;
 
-use crate::info::Capabilities;
+use crate::info::{Capabilities, Progress};
 
 /// Why an object could not be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +32,9 @@ pub enum Wanted {
     /// A provider of another name.
     #[error("provider {0}")]
     Provider(String),
+    /// A kind of progress.
+    #[error("{0} progress")]
+    Progress(Progress),
 }
 
 /// Why an endpoint was not enabled.

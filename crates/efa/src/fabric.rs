@@ -9,7 +9,9 @@ use crate::clock::Clock;
 use crate::device::Device;
 use crate::domain::Domain;
 use crate::error::{Error, Wanted};
-use crate::info::{Capabilities, DomainAttributes, EndpointAttributes, Hints, Info, Link};
+use crate::info::{
+    Capabilities, DomainAttributes, EndpointAttributes, Hints, Info, Link, Progress,
+};
 
 const PROVIDER: &str = "efa";
 
@@ -38,6 +40,9 @@ pub fn info(hints: &Hints) -> Result<Vec<Info>, Error> {
     if let Some(provider) = hints.provider.as_ref().filter(|name| *name != PROVIDER) {
         return Err(Error::NoData { wanted: Wanted::Provider(provider.clone()) });
     }
+    if let Some(progress) = hints.progress.filter(|progress| *progress != Progress::Manual) {
+        return Err(Error::NoData { wanted: Wanted::Progress(progress) });
+    }
     let capabilities = match hints.capabilities {
         none if none.is_empty() => Capabilities::OFFERED,
         some => some.enabled(),
@@ -53,6 +58,8 @@ fn describe(link: Link, capabilities: Capabilities) -> Info {
     let config = Config::default();
     Info {
         provider: PROVIDER,
+        provider_version: env!("CARGO_PKG_VERSION"),
+        fabric: format!("{PROVIDER}-{link}"),
         link,
         capabilities,
         endpoint: EndpointAttributes::of(&config, efa_rdm::inject_limit(device.mtu), u64::MAX),

@@ -95,6 +95,8 @@ pub struct Hints {
     pub provider: Option<String>,
     /// The link.
     pub link: Option<Link>,
+    /// What is to move operations on.
+    pub progress: Option<Progress>,
 }
 
 impl Default for Capabilities {
@@ -110,6 +112,10 @@ impl Default for Capabilities {
 pub struct Info {
     /// Name of the provider.
     pub provider: &'static str,
+    /// Its version.
+    pub provider_version: &'static str,
+    /// Name of the fabric.
+    pub fabric: String,
     /// How packets travel.
     pub link: Link,
     /// Services: those asked for, or all if none were.
@@ -134,6 +140,33 @@ pub enum Threading {
 pub enum Progress {
     /// Reading completion queues, and nothing else (`FI_PROGRESS_MANUAL`).
     Manual,
+    /// Operations complete by themselves. Never offered: there are no threads behind one's back.
+    Automatic,
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Manual => "manual",
+            Self::Automatic => "automatic",
+        })
+    }
+}
+
+/// What happens when a queue is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ResourceManagement {
+    /// The next operation is not started, and nothing is lost (`FI_RM_ENABLED`).
+    Enabled,
+}
+
+/// How an address vector names peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AddressVectorKind {
+    /// By indices from 0 on (`FI_AV_TABLE`).
+    Table,
 }
 
 /// What a domain is like.
@@ -146,6 +179,10 @@ pub struct DomainAttributes {
     pub threading: Threading,
     /// What moves operations on.
     pub progress: Progress,
+    /// What happens when a queue is full.
+    pub resource_management: ResourceManagement,
+    /// How address vectors name peers.
+    pub address_vector: AddressVectorKind,
     /// Largest packet of the device in bytes.
     pub mtu: usize,
     /// Length in bytes of the data that a sender can pass to the receiver's completion.
@@ -166,10 +203,20 @@ pub enum MessageOrder {
     SendAfterSend,
 }
 
+/// How endpoints talk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EndpointKind {
+    /// Reliable datagrams: one endpoint, many peers, no connections (`FI_EP_RDM`).
+    ReliableDatagram,
+}
+
 /// What an endpoint is like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointAttributes {
+    /// How it talks.
+    pub kind: EndpointKind,
     /// Version of the EFA RDM protocol.
     pub protocol_version: u8,
     /// Length of an address in bytes.
@@ -186,6 +233,15 @@ pub struct EndpointAttributes {
     pub receive_size: usize,
     /// A multi-receive buffer with less room than this is given back.
     pub min_multi_receive: u64,
+    /// Bytes that a message's buffer must have in front of the message.
+    pub message_prefix_size: usize,
+    /// Up to which length in bytes data of one message is written before that of the next: not at
+    /// all.
+    pub max_write_after_write_size: u64,
+    /// Contexts for sending.
+    pub transmit_contexts: usize,
+    /// Contexts for receiving.
+    pub receive_contexts: usize,
     /// The order of messages.
     pub message_order: MessageOrder,
     /// How tags are divided: a bit that differs from its upper neighbour begins a field. All 64
@@ -201,6 +257,8 @@ impl DomainAttributes {
             name: device.name.clone(),
             threading: Threading::Safe,
             progress: Progress::Manual,
+            resource_management: ResourceManagement::Enabled,
+            address_vector: AddressVectorKind::Table,
             mtu: device.mtu,
             cq_data_size: size_of::<u64>(),
             mr_key_size: size_of::<u32>(),
@@ -214,6 +272,7 @@ impl EndpointAttributes {
     /// `inject_size` is the engine's, which alone knows its headers.
     pub(crate) fn of(config: &Config, inject_size: usize, max_message_size: u64) -> Self {
         Self {
+            kind: EndpointKind::ReliableDatagram,
             protocol_version: efa_proto::VERSION,
             address_size: Address::SIZE,
             max_message_size,
@@ -222,6 +281,10 @@ impl EndpointAttributes {
             transmit_size: config.max_sends,
             receive_size: config.max_receives,
             min_multi_receive: config.min_multi_receive,
+            message_prefix_size: 0,
+            max_write_after_write_size: 0,
+            transmit_contexts: 1,
+            receive_contexts: 1,
             message_order: MessageOrder::SendAfterSend,
             mem_tag_format: 0xaaaa_aaaa_aaaa_aaaa,
             iov_limit: 1,

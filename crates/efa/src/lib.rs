@@ -74,7 +74,8 @@ pub use clock::{Clock, ManualClock};
 pub use completion::{Completion, CompletionError, Kind, Refused, StartError};
 pub use completion_queue::{CompletionQueue, CompletionQueueOptions, Entry, WaitError};
 pub use domain::Domain;
-pub use efa_device::{Access, DeviceError, Status, Time};
+pub use efa_device::{Access, DeviceError, Gid, Qpn, Status, Time};
+pub use efa_proto::PacketType;
 pub use efa_rdm::{
     BackoffLimits, Config, ConfigError, DropReason, OperationError, Statistics, Subprotocol,
 };
@@ -88,7 +89,7 @@ pub use error::{Bound, CloseError, EnableError, Error, Wanted};
 pub use event::Event;
 pub use fabric::{Fabric, info};
 pub use info::{
-    Capabilities, DomainAttributes, EndpointAttributes, Hints, Info, Link, MessageOrder, Progress,
-    Threading,
+    AddressVectorKind, Capabilities, DomainAttributes, EndpointAttributes, EndpointKind, Hints,
+    Info, Link, MessageOrder, Progress, ResourceManagement, Threading,
 };
 pub use region::{MemoryRegion, OutOfRegion, RegionSlice, RegisterError};

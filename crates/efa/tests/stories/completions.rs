@@ -1,0 +1,308 @@
+//! Completion queues: reading, waiting, errors in their turn, and what happens when they are full.
+
+use std::time::Duration;
+
+use efa::{
+    CompletionQueueOptions, Direction, Kind, LocalOptions, Message, OperationError, Receive,
+    StartError, Status, WaitError,
+};
+
+use crate::world::{ALICE, BOB, World, options, pattern, with};
+
+// conformance: C72 C73
+#[test]
+fn reads_give_nothing_one_or_many() {
+    let world = World::pair(1);
+    let to_bob = world.introduce(ALICE, BOB);
+    let queue = world.ends[BOB].queue.clone();
+    assert!(queue.read().is_none());
+    let mut entries = Vec::new();
+    assert_eq!(queue.read_many(&mut entries, 16), 0);
+    for i in 0..20 {
+        world.end(BOB).receive(Receive::untagged(), vec![0; 8], i).unwrap();
+        world.end(ALICE).send(Message::to(to_bob), vec![i as u8], i).unwrap();
+    }
+    // Only time and progress of both ends; Bob's entries stay where they are.
+    for _ in 0..100 {
+        world.tick();
+        while world.ends[ALICE].queue.read().is_some() {}
+        queue.read_many(&mut entries, 0);
+        let most = 16 - entries.len();
+        assert!(queue.read_many(&mut entries, most) <= most);
+    }
+    assert_eq!(entries.len(), 16);
+    assert_eq!(queue.read_many(&mut entries, 16), 4);
+    let contexts: Vec<u64> = entries.into_iter().map(|entry| entry.unwrap().context).collect();
+    assert_eq!(contexts, (0..20).collect::<Vec<_>>());
+    assert!(queue.read().is_none());
+}
+
+#[test]
+fn a_wait_ends_when_its_time_is_up_or_something_completes() {
+    let world = World::new(LocalOptions::default());
+    let domain = world.fabric.domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let addresses = domain.address_vector();
+    let endpoint = |connid| {
+        domain
+            .endpoint(options(connid))
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()
+            .unwrap()
+    };
+    let (alice, bob) = (endpoint(1), endpoint(2));
+    let second = Duration::from_secs(1);
+    let Err(WaitError::TimedOut(timeout)) = queue.wait(second) else { panic!() };
+    assert_eq!(timeout, second);
+    assert!(world.clock.now() >= efa::Time::ZERO + second);
+
+    let to_bob = addresses.insert(bob.address()).unwrap();
+    bob.receive(Receive::untagged(), vec![0; 100_000], 1).unwrap();
+    alice.send(Message::to(to_bob), pattern(100_000, 1), 2).unwrap();
+    let mut contexts = [queue.wait(second).unwrap().context, queue.wait(second).unwrap().context];
+    contexts.sort_unstable();
+    assert_eq!(contexts, [1, 2]);
+
+    let receive = bob.receive(Receive::untagged(), vec![0; 8], 3).unwrap();
+    assert!(bob.cancel(receive));
+    let Err(WaitError::Failed(failed)) = queue.wait(second) else { panic!() };
+    assert_eq!(failed.to_string(), "operation with context 3: cancelled");
+}
+
+// conformance: C25
+#[test]
+fn reading_is_all_that_is_needed_for_the_protocol_to_move() {
+    let mut world = World::pair(2);
+    let to_bob = world.introduce(ALICE, BOB);
+    // A long message: request, HANDSHAKEs both ways, several grants.
+    world.end(BOB).receive(Receive::untagged(), vec![0; 3_000_000], 1).unwrap();
+    world.end(ALICE).send(Message::to(to_bob), pattern(3_000_000, 1), 2).unwrap();
+    for _ in 0..1000 {
+        world.tick();
+    }
+    assert_eq!(world.end(BOB).statistics().received.total(), 0, "nothing moves by itself");
+    assert_eq!(world.done(BOB).buffer, pattern(3_000_000, 1));
+    let statistics = world.end(ALICE).statistics();
+    assert!(statistics.received.of(efa::PacketType::Cts) > 3);
+    assert_eq!(statistics.received.of(efa::PacketType::Handshake), 1);
+}
+
+// conformance: C75
+#[test]
+fn failed_operations_come_in_their_turn() {
+    let mut world = World::pair(3);
+    let to_bob = world.introduce(ALICE, BOB);
+    for (context, room) in [(1, 100), (2, 10), (3, 100)] {
+        world.end(BOB).receive(Receive::untagged(), vec![0; room], context).unwrap();
+        world.end(ALICE).send(Message::to(to_bob), pattern(50, context), context).unwrap();
+    }
+    assert_eq!(world.done(BOB).context, 1);
+    let failed = world.failed(BOB);
+    assert_eq!(failed.completion.context, 2);
+    assert_eq!(failed.error, OperationError::Truncated { length: 50, capacity: 10 });
+    assert_eq!(world.done(BOB).context, 3);
+}
+
+// conformance: C76 C121
+#[test]
+fn a_failed_operation_tells_all_about_itself() {
+    let mut world = World::pair(4);
+    let (to_bob, to_alice) = (world.introduce(ALICE, BOB), world.introduce(BOB, ALICE));
+
+    // Truncated.
+    world.end(BOB).receive(Receive::masked(0x70, 0x0f), vec![0; 10], 1).unwrap();
+    let message = Message::to(to_bob).tagged(0x77).with_data(5);
+    world.end(ALICE).send(message, pattern(50, 1), 2).unwrap();
+    let failed = world.failed(BOB);
+    assert_eq!(failed.error, OperationError::Truncated { length: 50, capacity: 10 });
+    let completion = *failed.completion;
+    assert_eq!((completion.context, completion.kind, completion.length), (1, Kind::Receive, 10));
+    assert_eq!((completion.tag, completion.cq_data), (Some(0x77), Some(5)));
+    assert_eq!(completion.peer, Some(to_alice));
+    assert_eq!(completion.peer_address, Some(world.end(ALICE).address()));
+    assert_eq!(completion.buffer, pattern(50, 1)[..10]);
+    assert_eq!(world.done(ALICE).context, 2);
+
+    // Cancelled.
+    let receive = world.end(BOB).receive(Receive::tagged(9), vec![3; 10], 3).unwrap();
+    assert!(world.end(BOB).cancel(receive));
+    assert!(!world.end(BOB).cancel(receive), "once");
+    let failed = world.failed(BOB);
+    assert_eq!(failed.error, OperationError::Cancelled);
+    let completion = *failed.completion;
+    assert_eq!((completion.context, completion.kind, completion.length), (3, Kind::Receive, 0));
+    assert_eq!((completion.tag, completion.peer), (Some(9), None));
+    assert_eq!(completion.buffer, [3; 10], "the buffer is untouched");
+
+    // The peer is gone.
+    let place = efa::sim::record::QueuePairId {
+        gid: efa::Gid(efa_gid(&world)),
+        qpn: efa::Qpn(efa_qpn(&world)),
+    };
+    world.fabric.as_local().unwrap().kill(place).unwrap();
+    world.end(ALICE).send(Message::to(to_bob).tagged(4), pattern(20, 2), 4).unwrap();
+    let failed = world.failed(ALICE);
+    let OperationError::Device(status) = failed.error else { panic!("{failed}") };
+    assert_eq!((status, status.code()), (Status::UnresponsiveRemote, 13));
+    let completion = *failed.completion;
+    assert_eq!((completion.context, completion.kind, completion.length), (4, Kind::Send, 20));
+    assert_eq!((completion.tag, completion.peer), (Some(4), Some(to_bob)));
+    assert_eq!(completion.buffer, pattern(20, 2));
+}
+
+fn efa_gid(world: &World) -> [u8; 16] {
+    let bytes = world.end(BOB).address().to_bytes();
+    std::array::from_fn(|i| bytes[i])
+}
+
+fn efa_qpn(world: &World) -> u16 {
+    let bytes = world.end(BOB).address().to_bytes();
+    u16::from_le_bytes([bytes[16], bytes[17]])
+}
+
+// conformance: C27 C77 C117
+#[test]
+fn a_full_queue_refuses_the_next_operation_and_loses_nothing() {
+    const CAPACITY: usize = 10;
+    let mut world = World::new(LocalOptions { seed: 5, ..LocalOptions::default() });
+    for connid in [1, 2] {
+        world.add_with(options(connid), CompletionQueueOptions { capacity: CAPACITY });
+    }
+    let to_bob = world.introduce(ALICE, BOB);
+    let full = StartError::QueueFull { capacity: CAPACITY };
+    let (mut posted, mut sent, mut received) = (0, 0, 0);
+    let (mut post_refused, mut send_refused) = (0, 0);
+    while received < 200 {
+        while posted < 200 {
+            match world.end(BOB).receive(Receive::untagged(), vec![0; 100], posted) {
+                Ok(_) => posted += 1,
+                Err(refused) => {
+                    assert!(refused.error == full && refused.error.is_busy());
+                    assert_eq!(refused.buffer, [0; 100]);
+                    post_refused += 1;
+                    break;
+                }
+            }
+        }
+        let unread = posted - received - world.ends[BOB].entries.len() as u64;
+        assert!(unread <= CAPACITY as u64);
+        while sent < 200 {
+            match world.end(ALICE).send(Message::to(to_bob), pattern(100, sent), sent) {
+                Ok(()) => sent += 1,
+                Err(refused) => {
+                    assert_eq!(refused.error, full);
+                    assert_eq!(refused.buffer, pattern(100, sent));
+                    send_refused += 1;
+                    break;
+                }
+            }
+        }
+        let completion = world.done(BOB);
+        assert_eq!(completion.context, received);
+        assert_eq!(completion.buffer, pattern(100, received));
+        received += 1;
+    }
+    assert!(post_refused > 0 && send_refused > 0);
+    assert!(world.is_silent(BOB));
+}
+
+// conformance: C27
+#[test]
+fn as_many_operations_as_the_endpoint_says_are_under_way() {
+    let small = with(1, |c| (c.max_sends, c.max_receives) = (3, 5));
+    let mut world = World::pair_with(6, small, options(2));
+    let to_bob = world.introduce(ALICE, BOB);
+    let alice = world.end(ALICE);
+    assert_eq!((alice.attributes().transmit_size, alice.attributes().receive_size), (3, 5));
+    for i in 0..3 {
+        alice.send(Message::to(to_bob), "x", i).unwrap();
+    }
+    let refused = alice.send(Message::to(to_bob), "x", 3).unwrap_err();
+    assert_eq!(refused.error, StartError::Busy { limit: 3 });
+    for i in 0..5 {
+        alice.receive(Receive::untagged(), vec![0; 1], i).unwrap();
+    }
+    let refused = alice.receive(Receive::untagged(), vec![0; 1], 5).unwrap_err();
+    assert_eq!(refused.error, StartError::Busy { limit: 5 });
+    for _ in 0..3 {
+        world.done(ALICE);
+    }
+    world.end(ALICE).send(Message::to(to_bob), "x", 3).unwrap();
+    assert_eq!(world.done(ALICE).context, 3);
+}
+
+// conformance: C49 C78
+#[test]
+fn a_queue_may_serve_one_direction_or_many_endpoints() {
+    let mut world = World::pair(7);
+    let domain = world.fabric.domain().unwrap();
+    let queue = || domain.completion_queue(CompletionQueueOptions::default());
+    let (sends, receives) = (queue(), queue());
+    let addresses = domain.address_vector();
+    let endpoints = [3, 4].map(|connid| {
+        domain
+            .endpoint(options(connid))
+            .bind_completion_queue(&sends, Direction::Transmit)
+            .bind_completion_queue(&receives, Direction::Receive)
+            .bind_address_vector(&addresses)
+            .enable()
+            .unwrap()
+    });
+    for (i, endpoint) in endpoints.iter().enumerate() {
+        let to_endpoint = world.ends[ALICE].addresses.insert(endpoint.address()).unwrap();
+        let to_alice = addresses.insert(world.end(ALICE).address()).unwrap();
+        world.end(ALICE).receive(Receive::untagged(), vec![0; 8], 0).unwrap();
+        endpoint.receive(Receive::untagged(), vec![0; 8], i as u64).unwrap();
+        endpoint.send(Message::to(to_alice), "x", 10 + i as u64).unwrap();
+        world.end(ALICE).send(Message::to(to_endpoint), "y", 0).unwrap();
+    }
+    let (mut sent, mut received) = (Vec::new(), Vec::new());
+    for _ in 0..200 {
+        sends.read_many(&mut sent, 9);
+        receives.read_many(&mut received, 9);
+        while world.ends[ALICE].queue.read().is_some() {}
+        world.tick();
+    }
+    let contexts = |entries: Vec<efa::Entry>, kind| {
+        let mut contexts: Vec<u64> = entries
+            .into_iter()
+            .map(|entry| {
+                let completion = entry.unwrap();
+                assert_eq!(completion.kind, kind);
+                completion.context
+            })
+            .collect();
+        contexts.sort_unstable();
+        contexts
+    };
+    assert_eq!(contexts(sent, Kind::Send), [10, 11]);
+    assert_eq!(contexts(received, Kind::Receive), [0, 1]);
+    assert!(world.is_silent(BOB));
+}
+
+// conformance: C123
+#[test]
+fn a_send_to_a_dead_peer_never_succeeds() {
+    let mut world = World::pair(8);
+    let to_bob = world.introduce(ALICE, BOB);
+    world.end(BOB).receive(Receive::untagged(), vec![0; 1_000_000], 1).unwrap();
+    world.end(ALICE).send(Message::to(to_bob), pattern(1_000_000, 1), 2).unwrap();
+    drop(world.ends.pop());
+    assert!(matches!(world.failed(ALICE).error, OperationError::Device(Status::BadDestinationQpn)));
+    assert!(world.is_silent(ALICE));
+}
+
+// conformance: C50
+#[test]
+fn an_injected_message_that_fails_tells_so() {
+    let mut world = World::pair(9);
+    let to_bob = world.introduce(ALICE, BOB);
+    drop(world.ends.pop());
+    world.end(ALICE).inject(Message::to(to_bob).tagged(3), b"lost").unwrap();
+    let failed = world.failed(ALICE);
+    assert!(matches!(failed.error, OperationError::Device(_)));
+    let completion = *failed.completion;
+    assert_eq!((completion.kind, completion.tag, completion.length), (Kind::Send, Some(3), 4));
+    assert!(completion.buffer.is_empty());
+}

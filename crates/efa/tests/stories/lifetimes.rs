@@ -1,0 +1,323 @@
+//! Whatever is dropped, leaked, closed or cancelled, and in whatever order: no buffer is lost or
+//! used twice.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use efa::{
+    Access, AddressVector, CloseError, CompletionQueue, CompletionQueueOptions, Direction, Domain,
+    Endpoint, Fabric, Kind, LocalOptions, ManualClock, MemoryRegion, Message, OperationError,
+    Receive,
+};
+
+use crate::world::{ALICE, BOB, World, options, pattern, with};
+
+/// Memory that counts how much of it there is.
+struct Counted {
+    bytes: Vec<u8>,
+    live: Arc<AtomicUsize>,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.live.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn counted(live: &Arc<AtomicUsize>, length: usize) -> Bytes {
+    live.fetch_add(1, Ordering::Relaxed);
+    Bytes::from_owner(Counted { bytes: vec![7; length], live: live.clone() })
+}
+
+/// One of everything, in the middle of much work.
+struct Everything {
+    live: Arc<AtomicUsize>,
+    objects: Vec<Option<Object>>,
+}
+
+#[allow(dead_code, reason = "objects are there to be dropped")]
+enum Object {
+    Fabric(Fabric),
+    Domain(Domain),
+    Queue(CompletionQueue),
+    Addresses(AddressVector),
+    Alice(Endpoint),
+    Bob(Endpoint),
+    Region(MemoryRegion),
+}
+
+const OBJECTS: usize = 7;
+
+impl Everything {
+    /// `steps` says how far the work has got.
+    fn under_way(steps: usize) -> Self {
+        let clock = ManualClock::new();
+        let options_of_fabric = LocalOptions { max_regions: 1, ..LocalOptions::default() };
+        let fabric = Fabric::local(options_of_fabric).with_clock(&clock);
+        let domain = fabric.domain().unwrap();
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let addresses = domain.address_vector();
+        let endpoint = |connid| {
+            domain
+                .endpoint(with(connid, |c| c.min_multi_receive = 64))
+                .bind_completion_queue(&queue, Direction::Both)
+                .bind_address_vector(&addresses)
+                .enable()
+                .unwrap()
+        };
+        let (alice, bob) = (endpoint(1), endpoint(2));
+        let to_bob = addresses.insert(bob.address()).unwrap();
+        let region = domain.register(vec![0; 100_000], Access::default()).unwrap();
+        let live = Arc::new(AtomicUsize::new(0));
+        for tag in 0..5 {
+            let length = [100, 30_000, 500_000][tag as usize % 3];
+            let message = Message::to(to_bob).tagged(tag);
+            alice.send(message, counted(&live, length), tag).unwrap();
+        }
+        for tag in 1..4 {
+            let buffer = region.slice(0..90_000).unwrap();
+            bob.receive(Receive::tagged(tag), buffer, tag).unwrap();
+        }
+        bob.receive_many(None, region.slice(90_000..100_000).unwrap(), 9).unwrap();
+        for _ in 0..10 {
+            alice.send(Message::to(to_bob), counted(&live, 200), 0).unwrap();
+            alice.inject(Message::to(to_bob), b"injected").unwrap();
+        }
+        for _ in 0..steps {
+            // Not more than one is taken out, so that the queue is left with entries too.
+            drop(queue.read());
+            clock.advance(Duration::from_micros(3));
+        }
+        let objects = vec![
+            Some(Object::Fabric(fabric)),
+            Some(Object::Domain(domain)),
+            Some(Object::Queue(queue)),
+            Some(Object::Addresses(addresses)),
+            Some(Object::Alice(alice)),
+            Some(Object::Bob(bob)),
+            Some(Object::Region(region)),
+        ];
+        Self { live, objects }
+    }
+
+    fn domain(&self) -> Domain {
+        match &self.objects[1] {
+            Some(Object::Domain(domain)) => domain.clone(),
+            _ => panic!("dropped"),
+        }
+    }
+
+    /// Does with everything that is left what can be done with it.
+    fn go_on(&self) {
+        for object in self.objects.iter().flatten() {
+            match object {
+                Object::Fabric(fabric) => drop(fabric.domain().unwrap()),
+                Object::Domain(domain) => drop(domain.address_vector()),
+                Object::Queue(queue) => drop(queue.read()),
+                Object::Addresses(addresses) => {
+                    assert_eq!(addresses.len(), 1)
+                }
+                Object::Alice(endpoint) | Object::Bob(endpoint) => {
+                    let _ = endpoint.receive(Receive::tagged(77), vec![0; 10], 77);
+                    let _ = endpoint.event();
+                }
+                Object::Region(region) => drop(region.write(0, b"still here")),
+            }
+        }
+    }
+}
+
+/// All orders of `n` things.
+fn permutations(n: usize) -> Vec<Vec<usize>> {
+    if n == 0 {
+        return vec![Vec::new()];
+    }
+    let shorter = permutations(n - 1);
+    let put = |order: &Vec<usize>, at: usize| {
+        let mut order = order.clone();
+        order.insert(at, n - 1);
+        order
+    };
+    shorter.iter().flat_map(|order| (0..n).map(move |at| put(order, at))).collect()
+}
+
+// conformance: C18 C30
+#[test]
+fn objects_may_be_dropped_in_any_order() {
+    let orders = permutations(OBJECTS);
+    assert_eq!(orders.len(), 5040);
+    for (i, order) in orders.into_iter().enumerate() {
+        let mut everything = Everything::under_way(i % 40);
+        let live = everything.live.clone();
+        // Half of the time somebody looks on who holds the domain, and sees the region go.
+        let onlooker = (i % 2 == 0).then(|| everything.domain());
+        for object in order {
+            everything.objects[object] = None;
+            everything.go_on();
+        }
+        assert_eq!(live.load(Ordering::Relaxed), 0, "every buffer that was sent is freed");
+        if let Some(domain) = onlooker {
+            domain.register(vec![0; 1], Access::default()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_leaked_object_does_no_harm() {
+    for leaked in 0..OBJECTS {
+        for steps in [0, 10, 30] {
+            let mut everything = Everything::under_way(steps);
+            std::mem::forget(everything.objects[leaked].take());
+            while let Some(object) = everything.objects.iter().position(Option::is_some) {
+                everything.go_on();
+                everything.objects[object] = None;
+            }
+        }
+    }
+}
+
+// conformance: A223
+#[test]
+fn a_dropped_endpoint_gives_all_its_buffers_back() {
+    for steps in 0..60 {
+        let mut world = World::pair(steps);
+        let (to_bob, to_alice) = (world.introduce(ALICE, BOB), world.introduce(BOB, ALICE));
+        let mut expected = Vec::new();
+        for i in 0..6 {
+            let length = [10, 40_000, 400_000][i as usize % 3];
+            world.end(ALICE).send(Message::to(to_bob).tagged(i), pattern(length, i), i).unwrap();
+            world.end(BOB).send(Message::to(to_alice).tagged(i), pattern(length, i), i).unwrap();
+            expected.push((Kind::Send, i));
+        }
+        for i in 3..9 {
+            for end in [ALICE, BOB] {
+                world.end(end).receive(Receive::tagged(i), vec![0; 400_000], i).unwrap();
+            }
+            expected.push((Kind::Receive, i));
+        }
+        world.end(ALICE).receive_many(None, vec![0; 20_000], 100).unwrap();
+        expected.push((Kind::MultiReceive, 100));
+        for _ in 0..steps * 2 {
+            for end in [ALICE, BOB] {
+                while let Some(entry) = world.ends[end].queue.read() {
+                    world.ends[end].entries.push_back(entry);
+                }
+            }
+            world.tick();
+        }
+        let alice = world.ends.swap_remove(ALICE);
+        drop(alice.endpoint);
+        let mut entries = Vec::from(alice.entries);
+        while alice.queue.read_many(&mut entries, 7) > 0 {}
+        let mut ended: Vec<(Kind, u64)> = Vec::new();
+        for entry in entries {
+            let completion = match entry {
+                Ok(completion) => completion,
+                Err(failed) => {
+                    assert_eq!(failed.error, OperationError::Cancelled);
+                    *failed.completion
+                }
+            };
+            assert!(!completion.buffer.is_empty());
+            // A cancelled multi-receive is a receive that got nothing.
+            let kind = match completion.context {
+                100 => Kind::MultiReceive,
+                _ => completion.kind,
+            };
+            ended.push((kind, completion.context));
+        }
+        ended.sort_by_key(|(kind, context)| (*kind as u8, *context));
+        assert_eq!(ended, expected, "each operation ends once");
+    }
+}
+
+// conformance: A58
+#[test]
+fn an_endpoint_may_be_closed_that_has_just_answered() {
+    let mut world = World::pair(1);
+    let to_bob = world.introduce(ALICE, BOB);
+    world.end(BOB).receive(Receive::untagged(), vec![0; 8], 1).unwrap();
+    world.end(ALICE).send(Message::to(to_bob), "hello", 2).unwrap();
+    while world.end(BOB).statistics().sent.total() == 0 {
+        world.tick();
+        let queue = world.ends[BOB].queue.clone();
+        world.ends[BOB].entries.extend(queue.read());
+    }
+    // His HANDSHAKE is on its way. He goes, and she is none the wiser.
+    let bob = world.ends.remove(BOB);
+    bob.endpoint.close(Duration::from_secs(1)).unwrap();
+    assert_eq!(bob.entries.front().unwrap().as_ref().unwrap().context, 1);
+    assert_eq!(world.done(ALICE).context, 2);
+    assert!(world.is_silent(ALICE));
+}
+
+#[test]
+fn closing_delivers_what_peers_wait_for() {
+    let mut world = World::pair(2);
+    let to_bob = world.introduce(ALICE, BOB);
+    // As many as Bob's device takes while nobody moves him on.
+    for i in 0..60 {
+        world.end(ALICE).inject(Message::to(to_bob).tagged(i), &pattern(1000, i)).unwrap();
+    }
+    let alice = world.ends.remove(ALICE);
+    alice.endpoint.close(Duration::from_secs(1)).unwrap();
+    for i in 0..60 {
+        let bob = &world.ends[0].endpoint;
+        bob.receive(Receive::tagged(i), vec![0; 1000], i).unwrap();
+        assert_eq!(world.done(0).buffer, pattern(1000, i));
+    }
+}
+
+#[test]
+fn closing_gives_up_on_peers_that_never_listen() {
+    // Bob has one receive buffer, and nobody moves him on.
+    let mut world = World::pair_with(3, options(1), with(2, |c| c.min_receive_buffers = 1));
+    let to_bob = world.introduce(ALICE, BOB);
+    for i in 0..10 {
+        world.end(ALICE).send(Message::to(to_bob), pattern(100, i), i).unwrap();
+    }
+    let alice = world.ends.remove(ALICE);
+    let timeout = Duration::from_millis(50);
+    let before = world.clock.now();
+    assert_eq!(alice.endpoint.close(timeout), Err(CloseError { timeout }));
+    assert!(world.clock.now() - before >= timeout);
+    let mut contexts = Vec::new();
+    while let Some(entry) = alice.queue.read() {
+        contexts.push(entry.map_or_else(|failed| failed.completion.context, |done| done.context));
+    }
+    contexts.sort_unstable();
+    assert_eq!(contexts, (0..10).collect::<Vec<_>>(), "and every buffer comes back");
+}
+
+#[test]
+fn places_of_a_dropped_endpoint_are_free_again() {
+    let mut world = World::new(LocalOptions::default());
+    world.add_with(options(1), CompletionQueueOptions { capacity: 3 });
+    let end = world.ends.remove(0);
+    for i in 0..3 {
+        end.endpoint.receive(Receive::untagged(), vec![0; 1], i).unwrap();
+    }
+    drop(end.endpoint);
+    let second = end
+        .domain
+        .endpoint(options(2))
+        .bind_completion_queue(&end.queue, Direction::Both)
+        .bind_address_vector(&end.addresses)
+        .enable()
+        .unwrap();
+    assert!(second.receive(Receive::untagged(), vec![0; 1], 9).is_err(), "three are to be read");
+    for _ in 0..3 {
+        assert!(end.queue.read().unwrap().is_err());
+    }
+    for i in 0..3 {
+        second.receive(Receive::untagged(), vec![0; 1], i).unwrap();
+    }
+}

@@ -1,0 +1,99 @@
+//! The same program over shared memory.
+
+use std::thread;
+use std::time::Duration;
+
+use efa::{
+    Address, CompletionQueueOptions, Direction, EndpointOptions, Fabric, Link, Message, Receive,
+    ShmOptions,
+};
+
+use crate::world::pattern;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A host of this test process alone.
+fn host(name: &str) -> Fabric {
+    Fabric::shm(ShmOptions::new(format!("{name}-{}", std::process::id())))
+}
+
+#[test]
+fn two_threads_play_ping_pong_over_shared_memory() {
+    const ROUNDS: u64 = 50;
+    let length = |i: u64| [0, 10, 9_000, 70_000, 300_000][i as usize % 5];
+    let (tell_alice, addresses_of_bob) = std::sync::mpsc::channel::<Address>();
+    let (tell_bob, addresses_of_alice) = std::sync::mpsc::channel::<Address>();
+    // Each side has a fabric of its own, as two processes would.
+    let play = |serves: bool,
+                tell: std::sync::mpsc::Sender<Address>,
+                told: std::sync::mpsc::Receiver<Address>| {
+        let fabric = host("ping-pong");
+        assert_eq!(fabric.link(), Link::Shm);
+        let domain = fabric.domain().unwrap();
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let addresses = domain.address_vector();
+        let endpoint = domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()
+            .unwrap();
+        tell.send(endpoint.address()).unwrap();
+        let peer = addresses.insert(told.recv().unwrap()).unwrap();
+        for i in 0..ROUNDS {
+            endpoint.receive(Receive::tagged(i).from(peer), vec![0; 300_000], i).unwrap();
+        }
+        let serve =
+            |i| endpoint.send(Message::to(peer).tagged(i), pattern(length(i), i), i).unwrap();
+        if serves {
+            serve(0);
+        }
+        let mut received = 0;
+        while received < ROUNDS {
+            let completion = queue.wait(PATIENCE).unwrap();
+            if completion.is_received() {
+                assert_eq!((completion.context, completion.peer), (received, Some(peer)));
+                assert_eq!(completion.into_message(), pattern(length(received), received));
+                // The server's next ball, or the other's return.
+                match serves {
+                    true if received + 1 < ROUNDS => serve(received + 1),
+                    true => {}
+                    false => serve(received),
+                }
+                received += 1;
+            }
+        }
+        endpoint.close(PATIENCE).unwrap();
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| play(true, tell_bob, addresses_of_bob));
+        scope.spawn(|| play(false, tell_alice, addresses_of_alice));
+    });
+}
+
+#[test]
+fn an_address_survives_being_told_as_text() {
+    let fabric = host("text");
+    let domain = fabric.domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let addresses = domain.address_vector();
+    let endpoint = || {
+        domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()
+            .unwrap()
+    };
+    let (alice, bob) = (endpoint(), endpoint());
+    let told: Address = bob.address().to_string().parse().unwrap();
+    let to_bob = addresses.insert(told).unwrap();
+    bob.receive(Receive::untagged(), vec![0; 100_000], 1).unwrap();
+    alice.send(Message::to(to_bob), pattern(100_000, 1), 2).unwrap();
+    let mut contexts = [queue.wait(PATIENCE).unwrap(), queue.wait(PATIENCE).unwrap()].map(|done| {
+        assert_eq!(done.buffer, pattern(100_000, 1));
+        done.context
+    });
+    contexts.sort_unstable();
+    assert_eq!(contexts, [1, 2]);
+}

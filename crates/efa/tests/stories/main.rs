@@ -1,0 +1,14 @@
+//! Stories of the object model, on a network with a clock that is moved by hand unless a story is
+//! about something else.
+
+#![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
+
+mod buffers;
+mod completions;
+mod lifetimes;
+mod links;
+mod messages;
+mod peers;
+mod setup;
+mod threads;
+mod world;

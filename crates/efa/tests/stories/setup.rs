@@ -1,0 +1,285 @@
+//! What there is, and how endpoints are made.
+
+use efa::{
+    AddressVectorKind, Bound, Capabilities, CompletionQueueOptions, Config, ConfigError, Direction,
+    EnableError, EndpointKind, EndpointOptions, Error, Fabric, Hints, Link, LocalOptions, Message,
+    MessageOrder, Progress, Receive, ResourceManagement, ShmOptions, StartError, Threading, Wanted,
+    info,
+};
+
+use crate::world::{ALICE, BOB, World, options};
+
+// conformance: C2
+#[test]
+fn without_hints_everything_is_listed_and_what_is_not_there_is_told() {
+    let all = info(&Hints::default()).unwrap();
+    let links: Vec<Link> = all.iter().map(|info| info.link).collect();
+    assert_eq!(links, Link::ALL);
+    for info in &all {
+        assert_eq!(info.capabilities, Capabilities::OFFERED);
+    }
+    let capabilities = Capabilities::MSG | Capabilities::RMA | Capabilities::ATOMIC;
+    let missing = Capabilities::RMA | Capabilities::ATOMIC;
+    assert_eq!(
+        info(&Hints { capabilities, ..Hints::default() }),
+        Err(Error::NoData { wanted: Wanted::Capabilities(missing) })
+    );
+    let error = info(&Hints { capabilities, ..Hints::default() }).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "nothing offers what the hints ask for: capabilities RMA | ATOMIC"
+    );
+}
+
+// conformance: C15
+#[test]
+fn the_provider_is_chosen_by_name() {
+    let by_name = |name: &str| info(&Hints { provider: Some(name.into()), ..Hints::default() });
+    let found = by_name("efa").unwrap();
+    assert_eq!(found.len(), 2);
+    for info in found {
+        assert_eq!((info.provider, info.provider_version), ("efa", env!("CARGO_PKG_VERSION")));
+        assert_eq!(info.fabric, format!("efa-{}", info.link));
+    }
+    assert_eq!(by_name("tcp"), Err(Error::NoData { wanted: Wanted::Provider("tcp".into()) }));
+    let local = info(&Hints { link: Some(Link::Local), ..Hints::default() }).unwrap();
+    assert_eq!(local.iter().map(|info| info.link).collect::<Vec<_>>(), [Link::Local]);
+}
+
+// conformance: C9 C10
+#[test]
+fn capabilities_asked_for_are_there_or_nothing_is() {
+    for capability in Capabilities::all().iter() {
+        let found = info(&Hints { capabilities: capability, ..Hints::default() });
+        match Capabilities::OFFERED.contains(capability) {
+            true => assert!(found.unwrap().iter().all(|i| i.capabilities.contains(capability))),
+            false => assert!(found.is_err()),
+        }
+    }
+    assert!(!Capabilities::OFFERED.contains(Capabilities::RMA_EVENT));
+}
+
+// conformance: A220
+#[test]
+fn progress_is_manual_and_nothing_else() {
+    let with = |progress| info(&Hints { progress: Some(progress), ..Hints::default() });
+    assert_eq!(
+        with(Progress::Automatic),
+        Err(Error::NoData { wanted: Wanted::Progress(Progress::Automatic) })
+    );
+    for info in with(Progress::Manual).unwrap() {
+        assert_eq!(info.domain.progress, Progress::Manual);
+    }
+}
+
+// conformance: C20 C21
+#[test]
+fn a_domain_opens_from_everything_that_is_listed() {
+    for info in info(&Hints::default()).unwrap() {
+        let fabric = Fabric::open(&info);
+        assert_eq!(fabric.link(), info.link);
+        let domain = fabric.domain().unwrap();
+        assert_eq!(domain.fabric().link(), info.link);
+        let mut attributes = domain.attributes();
+        attributes.name.clone_from(&info.domain.name);
+        assert_eq!(attributes, info.domain, "but for the device's own name");
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let endpoint = domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&domain.address_vector())
+            .enable()
+            .unwrap();
+        assert_eq!(*endpoint.attributes(), info.endpoint);
+        assert_eq!(endpoint.capabilities(), info.capabilities);
+    }
+}
+
+// conformance: C23 C51 C53 C111
+#[test]
+fn attributes_say_what_kind_of_endpoint_it_is() {
+    let world = World::pair(1);
+    let domain = world.ends[ALICE].domain.attributes();
+    assert_eq!(domain.threading, Threading::Safe);
+    assert_eq!(domain.resource_management, ResourceManagement::Enabled);
+    assert_eq!(domain.address_vector, AddressVectorKind::Table);
+    assert_eq!((domain.cq_data_size, domain.mr_key_size), (8, 4));
+    let endpoint = world.end(ALICE).attributes();
+    assert_eq!(endpoint.kind, EndpointKind::ReliableDatagram);
+    assert_eq!(endpoint.protocol_version, 4);
+    assert_eq!(endpoint.max_message_size, u64::MAX);
+    assert_eq!(endpoint.message_prefix_size, 0);
+    assert_eq!(endpoint.max_write_after_write_size, 0);
+    assert_eq!((endpoint.transmit_contexts, endpoint.receive_contexts), (1, 1));
+    assert_eq!(endpoint.message_order, MessageOrder::SendAfterSend);
+    assert_eq!(endpoint.mem_tag_format, 0xaaaa_aaaa_aaaa_aaaa);
+    assert_eq!(endpoint.inject_size, domain.mtu - 168);
+}
+
+#[test]
+fn the_attributes_follow_device_and_settings() {
+    let mut world = World::new(LocalOptions { mtu: 4096, ..LocalOptions::default() });
+    let protocol = Config { max_sends: 5, max_medium: 10_000, ..Config::default() };
+    world.add(EndpointOptions { protocol, ..options(1) });
+    assert_eq!(world.ends[0].domain.attributes().mtu, 4096);
+    let attributes = world.end(0).attributes();
+    assert_eq!((attributes.transmit_size, attributes.max_medium), (5, 10_000));
+    assert_eq!(attributes.inject_size, 4096 - 168);
+}
+
+// conformance: C47
+#[test]
+fn enabling_names_what_is_missing() {
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let addresses = domain.address_vector();
+    let new = || domain.endpoint(EndpointOptions::default());
+    let missing = |builder: efa::EndpointBuilder| match builder.enable() {
+        Err(EnableError::Missing(bound)) => bound,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(missing(new().bind_address_vector(&addresses)), Bound::TransmitQueue);
+    let sending = new().bind_completion_queue(&queue, Direction::Transmit);
+    assert_eq!(missing(sending.bind_address_vector(&addresses)), Bound::ReceiveQueue);
+    let receiving = new().bind_completion_queue(&queue, Direction::Receive);
+    assert_eq!(missing(receiving.bind_address_vector(&addresses)), Bound::TransmitQueue);
+    let unaddressed = new().bind_completion_queue(&queue, Direction::Both);
+    let error = unaddressed.enable().unwrap_err();
+    assert_eq!(error, EnableError::Missing(Bound::AddressVector));
+    assert_eq!(error.to_string(), "no address vector is bound");
+}
+
+// conformance: C19 C93
+#[test]
+fn only_objects_of_one_domain_are_bound_together() {
+    let fabric = Fabric::local(LocalOptions::default());
+    let (domain, other) = (fabric.domain().unwrap(), fabric.domain().unwrap());
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let foreign_queue = other.completion_queue(CompletionQueueOptions::default());
+    let new = || domain.endpoint(EndpointOptions::default());
+    let error = new()
+        .bind_completion_queue(&queue, Direction::Transmit)
+        .bind_completion_queue(&foreign_queue, Direction::Receive)
+        .bind_address_vector(&domain.address_vector())
+        .enable()
+        .unwrap_err();
+    assert_eq!(error, EnableError::OtherDomain(Bound::ReceiveQueue));
+    let error = new()
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_address_vector(&other.address_vector())
+        .enable()
+        .unwrap_err();
+    assert_eq!(error, EnableError::OtherDomain(Bound::AddressVector));
+}
+
+#[test]
+fn nothing_is_bound_twice() {
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let addresses = domain.address_vector();
+    let new = || domain.endpoint(EndpointOptions::default()).bind_address_vector(&addresses);
+    let both = new().bind_completion_queue(&queue, Direction::Both);
+    let error = both.bind_completion_queue(&queue, Direction::Transmit).enable().unwrap_err();
+    assert_eq!(error, EnableError::Twice(Bound::TransmitQueue));
+    let error = new().bind_address_vector(&addresses).enable().unwrap_err();
+    assert_eq!(error, EnableError::Twice(Bound::AddressVector));
+}
+
+// conformance: C7 C8
+#[test]
+fn an_endpoint_does_what_it_was_asked_for_and_no_more() {
+    let (msg, tagged) = (Capabilities::MSG, Capabilities::TAGGED);
+    let (send, receive) = (Capabilities::SEND, Capabilities::RECV);
+    let multi = Capabilities::MULTI_RECV;
+    let directed = Capabilities::DIRECTED_RECV;
+    // Asked for; then whether send, tagged send, receive, tagged receive may be called.
+    let table = [
+        (msg, [true, false, true, false]),
+        (tagged, [false, true, false, true]),
+        (msg | tagged, [true; 4]),
+        (msg | send, [true, false, false, false]),
+        (msg | receive, [false, false, true, false]),
+        (tagged | send | receive, [false, true, false, true]),
+        (Capabilities::empty(), [false; 4]),
+    ];
+    for (capabilities, allowed) in table {
+        let narrow = EndpointOptions { capabilities, ..options(1) };
+        let world = World::pair_with(1, narrow, options(2));
+        let to_bob = world.introduce(ALICE, BOB);
+        let alice = world.end(ALICE);
+        let refused = |result: Result<(), efa::Refused>| match result {
+            Ok(()) => true,
+            Err(refused) => {
+                assert!(matches!(refused.error, StartError::Disabled(_)));
+                false
+            }
+        };
+        let message = Message::to(to_bob);
+        assert_eq!(
+            [
+                refused(alice.send(message, "x", 0)),
+                refused(alice.send(message.tagged(1), "x", 0)),
+                refused(alice.receive(Receive::untagged(), vec![0; 1], 0).map(drop)),
+                refused(alice.receive(Receive::tagged(1), vec![0; 1], 0).map(drop)),
+            ],
+            allowed,
+            "{capabilities}"
+        );
+        assert_eq!(alice.inject(message, b"x").is_ok(), allowed[0]);
+        let many = alice.receive_many(None, vec![0; 1], 0).unwrap_err();
+        assert_eq!(many.error, StartError::Disabled(multi));
+        if allowed[2] {
+            let one = alice.receive(Receive::untagged().from(to_bob), vec![0; 1], 0).unwrap_err();
+            assert_eq!(one.error, StartError::Disabled(directed));
+        }
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_told() {
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let enable = |options| {
+        domain
+            .endpoint(options)
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&domain.address_vector())
+            .enable()
+    };
+    let protocol = Config { max_sends: 0, ..Config::default() };
+    assert_eq!(
+        enable(EndpointOptions { protocol, ..EndpointOptions::default() }).unwrap_err(),
+        EnableError::Config(ConfigError::TooSmall { setting: "max_sends", value: 0, least: 1 })
+    );
+    let capabilities = Capabilities::MSG | Capabilities::TRIGGER;
+    assert_eq!(
+        enable(EndpointOptions { capabilities, ..EndpointOptions::default() }).unwrap_err(),
+        EnableError::NotOffered(Capabilities::TRIGGER)
+    );
+    let send_depth = 1 << 30;
+    let error = enable(EndpointOptions { send_depth, ..EndpointOptions::default() }).unwrap_err();
+    assert!(matches!(error, EnableError::Device(efa::DeviceError::TooLong { .. })));
+    let nameless = Fabric::shm(ShmOptions::new("")).domain().unwrap_err();
+    assert!(matches!(nameless, Error::Device(efa::DeviceError::Inconsistent { .. })));
+}
+
+#[test]
+fn lives_of_endpoints_differ() {
+    let fabric = Fabric::local(LocalOptions::default());
+    let domain = fabric.domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let connids: std::collections::HashSet<u32> = (0..100)
+        .map(|_| {
+            let endpoint = domain
+                .endpoint(EndpointOptions::default())
+                .bind_completion_queue(&queue, Direction::Both)
+                .bind_address_vector(&domain.address_vector())
+                .enable()
+                .unwrap();
+            let bytes = endpoint.address().to_bytes();
+            u32::from_le_bytes([bytes[20], bytes[21], bytes[22], bytes[23]])
+        })
+        .collect();
+    assert_eq!(connids.len(), 100);
+    assert!(connids.iter().all(|connid| connid >> 31 == 0));
+}
