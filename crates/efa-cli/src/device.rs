@@ -1,10 +1,13 @@
-//! The software device that a command works with.
+//! The software device that a command works with, an endpoint on it, and a capture of its packets.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use efa::{Domain, Fabric, ShmOptions};
+use efa::{
+    AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, EnableError,
+    Endpoint, EndpointOptions, Fabric, ShmOptions,
+};
 use efa_sim::capture::{Capture, CaptureError};
 use efa_sim::record::{Record, SharedSink, Sink};
 
@@ -34,6 +37,28 @@ impl DeviceArgs {
     pub(crate) fn open_captured(&self, capture: &CaptureFile) -> Result<Domain, efa::Error> {
         let capture = Some(SharedSink::new(capture.clone()));
         Fabric::shm(ShmOptions { capture, ..self.options() }).domain()
+    }
+}
+
+/// An enabled endpoint with what is bound to it.
+pub(crate) struct Objects {
+    pub(crate) endpoint: Endpoint,
+    /// For sends and receives.
+    pub(crate) queue: CompletionQueue,
+    pub(crate) addresses: AddressVector,
+}
+
+impl Objects {
+    /// With room for `capacity` operations under way.
+    pub(crate) fn new(domain: &Domain, capacity: usize) -> Result<Self, EnableError> {
+        let queue = domain.completion_queue(CompletionQueueOptions { capacity });
+        let addresses = domain.address_vector();
+        let endpoint = domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()?;
+        Ok(Self { endpoint, queue, addresses })
     }
 }
 

@@ -4,7 +4,7 @@
 //!  main ──► pingpong   two processes, every size and subprotocol, a table of what was measured
 //!       ──► info       what the device and its endpoints can do
 //!       ──► decode     the packets of a capture, one line each
-//!            all on top of: output (standard output that may be closed)
+//!            all on top of: device (the software device), output (that may be closed)
 //! ```
 //!
 //! Exit codes: 0 it worked, 1 it did not, 2 the command line makes no sense.
@@ -12,6 +12,7 @@
 
 mod decode;
 mod device;
+mod info;
 mod output;
 mod pingpong;
 
@@ -42,6 +43,8 @@ struct Cli {
 enum Command {
     /// Exchange messages of all sizes between two processes, and measure how long it takes
     Pingpong(pingpong::Args),
+    /// Print what the device and its endpoints can do
+    Info(info::Args),
     /// Print the packets of a capture, one line each
     Decode(decode::Args),
 }
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Pingpong(args) => Ok(pingpong::run(&args)?),
+        Command::Info(args) => Ok(info::run(&args)?),
         Command::Decode(args) => Ok(decode::run(&args)?),
     }
 }

@@ -4,11 +4,9 @@
 mod common;
 
 use std::borrow::Cow;
-use std::io::Write;
 use std::path::PathBuf;
-use std::process::Stdio;
 
-use common::{efa, finish, fresh, run};
+use common::{Outcome, efa, fresh, run};
 use efa_device::{Gid, Qpn, Status, Time};
 use efa_proto::{Cts, Header, MsgId, OpId, RawAddress, ReqOptions, Rtm, RtmKind};
 use efa_sim::capture::Capture;
@@ -81,7 +79,7 @@ fn capture(name: &str) -> PathBuf {
     path
 }
 
-fn decode(file: PathBuf, options: &[&str]) -> common::Outcome {
+fn decode(file: PathBuf, options: &[&str]) -> Outcome {
     let mut arguments = vec!["decode".into(), file.into_os_string()];
     arguments.extend(options.iter().map(Into::into));
     run(arguments)
@@ -170,10 +168,9 @@ fn filters_without_sense_are_refused() {
 
 #[test]
 fn standard_input() {
-    let mut child = efa(["decode", "-", "--count"]).stdin(Stdio::piped()).spawn().unwrap();
-    let bytes = std::fs::read(capture("stdin.pcapng")).unwrap();
-    child.stdin.take().unwrap().write_all(&bytes).unwrap();
-    assert_eq!(finish(common::Running(child)).success(), "7\n");
+    let file = std::fs::File::open(capture("stdin.pcapng")).unwrap();
+    let output = efa(["decode", "-", "--count"]).stdin(file).output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "7\n");
 }
 
 #[test]
@@ -191,8 +188,8 @@ fn a_reader_that_goes_away_is_no_error() {
     capture.finish().unwrap();
     let mut child = efa(["decode".as_ref(), path.as_os_str()]).spawn().unwrap();
     drop(child.stdout.take());
-    let outcome = finish(common::Running(child));
-    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
 }
 
 #[test]

@@ -125,8 +125,10 @@ pub(crate) enum EventFilter {
     /// It left its sender
     Sent,
     /// It reached its receiver
+    #[value(alias = "recv")]
     Received,
     /// It was given up
+    #[value(alias = "fail")]
     Failed,
 }
 

@@ -14,12 +14,12 @@ const PREFIX: usize = 24;
 /// Bytes in a line of a dump.
 const DUMP: usize = 16;
 
-/// Name of an event in a line.
-fn event_name(event: PacketEvent) -> &'static str {
+/// Names of an event, short and in full.
+fn event_names(event: PacketEvent) -> (&'static str, &'static str) {
     match event {
-        PacketEvent::Sent => "sent",
-        PacketEvent::Received => "recv",
-        PacketEvent::Failed(_) => "fail",
+        PacketEvent::Sent => ("sent", "sent"),
+        PacketEvent::Received => ("recv", "received"),
+        PacketEvent::Failed(_) => ("fail", "failed"),
     }
 }
 
@@ -27,7 +27,7 @@ fn event_name(event: PacketEvent) -> &'static str {
 pub(super) fn line(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Result<()> {
     let Entry { record, packet, elapsed } = entry;
     let (source, destination) = (record.source, record.destination);
-    let event = event_name(record.event);
+    let (event, _) = event_names(record.event);
     write!(out, "{} {event} {source} → {destination} ", Seconds(*elapsed))?;
     match packet {
         Ok(packet) => write!(out, "{packet}")?,
@@ -115,7 +115,7 @@ pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
     };
     let line = Line {
         time_ns: record.time.as_nanos(),
-        event: event_name(record.event),
+        event: event_names(record.event).1,
         status,
         source: record.source.into(),
         destination: record.destination.into(),

@@ -52,19 +52,16 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Arguments of `efa pingpong`.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "\
+#[command(after_help = "\
 Without HOST and --listen, the server is started as a second process on this host, and ended with \
 the run. By hand, start `efa pingpong --listen` first and `efa pingpong HOST` then; the software \
 device reaches processes of one host, so both must run on the same.
 
 Sizes are in bytes or with k, M, G; a range doubles from its first size up to its last. Sizes, \
-repetitions and all that messages are like is for the client to say.",
-    group(clap::ArgGroup::new("client-only").multiple(true).conflicts_with_all(["listen", "serve_inherited"]))
-)]
+repetitions and all that messages are like is for the client to say.")]
 pub(crate) struct Args {
     /// Connect to a server that was started by hand [default port: 47592]
-    #[arg(value_name = "HOST[:PORT]", group = "client-only")]
+    #[arg(value_name = "HOST[:PORT]", conflicts_with = "listen")]
     host: Option<HostPort>,
     /// Be the server for one client [default: 127.0.0.1:47592; port 0 picks one]
     #[arg(
@@ -79,30 +76,30 @@ pub(crate) struct Args {
     serve_inherited: bool,
     /// Sizes of messages, such as `0,8,1k,64K,1M-6M` [default: up to 6M, with those around each
     /// change of the subprotocol]
-    #[arg(long, value_name = "LIST", group = "client-only")]
+    #[arg(long, value_name = "LIST", conflicts_with = "listen")]
     sizes: Option<Sizes>,
     /// Repetitions of each size [default: 5000, fewer of long messages]
-    #[arg(long, value_name = "N", group = "client-only",
+    #[arg(long, value_name = "N", conflicts_with = "listen",
         value_parser = RangedU64ValueParser::<u64>::new().range(1..=MAX_ITERATIONS))]
     iterations: Option<u64>,
     /// Repetitions of each size before those that count
-    #[arg(long, value_name = "N", group = "client-only", default_value_t = WARMUP,
+    #[arg(long, value_name = "N", conflicts_with = "listen", default_value_t = WARMUP,
         value_parser = RangedU64ValueParser::<u64>::new().range(0..=MAX_ITERATIONS))]
     warmup: u64,
     /// Send tagged messages, each with a tag of its own
-    #[arg(long, group = "client-only")]
+    #[arg(long, conflicts_with = "listen")]
     tagged: bool,
     /// Send 64 bits of completion data along with each message
-    #[arg(long, group = "client-only")]
+    #[arg(long, conflicts_with = "listen")]
     cq_data: bool,
     /// Don't write and check all bytes of all messages
-    #[arg(long, group = "client-only")]
+    #[arg(long, conflicts_with = "listen")]
     no_check: bool,
     /// Measure one-way streams instead of round trips
-    #[arg(long, group = "client-only")]
+    #[arg(long, conflicts_with = "listen")]
     bandwidth: bool,
     /// Messages under way at a time [default: 64, fewer of long messages]
-    #[arg(long, value_name = "N", group = "client-only", requires = "bandwidth",
+    #[arg(long, value_name = "N", conflicts_with = "listen", requires = "bandwidth",
         value_parser = RangedU64ValueParser::<u64>::new().range(1..=MAX_WINDOW))]
     window: Option<u64>,
     /// Write all packets that this side sends and receives into a file for `efa decode`

@@ -68,7 +68,9 @@ impl ServerProcess {
             let mut command = Command::new(std::env::current_exe()?);
             command.args(arguments).process_group(0);
             command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
-            Ok((Self(command.spawn()?), Stream::Unix(ours)))
+            let child = command.spawn()?;
+            tracing::info!(pid = child.id(), "the server process started");
+            Ok((Self(child), Stream::Unix(ours)))
         };
         start().map_err(ProcessError::Start)
     }

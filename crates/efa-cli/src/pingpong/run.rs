@@ -3,10 +3,7 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use efa::{
-    Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, Endpoint,
-    EndpointOptions,
-};
+use efa::{Address, Domain, Endpoint};
 use efa_proto::RawAddress;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -15,10 +12,12 @@ use super::plan::{MAX_WINDOW, Plan};
 use super::report::Report;
 use super::session::{Early, Problem, RunError, Session};
 use super::{Args, LAST_WORDS, PingpongError, client, server};
-use crate::device::CaptureFile;
+use crate::device::{CaptureFile, Objects};
 
 /// How long to deliver packets that the other side may still wait for when all is done.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// Completions under way: a window of receives and as many sends, and what goes back.
+const CAPACITY: usize = 2 * MAX_WINDOW as usize + 4;
 
 /// The client: plans, runs, and tells what it measured.
 pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongError> {
@@ -36,13 +35,13 @@ pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
 
 fn as_client(args: &Args, channel: &mut Channel) -> Result<Report, PingpongError> {
     let device = Device::open(args)?;
-    let parts = Parts::new(&device.domain)?;
+    let objects = Objects::new(&device.domain, CAPACITY)?;
     let attributes = device.domain.attributes();
-    let plan = args.plan(attributes.mtu as u64, parts.endpoint.attributes().max_medium);
-    let address = parts.endpoint.address().to_string();
+    let plan = args.plan(attributes.mtu as u64, objects.endpoint.attributes().max_medium);
+    let address = objects.endpoint.address().to_string();
     channel.send(&Message::Start { plan: plan.clone(), address })?;
     let theirs = channel.receive_ready()?;
-    let mut session = parts.session(&theirs, channel, plan, args)?;
+    let mut session = session(objects, &theirs, channel, plan, args)?;
     let progress = progress_bar(session.plan.steps.len());
     let rows = client::run(&mut session, &progress);
     progress.finish_and_clear();
@@ -58,10 +57,11 @@ fn as_server(args: &Args, channel: &mut Channel) -> Result<(), PingpongError> {
     let (plan, theirs) = channel.receive_start()?;
     plan.check_bounds()?;
     let device = Device::open(args)?;
-    let parts = Parts::new(&device.domain)?;
-    let address = parts.endpoint.address().to_string();
-    let mut session = parts.session(&theirs, channel, plan, args)?;
+    let objects = Objects::new(&device.domain, CAPACITY)?;
+    let address = objects.endpoint.address().to_string();
+    let mut session = session(objects, &theirs, channel, plan, args)?;
     session.channel.send(&Message::Ready { address })?;
+    tracing::info!("the run begins");
     server::run(&mut session)?;
     session.channel.receive_done()?;
     session.channel.send(&Message::Done)?;
@@ -139,45 +139,24 @@ impl<'a> Device<'a> {
     }
 }
 
-/// What a session needs of the facade.
-struct Parts {
-    endpoint: Endpoint,
-    queue: CompletionQueue,
-    addresses: AddressVector,
-}
-
-impl Parts {
-    fn new(domain: &Domain) -> Result<Self, PingpongError> {
-        // Room for a window of receives and as many sends, and for what goes back.
-        let capacity = 2 * MAX_WINDOW as usize + 4;
-        let queue = domain.completion_queue(CompletionQueueOptions { capacity });
-        let addresses = domain.address_vector();
-        let endpoint = domain
-            .endpoint(EndpointOptions::default())
-            .bind_completion_queue(&queue, Direction::Both)
-            .bind_address_vector(&addresses)
-            .enable()?;
-        Ok(Self { endpoint, queue, addresses })
+/// A session with the endpoint at the address `theirs`.
+fn session<'a>(
+    objects: Objects,
+    theirs: &str,
+    channel: &'a mut Channel,
+    plan: Plan,
+    args: &Args,
+) -> Result<Session<'a>, PingpongError> {
+    let Objects { endpoint, queue, addresses } = objects;
+    let theirs: Address = theirs.parse()?;
+    let interface = |address| Ipv6Addr::from(RawAddress::from(address).gid);
+    let (ours, others) = (interface(endpoint.address()), interface(theirs));
+    if ours != others {
+        return Err(PingpongError::NotOneHost { ours, theirs: others });
     }
-
-    fn session<'a>(
-        self,
-        theirs: &str,
-        channel: &'a mut Channel,
-        plan: Plan,
-        args: &Args,
-    ) -> Result<Session<'a>, PingpongError> {
-        let Self { endpoint, queue, addresses } = self;
-        let theirs: Address = theirs.parse()?;
-        let interface = |address| Ipv6Addr::from(RawAddress::from(address).gid);
-        let (ours, others) = (interface(endpoint.address()), interface(theirs));
-        if ours != others {
-            return Err(PingpongError::NotOneHost { ours, theirs: others });
-        }
-        let peer = addresses.insert(theirs).map_err(PingpongError::Peer)?;
-        let (patience, early) = (args.patience(), Early::default());
-        Ok(Session { endpoint, queue, peer, channel, plan, patience, early })
-    }
+    let peer = addresses.insert(theirs).map_err(PingpongError::Peer)?;
+    let (patience, early) = (args.patience(), Early::default());
+    Ok(Session { endpoint, queue, peer, channel, plan, patience, early })
 }
 
 /// On a terminal only; standard error, so that the result stays alone.

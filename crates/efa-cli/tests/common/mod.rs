@@ -2,14 +2,15 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::ffi::OsStr;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A bound on every run: far beyond what any takes, so that only a hang reaches it.
-const DEADLINE: Duration = Duration::from_secs(120);
+/// A bound on every wait: far beyond what any takes, so that only a hang reaches it.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
 /// How a run ended.
 #[derive(Debug)]
@@ -44,16 +45,6 @@ impl Outcome {
     }
 }
 
-/// A running program; killed and reaped when dropped.
-pub(crate) struct Running(pub(crate) Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// The program with arguments, its output piped.
 pub(crate) fn efa<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_efa"));
@@ -65,34 +56,108 @@ pub(crate) fn efa<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Co
 /// Runs it to its end.
 #[track_caller]
 pub(crate) fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Outcome {
-    finish(Running(efa(arguments).spawn().unwrap()))
+    Running::start(&mut efa(arguments)).finish()
 }
 
-/// Waits for the end.
-#[track_caller]
-pub(crate) fn finish(mut running: Running) -> Outcome {
-    let stdout = drain(running.0.stdout.take());
-    let stderr = drain(running.0.stderr.take());
-    let begin = Instant::now();
-    let status = loop {
-        if let Some(status) = running.0.try_wait().unwrap() {
-            break status;
-        }
-        assert!(begin.elapsed() < DEADLINE, "still running after {DEADLINE:?}");
-        thread::sleep(Duration::from_millis(5));
-    };
-    Outcome { code: status.code(), stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+/// A running program; killed and reaped when dropped.
+pub(crate) struct Running {
+    child: Child,
+    stdout: Pipe,
+    stderr: Pipe,
 }
 
-/// Reads a pipe to its end in the background, so that the writer never waits.
-fn drain(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
-    thread::spawn(move || {
-        let mut text = Vec::new();
-        if let Some(mut pipe) = pipe {
-            let _ = pipe.read_to_end(&mut text);
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let stdout = Pipe::new(child.stdout.take());
+        let stderr = Pipe::new(child.stderr.take());
+        Self { child, stdout, stderr }
+    }
+
+    /// Waits for a line of standard output that contains `text`.
+    #[track_caller]
+    pub(crate) fn stdout_line(&mut self, text: &str) -> String {
+        self.stdout.line(text)
+    }
+
+    /// Waits for a line of standard error that contains `text`.
+    #[track_caller]
+    pub(crate) fn stderr_line(&mut self, text: &str) -> String {
+        self.stderr.line(text)
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
+    /// Waits for the end of it, and of all that write to its output.
+    #[track_caller]
+    pub(crate) fn finish(mut self) -> Outcome {
+        let begin = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(begin.elapsed() < DEADLINE, "still running after {DEADLINE:?}");
+            thread::sleep(Duration::from_millis(5));
+        };
+        let (stdout, stderr) = (self.stdout.rest(), self.stderr.rest());
+        Outcome { code: status.code(), stdout, stderr }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The lines of a pipe, read in the background so that the writer never waits.
+struct Pipe {
+    lines: Receiver<String>,
+    seen: String,
+}
+
+impl Pipe {
+    fn new(pipe: Option<impl Read + Send + 'static>) -> Self {
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            let mut pipe = BufReader::new(pipe.unwrap());
+            let mut line = Vec::new();
+            while pipe.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+                let _ = sender.send(String::from_utf8_lossy(&line).into_owned());
+                line.clear();
+            }
+        });
+        Self { lines, seen: String::new() }
+    }
+
+    #[track_caller]
+    fn line(&mut self, text: &str) -> String {
+        loop {
+            let Ok(line) = self.lines.recv_timeout(DEADLINE) else {
+                panic!("no `{text}` in `{}`", self.seen);
+            };
+            self.seen.push_str(&line);
+            if line.contains(text) {
+                return line.trim_end().to_owned();
+            }
         }
-        String::from_utf8_lossy(&text).into_owned()
-    })
+    }
+
+    /// Everything, up to its end.
+    #[track_caller]
+    fn rest(&mut self) -> String {
+        use std::sync::mpsc::RecvTimeoutError;
+        loop {
+            match self.lines.recv_timeout(DEADLINE) {
+                Ok(line) => self.seen.push_str(&line),
+                Err(RecvTimeoutError::Disconnected) => return std::mem::take(&mut self.seen),
+                Err(RecvTimeoutError::Timeout) => panic!("the output is still open"),
+            }
+        }
+    }
 }
 
 /// A path for a file of one test, where no file is.

@@ -1,0 +1,225 @@
+//! `efa info`: what the device is, and what its endpoints can do.
+//!
+//! The figures are those of a device that was opened and of an endpoint that was made for the
+//! purpose, not only of what the library promises; so this is also a test of the installation.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use clap::ValueEnum;
+use comfy_table::{Table, presets};
+use efa::{DomainAttributes, Endpoint, Fabric, Hints, Link};
+use serde::Serialize;
+
+use crate::device::{DeviceArgs, Objects};
+use crate::output;
+
+/// Version of the JSON form.
+const VERSION: u32 = 1;
+
+/// Arguments of `efa info`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How packets get from one endpoint to another
+    #[arg(long, value_name = "LINK", default_value = "shm")]
+    link: LinkName,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// A link.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LinkName {
+    /// Shared memory between the processes of this host
+    Shm,
+    /// A simulated network in one process
+    Local,
+}
+
+/// Why nothing can be told.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InfoError {
+    /// There is no such device.
+    #[error("no device on the link {link}")]
+    Absent {
+        /// What was wanted.
+        link: Link,
+    },
+    /// It doesn't open.
+    #[error("no device")]
+    Device(#[from] efa::Error),
+    /// There is one, but no endpoint can be had.
+    #[error("the device is there, but no endpoint can be made")]
+    Endpoint(#[from] efa::EnableError),
+    /// What there is can't be written.
+    #[error("cannot write the output")]
+    Output(#[from] io::Error),
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<(), InfoError> {
+    let facts = Facts::gather(args)?;
+    let text = if args.json { facts.json() } else { facts.table() };
+    Ok(output::tolerate_closed(writeln!(io::stdout(), "{text}"))?)
+}
+
+/// What is known.
+#[derive(Serialize)]
+struct Facts {
+    version: u32,
+    provider: &'static str,
+    link: String,
+    device: DeviceFacts,
+    endpoint: EndpointFacts,
+}
+
+/// Lengths are in bytes.
+#[derive(Serialize)]
+struct DeviceFacts {
+    name: String,
+    mtu: usize,
+    max_regions: usize,
+    max_region_size: u64,
+    mr_key_size: usize,
+    cq_data_size: usize,
+    threading: String,
+    progress: String,
+}
+
+/// Lengths are in bytes.
+#[derive(Serialize)]
+struct EndpointFacts {
+    address: String,
+    protocol_version: u8,
+    capabilities: Vec<&'static str>,
+    max_message_size: u64,
+    max_medium: u64,
+    inject_size: usize,
+    transmit_size: usize,
+    receive_size: usize,
+    min_multi_receive: u64,
+    message_order: String,
+    mem_tag_format: String,
+    iov_limit: usize,
+    address_size: usize,
+}
+
+impl Facts {
+    fn gather(args: &Args) -> Result<Self, InfoError> {
+        let link = match args.link {
+            LinkName::Shm => Link::Shm,
+            LinkName::Local => Link::Local,
+        };
+        let found = efa::info(&Hints { link: Some(link), ..Hints::default() })?;
+        let info = found.first().ok_or(InfoError::Absent { link })?;
+        let domain = match args.link {
+            LinkName::Shm => args.device.open()?,
+            LinkName::Local => Fabric::open(info).domain()?,
+        };
+        let Objects { endpoint, .. } = Objects::new(&domain, 1)?;
+        Ok(Self {
+            version: VERSION,
+            provider: info.provider,
+            link: link.to_string(),
+            device: DeviceFacts::of(domain.attributes()),
+            endpoint: EndpointFacts::of(&endpoint),
+        })
+    }
+
+    fn json(&self) -> String {
+        serde_json::to_value(self).map(|value| value.to_string()).unwrap_or_default()
+    }
+
+    /// Two columns, a part for the device and one for endpoints.
+    fn table(&self) -> String {
+        let Self { provider, link, device, endpoint, .. } = self;
+        let device = rows(&[
+            ("name", &device.name),
+            ("provider", provider),
+            ("link", link),
+            ("largest packet", &Bytes(device.mtu as u64)),
+            ("memory regions", &device.max_regions),
+            ("longest memory region", &Bytes(device.max_region_size)),
+            ("memory key", &Bytes(device.mr_key_size as u64)),
+            ("completion data", &Bytes(device.cq_data_size as u64)),
+            ("threading", &device.threading),
+            ("progress", &device.progress),
+        ]);
+        let endpoint = rows(&[
+            ("protocol", &format_args!("EFA RDM version {}", endpoint.protocol_version)),
+            ("capabilities", &endpoint.capabilities.join(", ")),
+            ("address, for example", &endpoint.address),
+            ("length of an address", &Bytes(endpoint.address_size as u64)),
+            ("longest message", &Bytes(endpoint.max_message_size)),
+            ("longest without flow control", &Bytes(endpoint.max_medium)),
+            ("longest injected", &Bytes(endpoint.inject_size as u64)),
+            ("sends under way", &endpoint.transmit_size),
+            ("receives posted", &endpoint.receive_size),
+            ("multi-receive given back below", &Bytes(endpoint.min_multi_receive)),
+            ("message order", &endpoint.message_order),
+            ("tag format", &endpoint.mem_tag_format),
+            ("pieces of a buffer", &endpoint.iov_limit),
+        ]);
+        format!("device\n{device}\nendpoint\n{endpoint}")
+    }
+}
+
+fn rows(rows: &[(&str, &dyn Display)]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    for (name, value) in rows {
+        table.add_row([format!(" {name}"), value.to_string()]);
+    }
+    table.trim_fmt()
+}
+
+/// A length; the largest number means that there is no limit.
+struct Bytes(u64);
+
+impl Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            u64::MAX => f.write_str("no limit"),
+            bytes => write!(f, "{bytes} bytes"),
+        }
+    }
+}
+
+impl DeviceFacts {
+    fn of(domain: DomainAttributes) -> Self {
+        Self {
+            name: domain.name,
+            mtu: domain.mtu,
+            max_regions: domain.max_regions,
+            max_region_size: domain.max_region_size,
+            mr_key_size: domain.mr_key_size,
+            cq_data_size: domain.cq_data_size,
+            threading: format!("{:?}", domain.threading),
+            progress: format!("{:?}", domain.progress),
+        }
+    }
+}
+
+impl EndpointFacts {
+    fn of(endpoint: &Endpoint) -> Self {
+        let attributes = endpoint.attributes();
+        Self {
+            address: endpoint.address().to_string(),
+            protocol_version: attributes.protocol_version,
+            capabilities: endpoint.capabilities().iter_names().map(|(name, _)| name).collect(),
+            max_message_size: attributes.max_message_size,
+            max_medium: attributes.max_medium,
+            inject_size: attributes.inject_size,
+            transmit_size: attributes.transmit_size,
+            receive_size: attributes.receive_size,
+            min_multi_receive: attributes.min_multi_receive,
+            message_order: format!("{:?}", attributes.message_order),
+            mem_tag_format: format!("{:#018x}", attributes.mem_tag_format),
+            iov_limit: attributes.iov_limit,
+            address_size: attributes.address_size,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The program as a whole: its help, its exit codes, and `efa info`.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
+mod common;
+
+use common::run;
+
+fn directory() -> String {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("efa-devices");
+    path.into_os_string().into_string().unwrap()
+}
+
+#[test]
+fn help() {
+    insta::assert_snapshot!("help", run(["--help"]).success());
+    insta::assert_snapshot!("help_pingpong", run(["pingpong", "--help"]).success());
+    insta::assert_snapshot!("help_info", run(["info", "--help"]).success());
+    insta::assert_snapshot!("help_decode", run(["decode", "--help"]).success());
+}
+
+#[test]
+fn version() {
+    assert_eq!(run(["--version"]).success(), concat!("efa ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn command_lines_without_sense() {
+    assert!(run([""; 0]).usage().contains("Usage: efa <COMMAND>"));
+    assert!(run(["pong"]).usage().contains("unrecognized subcommand"));
+    assert!(run(["decode"]).usage().contains("<FILE>"));
+}
+
+#[test]
+fn info_for_people() {
+    let text = run(["info", "--directory", &directory(), "--device-name", "told"]).success();
+    assert!(text.contains("efa-shm-told"), "{text}");
+    assert!(text.contains("EFA RDM version 4"), "{text}");
+    assert!(text.contains("MSG, TAGGED"), "{text}");
+}
+
+#[test]
+fn info_for_programs() {
+    for link in ["shm", "local"] {
+        let text = run(["info", "--json", "--link", link, "--directory", &directory()]).success();
+        let info: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(info["link"], link);
+        assert_eq!(info["device"]["mtu"], 8928);
+        assert_eq!(info["endpoint"]["protocol_version"], 4);
+        let capabilities = info["endpoint"]["capabilities"].as_array().unwrap();
+        assert!(capabilities.contains(&"TAGGED".into()));
+    }
+}
+
+#[test]
+fn info_without_a_device() {
+    let error = run(["info", "--directory", "/nonexistent/devices"]).failure();
+    assert!(error.starts_with("error: no device: "), "{error}");
+    assert_eq!(error.lines().count(), 1);
+}
+
+#[test]
+fn a_log_filter_without_sense_is_told() {
+    let mut command = common::efa(["info", "--json", "--link", "local"]);
+    let outcome = common::Running::start(command.env("EFA_LOG", "efa=loud")).finish();
+    assert!(outcome.stderr.starts_with("warning: EFA_LOG: "), "{outcome:?}");
+    outcome.success();
+}

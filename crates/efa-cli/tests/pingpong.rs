@@ -1,0 +1,303 @@
+//! `efa pingpong` as a user meets it: alone, by hand, and with the other side misbehaving.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+
+use common::{DEADLINE, Outcome, Running, efa, fresh, run};
+use serde_json::Value;
+
+/// The directory of the software devices of these tests.
+fn directory() -> String {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("efa-devices");
+    path.into_os_string().into_string().unwrap()
+}
+
+/// `efa pingpong` with these arguments, which contain no blanks.
+fn pingpong(arguments: &str) -> Command {
+    let directory = directory();
+    let common = ["pingpong", "--directory", &directory];
+    efa(common.into_iter().chain(arguments.split_whitespace()))
+}
+
+fn run_pingpong(arguments: &str) -> Outcome {
+    Running::start(&mut pingpong(arguments)).finish()
+}
+
+#[track_caller]
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// A server by hand, and where it listens.
+fn server(arguments: &str) -> (Running, String) {
+    let arguments = format!("--listen 127.0.0.1:0 {arguments}");
+    let mut server = Running::start(pingpong(&arguments).env("EFA_LOG", "efa=info"));
+    let line = server.stdout_line("listening on ");
+    let address = line.strip_prefix("listening on ").unwrap().to_owned();
+    (server, address)
+}
+
+/// The sizes around the changes of the subprotocol, untagged: the datagram of 8,928 bytes less the
+/// header, and the longest medium message.
+const SIZES: [(u64, &str); 10] = [
+    (0, "eager"),
+    (1, "eager"),
+    (8915, "eager"),
+    (8916, "eager"),
+    (8917, "medium"),
+    (65535, "medium"),
+    (65536, "medium"),
+    (65537, "long-CTS"),
+    (1 << 20, "long-CTS"),
+    (6 << 20, "long-CTS"),
+];
+
+#[test]
+fn every_subprotocol_by_size() {
+    let sizes: Vec<_> = SIZES.iter().map(|(size, _)| size.to_string()).collect();
+    let arguments = format!("--json --iterations 4 --warmup 1 --sizes {}", sizes.join(","));
+    let result = json(&run_pingpong(&arguments).success());
+    assert_eq!((&result["mode"], &result["check"]), (&"latency".into(), &true.into()));
+    let rows = result["results"].as_array().unwrap();
+    assert_eq!(rows.len(), SIZES.len());
+    for (row, (size, subprotocol)) in rows.iter().zip(SIZES) {
+        assert_eq!(row["size"], size);
+        assert_eq!(row["iterations"], 4);
+        assert_eq!(row["subprotocols"], Value::from(vec![subprotocol]), "{size}");
+        let one_way = |name: &str| row["one_way_seconds"][name].as_f64().unwrap();
+        assert!(one_way("min") > 0.0 && one_way("min") <= one_way("median"));
+        assert!(one_way("median") <= one_way("max"));
+    }
+}
+
+#[test]
+fn tagged_with_completion_data() {
+    let result = run_pingpong("--tagged --cq-data --iterations 20 --sizes 0,9k,128k --json");
+    let result = json(&result.success());
+    assert_eq!((&result["tagged"], &result["cq_data"]), (&true.into(), &true.into()));
+    assert_eq!(result["results"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn streams() {
+    let arguments = "--bandwidth --window 7 --iterations 50 --sizes 0,8,20k,256k --json";
+    for options in ["--warmup 3", "--warmup 9 --tagged", "--warmup 0 --no-check"] {
+        let result = json(&run_pingpong(&format!("{arguments} {options}")).success());
+        assert_eq!(result["mode"], "bandwidth");
+        for row in result["results"].as_array().unwrap() {
+            assert_eq!((&row["window"], &row["iterations"]), (&7.into(), &50.into()));
+            assert!(row["messages_per_second"].as_f64().unwrap() > 0.0);
+            assert!(row.get("one_way_seconds").is_none());
+        }
+    }
+}
+
+#[test]
+fn a_window_wider_than_the_stream() {
+    run_pingpong("--bandwidth --window 1024 --iterations 2 --warmup 0 --sizes 8").success();
+}
+
+#[test]
+fn the_table_is_all_there_is() {
+    let outcome = run_pingpong("--iterations 3 --sizes 0,4k");
+    assert_eq!(outcome.stderr, "", "no progress bar without a terminal");
+    let table = outcome.success();
+    let first_words: Vec<_> = table.lines().filter_map(|l| l.split_whitespace().next()).collect();
+    assert_eq!(first_words, ["size", "0", "4K", "messages", "µs"]);
+}
+
+#[test]
+fn by_hand() {
+    let (server, address) = server("");
+    let result = run_pingpong(&format!("{address} --json --iterations 5 --sizes 8,100k"));
+    assert_eq!(json(&result.success())["results"][1]["size"], 100 << 10);
+    server.finish().success();
+}
+
+#[test]
+fn a_capture_holds_every_packet() {
+    let file = fresh("pingpong.pcapng");
+    let path = file.to_str().unwrap();
+    let arguments = "--tagged --iterations 10 --warmup 2 --sizes 8,100k --json";
+    run_pingpong(&format!("{arguments} --capture {path}")).success();
+    let count = |options: &[&str]| -> u64 {
+        let arguments = ["decode", path, "--count"].into_iter().chain(options.iter().copied());
+        run(arguments).success().trim().parse().unwrap()
+    };
+    for event in ["sent", "received"] {
+        assert_eq!(count(&["--type", "eager", "--event", event]), 12);
+        assert_eq!(count(&["--type", "longcts_tagrtm", "--event", event]), 12);
+        assert!(count(&["--type", "ctsdata", "--event", event]) >= 12);
+        assert!(count(&["--type", "cts", "--event", event]) >= 12);
+    }
+    assert_eq!(count(&["--type", "malformed"]), 0);
+    assert_eq!(count(&["--event", "failed"]), 0);
+    let summary = run(["decode", path, "--summary", "--json"]).success();
+    let total: u64 = summary
+        .lines()
+        .map(json)
+        .map(|row| row["sent"].as_u64().unwrap() + row["received"].as_u64().unwrap())
+        .sum();
+    assert_eq!(total, count(&[]));
+}
+
+#[test]
+fn a_capture_that_cannot_be_written() {
+    let error = run_pingpong("--sizes 0 --capture /nonexistent/file").failure();
+    assert!(error.contains("/nonexistent/file: cannot write the capture"), "{error}");
+}
+
+#[test]
+fn command_lines_without_sense() {
+    let usage = |arguments: &str| run_pingpong(arguments).usage();
+    assert!(usage("--sizes 8,7q").contains("`7q` is no size"));
+    assert!(usage("--sizes 8k-4k").contains("range `8k-4k` ends before it begins"));
+    assert!(usage("--sizes 2G").contains("`2G` is above the largest size"));
+    assert!(usage("--iterations 0").contains("0 is not in 1.."));
+    assert!(usage("--window 4").contains("--bandwidth"));
+    assert!(usage("--listen 127.0.0.1:0 --tagged").contains("cannot be used with"));
+    assert!(usage("host:port").contains("neither HOST nor HOST:PORT"));
+}
+
+#[test]
+fn nobody_listens() {
+    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = run_pingpong(&unused.to_string()).failure();
+    assert!(error.contains(&format!("cannot connect to a server at {unused}")), "{error}");
+}
+
+#[test]
+fn another_device() {
+    let (server, address) = server("--device-name one");
+    let error = run_pingpong(&format!("{address} --device-name other --sizes 8")).failure();
+    assert!(error.contains("both must run on one host"), "{error}");
+    server.finish().failure();
+}
+
+#[test]
+fn no_device() {
+    let error = run(["pingpong", "--directory", "/nonexistent/devices"]).failure();
+    assert!(error.contains("/nonexistent/devices"), "{error}");
+}
+
+/// What a client makes of a server that says `greeting` and hangs up.
+fn client_of(greeting: &'static [u8], options: &str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut line = String::new();
+        BufReader::new(stream.try_clone().unwrap()).read_line(&mut line).unwrap();
+        stream.write_all(greeting).unwrap();
+        stream
+    });
+    let error = run_pingpong(&format!("{address} {options}")).failure();
+    server.join().unwrap();
+    error
+}
+
+const HELLO: &[u8] = b"{\"protocol\":\"efa-pingpong\",\"version\":1}\n";
+
+#[test]
+fn servers_that_are_none() {
+    let newer = client_of(b"{\"protocol\":\"efa-pingpong\",\"version\":9}\n", "");
+    assert!(newer.contains("the other side speaks version 9"), "{newer}");
+    let other = client_of(b"SSH-2.0-OpenSSH_9.2\r\n", "");
+    assert!(other.contains("not a message of this program: `SSH-2.0-OpenSSH_9.2"), "{other}");
+    let silent = client_of(b"", "--timeout 1");
+    assert!(silent.contains("no answer on the control channel within 1s"), "{silent}");
+    let mute = client_of(HELLO, "--timeout 1 --sizes 8");
+    assert!(mute.contains("no answer on the control channel within 1s"), "{mute}");
+}
+
+/// What a server answers to a client that says `lines`, and what it tells its user.
+fn server_of(lines: &[&[u8]]) -> (String, String) {
+    let (server, address) = server("");
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    let mut answer = String::new();
+    for line in lines {
+        stream.write_all(line).unwrap();
+        answer.clear();
+        answers.read_line(&mut answer).unwrap();
+    }
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    (answer, server.finish().failure())
+}
+
+#[test]
+fn clients_that_are_none() {
+    let (_, error) = server_of(&[b"GET / HTTP/1.1\r\n"]);
+    assert!(error.contains("not a message of this program: `GET / HTTP/1.1"), "{error}");
+    let (_, error) = server_of(&[b"{\"protocol\":\"efa-pingpong\",\"version\":2}\n"]);
+    assert!(error.contains("version 2"), "{error}");
+    let (_, error) = server_of(&[HELLO]);
+    assert!(error.contains("closed the control channel"), "{error}");
+    let (answer, error) = server_of(&[HELLO, b"{\"message\":\"done\"}\n"]);
+    assert!(error.contains("expected the message `start`, got `done`"), "{error}");
+    assert_eq!(json(&answer)["message"], "failed");
+}
+
+#[test]
+fn plans_out_of_bounds_are_refused() {
+    let start = br#"{"message":"start","address":"[fe80::1]:1/0x1","plan":{"mode":"latency",
+        "tagged":false,"cq_data":false,"check":true,"warmup":0,
+        "steps":[{"size":1099511627776,"iterations":1,"window":1}]}}"#;
+    let mut start: Vec<u8> = start.iter().copied().filter(|byte| *byte != b'\n').collect();
+    start.push(b'\n');
+    let (answer, error) = server_of(&[HELLO, &start]);
+    let expected = "the plan is out of bounds: size is 1099511627776";
+    assert!(error.contains(expected), "{error}");
+    assert!(json(&answer)["reason"].as_str().unwrap().contains(expected), "{answer}");
+}
+
+/// More than will be done before somebody is killed.
+const ENDLESS: &str = "--sizes 8,100k --iterations 10000000";
+
+#[test]
+fn a_server_that_is_killed() {
+    let (mut server, address) = server("");
+    let client = Running::start(&mut pingpong(&format!("{address} {ENDLESS}")));
+    server.stderr_line("the run begins");
+    server.kill();
+    let error = client.finish().failure();
+    assert!(error.contains("the other side closed the control channel"), "{error}");
+}
+
+#[test]
+fn an_own_server_that_is_killed() {
+    let mut client = Running::start(pingpong(ENDLESS).env("EFA_LOG", "efa=info"));
+    let line = client.stderr_line("the server process started");
+    let pid = line.split("pid=").nth(1).unwrap();
+    client.stderr_line("the run begins");
+    assert!(Command::new("kill").args(["-KILL", pid]).status().unwrap().success());
+    let error = client.finish().failure();
+    assert!(error.contains("the server process ended early: signal: 9"), "{error}");
+}
+
+/// The server ends too: it holds the standard error that `finish` reads to its end.
+#[test]
+fn a_client_that_is_killed_leaves_nothing_behind() {
+    let mut client = Running::start(pingpong(ENDLESS).env("EFA_LOG", "efa=info"));
+    client.stderr_line("the run begins");
+    client.kill();
+    let outcome = client.finish();
+    assert_eq!(outcome.code, None, "{outcome:?}");
+}
+
+#[test]
+fn a_client_by_hand_that_is_killed() {
+    let (mut server, address) = server("");
+    let mut client = Running::start(&mut pingpong(&format!("{address} {ENDLESS}")));
+    server.stderr_line("the run begins");
+    client.kill();
+    let error = server.finish().failure();
+    assert!(error.contains("the other side closed the control channel"), "{error}");
+}
