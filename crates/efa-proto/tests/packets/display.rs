@@ -1,0 +1,51 @@
+//! One line for each packet and each error, as a log shows them.
+
+use efa_proto::{EmitError, Packet, PacketType, PacketTypeError, ParseError};
+
+use crate::samples;
+
+#[test]
+fn packets() {
+    let lines: Vec<_> = samples::all().iter().map(|sample| sample.packet().to_string()).collect();
+    for line in &lines {
+        assert!(!line.contains('\n') && line.trim() == line, "{line}");
+    }
+    insta::assert_snapshot!(lines.join("\n"));
+}
+
+#[test]
+fn errors() {
+    let eager = samples::named("EAGER_TAGRTM").bytes();
+    let write = samples::named("EAGER_RTW").bytes();
+    let with = |bytes: &[u8], at: usize, value: u8| {
+        let mut bytes = bytes.to_vec();
+        bytes[at] = value;
+        Packet::parse(&bytes).unwrap_err().to_string()
+    };
+    let packet_type = PacketType::EagerRtw;
+    let lines = [
+        Packet::parse(&[]).unwrap_err().to_string(),
+        Packet::parse(&eager[..3]).unwrap_err().to_string(),
+        Packet::parse(&eager[..12]).unwrap_err().to_string(),
+        with(&eager, 1, 3),
+        with(&eager, 0, 1),
+        with(&eager, 0, 132),
+        with(&eager, 0, 200),
+        with(&write, 4, 5),
+        with(&samples::named("EAGER_TAGRTM, with short address").bytes(), 16, 31),
+        with(&samples::named("HANDSHAKE, nothing optional").bytes(), 4, 2),
+        with(&samples::named("READRSP, connid").bytes(), 16, 9),
+        EmitError::BufferTooSmall { packet_type, needed: 32, available: 31 }.to_string(),
+        EmitError::Count { packet_type, field: "rma_iov", found: 5 }.to_string(),
+    ];
+    insta::assert_snapshot!(lines.join("\n"));
+}
+
+#[test]
+fn errors_say_what_they_are_about() {
+    let error = ParseError::from(PacketTypeError::Reserved(6));
+    assert_eq!((error.packet_type(), error.field(), error.missing()), (None, "type", None));
+    let error = Packet::parse(&samples::named("EAGER_TAGRTM").bytes()[..12]).unwrap_err();
+    assert_eq!(error.packet_type(), Some(PacketType::EagerTagRtm));
+    assert_eq!((error.field(), error.missing()), ("tag", Some(4)));
+}

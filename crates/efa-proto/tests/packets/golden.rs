@@ -1,0 +1,151 @@
+//! The bytes of every packet, field by field, as snapshots that were compared with the protocol
+//! facts by hand; and that parsing and emitting are inverse to each other on them.
+
+use std::fmt::Write;
+
+use efa_proto::{PacketType, ParseError};
+
+use crate::samples::{self, Sample};
+
+/// Offset, bytes and name of each field, numbers being little-endian.
+fn dump(samples: Vec<Sample>) -> String {
+    let mut text = String::new();
+    for sample in samples {
+        let bytes = sample.bytes();
+        let header: usize = sample.layout.iter().map(|(_, size)| size).sum();
+        assert_eq!(header, sample.header.len(), "{}", sample.name);
+        writeln!(text, "{}: {header} + {} bytes", sample.name, sample.payload.len()).unwrap();
+        let mut at = 0;
+        for (name, size) in sample.layout.iter().copied().chain([("payload", sample.payload.len())])
+        {
+            for (row, chunk) in bytes[at..at + size].chunks(8).enumerate() {
+                let hex: Vec<_> = chunk.iter().map(|byte| format!("{byte:02x}")).collect();
+                let name = if row == 0 { name } else { "" };
+                let line = format!("{:4}  {:24} {name}", at + 8 * row, hex.join(" "));
+                writeln!(text, "{}", line.trim_end()).unwrap();
+            }
+            at += size;
+        }
+        text.push('\n');
+    }
+    text
+}
+
+// conformance: A1 A4 A73 A74 A75 A87 A91 A93 A94 A95 A213
+#[test]
+fn messages() {
+    insta::assert_snapshot!(dump(samples::messages()));
+}
+
+// conformance: A1 A4 A78 A79 A80 A89 A95 A96
+#[test]
+fn writes() {
+    insta::assert_snapshot!(dump(samples::writes()));
+}
+
+// conformance: A1 A4 A81 A83
+#[test]
+fn reads() {
+    insta::assert_snapshot!(dump(samples::reads()));
+}
+
+// conformance: A1 A4 A84 A85 A96
+#[test]
+fn atomics() {
+    insta::assert_snapshot!(dump(samples::atomics()));
+}
+
+// conformance: A1 A4 A76 A77 A82 A86 A88 A90 A92 A125
+#[test]
+fn control() {
+    insta::assert_snapshot!(dump(samples::control()));
+}
+
+// conformance: A1 A4 A47 A51 A52
+#[test]
+fn handshakes() {
+    insta::assert_snapshot!(dump(samples::handshakes()));
+}
+
+// conformance: A24 A65 A66 A68 A69
+#[test]
+fn options() {
+    insta::assert_snapshot!(dump(samples::with_options()));
+}
+
+#[test]
+fn never_sent() {
+    insta::assert_snapshot!(dump(samples::never_sent()));
+}
+
+#[test]
+fn every_type_has_a_sample() {
+    let samples = samples::all();
+    for &packet_type in PacketType::ALL {
+        let found = samples.iter().any(|sample| sample.header.packet_type() == packet_type);
+        assert!(found, "{packet_type}");
+    }
+}
+
+// conformance: A73 A74 A75 A76 A77 A79 A80 A81 A82 A83 A84 A85 A86 A87 A88 A89 A90 A91 A92 A93 A94 A95 A96
+#[test]
+fn parse_is_the_inverse_of_emit() {
+    for sample in samples::all() {
+        let bytes = sample.bytes();
+        let packet = efa_proto::Packet::parse(&bytes).unwrap();
+        assert_eq!(packet, sample.packet(), "{}", sample.name);
+        let mut again = vec![0xdd; packet.header.len()];
+        packet.header.emit(&mut again).unwrap();
+        assert_eq!(again, sample.header_bytes(), "{}", sample.name);
+    }
+}
+
+/// For each cut inside the header: the field that is cut, where it ends, how much is missing.
+// conformance: A1 A22 A73 A74 A75 A76 A77 A79 A80 A81 A82 A83 A84 A85 A86 A87 A88 A89 A90 A91 A92 A93 A94 A95 A96
+#[test]
+fn a_cut_header_names_the_field() {
+    for sample in samples::all() {
+        let header = sample.header_bytes();
+        let group = |name: &'static str| name.split(['.', '[', ',']).next().unwrap();
+        let mut end = 0;
+        let mut fields = Vec::new();
+        for chunk in sample.layout.chunk_by(|(a, _), (b, _)| group(a) == group(b)) {
+            end += chunk.iter().map(|(_, size)| size).sum::<usize>();
+            fields.push((group(chunk[0].0), end));
+        }
+        for len in 0..header.len() {
+            let cut = &header[..len];
+            let (field, end) = *fields.iter().find(|(_, end)| len < *end).unwrap();
+            if len == 12 && sample.name == "EOR, no connid" {
+                // This is a good EOR of release 1.13 and older.
+                assert!(efa_proto::Packet::parse(cut).is_ok());
+                continue;
+            }
+            let error = efa_proto::Packet::parse(cut).unwrap_err();
+            let packet_type = (len > 0).then_some(sample.header.packet_type());
+            let (needed, available) = (end as u64, len as u64);
+            // A type without known fields is one field, base header included.
+            if sample.header.packet_type().is_never_sent() && len >= 4 {
+                assert_eq!((error.field(), error.missing()), ("header", Some(needed - available)));
+                continue;
+            }
+            let expected = ParseError::Truncated { packet_type, field, needed, available };
+            assert_eq!(error, expected, "{}, {len} bytes", sample.name);
+            assert_eq!(error.missing(), Some(needed - available));
+        }
+    }
+}
+
+/// Every length of buffer that is too short is refused, and the error tells the right length.
+#[test]
+fn a_short_buffer_is_refused() {
+    for sample in samples::all() {
+        let needed = sample.header.len();
+        for available in 0..needed {
+            let packet_type = sample.header.packet_type();
+            let expected =
+                Err(efa_proto::EmitError::BufferTooSmall { packet_type, needed, available });
+            assert_eq!(sample.header.emit(&mut vec![0; available]), expected, "{}", sample.name);
+        }
+    }
+}

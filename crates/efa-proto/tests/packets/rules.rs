@@ -1,0 +1,492 @@
+//! Rules that hold for all packets or for a family: types, flags, padding, counts, lengths.
+
+use efa_proto::{
+    BaseHeader, CtsFlags, EmitError, EorForm, ExtraInfo, Handshake, HandshakeFlags, Header,
+    MAX_IOV, Packet, PacketFlags, PacketType, PacketTypeError, ParseError, ReqFlags, ReqOptions,
+    RmaIov, Rtr, RtrKind, Rtw, RtwKind,
+};
+
+use crate::samples::{self, CONNID, RECV_ID, Sample};
+
+/// Flag bits that mean something to the parser; written down here once more on purpose.
+fn meaningful_flags(packet_type: PacketType) -> u16 {
+    use PacketType as T;
+    match packet_type {
+        T::LongCtsMsgRtm | T::LongCtsTagRtm | T::DcLongCtsMsgRtm | T::DcLongCtsTagRtm => 0xa003,
+        T::Cts => 0x8080,
+        T::Handshake => 0x8007,
+        _ if packet_type.is_req() => 0x8003,
+        _ => 0x8000,
+    }
+}
+
+fn is_control(sample: &Sample) -> bool {
+    !sample.header.packet_type().is_req()
+}
+
+// conformance: A10 A12 A13 A14 A15 A139
+#[test]
+fn type_numbers() {
+    let table: Vec<_> = PacketType::ALL
+        .iter()
+        .map(|t| {
+            let tagged = if t.is_tagged() { " tagged" } else { "" };
+            format!("{:3} {t}{tagged}", t.as_u8())
+        })
+        .collect();
+    insta::assert_snapshot!(table.join("\n"));
+}
+
+// conformance: A10 A11 A12 A14 A16
+#[test]
+fn every_number_is_a_type_or_an_error() {
+    for value in 0..=255 {
+        match PacketType::try_from(value) {
+            Ok(packet_type) => {
+                assert_eq!(packet_type.as_u8(), value);
+                assert!(PacketType::ALL.contains(&packet_type));
+            }
+            Err(PacketTypeError::Deprecated(found)) => assert!(found == value && value <= 2),
+            Err(PacketTypeError::Reserved(found)) => {
+                assert!(found == value && [6, 131, 132].contains(&value));
+            }
+            Err(PacketTypeError::Unknown(found)) => {
+                let known = [1..=12, 64..=76, 128..=147].iter().any(|range| range.contains(&value));
+                assert!(found == value && !known, "{value}");
+            }
+        }
+    }
+}
+
+/// Zeroes behind a good base header, with all types: parsed, or refused for a stated reason.
+// conformance: A11 A16
+#[test]
+fn every_type_with_zeroes() {
+    for value in 0..=255 {
+        let mut bytes = [0; 64];
+        bytes[..2].copy_from_slice(&[value, 4]);
+        let parsed = Packet::parse(&bytes);
+        match (PacketType::try_from(value), parsed) {
+            (Err(error), parsed) => assert_eq!(parsed, Err(error.into())),
+            (Ok(PacketType::Handshake), parsed) => {
+                assert_eq!(parsed, Err(ParseError::ExtraInfo { found: 0 }));
+            }
+            (Ok(t @ (PacketType::CtsData | PacketType::ReadRsp | PacketType::AtomRsp)), parsed) => {
+                let (found, payload) = (0, 40);
+                let expected = ParseError::SegmentLength { packet_type: t, found, payload };
+                assert_eq!(parsed, Err(expected));
+            }
+            (Ok(packet_type), parsed) => assert_eq!(parsed.unwrap().packet_type(), packet_type),
+        }
+    }
+}
+
+#[test]
+fn other_versions_are_refused() {
+    for sample in samples::all() {
+        for found in [0, 3, 5, 255] {
+            let mut bytes = sample.bytes();
+            bytes[1] = found;
+            assert_eq!(Packet::parse(&bytes), Err(ParseError::Version { found }));
+        }
+    }
+}
+
+// conformance: A53 A62
+#[test]
+fn flag_bits() {
+    let req = [
+        (ReqFlags::RAW_ADDRESS, 0x1),
+        (ReqFlags::CQ_DATA, 0x2),
+        (ReqFlags::MSG, 0x4),
+        (ReqFlags::TAGGED, 0x8),
+        (ReqFlags::RMA, 0x10),
+        (ReqFlags::ATOMIC, 0x20),
+        (ReqFlags::READ_NACK, 0x2000),
+        (ReqFlags::CONNID, 0x8000),
+    ];
+    assert_eq!(req.map(|(flag, _)| flag.bits()), req.map(|(_, bits)| bits));
+    assert_eq!(HandshakeFlags::HOST_ID.bits(), 0x1);
+    assert_eq!(HandshakeFlags::DEVICE_VERSION.bits(), 0x2);
+    assert_eq!(HandshakeFlags::USER_RECV_QP.bits(), 0x4);
+    assert_eq!(HandshakeFlags::CONNID.bits(), 0x8000);
+    assert_eq!(CtsFlags::EMULATED_READ.bits(), 0x80);
+    assert_eq!(CtsFlags::CONNID.bits(), 0x8000);
+    assert_eq!(PacketFlags::CONNID.bits(), 0x8000);
+}
+
+/// Bit 0 announces an address in a request and a host id in a HANDSHAKE.
+// conformance: A18
+#[test]
+fn a_flag_means_what_its_category_says() {
+    let request = samples::named("EAGER_TAGRTM, with padded address");
+    let handshake = samples::named("HANDSHAKE, host_id");
+    assert_eq!(request.header_bytes()[2] & 1, 1);
+    assert_eq!(handshake.header_bytes()[2] & 1, 1);
+    assert!(request.header.raw_address().is_some() && handshake.header.raw_address().is_none());
+}
+
+// conformance: A19
+#[test]
+fn unknown_flag_bits_change_nothing() {
+    for sample in samples::all() {
+        let packet_type = sample.header.packet_type();
+        for bit in (0..16).map(|bit| 1_u16 << bit) {
+            let mut bytes = sample.bytes();
+            let flags = u16::from_le_bytes([bytes[2], bytes[3]]);
+            let sendable = meaningful_flags(packet_type) | ReqFlags::kind_of(packet_type).bits();
+            assert_eq!(flags & !sendable, 0, "{}", sample.name);
+            if meaningful_flags(packet_type) & bit != 0 || packet_type.is_never_sent() {
+                continue;
+            }
+            bytes[2..4].copy_from_slice(&(flags ^ bit).to_le_bytes());
+            assert_eq!(Packet::parse(&bytes), Ok(sample.packet()), "{} {bit:#x}", sample.name);
+        }
+    }
+}
+
+/// libfabric sends MSG on all RTM, TAGGED as well on TAGRTM, ATOMIC on RTA. RMA, which the
+/// specification wants on RTW and RTR, was never sent by any release, nor is it by us.
+// conformance: A63
+#[test]
+fn kind_flags() {
+    for sample in samples::all() {
+        let packet_type = sample.header.packet_type();
+        let name = packet_type.name();
+        if packet_type.is_never_sent() || !packet_type.is_req() {
+            continue;
+        }
+        let expected = match name {
+            _ if name.ends_with("MSGRTM") => 0x4,
+            _ if name.ends_with("TAGRTM") => 0xc,
+            _ if name.ends_with("RTA") => 0x20,
+            _ => 0,
+        };
+        let mut bytes = sample.bytes();
+        assert_eq!(bytes[2] & 0x3c, expected, "{name}");
+        assert_eq!(BaseHeader::parse(&bytes).unwrap().kind_mismatch(), ReqFlags::empty());
+        for (bit, flag) in [(0x4, ReqFlags::MSG), (0x8, ReqFlags::TAGGED), (0x20, ReqFlags::ATOMIC)]
+        {
+            bytes[2] ^= bit;
+            assert_eq!(BaseHeader::parse(&bytes).unwrap().kind_mismatch(), flag, "{name}");
+            assert_eq!(Packet::parse(&bytes), Ok(sample.packet()), "{name}");
+            bytes[2] ^= bit;
+        }
+        bytes[2] |= 0x10;
+        let rma = if expected == 0 { ReqFlags::empty() } else { ReqFlags::RMA };
+        assert_eq!(BaseHeader::parse(&bytes).unwrap().kind_mismatch(), rma, "{name}");
+    }
+}
+
+/// The base header alone has no more to say about a packet that is no request.
+#[test]
+fn base_header() {
+    let bytes = samples::named("CTS, connid").bytes();
+    let base = BaseHeader::parse(&bytes).unwrap();
+    assert_eq!(base, BaseHeader { packet_type: PacketType::Cts, flags: 0x8000 });
+    assert_eq!(base.kind_mismatch(), ReqFlags::empty());
+    for len in 0..4 {
+        assert!(BaseHeader::parse(&bytes[..len]).unwrap_err().missing().is_some());
+    }
+    assert_eq!(BaseHeader::parse(&[3, 5, 0, 0]), Err(ParseError::Version { found: 5 }));
+    let unknown = ParseError::PacketType(PacketTypeError::Unknown(99));
+    assert_eq!(BaseHeader::parse(&[99, 4, 0, 0]), Err(unknown));
+}
+
+/// Where the connid of each type is, when flag 0x8000 is set.
+// conformance: A17 A192 A193
+#[test]
+fn connid_position() {
+    for sample in samples::all() {
+        let has_connid = sample.header.connid() == Some(CONNID);
+        let bytes = sample.bytes();
+        let flag = bytes[3] & 0x80 != 0;
+        assert_eq!(flag, has_connid, "{}", sample.name);
+        if !has_connid {
+            continue;
+        }
+        use PacketType as T;
+        let at = match sample.header {
+            Header::Cts(_) | Header::ReadRsp(_) | Header::AtomRsp(_) => 4,
+            Header::Eor(_) | Header::Receipt(_) | Header::ReadNack(_) => 12,
+            Header::PeerError(_) => 16,
+            Header::CtsData(_) => 24,
+            Header::Handshake(handshake) => 8 + 8 * handshake.extra_info.len(),
+            // Last of the optional headers, behind which only a read_iov can be.
+            _ => {
+                let read_iov = match sample.header.packet_type() {
+                    T::LongReadTagRtm | T::RunReadMsgRtm | T::LongReadRtw => RmaIov::SIZE,
+                    _ => 0,
+                };
+                sample.header.len() - 4 - read_iov
+            }
+        };
+        assert_eq!(bytes[at..at + 4], CONNID.0.to_le_bytes(), "{}", sample.name);
+    }
+}
+
+/// Padding and reserved fields, among them a connid without its flag, are zero when sent and
+/// ignored when received.
+// conformance: A97 A126
+#[test]
+fn padding_means_nothing() {
+    let mut seen = 0;
+    for sample in samples::all() {
+        let mut at = 0;
+        for &(name, size) in &sample.layout {
+            let padding = match name {
+                "pad" | "reserved" | "id, padding here" => at..at + size,
+                "connid, padding" | "device_version, reserved" => at + 4..at + size,
+                "raw_address.pad" | "raw_address.reserved" | "raw_address.padding" => at..at + size,
+                "connid" if is_control(&sample) && sample.header.connid().is_none() => {
+                    at..at + size
+                }
+                _ => at..at,
+            };
+            let mut bytes = sample.bytes();
+            assert!(bytes[padding.clone()].iter().all(|&byte| byte == 0), "{}", sample.name);
+            seen += padding.len();
+            bytes[padding].fill(0xff);
+            assert_eq!(Packet::parse(&bytes), Ok(sample.packet()), "{} {name}", sample.name);
+            at += size;
+        }
+    }
+    assert!(seen > 100, "{seen}");
+}
+
+/// EOR is 12 bytes up to release 1.13 and 16 since; nothing in between.
+// conformance: A88
+#[test]
+fn eor_forms() {
+    let bytes = samples::named("EOR, no connid").bytes();
+    let form = |bytes: &[u8]| match Packet::parse(bytes).unwrap().header {
+        Header::Eor(eor) => eor.form,
+        other => panic!("{other}"),
+    };
+    assert_eq!(form(&bytes[..12]), EorForm::Short);
+    assert_eq!(form(&bytes), EorForm::Full { connid: None });
+    for len in 13..16 {
+        assert_eq!(Packet::parse(&bytes[..len]).unwrap_err().field(), "connid");
+    }
+    // With the flag set a connid must be there.
+    let with_flag = [7, 4, 0, 0x80, 1, 0, 0, 0, 2, 0, 0, 0];
+    assert_eq!(Packet::parse(&with_flag).unwrap_err().missing(), Some(4));
+}
+
+/// A request for a read has no application data; what follows it is kept aside and means nothing.
+// conformance: A71
+#[test]
+fn bytes_behind_a_read_request_are_no_error() {
+    for sample in samples::reads() {
+        let mut bytes = sample.bytes();
+        bytes.extend(b"trailing");
+        let packet = Packet::parse(&bytes).unwrap();
+        assert_eq!(packet.header, sample.header);
+        assert_eq!(packet.payload, b"trailing");
+    }
+}
+
+/// Later revisions may append fields to packets without application data.
+#[test]
+fn bytes_behind_a_control_packet_are_no_error() {
+    for sample in samples::control().into_iter().chain(samples::handshakes()) {
+        if sample.payload.is_empty() && sample.name != "EOR, short" {
+            let mut bytes = sample.bytes();
+            bytes.extend(b"trailing");
+            let packet = Packet::parse(&bytes).unwrap();
+            assert_eq!((packet.header, packet.payload), (sample.header, &b"trailing"[..]));
+        }
+    }
+}
+
+// conformance: A79
+#[test]
+fn up_to_four_vectors() {
+    let iov = [RmaIov::new(1, 2, 3); 6];
+    for n in 0..=iov.len() {
+        let rtw = Rtw { rma_iov: &iov[..n], kind: RtwKind::Eager, options: ReqOptions::NONE };
+        let mut bytes = vec![70, 4, 0, 0, n as u8, 0, 0, 0];
+        bytes.extend(
+            [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0].repeat(n),
+        );
+        let mut buf = [0; 200];
+        if n <= MAX_IOV {
+            assert_eq!(rtw.emit(&mut buf), Ok(8 + 24 * n));
+            assert_eq!(buf[..8 + 24 * n], bytes);
+            assert_eq!(Packet::parse(&bytes).unwrap().header, Header::Rtw(rtw));
+        } else {
+            let packet_type = PacketType::EagerRtw;
+            let error = EmitError::Count { packet_type, field: "rma_iov", found: n };
+            assert_eq!(rtw.emit(&mut buf), Err(error));
+            let found = n as u32;
+            let error = ParseError::Count { packet_type, field: "rma_iov_count", found };
+            assert_eq!(Packet::parse(&bytes), Err(error));
+        }
+    }
+}
+
+/// Every count field, with values from just too large to the largest.
+// conformance: A79
+#[test]
+fn a_count_beyond_the_packet_is_refused() {
+    for sample in samples::all() {
+        let mut at = 0;
+        for &(name, size) in &sample.layout {
+            if name.ends_with("iov_count") {
+                for found in [5, 0x0aaa_aaab, 1 << 31, u32::MAX] {
+                    let mut bytes = sample.bytes();
+                    bytes[at..at + 4].copy_from_slice(&found.to_le_bytes());
+                    let packet_type = sample.header.packet_type();
+                    let expected = ParseError::Count { packet_type, field: name, found };
+                    assert_eq!(Packet::parse(&bytes), Err(expected), "{}", sample.name);
+                }
+                // An allowed count, too large for what there is.
+                let mut bytes = sample.header_bytes();
+                bytes[at..at + 4].copy_from_slice(&4_u32.to_le_bytes());
+                assert!(Packet::parse(&bytes).unwrap_err().missing().is_some(), "{}", sample.name);
+            }
+            at += size;
+        }
+    }
+}
+
+/// The other count that emitting must bound.
+#[test]
+fn too_many_vectors_to_read_are_not_sent() {
+    let iov = [RmaIov::new(1, 2, 3); 5];
+    let mut buf = [0; 400];
+    for mut sample in samples::all() {
+        match &mut sample.header {
+            Header::Rtm(rtm) => match &mut rtm.kind {
+                efa_proto::RtmKind::LongRead { read_iov, .. }
+                | efa_proto::RtmKind::RuntRead { read_iov, .. } => *read_iov = iov.to_vec().leak(),
+                _ => continue,
+            },
+            Header::Rtw(Rtw { kind: RtwKind::LongRead { read_iov, .. }, .. }) => {
+                *read_iov = iov.to_vec().leak();
+            }
+            _ => continue,
+        }
+        let packet_type = sample.header.packet_type();
+        let error = EmitError::Count { packet_type, field: "read_iov", found: 5 };
+        assert_eq!(sample.header.emit(&mut buf), Err(error));
+    }
+    let rtr = Rtr {
+        rma_iov: &iov,
+        kind: RtrKind::Short,
+        msg_length: 0,
+        recv_id: RECV_ID,
+        recv_length: 0,
+        options: ReqOptions::NONE,
+    };
+    let packet_type = PacketType::ShortRtr;
+    let error = EmitError::Count { packet_type, field: "rma_iov", found: 5 };
+    assert_eq!(rtr.emit(&mut buf), Err(error));
+}
+
+/// Length fields that contradict the packet, in both directions.
+// conformance: A124
+#[test]
+fn segment_length_must_be_the_payloads() {
+    for sample in samples::control() {
+        if sample.payload.is_empty() {
+            continue;
+        }
+        let packet_type = sample.header.packet_type();
+        let found = sample.payload.len() as u64;
+        let mut longer = sample.bytes();
+        longer.push(0);
+        let expected = ParseError::SegmentLength { packet_type, found, payload: found + 1 };
+        assert_eq!(Packet::parse(&longer), Err(expected));
+        let shorter = &longer[..longer.len() - 2];
+        let expected = ParseError::SegmentLength { packet_type, found, payload: found - 1 };
+        assert_eq!(Packet::parse(shorter), Err(expected));
+    }
+}
+
+/// One transfer may mix segments with and without connid.
+// conformance: A125
+#[test]
+fn ctsdata_with_and_without_connid() {
+    let with = samples::named("CTSDATA, connid");
+    let without = samples::named("CTSDATA, no connid");
+    assert_eq!((with.header.len(), without.header.len()), (32, 24));
+    assert_eq!((with.header.connid(), without.header.connid()), (Some(CONNID), None));
+    assert_eq!(Packet::parse(&with.bytes()).unwrap().payload, without.payload);
+}
+
+// conformance: A48
+#[test]
+fn nextra_p3_is_words_plus_three() {
+    let nextra_p3 = |words: usize| {
+        let words = vec![0; words];
+        let extra_info = ExtraInfo::new(&words).unwrap();
+        let handshake = Handshake {
+            extra_info,
+            connid: None,
+            host_id: None,
+            device_version: None,
+            user_recv_qp: None,
+        };
+        let mut buf = [0; 64];
+        assert_eq!(handshake.emit(&mut buf), Ok(8 + 8 * words.len()));
+        buf[4]
+    };
+    // Seven features take one word, sixty-five take two.
+    assert_eq!(nextra_p3(7_usize.div_ceil(64)), 4);
+    assert_eq!(nextra_p3(65_usize.div_ceil(64)), 5);
+    let received = |nextra_p3: u8| [9, 4, 0, 0, nextra_p3, 0, 0, 0];
+    assert!(Packet::parse(&received(3)).is_ok());
+    for found in 0..3 {
+        let error = ParseError::ExtraInfo { found };
+        assert_eq!(Packet::parse(&received(found as u8)), Err(error));
+    }
+}
+
+// conformance: A49
+#[test]
+fn any_number_of_words_that_fits() {
+    let mut bytes = vec![9, 4, 0, 0, 0xff, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 0, 0, 0];
+    let error = Packet::parse(&bytes).unwrap_err();
+    let needed = 8 + 8 * (u64::from(u32::MAX) - 3);
+    assert_eq!((error.field(), error.missing()), ("extra_info", Some(needed - 16)));
+
+    for words in [3_u8, 4, 5, 100] {
+        bytes[4..8].copy_from_slice(&[words + 3, 0, 0, 0]);
+        bytes.resize(8 + 8 * usize::from(words), 0xaa);
+        let Header::Handshake(handshake) = Packet::parse(&bytes).unwrap().header else { panic!() };
+        assert_eq!(handshake.extra_info.len(), usize::from(words));
+        assert_eq!(handshake.extra_info.word(2), 0xaaaa_aaaa_aaaa_aaaa);
+        assert!(handshake.to_string().contains("0xaaaaaaaaaaaaaaaa"));
+        // C receivers copy the words into an array of four.
+        let emitted = handshake.emit(&mut [0; 1000]);
+        assert_eq!(emitted.is_ok(), words <= 4, "{words}");
+    }
+    assert!(ExtraInfo::new(&[0; 5]).is_err());
+}
+
+// conformance: A50
+#[test]
+fn id_is_bit_of_word() {
+    for id in 0..256 {
+        let mut words = [0; 4];
+        words[id / 64] = 1 << (id % 64);
+        let extra_info = ExtraInfo::new(&words).unwrap();
+        let set: Vec<_> = (0..300).filter(|&other| extra_info.has_bit(other)).collect();
+        assert_eq!(set, [id]);
+        assert!(extra_info.iter().eq(words));
+    }
+    assert!(ExtraInfo::new(&[]).unwrap().is_empty());
+    assert_eq!(ExtraInfo::from(5), ExtraInfo::new(&[5]).unwrap());
+}
+
+/// The crate needs nobody: no crate of this workspace, no standard library.
+// conformance: A23
+#[test]
+fn stands_alone() {
+    let manifest = include_str!("../../Cargo.toml");
+    let dependencies = manifest.split("[dependencies]").nth(1).unwrap();
+    let dependencies = dependencies.split("[").next().unwrap();
+    assert!(!dependencies.contains("efa"), "{dependencies}");
+    assert!(include_str!("../../src/lib.rs").contains("\n#![no_std]\n"));
+}
