@@ -158,14 +158,20 @@ impl PeerState {
             Some(theirs) if theirs.contains(Extras::CONSTANT_HEADER_LENGTH) => {
                 AddressHeader::Raw(local.raw_address)
             }
-            Some(theirs)
-                if local.connid
-                    && (local.connid_unasked || theirs.contains(Extras::CONNID_HEADER)) =>
-            {
-                AddressHeader::Connid
-            }
+            Some(_) if self.gets_connid(local) => AddressHeader::Connid,
             Some(_) => AddressHeader::Absent,
         }
+    }
+
+    /// Whether packets to this peer that have an optional place for the connid carry it: CTSDATA,
+    /// and requests without raw address.
+    ///
+    /// Releases up to 1.13 don't know the flag and would take the connid for data, so never before
+    /// the peer's HANDSHAKE.
+    #[must_use]
+    pub fn gets_connid(&self, local: &Profile) -> bool {
+        let asked = |theirs: Extras| theirs.contains(Extras::CONNID_HEADER);
+        local.connid && self.theirs.is_some_and(|theirs| local.connid_unasked || asked(theirs))
     }
 }
 
@@ -279,6 +285,7 @@ mod tests {
         );
         let unknown = PeerState::new();
         for release in Release::ALL {
+            assert!(!unknown.gets_connid(&Profile::of(release)));
             let form = Profile::of(release).raw_address;
             assert_eq!(unknown.address_header(&Profile::of(release)), AddressHeader::Raw(form));
         }

@@ -9,8 +9,9 @@ use crate::rnr::BackoffLimits;
 /// Settings of an [`Endpoint`](crate::Endpoint). The defaults suit nearly everyone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The habits on the wire; the default is libfabric 2.6's, and bits of the peer are still
-    /// tested before anything beyond the baseline is used, as older releases need.
+    /// The habits on the wire; the default is libfabric 2.6's, except that the bits of the peer
+    /// are tested before anything beyond the baseline is used, connids included, as older releases
+    /// need.
     pub profile: Profile,
     /// Longest message in bytes that is sent as medium message, without flow control
     /// (`FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE`).
@@ -44,7 +45,10 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            profile: Profile::of(Release::V2_6).announcing_only(Extras::CONNID_HEADER),
+            profile: Profile {
+                connid_unasked: false,
+                ..Profile::of(Release::V2_6).announcing_only(Extras::CONNID_HEADER)
+            },
             max_medium: 65536,
             cts_window: 32,
             max_sends: 4096,

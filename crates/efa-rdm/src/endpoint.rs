@@ -820,7 +820,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         Connid(self.local.qkey.0)
     }
 
-    /// The connid for packets other than requests.
+    /// The connid for packets that always have a place for it.
     pub(crate) fn packet_connid(&self) -> Option<Connid> {
         self.config.profile.connid.then(|| self.connid())
     }

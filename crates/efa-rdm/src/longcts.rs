@@ -90,8 +90,11 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             if send.sent >= send.window_end {
                 return Advance::Done;
             }
+            let active = self.peers.active(send.peer);
+            let connid =
+                active.is_some_and(|active| active.handshake.gets_connid(&self.config.profile));
             let mut data = CtsData {
-                connid: self.packet_connid(),
+                connid: connid.then(|| self.connid()),
                 recv_id: send.recv_id,
                 seg_length: 0,
                 seg_offset: send.sent,

@@ -115,12 +115,8 @@ fn every_pair_of_releases_understands_each_other() {
     let sizes = [0, 1, 8_000, 8_870, 8_900, 20_000, 65_536, 65_537, 400_000];
     for (i, a) in Release::ALL.into_iter().enumerate() {
         for (j, b) in Release::ALL.into_iter().enumerate() {
-            let config = |release| Config {
-                profile: Profile::of(release).announcing_only(Extras::CONNID_HEADER),
-                ..Config::default()
-            };
             let seed = (i * 10 + j) as u64;
-            let mut world = World::pair_with(seed, config(a), config(b));
+            let mut world = World::pair_with(seed, of_release(a), of_release(b));
             for round in 0..2 {
                 for (from, to) in [(0, 1), (1, 0)] {
                     for (k, size) in sizes.into_iter().enumerate() {
@@ -250,5 +246,37 @@ fn ctsdata_waits_for_the_handshake() {
             }
         }
         assert!(world.receive_done(1).buffer == pattern(200_000, 1));
+    }
+}
+
+fn of_release(release: Release) -> Config {
+    let profile = Profile::of(release).announcing_only(Extras::CONNID_HEADER);
+    Config { profile, ..Config::default() }
+}
+
+// Releases up to 1.13 would take it for data.
+// conformance: A68
+#[test]
+fn peers_that_know_no_connid_get_none_in_requests_and_data() {
+    for old in [Release::V1_10, Release::V1_12, Release::V1_13] {
+        let ours = [Release::V1_14, Release::V2_0].map(of_release);
+        for config in ours.into_iter().chain([Config::default()]) {
+            let mut world = World::pair_with(1, config, of_release(old));
+            for round in 0..2 {
+                world.forget_packets();
+                for (i, size) in [10, 20_000, 200_000].into_iter().enumerate() {
+                    world.tagged_receive(1, i as u64, size);
+                    world.tagged_send(0, 1, i as u64, pattern(size, 1));
+                }
+                world.drive();
+                for bytes in world.packets_from(0) {
+                    match Packet::parse(&bytes).unwrap().header {
+                        Header::Rtm(rtm) => assert_eq!(rtm.options.connid, None),
+                        Header::CtsData(data) => assert_eq!(data.connid, None, "round {round}"),
+                        _ => {}
+                    }
+                }
+            }
+        }
     }
 }
