@@ -149,3 +149,31 @@ fn a_short_buffer_is_refused() {
         }
     }
 }
+
+/// The fuzzer starts from golden packets. Set `UPDATE_SEEDS` to write them after a change.
+#[test]
+fn fuzz_seeds_are_golden_packets() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/packet");
+    let seeds = [
+        "EAGER_TAGRTM, with padded address",
+        "RUNTREAD_MSGRTM, with everything",
+        "LONGREAD_RTW, with everything",
+        "SHORT_RTR",
+        "COMPARE_RTA",
+        "CTS, emulated read",
+        "CTSDATA, connid",
+        "READRSP, connid",
+        "EOR, short",
+        "HANDSHAKE, connid host_id device_version user_recv_qp",
+        "PEER_ERROR, connid",
+    ];
+    for name in seeds {
+        let bytes = samples::named(name).bytes();
+        let file = name.to_lowercase().replace(", ", "-").replace(' ', "-");
+        let path = format!("{folder}/{file}");
+        if std::env::var_os("UPDATE_SEEDS").is_some() {
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        assert_eq!(std::fs::read(&path).ok(), Some(bytes), "{path}");
+    }
+}
