@@ -13,6 +13,7 @@ use efa_match::{Admit, Arrived, Match, Source as MatchSource};
 use efa_proto::{Handshake, Header, OpId, Packet, RawAddress, Rtm, RtmKind};
 
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
+use crate::coverage::Coverage;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::held::Chain;
@@ -445,12 +446,22 @@ fn shape_of(bytes: &[u8]) -> Option<Shape> {
     }
 }
 
-/// Whether a held first packet is its whole message.
-pub(crate) fn is_whole(bytes: &[u8]) -> bool {
-    match Packet::parse(bytes) {
-        Ok(Packet { header: Header::Rtm(rtm), payload }) => {
-            Shape::of(&rtm, payload).is_some_and(|shape| !shape.is_partial(payload))
+/// Whether the packets of a message are all of it.
+pub(crate) fn is_whole<'a>(packets: impl Iterator<Item = &'a [u8]>) -> bool {
+    let mut coverage = Coverage::default();
+    let mut length = None;
+    for bytes in packets {
+        let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes) else {
+            return false;
+        };
+        let Some(shape) = Shape::of(&rtm, payload) else { return false };
+        if !shape.is_partial(payload) {
+            return true;
         }
-        _ => false,
+        // As it is received: the first packet tells the length, others that disagree are dropped.
+        if *length.get_or_insert(shape.length) == shape.length {
+            let _ = coverage.insert(shape.offset, shape.offset + payload.len() as u64);
+        }
     }
+    length == Some(coverage.bytes())
 }

@@ -909,9 +909,10 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     /// Drops unexpected messages of a gone peer that can never be completed.
     fn forget_unfinished(&mut self, peer: PeerId) {
         let held = &self.matching.held;
-        let unfinished = self.matching.messages.iter().filter(|(_, message)| {
-            message.peer == peer && !is_whole(held.bytes(message.packets.first))
-        });
+        let unfinished =
+            self.matching.messages.iter().filter(|(_, message)| {
+                message.peer == peer && !is_whole(held.chain(message.packets))
+            });
         let doomed: Vec<usize> = unfinished.map(|(key, _)| key).collect();
         for key in doomed {
             let message = self.matching.messages.remove(key);

@@ -74,6 +74,14 @@ impl Held {
         self.packets[id as usize].bytes()
     }
 
+    /// The packets of a chain.
+    pub(crate) fn chain(&self, chain: Chain) -> impl Iterator<Item = &[u8]> {
+        let first = self.packets.get(chain.first as usize);
+        let packets =
+            core::iter::successors(first, |packet| self.packets.get(packet.next? as usize));
+        packets.map(HeldPacket::bytes)
+    }
+
     /// Takes a packet out; [`release`](Self::release) it when it is read.
     pub(crate) fn take(&mut self, id: HeldId) -> HeldPacket {
         self.packets.remove(id as usize)

@@ -282,3 +282,17 @@ fn a_zero_byte_write_to_nowhere_is_answered_by_a_handshake() {
     world.drive();
     assert_eq!(world.receive_done(1).buffer, pattern(10, 1), "it took no message id");
 }
+
+#[test]
+fn a_whole_unexpected_message_of_several_packets_outlives_its_sender() {
+    let mut world = World::pair(6);
+    world.send(0, 1, pattern(30_000, 1), 0);
+    world.drive();
+    assert_eq!(world.send_done(0).result, Ok(()));
+    let peer = world.peer(1, 0);
+    world.endpoint(1).remove_peer(peer);
+    world.receive(1, 30_000, 0);
+    let received = world.receive_done(1);
+    assert!(received.buffer == pattern(30_000, 1));
+    assert_eq!(world.endpoint(1).packets_held().held, 0);
+}
