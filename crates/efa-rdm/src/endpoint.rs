@@ -681,14 +681,16 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     /// A packet will never arrive.
     fn packet_failed(&mut self, record: InFlight, status: Status) {
         self.statistics.send_errors += 1;
+        // An injected message has no operation that could have ended with its peer.
+        if let Purpose::Inject { tag, length } = record.purpose {
+            self.injected_failed(record.peer, tag, length, OperationError::Device(status));
+        }
         if self.peers.standing(record.peer) != Standing::Live {
             return;
         }
         match record.purpose {
+            Purpose::Inject { .. } => {}
             Purpose::Send(id) => self.fail_send(id, OperationError::Device(status)),
-            Purpose::Inject { tag, length } => {
-                self.injected_failed(record.peer, tag, length, OperationError::Device(status));
-            }
             Purpose::Cts => {}
             // A peer that wrote once and left is no error (section 2.3).
             Purpose::Handshake if status.is_peer_gone() => {

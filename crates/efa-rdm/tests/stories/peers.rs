@@ -296,3 +296,20 @@ fn a_whole_unexpected_message_of_several_packets_outlives_its_sender() {
     assert!(received.buffer == pattern(30_000, 1));
     assert_eq!(world.endpoint(1).packets_held().held, 0);
 }
+
+#[test]
+fn every_injected_message_to_a_lost_peer_is_reported_once() {
+    let mut world = World::pair(7);
+    let peer = world.peer(0, 1);
+    let target = place(&world.ends[1]);
+    world.network.kill(target).unwrap();
+    for _ in 0..5 {
+        let message = Message { peer, tag: None, cq_data: None, buffer: &[1][..], context: 0 };
+        world.endpoint(0).inject(message).unwrap();
+    }
+    world.drive();
+    assert_eq!(world.ends[0].sends.len(), 5);
+    for sent in world.ends[0].sends.drain(..) {
+        assert_eq!(sent.result, Err(OperationError::Device(Status::UnresponsiveRemote)));
+    }
+}
