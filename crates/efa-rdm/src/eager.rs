@@ -82,7 +82,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         };
         let record = InFlight {
             peer: send.peer,
-            purpose: Purpose::Send(id),
+            purpose: Purpose::Send { id, msg_id: send.msg_id },
             packet_type,
             length: end as u32,
             retransmitted: false,

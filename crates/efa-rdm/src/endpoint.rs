@@ -48,6 +48,13 @@ pub(crate) struct Send<B> {
     pub(crate) recv_id: OpId,
 }
 
+impl<B> Send<B> {
+    /// Whether it sends this message.
+    fn is(&self, peer: PeerId, msg_id: u32) -> bool {
+        self.msg_id == msg_id && self.peer == peer
+    }
+}
+
 /// A message of several packets that is being received.
 #[derive(Debug)]
 pub(crate) struct Receive<B> {
@@ -649,8 +656,8 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
                 {
                     active.backoff.delivered();
                 }
-                if let Purpose::Send(id) = record.purpose {
-                    self.send_packet_delivered(id);
+                if let Purpose::Send { id, msg_id } = record.purpose {
+                    self.send_packet_delivered(record.peer, id, msg_id);
                 }
             }
             Err(Status::ReceiverNotReady) if self.peers.standing(record.peer) == Standing::Live => {
@@ -690,7 +697,12 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         }
         match record.purpose {
             Purpose::Inject { .. } => {}
-            Purpose::Send(id) => self.fail_send(id, OperationError::Device(status)),
+            Purpose::Send { id, msg_id } => {
+                let send = self.operations.sends.get(id);
+                if send.is_some_and(|send| send.is(record.peer, msg_id)) {
+                    self.fail_send(id, OperationError::Device(status));
+                }
+            }
             Purpose::Cts => {}
             // A peer that wrote once and left is no error (section 2.3).
             Purpose::Handshake if status.is_peer_gone() => {
@@ -735,8 +747,10 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     }
 
     /// A packet of a send arrived at the target.
-    fn send_packet_delivered(&mut self, id: OpId) {
-        if let Some(send) = self.operations.sends.get_mut(id) {
+    fn send_packet_delivered(&mut self, peer: PeerId, id: OpId, msg_id: u32) {
+        if let Some(send) = self.operations.sends.get_mut(id)
+            && send.is(peer, msg_id)
+        {
             send.outstanding -= 1;
             if send.outstanding == 0 && send.sent == send.length {
                 self.end_send(id, Ok(()));

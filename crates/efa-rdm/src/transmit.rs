@@ -10,8 +10,10 @@ use crate::pool::Pool;
 /// What a packet was sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A part of a send operation.
-    Send(OpId),
+    /// A part of a send operation. The message id tells whether the operation of this name is still
+    /// the same: a packet may be in flight for long after its operation failed, and names come
+    /// again.
+    Send { id: OpId, msg_id: u32 },
     /// A whole injected message.
     Inject { tag: Option<u64>, length: u32 },
     /// A grant for a receive.

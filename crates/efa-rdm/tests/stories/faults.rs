@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use efa_device::QueuePairOptions;
+use efa_device::{QueuePairOptions, Status};
 use efa_rdm::Config;
 use efa_sim::local::{Faults, LocalOptions};
 
@@ -121,4 +121,41 @@ fn a_peer_in_backoff_does_not_hold_up_others() {
     assert!(world.now - start < Duration::from_micros(400), "{:?}", world.now - start);
     world.drive();
     assert_eq!(world.receive_done(slow).buffer, pattern(10, 1));
+}
+
+/// A microsecond passes, whatever is due next.
+fn creep(world: &mut World) {
+    let now = world.now;
+    world.step();
+    world.now = now + Duration::from_micros(1);
+}
+
+#[test]
+fn late_completions_of_a_failed_send_touch_no_later_one() {
+    let mut world = World::pair(8);
+    let me = place(&world.ends[0]);
+    world.receive(1, 10, 0);
+    world.send(0, 1, pattern(10, 0), 0);
+    world.drive();
+    // The first packet fails at once, the second takes long.
+    world.network.fail_sends(me, 1, Status::BadLength).unwrap();
+    world.network.delay_sends(me, 1, Duration::from_secs(1)).unwrap();
+    world.send(0, 1, pattern(12_000, 1), 1);
+    while world.ends[0].sends.len() < 2 {
+        creep(&mut world);
+    }
+    assert_eq!(world.endpoint(0).packets_held().sending, 1);
+    // As many others as it takes for the identifier to come again, the last of them long.
+    for i in 0..1023 {
+        world.send(0, 1, vec![1], i);
+        while world.ends[0].sends.len() < 3 + i as usize {
+            creep(&mut world);
+        }
+    }
+    world.network.delay_sends(me, 1, Duration::from_secs(2)).unwrap();
+    world.send(0, 1, pattern(5, 2), 5000);
+    world.idle(Duration::from_millis(1500));
+    assert!(world.ends[0].sends.iter().all(|sent| sent.context != 5000), "it is under way");
+    world.drive();
+    assert_eq!(world.ends[0].sends.back().map(|sent| sent.context), Some(5000));
 }
