@@ -703,7 +703,13 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
                     self.fail_send(id, OperationError::Device(status));
                 }
             }
-            Purpose::Cts => {}
+            // Without the grant nothing more will come.
+            Purpose::Cts(id) => {
+                let receive = self.operations.receives.get(id);
+                if receive.is_some_and(|receive| receive.peer == record.peer) {
+                    self.end_receive(id, Some(OperationError::Device(status)));
+                }
+            }
             // A peer that wrote once and left is no error (section 2.3).
             Purpose::Handshake if status.is_peer_gone() => {
                 self.end_peer(record.peer, OperationError::Device(status));

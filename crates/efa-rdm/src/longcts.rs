@@ -157,7 +157,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         };
         let record = |length| InFlight {
             peer,
-            purpose: Purpose::Cts,
+            purpose: Purpose::Cts(id),
             packet_type: PacketType::Cts,
             length,
             retransmitted: false,

@@ -16,8 +16,8 @@ pub(crate) enum Purpose {
     Send { id: OpId, msg_id: u32 },
     /// A whole injected message.
     Inject { tag: Option<u64>, length: u32 },
-    /// A grant for a receive.
-    Cts,
+    /// A grant for a receive operation.
+    Cts(OpId),
     /// Our HANDSHAKE.
     Handshake,
 }

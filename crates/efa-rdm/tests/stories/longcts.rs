@@ -1,13 +1,14 @@
 //! Section 3.2, long-CTS message.
 
+use efa_device::Status;
 use efa_handshake::{Profile, Release};
 use efa_proto::{
     Connid, Cts, CtsData, Header, MsgId, OpId, Packet, PacketType, ReqOptions, Rtm, RtmKind,
 };
-use efa_rdm::{Config, DropReason, Message, Payload, Subprotocol};
+use efa_rdm::{Config, DropReason, Message, OperationError, Payload, Subprotocol};
 use efa_sim::local::{LocalOptions, Reorder};
 
-use crate::world::{World, pattern};
+use crate::world::{World, pattern, place};
 
 fn ctsdata(packets: &[Vec<u8>]) -> Vec<CtsData> {
     let parsed = packets.iter().filter_map(|bytes| match Packet::parse(bytes).unwrap().header {
@@ -388,4 +389,22 @@ fn messages_above_four_gigabytes_arrive() {
     };
     assert_eq!((received.length, received.result), (length, Ok(())));
     assert_eq!((received.buffer.wrong, received.buffer.edges), (0, 2));
+}
+
+#[test]
+fn a_receive_whose_grant_fails_ends() {
+    let mut world = World::pair(9);
+    world.acquaint();
+    world.send(0, 1, pattern(10, 1), 0);
+    world.receive(1, 10, 0);
+    world.drive();
+    world.receive_done(1);
+    let receiver = place(&world.ends[1]);
+    world.network.fail_sends(receiver, 1, Status::BadStatus).unwrap();
+    world.receive(1, 200_000, 1);
+    world.send(0, 1, pattern(200_000, 1), 1);
+    world.drive();
+    let failed = world.receive_done(1);
+    assert_eq!(failed.result, Err(OperationError::Device(Status::BadStatus)));
+    assert_eq!(failed.buffer.len(), 200_000);
 }
