@@ -208,11 +208,19 @@ impl<P> Peers<P> {
     }
 
     /// Marks a peer as gone; gives its address handle and conversation back.
+    ///
+    /// The handle's number may come to mean another interface, so that the peer is found by its
+    /// address alone from now on.
     pub(crate) fn retire(&mut self, peer: PeerId) -> Option<(AddressHandle, Option<Active<P>>)> {
         let entry = self.entries.get_mut(peer.index()).filter(|entry| !entry.gone)?;
         entry.gone = true;
+        let handle = entry.handle;
+        let source = hash_source(self.seed, handle, Qpn(entry.address.qpn));
         let active = core::mem::replace(&mut entry.active, NONE);
-        Some((entry.handle, self.active.try_remove(active as usize)))
+        if let Ok(current) = self.current.find_entry(source, |index| *index == peer.0) {
+            current.remove();
+        }
+        Some((handle, self.active.try_remove(active as usize)))
     }
 
     /// The conversation with a peer, if there is one.

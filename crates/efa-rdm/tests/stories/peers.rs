@@ -1,6 +1,6 @@
 //! Sections 1.4, 2.2 and 4.4: addresses, unknown senders, endpoints that restart.
 
-use efa_device::Status;
+use efa_device::{Gid, Status};
 use efa_proto::{
     Connid, Header, MsgId, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind, Rtw, RtwKind,
 };
@@ -312,4 +312,37 @@ fn every_injected_message_to_a_lost_peer_is_reported_once() {
     for sent in world.ends[0].sends.drain(..) {
         assert_eq!(sent.result, Err(OperationError::Device(Status::UnresponsiveRemote)));
     }
+}
+
+#[test]
+fn the_number_of_a_gone_interface_may_become_anothers() {
+    let options = LocalOptions { max_address_handles: 1, ..LocalOptions::default() };
+    let mut world = World::new(options);
+    for _ in 0..3 {
+        world.add(Config::default());
+    }
+    // Ends 0 and 2 have the same queue pair number on hosts of their own.
+    assert_eq!(world.endpoint(0).address().qpn, world.endpoint(2).address().qpn);
+    let first = world.peer(1, 0);
+    let handle = |world: &World, end: usize| {
+        world.ends[1].device.address_handle(Gid(world.ends[end].endpoint.address().gid))
+    };
+    let number = handle(&world, 0).unwrap();
+    world.endpoint(1).remove_peer(first);
+    // Numbers come again when all have been used.
+    for n in 1..u32::from(u16::MAX) {
+        let mut gid = [0xfd; 16];
+        gid[..4].copy_from_slice(&n.to_le_bytes());
+        let address = RawAddress { gid, qpn: 1, connid: Connid(1) };
+        let peer = world.endpoint(1).insert_peer(address).unwrap();
+        world.endpoint(1).remove_peer(peer);
+    }
+    // Another queue pair of that host is known, so that the device tells the number.
+    let other = RawAddress { qpn: 77, ..world.endpoint(2).address() };
+    world.endpoint(1).insert_peer(other).unwrap();
+    assert_eq!(handle(&world, 2), Some(number));
+    world.receive(1, 10, 0);
+    world.send(2, 1, pattern(10, 1), 0);
+    world.drive();
+    assert_eq!(world.receive_done(1).buffer, pattern(10, 1));
 }
