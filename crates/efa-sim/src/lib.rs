@@ -8,18 +8,19 @@
 //!               efa_device::{Device, QueuePair, Region}
 //!                                  ▲
 //!                  SoftDevice, SoftQueuePair, SoftRegion
-//!                    ▲                           ▲
-//!                  local                        shm
-//!           one process, seeded,         processes of one host,
-//!           virtual time, faults         rings in shared memory
-//!                    └───────► record ◄──────────┘
-//!                                ▼
-//!                             capture
+//!             ▲                    ▲                     ▲
+//!           local                 shm                   tcp
+//!    one process, seeded,  processes of one host,  several hosts,
+//!    virtual time, faults  rings in shared memory  TCP connections
+//!             └──────────────► record ◄──────────────────┘
+//!                                 ▼
+//!                              capture
 //! ```
 //!
 //! * [`local`]: hosts and network in one process. Every run can be replayed from its seed, and
 //!   delays, full queues, lost peers and more can be brought about at will.
 //! * [`shm`]: the processes of one host, over shared memory, as fast as that goes. Linux.
+//! * [`tcp`]: queue pairs of several hosts, over TCP. Linux.
 //! * [`record`]: what passes on a link, kept in memory; [`capture`]: the same as a pcapng file.
 //!
 //! What there is not: RDMA read and write. Regions can be registered and have keys, but no
@@ -72,6 +73,7 @@ pub mod record;
 mod region;
 pub mod shm;
 mod soft;
+pub mod tcp;
 
 pub use self::region::SoftRegion;
 pub use self::soft::{SoftDevice, SoftQueuePair};

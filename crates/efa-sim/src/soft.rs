@@ -8,6 +8,7 @@ use efa_device::{
 use crate::local::{LocalDevice, LocalQueuePair};
 use crate::region::SoftRegion;
 use crate::shm::{ShmDevice, ShmQueuePair};
+use crate::tcp::{TcpDevice, TcpQueuePair};
 
 /// A software device, whatever its link.
 #[derive(Clone, Debug)]
@@ -17,6 +18,8 @@ pub enum SoftDevice {
     Local(LocalDevice),
     /// On this host.
     Shm(ShmDevice),
+    /// On several hosts.
+    Tcp(TcpDevice),
 }
 
 impl From<LocalDevice> for SoftDevice {
@@ -31,6 +34,12 @@ impl From<ShmDevice> for SoftDevice {
     }
 }
 
+impl From<TcpDevice> for SoftDevice {
+    fn from(device: TcpDevice) -> Self {
+        Self::Tcp(device)
+    }
+}
+
 /// A queue pair of a [`SoftDevice`].
 #[derive(Debug)]
 #[non_exhaustive]
@@ -39,6 +48,8 @@ pub enum SoftQueuePair {
     Local(LocalQueuePair),
     /// On this host; boxed, being the larger by far.
     Shm(Box<ShmQueuePair>),
+    /// On several hosts; boxed likewise.
+    Tcp(Box<TcpQueuePair>),
 }
 
 /// Calls the same method on whichever it is.
@@ -47,6 +58,7 @@ macro_rules! each {
         match $on {
             $kind::Local($name) => $call,
             $kind::Shm($name) => $call,
+            $kind::Tcp($name) => $call,
         }
     };
 }
@@ -67,6 +79,7 @@ impl Device for SoftDevice {
         Ok(match self {
             Self::Local(device) => SoftQueuePair::Local(device.create_queue_pair(options)?),
             Self::Shm(device) => SoftQueuePair::Shm(Box::new(device.create_queue_pair(options)?)),
+            Self::Tcp(device) => SoftQueuePair::Tcp(Box::new(device.create_queue_pair(options)?)),
         })
     }
 

@@ -11,6 +11,7 @@ use efa_device::*;
 use efa_sim::SoftDevice;
 use efa_sim::local::{LocalFabric, LocalOptions};
 use efa_sim::shm::{ShmDevice, ShmOptions};
+use efa_sim::tcp::{TcpDevice, TcpOptions};
 
 /// Polls both in turn, ten microseconds apart, until the first has a completion.
 fn wait<Q: QueuePair>(now: &mut Time, qp: &mut Q, other: &mut Q) -> Completion<Q::Packet> {
@@ -104,6 +105,10 @@ fn hosts() -> (Directory, ShmDevice, ShmDevice) {
     (directory, first, second)
 }
 
+fn tcp_hosts() -> [TcpDevice; 2] {
+    [1, 2].map(|host| TcpDevice::open(TcpOptions::new([127, 0, 0, host])).unwrap())
+}
+
 #[test]
 fn the_local_link_keeps_to_the_seam() {
     let fabric = LocalFabric::new(LocalOptions::default());
@@ -117,10 +122,18 @@ fn the_shm_link_keeps_to_the_seam() {
 }
 
 #[test]
+fn the_tcp_link_keeps_to_the_seam() {
+    let [first, second] = tcp_hosts();
+    story(first, second);
+}
+
+#[test]
 fn the_device_of_any_link_keeps_to_the_seam() {
     let fabric = LocalFabric::new(LocalOptions::default());
     story(SoftDevice::from(fabric.open()), SoftDevice::from(fabric.open()));
     let (_directory, first, second) = hosts();
+    story(SoftDevice::from(first), SoftDevice::from(second));
+    let [first, second] = tcp_hosts();
     story(SoftDevice::from(first), SoftDevice::from(second));
 }
 

@@ -1,0 +1,280 @@
+//! The tcp link: queue pairs of several hosts, over TCP.
+//!
+//! Section 1.1 of the EFA RDM protocol: datagrams up to the MTU, reliable. Between two queue pairs
+//! they arrive in order unless [`reorder`](TcpOptions::reorder) is set.
+//!
+//! ```text
+//!      host 10.0.0.1                                          host 10.0.0.2
+//!  ┌──────────────────┐                                   ┌──────────────────┐
+//!  │ TcpQueuePair 4001│── packets ─► connection ─────────►│ TcpQueuePair 4002│
+//!  │  listens on 4001 │◄──────────────────────  answers ──│  listens on 4002 │
+//!  │                  │◄──────────── connection ◄ packets─│                  │
+//!  │                  │── answers  ──────────────────────►│                  │
+//!  └──────────────────┘                                   └──────────────────┘
+//! ```
+//!
+//! * A host is an IP address; its GID is that address, as IPv6 or mapped into it. A queue pair's
+//!   number is the TCP port it listens on. So GID and number tell where to connect, and nothing else
+//!   is needed to find a peer.
+//! * There is a connection for each direction between two queue pairs. It is made by the first send
+//!   and stays until one of the two is dropped.
+//! * Nothing runs by itself: packets move when their sender posts and polls and their receiver polls,
+//!   answers when the receiver polls again. No call waits.
+//! * Whoever can connect can send: it is a link for tests and for trusted networks. What comes over a
+//!   connection is checked, what is wrong closes it and is [counted](TcpQueuePair::statistics), and
+//!   what one connection can make this side keep is bounded.
+//!
+//! # What a send meets
+//!
+//! | at the target | the send completes with |
+//! |---|---|
+//! | a posted buffer | `Ok` |
+//! | no buffer within `rnr_retry` × [`rnr_delay`](TcpOptions::rnr_delay) of its polling | [`Status::ReceiverNotReady`]; never for `rnr_retry` 7 |
+//! | a shorter buffer | [`Status::RemoteBadLength`]; the buffer stays posted |
+//! | nobody who listens, a queue pair that is dropped meanwhile, or another queue key | [`Status::BadDestinationQpn`] |
+//! | a process that died | [`Status::UnresponsiveRemote`] |
+//! | a host that fell silent, for [`dead_after`](TcpOptions::dead_after) | [`Status::UnresponsiveRemote`] |
+//! | a process that lives and doesn't poll | nothing until it does |
+//! | no way there, or [`max_peers`](TcpOptions::max_peers) other senders | [`Status::UnreachableRemote`] |
+//! | something that listens and is no queue pair | [`Status::BadStatus`] |
+//!
+//! # Example
+//!
+//! ```
+//! use efa_device::*;
+//! use efa_sim::tcp::{TcpDevice, TcpOptions};
+//!
+//! let device = TcpDevice::open(TcpOptions::new([127, 0, 0, 1]))?;
+//! let mut qp = device.create_queue_pair(QueuePairOptions::default())?;
+//! let buffer = qp.allocate_packet()?;
+//! qp.post_receive(buffer).map_err(|refused| refused.error)?;
+//! let QueuePairAddress { gid, qpn, qkey } = qp.address();
+//! let destination = Destination { address_handle: qp.create_address_handle(gid)?, qpn, qkey };
+//! let packet = qp.allocate_packet()?;
+//! qp.post_send(SendRequest { id: WorkId(1), packet, length: 9, destination })
+//!     .map_err(|refused| refused.error)?;
+//! let clock = std::time::Instant::now();
+//! let length = loop {
+//!     let now = Time::ZERO + clock.elapsed();
+//!     if let Some(Completion::Receive { length, .. }) = qp.poll(now) {
+//!         break length;
+//!     }
+//! };
+//! assert_eq!(length, 9);
+//! # Ok::<(), DeviceError>(())
+//! ```
+//!
+//! [`Status::ReceiverNotReady`]: efa_device::Status::ReceiverNotReady
+//! [`Status::RemoteBadLength`]: efa_device::Status::RemoteBadLength
+//! [`Status::BadDestinationQpn`]: efa_device::Status::BadDestinationQpn
+//! [`Status::UnresponsiveRemote`]: efa_device::Status::UnresponsiveRemote
+//! [`Status::UnreachableRemote`]: efa_device::Status::UnreachableRemote
+//! [`Status::BadStatus`]: efa_device::Status::BadStatus
+
+mod incoming;
+mod outgoing;
+mod queue_pair;
+mod socket;
+mod statistics;
+mod wire;
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use efa_device::{
+    Access, AddressHandle, Device, DeviceAttributes, DeviceError, Gid, QueuePairOptions,
+    RegisterError,
+};
+use fastrand::Rng;
+use rustix::io::Errno;
+
+pub use self::queue_pair::TcpQueuePair;
+use self::socket::{Listener, endpoint, gid_of};
+pub use self::statistics::{TcpStatistics, Violations};
+pub use self::wire::Violation;
+use crate::book::AddressBook;
+use crate::record::SharedSink;
+use crate::region::{KeyTable, SoftRegion};
+
+/// Most connections to one queue pair.
+const MAX_PEERS: usize = 4096;
+
+/// The address book of a device. Clones are the same book.
+#[derive(Clone, Debug)]
+struct Book(Arc<Mutex<AddressBook>>);
+
+impl Book {
+    fn lock(&self) -> MutexGuard<'_, AddressBook> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn system(operation: impl Into<String>, errno: Errno) -> DeviceError {
+    DeviceError::System { operation: operation.into(), errno: errno.raw_os_error() }
+}
+
+/// How to open a host.
+#[derive(Clone, Debug)]
+pub struct TcpOptions {
+    /// The address of this host by which the others reach it. Its GID is made of it.
+    pub address: IpAddr,
+    /// Index of the network interface, if the address is a link-local one of IPv6.
+    pub scope_id: u32,
+    /// From which numbers, that is ports, queue pairs take the first that is free; any that the
+    /// system gives if `None`.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// Largest datagram in bytes, at most 64 KiB.
+    pub mtu: usize,
+    /// Most connections to one queue pair at a time, up to 4,096. Each can take about 128 KiB.
+    pub max_peers: usize,
+    /// In which order packets arrive: as they were sent, or by lot, from this seed, among those of a
+    /// sender that wait to be taken. Even then what arrives together depends on the system.
+    pub reorder: Option<u64>,
+    /// Pause between two tries at a receiver without buffers, as this device's queue pairs count
+    /// for what is sent to them.
+    pub rnr_delay: Duration,
+    /// How long a connection may take to say who it is, and for a packet of which the beginning has
+    /// arrived.
+    pub patience: Duration,
+    /// When to give up a host that doesn't answer at all, in steps of some seconds; a process that
+    /// is only stopped does, by its system. Never if `None`, except that bytes which are not
+    /// acknowledged end a connection after a time that the system sets.
+    pub dead_after: Option<Duration>,
+    /// Whether a receive tells the GID while the device has no address handle for it.
+    pub tell_unknown_gid: bool,
+    /// Most sends outstanding on a queue pair.
+    pub max_send: usize,
+    /// Most receive buffers posted on a queue pair.
+    pub max_receive: usize,
+    /// Most address handles on a device.
+    pub max_address_handles: usize,
+    /// Most memory regions on a device.
+    pub max_regions: usize,
+    /// Longest memory region in bytes.
+    pub max_region_size: u64,
+    /// Who is told of every packet that this device's queue pairs send and receive.
+    pub capture: Option<SharedSink>,
+}
+
+impl TcpOptions {
+    /// The host with this address, everything else as usual.
+    #[must_use]
+    pub fn new(address: impl Into<IpAddr>) -> Self {
+        let device = DeviceAttributes::default();
+        Self {
+            address: address.into(),
+            scope_id: 0,
+            ports: None,
+            mtu: device.mtu,
+            max_peers: 256,
+            reorder: None,
+            // Long, as a receiver may first have to be given the processor.
+            rnr_delay: Duration::from_millis(5),
+            patience: Duration::from_secs(10),
+            dead_after: Some(Duration::from_secs(30)),
+            tell_unknown_gid: true,
+            max_send: device.max_send,
+            max_receive: device.max_receive,
+            max_address_handles: device.max_address_handles,
+            max_regions: device.max_regions,
+            max_region_size: device.max_region_size,
+            capture: None,
+        }
+    }
+}
+
+/// A host whose queue pairs are reached over TCP, opened. Clones are the same device.
+#[derive(Clone, Debug)]
+pub struct TcpDevice {
+    attributes: DeviceAttributes,
+    book: Book,
+    keys: KeyTable,
+    options: Arc<TcpOptions>,
+}
+
+impl TcpDevice {
+    /// Opens a host.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadAddress`] for an address that is no host's, as `0.0.0.0`;
+    /// [`DeviceError::Absent`] for one that isn't this host's; [`DeviceError::TooLong`] for an MTU
+    /// or a number of peers out of range; [`DeviceError::System`].
+    pub fn open(options: TcpOptions) -> Result<Self, DeviceError> {
+        for (length, limit) in [(options.mtu, wire::MAX_MTU), (options.max_peers, MAX_PEERS)] {
+            if length > limit {
+                return Err(DeviceError::TooLong { length: length as u64, limit: limit as u64 });
+            }
+        }
+        let address = options.address;
+        if address.is_unspecified() || address.is_multicast() {
+            return Err(DeviceError::BadAddress { gid: gid_of(address) });
+        }
+        match Listener::bind(endpoint(address, 0, options.scope_id), 0) {
+            Ok(_) => {}
+            Err(Errno::ADDRNOTAVAIL | Errno::NODEV | Errno::INVAL) => {
+                let reason = format!("{address} is not an address of this host");
+                return Err(DeviceError::Absent { reason });
+            }
+            Err(errno) => return Err(system(format!("listening on {address}"), errno)),
+        }
+        let attributes = DeviceAttributes {
+            name: format!("efa-tcp-{address}"),
+            vendor_part_id: 0xefa2,
+            mtu: options.mtu,
+            max_send: options.max_send,
+            max_receive: options.max_receive,
+            max_address_handles: options.max_address_handles,
+            max_regions: options.max_regions,
+            max_region_size: options.max_region_size,
+        };
+        Ok(Self {
+            attributes,
+            book: Book(Arc::new(Mutex::new(AddressBook::new(options.max_address_handles)))),
+            keys: KeyTable::new(options.max_regions, options.max_region_size, Rng::new()),
+            options: Arc::new(options),
+        })
+    }
+
+    /// The region of this device that `key` names.
+    #[must_use]
+    pub fn region(&self, key: u32) -> Option<SoftRegion> {
+        self.keys.find(key)
+    }
+
+    /// The handle for an interface, held by the device and not by a queue pair: all its queue pairs
+    /// can send to it, until it is [given back](Self::destroy_address_handle).
+    ///
+    /// # Errors
+    /// [`DeviceError::BadAddress`] for the zero GID, [`DeviceError::LimitReached`].
+    pub fn create_address_handle(&self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        self.book.lock().acquire(gid)
+    }
+
+    /// Gives one count of a handle of [`create_address_handle`](Self::create_address_handle) back.
+    pub fn destroy_address_handle(&self, handle: AddressHandle) {
+        self.book.lock().release(handle, 1);
+    }
+}
+
+impl Device for TcpDevice {
+    type QueuePair = TcpQueuePair;
+    type Region = SoftRegion;
+
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn gid(&self) -> Gid {
+        gid_of(self.options.address)
+    }
+
+    fn create_queue_pair(&self, options: QueuePairOptions) -> Result<TcpQueuePair, DeviceError> {
+        TcpQueuePair::new(self, options)
+    }
+
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
+        self.keys.register(memory, access)
+    }
+}

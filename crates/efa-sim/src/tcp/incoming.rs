@@ -1,0 +1,365 @@
+//! Receiving from one other queue pair: its connection to us, what lies in the buffer, and the
+//! answers that it is owed.
+//!
+//! ```text
+//!  socket ─► buffer ─► arrived: frame, frame, frame │ part of one
+//!                        │ a buffer is posted: copy it there
+//!                        │ none for too long, another key, too short a buffer: leave it
+//!                        ▼
+//!                     answers, in runs ─► socket
+//! ```
+//!
+//! The buffer is filled only when all that arrived was dealt with, and nothing is dealt with while
+//! the sender doesn't take its answers. So a sender is slowed down by TCP itself, and what one can
+//! make this side keep is bounded.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::time::Duration;
+
+use efa_device::{Gid, Qkey, Qpn, Status, Time};
+use fastrand::Rng;
+
+use super::socket::{Received, Socket};
+use super::wire::{ANSWER, Answer, HEADER, HELLO, Header, Hello, MAX_MTU, Violation, emit_welcome};
+use crate::record::QueuePairId;
+
+/// Room for what arrives: more than the longest frame there can be.
+const BUFFER: usize = 2 * (MAX_MTU + HEADER);
+/// Bytes of answers not taken by the sender at which no more frames are.
+const MANY_ANSWERS: usize = 4096 * ANSWER;
+/// `rnr_retry` that means for ever.
+const FOR_EVER: u8 = 7;
+
+/// A frame in the buffer.
+#[derive(Clone, Copy, Debug)]
+struct Arrived {
+    at: usize,
+    length: usize,
+    sequence: u32,
+    qkey: Qkey,
+    since: Time,
+}
+
+/// What a look at a connection found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// There is more to be done, now or when a buffer is posted or time has passed.
+    More,
+    /// Nothing to be done until the socket tells.
+    Nothing,
+    /// The sender has left, and everything it sent is dealt with.
+    End,
+}
+
+/// What a receiver needs to judge packets.
+pub(super) struct Judge<'a> {
+    pub(super) qkey: Qkey,
+    pub(super) rnr_delay: Duration,
+    pub(super) posted: &'a mut VecDeque<Box<[u8]>>,
+    pub(super) now: Time,
+    /// Draws which of what has arrived is next.
+    pub(super) reorder: Option<&'a mut Rng>,
+}
+
+/// Answers on their way to the sender.
+#[derive(Debug)]
+struct Answers {
+    bytes: Vec<u8>,
+    /// How many bytes of them the socket has taken.
+    written: usize,
+    /// The last, which may still grow.
+    run: Option<(u32, u16, Result<(), Status>)>,
+}
+
+impl Answers {
+    fn new() -> Self {
+        Self { bytes: emit_welcome().to_vec(), written: 0, run: None }
+    }
+
+    fn add(&mut self, sequence: u32, result: Result<(), Status>) {
+        match &mut self.run {
+            Some((first, count, same))
+                if *same == result
+                    && *count < u16::MAX
+                    && first.wrapping_add(u32::from(*count)) == sequence =>
+            {
+                *count += 1;
+            }
+            _ => {
+                self.end_run();
+                self.run = Some((sequence, 1, result));
+            }
+        }
+    }
+
+    fn end_run(&mut self) {
+        if let Some((first, count, result)) = self.run.take() {
+            self.push(Answer::Verdict { first, count, result });
+        }
+    }
+
+    fn push(&mut self, answer: Answer) {
+        self.bytes.extend_from_slice(&answer.emit());
+    }
+
+    fn are_many(&self) -> bool {
+        self.bytes.len() - self.written >= MANY_ANSWERS
+    }
+
+    fn is_empty(&self) -> bool {
+        self.run.is_none() && self.written == self.bytes.len()
+    }
+}
+
+/// A sender's connection.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    gid: Gid,
+    socket: Socket,
+    hello: Option<Hello>,
+    /// Empty until bytes come.
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    arrived: VecDeque<Arrived>,
+    next_sequence: u32,
+    answers: Answers,
+    readable: bool,
+    writable: bool,
+    hung_up: bool,
+    ended: bool,
+    /// Since when a hello or a frame is awaited whose beginning is there.
+    incomplete: Option<Time>,
+    /// Whether it stands in the list of those to be flushed.
+    pub(super) dirty: bool,
+    /// Whether it stands in the list of those to be looked at.
+    pub(super) queued: bool,
+}
+
+impl Incoming {
+    pub(super) fn new(gid: Gid, socket: Socket, now: Time) -> Self {
+        Self {
+            gid,
+            socket,
+            hello: None,
+            buffer: Vec::new(),
+            start: 0,
+            end: 0,
+            arrived: VecDeque::new(),
+            next_sequence: 0,
+            answers: Answers::new(),
+            readable: true,
+            writable: true,
+            hung_up: false,
+            ended: false,
+            incomplete: Some(now),
+            dirty: false,
+            queued: false,
+        }
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Who sends; number 0 as long as it hasn't said.
+    pub(super) fn sender(&self) -> QueuePairId {
+        QueuePairId { gid: self.gid, qpn: self.hello.map_or(Qpn(0), |hello| hello.qpn) }
+    }
+
+    /// Notes what became possible.
+    pub(super) fn note(&mut self, readable: bool, writable: bool, hung_up: bool) {
+        self.readable |= readable;
+        self.writable |= writable;
+        self.hung_up |= hung_up;
+    }
+
+    /// Takes packets; `receive` gets each with its buffer and length. `calls` counts system calls.
+    pub(super) fn poll(
+        &mut self,
+        judge: &mut Judge<'_>,
+        calls: &mut u64,
+        receive: impl FnMut(Box<[u8]>, usize),
+    ) -> Result<Found, Violation> {
+        if self.arrived.is_empty() {
+            self.fill(calls);
+            self.read(judge.now)?;
+        }
+        self.take(judge, receive);
+        if !self.arrived.is_empty() || self.readable {
+            return Ok(Found::More);
+        }
+        if !self.ended {
+            return Ok(Found::Nothing);
+        }
+        match self.end - self.start {
+            0 => Ok(Found::End),
+            bytes => Err(Violation::Truncated { bytes }),
+        }
+    }
+
+    fn fill(&mut self, calls: &mut u64) {
+        if !self.readable {
+            return;
+        }
+        if self.buffer.is_empty() {
+            self.buffer = vec![0; BUFFER];
+        }
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        *calls += 1;
+        // There is room: what is left here is less than a frame.
+        match self.socket.receive(&mut self.buffer[self.end..]) {
+            Ok(Received::Bytes(count)) => {
+                self.end += count;
+                self.readable = self.end == BUFFER || self.hung_up;
+            }
+            Ok(Received::Nothing) => {
+                self.readable = false;
+                self.hung_up = false;
+            }
+            // An error is an end too: nobody is left who could be told.
+            Ok(Received::End) | Err(_) => {
+                self.readable = false;
+                self.ended = true;
+            }
+        }
+    }
+
+    /// Finds the frames in the buffer.
+    fn read(&mut self, now: Time) -> Result<(), Violation> {
+        let before = self.start;
+        while let Some((found, rest)) = self.next(now)? {
+            self.start = rest;
+            self.arrived.extend(found);
+        }
+        // The clock of an incomplete frame starts when it is the next one.
+        if self.start != before || self.incomplete.is_none() {
+            let waiting = self.hello.is_none() || self.start < self.end;
+            self.incomplete = waiting.then_some(now);
+        }
+        Ok(())
+    }
+
+    /// The next thing in the buffer, if it is whole, and where it ends.
+    fn next(&mut self, since: Time) -> Result<Option<(Option<Arrived>, usize)>, Violation> {
+        let (at, bytes) = (self.start, &self.buffer[self.start..self.end]);
+        let Some(hello) = self.hello else {
+            let Some((hello, _)) = bytes.split_first_chunk::<HELLO>() else { return Ok(None) };
+            self.hello = Some(Hello::parse(hello)?);
+            return Ok(Some((None, at + HELLO)));
+        };
+        let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
+        let header = Header::parse(header, hello.mtu)?;
+        let (found, expected) = (header.sequence, self.next_sequence);
+        if found != expected {
+            return Err(Violation::Sequence { found, expected });
+        }
+        let length = header.length as usize;
+        if rest.len() < length {
+            return Ok(None);
+        }
+        self.next_sequence = expected.wrapping_add(1);
+        let Header { sequence, qkey, .. } = header;
+        let at = at + HEADER;
+        Ok(Some((Some(Arrived { at, length, sequence, qkey, since }), at + length)))
+    }
+
+    fn take(&mut self, judge: &mut Judge<'_>, mut receive: impl FnMut(Box<[u8]>, usize)) {
+        while !self.answers.are_many() {
+            let waiting = self.arrived.len();
+            let place = match &mut judge.reorder {
+                Some(rng) if waiting > 1 => rng.usize(..waiting),
+                _ => 0,
+            };
+            let Some(&Arrived { at, length, sequence, qkey, .. }) = self.arrived.get(place) else {
+                break;
+            };
+            let result = if qkey != judge.qkey {
+                Err(Status::BadDestinationQpn)
+            } else if let Some(mut buffer) = judge.posted.pop_front() {
+                match buffer.get_mut(..length) {
+                    Some(bytes) => {
+                        bytes.copy_from_slice(&self.buffer[at..at + length]);
+                        receive(buffer, length);
+                        Ok(())
+                    }
+                    None => {
+                        judge.posted.push_front(buffer);
+                        Err(Status::RemoteBadLength)
+                    }
+                }
+            } else {
+                self.wait(judge);
+                break;
+            };
+            self.arrived.remove(place);
+            self.answers.add(sequence, result);
+        }
+    }
+
+    /// Gives up what has waited for a buffer long enough.
+    #[cold]
+    fn wait(&mut self, judge: &Judge<'_>) {
+        let rnr_retry = self.hello.map_or(0, |hello| hello.rnr_retry);
+        if rnr_retry >= FOR_EVER {
+            return;
+        }
+        let patience = judge.rnr_delay.saturating_mul(rnr_retry.into());
+        while let Some(&Arrived { sequence, since, .. }) = self.arrived.front()
+            && judge.now - since >= patience
+        {
+            self.arrived.pop_front();
+            self.answers.add(sequence, Err(Status::ReceiverNotReady));
+        }
+    }
+
+    /// Whether a hello or frame was begun before `since` and isn't whole, as far as looked.
+    pub(super) fn is_incomplete_since(&self, since: Time) -> bool {
+        self.arrived.is_empty() && self.incomplete.is_some_and(|begun| begun <= since)
+    }
+
+    /// Whether there are answers to write and room for them.
+    pub(super) fn wants_flush(&self) -> bool {
+        self.writable && !self.answers.is_empty()
+    }
+
+    /// Writes what answers there is room for; gives the number of system calls.
+    pub(super) fn flush(&mut self) -> u64 {
+        let mut calls = 0;
+        self.answers.end_run();
+        while self.wants_flush() {
+            calls += 1;
+            let answers = &mut self.answers;
+            match self.socket.send(&[IoSlice::new(&answers.bytes[answers.written..])]) {
+                Ok(Some(count)) => answers.written += count,
+                Ok(None) => {
+                    self.writable = false;
+                    answers.bytes.drain(..answers.written);
+                    answers.written = 0;
+                    return calls;
+                }
+                // The sender has gone. What it sent before may still lie in the socket, and nobody
+                // waits for the answers.
+                Err(_) => answers.written = answers.bytes.len(),
+            }
+            if answers.written == answers.bytes.len() {
+                answers.bytes.clear();
+                answers.written = 0;
+            }
+        }
+        calls
+    }
+
+    /// Says how everything ends that has no answer, and takes leave.
+    pub(super) fn leave(&mut self, status: Status, scratch: &mut [u8]) {
+        self.answers.end_run();
+        self.answers.push(Answer::Goodbye(status));
+        self.flush();
+        self.socket.part(scratch);
+    }
+}

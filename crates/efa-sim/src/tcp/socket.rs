@@ -1,0 +1,310 @@
+//! Sockets that never block, and the one place at which all of a queue pair are waited for.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use efa_device::Gid;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags,
+    SocketType, sockopt,
+};
+
+/// Shortest time that can be set for the probes of an idle connection.
+const SHORTEST_PROBE: Duration = Duration::from_secs(1);
+
+/// The interface with this address.
+pub(super) fn gid_of(address: IpAddr) -> Gid {
+    Gid(match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    })
+}
+
+/// The address of this interface.
+pub(super) fn address_of(gid: Gid) -> IpAddr {
+    let address = Ipv6Addr::from(gid.0);
+    address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4)
+}
+
+/// How to reach `address` from an interface in the zone `scope`.
+pub(super) fn endpoint(address: IpAddr, port: u16, scope: u32) -> SocketAddr {
+    match address {
+        IpAddr::V6(address) if address.is_unicast_link_local() => {
+            SocketAddrV6::new(address, port, 0, scope).into()
+        }
+        address => SocketAddr::new(address, port),
+    }
+}
+
+fn open(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
+    // On both ends of a connection, so that neither what is left of an earlier one nor a port that
+    // the system chose for one keeps a queue pair from listening on its number again.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    Ok(socket)
+}
+
+/// What a receive found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    Bytes(usize),
+    /// Nothing yet.
+    Nothing,
+    /// The other side will send nothing more.
+    End,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Socket(OwnedFd);
+
+impl Socket {
+    /// Begins to connect `from` an interface `to` a queue pair.
+    pub(super) fn connect(
+        from: SocketAddr,
+        to: SocketAddr,
+        dead_after: Option<Duration>,
+    ) -> Result<Self, Errno> {
+        let socket = Self(open(from)?);
+        socket.tune(dead_after)?;
+        net::bind(&socket.0, &from)?;
+        match net::connect(&socket.0, &to) {
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn tune(&self, dead_after: Option<Duration>) -> Result<(), Errno> {
+        sockopt::set_tcp_nodelay(&self.0, true)?;
+        let Some(limit) = dead_after else { return Ok(()) };
+        // What is sent and not acknowledged ends by the user timeout, what is awaited by probes.
+        let millis = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).max(1);
+        sockopt::set_tcp_user_timeout(&self.0, millis)?;
+        let probe = (limit / 4).max(SHORTEST_PROBE);
+        sockopt::set_tcp_keepidle(&self.0, probe)?;
+        sockopt::set_tcp_keepintvl(&self.0, probe)?;
+        sockopt::set_socket_keepalive(&self.0, true)
+    }
+
+    /// Whether both ends are this socket, as can happen to one that connects to a port of the range
+    /// from which the system took its own.
+    pub(super) fn is_its_own_peer(&self) -> bool {
+        let ends = (net::getsockname(&self.0), net::getpeername(&self.0));
+        matches!(ends, (Ok(here), Ok(Some(there))) if here == there)
+    }
+
+    /// Takes bytes. There is nothing more for now if they don't fill `into`.
+    pub(super) fn receive(&self, into: &mut [u8]) -> Result<Received, Errno> {
+        loop {
+            return match net::recv(&self.0, &mut *into, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) if !into.is_empty() => Ok(Received::End),
+                Ok((_, count)) => Ok(Received::Bytes(count.min(into.len()))),
+                Err(Errno::AGAIN) => Ok(Received::Nothing),
+                Err(Errno::INTR) => continue,
+                Err(errno) => Err(errno),
+            };
+        }
+    }
+
+    /// Sends what there is room for; `None` if there is none.
+    pub(super) fn send(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Errno> {
+        // No signal: this may be a library in a program that doesn't expect one.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            let mut control = SendAncillaryBuffer::default();
+            return match net::sendmsg(&self.0, parts, &mut control, flags) {
+                Ok(count) => Ok(Some(count)),
+                Err(Errno::AGAIN) => Ok(None),
+                Err(Errno::INTR) => continue,
+                Err(errno) => Err(errno),
+            };
+        }
+    }
+
+    /// Says that nothing more will be sent, and takes what came, up to a limit: closing a socket
+    /// with unread bytes would be a reset, which can overtake what was sent before.
+    pub(super) fn part(&self, scratch: &mut [u8]) {
+        let _ = net::shutdown(&self.0, Shutdown::Write);
+        for _ in 0..16 {
+            if !matches!(self.receive(scratch), Ok(Received::Bytes(_))) {
+                break;
+            }
+        }
+    }
+}
+
+/// Where connections to a queue pair arrive.
+#[derive(Debug)]
+pub(super) struct Listener(OwnedFd);
+
+impl Listener {
+    pub(super) fn bind(at: SocketAddr, backlog: usize) -> Result<Self, Errno> {
+        let socket = open(at)?;
+        net::bind(&socket, &at)?;
+        net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        Ok(Self(socket))
+    }
+
+    pub(super) fn port(&self) -> Result<u16, Errno> {
+        let address = net::getsockname(&self.0)?;
+        Ok(SocketAddr::try_from(address)?.port())
+    }
+
+    /// The next connection and who made it; `None` if there is none.
+    pub(super) fn accept(
+        &self,
+        dead_after: Option<Duration>,
+    ) -> Result<Option<(Socket, IpAddr)>, Errno> {
+        loop {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let (socket, peer) = match net::acceptfrom_with(&self.0, flags) {
+                Ok((socket, peer)) => (Socket(socket), peer),
+                Err(Errno::AGAIN) => return Ok(None),
+                // It was reset before it was taken.
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(errno) => return Err(errno),
+            };
+            let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+            // One that is already gone again has no options to set.
+            if let Some(peer) = peer
+                && socket.tune(dead_after).is_ok()
+            {
+                return Ok(Some((socket, peer.ip())));
+            }
+        }
+    }
+}
+
+/// Whose event it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Token {
+    Listener,
+    /// By place among the outgoing connections.
+    Outgoing(usize),
+    /// By place among the incoming connections.
+    Incoming(usize),
+}
+
+impl Token {
+    fn data(self) -> epoll::EventData {
+        epoll::EventData::new_u64(match self {
+            Self::Listener => 0,
+            Self::Outgoing(place) => (place as u64) << 2 | 1,
+            Self::Incoming(place) => (place as u64) << 2 | 2,
+        })
+    }
+
+    fn of(data: epoll::EventData) -> Self {
+        let data = data.u64();
+        let place = usize::try_from(data >> 2).unwrap_or(usize::MAX);
+        match data & 3 {
+            1 => Self::Outgoing(place),
+            2 => Self::Incoming(place),
+            _ => Self::Listener,
+        }
+    }
+}
+
+/// What became possible.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Event {
+    pub(super) token: Token,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    /// The other side will send nothing more, or there was an error.
+    pub(super) hung_up: bool,
+}
+
+impl Event {
+    fn of(event: &epoll::Event) -> Self {
+        use epoll::EventFlags;
+        let flags = event.flags;
+        let hung_up = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        Self {
+            token: Token::of(event.data),
+            readable: hung_up || flags.contains(EventFlags::IN),
+            writable: flags.contains(EventFlags::OUT),
+            hung_up,
+        }
+    }
+}
+
+/// Most events taken with one system call.
+const EVENTS: usize = 64;
+
+/// Tells, once for each change, which sockets something can be done with.
+#[derive(Debug)]
+pub(super) struct Poller(OwnedFd);
+
+impl Poller {
+    pub(super) fn new() -> Result<Self, Errno> {
+        epoll::create(epoll::CreateFlags::CLOEXEC).map(Self)
+    }
+
+    fn add(&self, socket: impl AsFd, token: Token) -> Result<(), Errno> {
+        use epoll::EventFlags;
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        epoll::add(&self.0, socket, token.data(), flags)
+    }
+
+    pub(super) fn add_connection(&self, socket: &Socket, token: Token) -> Result<(), Errno> {
+        self.add(&socket.0, token)
+    }
+
+    pub(super) fn add_listener(&self, listener: &Listener) -> Result<(), Errno> {
+        self.add(&listener.0, Token::Listener)
+    }
+
+    /// Tells what became possible since the last call.
+    pub(super) fn look(&self, tell: impl FnMut(Event)) {
+        let mut room = [const { MaybeUninit::uninit() }; EVENTS];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // It can fail by a signal only, and then there is a next time.
+        let Ok((events, _)) = epoll::wait(&self.0, &mut room, Some(&at_once)) else { return };
+        events.iter().map(Event::of).for_each(tell);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gid_is_an_address() {
+        for address in ["127.0.0.1", "10.1.2.3", "::1", "fe80::17"] {
+            let address = address.parse().unwrap();
+            assert_eq!(address_of(gid_of(address)), address);
+        }
+        let gid = gid_of([10, 1, 2, 3].into());
+        assert_eq!(gid.to_string(), "::ffff:10.1.2.3");
+    }
+
+    #[test]
+    fn tokens_come_back() {
+        for token in [Token::Listener, Token::Outgoing(0), Token::Incoming(0), Token::Incoming(9)] {
+            assert_eq!(Token::of(token.data()), token);
+        }
+    }
+
+    /// The system takes the port of a socket from the range in which queue pairs listen too.
+    #[test]
+    fn a_socket_connected_to_itself_is_known() {
+        let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let socket = Socket(open(here).unwrap());
+        net::bind(&socket.0, &here).unwrap();
+        let own = SocketAddr::try_from(net::getsockname(&socket.0).unwrap()).unwrap();
+        let _ = net::connect(&socket.0, &own);
+        assert!(socket.is_its_own_peer());
+        let listener = Listener::bind(here, 1).unwrap();
+        let there = SocketAddr::new(here.ip(), listener.port().unwrap());
+        let other = Socket::connect(here, there, None).unwrap();
+        assert!(!other.is_its_own_peer());
+    }
+}
