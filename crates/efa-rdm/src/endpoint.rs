@@ -91,6 +91,9 @@ struct Schedule {
 
 /// Device completions that one call of [`Endpoint::progress`] handles at most.
 const PROGRESS_BUDGET: usize = 512;
+/// Device completions after which receive buffers are posted again.
+const REFILL_AFTER: usize = 64;
+const _: () = assert!(PROGRESS_BUDGET.is_multiple_of(REFILL_AFTER), "a full round ends refilled");
 /// Packets of one peer in a row before others have their turn.
 const BURST: usize = 16;
 
@@ -462,13 +465,16 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
                 Some(DeviceCompletion::Send { id, packet, result }) => {
                     self.packet_sent(id, packet, result);
                 }
-                None => break,
+                None => {
+                    self.refill();
+                    self.inbound.drained();
+                    break;
+                }
             }
-            if handled % 64 == 0 {
+            if handled % REFILL_AFTER == 0 {
                 self.refill();
             }
         }
-        self.refill();
         if !self.schedule.backing_off.is_empty() {
             self.end_backoffs();
         }

@@ -6,14 +6,14 @@ use crate::pool::Pool;
 
 /// The receive buffers of an endpoint.
 ///
-/// The number posted doubles when the device used up half of them between two refills, and halves
-/// after a period that never needed a quarter.
+/// The number posted doubles when half of them were used since the device last had nothing more to
+/// tell, and halves after a period that never needed a quarter.
 #[derive(Debug)]
 pub(crate) struct Inbound<P> {
     spare: Pool<P>,
     posted: usize,
     target: usize,
-    /// Used since the last refill, and the most of a period.
+    /// Used since the device was last found drained, and the most of a period.
     used: usize,
     busiest: usize,
     least: usize,
@@ -43,17 +43,18 @@ impl<P> Inbound<P> {
         }
     }
 
+    /// The device has nothing more to tell at present.
+    pub(crate) fn drained(&mut self) {
+        self.busiest = self.busiest.max(self.used);
+        self.used = 0;
+    }
+
     /// Posts what is missing.
     pub(crate) fn refill<Q: QueuePair<Packet = P>>(
         &mut self,
         device: &mut Q,
     ) -> Result<(), DeviceError> {
-        let used = core::mem::take(&mut self.used);
-        if used == 0 && self.posted >= self.target {
-            return Ok(());
-        }
-        self.busiest = self.busiest.max(used);
-        if used * 2 > self.target {
+        if self.used * 2 > self.target {
             self.target = (self.target * 2).min(self.most);
         }
         while self.posted < self.target {
@@ -75,7 +76,7 @@ impl<P> Inbound<P> {
 
     /// Ends a period.
     pub(crate) fn trim(&mut self) {
-        if self.busiest * 4 < self.target {
+        if self.busiest.max(self.used) * 4 < self.target {
             self.target = (self.target / 2).max(self.least);
         }
         self.busiest = 0;

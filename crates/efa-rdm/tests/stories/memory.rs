@@ -71,3 +71,26 @@ fn a_storm_of_unexpected_messages_takes_their_size_and_is_given_back() {
     }
     assert_eq!(world.endpoint(1).packets_held().held, 0);
 }
+
+#[test]
+fn receive_buffers_grow_to_what_bursts_need() {
+    let mut world = World::pair(10);
+    world.receive(1, 10, 0);
+    world.send(0, 1, pattern(10, 0), 0);
+    world.drive();
+    for _ in 0..12 {
+        for i in 0..1000 {
+            world.receive(1, 10, i);
+            world.send(0, 1, pattern(10, i), i);
+        }
+        // The receiver looks away for so long that all of them arrive.
+        for _ in 0..60 {
+            let now = world.now;
+            world.endpoint(0).progress(now);
+            world.now = now + Duration::from_micros(1);
+        }
+        world.drive();
+    }
+    let held = world.endpoint(1).packets_held();
+    assert!(held.posted >= 1000, "{held:?}");
+}
