@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
+use efa_device::{Gid, Qpn};
 use efa_proto::{Connid, RawAddress};
 
 /// Where an endpoint can be reached: 32 bytes that another process needs to send to it.
@@ -43,6 +44,24 @@ impl Address {
         let qpn = u16::from_le_bytes([q0, q1]);
         let connid = Connid(u32::from_le_bytes([c0, c1, c2, c3]));
         Self(RawAddress { gid, qpn, connid })
+    }
+
+    /// The interface.
+    #[must_use]
+    pub fn gid(&self) -> Gid {
+        Gid(self.0.gid)
+    }
+
+    /// The queue pair on it.
+    #[must_use]
+    pub fn qpn(&self) -> Qpn {
+        Qpn(self.0.qpn)
+    }
+
+    /// The number of the endpoint's life: another endpoint on the queue pair has another one.
+    #[must_use]
+    pub fn connid(&self) -> u32 {
+        self.0.connid.0
     }
 
     pub(crate) fn raw(&self) -> RawAddress {

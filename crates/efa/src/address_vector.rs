@@ -12,11 +12,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use efa_device::{DeviceError, Gid};
-use hashbrown::HashTable;
+use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::address::Address;
 use crate::domain::Domain;
@@ -55,7 +55,8 @@ struct Table {
     free: BTreeSet<u32>,
     /// Indices of the taken slots.
     by_address: HashTable<u32>,
-    hasher: RandomState,
+    /// Seeded, as strangers' addresses may be inserted too.
+    hasher: DefaultHashBuilder,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,17 +195,21 @@ impl Table {
     }
 
     fn find(&self, address: &Address) -> Option<FiAddr> {
+        self.find_hashed(address, hash(&self.hasher, address))
+    }
+
+    fn find_hashed(&self, address: &Address, hash: u64) -> Option<FiAddr> {
         let same = |index: &u32| self.slots[*index as usize] == Slot::Taken(*address);
-        let found = self.by_address.find(self.hasher.hash_one(address), same);
-        found.map(|index| FiAddr(u64::from(*index)))
+        self.by_address.find(hash, same).map(|index| FiAddr(u64::from(*index)))
     }
 
     fn insert(&mut self, address: Address) -> Result<FiAddr, DeviceError> {
-        let gid = Gid(address.raw().gid);
+        let gid = address.gid();
         if gid == Gid::ZERO {
             return Err(DeviceError::BadAddress { gid });
         }
-        if let Some(known) = self.find(&address) {
+        let hash_of_address = hash(&self.hasher, &address);
+        if let Some(known) = self.find_hashed(&address, hash_of_address) {
             return Ok(known);
         }
         if self.slots.len() >= MOST_PEERS && self.free.is_empty() {
@@ -216,8 +221,10 @@ impl Table {
         });
         self.slots[index as usize] = Slot::Taken(address);
         let Self { slots, by_address, hasher, .. } = self;
-        by_address.insert_unique(hasher.hash_one(address), index, |index| {
-            hash_slot(hasher, &slots[*index as usize])
+        by_address.insert_unique(hash_of_address, index, |index| match &slots[*index as usize] {
+            Slot::Taken(address) => hash(hasher, address),
+            // Only taken slots are in the table.
+            Slot::Free | Slot::Leaving => 0,
         });
         Ok(FiAddr(u64::from(index)))
     }
@@ -225,7 +232,7 @@ impl Table {
     fn leave(&mut self, peer: FiAddr) -> Option<Address> {
         let address = self.address(peer)?;
         let same = |index: &u32| u64::from(*index) == peer.0;
-        if let Ok(entry) = self.by_address.find_entry(self.hasher.hash_one(address), same) {
+        if let Ok(entry) = self.by_address.find_entry(hash(&self.hasher, &address), same) {
             entry.remove();
         }
         *self.slot(peer)? = Slot::Leaving;
@@ -240,12 +247,10 @@ impl Table {
     }
 }
 
-fn hash_slot(hasher: &RandomState, slot: &Slot) -> u64 {
-    match slot {
-        Slot::Taken(address) => hasher.hash_one(address),
-        // Only taken slots are in the table.
-        Slot::Free | Slot::Leaving => 0,
-    }
+fn hash(hasher: &DefaultHashBuilder, address: &Address) -> u64 {
+    let gid = u128::from_le_bytes(address.gid().0);
+    let life = u64::from(address.connid()) << 16 | u64::from(address.qpn().0);
+    hasher.hash_one((gid, life))
 }
 
 #[cfg(test)]

@@ -36,15 +36,20 @@ impl Clock {
         }
     }
 
-    /// Lets time pass until `next` or a little: by moving a manual clock on, or by giving the
-    /// processor to others.
-    pub(crate) fn pass(&self, next: Option<Time>) {
+    /// Lets time pass until `next` or a little, before a look again: a manual clock moves on; on
+    /// the host's the processor is offered to others, now and then. `looks` counts the looks.
+    pub(crate) fn pass(&self, next: Option<Time>, looks: u32) {
         match self {
-            Self::Host(_) => std::thread::yield_now(),
+            Self::Host(_) if looks.is_multiple_of(LOOKS_IN_A_ROW) => std::thread::yield_now(),
+            Self::Host(_) => std::hint::spin_loop(),
             Self::Manual(clock) => clock.advance_to(next),
         }
     }
 }
+
+/// Looks for something new between two offers of the processor: an offer takes longer than a
+/// message does to arrive.
+const LOOKS_IN_A_ROW: u32 = 64;
 
 /// A clock that its owner moves. It starts at zero; clones show the same time.
 ///
@@ -92,9 +97,9 @@ mod tests {
         assert_eq!(clock.now(), Time::ZERO);
         manual.advance(Duration::from_nanos(7));
         assert_eq!(clock.now(), Time::from_nanos(7));
-        clock.pass(Some(Time::from_nanos(50)));
+        clock.pass(Some(Time::from_nanos(50)), 1);
         assert_eq!(manual.now(), Time::from_nanos(50));
-        clock.pass(Some(Time::from_nanos(20)));
+        clock.pass(Some(Time::from_nanos(20)), 2);
         assert_eq!(manual.now(), Time::from_nanos(1050), "never back, and never still");
     }
 }

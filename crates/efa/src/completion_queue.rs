@@ -124,6 +124,7 @@ impl CompletionQueue {
     pub fn wait(&self, timeout: Duration) -> Result<Completion, WaitError> {
         let clock = self.0.domain.fabric().clock();
         let deadline = clock.now() + timeout;
+        let mut looks = 0_u32;
         loop {
             if let Some(entry) = self.read() {
                 return Ok(entry?);
@@ -131,7 +132,8 @@ impl CompletionQueue {
             if clock.now() >= deadline {
                 return Err(WaitError::TimedOut(timeout));
             }
-            clock.pass(self.0.next_timeout().map(|next| next.min(deadline)));
+            looks = looks.wrapping_add(1);
+            clock.pass(self.0.next_timeout().map(|next| next.min(deadline)), looks);
         }
     }
 

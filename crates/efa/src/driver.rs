@@ -89,8 +89,19 @@ impl Lane {
         if place == Place::Reserved {
             self.under_way -= 1;
         }
-        self.held_back.push_back((place, entry));
-        self.catch_up();
+        if !self.held_back.is_empty() {
+            self.held_back.push_back((place, entry));
+        } else if let Some(entry) = self.queue.push(place, entry) {
+            self.held_back.push_back((place, entry));
+        }
+    }
+
+    /// Whether nothing waits for room any more.
+    fn is_clear(&mut self) -> bool {
+        if !self.held_back.is_empty() {
+            self.catch_up();
+        }
+        self.held_back.is_empty()
     }
 
     /// Delivers what there is room for.
@@ -243,9 +254,7 @@ impl Driver {
     /// Moves the operations on, unless completions wait for room: then the endpoint rests, and
     /// its peers find it not ready.
     pub(crate) fn progress(&mut self, now: Time) {
-        self.transmit.catch_up();
-        self.receive.catch_up();
-        if self.transmit.held_back.is_empty() && self.receive.held_back.is_empty() {
+        if self.transmit.is_clear() && self.receive.is_clear() {
             self.engine.progress(now);
             self.deliver();
         }

@@ -418,6 +418,7 @@ impl Endpoint {
     pub fn close(self, timeout: Duration) -> Result<(), CloseError> {
         let clock = self.shared.domain.fabric().clock();
         let deadline = clock.now() + timeout;
+        let mut looks = 0_u32;
         loop {
             self.shared.progress();
             if self.shared.driver().is_quiet() {
@@ -426,7 +427,8 @@ impl Endpoint {
             if clock.now() >= deadline {
                 return Err(CloseError { timeout });
             }
-            clock.pass(self.shared.next_timeout().map(|next| next.min(deadline)));
+            looks = looks.wrapping_add(1);
+            clock.pass(self.shared.next_timeout().map(|next| next.min(deadline)), looks);
         }
     }
 

@@ -136,10 +136,8 @@ fn a_failed_operation_tells_all_about_itself() {
     assert_eq!(completion.buffer, [3; 10], "the buffer is untouched");
 
     // The peer is gone.
-    let place = efa::sim::record::QueuePairId {
-        gid: efa::Gid(efa_gid(&world)),
-        qpn: efa::Qpn(efa_qpn(&world)),
-    };
+    let bob = world.end(BOB).address();
+    let place = efa::sim::record::QueuePairId { gid: bob.gid(), qpn: bob.qpn() };
     world.fabric.as_local().unwrap().kill(place).unwrap();
     world.end(ALICE).send(Message::to(to_bob).tagged(4), pattern(20, 2), 4).unwrap();
     let failed = world.failed(ALICE);
@@ -149,16 +147,6 @@ fn a_failed_operation_tells_all_about_itself() {
     assert_eq!((completion.context, completion.kind, completion.length), (4, Kind::Send, 20));
     assert_eq!((completion.tag, completion.peer), (Some(4), Some(to_bob)));
     assert_eq!(completion.buffer, pattern(20, 2));
-}
-
-fn efa_gid(world: &World) -> [u8; 16] {
-    let bytes = world.end(BOB).address().to_bytes();
-    std::array::from_fn(|i| bytes[i])
-}
-
-fn efa_qpn(world: &World) -> u16 {
-    let bytes = world.end(BOB).address().to_bytes();
-    u16::from_le_bytes([bytes[16], bytes[17]])
 }
 
 // conformance: C27 C77 C117

@@ -276,8 +276,7 @@ fn lives_of_endpoints_differ() {
                 .bind_address_vector(&domain.address_vector())
                 .enable()
                 .unwrap();
-            let bytes = endpoint.address().to_bytes();
-            u32::from_le_bytes([bytes[20], bytes[21], bytes[22], bytes[23]])
+            endpoint.address().connid()
         })
         .collect();
     assert_eq!(connids.len(), 100);

@@ -1,0 +1,132 @@
+//! Instructions of what this crate adds to the engine, with hard limits: address vectors of many
+//! peers, and operations that no device takes part in.
+
+// The macros of gungraun expand to such.
+#![allow(missing_docs, unused_qualifications)]
+#![allow(clippy::unwrap_used, reason = "a bench that can't go on fails")]
+
+use std::hint::black_box;
+
+use efa::{
+    Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, Endpoint,
+    EndpointOptions, Fabric, LocalOptions, ManualClock, Receive,
+};
+use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, prelude::*};
+
+/// Operations of a run.
+const OPERATIONS: u64 = 1024;
+
+fn at_most(instructions: u64) -> LibraryBenchmarkConfig {
+    let mut callgrind = Callgrind::default();
+    callgrind.hard_limits([(EventKind::Ir, instructions)]);
+    let mut config = LibraryBenchmarkConfig::default();
+    config.tool(callgrind);
+    config
+}
+
+struct Setting {
+    domain: Domain,
+    queue: CompletionQueue,
+    addresses: AddressVector,
+    peers: Vec<Address>,
+}
+
+/// An address vector that knows `known` peers, and the addresses of `more` others.
+fn setting(known: u32, more: u32) -> Setting {
+    let fabric = Fabric::local(LocalOptions::default()).with_clock(&ManualClock::new());
+    let domain = fabric.domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let addresses = domain.address_vector();
+    let mut peers = (0..known + more).map(|number| {
+        let mut bytes = [1; 32];
+        bytes[..4].copy_from_slice(&number.to_le_bytes());
+        Address::from_bytes(bytes)
+    });
+    for peer in peers.by_ref().take(known as usize) {
+        addresses.insert(peer).unwrap();
+    }
+    let peers = peers.collect();
+    Setting { domain, queue, addresses, peers }
+}
+
+fn enable(setting: &Setting) -> Endpoint {
+    let options =
+        EndpointOptions { connid: Some(1), hash_seed: Some(1), ..EndpointOptions::default() };
+    setting
+        .domain
+        .endpoint(options)
+        .bind_completion_queue(&setting.queue, Direction::Both)
+        .bind_address_vector(&setting.addresses)
+        .enable()
+        .unwrap()
+}
+
+/// An endpoint whose tables have grown.
+fn with_endpoint() -> (Setting, Endpoint, Vec<Vec<u8>>) {
+    let setting = setting(10, 0);
+    let endpoint = enable(&setting);
+    let post = |tag| endpoint.receive(Receive::tagged(tag), vec![0; 8], 0).unwrap();
+    let posted: Vec<_> = (0..OPERATIONS).map(post).collect();
+    assert!(posted.into_iter().all(|receive| endpoint.cancel(receive)));
+    while setting.queue.read().is_some() {}
+    let buffers = (0..OPERATIONS).map(|_| vec![0; 8]).collect();
+    (setting, endpoint, buffers)
+}
+
+#[library_benchmark(config = at_most(INSERT_100K * 100_000))]
+#[bench::hundred_thousand(args = (0, 100_000), setup = setting)]
+fn insert_100k(setting: Setting) -> Setting {
+    for peer in &setting.peers {
+        black_box(setting.addresses.insert(*peer)).unwrap();
+    }
+    setting
+}
+
+#[library_benchmark(config = at_most(INSERT_1M * 1_000_000))]
+#[bench::million(args = (0, 1_000_000), setup = setting)]
+fn insert_1m(setting: Setting) -> Setting {
+    for peer in &setting.peers {
+        black_box(setting.addresses.insert(*peer)).unwrap();
+    }
+    setting
+}
+
+#[library_benchmark(config = at_most(ENABLE))]
+#[bench::ten(args = (10, 0), setup = setting)]
+#[bench::hundred_thousand(args = (100_000, 0), setup = setting)]
+fn enable_among_peers(setting: Setting) -> (Setting, Endpoint) {
+    let endpoint = enable(&setting);
+    (setting, endpoint)
+}
+
+#[library_benchmark(setup = with_endpoint, config = at_most(POST * OPERATIONS))]
+fn post_tagged(
+    (setting, endpoint, buffers): (Setting, Endpoint, Vec<Vec<u8>>),
+) -> (Setting, Endpoint) {
+    for (tag, buffer) in buffers.into_iter().enumerate() {
+        endpoint.receive(Receive::tagged(tag as u64), buffer, 0).unwrap();
+    }
+    (setting, endpoint)
+}
+
+#[library_benchmark(setup = with_endpoint, config = at_most(IDLE * OPERATIONS))]
+fn read_nothing(all: (Setting, Endpoint, Vec<Vec<u8>>)) -> (Setting, Endpoint, Vec<Vec<u8>>) {
+    for _ in 0..OPERATIONS {
+        assert!(black_box(&all.0.queue).read().is_none());
+    }
+    all
+}
+
+library_benchmark_group!(
+    name = facade,
+    benchmarks = [insert_100k, insert_1m, enable_among_peers, post_tagged, read_nothing]
+);
+main!(library_benchmark_groups = facade);
+
+/// Ratchets: what is measured and a little, as hash seeds are drawn. An insertion among a million
+/// peers may cost 1.3 times one among a hundred thousand, and enabling does no work for peers.
+const INSERT_100K: u64 = 370;
+const INSERT_1M: u64 = 420;
+const ENABLE: u64 = 640_000;
+const POST: u64 = 360;
+const IDLE: u64 = 430;
