@@ -86,6 +86,8 @@ pub(crate) struct Operations<B> {
 #[derive(Debug, Default)]
 struct Schedule {
     ready: VecDeque<PeerId>,
+    /// The device took no more when they were served last.
+    blocked: bool,
     backing_off: BinaryHeap<Reverse<(Time, PeerId)>>,
 }
 
@@ -449,7 +451,15 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     pub fn next_timeout(&self) -> Option<Time> {
         let backoff = self.schedule.backing_off.peek().map(|Reverse((at, _))| *at);
         let device = self.transmit.device.next_event();
-        backoff.into_iter().chain(device).min()
+        // The device doesn't tell when it has memory or room again, so it is asked now and then.
+        let again = self.now + self.config.backoff.first;
+        let send = (!self.schedule.ready.is_empty()).then_some(if self.schedule.blocked {
+            again
+        } else {
+            self.now
+        });
+        let refill = (self.inbound.posted() == 0).then_some(again);
+        [backoff, device, send, refill].into_iter().flatten().min()
     }
 
     /// Moves everything on to `now`, which must not go back: takes what the device finished, sends
@@ -558,7 +568,9 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     /// Sends what waits, peer by peer, until the device takes no more.
     fn serve(&mut self) {
         while let Some(peer) = self.schedule.ready.pop_front() {
-            if self.serve_peer(peer) == Advance::Blocked {
+            let advance = self.serve_peer(peer);
+            self.schedule.blocked = advance == Advance::Blocked;
+            if self.schedule.blocked {
                 self.schedule.ready.push_front(peer);
                 return;
             }

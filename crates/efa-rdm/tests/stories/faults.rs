@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use efa_device::{QueuePairOptions, Status};
+use efa_device::{QueuePairOptions, Status, Time};
 use efa_rdm::Config;
 use efa_sim::local::{Faults, LocalOptions};
 
@@ -158,4 +158,66 @@ fn late_completions_of_a_failed_send_touch_no_later_one() {
     assert!(world.ends[0].sends.iter().all(|sent| sent.context != 5000), "it is under way");
     world.drive();
     assert_eq!(world.ends[0].sends.back().map(|sent| sent.context), Some(5000));
+}
+
+/// Goes on only when an endpoint or the network says so.
+fn drive_by_timeouts(world: &mut World) {
+    for _ in 0..100_000 {
+        let timers = world.ends.iter().filter_map(|end| end.endpoint.next_timeout()).min();
+        let Some(next) = timers else { return };
+        world.now = world.now.max(next);
+        let now = world.now;
+        world.step();
+        world.now = now;
+    }
+    panic!("no end");
+}
+
+#[test]
+fn a_driver_that_sleeps_until_the_next_timeout_misses_nothing() {
+    for refused in ["sends", "packets"] {
+        let mut world = World::pair(11);
+        world.receive(1, 10, 0);
+        let me = place(&world.ends[0]);
+        if refused == "sends" {
+            world.network.refuse_sends(me, 3).unwrap();
+        } else {
+            let faults = Faults { allocation_refused: 1.0, ..Faults::default() };
+            world.network.set_faults(faults);
+        }
+        world.send(0, 1, pattern(10, 1), 0);
+        world.network.set_faults(Faults::default());
+        drive_by_timeouts(&mut world);
+        assert_eq!(world.receive_done(1).buffer, pattern(10, 1), "{refused}");
+        world.send_done(0);
+    }
+}
+
+#[test]
+fn receive_buffers_that_could_not_be_had_are_asked_for_again() {
+    let faults = Faults { allocation_refused: 1.0, ..Faults::default() };
+    let mut world = World::new(LocalOptions { faults, ..LocalOptions::default() });
+    let patient = QueuePairOptions { rnr_retry: 7, ..QueuePairOptions::default() };
+    world.add_with(Config::default(), patient);
+    world.add_with(Config::default(), patient);
+    world.network.set_faults(Faults::default());
+    assert_eq!(world.endpoint(1).packets_held().posted, 0);
+    assert!(world.endpoint(1).next_timeout().is_some());
+    world.receive(1, 10, 0);
+    world.send(0, 1, pattern(10, 1), 0);
+    drive_by_timeouts(&mut world);
+    assert_eq!(world.receive_done(1).buffer, pattern(10, 1));
+    assert_ne!(world.now, Time::ZERO);
+    world.send_done(0);
+}
+
+#[test]
+fn a_receive_for_a_long_message_that_is_here_asks_to_be_called() {
+    let mut world = World::pair(13);
+    world.send(0, 1, pattern(200_000, 1), 0);
+    world.drive();
+    assert_eq!(world.endpoint(1).next_timeout(), None);
+    world.receive(1, 200_000, 0);
+    drive_by_timeouts(&mut world);
+    assert!(world.receive_done(1).buffer == pattern(200_000, 1));
 }
