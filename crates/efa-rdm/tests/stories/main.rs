@@ -6,6 +6,7 @@ mod eager;
 mod faults;
 mod handshake;
 mod hostile;
+mod limits;
 mod longcts;
 mod matching;
 mod medium;

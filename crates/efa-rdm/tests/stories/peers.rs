@@ -346,3 +346,28 @@ fn the_number_of_a_gone_interface_may_become_anothers() {
     world.drive();
     assert_eq!(world.receive_done(1).buffer, pattern(10, 1));
 }
+
+#[test]
+fn an_endpoint_can_write_to_itself() {
+    let mut world = World::new(LocalOptions { seed: 12, ..LocalOptions::default() });
+    world.add(Config::default());
+    for round in 0..2 {
+        for (i, size) in [0, 10, 8_900, 30_000, 200_000].into_iter().enumerate() {
+            let tag = i as u64;
+            if round == 0 {
+                world.tagged_receive(0, tag, size);
+            }
+            world.tagged_send(0, 0, tag, pattern(size, tag));
+            if round == 1 {
+                world.drive();
+                world.tagged_receive(0, tag, size);
+            }
+        }
+        world.drive();
+        let received: Vec<_> = world.ends[0].receives.drain(..).collect();
+        assert_eq!(received.len(), 5);
+        assert!(received.iter().all(|r| r.buffer == pattern(r.buffer.len(), r.tag)));
+        assert!(world.ends[0].sends.drain(..).filter(|sent| sent.result == Ok(())).count() == 5);
+    }
+    world.assert_clean();
+}
