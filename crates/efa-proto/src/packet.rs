@@ -54,6 +54,9 @@ pub enum Header<'a> {
     NeverSent(NeverSent<'a>),
 }
 
+// It is written for each packet received.
+const _: () = assert!(size_of::<Packet<'_>>() <= 144);
+
 impl<'a> Packet<'a> {
     /// Reads a packet, `bytes` being exactly one datagram.
     #[inline]
@@ -103,7 +106,9 @@ macro_rules! plain {
 }
 
 /// A parser of a request, with a copy of `$read` for each set of optional headers: in these the
-/// compiler knows the answer to all questions about them.
+/// compiler knows the answer to all questions about them, and needs neither a stack frame nor
+/// saved registers. That halves the instructions for a small message (`benches/instructions.rs`)
+/// and costs code that is not run, as a peer keeps to one or two of these sets.
 macro_rules! req {
     ($packet_type:ident, $read:path) => {
         |flags, bytes| {
