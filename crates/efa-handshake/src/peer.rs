@@ -155,7 +155,9 @@ impl PeerState {
     pub fn address_header(&self, local: &Profile) -> AddressHeader {
         match self.theirs {
             None => AddressHeader::Raw(local.raw_address),
-            Some(theirs) if theirs.contains(Extras::CONSTANT_HEADER_LENGTH) => {
+            Some(theirs)
+                if local.constant_header && theirs.contains(Extras::CONSTANT_HEADER_LENGTH) =>
+            {
                 AddressHeader::Raw(local.raw_address)
             }
             Some(_) if self.gets_connid(local) => AddressHeader::Connid,
@@ -275,6 +277,8 @@ mod tests {
         };
         let connid = Extras::CONNID_HEADER;
         let constant = Extras::CONSTANT_HEADER_LENGTH;
+        assert_eq!(header(Release::V1_12, constant), AddressHeader::Absent);
+        assert_eq!(header(Release::V1_13, constant), AddressHeader::Raw(RawAddressForm::Padded));
         assert_eq!(header(Release::V1_13, connid), AddressHeader::Absent);
         assert_eq!(header(Release::V1_14, connid), AddressHeader::Connid);
         assert_eq!(header(Release::V2_0, Extras::empty()), AddressHeader::Absent);

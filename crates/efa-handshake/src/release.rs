@@ -107,6 +107,8 @@ pub struct Profile {
     pub extras: Extras,
     /// How raw addresses are written in requests.
     pub raw_address: RawAddressForm,
+    /// Whether requests keep a constant header length for peers that ask for it.
+    pub constant_header: bool,
     /// Whether connids are sent at all: in requests to peers that ask for them, and in every
     /// other packet.
     pub connid: bool,
@@ -154,6 +156,7 @@ impl Profile {
             } else {
                 RawAddressForm::Short
             },
+            constant_header: since(Release::V1_13),
             connid: since(Release::V1_14),
             connid_unasked: since(Release::V2_6),
             eor: if since(Release::V1_14) { EorHabit::Full } else { EorHabit::Short },

@@ -147,6 +147,36 @@ fn every_pair_of_releases_understands_each_other() {
     }
 }
 
+// conformance: A42 A45
+#[test]
+fn a_receiver_that_wants_constant_headers_gets_them_from_those_who_can() {
+    for (release, complies) in [(Release::V1_10, false), (Release::V2_6, true)] {
+        let sender = Profile::of(release).announcing_only(Extras::CONNID_HEADER);
+        let mut receiver = Profile::of(Release::V1_13);
+        receiver.extras = Extras::CONSTANT_HEADER_LENGTH;
+        let config = |profile| Config { profile, ..Config::default() };
+        let mut world = World::pair_with(8, config(sender), config(receiver));
+        for i in 0..4 {
+            world.forget_packets();
+            for (k, length) in [10, 20_000, 100_000].into_iter().enumerate() {
+                world.receive(1, 100_000, k as u64);
+                world.send(0, 1, pattern(length, i), 0);
+            }
+            world.drive();
+            for _ in 0..3 {
+                let received = world.receive_done(1);
+                let length = received.length as usize;
+                assert!(received.buffer[..length] == pattern(length, i));
+            }
+        }
+        let packets = world.packets_from(0);
+        let mut options = packets.iter().filter_map(|bytes| options_of(bytes));
+        assert!(options.all(|options| options.raw_address.is_some() == complies));
+        world.ends[0].sends.clear();
+        world.assert_clean();
+    }
+}
+
 // conformance: A43
 #[test]
 fn a_peer_that_ignores_the_connid_request_is_still_served() {

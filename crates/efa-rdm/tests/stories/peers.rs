@@ -2,7 +2,8 @@
 
 use efa_device::{Gid, Status};
 use efa_proto::{
-    Connid, Header, MsgId, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind, Rtw, RtwKind,
+    Connid, Header, MsgId, PacketType, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind, Rtw,
+    RtwKind,
 };
 use efa_rdm::{Config, DropReason, Event, Message, OperationError, StartError};
 use efa_sim::local::{Faults, LocalOptions};
@@ -74,7 +75,7 @@ fn a_raw_address_that_is_not_the_senders_is_dropped() {
     assert_eq!(world.drop_reasons(1), [DropReason::ForgedAddress]);
 }
 
-// conformance: A32
+// conformance: A32 A56
 #[test]
 fn no_room_for_another_sender_is_an_event_and_the_packet_is_not_half_taken() {
     let mut world = World::new(LocalOptions { max_address_handles: 1, ..LocalOptions::default() });
@@ -91,6 +92,8 @@ fn no_room_for_another_sender_is_an_event_and_the_packet_is_not_half_taken() {
     assert_eq!(world.drop_reasons(1), [DropReason::PeerTableFull]);
     let stranger = world.endpoint(2).address();
     assert_eq!(world.endpoint(1).find_peer(&stranger), None);
+    let handshakes = world.types_from(1);
+    assert_eq!(handshakes, [PacketType::Handshake], "only who was inserted gets one");
     world.receive(1, 10, 2);
     world.send(0, 1, pattern(10, 3), 0);
     world.drive();
