@@ -1,0 +1,129 @@
+//! What belongs to one process: its devices and the handles that it was given.
+//!
+//! Nothing is made when the library is loaded. What a process makes is its own: in a forked child
+//! all of it is forgotten, not freed, since files and rings belong to the parent, and locks may have
+//! been held by threads that the child doesn't have. Handles of the parent are unknown to the child.
+
+use std::collections::HashMap;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use crate::boundary::{INVALID, Outcome};
+use crate::device::DeviceList;
+use crate::progress::Progress;
+
+/// What a handle is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Device,
+    Context,
+    Domain,
+    Region,
+    AddressHandle,
+    CompletionQueue,
+    QueuePair,
+}
+
+/// The state of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Process {
+    pub(crate) devices: Mutex<Option<DeviceList>>,
+    pub(crate) progress: Progress,
+    handles: Mutex<HashMap<usize, Kind>>,
+}
+
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(null_mut());
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// Which process this is, counted in forks. An object of another generation is not to be touched.
+#[inline]
+pub(crate) fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Runs in a child after fork.
+extern "C" fn forget() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    CURRENT.store(null_mut(), Ordering::Release);
+}
+
+/// The state of this process.
+pub(crate) fn process() -> &'static Process {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        // SAFETY: `forget` only stores to atomics, which is allowed in a child after fork.
+        let refused = unsafe { libc::pthread_atfork(None, None, Some(forget)) };
+        if refused != 0 {
+            eprintln!("efa-soft: no room for a fork handler; children must not use the device");
+        }
+    });
+    let current = CURRENT.load(Ordering::Acquire);
+    // SAFETY: what is stored came from a leaked box and is never freed.
+    if let Some(process) = unsafe { current.as_ref() } {
+        return process;
+    }
+    let new: *mut Process = Box::leak(Box::default());
+    let stored = CURRENT.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
+    let current = match stored {
+        Ok(_) => new,
+        Err(other) => {
+            // SAFETY: `new` is from a box and was shown to nobody.
+            drop(unsafe { Box::from_raw(new) });
+            other
+        }
+    };
+    // SAFETY: as above; not null, being either ours or another thread's.
+    unsafe { &*current }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Process {
+    /// Notes a handle that is given out.
+    pub(crate) fn enter<T>(&self, handle: *mut T, kind: Kind) {
+        lock(&self.handles).insert(handle as usize, kind);
+    }
+
+    /// Checks that `handle` was given out, is of `kind` and was not destroyed.
+    pub(crate) fn check<T>(&self, handle: *const T, kind: Kind) -> Outcome<()> {
+        match lock(&self.handles).get(&(handle as usize)) {
+            Some(&found) if found == kind => Ok(()),
+            _ => Err(INVALID),
+        }
+    }
+
+    /// Forgets a handle, which is then the caller's to free; fails as [`check`](Self::check).
+    pub(crate) fn leave<T>(&self, handle: *const T, kind: Kind) -> Outcome<()> {
+        let mut handles = lock(&self.handles);
+        match handles.get(&(handle as usize)) {
+            Some(&found) if found == kind => {
+                handles.remove(&(handle as usize));
+                Ok(())
+            }
+            _ => Err(INVALID),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_are_known_by_kind_until_they_leave() {
+        let process = Process::default();
+        let mut thing = 0_u8;
+        let handle = &raw mut thing;
+        assert_eq!(process.check(handle, Kind::Domain), Err(INVALID));
+        process.enter(handle, Kind::Domain);
+        assert_eq!(process.check(handle, Kind::Domain), Ok(()));
+        assert_eq!(process.check(handle, Kind::Region), Err(INVALID));
+        assert_eq!(process.leave(handle, Kind::Region), Err(INVALID));
+        assert_eq!(process.leave(handle, Kind::Domain), Ok(()));
+        assert_eq!(process.leave(handle, Kind::Domain), Err(INVALID));
+        assert_eq!(process.check(null_mut::<u8>(), Kind::Domain), Err(INVALID));
+    }
+}

@@ -1,0 +1,902 @@
+//! Queue pairs: their life, and the steps in which their work gets done.
+//!
+//! ```text
+//!  RESET ──► INIT ──► RTR ──► RTS ──► ERR       (ERR from everywhere)
+//!            queue    │       can send
+//!            key      can receive
+//! ```
+//!
+//! A send is copied at once, so the program's memory is read only while it posts; a receive is
+//! copied to the program's buffer when its completion is made.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::mem::zeroed;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use efa_device::{
+    Completion as LinkCompletion, Destination, Device as _, Qkey, Qpn, QueuePair as _,
+    QueuePairOptions, SendRequest, Source, Status, Time, WorkId,
+};
+use efa_sim::shm::ShmQueuePair;
+
+use crate::abi::*;
+use crate::boundary::{Errno, FULL, INVALID, Outcome, UNSUPPORTED, code, pointer};
+use crate::completion_queue::{Completion, Queue, queue};
+use crate::context::not_null;
+use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
+use crate::domain::Membership;
+use crate::faults::Faults;
+use crate::memory::Range;
+use crate::process::{Kind as Handle, generation, lock, process};
+use crate::work::{self, Build};
+
+/// Most completions that one step takes from the link.
+const STEP: usize = 16;
+/// Bytes that a UD receive leaves free in front, for a header that is not there.
+const UD_HEADROOM: usize = 40;
+/// `rnr_retry` that means for ever.
+const FOR_EVER: u8 = 7;
+/// Bits of an RNR count and of a queue pair number.
+const MAX_RNR_RETRY: u8 = 7;
+
+/// Which transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Srd,
+    Ud,
+}
+
+/// How far a queue pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    Reset,
+    Init,
+    ReadyToReceive,
+    ReadyToSend,
+    Error,
+}
+
+impl Phase {
+    fn number(self) -> c_int {
+        match self {
+            Self::Reset => IBV_QPS_RESET,
+            Self::Init => IBV_QPS_INIT,
+            Self::ReadyToReceive => IBV_QPS_RTR,
+            Self::ReadyToSend => IBV_QPS_RTS,
+            Self::Error => IBV_QPS_ERR,
+        }
+    }
+
+    fn from_number(number: c_int) -> Outcome<Self> {
+        Ok(match number {
+            IBV_QPS_RESET => Self::Reset,
+            IBV_QPS_INIT => Self::Init,
+            IBV_QPS_RTR => Self::ReadyToReceive,
+            IBV_QPS_RTS => Self::ReadyToSend,
+            IBV_QPS_ERR => Self::Error,
+            _ => return Err(INVALID),
+        })
+    }
+}
+
+/// A queue pair.
+pub(crate) struct QueuePair {
+    number: Qpn,
+    transport: Transport,
+    generation: u32,
+    domain: Membership,
+    sends_to: Arc<Queue>,
+    receives_to: Arc<Queue>,
+    cap: ibv_qp_cap,
+    /// Since the helping thread looked.
+    polled: AtomicBool,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QueuePair").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// A datagram on its way.
+type Packet = SendRequest<Box<[u8]>>;
+
+/// A buffer that a program posted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Receive {
+    pub(crate) wr_id: u64,
+    /// Where it is in memory.
+    pub(crate) address: u64,
+    pub(crate) length: usize,
+}
+
+/// An RDMA operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remote {
+    pub(crate) wr_id: u64,
+    pub(crate) direction: Direction,
+    pub(crate) to: Destination,
+    pub(crate) key: u32,
+    pub(crate) address: u64,
+    /// Our side, by address in memory; unused ones have no length.
+    pub(crate) local: [Range; MAX_SEND_SGE],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Read,
+    Write,
+}
+
+/// What changes. Guarded by the queue pair's lock.
+#[derive(Debug)]
+pub(crate) struct State {
+    phase: Phase,
+    /// `None` after an error.
+    link: Option<ShmQueuePair>,
+    /// The program's buffers, in the order of the link's.
+    receives: VecDeque<Receive>,
+    sends: Outstanding,
+    remote: VecDeque<Remote>,
+    spare: Vec<Box<[u8]>>,
+    spare_receives: Vec<Box<[u8]>>,
+    faults: Faults<Packet>,
+    rnr_retry: u8,
+}
+
+/// Sends that were posted and did not complete.
+#[derive(Debug, Default)]
+struct Outstanding {
+    wr_ids: Vec<Option<u64>>,
+    free: Vec<usize>,
+}
+
+impl Outstanding {
+    #[inline]
+    fn add(&mut self, wr_id: u64) -> WorkId {
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.wr_ids[place] = Some(wr_id);
+                place
+            }
+            None => {
+                self.wr_ids.push(Some(wr_id));
+                self.wr_ids.len() - 1
+            }
+        };
+        WorkId(place as u64)
+    }
+
+    #[inline]
+    fn remove(&mut self, id: WorkId) -> Option<u64> {
+        let place = usize::try_from(id.0).ok()?;
+        let wr_id = self.wr_ids.get_mut(place)?.take()?;
+        self.free.push(place);
+        Some(wr_id)
+    }
+
+    fn len(&self) -> usize {
+        self.wr_ids.len() - self.free.len()
+    }
+
+    fn drain(&mut self) -> impl Iterator<Item = u64> {
+        self.free.clear();
+        std::mem::take(&mut self.wr_ids).into_iter().flatten()
+    }
+}
+
+/// The monotonic clock, the same in all processes, so that captures can be merged.
+fn now() -> Time {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Time::from_nanos(time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned())
+}
+
+impl QueuePair {
+    pub(crate) fn number(&self) -> u32 {
+        self.number.0.into()
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.domain.device()
+    }
+
+    pub(crate) fn cap(&self) -> &ibv_qp_cap {
+        &self.cap
+    }
+
+    pub(crate) fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// Runs `f` with the state, unless it is a parent process's.
+    #[inline]
+    pub(crate) fn with<T>(&self, f: impl FnOnce(&mut State) -> Outcome<T>) -> Outcome<T> {
+        if self.generation != generation() {
+            return Err(INVALID);
+        }
+        f(&mut lock(&self.state))
+    }
+
+    /// A step, because a completion queue was polled.
+    #[inline]
+    pub(crate) fn poll(&self) {
+        if !self.polled.load(Ordering::Relaxed) {
+            self.polled.store(true, Ordering::Relaxed);
+        }
+        self.step(&mut lock(&self.state));
+    }
+
+    /// A step, if nobody polled since the last call; true if something came of it.
+    pub(crate) fn help(&self) -> bool {
+        if self.polled.swap(false, Ordering::Relaxed) {
+            return false;
+        }
+        // Whoever has the lock works at this very moment.
+        let Ok(mut state) = self.state.try_lock() else { return false };
+        let moved = self.step(&mut state);
+        if moved {
+            self.device().statistics.helped();
+        }
+        moved
+    }
+
+    /// Moves the work on; true if anything completed.
+    #[inline]
+    fn step(&self, state: &mut State) -> bool {
+        if state.phase < Phase::ReadyToReceive {
+            return false;
+        }
+        state.faults.poll();
+        while let Some(packet) = state.faults.due() {
+            self.launch(state, packet);
+        }
+        let now = now();
+        let mut moved = false;
+        for _ in 0..STEP {
+            let Some(link) = &mut state.link else { break };
+            let Some(completion) = link.poll(now) else { break };
+            moved = true;
+            match completion {
+                LinkCompletion::Send { id, packet, result } => {
+                    state.spare.push(packet);
+                    self.end_send(state, id, result);
+                }
+                LinkCompletion::Receive { packet, length, source } => {
+                    self.end_receive(state, packet, length, source);
+                }
+            }
+        }
+        if let Some(remote) = state.remote.pop_front() {
+            moved = true;
+            self.execute(&remote);
+        }
+        moved
+    }
+
+    fn complete(&self, wr_id: u64, opcode: c_int, result: Result<(), Status>) {
+        self.device().statistics.ended(result);
+        self.sends_to.push(Completion {
+            wr_id,
+            result,
+            opcode,
+            length: 0,
+            qpn: self.number(),
+            source: None,
+        });
+    }
+
+    #[inline]
+    fn end_send(&self, state: &mut State, id: WorkId, result: Result<(), Status>) {
+        if let Some(wr_id) = state.sends.remove(id) {
+            self.complete(wr_id, IBV_WC_SEND, result);
+        }
+    }
+
+    #[inline]
+    fn end_receive(&self, state: &mut State, packet: Box<[u8]>, length: usize, source: Source) {
+        let Some(receive) = state.receives.pop_front() else { return };
+        let headroom = self.headroom();
+        // SAFETY: the program registered this memory for local writing, which was checked when it
+        // was posted, gave it to the device until this completion, and the link took no datagram
+        // longer than the buffer without its headroom.
+        unsafe {
+            let into = std::ptr::with_exposed_provenance_mut::<u8>(receive.address as usize);
+            std::ptr::copy_nonoverlapping(packet.as_ptr(), into.add(headroom), length);
+        }
+        state.spare_receives.push(packet);
+        self.device().statistics.received(length);
+        self.receives_to.push(Completion {
+            wr_id: receive.wr_id,
+            result: Ok(()),
+            opcode: IBV_WC_RECV,
+            length: u32::try_from(length + headroom).unwrap_or(u32::MAX),
+            qpn: self.number(),
+            source: Some(source),
+        });
+    }
+
+    fn headroom(&self) -> usize {
+        match self.transport {
+            Transport::Srd => 0,
+            Transport::Ud => UD_HEADROOM,
+        }
+    }
+
+    // ---- posting -----------------------------------------------------------------------------
+
+    /// Whether `count` more sends fit.
+    pub(crate) fn check_room(&self, state: &State, count: usize) -> Outcome<()> {
+        if state.phase < Phase::ReadyToSend {
+            return Err(INVALID);
+        }
+        let outstanding = state.sends.len() + state.remote.len();
+        if outstanding + count > self.cap.max_send_wr as usize { Err(FULL) } else { Ok(()) }
+    }
+
+    /// Posts a send of what `gather` writes to a packet buffer; it gives the length.
+    #[inline]
+    pub(crate) fn send(
+        &self,
+        state: &mut State,
+        wr_id: u64,
+        destination: Destination,
+        gather: impl FnOnce(&mut [u8]) -> Result<usize, Status>,
+    ) {
+        if state.phase == Phase::Error {
+            return self.complete(wr_id, IBV_WC_SEND, Err(Status::Flushed));
+        }
+        let mtu = self.device().settings.mtu;
+        let mut packet = state.spare.pop().unwrap_or_else(|| vec![0; mtu].into());
+        match gather(&mut packet) {
+            Ok(length) => {
+                self.device().statistics.posted(length);
+                let id = state.sends.add(wr_id);
+                let request = SendRequest { id, packet, length, destination };
+                if let Some(request) = state.faults.hold(request) {
+                    self.launch(state, request);
+                }
+            }
+            Err(status) => {
+                state.spare.push(packet);
+                self.complete(wr_id, IBV_WC_SEND, Err(status));
+            }
+        }
+    }
+
+    /// Hands a send to the link.
+    #[inline]
+    fn launch(&self, state: &mut State, request: Packet) {
+        let id = request.id;
+        if state.rnr_retry < FOR_EVER && state.faults.draw_not_ready() {
+            state.spare.push(request.packet);
+            return self.end_send(state, id, Err(Status::ReceiverNotReady));
+        }
+        let Some(link) = &mut state.link else { return };
+        if let Err(refused) = link.post_send(request) {
+            state.spare.push(refused.packet);
+            let status = match refused.error {
+                efa_device::DeviceError::BadAddressHandle { .. } => Status::BadAddressHandle,
+                efa_device::DeviceError::TooLong { .. } => Status::BadLength,
+                _ => Status::QueuePairInternal,
+            };
+            self.end_send(state, id, Err(status));
+        }
+    }
+
+    /// Posts an RDMA operation, or its end if it can't be.
+    pub(crate) fn start_remote(&self, state: &mut State, remote: Result<Remote, (u64, Status)>) {
+        match remote {
+            Ok(remote) if state.phase == Phase::Error => {
+                let opcode = remote.direction.opcode();
+                self.complete(remote.wr_id, opcode, Err(Status::Flushed));
+            }
+            Ok(remote) => state.remote.push_back(remote),
+            Err((wr_id, status)) => self.complete(wr_id, IBV_WC_SEND, Err(status)),
+        }
+    }
+
+    /// Does an RDMA operation.
+    #[cold]
+    fn execute(&self, remote: &Remote) {
+        let device = self.device();
+        let (qpn, memory) = (remote.to.qpn, &device.memory);
+        let length = remote.local.iter().map(|range| range.length).sum();
+        let range = Range { address: remote.address, length };
+        let result = match remote.direction {
+            Direction::Read => {
+                device.statistics.read(length);
+                memory.read(qpn, remote.key, range, &remote.local)
+            }
+            Direction::Write => {
+                device.statistics.wrote(length);
+                memory.write(qpn, remote.key, &remote.local, range)
+            }
+        };
+        self.complete(remote.wr_id, remote.direction.opcode(), result);
+    }
+
+    /// Posts a buffer that was checked.
+    #[inline]
+    pub(crate) fn receive(&self, state: &mut State, receive: Receive) -> Outcome<()> {
+        if state.phase == Phase::Reset {
+            return Err(INVALID);
+        }
+        if state.receives.len() >= self.cap.max_recv_wr as usize {
+            return Err(FULL);
+        }
+        let Some(link) = &mut state.link else {
+            self.flush_receive(receive.wr_id);
+            return Ok(());
+        };
+        let room = receive.length.checked_sub(self.headroom()).ok_or(INVALID)?;
+        // The link refuses what is longer than the buffer, so this one has the same length.
+        let room = room.min(self.device().settings.mtu);
+        let spare = state.spare_receives.pop().filter(|spare| spare.len() == room);
+        let packet = spare.unwrap_or_else(|| vec![0; room].into());
+        link.post_receive(packet).map_err(|refused| Errno::from(refused.error))?;
+        state.receives.push_back(receive);
+        Ok(())
+    }
+
+    fn flush_receive(&self, wr_id: u64) {
+        self.receives_to.push(Completion {
+            wr_id,
+            result: Err(Status::Flushed),
+            opcode: IBV_WC_RECV,
+            length: 0,
+            qpn: self.number(),
+            source: None,
+        });
+    }
+
+    // ---- life --------------------------------------------------------------------------------
+
+    /// Ends everything that is outstanding; nobody reaches this queue pair any more.
+    fn fail(&self, state: &mut State) {
+        state.phase = Phase::Error;
+        if state.link.take().is_some() {
+            self.device().memory.remove_queue_pair(self.number);
+        }
+        state.faults.take_all().for_each(drop);
+        for wr_id in state.sends.drain() {
+            self.complete(wr_id, IBV_WC_SEND, Err(Status::Flushed));
+        }
+        for remote in state.remote.drain(..) {
+            self.complete(remote.wr_id, remote.direction.opcode(), Err(Status::Flushed));
+        }
+        for receive in state.receives.drain(..) {
+            self.flush_receive(receive.wr_id);
+        }
+    }
+
+    fn modify(&self, state: &mut State, change: &Change) -> Outcome<()> {
+        let to = change.phase.unwrap_or(state.phase);
+        let next = match state.phase {
+            Phase::Reset => Phase::Init,
+            Phase::Init => Phase::ReadyToReceive,
+            Phase::ReadyToReceive | Phase::ReadyToSend => Phase::ReadyToSend,
+            Phase::Error => Phase::Error,
+        };
+        if to != state.phase && to != next && to != Phase::Error {
+            return Err(INVALID);
+        }
+        if state.phase == Phase::Reset && to == Phase::Init && change.qkey.is_none() {
+            return Err(INVALID);
+        }
+        if let Some(link) = &mut state.link {
+            if let Some(qkey) = change.qkey {
+                link.set_qkey(qkey);
+            }
+            if let Some(rnr_retry) = change.rnr_retry {
+                link.set_rnr_retry(rnr_retry);
+                state.rnr_retry = rnr_retry;
+            }
+        }
+        match to {
+            Phase::Error => self.fail(state),
+            _ => state.phase = to,
+        }
+        Ok(())
+    }
+}
+
+impl Direction {
+    /// Reads are told as sends: a habit of the real library that programs rely on.
+    fn opcode(self) -> c_int {
+        match self {
+            Self::Read => IBV_WC_SEND,
+            Self::Write => IBV_WC_RDMA_WRITE,
+        }
+    }
+}
+
+/// What `ibv_modify_qp` asks for.
+struct Change {
+    phase: Option<Phase>,
+    qkey: Option<Qkey>,
+    rnr_retry: Option<u8>,
+}
+
+impl Change {
+    fn new(attributes: &ibv_qp_attr, mask: c_int, transport: Transport) -> Outcome<Self> {
+        let known = IBV_QP_STATE
+            | IBV_QP_CUR_STATE
+            | IBV_QP_PKEY_INDEX
+            | IBV_QP_PORT
+            | IBV_QP_QKEY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_RNR_RETRY;
+        let has = |flag| mask & flag != 0;
+        let bad_port = has(IBV_QP_PORT) && attributes.port_num != 1;
+        let bad_pkey = has(IBV_QP_PKEY_INDEX) && attributes.pkey_index != 0;
+        let rnr_retry = has(IBV_QP_RNR_RETRY).then_some(attributes.rnr_retry);
+        let bad_rnr =
+            rnr_retry.is_some_and(|count| count > MAX_RNR_RETRY || transport == Transport::Ud);
+        if mask & !known != 0 || bad_port || bad_pkey || bad_rnr {
+            return Err(INVALID);
+        }
+        let phase = has(IBV_QP_STATE).then(|| Phase::from_number(attributes.qp_state));
+        Ok(Self {
+            phase: phase.transpose()?,
+            qkey: has(IBV_QP_QKEY).then_some(Qkey(attributes.qkey)),
+            rnr_retry,
+        })
+    }
+}
+
+// ---- the C side ---------------------------------------------------------------------------------
+
+/// What an `ibv_qp` is part of.
+#[repr(C)]
+pub(crate) struct QueuePairObject {
+    /// First, so that a pointer to the one is a pointer to the other.
+    pub(crate) ex: ibv_qp_ex,
+    pub(crate) queue_pair: Arc<QueuePair>,
+    pub(crate) build: Build,
+}
+
+/// The operations that a queue pair can be made for.
+fn possible_operations(device: &Device, transport: Transport) -> u64 {
+    let mut operations = IBV_QP_EX_WITH_SEND;
+    if transport == Transport::Srd && device.settings.rdma_read {
+        operations |= IBV_QP_EX_WITH_RDMA_READ;
+    }
+    if transport == Transport::Srd && device.settings.rdma_write {
+        operations |= IBV_QP_EX_WITH_RDMA_WRITE;
+    }
+    operations
+}
+
+fn check_cap(cap: &ibv_qp_cap, device: &Device) -> Outcome<()> {
+    let limits = device.link.attributes();
+    let fits = cap.max_send_wr as usize <= limits.max_send
+        && cap.max_recv_wr as usize <= limits.max_receive
+        && cap.max_send_sge as usize <= MAX_SEND_SGE
+        && cap.max_recv_sge as usize <= MAX_RECEIVE_SGE
+        && cap.max_inline_data as usize <= MAX_INLINE;
+    if fits { Ok(()) } else { Err(INVALID) }
+}
+
+/// The queue pair that a program asks for.
+struct Wish {
+    domain: *mut ibv_pd,
+    qp_context: *mut std::ffi::c_void,
+    send_cq: *mut ibv_cq,
+    recv_cq: *mut ibv_cq,
+    has_srq: bool,
+    cap: ibv_qp_cap,
+    transport: Transport,
+    operations: u64,
+}
+
+fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
+    let &Wish { domain, cap, transport, operations, .. } = wish;
+    let membership = Membership::new(domain)?;
+    let device = Arc::clone(membership.device());
+    check_cap(&cap, &device)?;
+    if wish.has_srq || operations & !possible_operations(&device, transport) != 0 {
+        return Err(UNSUPPORTED);
+    }
+    let (sends_to, receives_to) = (queue(wish.send_cq)?, queue(wish.recv_cq)?);
+    let options = QueuePairOptions {
+        // Nobody can know it, so nobody gets through before the program sets its own.
+        qkey: Qkey(fastrand::u32(..)),
+        send_depth: cap.max_send_wr as usize,
+        receive_depth: cap.max_recv_wr as usize,
+        rnr_retry: FOR_EVER,
+    };
+    let link = device.link.create_queue_pair(options)?;
+    let number = link.address().qpn;
+    device.memory.add_queue_pair(number)?;
+    let state = State {
+        phase: Phase::Reset,
+        link: Some(link),
+        receives: VecDeque::new(),
+        sends: Outstanding::default(),
+        remote: VecDeque::new(),
+        spare: Vec::new(),
+        spare_receives: Vec::new(),
+        faults: Faults::new(&device.settings, number),
+        rnr_retry: FOR_EVER,
+    };
+    let queue_pair = Arc::new(QueuePair {
+        number,
+        transport,
+        generation: generation(),
+        domain: membership,
+        sends_to,
+        receives_to,
+        cap,
+        polled: AtomicBool::new(false),
+        state: Mutex::new(state),
+    });
+    queue_pair.sends_to.join(&queue_pair);
+    queue_pair.receives_to.join(&queue_pair);
+    // SAFETY: a structure of C for which all zero is valid: pointers and options are null.
+    let mut ex: ibv_qp_ex = unsafe { zeroed() };
+    ex.qp_base = ibv_qp {
+        context: crate::domain::context_of(domain),
+        qp_context: wish.qp_context,
+        pd: domain,
+        send_cq: wish.send_cq,
+        recv_cq: wish.recv_cq,
+        srq: std::ptr::null_mut(),
+        handle: number.0.into(),
+        qp_num: number.0.into(),
+        state: IBV_QPS_RESET,
+        qp_type: match transport {
+            Transport::Srd => IBV_QPT_DRIVER,
+            Transport::Ud => IBV_QPT_UD,
+        },
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    work::offer(&mut ex);
+    let build = Build::default();
+    let object = QueuePairObject { ex, queue_pair, build };
+    let qp = Box::into_raw(Box::new(object)).cast();
+    process().enter(qp, Handle::QueuePair);
+    Ok(qp)
+}
+
+/// # Safety
+/// `attributes` must be null or valid.
+unsafe fn create_basic(
+    domain: *mut ibv_pd,
+    attributes: *mut ibv_qp_init_attr,
+    transport: Transport,
+) -> Outcome<*mut ibv_qp> {
+    // SAFETY: not null, so valid by the caller's promise.
+    let attributes = unsafe { &*not_null(attributes)? };
+    let &ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, .. } = attributes;
+    let expected = match transport {
+        Transport::Srd => IBV_QPT_DRIVER,
+        Transport::Ud => IBV_QPT_UD,
+    };
+    if qp_type != expected {
+        return Err(UNSUPPORTED);
+    }
+    let (has_srq, operations) = (!srq.is_null(), IBV_QP_EX_WITH_SEND);
+    create(&Wish { domain, qp_context, send_cq, recv_cq, has_srq, cap, transport, operations })
+}
+
+/// # Safety
+/// `attributes` must be null or valid, and its `comp_mask` tell which members are set.
+unsafe fn create_extended(
+    attributes: *mut ibv_qp_init_attr_ex,
+    srd_type: Option<u32>,
+) -> Outcome<*mut ibv_qp> {
+    // SAFETY: not null, so valid by the caller's promise.
+    let attributes = unsafe { &*not_null(attributes)? };
+    let transport = match (attributes.qp_type, srd_type) {
+        (IBV_QPT_DRIVER, Some(EFADV_QP_DRIVER_TYPE_SRD)) => Transport::Srd,
+        (IBV_QPT_UD, _) => Transport::Ud,
+        _ => return Err(UNSUPPORTED),
+    };
+    let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    if attributes.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+        return Err(INVALID);
+    }
+    if attributes.comp_mask & !known != 0 {
+        return Err(UNSUPPORTED);
+    }
+    let operations = match attributes.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS {
+        0 => IBV_QP_EX_WITH_SEND,
+        _ => attributes.send_ops_flags,
+    };
+    let &ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, srq, cap, pd: domain, .. } =
+        attributes;
+    let has_srq = !srq.is_null();
+    create(&Wish { domain, qp_context, send_cq, recv_cq, has_srq, cap, transport, operations })
+}
+
+/// See `ibv_create_qp(3)`; UD only.
+///
+/// # Safety
+/// `attributes` must be null or valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_qp(
+    domain: *mut ibv_pd,
+    attributes: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    // SAFETY: the caller's promise.
+    pointer(|| unsafe { create_basic(domain, attributes, Transport::Ud) })
+}
+
+/// See `efadv_create_driver_qp(3)`.
+///
+/// # Safety
+/// `attributes` must be null or valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_create_driver_qp(
+    domain: *mut ibv_pd,
+    attributes: *mut ibv_qp_init_attr,
+    driver_type: u32,
+) -> *mut ibv_qp {
+    pointer(|| {
+        if driver_type != EFADV_QP_DRIVER_TYPE_SRD {
+            return Err(UNSUPPORTED);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { create_basic(domain, attributes, Transport::Srd) }
+    })
+}
+
+/// `ibv_create_qp_ex`, which calls it through the context; UD only.
+///
+/// # Safety
+/// `attributes` must be null or valid.
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    _context: *mut ibv_context,
+    attributes: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: the caller's promise.
+    pointer(|| unsafe { create_extended(attributes, None) })
+}
+
+/// See `efadv_create_qp_ex(3)`.
+///
+/// # Safety
+/// `attributes` must be null or valid, `efa` null or valid for `length` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_create_qp_ex(
+    _context: *mut ibv_context,
+    attributes: *mut ibv_qp_init_attr_ex,
+    efa: *mut efadv_qp_init_attr,
+    length: u32,
+) -> *mut ibv_qp {
+    pointer(|| {
+        let mut asked = efadv_qp_init_attr::default();
+        let known = (length as usize).min(size_of::<efadv_qp_init_attr>());
+        // SAFETY: not null, so valid for `length` bytes by the caller's promise.
+        unsafe {
+            let from = not_null(efa)?.cast::<u8>();
+            std::ptr::copy_nonoverlapping(from, (&raw mut asked).cast::<u8>(), known);
+        }
+        if asked.comp_mask != 0 || asked.flags != 0 {
+            return Err(UNSUPPORTED);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { create_extended(attributes, Some(asked.driver_qp_type)) }
+    })
+}
+
+/// The object behind a handle.
+fn object(qp: *mut ibv_qp) -> Outcome<*mut QueuePairObject> {
+    process().check(qp, Handle::QueuePair)?;
+    Ok(qp.cast())
+}
+
+/// See `ibv_qp_to_qp_ex(3)`.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    pointer(|| Ok(object(qp)?.cast()))
+}
+
+/// See `ibv_modify_qp(3)`.
+///
+/// # Safety
+/// `attributes` must be null or valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_modify_qp(
+    qp: *mut ibv_qp,
+    attributes: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    code(|| {
+        let object = object(qp)?;
+        // SAFETY: the handle is one of ours; the attributes are not null, so valid by the caller's
+        // promise.
+        let (queue_pair, attributes) =
+            unsafe { (Arc::clone(&(*object).queue_pair), &*not_null(attributes)?) };
+        let change = Change::new(attributes, mask, queue_pair.transport)?;
+        let (before, after) = queue_pair.with(|state| {
+            let before = state.phase;
+            queue_pair.modify(state, &change)?;
+            Ok((before, state.phase))
+        })?;
+        // SAFETY: as above; C reads it without a lock, as it does with the real library.
+        unsafe { (*qp).state = after.number() };
+        if before < Phase::ReadyToReceive && after == Phase::ReadyToReceive {
+            process().progress.care(&queue_pair);
+        }
+        Ok(())
+    })
+}
+
+/// See `ibv_query_qp(3)`.
+///
+/// # Safety
+/// The pointers must be null or valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attributes: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    code(|| {
+        let object = object(qp)?;
+        // SAFETY: the handle is one of ours.
+        let (queue_pair, ibv) = unsafe { (&(*object).queue_pair, &(*object).ex.qp_base) };
+        let (phase, qkey, rnr_retry) = queue_pair.with(|state| {
+            let qkey = state.link.as_ref().map_or(0, |link| link.address().qkey.0);
+            Ok((state.phase.number(), qkey, state.rnr_retry))
+        })?;
+        // SAFETY: a structure of numbers, for which all zero is valid.
+        let mut answer: ibv_qp_attr = unsafe { zeroed() };
+        answer.qp_state = phase;
+        answer.cur_qp_state = phase;
+        answer.qkey = qkey;
+        answer.cap = queue_pair.cap;
+        answer.port_num = 1;
+        answer.rnr_retry = rnr_retry;
+        let made = ibv_qp_init_attr {
+            qp_context: ibv.qp_context,
+            send_cq: ibv.send_cq,
+            recv_cq: ibv.recv_cq,
+            srq: std::ptr::null_mut(),
+            cap: queue_pair.cap,
+            qp_type: ibv.qp_type,
+            sq_sig_all: 1,
+        };
+        // SAFETY: not null, so valid by the caller's promise.
+        unsafe {
+            not_null(attributes)?.write(answer);
+            not_null(init)?.write(made);
+        }
+        Ok(())
+    })
+}
+
+/// Data of a message is not promised to arrive in order.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_query_qp_data_in_order(
+    _qp: *mut ibv_qp,
+    _operation: c_int,
+    _flags: u32,
+) -> c_int {
+    0
+}
+
+/// See `ibv_destroy_qp(3)`. What is outstanding ends without a completion.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    code(|| {
+        process().leave(qp, Handle::QueuePair)?;
+        // SAFETY: it came from a box and nobody else can take it any more.
+        let object = unsafe { Box::from_raw(qp.cast::<QueuePairObject>()) };
+        let queue_pair = &object.queue_pair;
+        queue_pair.with(|state| {
+            queue_pair.fail(state);
+            Ok(())
+        })?;
+        queue_pair.sends_to.part(queue_pair);
+        queue_pair.receives_to.part(queue_pair);
+        Ok(())
+    })
+}

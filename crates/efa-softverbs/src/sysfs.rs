@@ -1,0 +1,151 @@
+//! The few files of sysfs that programs look for before they believe in a device.
+//!
+//! ```text
+//! <temporary directory>/efa-soft-<process>-<nonce>/      SYSFS_PATH
+//!     class/infiniband_verbs/abi_version                 6
+//!     class/infiniband/efa_soft0/device ─► devices/pci0000:00/0000:00:06.0
+//!     devices/pci0000:00/0000:00:06.0/driver ─► bus/pci/drivers/efa
+//! ```
+//!
+//! The tree belongs to one process, which removes it when it ends; trees of processes that were
+//! killed are removed by whoever makes the next one.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+const PREFIX: &str = "efa-soft-";
+
+/// A tree, until it is removed.
+#[derive(Debug)]
+pub(crate) struct Sysfs {
+    root: PathBuf,
+    process: u32,
+    /// Held locked while the process lives.
+    _lock: File,
+}
+
+/// The PCI address of device `index`: one slot each, from 6 on as on the first machines with EFA.
+fn pci_address(index: usize) -> String {
+    format!("0000:00:{:02x}.0", index + 6)
+}
+
+impl Sysfs {
+    /// Makes the tree for devices of these names below `base`.
+    pub(crate) fn create<'a>(
+        base: &Path,
+        names: impl Iterator<Item = &'a str>,
+    ) -> io::Result<Self> {
+        sweep(base);
+        let process = std::process::id();
+        let root = base.join(format!("{PREFIX}{process}-{:016x}", fastrand::u64(..)));
+        DirBuilder::new().mode(0o700).create(&root)?;
+        let lock = File::create(root.join("lock"))?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        let sysfs = Self { root, process, _lock: lock };
+        sysfs.fill(names)?;
+        Ok(sysfs)
+    }
+
+    fn fill<'a>(&self, names: impl Iterator<Item = &'a str>) -> io::Result<()> {
+        let class = self.root.join("class");
+        fs::create_dir_all(class.join("infiniband_verbs"))?;
+        fs::write(class.join("infiniband_verbs/abi_version"), "6\n")?;
+        let driver = self.root.join("bus/pci/drivers/efa");
+        fs::create_dir_all(&driver)?;
+        for (index, name) in names.enumerate() {
+            let device = self.root.join("devices/pci0000:00").join(pci_address(index));
+            fs::create_dir_all(&device)?;
+            symlink(&driver, device.join("driver"))?;
+            fs::create_dir_all(self.device(name))?;
+            symlink(&device, self.device(name).join("device"))?;
+        }
+        Ok(())
+    }
+
+    /// Where the tree is.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where the device is in it.
+    pub(crate) fn device(&self, name: &str) -> PathBuf {
+        self.root.join("class/infiniband").join(name)
+    }
+
+    /// Removes the tree, unless it is that of a parent process.
+    pub(crate) fn remove(&self) {
+        if std::process::id() == self.process {
+            let _ = fs::remove_dir_all(&self.root);
+        }
+    }
+}
+
+/// Removes our trees whose process is gone.
+fn sweep(base: &Path) {
+    let Ok(entries) = fs::read_dir(base) else { return };
+    for entry in entries.flatten() {
+        let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX))
+            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+            && entry.metadata().is_ok_and(|data| data.uid() == rustix::process::geteuid().as_raw());
+        // Not there means that its maker has not come so far yet.
+        let Ok(lock) = File::open(entry.path().join("lock")) else { continue };
+        if ours && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Base(PathBuf);
+
+    impl Base {
+        fn new() -> Self {
+            let name = format!("efa-sysfs-test-{:016x}", fastrand::u64(..));
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Base {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn links_resolve_to_a_pci_address_and_a_driver() {
+        let base = Base::new();
+        let sysfs = Sysfs::create(&base.0, ["efa_soft0", "efa_soft1"].into_iter()).unwrap();
+        for (name, address) in [("efa_soft0", "0000:00:06.0"), ("efa_soft1", "0000:00:07.0")] {
+            let device = fs::canonicalize(sysfs.device(name).join("device")).unwrap();
+            assert_eq!(device.file_name().unwrap(), address);
+            let driver = fs::canonicalize(device.join("driver")).unwrap();
+            assert_eq!(driver.file_name().unwrap(), "efa");
+        }
+        let version = sysfs.root().join("class/infiniband_verbs/abi_version");
+        assert_eq!(fs::read_to_string(version).unwrap(), "6\n");
+        sysfs.remove();
+        assert_eq!(fs::read_dir(&base.0).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn trees_of_the_dead_go_and_those_of_the_living_stay() {
+        let base = Base::new();
+        let dead = Sysfs::create(&base.0, ["a"].into_iter()).unwrap();
+        let dead_root = dead.root().to_path_buf();
+        drop(dead);
+        assert!(dead_root.is_dir());
+        let first = Sysfs::create(&base.0, ["a"].into_iter()).unwrap();
+        let second = Sysfs::create(&base.0, ["a"].into_iter()).unwrap();
+        assert!(!dead_root.exists());
+        assert!(first.root().is_dir() && second.root().is_dir());
+    }
+}

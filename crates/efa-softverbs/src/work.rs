@@ -1,0 +1,505 @@
+//! Work requests: posted as lists of structures, or built by calls (`ibv_wr_start` …).
+//!
+//! ```text
+//!  wr_start ─► wr_send | wr_rdma_read | wr_rdma_write     one request …
+//!                 └► wr_set_ud_addr, wr_set_sge …         … and what belongs to it, in any order
+//!              (again)
+//!  wr_complete: all are posted, or none          wr_abort: none
+//! ```
+//!
+//! As on the real device every request completes, whether it asks for that or not.
+
+use std::ffi::{c_int, c_void};
+
+use efa_device::{AddressHandle, Destination, Qkey, Qpn, Status};
+
+use crate::abi::*;
+use crate::boundary::{Errno, INVALID, Outcome, UNSUPPORTED, code, value};
+use crate::device::{MAX_INLINE, MAX_RDMA, MAX_RECEIVE_SGE, MAX_SEND_SGE};
+use crate::domain::AddressHandleObject;
+use crate::held::HeldLock;
+use crate::memory::{MemoryTable, Range, Use};
+use crate::queue_pair::{Direction, QueuePair, QueuePairObject, Receive, Remote, State, Transport};
+
+/// What a request does.
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    Send,
+    Remote { direction: Direction, key: u32, address: u64 },
+}
+
+/// What a request carries.
+#[derive(Clone, Copy, Debug)]
+enum Data {
+    /// Memory that was registered.
+    Registered { entries: [ibv_sge; MAX_SEND_SGE], count: usize },
+    /// Bytes that were copied when the request was made.
+    Inline { bytes: [u8; MAX_INLINE], length: usize },
+}
+
+impl Data {
+    const NONE: Self = {
+        let empty = ibv_sge { addr: 0, length: 0, lkey: 0 };
+        Self::Registered { entries: [empty; MAX_SEND_SGE], count: 0 }
+    };
+
+    fn registered(list: &[ibv_sge]) -> Outcome<Self> {
+        let Self::Registered { mut entries, .. } = Self::NONE else { return Err(INVALID) };
+        entries.get_mut(..list.len()).ok_or(INVALID)?.copy_from_slice(list);
+        Ok(Self::Registered { entries, count: list.len() })
+    }
+
+    /// Copies buffers of the program.
+    ///
+    /// # Safety
+    /// Each must be readable.
+    unsafe fn inline(buffers: impl Iterator<Item = (*const u8, usize)>) -> Outcome<Self> {
+        let mut bytes = [0; MAX_INLINE];
+        let mut length = 0;
+        for (from, count) in buffers {
+            let into = bytes.get_mut(length..).and_then(|rest| rest.get_mut(..count));
+            let into = into.ok_or(INVALID)?;
+            if count > 0 {
+                // SAFETY: readable by the caller's promise; `into` has this length.
+                unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), count) };
+            }
+            length += count;
+        }
+        Ok(Self::Inline { bytes, length })
+    }
+
+    /// Copies what is to be sent; gives its length.
+    #[inline]
+    fn gather(&self, memory: &MemoryTable, into: &mut [u8]) -> Result<usize, Status> {
+        match self {
+            Self::Inline { bytes, length } => {
+                into.get_mut(..*length)
+                    .ok_or(Status::BadLength)?
+                    .copy_from_slice(&bytes[..*length]);
+                Ok(*length)
+            }
+            Self::Registered { entries, count } => {
+                let mut at = 0;
+                for entry in &entries[..*count] {
+                    let length = entry.length as usize;
+                    let into = into.get_mut(at..).and_then(|rest| rest.get_mut(..length));
+                    let into = into.ok_or(Status::BadLength)?;
+                    let from = find(memory, entry, Use::LocalRead).ok_or(Status::BadLocalKey)?;
+                    // SAFETY: the program registered this memory, and gives it to the device while
+                    // it posts; `into` has this length.
+                    unsafe {
+                        let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
+                        std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), length);
+                    }
+                    at += length;
+                }
+                Ok(at)
+            }
+        }
+    }
+}
+
+/// Where the memory of an entry is.
+#[inline]
+fn find(memory: &MemoryTable, entry: &ibv_sge, wanted: Use) -> Option<u64> {
+    let range = Range { address: entry.addr, length: entry.length.into() };
+    memory.find(entry.lkey, range, wanted)
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    wr_id: u64,
+    operation: Operation,
+    target: Option<(AddressHandle, u32, u32)>,
+    data: Data,
+}
+
+impl Work {
+    /// What would be refused at once: a request without target, one that can't be.
+    fn check(&self, queue_pair: &QueuePair) -> Outcome<()> {
+        self.target.ok_or(INVALID)?;
+        match self.operation {
+            Operation::Send => Ok(()),
+            Operation::Remote { .. } if matches!(self.data, Data::Inline { .. }) => Err(INVALID),
+            Operation::Remote { direction, .. } => {
+                let settings = &queue_pair.device().settings;
+                let possible = match direction {
+                    Direction::Read => settings.rdma_read,
+                    Direction::Write => settings.rdma_write,
+                };
+                let srd = queue_pair.transport() == Transport::Srd;
+                if possible && srd { Ok(()) } else { Err(UNSUPPORTED) }
+            }
+        }
+    }
+
+    /// Posts it; [`check`](Self::check) must have allowed that, and there must be room.
+    #[inline]
+    fn post(&self, queue_pair: &QueuePair, state: &mut State) {
+        let Some((address_handle, qpn, qkey)) = self.target else { return };
+        // A number of more than 16 bits is nobody's, and neither is 0.
+        let qpn = Qpn(u16::try_from(qpn).unwrap_or(0));
+        let to = Destination { address_handle, qpn, qkey: Qkey(qkey) };
+        let memory = &queue_pair.device().memory;
+        match self.operation {
+            Operation::Send => {
+                queue_pair.send(state, self.wr_id, to, |into| self.data.gather(memory, into));
+            }
+            Operation::Remote { direction, key, address } => {
+                let local = self.local_ranges(memory, direction);
+                let remote = local.map(|local| Remote {
+                    wr_id: self.wr_id,
+                    direction,
+                    to,
+                    key,
+                    address,
+                    local,
+                });
+                queue_pair.start_remote(state, remote.map_err(|status| (self.wr_id, status)));
+            }
+        }
+    }
+
+    /// Our side of an RDMA operation.
+    fn local_ranges(
+        &self,
+        memory: &MemoryTable,
+        direction: Direction,
+    ) -> Result<[Range; MAX_SEND_SGE], Status> {
+        let mut ranges = [Range { address: 0, length: 0 }; MAX_SEND_SGE];
+        let Data::Registered { entries, count } = &self.data else {
+            return Err(Status::UnsupportedOperation);
+        };
+        let wanted = match direction {
+            Direction::Read => Use::LocalWrite,
+            Direction::Write => Use::LocalRead,
+        };
+        let mut total = 0;
+        for (range, entry) in ranges.iter_mut().zip(&entries[..*count]) {
+            let address = find(memory, entry, wanted).ok_or(Status::BadLocalKey)?;
+            *range = Range { address, length: entry.length.into() };
+            total += u64::from(entry.length);
+        }
+        if total > MAX_RDMA.into() { Err(Status::BadLength) } else { Ok(ranges) }
+    }
+}
+
+// ---- lists --------------------------------------------------------------------------------------
+
+/// The array of a list entry.
+///
+/// # Safety
+/// `list` must be null or have `count` entries.
+unsafe fn entries<'a>(list: *const ibv_sge, count: c_int) -> Outcome<&'a [ibv_sge]> {
+    let count = usize::try_from(count).map_err(|_| INVALID)?;
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if list.is_null() {
+        return Err(INVALID);
+    }
+    // SAFETY: not null, so with `count` entries by the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(list, count) })
+}
+
+/// # Safety
+/// `request` must be valid with all that it points to.
+#[inline]
+unsafe fn read_request(request: &ibv_send_wr, queue_pair: &QueuePair) -> Outcome<Work> {
+    match request.opcode {
+        IBV_WR_SEND => {}
+        _ => return Err(UNSUPPORTED),
+    }
+    // SAFETY: the caller's promise.
+    let list = unsafe { entries(request.sg_list, request.num_sge)? };
+    if list.len() > queue_pair.cap().max_send_sge as usize {
+        return Err(INVALID);
+    }
+    let data = if request.send_flags & IBV_SEND_INLINE == 0 {
+        Data::registered(list)?
+    } else {
+        let buffers = list.iter().map(|entry| {
+            let from = std::ptr::with_exposed_provenance::<u8>(entry.addr as usize);
+            (from, entry.length as usize)
+        });
+        // SAFETY: the caller's promise.
+        unsafe { Data::inline(buffers)? }
+    };
+    // SAFETY: both kinds of queue pairs use this form; the handle is the caller's promise.
+    let (number, ibv_ud_target { remote_qpn, remote_qkey, .. }) =
+        unsafe { (AddressHandleObject::number(request.wr.ud.ah)?, request.wr.ud) };
+    let target = Some((number, remote_qpn, remote_qkey));
+    Ok(Work { wr_id: request.wr_id, operation: Operation::Send, target, data })
+}
+
+/// The queue pair behind a handle that is not looked up.
+///
+/// # Safety
+/// `qp` must be null or a queue pair that was not destroyed.
+#[inline]
+unsafe fn queue_pair<'a>(qp: *mut ibv_qp) -> Outcome<&'a QueuePair> {
+    if qp.is_null() {
+        return Err(INVALID);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { &(*qp.cast::<QueuePairObject>()).queue_pair })
+}
+
+/// See `ibv_post_send(3)`. Posts up to the first request that it refuses.
+///
+/// # Safety
+/// `qp` must be null or a queue pair that was not destroyed, `list` null or valid with all that it
+/// points to, `bad` null or valid.
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    list: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    let mut at = list;
+    let result = code(|| {
+        // SAFETY: the caller's promise.
+        let queue_pair = unsafe { queue_pair(qp)? };
+        queue_pair.with(|state| {
+            // SAFETY: the caller's promise; `next` is null at the end.
+            while let Some(request) = unsafe { at.as_ref() } {
+                // SAFETY: the caller's promise.
+                let work = unsafe { read_request(request, queue_pair)? };
+                work.check(queue_pair)?;
+                queue_pair.check_room(state, 1)?;
+                work.post(queue_pair, state);
+                at = request.next;
+            }
+            Ok(())
+        })
+    });
+    if result != 0 && !bad.is_null() {
+        // SAFETY: not null, so valid by the caller's promise.
+        unsafe { bad.write(at) };
+    }
+    result
+}
+
+/// # Safety
+/// `request` must be valid with all that it points to.
+#[inline]
+unsafe fn read_receive(request: &ibv_recv_wr, queue_pair: &QueuePair) -> Outcome<Receive> {
+    // SAFETY: the caller's promise.
+    let list = unsafe { entries(request.sg_list, request.num_sge)? };
+    if list.len() > queue_pair.cap().max_recv_sge.min(MAX_RECEIVE_SGE as u32) as usize {
+        return Err(INVALID);
+    }
+    let Some(entry) = list.first() else {
+        return Ok(Receive { wr_id: request.wr_id, address: 0, length: 0 });
+    };
+    let address = find(&queue_pair.device().memory, entry, Use::LocalWrite).ok_or(INVALID)?;
+    Ok(Receive { wr_id: request.wr_id, address, length: entry.length as usize })
+}
+
+/// See `ibv_post_recv(3)`. Posts up to the first request that it refuses; one whose key doesn't
+/// allow writing is refused here already.
+///
+/// # Safety
+/// As [`post_send`].
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    list: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let mut at = list;
+    let result = code(|| {
+        // SAFETY: the caller's promise.
+        let queue_pair = unsafe { queue_pair(qp)? };
+        queue_pair.with(|state| {
+            // SAFETY: the caller's promise; `next` is null at the end.
+            while let Some(request) = unsafe { at.as_ref() } {
+                // SAFETY: the caller's promise.
+                let receive = unsafe { read_receive(request, queue_pair)? };
+                queue_pair.receive(state, receive)?;
+                at = request.next;
+            }
+            Ok(())
+        })
+    });
+    if result != 0 && !bad.is_null() {
+        // SAFETY: not null, so valid by the caller's promise.
+        unsafe { bad.write(at) };
+    }
+    result
+}
+
+// ---- calls --------------------------------------------------------------------------------------
+
+/// The requests between `wr_start` and `wr_complete`.
+#[derive(Debug, Default)]
+pub(crate) struct Build {
+    lock: HeldLock,
+    works: Vec<Work>,
+    /// The first mistake.
+    error: Option<Errno>,
+}
+
+/// Runs `f` on the requests under way.
+///
+/// # Safety
+/// `qp` must be a queue pair that was not destroyed, on which this thread called `wr_start`.
+#[inline]
+unsafe fn building(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut Build) -> Outcome<()>) {
+    // SAFETY: the caller's promise: alive, and `wr_start` took the lock, so that nobody else
+    // touches these fields meanwhile.
+    let build = unsafe { &mut (*qp.cast::<QueuePairObject>()).build };
+    if build.error.is_none() {
+        let result = value(Err(Errno(libc::EIO)), || f(build));
+        build.error = result.err();
+    }
+}
+
+/// # Safety
+/// As [`building`].
+unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {
+    // SAFETY: the caller's promise; the program wrote the id before this call.
+    unsafe {
+        let wr_id = (*qp).wr_id;
+        building(qp, |build| {
+            build.works.push(Work { wr_id, operation, target: None, data: Data::NONE });
+            Ok(())
+        });
+    }
+}
+
+/// # Safety
+/// As [`building`].
+unsafe fn amend(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut Work) -> Outcome<()>) {
+    // SAFETY: the caller's promise.
+    unsafe { building(qp, |build| f(build.works.last_mut().ok_or(INVALID)?)) };
+}
+
+/// # Safety
+/// As [`building`].
+unsafe fn refuse(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    unsafe { building(qp, |_| Err(UNSUPPORTED)) };
+}
+
+/// Defines functions of `ibv_qp_ex`.
+macro_rules! calls {
+    ($($name:ident($qp:ident $(, $argument:ident: $type:ty)*) $body:expr)*) => {
+        $(
+            unsafe extern "C" fn $name($qp: *mut ibv_qp_ex $(, $argument: $type)*) {
+                // SAFETY: by the contract of the C functions the queue pair is alive, this thread
+                // called `wr_start`, and pointers are valid with all that they point to.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
+calls! {
+    wr_send(qp) begin(qp, Operation::Send)
+    wr_rdma_read(qp, key: u32, address: u64)
+        begin(qp, Operation::Remote { direction: Direction::Read, key, address })
+    wr_rdma_write(qp, key: u32, address: u64)
+        begin(qp, Operation::Remote { direction: Direction::Write, key, address })
+    wr_rdma_write_imm(qp, _key: u32, _address: u64, _immediate: u32) refuse(qp)
+    wr_send_imm(qp, _immediate: u32) refuse(qp)
+    wr_send_inv(qp, _key: u32) refuse(qp)
+    wr_send_tso(qp, _header: *mut c_void, _length: u16, _mss: u16) refuse(qp)
+    wr_local_inv(qp, _key: u32) refuse(qp)
+    wr_bind_mw(qp, _window: *mut c_void, _key: u32, _info: *const c_void) refuse(qp)
+    wr_atomic_cmp_swp(qp, _key: u32, _address: u64, _compare: u64, _swap: u64) refuse(qp)
+    wr_atomic_fetch_add(qp, _key: u32, _address: u64, _add: u64) refuse(qp)
+    wr_atomic_write(qp, _key: u32, _address: u64, _value: *const c_void) refuse(qp)
+    wr_set_xrc_srqn(qp, _number: u32) refuse(qp)
+
+    wr_set_ud_addr(qp, handle: *mut ibv_ah, qpn: u32, qkey: u32) amend(qp, |work| {
+        work.target = Some((AddressHandleObject::number(handle)?, qpn, qkey));
+        Ok(())
+    })
+    wr_set_sge(qp, lkey: u32, addr: u64, length: u32) amend(qp, |work| {
+        work.data = Data::registered(&[ibv_sge { addr, length, lkey }])?;
+        Ok(())
+    })
+    wr_set_sge_list(qp, count: usize, list: *const ibv_sge) amend(qp, |work| {
+        work.data = Data::registered(entries(list, c_int::try_from(count).unwrap_or(-1))?)?;
+        Ok(())
+    })
+    wr_set_inline_data(qp, from: *mut c_void, length: usize) amend(qp, |work| {
+        work.data = Data::inline(std::iter::once((from.cast_const().cast(), length)))?;
+        Ok(())
+    })
+    wr_set_inline_data_list(qp, count: usize, list: *const ibv_data_buf) amend(qp, |work| {
+        let list = match count {
+            0 => &[],
+            _ if list.is_null() => return Err(INVALID),
+            _ => std::slice::from_raw_parts(list, count),
+        };
+        let buffers = list.iter().map(|b| (b.addr.cast_const().cast(), b.length));
+        work.data = Data::inline(buffers)?;
+        Ok(())
+    })
+    wr_abort(qp) {
+        let build = &mut (*qp.cast::<QueuePairObject>()).build;
+        build.works.clear();
+        build.lock.give();
+    }
+}
+
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    // SAFETY: alive by the contract of the C function; the lock is shared and taken before the rest
+    // is touched.
+    unsafe {
+        (*qp.cast::<QueuePairObject>()).build.lock.take();
+        let build = &mut (*qp.cast::<QueuePairObject>()).build;
+        build.works.clear();
+        build.error = None;
+    }
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    let object: *mut QueuePairObject = qp.cast();
+    let result = code(|| {
+        // SAFETY: alive, and this thread called `wr_start`, by the contract of the C function.
+        let (queue_pair, build) = unsafe { (&(*object).queue_pair, &mut (*object).build) };
+        if let Some(error) = build.error {
+            return Err(error);
+        }
+        for work in &build.works {
+            work.check(queue_pair)?;
+        }
+        queue_pair.with(|state| {
+            queue_pair.check_room(state, build.works.len())?;
+            for work in &build.works {
+                work.post(queue_pair, state);
+            }
+            Ok(())
+        })
+    });
+    // SAFETY: as above.
+    unsafe { (*object).build.lock.give() };
+    result
+}
+
+/// Enters the functions of this file into a queue pair.
+pub(crate) fn offer(qp: &mut ibv_qp_ex) {
+    qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
+    qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    qp.wr_bind_mw = Some(wr_bind_mw);
+    qp.wr_local_inv = Some(wr_local_inv);
+    qp.wr_rdma_read = Some(wr_rdma_read);
+    qp.wr_rdma_write = Some(wr_rdma_write);
+    qp.wr_rdma_write_imm = Some(wr_rdma_write_imm);
+    qp.wr_send = Some(wr_send);
+    qp.wr_send_imm = Some(wr_send_imm);
+    qp.wr_send_inv = Some(wr_send_inv);
+    qp.wr_send_tso = Some(wr_send_tso);
+    qp.wr_set_ud_addr = Some(wr_set_ud_addr);
+    qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
+    qp.wr_set_inline_data = Some(wr_set_inline_data);
+    qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    qp.wr_set_sge = Some(wr_set_sge);
+    qp.wr_set_sge_list = Some(wr_set_sge_list);
+    qp.wr_start = Some(wr_start);
+    qp.wr_complete = Some(wr_complete);
+    qp.wr_abort = Some(wr_abort);
+    qp.wr_atomic_write = Some(wr_atomic_write);
+}
