@@ -13,4 +13,5 @@ mod medium;
 mod memory;
 mod order;
 mod peers;
+mod random;
 mod world;

@@ -256,6 +256,18 @@ impl World {
         self.ends[at].sends.pop_front().expect("a send has ended")
     }
 
+    /// The sends that have ended at an endpoint.
+    pub(crate) fn take_sends(&mut self, at: usize) -> Vec<SendCompletion<Vec<u8>>> {
+        self.ends[at].collect();
+        self.ends[at].sends.drain(..).collect()
+    }
+
+    /// The receives that have ended at an endpoint.
+    pub(crate) fn take_receives(&mut self, at: usize) -> Vec<ReceiveCompletion<Vec<u8>>> {
+        self.ends[at].collect();
+        self.ends[at].receives.drain(..).collect()
+    }
+
     /// Why packets were dropped at an endpoint, since the last call.
     pub(crate) fn drop_reasons(&mut self, at: usize) -> Vec<DropReason> {
         let events = self.ends[at].events.drain(..);
