@@ -5,10 +5,8 @@ mod common;
 
 use common::run;
 
-fn directory() -> String {
-    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("efa-devices");
-    path.into_os_string().into_string().unwrap()
-}
+/// The directory of the software devices of these tests.
+const DEVICES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/efa-devices");
 
 #[test]
 fn help() {
@@ -32,7 +30,7 @@ fn command_lines_without_sense() {
 
 #[test]
 fn info_for_people() {
-    let text = run(["info", "--directory", &directory(), "--device-name", "told"]).success();
+    let text = run(["info", "--directory", DEVICES, "--device-name", "told"]).success();
     assert!(text.contains("efa-shm-told"), "{text}");
     assert!(text.contains("EFA RDM version 4"), "{text}");
     assert!(text.contains("MSG, TAGGED"), "{text}");
@@ -41,7 +39,7 @@ fn info_for_people() {
 #[test]
 fn info_for_programs() {
     for link in ["shm", "local"] {
-        let text = run(["info", "--json", "--link", link, "--directory", &directory()]).success();
+        let text = run(["info", "--json", "--link", link, "--directory", DEVICES]).success();
         let info: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(info["link"], link);
         assert_eq!(info["device"]["mtu"], 8928);

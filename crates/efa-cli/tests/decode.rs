@@ -4,9 +4,9 @@
 mod common;
 
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::Path;
 
-use common::{Outcome, efa, fresh, run};
+use common::{Outcome, Scratch, efa, run};
 use efa_device::{Gid, Qpn, Status, Time};
 use efa_proto::{Cts, Header, MsgId, OpId, RawAddress, ReqOptions, Rtm, RtmKind};
 use efa_sim::capture::Capture;
@@ -62,8 +62,8 @@ fn story() -> Vec<(PacketEvent, u8, u8, Vec<u8>)> {
 }
 
 /// A capture of [`story`].
-fn capture(name: &str) -> PathBuf {
-    let path = fresh(name);
+fn capture(name: &str) -> Scratch {
+    let path = Scratch::new(name);
     let mut capture = Capture::create(&path, "test").unwrap();
     for (index, (event, source, destination, bytes)) in story().into_iter().enumerate() {
         let record = Record {
@@ -79,16 +79,15 @@ fn capture(name: &str) -> PathBuf {
     path
 }
 
-fn decode(file: PathBuf, options: &[&str]) -> Outcome {
-    let mut arguments = vec!["decode".into(), file.into_os_string()];
-    arguments.extend(options.iter().map(Into::into));
-    run(arguments)
+fn decode(file: impl AsRef<Path>, options: &[&str]) -> Outcome {
+    let command = ["decode".as_ref(), file.as_ref().as_os_str()];
+    run(command.into_iter().chain(options.iter().map(AsRef::as_ref)))
 }
 
 /// How many lines the options leave.
 #[track_caller]
-fn count(file: PathBuf, options: &[&str]) -> usize {
-    let lines = decode(file.clone(), options).success().lines().count();
+fn count(file: &Scratch, options: &[&str]) -> usize {
+    let lines = decode(file, options).success().lines().count();
     let counted = decode(file, &[options, &["--count"]].concat()).success();
     assert_eq!(counted, format!("{lines}\n"));
     lines
@@ -140,22 +139,22 @@ fn json_lines() {
 
 #[test]
 fn filters() {
-    let file = || capture("filters.pcapng");
-    assert_eq!(count(file(), &[]), 7);
-    assert_eq!(count(file(), &["--type", "rtm"]), 4);
-    assert_eq!(count(file(), &["--type", "cts"]), 1);
-    assert_eq!(count(file(), &["--type", "cts,EAGER_TAGRTM"]), 3);
-    assert_eq!(count(file(), &["--type", "cts", "--type", "malformed"]), 3);
-    assert_eq!(count(file(), &["--type", "64"]), 2, "of which one malformed");
-    assert_eq!(count(file(), &["--type", "200"]), 1, "a number that is no type");
-    assert_eq!(count(file(), &["--peer", "3"]), 3);
-    assert_eq!(count(file(), &["--peer", "fe00::2"]), 4);
-    assert_eq!(count(file(), &["--peer", "fe00::2/3"]), 0);
-    assert_eq!(count(file(), &["--msg-id", "0"]), 2);
-    assert_eq!(count(file(), &["--op-id", "0x1234"]), 2);
-    assert_eq!(count(file(), &["--op-id", "9"]), 1);
-    assert_eq!(count(file(), &["--event", "failed"]), 1);
-    assert_eq!(count(file(), &["--peer", "3", "--event", "sent", "--type", "malformed"]), 2);
+    let file = &capture("filters.pcapng");
+    assert_eq!(count(file, &[]), 7);
+    assert_eq!(count(file, &["--type", "rtm"]), 4);
+    assert_eq!(count(file, &["--type", "cts"]), 1);
+    assert_eq!(count(file, &["--type", "cts,EAGER_TAGRTM"]), 3);
+    assert_eq!(count(file, &["--type", "cts", "--type", "malformed"]), 3);
+    assert_eq!(count(file, &["--type", "64"]), 2, "of which one malformed");
+    assert_eq!(count(file, &["--type", "200"]), 1, "a number that is no type");
+    assert_eq!(count(file, &["--peer", "3"]), 3);
+    assert_eq!(count(file, &["--peer", "fe00::2"]), 4);
+    assert_eq!(count(file, &["--peer", "fe00::2/3"]), 0);
+    assert_eq!(count(file, &["--msg-id", "0"]), 2);
+    assert_eq!(count(file, &["--op-id", "0x1234"]), 2);
+    assert_eq!(count(file, &["--op-id", "9"]), 1);
+    assert_eq!(count(file, &["--event", "failed"]), 1);
+    assert_eq!(count(file, &["--peer", "3", "--event", "sent", "--type", "malformed"]), 2);
 }
 
 #[test]
@@ -168,7 +167,8 @@ fn filters_without_sense_are_refused() {
 
 #[test]
 fn standard_input() {
-    let file = std::fs::File::open(capture("stdin.pcapng")).unwrap();
+    let capture = capture("stdin.pcapng");
+    let file = std::fs::File::open(&capture).unwrap();
     let output = efa(["decode", "-", "--count"]).stdin(file).output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "7\n");
 }
@@ -176,7 +176,7 @@ fn standard_input() {
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     // More than a pipe holds, so that the program meets the closed end.
-    let path = fresh("pipe.pcapng");
+    let path = Scratch::new("pipe.pcapng");
     let mut capture = Capture::create(&path, "test").unwrap();
     let bytes: Cow<'_, [u8]> = Cow::Owned(vec![64; 100]);
     let (source, destination) = (queue_pair(1), queue_pair(2));
@@ -186,7 +186,7 @@ fn a_reader_that_goes_away_is_no_error() {
         capture.write(&record).unwrap();
     }
     capture.finish().unwrap();
-    let mut child = efa(["decode".as_ref(), path.as_os_str()]).spawn().unwrap();
+    let mut child = efa(["decode", path.as_str()]).spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
@@ -194,26 +194,26 @@ fn a_reader_that_goes_away_is_no_error() {
 
 #[test]
 fn files_that_are_no_captures() {
-    let absent = decode(fresh("absent.pcapng"), &[]).failure();
+    let absent = decode(Scratch::new("absent.pcapng"), &[]).failure();
     assert!(absent.contains("absent.pcapng: not readable as a capture"), "{absent}");
 
     for (name, bytes) in [("empty", vec![]), ("text", b"hello, world\n".repeat(40))] {
-        let path = fresh(name);
+        let path = Scratch::new(name);
         std::fs::write(&path, bytes).unwrap();
         let error = decode(path, &[]).failure();
         assert!(error.contains("not readable as a capture"), "{error}");
     }
 
-    let directory = decode(env!("CARGO_TARGET_TMPDIR").into(), &[]).failure();
+    let directory = decode(env!("CARGO_TARGET_TMPDIR"), &[]).failure();
     assert!(directory.contains("not readable as a capture"), "{directory}");
 }
 
 /// A cut file gives the packets before the cut and an error, wherever it is cut.
 #[test]
 fn files_that_end_too_early() {
-    let whole = std::fs::read(capture("whole.pcapng")).unwrap();
+    let whole = std::fs::read(&capture("whole.pcapng")).unwrap();
     for length in (0..whole.len()).step_by(41).chain([whole.len() - 1]) {
-        let path = fresh("cut.pcapng");
+        let path = Scratch::new("cut.pcapng");
         std::fs::write(&path, &whole[..length]).unwrap();
         let outcome = decode(path, &[]);
         let lines = outcome.stdout.lines().count();
@@ -232,11 +232,11 @@ fn files_that_end_too_early() {
 /// Damaged bytes never make it panic.
 #[test]
 fn files_with_a_damaged_byte() {
-    let whole = std::fs::read(capture("sound.pcapng")).unwrap();
+    let whole = std::fs::read(&capture("sound.pcapng")).unwrap();
     for at in (0..whole.len()).step_by(13) {
         let mut damaged = whole.clone();
         damaged[at] ^= 0xff;
-        let path = fresh("damaged.pcapng");
+        let path = Scratch::new("damaged.pcapng");
         std::fs::write(&path, damaged).unwrap();
         let outcome = decode(path, &["--json"]);
         assert!(matches!(outcome.code, Some(0 | 1)), "{at}: {outcome:?}");

@@ -5,24 +5,23 @@ mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 
-use common::{DEADLINE, Outcome, Running, efa, fresh, run};
+use common::{DEADLINE, Outcome, Running, Scratch, efa, run};
 use serde_json::Value;
 
 /// The directory of the software devices of these tests.
-fn directory() -> String {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("efa-devices");
-    path.into_os_string().into_string().unwrap()
-}
+const DEVICES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/efa-devices");
 
 /// `efa pingpong` with these arguments, which contain no blanks.
 fn pingpong(arguments: &str) -> Command {
-    let directory = directory();
-    let common = ["pingpong", "--directory", &directory];
-    efa(common.into_iter().chain(arguments.split_whitespace()))
+    pingpong_in(DEVICES, arguments)
+}
+
+/// The same, with the software device in a directory.
+fn pingpong_in(directory: &str, arguments: &str) -> Command {
+    efa(["pingpong", "--directory", directory].into_iter().chain(arguments.split_whitespace()))
 }
 
 fn run_pingpong(arguments: &str) -> Outcome {
@@ -121,9 +120,18 @@ fn by_hand() {
 }
 
 #[test]
+fn where_a_server_listens_for_programs() {
+    let mut server = Running::start(&mut pingpong("--listen 127.0.0.1:0 --json"));
+    let line = json(&server.stdout_line("listening"));
+    let address = line["listening"].as_str().unwrap();
+    run_pingpong(&format!("{address} --iterations 1 --sizes 0")).success();
+    server.finish().success();
+}
+
+#[test]
 fn a_capture_holds_every_packet() {
-    let file = fresh("pingpong.pcapng");
-    let path = file.to_str().unwrap();
+    let file = Scratch::new("pingpong.pcapng");
+    let path = file.as_str();
     let arguments = "--tagged --iterations 10 --warmup 2 --sizes 8,100k --json";
     run_pingpong(&format!("{arguments} --capture {path}")).success();
     let count = |options: &[&str]| -> u64 {
@@ -282,14 +290,24 @@ fn an_own_server_that_is_killed() {
     assert!(error.contains("the server process ended early: signal: 9"), "{error}");
 }
 
+fn is_queue_pair(file: &std::fs::DirEntry) -> bool {
+    file.file_name().to_string_lossy().starts_with("qp-")
+}
+
 /// The server ends too: it holds the standard error that `finish` reads to its end.
 #[test]
 fn a_client_that_is_killed_leaves_nothing_behind() {
-    let mut client = Running::start(pingpong(ENDLESS).env("EFA_LOG", "efa=info"));
+    let devices = Scratch::new("killed");
+    let mut client = pingpong_in(devices.as_str(), ENDLESS);
+    let mut client = Running::start(client.env("EFA_LOG", "efa=info"));
     client.stderr_line("the run begins");
+    let files = || std::fs::read_dir(devices.as_ref().join("efa")).unwrap();
+    let queue_pairs = || files().filter(|f| is_queue_pair(f.as_ref().unwrap())).count();
+    assert_eq!(queue_pairs(), 2);
     client.kill();
     let outcome = client.finish();
     assert_eq!(outcome.code, None, "{outcome:?}");
+    assert_eq!(queue_pairs(), 0);
 }
 
 #[test]

@@ -254,9 +254,14 @@ fn with_own_server(args: &Args) -> Result<Report, PingpongError> {
 /// Serves the process that started this one. What goes wrong is told to it and to nobody else; if
 /// it is gone, that is no failure of ours.
 fn serve_parent(args: &Args) -> Result<(), PingpongError> {
+    let parent = process::Parent::this();
     let stream = process::inherited()?;
     if let Err(error) = run::serve(args, stream) {
         tracing::debug!(error = &error as &dyn std::error::Error, "the server ends early");
+        if parent.ends_within(LAST_WORDS) {
+            // It was killed. Whoever opens the device removes what dead processes left there.
+            args.device.open().map_err(PingpongError::Device)?;
+        }
     }
     Ok(())
 }

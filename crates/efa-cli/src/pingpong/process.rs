@@ -5,14 +5,14 @@
 //! ```
 //!
 //! The child is of a process group of its own, so that Ctrl-C ends the parent alone; the child
-//! notices that the channel is closed, cleans up and ends. The parent kills it when it isn't needed
+//! notices that the channel is closed, cleans up for both and ends. The parent kills it when it isn't needed
 //! any more, however that comes, and always reaps it.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, parent_id};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -95,6 +95,29 @@ impl Drop for ServerProcess {
         // Neither fails but for a child that is reaped already.
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// The process that started this one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parent(u32);
+
+impl Parent {
+    /// To be called while it lives.
+    pub(crate) fn this() -> Self {
+        Self(parent_id())
+    }
+
+    /// Whether it ends in time. Then all of its files are closed.
+    pub(crate) fn ends_within(self, patience: Duration) -> bool {
+        let begin = Instant::now();
+        while parent_id() == self.0 {
+            if begin.elapsed() >= patience {
+                return false;
+            }
+            thread::sleep(PAUSE);
+        }
+        true
     }
 }
 

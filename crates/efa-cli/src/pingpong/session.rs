@@ -20,7 +20,7 @@ use super::plan::{Direction, Plan};
 use super::report::readable_size;
 
 /// Looks at the completion queue between two offers of the processor to others.
-const SPINS: u32 = 64;
+const SPINS: u32 = 16;
 /// Time between two looks at the control channel.
 const CHECK: Duration = Duration::from_millis(20);
 
