@@ -476,8 +476,10 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
                     self.packet_sent(id, packet, result);
                 }
                 None => {
-                    self.refill();
-                    self.inbound.drained();
+                    if self.inbound.is_short() {
+                        self.refill();
+                        self.inbound.drained();
+                    }
                     break;
                 }
             }

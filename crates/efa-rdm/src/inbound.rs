@@ -43,6 +43,11 @@ impl<P> Inbound<P> {
         }
     }
 
+    /// Whether buffers were used or are missing.
+    pub(crate) fn is_short(&self) -> bool {
+        self.used > 0 || self.posted < self.target
+    }
+
     /// The device has nothing more to tell at present.
     pub(crate) fn drained(&mut self) {
         self.busiest = self.busiest.max(self.used);
