@@ -60,7 +60,7 @@ pub struct ReceiveCompletion<B> {
     pub tagged: bool,
     /// The tag of the message; of the receive if it was cancelled; 0 if untagged.
     pub tag: u64,
-    /// Bytes of the message in the buffer.
+    /// Bytes of the message in the buffer; of one that failed, those at its beginning.
     pub length: u64,
     /// The 64 bits that the sender gave along.
     pub cq_data: Option<u64>,

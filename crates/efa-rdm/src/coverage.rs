@@ -30,6 +30,11 @@ impl Coverage {
         self.bytes
     }
 
+    /// Bytes from the beginning on without a hole.
+    pub(crate) fn prefix(&self) -> u64 {
+        self.prefix
+    }
+
     /// Adds `[start, end)`; the caller has checked `start < end`.
     pub(crate) fn insert(&mut self, start: u64, end: u64) -> Covered {
         if start < self.prefix {

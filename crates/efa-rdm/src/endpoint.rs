@@ -810,7 +810,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         }
         let mut coverage = receive.coverage;
         let capacity = receive.buffer.length();
-        let written = coverage.bytes().min(capacity);
+        let written = coverage.prefix().min(capacity);
         coverage.clear();
         self.operations.coverages.push(coverage);
         let truncated = (receive.length > capacity)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use efa_device::QueuePairOptions;
 use efa_proto::{Header, MsgId, Packet, PacketType, ReqOptions, Rtm, RtmKind};
-use efa_rdm::{Config, DropReason, Event, Subprotocol};
+use efa_rdm::{Config, DropReason, Event, OperationError, Subprotocol};
 use efa_sim::local::LocalOptions;
 
 use crate::world::{World, pattern};
@@ -221,4 +221,22 @@ fn a_late_repetition_of_a_finished_message_is_an_old_id() {
         world.ends[1].events.back(),
         Some(Event::PacketDropped { reason: DropReason::OldMessageId, .. })
     ));
+}
+
+#[test]
+fn a_message_that_stays_unfinished_counts_its_beginning_alone() {
+    for (first, counted) in [(0, 100), (100, 0)] {
+        let mut world = World::pair(7);
+        world.acquaint();
+        world.tagged_receive(1, 7, 400);
+        for offset in [first, 200] {
+            world.inject(0, 1, segment(400, offset), &[1; 100]);
+        }
+        world.drive();
+        let peer = world.peer(1, 0);
+        world.endpoint(1).remove_peer(peer);
+        let received = world.receive_done(1);
+        assert_eq!(received.result, Err(OperationError::PeerRemoved));
+        assert_eq!(received.length, counted);
+    }
 }
