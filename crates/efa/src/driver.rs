@@ -157,7 +157,7 @@ impl Driver {
         let started = self.engine.send(message).map(|_| ());
         started.map_err(|refused| {
             self.transmit.refuse();
-            Refused { error: translate(refused.error, to), buffer: refused.buffer.buffer }
+            Refused { error: translate(refused.error, Some(to)), buffer: refused.buffer.buffer }
         })
     }
 
@@ -170,7 +170,7 @@ impl Driver {
     ) -> Result<(), StartError> {
         let peer = self.peer(to)?;
         let message = efa_rdm::Message { peer, tag, cq_data, buffer, context: 0 };
-        self.engine.inject(message).map_err(|error| translate(error, to))
+        self.engine.inject(message).map_err(|error| translate(error, Some(to)))
     }
 
     pub(crate) fn receive(
@@ -217,8 +217,7 @@ impl Driver {
         };
         post(&mut self.engine, peer, Slot::new(buffer)).map_err(|refused| {
             self.receive.refuse();
-            let at = source.unwrap_or(FiAddr(u64::MAX));
-            Refused { error: translate(refused.error, at), buffer: refused.buffer.buffer }
+            Refused { error: translate(refused.error, source), buffer: refused.buffer.buffer }
         })
     }
 
@@ -421,14 +420,14 @@ fn entry(completion: Completion, result: Result<(), OperationError>) -> Entry {
 }
 
 /// The engine's reason, with the application's name for the peer.
-fn translate(error: EngineError, addr: FiAddr) -> StartError {
-    match error {
-        EngineError::UnknownPeer(_) => StartError::UnknownAddress(addr),
-        EngineError::PeerGone(_) => StartError::PeerGone(addr),
-        EngineError::Busy { limit } => StartError::Busy { limit },
-        EngineError::TooLongToInject { length, limit } => {
+fn translate(error: EngineError, addr: Option<FiAddr>) -> StartError {
+    match (error, addr) {
+        (EngineError::UnknownPeer(_), Some(addr)) => StartError::UnknownAddress(addr),
+        (EngineError::PeerGone(_), Some(addr)) => StartError::PeerGone(addr),
+        (EngineError::Busy { limit }, _) => StartError::Busy { limit },
+        (EngineError::TooLongToInject { length, limit }, _) => {
             StartError::TooLongToInject { length, limit }
         }
-        other => StartError::Engine(other),
+        (other, _) => StartError::Engine(other),
     }
 }

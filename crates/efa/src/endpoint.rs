@@ -370,6 +370,9 @@ impl Endpoint {
     /// [`EndpointAttributes::min_multi_receive`] bytes are left, the rest comes back as
     /// [`Kind::Released`](crate::Kind::Released).
     ///
+    /// While the queue for receives is full of such messages, the endpoint rests, sends included,
+    /// until that queue is read.
+    ///
     /// # Errors
     /// The buffer comes back with the reason.
     pub fn receive_many(

@@ -1,9 +1,12 @@
 //! Fabrics: a network with everything on it.
 
+use std::net::Ipv4Addr;
+
 use efa_device::{DeviceAttributes, DeviceError};
 use efa_rdm::Config;
 use efa_sim::local::{LocalFabric, LocalOptions};
 use efa_sim::shm::{ShmDevice, ShmOptions};
+use efa_sim::tcp::{TcpDevice, TcpOptions};
 
 use crate::clock::Clock;
 use crate::device::Device;
@@ -53,7 +56,7 @@ pub fn info(hints: &Hints) -> Result<Vec<Info>, Error> {
 }
 
 fn describe(link: Link, capabilities: Capabilities) -> Info {
-    // The defaults of both links.
+    // The defaults of every link.
     let device = DeviceAttributes { name: format!("efa-{link}"), ..DeviceAttributes::default() };
     let config = Config::default();
     Info {
@@ -80,15 +83,18 @@ pub struct Fabric {
 #[derive(Clone, Debug)]
 enum Network {
     Shm(ShmOptions),
+    Tcp(TcpOptions),
     Local(LocalFabric),
 }
 
 impl Fabric {
-    /// One of the networks that [`info`] found, as it is by default.
+    /// One of the networks that [`info`] found, as it is by default: `shm` with the processes that
+    /// open it the same way, `tcp` by the address 127.0.0.1, `local` alone.
     #[must_use]
     pub fn open(info: &Info) -> Self {
         match info.link {
             Link::Shm => Self::shm(ShmOptions::new(SHM_NAME)),
+            Link::Tcp => Self::tcp(TcpOptions::new(Ipv4Addr::LOCALHOST)),
             Link::Local => Self::local(LocalOptions::default()),
         }
     }
@@ -98,6 +104,13 @@ impl Fabric {
     #[must_use]
     pub fn shm(options: ShmOptions) -> Self {
         Self { network: Network::Shm(options), clock: Clock::default() }
+    }
+
+    /// The hosts that can be reached over TCP, with this one among them by the address given.
+    /// Nothing is touched before a domain is opened.
+    #[must_use]
+    pub fn tcp(options: TcpOptions) -> Self {
+        Self { network: Network::Tcp(options), clock: Clock::default() }
     }
 
     /// A new network in this process, on which every domain is a host of its own.
@@ -118,6 +131,7 @@ impl Fabric {
     pub fn link(&self) -> Link {
         match self.network {
             Network::Shm(_) => Link::Shm,
+            Network::Tcp(_) => Link::Tcp,
             Network::Local(_) => Link::Local,
         }
     }
@@ -126,7 +140,7 @@ impl Fabric {
     #[must_use]
     pub fn as_local(&self) -> Option<&LocalFabric> {
         match &self.network {
-            Network::Shm(_) => None,
+            Network::Shm(_) | Network::Tcp(_) => None,
             Network::Local(network) => Some(network),
         }
     }
@@ -143,6 +157,7 @@ impl Fabric {
     fn open_device(&self) -> Result<Device, DeviceError> {
         match &self.network {
             Network::Shm(options) => Ok(ShmDevice::open(options.clone())?.into()),
+            Network::Tcp(options) => Ok(TcpDevice::open(options.clone())?.into()),
             Network::Local(network) => Ok(network.open().into()),
         }
     }

@@ -68,19 +68,22 @@ impl fmt::Display for Capabilities {
 pub enum Link {
     /// Shared memory between the processes of this host.
     Shm,
+    /// TCP between processes of this host or others.
+    Tcp,
     /// A simulated network in this process.
     Local,
 }
 
 impl Link {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Shm, Self::Local];
+    pub const ALL: [Self; 3] = [Self::Shm, Self::Tcp, Self::Local];
 }
 
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Shm => "shm",
+            Self::Tcp => "tcp",
             Self::Local => "local",
         })
     }

@@ -82,6 +82,7 @@ pub use efa_rdm::{
 pub use efa_sim as sim;
 pub use efa_sim::local::LocalOptions;
 pub use efa_sim::shm::ShmOptions;
+pub use efa_sim::tcp::TcpOptions;
 pub use endpoint::{
     Direction, Endpoint, EndpointBuilder, EndpointOptions, Message, Receive, ReceiveId,
 };

@@ -1,11 +1,11 @@
-//! The same program over shared memory.
+//! The same program over every link that leaves the process.
 
 use std::thread;
 use std::time::Duration;
 
 use efa::{
     Address, CompletionQueueOptions, Direction, EndpointOptions, Fabric, Link, Message, Receive,
-    ShmOptions,
+    ShmOptions, TcpOptions,
 };
 
 use crate::world::pattern;
@@ -19,6 +19,15 @@ fn host(name: &str) -> Fabric {
 
 #[test]
 fn two_threads_play_ping_pong_over_shared_memory() {
+    play_ping_pong(|| host("ping-pong"), Link::Shm);
+}
+
+#[test]
+fn two_threads_play_ping_pong_over_tcp() {
+    play_ping_pong(|| Fabric::tcp(TcpOptions::new([127, 0, 0, 1])), Link::Tcp);
+}
+
+fn play_ping_pong(open: impl Fn() -> Fabric + Sync, link: Link) {
     const ROUNDS: u64 = 50;
     let length = |i: u64| [0, 10, 9_000, 70_000, 300_000][i as usize % 5];
     let (tell_alice, addresses_of_bob) = std::sync::mpsc::channel::<Address>();
@@ -27,8 +36,8 @@ fn two_threads_play_ping_pong_over_shared_memory() {
     let play = |serves: bool,
                 tell: std::sync::mpsc::Sender<Address>,
                 told: std::sync::mpsc::Receiver<Address>| {
-        let fabric = host("ping-pong");
-        assert_eq!(fabric.link(), Link::Shm);
+        let fabric = open();
+        assert_eq!(fabric.link(), link);
         let domain = fabric.domain().unwrap();
         let queue = domain.completion_queue(CompletionQueueOptions::default());
         let addresses = domain.address_vector();
