@@ -108,9 +108,11 @@ impl AddressVector {
     /// Takes a peer out and gives its address. Operations with it fail on every endpoint that is
     /// bound, and what it still sends is dropped.
     ///
-    /// Inserted again, it is a new peer, with which everything begins anew. So it should be: a peer
-    /// that neither restarted nor took this endpoint out of its own address vector takes new
-    /// messages for repeated ones and drops them.
+    /// Inserted again, it is a new peer, with which everything begins anew. The protocol has no
+    /// word for that, so the other side must begin anew too: by a restart, or by taking this
+    /// endpoint out of its own address vector when nothing is under way between the two. A peer
+    /// that doesn't takes new messages for repeated ones and drops them, or fills up a message that
+    /// was broken off with the bytes of a new one.
     ///
     /// `None` if there is no such peer.
     pub fn remove(&self, peer: FiAddr) -> Option<Address> {

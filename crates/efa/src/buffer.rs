@@ -8,6 +8,7 @@
 //! ```
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use efa_rdm::Payload;
@@ -271,14 +272,39 @@ impl From<RegionSlice> for ReceiveBuffer {
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) buffer: Buffer,
-    /// Whether it was split off a multi-receive buffer, and so has no place of its own in the
-    /// completion queue.
-    pub(crate) is_part: bool,
+    pub(crate) role: Role,
+}
+
+/// What a buffer is to its operation.
+#[derive(Debug)]
+pub(crate) enum Role {
+    /// All that there is.
+    Whole,
+    /// What is left of a multi-receive buffer.
+    Rest(Parts),
+    /// The part of a multi-receive buffer that one message lies in. It lives until the message
+    /// completes.
+    Part(Parts),
+}
+
+/// Tells whether parts of a multi-receive buffer are still being filled: each holds a clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Parts(Arc<()>);
+
+impl Parts {
+    /// Whether this is the only clone.
+    pub(crate) fn are_complete(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
 }
 
 impl Slot {
-    pub(crate) fn new(buffer: Buffer) -> Self {
-        Self { buffer, is_part: false }
+    pub(crate) fn whole(buffer: Buffer) -> Self {
+        Self { buffer, role: Role::Whole }
+    }
+
+    pub(crate) fn for_many(buffer: Buffer) -> Self {
+        Self { buffer, role: Role::Rest(Parts::default()) }
     }
 }
 
@@ -300,7 +326,12 @@ impl Payload for Slot {
     }
 
     fn split_to(&mut self, at: u64) -> Self {
-        Self { buffer: self.buffer.split_to(index(at)), is_part: true }
+        let role = match &self.role {
+            // The engine takes only multi-receive buffers apart.
+            Role::Whole => Role::Whole,
+            Role::Rest(parts) | Role::Part(parts) => Role::Part(parts.clone()),
+        };
+        Self { buffer: self.buffer.split_to(index(at)), role }
     }
 }
 

@@ -18,7 +18,8 @@ pub enum Kind {
     Receive,
     /// A message was put into a multi-receive buffer, which is still in use.
     MultiReceive,
-    /// A multi-receive buffer takes no more messages (`FI_MULTI_RECV`). The rest comes back.
+    /// A multi-receive buffer takes no more messages (`FI_MULTI_RECV`), and all that it took have
+    /// completed. The rest comes back.
     Released,
 }
 

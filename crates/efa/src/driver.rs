@@ -15,7 +15,7 @@ use efa_rdm::{
 
 use crate::address::Address;
 use crate::address_vector::{FiAddr, Shared as AddressVector};
-use crate::buffer::{Buffer, Slot};
+use crate::buffer::{Buffer, Parts, Role, Slot};
 use crate::completion::{Completion, CompletionError, Kind, Refused, StartError};
 use crate::completion_queue::{Entry, Place, Shared as CompletionQueue};
 use crate::device::Engine;
@@ -38,6 +38,8 @@ pub(crate) struct Driver {
     left: HashSet<Address>,
     transmit: Lane,
     receive: Lane,
+    /// Ends of multi-receives of which messages are still coming in.
+    endings: Vec<(Parts, Entry)>,
 }
 
 /// Whether completions of receives tell who sent the message (`FI_SOURCE`).
@@ -138,6 +140,7 @@ impl Driver {
             left: HashSet::new(),
             transmit: Lane::new(queues.transmit),
             receive: Lane::new(queues.receive),
+            endings: Vec::new(),
         }
     }
 
@@ -153,7 +156,7 @@ impl Driver {
             Ok(peer) => peer,
             Err(error) => return Err(Refused { error, buffer }),
         };
-        let message = efa_rdm::Message { peer, tag, cq_data, buffer: Slot::new(buffer), context };
+        let message = efa_rdm::Message { peer, tag, cq_data, buffer: Slot::whole(buffer), context };
         let started = self.engine.send(message).map(|_| ());
         started.map_err(|refused| {
             self.transmit.refuse();
@@ -180,7 +183,7 @@ impl Driver {
         buffer: Buffer,
         context: u64,
     ) -> Result<ReceiveId, Refused> {
-        self.start_receive(source, buffer, |engine, source, slot| {
+        self.start_receive(source, Slot::whole(buffer), |engine, source, slot| {
             let accept = match tag {
                 Some((tag, ignore)) => Accept::Tagged { source, tag, ignore },
                 None => Accept::Untagged { source },
@@ -195,7 +198,7 @@ impl Driver {
         buffer: Buffer,
         context: u64,
     ) -> Result<ReceiveId, Refused> {
-        self.start_receive(source, buffer, |engine, source, slot| {
+        self.start_receive(source, Slot::for_many(buffer), |engine, source, slot| {
             engine.receive_many(source, slot, context)
         })
     }
@@ -203,7 +206,7 @@ impl Driver {
     fn start_receive(
         &mut self,
         source: Option<FiAddr>,
-        buffer: Buffer,
+        slot: Slot,
         post: impl FnOnce(
             &mut Engine,
             Option<PeerId>,
@@ -213,9 +216,9 @@ impl Driver {
         let peer = source.map(|source| self.peer(source)).transpose();
         let peer = match peer.and_then(|peer| self.receive.start().map(|()| peer)) {
             Ok(peer) => peer,
-            Err(error) => return Err(Refused { error, buffer }),
+            Err(error) => return Err(Refused { error, buffer: slot.buffer }),
         };
-        post(&mut self.engine, peer, Slot::new(buffer)).map_err(|refused| {
+        post(&mut self.engine, peer, slot).map_err(|refused| {
             self.receive.refuse();
             Refused { error: translate(refused.error, source), buffer: refused.buffer.buffer }
         })
@@ -311,20 +314,17 @@ impl Driver {
             match ended {
                 Ended::Send(send) => self.sent(send),
                 Ended::Receive(receive) => self.received(receive),
-                Ended::Released { context, buffer: Slot { buffer, .. } } => {
-                    let completion = Completion {
-                        context,
-                        kind: Kind::Released,
-                        length: 0,
-                        buffer,
-                        tag: None,
-                        cq_data: None,
-                        peer: None,
-                        peer_address: None,
-                        subprotocol: None,
-                    };
-                    self.receive.deliver(Place::Reserved, Ok(completion));
-                }
+                Ended::Released { context, buffer } => self.received(ReceiveCompletion {
+                    context,
+                    peer: None,
+                    tagged: false,
+                    tag: 0,
+                    length: 0,
+                    cq_data: None,
+                    subprotocol: None,
+                    buffer,
+                    result: Ok(()),
+                }),
             }
         }
     }
@@ -348,18 +348,18 @@ impl Driver {
     }
 
     fn received(&mut self, receive: ReceiveCompletion<Slot>) {
-        let Slot { buffer, is_part } = receive.buffer;
-        let (place, kind) = match is_part {
-            true => (Place::Spare, Kind::MultiReceive),
-            false => (Place::Reserved, Kind::Receive),
-        };
+        let Slot { buffer, role } = receive.buffer;
         let (peer, peer_address) = match receive.peer {
             Some(peer) if self.sources == Sources::Told => self.name(peer),
             _ => (None, None),
         };
         let completion = Completion {
             context: receive.context,
-            kind,
+            kind: match role {
+                Role::Whole => Kind::Receive,
+                Role::Part(_) => Kind::MultiReceive,
+                Role::Rest(_) => Kind::Released,
+            },
             length: receive.length,
             buffer,
             tag: receive.tagged.then_some(receive.tag),
@@ -368,7 +368,26 @@ impl Driver {
             peer_address,
             subprotocol: receive.subprotocol,
         };
-        self.receive.deliver(place, entry(completion, receive.result));
+        let entry = entry(completion, receive.result);
+        match role {
+            Role::Whole => self.receive.deliver(Place::Reserved, entry),
+            Role::Part(parts) => {
+                self.receive.deliver(Place::Spare, entry);
+                drop(parts);
+                self.end_complete();
+            }
+            Role::Rest(parts) => {
+                self.endings.push((parts, entry));
+                self.end_complete();
+            }
+        }
+    }
+
+    /// Ends multi-receives whose messages have all come in.
+    fn end_complete(&mut self) {
+        for (_, entry) in self.endings.extract_if(.., |(parts, _)| parts.are_complete()) {
+            self.receive.deliver(Place::Reserved, entry);
+        }
     }
 
     /// What the application knows a peer as.

@@ -89,6 +89,34 @@ fn what_no_message_used_comes_back_with_the_release() {
 }
 
 #[test]
+fn the_release_comes_behind_all_messages() {
+    let mut world = World::pair_with(10, options(1), with(2, |c| c.min_multi_receive = 500));
+    let to_bob = world.introduce(ALICE, BOB);
+    // The long message leaves no room, but takes many packets to come in.
+    world.end(BOB).receive_many(None, vec![0; 300_100], 1).unwrap();
+    world.end(ALICE).send(Message::to(to_bob), pattern(300_000, 1), 0).unwrap();
+    let received = world.done(BOB);
+    assert_eq!((received.kind, received.length), (Kind::MultiReceive, 300_000));
+    let released = world.done(BOB);
+    assert_eq!((released.kind, released.buffer.len()), (Kind::Released, 100));
+
+    // A cancelled one likewise.
+    let posted = world.end(BOB).receive_many(None, vec![0; 400_000], 2).unwrap();
+    world.end(ALICE).send(Message::to(to_bob), pattern(300_000, 2), 0).unwrap();
+    while world.end(BOB).statistics().received.of(efa::PacketType::LongCtsMsgRtm) < 2 {
+        assert!(world.ends[BOB].queue.read().is_none());
+        assert!(world.ends[ALICE].queue.read().is_none_or(|sent| sent.is_ok()));
+        world.tick();
+    }
+    assert!(world.end(BOB).cancel(posted));
+    assert_eq!(world.done(BOB).buffer, pattern(300_000, 2));
+    let cancelled = world.failed(BOB);
+    assert_eq!(cancelled.error, efa::OperationError::Cancelled);
+    assert_eq!(cancelled.completion.kind, Kind::Released);
+    assert_eq!(cancelled.completion.buffer.len(), 100_000);
+}
+
+#[test]
 fn a_multi_receive_buffer_takes_what_came_before_it() {
     let mut world = World::pair_with(4, options(1), with(2, |c| c.min_multi_receive = 64));
     let to_bob = world.introduce(ALICE, BOB);

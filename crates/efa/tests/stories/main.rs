@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
 
+mod accounts;
 mod buffers;
 mod completions;
 mod lifetimes;
