@@ -211,7 +211,7 @@ fn files_that_are_no_captures() {
 /// A cut file gives the packets before the cut and an error, wherever it is cut.
 #[test]
 fn files_that_end_too_early() {
-    let whole = std::fs::read(&capture("whole.pcapng")).unwrap();
+    let whole = std::fs::read(capture("whole.pcapng")).unwrap();
     for length in (0..whole.len()).step_by(41).chain([whole.len() - 1]) {
         let path = Scratch::new("cut.pcapng");
         std::fs::write(&path, &whole[..length]).unwrap();
@@ -232,7 +232,7 @@ fn files_that_end_too_early() {
 /// Damaged bytes never make it panic.
 #[test]
 fn files_with_a_damaged_byte() {
-    let whole = std::fs::read(&capture("sound.pcapng")).unwrap();
+    let whole = std::fs::read(capture("sound.pcapng")).unwrap();
     for at in (0..whole.len()).step_by(13) {
         let mut damaged = whole.clone();
         damaged[at] ^= 0xff;
