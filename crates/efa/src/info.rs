@@ -238,8 +238,11 @@ pub struct EndpointAttributes {
     pub min_multi_receive: u64,
     /// Bytes that a message's buffer must have in front of the message.
     pub message_prefix_size: usize,
-    /// Up to which length in bytes data of one message is written before that of the next: not at
-    /// all.
+    /// Up to how many bytes a read sees what was written before it: none are promised.
+    pub max_read_after_write_size: u64,
+    /// Up to how many bytes a write leaves to a read before it: none are promised.
+    pub max_write_after_read_size: u64,
+    /// Up to how many bytes a write comes behind one before it: none are promised.
     pub max_write_after_write_size: u64,
     /// Contexts for sending.
     pub transmit_contexts: usize,
@@ -285,6 +288,8 @@ impl EndpointAttributes {
             receive_size: config.max_receives,
             min_multi_receive: config.min_multi_receive,
             message_prefix_size: 0,
+            max_read_after_write_size: 0,
+            max_write_after_read_size: 0,
             max_write_after_write_size: 0,
             transmit_contexts: 1,
             receive_contexts: 1,

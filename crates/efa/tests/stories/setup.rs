@@ -109,6 +109,8 @@ fn attributes_say_what_kind_of_endpoint_it_is() {
     assert_eq!(endpoint.protocol_version, 4);
     assert_eq!(endpoint.max_message_size, u64::MAX);
     assert_eq!(endpoint.message_prefix_size, 0);
+    assert_eq!(endpoint.max_read_after_write_size, 0);
+    assert_eq!(endpoint.max_write_after_read_size, 0);
     assert_eq!(endpoint.max_write_after_write_size, 0);
     assert_eq!((endpoint.transmit_contexts, endpoint.receive_contexts), (1, 1));
     assert_eq!(endpoint.message_order, MessageOrder::SendAfterSend);
