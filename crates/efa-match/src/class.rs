@@ -9,41 +9,33 @@
 //!   ignore 0xffff…,  any source   hash(tag & !0xffff…,  0)
 //! ```
 
-use crate::{Pattern, Source, unexpected::Index};
+use crate::{Pattern, queues::Queues, unexpected::Index};
 
 /// Up to this many classes keep their place while nothing of theirs is waiting, so that a
 /// program that goes between no and one receive doesn't set up its class each time.
 const KEPT: usize = 4;
 
-/// What two patterns of a class, or a pattern and a message, must have in common.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the patterns and messages of one queue of a class have in common, and its hash.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Key {
     /// Bits that the class doesn't compare are zero.
     pub(crate) tag: u64,
     /// Zero where any source fits.
     pub(crate) source: u32,
-    /// Position of the class.
-    pub(crate) class: u32,
-}
-
-/// A key and its hash: hashed once, then used for posted receives and unexpected messages.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Probe {
-    pub(crate) key: Key,
     pub(crate) hash: u32,
 }
 
-/// One class: what it compares and how much of it is waiting.
+/// One class: what it compares, and what of it is waiting.
 #[derive(Debug)]
 pub(crate) struct Class {
     /// Tag bits compared, the inverse of the ignore mask.
     tag_bits: u64,
-    tag_secret: u64,
-    source_secret: u64,
     /// Source bits compared: all or none.
     source_bits: u32,
-    /// Posted receives of this class.
-    pub(crate) posted: u32,
+    tag_secret: u64,
+    source_secret: u64,
+    /// The posted receives of this class.
+    pub(crate) posted: Queues,
     /// The unexpected messages by this class's keys.
     pub(crate) index: Index,
 }
@@ -60,31 +52,36 @@ impl Class {
     }
 
     fn is_idle(&self) -> bool {
-        self.posted == 0 && self.index.is_empty()
+        self.posted.is_empty() && self.index.is_empty()
     }
 
+    /// Whether a message with this source and tag belongs to the queue of this key.
     #[inline]
     pub(crate) fn fits(&self, key: &Key, source: u32, tag: u64) -> bool {
         tag & self.tag_bits == key.tag && source & self.source_bits == key.source
     }
 
+    /// The key of a pattern of this class.
+    #[inline]
+    fn key_of(&self, pattern: &Pattern) -> Key {
+        let source = pattern.source.map_or(0, |source| source.0);
+        self.hashed(source, pattern.tag & self.tag_bits)
+    }
+
+    /// The key of a message.
+    #[inline]
+    pub(crate) fn key(&self, source: u32, tag: u64) -> Key {
+        self.hashed(source & self.source_bits, tag & self.tag_bits)
+    }
+
     /// The secrets are unknown to who chooses the tags, so that tags can't be chosen to collide.
     #[inline]
-    pub(crate) fn probe(&self, class: usize, source: u32, tag: u64) -> Probe {
-        let key = Key {
-            tag: tag & self.tag_bits,
-            source: source & self.source_bits,
-            class: class as u32,
-        };
-        let tag = key.tag ^ self.tag_secret;
-        let source = u64::from(key.source).wrapping_mul(SPREAD) ^ self.source_secret;
-        let product = u128::from(tag) * u128::from(source);
-        Probe { key, hash: (product as u64 ^ (product >> 64) as u64) as u32 }
+    fn hashed(&self, source: u32, tag: u64) -> Key {
+        let product =
+            u128::from(tag ^ self.tag_secret) * u128::from(u64::from(source) ^ self.source_secret);
+        Key { tag, source, hash: (product as u64 ^ (product >> 64) as u64) as u32 }
     }
 }
-
-/// 2^64 divided by the golden ratio: an odd number with well spread bits.
-const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// All classes; the first `used` can have something waiting.
 #[derive(Debug)]
@@ -93,7 +90,7 @@ pub(crate) struct Classes {
     /// Those behind `used` are kept for their storage.
     all: Vec<Class>,
     used: usize,
-    /// Where the last look-up ended, the likely place of the next.
+    /// Where the last look-up ended, the likely place of the next. In use, if any is.
     last: usize,
 }
 
@@ -112,30 +109,33 @@ impl Classes {
         &mut self.all[..self.used]
     }
 
+    /// The class in use, if there is just one.
     #[inline]
-    pub(crate) fn get_mut(&mut self, class: u32) -> &mut Class {
-        &mut self.all[class as usize]
+    pub(crate) fn only_mut(&mut self) -> Option<&mut Class> {
+        if self.used == 1 { self.all.first_mut() } else { None }
     }
 
-    /// The class and key of a pattern; the class is made if it's new.
     #[inline]
-    pub(crate) fn probe(&mut self, pattern: &Pattern) -> Probe {
-        let tag_bits = !pattern.ignore;
-        let source_bits = if pattern.source.is_some() { u32::MAX } else { 0 };
-        let at = match self.in_use().get(self.last) {
-            Some(class) if class.compares(tag_bits, source_bits) => self.last,
-            _ => self.find_or_make(tag_bits, source_bits),
-        };
-        let source = pattern.source.unwrap_or(Source(0));
-        self.all[at].probe(at, source.0, pattern.tag)
+    pub(crate) fn get_mut(&mut self, at: usize) -> &mut Class {
+        &mut self.all[at]
     }
 
-    #[cold]
-    fn find_or_make(&mut self, tag_bits: u64, source_bits: u32) -> usize {
+    /// Where the class of a pattern is, and the pattern's key in it, if the pattern is of the same
+    /// class as the one before.
+    #[inline]
+    pub(crate) fn locate_again(&self, pattern: &Pattern) -> Option<(usize, Key)> {
+        let (tag_bits, source_bits) = compared_bits(pattern);
+        let class = self.all.get(self.last)?;
+        class.compares(tag_bits, source_bits).then(|| (self.last, class.key_of(pattern)))
+    }
+
+    /// Where the class of a pattern is, and the pattern's key in it; a new class is made.
+    pub(crate) fn locate(&mut self, pattern: &Pattern) -> (usize, Key) {
+        let (tag_bits, source_bits) = compared_bits(pattern);
         let in_use = self.in_use();
         let found = in_use.iter().position(|class| class.compares(tag_bits, source_bits));
         self.last = found.unwrap_or_else(|| self.make(tag_bits, source_bits));
-        self.last
+        (self.last, self.all[self.last].key_of(pattern))
     }
 
     fn make(&mut self, tag_bits: u64, source_bits: u32) -> usize {
@@ -147,31 +147,62 @@ impl Classes {
         self.used = self.used.max(at + 1);
         let tag_secret = scramble(self.seed ^ scramble(tag_bits ^ u64::from(source_bits)));
         let source_secret = scramble(tag_secret);
-        let index = match self.all.get_mut(at) {
-            Some(idle) => std::mem::take(&mut idle.index),
-            None => Index::default(),
+        // An idle class is as good as new, and has its storage already.
+        let (posted, index) = match self.all.get_mut(at) {
+            Some(idle) => (std::mem::take(&mut idle.posted), std::mem::take(&mut idle.index)),
+            None => Default::default(),
         };
-        let class = Class { tag_bits, tag_secret, source_secret, source_bits, posted: 0, index };
-        if at == self.all.len() {
-            self.all.push(class);
-        } else {
-            self.all[at] = class;
+        let class = Class { tag_bits, source_bits, tag_secret, source_secret, posted, index };
+        match self.all.get_mut(at) {
+            Some(idle) => *idle = class,
+            None => self.all.push(class),
         }
         at
+    }
+
+    /// Takes a message out of the indexes, but for that of the only class.
+    #[inline]
+    pub(crate) fn forget_elsewhere(&mut self, message: u32) {
+        if self.used > 1 {
+            self.forget_message(message);
+        }
+    }
+
+    /// Takes a message out of the indexes that hold it.
+    #[inline(never)]
+    pub(crate) fn forget_message(&mut self, message: u32) {
+        for class in self.in_use_mut() {
+            class.index.remove(message);
+        }
+        self.trim();
     }
 
     /// Gives up idle classes at the end, called when one may have become idle.
     #[inline]
     pub(crate) fn trim(&mut self) {
+        if self.used > KEPT {
+            self.trim_end();
+        }
+    }
+
+    #[inline(never)]
+    fn trim_end(&mut self) {
         while self.used > KEPT && self.all[self.used - 1].is_idle() {
             self.used -= 1;
+            self.last = 0;
         }
     }
 }
 
+/// The bits of tag and source that a pattern compares.
+#[inline]
+fn compared_bits(pattern: &Pattern) -> (u64, u32) {
+    (!pattern.ignore, if pattern.source.is_some() { u32::MAX } else { 0 })
+}
+
 /// Spreads the bits of a number over a whole word (the finisher of splitmix64).
 fn scramble(x: u64) -> u64 {
-    let x = x.wrapping_add(SPREAD);
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)

@@ -13,8 +13,9 @@
 use std::hash::{BuildHasher, RandomState};
 
 use crate::{
-    class::{Classes, Probe},
+    class::Classes,
     posted::{PostedReceives, Stay},
+    queues::Front,
     unexpected::UnexpectedMessages,
 };
 
@@ -183,13 +184,40 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     }
 
     /// Posts a receive: it gets the earliest unexpected message that fits, else it is kept.
-    #[inline]
+    #[inline(always)]
     pub fn post(&mut self, pattern: Pattern, receive: R) -> Posted<M> {
-        let probe = self.classes.probe(&pattern);
-        match self.front(&probe) {
-            Some(message) => Posted::Matched(self.remove_message(message)),
-            None => Posted::Waiting(self.keep_receive(&probe, Stay::Once(receive))),
+        if let Some((class_at, key)) = self.classes.locate_again(&pattern) {
+            let class = self.classes.get_mut(class_at);
+            if self.unexpected.is_empty() {
+                if self.posted.has_room(class) {
+                    let receive = Stay::Once(receive);
+                    return Posted::Waiting(self.posted.push(class, class_at, &key, receive));
+                }
+            } else if self.unexpected.is_indexed(class)
+                && let Some(front) = self.unexpected.front(class, &key)
+            {
+                return Posted::Matched(self.remove_front(class_at, front));
+            }
         }
+        self.post_otherwise(&pattern, receive)
+    }
+
+    /// All that the short ways of [`post`](Self::post) leave over.
+    #[inline(never)]
+    fn post_otherwise(&mut self, pattern: &Pattern, receive: R) -> Posted<M> {
+        match self.take(pattern) {
+            Some(message) => Posted::Matched(message),
+            None => Posted::Waiting(self.keep(pattern, Stay::Once(receive))),
+        }
+    }
+
+    fn keep(&mut self, pattern: &Pattern, receive: Stay<R>) -> PostId {
+        let (class_at, key) = self.classes.locate(pattern);
+        let class = self.classes.get_mut(class_at);
+        if !self.posted.has_room(class) {
+            self.posted.make_room(class, receive.receive());
+        }
+        self.posted.push(class, class_at, &key, receive)
     }
 
     /// Posts a receive that stays after a match (a multi-receive buffer) and keeps its place in
@@ -197,8 +225,7 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     ///
     /// Unexpected messages aren't looked at: [`take`](Self::take) those that fit first.
     pub fn post_lasting(&mut self, pattern: Pattern, receive: R) -> PostId {
-        let probe = self.classes.probe(&pattern);
-        self.keep_receive(&probe, Stay::Lasting(receive))
+        self.keep(&pattern, Stay::Lasting(receive))
     }
 
     /// A message arrived: it goes to the earliest posted receive that fits, else it is kept.
@@ -211,16 +238,27 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     }
 
     /// Like [`arrive`](Self::arrive), but a message that fits no posted receive isn't kept.
-    #[inline]
+    #[inline(always)]
     pub fn match_posted(&mut self, source: Source, tag: u64) -> Option<Match<R>> {
+        // With one class there is nothing to compare.
+        if let Some(only) = self.classes.only_mut() {
+            let front = self.posted.front(only, &only.key(source.0, tag))?;
+            return Some(self.posted.consume_front(only, front));
+        }
+        self.match_among_classes(source, tag)
+    }
+
+    #[inline(never)]
+    fn match_among_classes(&mut self, source: Source, tag: u64) -> Option<Match<R>> {
         let index = self.posted.earliest(self.classes.in_use(), source.0, tag)?;
-        Some(match self.posted.get(index).receive {
+        let post = self.posted.get(index);
+        match post.receive {
             Stay::Once(receive) => {
                 self.remove_receive(index);
-                Match::Once(receive)
+                Some(Match::Once(receive))
             }
-            Stay::Lasting(receive) => Match::Lasting(receive, self.posted.id(index)),
-        })
+            Stay::Lasting(receive) => Some(Match::Lasting(receive, post.id(index))),
+        }
     }
 
     /// The earliest unexpected message that fits; it stays.
@@ -228,16 +266,16 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     /// Takes `&mut self` since the first question of a class of patterns makes an index for it.
     #[inline]
     pub fn peek(&mut self, pattern: &Pattern) -> Option<M> {
-        let index = self.find_message(pattern)?;
-        Some(self.unexpected.get(index))
+        let (_, front) = self.find(pattern)?;
+        Some(self.unexpected.get(front.at))
     }
 
     /// Takes the earliest unexpected message that fits out of the matcher: no receive will get it
     /// (claim, discard).
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, pattern: &Pattern) -> Option<M> {
-        let index = self.find_message(pattern)?;
-        Some(self.remove_message(index))
+        let (class_at, front) = self.find(pattern)?;
+        Some(self.remove_front(class_at, front))
     }
 
     /// Takes this unexpected message out of the matcher, if it is still there.
@@ -259,8 +297,8 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     pub fn forget_source(&mut self, source: Source) -> Forgotten<R, M> {
         let classes = self.classes.in_use();
         let receives = self.posted.select(|post| {
-            let directed = classes[post.key.class as usize].is_directed();
-            directed && post.key.source == source.0
+            let directed = classes[post.class as usize].is_directed();
+            directed && post.source == source.0
         });
         let messages = self.unexpected.select(|from| from == source.0);
         self.remove_all(&receives, &messages)
@@ -283,41 +321,44 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
         Forgotten { receives: handles, messages }
     }
 
-    #[inline]
-    fn find_message(&mut self, pattern: &Pattern) -> Option<u32> {
+    #[inline(always)]
+    fn find(&mut self, pattern: &Pattern) -> Option<(usize, Front)> {
+        if let Some((class_at, key)) = self.classes.locate_again(pattern)
+            && let class = self.classes.get_mut(class_at)
+            && self.unexpected.is_indexed(class)
+        {
+            return Some((class_at, self.unexpected.front(class, &key)?));
+        }
+        self.find_otherwise(pattern)
+    }
+
+    #[inline(never)]
+    fn find_otherwise(&mut self, pattern: &Pattern) -> Option<(usize, Front)> {
         if self.unexpected.is_empty() {
             return None;
         }
-        let probe = self.classes.probe(pattern);
-        self.front(&probe)
-    }
-
-    #[inline]
-    fn front(&mut self, probe: &Probe) -> Option<u32> {
-        if self.unexpected.is_empty() {
-            return None;
-        }
-        self.unexpected.front(self.classes.get_mut(probe.key.class), probe)
-    }
-
-    #[inline]
-    fn keep_receive(&mut self, probe: &Probe, receive: Stay<R>) -> PostId {
-        self.classes.get_mut(probe.key.class).posted += 1;
-        self.posted.push(probe, receive)
+        let (class_at, key) = self.classes.locate(pattern);
+        let class = self.classes.get_mut(class_at);
+        self.unexpected.bring_up_to_date(class);
+        Some((class_at, self.unexpected.front(class, &key)?))
     }
 
     #[inline]
     fn remove_receive(&mut self, index: u32) {
-        let class = self.posted.get(index).key.class;
-        self.posted.remove(index);
-        self.classes.get_mut(class).posted -= 1;
+        let class_at = self.posted.get(index).class as usize;
+        self.posted.remove(self.classes.get_mut(class_at), index);
         self.classes.trim();
     }
 
-    #[inline]
-    fn remove_message(&mut self, index: u32) -> M {
-        let message = self.unexpected.remove(self.classes.in_use_mut(), index);
-        self.classes.trim();
+    #[inline(always)]
+    fn remove_front(&mut self, class_at: usize, front: Front) -> M {
+        let message = self.unexpected.remove_front(self.classes.get_mut(class_at), front);
+        self.classes.forget_elsewhere(front.at);
         message
+    }
+
+    fn remove_message(&mut self, index: u32) -> M {
+        self.classes.forget_message(index);
+        self.unexpected.remove(index)
     }
 }

@@ -1,13 +1,11 @@
-//! Posted receives, in queues by class and key.
-//!
-//! A receive belongs to exactly one class, so one table serves all classes. Which of the classes'
+//! Posted receives. Each is in one queue, by its key, of one class; which of several classes'
 //! candidates was posted first is told by a sequence number.
 
 use crate::{
-    PostId,
-    class::{Class, Key, Probe},
-    queues::{Link, Linked, Queues},
-    slots::Slots,
+    Match, PostId,
+    class::{Class, Key},
+    queues::{Front, Link, Linked, NIL},
+    slots::{Reusable, Slots},
 };
 
 /// What becomes of a receive when it is matched.
@@ -28,19 +26,29 @@ impl<R> Stay<R> {
 }
 
 /// A posted receive.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Post<R> {
     link: Link,
-    pub(crate) key: Key,
+    tag: u64,
+    pub(crate) source: u32,
+    /// Where its class is.
+    pub(crate) class: u32,
     /// Order of posting, over all classes.
-    pub(crate) sequence: u64,
+    sequence: u64,
     pub(crate) receive: Stay<R>,
 }
 
 // A posted receive of the whole engine is to cost at most 96 bytes (goal 17 of the performance
-// goals); the buckets add 8 to 16 to this, the list of free places 4.
+// goals); the buckets add 8 to 16 to this.
 const _: () = assert!(size_of::<Post<u32>>() <= 48);
 const _: () = assert!(size_of::<Post<u64>>() <= 56);
+
+impl<R> Post<R> {
+    #[inline]
+    pub(crate) fn id(&self, index: u32) -> PostId {
+        PostId { index, stamp: self.sequence as u32 }
+    }
+}
 
 impl<R> Linked for Post<R> {
     fn link(&self) -> &Link {
@@ -51,21 +59,25 @@ impl<R> Linked for Post<R> {
     }
 }
 
+impl<R> Reusable for Post<R> {
+    fn next_free(&mut self) -> &mut u32 {
+        &mut self.link.next
+    }
+}
+
 /// All posted receives.
 #[derive(Debug)]
 pub(crate) struct PostedReceives<R> {
     posts: Slots<Post<R>>,
-    queues: Queues,
     next_sequence: u64,
 }
 
 impl<R: Copy> PostedReceives<R> {
     pub(crate) fn new() -> Self {
-        Self { posts: Slots::new(), queues: Queues::default(), next_sequence: 0 }
+        Self { posts: Slots::new(), next_sequence: 0 }
     }
 
     pub(crate) fn reserve(&mut self, additional: usize) {
-        self.queues.reserve(self.len() + additional, &mut self.posts);
         self.posts.reserve(additional);
     }
 
@@ -78,56 +90,95 @@ impl<R: Copy> PostedReceives<R> {
         &self.posts[index as usize]
     }
 
-    #[inline]
-    pub(crate) fn id(&self, index: u32) -> PostId {
-        PostId { index, stamp: self.get(index).sequence as u32 }
-    }
-
     /// Where the receive is, if it is still posted.
     pub(crate) fn find(&self, id: PostId) -> Option<u32> {
         let post = self.posts.get(id.index as usize)?;
         (!post.link.is_loose() && post.sequence as u32 == id.stamp).then_some(id.index)
     }
 
+    /// Whether one more receive of this class has room.
     #[inline]
-    pub(crate) fn push(&mut self, probe: &Probe, receive: Stay<R>) -> PostId {
+    pub(crate) fn has_room(&self, class: &Class) -> bool {
+        self.posts.has_free() && class.posted.has_room()
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn make_room(&mut self, class: &mut Class, receive: R) {
+        if !class.posted.has_room() {
+            class.posted.make_room(&mut self.posts);
+        }
+        if !self.posts.has_free() {
+            let receive = Stay::Once(receive);
+            let link = Link::LOOSE;
+            self.posts.add_free(Post { link, tag: 0, source: 0, class: 0, sequence: 0, receive });
+        }
+    }
+
+    /// Adds a receive, for which there must be room.
+    #[inline(always)]
+    pub(crate) fn push(
+        &mut self,
+        class: &mut Class,
+        class_at: usize,
+        key: &Key,
+        receive: Stay<R>,
+    ) -> PostId {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let front = self.front(probe);
-        let index =
-            self.posts.put(|_| Post { link: Link::LOOSE, key: probe.key, sequence, receive });
-        self.queues.push(&mut self.posts, index, probe.hash, front);
+        let Key { tag, source, hash } = *key;
+        let front = self.front(class, key);
+        let index = self.posts.take();
+        let link = class.posted.push(&mut self.posts, index, hash, front);
+        self.posts[index as usize] =
+            Post { link, tag, source, class: class_at as u32, sequence, receive };
         PostId { index, stamp: sequence as u32 }
     }
 
+    /// The earliest receive with this key.
     #[inline]
-    fn front(&self, probe: &Probe) -> Option<u32> {
-        self.queues.front(&self.posts, probe.hash, |_, post| post.key == probe.key)
+    pub(crate) fn front(&self, class: &Class, key: &Key) -> Option<Front> {
+        let is_it = |_, post: &Post<R>| post.tag == key.tag && post.source == key.source;
+        class.posted.front(&self.posts, key.hash, is_it)
     }
 
-    /// The receive that a message with this source and tag goes to.
+    /// The earliest receive that a message with this source and tag can go to, over all classes.
     #[inline]
     pub(crate) fn earliest(&self, classes: &[Class], source: u32, tag: u64) -> Option<u32> {
-        let mut earliest = None;
+        let mut earliest = NIL;
         let mut sequence = u64::MAX;
-        for (at, class) in classes.iter().enumerate() {
-            if class.posted == 0 {
+        for class in classes {
+            if class.posted.is_empty() {
                 continue;
             }
-            if let Some(front) = self.front(&class.probe(at, source, tag)) {
-                let posted = self.get(front).sequence;
+            if let Some(front) = self.front(class, &class.key(source, tag)) {
+                let posted = self.get(front.at).sequence;
                 if posted < sequence {
                     sequence = posted;
-                    earliest = Some(front);
+                    earliest = front.at;
                 }
             }
         }
-        earliest
+        (earliest != NIL).then_some(earliest)
+    }
+
+    /// Gives the front of a queue of this class to a message.
+    #[inline(always)]
+    pub(crate) fn consume_front(&mut self, class: &mut Class, front: Front) -> Match<R> {
+        let post = self.get(front.at);
+        match post.receive {
+            Stay::Once(receive) => {
+                class.posted.remove_front(&mut self.posts, front);
+                self.posts.free(front.at);
+                Match::Once(receive)
+            }
+            Stay::Lasting(receive) => Match::Lasting(receive, post.id(front.at)),
+        }
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, index: u32) {
-        self.queues.remove(&mut self.posts, index);
+    pub(crate) fn remove(&mut self, class: &mut Class, index: u32) {
+        class.posted.remove(&mut self.posts, index);
         self.posts.free(index);
     }
 

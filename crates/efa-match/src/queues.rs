@@ -31,7 +31,7 @@ const FIRST_BUCKETS: usize = 32;
 pub(crate) struct Link {
     hash: u32,
     chain: u32,
-    next: u32,
+    pub(crate) next: u32,
     prev: u32,
 }
 
@@ -39,6 +39,7 @@ impl Link {
     /// In no queue.
     pub(crate) const LOOSE: Self = Self { hash: 0, chain: LOOSE, next: NIL, prev: NIL };
 
+    #[inline]
     pub(crate) fn is_loose(&self) -> bool {
         self.chain == LOOSE
     }
@@ -59,6 +60,15 @@ impl Linked for Link {
     }
 }
 
+/// Where the front of a queue was found; good until the queues are changed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Front {
+    pub(crate) at: u32,
+    /// The front before it in the chain.
+    before: u32,
+    bucket: usize,
+}
+
 /// The buckets. The entries are the caller's, who passes the same slice each time.
 #[derive(Debug, Default)]
 pub(crate) struct Queues {
@@ -69,12 +79,10 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// Makes room for this many queues.
-    pub(crate) fn reserve<E: Linked>(&mut self, queues: usize, entries: &mut [E]) {
-        let buckets = (queues * 2).next_power_of_two();
-        if buckets > self.heads.len() {
-            self.rebuild(buckets, entries);
-        }
+    /// Whether no entry is in any queue.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queues == 0
     }
 
     /// The oldest entry of the queue that `is_it` recognises by any of its entries.
@@ -84,92 +92,33 @@ impl Queues {
         entries: &[E],
         hash: u32,
         is_it: impl Fn(u32, &E) -> bool,
-    ) -> Option<u32> {
+    ) -> Option<Front> {
         // Without buckets the mask is all ones, and `get` finds none.
-        let mask = self.heads.len().wrapping_sub(1);
-        let mut at = *self.heads.get(hash as usize & mask)?;
-        while at != NIL {
-            let entry = &entries[at as usize];
+        let bucket = hash as usize & self.heads.len().wrapping_sub(1);
+        let mut at = *self.heads.get(bucket)?;
+        let mut before = NIL;
+        // NIL is never an index.
+        while let Some(entry) = entries.get(at as usize) {
             if is_it(at, entry) {
-                return Some(at);
+                return Some(Front { at, before, bucket });
             }
+            before = at;
             at = entry.link().chain;
         }
         None
     }
 
-    /// Puts `at` behind the queue whose front was found, or makes a queue of it.
+    /// Whether one more queue has room.
     #[inline]
-    pub(crate) fn push<E: Linked>(
-        &mut self,
-        entries: &mut [E],
-        at: u32,
-        hash: u32,
-        front: Option<u32>,
-    ) {
-        if let Some(front) = front {
-            let front_link = entries[front as usize].link_mut();
-            let last = std::mem::replace(&mut front_link.prev, at);
-            entries[last as usize].link_mut().next = at;
-            *entries[at as usize].link_mut() =
-                Link { hash, chain: BEHIND, next: front, prev: last };
-            return;
-        }
-        if self.queues * 2 >= self.heads.len() {
-            self.rebuild((self.heads.len() * 2).max(FIRST_BUCKETS), entries);
-        }
-        self.queues += 1;
-        let mask = self.heads.len() - 1;
-        let bucket = &mut self.heads[hash as usize & mask];
-        let chain = std::mem::replace(bucket, at);
-        *entries[at as usize].link_mut() = Link { hash, chain, next: at, prev: at };
+    pub(crate) fn has_room(&self) -> bool {
+        self.queues * 2 < self.heads.len()
     }
 
-    /// Takes `at` out of its queue, wherever it stands in it.
-    #[inline]
-    pub(crate) fn remove<E: Linked>(&mut self, entries: &mut [E], at: u32) {
-        let link = entries[at as usize].link_mut();
-        let Link { hash, chain, next, prev } = *link;
-        link.chain = LOOSE;
-        debug_assert_ne!(chain, LOOSE, "entry {at} is in no queue");
-        if chain == BEHIND {
-            entries[prev as usize].link_mut().next = next;
-            entries[next as usize].link_mut().prev = prev;
-        } else if next == at {
-            self.queues -= 1;
-            self.replace_front(entries, hash, at, chain);
-        } else {
-            entries[prev as usize].link_mut().next = next;
-            let successor = entries[next as usize].link_mut();
-            successor.prev = prev;
-            successor.chain = chain;
-            self.replace_front(entries, hash, at, next);
-        }
-    }
-
-    /// Lets what points at front `old` point at `new`.
-    #[inline]
-    fn replace_front<E: Linked>(&mut self, entries: &mut [E], hash: u32, old: u32, new: u32) {
-        let mask = self.heads.len() - 1;
-        let bucket = &mut self.heads[hash as usize & mask];
-        if *bucket == old {
-            *bucket = new;
-            return;
-        }
-        let mut at = *bucket;
-        loop {
-            let chain = &mut entries[at as usize].link_mut().chain;
-            if *chain == old {
-                *chain = new;
-                return;
-            }
-            at = *chain;
-        }
-    }
-
-    /// Spreads the queues over more buckets.
+    /// Makes room for one more queue and as many as there are.
     #[cold]
-    fn rebuild<E: Linked>(&mut self, buckets: usize, entries: &mut [E]) {
+    #[inline(never)]
+    pub(crate) fn make_room<E: Linked>(&mut self, entries: &mut [E]) {
+        let buckets = (self.heads.len() * 2).max(FIRST_BUCKETS);
         let old = std::mem::replace(&mut self.heads, vec![NIL; buckets]);
         for mut at in old {
             while at != NIL {
@@ -180,5 +129,71 @@ impl Queues {
                 at = rest;
             }
         }
+    }
+
+    /// Puts `at` behind the queue whose front was found, or makes a queue of it, for which there
+    /// must be room. The caller must store the link in the entry.
+    #[inline]
+    #[must_use]
+    pub(crate) fn push<E: Linked>(
+        &mut self,
+        entries: &mut [E],
+        at: u32,
+        hash: u32,
+        front: Option<Front>,
+    ) -> Link {
+        if let Some(Front { at: front, .. }) = front {
+            let last = std::mem::replace(&mut entries[front as usize].link_mut().prev, at);
+            entries[last as usize].link_mut().next = at;
+            return Link { hash, chain: BEHIND, next: front, prev: last };
+        }
+        self.queues += 1;
+        let bucket = hash as usize & (self.heads.len() - 1);
+        let chain = std::mem::replace(&mut self.heads[bucket], at);
+        Link { hash, chain, next: at, prev: at }
+    }
+
+    /// Takes the front out of its queue.
+    #[inline]
+    pub(crate) fn remove_front<E: Linked>(&mut self, entries: &mut [E], front: Front) {
+        let Front { at, before, bucket } = front;
+        let link = entries[at as usize].link_mut();
+        let Link { chain, next, prev, .. } = *link;
+        link.chain = LOOSE;
+        let mut successor = chain;
+        if next == at {
+            self.queues -= 1;
+        } else {
+            entries[prev as usize].link_mut().next = next;
+            let next_link = entries[next as usize].link_mut();
+            next_link.prev = prev;
+            next_link.chain = chain;
+            successor = next;
+        }
+        match entries.get_mut(before as usize) {
+            None => self.heads[bucket] = successor,
+            Some(before) => before.link_mut().chain = successor,
+        }
+    }
+
+    /// Takes `at` out of its queue, wherever it stands in it.
+    #[inline]
+    pub(crate) fn remove<E: Linked>(&mut self, entries: &mut [E], at: u32) {
+        let Link { hash, chain, next, prev } = *entries[at as usize].link();
+        debug_assert_ne!(chain, LOOSE, "entry {at} is in no queue");
+        if chain == BEHIND {
+            entries[at as usize].link_mut().chain = LOOSE;
+            entries[prev as usize].link_mut().next = next;
+            entries[next as usize].link_mut().prev = prev;
+            return;
+        }
+        let bucket = hash as usize & (self.heads.len() - 1);
+        let mut before = NIL;
+        let mut front = self.heads[bucket];
+        while front != at {
+            before = front;
+            front = entries[front as usize].link().chain;
+        }
+        self.remove_front(entries, Front { at, before, bucket });
     }
 }

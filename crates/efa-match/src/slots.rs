@@ -2,47 +2,64 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::queues::MAX_ENTRIES;
+use crate::queues::{MAX_ENTRIES, NIL};
 
-/// The entries, free ones included: whoever looks at a place knows whether it is in use.
+/// An entry that holds the number of the next free place while it isn't in use itself.
+pub(crate) trait Reusable {
+    fn next_free(&mut self) -> &mut u32;
+}
+
+/// The entries, free ones included: who looks at a place must know whether it is in use.
 #[derive(Debug)]
 pub(crate) struct Slots<T> {
     all: Vec<T>,
-    free: Vec<u32>,
+    free: u32,
+    in_use: usize,
 }
 
-impl<T> Slots<T> {
+impl<T: Reusable> Slots<T> {
     pub(crate) fn new() -> Self {
-        Self { all: Vec::new(), free: Vec::new() }
+        Self { all: Vec::new(), free: NIL, in_use: 0 }
     }
 
     pub(crate) fn reserve(&mut self, additional: usize) {
-        self.all.reserve(additional);
-        self.free.reserve(self.all.len() + additional);
+        let wanted = self.in_use + additional;
+        self.all.reserve(wanted.saturating_sub(self.all.len()));
     }
 
     /// How many are in use.
     pub(crate) fn in_use(&self) -> usize {
-        self.all.len() - self.free.len()
+        self.in_use
     }
 
-    /// Puts an entry, made from what lies in its place now, and tells its index.
+    /// Whether [`take`](Self::take) finds a place.
     #[inline]
-    pub(crate) fn put(&mut self, make: impl FnOnce(Option<&T>) -> T) -> u32 {
-        if let Some(index) = self.free.pop() {
-            let place = &mut self.all[index as usize];
-            *place = make(Some(place));
-            return index;
-        }
+    pub(crate) fn has_free(&self) -> bool {
+        self.free != NIL
+    }
+
+    /// Makes a free place with something in it.
+    pub(crate) fn add_free(&mut self, entry: T) {
         assert!(self.all.len() < MAX_ENTRIES, "indexes are 32 bits wide");
-        self.all.push(make(None));
-        (self.all.len() - 1) as u32
+        let index = self.all.len() as u32;
+        self.all.push(entry);
+        *self.all[index as usize].next_free() = std::mem::replace(&mut self.free, index);
+    }
+
+    /// The index of a free place, no longer free, to write an entry in. There must be one.
+    #[inline]
+    pub(crate) fn take(&mut self) -> u32 {
+        self.in_use += 1;
+        let index = self.free;
+        self.free = *self.all[index as usize].next_free();
+        index
     }
 
     /// Lets the place be used again.
     #[inline]
     pub(crate) fn free(&mut self, index: u32) {
-        self.free.push(index);
+        self.in_use -= 1;
+        *self.all[index as usize].next_free() = std::mem::replace(&mut self.free, index);
     }
 }
 

@@ -14,9 +14,9 @@
 
 use crate::{
     MessageId,
-    class::{Class, Probe},
-    queues::{Link, NIL, Queues},
-    slots::Slots,
+    class::{Class, Key},
+    queues::{Front, Link, NIL, Queues},
+    slots::{Reusable, Slots},
 };
 
 /// The messages of one class's keys: a beginning of the arrival list.
@@ -25,12 +25,13 @@ pub(crate) struct Index {
     /// By the message's place.
     links: Vec<Link>,
     queues: Queues,
-    len: usize,
+    /// Messages that had arrived when this was brought up to date, since ever.
+    seen: u64,
 }
 
 impl Index {
     pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.queues.is_empty()
     }
 
     #[inline]
@@ -39,15 +40,14 @@ impl Index {
     }
 
     #[inline]
-    fn remove(&mut self, message: u32) {
+    pub(crate) fn remove(&mut self, message: u32) {
         if self.contains(message) {
             self.queues.remove(&mut self.links, message);
-            self.len -= 1;
         }
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Message<M> {
     tag: u64,
     source: u32,
@@ -56,6 +56,12 @@ struct Message<M> {
     older: u32,
     newer: u32,
     message: M,
+}
+
+impl<M> Reusable for Message<M> {
+    fn next_free(&mut self) -> &mut u32 {
+        &mut self.newer
+    }
 }
 
 // With one class in use a message costs this, a link of 16 bytes and 8 to 16 of buckets.
@@ -68,11 +74,13 @@ pub(crate) struct UnexpectedMessages<M> {
     messages: Slots<Message<M>>,
     oldest: u32,
     newest: u32,
+    /// Messages since ever.
+    arrived: u64,
 }
 
 impl<M: Copy> UnexpectedMessages<M> {
     pub(crate) fn new() -> Self {
-        Self { messages: Slots::new(), oldest: NIL, newest: NIL }
+        Self { messages: Slots::new(), oldest: NIL, newest: NIL, arrived: 0 }
     }
 
     pub(crate) fn reserve(&mut self, additional: usize) {
@@ -101,36 +109,36 @@ impl<M: Copy> UnexpectedMessages<M> {
     #[inline]
     pub(crate) fn push(&mut self, source: u32, tag: u64, message: M) -> MessageId {
         let older = self.newest;
-        let mut generation = 0;
-        let index = self.messages.put(|place| {
-            generation = place.map_or(0, |place| place.generation);
-            Message { tag, source, generation, older, newer: NIL, message }
-        });
+        let newer = NIL;
+        if !self.messages.has_free() {
+            self.messages.add_free(Message { tag, source, generation: 0, older, newer, message });
+        }
+        let index = self.messages.take();
+        let place = &mut self.messages[index as usize];
+        let generation = place.generation;
+        *place = Message { tag, source, generation, older, newer, message };
         match self.messages.get_mut(older as usize) {
             Some(older) => older.newer = index,
             None => self.oldest = index,
         }
         self.newest = index;
+        self.arrived += 1;
         MessageId { index, generation }
     }
 
-    /// The oldest message that fits the pattern with this probe, of this class.
+    /// Whether the class's index holds all messages.
     #[inline]
-    pub(crate) fn front(&self, class: &mut Class, probe: &Probe) -> Option<u32> {
-        if !class.index.contains(self.newest) {
-            self.bring_up_to_date(class, probe.key.class as usize);
-        }
-        let index = &class.index;
-        index.queues.front(&index.links, probe.hash, |at, _| {
-            let message = &self.messages[at as usize];
-            class.fits(&probe.key, message.source, message.tag)
-        })
+    pub(crate) fn is_indexed(&self, class: &Class) -> bool {
+        class.index.seen == self.arrived
     }
 
-    /// Adds the messages that have come since this class asked last.
-    #[cold]
-    fn bring_up_to_date(&self, class: &mut Class, class_at: usize) {
-        class.index.links.resize(self.messages.len(), Link::LOOSE);
+    /// Adds the messages that have come since this class asked last to its index.
+    #[inline(never)]
+    pub(crate) fn bring_up_to_date(&self, class: &mut Class) {
+        class.index.seen = self.arrived;
+        if class.index.links.len() < self.messages.len() {
+            class.index.links.resize(self.messages.len(), Link::LOOSE);
+        }
         let mut first_new = NIL;
         let mut at = self.newest;
         while at != NIL && !class.index.contains(at) {
@@ -140,24 +148,38 @@ impl<M: Copy> UnexpectedMessages<M> {
         let mut at = first_new;
         while at != NIL {
             let Message { source, tag, newer, .. } = self.messages[at as usize];
-            let probe = class.probe(class_at, source, tag);
-            let index = &class.index;
-            let front = index.queues.front(&index.links, probe.hash, |other, _| {
-                let other = &self.messages[other as usize];
-                class.fits(&probe.key, other.source, other.tag)
-            });
-            let index = &mut class.index;
-            index.queues.push(&mut index.links, at, probe.hash, front);
-            index.len += 1;
+            if !class.index.queues.has_room() {
+                class.index.queues.make_room(&mut class.index.links);
+            }
+            let key = class.key(source, tag);
+            let front = self.front(class, &key);
+            let Index { queues, links, .. } = &mut class.index;
+            links[at as usize] = queues.push(links, at, key.hash, front);
             at = newer;
         }
     }
 
+    /// The oldest message with this key, among those in the class's index.
     #[inline]
-    pub(crate) fn remove(&mut self, classes: &mut [Class], index: u32) -> M {
-        for class in classes {
-            class.index.remove(index);
-        }
+    pub(crate) fn front(&self, class: &Class, key: &Key) -> Option<Front> {
+        let fits = |at, _: &Link| {
+            let message = &self.messages[at as usize];
+            class.fits(key, message.source, message.tag)
+        };
+        class.index.queues.front(&class.index.links, key.hash, fits)
+    }
+
+    /// Takes out a message found by [`front`](Self::front), and out of the index of this class.
+    #[inline]
+    pub(crate) fn remove_front(&mut self, class: &mut Class, front: Front) -> M {
+        let Index { queues, links, .. } = &mut class.index;
+        queues.remove_front(links, front);
+        self.remove(front.at)
+    }
+
+    /// Takes out a message; the indexes are left to the caller.
+    #[inline]
+    pub(crate) fn remove(&mut self, index: u32) -> M {
         let gone = &mut self.messages[index as usize];
         gone.generation = gone.generation.wrapping_add(1);
         let Message { older, newer, message, .. } = *gone;

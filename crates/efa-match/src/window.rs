@@ -26,6 +26,8 @@ pub struct Window<T> {
     expected: u32,
     size: u32,
     limit: u32,
+    /// Items in `early`.
+    len: u32,
     early: Option<Box<Early<T>>>,
 }
 
@@ -50,37 +52,46 @@ pub enum Admit<T> {
 /// The items that came early. Each is in one of the two stores.
 #[derive(Debug)]
 struct Early<T> {
-    /// Items whose id was less than `slots.len()` ahead when they came, by the id's low bits.
+    /// Items whose id was less than `slots.len()` ahead when they came, by the id's low bits. The
+    /// length is zero or a power of two.
     slots: Vec<Option<T>>,
     /// Items that were farther ahead than the window's size when they came.
     far: BTreeMap<u32, T>,
-    len: usize,
+    /// The bits of an id that choose its slot.
+    mask: u32,
+    /// An id that is ahead by less than this can only be in `slots`.
+    near: u32,
 }
 
 impl<T> Early<T> {
-    fn slot(&mut self, msg_id: u32) -> &mut Option<T> {
-        let mask = self.slots.len() - 1;
-        &mut self.slots[msg_id as usize & mask]
+    #[inline]
+    fn slot(&mut self, msg_id: u32) -> Option<&mut Option<T>> {
+        self.slots.get_mut((msg_id & self.mask) as usize)
     }
 
-    /// The item with this id, which is `ahead` ids after the expected one.
     fn get_mut(&mut self, msg_id: u32, ahead: u32) -> Option<&mut T> {
-        if (ahead as usize) < self.slots.len() && self.slot(msg_id).is_some() {
-            return self.slot(msg_id).as_mut();
+        if self.far.contains_key(&msg_id) {
+            return self.far.get_mut(&msg_id);
         }
-        if self.far.is_empty() { None } else { self.far.get_mut(&msg_id) }
+        if ahead as usize >= self.slots.len() {
+            return None;
+        }
+        self.slot(msg_id)?.as_mut()
+    }
+
+    fn update_near(&mut self) {
+        self.near = if self.far.is_empty() { self.slots.len() as u32 } else { 0 };
     }
 
     /// Makes the ring longer, so that it reaches `ahead` ids after `expected`.
-    #[cold]
     fn grow(&mut self, expected: u32, ahead: u32) {
         let longer = (ahead as usize + 1).next_power_of_two().max(FIRST_SLOTS);
         let mut old = std::mem::take(&mut self.slots);
         self.slots.resize_with(longer, || None);
-        let old_mask = old.len().wrapping_sub(1);
+        let old_mask = std::mem::replace(&mut self.mask, longer as u32 - 1);
         for ahead in 0..old.len() as u32 {
             let msg_id = expected.wrapping_add(ahead);
-            *self.slot(msg_id) = old[msg_id as usize & old_mask].take();
+            self.slots[(msg_id & self.mask) as usize] = old[(msg_id & old_mask) as usize].take();
         }
     }
 }
@@ -90,7 +101,7 @@ impl<T> Window<T> {
     /// two), those up to 65,536 ids ahead, or `size` if that's more, in a map.
     pub fn new(size: u32) -> Self {
         let size = size.clamp(1, HALF).next_power_of_two();
-        Self { expected: 0, size, limit: size.max(DEFAULT_LIMIT), early: None }
+        Self { expected: 0, size, limit: size.max(DEFAULT_LIMIT), len: 0, early: None }
     }
 
     /// The same window with another bound on how many ids ahead items are kept, at least its size
@@ -99,9 +110,9 @@ impl<T> Window<T> {
         Self { limit: limit.clamp(self.size, HALF), ..self }
     }
 
-    /// The same, empty, window, expecting `msg_id` first.
+    /// The same window, empty, expecting `msg_id` first.
     pub fn starting_at(self, msg_id: u32) -> Self {
-        Self { expected: msg_id, early: None, ..self }
+        Self { expected: msg_id, len: 0, early: None, ..self }
     }
 
     /// The id of the next item in order.
@@ -111,48 +122,70 @@ impl<T> Window<T> {
 
     /// How many early items are kept.
     pub fn len(&self) -> usize {
-        self.early.as_ref().map_or(0, |early| early.len)
+        self.len as usize
     }
 
     /// Whether no early item is kept.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len == 0
     }
 
     /// An item with this id came.
     #[inline]
     pub fn admit(&mut self, msg_id: u32, item: T) -> Admit<T> {
-        if msg_id == self.expected && self.is_empty() {
-            self.expected = msg_id.wrapping_add(1);
-            return Admit::InOrder(item);
+        let ahead = msg_id.wrapping_sub(self.expected);
+        if ahead == 0 {
+            if self.len == 0 || self.free_slot(msg_id, 0).is_some() {
+                self.expected = msg_id.wrapping_add(1);
+                return Admit::InOrder(item);
+            }
+        } else if let Some(slot) = self.free_slot(msg_id, ahead) {
+            *slot = Some(item);
+            self.len += 1;
+            return Admit::Kept;
         }
-        self.admit_out_of_order(msg_id, item)
+        self.admit_otherwise(msg_id, item)
     }
 
-    fn admit_out_of_order(&mut self, msg_id: u32, item: T) -> Admit<T> {
+    /// The slot for this id, if the ring reaches that far and it's clear that no item with this
+    /// id is kept.
+    #[inline]
+    fn free_slot(&mut self, msg_id: u32, ahead: u32) -> Option<&mut Option<T>> {
+        let early = self.early.as_mut()?;
+        if ahead >= early.near {
+            return None;
+        }
+        early.slot(msg_id).filter(|slot| slot.is_none())
+    }
+
+    /// All that the short ways of [`admit`](Self::admit) leave over.
+    #[cold]
+    #[inline(never)]
+    fn admit_otherwise(&mut self, msg_id: u32, item: T) -> Admit<T> {
         let ahead = msg_id.wrapping_sub(self.expected);
         if ahead >= self.limit {
             return if ahead >= HALF { Admit::Old(item) } else { Admit::Beyond(item) };
         }
-        let early = self.early.get_or_insert_with(|| {
-            Box::new(Early { slots: Vec::new(), far: BTreeMap::new(), len: 0 })
-        });
-        if early.get_mut(msg_id, ahead).is_some() {
+        if self.get_mut(msg_id).is_some() {
             return Admit::Occupied(item);
         }
         if ahead == 0 {
             self.expected = msg_id.wrapping_add(1);
             return Admit::InOrder(item);
         }
-        if ahead < self.size {
+        let early = self.early.get_or_insert_with(|| {
+            Box::new(Early { slots: Vec::new(), far: BTreeMap::new(), mask: 0, near: 0 })
+        });
+        if ahead >= self.size {
+            early.far.insert(msg_id, item);
+        } else {
             if ahead as usize >= early.slots.len() {
                 early.grow(self.expected, ahead);
             }
-            *early.slot(msg_id) = Some(item);
-        } else {
-            early.far.insert(msg_id, item);
+            early.slots[(msg_id & early.mask) as usize] = Some(item);
         }
-        early.len += 1;
+        early.update_near();
+        self.len += 1;
         Admit::Kept
     }
 
@@ -166,30 +199,38 @@ impl<T> Window<T> {
     /// none.
     #[inline]
     pub fn pop_ready(&mut self) -> Option<T> {
-        let early = self.early.as_mut()?;
-        if early.len == 0 {
+        if self.len == 0 {
             return None;
         }
-        let msg_id = self.expected;
-        let ready = match early.slots.is_empty() {
-            true => None,
-            false => early.slot(msg_id).take(),
-        };
-        let ready = match ready {
-            None if early.far.is_empty() => return None,
-            None => early.far.remove(&msg_id)?,
-            Some(item) => item,
-        };
-        early.len -= 1;
-        self.expected = msg_id.wrapping_add(1);
-        Some(ready)
+        let early = self.early.as_mut()?;
+        match early.slot(self.expected).and_then(Option::take) {
+            Some(item) => {
+                self.len -= 1;
+                self.expected = self.expected.wrapping_add(1);
+                Some(item)
+            }
+            None if early.near != 0 => None,
+            None => self.pop_far(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn pop_far(&mut self) -> Option<T> {
+        let early = self.early.as_mut()?;
+        let item = early.far.remove(&self.expected)?;
+        early.update_near();
+        self.len -= 1;
+        self.expected = self.expected.wrapping_add(1);
+        Some(item)
     }
 
     /// Takes out all early items with their ids, in the order of these, and gives back the memory.
     /// What is expected stays.
     pub fn drain(&mut self) -> impl Iterator<Item = (u32, T)> + use<T> {
         let expected = self.expected;
-        let mut items = Vec::new();
+        let mut items = Vec::with_capacity(self.len());
+        self.len = 0;
         if let Some(early) = self.early.take() {
             let last = early.slots.len().wrapping_sub(1);
             let place = expected as usize & last;

@@ -1,0 +1,356 @@
+//! Instructions per operation of the matcher and the window, with hard limits.
+//!
+//! A limit is the project's goal for one operation, or what was measured and a little where there
+//! is no goal or it isn't reached, and the loop around the operation as `nothing` counts that.
+//! Everything is drawn from fixed seeds, so that the counts repeat.
+
+// The macros of gungraun expand to such.
+#![allow(missing_docs, unused_qualifications)]
+
+use std::hint::black_box;
+
+use efa_match::{Admit, Arrived, Matcher, Pattern, PostId, Posted, Source, Window};
+use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, prelude::*};
+
+/// Operations of a run.
+const OPERATIONS: u64 = 1 << 10;
+
+/// The loop around an operation.
+const LOOP: u64 = 9;
+/// The loop when it goes to another matcher for each operation.
+const OUTER_LOOP: u64 = 21;
+
+/// At most so many instructions for each operation.
+fn at_most(each: u64) -> LibraryBenchmarkConfig {
+    let mut callgrind = Callgrind::default();
+    // Entering and leaving the run isn't an operation's.
+    callgrind.hard_limits([(EventKind::Ir, each * OPERATIONS + 200)]);
+    let mut config = LibraryBenchmarkConfig::default();
+    config.tool(callgrind);
+    config
+}
+
+/// At most so many for an operation on the matcher of the step before.
+fn deep(each: u64) -> LibraryBenchmarkConfig {
+    at_most(each + LOOP)
+}
+
+/// At most so many for an operation on a matcher of its own.
+fn shallow(each: u64) -> LibraryBenchmarkConfig {
+    at_most(each + OUTER_LOOP)
+}
+
+/// Matchers made ready, and what to do with each.
+type Work = Vec<(Matcher<u32, u32>, Vec<Step>)>;
+
+/// The pattern of a receive, and a message that it fits.
+struct Step {
+    pattern: Pattern,
+    source: Source,
+    tag: u64,
+}
+
+/// How tags are chosen.
+#[derive(Clone, Copy)]
+enum Tags {
+    Random,
+    /// Multiples of this.
+    Stride(u64),
+    /// All the same.
+    One,
+}
+
+impl Tags {
+    fn nth(self, n: u64) -> u64 {
+        match self {
+            // An odd factor makes it a permutation, a fixed one makes it the same in all runs.
+            Self::Random => (n ^ 0x5851_f42d).wrapping_mul(0xda94_2042_e4dd_58b5).rotate_left(29),
+            Self::Stride(stride) => n.wrapping_mul(stride),
+            Self::One => 7,
+        }
+    }
+}
+
+const SOURCES: u64 = 8;
+
+fn source(n: u64) -> Source {
+    Source((n % SOURCES) as u32)
+}
+
+fn exact(tags: Tags, n: u64) -> Pattern {
+    Pattern::exact(source(n), tags.nth(n))
+}
+
+/// Numbers below `depth`, none twice, in random order.
+fn hits(random: &mut fastrand::Rng, depth: u64) -> Vec<u64> {
+    let mut hits: Vec<u64> = (0..depth).collect();
+    random.shuffle(&mut hits);
+    hits
+}
+
+/// Deep matchers serve all steps; of shallow ones there is one for each step, so that the depth
+/// stays what it is called.
+fn fill(depth: u64, mut make: impl FnMut(&mut Matcher<u32, u32>, u64) -> Pattern) -> Work {
+    let shared = depth >= 16 * OPERATIONS;
+    let count = if shared { 1 } else { OPERATIONS as usize };
+    let mut random = fastrand::Rng::with_seed(depth);
+    let steps_each = if shared { OPERATIONS as usize } else { 1 };
+    let mut make_one = |seed| {
+        let mut matcher = Matcher::with_seed(seed as u64);
+        let patterns: Vec<_> = (0..depth).map(|n| make(&mut matcher, n)).collect();
+        let steps = hits(&mut random, depth).into_iter().take(steps_each).map(|n| {
+            let pattern = patterns[n as usize];
+            Step { pattern, source: source(n), tag: pattern.tag }
+        });
+        (matcher, steps.collect())
+    };
+    (0..count).map(&mut make_one).collect()
+}
+
+fn posted(depth: u64, tags: Tags) -> Work {
+    fill(depth, |matcher, n| {
+        let pattern = exact(tags, n);
+        let _ = matcher.post(pattern, n as u32);
+        pattern
+    })
+}
+
+/// `depth` receives in each of `k` classes, every other with any source.
+fn classes(k: u64) -> Work {
+    let depth = 16 * OPERATIONS;
+    fill(depth, |matcher, n| {
+        let class = n % k;
+        let mut pattern = exact(Tags::Random, n);
+        pattern.ignore = (1 << (class / 2)) - 1;
+        if class % 2 == 1 {
+            pattern.source = None;
+        }
+        let _ = matcher.post(pattern, n as u32);
+        pattern
+    })
+}
+
+fn unexpected(depth: u64, tags: Tags, make: fn(Tags, u64) -> Pattern) -> Work {
+    let mut work = fill(depth, |matcher, n| {
+        let Arrived::Unexpected(_) = matcher.arrive(source(n), tags.nth(n), n as u32) else {
+            unreachable!("nothing is posted");
+        };
+        make(tags, n)
+    });
+    // The index of the class and a free place are there from earlier messages.
+    for (matcher, steps) in &mut work {
+        for step in steps {
+            let Arrived::Unexpected(extra) = matcher.arrive(step.source, step.tag, 0) else {
+                unreachable!("nothing is posted");
+            };
+            matcher.peek(&step.pattern).expect("it waits");
+            matcher.withdraw(extra).expect("it waits");
+        }
+    }
+    work
+}
+
+fn any_source(tags: Tags, n: u64) -> Pattern {
+    Pattern::any_source(tags.nth(n))
+}
+
+fn masked(tags: Tags, n: u64) -> Pattern {
+    Pattern { ignore: 0xf, ..any_source(tags, n) }
+}
+
+#[library_benchmark]
+#[bench::shallow(args = (16, Tags::Random), setup = posted, config = shallow(0))]
+#[bench::deep(args = (1 << 16, Tags::Random), setup = posted, config = deep(0))]
+fn nothing(mut work: Work) -> (Work, u32) {
+    let mut sum = 0;
+    for (matcher, steps) in &mut work {
+        for step in steps {
+            let passed = black_box((&mut *matcher, step.source, step.tag));
+            sum += passed.2 as u32;
+        }
+    }
+    (work, sum)
+}
+
+// Goals: 70 at depths 1 and 16; 1.1 times what depth 16 takes at any depth; 3 times that for tags
+// chosen to collide; 60 k + 40 with k classes in use (two classes miss it, with 172 for 160).
+#[library_benchmark]
+#[bench::depth_1(args = (1, Tags::Random), setup = posted, config = shallow(70))]
+#[bench::depth_16(args = (16, Tags::Random), setup = posted, config = shallow(70))]
+#[bench::depth_65536(args = (1 << 16, Tags::Random), setup = posted, config = deep(68))]
+#[bench::depth_655360(args = (655_360, Tags::Random), setup = posted, config = deep(68))]
+#[bench::one_key(args = (1 << 16, Tags::One), setup = posted, config = deep(75))]
+#[bench::equal_low_bits(args = (1 << 16, Tags::Stride(1 << 48)), setup = posted, config = deep(70))]
+#[bench::stride_4096(args = (1 << 16, Tags::Stride(1 << 12)), setup = posted, config = deep(70))]
+#[bench::stride_2_32(args = (1 << 16, Tags::Stride(1 << 32)), setup = posted, config = deep(70))]
+#[bench::stride_1021(args = (1 << 16, Tags::Stride(1021)), setup = posted, config = deep(70))]
+#[bench::classes_1(args = (1), setup = classes, config = deep(100))]
+#[bench::classes_2(args = (2), setup = classes, config = deep(175))]
+#[bench::classes_8(args = (8), setup = classes, config = deep(520))]
+#[bench::classes_64(args = (64), setup = classes, config = deep(3_880))]
+fn match_posted(mut work: Work) -> (Work, u32) {
+    let mut sum = 0;
+    for (matcher, steps) in &mut work {
+        for step in steps {
+            match matcher.arrive(step.source, step.tag, 0) {
+                Arrived::Matched(found) => sum += found.receive(),
+                Arrived::Unexpected(_) => unreachable!("it is posted"),
+            }
+        }
+    }
+    (work, sum)
+}
+
+fn empty(depth: u64) -> Work {
+    let mut work = posted(depth, Tags::Random);
+    // The places that the measured posts use are there from earlier posts.
+    for (matcher, steps) in &mut work {
+        for step in steps {
+            let _ = matcher.arrive(step.source, step.tag, 0);
+        }
+    }
+    work
+}
+
+// No goal of its own: 70 is what a receive is to cost in the whole engine.
+#[library_benchmark]
+#[bench::depth_1(args = (1), setup = empty, config = shallow(101))]
+#[bench::depth_16(args = (16), setup = empty, config = shallow(101))]
+#[bench::depth_65536(args = (1 << 16), setup = empty, config = deep(101))]
+fn post_waiting(mut work: Work) -> (Work, Option<PostId>) {
+    let mut last = None;
+    for (matcher, steps) in &mut work {
+        for step in steps {
+            match matcher.post(step.pattern, 0) {
+                Posted::Waiting(id) => last = Some(id),
+                Posted::Matched(_) => unreachable!("nothing has come"),
+            }
+        }
+    }
+    (work, last)
+}
+
+// Goal: 120 at any depth, for any pattern. Of equal keys more neighbours must be told.
+#[library_benchmark]
+#[bench::depth_1(args = (1, Tags::Random, exact), setup = unexpected, config = shallow(120))]
+#[bench::depth_16(args = (16, Tags::Random, exact), setup = unexpected, config = shallow(120))]
+#[bench::depth_65536(args = (1 << 16, Tags::Random, exact), setup = unexpected, config = deep(120))]
+#[bench::one_key(args = (1 << 16, Tags::One, exact), setup = unexpected, config = deep(130))]
+#[bench::any_source_16(args = (16, Tags::Random, any_source), setup = unexpected, config = shallow(120))]
+#[bench::any_source_65536(args = (1 << 16, Tags::Random, any_source), setup = unexpected, config = deep(120))]
+#[bench::masked_16(args = (16, Tags::Random, masked), setup = unexpected, config = shallow(120))]
+#[bench::masked_65536(args = (1 << 16, Tags::Random, masked), setup = unexpected, config = deep(120))]
+fn post_against_unexpected(mut work: Work) -> (Work, u32) {
+    let mut sum = 0;
+    for (matcher, steps) in &mut work {
+        for step in steps {
+            match matcher.post(step.pattern, 0) {
+                Posted::Matched(message) => sum += message,
+                Posted::Waiting(_) => unreachable!("it has come"),
+            }
+        }
+    }
+    (work, sum)
+}
+
+// The whole way of an unexpected message: it is kept, indexed and claimed.
+#[library_benchmark]
+#[bench::depth_16(args = (16, Tags::Random, exact), setup = unexpected, config = shallow(430))]
+#[bench::depth_65536(args = (1 << 16, Tags::Random, exact), setup = unexpected, config = deep(430))]
+fn arrive_unexpected_and_take(mut work: Work) -> (Work, u32) {
+    let mut sum = 0;
+    for (matcher, steps) in &mut work {
+        for step in steps {
+            let Arrived::Unexpected(_) = matcher.arrive(step.source, step.tag, 0) else {
+                unreachable!("nothing is posted");
+            };
+            sum += matcher.take(&step.pattern).expect("it has come");
+        }
+    }
+    (work, sum)
+}
+
+#[library_benchmark]
+#[bench::depth_16(args = (16, Tags::Random, any_source), setup = unexpected, config = shallow(60))]
+#[bench::depth_65536(args = (1 << 16, Tags::Random, any_source), setup = unexpected, config = deep(60))]
+fn peek(mut work: Work) -> (Work, u32) {
+    let mut sum = 0;
+    for (matcher, steps) in &mut work {
+        for step in steps {
+            sum += matcher.peek(&step.pattern).expect("it has come");
+        }
+    }
+    (work, sum)
+}
+
+/// In what order ids come, within each stretch of so many.
+#[derive(Clone, Copy)]
+enum Order {
+    Identity,
+    Reversed,
+    /// The first comes last, the others in order.
+    FirstMissing,
+    Random,
+}
+
+/// A window that has been through one stretch already, and the ids that come next.
+fn window(size: u32, order: Order) -> (Window<u32>, Vec<u32>) {
+    let stretches = (OPERATIONS as u32 / size).max(1);
+    let mut random = fastrand::Rng::with_seed(u64::from(size));
+    let mut ids = Vec::new();
+    for stretch in 0..=stretches {
+        let mut ahead: Vec<u32> = (0..size).collect();
+        match order {
+            Order::Identity => {}
+            Order::Reversed => ahead.reverse(),
+            Order::FirstMissing => ahead.rotate_left(1),
+            Order::Random => random.shuffle(&mut ahead),
+        }
+        ids.extend(ahead.into_iter().map(|ahead| stretch * size + ahead));
+    }
+    let measured = ids.split_off(size as usize);
+    let mut window = Window::new(size);
+    for id in ids {
+        if let Admit::InOrder(_) = window.admit(id, id) {
+            while window.pop_ready().is_some() {}
+        }
+    }
+    (window, measured)
+}
+
+#[library_benchmark]
+#[bench::in_order(args = (1024, Order::Identity), setup = window, config = at_most(20))]
+#[bench::random_16(args = (16, Order::Random), setup = window, config = at_most(45))]
+#[bench::random_1024(args = (1024, Order::Random), setup = window, config = at_most(45))]
+#[bench::random_16384(args = (16_384, Order::Random), setup = window, config = at_most(45 * 16))]
+#[bench::reversed_16384(args = (16_384, Order::Reversed), setup = window, config = at_most(45 * 16))]
+#[bench::first_missing_16384(args = (16_384, Order::FirstMissing), setup = window, config = at_most(45 * 16))]
+fn reorder((mut window, ids): (Window<u32>, Vec<u32>)) -> Window<u32> {
+    for id in ids {
+        match window.admit(id, id) {
+            Admit::InOrder(item) => {
+                black_box(item);
+                while let Some(item) = window.pop_ready() {
+                    black_box(item);
+                }
+            }
+            Admit::Kept => {}
+            _ => unreachable!("each id comes once"),
+        }
+    }
+    window
+}
+
+library_benchmark_group!(
+    name = matcher,
+    benchmarks = [
+        nothing,
+        match_posted,
+        post_waiting,
+        post_against_unexpected,
+        arrive_unexpected_and_take,
+        peek
+    ]
+);
+library_benchmark_group!(name = order, benchmarks = [reorder]);
+main!(library_benchmark_groups = [matcher, order]);
