@@ -259,3 +259,93 @@ impl Idle {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use efa::{AddressVector, Fabric, LocalOptions};
+
+    use super::super::control::Stream;
+    use super::super::plan::{Mode, Step};
+    use super::*;
+    use crate::device::Objects;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+    const TURN: Turn = Turn { step: 3, number: 5, size: 100, direction: Direction::ToServer };
+
+    fn plan(check: bool, cq_data: bool) -> Plan {
+        let steps = vec![Step { size: TURN.size, iterations: 1, window: 1 }];
+        Plan { mode: Mode::Latency, tagged: true, cq_data, check, warmup: 0, steps }
+    }
+
+    /// What the receiver makes of a message when the sender keeps to another plan, or sends
+    /// another length.
+    fn received(sender: Plan, length: usize, receiver: Plan) -> Result<Vec<u8>, RunError> {
+        let fabric = Fabric::local(LocalOptions::default());
+        let (a, b) = UnixStream::pair().unwrap();
+        let greeted = thread::spawn(|| Channel::greet(Stream::Unix(a), PATIENCE).unwrap());
+        let mut to_sender = Channel::greet(Stream::Unix(b), PATIENCE).unwrap();
+        let mut to_receiver = greeted.join().unwrap();
+        let objects = || Objects::new(&fabric.domain().unwrap(), 8).unwrap();
+        let (from, to) = (objects(), objects());
+        let addresses = (from.endpoint.address(), to.endpoint.address());
+        let session = |Objects { endpoint, queue, addresses }, other, channel, plan| {
+            let peer = AddressVector::insert(&addresses, other).unwrap();
+            Session {
+                endpoint,
+                queue,
+                peer,
+                channel,
+                plan,
+                patience: PATIENCE,
+                early: Early::default(),
+            }
+        };
+        let mut sender = session(from, addresses.1, &mut to_receiver, sender);
+        let mut receiver = session(to, addresses.0, &mut to_sender, receiver);
+        receiver.post(TURN, vec![0; TURN.size as usize])?;
+        let mut message = vec![0; length];
+        sender.fill(TURN, &mut message);
+        sender.send(TURN, message)?;
+        let completion = receiver.received(TURN)?;
+        receiver.verify(TURN, completion)
+    }
+
+    #[test]
+    fn a_message_as_it_was_sent_passes() {
+        let mut expected = vec![0; 100];
+        TURN.pattern().fill(&mut expected);
+        assert_eq!(received(plan(true, true), 100, plan(true, true)).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_differs_is_told() {
+        let told = |sender, length, receiver| match received(sender, length, receiver) {
+            Ok(_) => panic!("nothing is told"),
+            Err(error) => error.source,
+        };
+        let bytes = told(plan(false, false), 100, plan(true, false));
+        assert!(matches!(bytes, Problem::Bytes(Mismatch { offset: 0, found: 0, .. })), "{bytes}");
+        let length = told(plan(true, false), 99, plan(true, false));
+        assert!(matches!(length, Problem::Length { found: 99 }), "{length}");
+        let data = told(plan(true, false), 100, plan(true, true));
+        assert!(matches!(data, Problem::CqData { found: None, expected: Some(_) }), "{data}");
+    }
+
+    #[test]
+    fn a_peer_that_goes_away_ends_the_wait() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let greeted = thread::spawn(|| Channel::greet(Stream::Unix(a), PATIENCE).unwrap());
+        let mut channel = Channel::greet(Stream::Unix(b), PATIENCE).unwrap();
+        let objects = Objects::new(&Fabric::local(LocalOptions::default()).domain().unwrap(), 8);
+        let Objects { endpoint, queue, addresses } = objects.unwrap();
+        let peer = addresses.insert(endpoint.address()).unwrap();
+        let (channel, plan) = (&mut channel, plan(true, false));
+        let (patience, early) = (PATIENCE, Early::default());
+        let mut session = Session { endpoint, queue, peer, channel, plan, patience, early };
+        drop(greeted.join().unwrap());
+        let error = session.received(TURN).unwrap_err().source;
+        assert!(matches!(error, Problem::Control(ControlError::Closed)), "{error}");
+    }
+}
