@@ -201,7 +201,8 @@ impl TcpDevice {
     /// [`DeviceError::BadAddress`] for an address that is no host's, as `0.0.0.0`;
     /// [`DeviceError::Absent`] for one that isn't this host's; [`DeviceError::TooLong`] for an MTU
     /// or a number of peers out of range; [`DeviceError::System`].
-    pub fn open(options: TcpOptions) -> Result<Self, DeviceError> {
+    pub fn open(mut options: TcpOptions) -> Result<Self, DeviceError> {
+        options.address = options.address.to_canonical();
         for (length, limit) in [(options.mtu, wire::MAX_MTU), (options.max_peers, MAX_PEERS)] {
             if length > limit {
                 return Err(DeviceError::TooLong { length: length as u64, limit: limit as u64 });

@@ -265,6 +265,9 @@ impl Outgoing {
                 Ok(Received::Nothing) => {
                     self.readable = false;
                     self.hung_up = false;
+                    if let Some(errno) = self.error {
+                        return Err(self.failed(errno));
+                    }
                 }
                 Ok(Received::End) => return Err(self.failed(Errno::CONNRESET)),
                 Err(errno) => return Err(self.failed(errno)),
@@ -303,7 +306,8 @@ impl Outgoing {
         let wrong = Violation::Answer { first, count };
         let from = first.wrapping_sub(self.base) as usize;
         let to = from.saturating_add(usize::from(count));
-        if to > self.unsent {
+        // Empty ones are wrong too, as there could be any number of them.
+        if count == 0 || to > self.unsent {
             return Err(wrong);
         }
         for place in self.in_flight.range_mut(from..to) {

@@ -81,7 +81,7 @@ pub struct TcpQueuePair {
     ready: VecDeque<Token>,
     /// Polls since the system was asked.
     unasked: u32,
-    /// Polls that did something.
+    /// Polls that found no completion there already.
     turn: u64,
     scratch: Box<[u8]>,
 }
@@ -149,7 +149,8 @@ impl TcpQueuePair {
     /// What happened so far.
     #[must_use]
     pub fn statistics(&self) -> TcpStatistics {
-        self.statistics
+        let (outgoing, incoming) = (self.outgoing.len(), self.incoming.len());
+        TcpStatistics { outgoing, incoming, ..self.statistics }
     }
 
     #[inline(never)]
@@ -168,8 +169,9 @@ impl TcpQueuePair {
         if !self.dirty.is_empty() {
             self.flush();
         }
+        self.turn += 1;
         self.unasked += 1;
-        if self.unasked >= LOOK_EVERY || self.sends > 0 {
+        if self.unasked >= LOOK_EVERY || (self.sends > 0 && self.ready.is_empty()) {
             self.look();
         }
         if !self.ready.is_empty() {
@@ -221,7 +223,6 @@ impl TcpQueuePair {
     /// Looks at connections in turn, at each once at most, until there is a completion.
     #[inline(never)]
     fn serve(&mut self) {
-        self.turn += 1;
         for _ in 0..self.ready.len() {
             match self.ready.pop_front() {
                 Some(Token::Incoming(place)) => self.serve_incoming(place),
@@ -237,7 +238,6 @@ impl TcpQueuePair {
     /// Writes what was posted and the answers that are owed.
     #[inline(never)]
     fn flush(&mut self) {
-        self.turn += 1;
         while let Some(token) = self.dirty.pop() {
             match token {
                 Token::Incoming(place) => {
@@ -368,7 +368,14 @@ impl TcpQueuePair {
     fn part(&mut self, place: usize, status: Status) {
         if let Some(mut incoming) = self.incoming.try_remove(place) {
             incoming.leave(status, &mut self.scratch);
+            self.forget(Token::Incoming(place));
         }
+    }
+
+    /// Takes a connection from the lists, as its place may soon be another's.
+    fn forget(&mut self, token: Token) {
+        self.ready.retain(|&ready| ready != token);
+        self.dirty.retain(|&dirty| dirty != token);
     }
 
     /// Closes connections over which something arrives too slowly.
@@ -435,10 +442,7 @@ impl TcpQueuePair {
         let Some(mut outgoing) = self.outgoing.try_remove(place) else { return };
         let peer = outgoing.peer();
         self.ways.remove(&peer);
-        // Its place may soon be another's.
-        let token = Token::Outgoing(place);
-        self.ready.retain(|&ready| ready != token);
-        self.dirty.retain(|&dirty| dirty != token);
+        self.forget(Token::Outgoing(place));
         match ending {
             Ending::Over(status) => tracing::debug!(%peer, %status, "a connection ended"),
             Ending::Broken(violation) => {
@@ -683,8 +687,10 @@ impl Drop for TcpQueuePair {
             let _ = outgoing.flush();
             outgoing.socket().part(&mut self.scratch);
         }
-        // Those as well that have connected and were not taken yet.
-        self.accept();
+        // Those as well that have connected and were not taken yet, as many as can be waiting.
+        for _ in 0..=self.options.max_peers / ACCEPTS {
+            self.accept();
+        }
         for (_, incoming) in &mut self.incoming {
             incoming.leave(Status::BadDestinationQpn, &mut self.scratch);
         }

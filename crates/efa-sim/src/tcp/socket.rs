@@ -176,7 +176,7 @@ impl Listener {
             if let Some(peer) = peer
                 && socket.tune(dead_after).is_ok()
             {
-                return Ok(Some((socket, peer.ip())));
+                return Ok(Some((socket, peer.ip().to_canonical())));
             }
         }
     }

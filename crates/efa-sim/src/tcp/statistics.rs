@@ -6,6 +6,10 @@ use super::wire::Violation;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TcpStatistics {
+    /// Connections to send over that there are now.
+    pub outgoing: usize,
+    /// Connections of senders that there are now.
+    pub incoming: usize,
     /// Connections that were begun, to send.
     pub connects: u64,
     /// Connections that were taken.

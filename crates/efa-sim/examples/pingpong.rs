@@ -1,8 +1,9 @@
-//! How fast the shm link is between two processes: latency by ping-pong, rate and bandwidth by
-//! windows of 64 packets.
+//! How fast a link is between two processes: latency by ping-pong, rate and bandwidth by windows of
+//! 118 packets, which is 1 MiB in packets of the MTU.
 //!
 //! ```text
-//! cargo run --release -p efa-sim --example shm_pingpong
+//! cargo run --release -p efa-sim --example pingpong -- shm
+//! cargo run --release -p efa-sim --example pingpong -- tcp          over 127.0.0.1 and 127.0.0.2
 //! ```
 //!
 //! It starts itself a second time as the other side and pins the two to processors of their own,
@@ -15,25 +16,59 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use efa_device::*;
-use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
+use efa_sim::shm::{ShmDevice, ShmOptions};
+use efa_sim::tcp::{TcpDevice, TcpOptions};
+use efa_sim::{SoftDevice, SoftQueuePair};
 
 const HOST: &str = "pingpong";
 const KEY: Qkey = Qkey(0x5eed);
 const BUFFERS: usize = 256;
-const WINDOW: u64 = 64;
+const WINDOW: u64 = 118;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 fn main() -> Result<()> {
-    match std::env::args().nth(1) {
-        None => drive(),
-        Some(number) => echo(Qpn(number.parse()?)),
+    let mut arguments = std::env::args().skip(1);
+    let link = match arguments.next().as_deref() {
+        Some("shm") => Link::Shm,
+        Some("tcp") => Link::Tcp,
+        _ => return Err("give a link, shm or tcp".into()),
+    };
+    match (arguments.next(), arguments.next()) {
+        (Some(gid), Some(number)) => {
+            let gid = Gid(gid.parse::<std::net::Ipv6Addr>()?.octets());
+            echo(link, gid, Qpn(number.parse()?))
+        }
+        _ => drive(link),
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Link {
+    Shm,
+    Tcp,
+}
+
+impl Link {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+
+    /// The device of one of the two sides, 0 or 1.
+    fn open(self, side: u8) -> Result<SoftDevice> {
+        Ok(match self {
+            Self::Shm => ShmDevice::open(ShmOptions::new(HOST))?.into(),
+            Self::Tcp => TcpDevice::open(TcpOptions::new([127, 0, 0, 1 + side]))?.into(),
+        })
     }
 }
 
 /// A queue pair with its buffers, and the way to the other side.
 struct Side {
-    qp: ShmQueuePair,
+    qp: SoftQueuePair,
     destination: Destination,
     packets: Vec<Box<[u8]>>,
     sent: u64,
@@ -44,13 +79,14 @@ struct Side {
 }
 
 impl Side {
-    fn new(processor: usize) -> Result<Self> {
+    fn new(link: Link, side: u8) -> Result<Self> {
+        let processor = usize::from(side);
         let mut cpus = rustix::thread::CpuSet::new();
         cpus.set(processor);
         if rustix::thread::sched_setaffinity(None, &cpus).is_err() {
             eprintln!("can't pin to processor {processor}: figures will be worse");
         }
-        let device = ShmDevice::open(ShmOptions::new(HOST))?;
+        let device = link.open(side)?;
         let mut qp = device
             .create_queue_pair(QueuePairOptions { qkey: KEY, ..QueuePairOptions::default() })?;
         for _ in 0..BUFFERS {
@@ -59,8 +95,7 @@ impl Side {
         }
         let packets =
             (0..BUFFERS).map(|_| qp.allocate_packet()).collect::<std::result::Result<_, _>>()?;
-        let address_handle = qp.create_address_handle(device.gid())?;
-        let destination = Destination { address_handle, qpn: Qpn(0), qkey: KEY };
+        let destination = Destination { qkey: KEY, ..Destination::default() };
         Ok(Self {
             qp,
             destination,
@@ -71,6 +106,13 @@ impl Side {
             clock: Instant::now(),
             now: Time::ZERO,
         })
+    }
+
+    /// Sends to this queue pair from now on.
+    fn target(&mut self, gid: Gid, qpn: Qpn) -> Result<()> {
+        self.destination.address_handle = self.qp.create_address_handle(gid)?;
+        self.destination.qpn = qpn;
+        Ok(())
     }
 
     fn send(&mut self, length: usize) -> Result<()> {
@@ -138,10 +180,11 @@ impl Side {
 
 /// The other side: answers packets of even length one by one, of odd length window by window, and
 /// ends at an empty one.
-fn echo(peer: Qpn) -> Result<()> {
-    let mut side = Side::new(1)?;
-    side.destination.qpn = peer;
-    println!("{}", side.qp.address().qpn.0);
+fn echo(link: Link, gid: Gid, peer: Qpn) -> Result<()> {
+    let mut side = Side::new(link, 1)?;
+    side.target(gid, peer)?;
+    let own = side.qp.address();
+    println!("{} {}", own.gid, own.qpn.0);
     let mut in_window = 0;
     loop {
         let length = side.receive()?;
@@ -174,18 +217,20 @@ impl Drop for Other {
     }
 }
 
-fn drive() -> Result<()> {
-    let mut side = Side::new(0)?;
+fn drive(link: Link) -> Result<()> {
+    let mut side = Side::new(link, 0)?;
+    let own = side.qp.address();
     let mut other = Other(
         Command::new(std::env::current_exe()?)
-            .arg(side.qp.address().qpn.0.to_string())
+            .args([link.name(), &own.gid.to_string(), &own.qpn.0.to_string()])
             .stdout(Stdio::piped())
             .spawn()?,
     );
     let output = other.0.stdout.take().ok_or("no output")?;
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
-    side.destination.qpn = Qpn(line.trim().parse()?);
+    let (gid, number) = line.trim().split_once(' ').ok_or("the other side says no address")?;
+    side.target(Gid(gid.parse::<std::net::Ipv6Addr>()?.octets()), Qpn(number.parse()?))?;
 
     println!("{:>6} {:>10} {:>10} {:>10}   one way, ns", "bytes", "best", "median", "99 %");
     for length in [8, 64, 256, 1024, 4096, 8928] {

@@ -1,0 +1,506 @@
+//! Stories of the tcp link within one process, over the loopback addresses of two hosts.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use efa_device::*;
+use efa_sim::record::{PacketEvent, SharedSink, Trace};
+use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair};
+
+/// Guards against hanging; nothing is expected to take a noticeable part of it.
+const DEADLINE: Duration = Duration::from_secs(60);
+const KEY: Qkey = Qkey(0x77);
+const MTU: usize = 256;
+const PATIENT: QueuePairOptions =
+    QueuePairOptions { qkey: KEY, send_depth: 4096, receive_depth: 8192, rnr_retry: 7 };
+
+fn options(host: u8) -> TcpOptions {
+    TcpOptions { mtu: MTU, ..TcpOptions::new([127, 0, 0, host]) }
+}
+
+fn device(host: u8) -> TcpDevice {
+    TcpDevice::open(options(host)).unwrap()
+}
+
+/// Queue pairs, what they reported, and the time that they are polled with.
+#[derive(Default)]
+struct World {
+    now: Time,
+    sides: Vec<Side>,
+}
+
+struct Side {
+    qp: Option<TcpQueuePair>,
+    sends: VecDeque<(u64, Result<(), Status>)>,
+    receives: VecDeque<(Vec<u8>, Source)>,
+}
+
+impl World {
+    /// Hosts 1, 2 and so on, with a patient queue pair each.
+    fn new(hosts: u8) -> Self {
+        let mut world = Self::default();
+        for host in 1..=hosts {
+            world.add(&device(host), PATIENT);
+        }
+        world
+    }
+
+    fn add(&mut self, device: &TcpDevice, options: QueuePairOptions) -> usize {
+        let qp = Some(device.create_queue_pair(options).unwrap());
+        self.sides.push(Side { qp, sends: VecDeque::new(), receives: VecDeque::new() });
+        self.sides.len() - 1
+    }
+
+    fn qp(&mut self, side: usize) -> &mut TcpQueuePair {
+        self.sides[side].qp.as_mut().unwrap()
+    }
+
+    fn drop(&mut self, side: usize) {
+        self.sides[side].qp = None;
+    }
+
+    fn destination(&mut self, from: usize, to: usize) -> Destination {
+        let QueuePairAddress { gid, qpn, qkey } = self.qp(to).address();
+        let address_handle = self.qp(from).create_address_handle(gid).unwrap();
+        Destination { address_handle, qpn, qkey }
+    }
+
+    fn send(&mut self, from: usize, to: Destination, id: u64, bytes: &[u8]) {
+        self.try_send(from, to, id, bytes).unwrap();
+    }
+
+    fn try_send(
+        &mut self,
+        from: usize,
+        destination: Destination,
+        id: u64,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        let request =
+            SendRequest { id: WorkId(id), packet: bytes.into(), length: bytes.len(), destination };
+        self.qp(from).post_send(request).map_err(|refused| refused.error)
+    }
+
+    fn post_receives(&mut self, side: usize, count: usize) {
+        for _ in 0..count {
+            let packet = self.qp(side).allocate_packet().unwrap();
+            self.qp(side).post_receive(packet).unwrap();
+        }
+    }
+
+    /// Polls everyone once.
+    fn step(&mut self) {
+        for Side { qp, sends, receives } in &mut self.sides {
+            match qp.as_mut().and_then(|qp| qp.poll(self.now)) {
+                Some(Completion::Send { id, result, .. }) => sends.push_back((id.0, result)),
+                Some(Completion::Receive { packet, length, source }) => {
+                    receives.push_back((packet[..length].to_vec(), source));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Polls everyone until it has come true.
+    fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            assert!(start.elapsed() < DEADLINE, "nothing happens");
+            self.step();
+        }
+    }
+
+    /// Waits for `count` sends to end.
+    fn ended(&mut self, side: usize, count: usize) -> Vec<(u64, Result<(), Status>)> {
+        self.until(|world| world.sides[side].sends.len() >= count);
+        self.sides[side].sends.drain(..count).collect()
+    }
+
+    /// Waits for `count` packets.
+    fn received(&mut self, side: usize, count: usize) -> Vec<(Vec<u8>, Source)> {
+        self.until(|world| world.sides[side].receives.len() >= count);
+        self.sides[side].receives.drain(..count).collect()
+    }
+
+    /// Polls everyone as often as it should take for anything to happen, and nothing does.
+    fn nothing(&mut self) {
+        for _ in 0..200 {
+            self.step();
+        }
+        for side in &self.sides {
+            assert_eq!((side.sends.len(), side.receives.len()), (0, 0));
+        }
+    }
+}
+
+fn at(millis: u64) -> Time {
+    Time::ZERO + Duration::from_millis(millis)
+}
+
+#[test]
+fn packets_of_every_length_go_both_ways() {
+    let mut world = World::new(2);
+    let (to_b, to_a) = (world.destination(0, 1), world.destination(1, 0));
+    assert_eq!(world.qp(0).address().gid.to_string(), "::ffff:127.0.0.1");
+    for length in 0..=MTU {
+        let bytes = (0..length).map(|n| (n + length) as u8).collect::<Vec<_>>();
+        world.post_receives(0, 1);
+        world.post_receives(1, 1);
+        world.send(0, to_b, 1, &bytes);
+        assert_eq!(world.received(1, 1)[0].0, bytes);
+        world.send(1, to_a, 2, &bytes);
+        assert_eq!(world.received(0, 1)[0].0, bytes);
+        assert_eq!((world.ended(0, 1), world.ended(1, 1)), (vec![(1, Ok(()))], vec![(2, Ok(()))]));
+    }
+    let statistics = world.qp(0).statistics();
+    assert_eq!((statistics.connects, statistics.accepts), (1, 1), "one each way");
+}
+
+#[test]
+fn a_send_completes_only_when_it_lies_in_a_buffer() {
+    let mut world = World::new(2);
+    let to = world.destination(0, 1);
+    world.send(0, to, 1, b"x");
+    world.now = at(1_000_000);
+    world.nothing();
+    world.post_receives(1, 1);
+    assert_eq!(world.received(1, 1)[0].0, b"x");
+    assert_eq!(world.ended(0, 1), [(1, Ok(()))]);
+}
+
+#[test]
+fn a_queue_pair_can_send_to_itself() {
+    let mut world = World::new(1);
+    let to = world.destination(0, 0);
+    world.post_receives(0, 1);
+    world.send(0, to, 1, b"me");
+    assert_eq!(world.received(0, 1)[0].0, b"me");
+    assert_eq!(world.ended(0, 1), [(1, Ok(()))]);
+}
+
+#[test]
+fn many_to_one_with_few_buffers_lose_nothing() {
+    let mut world = World::new(5);
+    for sender in 1..5 {
+        let to = world.destination(sender, 0);
+        for n in 0..500 {
+            world.send(sender, to, n, &[sender as u8, n as u8, (n >> 8) as u8]);
+        }
+    }
+    let numbers = (1..5).map(|sender| (0, world.qp(sender).address().qpn)).collect::<Vec<_>>();
+    let mut next = numbers;
+    world.post_receives(0, 3);
+    for _ in 0..2000 {
+        let (bytes, source) = world.received(0, 1).remove(0);
+        world.post_receives(0, 1);
+        let (n, qpn) = &mut next[usize::from(bytes[0]) - 1];
+        assert_eq!((u16::from_le_bytes([bytes[1], bytes[2]]), source.qpn), (*n, *qpn));
+        *n += 1;
+    }
+    for sender in 1..5 {
+        let ended = world.ended(sender, 500);
+        assert_eq!(ended, (0..500).map(|n| (n, Ok(()))).collect::<Vec<_>>());
+    }
+}
+
+/// More than the sockets can hold waits at the sender, and arrives whole and in order.
+#[test]
+fn a_receiver_that_does_not_poll_holds_its_sender_up_and_nothing_is_lost() {
+    let large = |host| TcpOptions { mtu: 8928, ..options(host) };
+    let mut world = World::default();
+    world.add(&TcpDevice::open(large(1)).unwrap(), PATIENT);
+    let b = TcpDevice::open(large(2)).unwrap().create_queue_pair(PATIENT).unwrap();
+    let QueuePairAddress { gid, qpn, qkey } = b.address();
+    let address_handle = world.qp(0).create_address_handle(gid).unwrap();
+    let to = Destination { address_handle, qpn, qkey };
+    let packet = |id: u64| [id as u8, (id >> 8) as u8].repeat(4464);
+    for id in 0..4096 {
+        world.send(0, to, id, &packet(id));
+    }
+    let full = Err(DeviceError::QueueFull { depth: 4096 });
+    assert_eq!(world.try_send(0, to, 4096, b""), full);
+    world.nothing();
+    assert!(world.qp(0).statistics().sends < 4096, "it stopped writing");
+    world.sides.push(Side { qp: Some(b), sends: VecDeque::new(), receives: VecDeque::new() });
+    world.post_receives(1, 4096);
+    for id in 0..4096 {
+        assert!(world.received(1, 1)[0].0 == packet(id), "packet {id}");
+    }
+    assert_eq!(world.ended(0, 4096).pop(), Some((4095, Ok(()))));
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_is_given_its_time() {
+    let mut world = World::new(2);
+    let retries = QueuePairOptions { rnr_retry: 3, ..PATIENT };
+    let impatient = world.add(&device(3), retries);
+    let (patient, to) = (world.destination(0, 1), world.destination(impatient, 1));
+    for id in 0..3 {
+        world.send(impatient, to, id, b"lost");
+    }
+    world.until(|world| world.qp(1).statistics().accepts == 1);
+    world.nothing();
+    world.now = at(14);
+    world.nothing();
+    // It is later for those of which the receiver heard late.
+    world.until(|world| {
+        world.now += Duration::from_millis(1);
+        world.sides[impatient].sends.len() == 3
+    });
+    let not_ready = |id| (id, Err(Status::ReceiverNotReady));
+    assert_eq!(world.ended(impatient, 3), [not_ready(0), not_ready(1), not_ready(2)]);
+    world.send(0, patient, 9, b"kept");
+    world.now = at(60_000);
+    world.nothing();
+    world.post_receives(1, 2);
+    assert_eq!(world.received(1, 1)[0].0, b"kept");
+    assert_eq!(world.ended(0, 1), [(9, Ok(()))]);
+    world.nothing();
+}
+
+#[test]
+fn targets_that_cannot_take_it_fail_the_send() {
+    let mut world = World::new(2);
+    let to = world.destination(0, 1);
+    world.post_receives(1, 1);
+    let wrong_key = Destination { qkey: Qkey(1), ..to };
+    world.send(0, wrong_key, 1, b"x");
+    assert_eq!(world.ended(0, 1), [(1, Err(Status::BadDestinationQpn))]);
+    world.qp(1).set_qkey(Qkey(1));
+    world.send(0, wrong_key, 2, b"now");
+    assert_eq!(world.received(1, 1)[0].0, b"now");
+    assert_eq!(world.ended(0, 1), [(2, Ok(()))]);
+
+    world.qp(1).post_receive(vec![0; 3].into()).unwrap();
+    world.send(0, wrong_key, 3, b"four");
+    assert_eq!(world.ended(0, 1), [(3, Err(Status::RemoteBadLength))]);
+    world.send(0, wrong_key, 4, b"abc");
+    assert_eq!(world.received(1, 1)[0].0, b"abc", "the buffer stayed posted");
+    assert_eq!(world.ended(0, 1), [(4, Ok(()))]);
+
+    let nobody = {
+        let gone = world.add(&device(2), PATIENT);
+        let nobody = world.destination(0, gone);
+        world.drop(gone);
+        nobody
+    };
+    for (id, qpn) in [(5, nobody.qpn), (6, Qpn(0))] {
+        world.send(0, Destination { qpn, ..nobody }, id, b"x");
+        assert_eq!(world.ended(0, 1), [(id, Err(Status::BadDestinationQpn))]);
+    }
+    let mut six = Gid::ZERO;
+    six.0[15] = 1;
+    let address_handle = world.qp(0).create_address_handle(six).unwrap();
+    world.send(0, Destination { address_handle, ..to }, 7, b"x");
+    assert_eq!(world.ended(0, 1), [(7, Err(Status::UnreachableRemote))], "::1 from 127.0.0.1");
+}
+
+#[test]
+fn a_dropped_receiver_ends_the_sends_to_it() {
+    let mut world = World::new(2);
+    let to = world.destination(0, 1);
+    world.post_receives(1, 1);
+    world.send(0, to, 0, b"taken");
+    assert_eq!(world.received(1, 1).len(), 1);
+    for id in 1..50 {
+        world.send(0, to, id, b"not taken");
+    }
+    // Some arrive before it is dropped, some after.
+    world.step();
+    world.send(0, to, 50, b"not taken");
+    world.drop(1);
+    let ended = world.ended(0, 51);
+    let expected = |id| (id, if id == 0 { Ok(()) } else { Err(Status::BadDestinationQpn) });
+    assert_eq!(ended, (0..=50).map(expected).collect::<Vec<_>>());
+}
+
+#[test]
+fn one_that_was_dropped_before_it_took_the_connection_ends_the_sends_too() {
+    let mut world = World::new(2);
+    let to = world.destination(0, 1);
+    world.send(0, to, 1, b"x");
+    world.drop(1);
+    assert_eq!(world.ended(0, 1), [(1, Err(Status::BadDestinationQpn))]);
+}
+
+#[test]
+fn what_a_dropped_sender_has_sent_still_arrives() {
+    let mut world = World::new(3);
+    let (to, other) = (world.destination(0, 1), world.destination(2, 1));
+    for id in 0..100 {
+        world.send(0, to, id, &[id as u8]);
+    }
+    world.post_receives(1, 101);
+    assert_eq!(world.received(1, 1)[0].0, [0]);
+    world.drop(0);
+    for id in 1..100 {
+        assert_eq!(world.received(1, 1)[0].0, [id]);
+    }
+    world.send(2, other, 1, b"others too");
+    assert_eq!(world.received(1, 1)[0].0, b"others too");
+    assert_eq!(world.qp(1).statistics().violations.total(), 0);
+}
+
+#[test]
+fn a_number_can_live_again_and_gets_nothing_of_its_earlier_life() {
+    let mut world = World::new(2);
+    let to = world.destination(0, 1);
+    let again = TcpOptions { ports: Some(to.qpn.0..=to.qpn.0), ..options(2) };
+    let again = TcpDevice::open(again).unwrap();
+    let mut b = 1;
+    for life in 0..5 {
+        world.post_receives(b, 1);
+        world.send(0, to, life, &[life as u8]);
+        assert_eq!(world.received(b, 1)[0].0, [life as u8]);
+        assert_eq!(world.ended(0, 1), [(life, Ok(()))]);
+        if life % 2 == 0 {
+            world.send(0, to, 77, b"for an earlier life");
+            world.drop(b);
+            b = world.add(&again, PATIENT);
+            assert_eq!(world.ended(0, 1), [(77, Err(Status::BadDestinationQpn))]);
+        } else {
+            // With nothing under way the end of a life is no failure.
+            world.drop(b);
+            world.until(|world| world.qp(0).statistics().outgoing == 0);
+            b = world.add(&again, PATIENT);
+        }
+        assert_eq!(world.qp(b).address().qpn, to.qpn);
+    }
+    let taken = again.create_queue_pair(PATIENT).unwrap_err();
+    assert!(matches!(taken, DeviceError::System { .. }), "{taken}");
+}
+
+// conformance: A29
+#[test]
+fn a_source_has_a_handle_when_the_device_was_told_of_it() {
+    let mut world = World::new(2);
+    let to = world.destination(0, 1);
+    let QueuePairAddress { gid, qpn, .. } = world.qp(0).address();
+    world.post_receives(1, 2);
+    world.send(0, to, 1, b"");
+    let unknown = Source { address_handle: None, qpn, gid: Some(gid) };
+    assert_eq!(world.received(1, 1)[0].1, unknown);
+    let handle = world.qp(1).create_address_handle(gid).unwrap();
+    world.send(0, to, 1, b"");
+    let known = Source { address_handle: Some(handle), qpn, gid: None };
+    assert_eq!(world.received(1, 1)[0].1, known);
+}
+
+/// The orders in which 200 packets arrive at a receiver that polls when all were sent.
+fn arrivals(reorder: Option<u64>) -> Vec<u8> {
+    let mut world = World::new(1);
+    let receiver = TcpDevice::open(TcpOptions { reorder, ..options(2) }).unwrap();
+    let b = world.add(&receiver, PATIENT);
+    let to = world.destination(0, b);
+    for n in 0..200 {
+        world.send(0, to, n.into(), &[n]);
+    }
+    world.post_receives(b, 200);
+    let order = world.received(b, 200).into_iter().map(|(bytes, _)| bytes[0]).collect();
+    let mut ended = world.ended(0, 200);
+    ended.sort_unstable_by_key(|&(id, _)| id);
+    assert_eq!(ended, (0..200).map(|id| (id, Ok(()))).collect::<Vec<_>>());
+    order
+}
+
+#[test]
+fn packets_arrive_in_order_or_by_lot_and_each_once() {
+    let in_order = (0..200).collect::<Vec<u8>>();
+    assert_eq!(arrivals(None), in_order);
+    let mut shuffled = arrivals(Some(7));
+    assert_ne!(shuffled, in_order);
+    shuffled.sort_unstable();
+    assert_eq!(shuffled, in_order);
+}
+
+#[test]
+fn a_sink_is_told_of_every_packet() {
+    let trace = Trace::new();
+    let mut world = World::default();
+    for host in 1..3 {
+        let capture = Some(SharedSink::new(trace.clone()));
+        world.add(&TcpDevice::open(TcpOptions { capture, ..options(host) }).unwrap(), PATIENT);
+    }
+    let to = world.destination(0, 1);
+    world.post_receives(1, 1);
+    world.send(0, to, 1, b"seen");
+    world.received(1, 1);
+    world.send(0, Destination { qkey: Qkey(0), ..to }, 2, b"lost");
+    world.ended(0, 2);
+    let seen = trace.take().into_iter().map(|record| (record.event, record.bytes.into_owned()));
+    let expected = [
+        (PacketEvent::Sent, b"seen".to_vec()),
+        (PacketEvent::Received, b"seen".to_vec()),
+        (PacketEvent::Sent, b"lost".to_vec()),
+        (PacketEvent::Failed(Status::BadDestinationQpn), b"lost".to_vec()),
+    ];
+    assert_eq!(seen.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn senders_beyond_the_limit_are_turned_away_until_one_leaves() {
+    let mut world = World::new(3);
+    let narrow = TcpDevice::open(TcpOptions { max_peers: 2, ..options(4) }).unwrap();
+    let target = world.add(&narrow, PATIENT);
+    world.post_receives(target, 10);
+    for sender in 0..2 {
+        let to = world.destination(sender, target);
+        world.send(sender, to, 1, b"x");
+        assert_eq!(world.ended(sender, 1), [(1, Ok(()))]);
+    }
+    let to = world.destination(2, target);
+    world.send(2, to, 2, b"x");
+    assert_eq!(world.ended(2, 1), [(2, Err(Status::UnreachableRemote))]);
+    assert_eq!(world.qp(target).statistics().turned_away, 1);
+    world.drop(0);
+    // The place is free as soon as the end of the first has been read.
+    world.until(|world| {
+        world.send(2, to, 3, b"x");
+        world.ended(2, 1) == [(3, Ok(()))]
+    });
+}
+
+#[test]
+fn devices_have_an_address_of_this_host_and_queue_pairs_a_number_of_the_range() {
+    let error = |address: [u8; 4]| TcpDevice::open(TcpOptions::new(address)).unwrap_err();
+    assert!(matches!(error([0, 0, 0, 0]), DeviceError::BadAddress { .. }));
+    assert!(matches!(error([224, 0, 0, 1]), DeviceError::BadAddress { .. }));
+    // Reserved for documentation: nobody has it.
+    assert!(matches!(error([192, 0, 2, 1]), DeviceError::Absent { .. }));
+    let long = TcpDevice::open(TcpOptions { mtu: 65537, ..options(1) }).unwrap_err();
+    assert_eq!(long, DeviceError::TooLong { length: 65537, limit: 65536 });
+
+    let deep = QueuePairOptions { send_depth: 5000, ..PATIENT };
+    let error = device(1).create_queue_pair(deep).unwrap_err();
+    assert_eq!(error, DeviceError::TooLong { length: 5000, limit: 4096 });
+
+    let some = device(9).create_queue_pair(PATIENT).unwrap().address().qpn.0;
+    let ports = some - 9..=some;
+    let range = TcpOptions { ports: Some(ports.clone()), ..options(9) };
+    let range = TcpDevice::open(range).unwrap();
+    let [first, second] = [(); 2].map(|()| range.create_queue_pair(PATIENT).unwrap());
+    let (first, second) = (first.address().qpn.0, second.address().qpn.0);
+    assert!(ports.contains(&first) && first < second && ports.contains(&second));
+}
+
+#[test]
+fn handles_of_the_device_serve_all_its_queue_pairs() {
+    let mut world = World::new(0);
+    let (first, second) = (device(1), device(2));
+    for device in [&first, &first, &second] {
+        world.add(device, PATIENT);
+    }
+    let QueuePairAddress { gid, qpn, qkey } = world.qp(2).address();
+    let address_handle = first.create_address_handle(gid).unwrap();
+    let to = Destination { address_handle, qpn, qkey };
+    world.post_receives(2, 2);
+    for sender in 0..2 {
+        world.send(sender, to, 1, b"x");
+        assert_eq!(world.ended(sender, 1), [(1, Ok(()))]);
+    }
+    first.destroy_address_handle(address_handle);
+    let unknown = Err(DeviceError::BadAddressHandle { handle: address_handle });
+    assert_eq!(world.try_send(0, to, 1, b"x"), unknown);
+}

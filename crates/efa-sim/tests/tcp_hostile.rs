@@ -1,0 +1,329 @@
+//! The tcp link against those who connect and don't keep to the rules.
+//!
+//! Whatever they do: nothing panics or waits, what they can make a queue pair keep is bounded, the
+//! reason for which they are sent away is counted, and others are served.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use efa_device::*;
+use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics, Violations};
+
+/// Guards against hanging; nothing is expected to take a noticeable part of it.
+const DEADLINE: Duration = Duration::from_secs(60);
+const MTU: usize = 256;
+const HELLO: &[u8; 16] = b"EfaS\x01\0\x34\x12\0\x01\0\0\x07\0\0\0";
+const WELCOME: &[u8; 8] = b"EfaR\x01\0\0\0";
+
+fn queue_pair(max_peers: usize) -> TcpQueuePair {
+    let options = TcpOptions { mtu: MTU, max_peers, ..TcpOptions::new(Ipv4Addr::LOCALHOST) };
+    let device = TcpDevice::open(options).unwrap();
+    device.create_queue_pair(QueuePairOptions { rnr_retry: 7, ..Default::default() }).unwrap()
+}
+
+fn connect(qp: &TcpQueuePair) -> TcpStream {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, qp.address().qpn.0)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    stream
+}
+
+/// A frame of `length` bytes with key 0.
+fn frame(sequence: u32, length: u32) -> Vec<u8> {
+    let mut bytes = vec![1, 0, 0, 0];
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(sequence.to_le_bytes());
+    bytes.extend([0; 4]);
+    bytes.resize(16 + length as usize, 0x5a);
+    bytes
+}
+
+/// Polls until it has come true.
+fn until(qp: &mut TcpQueuePair, now: Time, mut done: impl FnMut(&mut TcpQueuePair) -> bool) {
+    let start = Instant::now();
+    while !done(qp) {
+        assert!(start.elapsed() < DEADLINE, "nothing happens");
+        qp.poll(now);
+    }
+}
+
+/// Sends itself a packet, as proof that it still works.
+fn check(qp: &mut TcpQueuePair, now: Time) {
+    let QueuePairAddress { gid, qpn, qkey } = qp.address();
+    let address_handle = qp.create_address_handle(gid).unwrap();
+    let destination = Destination { address_handle, qpn, qkey };
+    let buffer = qp.allocate_packet().unwrap();
+    qp.post_receive(buffer).unwrap();
+    let request =
+        SendRequest { id: WorkId(1), packet: b"alive".as_slice().into(), length: 5, destination };
+    qp.post_send(request).unwrap();
+    let start = Instant::now();
+    let mut proofs = 0;
+    while proofs < 2 {
+        assert!(start.elapsed() < DEADLINE, "nothing happens");
+        match qp.poll(now) {
+            Some(Completion::Send { result, .. }) => {
+                assert_eq!(result, Ok(()));
+                proofs += 1;
+            }
+            Some(Completion::Receive { length: 5, .. }) => proofs += 1,
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_sender_that_breaks_a_rule_is_sent_away_and_the_rule_counted() {
+    let mut of_kind = frame(0, 4);
+    of_kind[0] = 9;
+    let long = frame(0, MTU as u32 + 1);
+    let mut huge = frame(0, 0);
+    huge[4..8].fill(0xff);
+    let mut greedy = *HELLO;
+    greedy[10] = 2;
+    let mut other_version = *HELLO;
+    other_version[4] = 9;
+    let one = |pick: fn(&mut Violations) -> &mut u64| {
+        let mut expected = Violations::default();
+        *pick(&mut expected) = 1;
+        expected
+    };
+    let cases = [
+        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), one(|v| &mut v.magic)),
+        (other_version.to_vec(), one(|v| &mut v.version)),
+        (greedy.to_vec(), one(|v| &mut v.length)),
+        ([&HELLO[..], &of_kind].concat(), one(|v| &mut v.kind)),
+        ([&HELLO[..], &long].concat(), one(|v| &mut v.length)),
+        ([&HELLO[..], &huge].concat(), one(|v| &mut v.length)),
+        ([&HELLO[..], &frame(1, 0)].concat(), one(|v| &mut v.sequence)),
+        ([&HELLO[..], &frame(0, 4), &frame(0, 4)].concat(), one(|v| &mut v.sequence)),
+    ];
+    for (bytes, expected) in cases {
+        let mut qp = queue_pair(8);
+        let mut stream = connect(&qp);
+        stream.write_all(&bytes).unwrap();
+        until(&mut qp, Time::ZERO, |qp| qp.statistics().violations.total() > 0);
+        let TcpStatistics { violations, incoming, .. } = qp.statistics();
+        assert_eq!((violations, incoming), (expected, 0), "{bytes:?}");
+        stream.set_nonblocking(false).unwrap();
+        let mut told = Vec::new();
+        // It may also have been reset.
+        let _ = stream.read_to_end(&mut told);
+        assert!(told.starts_with(WELCOME) && told.ends_with(&[2, 12, 0, 0, 0, 0, 0, 0]));
+        check(&mut qp, Time::ZERO);
+    }
+}
+
+#[test]
+fn a_connection_that_ends_within_something_is_counted() {
+    for bytes in [&HELLO[..7], &[&HELLO[..], &frame(0, 9)[..20]].concat()] {
+        let mut qp = queue_pair(8);
+        connect(&qp).write_all(bytes).unwrap();
+        until(&mut qp, Time::ZERO, |qp| qp.statistics().violations.truncated == 1);
+        check(&mut qp, Time::ZERO);
+        assert_eq!(qp.statistics().violations.total(), 1);
+    }
+}
+
+#[test]
+fn who_takes_too_long_is_sent_away_and_who_says_nothing_more_is_not() {
+    let mut qp = queue_pair(8);
+    let mut streams = [(); 3].map(|()| connect(&qp));
+    streams[1].write_all(&[&HELLO[..], &frame(0, 90)[..20]].concat()).unwrap();
+    streams[2].write_all(HELLO).unwrap();
+    let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
+    until(&mut qp, at(0), |qp| qp.statistics().incoming == 3);
+    // What trickles in is no excuse.
+    for second in 0..9 {
+        streams[1].write_all(&[0]).unwrap();
+        check(&mut qp, at(second));
+    }
+    assert_eq!(qp.statistics().violations.total(), 0);
+    let mut now = at(9);
+    let start = Instant::now();
+    while qp.statistics().violations.slow < 2 {
+        assert!(start.elapsed() < DEADLINE, "nothing happens");
+        now += Duration::from_millis(100);
+        qp.poll(now);
+    }
+    assert!(now >= at(10));
+    check(&mut qp, at(10_000));
+    let TcpStatistics { violations, incoming, .. } = qp.statistics();
+    assert_eq!((violations.total(), incoming), (2, 2), "the third, and its own");
+}
+
+#[test]
+fn connections_beyond_the_limit_are_turned_away() {
+    let mut qp = queue_pair(5);
+    check(&mut qp, Time::ZERO);
+    let mut streams = Vec::new();
+    for n in 1..=100 {
+        streams.push(connect(&qp));
+        until(&mut qp, Time::ZERO, |qp| {
+            let TcpStatistics { accepts, turned_away, .. } = qp.statistics();
+            accepts + turned_away == 1 + n
+        });
+    }
+    let TcpStatistics { accepts, incoming, .. } = qp.statistics();
+    assert_eq!((accepts, incoming), (5, 5));
+    let mut told = Vec::new();
+    streams[99].set_nonblocking(false).unwrap();
+    streams[99].read_to_end(&mut told).unwrap();
+    assert_eq!(told, [&WELCOME[..], &[2, 15, 0, 0, 0, 0, 0, 0]].concat());
+    check(&mut qp, Time::ZERO);
+    streams.clear();
+    until(&mut qp, Time::ZERO, |qp| qp.statistics().incoming == 1);
+}
+
+/// Frames whose answers differ from one to the next, so that each needs bytes of its own.
+#[test]
+fn a_sender_that_takes_no_answers_is_held_up() {
+    let mut qp = queue_pair(8);
+    let mut stream = connect(&qp);
+    let mut bytes = HELLO.to_vec();
+    let mut sequence = 0;
+    let (mut total, mut fruitless) = (0, 0);
+    // Too short for every other frame; the rest have another key.
+    qp.post_receive(vec![0; 5].into()).unwrap();
+    // Until nothing more is taken for long, on either side.
+    while fruitless < 200 {
+        while bytes.len() < 1 << 16 {
+            let mut refused = frame(sequence, 6);
+            refused[12] = (sequence % 2) as u8;
+            bytes.extend(refused);
+            sequence += 1;
+        }
+        match stream.write(&bytes) {
+            Ok(count) => {
+                bytes.drain(..count);
+                total += count;
+                fruitless = 0;
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                fruitless += 1;
+            }
+        }
+        for _ in 0..100 {
+            qp.poll(Time::ZERO);
+        }
+        assert!(total < 1 << 28, "it goes on and on");
+    }
+    check(&mut qp, Time::ZERO);
+    drop(stream);
+    until(&mut qp, Time::ZERO, |qp| {
+        // Now that there are long buffers, its packets wait for them.
+        let buffer = qp.allocate_packet().unwrap();
+        let _ = qp.post_receive(buffer);
+        qp.statistics().incoming == 1
+    });
+}
+
+#[test]
+fn whatever_a_sender_writes_nothing_panics_and_others_are_served() {
+    let mut rng = fastrand::Rng::with_seed(3);
+    let mut qp = queue_pair(64);
+    for _ in 0..300 {
+        let mut bytes = HELLO.to_vec();
+        for sequence in 0..rng.u32(..20) {
+            bytes.extend(frame(sequence, rng.u32(..=MTU as u32)));
+        }
+        // Most of the beginning is likely to be right.
+        for _ in 0..rng.usize(..3) {
+            let at = rng.usize(..bytes.len());
+            bytes[at] = if rng.bool() { rng.u8(..) } else { bytes[at] ^ 1 << rng.u8(..8) };
+        }
+        bytes.truncate(rng.usize(..=bytes.len()));
+        let mut stream = connect(&qp);
+        for part in bytes.chunks(1 + rng.usize(..200)) {
+            // It may be closed already.
+            let _ = stream.write_all(part);
+            if rng.bool() {
+                let buffer = qp.allocate_packet().unwrap();
+                let _ = qp.post_receive(buffer);
+            }
+            qp.poll(Time::ZERO);
+        }
+    }
+    until(&mut qp, Time::ZERO, |qp| {
+        // Packets of those who have gone wait for buffers.
+        let buffer = qp.allocate_packet().unwrap();
+        let _ = qp.post_receive(buffer);
+        qp.statistics().incoming == 0
+    });
+    assert!(qp.statistics().violations.total() > 50);
+}
+
+/// What listens where a queue pair is expected, and says `bytes` to whoever connects.
+fn meet(bytes: &[u8]) -> (Vec<Result<(), Status>>, Violations) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!() };
+    let mut qp = queue_pair(8);
+    let address_handle = qp.create_address_handle(qp.address().gid).unwrap();
+    let destination =
+        Destination { address_handle, qpn: Qpn(address.port()), qkey: qp.address().qkey };
+    for id in 0..2 {
+        let request = SendRequest { id: WorkId(id), packet: [0; 4].into(), length: 4, destination };
+        qp.post_send(request).unwrap();
+    }
+    let mut stream = None;
+    let mut read = Vec::new();
+    listener.set_nonblocking(true).unwrap();
+    let mut ended = Vec::new();
+    let start = Instant::now();
+    while ended.len() < 2 {
+        assert!(start.elapsed() < DEADLINE, "nothing happens");
+        if let Some(Completion::Send { result, .. }) = qp.poll(Time::ZERO) {
+            ended.push(result);
+        }
+        if stream.is_none() {
+            stream = listener.accept().ok().map(|(stream, _)| stream);
+            continue;
+        }
+        let Some(stream) = &mut stream else { continue };
+        if read.len() < 16 + 2 * 20 {
+            // Answers are judged by what was written before.
+            stream.set_nonblocking(true).unwrap();
+            let _ = stream.read_to_end(&mut read);
+            if read.len() == 16 + 2 * 20 {
+                stream.write_all(bytes).unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+            }
+        }
+    }
+    (ended, qp.statistics().violations)
+}
+
+#[test]
+fn a_receiver_that_breaks_a_rule_fails_the_sends_to_it() {
+    let bad = Err(Status::BadStatus);
+    let answer = |bytes: [u8; 8]| [&WELCOME[..], &bytes].concat();
+    let ok = [1, 0, 2, 0, 0, 0, 0, 0];
+    let (ended, violations) = meet(&answer(ok));
+    assert_eq!((ended, violations.total()), (vec![Ok(()), Ok(())], 0), "this is how to do it");
+
+    let (ended, violations) = meet(b"220 mail.example.org ESMTP\r\n");
+    assert_eq!((ended, violations.magic), (vec![bad, bad], 1));
+    let (ended, violations) = meet(b"EfaR\x02\0\0\0");
+    assert_eq!((ended, violations.version), (vec![bad, bad], 1));
+    let (ended, violations) = meet(&answer([7, 0, 2, 0, 0, 0, 0, 0]));
+    assert_eq!((ended, violations.kind), (vec![bad, bad], 1));
+    let (ended, violations) = meet(&answer([1, 99, 2, 0, 0, 0, 0, 0]));
+    assert_eq!((ended, violations.status), (vec![bad, bad], 1));
+    for wrong in [[1, 0, 3, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 1, 0, 255, 0, 0, 0]] {
+        let (ended, violations) = meet(&answer(wrong));
+        assert_eq!((ended, violations.answer), (vec![bad, bad], 1));
+    }
+    let twice = [&answer([1, 0, 1, 0, 1, 0, 0, 0])[..], &[1, 0, 1, 0, 1, 0, 0, 0]].concat();
+    let (ended, violations) = meet(&twice);
+    assert_eq!((ended, violations.answer), (vec![Ok(()), bad], 1));
+
+    let gone = Err(Status::UnresponsiveRemote);
+    let (ended, violations) = meet(&answer([1, 0, 1, 0, 0, 0, 0, 0]));
+    assert_eq!((ended, violations.total()), (vec![Ok(()), gone], 0), "an end is no violation");
+    let (ended, _) = meet(b"");
+    assert_eq!(ended, [gone, gone]);
+}
