@@ -10,6 +10,7 @@
 
 use std::ffi::c_char;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -195,7 +196,7 @@ impl DeviceList {
         for entry in &self.entries {
             let opened = lock(&entry.opened).upgrade();
             if let Some(device) = opened {
-                device.at_exit();
+                device.report();
             }
             if let Some(capture) = &entry.capture {
                 capture.finish();
@@ -220,6 +221,7 @@ pub(crate) struct Device {
     pub(crate) settings: Arc<Settings>,
     pub(crate) statistics: Statistics,
     name: String,
+    reported: AtomicBool,
 }
 
 impl Device {
@@ -237,16 +239,30 @@ impl Device {
         let remote = settings.rdma_read || settings.rdma_write;
         let memory = MemoryTable::new(remote.then(|| link.path()))?;
         let settings = Arc::clone(settings);
-        Ok(Self { link, memory, settings, statistics: Statistics::default(), name: name(index) })
+        Ok(Self {
+            link,
+            memory,
+            settings,
+            statistics: Statistics::default(),
+            name: name(index),
+            reported: AtomicBool::new(false),
+        })
     }
 
     pub(crate) fn gid(&self) -> Gid {
         efa_device::Device::gid(&self.link)
     }
 
-    fn at_exit(&self) {
-        if self.settings.statistics {
-            eprintln!("efa-soft: {} {}: {}", self.name, std::process::id(), self.statistics);
+    /// Prints the counters, if that is wished and was not done.
+    fn report(&self) {
+        if self.settings.statistics && !self.reported.swap(true, Ordering::Relaxed) {
+            complain(&format_args!("{} {}: {}", self.name, std::process::id(), self.statistics));
         }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.report();
     }
 }

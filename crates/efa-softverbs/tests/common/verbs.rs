@@ -1,0 +1,451 @@
+//! The library as a C program sees it: loaded, its functions found by name, its structures by
+//! pointer. Two ends of a wire on top.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use efa_soft::abi::*;
+
+use super::library;
+
+/// Declares the functions and finds them.
+macro_rules! functions {
+    ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        pub(crate) struct Verbs {
+            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl Verbs {
+            /// # Safety
+            /// `library` must be the handle of a library with these functions.
+            unsafe fn find(library: *mut c_void) -> Self {
+                $(
+                    let name = CString::new(stringify!($name)).unwrap();
+                    // SAFETY: the handle is valid by the caller's promise.
+                    let $name = unsafe { libc::dlsym(library, name.as_ptr()) };
+                    assert!(!$name.is_null(), "{} is not exported", stringify!($name));
+                )*
+                // SAFETY: each is the address of a function of this type, by the caller's promise.
+                unsafe {
+                    Self {
+                        $($name: std::mem::transmute::<
+                            *mut c_void,
+                            unsafe extern "C" fn($($argument),*) $(-> $result)?,
+                        >($name)),*
+                    }
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    ibv_get_device_list(*mut c_int) -> *mut *mut ibv_device;
+    ibv_free_device_list(*mut *mut ibv_device);
+    ibv_get_device_name(*mut ibv_device) -> *const c_char;
+    ibv_get_device_guid(*mut ibv_device) -> u64;
+    ibv_get_device_index(*mut ibv_device) -> c_int;
+    ibv_open_device(*mut ibv_device) -> *mut ibv_context;
+    ibv_close_device(*mut ibv_context) -> c_int;
+    ibv_query_device(*mut ibv_context, *mut ibv_device_attr) -> c_int;
+    ibv_query_port(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
+    ibv_query_gid(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int;
+    ibv_query_pkey(*mut ibv_context, u8, c_int, *mut u16) -> c_int;
+    ibv_get_pkey_index(*mut ibv_context, u8, u16) -> c_int;
+    ibv_alloc_pd(*mut ibv_context) -> *mut ibv_pd;
+    ibv_dealloc_pd(*mut ibv_pd) -> c_int;
+    ibv_reg_mr(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
+    ibv_reg_mr_iova(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
+    ibv_reg_mr_iova2(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
+    ibv_dereg_mr(*mut ibv_mr) -> c_int;
+    ibv_create_ah(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
+    ibv_destroy_ah(*mut ibv_ah) -> c_int;
+    ibv_create_cq(*mut ibv_context, c_int, *mut c_void, *mut c_void, c_int) -> *mut ibv_cq;
+    ibv_destroy_cq(*mut ibv_cq) -> c_int;
+    ibv_create_qp(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
+    ibv_modify_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+    ibv_query_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
+    ibv_destroy_qp(*mut ibv_qp) -> c_int;
+    ibv_qp_to_qp_ex(*mut ibv_qp) -> *mut ibv_qp_ex;
+    ibv_create_srq() -> *mut c_void;
+    ibv_create_comp_channel() -> *mut c_void;
+    ibv_attach_mcast() -> c_int;
+    efadv_query_device(*mut ibv_context, *mut efadv_device_attr, u32) -> c_int;
+    efadv_query_ah(*mut ibv_ah, *mut efadv_ah_attr, u32) -> c_int;
+    efadv_create_cq(*mut ibv_context, *mut ibv_cq_init_attr_ex, *mut efadv_cq_init_attr, u32)
+        -> *mut ibv_cq_ex;
+    efadv_cq_from_ibv_cq_ex(*mut ibv_cq_ex) -> *mut efadv_cq;
+    efadv_create_qp_ex(*mut ibv_context, *mut ibv_qp_init_attr_ex, *mut efadv_qp_init_attr, u32)
+        -> *mut ibv_qp;
+    efadv_create_driver_qp(*mut ibv_pd, *mut ibv_qp_init_attr, u32) -> *mut ibv_qp;
+}
+
+/// The library, loaded once. The environment must say by then what the device is to be.
+pub(crate) fn verbs() -> &'static Verbs {
+    static VERBS: OnceLock<Verbs> = OnceLock::new();
+    VERBS.get_or_init(|| {
+        let path = CString::new(library().into_os_string().into_encoded_bytes()).unwrap();
+        // SAFETY: loading runs no code of ours that has preconditions.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            // SAFETY: dlopen failed, so there is a message.
+            panic!("{}", unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy());
+        }
+        // SAFETY: it is the library that these functions are of.
+        unsafe { Verbs::find(handle) }
+    })
+}
+
+/// The error number that the last function left.
+pub(crate) fn errno() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+/// A structure of zeros.
+pub(crate) fn zeroed<T>() -> T {
+    // SAFETY: used for structures of C in which zero is valid everywhere.
+    unsafe { std::mem::zeroed() }
+}
+
+/// The first device, opened.
+pub(crate) fn open() -> *mut ibv_context {
+    let v = verbs();
+    // SAFETY: the list is freed after its only use.
+    unsafe {
+        let list = (v.ibv_get_device_list)(null_mut());
+        assert!(!list.is_null());
+        let context = (v.ibv_open_device)(*list);
+        (v.ibv_free_device_list)(list);
+        assert!(!context.is_null(), "errno {}", errno());
+        context
+    }
+}
+
+/// What an end is made of.
+#[derive(Clone, Copy)]
+pub(crate) struct Wish {
+    pub(crate) ud: bool,
+    pub(crate) qkey: u32,
+    pub(crate) rnr_retry: u8,
+    pub(crate) sends: u32,
+    pub(crate) receives: u32,
+}
+
+impl Default for Wish {
+    fn default() -> Self {
+        Self { ud: false, qkey: 0x1234, rnr_retry: 7, sends: 64, receives: 64 }
+    }
+}
+
+/// A queue pair with everything that it needs. Dropping it checks that all can be freed.
+pub(crate) struct End {
+    pub(crate) context: *mut ibv_context,
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) cq: *mut ibv_cq_ex,
+    pub(crate) qp: *mut ibv_qp,
+    pub(crate) qkey: u32,
+}
+
+// SAFETY: the library's functions may be called by any thread.
+unsafe impl Send for End {}
+// SAFETY: as above.
+unsafe impl Sync for End {}
+
+/// A completion, as told by the functions of `ibv_cq_ex`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) wr_id: u64,
+    pub(crate) status: c_int,
+    pub(crate) vendor: u32,
+    pub(crate) opcode: c_int,
+    pub(crate) length: u32,
+    pub(crate) qpn: u32,
+    pub(crate) source: u32,
+    pub(crate) handle: u32,
+    /// If it is told.
+    pub(crate) gid: Option<[u8; 16]>,
+}
+
+impl End {
+    pub(crate) fn new(wish: Wish) -> Self {
+        let end = Self::reset(wish);
+        let mut attributes: ibv_qp_attr = zeroed();
+        attributes.qp_state = IBV_QPS_INIT;
+        attributes.port_num = 1;
+        attributes.qkey = wish.qkey;
+        let flags = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+        assert_eq!(end.modify(&mut attributes, flags), 0);
+        attributes.qp_state = IBV_QPS_RTR;
+        assert_eq!(end.modify(&mut attributes, IBV_QP_STATE), 0);
+        attributes.qp_state = IBV_QPS_RTS;
+        attributes.rnr_retry = wish.rnr_retry;
+        let rnr = if wish.ud { 0 } else { IBV_QP_RNR_RETRY };
+        assert_eq!(end.modify(&mut attributes, IBV_QP_STATE | IBV_QP_SQ_PSN | rnr), 0);
+        end
+    }
+
+    /// Not yet ready for anything.
+    pub(crate) fn reset(wish: Wish) -> Self {
+        let v = verbs();
+        let context = open();
+        // SAFETY: all arguments are objects that were just made, or zeros.
+        unsafe {
+            let pd = (v.ibv_alloc_pd)(context);
+            assert!(!pd.is_null());
+            let mut cq: ibv_cq_init_attr_ex = zeroed();
+            cq.cqe = 1024;
+            cq.wc_flags = IBV_WC_STANDARD_FLAGS;
+            let mut efa = efadv_cq_init_attr { comp_mask: 0, wc_flags: EFADV_WC_EX_WITH_SGID };
+            let length = size_of::<efadv_cq_init_attr>() as u32;
+            let cq = (v.efadv_create_cq)(context, &raw mut cq, &raw mut efa, length);
+            assert!(!cq.is_null(), "errno {}", errno());
+            let qp = create(context, pd, cq, wish);
+            assert!(!qp.is_null(), "errno {}", errno());
+            Self { context, pd, cq, qp, qkey: wish.qkey }
+        }
+    }
+
+    pub(crate) fn modify(&self, attributes: &mut ibv_qp_attr, mask: c_int) -> c_int {
+        // SAFETY: both are valid.
+        unsafe { (verbs().ibv_modify_qp)(self.qp, attributes, mask) }
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: the queue pair is alive.
+        unsafe { (*self.qp).qp_num }
+    }
+
+    pub(crate) fn gid(&self) -> [u8; 16] {
+        let mut gid: ibv_gid = zeroed();
+        // SAFETY: all arguments are valid.
+        unsafe {
+            assert_eq!((verbs().ibv_query_gid)(self.context, 1, 0, &raw mut gid), 0);
+            gid.raw
+        }
+    }
+
+    /// An address handle for `gid`.
+    pub(crate) fn handle(&self, gid: [u8; 16]) -> *mut ibv_ah {
+        let mut attributes: ibv_ah_attr = zeroed();
+        attributes.grh.dgid = ibv_gid { raw: gid };
+        attributes.is_global = 1;
+        attributes.port_num = 1;
+        // SAFETY: all arguments are valid.
+        let handle = unsafe { (verbs().ibv_create_ah)(self.pd, &raw mut attributes) };
+        assert!(!handle.is_null(), "errno {}", errno());
+        handle
+    }
+
+    pub(crate) fn register(&self, memory: &Memory, access: c_uint) -> *mut ibv_mr {
+        let address = memory.address();
+        // SAFETY: the memory lives as long as the tests use it.
+        let region =
+            unsafe { (verbs().ibv_reg_mr)(self.pd, address, memory.len(), access.cast_signed()) };
+        assert!(!region.is_null(), "errno {}", errno());
+        region
+    }
+
+    /// Posts a receive; gives the error number.
+    pub(crate) fn post_receive(&self, wr_id: u64, entry: ibv_sge) -> c_int {
+        let mut entry = entry;
+        let mut request =
+            ibv_recv_wr { wr_id, next: null_mut(), sg_list: &raw mut entry, num_sge: 1 };
+        let mut bad = null_mut();
+        // SAFETY: as C does it: through the table of the queue pair's context.
+        unsafe {
+            let post = (*(*self.qp).context).ops.post_recv.unwrap();
+            let result = post(self.qp, &raw mut request, &raw mut bad);
+            assert_eq!(bad.is_null(), result == 0);
+            result
+        }
+    }
+
+    /// Posts a send; gives the error number.
+    pub(crate) fn post_send(
+        &self,
+        wr_id: u64,
+        (handle, qpn, qkey): (*mut ibv_ah, u32, u32),
+        entries: &[ibv_sge],
+        flags: c_uint,
+    ) -> c_int {
+        let mut request: ibv_send_wr = zeroed();
+        request.wr_id = wr_id;
+        request.sg_list = entries.as_ptr().cast_mut();
+        request.num_sge = entries.len() as c_int;
+        request.opcode = IBV_WR_SEND;
+        request.send_flags = flags;
+        request.wr.ud = ibv_ud_target { ah: handle, remote_qpn: qpn, remote_qkey: qkey };
+        let mut bad = null_mut();
+        // SAFETY: as C does it: through the table of the queue pair's context.
+        unsafe {
+            let post = (*(*self.qp).context).ops.post_send.unwrap();
+            let result = post(self.qp, &raw mut request, &raw mut bad);
+            assert_eq!(bad.is_null(), result == 0);
+            result
+        }
+    }
+
+    /// Starts an RDMA operation; gives the error number.
+    pub(crate) fn post_remote(
+        &self,
+        wr_id: u64,
+        (handle, qpn, qkey): (*mut ibv_ah, u32, u32),
+        write: bool,
+        (address, key): (u64, u32),
+        entries: &[ibv_sge],
+    ) -> c_int {
+        // SAFETY: as C does it: through the functions in the queue pair.
+        unsafe {
+            let qp = (verbs().ibv_qp_to_qp_ex)(self.qp);
+            ((*qp).wr_start.unwrap())(qp);
+            (*qp).wr_id = wr_id;
+            let operation = if write { (*qp).wr_rdma_write } else { (*qp).wr_rdma_read };
+            operation.unwrap()(qp, key, address);
+            ((*qp).wr_set_sge_list.unwrap())(qp, entries.len(), entries.as_ptr());
+            ((*qp).wr_set_ud_addr.unwrap())(qp, handle, qpn, qkey);
+            ((*qp).wr_complete.unwrap())(qp)
+        }
+    }
+
+    /// The next completion, if there is one now.
+    pub(crate) fn poll(&self) -> Option<Seen> {
+        let cq = self.cq;
+        let mut attributes = ibv_poll_cq_attr { comp_mask: 0 };
+        // SAFETY: as C does it: through the functions in the completion queue, between a start
+        // that succeeded and its end.
+        unsafe {
+            match ((*cq).start_poll.unwrap())(cq, &raw mut attributes) {
+                0 => {}
+                none => {
+                    assert_eq!(none, libc::ENOENT);
+                    return None;
+                }
+            }
+            let efa = (verbs().efadv_cq_from_ibv_cq_ex)(cq);
+            let mut gid: ibv_gid = zeroed();
+            let told = ((*efa).wc_read_sgid.unwrap())(efa, &raw mut gid);
+            assert!(told <= 0, "{told}");
+            let seen = Seen {
+                wr_id: (*cq).wr_id,
+                status: (*cq).status,
+                vendor: ((*cq).read_vendor_err.unwrap())(cq),
+                opcode: ((*cq).read_opcode.unwrap())(cq),
+                length: ((*cq).read_byte_len.unwrap())(cq),
+                qpn: ((*cq).read_qp_num.unwrap())(cq),
+                source: ((*cq).read_src_qp.unwrap())(cq),
+                handle: ((*cq).read_slid.unwrap())(cq),
+                gid: (told == 0).then_some(gid.raw),
+            };
+            ((*cq).end_poll.unwrap())(cq);
+            Some(seen)
+        }
+    }
+
+    /// The next completion. A device that gives none hangs the test: nextest and CI end it.
+    pub(crate) fn wait(&self) -> Seen {
+        loop {
+            if let Some(seen) = self.poll() {
+                return seen;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        let v = verbs();
+        // SAFETY: all are ours and not used afterwards.
+        unsafe {
+            assert_eq!((v.ibv_destroy_qp)(self.qp), 0);
+            assert_eq!((v.ibv_destroy_cq)(self.cq.cast()), 0);
+            assert_eq!((v.ibv_dealloc_pd)(self.pd), 0);
+            assert_eq!((v.ibv_close_device)(self.context), 0);
+        }
+    }
+}
+
+/// A queue pair of any kind.
+pub(crate) fn create(
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    cq: *mut ibv_cq_ex,
+    wish: Wish,
+) -> *mut ibv_qp {
+    let cap = ibv_qp_cap {
+        max_send_wr: wish.sends,
+        max_recv_wr: wish.receives,
+        max_send_sge: 2,
+        max_recv_sge: 1,
+        max_inline_data: 32,
+    };
+    let v = verbs();
+    // SAFETY: the handles are the caller's, everything else is made here.
+    unsafe {
+        if wish.ud {
+            let mut attributes: ibv_qp_init_attr = zeroed();
+            attributes.cap = cap;
+            attributes.send_cq = cq.cast();
+            attributes.recv_cq = cq.cast();
+            attributes.qp_type = IBV_QPT_UD;
+            return (v.ibv_create_qp)(pd, &raw mut attributes);
+        }
+        let mut attributes: ibv_qp_init_attr_ex = zeroed();
+        attributes.cap = cap;
+        attributes.send_cq = cq.cast();
+        attributes.recv_cq = cq.cast();
+        attributes.qp_type = IBV_QPT_DRIVER;
+        attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        attributes.pd = pd;
+        attributes.send_ops_flags =
+            IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_RDMA_WRITE;
+        let mut efa = efadv_qp_init_attr::default();
+        let length = size_of::<efadv_qp_init_attr>() as u32;
+        (v.efadv_create_qp_ex)(context, &raw mut attributes, &raw mut efa, length)
+    }
+}
+
+/// Memory that the device reads and writes while the program has it too.
+pub(crate) struct Memory(Box<[AtomicU8]>);
+
+impl Memory {
+    /// Memory with these bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self(bytes.iter().copied().map(AtomicU8::new).collect())
+    }
+
+    /// What is in it now.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.0.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
+    }
+
+    pub(crate) fn address(&self) -> *mut c_void {
+        self.0.as_ptr().cast_mut().cast()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// A part of a region.
+pub(crate) fn part(region: *mut ibv_mr, from: usize, length: usize) -> ibv_sge {
+    // SAFETY: the region is alive.
+    let (addr, lkey) = unsafe { ((*region).addr as u64, (*region).lkey) };
+    ibv_sge { addr: addr + from as u64, length: length as u32, lkey }
+}
+
+/// Memory of the program, for inline sends.
+pub(crate) fn inline(bytes: &[u8]) -> ibv_sge {
+    ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 }
+}
+
+/// A null pointer of whatever type is wanted.
+pub(crate) fn nothing<T>() -> *mut T {
+    null::<T>().cast_mut()
+}

@@ -1,0 +1,608 @@
+//! The library as programs use it, within one process: found, asked, made to work, misused.
+//!
+//! Both ends of every wire are in this process; `processes.rs` has stories of several.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::ffi::CStr;
+use std::mem::offset_of;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use common::Directory;
+use common::verbs::*;
+use efa_soft::abi::*;
+
+const ALL: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+
+/// The host of these tests; asked for before the library is.
+static HOST: LazyLock<Directory> = LazyLock::new(|| {
+    let directory = Directory::new();
+    // SAFETY: every test comes here before it does anything else, and the first one does this
+    // while the others wait, so nobody reads the environment.
+    unsafe {
+        std::env::set_var("EFA_SOFT_DIRECTORY", directory.path().join("hosts"));
+        std::env::set_var("EFA_SOFT_DEVICES", "2");
+    }
+    // The list is made now, with the environment.
+    // SAFETY: the list is freed after its only use.
+    unsafe { (verbs().ibv_free_device_list)((verbs().ibv_get_device_list)(nothing())) };
+    directory
+});
+
+fn pair(wish: Wish) -> (End, End) {
+    LazyLock::force(&HOST);
+    (End::new(wish), End::new(wish))
+}
+
+fn text(chars: &[std::ffi::c_char]) -> &str {
+    // SAFETY: the arrays of a device end with zero.
+    unsafe { CStr::from_ptr(chars.as_ptr()) }.to_str().unwrap()
+}
+
+fn destroy(handle: *mut ibv_ah) {
+    // SAFETY: a handle of the caller's, which gives it up.
+    assert_eq!(unsafe { (verbs().ibv_destroy_ah)(handle) }, 0);
+}
+
+fn deregister(region: *mut ibv_mr) {
+    // SAFETY: a region of the caller's, which gives it up.
+    assert_eq!(unsafe { (verbs().ibv_dereg_mr)(region) }, 0);
+}
+
+fn rkey(region: *mut ibv_mr) -> u32 {
+    // SAFETY: the region is alive.
+    unsafe { (*region).rkey }
+}
+
+#[test]
+fn devices_are_listed_as_programs_expect_them() {
+    LazyLock::force(&HOST);
+    let v = verbs();
+    let mut count = 0;
+    // SAFETY: the list has `count` devices and a null, and is freed after its last use.
+    unsafe {
+        let list = (v.ibv_get_device_list)(&raw mut count);
+        assert_eq!(count, 2);
+        assert!((*list.add(2)).is_null());
+        for (index, name) in ["efa_soft0", "efa_soft1"].into_iter().enumerate() {
+            let device = *list.add(index);
+            assert_eq!(CStr::from_ptr((v.ibv_get_device_name)(device)).to_str(), Ok(name));
+            assert_eq!((v.ibv_get_device_index)(device), index as i32);
+            assert_ne!((v.ibv_get_device_guid)(device), 0);
+            assert_eq!(text(&(*device).name), name);
+            // What libfabric looks at: a PCI address and a driver, found through sysfs.
+            let place = Path::new(text(&(*device).ibdev_path)).join("device");
+            let pci = place.canonicalize().unwrap();
+            let pci = pci.file_name().unwrap().to_str().unwrap();
+            assert_eq!(pci, format!("0000:00:{:02x}.0", 6 + index));
+            assert!(place.join("driver").canonicalize().unwrap().ends_with("efa"));
+        }
+        assert_ne!((v.ibv_get_device_guid)(*list), (v.ibv_get_device_guid)(*list.add(1)));
+        (v.ibv_free_device_list)(list);
+    }
+    let sysfs = std::env::var("SYSFS_PATH").unwrap();
+    let version = Path::new(&sysfs).join("class/infiniband_verbs/abi_version");
+    assert!(std::fs::read_to_string(version).unwrap().trim().parse::<u32>().is_ok());
+}
+
+#[test]
+fn what_can_be_asked_is_answered() {
+    LazyLock::force(&HOST);
+    let v = verbs();
+    let context = open();
+    let mut device: ibv_device_attr = zeroed();
+    let mut port: ibv_port_attr = zeroed();
+    let mut gid: ibv_gid = zeroed();
+    let mut pkey = 0;
+    let mut efa = efadv_device_attr::default();
+    let whole = size_of::<efadv_device_attr>() as u32;
+    // SAFETY: all arguments are valid or what is tested.
+    unsafe {
+        assert_eq!((v.ibv_query_device)(context, &raw mut device), 0);
+        assert_eq!((device.vendor_id, device.vendor_part_id), (0x1d0f, 0xefa2));
+        assert_eq!((device.phys_port_cnt, device.max_sge_rd), (1, 1));
+        assert_eq!((v.ibv_query_port)(context, 1, &raw mut port), 0);
+        assert_eq!((port.state, port.max_msg_sz, port.gid_tbl_len), (IBV_PORT_ACTIVE, 8928, 1));
+        assert_eq!((v.ibv_query_gid)(context, 1, 0, &raw mut gid), 0);
+        assert_eq!(gid.raw[..2], [0xfe, 0x80]);
+        assert_eq!((v.ibv_query_pkey)(context, 1, 0, &raw mut pkey), 0);
+        assert_eq!((v.ibv_get_pkey_index)(context, 1, pkey), 0);
+        assert_eq!((v.efadv_query_device)(context, &raw mut efa, whole), 0);
+        assert_eq!(efa.device_caps, 0b1111, "read, RNR retry, GID of the source, write");
+        assert_eq!((efa.max_sq_sge, efa.max_rq_sge, efa.inline_buf_size), (2, 1, 32));
+        // Through the table of the context, with a structure from the future.
+        let vctx: *mut verbs_context = context.byte_sub(offset_of!(verbs_context, context)).cast();
+        assert_eq!((*vctx).sz, size_of::<verbs_context>());
+        assert_eq!((*context).abi_compat as usize, usize::MAX);
+        let mut longer = [0xff_u8; size_of::<ibv_port_attr>() + 8];
+        let query = (*vctx).query_port.unwrap();
+        assert_eq!(query(context, 1, longer.as_mut_ptr().cast(), longer.len()), 0);
+        assert_eq!(longer[longer.len() - 8..], [0; 8]);
+
+        // Ports, indices and room that there aren't.
+        assert_eq!((v.ibv_query_port)(context, 2, &raw mut port), libc::EINVAL);
+        assert_eq!((v.ibv_query_gid)(context, 1, 1, &raw mut gid), -1);
+        assert_eq!((v.ibv_query_pkey)(context, 2, 0, &raw mut pkey), -1);
+        assert_eq!((v.ibv_get_pkey_index)(context, 1, 7), -1);
+        assert_eq!((v.efadv_query_device)(context, &raw mut efa, 8), libc::EINVAL);
+        assert_eq!((v.ibv_query_device)(context, nothing()), libc::EINVAL);
+        assert_eq!((v.ibv_close_device)(context), 0);
+        assert_eq!((v.ibv_close_device)(context), libc::EINVAL);
+    }
+}
+
+#[test]
+fn null_and_foreign_handles_are_refused() {
+    LazyLock::force(&HOST);
+    let v = verbs();
+    let end = End::reset(Wish::default());
+    let mut attributes: ibv_qp_attr = zeroed();
+    let mut ah: ibv_ah_attr = zeroed();
+    let mut answer = efadv_ah_attr::default();
+    // SAFETY: none of these is looked into before it is known to be of the right kind.
+    unsafe {
+        for wrong in [nothing(), end.qp.cast(), 0x10 as *mut ibv_context] {
+            assert!((v.ibv_open_device)(wrong.cast()).is_null());
+            assert_eq!(errno(), libc::EINVAL);
+            assert!((v.ibv_get_device_name)(wrong.cast()).is_null());
+            assert_eq!((v.ibv_close_device)(wrong), libc::EINVAL);
+            assert!((v.ibv_alloc_pd)(wrong).is_null());
+            assert!((v.ibv_create_cq)(wrong, 8, nothing(), nothing(), 0).is_null());
+            assert_eq!(errno(), libc::EINVAL);
+        }
+        for wrong in [nothing(), end.context.cast(), 0x10 as *mut ibv_pd] {
+            assert_eq!((v.ibv_dealloc_pd)(wrong), libc::EINVAL);
+            assert!((v.ibv_create_ah)(wrong, &raw mut ah).is_null());
+            assert!((v.ibv_reg_mr)(wrong, &raw mut ah as *mut _, 8, 1).is_null());
+            assert!(create(end.context, wrong, end.cq, Wish::default()).is_null());
+            assert_eq!((v.ibv_dereg_mr)(wrong.cast()), libc::EINVAL);
+            assert_eq!((v.ibv_destroy_ah)(wrong.cast()), libc::EINVAL);
+            assert_eq!((v.ibv_destroy_cq)(wrong.cast()), libc::EINVAL);
+            assert_eq!((v.ibv_destroy_qp)(wrong.cast()), libc::EINVAL);
+            assert_eq!((v.ibv_modify_qp)(wrong.cast(), &raw mut attributes, 1), libc::EINVAL);
+            assert!((v.ibv_qp_to_qp_ex)(wrong.cast()).is_null());
+            assert!((v.efadv_cq_from_ibv_cq_ex)(wrong.cast()).is_null());
+            assert_eq!((v.efadv_query_ah)(wrong.cast(), &raw mut answer, 16), libc::EINVAL);
+        }
+        assert_eq!((v.ibv_modify_qp)(end.qp, nothing(), 1), libc::EINVAL);
+        // The zero GID is nobody's.
+        assert!((v.ibv_create_ah)(end.pd, &raw mut ah).is_null());
+        // Null where the queue pair's functions are reached through the context.
+        let ops = &(*end.context).ops;
+        assert_eq!(ops.post_send.unwrap()(nothing(), nothing(), nothing()), libc::EINVAL);
+        assert_eq!(ops.post_recv.unwrap()(nothing(), nothing(), nothing()), libc::EINVAL);
+        assert!(ops.poll_cq.unwrap()(nothing(), 1, nothing()) < 0);
+        let start = (*end.cq).start_poll.unwrap();
+        assert_eq!(start(nothing(), nothing()), libc::EINVAL);
+        let mut extended = ibv_poll_cq_attr { comp_mask: 1 };
+        assert_eq!(start(end.cq, &raw mut extended), libc::EINVAL);
+        // Used by others.
+        assert_eq!((v.ibv_dealloc_pd)(end.pd), libc::EBUSY);
+        assert_eq!((v.ibv_destroy_cq)(end.cq.cast()), libc::EBUSY);
+        // Not offered.
+        assert!((v.ibv_create_srq)().is_null());
+        assert_eq!(errno(), libc::EOPNOTSUPP);
+        assert!((v.ibv_create_comp_channel)().is_null());
+        assert_eq!((v.ibv_attach_mcast)(), libc::EOPNOTSUPP);
+    }
+}
+
+#[test]
+fn messages_arrive_with_everything_that_is_told_about_them() {
+    let (a, b) = pair(Wish::default());
+    let sent: Vec<u8> = (0..100).collect();
+    let memory = Memory::of(&sent);
+    let buffer = Memory::of(&[0; 200]);
+    let (from, into) = (a.register(&memory, 0), b.register(&buffer, IBV_ACCESS_LOCAL_WRITE));
+    let (handle, back) = (a.handle(b.gid()), b.handle(a.gid()));
+    let to = (handle, b.number(), b.qkey);
+    assert_eq!(b.post_receive(1, part(into, 0, 100)), 0);
+    assert_eq!(b.post_receive(2, part(into, 100, 100)), 0);
+    assert_eq!(a.post_send(3, to, &[part(from, 10, 20), part(from, 50, 5)], 0), 0);
+    assert_eq!(a.post_send(4, to, &[inline(b"inline")], IBV_SEND_INLINE), 0);
+    let mut ahn = efadv_ah_attr::default();
+    // SAFETY: all arguments are valid.
+    assert_eq!(unsafe { (verbs().efadv_query_ah)(back, &raw mut ahn, 16) }, 0);
+    let receive = |wr_id, length| Seen {
+        wr_id,
+        status: IBV_WC_SUCCESS,
+        vendor: 0,
+        opcode: IBV_WC_RECV,
+        length,
+        qpn: b.number(),
+        source: a.number(),
+        handle: ahn.ahn.into(),
+        gid: None,
+    };
+    assert_eq!(b.wait(), receive(1, 25));
+    assert_eq!(b.wait(), receive(2, 6));
+    assert_eq!(buffer.bytes()[..25], [&sent[10..30], &sent[50..55]].concat());
+    assert_eq!(&buffer.bytes()[100..106], b"inline");
+    for wr_id in [3, 4] {
+        let seen = a.wait();
+        assert_eq!((seen.wr_id, seen.status, seen.opcode), (wr_id, IBV_WC_SUCCESS, IBV_WC_SEND));
+        assert_eq!(seen.qpn, a.number());
+    }
+    assert_eq!((a.poll(), b.poll()), (None, None));
+    [handle, back].into_iter().for_each(destroy);
+    [from, into].into_iter().for_each(deregister);
+}
+
+#[test]
+fn address_handles_of_one_gid_have_one_number() {
+    let (a, _b) = pair(Wish::default());
+    let handles = [a.handle(a.gid()), a.handle(a.gid()), a.handle([7; 16])];
+    let numbers = handles.map(|handle| {
+        let mut answer = efadv_ah_attr::default();
+        // SAFETY: all arguments are valid.
+        assert_eq!(unsafe { (verbs().efadv_query_ah)(handle, &raw mut answer, 16) }, 0);
+        answer.ahn
+    });
+    assert_eq!(numbers[0], numbers[1]);
+    assert_ne!(numbers[0], numbers[2]);
+    handles.into_iter().for_each(destroy);
+}
+
+#[test]
+fn datagrams_leave_room_for_a_header() {
+    let (a, b) = pair(Wish { ud: true, ..Wish::default() });
+    let buffer = Memory::of(&[9; 100]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    assert_eq!(b.post_receive(1, part(into, 0, 39)), libc::EINVAL);
+    assert_eq!(b.post_receive(1, part(into, 0, 46)), 0);
+    assert_eq!(a.post_send(2, to, &[inline(b"abcdef")], IBV_SEND_INLINE), 0);
+    let seen = b.wait();
+    assert_eq!((seen.wr_id, seen.length), (1, 46));
+    assert_eq!(buffer.bytes()[..40], [9; 40]);
+    assert_eq!(&buffer.bytes()[40..46], b"abcdef");
+    assert_eq!(a.wait().status, IBV_WC_SUCCESS);
+    destroy(handle);
+    deregister(into);
+}
+
+/// Reads and writes between two ends, with what can be wrong with them.
+#[test]
+fn remote_memory_is_read_and_written_within_its_bounds() {
+    let (a, b) = pair(Wish::default());
+    let pattern: Vec<u8> = (0..=255).collect();
+    let (theirs, ours) = (Memory::of(&pattern), Memory::of(&[0; 64]));
+    let (open, local) = (b.register(&theirs, ALL), a.register(&ours, IBV_ACCESS_LOCAL_WRITE));
+    let closed = b.register(&theirs, IBV_ACCESS_LOCAL_WRITE);
+    let read_only = a.register(&ours, 0);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    let base = theirs.address() as u64;
+    let run = |wr_id, write, remote, entries: &[ibv_sge]| {
+        assert_eq!(a.post_remote(wr_id, to, write, remote, entries), 0);
+        let seen = a.wait();
+        assert_eq!((seen.wr_id, seen.qpn), (wr_id, a.number()));
+        (seen.status, seen.vendor, seen.opcode)
+    };
+    let pieces = [part(local, 0, 10), part(local, 32, 32)];
+    let read = (IBV_WC_SUCCESS, 0, IBV_WC_SEND);
+    assert_eq!(run(1, false, (base + 100, rkey(open)), &pieces), read, "told as a send");
+    assert_eq!(ours.bytes()[..10], pattern[100..110]);
+    assert_eq!(ours.bytes()[32..], pattern[110..142]);
+    assert_eq!(ours.bytes()[10..32], [0; 22]);
+    let written = (IBV_WC_SUCCESS, 0, IBV_WC_RDMA_WRITE);
+    assert_eq!(run(2, true, (base, rkey(open)), &[part(local, 0, 10)]), written);
+    assert_eq!(theirs.bytes()[..10], pattern[100..110]);
+    // Remote key, bounds, access: 7. Our own key and access: 5.
+    let one = [part(local, 0, 32)];
+    for write in [false, true] {
+        for remote in [
+            (base + 225, rkey(open)),
+            (base - 1, rkey(open)),
+            (u64::MAX, rkey(open)),
+            (base, rkey(closed)),
+            (base, rkey(open) ^ 1),
+            (base, 0),
+        ] {
+            let (status, vendor, _) = run(3, write, remote, &one);
+            assert_eq!((status, vendor), (IBV_WC_REM_ACCESS_ERR, 7), "{remote:x?} {write}");
+        }
+    }
+    let (status, vendor, _) = run(4, false, (base, rkey(open)), &[part(read_only, 0, 8)]);
+    assert_eq!((status, vendor), (IBV_WC_LOC_PROT_ERR, 5));
+    let nobody = (handle, 0xffff, b.qkey);
+    assert_eq!(a.post_remote(5, nobody, false, (base, rkey(open)), &one), 0);
+    assert_eq!(a.wait().vendor, 9);
+    // A region that is gone.
+    let key = rkey(open);
+    deregister(open);
+    assert_eq!(run(6, false, (base, key), &one).1, 7);
+    [local, closed, read_only].into_iter().for_each(deregister);
+    destroy(handle);
+}
+
+#[test]
+fn a_region_can_have_addresses_of_its_own() {
+    let (a, b) = pair(Wish::default());
+    let (theirs, ours) = (Memory::of(b"remote memory"), Memory::of(&[0; 6]));
+    let v = verbs();
+    let address = theirs.address();
+    // SAFETY: the memory lives to the end of the test.
+    let regions = unsafe {
+        [
+            (v.ibv_reg_mr_iova)(b.pd, address, theirs.len(), 0x10, 7),
+            (v.ibv_reg_mr_iova2)(b.pd, address, theirs.len(), 0x10, 7 | 1 << 20),
+        ]
+    };
+    let local = a.register(&ours, IBV_ACCESS_LOCAL_WRITE);
+    let handle = a.handle(b.gid());
+    for region in regions {
+        let to = (handle, b.number(), b.qkey);
+        let remote = (0x10 + 7, rkey(region));
+        assert_eq!(a.post_remote(1, to, false, remote, &[part(local, 0, 6)]), 0);
+        assert_eq!(a.wait().status, IBV_WC_SUCCESS);
+        assert_eq!(ours.bytes(), b"memory");
+        deregister(region);
+    }
+    // Flags that nobody knows, no memory, too much of it.
+    // SAFETY: none of these is looked at.
+    unsafe {
+        for (address, length, access) in
+            [(address, 8, 1 << 3), (address, 0, 1), (nothing(), 8, 1), (address, usize::MAX, 1)]
+        {
+            assert!((v.ibv_reg_mr)(b.pd, address, length, access).is_null());
+        }
+    }
+    deregister(local);
+    destroy(handle);
+}
+
+#[test]
+fn sends_that_can_not_arrive_say_why() {
+    let (a, b) = pair(Wish { rnr_retry: 0, ..Wish::default() });
+    let (memory, buffer) = (Memory::of(&[1; 10_000]), Memory::of(&[0; 100]));
+    let (from, into) = (a.register(&memory, 0), b.register(&buffer, IBV_ACCESS_LOCAL_WRITE));
+    let (handle, elsewhere) = (a.handle(b.gid()), a.handle([7; 16]));
+    let to = (handle, b.number(), b.qkey);
+    let run = |to, entry, expected: (i32, u32)| {
+        assert_eq!(a.post_send(1, to, &[entry], 0), 0);
+        let seen = loop {
+            if let Some(seen) = a.poll() {
+                break seen;
+            }
+            assert_eq!(b.poll(), None);
+        };
+        assert_eq!((seen.status, seen.vendor, seen.wr_id), (expected.0, expected.1, 1));
+    };
+    run(to, part(from, 0, 8), (IBV_WC_RNR_RETRY_EXC_ERR, 10));
+    assert_eq!(b.post_receive(1, part(into, 0, 100)), 0);
+    run((handle, b.number(), b.qkey + 1), part(from, 0, 8), (IBV_WC_REM_INV_RD_REQ_ERR, 9));
+    run((handle, 0xffff, b.qkey), part(from, 0, 8), (IBV_WC_REM_INV_RD_REQ_ERR, 9));
+    run((handle, 0x1_0000 | b.number(), b.qkey), part(from, 0, 8), (IBV_WC_REM_INV_RD_REQ_ERR, 9));
+    run(to, part(from, 0, 101), (IBV_WC_REM_INV_REQ_ERR, 11));
+    run(to, part(from, 0, 8929), (IBV_WC_LOC_LEN_ERR, 6));
+    run(to, part(from, 9_999, 2), (IBV_WC_LOC_PROT_ERR, 5));
+    run((elsewhere, b.number(), b.qkey), part(from, 0, 8), (IBV_WC_RESP_TIMEOUT_ERR, 13));
+    // The buffer is still there.
+    assert_eq!(a.post_send(2, to, &[part(from, 0, 100)], 0), 0);
+    assert_eq!(b.wait().length, 100);
+    assert_eq!(a.wait().status, IBV_WC_SUCCESS);
+    [handle, elsewhere].into_iter().for_each(destroy);
+    [from, into].into_iter().for_each(deregister);
+}
+
+#[test]
+fn posts_that_can_not_be_are_refused() {
+    let (a, b) = pair(Wish { sends: 2, receives: 2, ..Wish::default() });
+    let buffer = Memory::of(&[0; 100]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let read_only = b.register(&buffer, 0);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    let entry = [inline(b"x")];
+    for wr_id in 0..2 {
+        assert_eq!(a.post_send(wr_id, to, &entry, IBV_SEND_INLINE), 0);
+        assert_eq!(b.post_receive(wr_id, part(into, 0, 50)), 0);
+    }
+    assert_eq!(a.post_send(2, to, &entry, IBV_SEND_INLINE), libc::ENOMEM);
+    assert_eq!(a.post_remote(2, to, false, (0, 1), &[]), libc::ENOMEM);
+    assert_eq!(b.post_receive(2, part(into, 0, 50)), libc::ENOMEM);
+    for _ in 0..2 {
+        assert_eq!((b.wait().status, a.wait().status), (0, 0));
+    }
+    assert_eq!(b.post_receive(3, part(read_only, 0, 50)), libc::EINVAL);
+    assert_eq!(a.post_send(3, to, &[inline(&[0; 33])], IBV_SEND_INLINE), libc::EINVAL);
+    assert_eq!(a.post_send(3, to, &[part(into, 0, 1); 3], 0), libc::EINVAL);
+    assert_eq!(a.post_send(3, (nothing(), 1, 1), &entry, IBV_SEND_INLINE), libc::EINVAL);
+    // Too early.
+    let early = End::reset(Wish::default());
+    assert_eq!(early.post_send(1, to, &entry, IBV_SEND_INLINE), libc::EINVAL);
+    assert_eq!(early.post_receive(1, part(into, 0, 1)), libc::EINVAL);
+    // Steps out of order, and attributes that there aren't.
+    let mut attributes: ibv_qp_attr = zeroed();
+    attributes.qp_state = IBV_QPS_RTS;
+    assert_eq!(early.modify(&mut attributes, IBV_QP_STATE), libc::EINVAL);
+    attributes.qp_state = IBV_QPS_INIT;
+    attributes.port_num = 2;
+    let flags = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    assert_eq!(early.modify(&mut attributes, flags), libc::EINVAL);
+    assert_eq!(early.modify(&mut attributes, 1 << 8), libc::EINVAL);
+    [into, read_only].into_iter().for_each(deregister);
+    destroy(handle);
+}
+
+#[test]
+fn everything_posted_completes_when_a_queue_pair_fails() {
+    let (a, b) = pair(Wish::default());
+    let buffer = Memory::of(&[0; 100]);
+    let into = a.register(&buffer, ALL);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    for wr_id in 0..3 {
+        assert_eq!(a.post_receive(wr_id, part(into, 0, 10)), 0);
+        assert_eq!(a.post_send(10 + wr_id, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
+    }
+    let mut attributes: ibv_qp_attr = zeroed();
+    attributes.qp_state = IBV_QPS_ERR;
+    assert_eq!(a.modify(&mut attributes, IBV_QP_STATE), 0);
+    // Posting goes on, and ends at once.
+    assert_eq!(a.post_receive(3, part(into, 0, 10)), 0);
+    assert_eq!(a.post_send(13, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
+    assert_eq!(a.post_remote(14, to, false, (0, 1), &[part(into, 0, 1)]), 0);
+    let mut flushed: Vec<_> = std::iter::from_fn(|| a.poll())
+        .map(|seen| {
+            assert_eq!((seen.status, seen.vendor), (IBV_WC_WR_FLUSH_ERR, 1));
+            seen.wr_id
+        })
+        .collect();
+    flushed.sort_unstable();
+    assert_eq!(flushed, [0, 1, 2, 3, 10, 11, 12, 13, 14]);
+    // Nobody reaches it any more.
+    let back = b.handle(a.gid());
+    let to = (back, a.number(), a.qkey);
+    assert_eq!(b.post_send(1, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
+    assert_eq!(b.wait().vendor, 9);
+    [handle, back].into_iter().for_each(destroy);
+    deregister(into);
+}
+
+#[test]
+fn requests_are_built_by_calls_all_or_none() {
+    let (a, b) = pair(Wish { sends: 2, ..Wish::default() });
+    let buffer = Memory::of(&[0; 100]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    for wr_id in 0..4 {
+        assert_eq!(b.post_receive(wr_id, part(into, 0, 50)), 0);
+    }
+    let handle = a.handle(b.gid());
+    // SAFETY: as C does it: through the functions in the queue pair, between start and complete.
+    unsafe {
+        let qp = (verbs().ibv_qp_to_qp_ex)(a.qp);
+        let send = |count: u64| {
+            ((*qp).wr_start.unwrap())(qp);
+            for wr_id in 0..count {
+                (*qp).wr_id = wr_id;
+                ((*qp).wr_send.unwrap())(qp);
+                let bytes = b"ab".as_ptr().cast_mut().cast();
+                let list = [
+                    ibv_data_buf { addr: bytes, length: 1 },
+                    ibv_data_buf { addr: bytes, length: 2 },
+                ];
+                ((*qp).wr_set_inline_data_list.unwrap())(qp, 2, list.as_ptr());
+                ((*qp).wr_set_ud_addr.unwrap())(qp, handle, b.number(), b.qkey);
+            }
+        };
+        send(3);
+        assert_eq!(((*qp).wr_complete.unwrap())(qp), libc::ENOMEM);
+        send(2);
+        ((*qp).wr_abort.unwrap())(qp);
+        assert_eq!(b.poll(), None, "nothing was posted");
+        send(2);
+        assert_eq!(((*qp).wr_complete.unwrap())(qp), 0);
+        for wr_id in 0..2 {
+            assert_eq!((b.wait().wr_id, a.wait().wr_id), (wr_id, wr_id));
+        }
+        assert_eq!(&buffer.bytes()[..3], b"aab");
+        // What this device doesn't do is told at the end, and the next batch starts afresh.
+        ((*qp).wr_start.unwrap())(qp);
+        ((*qp).wr_send_imm.unwrap())(qp, 7);
+        assert_eq!(((*qp).wr_complete.unwrap())(qp), libc::EOPNOTSUPP);
+        ((*qp).wr_start.unwrap())(qp);
+        ((*qp).wr_send.unwrap())(qp);
+        assert_eq!(((*qp).wr_complete.unwrap())(qp), libc::EINVAL, "no target");
+        ((*qp).wr_start.unwrap())(qp);
+        assert_eq!(((*qp).wr_complete.unwrap())(qp), 0, "nothing to do");
+    }
+    destroy(handle);
+    deregister(into);
+}
+
+/// Threads post and poll at once; nothing is lost and nothing comes twice.
+#[test]
+fn threads_share_a_queue_pair() {
+    const EACH: u64 = 500;
+    let (a, b) = pair(Wish { sends: 64, receives: 64, ..Wish::default() });
+    let buffer = Memory::of(&[0; 64 * 16]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    for place in 0..64 {
+        assert_eq!(b.post_receive(place, part(into, 16 * place as usize, 16)), 0);
+    }
+    let handle = a.handle(b.gid());
+    let (number, shared) = (b.number(), handle as usize);
+    let sender = |first: u64| {
+        let a = &a;
+        move || {
+            for wr_id in first..first + EACH {
+                let to = (shared as *mut ibv_ah, number, 0x1234);
+                let bytes = wr_id.to_le_bytes();
+                while a.post_send(wr_id, to, &[inline(&bytes)], IBV_SEND_INLINE) != 0 {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    };
+    let mut received = Vec::new();
+    let sent = std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        scope.spawn(sender(0));
+        scope.spawn(sender(EACH));
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while sent.lock().unwrap().len() < 2 * EACH as usize {
+                    if let Some(seen) = a.poll() {
+                        assert_eq!(seen.status, IBV_WC_SUCCESS);
+                        sent.lock().unwrap().push(seen.wr_id);
+                    }
+                    std::thread::yield_now();
+                }
+            });
+        }
+        while received.len() < 2 * EACH as usize {
+            let seen = b.wait();
+            let at = 16 * seen.wr_id as usize;
+            let bytes = buffer.bytes()[at..][..8].try_into().unwrap();
+            received.push(u64::from_le_bytes(bytes));
+            assert_eq!(b.post_receive(seen.wr_id, part(into, at, 16)), 0);
+        }
+    });
+    let mut sent = sent.into_inner().unwrap();
+    sent.sort_unstable();
+    received.sort_unstable();
+    let all: Vec<u64> = (0..2 * EACH).collect();
+    assert_eq!((sent, received), (all.clone(), all));
+    destroy(handle);
+    deregister(into);
+}
+
+/// While the program waits elsewhere, its peer's sends complete all the same.
+#[test]
+fn buffers_are_filled_although_nobody_polls() {
+    let (a, b) = pair(Wish::default());
+    let buffer = Memory::of(&[0; 16]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    assert_eq!(b.post_receive(1, part(into, 0, 16)), 0);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    assert_eq!(a.post_send(2, to, &[inline(b"hello")], IBV_SEND_INLINE), 0);
+    assert_eq!(a.wait().status, IBV_WC_SUCCESS);
+    assert_eq!(b.poll().unwrap().wr_id, 1);
+    destroy(handle);
+    deregister(into);
+}
+
+#[test]
+fn a_destroyed_queue_pair_leaves_no_completions() {
+    let (a, b) = pair(Wish::default());
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    // Long gone when its end is looked for.
+    assert_eq!(a.post_send(1, (handle, 0xffff, 1), &[inline(b"x")], IBV_SEND_INLINE), 0);
+    let other = create(a.context, a.pd, a.cq, Wish::default());
+    assert!(!other.is_null());
+    // SAFETY: the queue pair is alive and not used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_destroy_qp)(other) }, 0);
+    assert_eq!(a.wait().vendor, 9);
+    assert_eq!(a.post_send(2, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
+    drop(b);
+    assert_eq!(a.wait().vendor, 9);
+    destroy(handle);
+}

@@ -1,0 +1,202 @@
+//! The structures of `abi` against the C headers, member by member.
+//!
+//! Needs `cc` and the Debian package libibverbs-dev. Without them the test says so and passes,
+//! unless `EFA_INTEROP=1` says that they must be there.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::mem::{offset_of, size_of};
+use std::process::{Command, Stdio};
+
+use common::{Directory, is_missing};
+use efa_soft::abi::*;
+
+/// One number: what C calls it, and what it is here.
+struct Number {
+    c: String,
+    here: usize,
+}
+
+/// Lists size and offsets of structures; `member = "other"` where the C name is another.
+macro_rules! layouts {
+    ($($type:ident { $($member:ident $(= $c:literal)?),* $(,)? })*) => {{
+        let mut numbers = Vec::new();
+        $(
+            let c = format!("sizeof(struct {})", stringify!($type));
+            numbers.push(Number { c, here: size_of::<$type>() });
+            $(
+                let name = [$($c,)? stringify!($member)][0];
+                let c = format!("offsetof(struct {}, {name})", stringify!($type));
+                numbers.push(Number { c, here: offset_of!($type, $member) });
+            )*
+        )*
+        numbers
+    }};
+}
+
+/// Lists constants by their C names.
+macro_rules! constants {
+    ($($name:ident)*) => {
+        [$(Number { c: stringify!($name).to_owned(), here: $name as usize }),*]
+    };
+}
+
+fn numbers() -> Vec<Number> {
+    let mut numbers = layouts! {
+        ibv_device { node_type, transport_type, name, dev_name, dev_path, ibdev_path }
+        ibv_context_ops {
+            alloc_mw, bind_mw, dealloc_mw, poll_cq, req_notify_cq, post_srq_recv, post_send,
+            post_recv,
+        }
+        ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat }
+        verbs_context {
+            query_port, modify_qp_rate_limit, modify_cq, post_srq_ops, query_rt_values,
+            create_cq_ex, private = "priv", query_device_ex, open_qp, create_qp_ex, sz, context,
+        }
+        ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex }
+        ibv_device_attr {
+            fw_ver, node_guid, sys_image_guid, max_mr_size, page_size_cap, vendor_id,
+            vendor_part_id, hw_ver, max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd,
+            max_cq, max_cqe, max_mr, max_pd, atomic_cap, max_mw, max_ah, max_pkeys,
+            local_ca_ack_delay, phys_port_cnt,
+        }
+        ibv_device_attr_ex { orig_attr, comp_mask, _rest = "odp_caps" }
+        ibv_port_attr {
+            state, max_mtu, active_mtu, gid_tbl_len, port_cap_flags, max_msg_sz, bad_pkey_cntr,
+            qkey_viol_cntr, pkey_tbl_len, lid, sm_lid, lmc, max_vl_num, sm_sl, subnet_timeout,
+            init_type_reply, active_width, active_speed, phys_state, link_layer, flags,
+            port_cap_flags2,
+        }
+        ibv_wc {
+            wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags,
+            pkey_index, slid, sl, dlid_path_bits,
+        }
+        ibv_pd { context, handle }
+        ibv_mr { context, pd, addr, length, handle, lkey, rkey }
+        ibv_ah { context, pd, handle }
+        ibv_global_route { dgid, flow_label, sgid_index, hop_limit, traffic_class }
+        ibv_ah_attr { grh, dlid, sl, src_path_bits, static_rate, is_global, port_num }
+        ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
+        ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all }
+        ibv_qp_init_attr_ex {
+            qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, comp_mask, pd, xrcd,
+            create_flags, max_tso_header, rwq_ind_tbl, _rx_hash_conf = "rx_hash_conf", source_qpn,
+            send_ops_flags,
+        }
+        ibv_qp_attr {
+            qp_state, cur_qp_state, path_mtu, path_mig_state, qkey, rq_psn, sq_psn, dest_qp_num,
+            qp_access_flags, cap, ah_attr, alt_ah_attr, pkey_index, alt_pkey_index,
+            en_sqd_async_notify, sq_draining, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer,
+            port_num, timeout, retry_cnt, rnr_retry, alt_port_num, alt_timeout, rate_limit,
+        }
+        ibv_sge { addr, length, lkey }
+        ibv_data_buf { addr, length }
+        ibv_send_wr { wr_id, next, sg_list, num_sge, opcode, send_flags, imm_data, wr }
+        ibv_recv_wr { wr_id, next, sg_list, num_sge }
+        ibv_qp {
+            context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type, mutex,
+            cond, events_completed,
+        }
+        ibv_qp_ex {
+            qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add,
+            wr_bind_mw, wr_local_inv, wr_rdma_read, wr_rdma_write, wr_rdma_write_imm, wr_send,
+            wr_send_imm, wr_send_inv, wr_send_tso, wr_set_ud_addr, wr_set_xrc_srqn,
+            wr_set_inline_data, wr_set_inline_data_list, wr_set_sge, wr_set_sge_list, wr_start,
+            wr_complete, wr_abort, wr_atomic_write,
+        }
+        ibv_cq {
+            context, channel, cq_context, handle, cqe, mutex, cond, comp_events_completed,
+            async_events_completed,
+        }
+        ibv_poll_cq_attr { comp_mask }
+        ibv_cq_ex {
+            comp_mask, status, wr_id, start_poll, next_poll, end_poll, read_opcode,
+            read_vendor_err, read_byte_len, read_imm_data, read_qp_num, read_src_qp, read_wc_flags,
+            read_slid, read_sl, read_dlid_path_bits, _not_offered = "read_completion_ts",
+        }
+        ibv_cq_init_attr_ex {
+            cqe, cq_context, channel, comp_vector, wc_flags, comp_mask, flags, parent_domain,
+        }
+        efadv_qp_init_attr { comp_mask, driver_qp_type }
+        efadv_device_attr {
+            comp_mask, max_sq_wr, max_rq_wr, max_sq_sge, max_rq_sge, inline_buf_size, device_caps,
+            max_rdma_size,
+        }
+        efadv_ah_attr { comp_mask, ahn }
+        efadv_cq { comp_mask, wc_read_sgid }
+        efadv_cq_init_attr { comp_mask, wc_flags }
+    };
+    numbers.push(Number { c: "sizeof(union ibv_gid)".into(), here: size_of::<ibv_gid>() });
+    let target = offset_of!(ibv_send_wr, wr);
+    for (c, here) in [
+        ("wr.ud.ah", offset_of!(ibv_ud_target, ah)),
+        ("wr.ud.remote_qpn", offset_of!(ibv_ud_target, remote_qpn)),
+        ("wr.ud.remote_qkey", offset_of!(ibv_ud_target, remote_qkey)),
+    ] {
+        let c = format!("offsetof(struct ibv_send_wr, {c})");
+        numbers.push(Number { c, here: target + here });
+    }
+    numbers.extend(constants! {
+        IBV_SYSFS_NAME_MAX IBV_SYSFS_PATH_MAX IBV_NODE_UNSPECIFIED IBV_TRANSPORT_UNSPECIFIED
+        IBV_FORK_UNNEEDED IBV_PORT_ACTIVE IBV_MTU_4096 IBV_LINK_LAYER_UNSPECIFIED
+        IBV_WC_SUCCESS IBV_WC_LOC_LEN_ERR IBV_WC_LOC_QP_OP_ERR IBV_WC_LOC_PROT_ERR
+        IBV_WC_WR_FLUSH_ERR IBV_WC_BAD_RESP_ERR IBV_WC_REM_INV_REQ_ERR IBV_WC_REM_ACCESS_ERR
+        IBV_WC_RNR_RETRY_EXC_ERR IBV_WC_REM_INV_RD_REQ_ERR IBV_WC_REM_ABORT_ERR
+        IBV_WC_RESP_TIMEOUT_ERR IBV_WC_GENERAL_ERR
+        IBV_WC_SEND IBV_WC_RDMA_WRITE IBV_WC_RECV IBV_WC_STANDARD_FLAGS
+        IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE IBV_ACCESS_REMOTE_READ
+        IBV_QPT_UD IBV_QPT_DRIVER IBV_QP_INIT_ATTR_PD IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+        IBV_QP_EX_WITH_RDMA_WRITE IBV_QP_EX_WITH_SEND IBV_QP_EX_WITH_RDMA_READ
+        IBV_QP_STATE IBV_QP_CUR_STATE IBV_QP_PKEY_INDEX IBV_QP_PORT IBV_QP_QKEY IBV_QP_RNR_RETRY
+        IBV_QP_SQ_PSN IBV_QPS_RESET IBV_QPS_INIT IBV_QPS_RTR IBV_QPS_RTS IBV_QPS_ERR
+        IBV_WR_SEND IBV_SEND_INLINE
+        EFADV_QP_DRIVER_TYPE_SRD EFADV_DEVICE_ATTR_CAPS_RDMA_READ EFADV_DEVICE_ATTR_CAPS_RNR_RETRY
+        EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID EFADV_WC_EX_WITH_SGID
+    });
+    let c = "IBV_ACCESS_OPTIONAL_RANGE".into();
+    numbers.push(Number { c, here: IBV_ACCESS_OPTIONAL as usize });
+    numbers
+}
+
+#[test]
+fn structures_are_those_of_the_c_headers() {
+    let numbers = numbers();
+    let mut source = String::from(
+        "#include <stddef.h>\n#include <stdio.h>\n\
+         #include <infiniband/verbs.h>\n#include <infiniband/efadv.h>\nint main(void) {\n",
+    );
+    for number in &numbers {
+        writeln!(source, "printf(\"%zu\\n\", (size_t)({}));", number.c).unwrap();
+    }
+    source.push_str("}\n");
+
+    let directory = Directory::new();
+    let program = directory.path().join("layout");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-x", "c", "-", "-o"]).arg(&program);
+    compiler.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let Ok(mut compiler) = compiler.spawn() else { return is_missing("cc") };
+    compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
+    let compiled = compiler.wait_with_output().unwrap();
+    if !compiled.status.success() {
+        let message = String::from_utf8_lossy(&compiled.stderr);
+        assert!(message.contains("infiniband/verbs.h"), "{message}");
+        return is_missing("libibverbs-dev");
+    }
+    let output = Command::new(&program).output().unwrap();
+    assert!(output.status.success());
+    let there = String::from_utf8(output.stdout).unwrap();
+    let there: Vec<usize> = there.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(there.len(), numbers.len());
+    let differing: Vec<_> = numbers
+        .iter()
+        .zip(there)
+        .filter(|(number, there)| number.here != *there)
+        .map(|(number, there)| format!("{}: {there} in C, {} here", number.c, number.here))
+        .collect();
+    assert!(differing.is_empty(), "{differing:#?}");
+}
