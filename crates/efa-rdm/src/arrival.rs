@@ -150,17 +150,16 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
 
     /// A request to send a message: in the order of message ids, unless its message has begun.
     fn rtm_arrived(&mut self, peer: PeerId, rtm: &Rtm<'_>, payload: &[u8], bytes: &[u8]) {
-        let Some(shape) = Shape::of(rtm, payload) else {
-            let reason = match rtm.kind {
-                RtmKind::Medium { .. } | RtmKind::LongCts { .. } => DropReason::SegmentOutOfRange,
-                _ => DropReason::Unsupported(rtm.packet_type()),
-            };
-            return self.drop_packet(Some(peer), reason);
-        };
-        if shape.subprotocol == Subprotocol::Medium
-            && let Some(assembly) = self.assembly(peer, rtm)
-        {
-            return self.medium_segment(peer, assembly, rtm, &shape, payload, bytes);
+        let shape = Shape::of(rtm, payload);
+        match shape {
+            Ok(shape) if shape.subprotocol == Subprotocol::Medium => {
+                if let Some(assembly) = self.assembly(peer, rtm) {
+                    return self.medium_segment(peer, assembly, rtm, &shape, payload, bytes);
+                }
+            }
+            // Its message id is used up all the same, or nothing after it would have its turn.
+            Ok(_) | Err(DropReason::Unsupported(_)) => {}
+            Err(reason) => return self.drop_packet(Some(peer), reason),
         }
         let msg_id = rtm.msg_id.0;
         let Some(active) = self.peers.active_mut(peer) else { return };
@@ -168,7 +167,10 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             return self.rtm_early(peer, msg_id, bytes);
         }
         let Admit::InOrder(_) = active.window.admit(msg_id, Chain::NONE) else { return };
-        self.message_begins(peer, rtm, &shape, payload, bytes);
+        match shape {
+            Ok(shape) => self.message_begins(peer, rtm, &shape, payload, bytes),
+            Err(reason) => self.drop_packet(Some(peer), reason),
+        }
         self.release_early(peer);
     }
 
@@ -200,7 +202,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         while let Some(active) = self.peers.active_mut(peer)
             && let Some(chain) = active.window.pop_ready()
         {
-            self.replay(chain, |endpoint, rtm, shape, payload, bytes, first| {
+            self.replay(peer, chain, |endpoint, rtm, shape, payload, bytes, first| {
                 if first {
                     endpoint.message_begins(peer, rtm, shape, payload, bytes);
                 } else if let Some(assembly) = endpoint.assembly(peer, rtm) {
@@ -213,8 +215,9 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     }
 
     /// Takes held packets out one by one and handles each.
-    pub(crate) fn replay(
+    fn replay(
         &mut self,
+        peer: PeerId,
         chain: Chain,
         mut handle: impl FnMut(&mut Self, &Rtm<'_>, &Shape, &[u8], &[u8], bool),
     ) {
@@ -224,10 +227,11 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             let packet = self.matching.held.take(id);
             next = packet.next;
             let bytes = packet.bytes();
-            if let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes)
-                && let Some(shape) = Shape::of(&rtm, payload)
-            {
-                handle(self, &rtm, &shape, payload, bytes, first);
+            if let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes) {
+                match Shape::of(&rtm, payload) {
+                    Ok(shape) => handle(self, &rtm, &shape, payload, bytes, first),
+                    Err(reason) => self.drop_packet(Some(peer), reason),
+                }
             }
             first = false;
             self.matching.held.release(packet);
@@ -352,7 +356,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         let peer = message.peer;
         self.matching.assembling.remove(&(peer.0, message.msg_id));
         let mut target = Some(target);
-        self.replay(message.packets, |endpoint, rtm, shape, payload, bytes, _| {
+        self.replay(peer, message.packets, |endpoint, rtm, shape, payload, bytes, _| {
             if let Some(target) = target.take() {
                 endpoint.begin_receive(target, peer, rtm, shape, payload);
             } else if let Some(assembly) = endpoint.assembly(peer, rtm) {
@@ -409,8 +413,8 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// `None` if this endpoint doesn't do it, or the segment doesn't fit the message.
-    fn of(rtm: &Rtm<'_>, payload: &[u8]) -> Option<Self> {
+    /// Refuses what this endpoint doesn't do, and segments that don't fit their message.
+    fn of(rtm: &Rtm<'_>, payload: &[u8]) -> Result<Self, DropReason> {
         let bytes = payload.len() as u64;
         let (subprotocol, length, offset, send_id) = match rtm.kind {
             RtmKind::Eager => (Subprotocol::Eager, bytes, 0, OpId(0)),
@@ -420,7 +424,7 @@ impl Shape {
             RtmKind::LongCts { msg_length, send_id, read_nack: false, .. } => {
                 (Subprotocol::LongCts, msg_length, 0, send_id)
             }
-            _ => return None,
+            _ => return Err(DropReason::Unsupported(rtm.packet_type())),
         };
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= length);
         let carries = match subprotocol {
@@ -430,7 +434,10 @@ impl Shape {
             // The request must leave something to be granted.
             Subprotocol::LongCts => bytes < length,
         };
-        (fits && carries).then_some(Self { subprotocol, length, offset, send_id })
+        if !(fits && carries) {
+            return Err(DropReason::SegmentOutOfRange);
+        }
+        Ok(Self { subprotocol, length, offset, send_id })
     }
 
     /// Whether the message has more than this payload.
@@ -441,7 +448,7 @@ impl Shape {
 
 fn shape_of(bytes: &[u8]) -> Option<Shape> {
     match Packet::parse(bytes) {
-        Ok(Packet { header: Header::Rtm(rtm), payload }) => Shape::of(&rtm, payload),
+        Ok(Packet { header: Header::Rtm(rtm), payload }) => Shape::of(&rtm, payload).ok(),
         _ => None,
     }
 }
@@ -454,7 +461,7 @@ pub(crate) fn is_whole<'a>(packets: impl Iterator<Item = &'a [u8]>) -> bool {
         let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes) else {
             return false;
         };
-        let Some(shape) = Shape::of(&rtm, payload) else { return false };
+        let Ok(shape) = Shape::of(&rtm, payload) else { return false };
         if !shape.is_partial(payload) {
             return true;
         }

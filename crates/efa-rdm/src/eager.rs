@@ -100,7 +100,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             }
             Err(PostFailure::Blocked) => Advance::Blocked,
             Err(PostFailure::Refused(status)) => {
-                self.fail_send(id, OperationError::Device(status));
+                self.packet_failed(record, status);
                 Advance::Done
             }
         }

@@ -238,7 +238,8 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         Ok(peer)
     }
 
-    /// Forgets a peer: operations with it fail, and what it still sends is dropped.
+    /// Forgets a peer: operations with it fail, and what it still sends is dropped. Receives that
+    /// accept messages of this peer alone stay posted until they are cancelled.
     pub fn remove_peer(&mut self, peer: PeerId) {
         self.end_peer(peer, OperationError::PeerRemoved);
     }
@@ -705,40 +706,21 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         self.enqueue_first(peer, Work::Packet { packet, record });
     }
 
-    /// A packet will never arrive.
-    fn packet_failed(&mut self, record: InFlight, status: Status) {
+    /// A packet will never arrive, and with it a message id, a grant or a HANDSHAKE without which
+    /// the conversation can't go on: the peer is lost.
+    pub(crate) fn packet_failed(&mut self, record: InFlight, status: Status) {
         self.statistics.send_errors += 1;
-        // An injected message has no operation that could have ended with its peer.
+        let error = OperationError::Device(status);
+        // An injected message has no operation that could end with its peer.
         if let Purpose::Inject { tag, length } = record.purpose {
-            self.injected_failed(record.peer, tag, length, OperationError::Device(status));
+            self.injected_failed(record.peer, tag, length, error);
         }
         if self.peers.standing(record.peer) != Standing::Live {
             return;
         }
-        match record.purpose {
-            Purpose::Inject { .. } => {}
-            Purpose::Send { id, msg_id } => {
-                let send = self.operations.sends.get(id);
-                if send.is_some_and(|send| send.is(record.peer, msg_id)) {
-                    self.fail_send(id, OperationError::Device(status));
-                }
-            }
-            // Without the grant nothing more will come.
-            Purpose::Cts(id) => {
-                let receive = self.operations.receives.get(id);
-                if receive.is_some_and(|receive| receive.peer == record.peer) {
-                    self.end_receive(id, Some(OperationError::Device(status)));
-                }
-            }
-            // A peer that wrote once and left is no error (section 2.3).
-            Purpose::Handshake if status.is_peer_gone() => {
-                self.end_peer(record.peer, OperationError::Device(status));
-                return;
-            }
-            Purpose::Handshake => {}
-        }
-        if status.is_peer_gone() {
-            self.end_peer(record.peer, OperationError::Device(status));
+        self.end_peer(record.peer, error);
+        // A peer that wrote once and left is no error (section 2.3).
+        if record.purpose != Purpose::Handshake || !status.is_peer_gone() {
             self.events.push(Event::PeerLost { peer: record.peer, status });
         }
     }

@@ -21,7 +21,8 @@ pub enum Event {
         /// Its successor.
         new: PeerId,
     },
-    /// The device can't reach a peer any more. Operations with it failed.
+    /// The device failed to deliver a packet to a peer, so that the conversation can't go on.
+    /// Operations with it failed.
     PeerLost {
         /// The peer.
         peer: PeerId,

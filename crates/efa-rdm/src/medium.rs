@@ -98,7 +98,10 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         payload: &[u8],
     ) {
         let Some(receive) = self.operations.receives.get_mut(id) else { return };
-        if receive.length != shape.length || receive.tagged != rtm.tag.is_some() {
+        if receive.length != shape.length
+            || receive.tagged != rtm.tag.is_some()
+            || receive.tag != rtm.tag.unwrap_or(0)
+        {
             let peer = receive.peer;
             return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }

@@ -2,7 +2,7 @@
 
 use efa_device::Status;
 use efa_proto::{Header, MsgId, ReqOptions, Rtm, RtmKind};
-use efa_rdm::{Config, DropReason};
+use efa_rdm::{Config, DropReason, Event, Message, StartError};
 
 use crate::world::{World, pattern};
 
@@ -128,4 +128,13 @@ fn a_failed_message_does_not_hold_up_others() {
     let results: Vec<_> =
         world.ends[0].sends.drain(..).map(|sent| (sent.context, sent.result.is_ok())).collect();
     assert!(results.contains(&(1, false)) && results.contains(&(2, true)), "{results:?}");
+    // With a message missing, no later one could have its turn: the peer is lost, and says so.
+    let peer = world.ends[0].events.iter().find_map(|event| match event {
+        Event::PeerLost { peer, status: Status::BadLength } => Some(*peer),
+        _ => None,
+    });
+    let peer = peer.expect("the loss is an event");
+    let message = Message { peer, tag: None, cq_data: None, buffer: vec![], context: 0 };
+    let refused = world.endpoint(0).send(message).unwrap_err();
+    assert_eq!(refused.error, StartError::PeerGone(peer));
 }
