@@ -265,6 +265,7 @@ fn settings_that_make_no_sense_are_told() {
     assert!(matches!(nameless, Error::Device(efa::DeviceError::Inconsistent { .. })));
 }
 
+// conformance: A26
 #[test]
 fn lives_of_endpoints_differ() {
     let fabric = Fabric::local(LocalOptions::default());
