@@ -18,8 +18,10 @@
 //!   is needed to find a peer.
 //! * There is a connection for each direction between two queue pairs. It is made by the first send
 //!   and stays until one of the two is dropped.
-//! * Nothing runs by itself: packets move when their sender posts and polls and their receiver polls,
-//!   answers when the receiver polls again. No call waits.
+//! * Nothing runs by itself, and no call waits. The first packet that is posted to a peer between two
+//!   polls leaves at once, the others leave together with the next poll; packets are received by a
+//!   poll, and answered by the first poll that finds no completion to give. So who is about to wait
+//!   for something else polls until there is none.
 //! * Whoever can connect can send: it is a link for tests and for trusted networks. What comes over a
 //!   connection is checked, what is wrong closes it and is [counted](TcpQueuePair::statistics), and
 //!   what one connection can make this side keep is bounded.

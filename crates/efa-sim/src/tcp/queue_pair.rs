@@ -39,6 +39,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const LOOK_EVERY: u32 = 8;
 /// Most connections taken at a time.
 const ACCEPTS: usize = 64;
+/// Most connections looked at in a poll.
+const SERVES: usize = 32;
 /// Bytes of answers received at a time.
 const SCRATCH: usize = 1 << 12;
 
@@ -220,10 +222,10 @@ impl TcpQueuePair {
         }
     }
 
-    /// Looks at connections in turn, at each once at most, until there is a completion.
+    /// Looks at some connections in turn, at each once at most, until there is a completion.
     #[inline(never)]
     fn serve(&mut self) {
-        for _ in 0..self.ready.len() {
+        for _ in 0..self.ready.len().min(SERVES) {
             match self.ready.pop_front() {
                 Some(Token::Incoming(place)) => self.serve_incoming(place),
                 Some(Token::Outgoing(place)) => self.serve_outgoing(place),
@@ -385,7 +387,8 @@ impl TcpQueuePair {
         self.knocking = true;
         self.accept();
         let limit = self.options.patience;
-        let Some(since) = self.now.as_nanos().checked_sub(limit.as_nanos() as u64) else { return };
+        let patience = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        let Some(since) = self.now.as_nanos().checked_sub(patience) else { return };
         let since = Time::from_nanos(since);
         let late = |incoming: &Incoming| incoming.is_incomplete_since(since);
         let slow =
