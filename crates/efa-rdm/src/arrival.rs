@@ -14,7 +14,7 @@ use efa_proto::{Handshake, Header, OpId, Packet, RawAddress, Rtm, RtmKind};
 
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
 use crate::coverage::Coverage;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Receive};
 use crate::event::{DropReason, Event};
 use crate::held::Chain;
 use crate::matching::{Assembly, Message, Target};
@@ -393,9 +393,23 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
                 result: Err(OperationError::TooManyOperations),
             });
         }
+        let id = self.operations.receives.insert(Receive {
+            peer,
+            msg_id: rtm.msg_id.0,
+            context: target.context,
+            buffer: target.buffer,
+            tagged: target.tagged,
+            tag: rtm.tag.unwrap_or(0),
+            cq_data: rtm.options.cq_data,
+            length: shape.length,
+            coverage: self.operations.coverages.pop().unwrap_or_default(),
+            subprotocol: shape.subprotocol,
+            granted: payload.len() as u64,
+            send_id: shape.send_id,
+        });
         match shape.subprotocol {
-            Subprotocol::LongCts => self.begin_longcts(target, peer, rtm, shape, payload),
-            _ => self.begin_medium(target, peer, rtm, shape, payload),
+            Subprotocol::LongCts => self.begin_longcts(peer, id, payload),
+            _ => self.begin_medium((peer, rtm.msg_id), id, shape, payload),
         }
     }
 }

@@ -14,10 +14,8 @@
 use efa_device::QueuePair;
 use efa_proto::{Cts, CtsData, MsgId, OpId, PacketType, Rtm, RtmKind};
 
-use crate::arrival::Shape;
-use crate::endpoint::{Endpoint, Receive};
+use crate::endpoint::Endpoint;
 use crate::event::DropReason;
-use crate::matching::Target;
 use crate::medium::Segment;
 use crate::payload::Payload;
 use crate::peer::PeerId;
@@ -114,28 +112,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     }
 
     /// The request has been matched.
-    pub(crate) fn begin_longcts(
-        &mut self,
-        target: Target<B>,
-        peer: PeerId,
-        rtm: &Rtm<'_>,
-        shape: &Shape,
-        payload: &[u8],
-    ) {
-        let id = self.operations.receives.insert(Receive {
-            peer,
-            msg_id: rtm.msg_id.0,
-            context: target.context,
-            buffer: target.buffer,
-            tagged: target.tagged,
-            tag: rtm.tag.unwrap_or(0),
-            cq_data: rtm.options.cq_data,
-            length: shape.length,
-            coverage: self.operations.coverages.pop().unwrap_or_default(),
-            subprotocol: Subprotocol::LongCts,
-            granted: payload.len() as u64,
-            send_id: shape.send_id,
-        });
+    pub(crate) fn begin_longcts(&mut self, peer: PeerId, id: OpId, payload: &[u8]) {
         if !payload.is_empty() {
             self.segment_arrived(id, 0, payload);
         }

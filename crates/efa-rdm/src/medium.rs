@@ -16,12 +16,11 @@ use efa_proto::{MsgId, OpId, PacketType, Rtm, RtmKind};
 
 use crate::arrival::Shape;
 use crate::coverage::Covered;
-use crate::endpoint::{Endpoint, Receive};
+use crate::endpoint::Endpoint;
 use crate::event::DropReason;
-use crate::matching::{Assembly, Target};
+use crate::matching::Assembly;
 use crate::payload::Payload;
 use crate::peer::PeerId;
-use crate::select::Subprotocol;
 use crate::transmit::Advance;
 
 /// What became of a segment.
@@ -65,27 +64,12 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     /// The first segment to come has been matched.
     pub(crate) fn begin_medium(
         &mut self,
-        target: Target<B>,
-        peer: PeerId,
-        rtm: &Rtm<'_>,
+        (peer, msg_id): (PeerId, MsgId),
+        id: OpId,
         shape: &Shape,
         payload: &[u8],
     ) {
-        let id = self.operations.receives.insert(Receive {
-            peer,
-            msg_id: rtm.msg_id.0,
-            context: target.context,
-            buffer: target.buffer,
-            tagged: target.tagged,
-            tag: rtm.tag.unwrap_or(0),
-            cq_data: rtm.options.cq_data,
-            length: shape.length,
-            coverage: self.operations.coverages.pop().unwrap_or_default(),
-            subprotocol: Subprotocol::Medium,
-            granted: shape.length,
-            send_id: OpId(0),
-        });
-        self.matching.assembling.insert((peer.0, rtm.msg_id.0), Assembly::Receiving(id));
+        self.matching.assembling.insert((peer.0, msg_id.0), Assembly::Receiving(id));
         self.segment_arrived(id, shape.offset, payload);
     }
 
