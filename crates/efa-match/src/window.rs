@@ -18,7 +18,7 @@ const DEFAULT_LIMIT: u32 = 1 << 16;
 /// Ids that are this far ahead or farther are understood as old ones.
 const HALF: u32 = 1 << 31;
 /// Slots that the ring starts with; it grows to the window's size when it must.
-const FIRST_SLOTS: usize = 16;
+const FIRST_SLOTS: u32 = 16;
 
 /// Puts the messages of one peer in order, by their `msg_id`.
 #[derive(Debug)]
@@ -83,12 +83,13 @@ impl<T> Early<T> {
         self.near = if self.far.is_empty() { self.slots.len() as u32 } else { 0 };
     }
 
-    /// Makes the ring longer, so that it reaches `ahead` ids after `expected`.
-    fn grow(&mut self, expected: u32, ahead: u32) {
-        let longer = (ahead as usize + 1).next_power_of_two().max(FIRST_SLOTS);
+    /// Makes the ring longer, so that it reaches `ahead` ids after `expected`, which is less than
+    /// `size`. It never gets longer than `size`, so that what fits in it is below the limit.
+    fn grow(&mut self, expected: u32, ahead: u32, size: u32) {
+        let longer = (ahead + 1).next_power_of_two().max(FIRST_SLOTS).min(size);
         let mut old = std::mem::take(&mut self.slots);
-        self.slots.resize_with(longer, || None);
-        let old_mask = std::mem::replace(&mut self.mask, longer as u32 - 1);
+        self.slots.resize_with(longer as usize, || None);
+        let old_mask = std::mem::replace(&mut self.mask, longer - 1);
         for ahead in 0..old.len() as u32 {
             let msg_id = expected.wrapping_add(ahead);
             self.slots[(msg_id & self.mask) as usize] = old[(msg_id & old_mask) as usize].take();
@@ -180,7 +181,7 @@ impl<T> Window<T> {
             early.far.insert(msg_id, item);
         } else {
             if ahead as usize >= early.slots.len() {
-                early.grow(self.expected, ahead);
+                early.grow(self.expected, ahead, self.size);
             }
             early.slots[(msg_id & early.mask) as usize] = Some(item);
         }

@@ -1,0 +1,135 @@
+//! In the steady state neither the matcher nor the window calls the allocator.
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+};
+
+use efa_match::{Admit, Arrived, Matcher, Pattern, Posted, Source, Window};
+
+thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts the calls of each thread: tests run side by side.
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; counting neither allocates (the
+// thread-local is const and needs no drop) nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.set(CALLS.get() + 1);
+        // SAFETY: the caller keeps `alloc`'s contract, which is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the pointer came from `alloc` above, so from the system's allocator.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn calls_in(work: impl FnOnce()) -> u64 {
+    let before = CALLS.get();
+    work();
+    CALLS.get() - before
+}
+
+/// Receives and messages of three classes, up to some hundred deep on both sides.
+fn exercise(matcher: &mut Matcher<u32, u32>, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let pattern = |n: u32| {
+        let tag = u64::from(n % 256);
+        match n % 3 {
+            0 => Pattern::exact(Source(n % 4), tag),
+            1 => Pattern::any_source(tag),
+            _ => Pattern { source: None, tag, ignore: 0x3 },
+        }
+    };
+    for round in 0..20_000 {
+        let n = random.u32(..);
+        let posts_lead = round / 500 % 2 == 0;
+        if random.u32(..4) < if posts_lead { 3 } else { 1 } {
+            if let Posted::Waiting(id) = matcher.post(pattern(n), n)
+                && random.u32(..8) == 0
+            {
+                matcher.cancel(id);
+            }
+        } else if let Arrived::Unexpected(id) = matcher.arrive(Source(n % 4), n as u64 % 256, n)
+            && random.u32(..8) == 0
+        {
+            matcher.withdraw(id);
+        }
+        if random.u32(..8) == 0 {
+            matcher.take(&pattern(random.u32(..)));
+        }
+    }
+}
+
+#[test]
+fn the_counter_counts() {
+    assert_eq!(calls_in(|| drop(std::hint::black_box(Box::new(1)))), 1);
+}
+
+#[test]
+fn a_matcher_that_has_been_through_it_once_allocates_nothing() {
+    let mut matcher = Matcher::with_seed(3);
+    exercise(&mut matcher, 3);
+    drop(matcher.drain());
+    // The same again takes no more room than the first time.
+    let calls = calls_in(|| exercise(&mut matcher, 3));
+    assert_eq!(calls, 0);
+}
+
+#[test]
+fn post_and_match_at_any_depth_allocate_nothing() {
+    for depth in [1, 16, 65_536] {
+        let mut matcher = Matcher::with_seed(depth);
+        let mut next = 0;
+        let mut post = |matcher: &mut Matcher<u64, u64>| {
+            assert!(matches!(
+                matcher.post(Pattern::exact(Source(0), next), next),
+                Posted::Waiting(_)
+            ));
+            next += 1;
+        };
+        for _ in 0..=depth {
+            post(&mut matcher);
+        }
+        let calls = calls_in(|| {
+            for tag in 0..50_000 {
+                assert!(matches!(matcher.arrive(Source(0), tag, 0), Arrived::Matched(_)));
+                post(&mut matcher);
+            }
+        });
+        assert_eq!(calls, 0, "depth {depth}");
+    }
+}
+
+#[test]
+fn a_window_allocates_nothing_in_order_and_nothing_more_out_of_order() {
+    let mut window = Window::new(64);
+    let in_order = calls_in(|| {
+        for id in 0..10_000u32 {
+            assert_eq!(window.admit(id, id), Admit::InOrder(id));
+            assert_eq!(window.pop_ready(), None);
+        }
+    });
+    assert_eq!(in_order, 0);
+
+    let mut reverse_stretches = |from: u32, to: u32| {
+        for stretch in from..to {
+            for id in (stretch * 50..stretch * 50 + 50).rev() {
+                if let Admit::InOrder(_) = window.admit(id, id) {
+                    while window.pop_ready().is_some() {}
+                }
+            }
+        }
+    };
+    reverse_stretches(200, 201);
+    assert_eq!(calls_in(|| reverse_stretches(201, 400)), 0);
+    assert_eq!(window.expected(), 400 * 50);
+}

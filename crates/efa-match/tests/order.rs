@@ -1,0 +1,279 @@
+//! The order law told in small stories; `oracle.rs` has the long random runs.
+
+use efa_match::{Arrived, Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source};
+
+const A: Source = Source(0);
+const B: Source = Source(1);
+
+type Names = Matcher<&'static str, &'static str>;
+
+fn matcher() -> Names {
+    Matcher::with_seed(1)
+}
+
+/// Posts a receive for which nothing has come.
+fn wait(matcher: &mut Names, pattern: Pattern, receive: &'static str) -> PostId {
+    match matcher.post(pattern, receive) {
+        Posted::Waiting(id) => id,
+        Posted::Matched(message) => panic!("{receive} got {message}"),
+    }
+}
+
+/// Lets a message come for which nothing is posted.
+fn early(matcher: &mut Names, source: Source, tag: u64, message: &'static str) -> MessageId {
+    match matcher.arrive(source, tag, message) {
+        Arrived::Unexpected(id) => id,
+        Arrived::Matched(found) => panic!("{message} went to {found:?}"),
+    }
+}
+
+/// Lets a message come and names the receive that gets it.
+fn arrive(matcher: &mut Names, source: Source, tag: u64) -> &'static str {
+    match matcher.arrive(source, tag, "message") {
+        Arrived::Matched(found) => found.receive(),
+        Arrived::Unexpected(_) => panic!("no receive for {tag:#x} from {source:?}"),
+    }
+}
+
+/// libfabric 2.6-dev's shared matcher gives the first message to the younger receive here: with an
+/// any-source and a directed receive both posted it takes the address of a queue's head for that
+/// of its first entry.
+// conformance: B3
+#[test]
+fn any_source_posted_before_directed_gets_the_first_tagged_message() {
+    let mut matcher = matcher();
+    wait(&mut matcher, Pattern::any_source(7), "any, older");
+    wait(&mut matcher, Pattern::exact(A, 7), "directed, younger");
+    assert_eq!(arrive(&mut matcher, A, 7), "any, older");
+    assert_eq!(arrive(&mut matcher, A, 7), "directed, younger");
+}
+
+/// The untagged form of the same, on which that matcher crashes: all tag bits ignored.
+// conformance: B3
+#[test]
+fn any_source_posted_before_directed_gets_the_first_untagged_message() {
+    let untagged = |source| Pattern { source, tag: 0, ignore: u64::MAX };
+    let mut matcher = matcher();
+    wait(&mut matcher, untagged(None), "any, older");
+    wait(&mut matcher, untagged(Some(A)), "directed, younger");
+    assert_eq!(arrive(&mut matcher, A, 3), "any, older");
+    assert_eq!(arrive(&mut matcher, A, 4), "directed, younger");
+}
+
+// conformance: B3
+#[test]
+fn directed_posted_before_any_source_gets_the_first_message() {
+    let mut matcher = matcher();
+    wait(&mut matcher, Pattern::exact(A, 7), "directed, older");
+    wait(&mut matcher, Pattern::any_source(7), "any, younger");
+    assert_eq!(arrive(&mut matcher, A, 7), "directed, older");
+    assert_eq!(arrive(&mut matcher, A, 7), "any, younger");
+}
+
+/// A message of another source passes the directed receive by.
+// conformance: B1 B3
+#[test]
+fn the_source_is_a_matching_attribute() {
+    let mut matcher = matcher();
+    wait(&mut matcher, Pattern::exact(A, 7), "from a");
+    wait(&mut matcher, Pattern::any_source(7), "from any");
+    assert_eq!(arrive(&mut matcher, B, 7), "from any");
+    early(&mut matcher, B, 7, "left over");
+    assert_eq!(arrive(&mut matcher, A, 7), "from a");
+}
+
+/// MPI's attributes in a tag, as the middleware above us packs them: communicator, source rank
+/// and user tag, each with its wild card as a mask.
+// conformance: B1
+#[test]
+fn communicator_rank_and_user_tag_fit_in_a_tag_with_wild_cards() {
+    let packed = |communicator: u64, rank: u64, user: u64| communicator << 48 | rank << 32 | user;
+    let (any_rank, any_user) = (0xffff << 32, 0xffff_ffff);
+    let receive = |tag, ignore| Pattern { source: None, tag, ignore };
+    let mut matcher = matcher();
+    wait(&mut matcher, receive(packed(1, 5, 9), 0), "comm 1, rank 5, tag 9");
+    wait(&mut matcher, receive(packed(1, 0, 9), any_rank), "comm 1, any rank, tag 9");
+    wait(&mut matcher, receive(packed(1, 6, 0), any_user), "comm 1, rank 6, any tag");
+    wait(&mut matcher, receive(packed(2, 0, 0), any_rank | any_user), "comm 2, any, any");
+    early(&mut matcher, A, packed(3, 5, 9), "of another communicator");
+    assert_eq!(arrive(&mut matcher, A, packed(2, 6, 8)), "comm 2, any, any");
+    assert_eq!(arrive(&mut matcher, A, packed(1, 6, 8)), "comm 1, rank 6, any tag");
+    assert_eq!(arrive(&mut matcher, A, packed(1, 6, 9)), "comm 1, any rank, tag 9");
+    assert_eq!(arrive(&mut matcher, A, packed(1, 5, 9)), "comm 1, rank 5, tag 9");
+}
+
+// conformance: B2 B6
+#[test]
+fn equal_messages_are_received_in_the_order_of_arrival() {
+    let mut matcher = matcher();
+    for message in ["first", "second", "third"] {
+        early(&mut matcher, A, 7, message);
+    }
+    assert_eq!(matcher.post(Pattern::exact(A, 7), "x"), Posted::Matched("first"));
+    assert_eq!(matcher.post(Pattern::any_source(7), "y"), Posted::Matched("second"));
+    let low_bits = Pattern { source: None, tag: 7, ignore: !0xf };
+    assert_eq!(matcher.post(low_bits, "z"), Posted::Matched("third"));
+    assert_eq!(matcher.unexpected_len(), 0);
+}
+
+/// The earliest of any source, whatever index the receive is looked up in.
+// conformance: B3 B6
+#[test]
+fn a_receive_takes_the_earliest_message_of_any_source() {
+    let mut matcher = matcher();
+    early(&mut matcher, B, 7, "b first");
+    early(&mut matcher, A, 7, "a second");
+    early(&mut matcher, B, 7, "b third");
+    assert_eq!(matcher.post(Pattern::any_source(7), "x"), Posted::Matched("b first"));
+    assert_eq!(matcher.post(Pattern::exact(B, 7), "y"), Posted::Matched("b third"));
+    assert_eq!(matcher.post(Pattern::any_source(7), "z"), Posted::Matched("a second"));
+}
+
+// conformance: B4 B5
+#[test]
+fn a_later_receive_is_used_if_the_earlier_do_not_fit() {
+    let mut matcher = matcher();
+    wait(&mut matcher, Pattern::exact(A, 1), "for 1");
+    wait(&mut matcher, Pattern::exact(A, 2), "for 2");
+    assert_eq!(arrive(&mut matcher, A, 2), "for 2");
+    assert_eq!((matcher.posted_len(), matcher.unexpected_len()), (1, 0));
+    assert_eq!(arrive(&mut matcher, A, 1), "for 1");
+}
+
+/// All combinations of three bits each, against the definition in the API of OFI.
+// conformance: C110 B49
+#[test]
+fn ignored_bits_are_the_inverse_of_a_mask_of_compared_bits() {
+    // The three bits at the bottom, across the middle and at the top of the tag.
+    for shift in [0, 31, 61] {
+        for bits in 0..512u64 {
+            let part = |n: u64| (bits >> (3 * n) & 7) << shift;
+            let (sent, tag, ignore) = (part(0), part(1), part(2));
+            let ofi = sent | ignore == tag | ignore;
+            let mask = !ignore;
+            assert_eq!(sent & mask == tag & mask, ofi, "the two definitions");
+            let pattern = Pattern { source: None, tag, ignore };
+            assert_eq!(pattern.accepts(A, sent), ofi);
+
+            let mut posted_first = matcher();
+            wait(&mut posted_first, pattern, "receive");
+            assert_eq!(posted_first.match_posted(A, sent).is_some(), ofi, "{pattern:x?} {sent:x}");
+            let mut arrived_first = matcher();
+            early(&mut arrived_first, A, sent, "message");
+            assert_eq!(arrived_first.take(&pattern).is_some(), ofi, "{pattern:x?} {sent:x}");
+        }
+    }
+}
+
+/// Duplicate tags are fine, and ignoring all bits accepts whatever comes.
+// conformance: C110
+#[test]
+fn a_receive_that_ignores_all_bits_takes_any_message() {
+    let everything = Pattern { source: None, tag: 0x1234, ignore: u64::MAX };
+    let mut matcher = matcher();
+    for tag in [0, 7, 7, u64::MAX] {
+        wait(&mut matcher, everything, "receive");
+        assert_eq!(arrive(&mut matcher, B, tag), "receive");
+    }
+}
+
+#[test]
+fn a_lasting_receive_keeps_its_place_until_it_is_cancelled() {
+    let mut matcher = matcher();
+    wait(&mut matcher, Pattern::exact(A, 7), "oldest");
+    let lasting = matcher.post_lasting(Pattern::any_source(7), "lasting");
+    wait(&mut matcher, Pattern::exact(A, 7), "youngest");
+    assert_eq!(arrive(&mut matcher, A, 7), "oldest");
+    for source in [A, B, A] {
+        let found = matcher.match_posted(source, 7);
+        assert_eq!(found, Some(Match::Lasting("lasting", lasting)));
+    }
+    assert_eq!(matcher.cancel(lasting), Some("lasting"));
+    assert_eq!(matcher.cancel(lasting), None);
+    assert_eq!(matcher.match_posted(A, 7), Some(Match::Once("youngest")));
+    assert_eq!(matcher.match_posted(A, 7), None);
+}
+
+#[test]
+fn a_lasting_receive_leaves_earlier_messages_to_be_taken() {
+    let mut matcher = matcher();
+    early(&mut matcher, A, 7, "first");
+    early(&mut matcher, B, 7, "second");
+    let seven = Pattern::any_source(7);
+    matcher.post_lasting(seven, "lasting");
+    assert_eq!(matcher.take(&seven), Some("first"));
+    assert_eq!(matcher.take(&seven), Some("second"));
+    assert_eq!(matcher.take(&seven), None);
+    assert_eq!(arrive(&mut matcher, A, 7), "lasting");
+}
+
+#[test]
+fn a_stale_name_names_nothing_even_if_its_place_is_used_again() {
+    let mut matcher = matcher();
+    let stale_post = wait(&mut matcher, Pattern::exact(A, 7), "old");
+    assert_eq!(arrive(&mut matcher, A, 7), "old");
+    assert_eq!(matcher.cancel(stale_post), None);
+    let post = wait(&mut matcher, Pattern::exact(A, 7), "new");
+    assert_eq!(matcher.cancel(stale_post), None);
+    assert_eq!(matcher.cancel(post), Some("new"));
+
+    let stale_message = early(&mut matcher, A, 7, "old");
+    assert_eq!(matcher.take(&Pattern::exact(A, 7)), Some("old"));
+    assert_eq!(matcher.withdraw(stale_message), None);
+    let message = early(&mut matcher, A, 7, "new");
+    assert_eq!(matcher.withdraw(stale_message), None);
+    assert_eq!(matcher.withdraw(message), Some("new"));
+    assert_eq!(matcher.unexpected_len(), 0);
+}
+
+#[test]
+fn a_peeked_message_stays_and_a_taken_one_is_no_receive_s() {
+    let mut matcher = matcher();
+    let seven = Pattern::exact(A, 7);
+    assert_eq!(matcher.peek(&seven), None);
+    early(&mut matcher, A, 7, "first");
+    early(&mut matcher, A, 7, "second");
+    assert_eq!(matcher.peek(&seven), Some("first"));
+    assert_eq!(matcher.peek(&seven), Some("first"));
+    assert_eq!(matcher.take(&seven), Some("first"));
+    assert_eq!(matcher.post(seven, "receive"), Posted::Matched("second"));
+}
+
+/// `match_posted` is for messages that aren't to be kept.
+#[test]
+fn a_message_that_is_only_tried_is_not_kept() {
+    let mut matcher = matcher();
+    assert_eq!(matcher.match_posted(A, 7), None);
+    assert_eq!(matcher.unexpected_len(), 0);
+    wait(&mut matcher, Pattern::exact(A, 7), "receive");
+    assert_eq!(matcher.match_posted(A, 7), Some(Match::Once("receive")));
+}
+
+#[test]
+fn forgetting_a_source_leaves_the_others_and_the_any_source_receives() {
+    let mut matcher = matcher();
+    wait(&mut matcher, Pattern::exact(A, 1), "a1");
+    wait(&mut matcher, Pattern::any_source(2), "any2");
+    wait(&mut matcher, Pattern { source: Some(A), tag: 3, ignore: 0xff }, "a3");
+    wait(&mut matcher, Pattern::exact(B, 1), "b1");
+    early(&mut matcher, A, 0x900, "a first");
+    early(&mut matcher, B, 0x900, "b first");
+    early(&mut matcher, A, 0x901, "a second");
+    let gone = matcher.forget_source(A);
+    let receives = vec!["a1", "a3"];
+    assert_eq!(gone, Forgotten { receives, messages: vec!["a first", "a second"] });
+    assert_eq!((matcher.posted_len(), matcher.unexpected_len()), (2, 1));
+    assert_eq!(arrive(&mut matcher, A, 2), "any2");
+    assert_eq!(arrive(&mut matcher, B, 1), "b1");
+    assert_eq!(matcher.take(&Pattern::any_source(0x900)), Some("b first"));
+}
+
+/// Source 0 isn't "any source": those keys are kept apart.
+#[test]
+fn forgetting_source_zero_leaves_any_source_receives() {
+    let mut matcher = matcher();
+    wait(&mut matcher, Pattern::any_source(7), "any");
+    let nothing = Forgotten { receives: vec![], messages: vec![] };
+    assert_eq!(matcher.forget_source(A), nothing);
+    assert_eq!(arrive(&mut matcher, B, 7), "any");
+}
