@@ -115,7 +115,19 @@ fn posted(depth: u64, tags: Tags) -> Work {
     })
 }
 
-/// `depth` receives in each of `k` classes, every other with any source.
+/// Receives that are posted after so many others have been matched.
+fn churned(rounds: u64) -> Work {
+    let mut work = posted(1 << 16, Tags::Random);
+    let (matcher, steps) = &mut work[0];
+    for n in 0..rounds {
+        let step = &steps[n as usize % steps.len()];
+        let _ = matcher.arrive(step.source, step.tag, 0);
+        let _ = matcher.post(step.pattern, 0);
+    }
+    work
+}
+
+/// Receives of `k` classes, every other with any source.
 fn classes(k: u64) -> Work {
     let depth = 16 * OPERATIONS;
     fill(depth, |matcher, n| {
@@ -179,6 +191,7 @@ fn nothing(mut work: Work) -> (Work, u32) {
 #[bench::depth_16(args = (16, Tags::Random), setup = posted, config = shallow(70))]
 #[bench::depth_65536(args = (1 << 16, Tags::Random), setup = posted, config = deep(68))]
 #[bench::depth_655360(args = (655_360, Tags::Random), setup = posted, config = deep(68))]
+#[bench::churned(args = (1 << 20), setup = churned, config = deep(68))]
 #[bench::one_key(args = (1 << 16, Tags::One), setup = posted, config = deep(75))]
 #[bench::equal_low_bits(args = (1 << 16, Tags::Stride(1 << 48)), setup = posted, config = deep(70))]
 #[bench::stride_4096(args = (1 << 16, Tags::Stride(1 << 12)), setup = posted, config = deep(70))]

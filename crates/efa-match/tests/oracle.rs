@@ -237,7 +237,8 @@ impl Run {
 fn many_matches_equal_the_lists() {
     for seed in 0..12 {
         let ignores = &[0, 0, 1, 0xf << 60, !0];
-        Run::new(seed, Terms { sources: 3, tags: 8, ignores, any_source: 6, turn: 300 }).go(40_000);
+        Run::new(seed, Terms { sources: 3, tags: 8, ignores, any_source: 6, turn: 300 })
+            .go(120_000);
     }
 }
 
@@ -247,7 +248,7 @@ fn few_matches_equal_the_lists() {
     for seed in 100..104 {
         let ignores = &[0, 0, 0, 0, 1, 6];
         let terms = Terms { sources: 8, tags: 1 << 12, ignores, any_source: 2, turn: 3_000 };
-        Run::new(seed, terms).go(20_000);
+        Run::new(seed, terms).go(60_000);
     }
 }
 
@@ -256,7 +257,16 @@ fn few_matches_equal_the_lists() {
 fn exact_patterns_equal_the_lists() {
     for seed in 200..204 {
         let terms = Terms { sources: 4, tags: 64, ignores: &[0], any_source: 0, turn: 500 };
-        Run::new(seed, terms).go(60_000);
+        Run::new(seed, terms).go(180_000);
+    }
+}
+
+/// Full tags from one source or any, the two classes that MPI programs use.
+#[test]
+fn directed_and_any_source_equal_the_lists() {
+    for seed in 400..404 {
+        let terms = Terms { sources: 3, tags: 24, ignores: &[0], any_source: 8, turn: 400 };
+        Run::new(seed, terms).go(120_000);
     }
 }
 
@@ -274,6 +284,6 @@ fn many_masks_equal_the_lists() {
     };
     for seed in 300..306 {
         let terms = Terms { sources: 3, tags: 16, ignores: &IGNORES, any_source: 8, turn: 40 };
-        Run::new(seed, terms).go(40_000);
+        Run::new(seed, terms).go(120_000);
     }
 }
