@@ -230,6 +230,8 @@ fn empty(depth: u64) -> Work {
 #[bench::depth_1(args = (1), setup = empty, config = shallow(101))]
 #[bench::depth_16(args = (16), setup = empty, config = shallow(101))]
 #[bench::depth_65536(args = (1 << 16), setup = empty, config = deep(101))]
+#[bench::beside_16(args = (16), setup = beside, config = shallow(280))]
+#[bench::beside_65536(args = (1 << 16), setup = beside, config = deep(280))]
 fn post_waiting(mut work: Work) -> (Work, Option<PostId>) {
     let mut last = None;
     for (matcher, steps) in &mut work {
@@ -241,6 +243,24 @@ fn post_waiting(mut work: Work) -> (Work, Option<PostId>) {
         }
     }
     (work, last)
+}
+
+/// Receives for messages that haven't come, while others of the same class have.
+fn beside(depth: u64) -> Work {
+    let mut work = unexpected(depth, Tags::Random, exact);
+    for (matcher, steps) in &mut work {
+        steps.iter_mut().for_each(|step| step.pattern.tag ^= 1 << 63);
+        // The places and buckets are there from earlier receives.
+        for step in steps.iter() {
+            let Posted::Waiting(_) = matcher.post(step.pattern, 0) else {
+                unreachable!("it hasn't come");
+            };
+        }
+        for step in steps.iter() {
+            matcher.match_posted(step.source, step.pattern.tag).expect("it is posted");
+        }
+    }
+    work
 }
 
 // Goal: 120 at any depth, for any pattern. Of equal keys more neighbours must be told.

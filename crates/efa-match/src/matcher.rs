@@ -13,7 +13,7 @@
 use std::hash::{BuildHasher, RandomState};
 
 use crate::{
-    class::Classes,
+    class::{Classes, Key},
     posted::{PostedReceives, Stay},
     queues::Front,
     unexpected::UnexpectedMessages,
@@ -208,14 +208,15 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     /// All that the short ways of [`post`](Self::post) leave over.
     #[inline(never)]
     fn post_otherwise(&mut self, pattern: &Pattern, receive: R) -> Posted<M> {
-        match self.take(pattern) {
-            Some(message) => Posted::Matched(message),
-            None => Posted::Waiting(self.keep(pattern, Stay::Once(receive))),
+        let (class_at, key) = self.classes.locate(pattern);
+        match self.find_in(class_at, &key) {
+            Some(front) => Posted::Matched(self.remove_front(class_at, front)),
+            None => Posted::Waiting(self.keep(class_at, key, Stay::Once(receive))),
         }
     }
 
-    fn keep(&mut self, pattern: &Pattern, receive: Stay<R>) -> PostId {
-        let (class_at, key) = self.classes.locate(pattern);
+    #[inline(never)]
+    fn keep(&mut self, class_at: usize, key: Key, receive: Stay<R>) -> PostId {
         let class = self.classes.get_mut(class_at);
         if !self.posted.has_room(class) {
             self.posted.make_room(class, receive.receive());
@@ -228,7 +229,8 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     ///
     /// Unexpected messages aren't looked at: [`take`](Self::take) those that fit first.
     pub fn post_lasting(&mut self, pattern: Pattern, receive: R) -> PostId {
-        self.keep(&pattern, Stay::Lasting(receive))
+        let (class_at, key) = self.classes.locate(&pattern);
+        self.keep(class_at, key, Stay::Lasting(receive))
     }
 
     /// A message arrived: it goes to the earliest posted receive that fits, else it is kept.
@@ -341,9 +343,19 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
             return None;
         }
         let (class_at, key) = self.classes.locate(pattern);
+        Some((class_at, self.find_in(class_at, &key)?))
+    }
+
+    #[inline(always)]
+    fn find_in(&mut self, class_at: usize, key: &Key) -> Option<Front> {
+        if self.unexpected.is_empty() {
+            return None;
+        }
         let class = self.classes.get_mut(class_at);
-        self.unexpected.bring_up_to_date(class);
-        Some((class_at, self.unexpected.front(class, &key)?))
+        if !self.unexpected.is_indexed(class) {
+            self.unexpected.bring_up_to_date(class);
+        }
+        self.unexpected.front(class, key)
     }
 
     #[inline]
