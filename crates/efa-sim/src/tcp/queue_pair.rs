@@ -35,7 +35,8 @@ type Packet = Box<[u8]>;
 
 /// How often connections are looked through for such as make no progress.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// Polls without anything to do for each at which the system is asked.
+/// Polls without anything to do for each at which the system is asked. Asking at each makes an idle
+/// poll five times as dear, and ping-pong no faster: with sends outstanding each poll asks anyway.
 const LOOK_EVERY: u32 = 8;
 /// Most connections taken at a time.
 const ACCEPTS: usize = 64;
