@@ -80,7 +80,6 @@ fn the_id_after_the_greatest_is_zero() {
 }
 
 /// Sends and atomics draw their ids from one sequence, so they keep their common order.
-
 #[test]
 fn sends_and_atomics_of_one_sequence_keep_their_order() {
     #[derive(Debug, Clone, Copy, PartialEq)]
