@@ -15,7 +15,7 @@ use efa_sim::record::{Record, SharedSink, Sink};
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
     /// Name of the software device; programs that give the same one reach each other
-    #[arg(long, value_name = "NAME", default_value = "efa")]
+    #[arg(long, alias = "name", value_name = "NAME", default_value = "efa")]
     pub(crate) device_name: String,
     /// Directory of the software device [default: /dev/shm/efa-<UID>]
     #[arg(long, value_name = "DIR")]

@@ -4,6 +4,7 @@
 //!  main ──► pingpong   two processes, every size and subprotocol, a table of what was measured
 //!       ──► info       what the device and its endpoints can do
 //!       ──► decode     the packets of a capture, one line each
+//!       ──► soft_efa   other programs on the software device
 //!            all on top of: device (the software device), output (that may be closed)
 //! ```
 //!
@@ -15,12 +16,14 @@ mod device;
 mod info;
 mod output;
 mod pingpong;
+mod soft_efa;
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 /// Reliable datagram messaging over EFA: measure it, inspect it, read its packets
@@ -47,10 +50,17 @@ enum Command {
     Info(info::Args),
     /// Print the packets of a capture, one line each
     Decode(decode::Args),
+    /// Run other programs on the software device
+    SoftEfa(soft_efa::Args),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Command::Pingpong(args) = &cli.command
+        && let Some(conflict) = args.conflict()
+    {
+        Cli::command().error(ErrorKind::ArgumentConflict, conflict).exit();
+    }
     log_to_stderr();
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,6 +76,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Pingpong(args) => Ok(pingpong::run(&args)?),
         Command::Info(args) => Ok(info::run(&args)?),
         Command::Decode(args) => Ok(decode::run(&args)?),
+        Command::SoftEfa(args) => match soft_efa::run(&args)? {},
     }
 }
 

@@ -14,6 +14,7 @@ fn help() {
     insta::assert_snapshot!("help_pingpong", run(["pingpong", "--help"]).success());
     insta::assert_snapshot!("help_info", run(["info", "--help"]).success());
     insta::assert_snapshot!("help_decode", run(["decode", "--help"]).success());
+    insta::assert_snapshot!("help_soft_efa_run", run(["soft-efa", "run", "--help"]).success());
 }
 
 #[test]

@@ -122,14 +122,18 @@ impl Stream {
 
 /// How messages travelled, each way once.
 #[derive(Default)]
-struct Subprotocols(Vec<&'static str>);
+pub(super) struct Subprotocols(Vec<&'static str>);
 
 impl Subprotocols {
-    fn add(&mut self, sent: &Completion) {
+    pub(super) fn add(&mut self, sent: &Completion) {
         let name = sent.subprotocol.map_or("?", efa::Subprotocol::name);
         if !self.0.contains(&name) {
             self.0.push(name);
         }
+    }
+
+    pub(super) fn into_names(self) -> Vec<&'static str> {
+        self.0
     }
 
     /// Adds that of a message, and gives its buffer.

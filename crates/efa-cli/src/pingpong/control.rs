@@ -158,6 +158,23 @@ macro_rules! each {
     };
 }
 
+impl Stream {
+    /// Writes wait at most as long.
+    pub(crate) fn set_write_timeout(&self, limit: Duration) -> io::Result<()> {
+        each!(self, stream => stream.set_write_timeout(Some(limit)))
+    }
+
+    /// Reads wait at most as long, which is not nothing.
+    pub(crate) fn set_read_timeout(&self, limit: Duration) -> io::Result<()> {
+        each!(self, stream => stream.set_read_timeout(Some(limit)))
+    }
+
+    /// Reads wait not at all, or as long as was set.
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        each!(self, stream => stream.set_nonblocking(nonblocking))
+    }
+}
+
 impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         each!(self, stream => stream.read(into))
@@ -187,7 +204,7 @@ pub(crate) struct Channel {
 impl Channel {
     /// Greets the other side, and hears its greeting.
     pub(crate) fn greet(stream: Stream, patience: Duration) -> Result<Self, ControlError> {
-        each!(&stream, stream => stream.set_write_timeout(Some(patience))?);
+        stream.set_write_timeout(patience)?;
         let mut channel = Self { stream, received: Vec::new(), patience };
         channel.send_line(&Hello { protocol: PROTOCOL.to_owned(), version: VERSION })?;
         let line = channel.receive_line()?;
@@ -234,9 +251,9 @@ impl Channel {
     /// Looks, without waiting, whether the other side is still there and hasn't failed. A message
     /// that it sent stays for later.
     pub(crate) fn check(&mut self) -> Result<(), ControlError> {
-        each!(&self.stream, stream => stream.set_nonblocking(true)?);
+        self.stream.set_nonblocking(true)?;
         let read = self.read_more();
-        each!(&self.stream, stream => stream.set_nonblocking(false)?);
+        self.stream.set_nonblocking(false)?;
         match read {
             Err(ControlError::Io(error)) if error.kind() == ErrorKind::WouldBlock => {}
             // What it said before is worth more than that it is gone.
@@ -290,7 +307,7 @@ impl Channel {
             if left.is_zero() {
                 return Err(silent);
             }
-            each!(&self.stream, stream => stream.set_read_timeout(Some(left))?);
+            self.stream.set_read_timeout(left)?;
             match self.read_more() {
                 Err(ControlError::Io(error)) if error.kind() == ErrorKind::WouldBlock => {
                     return Err(silent);

@@ -12,11 +12,13 @@
 //! * `sizes`, `plan`, `pattern`: which messages, how many, of which bytes
 //! * `control`, `process`: the other side, and the channel to it
 //! * `run`, `session`, `client`, `server`: the run itself
+//! * `fi`: the run with libfabric's `fi_pingpong` as the other side
 //! * `report`: the table and its JSON form
 
 mod client;
 mod connect;
 mod control;
+mod fi;
 mod pattern;
 mod plan;
 mod process;
@@ -37,6 +39,7 @@ use efa_sim::capture::CaptureError;
 
 use self::connect::{ConnectError, HostPort};
 use self::control::ControlError;
+use self::fi::FiControlError;
 use self::plan::{MAX_ITERATIONS, MAX_WINDOW, Mode, Plan, PlanError, Step};
 use self::process::{ProcessError, ServerProcess};
 use self::report::Report;
@@ -57,11 +60,18 @@ Without HOST and --listen, the server is started as a second process on this hos
 the run. By hand, start `efa pingpong --listen` first and `efa pingpong HOST` then; the software \
 device reaches processes of one host, so both must run on the same.
 
+With --fi, the other side is libfabric's fi_pingpong, on the same software device:
+  efa soft-efa run -- fi_pingpong -p efa -e rdm -c         then: efa pingpong --fi 127.0.0.1
+  efa pingpong --fi --listen                               then: efa soft-efa run -- \
+                                                           fi_pingpong -p efa -e rdm -c 127.0.0.1
+It agrees on nothing beforehand, so that both sides need the same options: -c is our default (else \
+--no-check), -I --iterations, -S --sizes (-S all: --all-sizes), -m tagged --tagged.
+
 Sizes are in bytes or with k, M, G; a range doubles from its first size up to its last. Sizes, \
 repetitions and all that messages are like is for the client to say.")]
 pub(crate) struct Args {
     /// Connect to a server that was started by hand [default port: 47592]
-    #[arg(value_name = "HOST[:PORT]", conflicts_with = "listen")]
+    #[arg(value_name = "HOST[:PORT]", conflicts_with = "listen", group = "side")]
     host: Option<HostPort>,
     /// Be the server for one client [default: 127.0.0.1:47592; port 0 picks one]
     #[arg(
@@ -69,17 +79,24 @@ pub(crate) struct Args {
         value_name = "ADDR:PORT",
         num_args = 0..=1,
         default_missing_value = "127.0.0.1",
+        group = "side",
     )]
     listen: Option<HostPort>,
     /// Be the server for the client at the other end of standard input
     #[arg(long, hide = true, conflicts_with = "listen")]
     serve_inherited: bool,
+    /// The other side is libfabric's `fi_pingpong -p efa -e rdm -c`
+    #[arg(long, requires = "side", conflicts_with_all = ["warmup", "cq_data", "bandwidth"])]
+    fi: bool,
+    /// The sizes of `fi_pingpong -S all`: powers of two, and those and a half, up to 6M
+    #[arg(long, requires = "fi", conflicts_with = "sizes")]
+    all_sizes: bool,
     /// Sizes of messages, such as `0,8,1k,64K,1M-6M` [default: up to 6M, with those around each
     /// change of the subprotocol]
-    #[arg(long, value_name = "LIST", conflicts_with = "listen")]
+    #[arg(long, value_name = "LIST")]
     sizes: Option<Sizes>,
     /// Repetitions of each size [default: 5000, fewer of long messages]
-    #[arg(long, value_name = "N", conflicts_with = "listen",
+    #[arg(long, value_name = "N",
         value_parser = RangedU64ValueParser::<u64>::new().range(1..=MAX_ITERATIONS))]
     iterations: Option<u64>,
     /// Repetitions of each size before those that count
@@ -87,13 +104,13 @@ pub(crate) struct Args {
         value_parser = RangedU64ValueParser::<u64>::new().range(0..=MAX_ITERATIONS))]
     warmup: u64,
     /// Send tagged messages, each with a tag of its own
-    #[arg(long, conflicts_with = "listen")]
+    #[arg(long)]
     tagged: bool,
     /// Send 64 bits of completion data along with each message
     #[arg(long, conflicts_with = "listen")]
     cq_data: bool,
     /// Don't write and check all bytes of all messages
-    #[arg(long, conflicts_with = "listen")]
+    #[arg(long)]
     no_check: bool,
     /// Measure one-way streams instead of round trips
     #[arg(long, conflicts_with = "listen")]
@@ -151,6 +168,9 @@ pub(crate) enum PingpongError {
     /// The control channel failed.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// The control channel to `fi_pingpong` failed.
+    #[error(transparent)]
+    FiControl(#[from] FiControlError),
     /// The server process failed.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -171,6 +191,20 @@ pub(crate) enum PingpongError {
 }
 
 impl Args {
+    /// What clap can't refuse: options that are for the client to say, unless the server speaks
+    /// with `fi_pingpong`, where both need them.
+    pub(crate) fn conflict(&self) -> Option<String> {
+        let clients = [
+            ("--sizes", self.sizes.is_some()),
+            ("--iterations", self.iterations.is_some()),
+            ("--tagged", self.tagged),
+            ("--no-check", self.no_check),
+        ];
+        let given = clients.into_iter().find(|(_, given)| *given);
+        let (option, _) = given.filter(|_| self.listen.is_some() && !self.fi)?;
+        Some(format!("the argument '{option}' cannot be used with '--listen' without '--fi'"))
+    }
+
     /// How long to wait for the other side in any one place.
     fn patience(&self) -> Duration {
         Duration::from_secs(self.timeout)
@@ -205,6 +239,25 @@ impl Args {
         }
     }
 
+    /// What to do with `fi_pingpong`.
+    fn fi_plan(&self) -> Plan {
+        let sizes = match &self.sizes {
+            Some(Sizes(sizes)) => sizes.clone(),
+            None if self.all_sizes => fi::all_sizes(),
+            None => fi::DEFAULT_SIZES.into(),
+        };
+        let iterations = self.iterations.unwrap_or(fi::ITERATIONS);
+        let step = |size| Step { size, iterations, window: 1 };
+        Plan {
+            mode: Mode::Latency,
+            tagged: self.tagged,
+            cq_data: false,
+            check: !self.no_check,
+            warmup: 0,
+            steps: sizes.into_iter().map(step).collect(),
+        }
+    }
+
     /// The arguments of a server process for this client.
     fn for_server(&self) -> Vec<OsString> {
         let DeviceArgs { device_name, directory } = &self.device;
@@ -224,10 +277,11 @@ pub(crate) fn run(args: &Args) -> Result<(), PingpongError> {
         serve_parent(args)
     } else if let Some(at) = &args.listen {
         let stream = connect::listen(at, |address| announce(args, address))?;
-        run::serve(args, stream)
+        if args.fi { fi::serve(args, stream) } else { run::serve(args, stream) }
     } else if let Some(host) = &args.host {
         let stream = connect::connect(host, args.patience())?;
-        print(args, &run::measure(args, stream)?)
+        let report = if args.fi { fi::measure(args, stream)? } else { run::measure(args, stream)? };
+        print(args, &report)
     } else {
         print(args, &with_own_server(args)?)
     }

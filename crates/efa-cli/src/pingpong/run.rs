@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use efa::{Address, Domain, Endpoint};
+use efa::{Address, AddressVector, Domain, Endpoint, FiAddr};
 use efa_proto::RawAddress;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -101,14 +101,14 @@ fn describe(error: &dyn std::error::Error) -> String {
 }
 
 /// The device of one side, and the capture of its packets.
-struct Device<'a> {
-    domain: Domain,
+pub(super) struct Device<'a> {
+    pub(super) domain: Domain,
     args: &'a Args,
     capture: Option<CaptureFile>,
 }
 
 impl<'a> Device<'a> {
-    fn open(args: &'a Args) -> Result<Self, PingpongError> {
+    pub(super) fn open(args: &'a Args) -> Result<Self, PingpongError> {
         let Args { device, capture: file, .. } = args;
         let capture = match file {
             Some(file) => {
@@ -126,7 +126,7 @@ impl<'a> Device<'a> {
     }
 
     /// Says farewell to the other side, and ends the capture.
-    fn close(self, endpoint: Endpoint) -> Result<(), PingpongError> {
+    pub(super) fn close(self, endpoint: Endpoint) -> Result<(), PingpongError> {
         if let Err(error) = endpoint.close(FAREWELL) {
             tracing::warn!(%error, "the endpoint is closed too early");
         }
@@ -149,18 +149,27 @@ fn session<'a>(
 ) -> Result<Session<'a>, PingpongError> {
     let Objects { endpoint, queue, addresses } = objects;
     let theirs: Address = theirs.parse()?;
-    let interface = |address| Ipv6Addr::from(RawAddress::from(address).gid);
-    let (ours, others) = (interface(endpoint.address()), interface(theirs));
-    if ours != others {
-        return Err(PingpongError::NotOneHost { ours, theirs: others });
-    }
-    let peer = addresses.insert(theirs).map_err(PingpongError::Peer)?;
+    let peer = insert(&addresses, theirs, endpoint.address())?;
     let (patience, early) = (args.patience(), Early::default());
     Ok(Session { endpoint, queue, peer, channel, plan, patience, early })
 }
 
+/// Makes the other side's endpoint our peer, if it is on the host where ours is.
+pub(super) fn insert(
+    addresses: &AddressVector,
+    theirs: Address,
+    ours: Address,
+) -> Result<FiAddr, PingpongError> {
+    let interface = |address| Ipv6Addr::from(RawAddress::from(address).gid);
+    let (ours, others) = (interface(ours), interface(theirs));
+    if ours != others {
+        return Err(PingpongError::NotOneHost { ours, theirs: others });
+    }
+    addresses.insert(theirs).map_err(PingpongError::Peer)
+}
+
 /// On a terminal only; standard error, so that the result stays alone.
-fn progress_bar(steps: usize) -> ProgressBar {
+pub(super) fn progress_bar(steps: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} sizes, now {msg}");
     let bar = ProgressBar::new(steps as u64);
     match style {

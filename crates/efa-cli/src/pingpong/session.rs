@@ -15,14 +15,15 @@ use efa::{
 };
 
 use super::control::{Channel, ControlError};
+use super::fi::FiControlError;
 use super::pattern::{Mismatch, Pattern};
 use super::plan::{Direction, Plan};
 use super::report::readable_size;
 
 /// Looks at the completion queue between two offers of the processor to others.
-const SPINS: u32 = 16;
+pub(super) const SPINS: u32 = 16;
 /// Time between two looks at the control channel.
-const CHECK: Duration = Duration::from_millis(20);
+pub(super) const CHECK: Duration = Duration::from_millis(20);
 
 /// One message of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +54,7 @@ impl Turn {
         self.step << 32 | self.number
     }
 
-    fn failed(self, source: Problem) -> RunError {
+    pub(super) fn failed(self, source: Problem) -> RunError {
         RunError { turn: self, source }
     }
 
@@ -90,6 +91,9 @@ pub(crate) enum Problem {
     /// The peer is gone or has given up.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// The peer, `fi_pingpong`, is gone.
+    #[error(transparent)]
+    FiControl(#[from] FiControlError),
     /// It isn't as long as it should be.
     #[error("{found} bytes arrived")]
     Length {

@@ -1,0 +1,124 @@
+//! A run with libfabric's `fi_pingpong` as the other side, in its own language.
+//!
+//! ```text
+//!   efa pingpong --fi            fi_pingpong -p efa -e rdm -c      (under `efa soft-efa run`)
+//!     control ◄──────────── TCP ────────────►
+//!     session ◄═══ messages of the device ══►
+//! ```
+//!
+//! Both sides have one receive posted at any time, with room for the longest message, and post it
+//! again for each message that came. The client sends first; at the end, each sends `fin`.
+
+mod control;
+mod data;
+mod session;
+
+use std::time::Instant;
+
+use indicatif::ProgressBar;
+
+pub(crate) use self::control::FiControlError;
+pub(super) use self::data::{DEFAULT_SIZES, ITERATIONS, all_sizes};
+
+use self::control::FiControl;
+use self::session::Session;
+use super::client::Subprotocols;
+use super::control::Stream;
+use super::plan::{Direction, Step};
+use super::report::{Report, Row, readable_size};
+use super::run::{Device, insert, progress_bar};
+use super::session::{RunError, Turn};
+use super::{Args, PingpongError};
+use crate::device::Objects;
+
+/// Operations under way: a send and a receive, with some to spare.
+const CAPACITY: usize = 16;
+
+/// The client: sends first, and measures.
+pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongError> {
+    let mut control = FiControl::new(stream, args.patience())?;
+    let theirs = control.receive_name()?;
+    let device = Device::open(args)?;
+    let Objects { endpoint, queue, addresses } = Objects::new(&device.domain, CAPACITY)?;
+    let peer = insert(&addresses, theirs, endpoint.address())?;
+    let plan = args.fi_plan();
+    let ours = endpoint.address();
+    let mut session = Session::new(endpoint, queue, peer, control, plan, args.patience())?;
+    session.control.send_name(ours)?;
+    let progress = progress_bar(session.plan.steps.len());
+    let rows = ask(&mut session, &progress);
+    progress.finish_and_clear();
+    let rows = rows?;
+    session.farewell(Direction::ToServer)?;
+    let report = Report::new(device.domain.attributes().name, &session.plan, rows);
+    device.close(session.endpoint)?;
+    Ok(report)
+}
+
+/// The server: answers.
+pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
+    let mut control = FiControl::new(stream, args.patience())?;
+    let device = Device::open(args)?;
+    let Objects { endpoint, queue, addresses } = Objects::new(&device.domain, CAPACITY)?;
+    control.send_name(endpoint.address())?;
+    let theirs = control.receive_name()?;
+    let peer = insert(&addresses, theirs, endpoint.address())?;
+    let plan = args.fi_plan();
+    let mut session = Session::new(endpoint, queue, peer, control, plan, args.patience())?;
+    tracing::info!("the run begins");
+    answer(&mut session)?;
+    session.farewell(Direction::ToClient)?;
+    device.close(session.endpoint)
+}
+
+fn ask(session: &mut Session, progress: &ProgressBar) -> Result<Vec<Row>, PingpongError> {
+    let mut rows = Vec::new();
+    for (step, sizes) in (0..).zip(session.plan.steps.clone()) {
+        let Step { size, iterations, .. } = sizes;
+        progress.set_message(readable_size(size));
+        session.control.ask()?;
+        rows.push(round_trips(session, step, sizes)?);
+        session.control.tell_count(iterations)?;
+        progress.inc(1);
+    }
+    Ok(rows)
+}
+
+fn round_trips(session: &mut Session, step: u64, sizes: Step) -> Result<Row, RunError> {
+    let Step { size, iterations, .. } = sizes;
+    let mut subprotocols = Subprotocols::default();
+    let mut times = Vec::new();
+    let mut ping = vec![0; size as usize];
+    for number in 0..iterations {
+        let there = Turn { step, number, size, direction: Direction::ToServer };
+        let back = Turn { direction: Direction::ToClient, ..there };
+        session.fill(&mut ping);
+        let begin = Instant::now();
+        session.send(there, ping)?;
+        let received = session.received(back)?;
+        times.push(begin.elapsed());
+        let sent = session.sent(there)?;
+        subprotocols.add(&sent);
+        ping = sent.buffer.into_vec();
+        session.verify(back, received)?;
+    }
+    Ok(Row::of_round_trips(sizes, times, subprotocols.into_names()))
+}
+
+fn answer(session: &mut Session) -> Result<(), PingpongError> {
+    for (step, Step { size, iterations, .. }) in (0..).zip(session.plan.steps.clone()) {
+        let mut pong = vec![0; size as usize];
+        session.control.answer()?;
+        for number in 0..iterations {
+            let there = Turn { step, number, size, direction: Direction::ToServer };
+            let back = Turn { direction: Direction::ToClient, ..there };
+            let received = session.received(there)?;
+            session.verify(there, received)?;
+            session.fill(&mut pong);
+            session.send(back, pong)?;
+            pong = session.sent(back)?.buffer.into_vec();
+        }
+        session.control.hear_count(iterations)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! An endpoint, and `fi_pingpong` as its peer.
+
+use std::collections::VecDeque;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use efa::{Completion, CompletionQueue, Endpoint, FiAddr, Kind, Message, Receive};
+
+use super::super::plan::{Direction, Plan};
+use super::super::session::{CHECK, Problem, RunError, SPINS, Turn};
+use super::control::{FiControl, FiControlError};
+use super::data;
+
+/// How long messages may still come from a peer that has closed the control channel: it does so
+/// at its end, when we need not have seen its last message.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The parts of a session.
+pub(super) struct Session {
+    pub(super) endpoint: Endpoint,
+    queue: CompletionQueue,
+    peer: FiAddr,
+    pub(super) control: FiControl,
+    pub(super) plan: Plan,
+    /// How long nothing may happen.
+    patience: Duration,
+    /// Messages made, and messages checked, so far.
+    filled: u32,
+    checked: u32,
+    /// What completed and wasn't asked for yet.
+    sent: VecDeque<Completion>,
+    received: VecDeque<Completion>,
+}
+
+impl Session {
+    /// With the first receive posted.
+    pub(super) fn new(
+        endpoint: Endpoint,
+        queue: CompletionQueue,
+        peer: FiAddr,
+        control: FiControl,
+        plan: Plan,
+        patience: Duration,
+    ) -> Result<Self, RunError> {
+        let longest = plan.steps.iter().map(|step| step.size).max().unwrap_or(0);
+        let room = longest.max(data::LEAST_ROOM) as usize;
+        let (sent, received) = (VecDeque::new(), VecDeque::new());
+        let (filled, checked) = (0, 0);
+        let session = Self {
+            endpoint,
+            queue,
+            peer,
+            control,
+            plan,
+            patience,
+            filled,
+            checked,
+            sent,
+            received,
+        };
+        let first = Turn { step: 0, number: 0, size: longest, direction: Direction::ToServer };
+        session.post(first, vec![0; room])?;
+        Ok(session)
+    }
+
+    /// Writes the bytes of the next message, if they are to be checked.
+    pub(super) fn fill(&mut self, buffer: &mut [u8]) {
+        if self.plan.check {
+            data::fill(self.filled, buffer);
+            self.filled = self.filled.wrapping_add(1);
+        }
+    }
+
+    /// Starts to send a message.
+    pub(super) fn send(&self, turn: Turn, buffer: Vec<u8>) -> Result<(), RunError> {
+        let message = Message::to(self.peer);
+        let message = if self.plan.tagged { message.tagged(data::TAG) } else { message };
+        let result = self.endpoint.send(message, buffer, turn.number);
+        result.map_err(|refused| turn.failed(Problem::Start(refused.error)))
+    }
+
+    fn post(&self, turn: Turn, buffer: Vec<u8>) -> Result<(), RunError> {
+        let receive =
+            if self.plan.tagged { Receive::tagged(data::TAG) } else { Receive::untagged() };
+        let result = self.endpoint.receive(receive, buffer, turn.number);
+        result.map(drop).map_err(|refused| turn.failed(Problem::Start(refused.error)))
+    }
+
+    /// Waits for the next send to complete; `turn` is for errors.
+    pub(super) fn sent(&mut self, turn: Turn) -> Result<Completion, RunError> {
+        loop {
+            if let Some(completion) = self.sent.pop_front() {
+                return Ok(completion);
+            }
+            self.wait().map_err(|problem| turn.failed(problem))?;
+        }
+    }
+
+    /// Waits for the next message; `turn` is for errors.
+    pub(super) fn received(&mut self, turn: Turn) -> Result<Completion, RunError> {
+        loop {
+            if let Some(completion) = self.received.pop_front() {
+                return Ok(completion);
+            }
+            self.wait().map_err(|problem| turn.failed(problem))?;
+        }
+    }
+
+    /// Whether a received message is what was sent; posts its buffer for the next one.
+    pub(super) fn verify(&mut self, turn: Turn, completion: Completion) -> Result<(), RunError> {
+        let buffer = self.envelope(turn, completion)?;
+        if self.plan.check {
+            let checked = data::check(self.checked, &buffer[..turn.size as usize]);
+            checked.map_err(|mismatch| turn.failed(Problem::Bytes(mismatch)))?;
+            self.checked = self.checked.wrapping_add(1);
+        }
+        self.post(turn, buffer)
+    }
+
+    /// Both sides say that they are at the end; `ours` is the direction in which we do.
+    pub(super) fn farewell(&mut self, ours: Direction) -> Result<(), RunError> {
+        let steps = self.plan.steps.len() as u64;
+        let size = data::FAREWELL.len() as u64;
+        let turn = |direction| Turn { step: steps, number: 0, size, direction };
+        let theirs = match ours {
+            Direction::ToServer => Direction::ToClient,
+            Direction::ToClient => Direction::ToServer,
+        };
+        self.send(turn(ours), data::FAREWELL.to_vec())?;
+        self.sent(turn(ours))?;
+        let received = self.received(turn(theirs))?;
+        let buffer = self.envelope(turn(theirs), received)?;
+        let differs = data::FAREWELL.iter().zip(&buffer).position(|(wanted, byte)| wanted != byte);
+        match differs {
+            Some(offset) => {
+                let (expected, found) = (data::FAREWELL[offset], buffer[offset]);
+                let mismatch = super::super::pattern::Mismatch { offset, expected, found };
+                Err(turn(theirs).failed(Problem::Bytes(mismatch)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Checks length and tag of a message; gives its buffer, which may be longer.
+    fn envelope(&self, turn: Turn, completion: Completion) -> Result<Vec<u8>, RunError> {
+        let Completion { length, tag, buffer, .. } = completion;
+        if length != turn.size {
+            return Err(turn.failed(Problem::Length { found: length }));
+        }
+        let expected = self.plan.tagged.then_some(data::TAG);
+        if tag != expected {
+            return Err(turn.failed(Problem::Tag { found: tag, expected }));
+        }
+        Ok(buffer.into_vec())
+    }
+
+    /// Waits for one completion, and sorts it in.
+    fn wait(&mut self) -> Result<(), Problem> {
+        let begin = Instant::now();
+        let (mut spins, mut looked, mut gone) = (0_u32, begin, None);
+        let completion = loop {
+            if let Some(entry) = self.queue.read() {
+                break entry?;
+            }
+            spins = spins.wrapping_add(1);
+            if !spins.is_multiple_of(SPINS) {
+                continue;
+            }
+            thread::yield_now();
+            let now = Instant::now();
+            if now - looked < CHECK {
+                continue;
+            }
+            looked = now;
+            if gone.is_none() && self.control.is_closed()? {
+                gone = Some(now);
+            }
+            if gone.is_some_and(|since| now - since > GRACE) {
+                return Err(FiControlError::Closed.into());
+            }
+            if now - begin > self.patience {
+                return Err(Problem::Stalled { waited: self.patience });
+            }
+        };
+        match completion.kind {
+            Kind::Send => self.sent.push_back(completion),
+            _ => self.received.push_back(completion),
+        }
+        Ok(())
+    }
+}

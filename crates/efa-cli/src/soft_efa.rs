@@ -1,0 +1,314 @@
+//! `efa soft-efa run`: another program on the software EFA device.
+//!
+//! ```text
+//!   soft-efa run OPTIONS -- PROGRAM ─── becomes ──► PROGRAM
+//!                   │                                  ▲ preloaded
+//!                   └── environment: EFA_SOFT_… ──► libefa_soft.so (crate efa-softverbs)
+//! ```
+//!
+//! This process becomes the program (`exec`), and so its exit code is the program's, and signals
+//! reach the program without anybody between.
+
+use std::convert::Infallible;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Subcommand, ValueEnum};
+
+use crate::device::DeviceArgs;
+
+/// File name of the library.
+const LIBRARY: &str = "libefa_soft.so";
+/// Where it is, from the directory of this program: where cargo puts it, there for the other
+/// profile, and in an installation.
+const PLACES: [&str; 4] = [".", "../release", "../debug", "../lib"];
+/// What the loader reads.
+const PRELOAD: &str = "LD_PRELOAD";
+/// Whether libfabric's EFA provider goes around the device to peers on the same host.
+const SHM_TRANSFER: &str = "FI_EFA_ENABLE_SHM_TRANSFER";
+
+/// Arguments of `efa soft-efa`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: SoftEfa,
+}
+
+#[derive(Debug, Subcommand)]
+enum SoftEfa {
+    /// Run a program that finds an EFA device, by libibverbs and libefa, where there is none
+    Run(Run),
+}
+
+/// Arguments of `efa soft-efa run`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples, with Debian's libfabric-bin:
+  efa soft-efa run -- fi_info -p efa
+  efa soft-efa run -- fi_pingpong -p efa -e rdm -c &
+  efa soft-efa run -- fi_pingpong -p efa -e rdm -c 127.0.0.1
+
+The program takes the place of this one: its exit code is what is seen, and signals reach it. \
+Programs of one user with the same --device-name and --directory reach each other, `efa pingpong` \
+among them.")]
+struct Run {
+    /// Whether the device reads and writes the memory of peers [default: read,write]
+    #[arg(long, value_name = "WHICH")]
+    device_rdma: Option<Rdma>,
+    /// Largest datagram in bytes [default: 8928]
+    #[arg(long, value_name = "BYTES",
+        value_parser = RangedU64ValueParser::<u64>::new().range(1024..=32768))]
+    mtu: Option<u64>,
+    /// Let datagrams overtake each other, as this seed says
+    #[arg(long, value_name = "SEED")]
+    reorder: Option<u64>,
+    /// Chance, 0 to 1, that a datagram finds the receiver not ready
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    rnr: Option<f64>,
+    /// Number of devices; each is a host of its own
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u64>::new().range(1..=16))]
+    devices: Option<u64>,
+    /// Write all packets into a file for `efa decode`; `%p` stands for the number of the process
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+    /// Print counters of the device to standard error at the end
+    #[arg(long)]
+    statistics: bool,
+    /// Let libfabric reach peers on this host by shared memory of its own, around the device
+    #[arg(long)]
+    shm_transfer: bool,
+    /// The library to preload [default: libefa_soft.so beside this program]
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", required = true, last = true)]
+    program: Vec<OsString>,
+}
+
+/// What the device can do to the memory of peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Rdma {
+    #[value(name = "read,write")]
+    ReadWrite,
+    Read,
+    Write,
+    None,
+}
+
+impl Rdma {
+    const fn setting(self) -> &'static str {
+        match self {
+            Self::ReadWrite => "read,write",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::None => "none",
+        }
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate| (0.0..=1.0).contains(rate));
+    rate.ok_or_else(|| "a number from 0 to 1 is expected".to_owned())
+}
+
+/// Why the program doesn't run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SoftEfaError {
+    /// The library is nowhere.
+    #[error(
+        "no {LIBRARY} in {}: build it by `cargo build --release -p efa-softverbs`, or name it by \
+         --library",
+        list(.looked)
+    )]
+    NoLibrary {
+        /// Where it isn't.
+        looked: Vec<PathBuf>,
+    },
+    /// The library that was named isn't there.
+    #[error("cannot read the library {}", file.display())]
+    Library {
+        /// The file.
+        file: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The loader would take the path for several.
+    #[error("the loader can't preload {}: its path has a blank or a colon", file.display())]
+    Separator {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A path that can't be told.
+    #[error("cannot tell where {} is", file.display())]
+    Path {
+        /// The path.
+        file: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The program doesn't start.
+    #[error("cannot run {}", program.display())]
+    Program {
+        /// The program.
+        program: OsString,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+fn list(places: &[PathBuf]) -> String {
+    let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+    places.join(", ")
+}
+
+/// Runs the command; returns only if the program doesn't start.
+pub(crate) fn run(Args { command: SoftEfa::Run(args) }: &Args) -> Result<Infallible, SoftEfaError> {
+    let library = match &args.library {
+        Some(file) => named(file)?,
+        None => beside(
+            &env::current_exe()
+                .map_err(|source| SoftEfaError::Path { file: "this program".into(), source })?,
+        )?,
+    };
+    let mut words = args.program.iter();
+    // There is one at least; no program has an empty name.
+    let program = words.next().cloned().unwrap_or_default();
+    let mut command = Command::new(&program);
+    command.args(words).envs(args.settings()?);
+    command.env(PRELOAD, preload(&library, env::var_os(PRELOAD).as_deref())?);
+    tracing::info!(library = %library.display(), ?command, "becomes the program");
+    Err(SoftEfaError::Program { program, source: command.exec() })
+}
+
+/// A library that the user names.
+fn named(file: &Path) -> Result<PathBuf, SoftEfaError> {
+    file.canonicalize().map_err(|source| SoftEfaError::Library { file: file.to_owned(), source })
+}
+
+/// The library beside this program.
+fn beside(program: &Path) -> Result<PathBuf, SoftEfaError> {
+    let directory = program.parent().unwrap_or(program);
+    let looked: Vec<_> = PLACES.iter().map(|place| directory.join(place)).collect();
+    let found = looked.iter().find_map(|place| place.join(LIBRARY).canonicalize().ok());
+    found.ok_or(SoftEfaError::NoLibrary { looked })
+}
+
+/// The library before all that are to be preloaded anyway.
+fn preload(library: &Path, others: Option<&OsStr>) -> Result<OsString, SoftEfaError> {
+    if library.as_os_str().as_bytes().iter().any(|byte| b": \t\n".contains(byte)) {
+        return Err(SoftEfaError::Separator { file: library.to_owned() });
+    }
+    let mut all = library.as_os_str().to_owned();
+    if let Some(others) = others.filter(|others| !others.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    Ok(all)
+}
+
+impl Run {
+    /// The environment that tells the library what the device is like; what isn't asked for keeps
+    /// what the environment already says.
+    fn settings(&self) -> Result<Vec<(&'static str, OsString)>, SoftEfaError> {
+        let DeviceArgs { device_name, directory } = &self.device;
+        let mut settings: Vec<(_, OsString)> = vec![("EFA_SOFT_NAME", device_name.into())];
+        let properties = [
+            ("EFA_SOFT_RDMA", self.device_rdma.map(|which| which.setting().to_owned())),
+            ("EFA_SOFT_MTU", self.mtu.map(|number| number.to_string())),
+            ("EFA_SOFT_REORDER", self.reorder.map(|number| number.to_string())),
+            ("EFA_SOFT_RNR", self.rnr.map(|number| number.to_string())),
+            ("EFA_SOFT_DEVICES", self.devices.map(|number| number.to_string())),
+        ];
+        let given = properties.into_iter().filter_map(|(name, value)| Some((name, value?.into())));
+        settings.extend(given);
+        // The program may work in another directory.
+        for (name, path) in [("EFA_SOFT_DIRECTORY", directory), ("EFA_SOFT_CAPTURE", &self.capture)]
+        {
+            if let Some(file) = path {
+                let absolute = std::path::absolute(file);
+                let failed = |source| SoftEfaError::Path { file: file.clone(), source };
+                settings.push((name, absolute.map_err(failed)?.into()));
+            }
+        }
+        if self.statistics {
+            settings.push(("EFA_SOFT_STATISTICS", "1".into()));
+        }
+        if !self.shm_transfer {
+            settings.push((SHM_TRANSFER, "0".into()));
+        }
+        Ok(settings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn settings(options: &str) -> Vec<(&'static str, String)> {
+        let line = ["efa", "run"].into_iter().chain(options.split_whitespace()).chain(["--", "x"]);
+        let Args { command: SoftEfa::Run(run) } = Cli::parse_from(line).args;
+        let settings = run.settings().unwrap().into_iter();
+        settings.map(|(name, value)| (name, value.into_string().unwrap())).collect()
+    }
+
+    #[test]
+    fn what_is_not_asked_for_is_left_to_the_library() {
+        let expected = [("EFA_SOFT_NAME", "efa"), ("FI_EFA_ENABLE_SHM_TRANSFER", "0")];
+        assert_eq!(settings(""), expected.map(|(name, value)| (name, value.to_owned())));
+    }
+
+    #[test]
+    fn every_option_has_its_variable() {
+        let options = "--device-name a --directory /d --device-rdma none --mtu 4096 --reorder 7 \
+            --rnr 0.25 --devices 2 --capture /c/%p.pcapng --statistics --shm-transfer";
+        let expected = [
+            ("EFA_SOFT_NAME", "a"),
+            ("EFA_SOFT_RDMA", "none"),
+            ("EFA_SOFT_MTU", "4096"),
+            ("EFA_SOFT_REORDER", "7"),
+            ("EFA_SOFT_RNR", "0.25"),
+            ("EFA_SOFT_DEVICES", "2"),
+            ("EFA_SOFT_DIRECTORY", "/d"),
+            ("EFA_SOFT_CAPTURE", "/c/%p.pcapng"),
+            ("EFA_SOFT_STATISTICS", "1"),
+        ];
+        assert_eq!(settings(options), expected.map(|(name, value)| (name, value.to_owned())));
+    }
+
+    #[test]
+    fn paths_are_made_absolute() {
+        let settings = settings("--directory d --capture c");
+        for name in ["EFA_SOFT_DIRECTORY", "EFA_SOFT_CAPTURE"] {
+            let (_, value) = settings.iter().find(|(variable, _)| *variable == name).unwrap();
+            assert!(Path::new(value).is_absolute(), "{value}");
+        }
+    }
+
+    #[test]
+    fn others_stay_preloaded_behind_the_library() {
+        let preload = |library: &str, others: Option<&str>| {
+            preload(Path::new(library), others.map(OsStr::new)).ok()
+        };
+        assert_eq!(preload("/l.so", None), Some("/l.so".into()));
+        assert_eq!(preload("/l.so", Some("")), Some("/l.so".into()));
+        assert_eq!(preload("/l.so", Some("/a:/b")), Some("/l.so:/a:/b".into()));
+        assert_eq!(preload("/my dir/l.so", None), None);
+        assert_eq!(preload("/a:b/l.so", None), None);
+    }
+}
