@@ -129,16 +129,9 @@ impl Session {
         self.send(turn(ours), data::FAREWELL.to_vec())?;
         self.sent(turn(ours))?;
         let received = self.received(turn(theirs))?;
-        let buffer = self.envelope(turn(theirs), received)?;
-        let differs = data::FAREWELL.iter().zip(&buffer).position(|(wanted, byte)| wanted != byte);
-        match differs {
-            Some(offset) => {
-                let (expected, found) = (data::FAREWELL[offset], buffer[offset]);
-                let mismatch = super::super::pattern::Mismatch { offset, expected, found };
-                Err(turn(theirs).failed(Problem::Bytes(mismatch)))
-            }
-            None => Ok(()),
-        }
+        // Not its bytes: `fi_pingpong` writes `fin` at the start of the room that the provider wants
+        // before a message, so that what travels is the beginning of its message before.
+        self.envelope(turn(theirs), received).map(drop)
     }
 
     /// Checks length and tag of a message; gives its buffer, which may be longer.
