@@ -3,11 +3,16 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use common::{Outcome, Running, Scratch, efa, run};
 
 /// `efa soft-efa run` with a stand-in for the library, which the loader complains about and leaves.
 fn soft_efa(options: &[&str], program: &[&str]) -> Outcome {
-    let library = Scratch::new("libefa_soft.so");
+    // Tests run side by side, and each removes its own.
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let library = Scratch::new(&format!("{number}-libefa_soft.so"));
     std::fs::write(&library, "").unwrap();
     let start = ["soft-efa", "run", "--library", library.as_str()];
     let arguments = start.iter().chain(options).chain(&["--"]).chain(program);
@@ -41,11 +46,12 @@ fn no_program() {
 fn no_library() {
     let error = run(["soft-efa", "run", "--library", "/nonexistent/l.so", "--", "true"]).failure();
     assert!(error.contains("cannot read the library /nonexistent/l.so"), "{error}");
-    // A copy of the program in a place where no library is.
+    // The program in a place where no library is. A link: a fork of another test could hold a copy
+    // open for writing, which can't be run then.
     let place = Scratch::new("alone");
     let bin = place.as_ref().join("some/bin");
     std::fs::create_dir_all(&bin).unwrap();
-    std::fs::copy(env!("CARGO_BIN_EXE_efa"), bin.join("efa")).unwrap();
+    std::fs::hard_link(env!("CARGO_BIN_EXE_efa"), bin.join("efa")).unwrap();
     let mut command = std::process::Command::new(bin.join("efa"));
     let output = command.args(["soft-efa", "run", "--", "true"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
