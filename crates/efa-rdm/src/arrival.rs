@@ -74,10 +74,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
                 (Some(_), _) => {}
                 (None, _) => self.statistics.unverified += 1,
             }
-            return match self.peers.standing(peer) {
-                Standing::Live => Ok(peer),
-                _ => Err((Some(peer), DropReason::Stale)),
-            };
+            return Ok(peer);
         }
         if let Some(address) = header.raw_address() {
             let forged =
@@ -93,8 +90,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         };
         let address = RawAddress { gid: gid.0, qpn: source.qpn.0, connid };
         match self.peers.by_address(&address) {
-            Some(peer) if self.peers.standing(peer) == Standing::Live => Ok(peer),
-            Some(peer) => Err((Some(peer), DropReason::Stale)),
+            Some(peer) => self.unless_gone(peer),
             None => Err((None, DropReason::UnknownSender)),
         }
     }
@@ -119,12 +115,17 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         }
     }
 
+    /// A sender found by its address, which may be that of a peer that is gone.
+    fn unless_gone(&self, peer: PeerId) -> Result<PeerId, (Option<PeerId>, DropReason)> {
+        match self.peers.standing(peer) {
+            Standing::Live => Ok(peer),
+            _ => Err((Some(peer), DropReason::Stale)),
+        }
+    }
+
     fn discover(&mut self, address: RawAddress) -> Result<PeerId, (Option<PeerId>, DropReason)> {
         if let Some(known) = self.peers.by_address(&address) {
-            return match self.peers.standing(known) {
-                Standing::Live => Ok(known),
-                _ => Err((Some(known), DropReason::Stale)),
-            };
+            return self.unless_gone(known);
         }
         match self.add_peer(address) {
             Ok(peer) => {

@@ -214,12 +214,10 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     /// # Errors
     /// The device can't address it: zero GID, or too many interfaces.
     pub fn insert_peer(&mut self, address: RawAddress) -> Result<PeerId, efa_device::DeviceError> {
-        if let Some(known) = self.peers.by_address(&address)
-            && self.peers.standing(known) == Standing::Live
-        {
-            return Ok(known);
+        match self.find_peer(&address) {
+            Some(known) => Ok(known),
+            None => self.add_peer(address),
         }
-        self.add_peer(address)
     }
 
     /// Adds a peer whose address is not known, or gone.
@@ -229,9 +227,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     ) -> Result<PeerId, efa_device::DeviceError> {
         let handle = self.transmit.device.create_address_handle(gid(&address))?;
         let (peer, replaced) = self.peers.insert(address, handle);
-        if let Some(old) = replaced
-            && self.peers.standing(old) == Standing::Live
-        {
+        if let Some(old) = replaced {
             self.end_peer(old, OperationError::PeerRestarted);
             self.events.push(Event::PeerRestarted { old, new: peer });
         }

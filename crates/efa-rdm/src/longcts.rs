@@ -134,7 +134,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         };
         let record = |length| InFlight {
             peer,
-            purpose: Purpose::Cts(id),
+            purpose: Purpose::Cts,
             packet_type: PacketType::Cts,
             length,
             retransmitted: false,

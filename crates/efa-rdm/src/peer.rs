@@ -20,6 +20,7 @@ use efa_handshake::PeerState;
 use efa_match::Window;
 use efa_proto::{MsgId, OpId, RawAddress};
 use hashbrown::HashTable;
+use hashbrown::hash_table::Entry as HashEntry;
 use slab::Slab;
 
 use crate::config::Config;
@@ -47,6 +48,12 @@ struct Entry {
     gone: bool,
     /// Index of the conversation, or [`NONE`].
     active: u32,
+}
+
+impl Entry {
+    fn is_at(&self, handle: AddressHandle, qpn: Qpn) -> bool {
+        self.handle == handle && self.address.qpn == qpn.0
+    }
 }
 
 const NONE: u32 = u32::MAX;
@@ -105,7 +112,7 @@ pub(crate) struct Peers<P> {
     entries: Vec<Entry>,
     active: Slab<Active<P>>,
     by_address: HashTable<u32>,
-    /// By address handle and QPN: the peer that holds the queue pair now.
+    /// By address handle and QPN: the peer that holds the queue pair now, which is never gone.
     current: HashTable<u32>,
     seed: u64,
 }
@@ -154,8 +161,7 @@ impl<P> Peers<P> {
     /// The peer that holds a queue pair now.
     pub(crate) fn by_source(&self, handle: AddressHandle, qpn: Qpn) -> Option<PeerId> {
         let found = self.current.find(hash_source(self.seed, handle, qpn), |index| {
-            let entry = &self.entries[*index as usize];
-            entry.handle == handle && entry.address.qpn == qpn.0
+            self.entries[*index as usize].is_at(handle, qpn)
         });
         found.map(|index| PeerId(*index))
     }
@@ -179,28 +185,33 @@ impl<P> Peers<P> {
         let index = entries.len() as u32;
         entries.push(Entry { address, handle, gone: false, active: NONE });
 
-        let same_address = |other: &u32| entries[*other as usize].address == address;
-        match by_address.find_mut(hash_address(seed, &address), same_address) {
-            Some(known) => *known = index,
-            None => {
-                let rehash = |other: &u32| hash_address(seed, &entries[*other as usize].address);
-                by_address.insert_unique(hash_address(seed, &address), index, rehash);
+        let known = by_address.entry(
+            hash_address(seed, &address),
+            |other| entries[*other as usize].address == address,
+            |other| hash_address(seed, &entries[*other as usize].address),
+        );
+        match known {
+            HashEntry::Occupied(mut known) => *known.get_mut() = index,
+            HashEntry::Vacant(place) => {
+                place.insert(index);
             }
         }
 
         let qpn = Qpn(address.qpn);
-        let same_source = |other: &u32| {
-            let entry = &entries[*other as usize];
-            entry.handle == handle && entry.address.qpn == qpn.0
-        };
-        let replaced = match current.find_mut(hash_source(seed, handle, qpn), same_source) {
-            Some(known) => Some(PeerId(core::mem::replace(known, index))),
-            None => {
-                let rehash = |other: &u32| {
-                    let entry = &entries[*other as usize];
-                    hash_source(seed, entry.handle, Qpn(entry.address.qpn))
-                };
-                current.insert_unique(hash_source(seed, handle, qpn), index, rehash);
+        let holder = current.entry(
+            hash_source(seed, handle, qpn),
+            |other| entries[*other as usize].is_at(handle, qpn),
+            |other| {
+                let entry = &entries[*other as usize];
+                hash_source(seed, entry.handle, Qpn(entry.address.qpn))
+            },
+        );
+        let replaced = match holder {
+            HashEntry::Occupied(mut holder) => {
+                Some(PeerId(core::mem::replace(holder.get_mut(), index)))
+            }
+            HashEntry::Vacant(place) => {
+                place.insert(index);
                 None
             }
         };

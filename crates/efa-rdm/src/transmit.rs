@@ -17,7 +17,7 @@ pub(crate) enum Purpose {
     /// A whole injected message.
     Inject { tag: Option<u64>, length: u32 },
     /// A grant for a receive operation.
-    Cts(OpId),
+    Cts,
     /// Our HANDSHAKE.
     Handshake,
 }
