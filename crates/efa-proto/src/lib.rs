@@ -28,6 +28,8 @@
 //! | `never_sent` | types that exist only in a size table | – |
 //! | `options` | optional headers of all requests, the raw address | 1.4, 3.1 |
 //!
+//! Beside them stands [`tm`]: the headers of the tag-matching offload, which is another protocol.
+//!
 //! # Rules that hold for all packets
 //!
 //! * All integers are little-endian. No field is assumed to be aligned.
@@ -84,6 +86,7 @@ mod rta;
 mod rtm;
 mod rtr;
 mod rtw;
+pub mod tm;
 mod writer;
 
 pub use address::{RawAddress, RawAddressForm};
