@@ -7,15 +7,17 @@
 //! ```text
 //!   engine ── post_send(packet) ──►  QueuePair  ──► (other queue pairs)
 //!          ── post_receive(packet) ►
-//!          ◄─ poll(now) ────────────  Completion::Send | Completion::Receive
+//!          ── post_read, post_write ►  registered memory of a remote interface
+//!          ◄─ poll(now) ────────────  Completion::{Send, Receive, Rdma, Written}
 //! ```
 //!
 //! # Ownership
 //!
 //! A packet buffer belongs either to the caller or to the queue pair, never to both: posting
 //! moves it in, a completion (or a refused post) moves it back, and dropping the queue pair drops
-//! what it still holds. So no order of drops can let a device write to freed memory, and users of
-//! this crate need no `unsafe`.
+//! what it still holds. An RDMA operation holds a handle of the local [`Region`] until it completes.
+//! So no order of drops can let a device write to freed memory, and users of this crate need no
+//! `unsafe`.
 //!
 //! # What a device promises
 //!
@@ -24,6 +26,9 @@
 //! * Every accepted send completes exactly once, with success or with a [`Status`].
 //! * A receiver without a posted buffer makes the send fail with [`Status::ReceiverNotReady`]
 //!   after the device's own retries; the datagram was then *not* delivered.
+//! * An RDMA read or write touches remote memory after key, bounds and access were checked, or
+//!   completes with [`Status::RemoteBadAddress`]. The remote side takes no part and is not told,
+//!   except by the immediate data of a write.
 //!
 //! # Example
 //!
@@ -42,6 +47,7 @@
 //!
 //! impl QueuePair for Loopback {
 //!     type Packet = Box<[u8]>;
+//!     type Region = NoRegion;
 //!     fn attributes(&self) -> &DeviceAttributes { &self.attributes }
 //!     fn address(&self) -> QueuePairAddress {
 //!         QueuePairAddress { gid: Gid([1; 16]), qpn: Qpn(1), qkey: Qkey(7) }
@@ -66,7 +72,8 @@
 //!             let mut packet = self.posted.pop_front()?;
 //!             packet[..send.length].copy_from_slice(&send.packet[..send.length]);
 //!             let source = Source { address_handle: Some(AddressHandle(0)), qpn: Qpn(1), gid: None };
-//!             self.done.push_back(Completion::Receive { packet, length: send.length, source });
+//!             let (length, immediate) = (send.length, send.immediate);
+//!             self.done.push_back(Completion::Receive { packet, length, source, immediate });
 //!             self.done.push_back(Completion::Send { id: send.id, packet: send.packet, result: Ok(()) });
 //!         }
 //!         self.done.pop_front()
@@ -83,7 +90,7 @@
 //! let mut packet = qp.allocate_packet()?;
 //! packet[..5].copy_from_slice(b"hello");
 //! let to = Destination { address_handle: AddressHandle(0), qpn: Qpn(1), qkey: Qkey(7) };
-//! qp.post_send(SendRequest { id: WorkId(3), packet, length: 5, destination: to })
+//! qp.post_send(SendRequest { id: WorkId(3), packet, length: 5, destination: to, immediate: None })
 //!     .map_err(|refused| refused.error)?;
 //! let Some(Completion::Receive { packet, length, .. }) = qp.poll(Time::ZERO) else { panic!() };
 //! assert_eq!(&packet[..length], b"hello");
@@ -238,6 +245,28 @@ pub struct DeviceAttributes {
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
+    /// What it does to memory of remote interfaces.
+    pub rdma: Rdma,
+    /// Most bytes of one RDMA operation.
+    pub max_rdma_size: u64,
+}
+
+/// What a device does to memory of remote interfaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Rdma {
+    /// It can read.
+    pub read: bool,
+    /// It can write.
+    pub write: bool,
+    /// The immediate data of a write takes no receive buffer at the target.
+    pub unsolicited_write_receive: bool,
+}
+
+impl Rdma {
+    /// Neither.
+    pub const NONE: Self = Self { read: false, write: false, unsolicited_write_receive: false };
+    /// Reads and writes; immediate data takes a receive buffer.
+    pub const READ_WRITE: Self = Self { read: true, write: true, unsolicited_write_receive: false };
 }
 
 impl Default for DeviceAttributes {
@@ -251,6 +280,8 @@ impl Default for DeviceAttributes {
             max_address_handles: 65535,
             max_regions: 65000,
             max_region_size: 1 << 40,
+            rdma: Rdma::NONE,
+            max_rdma_size: 1 << 30,
         }
     }
 }
@@ -379,6 +410,22 @@ pub enum DeviceError {
         /// The handle.
         handle: AddressHandle,
     },
+    /// A range is not all in its memory region.
+    #[error("bytes {offset} to {offset}+{length} are not all in a region of {region} bytes")]
+    OutOfRegion {
+        /// Where the range begins.
+        offset: usize,
+        /// Its length.
+        length: usize,
+        /// Length of the region.
+        region: usize,
+    },
+    /// The device can't do this.
+    #[error("the device has no {operation}")]
+    Unsupported {
+        /// What was asked for.
+        operation: &'static str,
+    },
     /// A table of the device is full.
     #[error("no room for another {object}: the limit is {limit}")]
     LimitReached {
@@ -431,6 +478,54 @@ pub struct SendRequest<P> {
     pub length: usize,
     /// Where to.
     pub destination: Destination,
+    /// 32 bits that the target's completion tells, beside the datagram.
+    pub immediate: Option<u32>,
+}
+
+/// A part of a memory region on this side.
+#[derive(Clone, Debug)]
+pub struct RegionRange<R> {
+    /// The region.
+    pub region: R,
+    /// Where the part begins.
+    pub offset: usize,
+    /// Its length in bytes.
+    pub length: usize,
+}
+
+impl<R: Region> RegionRange<R> {
+    /// Whether all of it lies in the region.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRegion`].
+    pub fn check(&self) -> Result<(), DeviceError> {
+        let Self { offset, length, .. } = *self;
+        let region = self.region.length();
+        let fits = offset.checked_add(length).is_some_and(|end| end <= region);
+        if fits { Ok(()) } else { Err(DeviceError::OutOfRegion { offset, length, region }) }
+    }
+}
+
+/// Memory of a remote interface, as it names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RemoteMemory {
+    /// Address of the first byte.
+    pub address: u64,
+    /// Key of the region that it lies in.
+    pub key: u32,
+}
+
+/// An RDMA read or write.
+#[derive(Clone, Debug)]
+pub struct RdmaRequest<R> {
+    /// The caller's name for it.
+    pub id: WorkId,
+    /// The memory on this side, which the device holds until the operation completes.
+    pub local: RegionRange<R>,
+    /// As many bytes on the other side.
+    pub remote: RemoteMemory,
+    /// A queue pair on the other side. Its key is not checked.
+    pub destination: Destination,
 }
 
 /// Something that a queue pair finished.
@@ -453,6 +548,26 @@ pub enum Completion<P> {
         length: usize,
         /// Who sent it.
         source: Source,
+        /// What was sent beside it.
+        immediate: Option<u32>,
+    },
+    /// An RDMA read or write ended. After a failure any part of it may have been done.
+    Rdma {
+        /// The name given when it was posted.
+        id: WorkId,
+        /// How it ended.
+        result: Result<(), Status>,
+    },
+    /// A remote interface wrote into memory here and sent immediate data with that.
+    Written {
+        /// The immediate data.
+        immediate: u32,
+        /// Bytes written.
+        length: u64,
+        /// Who wrote.
+        source: Source,
+        /// The receive buffer that it took, unless [`Rdma::unsolicited_write_receive`].
+        packet: Option<P>,
     },
 }
 
@@ -479,6 +594,8 @@ impl Default for QueuePairOptions {
 pub trait QueuePair {
     /// A packet buffer of [`DeviceAttributes::mtu`] bytes that the device can reach.
     type Packet: AsRef<[u8]> + AsMut<[u8]> + fmt::Debug;
+    /// Memory that the device can read and write.
+    type Region: Region;
 
     /// The device's attributes, with `max_send` and `max_receive` as granted to this queue pair.
     fn attributes(&self) -> &DeviceAttributes;
@@ -517,6 +634,42 @@ pub trait QueuePair {
     /// [`DeviceError::QueueFull`] when `max_receive` buffers are posted.
     fn post_receive(&mut self, packet: Self::Packet) -> Result<(), PostError<Self::Packet>>;
 
+    /// Registers memory, which belongs to the region from then on.
+    ///
+    /// # Errors
+    /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`], [`DeviceError::Unsupported`]; the
+    /// memory comes back. A device without RDMA needs no method of its own, here and in the two
+    /// that follow.
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<Self::Region, RegisterError> {
+        let _ = access;
+        Err(RegisterError { error: DeviceError::Unsupported { operation: "registration" }, memory })
+    }
+
+    /// Queues a read of remote memory into `local`. It counts as a send.
+    ///
+    /// # Errors
+    /// [`DeviceError::QueueFull`], [`DeviceError::TooLong`] for more than
+    /// [`DeviceAttributes::max_rdma_size`], [`DeviceError::OutOfRegion`],
+    /// [`DeviceError::BadAddressHandle`], [`DeviceError::Unsupported`]. Nothing was queued then.
+    fn post_read(&mut self, request: RdmaRequest<Self::Region>) -> Result<(), DeviceError> {
+        let _ = request;
+        Err(DeviceError::Unsupported { operation: "RDMA read" })
+    }
+
+    /// Queues a write of `local` into remote memory. It counts as a send. With `immediate` the
+    /// target is told by a [`Completion::Written`].
+    ///
+    /// # Errors
+    /// As [`post_read`](Self::post_read).
+    fn post_write(
+        &mut self,
+        request: RdmaRequest<Self::Region>,
+        immediate: Option<u32>,
+    ) -> Result<(), DeviceError> {
+        let _ = (request, immediate);
+        Err(DeviceError::Unsupported { operation: "RDMA write" })
+    }
+
     /// Moves the device on to `now` and takes one completion.
     fn poll(&mut self, now: Time) -> Option<Completion<Self::Packet>>;
 
@@ -553,6 +706,31 @@ pub trait Region: Clone {
     fn write(&self, offset: usize, from: &[u8]) -> usize;
 }
 
+/// The regions of a device without RDMA: there are none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRegion {}
+
+impl Region for NoRegion {
+    fn length(&self) -> usize {
+        match *self {}
+    }
+    fn remote_address(&self) -> u64 {
+        match *self {}
+    }
+    fn remote_key(&self) -> u32 {
+        match *self {}
+    }
+    fn access(&self) -> Access {
+        match *self {}
+    }
+    fn read(&self, _: usize, _: &mut [u8]) -> usize {
+        match *self {}
+    }
+    fn write(&self, _: usize, _: &[u8]) -> usize {
+        match *self {}
+    }
+}
+
 /// A registration that was refused; the memory comes back.
 #[derive(Debug)]
 pub struct RegisterError {
@@ -565,7 +743,7 @@ pub struct RegisterError {
 /// An opened network interface.
 pub trait Device {
     /// Its queue pairs.
-    type QueuePair: QueuePair;
+    type QueuePair: QueuePair<Region = Self::Region>;
     /// Its memory regions.
     type Region: Region;
 

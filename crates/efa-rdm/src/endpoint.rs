@@ -465,13 +465,15 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         self.now = now;
         for handled in 1..=PROGRESS_BUDGET {
             match self.transmit.device.poll(now) {
-                Some(DeviceCompletion::Receive { packet, length, source }) => {
+                Some(DeviceCompletion::Receive { packet, length, source, .. }) => {
                     self.packet_arrived(&packet, length, source);
                     self.inbound.consumed(packet);
                 }
                 Some(DeviceCompletion::Send { id, packet, result }) => {
                     self.packet_sent(id, packet, result);
                 }
+                // The engine doesn't read or write yet, nor offers memory.
+                Some(DeviceCompletion::Rdma { .. } | DeviceCompletion::Written { .. }) => {}
                 None => {
                     if self.inbound.is_short() {
                         self.refill();

@@ -125,6 +125,7 @@ impl<Q: QueuePair> Transmit<Q> {
             packet,
             length: record.length as usize,
             destination,
+            immediate: None,
         };
         match self.device.post_send(request) {
             Ok(()) => {

@@ -122,7 +122,8 @@ impl Side {
         let Some(packet) = self.packets.pop() else { return Ok(()) };
         self.sent += 1;
         let id = WorkId(self.sent);
-        let request = SendRequest { id, packet, length, destination: self.destination };
+        let request =
+            SendRequest { id, packet, length, destination: self.destination, immediate: None };
         Ok(self.qp.post_send(request).map_err(|refused| refused.error)?)
     }
 
@@ -145,6 +146,7 @@ impl Side {
                 self.qp.post_receive(packet).map_err(|refused| refused.error)?;
                 Ok(Some(length))
             }
+            Some(other) => Err(format!("not asked for: {other:?}").into()),
         }
     }
 

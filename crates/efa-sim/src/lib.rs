@@ -48,12 +48,12 @@
 //! packet[..5].copy_from_slice(b"hello");
 //! let destination = Destination { address_handle, qpn, qkey };
 //! alice
-//!     .post_send(SendRequest { id: WorkId(7), packet, length: 5, destination })
+//!     .post_send(SendRequest { id: WorkId(7), packet, length: 5, destination, immediate: None })
 //!     .map_err(|refused| refused.error)?;
 //!
 //! // No clock runs: go to the moment at which something happens.
 //! let arrival = bob.next_event().expect("a packet is on its way");
-//! let Some(Completion::Receive { packet, length, source }) = bob.poll(arrival) else { panic!() };
+//! let Some(Completion::Receive { packet, length, source, .. }) = bob.poll(arrival) else { panic!() };
 //! assert_eq!(&packet[..length], b"hello");
 //! assert_eq!(source.gid, Some(alice.address().gid));
 //! assert_eq!(source.address_handle, None, "bob has no address handle for her");

@@ -32,11 +32,13 @@ mod faults;
 mod network;
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
     Access, AddressHandle, Completion, Device, DeviceAttributes, DeviceError, Gid, PostError, Qpn,
-    QueuePair, QueuePairAddress, QueuePairOptions, RegisterError, SendRequest, Status, Time,
+    QueuePair, QueuePairAddress, QueuePairOptions, Rdma, RdmaRequest, RegisterError, SendRequest,
+    Status, Time,
 };
 
 pub use self::faults::{Faults, Statistics};
@@ -87,6 +89,10 @@ pub struct LocalOptions {
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
+    /// What the devices do to memory of remote interfaces.
+    pub rdma: Rdma,
+    /// Most bytes of one RDMA operation.
+    pub max_rdma_size: u64,
     /// Faults from the start on.
     pub faults: Faults,
 }
@@ -109,6 +115,8 @@ impl Default for LocalOptions {
             max_address_handles: device.max_address_handles,
             max_regions: device.max_regions,
             max_region_size: device.max_region_size,
+            rdma: Rdma::READ_WRITE,
+            max_rdma_size: device.max_rdma_size,
             faults: Faults::default(),
         }
     }
@@ -131,7 +139,7 @@ impl LocalFabric {
     #[must_use]
     pub fn open(&self) -> LocalDevice {
         let mut network = self.shared.lock();
-        let (host, gid, rng) = network.open();
+        let (host, gid, keys) = network.open();
         let options = network.options();
         let attributes = DeviceAttributes {
             name: format!("efa-local-{}", gid.0[15]),
@@ -142,10 +150,17 @@ impl LocalFabric {
             max_address_handles: options.max_address_handles,
             max_regions: options.max_regions,
             max_region_size: options.max_region_size,
+            rdma: options.rdma,
+            max_rdma_size: options.max_rdma_size,
         };
-        let keys = KeyTable::new(options.max_regions, options.max_region_size, rng);
         drop(network);
-        LocalDevice { shared: self.shared.clone(), host, gid, attributes, keys }
+        LocalDevice {
+            shared: self.shared.clone(),
+            host,
+            gid,
+            attributes: Arc::new(attributes),
+            keys,
+        }
     }
 
     /// The latest time that a queue pair was polled with.
@@ -272,7 +287,7 @@ pub struct LocalDevice {
     shared: Shared,
     host: HostId,
     gid: Gid,
-    attributes: DeviceAttributes,
+    attributes: Arc<DeviceAttributes>,
     keys: KeyTable,
 }
 
@@ -315,14 +330,13 @@ impl LocalDevice {
         options: QueuePairOptions,
     ) -> LocalQueuePair {
         LocalQueuePair {
-            shared: self.shared.clone(),
+            device: self.clone(),
             endpoint,
-            host: self.host,
             address: QueuePairAddress { gid: self.gid, qpn, qkey: options.qkey },
             attributes: DeviceAttributes {
                 max_send: options.send_depth,
                 max_receive: options.receive_depth,
-                ..self.attributes.clone()
+                ..DeviceAttributes::clone(&self.attributes)
             },
             held: HeldHandles::default(),
         }
@@ -364,9 +378,8 @@ impl Device for LocalDevice {
 /// Dropping it drops its buffers; packets waiting for it fail at their senders.
 #[derive(Debug)]
 pub struct LocalQueuePair {
-    shared: Shared,
+    device: LocalDevice,
     endpoint: EndpointId,
-    host: HostId,
     address: QueuePairAddress,
     attributes: DeviceAttributes,
     held: HeldHandles,
@@ -374,6 +387,7 @@ pub struct LocalQueuePair {
 
 impl QueuePair for LocalQueuePair {
     type Packet = Box<[u8]>;
+    type Region = SoftRegion;
 
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
@@ -384,43 +398,59 @@ impl QueuePair for LocalQueuePair {
     }
 
     fn create_address_handle(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
-        let handle = self.shared.lock().book(self.host).acquire(gid)?;
+        let handle = self.device.shared.lock().book(self.device.host).acquire(gid)?;
         self.held.add(handle);
         Ok(handle)
     }
 
     fn destroy_address_handle(&mut self, handle: AddressHandle) {
         if self.held.take(handle) {
-            self.shared.lock().book(self.host).release(handle, 1);
+            self.device.shared.lock().book(self.device.host).release(handle, 1);
         }
     }
 
     fn allocate_packet(&mut self) -> Result<Box<[u8]>, DeviceError> {
-        self.shared.lock().allocate_packet()
+        self.device.shared.lock().allocate_packet()
     }
 
     fn post_send(&mut self, request: SendRequest<Box<[u8]>>) -> Result<(), PostError<Box<[u8]>>> {
-        self.shared.lock().post_send(self.endpoint, request)
+        self.device.shared.lock().post_send(self.endpoint, request)
     }
 
     fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
-        self.shared.lock().post_receive(self.endpoint, packet)
+        self.device.shared.lock().post_receive(self.endpoint, packet)
+    }
+
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
+        self.device.register(memory, access)
+    }
+
+    fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
+        self.device.shared.lock().post_read(self.endpoint, request)
+    }
+
+    fn post_write(
+        &mut self,
+        request: RdmaRequest<SoftRegion>,
+        immediate: Option<u32>,
+    ) -> Result<(), DeviceError> {
+        self.device.shared.lock().post_write(self.endpoint, request, immediate)
     }
 
     fn poll(&mut self, now: Time) -> Option<Completion<Box<[u8]>>> {
-        self.shared.lock().poll(self.endpoint, now)
+        self.device.shared.lock().poll(self.endpoint, now)
     }
 
     fn next_event(&self) -> Option<Time> {
-        self.shared.lock().next_event_of(self.endpoint)
+        self.device.shared.lock().next_event_of(self.endpoint)
     }
 }
 
 impl Drop for LocalQueuePair {
     fn drop(&mut self) {
-        let mut network = self.shared.lock();
+        let mut network = self.device.shared.lock();
         for (handle, count) in self.held.drain() {
-            network.book(self.host).release(handle, count);
+            network.book(self.device.host).release(handle, count);
         }
         network.destroy(self.endpoint);
     }

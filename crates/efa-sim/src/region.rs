@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use efa_device::{Access, DeviceError, Region, RegisterError};
+use efa_device::{Access, DeviceError, Region, RegionRange, RegisterError, RemoteMemory};
 use fastrand::Rng;
 
 /// Registered memory of a software device.
@@ -96,6 +96,34 @@ impl KeyTable {
         // locks the table.
         let region = self.lock().regions.get(&key).and_then(Weak::upgrade);
         region.map(SoftRegion)
+    }
+}
+
+impl SoftRegion {
+    /// The part of this region that remote interfaces name so, if all of it lies in the region.
+    pub(crate) fn part(&self, start: RemoteMemory, length: usize) -> Option<RegionRange<Self>> {
+        let offset = start.address.checked_sub(self.0.address)?;
+        let offset = usize::try_from(offset).ok()?;
+        let part = RegionRange { region: self.clone(), offset, length };
+        part.check().is_ok().then_some(part)
+    }
+}
+
+/// Bytes that [`copy`] moves at a time.
+const CHUNK: usize = 8192;
+
+/// Copies a part of a region into a part of the same length, of the same region or another.
+pub(crate) fn copy(from: &RegionRange<SoftRegion>, into: &RegionRange<SoftRegion>) {
+    let mut chunk = [0; CHUNK];
+    let mut done = 0;
+    while done < from.length.min(into.length) {
+        let chunk = &mut chunk[..CHUNK.min(from.length - done).min(into.length - done)];
+        let count = from.region.read(from.offset + done, chunk);
+        if count == 0 {
+            return;
+        }
+        into.region.write(into.offset + done, &chunk[..count]);
+        done += count;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use efa_device::{
     Access, AddressHandle, Completion, Device, DeviceAttributes, DeviceError, Gid, PostError,
-    QueuePair, QueuePairAddress, QueuePairOptions, RegisterError, SendRequest, Time,
+    QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest, RegisterError, SendRequest, Time,
 };
 
 use crate::local::{LocalDevice, LocalQueuePair};
@@ -90,6 +90,7 @@ impl Device for SoftDevice {
 
 impl QueuePair for SoftQueuePair {
     type Packet = Box<[u8]>;
+    type Region = SoftRegion;
 
     fn attributes(&self) -> &DeviceAttributes {
         each!(SoftQueuePair, self, qp => qp.attributes())
@@ -119,6 +120,22 @@ impl QueuePair for SoftQueuePair {
     #[inline]
     fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
         each!(SoftQueuePair, self, qp => qp.post_receive(packet))
+    }
+
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
+        each!(SoftQueuePair, self, qp => qp.register(memory, access))
+    }
+
+    fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
+        each!(SoftQueuePair, self, qp => qp.post_read(request))
+    }
+
+    fn post_write(
+        &mut self,
+        request: RdmaRequest<SoftRegion>,
+        immediate: Option<u32>,
+    ) -> Result<(), DeviceError> {
+        each!(SoftQueuePair, self, qp => qp.post_write(request, immediate))
     }
 
     #[inline]

@@ -53,7 +53,7 @@
 //! let QueuePairAddress { gid, qpn, qkey } = qp.address();
 //! let destination = Destination { address_handle: qp.create_address_handle(gid)?, qpn, qkey };
 //! let packet = qp.allocate_packet()?;
-//! qp.post_send(SendRequest { id: WorkId(1), packet, length: 9, destination })
+//! qp.post_send(SendRequest { id: WorkId(1), packet, length: 9, destination, immediate: None })
 //!     .map_err(|refused| refused.error)?;
 //! let clock = std::time::Instant::now();
 //! let length = loop {
@@ -86,7 +86,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use efa_device::{
-    Access, AddressHandle, Device, DeviceAttributes, DeviceError, Gid, QueuePairOptions,
+    Access, AddressHandle, Device, DeviceAttributes, DeviceError, Gid, QueuePairOptions, Rdma,
     RegisterError,
 };
 use fastrand::Rng;
@@ -231,6 +231,8 @@ impl TcpDevice {
             max_address_handles: options.max_address_handles,
             max_regions: options.max_regions,
             max_region_size: options.max_region_size,
+            rdma: Rdma::NONE,
+            max_rdma_size: 0,
         };
         Ok(Self {
             attributes,

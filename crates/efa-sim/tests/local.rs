@@ -43,7 +43,8 @@ fn try_send(
 ) -> Result<(), DeviceError> {
     let mut packet = from.allocate_packet().unwrap();
     packet[..bytes.len()].copy_from_slice(bytes);
-    let request = SendRequest { id: WorkId(id), packet, length: bytes.len(), destination };
+    let request =
+        SendRequest { id: WorkId(id), packet, length: bytes.len(), destination, immediate: None };
     from.post_send(request).map_err(|refused| refused.error)
 }
 
@@ -63,11 +64,12 @@ impl Seen {
         while let Some(completion) = qp.poll(now) {
             match completion {
                 Completion::Send { id, result, .. } => self.sends.push((id.0, result)),
-                Completion::Receive { packet, length, source } => {
+                Completion::Receive { packet, length, source, .. } => {
                     assert_eq!(length, 8);
                     let number = u64::from_le_bytes(packet[..8].try_into().unwrap());
                     self.receives.push((number, source));
                 }
+                other => panic!("{other:?}"),
             }
         }
     }
@@ -207,7 +209,13 @@ fn posts_are_checked() {
         Err(DeviceError::BadAddressHandle { handle: AddressHandle(9) })
     );
     for (packet, length, limit) in [(vec![0; 500], 257, 256), (vec![0; 100], 101, 100)] {
-        let request = SendRequest { id: WorkId(0), packet: packet.into(), length, destination: to };
+        let request = SendRequest {
+            id: WorkId(0),
+            packet: packet.into(),
+            length,
+            destination: to,
+            immediate: None,
+        };
         let refused = a.post_send(request).unwrap_err();
         assert_eq!(refused.error, DeviceError::TooLong { length: length as u64, limit });
     }

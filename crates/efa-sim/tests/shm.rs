@@ -48,7 +48,8 @@ fn send(
 ) -> Result<(), DeviceError> {
     let mut packet = from.allocate_packet().unwrap();
     packet[..bytes.len()].copy_from_slice(bytes);
-    let request = SendRequest { id: WorkId(id), packet, length: bytes.len(), destination };
+    let request =
+        SendRequest { id: WorkId(id), packet, length: bytes.len(), destination, immediate: None };
     from.post_send(request).map_err(|refused| refused.error)
 }
 
@@ -72,9 +73,10 @@ fn poll(qp: &mut ShmQueuePair, now: Time) -> Seen {
     for _ in 0..100 {
         match qp.poll(now) {
             Some(Completion::Send { id, result, .. }) => seen.sends.push_back((id.0, result)),
-            Some(Completion::Receive { packet, length, source }) => {
+            Some(Completion::Receive { packet, length, source, .. }) => {
                 seen.receives.push_back((packet[..length].to_vec(), source));
             }
+            Some(other) => panic!("{other:?}"),
             None => {}
         }
     }
@@ -176,7 +178,13 @@ fn posts_are_checked() {
         Err(DeviceError::BadAddressHandle { handle: unknown })
     );
     for (packet, length, limit) in [(vec![0; 500], MTU + 1, MTU), (vec![0; 100], 101, 100)] {
-        let request = SendRequest { id: WorkId(0), packet: packet.into(), length, destination: to };
+        let request = SendRequest {
+            id: WorkId(0),
+            packet: packet.into(),
+            length,
+            destination: to,
+            immediate: None,
+        };
         let refused = a.post_send(request).unwrap_err();
         let expected = DeviceError::TooLong { length: length as u64, limit: limit as u64 };
         assert_eq!(refused.error, expected);

@@ -56,7 +56,13 @@ impl Side {
         let mut packet = self.qp.allocate_packet().unwrap();
         packet[..bytes.len()].copy_from_slice(bytes);
         let destination = Destination { address_handle: self.handle, qpn: to, qkey: KEY };
-        let request = SendRequest { id: WorkId(id), packet, length: bytes.len(), destination };
+        let request = SendRequest {
+            id: WorkId(id),
+            packet,
+            length: bytes.len(),
+            destination,
+            immediate: None,
+        };
         self.qp.post_send(request).unwrap();
     }
 
@@ -88,7 +94,7 @@ impl Side {
     /// Waits for a packet, and posts its buffer again.
     fn received(&mut self) -> (Vec<u8>, Qpn) {
         loop {
-            if let Completion::Receive { packet, length, source } = self.wait() {
+            if let Completion::Receive { packet, length, source, .. } = self.wait() {
                 let bytes = packet[..length].to_vec();
                 self.qp.post_receive(packet).unwrap();
                 return (bytes, source.qpn);
@@ -185,11 +191,12 @@ fn child_echo() {
                 owed -= 1;
             }
             Completion::Receive { length: 0, .. } => break,
-            Completion::Receive { packet, length, source } => {
+            Completion::Receive { packet, length, source, .. } => {
                 side.send(source.qpn, 0, &packet[..length]);
                 side.qp.post_receive(packet).unwrap();
                 owed += 1;
             }
+            other => panic!("{other:?}"),
         }
     }
     side.ended(owed);
@@ -328,7 +335,9 @@ fn a_killed_sender_leaves_whole_packets_and_its_place() {
         side.skipped += Duration::from_secs(1);
         let sent = other.poll();
         assert!(matches!(sent, None | Some(Completion::Send { result: Ok(()), .. })), "{sent:?}");
-        let Some(Completion::Receive { packet, length, source }) = side.poll() else { continue };
+        let Some(Completion::Receive { packet, length, source, .. }) = side.poll() else {
+            continue;
+        };
         if source.qpn == other.qp.address().qpn {
             assert_eq!(&packet[..length], b"the next");
             break;

@@ -46,7 +46,7 @@ fn story<D: Device>(first: D, second: D) {
         let mut packet = a.allocate_packet().unwrap();
         assert_eq!(packet.as_ref().len(), mtu);
         packet.as_mut()[0] = 42;
-        SendRequest { id: WorkId(id), packet, length, destination }
+        SendRequest { id: WorkId(id), packet, length, destination, immediate: None }
     };
     let long = request(&mut a, 1, mtu + 1);
     let limit = mtu as u64;
@@ -59,7 +59,7 @@ fn story<D: Device>(first: D, second: D) {
     let whole = request(&mut a, 7, mtu);
     a.post_send(whole).unwrap();
     let mut now = Time::ZERO;
-    let Completion::Receive { packet, length, source } = wait(&mut now, &mut b, &mut a) else {
+    let Completion::Receive { packet, length, source, .. } = wait(&mut now, &mut b, &mut a) else {
         panic!("b has sent nothing");
     };
     assert_eq!((packet.as_ref()[0], length, source.qpn), (42, mtu, a.address().qpn));

@@ -78,8 +78,13 @@ impl World {
         id: u64,
         bytes: &[u8],
     ) -> Result<(), DeviceError> {
-        let request =
-            SendRequest { id: WorkId(id), packet: bytes.into(), length: bytes.len(), destination };
+        let request = SendRequest {
+            id: WorkId(id),
+            packet: bytes.into(),
+            length: bytes.len(),
+            destination,
+            immediate: None,
+        };
         self.qp(from).post_send(request).map_err(|refused| refused.error)
     }
 
@@ -95,9 +100,10 @@ impl World {
         for Side { qp, sends, receives } in &mut self.sides {
             match qp.as_mut().and_then(|qp| qp.poll(self.now)) {
                 Some(Completion::Send { id, result, .. }) => sends.push_back((id.0, result)),
-                Some(Completion::Receive { packet, length, source }) => {
+                Some(Completion::Receive { packet, length, source, .. }) => {
                     receives.push_back((packet[..length].to_vec(), source));
                 }
+                Some(other) => panic!("{other:?}"),
                 None => {}
             }
         }

@@ -57,8 +57,13 @@ fn check(qp: &mut TcpQueuePair, now: Time) {
     let destination = Destination { address_handle, qpn, qkey };
     let buffer = qp.allocate_packet().unwrap();
     qp.post_receive(buffer).unwrap();
-    let request =
-        SendRequest { id: WorkId(1), packet: b"alive".as_slice().into(), length: 5, destination };
+    let request = SendRequest {
+        id: WorkId(1),
+        packet: b"alive".as_slice().into(),
+        length: 5,
+        destination,
+        immediate: None,
+    };
     qp.post_send(request).unwrap();
     let start = Instant::now();
     let mut proofs = 0;
@@ -266,7 +271,13 @@ fn meet(bytes: &[u8]) -> (Vec<Result<(), Status>>, Violations) {
     let destination =
         Destination { address_handle, qpn: Qpn(address.port()), qkey: qp.address().qkey };
     for id in 0..2 {
-        let request = SendRequest { id: WorkId(id), packet: [0; 4].into(), length: 4, destination };
+        let request = SendRequest {
+            id: WorkId(id),
+            packet: [0; 4].into(),
+            length: 4,
+            destination,
+            immediate: None,
+        };
         qp.post_send(request).unwrap();
     }
     let mut stream = None;

@@ -51,8 +51,13 @@ impl Side {
     }
 
     fn send(&mut self, destination: Destination, id: u64, bytes: &[u8]) {
-        let request =
-            SendRequest { id: WorkId(id), packet: bytes.into(), length: bytes.len(), destination };
+        let request = SendRequest {
+            id: WorkId(id),
+            packet: bytes.into(),
+            length: bytes.len(),
+            destination,
+            immediate: None,
+        };
         self.qp.post_send(request).map_err(|refused| refused.error).unwrap();
     }
 
@@ -85,7 +90,7 @@ impl Side {
     fn ended(&mut self, count: usize) -> Vec<Result<(), Status>> {
         let ended = (0..count).map(|_| match self.wait() {
             Completion::Send { result, .. } => result,
-            Completion::Receive { length, .. } => panic!("{length} bytes came"),
+            other => panic!("{other:?}"),
         });
         ended.collect()
     }
@@ -94,12 +99,13 @@ impl Side {
     fn received(&mut self) -> (Vec<u8>, Source) {
         loop {
             match self.wait() {
-                Completion::Receive { packet, length, source } => {
+                Completion::Receive { packet, length, source, .. } => {
                     let bytes = packet[..length].to_vec();
                     self.qp.post_receive(packet).unwrap();
                     return (bytes, source);
                 }
                 Completion::Send { result, .. } => assert_eq!(result, Ok(())),
+                other => panic!("{other:?}"),
             }
         }
     }
@@ -229,7 +235,7 @@ fn child_echo() {
                 owed -= 1;
             }
             Completion::Receive { length: 0, .. } => break,
-            Completion::Receive { packet, length, source } => {
+            Completion::Receive { packet, length, source, .. } => {
                 let back = match source.gid {
                     Some(gid) => side.destination(gid, source.qpn),
                     None => Destination {
@@ -242,6 +248,7 @@ fn child_echo() {
                 side.qp.post_receive(packet).unwrap();
                 owed += 1;
             }
+            other => panic!("{other:?}"),
         }
     }
     side.ended(owed);
@@ -338,7 +345,7 @@ fn a_killed_sender_leaves_nothing_and_harms_nobody(hosts: &Hosts) {
                 number += 1;
                 side.qp.post_receive(packet).unwrap();
             }
-            Some(Completion::Send { id, .. }) => panic!("nothing was sent as {id:?}"),
+            Some(other) => panic!("{other:?}"),
             None => {}
         }
     }
@@ -390,6 +397,7 @@ fn a_stopped_receiver_delays_and_loses_nothing(hosts: &Hosts) {
                 side.qp.post_receive(packet).unwrap();
             }
             Some(Completion::Send { result, .. }) => assert_eq!(result, Ok(())),
+            Some(other) => panic!("{other:?}"),
             None => {}
         }
     }

@@ -264,9 +264,11 @@ impl QueuePair {
                     state.spare.push(packet);
                     self.end_send(state, id, result);
                 }
-                LinkCompletion::Receive { packet, length, source } => {
+                LinkCompletion::Receive { packet, length, source, .. } => {
                     self.end_receive(state, packet, length, source);
                 }
+                // RDMA goes around the link.
+                LinkCompletion::Rdma { .. } | LinkCompletion::Written { .. } => {}
             }
         }
         if let Some(remote) = state.remote.pop_front() {
@@ -354,7 +356,7 @@ impl QueuePair {
             Ok(length) => {
                 self.device().statistics.posted(length);
                 let id = state.sends.add(wr_id);
-                let request = SendRequest { id, packet, length, destination };
+                let request = SendRequest { id, packet, length, destination, immediate: None };
                 if let Some(request) = state.faults.hold(request) {
                     self.launch(state, request);
                 }

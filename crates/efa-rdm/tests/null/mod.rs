@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use efa_device::{
-    AddressHandle, Completion as Done, DeviceAttributes, DeviceError, Gid, PostError, Qkey, Qpn,
-    QueuePair, QueuePairAddress, SendRequest, Source, Time, WorkId,
+    AddressHandle, Completion as Done, DeviceAttributes, DeviceError, Gid, NoRegion, PostError,
+    Qkey, Qpn, QueuePair, QueuePairAddress, SendRequest, Source, Time, WorkId,
 };
 
 /// In which order packets arrive.
@@ -48,6 +48,7 @@ pub(crate) fn pair(order: Order) -> [Direct; 2] {
 
 impl QueuePair for Direct {
     type Packet = Box<[u8]>;
+    type Region = NoRegion;
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
     }
@@ -87,7 +88,7 @@ impl QueuePair for Direct {
         other.acknowledged.push_back((send.id, send.packet));
         let qpn = Qpn(3 - self.qpn);
         let source = Source { address_handle: Some(AddressHandle(0)), qpn, gid: None };
-        Some(Done::Receive { packet, length: send.length, source })
+        Some(Done::Receive { packet, length: send.length, source, immediate: send.immediate })
     }
     fn next_event(&self) -> Option<Time> {
         None

@@ -44,7 +44,11 @@ pub struct Statistics {
     pub overtaken: u64,
     /// Packets that found no receive buffer at first.
     pub waited: u64,
-    /// Sends that failed, whatever the status.
+    /// RDMA reads and writes accepted.
+    pub rdma: u64,
+    /// Bytes that they moved.
+    pub rdma_bytes: u64,
+    /// Sends and RDMA operations that failed, whatever the status.
     pub failed: u64,
     /// Those for want of a receive buffer.
     pub receiver_not_ready: u64,

@@ -17,14 +17,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use efa_device::{
-    AddressHandle, Completion, DeviceError, Gid, PostError, Qkey, Qpn, QueuePairOptions,
-    SendRequest, Source, Status, Time, WorkId,
+    AddressHandle, Completion, Destination, DeviceError, Gid, PostError, Qkey, Qpn,
+    QueuePairOptions, Rdma, RdmaRequest, Region as _, RegionRange, RemoteMemory, SendRequest,
+    Source, Status, Time, WorkId,
 };
 use fastrand::Rng;
 
 use super::{Faults, LocalOptions, Reorder, Statistics};
 use crate::book::AddressBook;
 use crate::record::{PacketEvent, QueuePairId, Record, Sink};
+use crate::region::{KeyTable, SoftRegion, copy};
 
 type Packet = Box<[u8]>;
 
@@ -83,6 +85,7 @@ pub(super) struct Network {
 
 struct Host {
     gid: Gid,
+    keys: KeyTable,
     book: AddressBook,
     queue_pairs: BTreeMap<Qpn, EndpointId>,
     next_qpn: u16,
@@ -126,24 +129,67 @@ struct Waiting {
     give_up: Option<Due>,
 }
 
-/// A packet under way.
+/// A packet under way, or an RDMA operation.
 struct Flight {
     serial: u64,
     source: QueuePairId,
     destination: QueuePairId,
-    /// `None` opens every queue pair; only injected packets have it.
+    /// `None` opens every queue pair; injected packets and RDMA operations have none.
     qkey: Option<Qkey>,
-    packet: Packet,
-    length: usize,
+    cargo: Cargo,
     rnr_retry: u8,
     /// Who wants to know how it ended; nobody for injected packets.
     sender: Option<(EndpointId, WorkId)>,
 }
 
-impl Flight {
-    fn bytes(&self) -> &[u8] {
-        &self.packet[..self.length]
+/// What is under way.
+enum Cargo {
+    Packet { packet: Packet, length: usize, immediate: Option<u32> },
+    Read { local: RegionRange<SoftRegion>, remote: RemoteMemory },
+    Write { local: RegionRange<SoftRegion>, remote: RemoteMemory, immediate: Option<u32> },
+}
+
+impl Cargo {
+    /// Whether it needs a receive buffer at the target, be it for nothing but a number.
+    fn takes_buffer(&self, rdma: Rdma) -> bool {
+        match self {
+            Self::Packet { .. } => true,
+            Self::Read { .. } => false,
+            Self::Write { immediate, .. } => immediate.is_some() && !rdma.unsolicited_write_receive,
+        }
     }
+
+    /// The bytes of a packet.
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Packet { packet, length, .. } => &packet[..*length],
+            Self::Read { .. } | Self::Write { .. } => &[],
+        }
+    }
+
+    fn completion(self, id: WorkId, result: Result<(), Status>) -> Completion<Packet> {
+        match self {
+            Self::Packet { packet, .. } => Completion::Send { id, packet, result },
+            Self::Read { .. } | Self::Write { .. } => Completion::Rdma { id, result },
+        }
+    }
+}
+
+/// The memory that an RDMA operation names at its target, if it exists and allows that.
+fn rdma_target(keys: &KeyTable, cargo: &Cargo) -> Option<RegionRange<SoftRegion>> {
+    let (remote, length) = match cargo {
+        Cargo::Packet { .. } => return None,
+        Cargo::Read { local, remote } | Cargo::Write { local, remote, .. } => {
+            (*remote, local.length)
+        }
+    };
+    let region = keys.find(remote.key)?;
+    let access = region.access();
+    let allowed = match cargo {
+        Cargo::Read { .. } => access.remote_read,
+        _ => access.remote_write,
+    };
+    region.part(remote, length).filter(|_| allowed)
 }
 
 /// A packet as it may come late.
@@ -154,14 +200,23 @@ struct Stale {
 
 impl Stale {
     fn of(flight: &Flight) -> Self {
-        Self { source: flight.source, bytes: flight.bytes().into() }
+        Self { source: flight.source, bytes: flight.cargo.bytes().into() }
+    }
+}
+
+impl Endpoint {
+    /// A sender as this queue pair's host knows it.
+    fn source(&self, hosts: &[Host], options: &LocalOptions, from: QueuePairId) -> Source {
+        let address_handle = hosts[self.host.0].book.handle(from.gid);
+        let tell_gid = address_handle.is_none() && options.tell_unknown_gid;
+        Source { address_handle, qpn: from.qpn, gid: tell_gid.then_some(from.gid) }
     }
 }
 
 enum Event {
     Arrive(Flight),
     GiveUp { target: EndpointId, serial: u64 },
-    Complete { sender: EndpointId, id: WorkId, packet: Packet, result: Result<(), Status> },
+    Complete { sender: EndpointId, completion: Completion<Packet> },
 }
 
 /// Adds to a queue that holds the last `limit`.
@@ -226,34 +281,39 @@ impl Network {
     }
 
     fn tap(&mut self, time: Time, event: PacketEvent, flight: &Flight) {
-        if let Some(sink) = &mut self.sink {
+        if let Some(sink) = &mut self.sink
+            && matches!(flight.cargo, Cargo::Packet { .. })
+        {
             sink.record(&Record {
                 time,
                 event,
                 source: flight.source,
                 destination: flight.destination,
-                bytes: Cow::Borrowed(flight.bytes()),
+                bytes: Cow::Borrowed(flight.cargo.bytes()),
             });
         }
     }
 
     // ---- hosts -------------------------------------------------------------------------------
 
-    /// A new host, and a source for the draws that are its own.
-    pub(super) fn open(&mut self) -> (HostId, Gid, Rng) {
+    /// A new host.
+    pub(super) fn open(&mut self) -> (HostId, Gid, KeyTable) {
         let host = HostId(self.hosts.len());
         let mut gid = [0; 16];
         gid[..2].copy_from_slice(&[0xfe, 0x80]);
         gid[8..].copy_from_slice(&(host.0 as u64 + 1).to_be_bytes());
         let gid = Gid(gid);
+        let LocalOptions { max_regions, max_region_size, .. } = self.options;
+        let keys = KeyTable::new(max_regions, max_region_size, self.rng.fork());
         self.hosts.push(Host {
             gid,
+            keys: keys.clone(),
             book: AddressBook::new(self.options.max_address_handles),
             queue_pairs: BTreeMap::new(),
             next_qpn: 1,
             refused_registrations: 0,
         });
-        (host, gid, self.rng.fork())
+        (host, gid, keys)
     }
 
     fn find(&self, id: QueuePairId) -> Option<EndpointId> {
@@ -377,32 +437,98 @@ impl Network {
         id: EndpointId,
         request: SendRequest<Packet>,
     ) -> Result<(), PostError<Packet>> {
-        let (source, destination, rnr_retry) = match self.admit(id, &request) {
-            Ok(admitted) => admitted,
-            Err(error) => return Err(PostError { error, packet: request.packet }),
+        let SendRequest { id: work, packet, length, destination: to, immediate } = request;
+        let limit = self.options.mtu.min(packet.len());
+        let admitted = if length > limit {
+            Err(DeviceError::TooLong { length: length as u64, limit: limit as u64 })
+        } else {
+            self.admit(id, to)
         };
-        let now = self.now;
+        let (source, destination, rnr_retry) = match admitted {
+            Ok(admitted) => admitted,
+            Err(error) => return Err(PostError { error, packet }),
+        };
+        self.statistics.sent += 1;
         let serial = self.next_serial();
+        self.launch(Flight {
+            serial,
+            source,
+            destination,
+            qkey: Some(to.qkey),
+            cargo: Cargo::Packet { packet, length, immediate },
+            rnr_retry,
+            sender: Some((id, work)),
+        });
+        Ok(())
+    }
+
+    pub(super) fn post_read(
+        &mut self,
+        id: EndpointId,
+        request: RdmaRequest<SoftRegion>,
+    ) -> Result<(), DeviceError> {
+        if !self.options.rdma.read {
+            return Err(DeviceError::Unsupported { operation: "RDMA read" });
+        }
+        let RdmaRequest { id: work, local, remote, destination } = request;
+        self.post_rdma(id, work, destination, local.clone(), Cargo::Read { local, remote })
+    }
+
+    pub(super) fn post_write(
+        &mut self,
+        id: EndpointId,
+        request: RdmaRequest<SoftRegion>,
+        immediate: Option<u32>,
+    ) -> Result<(), DeviceError> {
+        if !self.options.rdma.write {
+            return Err(DeviceError::Unsupported { operation: "RDMA write" });
+        }
+        let RdmaRequest { id: work, local, remote, destination } = request;
+        let cargo = Cargo::Write { local: local.clone(), remote, immediate };
+        self.post_rdma(id, work, destination, local, cargo)
+    }
+
+    fn post_rdma(
+        &mut self,
+        id: EndpointId,
+        work: WorkId,
+        to: Destination,
+        local: RegionRange<SoftRegion>,
+        cargo: Cargo,
+    ) -> Result<(), DeviceError> {
+        local.check()?;
+        let (length, limit) = (local.length as u64, self.options.max_rdma_size);
+        if length > limit {
+            return Err(DeviceError::TooLong { length, limit });
+        }
+        let (source, destination, rnr_retry) = self.admit(id, to)?;
+        self.statistics.rdma += 1;
+        let serial = self.next_serial();
+        self.launch(Flight {
+            serial,
+            source,
+            destination,
+            qkey: None,
+            cargo,
+            rnr_retry,
+            sender: Some((id, work)),
+        });
+        Ok(())
+    }
+
+    /// Sends an admitted packet or operation on its way.
+    fn launch(&mut self, flight: Flight) {
+        let Some((id, _)) = flight.sender else { return };
+        let now = self.now;
         let delay = self.draw_delay();
         let late = chance(&mut self.rng, self.faults.late);
         let mut arrival = now + delay;
         if late {
             arrival += self.faults.late_by;
         }
-        let flight = Flight {
-            serial,
-            source,
-            destination,
-            qkey: Some(request.destination.qkey),
-            packet: request.packet,
-            length: request.length,
-            rnr_retry,
-            sender: Some((id, request.id)),
-        };
-        self.statistics.sent += 1;
         self.tap(now, PacketEvent::Sent, &flight);
         let in_order = self.options.reorder == Reorder::None;
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return Ok(()) };
+        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
         endpoint.sends += 1;
         let one_shot = &mut endpoint.one_shot;
         let failing = if endpoint.killed {
@@ -414,40 +540,31 @@ impl Network {
             })
         };
         if let Some(status) = failing {
-            self.fail(now, flight, status);
-            return Ok(());
+            return self.fail(now, flight, status);
         }
         if one_shot.late.0 > 0 {
             one_shot.late.0 -= 1;
             arrival += one_shot.late.1;
         }
         if in_order {
-            let not_before = endpoint.not_before.entry(destination).or_default();
+            let not_before = endpoint.not_before.entry(flight.destination).or_default();
             arrival = arrival.max(*not_before);
             *not_before = arrival;
         }
         self.schedule(arrival, Event::Arrive(flight));
-        Ok(())
     }
 
     /// Checks a send; gives who sends it, where it goes, and how patient it is.
     fn admit(
         &mut self,
         id: EndpointId,
-        request: &SendRequest<Packet>,
+        to: Destination,
     ) -> Result<(QueuePairId, QueuePairId, u8), DeviceError> {
-        let limit = self.options.mtu.min(request.packet.len());
-        if request.length > limit {
-            return Err(DeviceError::TooLong {
-                length: request.length as u64,
-                limit: limit as u64,
-            });
-        }
         let refused = chance(&mut self.rng, self.faults.send_refused);
         let Some(endpoint) = self.endpoints.get_mut(&id) else {
             return Err(DeviceError::Absent { reason: "the queue pair is gone".into() });
         };
-        let handle = request.destination.address_handle;
+        let handle = to.address_handle;
         let Some(gid) = self.hosts[endpoint.host.0].book.gid(handle) else {
             return Err(DeviceError::BadAddressHandle { handle });
         };
@@ -460,7 +577,7 @@ impl Network {
             self.statistics.sends_refused += 1;
             return Err(DeviceError::QueueFull { depth });
         }
-        let destination = QueuePairId { gid, qpn: request.destination.qpn };
+        let destination = QueuePairId { gid, qpn: to.qpn };
         Ok((endpoint.id, destination, endpoint.options.rnr_retry))
     }
 
@@ -496,8 +613,11 @@ impl Network {
         let endpoint = self.endpoints.get_mut(&id)?;
         let completion = endpoint.completions.pop_front()?;
         match &completion {
-            Completion::Send { .. } => endpoint.sends -= 1,
+            Completion::Send { .. } | Completion::Rdma { .. } => endpoint.sends -= 1,
             Completion::Receive { .. } => endpoint.receives -= 1,
+            Completion::Written { packet, .. } => {
+                endpoint.receives -= usize::from(packet.is_some())
+            }
         }
         Some(completion)
     }
@@ -558,9 +678,9 @@ impl Network {
                     self.fail(time, flight, Status::ReceiverNotReady);
                 }
             }
-            Event::Complete { sender, id, packet, result } => {
+            Event::Complete { sender, completion } => {
                 if let Some(endpoint) = self.endpoints.get_mut(&sender) {
-                    endpoint.completions.push_back(Completion::Send { id, packet, result });
+                    endpoint.completions.push_back(completion);
                 }
             }
         }
@@ -586,6 +706,19 @@ impl Network {
             self.fail(time + self.options.unresponsive_after, flight, Status::UnresponsiveRemote);
             return;
         }
+        let refused = match &flight.cargo {
+            Cargo::Packet { .. } => None,
+            Cargo::Read { .. } | Cargo::Write { .. } => {
+                let keys = &self.hosts[endpoint.host.0].keys;
+                rdma_target(keys, &flight.cargo).is_none().then_some(Status::RemoteBadAddress)
+            }
+        };
+        if let Some(status) = refused {
+            return self.fail(time, flight, status);
+        }
+        if !flight.cargo.takes_buffer(self.options.rdma) {
+            return self.deliver_rdma(time, target, flight);
+        }
         let patience = self.options.rnr_delay.saturating_mul(u32::from(flight.rnr_retry));
         let not_ready = endpoint.one_shot.not_ready > 0;
         endpoint.one_shot.not_ready -= u32::from(not_ready);
@@ -598,7 +731,7 @@ impl Network {
             }
             return;
         }
-        if flight.sender.is_some() {
+        if flight.sender.is_some() && matches!(flight.cargo, Cargo::Packet { .. }) {
             keep(&mut endpoint.history, self.faults.keep_stale, || Stale::of(&flight));
         }
         if endpoint.posted.is_empty() {
@@ -618,21 +751,21 @@ impl Network {
         }
     }
 
+    /// Gives what takes a buffer to a queue pair that has one.
     fn deliver(&mut self, time: Time, target: EndpointId, flight: Flight) {
         let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
+        let Cargo::Packet { length, immediate, .. } = flight.cargo else {
+            return self.deliver_rdma(time, target, flight);
+        };
         let Some(mut packet) = endpoint.posted.pop_front() else { return };
-        let length = flight.length;
         if packet.len() < length {
             endpoint.posted.push_front(packet);
             self.fail(time, flight, Status::RemoteBadLength);
             return;
         }
-        packet[..length].copy_from_slice(flight.bytes());
-        let address_handle = self.hosts[endpoint.host.0].book.handle(flight.source.gid);
-        let tell_gid = address_handle.is_none() && self.options.tell_unknown_gid;
-        let gid = tell_gid.then_some(flight.source.gid);
-        let source = Source { address_handle, qpn: flight.source.qpn, gid };
-        endpoint.completions.push_back(Completion::Receive { packet, length, source });
+        packet[..length].copy_from_slice(flight.cargo.bytes());
+        let source = endpoint.source(&self.hosts, &self.options, flight.source);
+        endpoint.completions.push_back(Completion::Receive { packet, length, source, immediate });
         let latest = endpoint.latest.entry(flight.source).or_default();
         if flight.serial < *latest {
             self.statistics.overtaken += 1;
@@ -641,6 +774,32 @@ impl Network {
         self.statistics.received += 1;
         self.statistics.received_bytes += length as u64;
         self.tap(time, PacketEvent::Received, &flight);
+        self.answer(time, flight, Ok(()));
+    }
+
+    /// Does an RDMA operation whose target was checked when it arrived.
+    fn deliver_rdma(&mut self, time: Time, target: EndpointId, flight: Flight) {
+        let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
+        // Once more: it may have waited for a buffer, and the region may be gone.
+        let Some(remote) = rdma_target(&self.hosts[endpoint.host.0].keys, &flight.cargo) else {
+            return self.fail(time, flight, Status::RemoteBadAddress);
+        };
+        match &flight.cargo {
+            Cargo::Packet { .. } => return,
+            Cargo::Read { local, .. } => copy(&remote, local),
+            Cargo::Write { local, immediate, .. } => {
+                copy(local, &remote);
+                if let Some(immediate) = *immediate {
+                    let taken = flight.cargo.takes_buffer(self.options.rdma);
+                    let packet = taken.then(|| endpoint.posted.pop_front()).flatten();
+                    let source = endpoint.source(&self.hosts, &self.options, flight.source);
+                    let length = local.length as u64;
+                    let written = Completion::Written { immediate, length, source, packet };
+                    endpoint.completions.push_back(written);
+                }
+            }
+        }
+        self.statistics.rdma_bytes += remote.length as u64;
         self.answer(time, flight, Ok(()));
     }
 
@@ -663,7 +822,8 @@ impl Network {
             time = time.max(endpoint.completes_not_before);
             endpoint.completes_not_before = time;
         }
-        self.schedule(time, Event::Complete { sender, id, packet: flight.packet, result });
+        let completion = flight.cargo.completion(id, result);
+        self.schedule(time, Event::Complete { sender, completion });
     }
 
     fn keep_as_stale(&mut self, flight: &Flight) {
@@ -775,8 +935,7 @@ impl Network {
             source,
             destination,
             qkey: None,
-            packet: bytes.into(),
-            length: bytes.len(),
+            cargo: Cargo::Packet { packet: bytes.into(), length: bytes.len(), immediate: None },
             rnr_retry: 0,
             sender: None,
         };

@@ -17,8 +17,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use efa_device::{
-    AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qkey, Qpn, QueuePair,
-    QueuePairAddress, QueuePairOptions, SendRequest, Source, Status, Time,
+    Access, AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qkey, Qpn,
+    QueuePair, QueuePairAddress, QueuePairOptions, RegisterError, SendRequest, Source, Status,
+    Time,
 };
 
 use super::directory::HostDirectory;
@@ -28,6 +29,7 @@ use super::outgoing::{Local, Outgoing, Posted};
 use super::{ShmDevice, ShmOptions};
 use crate::book::{AddressBook, HeldHandles};
 use crate::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink};
+use crate::region::{KeyTable, SoftRegion};
 
 type Packet = Box<[u8]>;
 
@@ -124,6 +126,7 @@ impl<T> Table<T> {
 /// removes its file. Its own packets that lie in rings are still delivered.
 #[derive(Debug)]
 pub struct ShmQueuePair {
+    keys: KeyTable,
     attributes: DeviceAttributes,
     address: QueuePairAddress,
     rnr_delay: Duration,
@@ -187,6 +190,7 @@ impl ShmQueuePair {
         });
         let (gid, qpn) = (device.directory.gid(), mailbox.qpn());
         Ok(Self {
+            keys: device.keys.clone(),
             attributes,
             address: QueuePairAddress { gid, qpn, qkey: options.qkey },
             rnr_delay: settings.rnr_delay,
@@ -216,8 +220,8 @@ impl ShmQueuePair {
     fn take_completion(&mut self) -> Option<Completion<Packet>> {
         let completion = self.completions.pop_front()?;
         match &completion {
-            Completion::Send { .. } => self.sends -= 1,
-            Completion::Receive { .. } => self.receives -= 1,
+            Completion::Send { .. } | Completion::Rdma { .. } => self.sends -= 1,
+            Completion::Receive { .. } | Completion::Written { .. } => self.receives -= 1,
         }
         Some(completion)
     }
@@ -268,7 +272,7 @@ impl ShmQueuePair {
                 let source = QueuePairId { gid: me.gid, qpn: source_qpn };
                 record(sink, now, PacketEvent::Received, source, me, &packet[..length]);
             }
-            completions.push_back(Completion::Receive { packet, length, source });
+            completions.push_back(Completion::Receive { packet, length, source, immediate: None });
         });
         match found {
             Ok(Found::Packets) => {}
@@ -514,6 +518,7 @@ fn is_alive(directory: &HostDirectory, sender: Sender) -> bool {
 
 impl QueuePair for ShmQueuePair {
     type Packet = Packet;
+    type Region = SoftRegion;
 
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
@@ -545,7 +550,11 @@ impl QueuePair for ShmQueuePair {
             Ok(place) => place,
             Err(error) => return Err(PostError { error, packet: request.packet }),
         };
-        let SendRequest { id, packet, length, destination } = request;
+        let SendRequest { id, packet, length, destination, immediate } = request;
+        if immediate.is_some() {
+            let error = DeviceError::Unsupported { operation: "immediate data" };
+            return Err(PostError { error, packet });
+        }
         self.sends += 1;
         if let Some(sink) = &mut self.capture {
             let to = QueuePairId { gid: self.address.gid, qpn: destination.qpn };
@@ -583,6 +592,10 @@ impl QueuePair for ShmQueuePair {
         self.receives += 1;
         self.posted.push_back(packet);
         Ok(())
+    }
+
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
+        self.keys.register(memory, access)
     }
 
     #[inline]
@@ -711,7 +724,8 @@ mod tests {
         let handle = a.create_address_handle(to.gid).unwrap();
         let destination = Destination { address_handle: handle, qpn: to.qpn, qkey: Qkey(0) };
         let packet = a.allocate_packet().unwrap();
-        a.post_send(SendRequest { id: WorkId(1), packet, length: 5, destination }).unwrap();
+        a.post_send(SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None })
+            .unwrap();
         assert!(b.mailbox.rings());
         b.mailbox.answer(|_| {});
         let buffer = b.allocate_packet().unwrap();
@@ -733,7 +747,14 @@ mod tests {
             let address_handle = from.create_address_handle(to.gid).unwrap();
             let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
             let packet = from.allocate_packet().unwrap();
-            from.post_send(SendRequest { id: WorkId(1), packet, length: 5, destination }).unwrap();
+            from.post_send(SendRequest {
+                id: WorkId(1),
+                packet,
+                length: 5,
+                destination,
+                immediate: None,
+            })
+            .unwrap();
             let buffer = c.allocate_packet().unwrap();
             c.post_receive(buffer).unwrap();
             let mut polls = 0;
@@ -785,7 +806,8 @@ mod tests {
                 map.words::<1>(at * 8)[0].store(value, Ordering::Relaxed);
             }
             let packet = a.allocate_packet().unwrap();
-            let request = SendRequest { id: WorkId(0), packet, length: 64, destination };
+            let request =
+                SendRequest { id: WorkId(0), packet, length: 64, destination, immediate: None };
             posted += usize::from(a.post_send(request).is_ok());
             // Each ring as soon as it is made; attached, its file is gone.
             maps.extend(host.ring());

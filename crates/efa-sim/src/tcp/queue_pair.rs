@@ -15,8 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qkey, Qpn, QueuePair,
-    QueuePairAddress, QueuePairOptions, SendRequest, Source, Status, Time,
+    Access, AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qkey, Qpn,
+    QueuePair, QueuePairAddress, QueuePairOptions, RegisterError, SendRequest, Source, Status,
+    Time,
 };
 use fastrand::Rng;
 use rustix::io::Errno;
@@ -30,6 +31,7 @@ use super::wire::{Hello, Violation};
 use super::{Book, TcpDevice, TcpOptions, system};
 use crate::book::HeldHandles;
 use crate::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink};
+use crate::region::{KeyTable, SoftRegion};
 
 type Packet = Box<[u8]>;
 
@@ -51,6 +53,7 @@ const SCRATCH: usize = 1 << 12;
 /// packets are still delivered as far as the system has taken them.
 #[derive(Debug)]
 pub struct TcpQueuePair {
+    keys: KeyTable,
     attributes: DeviceAttributes,
     address: QueuePairAddress,
     rnr_retry: u8,
@@ -109,6 +112,7 @@ impl TcpQueuePair {
         poller.add_listener(&listener).map_err(|errno| system("epoll_ctl", errno))?;
         let gid = gid_of(settings.address);
         Ok(Self {
+            keys: device.keys.clone(),
             attributes,
             address: QueuePairAddress { gid, qpn: Qpn(qpn), qkey: options.qkey },
             rnr_retry: options.rnr_retry,
@@ -160,8 +164,8 @@ impl TcpQueuePair {
     fn take_completion(&mut self) -> Option<Completion<Packet>> {
         let completion = self.completions.pop_front()?;
         match &completion {
-            Completion::Send { .. } => self.sends -= 1,
-            Completion::Receive { .. } => self.receives -= 1,
+            Completion::Send { .. } | Completion::Rdma { .. } => self.sends -= 1,
+            Completion::Receive { .. } | Completion::Written { .. } => self.receives -= 1,
         }
         Some(completion)
     }
@@ -323,6 +327,7 @@ impl TcpQueuePair {
                 packet,
                 length,
                 source: Source::default(),
+                immediate: None,
             });
         });
         let sender = incoming.sender();
@@ -332,7 +337,9 @@ impl TcpQueuePair {
             let tell = address_handle.is_none() && self.options.tell_unknown_gid;
             let gid = tell.then_some(sender.gid);
             for completion in completions.range_mut(first..) {
-                let Completion::Receive { packet, length, source } = completion else { continue };
+                let Completion::Receive { packet, length, source, .. } = completion else {
+                    continue;
+                };
                 *source = Source { address_handle, qpn: sender.qpn, gid };
                 if let Some(sink) = capture {
                     record(sink, now, PacketEvent::Received, sender, me, &packet[..*length]);
@@ -594,6 +601,7 @@ fn record(
 
 impl QueuePair for TcpQueuePair {
     type Packet = Packet;
+    type Region = SoftRegion;
 
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
@@ -624,7 +632,11 @@ impl QueuePair for TcpQueuePair {
             Ok(admitted) => admitted,
             Err(error) => return Err(PostError { error, packet: request.packet }),
         };
-        let SendRequest { id, packet, length, destination } = request;
+        let SendRequest { id, packet, length, destination, immediate } = request;
+        if immediate.is_some() {
+            let error = DeviceError::Unsupported { operation: "immediate data" };
+            return Err(PostError { error, packet });
+        }
         self.sends += 1;
         if let Some(sink) = &mut self.capture {
             let me = self.address.into();
@@ -662,6 +674,10 @@ impl QueuePair for TcpQueuePair {
         self.receives += 1;
         self.posted.push_back(packet);
         Ok(())
+    }
+
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
+        self.keys.register(memory, access)
     }
 
     #[inline]
