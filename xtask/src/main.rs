@@ -4,6 +4,7 @@
 //!  main ──► steps        what `test` runs, in which order, and the closing table
 //!       ──► setup        Debian packages, rustup components, gungraun-runner
 //!       ──► bench        instruction counts (gungraun) and wall clock (criterion)
+//!       ──► interop      libfabric and our stack with each other
 //!       ──► conformance  checklist rows ↔ tests that show them
 //!            all on top of: workspace (where things are), process (running children)
 //! ```
@@ -11,6 +12,7 @@
 
 mod bench;
 mod conformance;
+mod interop;
 mod process;
 mod setup;
 mod steps;
@@ -45,6 +47,8 @@ enum Task {
     Setup,
     /// Count instructions of the benches (gungraun), or measure wall clock (criterion)
     Bench(bench::Args),
+    /// Let libfabric and our stack talk to each other, scenario by scenario
+    Interop(interop::Args),
     /// Collect the tests of each checklist row into docs/conformance.md
     Conformance(conformance::Args),
 }
@@ -69,6 +73,7 @@ fn run(cli: Cli) -> Result<()> {
         Task::Test(args) => steps::run(&workspace, &args),
         Task::Setup => setup::provide_all(&workspace),
         Task::Bench(args) => bench::run(&workspace, &args),
+        Task::Interop(args) => interop::run(&workspace, &args),
         Task::Conformance(args) => conformance::run(&workspace, &args),
     }
 }

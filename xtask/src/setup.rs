@@ -22,6 +22,14 @@ pub(crate) enum Tool {
     Rustfmt,
     /// `cargo clippy`
     Clippy,
+    /// A C compiler, for the peers of `interop` that are made of libfabric.
+    CCompiler,
+    /// What those are compiled with.
+    LibfabricHeaders,
+    /// libfabric's own programs, and the library with them.
+    FiInfo,
+    /// What the layout of the software device is tested with.
+    VerbsHeaders,
     /// A C++ compiler, for the libFuzzer in the fuzz targets.
     CxxCompiler,
     /// Valgrind, which counts the instructions.
@@ -37,11 +45,37 @@ enum Source {
     CargoInstall,
 }
 
-/// A package, and the program by which we see that it is there.
+/// A package, and by what we see that it is there.
 #[derive(Clone, Copy)]
 struct DebianPackage {
     name: &'static str,
-    program: &'static str,
+    sign: Sign,
+}
+
+/// What a package brings.
+#[derive(Clone, Copy)]
+enum Sign {
+    /// A program on `PATH`.
+    Program(&'static str),
+    /// A file.
+    File(&'static str),
+}
+
+impl DebianPackage {
+    const fn program(name: &'static str, program: &'static str) -> Self {
+        Self { name, sign: Sign::Program(program) }
+    }
+
+    const fn file(name: &'static str, file: &'static str) -> Self {
+        Self { name, sign: Sign::File(file) }
+    }
+
+    fn is_there(&self) -> bool {
+        match self.sign {
+            Sign::Program(program) => process::find_in_path(program).is_some(),
+            Sign::File(file) => Path::new(file).is_file(),
+        }
+    }
 }
 
 impl Tool {
@@ -49,10 +83,17 @@ impl Tool {
         match self {
             Self::Rustfmt => Source::Rustup { subcommand: "fmt", component: "rustfmt" },
             Self::Clippy => Source::Rustup { subcommand: "clippy", component: "clippy" },
-            Self::CxxCompiler => Source::Debian(DebianPackage { name: "g++", program: "c++" }),
-            Self::Valgrind => {
-                Source::Debian(DebianPackage { name: "valgrind", program: "valgrind" })
+            Self::CCompiler => Source::Debian(DebianPackage::program("gcc", "cc")),
+            Self::LibfabricHeaders => {
+                Source::Debian(DebianPackage::file("libfabric-dev", "/usr/include/rdma/fabric.h"))
             }
+            Self::FiInfo => Source::Debian(DebianPackage::program("libfabric-bin", "fi_info")),
+            Self::VerbsHeaders => Source::Debian(DebianPackage::file(
+                "libibverbs-dev",
+                "/usr/include/infiniband/efadv.h",
+            )),
+            Self::CxxCompiler => Source::Debian(DebianPackage::program("g++", "c++")),
+            Self::Valgrind => Source::Debian(DebianPackage::program("valgrind", "valgrind")),
             Self::GungraunRunner => Source::CargoInstall,
         }
     }
@@ -83,7 +124,7 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
     for tool in tools {
         match tool.source() {
             Source::Debian(package) => {
-                if process::find_in_path(package.program).is_none() {
+                if !package.is_there() {
                     packages.push(package);
                 }
             }
@@ -130,9 +171,12 @@ fn install_packages(packages: &[DebianPackage]) -> Result<()> {
     };
     process::run(apt_get().arg("update"))?;
     process::run(apt_get().args(["install", "--yes", "--no-install-recommends"]).args(names))?;
-    match packages.iter().find(|package| process::find_in_path(package.program).is_none()) {
-        Some(DebianPackage { name, program }) => {
+    match packages.iter().find(|package| !package.is_there()) {
+        Some(DebianPackage { name, sign: Sign::Program(program) }) => {
             bail!("package {name} is installed, but `{program}` is still not on PATH")
+        }
+        Some(DebianPackage { name, sign: Sign::File(file) }) => {
+            bail!("package {name} is installed, but {file} is still not there")
         }
         None => Ok(()),
     }

@@ -1,0 +1,61 @@
+//! The programs of the matrix: the device, the tool and our peer by cargo, libfabric's peer by the
+//! C compiler.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::process;
+use crate::workspace::Workspace;
+
+/// Where the programs are.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    /// Puts a C program on the software device, and shows captures.
+    pub(crate) efa: PathBuf,
+    pub(crate) c_peer: PathBuf,
+    pub(crate) rust_peer: PathBuf,
+    /// For what the cells leave.
+    pub(crate) target: PathBuf,
+}
+
+impl Programs {
+    pub(crate) fn build(workspace: &Workspace) -> Result<Self> {
+        let packages = ["efa-softverbs", "efa-cli", "efa-interop-peer"];
+        let mut cargo = workspace.cargo();
+        cargo.args(["build", "--quiet", "--release"]);
+        cargo.args(packages.map(|package| format!("--package={package}")));
+        process::run(&mut cargo)?;
+        let target = workspace.metadata()?.target_directory;
+        let built = target.join("release");
+        let interop = target.join("interop");
+        std::fs::create_dir_all(&interop)
+            .with_context(|| format!("cannot make {}", interop.display()))?;
+        let c_peer = interop.join("libfabric-peer");
+        compile(&workspace.root().join("tests/interop/c"), &c_peer)?;
+        Ok(Self {
+            efa: built.join("efa"),
+            c_peer,
+            rust_peer: built.join("efa-interop-peer"),
+            target: interop,
+        })
+    }
+}
+
+/// All C files of a directory into one program.
+fn compile(sources: &Path, program: &Path) -> Result<()> {
+    let entries =
+        std::fs::read_dir(sources).with_context(|| format!("cannot read {}", sources.display()))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let file = entry?.path();
+        if file.extension().is_some_and(|extension| extension == "c") {
+            files.push(file);
+        }
+    }
+    files.sort();
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]);
+    process::run(cc.args(files).args(["-lfabric", "-o"]).arg(program))
+}

@@ -1,0 +1,185 @@
+//! One cell: a place for it, the run, and what is left of it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::build::Programs;
+use super::matrix::{Cell, Stack};
+use super::peer::Traces;
+use super::stage::Stage;
+
+/// Where cells run.
+pub(crate) struct Place<'a> {
+    programs: &'a Programs,
+    /// The hosts of the software device, in memory.
+    hosts: PathBuf,
+    deadline: Duration,
+    keep: bool,
+    pub(super) trace: bool,
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn new(
+        programs: &'a Programs,
+        deadline: Duration,
+        keep: bool,
+        trace: bool,
+    ) -> Result<Self> {
+        let memory = Path::new("/dev/shm");
+        let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let hosts = parent.join(format!("efa-interop-{}", std::process::id()));
+        Ok(Self { programs, hosts, deadline, keep, trace })
+    }
+
+    pub(super) fn hosts(&self) -> &Path {
+        &self.hosts
+    }
+
+    /// The command that starts a peer in a host of the software device.
+    pub(super) fn peer(&self, stack: Stack, host: &str, cell: &Cell, traces: &Traces) -> Command {
+        let faults = cell.scenario.faults;
+        match stack {
+            Stack::C => {
+                let mut command = Command::new(&self.programs.efa);
+                command.args(["soft-efa", "run", "--device-name", host, "--directory"]);
+                command.arg(&self.hosts).args(["--device-rdma", cell.rdma.setting()]);
+                command.arg("--capture").arg(&traces.capture);
+                if let Some(seed) = faults.reorder {
+                    command.args(["--reorder", &seed.to_string()]);
+                }
+                if let Some(rate) = faults.receiver_not_ready {
+                    command.args(["--rnr", rate]);
+                }
+                command.arg("--").arg(&self.programs.c_peer);
+                command
+            }
+            Stack::Rust => {
+                let mut command = Command::new(&self.programs.rust_peer);
+                command.env("EFA_SOFT_NAME", host).env("EFA_SOFT_DIRECTORY", &self.hosts);
+                command.env("EFA_SOFT_RDMA", cell.rdma.setting());
+                command.env("EFA_SOFT_CAPTURE", &traces.capture);
+                if let Some(seed) = faults.reorder {
+                    command.env("EFA_SOFT_REORDER", seed.to_string());
+                }
+                if let Some(rate) = faults.receiver_not_ready {
+                    command.env("EFA_SOFT_RNR", rate);
+                }
+                command
+            }
+        }
+    }
+
+    /// The last packets of a capture, as text.
+    pub(super) fn last_packets(&self, capture: &Path, count: usize) -> Result<String> {
+        let output = Command::new(&self.programs.efa).arg("decode").arg(capture).output()?;
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.push_str(&String::from_utf8_lossy(&output.stderr));
+        let lines: Vec<_> = text.lines().collect();
+        Ok(lines[lines.len().saturating_sub(count)..].join("\n"))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        // Nothing is there if no peer was started.
+        let _ = std::fs::remove_dir_all(&self.hosts);
+    }
+}
+
+/// What a cell came to.
+pub(crate) struct CellResult {
+    pub(crate) cell: Cell,
+    pub(crate) took: Duration,
+    /// Why it failed.
+    pub(crate) failure: Option<Failure>,
+}
+
+/// All that is known of a failure.
+pub(crate) struct Failure {
+    pub(crate) error: anyhow::Error,
+    /// The files of each peer, with the ends of what is in them.
+    pub(crate) peers: Vec<LastWords>,
+    /// Where the files are.
+    pub(crate) directory: PathBuf,
+}
+
+/// What a peer said last, and its last packets.
+pub(crate) struct LastWords {
+    pub(crate) name: String,
+    pub(crate) stderr: String,
+    pub(crate) packets: String,
+}
+
+impl CellResult {
+    /// Whether it counts as failure.
+    pub(crate) fn failed(&self) -> bool {
+        self.failure.is_some() && self.known().is_none()
+    }
+
+    /// Why the failure is one that libfabric has with itself.
+    pub(crate) fn known(&self) -> Option<&'static str> {
+        let known = self.cell.scenario.known.iter();
+        known.filter(|known| known.is(&self.cell)).map(|known| known.reason).next()
+    }
+}
+
+/// Lines of the last words of a peer.
+const LAST_LINES: usize = 12;
+/// Packets before a failure.
+const LAST_PACKETS: usize = 24;
+
+/// Runs a cell.
+pub(crate) fn run(place: &Place<'_>, index: usize, cell: Cell) -> CellResult {
+    let started = Instant::now();
+    let directory = place.programs.target.join(cell.to_string());
+    let host = format!("cell-{index}");
+    let mut traces = Vec::new();
+    let outcome = play(place, &host, &cell, &directory, started + place.deadline, &mut traces);
+    let took = started.elapsed();
+    let _ = std::fs::remove_dir_all(place.hosts.join(&host));
+    let failure = outcome.err().map(|error| Failure {
+        error,
+        peers: traces.iter().map(|traces| last_words(place, traces)).collect(),
+        directory: directory.clone(),
+    });
+    if failure.is_none() && !place.keep {
+        let _ = std::fs::remove_dir_all(&directory);
+    }
+    CellResult { cell, took, failure }
+}
+
+fn play(
+    place: &Place<'_>,
+    host: &str,
+    cell: &Cell,
+    directory: &Path,
+    deadline: Instant,
+    traces: &mut Vec<Traces>,
+) -> Result<()> {
+    // What an earlier run left.
+    let _ = std::fs::remove_dir_all(directory);
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    let mut stage = Stage::new(place, host, *cell, directory, deadline);
+    let outcome = stage.open().and_then(|()| (cell.scenario.run)(&mut stage));
+    let outcome = outcome.and_then(|()| stage.close());
+    *traces = stage.end();
+    outcome
+}
+
+fn last_words(place: &Place<'_>, traces: &Traces) -> LastWords {
+    let text = std::fs::read_to_string(&traces.stderr).unwrap_or_default();
+    let lines: Vec<_> = text.lines().collect();
+    let packets = match traces.capture.exists() {
+        true => place.last_packets(&traces.capture, LAST_PACKETS),
+        false => Ok("no packet was captured".to_owned()),
+    };
+    LastWords {
+        name: traces.name.clone(),
+        stderr: lines[lines.len().saturating_sub(LAST_LINES)..].join("\n"),
+        packets: packets.unwrap_or_else(|error| format!("{error:#}")),
+    }
+}

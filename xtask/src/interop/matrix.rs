@@ -1,0 +1,116 @@
+//! The matrix: which cells there are.
+
+use std::fmt;
+
+use clap::ValueEnum;
+
+use super::scenarios::{self, Scenario};
+
+/// What a peer is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stack {
+    /// libfabric on the software device.
+    C,
+    /// The crate `efa`.
+    Rust,
+}
+
+/// The stacks of the two peers; the first sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Pair {
+    /// libfabric with itself, the control
+    #[value(name = "c-c")]
+    CC,
+    /// libfabric sends to us
+    #[value(name = "c-rust")]
+    CRust,
+    /// We send to libfabric
+    #[value(name = "rust-c")]
+    RustC,
+    /// We send to ourselves
+    #[value(name = "rust-rust")]
+    RustRust,
+}
+
+impl Pair {
+    pub(crate) const ALL: [Self; 4] = [Self::CC, Self::CRust, Self::RustC, Self::RustRust];
+
+    /// Sender and receiver.
+    pub(crate) const fn stacks(self) -> [Stack; 2] {
+        match self {
+            Self::CC => [Stack::C, Stack::C],
+            Self::CRust => [Stack::C, Stack::Rust],
+            Self::RustC => [Stack::Rust, Stack::C],
+            Self::RustRust => [Stack::Rust, Stack::Rust],
+        }
+    }
+}
+
+impl fmt::Display for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::CC => "c-c",
+            Self::CRust => "c-rust",
+            Self::RustC => "rust-c",
+            Self::RustRust => "rust-rust",
+        })
+    }
+}
+
+/// Whether the device reads and writes the memory of peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rdma {
+    /// It does
+    On,
+    /// It doesn't
+    Off,
+}
+
+impl Rdma {
+    pub(crate) const ALL: [Self; 2] = [Self::Off, Self::On];
+
+    /// As `EFA_SOFT_RDMA` says it.
+    pub(crate) const fn setting(self) -> &'static str {
+        match self {
+            Self::On => "read,write",
+            Self::Off => "none",
+        }
+    }
+}
+
+impl fmt::Display for Rdma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::On => "on",
+            Self::Off => "off",
+        })
+    }
+}
+
+/// A scenario, run by two peers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cell {
+    pub(crate) scenario: &'static Scenario,
+    pub(crate) pair: Pair,
+    pub(crate) rdma: Rdma,
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scenario, pair, rdma } = self;
+        write!(f, "{}.{pair}.rdma-{rdma}", scenario.name)
+    }
+}
+
+/// All cells, scenario by scenario.
+pub(crate) fn cells() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for scenario in scenarios::all() {
+        for pair in Pair::ALL {
+            for rdma in Rdma::ALL {
+                cells.push(Cell { scenario, pair, rdma });
+            }
+        }
+    }
+    cells
+}

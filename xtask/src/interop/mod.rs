@@ -1,0 +1,142 @@
+//! `cargo xtask interop`: Debian's libfabric, unmodified, on the software EFA device, and our own
+//! stack, with each other.
+//!
+//! ```text
+//!   scenario × pair × device RDMA = cell
+//!
+//!            ┌── Stage ──┐  commands  ┌───────────────────────────┐
+//!   cell ───►│ scenario  │───────────►│ peer: libfabric or efa    │──┐ packets,
+//!            │           │◄───────────│ (a process)               │  │ captured
+//!            └───────────┘  results   └───────────────────────────┘◄─┘
+//!      │
+//!      └──► table, and a block for each cell that failed
+//! ```
+//!
+//! The peers and their language: `tests/interop/README.md`.
+
+mod build;
+mod cell;
+mod matrix;
+mod peer;
+mod record;
+mod report;
+mod scenarios;
+mod stage;
+
+use std::num::NonZero;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use self::build::Programs;
+use self::cell::{CellResult, Place};
+use self::matrix::{Cell, Pair, Rdma};
+use crate::setup::{self, Tool};
+use crate::workspace::Workspace;
+
+/// What the peers need besides cargo.
+pub(crate) const TOOLS: [Tool; 4] =
+    [Tool::CCompiler, Tool::LibfabricHeaders, Tool::FiInfo, Tool::VerbsHeaders];
+
+/// Arguments of `cargo xtask interop`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A cell is a scenario, run by a pair of peers, with or without device RDMA. The first of a pair sends. \
+Each failed cell gets a block below the table: the command that runs it alone, what was expected and \
+what was seen, the last words of both peers, and the last packets.")]
+pub(crate) struct Args {
+    /// List the scenarios, and run nothing
+    #[arg(long)]
+    list: bool,
+    /// Only scenarios with this in their name; several, separated by commas
+    #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Only these pairs: the sender and the receiver
+    #[arg(long, value_name = "PAIR", value_delimiter = ',')]
+    pair: Vec<Pair>,
+    /// Only with device RDMA, or only without
+    #[arg(long, value_name = "WHICH")]
+    rdma: Option<Rdma>,
+    /// Cells that run at the same time; each keeps two processors busy [default: by processors]
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZero<usize>>,
+    /// Seconds that a cell may take
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    deadline: u64,
+    /// Keep captures and output of cells that passed, too
+    #[arg(long)]
+    keep: bool,
+    /// Print every command and result of the peers
+    #[arg(long)]
+    trace: bool,
+}
+
+/// `cargo xtask interop`
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    if args.list {
+        report::list();
+        return Ok(());
+    }
+    let cells = args.cells()?;
+    setup::provide(workspace, TOOLS)?;
+    let programs = Programs::build(workspace)?;
+    let place = Place::new(&programs, Duration::from_secs(args.deadline), args.keep, args.trace)?;
+    let results = run_cells(&place, &cells, args.jobs());
+    report::print(&results);
+    let failed = results.iter().filter(|result| result.failed()).count();
+    if failed > 0 {
+        bail!("{failed} of {} cells failed", results.len());
+    }
+    Ok(())
+}
+
+impl Args {
+    fn cells(&self) -> Result<Vec<Cell>> {
+        let mut cells = matrix::cells();
+        let wanted = |cell: &Cell| {
+            let name = cell.scenario.name;
+            (self.only.is_empty() || self.only.iter().any(|pattern| name.contains(pattern)))
+                && (self.pair.is_empty() || self.pair.contains(&cell.pair))
+                && self.rdma.is_none_or(|rdma| rdma == cell.rdma)
+        };
+        cells.retain(wanted);
+        if cells.is_empty() {
+            bail!("no cell is left to run; `--list` tells the scenarios");
+        }
+        Ok(cells)
+    }
+
+    fn jobs(&self) -> usize {
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        self.jobs.map_or((processors / 2).max(1), NonZero::get)
+    }
+}
+
+/// Runs the cells on `jobs` threads; the results are in the order of the cells.
+fn run_cells(place: &Place, cells: &[Cell], jobs: usize) -> Vec<CellResult> {
+    let bar = report::progress(cells.len());
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::with_capacity(cells.len()));
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(&cell) = cells.get(index) else { break };
+                    bar.set_message(cell.to_string());
+                    let result = cell::run(place, index, cell);
+                    bar.inc(1);
+                    if let Ok(mut results) = results.lock() {
+                        results.push((index, result));
+                    }
+                }
+            });
+        }
+    });
+    bar.finish_and_clear();
+    let mut results = results.into_inner().unwrap_or_default();
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}

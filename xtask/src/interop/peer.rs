@@ -1,0 +1,197 @@
+//! A peer: a process that is told what to do, line by line.
+//!
+//! ```text
+//!   command ──► stdin │ process │ stdout ──► thread ──► results, completions
+//!                               │ stderr ──► file
+//! ```
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::record::{Completion, Record};
+
+/// How long a peer may take to end when its input has ended.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A peer process. It is ended and reaped when this is dropped.
+pub(crate) struct Peer {
+    name: String,
+    child: Child,
+    /// `None` when it was told that there is no more.
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    /// Completions that came before they were asked for.
+    completions: VecDeque<Completion>,
+    deadline: Instant,
+    trace: bool,
+}
+
+/// Where a peer's last words and packets are.
+#[derive(Clone, Debug)]
+pub(crate) struct Traces {
+    pub(crate) name: String,
+    pub(crate) stderr: PathBuf,
+    pub(crate) capture: PathBuf,
+}
+
+impl Traces {
+    pub(crate) fn new(directory: &Path, name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            stderr: directory.join(format!("{name}.stderr")),
+            capture: directory.join(format!("{name}.pcapng")),
+        }
+    }
+}
+
+impl Peer {
+    pub(crate) fn start(
+        command: &mut Command,
+        traces: &Traces,
+        deadline: Instant,
+        trace: bool,
+    ) -> Result<Self> {
+        let stderr = File::create(&traces.stderr)
+            .with_context(|| format!("cannot write {}", traces.stderr.display()))?;
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(stderr)
+            .spawn()
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        let input = child.stdin.take();
+        let output = child.stdout.take().context("the peer has no standard output")?;
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let name = traces.name.clone();
+        Ok(Self { name, child, input, lines, completions: VecDeque::new(), deadline, trace })
+    }
+
+    /// Has a command done; gives its result.
+    pub(crate) fn run(&mut self, command: &str) -> Result<Record> {
+        self.tell(command)?;
+        self.result().with_context(|| format!("{}: `{command}`", self.name))
+    }
+
+    /// Has a command done that must succeed.
+    pub(crate) fn run_ok(&mut self, command: &str) -> Result<Record> {
+        let record = self.run(command)?;
+        ensure!(record.word == "ok", "{}: `{command}`: seen `{record}`", self.name);
+        Ok(record)
+    }
+
+    fn tell(&mut self, command: &str) -> Result<()> {
+        if self.trace {
+            eprintln!("{} < {command}", self.name);
+        }
+        let input = self.input.as_mut().context("the peer's input has ended")?;
+        writeln!(input, "{command}").with_context(|| format!("{} has ended", self.name))
+    }
+
+    fn result(&mut self) -> Result<Record> {
+        loop {
+            let record = self.record()?;
+            if !record.is_completion() {
+                return Ok(record);
+            }
+            self.completions.push_back(Completion::parse(record)?);
+        }
+    }
+
+    /// The completion of a certain operation, whatever else completes meanwhile.
+    pub(crate) fn completion_of(&mut self, id: u64) -> Result<Completion> {
+        let is_it = |completion: &Completion| completion.id == Some(id);
+        if let Some(at) = self.completions.iter().position(is_it) {
+            return self.completions.remove(at).context("a completion");
+        }
+        loop {
+            let record =
+                self.record().with_context(|| format!("{}: completion {id}", self.name))?;
+            ensure!(record.is_completion(), "{}: unasked `{record}`", self.name);
+            let completion = Completion::parse(record)?;
+            if is_it(&completion) {
+                return Ok(completion);
+            }
+            self.completions.push_back(completion);
+        }
+    }
+
+    fn record(&mut self) -> Result<Record> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match self.lines.recv_timeout(left) {
+            Ok(line) => {
+                if self.trace {
+                    eprintln!("{} > {line}", self.name);
+                }
+                Ok(Record::parse(&line))
+            }
+            Err(RecvTimeoutError::Timeout) => bail!("nothing until the deadline"),
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = self.end()?;
+                bail!("the peer has ended with {status}")
+            }
+        }
+    }
+
+    /// Closes the endpoint, which must have nothing left to tell. Another can be opened then.
+    pub(crate) fn close_endpoint(&mut self) -> Result<()> {
+        let record = self.run("close")?;
+        ensure!(record.word == "closed", "{}: `close`: seen `{record}`", self.name);
+        match self.completions.front() {
+            Some(completion) => bail!("{}: unexpected `{}`", self.name, completion.record),
+            None => Ok(()),
+        }
+    }
+
+    /// Closes the endpoint and ends the process, which must succeed.
+    pub(crate) fn close(&mut self) -> Result<()> {
+        self.close_endpoint()?;
+        self.tell("quit")?;
+        let status = self.end()?;
+        ensure!(status.success(), "{} has ended with {status}", self.name);
+        Ok(())
+    }
+
+    /// Ends the process at once, as a crash does.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Waits for the end, and kills the process if that takes too long.
+    fn end(&mut self) -> Result<ExitStatus> {
+        drop(self.input.take());
+        let patience = Instant::now() + GRACE;
+        while Instant::now() < patience {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.child.kill()?;
+        Ok(self.child.wait()?)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // With its input at the end it ends by itself, and its capture is complete.
+        if let Err(error) = self.end() {
+            eprintln!("cannot end {}: {error}", self.name);
+        }
+    }
+}

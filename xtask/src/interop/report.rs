@@ -1,0 +1,116 @@
+//! What is printed: the progress, the table, and a block for each cell that failed.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
+use comfy_table::{CellAlignment, Table};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::cell::{CellResult, Failure};
+use super::matrix::{Cell, Pair, Rdma};
+use super::scenarios;
+
+/// A bar that moves with the cells, if there is a terminal to show it.
+pub(crate) fn progress(cells: usize) -> ProgressBar {
+    let target = match std::io::stderr().is_terminal() {
+        true => ProgressDrawTarget::stderr(),
+        false => ProgressDrawTarget::hidden(),
+    };
+    let bar = ProgressBar::with_draw_target(Some(cells as u64), target);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// `--list`
+pub(crate) fn list() {
+    for scenario in scenarios::all() {
+        println!("{:<28} {}", scenario.name, scenario.about);
+    }
+}
+
+/// Everything.
+pub(crate) fn print(results: &[CellResult]) {
+    println!("{}", table(results));
+    print_known(results);
+    for result in results {
+        if let Some(failure) = result.failure.as_ref().filter(|_| result.failed()) {
+            print_failure(&result.cell, failure);
+        }
+    }
+    let count = |is: fn(&CellResult) -> bool| results.iter().filter(|result| is(result)).count();
+    let known = count(|result| result.failure.is_some() && !result.failed());
+    let took: Duration = results.iter().map(|result| result.took).sum();
+    println!(
+        "interop: {} cells, {} passed, {} failed, {known} known to fail, {:.1} s",
+        results.len(),
+        count(|result| result.failure.is_none()),
+        count(CellResult::failed),
+        took.as_secs_f64(),
+    );
+}
+
+/// A line for each scenario, a column for each pair without and with device RDMA.
+fn table(results: &[CellResult]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(UTF8_HORIZONTAL_ONLY);
+    let columns: Vec<_> =
+        Pair::ALL.into_iter().flat_map(|pair| Rdma::ALL.map(|rdma| (pair, rdma))).collect();
+    let heads = columns.iter().map(|(pair, rdma)| match rdma {
+        Rdma::Off => pair.to_string(),
+        Rdma::On => "+rdma".to_owned(),
+    });
+    table.set_header(["scenario".to_owned()].into_iter().chain(heads).chain(["s".to_owned()]));
+    if let Some(column) = table.column_mut(columns.len() + 1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for scenario in scenarios::all() {
+        let of: Vec<_> = results.iter().filter(|r| r.cell.scenario.name == scenario.name).collect();
+        if of.is_empty() {
+            continue;
+        }
+        let took: Duration = of.iter().map(|result| result.took).sum();
+        let word = |(pair, rdma): &(Pair, Rdma)| {
+            let found = of.iter().find(|r| r.cell.pair == *pair && r.cell.rdma == *rdma);
+            found.map_or("", |result| verdict(result)).to_owned()
+        };
+        let words = columns.iter().map(word);
+        let name = [scenario.name.to_owned()].into_iter();
+        table.add_row(name.chain(words).chain([format!("{:.1}", took.as_secs_f64())]));
+    }
+    table
+}
+
+fn verdict(result: &CellResult) -> &'static str {
+    match (&result.failure, result.known()) {
+        (None, _) => "ok",
+        (Some(_), None) => "FAILED",
+        (Some(_), Some(_)) => "known",
+    }
+}
+
+fn print_known(results: &[CellResult]) {
+    for result in results {
+        if let (Some(failure), Some(reason)) = (&result.failure, result.known()) {
+            println!("known: {}: {reason}\n    seen: {:#}", result.cell, failure.error);
+        }
+    }
+}
+
+fn print_failure(cell: &Cell, failure: &Failure) {
+    println!("\n──── {cell}: {}", cell.scenario.about);
+    println!("{:#}", failure.error);
+    let Cell { scenario, pair, rdma } = cell;
+    println!("again: cargo xtask interop --only {} --pair {pair} --rdma {rdma}", scenario.name);
+    println!("files: {}", failure.directory.display());
+    for peer in &failure.peers {
+        for (what, text) in [("standard error", &peer.stderr), ("last packets", &peer.packets)] {
+            println!("{}, {what}:", peer.name);
+            for line in text.lines() {
+                println!("    {line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The scenarios, each a story that any pair of peers plays.
+
+mod matching;
+mod order;
+mod sizes;
+mod trouble;
+mod unexpected;
+
+use std::fmt;
+
+use anyhow::Result;
+
+use super::matrix::{Cell, Pair, Rdma};
+use super::stage::Stage;
+
+/// What two peers do together, and what must come of it.
+pub(crate) struct Scenario {
+    /// Its name, on the command line too.
+    pub(crate) name: &'static str,
+    /// In a line.
+    pub(crate) about: &'static str,
+    /// What is wrong with the device.
+    pub(crate) faults: Faults,
+    /// Variables for the peers, libfabric's in general.
+    pub(crate) environment: &'static [(&'static str, &'static str)],
+    /// Options of the sender's `open`.
+    pub(crate) sender: &'static str,
+    /// Options of the receiver's `open`.
+    pub(crate) receiver: &'static str,
+    /// Cells in which libfabric is known to fail with itself.
+    pub(crate) known: &'static [Known],
+    /// The story.
+    pub(crate) run: fn(&mut Stage<'_>) -> Result<()>,
+}
+
+/// What is wrong with the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Faults {
+    /// Packets overtake each other, as this seed says.
+    pub(crate) reorder: Option<u64>,
+    /// Chance that a packet finds the receiver not ready, from 0 to 1.
+    pub(crate) receiver_not_ready: Option<&'static str>,
+}
+
+/// A cell of the control that libfabric fails, and why that is its own fault.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub(crate) pair: Pair,
+    /// With and without device RDMA if `None`.
+    pub(crate) rdma: Option<Rdma>,
+    pub(crate) reason: &'static str,
+}
+
+impl Faults {
+    const NONE: Self = Self { reorder: None, receiver_not_ready: None };
+}
+
+impl Known {
+    pub(crate) fn is(&self, cell: &Cell) -> bool {
+        self.pair == cell.pair && self.rdma.is_none_or(|rdma| rdma == cell.rdma)
+    }
+}
+
+impl Scenario {
+    /// A scenario on a device without faults.
+    const fn new(
+        name: &'static str,
+        about: &'static str,
+        run: fn(&mut Stage<'_>) -> Result<()>,
+    ) -> Self {
+        Self {
+            name,
+            about,
+            faults: Faults::NONE,
+            environment: &[],
+            sender: "",
+            receiver: "",
+            known: &[],
+            run,
+        }
+    }
+}
+
+impl fmt::Debug for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// A size for each way that a message can travel: nothing, one packet, several at once, with flow
+/// control, more than a window of that, read by the receiver.
+const SIZES: [u64; 7] = [0, 1, 8_000, 30_000, 200_000, 400_000, 1_500_000];
+
+/// All of them, in the order of the table.
+pub(crate) fn all() -> impl Iterator<Item = &'static Scenario> {
+    let rest = [unexpected::ALL, order::ALL, matching::ALL, trouble::ALL];
+    sizes::ALL.iter().copied().chain(rest).flatten()
+}
