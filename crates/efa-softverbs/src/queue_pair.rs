@@ -7,7 +7,9 @@
 //! ```
 //!
 //! A send is copied at once, so the program's memory is read only while it posts; a receive is
-//! copied to the program's buffer when its completion is made.
+//! copied to the program's buffer when its completion is made. Programs post thousands of buffers
+//! at the start. The link gets packets for the [first few](LENT) alone, always the same ones, so
+//! that they stay in the cache and cost nothing to begin with.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -22,7 +24,7 @@ use efa_device::{
 use efa_sim::shm::ShmQueuePair;
 
 use crate::abi::*;
-use crate::boundary::{Errno, FULL, INVALID, Outcome, UNSUPPORTED, code, pointer};
+use crate::boundary::{FULL, INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::completion_queue::{Completion, Queue, queue};
 use crate::context::not_null;
 use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
@@ -34,6 +36,9 @@ use crate::work::{self, Build};
 
 /// Most completions that one step takes from the link.
 const STEP: usize = 16;
+/// Most receives that the link has a packet for. It takes some at a time from a ring, and gets new
+/// ones as each completion is taken; with so many it never finds none where the program has more.
+const LENT: usize = 64;
 /// Bytes that a UD receive leaves free in front, for a header that is not there.
 const UD_HEADROOM: usize = 40;
 /// `rnr_retry` that means for ever.
@@ -139,6 +144,8 @@ pub(crate) struct State {
     link: Option<ShmQueuePair>,
     /// The program's buffers, in the order of the link's.
     receives: VecDeque<Receive>,
+    /// How many of them, from the front, the link has a packet for.
+    lent: usize,
     sends: Outstanding,
     remote: VecDeque<Remote>,
     spare: Vec<Box<[u8]>>,
@@ -309,6 +316,8 @@ impl QueuePair {
             std::ptr::copy_nonoverlapping(packet.as_ptr(), into.add(headroom), length);
         }
         state.spare_receives.push(packet);
+        state.lent -= 1;
+        self.lend(state);
         self.device().statistics.received(length);
         self.receives_to.push(Completion {
             wr_id: receive.wr_id,
@@ -429,18 +438,39 @@ impl QueuePair {
         if state.receives.len() >= self.cap.max_recv_wr as usize {
             return Err(FULL);
         }
-        let Some(link) = &mut state.link else {
+        if state.link.is_none() {
             self.flush_receive(receive.wr_id);
             return Ok(());
-        };
-        let room = receive.length.checked_sub(self.headroom()).ok_or(INVALID)?;
-        // The link refuses what is longer than the buffer, so this one has the same length.
-        let room = room.min(self.device().settings.mtu);
-        let spare = state.spare_receives.pop().filter(|spare| spare.len() == room);
-        let packet = spare.unwrap_or_else(|| vec![0; room].into());
-        link.post_receive(packet).map_err(|refused| Errno::from(refused.error))?;
+        }
+        self.room(&receive).ok_or(INVALID)?;
         state.receives.push_back(receive);
+        self.lend(state);
         Ok(())
+    }
+
+    /// How long a datagram the buffer has room for.
+    fn room(&self, receive: &Receive) -> Option<usize> {
+        let room = receive.length.checked_sub(self.headroom())?;
+        Some(room.min(self.device().settings.mtu))
+    }
+
+    /// Gives the link packets for the program's next buffers.
+    #[inline]
+    fn lend(&self, state: &mut State) {
+        let Some(link) = &mut state.link else { return };
+        while state.lent < LENT
+            && let Some(room) = state.receives.get(state.lent).and_then(|next| self.room(next))
+        {
+            // The link refuses what is longer than the buffer, so this one has the same length.
+            let spare = state.spare_receives.pop().filter(|spare| spare.len() == room);
+            let packet = spare.unwrap_or_else(|| vec![0; room].into());
+            if let Err(refused) = link.post_receive(packet) {
+                // Its queue is as long as ours, so this doesn't happen; the next completion retries.
+                state.spare_receives.push(refused.packet);
+                return;
+            }
+            state.lent += 1;
+        }
     }
 
     fn flush_receive(&self, wr_id: u64) {
@@ -469,6 +499,7 @@ impl QueuePair {
         for remote in state.remote.drain(..) {
             self.complete(remote.wr_id, remote.direction.opcode(), Err(Status::Flushed));
         }
+        state.lent = 0;
         for receive in state.receives.drain(..) {
             self.flush_receive(receive.wr_id);
         }
@@ -617,6 +648,7 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
         phase: Phase::Reset,
         link: Some(link),
         receives: VecDeque::new(),
+        lent: 0,
         sends: Outstanding::default(),
         remote: VecDeque::new(),
         spare: Vec::new(),
