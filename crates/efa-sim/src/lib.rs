@@ -23,8 +23,7 @@
 //! * [`tcp`]: queue pairs of several hosts, over TCP. Linux.
 //! * [`record`]: what passes on a link, kept in memory; [`capture`]: the same as a pcapng file.
 //!
-//! What there is not: RDMA read and write. Regions can be registered and have keys, but no
-//! operation of a queue pair reaches them yet.
+//! * [`region`]: registered memory and its keys.
 //!
 //! # Example
 //!
@@ -68,9 +67,12 @@
 
 mod book;
 pub mod capture;
+mod keys;
 pub mod local;
+mod map;
+mod memory;
 pub mod record;
-mod region;
+pub mod region;
 pub mod shm;
 mod soft;
 pub mod tcp;

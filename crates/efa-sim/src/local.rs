@@ -45,7 +45,7 @@ pub use self::faults::{Faults, Statistics};
 use self::network::{EndpointId, HostId, Network, Shared};
 use crate::book::HeldHandles;
 use crate::record::{QueuePairId, Sink};
-use crate::region::{KeyTable, SoftRegion};
+use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 
 /// In which order packets arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -85,7 +85,7 @@ pub struct LocalOptions {
     pub max_queue_pairs: usize,
     /// Most address handles on a device.
     pub max_address_handles: usize,
-    /// Most memory regions on a device.
+    /// Most memory regions on a device, at most [`MAX_REGIONS`].
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
@@ -113,7 +113,7 @@ impl Default for LocalOptions {
             max_receive: device.max_receive,
             max_queue_pairs: 512,
             max_address_handles: device.max_address_handles,
-            max_regions: device.max_regions,
+            max_regions: MAX_REGIONS,
             max_region_size: device.max_region_size,
             rdma: Rdma::READ_WRITE,
             max_rdma_size: device.max_rdma_size,
@@ -148,7 +148,7 @@ impl LocalFabric {
             max_send: options.max_send,
             max_receive: options.max_receive,
             max_address_handles: options.max_address_handles,
-            max_regions: options.max_regions,
+            max_regions: options.max_regions.min(MAX_REGIONS),
             max_region_size: options.max_region_size,
             rdma: options.rdma,
             max_rdma_size: options.max_rdma_size,

@@ -1,10 +1,21 @@
-//! Memory regions and the table of their keys, the same on every link.
+//! Memory regions and the keys of a device, the same on every link.
+//!
+//! ```text
+//!  register ─► SoftRegion ◄── find(key) ── KeyTable ── locate(key, range) ─► Slots
+//!                  │                                                   words, without a lock,
+//!                  └─► Memory: raw bytes, copied under a lock           on shm for everybody
+//! ```
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use efa_device::{Access, DeviceError, Region, RegionRange, RegisterError, RemoteMemory};
+use efa_device::{Access, DeviceError, Region, RegionRange, RegisterError, RemoteMemory, Status};
 use fastrand::Rng;
+
+use crate::keys::{Entry, INDEX_BITS, Slots};
+pub use crate::keys::{MAX_REGIONS, Use};
+use crate::memory::Memory;
 
 /// Registered memory of a software device.
 ///
@@ -14,48 +25,112 @@ pub struct SoftRegion(Arc<Registered>);
 
 #[derive(Debug)]
 struct Registered {
-    memory: Mutex<Box<[u8]>>,
+    memory: Mutex<Memory>,
     length: usize,
     address: u64,
     key: u32,
+    local_write: bool,
     access: Access,
     table: KeyTable,
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.table.lock().regions.remove(&self.key);
+        self.table.remove(self.key);
     }
 }
 
 impl Registered {
-    fn memory(&self) -> MutexGuard<'_, Box<[u8]>> {
+    fn memory(&self) -> MutexGuard<'_, Memory> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// Memory of a program in C that is to be registered.
+#[derive(Clone, Copy, Debug)]
+pub struct RawMemory {
+    /// Its first byte.
+    pub base: NonNull<u8>,
+    /// Its length in bytes.
+    pub length: usize,
+    /// Address of the first byte as remote interfaces will name it.
+    pub address: u64,
+    /// Whether this side may write it, by receives and reads.
+    pub local_write: bool,
+    /// What remote interfaces may do.
+    pub access: Access,
+}
+
 /// The regions of a device by key. Clones are the same table.
 #[derive(Clone, Debug)]
-pub(crate) struct KeyTable(Arc<Mutex<Keys>>);
+pub struct KeyTable(Arc<Table>);
+
+#[derive(Debug)]
+struct Table {
+    limit: usize,
+    max_size: u64,
+    /// For those who can't wait for a lock, and on shm for other processes.
+    slots: Option<Slots>,
+    keys: Mutex<Keys>,
+}
 
 #[derive(Debug)]
 struct Keys {
-    limit: usize,
-    max_size: u64,
-    rng: Rng,
+    /// The upper bits of the next key.
+    next: u32,
     next_address: u64,
-    regions: BTreeMap<u32, Weak<Registered>>,
+    /// By the lower bits.
+    regions: Vec<Option<(u32, Weak<Registered>)>>,
+    /// Places that were given back. Used last, last, so that a key is not valid again soon.
+    free: VecDeque<u32>,
+}
+
+impl Keys {
+    /// The place for another region.
+    fn place(&mut self, limit: usize) -> Option<u32> {
+        if self.regions.len() < limit {
+            self.regions.push(None);
+            return u32::try_from(self.regions.len() - 1).ok();
+        }
+        self.free.pop_front()
+    }
 }
 
 impl KeyTable {
     /// A table of at most `limit` regions of at most `max_size` bytes; keys are drawn from `rng`.
     pub(crate) fn new(limit: usize, max_size: u64, rng: Rng) -> Self {
-        let regions = BTreeMap::new();
-        Self(Arc::new(Mutex::new(Keys { limit, max_size, rng, next_address: 0x10_0000, regions })))
+        Self::with_slots(limit, max_size, rng, None)
+    }
+
+    /// The same with [`Slots`].
+    pub(crate) fn with_slots(
+        limit: usize,
+        max_size: u64,
+        mut rng: Rng,
+        slots: Option<Slots>,
+    ) -> Self {
+        let limit = limit.min(MAX_REGIONS);
+        let keys = Keys {
+            // Drawn, so that a key of one device opens nothing on another.
+            next: rng.u32(..),
+            next_address: 0x10_0000,
+            regions: Vec::new(),
+            free: VecDeque::new(),
+        };
+        Self(Arc::new(Table { limit, max_size, slots, keys: Mutex::new(keys) }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Keys> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn slots(&self) -> Option<&Slots> {
+        self.0.slots.as_ref()
+    }
+
+    fn check(&self, length: usize) -> Result<(), DeviceError> {
+        let (length, limit) = (length as u64, self.0.max_size);
+        if length > limit { Err(DeviceError::TooLong { length, limit }) } else { Ok(()) }
     }
 
     pub(crate) fn register(
@@ -63,49 +138,145 @@ impl KeyTable {
         memory: Box<[u8]>,
         access: Access,
     ) -> Result<SoftRegion, RegisterError> {
-        let mut keys = self.lock();
         let length = memory.len();
-        if length as u64 > keys.max_size {
-            let error = DeviceError::TooLong { length: length as u64, limit: keys.max_size };
+        if let Err(error) = self.check(length) {
             return Err(RegisterError { error, memory });
         }
-        if keys.regions.len() >= keys.limit {
-            let error = DeviceError::LimitReached { object: "memory region", limit: keys.limit };
-            return Err(RegisterError { error, memory });
-        }
-        // Drawn and not counted, so that a key of one device opens nothing on another.
-        let key = loop {
-            let key = keys.rng.u32(1..);
-            if !keys.regions.contains_key(&key) {
-                break key;
-            }
+        let mut keys = self.lock();
+        let Some(place) = keys.place(self.0.limit) else {
+            return Err(RegisterError { error: self.full(), memory });
         };
         let address = keys.next_address;
         let pages = (length as u64).div_ceil(4096).max(1);
         keys.next_address = address.saturating_add(pages.saturating_mul(4096));
-        let memory = Mutex::new(memory);
-        let table = self.clone();
-        let region = Arc::new(Registered { memory, length, address, key, access, table });
-        keys.regions.insert(key, Arc::downgrade(&region));
-        Ok(SoftRegion(region))
+        let memory = Memory::owned(memory);
+        Ok(self.enter(&mut keys, place, memory, (address, length), true, access))
+    }
+
+    /// Registers memory of a program in C. It ends with [`SoftRegion::revoke`].
+    ///
+    /// # Errors
+    /// [`DeviceError::TooLong`], [`DeviceError::LimitReached`].
+    ///
+    /// # Safety
+    /// Until then, and until the last clone of the handle is dropped unless it was revoked,
+    /// whoever owns the memory must put up with everything that was allowed here: at any time
+    /// operations of this device write it if `local_write`, and other processes write it if
+    /// `access` lets them. It may be unmapped meanwhile.
+    #[allow(unsafe_code)]
+    pub unsafe fn register_raw(&self, raw: RawMemory) -> Result<SoftRegion, DeviceError> {
+        let RawMemory { base, length, address, local_write, access } = raw;
+        self.check(length)?;
+        let mut keys = self.lock();
+        let place = keys.place(self.0.limit).ok_or_else(|| self.full())?;
+        // SAFETY: the caller's promise.
+        let memory = unsafe { Memory::borrowed(base, length) };
+        Ok(self.enter(&mut keys, place, memory, (address, length), local_write, access))
+    }
+
+    fn full(&self) -> DeviceError {
+        DeviceError::LimitReached { object: "memory region", limit: self.0.limit }
+    }
+
+    fn enter(
+        &self,
+        keys: &mut Keys,
+        place: u32,
+        memory: Memory,
+        (address, length): (u64, usize),
+        local_write: bool,
+        access: Access,
+    ) -> SoftRegion {
+        keys.next = keys.next.wrapping_add(1);
+        let mut key = keys.next << INDEX_BITS | place;
+        if key == 0 {
+            // 0 means none.
+            keys.next = 1;
+            key = 1 << INDEX_BITS;
+        }
+        if let Some(slots) = &self.0.slots {
+            let (memory, length) = (memory.address(), length as u64);
+            slots.enter(key, Entry { start: address, memory, length, local_write, access });
+        }
+        let (memory, table) = (Mutex::new(memory), self.clone());
+        let region =
+            Arc::new(Registered { memory, length, address, key, local_write, access, table });
+        if let Some(entry) = keys.regions.get_mut(place as usize) {
+            *entry = Some((key, Arc::downgrade(&region)));
+        }
+        SoftRegion(region)
+    }
+
+    /// Gives a key back, once.
+    fn remove(&self, key: u32) {
+        let mut keys = self.lock();
+        let place = key & (MAX_REGIONS as u32 - 1);
+        let Some(entry) = keys.regions.get_mut(place as usize) else { return };
+        if entry.take_if(|(there, _)| *there == key).is_some() {
+            if let Some(slots) = &self.0.slots {
+                slots.clear(key);
+            }
+            keys.free.push_back(place);
+        }
     }
 
     /// The region that `key` names.
-    pub(crate) fn find(&self, key: u32) -> Option<SoftRegion> {
+    #[must_use]
+    pub fn find(&self, key: u32) -> Option<SoftRegion> {
+        let place = key as usize & (MAX_REGIONS - 1);
         // The guard ends with this statement: the region could be the last handle, and dropping it
         // locks the table.
-        let region = self.lock().regions.get(&key).and_then(Weak::upgrade);
+        let region = match self.lock().regions.get(place) {
+            Some(Some((there, region))) if *there == key => region.upgrade(),
+            _ => None,
+        };
         region.map(SoftRegion)
+    }
+
+    /// Where the `length` bytes from `start` of the region that `key` names are in memory, if all
+    /// of them lie in it and `wanted` is allowed. Takes no lock. A device of the local link knows
+    /// of none.
+    #[inline]
+    #[must_use]
+    pub fn locate(&self, key: u32, start: u64, length: u64, wanted: Use) -> Option<u64> {
+        self.0.slots.as_ref()?.locate(key, start, length, wanted)
     }
 }
 
 impl SoftRegion {
+    /// Ends the registration now, whatever clones of the handle there are. Memory that was
+    /// registered [raw](KeyTable::register_raw) is not touched after this call by anything that
+    /// goes through the handle.
+    pub fn revoke(&self) {
+        self.0.table.remove(self.0.key);
+        self.0.memory().end();
+    }
+
+    /// Whether operations of this side may write it.
+    #[must_use]
+    pub fn allows_local_write(&self) -> bool {
+        self.0.local_write
+    }
+
     /// The part of this region that remote interfaces name so, if all of it lies in the region.
-    pub(crate) fn part(&self, start: RemoteMemory, length: usize) -> Option<RegionRange<Self>> {
+    #[must_use]
+    pub fn part(&self, start: RemoteMemory, length: usize) -> Option<RegionRange<Self>> {
         let offset = start.address.checked_sub(self.0.address)?;
         let offset = usize::try_from(offset).ok()?;
         let part = RegionRange { region: self.clone(), offset, length };
         part.check().is_ok().then_some(part)
+    }
+
+    /// Lets the kernel have a part of the memory, that nobody else of this process reaches
+    /// meanwhile. [`Status::BadLocalKey`] if it was revoked.
+    pub(crate) fn with_part<T>(
+        &self,
+        offset: usize,
+        length: usize,
+        f: impl FnOnce(libc::iovec) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        let memory = self.0.memory();
+        f(memory.part(offset, length).ok_or(Status::BadLocalKey)?)
     }
 }
 
@@ -145,25 +316,19 @@ impl Region for SoftRegion {
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) -> usize {
-        let memory = self.0.memory();
-        let from = memory.get(offset..).unwrap_or_default();
-        let count = from.len().min(into.len());
-        into[..count].copy_from_slice(&from[..count]);
-        count
+        self.0.memory().read(offset, into)
     }
 
     fn write(&self, offset: usize, from: &[u8]) -> usize {
-        let mut memory = self.0.memory();
-        let into = memory.get_mut(offset..).unwrap_or_default();
-        let count = into.len().min(from.len());
-        into[..count].copy_from_slice(&from[..count]);
-        count
+        self.0.memory().write(offset, from)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::LENGTH;
+    use crate::map::Map;
 
     fn table(limit: usize) -> KeyTable {
         KeyTable::new(limit, 10, Rng::with_seed(1))
@@ -208,15 +373,48 @@ mod tests {
     }
 
     #[test]
-    fn copies_never_overrun() {
-        let region = table(1).register(memory(4), Access::default()).unwrap();
-        assert_eq!(region.write(2, b"abc"), 2);
-        assert_eq!(region.write(4, b"abc"), 0);
-        assert_eq!(region.write(usize::MAX, b"abc"), 0);
-        let mut bytes = [9; 6];
-        assert_eq!(region.read(0, &mut bytes), 4);
-        assert_eq!(bytes, [0, 0, b'a', b'b', 9, 9]);
-        assert_eq!(region.read(5, &mut bytes), 0);
-        assert_eq!(region.read(usize::MAX, &mut bytes), 0);
+    fn keys_are_unique_and_not_soon_valid_again() {
+        let table = KeyTable::new(usize::MAX, 10, Rng::with_seed(2));
+        let regions: Vec<_> = (0..MAX_REGIONS)
+            .map(|_| table.register(memory(1), Access::default()).unwrap())
+            .collect();
+        let keys: std::collections::HashSet<u32> = regions.iter().map(Region::remote_key).collect();
+        assert_eq!(keys.len(), MAX_REGIONS);
+        assert!(!keys.contains(&0));
+        assert!(table.register(memory(1), Access::default()).is_err());
+        drop(regions);
+        for _ in 0..MAX_REGIONS {
+            let next = table.register(memory(1), Access::default()).unwrap();
+            assert!(!keys.contains(&next.remote_key()));
+        }
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_revoked_region_is_reached_by_nobody() {
+        let slots = Slots::new(Map::anonymous(LENGTH).unwrap());
+        let table = KeyTable::with_slots(2, 10, Rng::with_seed(3), Some(slots));
+        let mut bytes = *b"0123";
+        let access = Access { remote_read: true, remote_write: false };
+        let base = NonNull::from(&mut bytes).cast();
+        let raw = RawMemory { base, length: 4, address: 0x77, local_write: false, access };
+        // SAFETY: the bytes outlive the registration and are not looked at before its end.
+        let region = unsafe { table.register_raw(raw) }.unwrap();
+        let (key, at) = (region.remote_key(), base.as_ptr() as u64);
+        assert_eq!(table.locate(key, 0x78, 3, Use::RemoteRead), Some(at + 1));
+        assert_eq!(table.locate(key, 0x78, 3, Use::LocalWrite), None);
+        assert_eq!((region.write(0, b"ab"), region.allows_local_write()), (2, false));
+        let found = table.find(key).unwrap();
+        region.revoke();
+        region.revoke();
+        assert_eq!(table.locate(key, 0x78, 3, Use::RemoteRead), None);
+        assert!(table.find(key).is_none());
+        assert_eq!((found.read(0, &mut [0; 4]), found.write(0, b"x")), (0, 0));
+        assert_eq!(found.with_part(0, 1, |_| Ok(())), Err(Status::BadLocalKey));
+        assert_eq!(&bytes, b"ab23");
+        // Its place is given out once.
+        let next = [(); 2].map(|()| table.register(memory(1), access).unwrap());
+        assert_ne!(next[0].remote_key(), next[1].remote_key());
+        assert!(table.register(memory(1), access).is_err());
     }
 }

@@ -33,6 +33,18 @@
 //! | [`max_peers`](ShmOptions::max_peers) other senders for [`attach_patience`](ShmOptions::attach_patience) | [`Status::UnreachableRemote`] |
 //! | another GID | [`Status::UnreachableRemote`] |
 //!
+//! # RDMA
+//!
+//! A read or write is one copy by the kernel, a MiB with each poll of who posted it; the target need
+//! not poll. The memory of another process is found by one of its queue pairs' numbers, and keys,
+//! bounds and access are checked against its table: [`Status::RemoteBadAddress`]. Immediate data of
+//! a write follows it through the ring and takes a posted buffer; without one it meets what a send
+//! meets, and the bytes were written nevertheless.
+//!
+//! The process needs the right to read the memory of the others (`process_vm_readv(2)`), as those of
+//! one user have unless the system was told to restrict that; without it an operation completes with
+//! [`Status::RemoteAbort`].
+//!
 //! # Errors of opening
 //!
 //! [`DeviceError::Inconsistent`] names a directory that belongs to another user or has another mode
@@ -70,11 +82,14 @@
 //! [`Status::BadDestinationQpn`]: efa_device::Status::BadDestinationQpn
 //! [`Status::UnresponsiveRemote`]: efa_device::Status::UnresponsiveRemote
 //! [`Status::UnreachableRemote`]: efa_device::Status::UnreachableRemote
+//! [`Status::RemoteBadAddress`]: efa_device::Status::RemoteBadAddress
+//! [`Status::RemoteAbort`]: efa_device::Status::RemoteAbort
 
 mod directory;
 mod incoming;
 mod mailbox;
-mod map;
+mod memory;
+mod operation;
 mod outgoing;
 mod queue_pair;
 mod ring;
@@ -83,18 +98,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use efa_device::{
-    Access, AddressHandle, Device, DeviceAttributes, DeviceError, Gid, QueuePairOptions, Rdma,
-    RegisterError,
-};
-use fastrand::Rng;
-
 use self::directory::HostDirectory;
+use self::memory::HostMemory;
 use self::queue_pair::Book;
 pub use self::queue_pair::ShmQueuePair;
 use self::ring::{MAX_MTU, MAX_SLOTS};
 use crate::record::SharedSink;
-use crate::region::{KeyTable, SoftRegion};
+use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
+use efa_device::{
+    Access, AddressHandle, Device, DeviceAttributes, DeviceError, Gid, QueuePairOptions, Rdma,
+    RegisterError,
+};
 
 /// How to open a host.
 #[derive(Clone, Debug)]
@@ -128,10 +142,14 @@ pub struct ShmOptions {
     pub max_receive: usize,
     /// Most address handles on a device.
     pub max_address_handles: usize,
-    /// Most memory regions on a device.
+    /// Most memory regions on a device, at most [`MAX_REGIONS`].
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
+    /// What the device does to memory of others.
+    pub rdma: Rdma,
+    /// Most bytes of one RDMA operation.
+    pub max_rdma_size: u64,
     /// Who is told of every packet that this device's queue pairs send and receive.
     pub capture: Option<SharedSink>,
 }
@@ -155,8 +173,10 @@ impl ShmOptions {
             max_send: device.max_send,
             max_receive: device.max_receive,
             max_address_handles: device.max_address_handles,
-            max_regions: device.max_regions,
+            max_regions: MAX_REGIONS,
             max_region_size: device.max_region_size,
+            rdma: Rdma::READ_WRITE,
+            max_rdma_size: device.max_rdma_size,
             capture: None,
         }
     }
@@ -168,7 +188,7 @@ pub struct ShmDevice {
     directory: Arc<HostDirectory>,
     attributes: DeviceAttributes,
     book: Arc<Book>,
-    keys: KeyTable,
+    memory: Arc<HostMemory>,
     settings: Arc<ShmOptions>,
 }
 
@@ -203,15 +223,17 @@ impl ShmDevice {
             max_send: options.max_send,
             max_receive: options.max_receive,
             max_address_handles: options.max_address_handles,
-            max_regions: options.max_regions,
+            max_regions: options.max_regions.min(MAX_REGIONS),
             max_region_size: options.max_region_size,
-            rdma: Rdma::NONE,
-            max_rdma_size: 0,
+            rdma: options.rdma,
+            max_rdma_size: options.max_rdma_size,
         };
+        let directory = Arc::new(directory);
+        let (limit, max_size) = (options.max_regions, options.max_region_size);
         Ok(Self {
             book: Arc::new(Book::new(directory.gid(), options.max_address_handles)),
-            keys: KeyTable::new(options.max_regions, options.max_region_size, Rng::new()),
-            directory: Arc::new(directory),
+            memory: Arc::new(HostMemory::new(&directory, limit, max_size)?),
+            directory,
             attributes,
             settings: Arc::new(options),
         })
@@ -220,7 +242,13 @@ impl ShmDevice {
     /// The region of this device that `key` names.
     #[must_use]
     pub fn region(&self, key: u32) -> Option<SoftRegion> {
-        self.keys.find(key)
+        self.keys().find(key)
+    }
+
+    /// The keys of this device's regions.
+    #[must_use]
+    pub fn keys(&self) -> &KeyTable {
+        self.memory.keys()
     }
 
     /// The directory of the host.
@@ -261,6 +289,6 @@ impl Device for ShmDevice {
     }
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
-        self.keys.register(memory, access)
+        self.keys().register(memory, access)
     }
 }

@@ -97,8 +97,10 @@ use self::socket::{Listener, endpoint, gid_of};
 pub use self::statistics::{TcpStatistics, Violations};
 pub use self::wire::Violation;
 use crate::book::AddressBook;
+use crate::keys::{self, Slots};
+use crate::map::Map;
 use crate::record::SharedSink;
-use crate::region::{KeyTable, SoftRegion};
+use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 
 /// Most connections to one queue pair.
 const MAX_PEERS: usize = 4096;
@@ -152,7 +154,7 @@ pub struct TcpOptions {
     pub max_receive: usize,
     /// Most address handles on a device.
     pub max_address_handles: usize,
-    /// Most memory regions on a device.
+    /// Most memory regions on a device, at most [`MAX_REGIONS`].
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
@@ -180,7 +182,7 @@ impl TcpOptions {
             max_send: device.max_send,
             max_receive: device.max_receive,
             max_address_handles: device.max_address_handles,
-            max_regions: device.max_regions,
+            max_regions: MAX_REGIONS,
             max_region_size: device.max_region_size,
             capture: None,
         }
@@ -229,15 +231,17 @@ impl TcpDevice {
             max_send: options.max_send,
             max_receive: options.max_receive,
             max_address_handles: options.max_address_handles,
-            max_regions: options.max_regions,
+            max_regions: options.max_regions.min(MAX_REGIONS),
             max_region_size: options.max_region_size,
             rdma: Rdma::NONE,
             max_rdma_size: 0,
         };
+        let (limit, max_size) = (options.max_regions, options.max_region_size);
+        let map = Map::anonymous(keys::LENGTH).map_err(|errno| system("mmap", errno))?;
         Ok(Self {
             attributes,
             book: Book(Arc::new(Mutex::new(AddressBook::new(options.max_address_handles)))),
-            keys: KeyTable::new(options.max_regions, options.max_region_size, Rng::new()),
+            keys: KeyTable::with_slots(limit, max_size, Rng::new(), Some(Slots::new(map))),
             options: Arc::new(options),
         })
     }
@@ -246,6 +250,12 @@ impl TcpDevice {
     #[must_use]
     pub fn region(&self, key: u32) -> Option<SoftRegion> {
         self.keys.find(key)
+    }
+
+    /// The keys of this device's regions.
+    #[must_use]
+    pub fn keys(&self) -> &KeyTable {
+        &self.keys
     }
 
     /// The handle for an interface, held by the device and not by a queue pair: all its queue pairs

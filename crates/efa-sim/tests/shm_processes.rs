@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::Directory;
 use efa_device::*;
+use efa_sim::SoftRegion;
 use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
@@ -222,6 +223,57 @@ fn child_send() {
     assert_eq!(side.ended(1000), [Ok(()); 1000]);
 }
 
+const SHARED: usize = 3 << 20;
+
+/// A region of a pattern that starts with `first`, open to all.
+fn shared(qp: &ShmQueuePair, first: usize) -> SoftRegion {
+    let memory = (first..first + SHARED).map(|i| (i % 251) as u8).collect();
+    qp.register(memory, Access { remote_read: true, remote_write: true }).unwrap()
+}
+
+/// A request for all of `local` at the memory that the other side told of.
+fn request(side: &Side, to: Qpn, told: &[u8], local: &SoftRegion) -> RdmaRequest<SoftRegion> {
+    let address = u64::from_le_bytes(told[..8].try_into().unwrap());
+    let key = u32::from_le_bytes(told[8..].try_into().unwrap());
+    RdmaRequest {
+        id: WorkId(9),
+        local: RegionRange { region: local.clone(), offset: 0, length: local.length() },
+        remote: RemoteMemory { address, key },
+        destination: Destination { address_handle: side.handle, qpn: to, qkey: KEY },
+    }
+}
+
+/// What the other side is told of a region.
+fn place(region: &SoftRegion) -> Vec<u8> {
+    [&region.remote_address().to_le_bytes()[..], &region.remote_key().to_le_bytes()].concat()
+}
+
+fn bytes(region: &SoftRegion) -> Vec<u8> {
+    let mut bytes = vec![0; region.length()];
+    region.read(0, &mut bytes);
+    bytes
+}
+
+/// Tells of its memory, is told of another's, reads that and writes it back changed.
+#[test]
+#[ignore = "a process of other tests"]
+fn child_share() {
+    let Some((mut side, target)) = child(16) else { return };
+    let (offered, own) = (shared(&side.qp, 7), shared(&side.qp, 0));
+    side.send(target, 0, &place(&offered));
+    assert_eq!(side.ended(1), [Ok(())]);
+    let (told, _) = side.received();
+    let request = request(&side, target, &told, &own);
+    side.qp.post_read(request.clone()).unwrap();
+    assert!(matches!(side.wait(), Completion::Rdma { result: Ok(()), .. }));
+    let changed: Vec<u8> = bytes(&own).iter().map(|byte| !byte).collect();
+    own.write(0, &changed);
+    side.qp.post_write(request, Some(5)).unwrap();
+    assert!(matches!(side.wait(), Completion::Rdma { result: Ok(()), .. }));
+    let completion = side.wait();
+    panic!("{completion:?}");
+}
+
 /// Sends packets and never stops.
 #[test]
 #[ignore = "a process of other tests"]
@@ -269,6 +321,41 @@ fn packets_go_to_another_process_and_back() {
 }
 
 #[test]
+fn processes_read_and_write_each_others_memory_and_are_missed() {
+    let directory = Directory::new();
+    let mut side = Side::new(&ShmDevice::open(options(directory.path())).unwrap(), 4);
+    let mut child = Child::start("share", &directory, side.qp.address().qpn);
+    let (told, _) = side.received();
+    let (offered, own) = (shared(&side.qp, 3), shared(&side.qp, 0));
+    let request = request(&side, child.qpn, &told, &own);
+    // The child waits, or does something else; it takes no part.
+    side.qp.post_read(request.clone()).unwrap();
+    assert!(matches!(side.wait(), Completion::Rdma { result: Ok(()), .. }));
+    let expected: Vec<u8> = (7..7 + SHARED).map(|i| (i % 251) as u8).collect();
+    assert_eq!(bytes(&own), expected);
+    side.send(child.qpn, 1, &place(&offered));
+    assert_eq!(side.ended(1), [Ok(())]);
+    let Completion::Written { immediate: 5, length, .. } = side.wait() else { panic!() };
+    assert_eq!(length, SHARED as u64);
+    let expected: Vec<u8> = (3..3 + SHARED).map(|i| !((i % 251) as u8)).collect();
+    assert_eq!(bytes(&offered), expected);
+    child.kill();
+    for _ in 0..2 {
+        side.qp.post_read(request.clone()).unwrap();
+        let completion = side.wait();
+        let gone = Err(Status::UnresponsiveRemote);
+        assert!(
+            matches!(completion, Completion::Rdma { result, .. } if result == gone),
+            "{completion:?}"
+        );
+    }
+    drop(ShmDevice::open(options(directory.path())).unwrap());
+    side.qp.post_read(request).unwrap();
+    let gone = Err(Status::BadDestinationQpn);
+    assert!(matches!(side.wait(), Completion::Rdma { result, .. } if result == gone));
+}
+
+#[test]
 fn processes_that_send_to_one_at_a_time_lose_nothing() {
     let directory = Directory::new();
     let mut side = Side::new(&ShmDevice::open(options(directory.path())).unwrap(), 4);
@@ -309,7 +396,7 @@ fn a_killed_receiver_is_noticed_and_its_file_removed() {
         drop(ShmDevice::open(options(directory.path())).unwrap());
         assert!(!file.exists());
     }
-    drop(side);
+    drop((side, device));
     let left: Vec<_> = std::fs::read_dir(directory.path().join("host")).unwrap().collect();
     assert_eq!(left.len(), 1, "the next number: {left:?}");
 }

@@ -7,6 +7,7 @@
 //!         qp-<qpn>               a queue pair, locked (flock) while its process lives
 //!         ring-<to>-<from>-<nonce>   until the receiver has mapped it
 //!         new-<nonce>            a queue pair file in the making
+//!         mem-<nonce>, mem-<qpn> memory keys of a process, locked while it lives
 //! ```
 //!
 //! The kernel drops a lock when its process ends, however it ends. So a file whose lock can be
@@ -39,8 +40,16 @@ pub(super) struct HostDirectory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileName {
     QueuePair(Qpn),
-    Ring { to: Qpn, from: Qpn, nonce: u64 },
+    Ring {
+        to: Qpn,
+        from: Qpn,
+        nonce: u64,
+    },
     New(u64),
+    /// The memory keys of a process.
+    Memory(u64),
+    /// The same, found by a queue pair.
+    MemoryOf(Qpn),
 }
 
 impl std::fmt::Display for FileName {
@@ -49,6 +58,8 @@ impl std::fmt::Display for FileName {
             Self::QueuePair(qpn) => write!(f, "qp-{}", qpn.0),
             Self::Ring { to, from, nonce } => write!(f, "ring-{}-{}-{nonce:016x}", to.0, from.0),
             Self::New(nonce) => write!(f, "new-{nonce:016x}"),
+            Self::Memory(nonce) => write!(f, "mem-{nonce:016x}"),
+            Self::MemoryOf(qpn) => write!(f, "mem-{}", qpn.0),
         }
     }
 }
@@ -59,6 +70,8 @@ impl FileName {
         let parsed = match kind {
             "qp" => Self::QueuePair(Qpn(rest.parse().ok()?)),
             "new" => Self::New(u64::from_str_radix(rest, 16).ok()?),
+            "mem" if rest.len() == 16 => Self::Memory(u64::from_str_radix(rest, 16).ok()?),
+            "mem" => Self::MemoryOf(Qpn(rest.parse().ok()?)),
             "ring" => {
                 let mut parts = rest.split('-');
                 let to = Qpn(parts.next()?.parse().ok()?);
@@ -171,6 +184,32 @@ impl HostDirectory {
         }
     }
 
+    /// A new file of `length` zero bytes, locked, under a name that `name` makes of a random number.
+    pub(super) fn create_locked(
+        &self,
+        name: impl Fn(u64) -> FileName,
+        length: usize,
+    ) -> Result<(FileName, OwnedFd), DeviceError> {
+        // A sweep of another process may take the file in the moment before it is locked.
+        for _ in 0..16 {
+            let name = name(fastrand::u64(..));
+            let file = self.create(name, length)?;
+            let locked = try_lock(&file, FlockOperation::NonBlockingLockExclusive)
+                .and_then(|locked| Ok(locked && fstat(&file)?.st_nlink > 0))
+                .map_err(|errno| self.error("locking", name, errno))?;
+            if locked {
+                return Ok((name, file));
+            }
+        }
+        Err(inconsistent(&self.path, "files vanish as soon as they are made".into()))
+    }
+
+    /// Gives a file another name.
+    pub(super) fn link(&self, from: FileName, to: FileName) -> Result<(), DeviceError> {
+        linkat(&self.file, from.to_string(), &self.file, to.to_string(), AtFlags::empty())
+            .map_err(|errno| self.error("naming", to, errno))
+    }
+
     /// Makes a queue pair file: `fill` gets it locked and under a passing name, then it appears
     /// under the number that it gets, complete.
     pub(super) fn create_queue_pair<T>(
@@ -179,15 +218,8 @@ impl HostDirectory {
         fill: impl Fn(&OwnedFd) -> Result<T, Errno>,
         publish: impl Fn(&T, Qpn),
     ) -> Result<(OwnedFd, T, Qpn), DeviceError> {
-        // A sweep of another process may take the file in the moment before it is locked.
         for _ in 0..16 {
-            let name = FileName::New(fastrand::u64(..));
-            let file = self.create(name, length)?;
-            let locked = try_lock(&file, FlockOperation::NonBlockingLockExclusive)
-                .map_err(|errno| self.error("locking", name, errno))?;
-            if !locked {
-                continue;
-            }
+            let (name, file) = self.create_locked(FileName::New, length)?;
             let filled = fill(&file).map_err(|errno| self.error("mapping", name, errno));
             let linked = filled.and_then(|filled| {
                 let qpn = self.link_queue_pair(name, |qpn| publish(&filled, qpn))?;
@@ -395,10 +427,14 @@ mod tests {
             FileName::QueuePair(to),
             FileName::Ring { to, from, nonce: u64::MAX },
             FileName::New(3),
+            FileName::Memory(u64::MAX),
+            FileName::MemoryOf(to),
         ] {
             assert_eq!(FileName::parse(&name.to_string()), Some(name));
         }
-        for other in ["next", "qp-", "qp-65536", "ring-1-2", "ring-1-2-3-4", "new-x", "", "."] {
+        for other in
+            ["next", "qp-", "qp-65536", "ring-1-2", "ring-1-2-3-4", "new-x", "mem-x", "", "."]
+        {
             assert_eq!(FileName::parse(other), None, "{other}");
         }
     }

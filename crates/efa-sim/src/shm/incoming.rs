@@ -7,7 +7,7 @@ use efa_device::{Qkey, Qpn, Status, Time};
 
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
-use super::ring::{Broken, RingReceiver};
+use super::ring::{Arrived, Broken, Kind, RingReceiver, WRITTEN};
 
 /// Most packets taken from a ring in one go, so that no sender starves the others.
 const BATCH: usize = 16;
@@ -27,12 +27,30 @@ pub(super) enum Found {
     End,
 }
 
+/// What was put into a posted buffer, or took one.
+#[derive(Debug)]
+pub(super) enum Delivered {
+    Datagram {
+        packet: Box<[u8]>,
+        length: usize,
+        immediate: Option<u32>,
+    },
+    /// Memory was written.
+    Written {
+        packet: Option<Box<[u8]>>,
+        length: u64,
+        immediate: u32,
+    },
+}
+
 /// What a receiver needs to judge packets.
 pub(super) struct Judge<'a> {
     pub(super) qkey: Qkey,
     pub(super) rnr_delay: Duration,
     pub(super) posted: &'a mut VecDeque<Box<[u8]>>,
     pub(super) now: Time,
+    /// Whether the immediate data of a write takes no buffer.
+    pub(super) unsolicited: bool,
 }
 
 /// A sender's ring, attached.
@@ -92,12 +110,12 @@ impl Incoming {
         self.ring.has_next() || self.empty.is_multiple_of(DROWSY)
     }
 
-    /// Takes packets; `receive` gets each with its buffer and length.
+    /// Takes packets; `receive` gets each.
     #[inline]
     pub(super) fn poll(
         &mut self,
         judge: &mut Judge<'_>,
-        receive: impl FnMut(Box<[u8]>, usize),
+        receive: impl FnMut(Delivered),
     ) -> Result<Found, Broken> {
         if !self.ring.has_next() {
             return Ok(if self.is_finished() { Found::End } else { Found::Nothing });
@@ -112,10 +130,15 @@ impl Incoming {
     fn take(
         &mut self,
         judge: &mut Judge<'_>,
-        mut receive: impl FnMut(Box<[u8]>, usize),
+        mut receive: impl FnMut(Delivered),
     ) -> Result<(), Broken> {
         for _ in 0..BATCH {
             let Some(arrived) = self.ring.peek()? else { break };
+            if arrived.kind == Kind::Written {
+                let Some(written) = self.take_written(judge, arrived) else { break };
+                receive(written);
+                continue;
+            }
             if arrived.qkey != judge.qkey {
                 self.reject(Status::BadDestinationQpn);
                 continue;
@@ -128,7 +151,9 @@ impl Incoming {
                 Some(bytes) => {
                     self.ring.accept(bytes);
                     self.waiting.pop_front();
-                    receive(buffer, arrived.length);
+                    let immediate = (arrived.kind != Kind::Plain).then_some(arrived.immediate);
+                    let length = arrived.length;
+                    receive(Delivered::Datagram { packet: buffer, length, immediate });
                 }
                 None => {
                     judge.posted.push_front(buffer);
@@ -137,6 +162,21 @@ impl Incoming {
             }
         }
         Ok(())
+    }
+
+    /// Takes the immediate data of a write; `None` if it waits for a buffer.
+    #[cold]
+    fn take_written(&mut self, judge: &mut Judge<'_>, arrived: Arrived) -> Option<Delivered> {
+        let packet = if judge.unsolicited { None } else { judge.posted.pop_front() };
+        if packet.is_none() && !judge.unsolicited {
+            self.wait(judge);
+            return None;
+        }
+        let mut length = [0; WRITTEN];
+        self.ring.accept(&mut length);
+        self.waiting.pop_front();
+        let (length, immediate) = (u64::from_le_bytes(length), arrived.immediate);
+        Some(Delivered::Written { packet, length, immediate })
     }
 
     fn reject(&mut self, why: Status) {

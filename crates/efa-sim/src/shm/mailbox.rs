@@ -28,7 +28,7 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 
 use super::directory::{FileName, HostDirectory, is_locked};
-use super::map::Map;
+use crate::map::Map;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efa-qp\r\n");
 const VERSION: u64 = 1;

@@ -17,7 +17,7 @@ use efa_device::{DeviceError, Qkey, Qpn, Status, Time, WorkId};
 
 use super::directory::{FileName, HostDirectory, system};
 use super::mailbox::{PeerMailbox, Sender};
-use super::ring::RingSender;
+use super::ring::{Kind, RingSender};
 
 /// Fruitless looks between two thorough ones.
 const LOOK_EVERY: u32 = 32;
@@ -26,9 +26,20 @@ const LOOK_EVERY: u32 = 32;
 #[derive(Debug)]
 pub(super) struct Posted {
     pub(super) id: WorkId,
-    pub(super) packet: Box<[u8]>,
-    pub(super) length: usize,
+    pub(super) content: Content,
+    pub(super) immediate: Option<u32>,
     pub(super) qkey: Qkey,
+}
+
+/// What is sent.
+#[derive(Debug)]
+pub(super) enum Content {
+    Datagram {
+        packet: Box<[u8]>,
+        length: usize,
+    },
+    /// That this many bytes were written into the peer's memory.
+    Written(u64),
 }
 
 /// A send that ended.
@@ -146,7 +157,17 @@ impl Outgoing {
 
     #[inline]
     fn publish(&mut self, posted: Posted) {
-        self.ring.publish(&posted.packet[..posted.length], posted.qkey);
+        let Posted { immediate, qkey, .. } = posted;
+        match &posted.content {
+            Content::Datagram { packet, length } => {
+                let kind = if immediate.is_some() { Kind::Immediate } else { Kind::Plain };
+                self.ring.publish(kind, immediate.unwrap_or(0), &packet[..*length], qkey);
+            }
+            Content::Written(length) => {
+                let immediate = immediate.unwrap_or(0);
+                self.ring.publish(Kind::Written, immediate, &length.to_le_bytes(), qkey);
+            }
+        }
         self.in_flight.push_back(posted);
     }
 

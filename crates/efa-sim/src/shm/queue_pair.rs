@@ -6,6 +6,7 @@
 //!    ├─► next watched ring: take packets into posted buffers
 //!    ├─► bell rings? attach and watch who rang
 //!    ├─► next peer with sends under way: take answers
+//!    ├─► first RDMA operation: copy a piece
 //!    └─► once a second: look after entries of the dead
 //! ```
 
@@ -18,18 +19,20 @@ use std::time::Duration;
 
 use efa_device::{
     Access, AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qkey, Qpn,
-    QueuePair, QueuePairAddress, QueuePairOptions, RegisterError, SendRequest, Source, Status,
-    Time,
+    QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest, RegisterError, SendRequest, Source,
+    Status, Time,
 };
 
 use super::directory::HostDirectory;
-use super::incoming::{Found, Incoming, Judge};
+use super::incoming::{Delivered, Found, Incoming, Judge};
 use super::mailbox::{EntryState, Mailbox, PeerMailbox, Sender};
-use super::outgoing::{Local, Outgoing, Posted};
+use super::memory::HostMemory;
+use super::operation::{Direction, Operation};
+use super::outgoing::{Content, Local, Outgoing, Posted};
 use super::{ShmDevice, ShmOptions};
 use crate::book::{AddressBook, HeldHandles};
 use crate::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink};
-use crate::region::{KeyTable, SoftRegion};
+use crate::region::SoftRegion;
 
 type Packet = Box<[u8]>;
 
@@ -126,7 +129,7 @@ impl<T> Table<T> {
 /// removes its file. Its own packets that lie in rings are still delivered.
 #[derive(Debug)]
 pub struct ShmQueuePair {
-    keys: KeyTable,
+    memory: Arc<HostMemory>,
     attributes: DeviceAttributes,
     address: QueuePairAddress,
     rnr_delay: Duration,
@@ -156,6 +159,8 @@ pub struct ShmQueuePair {
     active: Vec<usize>,
     next_active: usize,
     local: Arc<Local>,
+    /// RDMA operations, which count as sends too.
+    operations: VecDeque<Operation>,
 
     /// Last, so that rings are left before the file goes.
     mailbox: Mailbox,
@@ -189,8 +194,9 @@ impl ShmQueuePair {
             attach_patience: settings.attach_patience,
         });
         let (gid, qpn) = (device.directory.gid(), mailbox.qpn());
+        device.memory.add_queue_pair(qpn)?;
         Ok(Self {
-            keys: device.keys.clone(),
+            memory: Arc::clone(&device.memory),
             attributes,
             address: QueuePairAddress { gid, qpn, qkey: options.qkey },
             rnr_delay: settings.rnr_delay,
@@ -212,6 +218,7 @@ impl ShmQueuePair {
             active: Vec::new(),
             next_active: 0,
             local,
+            operations: VecDeque::new(),
             mailbox,
         })
     }
@@ -221,7 +228,10 @@ impl ShmQueuePair {
         let completion = self.completions.pop_front()?;
         match &completion {
             Completion::Send { .. } | Completion::Rdma { .. } => self.sends -= 1,
-            Completion::Receive { .. } | Completion::Written { .. } => self.receives -= 1,
+            Completion::Receive { .. } | Completion::Written { packet: Some(_), .. } => {
+                self.receives -= 1;
+            }
+            Completion::Written { packet: None, .. } => {}
         }
         Some(completion)
     }
@@ -264,15 +274,23 @@ impl ShmQueuePair {
             rnr_delay: self.rnr_delay,
             posted: &mut self.posted,
             now: self.now,
+            unsolicited: self.attributes.rdma.unsolicited_write_receive,
         };
         let (completions, capture) = (&mut self.completions, &mut self.capture);
         let (now, me) = (self.now, QueuePairId::from(self.address));
-        let found = incoming.poll(&mut judge, |packet, length| {
-            if let Some(sink) = capture {
-                let source = QueuePairId { gid: me.gid, qpn: source_qpn };
-                record(sink, now, PacketEvent::Received, source, me, &packet[..length]);
-            }
-            completions.push_back(Completion::Receive { packet, length, source, immediate: None });
+        let found = incoming.poll(&mut judge, |delivered| {
+            completions.push_back(match delivered {
+                Delivered::Datagram { packet, length, immediate } => {
+                    if let Some(sink) = capture {
+                        let source = QueuePairId { gid: me.gid, qpn: source_qpn };
+                        record(sink, now, PacketEvent::Received, source, me, &packet[..length]);
+                    }
+                    Completion::Receive { packet, length, source, immediate }
+                }
+                Delivered::Written { packet, length, immediate } => {
+                    Completion::Written { immediate, length, source, packet }
+                }
+            });
         });
         match found {
             Ok(Found::Packets) => {}
@@ -462,14 +480,101 @@ impl ShmQueuePair {
         if self.sends >= depth {
             return Err(DeviceError::QueueFull { depth });
         }
-        let handle = request.destination.address_handle;
-        if self.book.own() != Some(handle) {
-            if !self.book.knows(handle) {
-                return Err(DeviceError::BadAddressHandle { handle });
-            }
-            return Ok(Err(Status::UnreachableRemote));
+        if let Err(status) = self.check_handle(request.destination.address_handle)? {
+            return Ok(Err(status));
         }
         Ok(self.way_to(request.destination.qpn)?.ok_or(Status::BadDestinationQpn))
+    }
+
+    /// Whether what an address handle names can be reached.
+    #[inline]
+    fn check_handle(&self, handle: AddressHandle) -> Result<Result<(), Status>, DeviceError> {
+        if self.book.own() == Some(handle) {
+            return Ok(Ok(()));
+        }
+        if self.book.knows(handle) {
+            return Ok(Err(Status::UnreachableRemote));
+        }
+        Err(DeviceError::BadAddressHandle { handle })
+    }
+
+    /// Puts a send on its way, or ends it.
+    #[inline]
+    fn launch(&mut self, way: Result<usize, Status>, peer: Qpn, posted: Posted) {
+        match way {
+            Ok(place) => {
+                if let Some(outgoing) = self.outgoing.get_mut(place) {
+                    if outgoing.is_idle() {
+                        self.active.push(place);
+                    }
+                    outgoing.post(posted);
+                }
+            }
+            Err(status) => Finish {
+                completions: &mut self.completions,
+                capture: &mut self.capture,
+                now: self.now,
+                me: self.address.into(),
+                peer,
+            }
+            .push(posted, Err(status)),
+        }
+    }
+
+    // ---- RDMA --------------------------------------------------------------------------------
+
+    fn post_operation(
+        &mut self,
+        request: RdmaRequest<SoftRegion>,
+        direction: Direction,
+    ) -> Result<(), DeviceError> {
+        request.local.check()?;
+        let (length, limit) = (request.local.length as u64, self.attributes.max_rdma_size);
+        if length > limit {
+            return Err(DeviceError::TooLong { length, limit });
+        }
+        let depth = self.attributes.max_send;
+        if self.sends >= depth {
+            return Err(DeviceError::QueueFull { depth });
+        }
+        let reached = self.check_handle(request.destination.address_handle)?;
+        self.sends += 1;
+        match reached {
+            Ok(()) => self.operations.push_back(Operation::new(request, direction)),
+            Err(status) => {
+                let (id, result) = (request.id, Err(status));
+                self.completions.push_back(Completion::Rdma { id, result });
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a piece for the first operation.
+    #[inline(never)]
+    fn operate(&mut self) {
+        let Some(operation) = self.operations.front_mut() else { return };
+        let result = match operation.step(&self.memory) {
+            Ok(true) => return,
+            Ok(false) => Ok(()),
+            Err(status) => Err(status),
+        };
+        let (id, peer, length) = (operation.id, operation.peer, operation.length());
+        let direction = operation.direction;
+        self.operations.pop_front();
+        match (result, direction) {
+            (Ok(()), Direction::Write(Some(immediate))) => {
+                let way = match self.way_to(peer) {
+                    Ok(way) => way.ok_or(Status::BadDestinationQpn),
+                    Err(error) => {
+                        tracing::warn!(%error, "no way for immediate data");
+                        Err(Status::QueuePairInternal)
+                    }
+                };
+                let (content, immediate) = (Content::Written(length), Some(immediate));
+                self.launch(way, peer, Posted { id, content, immediate, qkey: Qkey(0) });
+            }
+            (result, _) => self.completions.push_back(Completion::Rdma { id, result }),
+        }
     }
 }
 
@@ -485,7 +590,11 @@ struct Finish<'a> {
 impl Finish<'_> {
     #[inline]
     fn push(&mut self, posted: Posted, result: Result<(), Status>) {
-        let Posted { id, packet, length, .. } = posted;
+        let Posted { id, content, .. } = posted;
+        let Content::Datagram { packet, length } = content else {
+            self.completions.push_back(Completion::Rdma { id, result });
+            return;
+        };
         if let (Some(sink), Err(status)) = (&mut self.capture, result) {
             let peer = QueuePairId { gid: self.me.gid, qpn: self.peer };
             let event = PacketEvent::Failed(status);
@@ -551,35 +660,15 @@ impl QueuePair for ShmQueuePair {
             Err(error) => return Err(PostError { error, packet: request.packet }),
         };
         let SendRequest { id, packet, length, destination, immediate } = request;
-        if immediate.is_some() {
-            let error = DeviceError::Unsupported { operation: "immediate data" };
-            return Err(PostError { error, packet });
-        }
         self.sends += 1;
         if let Some(sink) = &mut self.capture {
             let to = QueuePairId { gid: self.address.gid, qpn: destination.qpn };
             let me = self.address.into();
             record(sink, self.now, PacketEvent::Sent, me, to, &packet[..length]);
         }
-        let posted = Posted { id, packet, length, qkey: destination.qkey };
-        match place {
-            Ok(place) => {
-                if let Some(outgoing) = self.outgoing.get_mut(place) {
-                    if outgoing.is_idle() {
-                        self.active.push(place);
-                    }
-                    outgoing.post(posted);
-                }
-            }
-            Err(status) => Finish {
-                completions: &mut self.completions,
-                capture: &mut self.capture,
-                now: self.now,
-                me: self.address.into(),
-                peer: destination.qpn,
-            }
-            .push(posted, Err(status)),
-        }
+        let content = Content::Datagram { packet, length };
+        let posted = Posted { id, content, immediate, qkey: destination.qkey };
+        self.launch(place, destination.qpn, posted);
         Ok(())
     }
 
@@ -595,7 +684,25 @@ impl QueuePair for ShmQueuePair {
     }
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
-        self.keys.register(memory, access)
+        self.memory.keys().register(memory, access)
+    }
+
+    fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
+        if !self.attributes.rdma.read {
+            return Err(DeviceError::Unsupported { operation: "RDMA read" });
+        }
+        self.post_operation(request, Direction::Read)
+    }
+
+    fn post_write(
+        &mut self,
+        request: RdmaRequest<SoftRegion>,
+        immediate: Option<u32>,
+    ) -> Result<(), DeviceError> {
+        if !self.attributes.rdma.write {
+            return Err(DeviceError::Unsupported { operation: "RDMA write" });
+        }
+        self.post_operation(request, Direction::Write(immediate))
     }
 
     #[inline]
@@ -610,6 +717,9 @@ impl QueuePair for ShmQueuePair {
             }
             if !self.active.is_empty() {
                 self.poll_active();
+            }
+            if !self.operations.is_empty() {
+                self.operate();
             }
             if now >= self.next_sweep {
                 self.sweep();
@@ -632,6 +742,7 @@ impl Drop for ShmQueuePair {
         for (handle, count) in self.held.drain() {
             self.book.release(handle, count);
         }
+        self.memory.remove_queue_pair(self.address.qpn);
         // First no more senders, then the end of those that are there.
         self.mailbox.close();
         for incoming in self.incoming.iter_mut().flatten() {
@@ -644,8 +755,8 @@ impl Drop for ShmQueuePair {
 mod tests {
     use efa_device::{Destination, Device, WorkId};
 
-    use super::super::map::Map;
     use super::*;
+    use crate::map::Map;
 
     /// A host of its own, removed at the end.
     struct Host(std::path::PathBuf);

@@ -5,7 +5,7 @@
 //!  128  sender has left                                            written by the sender
 //!  256  head: packets answered                                     ┐ written by
 //!  384  watched | receiver has left                                ┘ the receiver
-//!  512  slots: number + 1 | length, queue key | status | bytes …
+//!  512  slots: number + 1 | length, kind, queue key | status, immediate data | bytes …
 //! ```
 //!
 //! The sender fills a slot and then writes its number, with release order: number and a short
@@ -24,11 +24,11 @@ use efa_device::{Qkey, Qpn, Status};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
-use super::map::Map;
+use crate::map::Map;
 use crate::record::status_from_code;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efaring\n");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const SENDER: usize = 128;
 const HEAD: usize = 256;
 const RECEIVER: usize = 384;
@@ -40,6 +40,20 @@ const SLOT_HEADER: usize = 24;
 pub(super) const MAX_SLOTS: usize = 1 << 16;
 /// Largest packet of a ring in bytes.
 pub(super) const MAX_MTU: usize = 1 << 20;
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A datagram.
+    Plain,
+    /// A datagram with immediate data.
+    Immediate,
+    /// The immediate data of an RDMA write, whose length in bytes is in the slot.
+    Written,
+}
+
+/// Bytes of a slot of the last kind.
+pub(super) const WRITTEN: usize = 8;
 
 /// The other side broke the rules of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +72,13 @@ impl Layout {
     fn new(slots: usize, mtu: usize) -> Option<Self> {
         let sound = slots.is_power_of_two() && slots <= MAX_SLOTS && mtu <= MAX_MTU;
         // Whole cache lines, so that neighbours don't share one.
-        sound.then(|| Self { slots, mtu, stride: (SLOT_HEADER + mtu).next_multiple_of(64) })
+        let stride = |room: usize| (SLOT_HEADER + room).next_multiple_of(64);
+        sound.then(|| Self { slots, mtu, stride: stride(mtu.max(WRITTEN)) })
+    }
+
+    /// Most bytes in a slot.
+    fn room(&self) -> usize {
+        self.mtu.max(WRITTEN)
     }
 
     fn length(&self) -> usize {
@@ -68,6 +88,27 @@ impl Layout {
     #[inline]
     fn slot(&self, number: u64) -> usize {
         SLOTS + (number as usize & (self.slots - 1)) * self.stride
+    }
+}
+
+impl Kind {
+    #[inline]
+    fn encode(self) -> u64 {
+        match self {
+            Self::Plain => 0,
+            Self::Immediate => 1,
+            Self::Written => 2,
+        }
+    }
+
+    #[inline]
+    fn decode(byte: u8) -> Option<Self> {
+        match byte {
+            0 => Some(Self::Plain),
+            1 => Some(Self::Immediate),
+            2 => Some(Self::Written),
+            _ => None,
+        }
     }
 }
 
@@ -118,12 +159,13 @@ impl RingSender {
 
     /// Hands a packet over; there must be room, and it must be no longer than the MTU.
     #[inline]
-    pub(super) fn publish(&mut self, bytes: &[u8], qkey: Qkey) {
-        debug_assert!(self.has_room() && bytes.len() <= self.layout.mtu);
+    pub(super) fn publish(&mut self, kind: Kind, immediate: u32, bytes: &[u8], qkey: Qkey) {
+        debug_assert!(self.has_room() && bytes.len() <= self.layout.room());
         let at = self.layout.slot(self.tail);
         let [number, what, status] = slot_words(&self.map, at);
-        what.store(bytes.len() as u64 | u64::from(qkey.0) << 32, Ordering::Relaxed);
-        status.store(0, Ordering::Relaxed);
+        let length = bytes.len() as u64;
+        what.store(length | kind.encode() << 24 | u64::from(qkey.0) << 32, Ordering::Relaxed);
+        status.store(u64::from(immediate) << 32, Ordering::Relaxed);
         self.map.copy_in(at + SLOT_HEADER, bytes);
         self.tail += 1;
         number.store(self.tail, Ordering::Release);
@@ -157,7 +199,7 @@ impl RingSender {
     pub(super) fn take_answer(&mut self) -> Result<(), Status> {
         let [_, _, status] = slot_words(&self.map, self.layout.slot(self.answered));
         self.answered += 1;
-        match status.load(Ordering::Relaxed) {
+        match status.load(Ordering::Relaxed) & 0xffff_ffff {
             0 => Ok(()),
             code => {
                 Err(u8::try_from(code).ok().and_then(status_from_code).unwrap_or(Status::BadStatus))
@@ -176,6 +218,8 @@ impl RingSender {
 pub(super) struct Arrived {
     pub(super) length: usize,
     pub(super) qkey: Qkey,
+    pub(super) kind: Kind,
+    pub(super) immediate: u32,
 }
 
 /// The receiver's end.
@@ -253,16 +297,28 @@ impl RingReceiver {
         if !self.has_next() {
             return Ok(None);
         }
-        let [_, what, _] = slot_words(&self.map, self.next_at);
+        let [_, what, status] = slot_words(&self.map, self.next_at);
         let what = what.load(Ordering::Relaxed);
-        let (length, qkey) = (what as u32 as usize, Qkey((what >> 32) as u32));
-        if length > self.layout.mtu { Err(Broken) } else { Ok(Some(Arrived { length, qkey })) }
+        let (length, qkey) = ((what & 0xff_ffff) as usize, Qkey((what >> 32) as u32));
+        let kind = Kind::decode((what >> 24) as u8).ok_or(Broken)?;
+        let good = match kind {
+            Kind::Plain | Kind::Immediate => length <= self.layout.mtu,
+            Kind::Written => length == WRITTEN,
+        };
+        if !good {
+            return Err(Broken);
+        }
+        let immediate = match kind {
+            Kind::Plain => 0,
+            Kind::Immediate | Kind::Written => (status.load(Ordering::Relaxed) >> 32) as u32,
+        };
+        Ok(Some(Arrived { length, qkey, kind, immediate }))
     }
 
     /// Takes the next packet's bytes; `into` is as long as [`peek`](Self::peek) told.
     #[inline]
     pub(super) fn accept(&mut self, into: &mut [u8]) {
-        let length = into.len().min(self.layout.mtu);
+        let length = into.len().min(self.layout.room());
         self.map.copy_out(self.next_at + SLOT_HEADER, &mut into[..length]);
         self.step();
     }
@@ -341,7 +397,7 @@ mod tests {
         for round in 0..20usize {
             let count = 1 + round % 4;
             for _ in 0..count {
-                sender.publish(&vec![sent; usize::from(sent % 101)], KEY);
+                sender.publish(Kind::Plain, 0, &vec![sent; usize::from(sent % 101)], KEY);
                 sent += 1;
             }
             assert_eq!(sender.has_room(), count < 4);
@@ -367,13 +423,29 @@ mod tests {
     }
 
     #[test]
+    fn immediate_data_comes_along() {
+        let (mut sender, mut receiver, _) = ring(4, 100);
+        sender.publish(Kind::Immediate, u32::MAX, b"ab", KEY);
+        sender.publish(Kind::Written, 7, &[0; WRITTEN], KEY);
+        let arrived = |kind, immediate, length| Arrived { length, qkey: KEY, kind, immediate };
+        assert_eq!(receiver.peek(), Ok(Some(arrived(Kind::Immediate, u32::MAX, 2))));
+        receiver.accept(&mut [0; 2]);
+        assert_eq!(receiver.peek(), Ok(Some(arrived(Kind::Written, 7, WRITTEN))));
+        receiver.reject(Status::ReceiverNotReady);
+        receiver.tell();
+        assert_eq!(sender.answers(), Ok(2));
+        assert_eq!(sender.take_answer(), Ok(()));
+        assert_eq!(sender.take_answer(), Err(Status::ReceiverNotReady));
+    }
+
+    #[test]
     fn leaving_is_seen_from_the_other_end() {
         let (mut sender, mut receiver, _) = ring(4, 8);
         assert!(!sender.is_abandoned() && !receiver.is_abandoned() && !sender.is_watched());
         receiver.set_watched(true);
         assert!(sender.is_watched());
-        sender.publish(b"a", KEY);
-        sender.publish(b"b", KEY);
+        sender.publish(Kind::Plain, 0, b"a", KEY);
+        sender.publish(Kind::Plain, 0, b"b", KEY);
         receiver.leave(Status::BadDestinationQpn);
         assert!(sender.is_abandoned());
         assert_eq!(sender.answers(), Ok(2));
@@ -416,7 +488,7 @@ mod tests {
     fn lies_are_caught() {
         let (mut sender, receiver, file) = ring(4, 100);
         let enemy = Map::new(&file, RingSender::file_length(4, 100).unwrap()).unwrap();
-        sender.publish(b"a", KEY);
+        sender.publish(Kind::Plain, 0, b"a", KEY);
         for head in [2, u64::MAX] {
             enemy.words::<1>(HEAD)[0].store(head, Ordering::Relaxed);
             assert_eq!(sender.answers(), Err(Broken));
@@ -425,7 +497,8 @@ mod tests {
         enemy.words::<3>(SLOTS)[2].store(77, Ordering::Relaxed);
         assert_eq!(sender.answers(), Ok(1));
         assert_eq!(sender.take_answer(), Err(Status::BadStatus));
-        for length in [101, u64::from(u32::MAX)] {
+        // Lengths that can't be, a kind that there isn't, a write told in a byte.
+        for length in [101, u64::from(u32::MAX), 3 << 24, 2 << 24 | 1] {
             enemy.words::<3>(SLOTS)[1].store(length, Ordering::Relaxed);
             assert_eq!(receiver.peek(), Err(Broken));
         }

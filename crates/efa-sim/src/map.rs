@@ -1,4 +1,4 @@
-//! Memory that other processes write to while we look at it: the only unsafe code of the crate.
+//! Mapped memory that other processes may write to while we look at it.
 //!
 //! A [`Map`] gives two things and no more: 64-bit words, as atomics, and copies of bytes, in and
 //! out. No reference to plain bytes of the mapping ever exists, so nothing that another process
@@ -18,11 +18,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// A file, mapped shared, for reading and writing.
+/// A file, mapped shared, or memory of our own, for reading and writing.
 #[derive(Debug)]
-pub(super) struct Map {
+pub(crate) struct Map {
     base: NonNull<u8>,
     length: usize,
 }
@@ -32,7 +32,7 @@ unsafe impl Send for Map {}
 
 impl Map {
     /// Maps the first `length` bytes of `file`, which must have that length at least.
-    pub(super) fn new(file: impl AsFd, length: usize) -> Result<Self, Errno> {
+    pub(crate) fn new(file: impl AsFd, length: usize) -> Result<Self, Errno> {
         let size = rustix::fs::fstat(&file)?.st_size;
         if length == 0 || usize::try_from(size).is_ok_and(|size| size < length) || size < 0 {
             return Err(Errno::INVAL);
@@ -46,7 +46,18 @@ impl Map {
         Ok(Self { base, length })
     }
 
-    pub(super) fn length(&self) -> usize {
+    /// Memory of our own, all zero.
+    pub(crate) fn anonymous(length: usize) -> Result<Self, Errno> {
+        // SAFETY: as in `new`.
+        let base = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            mmap_anonymous(std::ptr::null_mut(), length, access, MapFlags::PRIVATE)?
+        };
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { base, length })
+    }
+
+    pub(crate) fn length(&self) -> usize {
         self.length
     }
 
@@ -56,7 +67,7 @@ impl Map {
     /// If they don't lie in the mapping or are not aligned: offsets come from layouts that were
     /// checked against the length, never from another process.
     #[inline]
-    pub(super) fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
+    pub(crate) fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
         self.check(offset, N * 8);
         if !offset.is_multiple_of(8) {
             unaligned(offset);
@@ -75,7 +86,7 @@ impl Map {
     /// # Panics
     /// As [`words`](Self::words).
     #[inline]
-    pub(super) fn copy_out(&self, offset: usize, into: &mut [u8]) {
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
         self.check(offset, into.len());
         // SAFETY: the source lies in the mapping (checked above); `into` is memory of this process
         // and exclusive, so the two don't overlap. The source is only ever touched through raw
@@ -91,7 +102,7 @@ impl Map {
     /// # Panics
     /// As [`words`](Self::words).
     #[inline]
-    pub(super) fn copy_in(&self, offset: usize, from: &[u8]) {
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len());
         // SAFETY: as in `copy_out`, with the roles exchanged.
         unsafe {

@@ -1,0 +1,439 @@
+//! Reading and writing the registered memory of other processes.
+//!
+//! Each opened device has a file with the [table of its keys](crate::keys). Whoever wants to read or
+//! write finds it by the target's queue pair number, checks key, bounds and access in it, and has
+//! the kernel copy (`process_vm_readv`, `process_vm_writev`). The target takes no part.
+//!
+//! ```text
+//! <host>/mem-<nonce>    the file, locked while its process lives
+//! <host>/mem-<qpn>      hard links to it, one for each queue pair
+//!    0  magic | process | address of the cookie | the cookie, two words | queue pairs and slots …
+//! ```
+//!
+//! Numbers of processes are used again. So the process keeps a random *cookie* in its memory, and
+//! whoever reads reads that too, in the same call: if it isn't there, it was another process.
+
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use efa_device::{DeviceError, Qpn, RemoteMemory, Status};
+use fastrand::Rng;
+use rustix::fs::fstat;
+
+use super::directory::{FileName, HostDirectory};
+use crate::keys::{LENGTH, Slots, Use};
+use crate::map::Map;
+use crate::region::KeyTable;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"efamem1\n");
+/// Bytes of a cookie.
+const COOKIE: usize = 16;
+
+/// The regions of this process on a host, and the way to those of the others.
+#[derive(Debug)]
+pub(super) struct HostMemory {
+    directory: Arc<HostDirectory>,
+    keys: KeyTable,
+    /// The name of the file, for its life.
+    name: FileName,
+    /// Holds the lock.
+    _file: OwnedFd,
+    /// Read by other processes alone.
+    _cookie: Box<[u64; 2]>,
+    peers: Mutex<HashMap<Qpn, Arc<Peer>>>,
+}
+
+/// Another process's table.
+#[derive(Debug)]
+struct Peer {
+    slots: Slots,
+    process: libc::pid_t,
+    cookie_at: u64,
+    cookie: [u64; 2],
+}
+
+/// Why the kernel did not copy.
+enum Failure {
+    /// It isn't the process that we took it for.
+    Gone,
+    /// It refused.
+    Refused(Status),
+}
+
+impl HostMemory {
+    /// A table of at most `limit` regions of at most `max_size` bytes.
+    pub(super) fn new(
+        directory: &Arc<HostDirectory>,
+        limit: usize,
+        max_size: u64,
+    ) -> Result<Self, DeviceError> {
+        let (name, file) = directory.create_locked(FileName::Memory, LENGTH)?;
+        let map = Map::new(&file, LENGTH).map_err(|errno| {
+            directory.remove(name);
+            super::directory::system(format!("mapping {name}"), errno)
+        })?;
+        let slots = Slots::new(map);
+        let cookie = Box::new([fastrand::u64(..), fastrand::u64(..)]);
+        let [magic, process, at, first, second] = slots.header();
+        process.store(std::process::id().into(), Ordering::Relaxed);
+        at.store((&raw const *cookie).expose_provenance() as u64, Ordering::Relaxed);
+        first.store(cookie[0], Ordering::Relaxed);
+        second.store(cookie[1], Ordering::Relaxed);
+        magic.store(MAGIC, Ordering::Release);
+        allow_all_to_trace();
+        let keys = KeyTable::with_slots(limit, max_size, Rng::new(), Some(slots));
+        let (directory, peers) = (Arc::clone(directory), Mutex::default());
+        Ok(Self { directory, keys, name, _file: file, _cookie: cookie, peers })
+    }
+
+    pub(super) fn keys(&self) -> &KeyTable {
+        &self.keys
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<Qpn, Arc<Peer>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Other processes find our regions by this number from now on.
+    pub(super) fn add_queue_pair(&self, qpn: Qpn) -> Result<(), DeviceError> {
+        // The number is ours, so what has this name is of a dead process.
+        self.directory.remove(FileName::MemoryOf(qpn));
+        if let Some(slots) = self.keys.slots() {
+            slots.add(qpn);
+        }
+        self.directory.link(self.name, FileName::MemoryOf(qpn))
+    }
+
+    /// And not any more.
+    pub(super) fn remove_queue_pair(&self, qpn: Qpn) {
+        self.directory.remove(FileName::MemoryOf(qpn));
+        if let Some(slots) = self.keys.slots() {
+            slots.remove(qpn);
+        }
+    }
+
+    /// Copies from the memory of whoever has queue pair `qpn`. `into` is memory of ours that the
+    /// kernel may write.
+    pub(super) fn read(
+        &self,
+        qpn: Qpn,
+        from: RemoteMemory,
+        into: libc::iovec,
+    ) -> Result<(), Status> {
+        self.with_peer(qpn, from, into.iov_len, Use::RemoteRead, |peer, address| {
+            peer.read(address, into)
+        })
+    }
+
+    /// Copies to the memory of whoever has queue pair `qpn`.
+    pub(super) fn write(
+        &self,
+        qpn: Qpn,
+        from: libc::iovec,
+        into: RemoteMemory,
+    ) -> Result<(), Status> {
+        self.with_peer(qpn, into, from.iov_len, Use::RemoteWrite, |peer, address| {
+            peer.check()?;
+            peer.write(from, address)
+        })
+    }
+
+    fn peer(&self, qpn: Qpn) -> Option<Arc<Peer>> {
+        match self.peers().entry(qpn) {
+            Entry::Occupied(entry) => Some(Arc::clone(entry.get())),
+            Entry::Vacant(entry) => {
+                let peer = Peer::open(&self.directory, qpn)?;
+                Some(Arc::clone(entry.insert(Arc::new(peer))))
+            }
+        }
+    }
+
+    fn with_peer(
+        &self,
+        qpn: Qpn,
+        remote: RemoteMemory,
+        length: usize,
+        wanted: Use,
+        copy: impl Fn(&Peer, u64) -> Result<(), Failure>,
+    ) -> Result<(), Status> {
+        let mut failure = Status::UnresponsiveRemote;
+        // What we know may be of a process that is gone, and the number another's: then once more.
+        for _ in 0..2 {
+            let Some(peer) = self.peer(qpn) else { return Err(Status::BadDestinationQpn) };
+            let RemoteMemory { address, key } = remote;
+            if !peer.slots.has(qpn) {
+                failure = Status::BadDestinationQpn;
+            } else if let Some(at) = peer.slots.locate(key, address, length as u64, wanted) {
+                match copy(&peer, at) {
+                    Ok(()) => return Ok(()),
+                    Err(Failure::Refused(status)) => return Err(status),
+                    Err(Failure::Gone) => failure = Status::UnresponsiveRemote,
+                }
+            } else {
+                failure = Status::RemoteBadAddress;
+            }
+            self.peers().remove(&qpn);
+        }
+        Err(failure)
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        self.directory.remove(self.name);
+    }
+}
+
+impl Peer {
+    fn open(directory: &HostDirectory, qpn: Qpn) -> Option<Self> {
+        let file = directory.find(FileName::MemoryOf(qpn)).ok().flatten()?;
+        if fstat(&file).ok()?.st_size != LENGTH as i64 {
+            return None;
+        }
+        let slots = Slots::new(Map::new(&file, LENGTH).ok()?);
+        let words = slots.header().each_ref().map(|word| word.load(Ordering::Acquire));
+        let [magic, process, cookie_at, first, second] = words;
+        let process = libc::pid_t::try_from(process).ok()?;
+        (magic == MAGIC).then_some(Self { slots, process, cookie_at, cookie: [first, second] })
+    }
+
+    /// Whether it is the process that it says, and lives.
+    fn check(&self) -> Result<(), Failure> {
+        self.read(0, libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 })
+    }
+
+    fn read(&self, address: u64, into: libc::iovec) -> Result<(), Failure> {
+        let mut done = 0;
+        loop {
+            let mut cookie = [0_u64; 2];
+            let cookie_here = libc::iovec { iov_base: (&raw mut cookie).cast(), iov_len: COOKIE };
+            let left = into.iov_len - done;
+            let local = [cookie_here, rest(into.iov_base, done, left)];
+            let there = [
+                rest(self.cookie_at as usize as *mut c_void, 0, COOKIE),
+                rest(address as usize as *mut c_void, done, left),
+            ];
+            // SAFETY: the kernel checks every range and copies what it can. It writes to `cookie`,
+            // and to `into`, which it may by the caller's promise.
+            let copied = unsafe {
+                libc::process_vm_readv(self.process, local.as_ptr(), 2, there.as_ptr(), 2, 0)
+            };
+            let copied = usize::try_from(copied).map_err(|_| last_failure())?;
+            if copied < COOKIE || cookie != self.cookie {
+                return Err(Failure::Gone);
+            }
+            if copied == COOKIE && left > 0 {
+                return Err(Failure::Refused(Status::RemoteBadAddress));
+            }
+            done += copied - COOKIE;
+            if done >= into.iov_len {
+                return Ok(());
+            }
+        }
+    }
+
+    fn write(&self, from: libc::iovec, address: u64) -> Result<(), Failure> {
+        let mut done = 0;
+        while done < from.iov_len {
+            let left = from.iov_len - done;
+            let local = rest(from.iov_base, done, left);
+            let there = rest(address as usize as *mut c_void, done, left);
+            // SAFETY: the kernel checks every range. It only reads memory of ours.
+            let copied = unsafe { libc::process_vm_writev(self.process, &local, 1, &there, 1, 0) };
+            match usize::try_from(copied) {
+                Ok(0) => return Err(Failure::Refused(Status::RemoteBadAddress)),
+                Ok(copied) => done += copied,
+                Err(_) => return Err(last_failure()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `left` bytes from `done` after `base` on.
+fn rest(base: *mut c_void, done: usize, left: usize) -> libc::iovec {
+    libc::iovec { iov_base: base.wrapping_byte_add(done), iov_len: left }
+}
+
+/// What the last refusal of the kernel means.
+fn last_failure() -> Failure {
+    match std::io::Error::last_os_error().raw_os_error() {
+        Some(libc::ESRCH) => Failure::Gone,
+        Some(libc::EFAULT) => Failure::Refused(Status::RemoteBadAddress),
+        _ => Failure::Refused(Status::RemoteAbort),
+    }
+}
+
+/// Where the Yama module restricts who may read whose memory: lets every process of the user.
+fn allow_all_to_trace() {
+    // SAFETY: the call changes an attribute of this process and touches no memory. Without the
+    // module it fails, and nothing is restricted.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use efa_device::{Access, Region as _};
+    use rustix::fs::{FlockOperation, flock};
+
+    use super::*;
+    use crate::region::SoftRegion;
+
+    const ALL: Access = Access { remote_read: true, remote_write: true };
+
+    /// A host of its own, removed at the end.
+    struct Host(std::path::PathBuf);
+
+    impl Host {
+        fn new() -> Self {
+            Self(std::env::temp_dir().join(format!("efa-memory-{:016x}", fastrand::u64(..))))
+        }
+
+        fn open(&self) -> HostMemory {
+            let directory = HostDirectory::open(Some(&self.0), "host").unwrap();
+            HostMemory::new(&Arc::new(directory), 100, 1 << 20).unwrap()
+        }
+
+        fn names(&self) -> usize {
+            std::fs::read_dir(self.0.join("host")).unwrap().count()
+        }
+    }
+
+    impl Drop for Host {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn at(region: &SoftRegion, offset: u64) -> RemoteMemory {
+        RemoteMemory { address: region.remote_address() + offset, key: region.remote_key() }
+    }
+
+    fn read(
+        user: &HostMemory,
+        qpn: Qpn,
+        from: RemoteMemory,
+        into: &SoftRegion,
+        length: usize,
+    ) -> Result<(), Status> {
+        into.with_part(0, length, |part| user.read(qpn, from, part))
+    }
+
+    fn bytes(region: &SoftRegion) -> Vec<u8> {
+        let mut bytes = vec![0; region.length()];
+        region.read(0, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn memory_of_a_process_is_read_and_written() {
+        let host = Host::new();
+        let (owner, user) = (host.open(), host.open());
+        let register = |bytes: &[u8], access| owner.keys().register(bytes.into(), access).unwrap();
+        let source = register(b"0123456789", ALL);
+        let target = user.keys().register(vec![0; 10].into(), Access::default()).unwrap();
+        let qpn = Qpn(7);
+        let nobody = Err(Status::BadDestinationQpn);
+        assert_eq!(read(&user, qpn, at(&source, 1), &target, 8), nobody);
+        owner.add_queue_pair(qpn).unwrap();
+        assert_eq!(read(&user, qpn, at(&source, 1), &target, 8), Ok(()));
+        assert_eq!(bytes(&target), b"12345678\0\0");
+        let write = |from: &SoftRegion, into, length| {
+            from.with_part(0, length, |part| user.write(qpn, part, into))
+        };
+        assert_eq!(write(&target, at(&source, 7), 3), Ok(()));
+        assert_eq!(bytes(&source), b"0123456123");
+        assert_eq!(read(&user, qpn, at(&source, 10), &target, 0), Ok(()));
+        // Key, bounds, access.
+        let bad = Err(Status::RemoteBadAddress);
+        let mut other = at(&source, 0);
+        other.key ^= 1;
+        assert_eq!(read(&user, qpn, other, &target, 3), bad);
+        assert_eq!(read(&user, qpn, at(&source, 8), &target, 3), bad);
+        let closed = register(b"abc", Access::default());
+        assert_eq!(read(&user, qpn, at(&closed, 0), &target, 3), bad);
+        assert_eq!(write(&target, at(&closed, 0), 3), bad);
+        let place = at(&closed, 0);
+        drop(closed);
+        assert_eq!(read(&user, qpn, place, &target, 3), bad);
+        owner.remove_queue_pair(qpn);
+        assert_eq!(read(&user, qpn, at(&source, 0), &target, 3), nobody);
+        drop((owner, source, user));
+        assert_eq!(host.names(), 0);
+    }
+
+    #[test]
+    fn memory_that_was_unmapped_is_a_bad_address() {
+        let host = Host::new();
+        let (owner, user) = (host.open(), host.open());
+        owner.add_queue_pair(Qpn(1)).unwrap();
+        let base = std::ptr::NonNull::without_provenance(8.try_into().unwrap());
+        let raw = crate::region::RawMemory {
+            base,
+            length: 8,
+            address: 8,
+            local_write: true,
+            access: ALL,
+        };
+        // SAFETY: nobody owns the first page of an address space.
+        let nowhere = unsafe { owner.keys().register_raw(raw) }.unwrap();
+        let target = user.keys().register(vec![0; 8].into(), ALL).unwrap();
+        let bad = Err(Status::RemoteBadAddress);
+        assert_eq!(read(&user, Qpn(1), at(&nowhere, 0), &target, 8), bad);
+        let written = target.with_part(0, 8, |part| user.write(Qpn(1), part, at(&nowhere, 0)));
+        assert_eq!(written, bad);
+        owner.remove_queue_pair(Qpn(1));
+    }
+
+    #[test]
+    fn a_table_of_another_process_is_not_mistaken() {
+        let host = Host::new();
+        let (owner, user) = (host.open(), host.open());
+        let memory = owner.keys().register(vec![1; 8].into(), ALL).unwrap();
+        owner.add_queue_pair(Qpn(3)).unwrap();
+        let target = user.keys().register(vec![0; 8].into(), ALL).unwrap();
+        // As if the number of the process were another's now: the cookie is not there.
+        let [_, process, _, first, _] = owner.keys().slots().unwrap().header();
+        let cookie = first.load(Ordering::Relaxed);
+        first.store(!cookie, Ordering::Relaxed);
+        let gone = Err(Status::UnresponsiveRemote);
+        assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), gone);
+        let written = target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0)));
+        assert_eq!(written, gone);
+        assert_eq!(bytes(&memory), [1; 8]);
+        // No such process at all.
+        first.store(cookie, Ordering::Relaxed);
+        process.store(0x3fff_ffff, Ordering::Relaxed);
+        assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), gone);
+        owner.remove_queue_pair(Qpn(3));
+    }
+
+    #[test]
+    fn a_stale_table_gives_way() {
+        let host = Host::new();
+        let user = host.open();
+        let target = user.keys().register(vec![0; 4].into(), ALL).unwrap();
+        let dead = host.open();
+        dead.add_queue_pair(Qpn(4)).unwrap();
+        let old = dead.keys().register(vec![5; 4].into(), ALL).unwrap();
+        assert_eq!(read(&user, Qpn(4), at(&old, 0), &target, 4), Ok(()));
+        // Killed: nothing is taken back, but the lock is gone and so is the process.
+        dead.keys().slots().unwrap().header()[1].store(0x3fff_ffff, Ordering::Relaxed);
+        let dead = std::mem::ManuallyDrop::new(dead);
+        flock(&dead._file, FlockOperation::NonBlockingUnlock).unwrap();
+        assert_eq!(host.names(), 3);
+        let next = host.open();
+        assert_eq!(host.names(), 2, "the dead one's names were removed");
+        next.add_queue_pair(Qpn(4)).unwrap();
+        let memory = next.keys().register(vec![6; 4].into(), ALL).unwrap();
+        assert_eq!(read(&user, Qpn(4), at(&memory, 0), &target, 4), Ok(()));
+        assert_eq!(bytes(&target), [6; 4]);
+        next.remove_queue_pair(Qpn(4));
+    }
+}

@@ -1,0 +1,55 @@
+//! An RDMA operation under way: copied in pieces, one a poll, so that a long one holds nothing up.
+
+use efa_device::{Qpn, RdmaRequest, RegionRange, RemoteMemory, Status, WorkId};
+
+use super::memory::HostMemory;
+use crate::region::SoftRegion;
+
+/// Most bytes copied in one go.
+const PIECE: usize = 1 << 20;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Read,
+    /// With immediate data, which is sent when all is written.
+    Write(Option<u32>),
+}
+
+/// An operation that was accepted.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) id: WorkId,
+    pub(super) direction: Direction,
+    pub(super) peer: Qpn,
+    local: RegionRange<SoftRegion>,
+    remote: RemoteMemory,
+    done: usize,
+}
+
+impl Operation {
+    pub(super) fn new(request: RdmaRequest<SoftRegion>, direction: Direction) -> Self {
+        let RdmaRequest { id, local, remote, destination } = request;
+        Self { id, direction, peer: destination.qpn, local, remote, done: 0 }
+    }
+
+    pub(super) fn length(&self) -> u64 {
+        self.local.length as u64
+    }
+
+    /// Copies the next piece; tells whether there are more.
+    pub(super) fn step(&mut self, memory: &HostMemory) -> Result<bool, Status> {
+        let RegionRange { region, offset, length } = &self.local;
+        let count = PIECE.min(length - self.done);
+        // A sum beyond the last address is in no region.
+        let address = self.remote.address.checked_add(self.done as u64);
+        let address = address.ok_or(Status::RemoteBadAddress)?;
+        let remote = RemoteMemory { address, ..self.remote };
+        region.with_part(offset + self.done, count, |local| match self.direction {
+            Direction::Read => memory.read(self.peer, remote, local),
+            Direction::Write(_) => memory.write(self.peer, local, remote),
+        })?;
+        self.done += count;
+        Ok(self.done < *length)
+    }
+}
