@@ -691,7 +691,7 @@ pub struct Access {
 ///
 /// Remote interfaces may read and write it at any time, so it is reached by copying and never by
 /// reference.
-pub trait Region: Clone {
+pub trait Region: Clone + fmt::Debug {
     /// Length in bytes.
     fn length(&self) -> usize;
     /// Address of the first byte as remote interfaces name it.

@@ -10,20 +10,22 @@
 use efa_device::{QueuePair, Source};
 use efa_handshake::{Learned, Reply};
 use efa_match::{Admit, Arrived, Match, Source as MatchSource};
-use efa_proto::{Handshake, Header, OpId, Packet, RawAddress, Rtm, RtmKind};
+use efa_proto::{Handshake, Header, OpId, Packet, RawAddress, RmaIov, Rtm, RtmKind};
 
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
 use crate::coverage::Coverage;
 use crate::endpoint::{Endpoint, Receive};
 use crate::event::{DropReason, Event};
 use crate::held::Chain;
+use crate::longread::Reading;
 use crate::matching::{Assembly, Message, Target};
 use crate::payload::Payload;
 use crate::peer::{PeerId, Standing};
+use crate::rdma;
 use crate::select::Subprotocol;
 use crate::transmit::Work;
 
-impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The device put a datagram into a receive buffer.
     pub(crate) fn packet_arrived(&mut self, packet: &Q::Packet, length: usize, source: Source) {
         self.statistics.received_bytes += length as u64;
@@ -51,6 +53,8 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             Header::Rtm(rtm) => self.rtm_arrived(peer, rtm, parsed.payload, bytes),
             Header::Cts(cts) => self.cts_arrived(peer, cts),
             Header::CtsData(data) => self.ctsdata_arrived(peer, data, parsed.payload),
+            Header::Eor(eor) => self.eor_arrived(peer, eor),
+            Header::ReadNack(nack) => self.read_nack_arrived(peer, nack),
             Header::Handshake(handshake) => self.handshake_arrived(peer, handshake),
             // A zero-byte write to nowhere only asks for our HANDSHAKE, which is on its way.
             Header::Rtw(rtw) if rtw.rma_iov.is_empty() && parsed.payload.is_empty() => {}
@@ -153,7 +157,10 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     fn rtm_arrived(&mut self, peer: PeerId, rtm: &Rtm<'_>, payload: &[u8], bytes: &[u8]) {
         let shape = Shape::of(rtm, payload);
         match shape {
-            Ok(shape) if shape.subprotocol == Subprotocol::Medium => {
+            Ok(shape) if shape.read_nack => {
+                return self.nacked_message_arrived(peer, rtm, &shape);
+            }
+            Ok(shape) if shape.subprotocol.has_several_requests() => {
                 if let Some(assembly) = self.assembly(peer, rtm) {
                     return self.medium_segment(peer, assembly, rtm, &shape, payload, bytes);
                 }
@@ -272,7 +279,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
                 let packets = self.matching.held.hold(bytes);
                 let msg_id = rtm.msg_id.0;
                 self.matching.messages.insert(Message { peer, msg_id, tagged, entry, packets });
-                if shape.is_partial(payload) && shape.subprotocol == Subprotocol::Medium {
+                if shape.is_partial(payload) && shape.subprotocol.has_several_requests() {
                     let assembly = Assembly::Unexpected(key as u32);
                     self.matching.assembling.insert((peer.0, msg_id), assembly);
                 }
@@ -407,9 +414,16 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             subprotocol: shape.subprotocol,
             granted: payload.len() as u64,
             send_id: shape.send_id,
+            runt_length: shape.runt_length,
+            reading: Reading::No,
         });
-        match shape.subprotocol {
-            Subprotocol::LongCts => self.begin_longcts(peer, id, payload),
+        match rtm.kind {
+            RtmKind::LongRead { read_iov, .. } => self.begin_longread(peer, id, shape, read_iov),
+            RtmKind::RuntRead { read_iov, .. } => {
+                self.begin_medium((peer, rtm.msg_id), id, shape, payload);
+                self.begin_longread(peer, id, shape, read_iov);
+            }
+            RtmKind::LongCts { .. } => self.begin_longcts(peer, id, payload),
             _ => self.begin_medium((peer, rtm.msg_id), id, shape, payload),
         }
     }
@@ -425,39 +439,62 @@ pub(crate) struct Shape {
     pub(crate) offset: u64,
     /// The sender's name for the operation.
     pub(crate) send_id: OpId,
+    /// Runting read: the leading part that comes in packets.
+    pub(crate) runt_length: u64,
+    /// It goes on with a message that was refused to be read.
+    pub(crate) read_nack: bool,
 }
 
 impl Shape {
     /// Refuses what this endpoint doesn't do, and segments that don't fit their message.
     fn of(rtm: &Rtm<'_>, payload: &[u8]) -> Result<Self, DropReason> {
         let bytes = payload.len() as u64;
-        let (subprotocol, length, offset, send_id) = match rtm.kind {
-            RtmKind::Eager => (Subprotocol::Eager, bytes, 0, OpId(0)),
+        let mut shape = Self {
+            subprotocol: Subprotocol::Eager,
+            length: bytes,
+            offset: 0,
+            send_id: OpId(0),
+            runt_length: 0,
+            read_nack: false,
+        };
+        let readable = |iov: &[RmaIov], length| rdma::total(iov) == Some(length);
+        let carries = match rtm.kind {
+            RtmKind::Eager => true,
+            // Every segment carries something, or the message would never be whole.
             RtmKind::Medium { msg_length, seg_offset } => {
-                (Subprotocol::Medium, msg_length, seg_offset, OpId(0))
+                shape.subprotocol = Subprotocol::Medium;
+                (shape.length, shape.offset) = (msg_length, seg_offset);
+                bytes > 0
             }
-            RtmKind::LongCts { msg_length, send_id, read_nack: false, .. } => {
-                (Subprotocol::LongCts, msg_length, 0, send_id)
+            // The request must leave something to be granted.
+            RtmKind::LongCts { msg_length, send_id, read_nack, .. } => {
+                shape.subprotocol = Subprotocol::LongCts;
+                (shape.length, shape.send_id) = (msg_length, send_id);
+                shape.read_nack = read_nack;
+                if read_nack { bytes == 0 } else { bytes < msg_length }
+            }
+            RtmKind::LongRead { msg_length, send_id, read_iov } => {
+                shape.subprotocol = Subprotocol::LongRead;
+                (shape.length, shape.send_id) = (msg_length, send_id);
+                bytes == 0 && readable(read_iov, msg_length)
+            }
+            RtmKind::RuntRead { msg_length, send_id, seg_offset, runt_length, read_iov } => {
+                shape.subprotocol = Subprotocol::RuntRead;
+                (shape.length, shape.offset, shape.send_id) = (msg_length, seg_offset, send_id);
+                shape.runt_length = runt_length;
+                let in_runt = seg_offset.checked_add(bytes).is_some_and(|end| end <= runt_length);
+                bytes > 0 && in_runt && runt_length <= msg_length && readable(read_iov, msg_length)
             }
             _ => return Err(DropReason::Unsupported(rtm.packet_type())),
         };
-        let fits = offset.checked_add(bytes).is_some_and(|end| end <= length);
-        let carries = match subprotocol {
-            Subprotocol::Eager => true,
-            // Every segment carries something, or the message would never be whole.
-            Subprotocol::Medium => bytes > 0,
-            // The request must leave something to be granted.
-            Subprotocol::LongCts => bytes < length,
-        };
-        if !(fits && carries) {
-            return Err(DropReason::SegmentOutOfRange);
-        }
-        Ok(Self { subprotocol, length, offset, send_id })
+        let fits = shape.offset.checked_add(bytes).is_some_and(|end| end <= shape.length);
+        if fits && carries { Ok(shape) } else { Err(DropReason::SegmentOutOfRange) }
     }
 
     /// Whether the message has more than this payload.
     fn is_partial(&self, payload: &[u8]) -> bool {
-        self.length != payload.len() as u64
+        // A message that is read is never here, be it empty: its sender wants to be told.
+        self.length != payload.len() as u64 || self.subprotocol == Subprotocol::LongRead
     }
 }
 

@@ -96,6 +96,10 @@ pub enum OperationError {
     /// The application removed the peer.
     #[error("the peer was removed")]
     PeerRemoved,
+    /// The message was to be read from the sender's memory, which can't be done here, and the sender
+    /// can't send it another way.
+    #[error("the sender's memory can't be read, and the sender has no other way")]
+    NotReadable,
     /// There was no room for another operation.
     #[error("too many operations under way")]
     TooManyOperations,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use efa_handshake::{Extras, Profile, Release};
+use efa_handshake::{DeviceAbilities, Extras, Profile, Release};
 
 use crate::rnr::BackoffLimits;
 
@@ -11,11 +11,25 @@ use crate::rnr::BackoffLimits;
 pub struct Config {
     /// The habits on the wire; the default is libfabric 2.6's, except that the bits of the peer
     /// are tested before anything beyond the baseline is used, connids included, as older releases
-    /// need.
+    /// need. Features that the device can't do are left out when the endpoint is made.
     pub profile: Profile,
     /// Longest message in bytes that is sent as medium message, without flow control
     /// (`FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE`).
     pub max_medium: u64,
+    /// Shortest message in bytes that the receiver reads from registered memory of the sender, where
+    /// both can (`FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`).
+    pub min_read: u64,
+    /// Bytes of such a message that go in packets beforehand when no other is being read; 0: none
+    /// (`FI_EFA_RUNT_SIZE`).
+    pub runt_size: u64,
+    /// Most bytes of one RDMA operation, if the device doesn't set a lower limit; at least 1
+    /// (`FI_EFA_INTER_READ_SEGMENT_SIZE`).
+    pub rdma_segment: u64,
+    /// Most RDMA operations that the device has at a time; at least 1.
+    pub max_rdma: usize,
+    /// Bytes of a region that messages are read into on their way to buffers that aren't
+    /// registered; at least 1.
+    pub bounce_size: usize,
     /// Packets that one CTS allows (`FI_EFA_TX_MIN_CREDITS`); at least 1.
     pub cts_window: u32,
     /// Most send operations under way.
@@ -42,14 +56,29 @@ pub struct Config {
     pub first_msg_id: u32,
 }
 
+/// Features and requests that this engine honours.
+const IMPLEMENTED: Extras = Extras::RDMA_READ
+    .union(Extras::CONNID_HEADER)
+    .union(Extras::RUNTING_READ)
+    .union(Extras::READ_NACK);
+
+/// What a device can do at most.
+const EVERYTHING: DeviceAbilities =
+    DeviceAbilities { rdma_read: true, rdma_write: true, unsolicited_write_receive: true };
+
 impl Default for Config {
     fn default() -> Self {
         Self {
             profile: Profile {
                 connid_unasked: false,
-                ..Profile::of(Release::V2_6).announcing_only(Extras::CONNID_HEADER)
+                ..Profile::with_device(Release::V2_6, EVERYTHING).announcing_only(IMPLEMENTED)
             },
             max_medium: 65536,
+            min_read: 1 << 20,
+            runt_size: 0,
+            rdma_segment: 1 << 30,
+            max_rdma: 64,
+            bounce_size: 1 << 16,
             cts_window: 32,
             max_sends: 4096,
             max_receives: 1 << 21,
@@ -97,6 +126,9 @@ impl Config {
         }
         let positive = [
             ("cts_window", u64::from(self.cts_window)),
+            ("rdma_segment", self.rdma_segment),
+            ("max_rdma", self.max_rdma as u64),
+            ("bounce_size", self.bounce_size as u64),
             ("max_sends", self.max_sends as u64),
             ("max_receives", self.max_receives as u64),
             ("min_receive_buffers", self.min_receive_buffers as u64),

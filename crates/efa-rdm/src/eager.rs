@@ -16,7 +16,7 @@ use crate::endpoint::Endpoint;
 use crate::matching::Target;
 use crate::payload::Payload;
 use crate::peer::PeerId;
-use crate::select::{self, Subprotocol};
+use crate::select::{self, Circumstances, Subprotocol};
 use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Work};
 
 const fn packet_type(tag: Option<Tag>) -> PacketType {
@@ -26,7 +26,7 @@ const fn packet_type(tag: Option<Tag>) -> PacketType {
     }
 }
 
-impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Selects the subprotocol of a send and writes its first packets.
     pub(crate) fn begin_send(&mut self, id: OpId) -> Advance {
         let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
@@ -36,18 +36,33 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             kind: RtmKind::Eager,
             options: self.request_options(send.peer, send.cq_data),
         };
-        let fits = (self.transmit.mtu() - rtm.len()) as u64;
-        let subprotocol = select::subprotocol(send.length, fits, &self.config);
+        let (peer, length, before) = (send.peer, send.length, send.outstanding);
+        let subprotocol = if send.read_nack {
+            Subprotocol::LongCts
+        } else {
+            let fits = (self.transmit.mtu() - rtm.len()) as u64;
+            let readable = length >= self.config.min_read && self.is_readable(id, peer);
+            let runting = readable && self.may_runt(peer);
+            let message = Circumstances { length, fits, readable, runting };
+            select::subprotocol(message, &self.config)
+        };
         let advance = match subprotocol {
             Subprotocol::Eager => self.send_eager(id, &rtm),
             Subprotocol::Medium => self.send_medium(id),
             Subprotocol::LongCts => self.send_longcts(id),
+            Subprotocol::LongRead => self.send_longread(id),
+            Subprotocol::RuntRead => self.send_runtread(id),
         };
         // A blocked send of which nothing left may be selected anew: its header may have shrunk.
         if let Some(send) = self.operations.sends.get_mut(id)
-            && (send.outstanding > 0 || send.sent > 0)
+            && send.outstanding > before
         {
             send.subprotocol = Some(subprotocol);
+            if send.is_being_read()
+                && let Some(active) = self.peers.active_mut(peer)
+            {
+                active.reads_under_way += 1;
+            }
         }
         advance
     }

@@ -4,8 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use efa_device::{
-    Completion as DeviceCompletion, QueuePair, QueuePairAddress, Status, Time, WorkId,
+    Completion as DeviceCompletion, QueuePair, QueuePairAddress, Rdma, Status, Time, WorkId,
 };
+use efa_handshake::Extras;
 use efa_match::Posted as Posting;
 use efa_proto::{Connid, ExtraInfo, Handshake, OpId, PacketType, RawAddress, ReqOptions};
 
@@ -18,10 +19,12 @@ use crate::config::{Config, ConfigError, inject_limit};
 use crate::coverage::Coverage;
 use crate::event::{DropReason, Event, Events};
 use crate::inbound::Inbound;
+use crate::longread::Reading;
 use crate::matching::{Assembly, Matching, Posted, pattern};
 use crate::operation::OperationTable;
 use crate::payload::Payload;
 use crate::peer::{PeerId, Peers, Standing, gid};
+use crate::rdma::Transfer;
 use crate::rnr::Retry;
 use crate::select::Subprotocol;
 use crate::statistics::Statistics;
@@ -41,8 +44,14 @@ pub(crate) struct Send<B> {
     pub(crate) outstanding: u32,
     /// Chosen when the first packet is written.
     pub(crate) subprotocol: Option<Subprotocol>,
-    /// Bytes that are in packets.
+    /// Bytes that were put into packets.
     pub(crate) sent: u64,
+    /// Bytes that are to be put into packets; the receiver reads the others.
+    pub(crate) in_packets: u64,
+    /// The receiver refused to read: long-CTS is left.
+    pub(crate) read_nack: bool,
+    /// The receiver has said that it has read all.
+    pub(crate) confirmed: bool,
     /// Long-CTS: bytes that may be sent, and the receiver's name for the operation.
     pub(crate) window_end: u64,
     pub(crate) recv_id: OpId,
@@ -52,6 +61,25 @@ impl<B> Send<B> {
     /// Whether it sends this message.
     fn is(&self, peer: PeerId, msg_id: u32) -> bool {
         self.msg_id == msg_id && self.peer == peer
+    }
+
+    /// Whether the receiver will say when it has read it, and hasn't yet.
+    pub(crate) fn is_being_read(&self) -> bool {
+        let read = match self.subprotocol {
+            Some(Subprotocol::LongRead) => true,
+            // A runt that is all of the message leaves nothing to be read.
+            Some(Subprotocol::RuntRead) => self.in_packets < self.length,
+            _ => false,
+        };
+        read && !self.confirmed
+    }
+
+    /// Whether all packets arrived and the receiver has all it wanted.
+    fn is_done(&self) -> bool {
+        self.outstanding == 0
+            && self.subprotocol.is_some()
+            && self.sent == self.in_packets
+            && !self.is_being_read()
     }
 }
 
@@ -71,6 +99,9 @@ pub(crate) struct Receive<B> {
     /// Long-CTS: bytes that the sender may have sent, and its name for the operation.
     pub(crate) granted: u64,
     pub(crate) send_id: OpId,
+    /// Runting read: the leading part that comes in packets.
+    pub(crate) runt_length: u64,
+    pub(crate) reading: Reading,
 }
 
 /// Operations under way.
@@ -78,6 +109,9 @@ pub(crate) struct Receive<B> {
 pub(crate) struct Operations<B> {
     pub(crate) sends: OperationTable<Send<B>>,
     pub(crate) receives: OperationTable<Receive<B>>,
+    pub(crate) transfers: OperationTable<Transfer>,
+    /// Transfers that wait for others to end, or for memory.
+    pub(crate) waiting_transfers: VecDeque<OpId>,
     /// Coverages with memory of their own, to be used again.
     pub(crate) coverages: Vec<Coverage>,
 }
@@ -164,14 +198,15 @@ impl Accept {
     }
 }
 
-impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// An endpoint on a queue pair, whose key becomes the endpoint's connid.
     ///
     /// # Errors
     /// A setting that makes no sense, or doesn't suit the device.
-    pub fn new(queue_pair: Q, config: Config) -> Result<Self, ConfigError> {
+    pub fn new(queue_pair: Q, mut config: Config) -> Result<Self, ConfigError> {
         let attributes = queue_pair.attributes();
         config.check(attributes.mtu)?;
+        config.profile.extras.remove(missing(attributes.rdma));
         let most = config.max_receive_buffers.min(attributes.max_receive);
         let mut endpoint = Self {
             local: queue_pair.address(),
@@ -181,6 +216,8 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             operations: Operations {
                 sends: OperationTable::new(config.max_sends),
                 receives: OperationTable::new(usize::MAX),
+                transfers: OperationTable::new(usize::MAX),
+                waiting_transfers: VecDeque::new(),
                 coverages: Vec::new(),
             },
             matching: Matching::new(config.max_receives, config.hash_seed),
@@ -254,7 +291,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
 
     /// What a peer announced in its HANDSHAKE, if it came.
     #[must_use]
-    pub fn peer_extras(&self, peer: PeerId) -> Option<efa_handshake::Extras> {
+    pub fn peer_extras(&self, peer: PeerId) -> Option<Extras> {
         self.peers.active(peer)?.handshake.extras()
     }
 
@@ -271,11 +308,12 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         if sends.is_full() {
             return Err(Refused { error: StartError::Busy { limit: sends.limit() }, buffer });
         }
+        let length = buffer.length();
         let active = self.peers.converse(peer, &self.config);
         let clear = active.is_clear();
         let id = sends.insert(Send {
             peer,
-            length: buffer.length(),
+            length,
             buffer,
             context,
             tag,
@@ -284,6 +322,9 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             outstanding: 0,
             subprotocol: None,
             sent: 0,
+            in_packets: length,
+            read_nack: false,
+            confirmed: false,
             window_end: 0,
             recv_id: OpId(0),
         });
@@ -440,7 +481,10 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     /// before may owe its peers packets that they wait for.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.transmit.in_flight() == 0 && self.peers.all_clear()
+        self.transmit.in_flight() == 0
+            && self.transmit.rdma_in_flight() == 0
+            && self.operations.waiting_transfers.is_empty()
+            && self.peers.all_clear()
     }
 
     /// When [`progress`](Self::progress) should be called next although nothing was started.
@@ -456,7 +500,11 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             self.now
         });
         let refill = (self.inbound.posted() == 0).then_some(again);
-        [backoff, device, send, refill].into_iter().flatten().min()
+        // Transfers that wait for memory, while none is under way whose end would give some back.
+        let waiting = !self.operations.waiting_transfers.is_empty();
+        let stuck = waiting && self.transmit.rdma_in_flight() == 0;
+        let memory = stuck.then_some(self.trim_at);
+        [backoff, device, send, refill, memory].into_iter().flatten().min()
     }
 
     /// Moves everything on to `now`, which must not go back: takes what the device finished, sends
@@ -472,8 +520,9 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
                 Some(DeviceCompletion::Send { id, packet, result }) => {
                     self.packet_sent(id, packet, result);
                 }
-                // The engine doesn't read or write yet, nor offers memory.
-                Some(DeviceCompletion::Rdma { .. } | DeviceCompletion::Written { .. }) => {}
+                Some(DeviceCompletion::Rdma { id, result }) => self.rdma_done(id, result),
+                // The engine offers nothing to be written to yet.
+                Some(DeviceCompletion::Written { .. }) => {}
                 None => {
                     if self.inbound.is_short() {
                         self.refill();
@@ -505,6 +554,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
 
     fn trim(&mut self) {
         self.trim_at = self.now + self.config.trim_interval;
+        self.resume_transfers();
         self.inbound.trim();
         self.transmit.trim();
         self.matching.held.trim();
@@ -592,6 +642,9 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             let (advance, work) = match work {
                 Work::Send(id) => (self.advance_send(id), work),
                 Work::Cts(id) => (self.send_cts(peer, id), work),
+                Work::Transfer(id) => (self.advance_transfer(id), work),
+                Work::Eor { send_id, recv_id } => (self.send_eor(peer, send_id, recv_id), work),
+                Work::ReadNack(id) => (self.send_read_nack(peer, id), work),
                 Work::Handshake => (self.send_handshake(peer), work),
                 Work::Packet { packet, record } => match self.resend(packet, record) {
                     Ok(()) => continue,
@@ -716,11 +769,18 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         if self.peers.standing(record.peer) != Standing::Live {
             return;
         }
-        self.end_peer(record.peer, error);
         // A peer that wrote once and left is no error (section 2.3).
-        if record.purpose != Purpose::Handshake || !status.is_peer_gone() {
-            self.events.push(Event::PeerLost { peer: record.peer, status });
+        if record.purpose == Purpose::Handshake && status.is_peer_gone() {
+            self.end_peer(record.peer, error);
+        } else {
+            self.lose_peer(record.peer, status);
         }
+    }
+
+    /// The conversation with a peer can't go on.
+    pub(crate) fn lose_peer(&mut self, peer: PeerId, status: Status) {
+        self.end_peer(peer, OperationError::Device(status));
+        self.events.push(Event::PeerLost { peer, status });
     }
 
     fn injected_failed(
@@ -749,6 +809,8 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             Some(Subprotocol::Eager) => Advance::Done,
             Some(Subprotocol::Medium) => self.send_medium(id),
             Some(Subprotocol::LongCts) => self.send_ctsdata(id),
+            Some(Subprotocol::LongRead) => Advance::Done,
+            Some(Subprotocol::RuntRead) => self.send_runtread(id),
         }
     }
 
@@ -758,9 +820,13 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             && send.is(peer, msg_id)
         {
             send.outstanding -= 1;
-            if send.outstanding == 0 && send.sent == send.length {
-                self.end_send(id, Ok(()));
-            }
+            self.end_send_if_done(id);
+        }
+    }
+
+    pub(crate) fn end_send_if_done(&mut self, id: OpId) {
+        if self.operations.sends.get(id).is_some_and(Send::is_done) {
+            self.end_send(id, Ok(()));
         }
     }
 
@@ -785,7 +851,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     /// Ends a receive operation.
     pub(crate) fn end_receive(&mut self, id: OpId, error: Option<OperationError>) {
         let Some(receive) = self.operations.receives.remove(id) else { return };
-        if receive.subprotocol == Subprotocol::Medium {
+        if receive.subprotocol.has_several_requests() || receive.reading == Reading::Nacked {
             self.matching.assembling.remove(&(receive.peer.0, receive.msg_id));
         }
         let mut coverage = receive.coverage;
@@ -806,6 +872,15 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             buffer: receive.buffer,
             result: error.or(truncated).map_or(Ok(()), Err),
         });
+    }
+
+    /// Ends a receive operation as soon as the device doesn't write to its buffer any more.
+    fn end_receive_when_free(&mut self, id: OpId, error: OperationError) {
+        match self.operations.receives.get(id).map(|receive| receive.reading) {
+            Some(Reading::UnderWay(transfer)) => self.fail_transfer(transfer, error),
+            Some(_) => self.end_receive(id, Some(error)),
+            None => {}
+        }
     }
 
     /// Hands a finished receive to the application.
@@ -911,7 +986,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             self.fail_send(id, error);
         }
         for id in self.operations.receives.find(|receive| receive.peer == peer) {
-            self.end_receive(id, Some(error));
+            self.end_receive_when_free(id, error);
         }
         let Some(mut active) = active else { return };
         for work in active.backlog.drain(..) {
@@ -957,6 +1032,15 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         }
         self.events.push(Event::PacketDropped { peer, reason });
     }
+}
+
+/// What an endpoint on such a device doesn't announce.
+fn missing(rdma: Rdma) -> Extras {
+    let mut missing = Extras::empty();
+    missing.set(Extras::RDMA_READ, !rdma.read);
+    missing.set(Extras::RDMA_WRITE, !rdma.write);
+    missing.set(Extras::UNSOLICITED_WRITE_RECV, !rdma.unsolicited_write_receive);
+    missing
 }
 
 /// Packet buffers in the hands of an endpoint.

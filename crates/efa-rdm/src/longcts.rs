@@ -20,22 +20,23 @@ use crate::medium::Segment;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::select::Subprotocol;
-use crate::transmit::{Advance, InFlight, Purpose, Work};
+use crate::transmit::{Advance, InFlight, Work};
 
 /// CTSDATA packets of one operation in a row before others have their turn.
 const BURST: usize = 16;
 
-impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Sends the request with the first bytes.
     pub(crate) fn send_longcts(&mut self, id: OpId) -> Advance {
         let Some(send) = self.operations.sends.get_mut(id) else { return Advance::Done };
         // Until the first grant the window is what the request carries.
         let (peer, msg_id, tag, length) = (send.peer, MsgId(send.msg_id), send.tag, send.length);
+        let read_nack = send.read_nack;
         let kind = RtmKind::LongCts {
             msg_length: length,
             send_id: id,
             credit_request: self.config.cts_window,
-            read_nack: false,
+            read_nack,
         };
         let cq_data = send.cq_data;
         let rtm = Rtm { msg_id, tag, kind, options: self.request_options(peer, cq_data) };
@@ -43,8 +44,10 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             Some(_) => PacketType::LongCtsTagRtm,
             None => PacketType::LongCtsMsgRtm,
         };
-        // At least a byte must be left, or the receiver would have nothing to grant.
-        let first = ((self.transmit.mtu() - rtm.len()) as u64).min(length - 1);
+        // At least a byte must be left, or the receiver would have nothing to grant. After a
+        // READ_NACK the request carries nothing (section 4.7).
+        let room = (self.transmit.mtu() - rtm.len()) as u64;
+        let first = if read_nack { 0 } else { room.min(length - 1) };
         let advance = self.post_segment(id, packet_type, 0, first, |packet| rtm.emit(packet));
         if let Some(send) = self.operations.sends.get_mut(id) {
             send.window_end = send.sent;
@@ -132,13 +135,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
             recv_length,
             emulated_read: false,
         };
-        let record = |length| InFlight {
-            peer,
-            purpose: Purpose::Cts,
-            packet_type: PacketType::Cts,
-            length,
-            retransmitted: false,
-        };
+        let record = |length| InFlight::control(peer, PacketType::Cts, length);
         let advance = self.post_control(record, |packet| cts.emit(packet));
         if advance == Advance::Done
             && let Some(receive) = self.operations.receives.get_mut(id)

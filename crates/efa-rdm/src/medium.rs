@@ -18,6 +18,7 @@ use crate::arrival::Shape;
 use crate::coverage::Covered;
 use crate::endpoint::Endpoint;
 use crate::event::DropReason;
+use crate::longread::Reading;
 use crate::matching::Assembly;
 use crate::payload::Payload;
 use crate::peer::PeerId;
@@ -34,7 +35,7 @@ pub(crate) enum Segment {
     Dropped,
 }
 
-impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Sends the segments that are left.
     pub(crate) fn send_medium(&mut self, id: OpId) -> Advance {
         while let Some(send) = self.operations.sends.get(id)
@@ -83,6 +84,7 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
     ) {
         let Some(receive) = self.operations.receives.get_mut(id) else { return };
         if receive.length != shape.length
+            || receive.runt_length != shape.runt_length
             || receive.tagged != rtm.tag.is_some()
             || receive.tag != rtm.tag.unwrap_or(0)
         {
@@ -115,6 +117,9 @@ impl<Q: QueuePair, B: Payload> Endpoint<Q, B> {
         if receive.coverage.bytes() == receive.length {
             self.end_receive(id, None);
             return Segment::Last;
+        }
+        if receive.reading == Reading::Refused {
+            self.nack_if_due(id);
         }
         Segment::Taken
     }

@@ -72,6 +72,8 @@ pub(crate) struct Active<P> {
     pub(crate) backlog: VecDeque<Work<P>>,
     /// Whether the peer stands in the queue of peers to be served.
     pub(crate) scheduled: bool,
+    /// Messages to the peer that it is reading.
+    pub(crate) reads_under_way: u32,
     /// Long-CTS sends with an open window that wait for the peer's HANDSHAKE.
     pub(crate) awaiting_handshake: Vec<OpId>,
 }
@@ -87,6 +89,7 @@ impl<P> Active<P> {
             backoff: Backoff::default(),
             backlog: VecDeque::new(),
             scheduled: false,
+            reads_under_way: 0,
             awaiting_handshake: Vec::new(),
         }
     }

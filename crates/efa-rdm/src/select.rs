@@ -13,6 +13,10 @@ pub enum Subprotocol {
     Medium,
     /// Windows that the receiver grants by CTS packets.
     LongCts,
+    /// The receiver reads it from the sender's memory.
+    LongRead,
+    /// The receiver reads it, except for a leading part that comes in packets.
+    RuntRead,
 }
 
 impl Subprotocol {
@@ -23,7 +27,16 @@ impl Subprotocol {
             Self::Eager => "eager",
             Self::Medium => "medium",
             Self::LongCts => "long-CTS",
+            Self::LongRead => "long-read",
+            Self::RuntRead => "runting read",
         }
+    }
+}
+
+impl Subprotocol {
+    /// Whether several packets, each a request, carry the message.
+    pub(crate) const fn has_several_requests(self) -> bool {
+        matches!(self, Self::Medium | Self::RuntRead)
     }
 }
 
@@ -33,15 +46,33 @@ impl fmt::Display for Subprotocol {
     }
 }
 
-/// The selection, from top to bottom:
+/// What the choice depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Circumstances {
+    /// Length of the message in bytes.
+    pub(crate) length: u64,
+    /// Bytes that fit one packet beside its header.
+    pub(crate) fits: u64,
+    /// The receiver can read the buffer.
+    pub(crate) readable: bool,
+    /// A leading part may go in packets.
+    pub(crate) runting: bool,
+}
+
+/// The selection, the first line that applies (facts 4.2):
 ///
-/// | message                         | subprotocol |
-/// |---------------------------------|-------------|
-/// | fits one packet with its header | eager       |
-/// | at most `max_medium`            | medium      |
-/// | longer                          | long-CTS    |
-pub(crate) fn subprotocol(length: u64, fits: u64, config: &Config) -> Subprotocol {
-    if length <= fits {
+/// | message                                                | subprotocol  |
+/// |--------------------------------------------------------|--------------|
+/// | at least `min_read`, readable, and runting makes sense | runting read |
+/// | at least `min_read`, readable                          | long-read    |
+/// | fits one packet with its header                        | eager        |
+/// | at most `max_medium`                                   | medium       |
+/// | any                                                    | long-CTS     |
+pub(crate) fn subprotocol(message: Circumstances, config: &Config) -> Subprotocol {
+    let Circumstances { length, fits, readable, runting } = message;
+    if readable {
+        if runting { Subprotocol::RuntRead } else { Subprotocol::LongRead }
+    } else if length <= fits {
         Subprotocol::Eager
     } else if length <= config.max_medium {
         Subprotocol::Medium

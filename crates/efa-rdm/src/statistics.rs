@@ -80,6 +80,10 @@ pub struct Statistics {
     pub unverified: u64,
     /// Payload bytes copied into receive buffers of the application.
     pub delivered_bytes: u64,
+    /// RDMA reads given to the device.
+    pub rdma_reads: u64,
+    /// Bytes that RDMA operations moved.
+    pub rdma_bytes: u64,
     /// Events that were lost because nobody took them.
     pub events_lost: u64,
 }

@@ -1,11 +1,15 @@
 //! Packets on their way out: buffers, what is in flight, and what waits.
 
-use efa_device::{Destination, DeviceError, PostError, QueuePair, SendRequest, Status, WorkId};
+use efa_device::{
+    Destination, DeviceError, PostError, QueuePair, RdmaRequest, RegionRange, RemoteMemory,
+    SendRequest, Status, WorkId,
+};
 use efa_proto::{OpId, PacketType};
 use slab::Slab;
 
 use crate::peer::PeerId;
 use crate::pool::Pool;
+use crate::rdma::BOUNCE;
 
 /// What a packet was sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +20,8 @@ pub(crate) enum Purpose {
     Send { id: OpId, msg_id: u32 },
     /// A whole injected message.
     Inject { tag: Option<u64>, length: u32 },
-    /// A grant for a receive operation.
-    Cts,
+    /// An answer that ends or moves on an operation.
+    Control,
     /// Our HANDSHAKE.
     Handshake,
 }
@@ -39,6 +43,12 @@ pub(crate) enum Work<P> {
     Send(OpId),
     /// A grant for a receive operation.
     Cts(OpId),
+    /// The next operations of a transfer.
+    Transfer(OpId),
+    /// The end of a read.
+    Eor { send_id: OpId, recv_id: OpId },
+    /// The sender of a message is asked not to have it read.
+    ReadNack(OpId),
     /// Our HANDSHAKE.
     Handshake,
     /// A packet that is written already.
@@ -72,13 +82,27 @@ pub(crate) struct Transmit<Q: QueuePair> {
     pub(crate) device: Q,
     pool: Pool<Q::Packet>,
     in_flight: Slab<InFlight>,
+    rdma: Slab<RdmaFlight<Q::Region>>,
+    bounces: Pool<Q::Region>,
     depth: usize,
+}
+
+/// An RDMA operation that the device has.
+#[derive(Debug)]
+pub(crate) struct RdmaFlight<R> {
+    pub(crate) transfer: OpId,
+    /// Where in the operation's buffer.
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+    /// The memory between the device and a buffer that isn't registered.
+    pub(crate) bounce: Option<R>,
 }
 
 impl<Q: QueuePair> Transmit<Q> {
     pub(crate) fn new(device: Q) -> Self {
         let depth = device.attributes().max_send;
-        Self { device, pool: Pool::default(), in_flight: Slab::new(), depth }
+        let (pool, bounces) = (Pool::default(), Pool::default());
+        Self { device, pool, in_flight: Slab::new(), rdma: Slab::new(), bounces, depth }
     }
 
     pub(crate) fn mtu(&self) -> usize {
@@ -89,13 +113,21 @@ impl<Q: QueuePair> Transmit<Q> {
         self.in_flight.len()
     }
 
+    pub(crate) fn rdma_in_flight(&self) -> usize {
+        self.rdma.len()
+    }
+
+    fn is_full(&self) -> bool {
+        self.in_flight.len() + self.rdma.len() >= self.depth
+    }
+
     pub(crate) fn pooled(&self) -> usize {
         self.pool.len()
     }
 
     /// A buffer to write a packet into, if the device would take it.
     pub(crate) fn packet(&mut self) -> Result<Q::Packet, PostFailure> {
-        if self.in_flight.len() >= self.depth {
+        if self.is_full() {
             return Err(PostFailure::Blocked);
         }
         match self.pool.take() {
@@ -116,7 +148,7 @@ impl<Q: QueuePair> Transmit<Q> {
         destination: Destination,
         record: InFlight,
     ) -> Result<(), (Q::Packet, PostFailure)> {
-        if self.in_flight.len() >= self.depth {
+        if self.is_full() {
             return Err((packet, PostFailure::Blocked));
         }
         let entry = self.in_flight.vacant_entry();
@@ -141,8 +173,64 @@ impl<Q: QueuePair> Transmit<Q> {
         self.in_flight.try_remove(usize::try_from(id.0).ok()?)
     }
 
+    /// Posts a read of remote memory into `local`.
+    pub(crate) fn post_read(
+        &mut self,
+        destination: Destination,
+        local: RegionRange<Q::Region>,
+        remote: RemoteMemory,
+        flight: RdmaFlight<Q::Region>,
+    ) -> Result<(), PostFailure> {
+        let posted = if self.is_full() {
+            Err(PostFailure::Blocked)
+        } else {
+            let id = WorkId(self.rdma.vacant_key() as u64);
+            let request = RdmaRequest { id, local, remote, destination };
+            self.device.post_read(request).map_err(|error| failure(&error))
+        };
+        match posted {
+            Ok(()) => {
+                self.rdma.insert(flight);
+                Ok(())
+            }
+            Err(failure) => {
+                if let Some(region) = flight.bounce {
+                    self.bounces.put(region);
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// What an RDMA completion was about.
+    pub(crate) fn rdma_ended(&mut self, id: WorkId) -> Option<RdmaFlight<Q::Region>> {
+        self.rdma.try_remove(usize::try_from(id.0).ok()?)
+    }
+
+    /// Memory for the device to read into.
+    pub(crate) fn bounce(&mut self, size: usize) -> Result<Q::Region, DeviceError> {
+        match self.bounces.take() {
+            Some(region) => Ok(region),
+            None => {
+                let memory = vec![0; size].into();
+                self.device.register(memory, BOUNCE).map_err(|refused| refused.error)
+            }
+        }
+    }
+
+    /// Whether there is such memory.
+    pub(crate) fn has_bounce(&mut self, size: usize) -> bool {
+        let region = self.bounce(size);
+        region.map(|region| self.bounces.put(region)).is_ok()
+    }
+
+    pub(crate) fn recycle_bounce(&mut self, region: Q::Region) {
+        self.bounces.put(region);
+    }
+
     pub(crate) fn trim(&mut self) {
         self.pool.trim();
+        self.bounces.trim();
     }
 }
 

@@ -11,8 +11,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use efa_device::RegionRange;
 use efa_rdm::Payload;
 
+use crate::device::Region;
 use crate::region::RegionSlice;
 
 /// Memory of the application: what a completion gives back, and what a send takes.
@@ -312,7 +314,7 @@ fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-impl Payload for Slot {
+impl Payload<Region> for Slot {
     fn length(&self) -> u64 {
         self.buffer.len() as u64
     }
@@ -332,6 +334,10 @@ impl Payload for Slot {
             Role::Rest(parts) | Role::Part(parts) => Role::Part(parts.clone()),
         };
         Self { buffer: self.buffer.split_to(index(at)), role }
+    }
+
+    fn registered(&self) -> Option<RegionRange<Region>> {
+        self.buffer.region().map(RegionSlice::place)
     }
 }
 

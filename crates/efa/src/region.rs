@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use efa_device::{Access, Device as _, DeviceError, Region as _};
+use efa_device::{Access, Device as _, DeviceError, Region as _, RegionRange};
 
 use crate::device::Region;
 use crate::domain::Domain;
@@ -170,6 +170,12 @@ impl RegionSlice {
     pub(crate) fn write(&self, offset: usize, from: &[u8]) {
         let count = from.len().min(self.len().saturating_sub(offset));
         self.region.write(self.range.start.saturating_add(offset), &from[..count]);
+    }
+
+    /// Where it is, for the device.
+    pub(crate) fn place(&self) -> RegionRange<Region> {
+        let (offset, length) = (self.range.start, self.range.len());
+        RegionRange { region: self.region.region.clone(), offset, length }
     }
 
     pub(crate) fn truncate(&mut self, length: usize) {

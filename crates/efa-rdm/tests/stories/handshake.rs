@@ -33,8 +33,13 @@ fn each_side_sends_one_handshake_to_each_peer() {
         (handshakes(&mut world, 0), handshakes(&mut world, 1), handshakes(&mut world, 2));
     assert_eq!((zero, one, two), (1, 2, 1));
     let (to_one, back) = (world.peer(0, 1), world.peer(1, 0));
-    assert_eq!(world.endpoint(0).peer_extras(to_one), Some(Extras::CONNID_HEADER));
-    assert_eq!(world.endpoint(1).peer_extras(back), Some(Extras::CONNID_HEADER));
+    let extras = Config::default().profile.extras;
+    let features = [Extras::RDMA_READ, Extras::CONNID_HEADER, Extras::READ_NACK];
+    assert!(features.into_iter().all(|feature| extras.contains(feature)));
+    // The devices of the network can read and write, but take no unsolicited immediate data.
+    let extras = extras.difference(Extras::UNSOLICITED_WRITE_RECV);
+    assert_eq!(world.endpoint(0).peer_extras(to_one), Some(extras));
+    assert_eq!(world.endpoint(1).peer_extras(back), Some(extras));
 }
 
 // conformance: A37
@@ -198,6 +203,9 @@ fn a_second_handshake_changes_what_is_known() {
     let mut world = World::pair(7);
     world.acquaint();
     let peer = world.peer(1, 0);
+    world.receive(1, 1, 0);
+    world.send(0, 1, vec![1], 0);
+    world.drive();
     for bits in [8, 8, 3] {
         let handshake = Handshake {
             extra_info: ExtraInfo::new(&[bits]).unwrap(),

@@ -335,7 +335,7 @@ struct Virtual {
     edges: u64,
 }
 
-impl Payload for Virtual {
+impl<R> Payload<R> for Virtual {
     fn length(&self) -> u64 {
         self.length
     }

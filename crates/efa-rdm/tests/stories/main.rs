@@ -8,6 +8,7 @@ mod handshake;
 mod hostile;
 mod limits;
 mod longcts;
+mod longread;
 mod matching;
 mod medium;
 mod memory;

@@ -6,9 +6,10 @@ use std::time::Duration;
 use efa_device::{Device, Qkey, Qpn, QueuePair, QueuePairOptions, Time};
 use efa_proto::{Header, Packet, PacketType};
 use efa_rdm::{
-    Accept, Completion, Config, DropReason, Endpoint, Event, Message, PeerId, ReceiveCompletion,
-    ReceiveId, SendCompletion,
+    Accept, Completion, Config, DropReason, Endpoint, Event, Message, Payload, PeerId,
+    ReceiveCompletion, ReceiveId, SendCompletion,
 };
+use efa_sim::SoftRegion;
 use efa_sim::local::{LocalDevice, LocalFabric, LocalOptions, LocalQueuePair};
 use efa_sim::record::{PacketEvent, QueuePairId, Record, Trace};
 
@@ -25,16 +26,16 @@ pub(crate) fn pattern(length: usize, salt: u64) -> Vec<u8> {
 }
 
 /// One endpoint and what came of its operations.
-pub(crate) struct End {
+pub(crate) struct End<B = Vec<u8>> {
     pub(crate) device: LocalDevice,
-    pub(crate) endpoint: Endpoint<LocalQueuePair, Vec<u8>>,
-    pub(crate) sends: VecDeque<SendCompletion<Vec<u8>>>,
-    pub(crate) receives: VecDeque<ReceiveCompletion<Vec<u8>>>,
-    pub(crate) released: VecDeque<(u64, Vec<u8>)>,
+    pub(crate) endpoint: Endpoint<LocalQueuePair, B>,
+    pub(crate) sends: VecDeque<SendCompletion<B>>,
+    pub(crate) receives: VecDeque<ReceiveCompletion<B>>,
+    pub(crate) released: VecDeque<(u64, B)>,
     pub(crate) events: VecDeque<Event>,
 }
 
-impl End {
+impl<B: Payload<SoftRegion> + std::fmt::Debug> End<B> {
     fn collect(&mut self) {
         while let Some(completion) = self.endpoint.poll_completion() {
             match completion {
@@ -51,21 +52,24 @@ impl End {
     }
 }
 
+/// A network whose endpoints' buffers are vectors.
+pub(crate) type World = Net<Vec<u8>>;
+
 /// The network. Prints its decoded packets when a test fails.
-pub(crate) struct World {
+pub(crate) struct Net<B: Payload<SoftRegion> + std::fmt::Debug> {
     pub(crate) network: LocalFabric,
     pub(crate) now: Time,
-    pub(crate) ends: Vec<End>,
+    pub(crate) ends: Vec<End<B>>,
     trace: Trace,
     records: Vec<Record<'static>>,
 }
 
 /// Where a queue pair is.
-pub(crate) fn place(end: &End) -> QueuePairId {
+pub(crate) fn place<B: Payload<SoftRegion> + std::fmt::Debug>(end: &End<B>) -> QueuePairId {
     end.endpoint.queue_pair().address().into()
 }
 
-impl World {
+impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
     pub(crate) fn new(options: LocalOptions) -> Self {
         let network = LocalFabric::new(options);
         let trace = Trace::new();
@@ -124,7 +128,7 @@ impl World {
         self.ends[end].endpoint = Endpoint::new(queue_pair, config).unwrap();
     }
 
-    pub(crate) fn endpoint(&mut self, end: usize) -> &mut Endpoint<LocalQueuePair, Vec<u8>> {
+    pub(crate) fn endpoint(&mut self, end: usize) -> &mut Endpoint<LocalQueuePair, B> {
         &mut self.ends[end].endpoint
     }
 
@@ -140,26 +144,21 @@ impl World {
         self.peer(1, 0);
     }
 
-    pub(crate) fn send(&mut self, from: usize, to: usize, buffer: Vec<u8>, context: u64) {
+    pub(crate) fn send(&mut self, from: usize, to: usize, buffer: B, context: u64) {
         let peer = self.peer(from, to);
         let message = Message { peer, tag: None, cq_data: None, buffer, context };
         self.ends[from].endpoint.send(message).unwrap();
     }
 
-    pub(crate) fn tagged_send(&mut self, from: usize, to: usize, tag: u64, buffer: Vec<u8>) {
+    pub(crate) fn tagged_send(&mut self, from: usize, to: usize, tag: u64, buffer: B) {
         let peer = self.peer(from, to);
         let message = Message { peer, tag: Some(tag), cq_data: None, buffer, context: tag };
         self.ends[from].endpoint.send(message).unwrap();
     }
 
-    pub(crate) fn receive(&mut self, at: usize, length: usize, context: u64) -> ReceiveId {
+    pub(crate) fn receive_into(&mut self, at: usize, buffer: B, context: u64) -> ReceiveId {
         let accept = Accept::Untagged { source: None };
-        self.ends[at].endpoint.receive(accept, vec![0; length], context).unwrap()
-    }
-
-    pub(crate) fn tagged_receive(&mut self, at: usize, tag: u64, length: usize) -> ReceiveId {
-        let accept = Accept::Tagged { source: None, tag, ignore: 0 };
-        self.ends[at].endpoint.receive(accept, vec![0; length], tag).unwrap()
+        self.ends[at].endpoint.receive(accept, buffer, context).unwrap()
     }
 
     /// Every endpoint makes progress once, then time goes on to what happens next.
@@ -246,24 +245,24 @@ impl World {
         self.network.inject(source, destination, bytes);
     }
 
-    pub(crate) fn receive_done(&mut self, at: usize) -> ReceiveCompletion<Vec<u8>> {
+    pub(crate) fn receive_done(&mut self, at: usize) -> ReceiveCompletion<B> {
         self.ends[at].collect();
         self.ends[at].receives.pop_front().expect("a receive has ended")
     }
 
-    pub(crate) fn send_done(&mut self, at: usize) -> SendCompletion<Vec<u8>> {
+    pub(crate) fn send_done(&mut self, at: usize) -> SendCompletion<B> {
         self.ends[at].collect();
         self.ends[at].sends.pop_front().expect("a send has ended")
     }
 
     /// The sends that have ended at an endpoint.
-    pub(crate) fn take_sends(&mut self, at: usize) -> Vec<SendCompletion<Vec<u8>>> {
+    pub(crate) fn take_sends(&mut self, at: usize) -> Vec<SendCompletion<B>> {
         self.ends[at].collect();
         self.ends[at].sends.drain(..).collect()
     }
 
     /// The receives that have ended at an endpoint.
-    pub(crate) fn take_receives(&mut self, at: usize) -> Vec<ReceiveCompletion<Vec<u8>>> {
+    pub(crate) fn take_receives(&mut self, at: usize) -> Vec<ReceiveCompletion<B>> {
         self.ends[at].collect();
         self.ends[at].receives.drain(..).collect()
     }
@@ -289,7 +288,18 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl World {
+    pub(crate) fn receive(&mut self, at: usize, length: usize, context: u64) -> ReceiveId {
+        self.receive_into(at, vec![0; length], context)
+    }
+
+    pub(crate) fn tagged_receive(&mut self, at: usize, tag: u64, length: usize) -> ReceiveId {
+        let accept = Accept::Tagged { source: None, tag, ignore: 0 };
+        self.ends[at].endpoint.receive(accept, vec![0; length], tag).unwrap()
+    }
+}
+
+impl<B: Payload<SoftRegion> + std::fmt::Debug> Drop for Net<B> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.records.append(&mut self.trace.take());

@@ -1,0 +1,303 @@
+//! Long messages that the receiver reads from the sender's memory: long-read and runting read
+//! (sections 4.1, 4.5 and 4.7).
+//!
+//! ```text
+//!   sender                                           receiver
+//!     │── LONGREAD_RTM (send_id, read_iov) ────────────►│ match
+//!     │◄══════════════ RDMA read ══════════════════════ │
+//!     │◄──────────────── EOR (send_id) ─────────────────│ complete
+//!   complete when the EOR is here and the device has delivered the request
+//!
+//!     │── RUNTREAD_RTM (read_iov, runt) ───────────────►│ ┐ the leading part comes in packets,
+//!     │── RUNTREAD_RTM (read_iov, runt) ───────────────►│ ┘ the rest is read meanwhile
+//!
+//!     │◄───────────── READ_NACK (send_id, recv_id) ─────│ can't read
+//!     │── LONGCTS_RTM (same msg_id, flag READ_NACK) ───►│ goes on with the same operation
+//! ```
+
+use efa_device::{QueuePair, Region};
+use efa_handshake::{EorHabit, Extras, Support};
+use efa_proto::{Eor, EorForm, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, RtmKind};
+
+use crate::arrival::Shape;
+use crate::completion::OperationError;
+use crate::endpoint::Endpoint;
+use crate::event::DropReason;
+use crate::matching::Assembly;
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::rdma::{Remote, Transfer};
+use crate::select::Subprotocol;
+use crate::transmit::{Advance, InFlight, Purpose, Work};
+
+/// How far the reading of a message is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// Nothing is to be read, or all has been.
+    #[default]
+    No,
+    /// The device is at it.
+    UnderWay(OpId),
+    /// It can't be read; the sender is told when the packets of the runt are here.
+    Refused,
+    /// The sender was told to send the message.
+    Nacked,
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// Whether a peer and this endpoint can read each other's memory.
+    pub(crate) fn can_read(&self, peer: PeerId) -> bool {
+        let Some(active) = self.peers.active(peer) else { return false };
+        let local = self.transmit.device.attributes();
+        self.config.profile.extras.contains(Extras::RDMA_READ)
+            && active.handshake.supports(Extras::RDMA_READ) == Support::Yes
+            && interoperable(local.vendor_part_id, active.handshake.device_version())
+    }
+
+    /// The memory of a send as the peer's device names it, if it was registered for that.
+    fn read_iov(&self, id: OpId) -> Option<RmaIov> {
+        let send = self.operations.sends.get(id)?;
+        let range = send.buffer.registered().filter(|range| range.region.access().remote_read)?;
+        let address = range.region.remote_address() + range.offset as u64;
+        Some(RmaIov::new(address, send.length, range.region.remote_key().into()))
+    }
+
+    /// Whether the receiver of a send could read it.
+    pub(crate) fn is_readable(&self, id: OpId, peer: PeerId) -> bool {
+        self.can_read(peer) && self.read_iov(id).is_some()
+    }
+
+    /// Whether the leading part of a message to a peer may go in packets while the rest is read:
+    /// that fills the time until the reading begins, which it already has if others are under way.
+    pub(crate) fn may_runt(&self, peer: PeerId) -> bool {
+        let runting = |active: &crate::peer::Active<_>| {
+            active.reads_under_way == 0
+                && active.handshake.supports(Extras::RUNTING_READ) == Support::Yes
+        };
+        self.config.runt_size > 0 && self.peers.active(peer).is_some_and(runting)
+    }
+
+    /// Sends the request; the receiver reads all.
+    pub(crate) fn send_longread(&mut self, id: OpId) -> Advance {
+        let (Some(iov), Some(send)) = (self.read_iov(id), self.operations.sends.get_mut(id)) else {
+            return Advance::Done;
+        };
+        send.in_packets = 0;
+        let read_iov = [iov];
+        let kind = RtmKind::LongRead { msg_length: send.length, send_id: id, read_iov: &read_iov };
+        let (peer, tag, cq_data) = (send.peer, send.tag, send.cq_data);
+        let msg_id = MsgId(send.msg_id);
+        let rtm = Rtm { msg_id, tag, kind, options: self.request_options(peer, cq_data) };
+        self.post_segment(id, rtm.packet_type(), 0, 0, |packet| rtm.emit(packet))
+    }
+
+    /// Sends the requests that carry the leading part.
+    pub(crate) fn send_runtread(&mut self, id: OpId) -> Advance {
+        let Some(iov) = self.read_iov(id) else { return Advance::Done };
+        let read_iov = [iov];
+        let runt_length = self.config.runt_size;
+        if let Some(send) = self.operations.sends.get_mut(id) {
+            send.in_packets = runt_length.min(send.length);
+        }
+        while let Some(send) = self.operations.sends.get(id)
+            && send.sent < send.in_packets
+        {
+            let runt_length = send.in_packets;
+            let kind = RtmKind::RuntRead {
+                msg_length: send.length,
+                send_id: id,
+                seg_offset: send.sent,
+                runt_length,
+                read_iov: &read_iov,
+            };
+            let options = self.request_options(send.peer, send.cq_data);
+            let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
+            let room = (self.transmit.mtu() - rtm.len()) as u64;
+            let (offset, length) = (send.sent, room.min(runt_length - send.sent));
+            let advance =
+                self.post_segment(id, rtm.packet_type(), offset, length, |packet| rtm.emit(packet));
+            if advance != Advance::Done {
+                return advance;
+            }
+        }
+        Advance::Done
+    }
+
+    /// The receiver has read all that it wanted.
+    pub(crate) fn eor_arrived(&mut self, peer: PeerId, eor: &Eor) {
+        let send = self.operations.sends.get_mut(eor.send_id);
+        let Some(send) = send.filter(|send| send.peer == peer && send.is_being_read()) else {
+            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+        };
+        send.confirmed = true;
+        self.read_is_over(peer);
+        self.end_send_if_done(eor.send_id);
+    }
+
+    /// The receiver can't read: the message goes by long-CTS, from where the packets ended.
+    pub(crate) fn read_nack_arrived(&mut self, peer: PeerId, nack: &ReadNack) {
+        let id = nack.send_id;
+        let send = self.operations.sends.get_mut(id);
+        let Some(send) = send.filter(|send| send.peer == peer && send.is_being_read()) else {
+            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+        };
+        send.subprotocol = None;
+        send.read_nack = true;
+        send.in_packets = send.length;
+        self.read_is_over(peer);
+        self.enqueue(peer, Work::Send(id));
+    }
+
+    fn read_is_over(&mut self, peer: PeerId) {
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.reads_under_way = active.reads_under_way.saturating_sub(1);
+        }
+    }
+
+    /// A request has been matched: read what fits the buffer.
+    pub(crate) fn begin_longread(&mut self, peer: PeerId, id: OpId, shape: &Shape, iov: &[RmaIov]) {
+        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        if receive.runt_length == receive.length && receive.subprotocol == Subprotocol::RuntRead {
+            return;
+        }
+        let end = receive.length.min(receive.buffer.length()).max(shape.runt_length);
+        let start = shape.runt_length;
+        if self.must_refuse(peer, id) {
+            return self.refuse_reading(id, OperationError::NotReadable);
+        }
+        let remote = Remote::new(iov);
+        let transfer = Transfer {
+            peer,
+            receive: id,
+            remote,
+            start,
+            next: start,
+            end,
+            outstanding: 0,
+            failed: None,
+        };
+        let transfer = self.begin_transfer(transfer);
+        if let Some(receive) = self.operations.receives.get_mut(id)
+            && self.operations.transfers.get(transfer).is_some()
+        {
+            receive.reading = Reading::UnderWay(transfer);
+        }
+    }
+
+    /// Whether a message can't be read here: the device doesn't, or it has no memory to read into.
+    fn must_refuse(&mut self, peer: PeerId, id: OpId) -> bool {
+        if !self.transmit.device.attributes().rdma.read {
+            return true;
+        }
+        let registered =
+            self.operations.receives.get(id).is_some_and(|r| r.buffer.registered().is_some());
+        // Peers without READ_NACK have to wait until there is memory.
+        !registered && self.can_nack(peer) && !self.transmit.has_bounce(self.config.bounce_size)
+    }
+
+    fn can_nack(&self, peer: PeerId) -> bool {
+        let support =
+            |active: &crate::peer::Active<_>| active.handshake.supports(Extras::READ_NACK);
+        self.config.profile.extras.contains(Extras::READ_NACK)
+            && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
+    }
+
+    /// A message can't be read: its sender is asked to send it, if it understands that.
+    fn refuse_reading(&mut self, id: OpId, error: OperationError) {
+        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        receive.reading = Reading::Refused;
+        let peer = receive.peer;
+        if self.can_nack(peer) {
+            self.nack_if_due(id);
+        } else {
+            self.end_receive(id, Some(error));
+        }
+    }
+
+    /// Asks for a message that can't be read, if the packets of its runt are here: the sender goes
+    /// on behind them.
+    pub(crate) fn nack_if_due(&mut self, id: OpId) {
+        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        if receive.reading == Reading::Refused && receive.coverage.bytes() >= receive.runt_length {
+            receive.reading = Reading::Nacked;
+            let peer = receive.peer;
+            let key = (peer.0, receive.msg_id);
+            self.matching.assembling.insert(key, Assembly::Receiving(id));
+            self.enqueue(peer, Work::ReadNack(id));
+        }
+    }
+
+    /// The sender goes on by long-CTS with a message that could not be read.
+    pub(crate) fn nacked_message_arrived(&mut self, peer: PeerId, rtm: &Rtm<'_>, shape: &Shape) {
+        let known = self.matching.assembling.get(&(peer.0, rtm.msg_id.0)).copied();
+        let Some(Assembly::Receiving(id)) = known else {
+            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+        };
+        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        if receive.reading != Reading::Nacked || receive.length != shape.length {
+            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+        }
+        receive.reading = Reading::No;
+        receive.subprotocol = Subprotocol::LongCts;
+        receive.granted = receive.coverage.bytes();
+        receive.send_id = shape.send_id;
+        self.matching.assembling.remove(&(peer.0, rtm.msg_id.0));
+        self.enqueue(peer, Work::Cts(id));
+    }
+
+    /// The device has read all that was asked for, or failed to.
+    pub(crate) fn message_read(&mut self, id: OpId, start: u64, failed: Option<OperationError>) {
+        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        receive.reading = Reading::No;
+        let (peer, length) = (receive.peer, receive.length);
+        match failed {
+            None => {
+                let (send_id, recv_id) = (receive.send_id, id);
+                let _ = receive.coverage.insert(start, length);
+                let whole = receive.coverage.bytes() == length;
+                self.enqueue(peer, Work::Eor { send_id, recv_id });
+                if whole {
+                    self.end_receive(id, None);
+                }
+            }
+            Some(OperationError::Device(status)) if status.is_peer_gone() => {
+                self.end_receive(id, failed);
+                self.lose_peer(peer, status);
+            }
+            // The peer is gone already, and the receive was kept for the device's sake.
+            Some(error) if self.peers.active(peer).is_none() => self.end_receive(id, Some(error)),
+            Some(error) => self.refuse_reading(id, error),
+        }
+    }
+
+    pub(crate) fn send_eor(&mut self, peer: PeerId, send_id: OpId, recv_id: OpId) -> Advance {
+        let form = match self.config.profile.eor {
+            EorHabit::Short => EorForm::Short,
+            EorHabit::Full => EorForm::Full { connid: self.packet_connid() },
+        };
+        let eor = Eor { send_id, recv_id, form };
+        let record = |length| InFlight::control(peer, PacketType::Eor, length);
+        self.post_control(record, |packet| eor.emit(packet))
+    }
+
+    pub(crate) fn send_read_nack(&mut self, peer: PeerId, id: OpId) -> Advance {
+        let Some(receive) = self.operations.receives.get(id) else { return Advance::Done };
+        let nack = ReadNack { send_id: receive.send_id, recv_id: id, connid: self.packet_connid() };
+        let record = |length| InFlight::control(peer, PacketType::ReadNack, length);
+        self.post_control(record, |packet| nack.emit(packet))
+    }
+}
+
+/// The first generation of the device can't read the others', nor they it (facts 3.4). Releases
+/// before 1.20 don't tell theirs.
+fn interoperable(local: u32, peer: Option<u32>) -> bool {
+    const FIRST: u32 = 0xefa0;
+    peer.is_none_or(|peer| (local == FIRST) == (peer == FIRST))
+}
+
+/// What a control packet is in flight for: nothing waits for its end.
+impl InFlight {
+    pub(crate) fn control(peer: PeerId, packet_type: PacketType, length: u32) -> Self {
+        Self { peer, purpose: Purpose::Control, packet_type, length, retransmitted: false }
+    }
+}

@@ -1,0 +1,575 @@
+//! Sections 4.1, 4.5 and 4.7: long-read and runting read messages, READ_NACK.
+
+use efa_device::{Access, QueuePair, Rdma, Region, RegionRange, Status};
+use efa_handshake::{Profile, Release};
+use efa_proto::{
+    Connid, Eor, EorForm, Header, MsgId, OpId, Packet, PacketType, ReadNack, ReqOptions, RmaIov,
+    Rtm, RtmKind,
+};
+use efa_rdm::{Config, DropReason, Event, OperationError, Payload, Subprotocol};
+use efa_sim::SoftRegion;
+use efa_sim::local::{LocalOptions, Reorder};
+
+use crate::world::{Net, pattern, place};
+
+/// A buffer, registered or not.
+#[derive(Debug)]
+enum Memory {
+    Heap(Vec<u8>),
+    Region(RegionRange<SoftRegion>),
+}
+
+impl Memory {
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; Payload::<SoftRegion>::length(self) as usize];
+        Payload::<SoftRegion>::read(self, 0, &mut bytes);
+        bytes
+    }
+}
+
+impl Payload<SoftRegion> for Memory {
+    fn length(&self) -> u64 {
+        match self {
+            Self::Heap(vector) => vector.len() as u64,
+            Self::Region(range) => range.length as u64,
+        }
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        match self {
+            Self::Heap(vector) => Payload::<SoftRegion>::read(vector, offset, into),
+            Self::Region(range) => {
+                assert_eq!(range.region.read(range.offset + offset as usize, into), into.len());
+            }
+        }
+    }
+    fn write(&mut self, offset: u64, from: &[u8]) {
+        match self {
+            Self::Heap(vector) => Payload::<SoftRegion>::write(vector, offset, from),
+            Self::Region(range) => {
+                assert_eq!(range.region.write(range.offset + offset as usize, from), from.len());
+            }
+        }
+    }
+    fn split_to(&mut self, at: u64) -> Self {
+        match self {
+            Self::Heap(vector) => Self::Heap(Payload::<SoftRegion>::split_to(vector, at)),
+            Self::Region(range) => {
+                let first = RegionRange { length: at as usize, ..range.clone() };
+                range.offset += at as usize;
+                range.length -= at as usize;
+                Self::Region(first)
+            }
+        }
+    }
+    fn registered(&self) -> Option<RegionRange<SoftRegion>> {
+        match self {
+            Self::Heap(_) => None,
+            Self::Region(range) => Some(range.clone()),
+        }
+    }
+}
+
+type World = Net<Memory>;
+
+const READABLE: Access = Access { remote_read: true, remote_write: false };
+
+impl World {
+    /// Registered memory in which the buffer begins somewhere.
+    fn region(&mut self, end: usize, bytes: &[u8]) -> Memory {
+        let memory = [&[0xaa; 100], bytes, &[0xbb; 28]].concat();
+        let queue_pair = self.ends[end].endpoint.queue_pair();
+        let region = queue_pair.register(memory.into(), READABLE).unwrap();
+        Memory::Region(RegionRange { region, offset: 100, length: bytes.len() })
+    }
+
+    /// A message of a byte, so that the peers know each other's features.
+    fn shake_hands(&mut self) {
+        self.acquaint();
+        self.receive_into(1, Memory::Heap(vec![0]), 0);
+        self.send(0, 1, Memory::Heap(vec![1]), 0);
+        self.drive();
+        self.receive_done(1);
+        self.send_done(0);
+        self.forget_packets();
+    }
+}
+
+/// Reading begins at 100,000 bytes.
+fn config() -> Config {
+    Config { min_read: 100_000, ..Config::default() }
+}
+
+fn is_untouched_around(memory: &Memory) -> bool {
+    let Memory::Region(RegionRange { region, length, .. }) = memory else { return true };
+    let (mut before, mut behind) = ([0; 100], [0; 28]);
+    region.read(0, &mut before);
+    region.read(100 + length, &mut behind);
+    before == [0xaa; 100] && behind == [0xbb; 28]
+}
+
+fn pair(seed: u64, a: Config, b: Config) -> World {
+    let mut world = World::pair_with(seed, a, b);
+    world.shake_hands();
+    world
+}
+
+// conformance: A164 A167 A169
+#[test]
+fn a_registered_message_is_read_and_its_end_is_told() {
+    for (seed, length) in [(1, 100_000), (2, 1 << 20), (3, (3 << 20) + 17)] {
+        for registered in [true, false] {
+            let mut world = pair(seed, config(), config());
+            let buffer = vec![0; length];
+            let target = if registered { world.region(1, &buffer) } else { Memory::Heap(buffer) };
+            world.receive_into(1, target, 1);
+            let bytes = pattern(length, seed);
+            let message = world.region(0, &bytes);
+            world.send(0, 1, message, 2);
+            world.drive();
+            let received = world.receive_done(1);
+            assert_eq!(received.subprotocol, Some(Subprotocol::LongRead));
+            assert_eq!((received.length, received.result), (length as u64, Ok(())));
+            assert!(received.buffer.bytes() == bytes);
+            assert!(is_untouched_around(&received.buffer));
+            let sent = world.send_done(0);
+            assert_eq!((sent.context, sent.result), (2, Ok(())));
+            assert_eq!(sent.subprotocol, Some(Subprotocol::LongRead));
+            assert_eq!(world.types_from(0), [PacketType::LongReadMsgRtm]);
+            assert_eq!(world.types_from(1), [PacketType::Eor]);
+            let reads = world.endpoint(1).statistics().rdma_reads;
+            let bounced = length.div_ceil(Config::default().bounce_size) as u64;
+            assert_eq!(reads, if registered { 1 } else { bounced });
+            world.assert_clean();
+        }
+    }
+}
+
+// conformance: A163
+#[test]
+fn what_can_not_be_read_is_sent() {
+    // Not registered, too short, and not yet known to be able.
+    let mut world = pair(1, config(), config());
+    let messages = [
+        (Memory::Heap(pattern(200_000, 1)), Subprotocol::LongCts),
+        (world.region(0, &pattern(99_999, 2)), Subprotocol::LongCts),
+        (world.region(0, &pattern(50_000, 3)), Subprotocol::Medium),
+    ];
+    for (message, expected) in messages {
+        let bytes = message.bytes();
+        world.receive_into(1, Memory::Heap(vec![0; bytes.len()]), 1);
+        world.send(0, 1, message, 2);
+        world.drive();
+        let received = world.receive_done(1);
+        assert_eq!((received.subprotocol, received.result), (Some(expected), Ok(())));
+        assert!(received.buffer.bytes() == bytes);
+        world.send_done(0);
+    }
+    let mut world = World::pair_with(1, config(), config());
+    let message = world.region(0, &pattern(200_000, 1));
+    world.receive_into(1, Memory::Heap(vec![0; 200_000]), 1);
+    world.send(0, 1, message, 2);
+    world.drive();
+    assert_eq!(world.receive_done(1).subprotocol, Some(Subprotocol::LongCts));
+}
+
+#[test]
+fn devices_without_rdma_announce_nothing_and_send() {
+    let mut world = World::new(LocalOptions { rdma: Rdma::NONE, ..LocalOptions::default() });
+    world.add(config());
+    world.add(config());
+    world.shake_hands();
+    let message = world.region(0, &pattern(200_000, 1));
+    world.receive_into(1, Memory::Heap(vec![0; 200_000]), 1);
+    world.send(0, 1, message, 2);
+    world.drive();
+    assert_eq!(world.receive_done(1).subprotocol, Some(Subprotocol::LongCts));
+    let peer = world.peer(0, 1);
+    let extras = world.endpoint(0).peer_extras(peer).unwrap();
+    assert!(!extras.contains(efa_handshake::Extras::RDMA_READ), "{extras:?}");
+}
+
+// The device reads at most 4 KiB at a time, and at most three reads are under way.
+// conformance: A6 A168
+#[test]
+fn reads_are_cut_to_the_limit_of_the_device_and_bounded_in_number() {
+    let options = LocalOptions { max_rdma_size: 4096, seed: 5, ..LocalOptions::default() };
+    let mut world = World::new(options);
+    world.add(config());
+    world.add(Config { max_rdma: 3, ..config() });
+    world.shake_hands();
+    for salt in 0..3 {
+        let target = world.region(1, &[0; 150_000]);
+        world.receive_into(1, target, salt);
+        let message = world.region(0, &pattern(150_000, salt));
+        world.send(0, 1, message, salt);
+    }
+    world.drive();
+    for salt in 0..3 {
+        let received = world.receive_done(1);
+        assert_eq!((received.context, received.result), (received.context, Ok(())));
+        assert!(received.buffer.bytes() == pattern(150_000, received.context));
+        assert!(is_untouched_around(&received.buffer));
+        assert!(world.send_done(0).context < 3, "{salt}");
+    }
+    let statistics = world.endpoint(1).statistics();
+    assert_eq!(statistics.rdma_reads, 3 * 150_000_u64.div_ceil(4096));
+    world.assert_clean();
+}
+
+#[test]
+fn a_shorter_buffer_takes_what_fits_and_the_sender_is_told() {
+    for capacity in [0, 1, 99_999] {
+        let mut world = pair(7, config(), config());
+        let target = world.region(1, &vec![0; capacity]);
+        world.receive_into(1, target, 1);
+        let message = world.region(0, &pattern(100_000, 7));
+        world.send(0, 1, message, 2);
+        world.drive();
+        let received = world.receive_done(1);
+        let length = 100_000;
+        let capacity = capacity as u64;
+        let truncated = OperationError::Truncated { length, capacity };
+        assert_eq!((received.length, received.result), (capacity, Err(truncated)));
+        assert!(received.buffer.bytes() == pattern(100_000, 7)[..capacity as usize]);
+        assert!(is_untouched_around(&received.buffer));
+        assert_eq!(world.send_done(0).result, Ok(()), "the sender doesn't wait for ever");
+        world.assert_clean();
+    }
+}
+
+#[test]
+fn unexpected_messages_are_read_when_they_match_and_order_holds() {
+    let mut world = pair(8, config(), config());
+    for salt in 0..4 {
+        let message = match salt % 2 {
+            0 => world.region(0, &pattern(120_000, salt)),
+            _ => Memory::Heap(pattern(10, salt)),
+        };
+        world.send(0, 1, message, salt);
+    }
+    world.drive();
+    assert_eq!(world.endpoint(1).statistics().rdma_reads, 0);
+    for salt in 0..4 {
+        world.receive_into(1, Memory::Heap(vec![0; 120_000]), salt);
+    }
+    world.drive();
+    let mut received = world.take_receives(1);
+    received.sort_by_key(|receive| receive.context);
+    for (salt, receive) in received.iter().enumerate() {
+        let length = if salt % 2 == 0 { 120_000 } else { 10 };
+        assert_eq!((receive.length, receive.result), (length as u64, Ok(())));
+        assert!(receive.buffer.bytes()[..length] == pattern(length, salt as u64));
+    }
+    assert_eq!(world.take_sends(0).len(), 4);
+    world.assert_clean();
+}
+
+// conformance: A200 A201 A202 A203
+#[test]
+fn a_runt_goes_in_packets_while_the_rest_is_read() {
+    let runting = Config { runt_size: 30_000, ..config() };
+    for seed in 0..20 {
+        for registered in [true, false] {
+            let mut world = pair(seed, runting.clone(), config());
+            let buffer = vec![0; 200_000];
+            let target = if registered { world.region(1, &buffer) } else { Memory::Heap(buffer) };
+            world.receive_into(1, target, 1);
+            let bytes = pattern(200_000, seed);
+            let message = world.region(0, &bytes);
+            world.send(0, 1, message, 2);
+            world.drive();
+            let received = world.receive_done(1);
+            assert_eq!(received.subprotocol, Some(Subprotocol::RuntRead));
+            assert_eq!((received.length, received.result), (200_000, Ok(())));
+            assert!(received.buffer.bytes() == bytes);
+            assert!(is_untouched_around(&received.buffer));
+            assert_eq!(world.send_done(0).result, Ok(()));
+            let packets = world.packets_from(0);
+            let mut runt = 0;
+            for bytes in &packets {
+                let packet = Packet::parse(bytes).unwrap();
+                let Header::Rtm(Rtm { kind: RtmKind::RuntRead { runt_length, .. }, .. }) =
+                    packet.header
+                else {
+                    panic!("{packet}")
+                };
+                assert_eq!(runt_length, 30_000);
+                runt += packet.payload.len();
+            }
+            assert_eq!((packets.len(), runt), (4, 30_000));
+            assert_eq!(world.types_from(1), [PacketType::Eor]);
+            assert_eq!(world.endpoint(1).statistics().rdma_bytes, 170_000);
+            world.assert_clean();
+        }
+    }
+}
+
+// conformance: A202
+#[test]
+fn a_runt_of_all_the_message_leaves_nothing_to_be_read() {
+    let runting = Config { runt_size: 1 << 20, ..config() };
+    let mut world = pair(3, runting, config());
+    world.receive_into(1, Memory::Heap(vec![0; 150_000]), 1);
+    let message = world.region(0, &pattern(150_000, 3));
+    world.send(0, 1, message, 2);
+    world.drive();
+    assert!(world.receive_done(1).buffer.bytes() == pattern(150_000, 3));
+    assert_eq!(world.send_done(0).result, Ok(()));
+    assert_eq!(world.types_from(1), []);
+    assert_eq!(world.endpoint(1).statistics().rdma_reads, 0);
+    world.assert_clean();
+}
+
+// conformance: A199
+#[test]
+fn runting_makes_no_sense_while_another_message_is_read() {
+    let runting = Config { runt_size: 30_000, ..config() };
+    let mut world = pair(3, runting, config());
+    for salt in 0..3 {
+        world.receive_into(1, Memory::Heap(vec![0; 150_000]), salt);
+        let message = world.region(0, &pattern(150_000, salt));
+        world.send(0, 1, message, salt);
+    }
+    world.drive();
+    let kinds: Vec<_> =
+        world.take_sends(0).iter().map(|send| (send.context, send.subprotocol)).collect();
+    let count = |wanted| kinds.iter().filter(|kind| kind.1 == Some(wanted)).count();
+    assert_eq!((count(Subprotocol::RuntRead), count(Subprotocol::LongRead)), (1, 2));
+    for received in world.take_receives(1) {
+        assert!(received.buffer.bytes() == pattern(150_000, received.context));
+    }
+    // All are over: the next one may run again.
+    world.receive_into(1, Memory::Heap(vec![0; 150_000]), 9);
+    let message = world.region(0, &pattern(150_000, 9));
+    world.send(0, 1, message, 9);
+    world.drive();
+    assert_eq!(world.send_done(0).subprotocol, Some(Subprotocol::RuntRead));
+    world.receive_done(1);
+    world.assert_clean();
+}
+
+// The receiver's device registers nothing, so it has no memory to read into.
+// conformance: A209 A210 A211 A212 A213
+#[test]
+fn a_refused_read_goes_on_by_long_cts() {
+    for runt_size in [0, 30_000] {
+        for seed in 0..10 {
+            for unexpected in [false, true] {
+                let sender = Config { runt_size, ..config() };
+                let mut world = pair(seed, sender, config());
+                world.ends[1].device.refuse_registrations(u32::MAX);
+                let target = || Memory::Heap(vec![0; 400_000]);
+                if !unexpected {
+                    world.receive_into(1, target(), 1);
+                }
+                let bytes = pattern(400_000, seed);
+                let message = world.region(0, &bytes);
+                world.send(0, 1, message, 2);
+                // Another message behind it keeps its place.
+                world.send(0, 1, Memory::Heap(pattern(20, seed)), 3);
+                if unexpected {
+                    world.drive();
+                    world.receive_into(1, target(), 1);
+                }
+                world.receive_into(1, Memory::Heap(vec![0; 20]), 4);
+                world.drive();
+                let mut received = world.take_receives(1);
+                received.sort_by_key(|receive| receive.context);
+                assert_eq!(received.len(), 2);
+                assert_eq!((received[0].length, received[0].result), (400_000, Ok(())));
+                assert!(received[0].buffer.bytes() == bytes);
+                assert!(received[1].buffer.bytes() == pattern(20, seed));
+                assert!(world.take_sends(0).iter().all(|send| send.result == Ok(())));
+                let nacks = world.types_from(1);
+                assert_eq!(nacks.iter().filter(|t| **t == PacketType::ReadNack).count(), 1);
+                assert!(!nacks.contains(&PacketType::Eor));
+                let again = world.packets_from(0).into_iter().find_map(|bytes| {
+                    let packet = Packet::parse(&bytes).unwrap();
+                    match packet.header {
+                        Header::Rtm(Rtm {
+                            kind: RtmKind::LongCts { read_nack, .. },
+                            msg_id,
+                            ..
+                        }) => Some((read_nack, msg_id, packet.payload.len())),
+                        _ => None,
+                    }
+                });
+                assert_eq!(again, Some((true, MsgId(1), 0)), "the same message, and no data yet");
+                assert_eq!(world.endpoint(1).statistics().rdma_reads, 0);
+                world.assert_clean();
+            }
+        }
+    }
+}
+
+// conformance: A214
+#[test]
+fn a_peer_that_knows_no_nack_is_read_as_soon_as_there_is_memory() {
+    let old = Config { profile: profile(Release::V1_18), ..config() };
+    let mut world = pair(4, old, config());
+    world.ends[1].device.refuse_registrations(3);
+    world.receive_into(1, Memory::Heap(vec![0; 150_000]), 1);
+    let message = world.region(0, &pattern(150_000, 4));
+    world.send(0, 1, message, 2);
+    world.drive();
+    let received = world.receive_done(1);
+    assert_eq!((received.subprotocol, received.result), (Some(Subprotocol::LongRead), Ok(())));
+    assert!(received.buffer.bytes() == pattern(150_000, 4));
+    assert_eq!(world.send_done(0).result, Ok(()));
+    assert!(world.ends[1].events.iter().any(|event| matches!(event, Event::DeviceRefused(_))));
+    world.assert_clean();
+}
+
+/// A release that can read.
+fn profile(release: Release) -> Profile {
+    let abilities = efa_handshake::DeviceAbilities {
+        rdma_read: true,
+        rdma_write: true,
+        unsolicited_write_receive: false,
+    };
+    Profile::with_device(release, abilities)
+}
+
+#[test]
+fn old_releases_get_the_short_end_and_take_the_long_one() {
+    let old = Config { profile: profile(Release::V1_12), ..config() };
+    for (a, b, form) in [(config(), old.clone(), 12), (old, config(), 16)] {
+        let mut world = pair(5, a, b);
+        world.receive_into(1, Memory::Heap(vec![0; 150_000]), 1);
+        let message = world.region(0, &pattern(150_000, 4));
+        world.send(0, 1, message, 2);
+        world.drive();
+        assert_eq!(world.receive_done(1).result, Ok(()));
+        assert_eq!(world.send_done(0).result, Ok(()));
+        let packets = world.packets_from(1);
+        assert_eq!(packets.iter().map(Vec::len).collect::<Vec<_>>(), [form]);
+    }
+}
+
+// conformance: A170
+#[test]
+fn memory_that_is_taken_back_is_sent_after_all() {
+    // The key in the request names nothing: as if the sender had deregistered too early.
+    let mut world = pair(6, config(), config());
+    world.receive_into(1, Memory::Heap(vec![0; 150_000]), 1);
+    let source = world.ends[0].endpoint.address();
+    let iov = [RmaIov::new(0x1234, 150_000, 77)];
+    let kind = RtmKind::LongRead { msg_length: 150_000, send_id: OpId(5), read_iov: &iov };
+    let options = ReqOptions { raw_address: None, cq_data: None, connid: Some(source.connid) };
+    let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
+    world.inject(0, 1, Header::Rtm(rtm), &[]);
+    world.drive();
+    assert_eq!(world.types_from(1), [PacketType::ReadNack]);
+    assert!(world.take_receives(1).is_empty());
+}
+
+#[test]
+fn a_sender_that_dies_while_it_is_read_fails_the_receive() {
+    let options = LocalOptions { max_rdma_size: 4096, seed: 5, ..LocalOptions::default() };
+    let mut world = World::new(options);
+    world.add(config());
+    world.add(config());
+    world.shake_hands();
+    world.receive_into(1, Memory::Heap(vec![0; 300_000]), 1);
+    let message = world.region(0, &pattern(300_000, 4));
+    world.send(0, 1, message, 2);
+    while world.endpoint(1).statistics().rdma_bytes < 50_000 {
+        world.step();
+    }
+    let dead = place(&world.ends[0]);
+    world.network.kill(dead).unwrap();
+    world.drive();
+    let received = world.receive_done(1);
+    assert_eq!(received.result, Err(OperationError::Device(Status::UnresponsiveRemote)));
+    assert_eq!(received.buffer.bytes().len(), 300_000);
+    assert!(world.ends[1].events.iter().any(|event| matches!(event, Event::PeerLost { .. })));
+    world.ends[0].endpoint.cancel_all();
+    assert_eq!(world.send_done(0).result, Err(OperationError::Cancelled));
+}
+
+#[test]
+fn a_peer_that_is_removed_while_it_is_read_gives_the_buffer_back_when_the_device_has_done_with_it()
+{
+    let options = LocalOptions { max_rdma_size: 4096, seed: 5, ..LocalOptions::default() };
+    let mut world = World::new(options);
+    world.add(config());
+    world.add(Config { max_rdma: 4, ..config() });
+    world.shake_hands();
+    let target = world.region(1, &[0; 300_000]);
+    world.receive_into(1, target, 1);
+    let message = world.region(0, &pattern(300_000, 4));
+    world.send(0, 1, message, 2);
+    while world.endpoint(1).statistics().rdma_bytes < 50_000 {
+        world.step();
+    }
+    let peer = world.peer(1, 0);
+    world.endpoint(1).remove_peer(peer);
+    assert!(world.take_receives(1).is_empty(), "the device still writes to it");
+    world.drive();
+    let received = world.receive_done(1);
+    assert_eq!(received.result, Err(OperationError::PeerRemoved));
+    assert!(world.endpoint(1).is_quiet());
+}
+
+#[test]
+fn ends_and_refusals_that_nobody_waits_for_are_dropped() {
+    let mut world = pair(6, config(), config());
+    let address = world.ends[1].endpoint.address();
+    let message = Memory::Heap(pattern(300_000, 1));
+    world.send(0, 1, message, 2);
+    world.drive();
+    let request = world.packets_from(0).remove(0);
+    let Header::Rtm(Rtm { kind: RtmKind::LongCts { send_id, .. }, .. }) =
+        Packet::parse(&request).unwrap().header
+    else {
+        panic!("a message that is not registered is sent")
+    };
+    let connid = Some(address.connid);
+    for send_id in [send_id, OpId(77), OpId(u32::MAX)] {
+        let form = EorForm::Full { connid };
+        world.inject(1, 0, Header::Eor(Eor { send_id, recv_id: OpId(0), form }), &[]);
+        let nack = ReadNack { send_id, recv_id: OpId(0), connid };
+        world.inject(1, 0, Header::ReadNack(nack), &[]);
+    }
+    world.drive();
+    assert_eq!(world.drop_reasons(0), [DropReason::UnknownOperation; 6]);
+    world.receive_into(1, Memory::Heap(vec![0; 300_000]), 1);
+    world.drive();
+    assert!(world.receive_done(1).buffer.bytes() == pattern(300_000, 1));
+    assert_eq!(world.send_done(0).result, Ok(()));
+}
+
+// conformance: A172
+#[test]
+fn requests_that_contradict_themselves_are_dropped() {
+    let mut world = World::new(LocalOptions { reorder: Reorder::None, ..LocalOptions::default() });
+    world.add(config());
+    world.add(config());
+    world.shake_hands();
+    let connid = Some(Connid(world.ends[0].endpoint.address().connid.0));
+    let options = ReqOptions { raw_address: None, cq_data: None, connid };
+    let absurd = [RmaIov::new(0, u64::MAX, 1), RmaIov::new(0, 10, 1)];
+    let short = [RmaIov::new(0, 99, 1)];
+    let (msg_length, send_id) = (100, OpId(0));
+    let kinds = [
+        RtmKind::LongRead { msg_length, send_id, read_iov: &short },
+        RtmKind::LongRead { msg_length, send_id, read_iov: &absurd },
+        RtmKind::LongRead { msg_length, send_id, read_iov: &[] },
+    ];
+    let runt = |msg_length, seg_offset, runt_length| RtmKind::RuntRead {
+        msg_length,
+        send_id,
+        seg_offset,
+        runt_length,
+        read_iov: &short,
+    };
+    let runts = [runt(100, 0, 50), runt(99, 0, 100), runt(99, 45, 50), runt(99, u64::MAX, 50)];
+    for (kind, payload) in
+        kinds.into_iter().map(|kind| (kind, &[][..])).chain(runts.map(|kind| (kind, &[0; 10][..])))
+    {
+        let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
+        world.inject(0, 1, Header::Rtm(rtm), payload);
+        world.drive();
+        assert_eq!(world.drop_reasons(1), [DropReason::SegmentOutOfRange], "{rtm:?}");
+    }
+}
