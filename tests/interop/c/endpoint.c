@@ -73,15 +73,18 @@ struct endpoint endpoint_open(struct command *command)
 {
 	struct endpoint e = { .info = find(command) };
 	struct fi_av_attr av = { .type = FI_AV_TABLE };
+	struct fi_eq_attr eq = { .wait_obj = FI_WAIT_NONE };
 	struct fi_cq_attr cq = { .format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_NONE, .size = 8192 };
 
 	require(fi_fabric(e.info->fabric_attr, &e.fabric, NULL), "fi_fabric");
 	require(fi_domain(e.fabric, e.info, &e.domain, NULL), "fi_domain");
 	require(fi_av_open(e.domain, &av, &e.addresses, NULL), "fi_av_open");
 	require(fi_cq_open(e.domain, &cq, &e.queue, NULL), "fi_cq_open");
+	require(fi_eq_open(e.fabric, &eq, &e.events, NULL), "fi_eq_open");
 	require(fi_endpoint(e.domain, e.info, &e.ep, NULL), "fi_endpoint");
 	require(fi_ep_bind(e.ep, &e.addresses->fid, 0), "fi_ep_bind of the address vector");
 	require(fi_ep_bind(e.ep, &e.queue->fid, FI_TRANSMIT | FI_RECV), "fi_ep_bind of the queue");
+	require(fi_ep_bind(e.ep, &e.events->fid, 0), "fi_ep_bind of the event queue");
 	set_options(&e, command);
 	require(fi_enable(e.ep), "fi_enable");
 	say_opened(&e);
@@ -97,11 +100,28 @@ void endpoint_stop(struct endpoint *endpoint)
 void endpoint_close(struct endpoint *endpoint)
 {
 	require(fi_close(&endpoint->queue->fid), "fi_close of the queue");
+	require(fi_close(&endpoint->events->fid), "fi_close of the event queue");
 	require(fi_close(&endpoint->addresses->fid), "fi_close of the address vector");
 	require(fi_close(&endpoint->domain->fid), "fi_close of the domain");
 	require(fi_close(&endpoint->fabric->fid), "fi_close of the fabric");
 	fi_freeinfo(endpoint->info);
 	*endpoint = (struct endpoint){ 0 };
+}
+
+void endpoint_say_events(struct endpoint *endpoint)
+{
+	struct fi_eq_entry entry;
+	struct fi_eq_err_entry error = { 0 };
+	uint32_t event;
+	ssize_t count = fi_eq_read(endpoint->events, &event, &entry, sizeof(entry), 0);
+
+	if (count == -FI_EAGAIN)
+		return;
+	if (count != -FI_EAVAIL)
+		die("fi_eq_read: %zd", count);
+	count = fi_eq_readerr(endpoint->events, &error, 0);
+	require(count, "fi_eq_readerr");
+	say("event error=%d provider-error=%d", error.err, error.prov_errno);
 }
 
 fi_addr_t endpoint_insert(struct endpoint *endpoint, const char *address)

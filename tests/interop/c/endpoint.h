@@ -12,6 +12,7 @@ struct endpoint {
 	struct fid_domain *domain;
 	struct fid_av *addresses;
 	struct fid_cq *queue;
+	struct fid_eq *events;
 	struct fid_ep *ep;
 };
 
@@ -21,6 +22,9 @@ struct endpoint endpoint_open(struct command *command);
 /* Closes the endpoint, and then the rest. In between its buffers can be freed. */
 void endpoint_stop(struct endpoint *endpoint);
 void endpoint_close(struct endpoint *endpoint);
+
+/* Says what happened that belongs to no operation. */
+void endpoint_say_events(struct endpoint *endpoint);
 
 /* Adds the peer with this address, in hexadecimal. */
 fi_addr_t endpoint_insert(struct endpoint *endpoint, const char *address);

@@ -14,6 +14,7 @@
 
 #include "command.h"
 #include "endpoint.h"
+#include "operation.h"
 #include "operations.h"
 #include "report.h"
 
@@ -84,8 +85,10 @@ int main(void)
 		ssize_t count;
 		char *end;
 
-		if (working)
+		if (working) {
 			quiet = operations_progress(&endpoint) ? 0 : quiet + 1;
+			endpoint_say_events(&endpoint);
+		}
 		if (poll(&in, 1, wait) <= 0)
 			continue;
 		count = read(STDIN_FILENO, input + filled, sizeof(input) - 1 - filled);

@@ -13,7 +13,4 @@ bool operations_run(struct endpoint *endpoint, struct command *command);
 /* Reads the completion queue once; tells whether something was there. */
 bool operations_progress(struct endpoint *endpoint);
 
-/* Frees what is left. */
-void operations_end(void);
-
 #endif

@@ -41,7 +41,7 @@ impl<'a> Place<'a> {
     /// The command that starts a peer in a host of the software device.
     pub(super) fn peer(&self, stack: Stack, host: &str, cell: &Cell, traces: &Traces) -> Command {
         let faults = cell.scenario.faults;
-        match stack {
+        let mut command = match stack {
             Stack::C => {
                 let mut command = Command::new(&self.programs.efa);
                 command.args(["soft-efa", "run", "--device-name", host, "--directory"]);
@@ -69,7 +69,12 @@ impl<'a> Place<'a> {
                 }
                 command
             }
+        };
+        // Libraries of libfabric leave files where they crash.
+        if let Some(directory) = traces.capture.parent() {
+            command.current_dir(directory);
         }
+        command
     }
 
     /// The last packets of a capture, as text.
@@ -121,11 +126,11 @@ impl CellResult {
 
     /// Why the failure is one that libfabric has with itself.
     pub(crate) fn known(&self) -> Option<&'static str> {
-        let known = self.cell.scenario.known.iter();
-        known.filter(|known| known.is(&self.cell)).map(|known| known.reason).next()
+        self.cell.known()
     }
 }
 
+const SHORT_DEADLINE: Duration = Duration::from_secs(3);
 /// Lines of the last words of a peer.
 const LAST_LINES: usize = 12;
 /// Packets before a failure.
@@ -137,7 +142,9 @@ pub(crate) fn run(place: &Place<'_>, index: usize, cell: Cell) -> CellResult {
     let directory = place.programs.target.join(cell.to_string());
     let host = format!("cell-{index}");
     let mut traces = Vec::new();
-    let outcome = play(place, &host, &cell, &directory, started + place.deadline, &mut traces);
+    // Where libfabric is known to hang there is no use in waiting for long.
+    let deadline = if cell.known().is_some() { SHORT_DEADLINE } else { place.deadline };
+    let outcome = play(place, &host, &cell, &directory, started + deadline, &mut traces);
     let took = started.elapsed();
     let _ = std::fs::remove_dir_all(place.hosts.join(&host));
     let failure = outcome.err().map(|error| Failure {

@@ -95,6 +95,14 @@ pub(crate) struct Cell {
     pub(crate) rdma: Rdma,
 }
 
+impl Cell {
+    /// Why libfabric is known to fail here, if it is.
+    pub(crate) fn known(&self) -> Option<&'static str> {
+        let known = self.scenario.known.iter().find(|known| known.is(self));
+        known.map(|known| known.reason)
+    }
+}
+
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scenario, pair, rdma } = self;

@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// Only with device RDMA, or only without
     #[arg(long, value_name = "WHICH")]
     rdma: Option<Rdma>,
-    /// Cells that run at the same time; each keeps two processors busy [default: by processors]
+    /// Cells that run at the same time [default: the number of processors]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
     /// Seconds that a cell may take
@@ -109,8 +109,8 @@ impl Args {
     }
 
     fn jobs(&self) -> usize {
-        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-        self.jobs.map_or((processors / 2).max(1), NonZero::get)
+        let processors = || std::thread::available_parallelism().map_or(1, NonZero::get);
+        self.jobs.map_or_else(processors, NonZero::get)
     }
 }
 
@@ -127,7 +127,7 @@ fn run_cells(place: &Place, cells: &[Cell], jobs: usize) -> Vec<CellResult> {
                     let Some(&cell) = cells.get(index) else { break };
                     bar.set_message(cell.to_string());
                     let result = cell::run(place, index, cell);
-                    bar.inc(1);
+                    report::ended(&bar, &result);
                     if let Ok(mut results) = results.lock() {
                         results.push((index, result));
                     }

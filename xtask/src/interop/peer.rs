@@ -29,6 +29,8 @@ pub(crate) struct Peer {
     lines: Receiver<String>,
     /// Completions that came before they were asked for.
     completions: VecDeque<Completion>,
+    /// Whether errors that belong to no operation are to be expected.
+    events_allowed: bool,
     deadline: Instant,
     trace: bool,
 }
@@ -77,7 +79,16 @@ impl Peer {
             }
         });
         let name = traces.name.clone();
-        Ok(Self { name, child, input, lines, completions: VecDeque::new(), deadline, trace })
+        Ok(Self {
+            name,
+            child,
+            input,
+            lines,
+            completions: VecDeque::new(),
+            events_allowed: false,
+            deadline,
+            trace,
+        })
     }
 
     /// Has a command done; gives its result.
@@ -129,7 +140,22 @@ impl Peer {
         }
     }
 
+    /// From now on the peer may have trouble that belongs to no operation.
+    pub(crate) fn allow_events(&mut self) {
+        self.events_allowed = true;
+    }
+
     fn record(&mut self) -> Result<Record> {
+        loop {
+            let record = self.line()?;
+            if !record.is_event() {
+                return Ok(record);
+            }
+            ensure!(self.events_allowed, "{}: unexpected `{record}`", self.name);
+        }
+    }
+
+    fn line(&mut self) -> Result<Record> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match self.lines.recv_timeout(left) {
             Ok(line) => {

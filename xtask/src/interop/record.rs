@@ -26,6 +26,11 @@ impl Record {
         matches!(&*self.word, "done" | "failed")
     }
 
+    /// Whether it is an error that belongs to no operation.
+    pub(crate) fn is_event(&self) -> bool {
+        self.word == "event"
+    }
+
     pub(crate) fn text(&self, key: &str) -> Result<&str> {
         let text = self.fields.get(key).with_context(|| format!("no {key}= in `{self}`"))?;
         Ok(text)

@@ -24,6 +24,15 @@ pub(crate) fn progress(cells: usize) -> ProgressBar {
     bar
 }
 
+/// A cell has ended; that it failed is told at once.
+pub(crate) fn ended(bar: &ProgressBar, result: &CellResult) {
+    bar.inc(1);
+    if let Some(failure) = result.failure.as_ref().filter(|_| result.failed()) {
+        let line = format!("FAILED {}: {:#}", result.cell, failure.error);
+        if bar.is_hidden() { eprintln!("{line}") } else { bar.println(line) }
+    }
+}
+
 /// `--list`
 pub(crate) fn list() {
     for scenario in scenarios::all() {

@@ -27,7 +27,7 @@ pub(crate) struct Scenario {
     pub(crate) sender: &'static str,
     /// Options of the receiver's `open`.
     pub(crate) receiver: &'static str,
-    /// Cells in which libfabric is known to fail with itself.
+    /// Cells that are known to fail by libfabric's own fault.
     pub(crate) known: &'static [Known],
     /// The story.
     pub(crate) run: fn(&mut Stage<'_>) -> Result<()>,
@@ -42,7 +42,7 @@ pub(crate) struct Faults {
     pub(crate) receiver_not_ready: Option<&'static str>,
 }
 
-/// A cell of the control that libfabric fails, and why that is its own fault.
+/// Cells that fail by libfabric's own fault, as the control shows, and why.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) pair: Pair,
@@ -56,6 +56,16 @@ impl Faults {
 }
 
 impl Known {
+    /// In both kinds of cell of a pair.
+    const fn of(pair: Pair, reason: &'static str) -> Self {
+        Self { pair, rdma: None, reason }
+    }
+
+    /// Where there is device RDMA.
+    const fn with_rdma(pair: Pair, reason: &'static str) -> Self {
+        Self { pair, rdma: Some(Rdma::On), reason }
+    }
+
     pub(crate) fn is(&self, cell: &Cell) -> bool {
         self.pair == cell.pair && self.rdma.is_none_or(|rdma| rdma == cell.rdma)
     }
@@ -89,7 +99,8 @@ impl fmt::Debug for Scenario {
 
 /// A size for each way that a message can travel: nothing, one packet, several at once, with flow
 /// control, more than a window of that, read by the receiver.
-const SIZES: [u64; 7] = [0, 1, 8_000, 30_000, 200_000, 400_000, 1_500_000];
+const SIZES: [u64; 7] = [0, 1, 8_000, 30_000, 200_000, 400_000, READ_SIZE];
+const READ_SIZE: u64 = 1_500_000;
 
 /// All of them, in the order of the table.
 pub(crate) fn all() -> impl Iterator<Item = &'static Scenario> {

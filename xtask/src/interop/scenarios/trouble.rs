@@ -61,16 +61,22 @@ fn sender_restarts(stage: &mut Stage<'_>) -> Result<()> {
     all_sizes(stage, number)
 }
 
-/// In the middle of a message: its receive must not end well.
+/// In the middle of a message.
 fn sender_killed(stage: &mut Stage<'_>) -> Result<()> {
     all_sizes(stage, 0)?;
-    let message = Message::of(300_000).tagged(1);
+    let message = Message::of(300_000).tagged(2);
     stage.send(message)?;
     stage.settle()?;
     stage.kill(Side::Sender)?;
+    // Now the receiver asks for the rest, which nobody sends any more.
+    stage.receiver()?.allow_events();
+    let receive = stage.receive(Receive::fitting(&message))?;
     come_back(stage, Side::Sender, Side::Receiver)?;
     let number = stage.introduce(Side::Receiver, Side::Sender)?;
-    all_sizes(stage, number)
+    all_sizes(stage, number)?;
+    let completion = stage.receiver()?.completion_of(receive)?;
+    ensure!(!completion.succeeded(), "expected failure, seen `{}`", completion.record);
+    Ok(())
 }
 
 fn receiver_restarts(stage: &mut Stage<'_>) -> Result<()> {
