@@ -26,7 +26,7 @@ pub(crate) struct Key {
 }
 
 /// One class: what it compares, and what of it is waiting.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Class {
     /// Tag bits compared, the inverse of the ignore mask.
     tag_bits: u64,
@@ -84,7 +84,7 @@ impl Class {
 }
 
 /// All classes; the first `used` can have something waiting.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Classes {
     seed: u64,
     /// Those behind `used` are kept for their storage.

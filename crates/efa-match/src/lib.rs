@@ -1,6 +1,6 @@
 //! The order law of messages.
 //!
-//! Two parts, each of use alone:
+//! Two parts, each of use alone, and one on top:
 //!
 //! ```text
 //!   packets of one peer,            messages of all peers,
@@ -17,6 +17,9 @@
 //!   `msg_id` (protocol v4, section 3.2), over a network that keeps no order.
 //! * [`Matcher`] brings messages and posted receives together by MPI's rules: tags with ignored
 //!   bits, one source or any, earliest first on both sides.
+//! * [`Offload`] is a matcher that shares the work with a device's list of tags (RFC "RDMA tag
+//!   matching offload"): it decides which receives the device holds, and keeps MPI's order across
+//!   both. [`MatchList`] is the device's half, for models of such a device. [`Envelope`] puts what MPI matches by into such a tag.
 //!
 //! Neither knows packets or addresses. Handles of the caller's choice go in and come out: small
 //! `Copy` values such as indexes. Costs don't grow with the number of things that wait, and don't
@@ -54,12 +57,19 @@
 #![forbid(unsafe_code)]
 
 mod class;
+mod envelope;
 mod matcher;
+mod offload;
 mod posted;
 mod queues;
 mod slots;
 mod unexpected;
 mod window;
 
+pub use envelope::{Envelope, EnvelopeError};
 pub use matcher::{Arrived, Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source};
+pub use offload::{
+    Breach, Cancelled, Change, Command, Entry, Handled, Home, ListLimits, MatchList, Offload,
+    Outcome, Synchronisation,
+};
 pub use window::{Admit, Window};

@@ -64,6 +64,18 @@ pub struct PostId {
     pub(crate) stamp: u32,
 }
 
+impl PostId {
+    /// The name as a number, to be carried by something that isn't Rust's: a work request's id.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.index) << 32 | u64::from(self.stamp)
+    }
+
+    /// The name that [`to_bits`](Self::to_bits) gave. A number that it didn't give is a stale name.
+    pub fn from_bits(bits: u64) -> Self {
+        Self { index: (bits >> 32) as u32, stamp: bits as u32 }
+    }
+}
+
 /// Names an unexpected message until it is matched, taken or withdrawn; from then on the name is
 /// stale, and using it is harmless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -130,7 +142,7 @@ pub struct Forgotten<R, M> {
 /// No cost grows with how much is waiting. A message is looked for once in each class of patterns
 /// in use (a class is an ignore mask with or without a source); nothing is allocated once the
 /// tables have the size that they need.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Matcher<R, M> {
     classes: Classes,
     posted: PostedReceives<R>,
@@ -264,6 +276,33 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
             }
             Stay::Lasting(receive) => Some(Match::Lasting(receive, post.id(index))),
         }
+    }
+
+    /// The earliest posted receive that fits; it stays.
+    pub(crate) fn find_posted(&self, source: Source, tag: u64) -> Option<(PostId, Match<R>)> {
+        let index = self.posted.earliest(self.classes.in_use(), source.0, tag)?;
+        let post = self.posted.get(index);
+        let id = post.id(index);
+        Some(match post.receive {
+            Stay::Once(receive) => (id, Match::Once(receive)),
+            Stay::Lasting(receive) => (id, Match::Lasting(receive, id)),
+        })
+    }
+
+    /// Keeps an unexpected message, which must fit no posted receive.
+    pub(crate) fn keep_message(&mut self, source: Source, tag: u64, message: M) -> MessageId {
+        self.unexpected.push(source.0, tag, message)
+    }
+
+    /// The handle of this receive, if it is posted.
+    pub(crate) fn posted_handle(&self, post: PostId) -> Option<R> {
+        self.posted.find(post).map(|index| self.posted.get(index).receive.receive())
+    }
+
+    /// Whether this receive is posted.
+    #[inline]
+    pub(crate) fn is_posted(&self, post: PostId) -> bool {
+        self.posted.find(post).is_some()
     }
 
     /// The earliest unexpected message that fits; it stays.

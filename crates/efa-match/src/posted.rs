@@ -66,7 +66,7 @@ impl<R> Reusable for Post<R> {
 }
 
 /// All posted receives.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct PostedReceives<R> {
     posts: Slots<Post<R>>,
     next_sequence: u64,

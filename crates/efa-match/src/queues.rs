@@ -70,7 +70,7 @@ pub(crate) struct Front {
 }
 
 /// The buckets. The entries are the caller's, who passes the same slice each time.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Queues {
     /// Front of the first queue of each bucket; the length is zero or a power of two.
     heads: Vec<u32>,

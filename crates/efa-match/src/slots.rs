@@ -10,7 +10,7 @@ pub(crate) trait Reusable {
 }
 
 /// The entries, free ones included: who looks at a place must know whether it is in use.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Slots<T> {
     all: Vec<T>,
     free: u32,

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The messages of one class's keys: a beginning of the arrival list.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Index {
     /// By the message's place.
     links: Vec<Link>,
@@ -69,7 +69,7 @@ const _: () = assert!(size_of::<Message<u32>>() <= 32);
 const _: () = assert!(size_of::<Message<u64>>() <= 32);
 
 /// All unexpected messages.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct UnexpectedMessages<M> {
     messages: Slots<Message<M>>,
     oldest: u32,

@@ -13,8 +13,8 @@
 //!
 //! All integers are big-endian, other than in the EFA protocol, of which these aren't a part:
 //! [`Packet`](crate::Packet) doesn't know them. Opcodes are those of rdma-core, as the document
-//! gives names only. Of a FIN it shows two forms, with RVH and without; the long one is written,
-//! both are read.
+//! gives names only. Of a FIN it shows two forms, with RVH and without; the long one is the
+//! rule, both can be read and written.
 //!
 //! ```
 //! use efa_proto::tm::{Message, Tmh};
@@ -209,6 +209,13 @@ impl Tmh {
     #[inline]
     pub fn emit_fin(&self, rendezvous: &Rvh, buf: &mut [u8]) -> Result<usize, TmEmitError> {
         self.emit(Opcode::Fin, Some(rendezvous), buf)
+    }
+
+    /// Writes a FIN without RVH, for a receiver that has lost it; returns its length in bytes. The
+    /// sender can't tell rendezvous with equal TMH apart by it.
+    #[inline]
+    pub fn emit_short_fin(&self, buf: &mut [u8]) -> Result<usize, TmEmitError> {
+        self.emit(Opcode::Fin, None, buf)
     }
 
     fn emit(

@@ -21,6 +21,7 @@
 //!   delays, full queues, lost peers and more can be brought about at will.
 //! * [`shm`]: the processes of one host, over shared memory, as fast as that goes. Linux.
 //! * [`tcp`]: queue pairs of several hosts, over TCP. Linux.
+//! * [`tm`]: a device of another kind, with the tag matching that EFA devices don't have.
 //! * [`record`]: what passes on a link, kept in memory; [`capture`]: the same as a pcapng file.
 //!
 //! * [`region`]: registered memory and its keys.
@@ -76,6 +77,7 @@ pub mod region;
 pub mod shm;
 mod soft;
 pub mod tcp;
+pub mod tm;
 
 pub use self::region::SoftRegion;
 pub use self::soft::{SoftDevice, SoftQueuePair};

@@ -1,0 +1,130 @@
+//! The device's half: the matching list of a TM-SRQ: which entry a tag goes to, and which entries take part ("RDMA
+//! tag matching offload", sections "RDMA tag-matching offload" and "Managing TM receive buffers").
+//!
+//! ```text
+//!   oldest                      live │ held back          youngest
+//!     e1  e2  e3  e4  e5  e6  e7  e8 │ e9  e10  e11
+//!     ──► a message looks here       │ added while software had not heard of all
+//!                                    │ unexpected messages; live when it has
+//! ```
+//!
+//! Searched from its beginning, as a device does that has a few thousand entries.
+
+use std::collections::VecDeque;
+
+/// Whether entries wait for software to know of all unexpected messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Synchronisation {
+    /// They do, as the proposal asks.
+    #[default]
+    Required,
+    /// They take part at once: a broken device, to show what the rule is good for.
+    Ignored,
+}
+
+/// An entry of the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// The device's name of it.
+    pub handle: u32,
+    /// The tag.
+    pub tag: u64,
+    /// The tag bits compared.
+    pub mask: u64,
+}
+
+impl Entry {
+    /// Whether a message with this tag goes to it: the bits set in the mask agree.
+    pub fn accepts(&self, tag: u64) -> bool {
+        (self.tag ^ tag) & self.mask == 0
+    }
+}
+
+/// The entries in the order in which they were added, and the count of unexpected messages.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MatchList {
+    synchronisation: Synchronisation,
+    entries: VecDeque<Entry>,
+    /// Entries from here on are held back.
+    live: usize,
+    /// Unexpected messages, wrapping.
+    unexpected: u32,
+    /// How many of them software has told that it has handled.
+    reported: u32,
+}
+
+impl MatchList {
+    /// An empty list, whose count of unexpected messages starts at `count`.
+    pub fn new(synchronisation: Synchronisation, count: u32) -> Self {
+        let entries = VecDeque::new();
+        Self { synchronisation, entries, live: 0, unexpected: count, reported: count }
+    }
+
+    /// Appends an entry; software has handled so many unexpected messages.
+    pub fn add(&mut self, entry: Entry, handled: u32) {
+        self.entries.push_back(entry);
+        self.sync(handled);
+    }
+
+    /// Removes an entry, and gives it back unless there is none of this name; software has handled
+    /// so many unexpected messages.
+    pub fn delete(&mut self, handle: u32, handled: u32) -> Option<Entry> {
+        let found = self.entries.iter().position(|entry| entry.handle == handle);
+        let entry = found.and_then(|at| self.remove(at));
+        self.sync(handled);
+        entry
+    }
+
+    /// Software has handled so many unexpected messages. If these are all, no entry is held back
+    /// any longer.
+    pub fn sync(&mut self, handled: u32) {
+        self.reported = handled;
+        if !self.sync_required() || self.synchronisation == Synchronisation::Ignored {
+            self.live = self.entries.len();
+        }
+    }
+
+    /// Whether software has yet to report unexpected messages.
+    pub fn sync_required(&self) -> bool {
+        self.reported != self.unexpected
+    }
+
+    /// Where the entry is that a message with this tag goes to: the oldest live one that fits.
+    pub fn find(&self, tag: u64) -> Option<usize> {
+        self.entries.iter().take(self.live).position(|entry| entry.accepts(tag))
+    }
+
+    /// Takes out the entry at this place.
+    pub fn remove(&mut self, at: usize) -> Option<Entry> {
+        let entry = self.entries.remove(at)?;
+        if at < self.live {
+            self.live -= 1;
+        }
+        Some(entry)
+    }
+
+    /// A message goes to no entry.
+    pub fn count_unexpected(&mut self) {
+        self.unexpected = self.unexpected.wrapping_add(1);
+    }
+
+    /// Entries, live or held back.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Entries that aren't held back.
+    pub fn live_len(&self) -> usize {
+        self.live
+    }
+
+    /// Unexpected messages, wrapping.
+    pub fn unexpected(&self) -> u32 {
+        self.unexpected
+    }
+}

@@ -1,0 +1,32 @@
+//! A device with tag matching, of which EFA has none: a model of the TM-SRQ of the RFC "RDMA tag
+//! matching offload", with its senders and with the software that completes it.
+//!
+//! ```text
+//!   sender                                         receiver
+//!   ┌──────────┐    ┌───────┐  packets   ┌───────┐  completions  ┌──────────────────┐
+//!   │ TmSender │ ── │ RcEnd │ ─────────► │ TmSrq │ ────────────► │ TmReceiver       │
+//!   └──────────┘    └───────┘ ◄───────── └───────┘ ◄──────────── │  efa_match::     │
+//!    NO_TAG EAGER    no tag    reads, FIN  match list, ADD DEL SYNC│    Offload       │
+//!    RNDV            matching              SRQ buffers             └──────────────────┘
+//! ```
+//!
+//! Everything is fed and polled: no threads, no clock, and packets go where the caller puts them,
+//! so that any order of events can be brought about. Buffers are owned: handed over with a command
+//! or a post, and given back by the completion.
+//!
+//! It is a device of its own: nothing of it appears at the seam of EFA devices
+//! ([`efa_device`]), whose transport has no tag matching.
+
+mod receiver;
+mod sender;
+mod srq;
+mod wire;
+
+pub use self::receiver::{ReceiveError, Received, TmReceiver, TmReceiverOptions};
+pub use self::sender::{SendError, SendId, TmSender};
+pub use self::srq::{
+    BadWr, Completion, CompletionQueue, Connection, CreateError, NotReady, OpsOpcode, OpsWr,
+    PostOpsError, Report, SgeList, SrqInit, SrqType, Status, TaggedReceive, TmCaps, TmDevice,
+    TmFlags, TmInfo, TmLimits, TmSrq, Transport,
+};
+pub use self::wire::{Packet, Position, RcEnd, RcEvent, ReadRefused, Region};

@@ -1,0 +1,190 @@
+//! The sending side ("RDMA tag matching offload", section "Sending TM messages"): protocol over an
+//! ordinary end of a connection, which needs no tag matching itself.
+//!
+//! ```text
+//!   eager         TMH │ payload ──►                          done at once
+//!   rendezvous    TMH │ RVH │ meta-data ──►
+//!                 ◄── RDMA read, answered by the end
+//!                 ◄── FIN                                    done, the memory is free again
+//! ```
+
+use std::collections::VecDeque;
+
+use efa_proto::tm::{Message, Opcode, Rvh, Tmh};
+use thiserror::Error;
+
+use super::wire::{Packet, RcEnd, RcEvent, Region};
+
+/// Names a rendezvous until it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SendId(pub u64);
+
+/// Why a message can't be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SendError {
+    /// More than an RVH can say.
+    #[error("the payload has {len} bytes, a rendezvous moves at most {}", u32::MAX)]
+    Payload {
+        /// Bytes of the payload.
+        len: u64,
+    },
+    /// The request is longer than the receiver's `max_rndv_hdr_size`.
+    #[error("the rendezvous request takes {len} bytes, the receiver accepts {limit}")]
+    Request {
+        /// Bytes of headers and meta-data.
+        len: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The payload isn't registered memory of this end.
+    #[error("{len} bytes at {va:#x} aren't registered under key {rkey:#x}")]
+    Unregistered {
+        /// Where.
+        va: u64,
+        /// The key.
+        rkey: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// The memory belongs to a rendezvous that isn't done.
+    #[error("a rendezvous with the memory of key {rkey:#x} isn't done")]
+    InUse {
+        /// The key.
+        rkey: u32,
+    },
+}
+
+/// A rendezvous whose FIN is due.
+#[derive(Clone, Debug)]
+struct Outstanding {
+    id: SendId,
+    header: Tmh,
+    rendezvous: Rvh,
+}
+
+/// A sender of tagged messages.
+#[derive(Clone, Debug)]
+pub struct TmSender {
+    end: RcEnd,
+    max_request: usize,
+    next_id: u64,
+    outstanding: Vec<Outstanding>,
+    done: VecDeque<SendId>,
+    stray: u64,
+}
+
+impl TmSender {
+    /// A sender whose receiver takes rendezvous requests of at most `max_rndv_hdr_size` bytes.
+    pub fn new(mtu: usize, max_rndv_hdr_size: u32) -> Self {
+        Self {
+            end: RcEnd::new(mtu),
+            max_request: max_rndv_hdr_size as usize,
+            next_id: 0,
+            outstanding: Vec::new(),
+            done: VecDeque::new(),
+            stray: 0,
+        }
+    }
+
+    /// Sends a message that no tag matching looks at.
+    pub fn no_tag(&mut self, bytes: &[u8]) {
+        self.end.post_send(&[&[Opcode::NoTag as u8], bytes].concat());
+    }
+
+    /// Sends a tag and the payload.
+    pub fn eager(&mut self, header: Tmh, payload: &[u8]) {
+        let mut message = [[0; Tmh::SIZE].as_slice(), payload].concat();
+        header.emit_eager(&mut message).expect("there is room for a TMH");
+        self.end.post_send(&message);
+    }
+
+    /// Registers memory that rendezvous can send.
+    pub fn register(&mut self, memory: Vec<u8>) -> Region {
+        self.end.register(memory)
+    }
+
+    /// Gives registered memory back, or nothing if there is none under this key.
+    ///
+    /// # Errors
+    ///
+    /// If a rendezvous with it isn't done: the receiver may be reading it.
+    pub fn deregister(&mut self, rkey: u32) -> Result<Option<Vec<u8>>, SendError> {
+        match self.outstanding.iter().any(|send| send.rendezvous.rkey == rkey) {
+            true => Err(SendError::InUse { rkey }),
+            false => Ok(self.end.deregister(rkey)),
+        }
+    }
+
+    /// Sends a tag and where the payload is, and meta-data that software sees if the request is
+    /// unexpected. The region may be part of a registered one.
+    ///
+    /// # Errors
+    ///
+    /// If the region is too large or not registered, or the request is too large.
+    pub fn rendezvous(
+        &mut self,
+        header: Tmh,
+        region: Region,
+        metadata: &[u8],
+    ) -> Result<SendId, SendError> {
+        let Region { va, rkey, len } = region;
+        let len = u32::try_from(len).map_err(|_| SendError::Payload { len })?;
+        if self.end.registered(va, rkey, len).is_none() {
+            return Err(SendError::Unregistered { va, rkey, len });
+        }
+        let mut request = [[0; Tmh::SIZE + Rvh::SIZE].as_slice(), metadata].concat();
+        if request.len() > self.max_request {
+            return Err(SendError::Request { len: request.len(), limit: self.max_request });
+        }
+        let rendezvous = Rvh { va, rkey, len };
+        header.emit_rndv(&rendezvous, &mut request).expect("there is room for both headers");
+        self.end.post_send(&request);
+        let id = SendId(self.next_id);
+        self.next_id += 1;
+        self.outstanding.push(Outstanding { id, header, rendezvous });
+        Ok(id)
+    }
+
+    /// Takes in a packet of the receiver.
+    pub fn receive(&mut self, packet: Packet) {
+        self.end.receive(packet);
+        while let Some(event) = self.end.poll_event() {
+            let RcEvent::Message(bytes) = event else { continue };
+            match self.finished(&bytes) {
+                Some(at) => self.done.push_back(self.outstanding.remove(at).id),
+                None => self.stray += 1,
+            }
+        }
+    }
+
+    /// The rendezvous that a message is the FIN of. One without RVH must fit a single rendezvous.
+    fn finished(&self, message: &[u8]) -> Option<usize> {
+        let Ok(Message::Fin { header, rendezvous }) = Message::parse(message) else { return None };
+        let fits = |send: &Outstanding| {
+            send.header == header && rendezvous.is_none_or(|rvh| send.rendezvous == rvh)
+        };
+        let first = self.outstanding.iter().position(fits)?;
+        let ambiguous = rendezvous.is_none() && self.outstanding[first + 1..].iter().any(fits);
+        (!ambiguous).then_some(first)
+    }
+
+    /// The next rendezvous that is done: its memory may be deregistered.
+    pub fn poll_done(&mut self) -> Option<SendId> {
+        self.done.pop_front()
+    }
+
+    /// The next packet for the receiver.
+    pub fn poll_transmit(&mut self) -> Option<Packet> {
+        self.end.poll_transmit()
+    }
+
+    /// Rendezvous that aren't done.
+    pub fn outstanding_len(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// Messages that were the FIN of no rendezvous.
+    pub fn stray(&self) -> u64 {
+        self.stray
+    }
+}

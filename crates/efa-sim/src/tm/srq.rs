@@ -1,0 +1,917 @@
+//! The TM-SRQ of the device ("RDMA tag matching offload", section "Tag Matching Verbs").
+//!
+//! ```text
+//!              post_ops: ADD DEL SYNC                 post_receive: buffers for the unexpected
+//!                   │                                        │
+//!                   ▼ carry_out                              ▼
+//!               ┌────────────┐  ── no entry fits ──►  ┌─────────────┐
+//!  packets ───► │ MatchList  │                        │ SRQ buffers │ whole message, TMH and all
+//!  of all       └────────────┘                        └─────────────┘
+//!  connections      │ an entry fits                          │
+//!                   ▼                                        │
+//!        the entry's buffer ◄── READ (rendezvous) ──►        │
+//!        payload alone          FIN, when it is done         │
+//!                   │                                        │
+//!                   └───────► one completion queue ◄─────────┘
+//! ```
+//!
+//! Where the document says nothing:
+//!
+//! * A command is carried out by [`TmSrq::carry_out`], one at a time and in order, so that a test
+//!   can put arrivals between any two of them.
+//! * Every message that is reported as [`Report::Received`] counts as unexpected, be it a FIN or
+//!   no message at all, so that both sides count the same. [`Report::NoTag`] doesn't: it could
+//!   never have gone to an entry.
+//! * A message is matched when its first packet arrives, and an unexpected one is reported when
+//!   it is there as a whole.
+//! * A message too long for its buffer is an error of that buffer alone, and is read to its end.
+
+use std::collections::{HashMap, VecDeque};
+use std::mem;
+
+use efa_match::{Entry, MatchList, Synchronisation};
+use efa_proto::tm::{Message, Rvh, Tmh};
+use slab::Slab;
+use thiserror::Error;
+
+use super::wire::{Packet, Position, segments};
+
+/// What the device can do (`ibv_query_device`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TmCaps {
+    /// Longest rendezvous request in bytes, headers and meta-data together.
+    pub max_rndv_hdr_size: u32,
+    /// Most entries of a matching list.
+    pub max_num_tags: u32,
+    /// Most commands under way.
+    pub max_ops: u32,
+    /// Most pieces of a tagged buffer.
+    pub max_sge: u32,
+    /// Whether tag matching works on reliable connections (`IBV_TM_CAP_RC`).
+    pub rc: bool,
+}
+
+/// The kind of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SrqType {
+    /// No tag matching.
+    Basic,
+    /// A TM-SRQ.
+    TagMatching,
+}
+
+/// The transport of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Reliable connection.
+    Rc,
+    /// EFA's reliable datagrams.
+    Srd,
+}
+
+/// A TM-SRQ's share of what the device can do (`ibv_tm_cap`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TmLimits {
+    /// Length of the matching list.
+    pub max_num_tags: u32,
+    /// Commands under way.
+    pub max_ops: u32,
+}
+
+/// What a shared receive queue is made of (`ibv_create_srq_ex`).
+#[derive(Debug)]
+pub struct SrqInit {
+    /// Its kind.
+    pub srq_type: SrqType,
+    /// Given for a TM-SRQ (`IBV_SRQ_INIT_ATTR_TM`).
+    pub tm_cap: Option<TmLimits>,
+    /// Where all completions go.
+    pub cq: Option<CompletionQueue>,
+}
+
+/// A completion queue, not yet anybody's.
+#[derive(Clone, Debug, Default)]
+pub struct CompletionQueue(VecDeque<Completion>);
+
+/// Why there is no TM-SRQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CreateError {
+    /// The device has no tag matching on the transport.
+    #[error("the device has no tag matching on {transport:?}")]
+    Transport {
+        /// The transport.
+        transport: Transport,
+    },
+    /// Another kind was asked for.
+    #[error("a {found:?} queue has no tag matching")]
+    Type {
+        /// The kind.
+        found: SrqType,
+    },
+    /// A part is missing.
+    #[error("{field} is missing")]
+    Missing {
+        /// `tm_cap` or `cq`.
+        field: &'static str,
+    },
+    /// More than the device has, or nothing.
+    #[error("{field} is {value}, the device has 1 to {limit}")]
+    Limit {
+        /// `max_num_tags` or `max_ops`.
+        field: &'static str,
+        /// What was asked for.
+        value: u32,
+        /// What there is.
+        limit: u32,
+    },
+}
+
+/// A device with tag matching.
+#[derive(Clone, Copy, Debug)]
+pub struct TmDevice {
+    caps: TmCaps,
+    mtu: usize,
+    synchronisation: Synchronisation,
+    first_count: u32,
+}
+
+impl TmDevice {
+    /// A device that can do this, with packets of at most `mtu` bytes.
+    ///
+    /// # Panics
+    ///
+    /// If both headers don't fit in a packet: they are looked for in the first one.
+    pub fn new(caps: TmCaps, mtu: usize) -> Self {
+        assert!(mtu >= Tmh::SIZE + Rvh::SIZE, "TMH and RVH take 32 bytes, the MTU is {mtu}");
+        Self { caps, mtu, synchronisation: Synchronisation::Required, first_count: 0 }
+    }
+
+    /// The same, with or without holding entries back.
+    pub fn with_synchronisation(mut self, synchronisation: Synchronisation) -> Self {
+        self.synchronisation = synchronisation;
+        self
+    }
+
+    /// The same, with another first value of the count of unexpected messages.
+    pub fn counting_from(mut self, count: u32) -> Self {
+        self.first_count = count;
+        self
+    }
+
+    /// What it can do.
+    pub fn caps(&self) -> TmCaps {
+        self.caps
+    }
+
+    /// Makes a TM-SRQ.
+    ///
+    /// # Errors
+    ///
+    /// If something is missing, or the device doesn't have what is asked for.
+    pub fn create_srq(&self, init: SrqInit) -> Result<TmSrq, CreateError> {
+        let SrqInit { srq_type, tm_cap, cq } = init;
+        if srq_type != SrqType::TagMatching {
+            return Err(CreateError::Type { found: srq_type });
+        }
+        if !self.caps.rc {
+            return Err(CreateError::Transport { transport: Transport::Rc });
+        }
+        let limits = tm_cap.ok_or(CreateError::Missing { field: "tm_cap" })?;
+        let cq = cq.ok_or(CreateError::Missing { field: "cq" })?;
+        let within = |field, value, limit| match (1..=limit).contains(&value) {
+            true => Ok(()),
+            false => Err(CreateError::Limit { field, value, limit }),
+        };
+        within("max_num_tags", limits.max_num_tags, self.caps.max_num_tags)?;
+        within("max_ops", limits.max_ops, self.caps.max_ops)?;
+        Ok(TmSrq {
+            limits,
+            max_sge: self.caps.max_sge,
+            mtu: self.mtu,
+            list: MatchList::new(self.synchronisation, self.first_count),
+            tagged: HashMap::new(),
+            next_handle: 0,
+            ops: VecDeque::new(),
+            buffers: VecDeque::new(),
+            connections: Vec::new(),
+            reads: Slab::new(),
+            cq: cq.0,
+        })
+    }
+}
+
+/// The memory of a receive, in pieces (an SGE list).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SgeList(pub Vec<Box<[u8]>>);
+
+impl SgeList {
+    /// One piece of so many zeros.
+    pub fn zeroed(len: usize) -> Self {
+        Self(vec![vec![0; len].into()])
+    }
+
+    /// Bytes of all pieces.
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|piece| piece.len()).sum()
+    }
+
+    /// Whether there is no byte in it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes bytes from an offset on, as many as there is room for.
+    pub fn scatter(&mut self, mut offset: usize, mut bytes: &[u8]) {
+        for piece in &mut self.0 {
+            let start = offset.min(piece.len());
+            let room = &mut piece[start..];
+            let count = room.len().min(bytes.len());
+            room[..count].copy_from_slice(&bytes[..count]);
+            bytes = &bytes[count..];
+            offset -= start;
+        }
+    }
+
+    /// The first bytes, in one piece.
+    pub fn gather(&self, len: usize) -> Vec<u8> {
+        self.0.iter().flat_map(|piece| piece.iter().copied()).take(len).collect()
+    }
+}
+
+/// A command for the matching list (`ibv_ops_wr`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpsWr {
+    /// Names the command in its completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub opcode: OpsOpcode,
+    /// Whether a completion is wanted if all goes well (`IBV_OPS_SIGNALED`).
+    pub signalled: bool,
+    /// Unexpected messages that software has handled, wrapping.
+    pub unexpected_cnt: u32,
+}
+
+/// What a command does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpsOpcode {
+    /// `IBV_WR_TAG_ADD`
+    Add(TaggedReceive),
+    /// `IBV_WR_TAG_DEL`: by the handle that the ADD returned. The buffer comes back with the
+    /// completion, if one is wanted, and is dropped if not.
+    Delete(u32),
+    /// `IBV_WR_TAG_SYNC`
+    Sync,
+}
+
+/// An entry with its buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaggedReceive {
+    /// Names the buffer in receive completions.
+    pub recv_wr_id: u64,
+    /// The buffer.
+    pub sg_list: SgeList,
+    /// The tag.
+    pub tag: u64,
+    /// The tag bits compared.
+    pub mask: u64,
+}
+
+/// Why a command isn't taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum PostOpsError {
+    /// As many are under way as may be.
+    #[error("{limit} commands are under way, which is max_ops")]
+    TooManyOps {
+        /// The limit.
+        limit: u32,
+    },
+    /// The buffer is in too many pieces.
+    #[error("num_sge is {value}, at most {limit} are allowed")]
+    TooManySges {
+        /// How many.
+        value: usize,
+        /// The limit.
+        limit: u32,
+    },
+}
+
+/// The first command of a chain that wasn't taken (`bad_wr`). Those before it stand.
+#[derive(Debug, PartialEq, Eq, Error)]
+#[error("command {} of the chain: {error}", .handles.len())]
+pub struct BadWr {
+    /// What the commands before it returned.
+    pub handles: Vec<Option<u32>>,
+    /// Why.
+    pub error: PostOpsError,
+    /// It, and those after it.
+    pub rest: Vec<OpsWr>,
+}
+
+/// Number of a connection of the TM-SRQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Connection(pub u32);
+
+/// How something ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Status {
+    /// A command failed (`IBV_WC_TM_ERR`): no such entry, or no room for one more.
+    #[error("the matching list refused the command")]
+    TmError,
+    /// The buffer is too short for the payload of a rendezvous: it holds the headers, and software
+    /// is to go on (`IBV_WC_TM_RNDV_INCOMPLETE`).
+    #[error("the buffer is too short for the rendezvous")]
+    RndvIncomplete,
+    /// The buffer is too short for the message (`IBV_WC_LOC_LEN_ERR`).
+    #[error("the buffer is too short for the message")]
+    Length,
+    /// The sender's memory couldn't be read (`IBV_WC_REM_ACCESS_ERR`).
+    #[error("the sender refused to let its memory be read")]
+    RemoteAccess,
+    /// The connection ended (`IBV_WC_WR_FLUSH_ERR`).
+    #[error("the connection ended")]
+    Flushed,
+}
+
+/// Tag and context of a matched message (`ibv_wc_tm_info`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TmInfo {
+    /// The message's tag.
+    pub tag: u64,
+    /// Its application context, `priv` in the document.
+    pub app_ctx: u32,
+}
+
+/// Which of the two events of a matched message a completion reports; both in one if the message
+/// is there as a whole when it is matched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TmFlags {
+    /// The match (`IBV_WC_TM_MATCH`).
+    pub matched: bool,
+    /// All data is in memory (`IBV_WC_TM_DATA_VALID`), or never will be.
+    pub data_valid: bool,
+}
+
+/// A completion of the TM-SRQ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Software has yet to report unexpected messages (`IBV_WC_TM_SYNC_REQ`).
+    pub sync_req: bool,
+    /// What is complete.
+    pub report: Report,
+}
+
+/// What is complete. Buffers come back with the last report about them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// `IBV_WC_TM_ADD`; the receive comes back if it failed.
+    Added {
+        /// The command.
+        wr_id: u64,
+        /// How it ended.
+        result: Result<(), Status>,
+        /// The receive, if it wasn't added.
+        receive: Option<TaggedReceive>,
+    },
+    /// `IBV_WC_TM_DEL`; the buffer comes back if it succeeded.
+    Deleted {
+        /// The command.
+        wr_id: u64,
+        /// How it ended.
+        result: Result<(), Status>,
+        /// The receive, if it was deleted.
+        receive: Option<TaggedReceive>,
+    },
+    /// `IBV_WC_TM_SYNC`
+    Synced {
+        /// The command.
+        wr_id: u64,
+    },
+    /// `IBV_WC_RECV`: an unexpected message, as a whole, in an SRQ buffer.
+    Received {
+        /// The buffer's.
+        wr_id: u64,
+        /// Where it came from.
+        connection: Connection,
+        /// The buffer.
+        buffer: SgeList,
+        /// Bytes of the message.
+        byte_len: usize,
+        /// How it ended.
+        result: Result<(), Status>,
+    },
+    /// `IBV_WC_TM_NO_TAG`: a message without tag, the same way.
+    NoTag {
+        /// The buffer's.
+        wr_id: u64,
+        /// Where it came from.
+        connection: Connection,
+        /// The buffer.
+        buffer: SgeList,
+        /// Bytes of the message.
+        byte_len: usize,
+        /// How it ended.
+        result: Result<(), Status>,
+    },
+    /// `IBV_WC_TM_RECV`: a message went to an entry.
+    TmReceived {
+        /// The entry's.
+        recv_wr_id: u64,
+        /// Where the message came from.
+        connection: Connection,
+        /// Which event.
+        flags: TmFlags,
+        /// Of the message.
+        info: TmInfo,
+        /// Bytes of the payload, as far as known.
+        byte_len: usize,
+        /// The buffer, with `data_valid`.
+        buffer: Option<SgeList>,
+        /// How it ended.
+        result: Result<(), Status>,
+    },
+}
+
+/// No SRQ buffer is left for an unexpected message: the packet is to come again.
+#[derive(Debug, PartialEq, Eq)]
+pub struct NotReady(pub Packet);
+
+/// A message whose packets are arriving.
+#[derive(Debug)]
+enum Incoming {
+    Nothing,
+    /// To an entry; `received` counts what didn't fit, too.
+    Matched {
+        receive: TaggedReceive,
+        info: TmInfo,
+        received: usize,
+    },
+    /// To an SRQ buffer.
+    Unmatched {
+        counted: bool,
+        wr_id: u64,
+        buffer: SgeList,
+        received: usize,
+    },
+    /// Its packets mean nothing any more: the meta-data of a rendezvous.
+    Skipped,
+}
+
+#[derive(Debug)]
+struct ConnectionState {
+    incoming: Incoming,
+    transmit: VecDeque<Packet>,
+}
+
+/// A read that the device makes for a rendezvous.
+#[derive(Debug)]
+struct Read {
+    connection: Connection,
+    receive: TaggedReceive,
+    header: Tmh,
+    rendezvous: Rvh,
+    received: usize,
+}
+
+/// A tag-matching shared receive queue, and the receiving ends of its connections. Their sends are
+/// its own, for reads and FINs; nothing else can be posted there.
+#[derive(Debug)]
+pub struct TmSrq {
+    limits: TmLimits,
+    max_sge: u32,
+    mtu: usize,
+    list: MatchList,
+    /// Receives by the handle of their entry.
+    tagged: HashMap<u32, TaggedReceive>,
+    next_handle: u32,
+    /// Commands to be carried out, with the handle that an ADD will give its entry.
+    ops: VecDeque<(OpsWr, u32)>,
+    buffers: VecDeque<(u64, SgeList)>,
+    connections: Vec<ConnectionState>,
+    reads: Slab<Read>,
+    cq: VecDeque<Completion>,
+}
+
+impl TmSrq {
+    /// Makes it the receiving end of one more connection.
+    ///
+    /// # Errors
+    ///
+    /// If the transport has no tag matching.
+    pub fn associate(&mut self, transport: Transport) -> Result<Connection, CreateError> {
+        if transport != Transport::Rc {
+            return Err(CreateError::Transport { transport });
+        }
+        let connection = Connection(self.connections.len() as u32);
+        let transmit = VecDeque::new();
+        self.connections.push(ConnectionState { incoming: Incoming::Nothing, transmit });
+        Ok(connection)
+    }
+
+    /// Posts a buffer for an unexpected message (`ibv_post_srq_recv`).
+    pub fn post_receive(&mut self, wr_id: u64, buffer: SgeList) {
+        self.buffers.push_back((wr_id, buffer));
+    }
+
+    /// Posts a chain of commands; returns the handle of each that adds an entry
+    /// (`ibv_post_srq_ops`).
+    ///
+    /// # Errors
+    ///
+    /// With the first that can't be taken; those before it stand.
+    pub fn post_ops(&mut self, list: Vec<OpsWr>) -> Result<Vec<Option<u32>>, BadWr> {
+        let mut handles = Vec::with_capacity(list.len());
+        let mut rest = list.into_iter();
+        while let Some(wr) = rest.next() {
+            if let Err(error) = self.check(&wr) {
+                let rest = std::iter::once(wr).chain(rest).collect();
+                return Err(BadWr { handles, error, rest });
+            }
+            let handle = self.free_handle();
+            handles.push(matches!(wr.opcode, OpsOpcode::Add(_)).then_some(handle));
+            self.ops.push_back((wr, handle));
+        }
+        Ok(handles)
+    }
+
+    fn check(&self, wr: &OpsWr) -> Result<(), PostOpsError> {
+        if self.ops.len() >= self.limits.max_ops as usize {
+            return Err(PostOpsError::TooManyOps { limit: self.limits.max_ops });
+        }
+        match &wr.opcode {
+            OpsOpcode::Add(receive) if receive.sg_list.0.len() > self.max_sge as usize => {
+                let value = receive.sg_list.0.len();
+                Err(PostOpsError::TooManySges { value, limit: self.max_sge })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A handle that no entry has, though 2^32 entries may have been added.
+    fn free_handle(&mut self) -> u32 {
+        loop {
+            self.next_handle = self.next_handle.wrapping_add(1);
+            if !self.tagged.contains_key(&self.next_handle) {
+                return self.next_handle;
+            }
+        }
+    }
+
+    /// Carries out the next command, if there is one.
+    pub fn carry_out(&mut self) -> bool {
+        let Some((wr, handle)) = self.ops.pop_front() else { return false };
+        let OpsWr { wr_id, opcode, signalled, unexpected_cnt } = wr;
+        let report = match opcode {
+            OpsOpcode::Add(receive) => {
+                let (result, receive) = self.add(handle, receive, unexpected_cnt);
+                Report::Added { wr_id, result, receive }
+            }
+            OpsOpcode::Delete(handle) => {
+                let deleted = self.list.delete(handle, unexpected_cnt);
+                let receive = deleted.and_then(|entry| self.tagged.remove(&entry.handle));
+                let result = if receive.is_some() { Ok(()) } else { Err(Status::TmError) };
+                Report::Deleted { wr_id, result, receive }
+            }
+            OpsOpcode::Sync => {
+                self.list.sync(unexpected_cnt);
+                Report::Synced { wr_id }
+            }
+        };
+        let failed = matches!(
+            report,
+            Report::Added { result: Err(_), .. } | Report::Deleted { result: Err(_), .. }
+        );
+        if signalled || failed {
+            self.complete(report);
+        }
+        true
+    }
+
+    fn add(
+        &mut self,
+        handle: u32,
+        receive: TaggedReceive,
+        handled: u32,
+    ) -> (Result<(), Status>, Option<TaggedReceive>) {
+        if self.list.len() >= self.limits.max_num_tags as usize {
+            return (Err(Status::TmError), Some(receive));
+        }
+        self.list.add(Entry { handle, tag: receive.tag, mask: receive.mask }, handled);
+        self.tagged.insert(handle, receive);
+        (Ok(()), None)
+    }
+
+    fn complete(&mut self, report: Report) {
+        self.cq.push_back(Completion { sync_req: self.list.sync_required(), report });
+    }
+
+    /// Takes in a packet of a connection.
+    ///
+    /// # Errors
+    ///
+    /// If the message needs an SRQ buffer and there is none: nothing has happened then, and the
+    /// packet comes back, to be given in again before any other of this connection.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such connection.
+    pub fn receive(&mut self, connection: Connection, packet: Packet) -> Result<(), NotReady> {
+        match packet {
+            Packet::Send(position, bytes) if position.begins() => {
+                self.abandon(connection);
+                self.begin_message(connection, position, bytes)?;
+            }
+            Packet::Send(position, bytes) => self.go_on(connection, position, &bytes),
+            Packet::ReadResponse { read, bytes } => self.read_answered(connection, read, &bytes),
+            Packet::ReadRefused { read } => self.read_refused(connection, read),
+            // The TM-SRQ has no memory to be read.
+            Packet::ReadRequest { read, .. } => {
+                self.state(connection).transmit.push_back(Packet::ReadRefused { read });
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&mut self, connection: Connection) -> &mut ConnectionState {
+        &mut self.connections[connection.0 as usize]
+    }
+
+    /// The first packet of a message, or all of it: here it is matched.
+    fn begin_message(
+        &mut self,
+        connection: Connection,
+        position: Position,
+        bytes: Vec<u8>,
+    ) -> Result<(), NotReady> {
+        let message = Message::parse(&bytes);
+        let tag = match message {
+            Ok(Message::Eager { header, .. } | Message::Rndv { header, .. }) => Some(header.tag),
+            _ => None,
+        };
+        let Some(at) = tag.and_then(|tag| self.list.find(tag)) else {
+            let counted = !matches!(message, Ok(Message::NoTag(_)));
+            return self.begin_unmatched(connection, counted, position, bytes);
+        };
+        let Some(entry) = self.list.remove(at) else { return Ok(()) };
+        let Some(receive) = self.tagged.remove(&entry.handle) else { return Ok(()) };
+        match message {
+            Ok(Message::Eager { header, payload }) => {
+                self.begin_eager(connection, receive, header, position, payload);
+            }
+            Ok(Message::Rndv { header, rendezvous, .. }) => {
+                if !position.ends() {
+                    self.state(connection).incoming = Incoming::Skipped;
+                }
+                self.begin_rendezvous(connection, receive, header, rendezvous, &bytes);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn begin_unmatched(
+        &mut self,
+        connection: Connection,
+        counted: bool,
+        position: Position,
+        bytes: Vec<u8>,
+    ) -> Result<(), NotReady> {
+        let Some((wr_id, buffer)) = self.buffers.pop_front() else {
+            return Err(NotReady(Packet::Send(position, bytes)));
+        };
+        if counted {
+            self.list.count_unexpected();
+        }
+        self.state(connection).incoming =
+            Incoming::Unmatched { counted, wr_id, buffer, received: 0 };
+        self.go_on(connection, position, &bytes);
+        Ok(())
+    }
+
+    fn begin_eager(
+        &mut self,
+        connection: Connection,
+        receive: TaggedReceive,
+        header: Tmh,
+        position: Position,
+        payload: &[u8],
+    ) {
+        let info = TmInfo { tag: header.tag, app_ctx: header.app_ctx };
+        if !position.ends() {
+            self.complete_match(connection, receive.recv_wr_id, info, payload.len());
+        }
+        self.state(connection).incoming = Incoming::Matched { receive, info, received: 0 };
+        self.go_on(connection, position, payload);
+    }
+
+    /// Reports a match whose data is yet to come.
+    fn complete_match(
+        &mut self,
+        connection: Connection,
+        recv_wr_id: u64,
+        info: TmInfo,
+        byte_len: usize,
+    ) {
+        let flags = TmFlags { matched: true, data_valid: false };
+        let (buffer, result) = (None, Ok(()));
+        self.complete(Report::TmReceived {
+            recv_wr_id,
+            connection,
+            flags,
+            info,
+            byte_len,
+            buffer,
+            result,
+        });
+    }
+
+    /// More bytes of a message, maybe the last ones.
+    fn go_on(&mut self, connection: Connection, position: Position, bytes: &[u8]) {
+        let incoming = &mut self.state(connection).incoming;
+        match incoming {
+            Incoming::Matched { receive: TaggedReceive { sg_list: to, .. }, received, .. }
+            | Incoming::Unmatched { buffer: to, received, .. } => {
+                to.scatter(*received, bytes);
+                *received += bytes.len();
+            }
+            Incoming::Nothing | Incoming::Skipped => {}
+        }
+        if position.ends() {
+            let whole = mem::replace(incoming, Incoming::Nothing);
+            self.end_message(connection, position, whole);
+        }
+    }
+
+    fn end_message(&mut self, connection: Connection, position: Position, whole: Incoming) {
+        let fits = |buffer: &SgeList, received| match received <= buffer.len() {
+            true => Ok(()),
+            false => Err(Status::Length),
+        };
+        match whole {
+            Incoming::Matched { receive, info, received } => {
+                let TaggedReceive { recv_wr_id, sg_list, .. } = receive;
+                let matched = position == Position::Only;
+                self.complete(Report::TmReceived {
+                    recv_wr_id,
+                    connection,
+                    flags: TmFlags { matched, data_valid: true },
+                    info,
+                    byte_len: received,
+                    result: fits(&sg_list, received),
+                    buffer: Some(sg_list),
+                });
+            }
+            Incoming::Unmatched { counted, wr_id, buffer, received: byte_len } => {
+                let result = fits(&buffer, byte_len);
+                self.complete(match counted {
+                    true => Report::Received { wr_id, connection, buffer, byte_len, result },
+                    false => Report::NoTag { wr_id, connection, buffer, byte_len, result },
+                });
+            }
+            Incoming::Nothing | Incoming::Skipped => {}
+        }
+    }
+
+    /// A rendezvous request that went to an entry: the device reads the payload, if there is room.
+    fn begin_rendezvous(
+        &mut self,
+        connection: Connection,
+        mut receive: TaggedReceive,
+        header: Tmh,
+        rendezvous: Rvh,
+        request: &[u8],
+    ) {
+        let info = TmInfo { tag: header.tag, app_ctx: header.app_ctx };
+        let Rvh { va, rkey, len } = rendezvous;
+        if receive.sg_list.len() < len as usize {
+            receive.sg_list.scatter(0, &request[..Tmh::SIZE + Rvh::SIZE]);
+            let flags = TmFlags { matched: true, data_valid: true };
+            return self.complete(Report::TmReceived {
+                recv_wr_id: receive.recv_wr_id,
+                connection,
+                flags,
+                info,
+                byte_len: receive.sg_list.len().min(Tmh::SIZE + Rvh::SIZE),
+                buffer: Some(receive.sg_list),
+                result: Err(Status::RndvIncomplete),
+            });
+        }
+        self.complete_match(connection, receive.recv_wr_id, info, len as usize);
+        let read = Read { connection, receive, header, rendezvous, received: 0 };
+        let read = self.reads.insert(read) as u32;
+        self.state(connection).transmit.push_back(Packet::ReadRequest { read, va, rkey, len });
+    }
+
+    fn read_answered(&mut self, connection: Connection, read: u32, bytes: &[u8]) {
+        let Some(under_way) = self.reads.get_mut(read as usize) else { return };
+        let Read { connection: asked, receive, rendezvous, received, .. } = under_way;
+        if *asked != connection {
+            return;
+        }
+        // What was not asked for isn't written.
+        let wanted = bytes.len().min(rendezvous.len as usize - *received);
+        receive.sg_list.scatter(*received, &bytes[..wanted]);
+        *received += wanted;
+        if *received == rendezvous.len as usize {
+            let Read { header, rendezvous, .. } = *under_way;
+            let mut fin = [0; Tmh::SIZE + Rvh::SIZE];
+            if header.emit_fin(&rendezvous, &mut fin).is_ok() {
+                let mtu = self.mtu;
+                self.state(connection).transmit.extend(segments(&fin, mtu));
+            }
+            self.end_read(read, Ok(()));
+        }
+    }
+
+    fn read_refused(&mut self, connection: Connection, read: u32) {
+        if self.reads.get(read as usize).is_some_and(|read| read.connection == connection) {
+            self.end_read(read, Err(Status::RemoteAccess));
+        }
+    }
+
+    fn end_read(&mut self, read: u32, result: Result<(), Status>) {
+        let Read { connection, receive, header, received, .. } = self.reads.remove(read as usize);
+        self.complete(Report::TmReceived {
+            recv_wr_id: receive.recv_wr_id,
+            connection,
+            flags: TmFlags { matched: false, data_valid: true },
+            info: TmInfo { tag: header.tag, app_ctx: header.app_ctx },
+            byte_len: received,
+            buffer: Some(receive.sg_list),
+            result,
+        });
+    }
+
+    /// The message that is arriving won't be completed.
+    fn abandon(&mut self, connection: Connection) {
+        let result = Err(Status::Flushed);
+        match mem::replace(&mut self.state(connection).incoming, Incoming::Nothing) {
+            Incoming::Matched { receive, info, received: byte_len } => {
+                self.complete(Report::TmReceived {
+                    recv_wr_id: receive.recv_wr_id,
+                    connection,
+                    flags: TmFlags { matched: false, data_valid: true },
+                    info,
+                    byte_len,
+                    buffer: Some(receive.sg_list),
+                    result,
+                });
+            }
+            // Reported all the same: it has been counted.
+            Incoming::Unmatched { counted, wr_id, buffer, received: byte_len } => {
+                self.complete(match counted {
+                    true => Report::Received { wr_id, connection, buffer, byte_len, result },
+                    false => Report::NoTag { wr_id, connection, buffer, byte_len, result },
+                });
+            }
+            Incoming::Nothing | Incoming::Skipped => {}
+        }
+    }
+
+    /// The connection has ended: what was arriving on it is reported as flushed.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such connection.
+    pub fn disconnect(&mut self, connection: Connection) {
+        self.abandon(connection);
+        self.state(connection).transmit.clear();
+        let reads: Vec<usize> = self
+            .reads
+            .iter()
+            .filter(|(_, read)| read.connection == connection)
+            .map(|(at, _)| at)
+            .collect();
+        for read in reads {
+            self.end_read(read as u32, Err(Status::Flushed));
+        }
+    }
+
+    /// The next packet for the other end of a connection.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such connection.
+    pub fn poll_transmit(&mut self, connection: Connection) -> Option<Packet> {
+        self.state(connection).transmit.pop_front()
+    }
+
+    /// The next completion.
+    pub fn poll(&mut self) -> Option<Completion> {
+        self.cq.pop_front()
+    }
+
+    /// The matching list.
+    pub fn list(&self) -> &MatchList {
+        &self.list
+    }
+
+    /// SRQ buffers that wait for an unexpected message.
+    pub fn buffers_len(&self) -> usize {
+        self.buffers.len()
+    }
+
+    /// Commands that wait to be carried out.
+    pub fn ops_len(&self) -> usize {
+        self.ops.len()
+    }
+}

@@ -1,0 +1,233 @@
+//! What travels between two ends of a reliable connection (RC): sends and RDMA reads, in order.
+//!
+//! ```text
+//!   SEND        Only │ First Middle* Last      a message, cut at the MTU
+//!   READ        request ──►   ◄── response, cut at the MTU, or refused
+//! ```
+//!
+//! An [`RcEnd`] is an end without any tag matching: it sends, it reads, and it answers reads from
+//! the memory registered with it. It knows nothing of what is in a message.
+
+use std::collections::{HashMap, VecDeque};
+
+use thiserror::Error;
+
+/// A packet of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Packet {
+    /// A piece of a message.
+    Send(Position, Vec<u8>),
+    /// Asks for memory of the other end.
+    ReadRequest {
+        /// The asking end's name of the read.
+        read: u32,
+        /// Where.
+        va: u64,
+        /// The key of the region.
+        rkey: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// A piece of what was asked for; the pieces come in order.
+    ReadResponse {
+        /// As in the request.
+        read: u32,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// The request was for memory that isn't registered.
+    ReadRefused {
+        /// As in the request.
+        read: u32,
+    },
+}
+
+/// Where a piece stands in its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// It is the message.
+    Only,
+    /// At its beginning.
+    First,
+    /// Neither at its beginning nor at its end.
+    Middle,
+    /// At its end.
+    Last,
+}
+
+impl Position {
+    /// Whether a message begins with it.
+    pub fn begins(self) -> bool {
+        matches!(self, Self::Only | Self::First)
+    }
+
+    /// Whether a message ends with it.
+    pub fn ends(self) -> bool {
+        matches!(self, Self::Only | Self::Last)
+    }
+}
+
+/// Cuts a message at the MTU.
+pub(crate) fn segments(message: &[u8], mtu: usize) -> impl Iterator<Item = Packet> {
+    let count = message.len().div_ceil(mtu).max(1);
+    (0..count).map(move |n| {
+        let position = match (n == 0, n + 1 == count) {
+            (true, true) => Position::Only,
+            (true, false) => Position::First,
+            (false, false) => Position::Middle,
+            (false, true) => Position::Last,
+        };
+        let end = message.len().min((n + 1) * mtu);
+        Packet::Send(position, message[n * mtu..end].to_vec())
+    })
+}
+
+/// Registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Where it is.
+    pub va: u64,
+    /// Its key.
+    pub rkey: u32,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// What happened at an end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RcEvent {
+    /// A message arrived.
+    Message(Vec<u8>),
+    /// A read is done.
+    Read {
+        /// What [`RcEnd::post_read`] returned.
+        read: u32,
+        /// The bytes, unless the other end refused.
+        result: Result<Vec<u8>, ReadRefused>,
+    },
+}
+
+/// The other end has no such memory registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the other end refused to let its memory be read")]
+pub struct ReadRefused;
+
+/// Addresses are made up: regions lie this far apart, so that none is part of another.
+const REGION_DISTANCE: u64 = 1 << 40;
+
+/// An end of a connection that has no tag matching.
+#[derive(Clone, Debug)]
+pub struct RcEnd {
+    mtu: usize,
+    next_key: u32,
+    regions: HashMap<u32, (u64, Vec<u8>)>,
+    transmit: VecDeque<Packet>,
+    assembling: Vec<u8>,
+    next_read: u32,
+    /// Bytes asked for and received.
+    reads: HashMap<u32, (u32, Vec<u8>)>,
+    events: VecDeque<RcEvent>,
+}
+
+impl RcEnd {
+    /// An end whose packets hold at most `mtu` bytes.
+    pub fn new(mtu: usize) -> Self {
+        assert!(mtu > 0, "a packet holds at least one byte");
+        Self {
+            mtu,
+            next_key: 1,
+            regions: HashMap::new(),
+            transmit: VecDeque::new(),
+            assembling: Vec::new(),
+            next_read: 0,
+            reads: HashMap::new(),
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Registers memory, for the other end to read.
+    pub fn register(&mut self, memory: Vec<u8>) -> Region {
+        let rkey = self.next_key;
+        self.next_key += 1;
+        let (va, len) = (u64::from(rkey) * REGION_DISTANCE, memory.len() as u64);
+        self.regions.insert(rkey, (va, memory));
+        Region { va, rkey, len }
+    }
+
+    /// Gives the memory of a key back, which can't be read from then on.
+    pub fn deregister(&mut self, rkey: u32) -> Option<Vec<u8>> {
+        self.regions.remove(&rkey).map(|(_, memory)| memory)
+    }
+
+    /// The registered bytes from `va` on, if all of them are.
+    pub fn registered(&self, va: u64, rkey: u32, len: u32) -> Option<&[u8]> {
+        let (start, memory) = self.regions.get(&rkey)?;
+        let from = usize::try_from(va.checked_sub(*start)?).ok()?;
+        memory.get(from..from.checked_add(len as usize)?)
+    }
+
+    /// Sends a message.
+    pub fn post_send(&mut self, message: &[u8]) {
+        self.transmit.extend(segments(message, self.mtu));
+    }
+
+    /// Reads memory of the other end; [`RcEvent::Read`] tells how it went.
+    pub fn post_read(&mut self, va: u64, rkey: u32, len: u32) -> u32 {
+        let read = self.next_read;
+        self.next_read = read.wrapping_add(1);
+        self.reads.insert(read, (len, Vec::new()));
+        self.transmit.push_back(Packet::ReadRequest { read, va, rkey, len });
+        read
+    }
+
+    /// Takes in a packet of the other end. One that fits nothing is dropped.
+    pub fn receive(&mut self, packet: Packet) {
+        match packet {
+            Packet::Send(position, bytes) => {
+                if position.begins() {
+                    self.assembling.clear();
+                }
+                self.assembling.extend(bytes);
+                if position.ends() {
+                    self.events.push_back(RcEvent::Message(std::mem::take(&mut self.assembling)));
+                }
+            }
+            Packet::ReadRequest { read, va, rkey, len } => {
+                let mtu = self.mtu;
+                let answers: Vec<Packet> = match self.registered(va, rkey, len) {
+                    None => vec![Packet::ReadRefused { read }],
+                    Some([]) => vec![Packet::ReadResponse { read, bytes: Vec::new() }],
+                    Some(bytes) => bytes
+                        .chunks(mtu)
+                        .map(|piece| Packet::ReadResponse { read, bytes: piece.to_vec() })
+                        .collect(),
+                };
+                self.transmit.extend(answers);
+            }
+            Packet::ReadResponse { read, bytes } => {
+                let Some((len, received)) = self.reads.get_mut(&read) else { return };
+                received.extend(bytes);
+                if received.len() >= *len as usize {
+                    let result = Ok(std::mem::take(received));
+                    self.reads.remove(&read);
+                    self.events.push_back(RcEvent::Read { read, result });
+                }
+            }
+            Packet::ReadRefused { read } => {
+                if self.reads.remove(&read).is_some() {
+                    self.events.push_back(RcEvent::Read { read, result: Err(ReadRefused) });
+                }
+            }
+        }
+    }
+
+    /// The next packet for the other end.
+    pub fn poll_transmit(&mut self) -> Option<Packet> {
+        self.transmit.pop_front()
+    }
+
+    /// What happened next.
+    pub fn poll_event(&mut self) -> Option<RcEvent> {
+        self.events.pop_front()
+    }
+}
