@@ -220,6 +220,10 @@ pub const IBV_WC_GENERAL_ERR: c_int = 21;
 pub const IBV_WC_SEND: c_int = 0;
 pub const IBV_WC_RDMA_WRITE: c_int = 1;
 pub const IBV_WC_RECV: c_int = 128;
+pub const IBV_WC_RECV_RDMA_WITH_IMM: c_int = 129;
+
+/// In the flags of a completion: it has immediate data.
+pub const IBV_WC_WITH_IMM: c_uint = 2;
 
 /// The completion flags that a program may ask for: length, immediate, queue pairs, slid, sl, path.
 pub const IBV_WC_STANDARD_FLAGS: u64 = 0x7f;
@@ -321,7 +325,9 @@ pub const IBV_QP_INIT_ATTR_PD: u32 = 1;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 64;
 
 pub const IBV_QP_EX_WITH_RDMA_WRITE: u64 = 1;
+pub const IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM: u64 = 2;
 pub const IBV_QP_EX_WITH_SEND: u64 = 4;
+pub const IBV_QP_EX_WITH_SEND_WITH_IMM: u64 = 8;
 pub const IBV_QP_EX_WITH_RDMA_READ: u64 = 16;
 
 #[repr(C)]
@@ -389,6 +395,7 @@ pub struct ibv_qp_attr {
 }
 
 pub const IBV_WR_SEND: c_int = 2;
+pub const IBV_WR_SEND_WITH_IMM: c_int = 3;
 pub const IBV_SEND_INLINE: c_uint = 8;
 
 #[repr(C)]

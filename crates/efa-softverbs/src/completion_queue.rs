@@ -37,11 +37,20 @@ pub(crate) struct Completion {
     pub(crate) qpn: u32,
     /// Of receives.
     pub(crate) source: Option<Source>,
+    /// Of receives that came with it.
+    pub(crate) immediate: Option<u32>,
 }
 
 impl Completion {
-    const NONE: Self =
-        Self { wr_id: 0, result: Ok(()), opcode: 0, length: 0, qpn: 0, source: None };
+    const NONE: Self = Self {
+        wr_id: 0,
+        result: Ok(()),
+        opcode: 0,
+        length: 0,
+        qpn: 0,
+        source: None,
+        immediate: None,
+    };
 
     fn vendor_error(&self) -> u32 {
         match self.result {
@@ -71,6 +80,10 @@ impl Completion {
             Status::UnresponsiveRemote | Status::UnreachableRemote => IBV_WC_RESP_TIMEOUT_ERR,
             _ => IBV_WC_GENERAL_ERR,
         }
+    }
+
+    fn flags(&self) -> c_uint {
+        if self.immediate.is_some() { IBV_WC_WITH_IMM } else { 0 }
     }
 
     fn source_queue_pair(&self) -> u32 {
@@ -352,10 +365,10 @@ fn old_form(completion: &Completion) -> ibv_wc {
         opcode: completion.opcode,
         vendor_err: completion.vendor_error(),
         byte_len: completion.length,
-        imm_data: 0,
+        imm_data: completion.immediate.unwrap_or(0),
         qp_num: completion.qpn,
         src_qp: completion.source_queue_pair(),
-        wc_flags: 0,
+        wc_flags: completion.flags(),
         pkey_index: 0,
         slid: completion.source_handle(),
         sl: 0,
@@ -414,10 +427,10 @@ read! {
     read_opcode(completion) -> c_int { completion.opcode }
     read_vendor_err(completion) -> u32 { completion.vendor_error() }
     read_byte_len(completion) -> u32 { completion.length }
-    read_imm_data(_completion) -> u32 { 0 }
+    read_imm_data(completion) -> u32 { completion.immediate.unwrap_or(0) }
     read_qp_num(completion) -> u32 { completion.qpn }
     read_src_qp(completion) -> u32 { completion.source_queue_pair() }
-    read_wc_flags(_completion) -> c_uint { 0 }
+    read_wc_flags(completion) -> c_uint { completion.flags() }
     read_slid(completion) -> u32 { completion.source_handle().into() }
     read_sl(_completion) -> u8 { 0 }
     read_dlid_path_bits(_completion) -> u8 { 0 }

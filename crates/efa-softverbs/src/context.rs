@@ -8,10 +8,9 @@ use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, code, number, pointer, value};
 use crate::completion_queue::{self, create_cq_ex};
 use crate::device::{
-    Device, DeviceEntry, DeviceList, MAX_INLINE, MAX_RDMA, MAX_RECEIVE_SGE, MAX_SEND_SGE,
-    VENDOR_ID, VENDOR_PART_ID,
+    Device, DeviceEntry, DeviceList, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE, VENDOR_ID,
+    VENDOR_PART_ID,
 };
-use crate::memory::{MAX_REGION, MAX_REGIONS};
 use crate::process::{Kind, process};
 use crate::queue_pair;
 use crate::work;
@@ -109,14 +108,14 @@ fn guid(device: &Device) -> u64 {
 fn device_attributes(device: &Device) -> ibv_device_attr {
     // SAFETY: a structure of numbers, for which all zero is valid.
     let mut attributes: ibv_device_attr = unsafe { zeroed() };
-    let limits = efa_device::Device::attributes(&device.link);
+    let limits = device.link.attributes();
     let number = |value: usize| c_int::try_from(value).unwrap_or(c_int::MAX);
     for (to, from) in attributes.fw_ver.iter_mut().zip(*b"soft") {
         *to = c_char::from_ne_bytes([from]);
     }
     attributes.node_guid = guid(device);
     attributes.sys_image_guid = guid(device);
-    attributes.max_mr_size = MAX_REGION;
+    attributes.max_mr_size = limits.max_region_size;
     attributes.page_size_cap = 4096;
     attributes.vendor_id = VENDOR_ID;
     attributes.vendor_part_id = VENDOR_PART_ID;
@@ -126,7 +125,8 @@ fn device_attributes(device: &Device) -> ibv_device_attr {
     attributes.max_sge_rd = 1;
     attributes.max_cq = MAX_COMPLETION_QUEUES;
     attributes.max_cqe = number(MAX_COMPLETIONS as usize);
-    attributes.max_mr = number(MAX_REGIONS);
+    // One is the device's own.
+    attributes.max_mr = number(limits.max_regions - 1);
     attributes.max_pd = MAX_DOMAINS;
     attributes.max_ah = number(limits.max_address_handles);
     attributes.max_pkeys = 1;
@@ -421,18 +421,19 @@ unsafe extern "C" fn efadv_query_device(
     code(|| {
         let device = Context::device(context)?;
         let into = not_null(into)?;
-        let limits = efa_device::Device::attributes(&device.link);
+        let limits = device.link.attributes();
         let short = |value: usize| u16::try_from(value).unwrap_or(u16::MAX);
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let mut capabilities =
             EFADV_DEVICE_ATTR_CAPS_RNR_RETRY | EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID;
-        if device.settings.rdma_read {
+        let rdma = device.rdma();
+        if rdma.read {
             capabilities |= EFADV_DEVICE_ATTR_CAPS_RDMA_READ;
         }
-        if device.settings.rdma_write {
+        if rdma.write {
             capabilities |= EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE;
         }
-        let remote = device.settings.rdma_read || device.settings.rdma_write;
+        let longest = if rdma.read || rdma.write { limits.max_rdma_size } else { 0 };
         let attributes = efadv_device_attr {
             comp_mask: 0,
             max_sq_wr: number(limits.max_send),
@@ -442,7 +443,7 @@ unsafe extern "C" fn efadv_query_device(
             inline_buf_size: short(MAX_INLINE),
             reserved: [0; 2],
             device_caps: capabilities,
-            max_rdma_size: if remote { MAX_RDMA } else { 0 },
+            max_rdma_size: u32::try_from(longest).unwrap_or(u32::MAX),
         };
         if (room as usize) < offset_of!(efadv_device_attr, device_caps) {
             return Err(INVALID);

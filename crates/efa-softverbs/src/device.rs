@@ -4,19 +4,18 @@
 //!  ibv_get_device_list ─► DeviceEntry (an ibv_device, for the life of the process)
 //!                              │ ibv_open_device
 //!                              ▼
-//!                         Device: the software device with its memory table, shared by all
-//!                                 contexts of the process, closed with the last of them
+//!                         Device: the link with its memory keys, shared by all contexts of the
+//!                                 process, closed with the last of them
 //! ```
 
 use std::ffi::c_char;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 
-use efa_device::{DeviceError, Gid};
+use efa_device::{Access, DeviceError, Gid, Rdma};
+use efa_sim::SoftRegion;
 use efa_sim::record::SharedSink;
-use efa_sim::shm::{ShmDevice, ShmOptions};
 
 use crate::abi::{
     IBV_NODE_UNSPECIFIED, IBV_SYSFS_NAME_MAX, IBV_SYSFS_PATH_MAX, IBV_TRANSPORT_UNSPECIFIED,
@@ -24,7 +23,7 @@ use crate::abi::{
 };
 use crate::boundary::{Errno, Outcome};
 use crate::capture::CaptureFile;
-use crate::memory::MemoryTable;
+use crate::link::Link;
 use crate::process::{Kind, lock, process};
 use crate::settings::Settings;
 use crate::statistics::Statistics;
@@ -40,12 +39,6 @@ pub(crate) const MAX_SEND_SGE: usize = 2;
 pub(crate) const MAX_RECEIVE_SGE: usize = 1;
 /// Longest inline data of a send in bytes.
 pub(crate) const MAX_INLINE: usize = 32;
-/// Longest RDMA operation in bytes.
-pub(crate) const MAX_RDMA: u32 = 1 << 30;
-
-/// Pause between two tries at a receiver without buffers. Programs post their first buffers when
-/// they first look for completions, and those that send to them too early back off for long.
-const RNR_DELAY: Duration = Duration::from_millis(200);
 
 /// A device that can be opened.
 #[repr(C)]
@@ -216,8 +209,9 @@ fn set_sysfs_path(root: &Path) {
 /// An opened device.
 #[derive(Debug)]
 pub(crate) struct Device {
-    pub(crate) link: ShmDevice,
-    pub(crate) memory: MemoryTable,
+    pub(crate) link: Link,
+    /// For RDMA operations of no bytes, which name no region.
+    pub(crate) nothing: SoftRegion,
     pub(crate) settings: Arc<Settings>,
     pub(crate) statistics: Statistics,
     name: String,
@@ -230,18 +224,13 @@ impl Device {
         settings: &Arc<Settings>,
         capture: Option<SharedSink>,
     ) -> Result<Self, DeviceError> {
-        let mut options = ShmOptions::new(settings.host(index));
-        options.directory.clone_from(&settings.directory);
-        options.mtu = settings.mtu;
-        options.capture = capture;
-        options.rnr_delay = RNR_DELAY;
-        let link = ShmDevice::open(options)?;
-        let remote = settings.rdma_read || settings.rdma_write;
-        let memory = MemoryTable::new(remote.then(|| link.path()))?;
+        let link = Link::open(settings, index, capture)?;
+        let nothing = link.register(Box::default(), Access::default());
+        let nothing = nothing.map_err(|refused| refused.error)?;
         let settings = Arc::clone(settings);
         Ok(Self {
             link,
-            memory,
+            nothing,
             settings,
             statistics: Statistics::default(),
             name: name(index),
@@ -250,7 +239,12 @@ impl Device {
     }
 
     pub(crate) fn gid(&self) -> Gid {
-        efa_device::Device::gid(&self.link)
+        self.link.gid()
+    }
+
+    /// What it does to memory of others.
+    pub(crate) fn rdma(&self) -> Rdma {
+        self.link.attributes().rdma
     }
 
     /// Prints the counters, if that is wished and was not done.

@@ -1,16 +1,18 @@
 //! Protection domains, address handles and memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use efa_device::{AddressHandle, Gid};
+use efa_device::{Access, AddressHandle, Gid, Region as _};
+use efa_sim::SoftRegion;
+use efa_sim::region::RawMemory;
 
 use crate::abi::*;
 use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::context::{Context, fill, not_null};
 use crate::device::Device;
-use crate::memory::Range;
 use crate::process::{Kind, process};
 
 // ---- protection domains -------------------------------------------------------------------------
@@ -177,7 +179,9 @@ unsafe extern "C" fn efadv_query_ah(
 #[repr(C)]
 struct Region {
     ibv: ibv_mr,
-    domain: Membership,
+    memory: SoftRegion,
+    /// Kept while the region exists.
+    _domain: Membership,
 }
 
 fn register(
@@ -191,17 +195,36 @@ fn register(
         let membership = Membership::new(domain)?;
         let device = membership.device();
         let mut possible = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_OPTIONAL;
-        if device.settings.rdma_read {
+        if device.rdma().read {
             possible |= IBV_ACCESS_REMOTE_READ;
         }
-        if device.settings.rdma_write {
+        if device.rdma().write {
             possible |= IBV_ACCESS_REMOTE_WRITE;
         }
         if access & !possible != 0 {
             return Err(UNSUPPORTED);
         }
-        let memory = Range { address: not_null(address)? as u64, length: length as u64 };
-        let key = device.memory.register(memory, start, access)?;
+        let base = NonNull::new(address.cast::<u8>()).ok_or(INVALID)?;
+        // What is in C is reached from here on.
+        let end = (base.as_ptr().expose_provenance() as u64).checked_add(length as u64);
+        if length == 0 || end.and(start.checked_add(length as u64)).is_none() {
+            return Err(INVALID);
+        }
+        let has = |flag| access & flag != 0;
+        let raw = RawMemory {
+            base,
+            length,
+            address: start,
+            local_write: has(IBV_ACCESS_LOCAL_WRITE),
+            access: Access {
+                remote_read: has(IBV_ACCESS_REMOTE_READ),
+                remote_write: has(IBV_ACCESS_REMOTE_WRITE),
+            },
+        };
+        // SAFETY: by the contract of the C function the program leaves this memory to the device,
+        // as far as `access` says, until it deregisters it.
+        let memory = unsafe { device.link.keys().register_raw(raw)? };
+        let key = memory.remote_key();
         let context = context_of(domain);
         let ibv = ibv_mr {
             context,
@@ -212,7 +235,7 @@ fn register(
             lkey: key,
             rkey: key,
         };
-        let region = Box::into_raw(Box::new(Region { ibv, domain: membership })).cast();
+        let region = Box::into_raw(Box::new(Region { ibv, memory, _domain: membership })).cast();
         process().enter(region, Kind::Region);
         Ok(region)
     })
@@ -260,7 +283,7 @@ extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
         process().leave(region, Kind::Region)?;
         // SAFETY: it came from a box and nobody else can take it any more.
         let object = unsafe { Box::from_raw(region.cast::<Region>()) };
-        object.domain.device().memory.deregister(object.ibv.lkey);
+        object.memory.revoke();
         Ok(())
     })
 }

@@ -15,21 +15,22 @@
 //!  │ boundary: error numbers, panics, known handles     abi: C structures │
 //!  │ context ─ domain ─ completion_queue ─ queue_pair ─ work              │
 //!  │ process: what is this process's own                                  │
-//!  │ device ─ settings ─ sysfs ─ capture      memory: keys, RDMA          │
+//!  │ device ─ link ─ settings ─ sysfs ─ capture                           │
 //!  │ progress: goes on while the program does something else              │
 //!  └────────────────┬─────────────────────────────────────────────────────┘
 //!                   ▼
-//!      efa_sim::shm: datagrams between the processes of a host
+//!      efa_sim: datagrams and RDMA, between the processes of a host (shm) or hosts (tcp)
 //! ```
 //!
 //! # What the device is
 //!
 //! SRD and UD queue pairs, address handles, completion queues with and without the source's GID,
-//! memory regions, RDMA read and write between processes of one user on one host. All processes
-//! with the same [name](settings) share a host. Device capability bits say what there is.
+//! memory regions, RDMA read and write, immediate data of sends and of writes. Between processes of
+//! one user: all with the same [name](settings) share a host. Or between hosts, over TCP: then a
+//! host is an IP address. Device capability bits say what there is.
 //!
-//! What there is not: shared receive queues, completion channels, multicast, memory windows, RDMA
-//! with immediate, sends with immediate. Asking for them gives `EOPNOTSUPP`.
+//! What there is not: shared receive queues, completion channels, multicast, memory windows. Asking
+//! for them gives `EOPNOTSUPP`.
 //!
 //! # Threads and forks
 //!
@@ -53,7 +54,7 @@ mod device;
 mod domain;
 mod faults;
 mod held;
-mod memory;
+mod link;
 mod not_offered;
 mod process;
 mod progress;

@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use efa_device::{
-    Completion as LinkCompletion, Destination, Device as _, Qkey, Qpn, QueuePair as _,
-    QueuePairOptions, SendRequest, Source, Status, Time, WorkId,
+    Completion as LinkCompletion, Destination, DeviceError, Qkey, Qpn, QueuePairOptions,
+    RdmaRequest, RegionRange, RemoteMemory, SendRequest, Source, Status, Time, WorkId,
 };
-use efa_sim::shm::ShmQueuePair;
+use efa_sim::SoftRegion;
 
 use crate::abi::*;
 use crate::boundary::{FULL, INVALID, Outcome, UNSUPPORTED, code, pointer};
@@ -30,7 +30,7 @@ use crate::context::not_null;
 use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
 use crate::domain::Membership;
 use crate::faults::Faults;
-use crate::memory::Range;
+use crate::link::LinkQueuePair;
 use crate::process::{Kind as Handle, generation, lock, process};
 use crate::work::{self, Build};
 
@@ -119,21 +119,21 @@ pub(crate) struct Receive {
 }
 
 /// An RDMA operation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Remote {
     pub(crate) wr_id: u64,
     pub(crate) direction: Direction,
     pub(crate) to: Destination,
-    pub(crate) key: u32,
-    pub(crate) address: u64,
-    /// Our side, by address in memory; unused ones have no length.
-    pub(crate) local: [Range; MAX_SEND_SGE],
+    pub(crate) memory: RemoteMemory,
+    /// Our side, or what is wrong with it.
+    pub(crate) local: Result<RegionRange<SoftRegion>, Status>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Read,
-    Write,
+    /// With immediate data, if any.
+    Write(Option<u32>),
 }
 
 /// What changes. Guarded by the queue pair's lock.
@@ -141,57 +141,64 @@ pub(crate) enum Direction {
 pub(crate) struct State {
     phase: Phase,
     /// `None` after an error.
-    link: Option<ShmQueuePair>,
+    link: Option<LinkQueuePair>,
     /// The program's buffers, in the order of the link's.
     receives: VecDeque<Receive>,
     /// How many of them, from the front, the link has a packet for.
     lent: usize,
     sends: Outstanding,
-    remote: VecDeque<Remote>,
     spare: Vec<Box<[u8]>>,
     spare_receives: Vec<Box<[u8]>>,
     faults: Faults<Packet>,
     rnr_retry: u8,
 }
 
-/// Sends that were posted and did not complete.
+/// Sends and RDMA operations that were posted and did not complete.
 #[derive(Debug, Default)]
 struct Outstanding {
-    wr_ids: Vec<Option<u64>>,
+    works: Vec<Option<Outgoing>>,
     free: Vec<usize>,
+}
+
+/// How the program knows what it posted.
+#[derive(Clone, Copy, Debug)]
+struct Outgoing {
+    wr_id: u64,
+    opcode: c_int,
 }
 
 impl Outstanding {
     #[inline]
-    fn add(&mut self, wr_id: u64) -> WorkId {
+    fn add(&mut self, wr_id: u64, opcode: c_int) -> WorkId {
+        let work = Some(Outgoing { wr_id, opcode });
         let place = match self.free.pop() {
             Some(place) => {
-                self.wr_ids[place] = Some(wr_id);
+                self.works[place] = work;
                 place
             }
             None => {
-                self.wr_ids.push(Some(wr_id));
-                self.wr_ids.len() - 1
+                self.works.push(work);
+                self.works.len() - 1
             }
         };
         WorkId(place as u64)
     }
 
     #[inline]
-    fn remove(&mut self, id: WorkId) -> Option<u64> {
+    fn remove(&mut self, id: WorkId) -> Option<Outgoing> {
         let place = usize::try_from(id.0).ok()?;
-        let wr_id = self.wr_ids.get_mut(place)?.take()?;
+        let work = self.works.get_mut(place)?.take()?;
         self.free.push(place);
-        Some(wr_id)
+        Some(work)
     }
 
     fn len(&self) -> usize {
-        self.wr_ids.len() - self.free.len()
+        self.works.len() - self.free.len()
     }
 
-    fn drain(&mut self) -> impl Iterator<Item = u64> {
+    fn drain(&mut self) -> impl Iterator<Item = Outgoing> {
         self.free.clear();
-        std::mem::take(&mut self.wr_ids).into_iter().flatten()
+        std::mem::take(&mut self.works).into_iter().flatten()
     }
 }
 
@@ -271,16 +278,14 @@ impl QueuePair {
                     state.spare.push(packet);
                     self.end_send(state, id, result);
                 }
-                LinkCompletion::Receive { packet, length, source, .. } => {
-                    self.end_receive(state, packet, length, source);
+                LinkCompletion::Receive { packet, length, source, immediate } => {
+                    self.end_receive(state, packet, length, (source, immediate));
                 }
-                // RDMA goes around the link.
-                LinkCompletion::Rdma { .. } | LinkCompletion::Written { .. } => {}
+                LinkCompletion::Rdma { id, result } => self.end_send(state, id, result),
+                LinkCompletion::Written { immediate, length, source, packet } => {
+                    self.end_written(state, packet, length, (source, immediate));
+                }
             }
-        }
-        if let Some(remote) = state.remote.pop_front() {
-            moved = true;
-            self.execute(&remote);
         }
         moved
     }
@@ -294,18 +299,25 @@ impl QueuePair {
             length: 0,
             qpn: self.number(),
             source: None,
+            immediate: None,
         });
     }
 
     #[inline]
     fn end_send(&self, state: &mut State, id: WorkId, result: Result<(), Status>) {
-        if let Some(wr_id) = state.sends.remove(id) {
-            self.complete(wr_id, IBV_WC_SEND, result);
+        if let Some(Outgoing { wr_id, opcode }) = state.sends.remove(id) {
+            self.complete(wr_id, opcode, result);
         }
     }
 
     #[inline]
-    fn end_receive(&self, state: &mut State, packet: Box<[u8]>, length: usize, source: Source) {
+    fn end_receive(
+        &self,
+        state: &mut State,
+        packet: Box<[u8]>,
+        length: usize,
+        (source, immediate): (Source, Option<u32>),
+    ) {
         let Some(receive) = state.receives.pop_front() else { return };
         let headroom = self.headroom();
         // SAFETY: the program registered this memory for local writing, which was checked when it
@@ -326,6 +338,32 @@ impl QueuePair {
             length: u32::try_from(length + headroom).unwrap_or(u32::MAX),
             qpn: self.number(),
             source: Some(source),
+            immediate,
+        });
+    }
+
+    /// Tells of a write into memory of the program; it takes a receive, whose buffer stays as it is.
+    #[cold]
+    fn end_written(
+        &self,
+        state: &mut State,
+        packet: Option<Box<[u8]>>,
+        length: u64,
+        (source, immediate): (Source, u32),
+    ) {
+        let Some(receive) = state.receives.pop_front() else { return };
+        state.spare_receives.extend(packet);
+        state.lent -= 1;
+        self.lend(state);
+        self.device().statistics.received(0);
+        self.receives_to.push(Completion {
+            wr_id: receive.wr_id,
+            result: Ok(()),
+            opcode: IBV_WC_RECV_RDMA_WITH_IMM,
+            length: u32::try_from(length).unwrap_or(u32::MAX),
+            qpn: self.number(),
+            source: Some(source),
+            immediate: Some(immediate),
         });
     }
 
@@ -343,8 +381,7 @@ impl QueuePair {
         if state.phase < Phase::ReadyToSend {
             return Err(INVALID);
         }
-        let outstanding = state.sends.len() + state.remote.len();
-        if outstanding + count > self.cap.max_send_wr as usize { Err(FULL) } else { Ok(()) }
+        if state.sends.len() + count > self.cap.max_send_wr as usize { Err(FULL) } else { Ok(()) }
     }
 
     /// Posts a send of what `gather` writes to a packet buffer; it gives the length.
@@ -354,6 +391,7 @@ impl QueuePair {
         state: &mut State,
         wr_id: u64,
         destination: Destination,
+        immediate: Option<u32>,
         gather: impl FnOnce(&mut [u8]) -> Result<usize, Status>,
     ) {
         if state.phase == Phase::Error {
@@ -364,8 +402,8 @@ impl QueuePair {
         match gather(&mut packet) {
             Ok(length) => {
                 self.device().statistics.posted(length);
-                let id = state.sends.add(wr_id);
-                let request = SendRequest { id, packet, length, destination, immediate: None };
+                let id = state.sends.add(wr_id, IBV_WC_SEND);
+                let request = SendRequest { id, packet, length, destination, immediate };
                 if let Some(request) = state.faults.hold(request) {
                     self.launch(state, request);
                 }
@@ -388,45 +426,37 @@ impl QueuePair {
         let Some(link) = &mut state.link else { return };
         if let Err(refused) = link.post_send(request) {
             state.spare.push(refused.packet);
-            let status = match refused.error {
-                efa_device::DeviceError::BadAddressHandle { .. } => Status::BadAddressHandle,
-                efa_device::DeviceError::TooLong { .. } => Status::BadLength,
-                _ => Status::QueuePairInternal,
-            };
-            self.end_send(state, id, Err(status));
+            self.end_send(state, id, Err(status_of(&refused.error)));
         }
     }
 
-    /// Posts an RDMA operation, or its end if it can't be.
-    pub(crate) fn start_remote(&self, state: &mut State, remote: Result<Remote, (u64, Status)>) {
-        match remote {
-            Ok(remote) if state.phase == Phase::Error => {
-                let opcode = remote.direction.opcode();
-                self.complete(remote.wr_id, opcode, Err(Status::Flushed));
-            }
-            Ok(remote) => state.remote.push_back(remote),
-            Err((wr_id, status)) => self.complete(wr_id, IBV_WC_SEND, Err(status)),
-        }
-    }
-
-    /// Does an RDMA operation.
-    #[cold]
-    fn execute(&self, remote: &Remote) {
-        let device = self.device();
-        let (qpn, memory) = (remote.to.qpn, &device.memory);
-        let length = remote.local.iter().map(|range| range.length).sum();
-        let range = Range { address: remote.address, length };
-        let result = match remote.direction {
+    /// Posts an RDMA operation.
+    pub(crate) fn start_remote(&self, state: &mut State, remote: Remote) {
+        let Remote { wr_id, direction, to: destination, memory: remote, local } = remote;
+        let opcode = direction.opcode();
+        let Some(link) = &mut state.link else {
+            return self.complete(wr_id, opcode, Err(Status::Flushed));
+        };
+        let local = match local {
+            Ok(local) => local,
+            Err(status) => return self.complete(wr_id, opcode, Err(status)),
+        };
+        let length = local.length as u64;
+        let id = state.sends.add(wr_id, opcode);
+        let request = RdmaRequest { id, local, remote, destination };
+        let posted = match direction {
             Direction::Read => {
-                device.statistics.read(length);
-                memory.read(qpn, remote.key, range, &remote.local)
+                self.device().statistics.read(length);
+                link.post_read(request)
             }
-            Direction::Write => {
-                device.statistics.wrote(length);
-                memory.write(qpn, remote.key, &remote.local, range)
+            Direction::Write(immediate) => {
+                self.device().statistics.wrote(length);
+                link.post_write(request, immediate)
             }
         };
-        self.complete(remote.wr_id, remote.direction.opcode(), result);
+        if let Err(error) = posted {
+            self.end_send(state, id, Err(status_of(&error)));
+        }
     }
 
     /// Posts a buffer that was checked.
@@ -481,6 +511,7 @@ impl QueuePair {
             length: 0,
             qpn: self.number(),
             source: None,
+            immediate: None,
         });
     }
 
@@ -489,15 +520,10 @@ impl QueuePair {
     /// Ends everything that is outstanding; nobody reaches this queue pair any more.
     fn fail(&self, state: &mut State) {
         state.phase = Phase::Error;
-        if state.link.take().is_some() {
-            self.device().memory.remove_queue_pair(self.number);
-        }
+        drop(state.link.take());
         state.faults.take_all().for_each(drop);
-        for wr_id in state.sends.drain() {
-            self.complete(wr_id, IBV_WC_SEND, Err(Status::Flushed));
-        }
-        for remote in state.remote.drain(..) {
-            self.complete(remote.wr_id, remote.direction.opcode(), Err(Status::Flushed));
+        for Outgoing { wr_id, opcode } in state.sends.drain() {
+            self.complete(wr_id, opcode, Err(Status::Flushed));
         }
         state.lent = 0;
         for receive in state.receives.drain(..) {
@@ -541,8 +567,19 @@ impl Direction {
     fn opcode(self) -> c_int {
         match self {
             Self::Read => IBV_WC_SEND,
-            Self::Write => IBV_WC_RDMA_WRITE,
+            Self::Write(_) => IBV_WC_RDMA_WRITE,
         }
+    }
+}
+
+/// How something ends that the link refuses.
+fn status_of(error: &DeviceError) -> Status {
+    match error {
+        DeviceError::BadAddressHandle { .. } => Status::BadAddressHandle,
+        DeviceError::TooLong { .. } => Status::BadLength,
+        DeviceError::OutOfRegion { .. } => Status::BadLocalKey,
+        DeviceError::Unsupported { .. } => Status::UnsupportedOperation,
+        _ => Status::QueuePairInternal,
     }
 }
 
@@ -593,12 +630,12 @@ pub(crate) struct QueuePairObject {
 
 /// The operations that a queue pair can be made for.
 fn possible_operations(device: &Device, transport: Transport) -> u64 {
-    let mut operations = IBV_QP_EX_WITH_SEND;
-    if transport == Transport::Srd && device.settings.rdma_read {
+    let mut operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    if transport == Transport::Srd && device.rdma().read {
         operations |= IBV_QP_EX_WITH_RDMA_READ;
     }
-    if transport == Transport::Srd && device.settings.rdma_write {
-        operations |= IBV_QP_EX_WITH_RDMA_WRITE;
+    if transport == Transport::Srd && device.rdma().write {
+        operations |= IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
     }
     operations
 }
@@ -643,14 +680,12 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
     };
     let link = device.link.create_queue_pair(options)?;
     let number = link.address().qpn;
-    device.memory.add_queue_pair(number)?;
     let state = State {
         phase: Phase::Reset,
         link: Some(link),
         receives: VecDeque::new(),
         lent: 0,
         sends: Outstanding::default(),
-        remote: VecDeque::new(),
         spare: Vec::new(),
         spare_receives: Vec::new(),
         faults: Faults::new(&device.settings, number),

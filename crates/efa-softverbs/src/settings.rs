@@ -2,10 +2,12 @@
 //!
 //! | variable | means | default |
 //! |---|---|---|
-//! | `EFA_SOFT_NAME` | the host: processes with the same name reach each other | `default` |
-//! | `EFA_SOFT_DIRECTORY` | where hosts are | `/dev/shm/efa-<uid>` |
+//! | `EFA_SOFT_LINK` | `shm`: processes of this host reach each other; `tcp`: those of several | `shm` |
+//! | `EFA_SOFT_ADDRESS` | on tcp, the IP address of this host by which the others reach it | `127.0.0.1` |
+//! | `EFA_SOFT_NAME` | on shm, the host: processes with the same name reach each other | `default` |
+//! | `EFA_SOFT_DIRECTORY` | on shm, where hosts are | `/dev/shm/efa-<uid>` |
 //! | `EFA_SOFT_MTU` | largest datagram in bytes, 1024 to 32768 | 8928 |
-//! | `EFA_SOFT_DEVICES` | number of devices, 1 to 16; each is a host of its own | 1 |
+//! | `EFA_SOFT_DEVICES` | number of devices, 1 to 16; each is a host of its own; 1 on tcp | 1 |
 //! | `EFA_SOFT_RDMA` | `read`, `write`, `read,write` or `none` | `read,write` |
 //! | `EFA_SOFT_REORDER` | a seed: datagrams overtake each other | they don't |
 //! | `EFA_SOFT_RNR` | chance 0 to 1 that a datagram finds the receiver not ready | 0 |
@@ -14,13 +16,28 @@
 //!
 //! A bad value is told on standard error, and there is no device then.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use efa_device::DeviceAttributes;
 
+/// What is under the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkSettings {
+    /// Shared memory of this host.
+    Shm,
+    /// TCP.
+    Tcp {
+        /// The address of this host.
+        address: IpAddr,
+    },
+}
+
 /// The settings of a process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
+    /// What is under the device.
+    pub link: LinkSettings,
     /// The host.
     pub name: String,
     /// Where hosts are, if not at the usual place.
@@ -46,6 +63,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            link: LinkSettings::Shm,
             name: "default".into(),
             directory: None,
             mtu: DeviceAttributes::default().mtu,
@@ -95,6 +113,18 @@ impl Settings {
     ) -> Result<Self, SettingsError> {
         let read = Variables { variable };
         let default = Self::default();
+        let address = read.parse("EFA_SOFT_ADDRESS", "an IP address of this host", |value| {
+            value.parse().ok().filter(|address: &IpAddr| !address.is_unspecified())
+        })?;
+        let link = read.parse("EFA_SOFT_LINK", "shm or tcp", |value| match value {
+            "shm" => Some(LinkSettings::Shm),
+            "tcp" => {
+                let address = address.unwrap_or(Ipv4Addr::LOCALHOST.into());
+                Some(LinkSettings::Tcp { address })
+            }
+            _ => None,
+        })?;
+        let link = link.unwrap_or(default.link);
         let name = read.parse("EFA_SOFT_NAME", NAME, |value| {
             let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
             let good = value.chars().all(allowed) && !value.starts_with('.');
@@ -106,8 +136,12 @@ impl Settings {
         let mtu = read.parse("EFA_SOFT_MTU", "a number from 1024 to 32768", |value| {
             value.parse().ok().filter(|mtu| (1024..=32768).contains(mtu))
         })?;
-        let devices = read.parse("EFA_SOFT_DEVICES", "a number from 1 to 16", |value| {
-            value.parse().ok().filter(|devices| (1..=16).contains(devices))
+        let (most, expected) = match link {
+            LinkSettings::Shm => (16, "a number from 1 to 16"),
+            LinkSettings::Tcp { .. } => (1, "1, as a host has one address on the tcp link"),
+        };
+        let devices = read.parse("EFA_SOFT_DEVICES", expected, |value| {
+            value.parse().ok().filter(|devices| (1..=most).contains(devices))
         })?;
         let expected = "read, write, read,write or none";
         let rdma = read.parse("EFA_SOFT_RDMA", expected, |value| match value {
@@ -131,6 +165,7 @@ impl Settings {
         })?;
         let (rdma_read, rdma_write) = rdma.unwrap_or((default.rdma_read, default.rdma_write));
         Ok(Self {
+            link,
             name: name.unwrap_or(default.name),
             directory,
             mtu: mtu.unwrap_or(default.mtu),
@@ -208,6 +243,7 @@ mod tests {
             ("EFA_SOFT_STATISTICS", "1"),
         ]);
         let expected = Settings {
+            link: LinkSettings::Shm,
             name: "a.b-c_1".into(),
             directory: Some("/tmp/x".into()),
             mtu: 4096,
@@ -224,8 +260,23 @@ mod tests {
     }
 
     #[test]
+    fn the_tcp_link_has_an_address() {
+        let link = |variables: &[_]| parse(variables).unwrap().link;
+        let tcp = |address: &str| LinkSettings::Tcp { address: address.parse().unwrap() };
+        assert_eq!(link(&[("EFA_SOFT_LINK", "tcp")]), tcp("127.0.0.1"));
+        let both = [("EFA_SOFT_LINK", "tcp"), ("EFA_SOFT_ADDRESS", "fd00::7")];
+        assert_eq!(link(&both), tcp("fd00::7"));
+        assert_eq!(link(&[("EFA_SOFT_ADDRESS", "10.0.0.1")]), LinkSettings::Shm);
+        let two = parse(&[("EFA_SOFT_LINK", "tcp"), ("EFA_SOFT_DEVICES", "2")]).unwrap_err();
+        assert!(two.to_string().contains("one address"), "{two}");
+    }
+
+    #[test]
     fn bad_values_are_named() {
         for (variable, value) in [
+            ("EFA_SOFT_LINK", "udp"),
+            ("EFA_SOFT_ADDRESS", "localhost"),
+            ("EFA_SOFT_ADDRESS", "0.0.0.0"),
             ("EFA_SOFT_NAME", ".hidden"),
             ("EFA_SOFT_NAME", "a/b"),
             ("EFA_SOFT_DIRECTORY", "relative"),

@@ -1,7 +1,7 @@
 //! Work requests: posted as lists of structures, or built by calls (`ibv_wr_start` …).
 //!
 //! ```text
-//!  wr_start ─► wr_send | wr_rdma_read | wr_rdma_write     one request …
+//!  wr_start ─► wr_send | wr_rdma_read | wr_rdma_write …   one request …
 //!                 └► wr_set_ud_addr, wr_set_sge …         … and what belongs to it, in any order
 //!              (again)
 //!  wr_complete: all are posted, or none          wr_abort: none
@@ -11,21 +11,30 @@
 
 use std::ffi::{c_int, c_void};
 
-use efa_device::{AddressHandle, Destination, Qkey, Qpn, Status};
+use efa_device::{
+    AddressHandle, Destination, Qkey, Qpn, Region as _, RegionRange, RemoteMemory, Status,
+};
+use efa_sim::SoftRegion;
+use efa_sim::region::{KeyTable, Use};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, UNSUPPORTED, code, value};
-use crate::device::{MAX_INLINE, MAX_RDMA, MAX_RECEIVE_SGE, MAX_SEND_SGE};
+use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
 use crate::domain::AddressHandleObject;
 use crate::held::HeldLock;
-use crate::memory::{MemoryTable, Range, Use};
 use crate::queue_pair::{Direction, QueuePair, QueuePairObject, Receive, Remote, State, Transport};
 
 /// What a request does.
 #[derive(Clone, Copy, Debug)]
 enum Operation {
-    Send,
-    Remote { direction: Direction, key: u32, address: u64 },
+    Send { immediate: Option<u32> },
+    Remote { direction: Direction, memory: RemoteMemory },
+}
+
+impl Operation {
+    fn remote(direction: Direction, address: u64, key: u32) -> Self {
+        Self::Remote { direction, memory: RemoteMemory { address, key } }
+    }
 }
 
 /// What a request carries.
@@ -70,7 +79,7 @@ impl Data {
 
     /// Copies what is to be sent; gives its length.
     #[inline]
-    fn gather(&self, memory: &MemoryTable, into: &mut [u8]) -> Result<usize, Status> {
+    fn gather(&self, keys: &KeyTable, into: &mut [u8]) -> Result<usize, Status> {
         match self {
             Self::Inline { bytes, length } => {
                 into.get_mut(..*length)
@@ -84,7 +93,7 @@ impl Data {
                     let length = entry.length as usize;
                     let into = into.get_mut(at..).and_then(|rest| rest.get_mut(..length));
                     let into = into.ok_or(Status::BadLength)?;
-                    let from = find(memory, entry, Use::LocalRead).ok_or(Status::BadLocalKey)?;
+                    let from = find(keys, entry, Use::LocalRead).ok_or(Status::BadLocalKey)?;
                     // SAFETY: the program registered this memory, and gives it to the device while
                     // it posts; `into` has this length.
                     unsafe {
@@ -101,9 +110,8 @@ impl Data {
 
 /// Where the memory of an entry is.
 #[inline]
-fn find(memory: &MemoryTable, entry: &ibv_sge, wanted: Use) -> Option<u64> {
-    let range = Range { address: entry.addr, length: entry.length.into() };
-    memory.find(entry.lkey, range, wanted)
+fn find(keys: &KeyTable, entry: &ibv_sge, wanted: Use) -> Option<u64> {
+    keys.locate(entry.lkey, entry.addr, entry.length.into(), wanted)
 }
 
 /// A request.
@@ -120,16 +128,19 @@ impl Work {
     fn check(&self, queue_pair: &QueuePair) -> Outcome<()> {
         self.target.ok_or(INVALID)?;
         match self.operation {
-            Operation::Send => Ok(()),
-            Operation::Remote { .. } if matches!(self.data, Data::Inline { .. }) => Err(INVALID),
+            Operation::Send { .. } => Ok(()),
             Operation::Remote { direction, .. } => {
-                let settings = &queue_pair.device().settings;
+                let rdma = queue_pair.device().rdma();
                 let possible = match direction {
-                    Direction::Read => settings.rdma_read,
-                    Direction::Write => settings.rdma_write,
+                    Direction::Read => rdma.read,
+                    Direction::Write(_) => rdma.write,
                 };
-                let srd = queue_pair.transport() == Transport::Srd;
-                if possible && srd { Ok(()) } else { Err(UNSUPPORTED) }
+                if !possible || queue_pair.transport() != Transport::Srd {
+                    return Err(UNSUPPORTED);
+                }
+                // One range, as the device says in `max_sge_rd`.
+                let one = matches!(self.data, Data::Registered { count: 0..=1, .. });
+                if one { Ok(()) } else { Err(INVALID) }
             }
         }
     }
@@ -141,47 +152,34 @@ impl Work {
         // A number of more than 16 bits is nobody's, and neither is 0.
         let qpn = Qpn(u16::try_from(qpn).unwrap_or(0));
         let to = Destination { address_handle, qpn, qkey: Qkey(qkey) };
-        let memory = &queue_pair.device().memory;
+        let device = queue_pair.device();
         match self.operation {
-            Operation::Send => {
-                queue_pair.send(state, self.wr_id, to, |into| self.data.gather(memory, into));
+            Operation::Send { immediate } => {
+                let gather = |into: &mut [u8]| self.data.gather(device.link.keys(), into);
+                queue_pair.send(state, self.wr_id, to, immediate, gather);
             }
-            Operation::Remote { direction, key, address } => {
-                let local = self.local_ranges(memory, direction);
-                let remote = local.map(|local| Remote {
-                    wr_id: self.wr_id,
-                    direction,
-                    to,
-                    key,
-                    address,
-                    local,
-                });
-                queue_pair.start_remote(state, remote.map_err(|status| (self.wr_id, status)));
+            Operation::Remote { direction, memory } => {
+                let (wr_id, local) = (self.wr_id, self.local_range(device, direction));
+                queue_pair.start_remote(state, Remote { wr_id, direction, to, memory, local });
             }
         }
     }
 
     /// Our side of an RDMA operation.
-    fn local_ranges(
+    fn local_range(
         &self,
-        memory: &MemoryTable,
+        device: &Device,
         direction: Direction,
-    ) -> Result<[Range; MAX_SEND_SGE], Status> {
-        let mut ranges = [Range { address: 0, length: 0 }; MAX_SEND_SGE];
-        let Data::Registered { entries, count } = &self.data else {
-            return Err(Status::UnsupportedOperation);
+    ) -> Result<RegionRange<SoftRegion>, Status> {
+        let Data::Registered { entries: [entry, ..], count: 1 } = &self.data else {
+            return Ok(RegionRange { region: device.nothing.clone(), offset: 0, length: 0 });
         };
-        let wanted = match direction {
-            Direction::Read => Use::LocalWrite,
-            Direction::Write => Use::LocalRead,
-        };
-        let mut total = 0;
-        for (range, entry) in ranges.iter_mut().zip(&entries[..*count]) {
-            let address = find(memory, entry, wanted).ok_or(Status::BadLocalKey)?;
-            *range = Range { address, length: entry.length.into() };
-            total += u64::from(entry.length);
+        let region = device.link.keys().find(entry.lkey).ok_or(Status::BadLocalKey)?;
+        if direction == Direction::Read && !region.allows_local_write() {
+            return Err(Status::BadLocalKey);
         }
-        if total > MAX_RDMA.into() { Err(Status::BadLength) } else { Ok(ranges) }
+        let start = RemoteMemory { address: entry.addr, key: region.remote_key() };
+        region.part(start, entry.length as usize).ok_or(Status::BadLocalKey)
     }
 }
 
@@ -207,10 +205,11 @@ unsafe fn entries<'a>(list: *const ibv_sge, count: c_int) -> Outcome<&'a [ibv_sg
 /// `request` must be valid with all that it points to.
 #[inline]
 unsafe fn read_request(request: &ibv_send_wr, queue_pair: &QueuePair) -> Outcome<Work> {
-    match request.opcode {
-        IBV_WR_SEND => {}
+    let immediate = match request.opcode {
+        IBV_WR_SEND => None,
+        IBV_WR_SEND_WITH_IMM => Some(request.imm_data),
         _ => return Err(UNSUPPORTED),
-    }
+    };
     // SAFETY: the caller's promise.
     let list = unsafe { entries(request.sg_list, request.num_sge)? };
     if list.len() > queue_pair.cap().max_send_sge as usize {
@@ -230,7 +229,7 @@ unsafe fn read_request(request: &ibv_send_wr, queue_pair: &QueuePair) -> Outcome
     let (number, ibv_ud_target { remote_qpn, remote_qkey, .. }) =
         unsafe { (AddressHandleObject::number(request.wr.ud.ah)?, request.wr.ud) };
     let target = Some((number, remote_qpn, remote_qkey));
-    Ok(Work { wr_id: request.wr_id, operation: Operation::Send, target, data })
+    Ok(Work { wr_id: request.wr_id, operation: Operation::Send { immediate }, target, data })
 }
 
 /// The queue pair behind a handle that is not looked up.
@@ -292,7 +291,7 @@ unsafe fn read_receive(request: &ibv_recv_wr, queue_pair: &QueuePair) -> Outcome
     let Some(entry) = list.first() else {
         return Ok(Receive { wr_id: request.wr_id, address: 0, length: 0 });
     };
-    let address = find(&queue_pair.device().memory, entry, Use::LocalWrite).ok_or(INVALID)?;
+    let address = find(queue_pair.device().link.keys(), entry, Use::LocalWrite).ok_or(INVALID)?;
     Ok(Receive { wr_id: request.wr_id, address, length: entry.length as usize })
 }
 
@@ -395,13 +394,14 @@ macro_rules! calls {
 }
 
 calls! {
-    wr_send(qp) begin(qp, Operation::Send)
+    wr_send(qp) begin(qp, Operation::Send { immediate: None })
+    wr_send_imm(qp, immediate: u32) begin(qp, Operation::Send { immediate: Some(immediate) })
     wr_rdma_read(qp, key: u32, address: u64)
-        begin(qp, Operation::Remote { direction: Direction::Read, key, address })
+        begin(qp, Operation::remote(Direction::Read, address, key))
     wr_rdma_write(qp, key: u32, address: u64)
-        begin(qp, Operation::Remote { direction: Direction::Write, key, address })
-    wr_rdma_write_imm(qp, _key: u32, _address: u64, _immediate: u32) refuse(qp)
-    wr_send_imm(qp, _immediate: u32) refuse(qp)
+        begin(qp, Operation::remote(Direction::Write(None), address, key))
+    wr_rdma_write_imm(qp, key: u32, address: u64, immediate: u32)
+        begin(qp, Operation::remote(Direction::Write(Some(immediate)), address, key))
     wr_send_inv(qp, _key: u32) refuse(qp)
     wr_send_tso(qp, _header: *mut c_void, _length: u16, _mss: u16) refuse(qp)
     wr_local_inv(qp, _key: u32) refuse(qp)

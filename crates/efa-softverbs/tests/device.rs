@@ -216,6 +216,7 @@ fn messages_arrive_with_everything_that_is_told_about_them() {
         source: a.number(),
         handle: ahn.ahn.into(),
         gid: None,
+        immediate: None,
     };
     assert_eq!(b.wait(), receive(1, 25));
     assert_eq!(b.wait(), receive(2, 6));
@@ -283,15 +284,17 @@ fn remote_memory_is_read_and_written_within_its_bounds() {
         assert_eq!((seen.wr_id, seen.qpn), (wr_id, a.number()));
         (seen.status, seen.vendor, seen.opcode)
     };
-    let pieces = [part(local, 0, 10), part(local, 32, 32)];
+    let piece = [part(local, 10, 32)];
     let read = (IBV_WC_SUCCESS, 0, IBV_WC_SEND);
-    assert_eq!(run(1, false, (base + 100, rkey(open)), &pieces), read, "told as a send");
-    assert_eq!(ours.bytes()[..10], pattern[100..110]);
-    assert_eq!(ours.bytes()[32..], pattern[110..142]);
-    assert_eq!(ours.bytes()[10..32], [0; 22]);
+    assert_eq!(run(1, false, (base + 100, rkey(open)), &piece), read, "told as a send");
+    assert_eq!(ours.bytes(), [&[0; 10], &pattern[100..132], &[0; 22]].concat());
     let written = (IBV_WC_SUCCESS, 0, IBV_WC_RDMA_WRITE);
     assert_eq!(run(2, true, (base, rkey(open)), &[part(local, 0, 10)]), written);
-    assert_eq!(theirs.bytes()[..10], pattern[100..110]);
+    assert_eq!(theirs.bytes()[..12], [&[0; 10], &pattern[10..12]].concat());
+    // No bytes, and no region for them; more than one range.
+    assert_eq!(run(2, true, (base, rkey(open)), &[]), written);
+    let two = [part(local, 0, 10), part(local, 32, 32)];
+    assert_eq!(a.post_remote(3, to, false, (base, rkey(open)), &two), libc::EINVAL);
     // Remote key, bounds, access: 7. Our own key and access: 5.
     let one = [part(local, 0, 32)];
     for write in [false, true] {
@@ -317,6 +320,79 @@ fn remote_memory_is_read_and_written_within_its_bounds() {
     deregister(open);
     assert_eq!(run(6, false, (base, key), &one).1, 7);
     [local, closed, read_only].into_iter().for_each(deregister);
+    destroy(handle);
+}
+
+/// Immediate data of sends and of writes, from both forms of posting to both forms of polling.
+#[test]
+fn immediate_data_is_told_with_what_it_came_with() {
+    let (a, b) = pair(Wish { rnr_retry: 0, ..Wish::default() });
+    let (theirs, ours) = (Memory::of(&[0; 64]), Memory::of(b"0123456789"));
+    let (open, local) = (b.register(&theirs, ALL), a.register(&ours, 0));
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    let end = || loop {
+        if let Some(seen) = a.poll() {
+            return seen;
+        }
+        assert_eq!(b.poll(), None);
+    };
+    let remote = (theirs.address() as u64 + 40, rkey(open));
+    let v = verbs();
+    let write = |wr_id, immediate, entries: &[ibv_sge]| {
+        // SAFETY: as C does it: through the functions in the queue pair.
+        let posted = unsafe {
+            let qp = (v.ibv_qp_to_qp_ex)(a.qp);
+            ((*qp).wr_start.unwrap())(qp);
+            (*qp).wr_id = wr_id;
+            ((*qp).wr_rdma_write_imm.unwrap())(qp, remote.1, remote.0, immediate);
+            ((*qp).wr_set_sge_list.unwrap())(qp, entries.len(), entries.as_ptr());
+            ((*qp).wr_set_ud_addr.unwrap())(qp, handle, b.number(), b.qkey);
+            ((*qp).wr_complete.unwrap())(qp)
+        };
+        assert_eq!(posted, 0);
+    };
+    // Without a buffer there, as a send.
+    write(1, 7, &[part(local, 0, 4)]);
+    let seen = end();
+    assert_eq!((seen.wr_id, seen.opcode), (1, IBV_WC_RDMA_WRITE));
+    assert_eq!((seen.status, seen.vendor), (IBV_WC_RNR_RETRY_EXC_ERR, 10));
+    // With one: it is taken and nothing is put into it.
+    assert_eq!(b.post_receive(10, part(open, 0, 32)), 0);
+    write(2, u32::MAX, &[part(local, 2, 8)]);
+    let told = b.wait();
+    assert_eq!((told.wr_id, told.status), (10, IBV_WC_SUCCESS));
+    assert_eq!((told.opcode, told.length), (IBV_WC_RECV_RDMA_WITH_IMM, 8));
+    assert_eq!((told.immediate, told.source), (Some(u32::MAX), a.number()));
+    assert_eq!(theirs.bytes(), [&[0; 40], &b"23456789"[..], &[0; 16]].concat());
+    let seen = a.wait();
+    assert_eq!((seen.wr_id, seen.status, seen.opcode), (2, IBV_WC_SUCCESS, IBV_WC_RDMA_WRITE));
+    assert_eq!(seen.immediate, None);
+    // A write of nothing is a way to say something.
+    assert_eq!(b.post_receive(11, part(open, 0, 32)), 0);
+    write(3, 0, &[]);
+    let told = b.wait();
+    assert_eq!((told.wr_id, told.length, told.immediate), (11, 0, Some(0)));
+    assert_eq!(a.wait().status, IBV_WC_SUCCESS);
+    // A write that is refused is not told.
+    assert_eq!(b.post_receive(12, part(open, 0, 32)), 0);
+    deregister(open);
+    write(4, 7, &[part(local, 0, 4)]);
+    assert_eq!(end().vendor, 7);
+    // Sends, posted in the old way and polled in it.
+    assert_eq!(a.post_send_immediate(5, to, &[inline(b"abc")], 0x0102_0304), 0);
+    let mut told: [ibv_wc; 2] = zeroed();
+    // SAFETY: as C does it: through the table of the context.
+    unsafe {
+        let poll = (*b.context).ops.poll_cq.unwrap();
+        while poll(b.cq.cast(), 2, told.as_mut_ptr()) == 0 {
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!((told[0].wr_id, told[0].opcode, told[0].byte_len), (12, IBV_WC_RECV, 3));
+    assert_eq!((told[0].wc_flags, told[0].imm_data), (IBV_WC_WITH_IMM, 0x0102_0304));
+    assert_eq!((a.wait().status, &theirs.bytes()[..3]), (IBV_WC_SUCCESS, &b"abc"[..]));
+    deregister(local);
     destroy(handle);
 }
 
@@ -504,7 +580,7 @@ fn requests_are_built_by_calls_all_or_none() {
         assert_eq!(&buffer.bytes()[..3], b"aab");
         // What this device doesn't do is told at the end, and the next batch starts afresh.
         ((*qp).wr_start.unwrap())(qp);
-        ((*qp).wr_send_imm.unwrap())(qp, 7);
+        ((*qp).wr_local_inv.unwrap())(qp, 7);
         assert_eq!(((*qp).wr_complete.unwrap())(qp), libc::EOPNOTSUPP);
         ((*qp).wr_start.unwrap())(qp);
         ((*qp).wr_send.unwrap())(qp);

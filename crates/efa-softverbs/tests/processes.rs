@@ -238,7 +238,7 @@ fn a_killed_process_harms_nobody() {
         std::fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     let queue_pairs = names.iter().filter(|name| name.to_string_lossy().starts_with("qp-"));
     let tables = names.iter().filter(|name| name.to_string_lossy().starts_with("mem-"));
-    assert_eq!((queue_pairs.count(), tables.count()), (1, 3), "{names:?}");
+    assert_eq!((queue_pairs.count(), tables.count()), (1, 2), "{names:?}");
 }
 
 // ---- forks --------------------------------------------------------------------------------------

@@ -166,6 +166,8 @@ pub(crate) struct Seen {
     pub(crate) handle: u32,
     /// If it is told.
     pub(crate) gid: Option<[u8; 16]>,
+    /// If it came with any.
+    pub(crate) immediate: Option<u32>,
 }
 
 impl End {
@@ -270,11 +272,33 @@ impl End {
         entries: &[ibv_sge],
         flags: c_uint,
     ) -> c_int {
+        self.post(wr_id, (handle, qpn, qkey), entries, (IBV_WR_SEND, flags, 0))
+    }
+
+    /// Posts an inline send with immediate data; gives the error number.
+    pub(crate) fn post_send_immediate(
+        &self,
+        wr_id: u64,
+        to: (*mut ibv_ah, u32, u32),
+        entries: &[ibv_sge],
+        immediate: u32,
+    ) -> c_int {
+        self.post(wr_id, to, entries, (IBV_WR_SEND_WITH_IMM, IBV_SEND_INLINE, immediate))
+    }
+
+    fn post(
+        &self,
+        wr_id: u64,
+        (handle, qpn, qkey): (*mut ibv_ah, u32, u32),
+        entries: &[ibv_sge],
+        (opcode, flags, immediate): (c_int, c_uint, u32),
+    ) -> c_int {
         let mut request: ibv_send_wr = zeroed();
+        request.imm_data = immediate;
         request.wr_id = wr_id;
         request.sg_list = entries.as_ptr().cast_mut();
         request.num_sge = entries.len() as c_int;
-        request.opcode = IBV_WR_SEND;
+        request.opcode = opcode;
         request.send_flags = flags;
         request.wr.ud = ibv_ud_target { ah: handle, remote_qpn: qpn, remote_qkey: qkey };
         let mut bad = null_mut();
@@ -337,6 +361,8 @@ impl End {
                 source: ((*cq).read_src_qp.unwrap())(cq),
                 handle: ((*cq).read_slid.unwrap())(cq),
                 gid: (told == 0).then_some(gid.raw),
+                immediate: (((*cq).read_wc_flags.unwrap())(cq) & IBV_WC_WITH_IMM != 0)
+                    .then(|| ((*cq).read_imm_data.unwrap())(cq)),
             };
             ((*cq).end_poll.unwrap())(cq);
             Some(seen)
@@ -402,8 +428,11 @@ pub(crate) fn create(
         attributes.qp_type = IBV_QPT_DRIVER;
         attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         attributes.pd = pd;
-        attributes.send_ops_flags =
-            IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_RDMA_WRITE;
+        attributes.send_ops_flags = IBV_QP_EX_WITH_SEND
+            | IBV_QP_EX_WITH_RDMA_READ
+            | IBV_QP_EX_WITH_RDMA_WRITE
+            | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+            | IBV_QP_EX_WITH_SEND_WITH_IMM;
         let mut efa = efadv_qp_init_attr::default();
         let length = size_of::<efadv_qp_init_attr>() as u32;
         (v.efadv_create_qp_ex)(context, &raw mut attributes, &raw mut efa, length)

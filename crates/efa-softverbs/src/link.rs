@@ -1,0 +1,164 @@
+//! The link under a device: between the processes of a host, or between hosts.
+
+use std::time::Duration;
+
+use efa_device::{
+    Access, AddressHandle, Completion, Device as _, DeviceAttributes, DeviceError, Gid, PostError,
+    Qkey, QueuePair as _, QueuePairAddress, QueuePairOptions, Rdma, RdmaRequest, RegisterError,
+    SendRequest, Time,
+};
+use efa_sim::SoftRegion;
+use efa_sim::record::SharedSink;
+use efa_sim::region::KeyTable;
+use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
+use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair};
+
+use crate::settings::{LinkSettings, Settings};
+
+/// Pause between two tries at a receiver without buffers. Programs post their first buffers when
+/// they first look for completions, and those that send to them too early back off for long.
+const RNR_DELAY: Duration = Duration::from_millis(200);
+/// Ports of queue pairs, above those that systems give to connections. No more than a program sizes
+/// its tables for, as programs find a queue pair by the lower bits of its number.
+const PORTS: std::ops::RangeInclusive<u16> = 0xefa0..=0xefa0 + 511;
+
+/// A link, opened.
+#[derive(Debug)]
+pub(crate) enum Link {
+    Shm(ShmDevice),
+    Tcp(TcpDevice),
+}
+
+/// A queue pair of a link.
+#[derive(Debug)]
+pub(crate) enum LinkQueuePair {
+    Shm(Box<ShmQueuePair>),
+    Tcp(Box<TcpQueuePair>),
+}
+
+/// Calls the same method on whichever it is.
+macro_rules! each {
+    ($kind:ident, $on:expr, $name:ident => $call:expr) => {
+        match $on {
+            $kind::Shm($name) => $call,
+            $kind::Tcp($name) => $call,
+        }
+    };
+}
+
+impl Link {
+    /// The link of device `index`.
+    pub(crate) fn open(
+        settings: &Settings,
+        index: usize,
+        capture: Option<SharedSink>,
+    ) -> Result<Self, DeviceError> {
+        let (read, write) = (settings.rdma_read, settings.rdma_write);
+        let rdma = Rdma { read, write, unsolicited_write_receive: false };
+        match &settings.link {
+            LinkSettings::Shm => {
+                let mut options = ShmOptions::new(settings.host(index));
+                options.directory.clone_from(&settings.directory);
+                options.mtu = settings.mtu;
+                options.capture = capture;
+                options.rnr_delay = RNR_DELAY;
+                options.rdma = rdma;
+                Ok(Self::Shm(ShmDevice::open(options)?))
+            }
+            LinkSettings::Tcp { address } => {
+                let mut options = TcpOptions::new(*address);
+                options.ports = Some(PORTS);
+                options.mtu = settings.mtu;
+                options.capture = capture;
+                options.rnr_delay = RNR_DELAY;
+                Ok(Self::Tcp(TcpDevice::open(options)?))
+            }
+        }
+    }
+
+    pub(crate) fn attributes(&self) -> &DeviceAttributes {
+        each!(Self, self, link => link.attributes())
+    }
+
+    pub(crate) fn gid(&self) -> Gid {
+        each!(Self, self, link => link.gid())
+    }
+
+    #[inline]
+    pub(crate) fn keys(&self) -> &KeyTable {
+        each!(Self, self, link => link.keys())
+    }
+
+    pub(crate) fn register(
+        &self,
+        memory: Box<[u8]>,
+        access: Access,
+    ) -> Result<SoftRegion, RegisterError> {
+        each!(Self, self, link => link.register(memory, access))
+    }
+
+    pub(crate) fn create_address_handle(&self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        each!(Self, self, link => link.create_address_handle(gid))
+    }
+
+    pub(crate) fn destroy_address_handle(&self, handle: AddressHandle) {
+        each!(Self, self, link => link.destroy_address_handle(handle));
+    }
+
+    pub(crate) fn create_queue_pair(
+        &self,
+        options: QueuePairOptions,
+    ) -> Result<LinkQueuePair, DeviceError> {
+        Ok(match self {
+            Self::Shm(link) => LinkQueuePair::Shm(Box::new(link.create_queue_pair(options)?)),
+            Self::Tcp(link) => LinkQueuePair::Tcp(Box::new(link.create_queue_pair(options)?)),
+        })
+    }
+}
+
+impl LinkQueuePair {
+    pub(crate) fn address(&self) -> QueuePairAddress {
+        each!(Self, self, link => link.address())
+    }
+
+    pub(crate) fn set_qkey(&mut self, qkey: Qkey) {
+        each!(Self, self, link => link.set_qkey(qkey));
+    }
+
+    pub(crate) fn set_rnr_retry(&mut self, rnr_retry: u8) {
+        each!(Self, self, link => link.set_rnr_retry(rnr_retry));
+    }
+
+    #[inline]
+    pub(crate) fn post_send(
+        &mut self,
+        request: SendRequest<Box<[u8]>>,
+    ) -> Result<(), PostError<Box<[u8]>>> {
+        each!(Self, self, link => link.post_send(request))
+    }
+
+    #[inline]
+    pub(crate) fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
+        each!(Self, self, link => link.post_receive(packet))
+    }
+
+    pub(crate) fn post_read(
+        &mut self,
+        request: RdmaRequest<SoftRegion>,
+    ) -> Result<(), DeviceError> {
+        each!(Self, self, link => link.post_read(request))
+    }
+
+    pub(crate) fn post_write(
+        &mut self,
+        request: RdmaRequest<SoftRegion>,
+        immediate: Option<u32>,
+    ) -> Result<(), DeviceError> {
+        each!(Self, self, link => link.post_write(request, immediate))
+    }
+
+    #[inline]
+    pub(crate) fn poll(&mut self, now: Time) -> Option<Completion<Box<[u8]>>> {
+        each!(Self, self, link => link.poll(now))
+    }
+}
