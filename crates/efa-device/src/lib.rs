@@ -278,7 +278,7 @@ impl Default for DeviceAttributes {
             max_send: 4096,
             max_receive: 8192,
             max_address_handles: 65535,
-            max_regions: 65000,
+            max_regions: 1 << 14,
             max_region_size: 1 << 40,
             rdma: Rdma::NONE,
             max_rdma_size: 1 << 30,
@@ -704,6 +704,12 @@ pub trait Region: Clone + fmt::Debug {
     fn read(&self, offset: usize, into: &mut [u8]) -> usize;
     /// Copies bytes in, from `offset` on; gives how many fitted.
     fn write(&self, offset: usize, from: &[u8]) -> usize;
+    /// Ends the registration and gives the memory back.
+    ///
+    /// # Errors
+    /// The handle itself, if it isn't the only one: another clone, or an operation of the device,
+    /// has one too.
+    fn reclaim(self) -> Result<Box<[u8]>, Self>;
 }
 
 /// The regions of a device without RDMA: there are none.
@@ -728,6 +734,9 @@ impl Region for NoRegion {
     }
     fn write(&self, _: usize, _: &[u8]) -> usize {
         match *self {}
+    }
+    fn reclaim(self) -> Result<Box<[u8]>, Self> {
+        match self {}
     }
 }
 

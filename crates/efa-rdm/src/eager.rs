@@ -41,7 +41,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Subprotocol::LongCts
         } else {
             let fits = (self.transmit.mtu() - rtm.len()) as u64;
-            let readable = length >= self.config.min_read && self.is_readable(id, peer);
+            let readable = length >= self.config.min_read && self.make_readable(id, peer);
             let runting = readable && self.may_runt(peer);
             let message = Circumstances { length, fits, readable, runting };
             select::subprotocol(message, &self.config)

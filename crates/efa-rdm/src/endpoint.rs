@@ -835,7 +835,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     fn end_send(&mut self, id: OpId, result: Result<(), OperationError>) {
-        let Some(send) = self.operations.sends.remove(id) else { return };
+        let Some(mut send) = self.operations.sends.remove(id) else { return };
+        send.buffer.deregister();
         tracing::trace!(peer = send.peer.0, send.msg_id, send.length, ?result, "send ended");
         self.completions.push_back(Completion::Send(SendCompletion {
             context: send.context,
@@ -850,7 +851,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Ends a receive operation.
     pub(crate) fn end_receive(&mut self, id: OpId, error: Option<OperationError>) {
-        let Some(receive) = self.operations.receives.remove(id) else { return };
+        let Some(mut receive) = self.operations.receives.remove(id) else { return };
+        receive.buffer.deregister();
         if receive.subprotocol.has_several_requests() || receive.reading == Reading::Nacked {
             self.matching.assembling.remove(&(receive.peer.0, receive.msg_id));
         }

@@ -15,7 +15,7 @@
 //!     │── LONGCTS_RTM (same msg_id, flag READ_NACK) ───►│ goes on with the same operation
 //! ```
 
-use efa_device::{QueuePair, Region};
+use efa_device::{Access, QueuePair, Region};
 use efa_handshake::{EorHabit, Extras, Support};
 use efa_proto::{Eor, EorForm, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, RtmKind};
 
@@ -62,9 +62,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Some(RmaIov::new(address, send.length, range.region.remote_key().into()))
     }
 
-    /// Whether the receiver of a send could read it.
-    pub(crate) fn is_readable(&self, id: OpId, peer: PeerId) -> bool {
-        self.can_read(peer) && self.read_iov(id).is_some()
+    /// Whether the receiver of a send could read it, which is registered for that if need be.
+    pub(crate) fn make_readable(&mut self, id: OpId, peer: PeerId) -> bool {
+        if !self.can_read(peer) {
+            return false;
+        }
+        if let Some(send) = self.operations.sends.get_mut(id)
+            && send.buffer.registered().is_none()
+        {
+            let device = &self.transmit.device;
+            send.buffer.register(|memory| device.register(memory, SOURCE));
+        }
+        self.read_iov(id).is_some()
     }
 
     /// Whether the leading part of a message to a peer may go in packets while the rest is read:
@@ -141,6 +150,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(send) = send.filter(|send| send.peer == peer && send.is_being_read()) else {
             return self.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
+        send.buffer.deregister();
         send.subprotocol = None;
         send.read_nack = true;
         send.in_packets = send.length;
@@ -186,11 +196,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Whether a message can't be read here: the device doesn't, or it has no memory to read into.
     fn must_refuse(&mut self, peer: PeerId, id: OpId) -> bool {
-        if !self.transmit.device.attributes().rdma.read {
+        let device = &self.transmit.device;
+        if !device.attributes().rdma.read {
             return true;
         }
-        let registered =
-            self.operations.receives.get(id).is_some_and(|r| r.buffer.registered().is_some());
+        let Some(receive) = self.operations.receives.get_mut(id) else { return true };
+        if receive.buffer.registered().is_none() {
+            receive.buffer.register(|memory| device.register(memory, Access::default()));
+        }
+        let registered = receive.buffer.registered().is_some();
         // Peers without READ_NACK have to wait until there is memory.
         !registered && self.can_nack(peer) && !self.transmit.has_bounce(self.config.bounce_size)
     }
@@ -287,6 +301,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.post_control(record, |packet| nack.emit(packet))
     }
 }
+
+/// What peers do with a message that they read.
+const SOURCE: Access = Access { remote_read: true, remote_write: false };
 
 /// The first generation of the device can't read the others', nor they it (facts 3.4). Releases
 /// before 1.20 don't tell theirs.

@@ -1,6 +1,6 @@
 //! The application's memory, as the engine sees it.
 
-use efa_device::RegionRange;
+use efa_device::{RegionRange, RegisterError};
 
 /// A buffer that is handed over with an operation and comes back with its completion.
 ///
@@ -26,10 +26,20 @@ pub trait Payload<R>: Sized {
     fn split_to(&mut self, at: u64) -> Self;
 
     /// Where the buffer lies in registered memory, if it does and is in one piece. The device then
-    /// reads and writes it in place; other buffers are copied by way of memory of the engine's.
+    /// reads and writes it in place; buffers that can't be registered either are sent in packets, and
+    /// received by way of memory of the engine's.
     fn registered(&self) -> Option<RegionRange<R>> {
         None
     }
+
+    /// Registers the buffer for the time of its operation, if it is of a kind that can be; if the
+    /// device refuses, it stays as it is. Then [`registered`](Self::registered) tells where it is.
+    fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>) {
+        let _ = register;
+    }
+
+    /// Takes back what [`register`](Self::register) did.
+    fn deregister(&mut self) {}
 }
 
 /// Where a segment lies in memory. Buffers in memory are shorter than `usize::MAX`, and the engine

@@ -12,7 +12,7 @@
 //! A transfer stays until the device has given all of its operations back, whatever became of the
 //! message or the peer meanwhile: until then the device may write to the buffer.
 
-use efa_device::{Access, QueuePair, Region, RegionRange, RemoteMemory, Status, WorkId};
+use efa_device::{QueuePair, Region, RegionRange, RemoteMemory, Status, WorkId};
 use efa_proto::{MAX_IOV, OpId, RmaIov};
 
 use crate::completion::OperationError;
@@ -252,6 +252,3 @@ fn copy_out<R: Region, B: Payload<R>>(from: &R, length: usize, into: &mut B, off
         done += count;
     }
 }
-
-/// Bounce regions are for the device of this side alone.
-pub(crate) const BOUNCE: Access = Access { remote_read: false, remote_write: false };

@@ -1,7 +1,7 @@
 //! Packets on their way out: buffers, what is in flight, and what waits.
 
 use efa_device::{
-    Destination, DeviceError, PostError, QueuePair, RdmaRequest, RegionRange, RemoteMemory,
+    Access, Destination, DeviceError, PostError, QueuePair, RdmaRequest, RegionRange, RemoteMemory,
     SendRequest, Status, WorkId,
 };
 use efa_proto::{OpId, PacketType};
@@ -9,7 +9,6 @@ use slab::Slab;
 
 use crate::peer::PeerId;
 use crate::pool::Pool;
-use crate::rdma::BOUNCE;
 
 /// What a packet was sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,7 +212,7 @@ impl<Q: QueuePair> Transmit<Q> {
             Some(region) => Ok(region),
             None => {
                 let memory = vec![0; size].into();
-                self.device.register(memory, BOUNCE).map_err(|refused| refused.error)
+                self.device.register(memory, Access::default()).map_err(|refused| refused.error)
             }
         }
     }

@@ -48,6 +48,18 @@ impl Memory {
         }
     }
 
+    /// Gives memory that was taken over back, and leaves none; borrowed memory is none of ours.
+    pub(crate) fn take(&mut self) -> Box<[u8]> {
+        if !std::mem::replace(&mut self.owned, false) {
+            return Box::default();
+        }
+        let length = std::mem::take(&mut self.length);
+        let whole = std::ptr::slice_from_raw_parts_mut(self.base.as_ptr(), length);
+        // SAFETY: pointer and length are those of the box that `owned` took, and owned memory keeps
+        // its length; from the lines above on it isn't this that owns it.
+        unsafe { Box::from_raw(whole) }
+    }
+
     /// Where it is.
     pub(crate) fn address(&self) -> u64 {
         self.base.as_ptr().addr() as u64
@@ -95,12 +107,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.owned {
-            let whole = std::ptr::slice_from_raw_parts_mut(self.base.as_ptr(), self.length);
-            // SAFETY: pointer and length are those of the box that `owned` took, and owned memory
-            // keeps its length.
-            drop(unsafe { Box::from_raw(whole) });
-        }
+        drop(self.take());
     }
 }
 

@@ -322,6 +322,14 @@ impl Region for SoftRegion {
     fn write(&self, offset: usize, from: &[u8]) -> usize {
         self.0.memory().write(offset, from)
     }
+
+    fn reclaim(self) -> Result<Box<[u8]>, Self> {
+        let registered = Arc::try_unwrap(self.0).map_err(Self)?;
+        // Before the memory is somebody's again, nobody finds it any more.
+        registered.table.remove(registered.key);
+        let memory = registered.memory().take();
+        Ok(memory)
+    }
 }
 
 #[cfg(test)]
@@ -352,6 +360,19 @@ mod tests {
         assert_eq!((second.error, second.memory.len()), (limit_reached, 3));
         drop(clone);
         table.register(second.memory, Access::default()).unwrap();
+    }
+
+    #[test]
+    fn the_only_handle_gives_the_memory_back() {
+        let table = table(2);
+        let region = table.register(vec![1, 2, 3].into(), Access::default()).unwrap();
+        let key = region.remote_key();
+        let clone = region.clone();
+        let region = region.reclaim().unwrap_err();
+        assert!(table.find(key).is_some());
+        drop(clone);
+        assert_eq!(*region.reclaim().unwrap(), [1, 2, 3]);
+        assert!(table.find(key).is_none());
     }
 
     #[test]

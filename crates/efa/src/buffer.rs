@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use efa_device::RegionRange;
+use efa_device::{Region as _, RegionRange, RegisterError};
 use efa_rdm::Payload;
 
 use crate::device::Region;
@@ -102,6 +102,13 @@ impl Buffer {
     pub(crate) fn region(&self) -> Option<&RegionSlice> {
         match &self.0 {
             Memory::Region(slice) => Some(slice),
+            _ => None,
+        }
+    }
+
+    fn vector(&mut self) -> Option<&mut Vec<u8>> {
+        match &mut self.0 {
+            Memory::Vec(vector) => Some(vector),
             _ => None,
         }
     }
@@ -275,6 +282,8 @@ impl From<RegionSlice> for ReceiveBuffer {
 pub(crate) struct Slot {
     pub(crate) buffer: Buffer,
     pub(crate) role: Role,
+    /// The memory of the buffer, a vector, while it is registered for its operation.
+    lent: Option<Region>,
 }
 
 /// What a buffer is to its operation.
@@ -302,11 +311,11 @@ impl Parts {
 
 impl Slot {
     pub(crate) fn whole(buffer: Buffer) -> Self {
-        Self { buffer, role: Role::Whole }
+        Self { buffer, role: Role::Whole, lent: None }
     }
 
     pub(crate) fn for_many(buffer: Buffer) -> Self {
-        Self { buffer, role: Role::Rest(Parts::default()) }
+        Self { buffer, role: Role::Rest(Parts::default()), lent: None }
     }
 }
 
@@ -316,15 +325,25 @@ fn index(offset: u64) -> usize {
 
 impl Payload<Region> for Slot {
     fn length(&self) -> u64 {
-        self.buffer.len() as u64
+        self.lent.as_ref().map_or(self.buffer.len(), efa_device::Region::length) as u64
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) {
-        self.buffer.read(index(offset), into);
+        match &self.lent {
+            None => self.buffer.read(index(offset), into),
+            Some(region) => {
+                region.read(index(offset), into);
+            }
+        }
     }
 
     fn write(&mut self, offset: u64, from: &[u8]) {
-        self.buffer.write(index(offset), from);
+        match &self.lent {
+            None => self.buffer.write(index(offset), from),
+            Some(region) => {
+                region.write(index(offset), from);
+            }
+        }
     }
 
     fn split_to(&mut self, at: u64) -> Self {
@@ -333,11 +352,38 @@ impl Payload<Region> for Slot {
             Role::Whole => Role::Whole,
             Role::Rest(parts) | Role::Part(parts) => Role::Part(parts.clone()),
         };
-        Self { buffer: self.buffer.split_to(index(at)), role }
+        Self { buffer: self.buffer.split_to(index(at)), role, lent: None }
     }
 
     fn registered(&self) -> Option<RegionRange<Region>> {
-        self.buffer.region().map(RegionSlice::place)
+        match &self.lent {
+            None => self.buffer.region().map(RegionSlice::place),
+            Some(region) => {
+                let (region, length) = (region.clone(), region.length());
+                Some(RegionRange { region, offset: 0, length })
+            }
+        }
+    }
+
+    fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<Region, RegisterError>) {
+        let Some(vector) = self.buffer.vector() else { return };
+        match register(std::mem::take(vector).into()) {
+            Ok(region) => self.lent = Some(region),
+            Err(RegisterError { memory, .. }) => *vector = memory.into(),
+        }
+    }
+
+    fn deregister(&mut self) {
+        let Some(region) = self.lent.take() else { return };
+        self.buffer = match region.reclaim() {
+            Ok(memory) => memory.into(),
+            // The device has a handle still; it may go on reading, so the application gets a copy.
+            Err(region) => {
+                let mut bytes = vec![0; region.length()];
+                region.read(0, &mut bytes);
+                bytes.into()
+            }
+        };
     }
 }
 

@@ -348,7 +348,7 @@ impl Driver {
     }
 
     fn received(&mut self, receive: ReceiveCompletion<Slot>) {
-        let Slot { buffer, role } = receive.buffer;
+        let Slot { buffer, role, .. } = receive.buffer;
         let (peer, peer_address) = match receive.peer {
             Some(peer) if self.sources == Sources::Told => self.name(peer),
             _ => (None, None),

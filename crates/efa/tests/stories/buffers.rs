@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use efa::{
     Access, CompletionQueueOptions, DeviceError, Direction, EndpointOptions, FiAddr, Kind,
-    LocalOptions, Message, OutOfRegion, Receive, StartError,
+    LocalOptions, Message, OutOfRegion, Receive, StartError, Subprotocol,
 };
 
 use crate::world::{ALICE, BOB, World, options, pattern, with};
@@ -223,6 +223,36 @@ fn regions_tell_key_address_access_and_limits() {
     let long = domain.register(vec![0; 101], Access::default()).unwrap_err();
     assert_eq!(long.error, DeviceError::TooLong { length: 101, limit: 100 });
     domain.register(full.memory, Access::default()).unwrap();
+}
+
+// conformance: A165 A166 A216
+#[test]
+fn long_vectors_are_registered_for_their_operation_alone() {
+    let length = 2 << 20;
+    for (regions, expected) in [(1, Subprotocol::LongRead), (0, Subprotocol::LongCts)] {
+        let options = LocalOptions { max_regions: regions, ..LocalOptions::default() };
+        let mut world = World::new(options);
+        world.add(with(1, |_| ()));
+        world.add(with(2, |_| ()));
+        let to_bob = world.introduce(ALICE, BOB);
+        // The first message tells them what the other can do.
+        for (i, length) in [10, length].into_iter().enumerate() {
+            world.end(BOB).receive(Receive::untagged(), vec![0; length], 1).unwrap();
+            world.end(ALICE).send(Message::to(to_bob), pattern(length, i as u64), 2).unwrap();
+            let (sent, received) = (world.done(ALICE), world.done(BOB));
+            assert_eq!(sent.buffer, pattern(length, i as u64), "the vector comes back");
+            assert_eq!(received.buffer, pattern(length, i as u64));
+            if i == 1 {
+                assert_eq!(received.subprotocol, Some(expected));
+            }
+            world.drive();
+        }
+        // What was registered is free again.
+        for end in [ALICE, BOB] {
+            let domain = world.ends[end].domain.clone();
+            assert_eq!(domain.register(vec![0; 1], Access::default()).is_ok(), regions == 1);
+        }
+    }
 }
 
 // conformance: C107
