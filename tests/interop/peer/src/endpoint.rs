@@ -10,6 +10,7 @@ use efa::{
     Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Endpoint,
     EndpointOptions, Fabric, ShmOptions,
 };
+use efa_device::Rdma;
 use efa_sim::capture::Capture;
 use efa_sim::record::{Record, SharedSink, Sink};
 
@@ -41,9 +42,16 @@ fn device_options(capture: Option<&CaptureFile>) -> Result<ShmOptions> {
     let name = env::var("EFA_SOFT_NAME").context("EFA_SOFT_NAME")?;
     Ok(ShmOptions {
         directory: env::var_os("EFA_SOFT_DIRECTORY").map(Into::into),
+        rdma: rdma(&env::var("EFA_SOFT_RDMA").unwrap_or_else(|_| "read,write".into())),
         capture: capture.cloned().map(SharedSink::new),
         ..ShmOptions::new(name)
     })
+}
+
+/// `read`, `write`, `read,write` or `none`.
+fn rdma(text: &str) -> Rdma {
+    let has = |what| text.split(',').any(|word| word == what);
+    Rdma { read: has("read"), write: has("write"), ..Rdma::NONE }
 }
 
 fn endpoint_options(command: &mut Command<'_>) -> Result<EndpointOptions> {
