@@ -3,6 +3,10 @@
 //! - `instructions` (gungraun under valgrind): counts instructions, which come out the
 //!   same on a busy machine, and holds hard limits inside, so that a breach fails the run;
 //! - `wall` (criterion): wall clock, to look at, never a gate.
+//!
+//! [`soft`] compares the software device with libfabric's own providers.
+
+mod soft;
 
 use std::path::Path;
 
@@ -19,7 +23,10 @@ const WALL: &str = "wall";
 
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    what: Option<What>,
     /// Crates to measure, with or without `efa-` in front (proto, match, rdm, …), or `all`
     #[arg(default_value = "all")]
     crates: Vec<String>,
@@ -34,6 +41,16 @@ pub(crate) struct Args {
     passed_on: Vec<String>,
 }
 
+#[derive(Debug, clap::Subcommand)]
+#[command(
+    subcommand_value_name = "WHAT",
+    subcommand_help_heading = "Instead of the benches of crates"
+)]
+enum What {
+    /// Compare libfabric on the software EFA device with libfabric's shm and tcp
+    Soft(soft::Args),
+}
+
 /// What instruction counts are judged by.
 #[derive(Clone, Copy)]
 enum Judge {
@@ -45,6 +62,9 @@ enum Judge {
 
 /// `cargo xtask bench`
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    if let Some(What::Soft(args)) = &args.what {
+        return soft::run(workspace, args);
+    }
     let metadata = workspace.metadata()?;
     let bench = if args.wall { WALL } else { INSTRUCTIONS };
     let packages = select(&metadata, bench, &args.crates)?;

@@ -1,0 +1,483 @@
+//! `cargo xtask bench soft`: what the software EFA device costs an unmodified libfabric.
+//!
+//! ```text
+//!  round 1: efa, shm, tcp at 8 B │ the device alone │ efa, shm, tcp at 1 MiB
+//!  round 2: the same             │ …
+//! ```
+//!
+//! efa is libfabric's EFA provider on our device; the device alone is the example `latency` of
+//! efa-softverbs, which makes the same verbs calls without libfabric. All of a round runs within
+//! seconds, so what disturbs the machine disturbs all, and ratios are taken within rounds.
+//!
+//! The first message of `fi_pingpong` waits for its provider to set itself up, inside the measured
+//! time. So each measurement is two runs, a long one and one of a tenth, and the time of a message
+//! is that of what the long one has more. What is left of the short one is the start.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
+use comfy_table::{CellAlignment, Table};
+
+use crate::process;
+use crate::setup::{self, Tool};
+use crate::workspace::Workspace;
+
+/// Microseconds one way that the device may add to libfabric at 8 B.
+const DEVICE_GOAL: f64 = 1.5;
+/// Load above which figures say little.
+const BUSY: f64 = 1.5;
+/// How much longer the long run is than the short one.
+const LONG_BY_SHORT: u32 = 10;
+
+/// Arguments of `cargo xtask bench soft`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A report, never a gate: wall clock. Needs two processors; both sides of a pair poll all the time, each \
+on its own. Quiet machines give good figures, and --real-time helps on others.")]
+pub(crate) struct Args {
+    /// Messages of 8 B each way in a long run; 1 MiB gets a twentieth
+    #[arg(long, value_name = "N", default_value = "60000",
+          value_parser = clap::value_parser!(u32).range(1000..10_000_000))]
+    iterations: u32,
+    /// How often everything is measured
+    #[arg(long, value_name = "N", default_value = "7",
+          value_parser = clap::value_parser!(u32).range(1..1000))]
+    rounds: u32,
+    /// Seconds that a run may take
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    deadline: u64,
+    /// Run before all other programs of the machine (chrt, needs root)
+    #[arg(long)]
+    real_time: bool,
+}
+
+/// Whose time is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Contestant {
+    Efa,
+    Shm,
+    Tcp,
+    /// The device without libfabric.
+    Device,
+}
+
+impl Contestant {
+    const PROVIDERS: [Self; 3] = [Self::Efa, Self::Shm, Self::Tcp];
+
+    /// The name of the provider, for those that are.
+    fn provider(self) -> &'static str {
+        match self {
+            Self::Efa => "efa",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+            Self::Device => "-",
+        }
+    }
+}
+
+impl fmt::Display for Contestant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Efa => "efa on the software device",
+            Self::Shm => "libfabric's shm",
+            Self::Tcp => "libfabric's tcp",
+            Self::Device => "the device alone",
+        })
+    }
+}
+
+/// A size of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Size {
+    Small,
+    Large,
+}
+
+impl Size {
+    const ALL: [Self; 2] = [Self::Small, Self::Large];
+
+    fn bytes(self) -> u32 {
+        match self {
+            Self::Small => 8,
+            Self::Large => 1 << 20,
+        }
+    }
+
+    /// Messages each way in a long run.
+    fn count(self, iterations: u32) -> u32 {
+        match self {
+            Self::Small => iterations,
+            Self::Large => iterations / 20,
+        }
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Small => "8 B",
+            Self::Large => "1 MiB",
+        })
+    }
+}
+
+/// `cargo xtask bench soft`
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    setup::provide(workspace, [Tool::FiInfo])?;
+    let range = Range::build(workspace, args)?;
+    let load = load()?;
+    if load > BUSY {
+        println!("note: the load of this machine is {load}; these figures say little");
+    }
+    let mut results = Results::default();
+    for round in 1..=args.rounds {
+        eprintln!("round {round} of {}", args.rounds);
+        for size in Size::ALL {
+            for contestant in Contestant::PROVIDERS {
+                results.add(contestant, size, range.measure(contestant, size)?);
+            }
+            if size == Size::Small {
+                let alone = Sample { message: range.device_alone()?, start: None };
+                results.add(Contestant::Device, size, alone);
+            }
+        }
+    }
+    println!("{}", results.table());
+    print!("{}", results.verdict());
+    Ok(())
+}
+
+// ---- running ------------------------------------------------------------------------------------
+
+/// What a measurement came to, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Sample {
+    /// A message, one way.
+    message: f64,
+    /// What comes before the first, if it is in the measured time.
+    start: Option<f64>,
+}
+
+impl Sample {
+    /// From what `count` messages each way took in all, and a tenth of them.
+    fn from_runs(count: u32, long: f64, short: f64) -> Self {
+        let few = count / LONG_BY_SHORT;
+        let message = (long - short) / f64::from(2 * (count - few));
+        Self { message, start: Some(short - message * f64::from(2 * few)) }
+    }
+}
+
+/// Where and how programs run.
+struct Range {
+    library: PathBuf,
+    latency: PathBuf,
+    processors: [String; 2],
+    iterations: u32,
+    deadline: Duration,
+    real_time: bool,
+    /// The host of the device's processes: nobody else's.
+    host: String,
+}
+
+impl Range {
+    fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
+        let programs = match args.real_time {
+            true => ["taskset", "chrt"].as_slice(),
+            false => &["taskset"],
+        };
+        for program in programs {
+            ensure!(
+                process::find_in_path(program).is_some(),
+                "there is no {program} on PATH; Debian has it in util-linux"
+            );
+        }
+        let mut cargo = workspace.cargo();
+        cargo.args(["build", "--quiet", "--release", "--package=efa-softverbs"]);
+        process::run(cargo.args(["--lib", "--example=latency"]))?;
+        let built = workspace.metadata()?.target_directory.join("release");
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        Ok(Self {
+            library: built.join("libefa_soft.so"),
+            latency: built.join("examples/latency"),
+            processors: two_processors(&status).context("this needs two processors")?,
+            iterations: args.iterations,
+            deadline: Duration::from_secs(args.deadline),
+            real_time: args.real_time,
+            host: format!("bench-{}", std::process::id()),
+        })
+    }
+
+    /// A program on one of the two processors.
+    fn command(&self, side: usize, program: &Path) -> Command {
+        let mut words: Vec<&str> = Vec::new();
+        if self.real_time {
+            words.extend(["chrt", "--fifo", "1"]);
+        }
+        words.extend(["taskset", "--cpu-list", &self.processors[side]]);
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(program);
+        command.env("EFA_SOFT_NAME", &self.host).stdin(Stdio::null());
+        command
+    }
+
+    /// A pair of `fi_pingpong`, twice.
+    fn measure(&self, contestant: Contestant, size: Size) -> Result<Sample> {
+        let count = size.count(self.iterations);
+        let long = self.pingpong(contestant, size, count)?;
+        let short = self.pingpong(contestant, size, count / LONG_BY_SHORT)?;
+        Ok(Sample::from_runs(count, long, short))
+    }
+
+    /// Microseconds that `count` messages each way take, with the start.
+    fn pingpong(&self, contestant: Contestant, size: Size, count: u32) -> Result<f64> {
+        // A port that is free now; whoever takes it meanwhile makes the run fail and not lie.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let side = |side, port_is: &str| {
+            let mut command = self.command(side, Path::new("fi_pingpong"));
+            command.args([port_is, &port.to_string(), "-p", contestant.provider(), "-e", "rdm"]);
+            command.args(["-S", &size.bytes().to_string(), "-I", &count.to_string()]);
+            if contestant == Contestant::Efa {
+                command.env("LD_PRELOAD", &self.library).env("FI_EFA_ENABLE_SHM_TRANSFER", "0");
+            }
+            command
+        };
+        let until = Instant::now() + self.deadline;
+        let mut server = Running::start(&mut side(0, "-B"))?;
+        // Its one client must be the first to connect, so the port is only looked for.
+        while !listens(port) {
+            ensure!(server.0.try_wait()?.is_none(), "{contestant}: the server has ended");
+            ensure!(Instant::now() < until, "{contestant}: the server doesn't listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut client = Running::start(side(1, "-P").arg("127.0.0.1"))?;
+        let said = client.finish(until).with_context(|| format!("{contestant}, client"))?;
+        server.finish(until).with_context(|| format!("{contestant}, server"))?;
+        let message = usec_per_transfer(&said)
+            .with_context(|| format!("{contestant}: no figure in `{}`", said.trim()))?;
+        Ok(message * f64::from(count) * 2.0)
+    }
+
+    /// Microseconds of a message by the device alone.
+    fn device_alone(&self) -> Result<f64> {
+        let mut command = self.command(0, &self.latency);
+        command.args([&self.iterations.to_string(), &self.processors[1]]);
+        let mut running = Running::start(&mut command)?;
+        let said = running.finish(Instant::now() + self.deadline).context("latency")?;
+        said.trim().parse().with_context(|| format!("no figure in `{}`", said.trim()))
+    }
+}
+
+/// A process that is killed if it is still there at the end.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Result<Self> {
+        let child = command.stdout(Stdio::piped()).spawn();
+        Ok(Self(child.with_context(|| format!("cannot start {command:?}"))?))
+    }
+
+    /// Waits for success; gives what it printed, which is little.
+    fn finish(&mut self, until: Instant) -> Result<String> {
+        let status = self.wait(until)?;
+        let mut said = String::new();
+        if let Some(mut output) = self.0.stdout.take() {
+            output.read_to_string(&mut said)?;
+        }
+        ensure!(status.success(), "failed with {status}, having said `{}`", said.trim());
+        Ok(said)
+    }
+
+    fn wait(&mut self, until: Instant) -> Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() >= until {
+                bail!("not ready after its time; killed");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The last but one column of the line below the heading.
+fn usec_per_transfer(said: &str) -> Option<f64> {
+    let mut lines = said.lines().skip_while(|line| !line.starts_with("bytes"));
+    let column = lines.next()?.split_whitespace().position(|name| name == "usec/xfer")?;
+    lines.next()?.split_whitespace().nth(column)?.parse().ok()
+}
+
+/// The first two processors that we may run on.
+fn two_processors(status: &str) -> Option<[String; 2]> {
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let ranges = list.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse::<usize>().ok()?..=last.parse().ok()?)
+    });
+    let mut all = ranges.flatten().map(|processor| processor.to_string());
+    Some([all.next()?, all.next()?])
+}
+
+/// Whether a socket of this machine listens at `port`.
+fn listens(port: u16) -> bool {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
+    tables.into_iter().flatten().any(|table| {
+        table.lines().skip(1).any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            let (local, state) = (fields.next().unwrap_or_default(), fields.nth(1));
+            local.ends_with(&format!(":{port:04X}")) && state == Some("0A")
+        })
+    })
+}
+
+/// Processes that ran or wanted to in the last minute.
+fn load() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/loadavg")?;
+    Ok(text.split_whitespace().next().context("an empty /proc/loadavg")?.parse()?)
+}
+
+// ---- telling ------------------------------------------------------------------------------------
+
+/// The samples, round by round.
+#[derive(Debug, Default)]
+struct Results(BTreeMap<(Size, Contestant), Vec<Sample>>);
+
+impl Results {
+    fn add(&mut self, contestant: Contestant, size: Size, sample: Sample) {
+        self.0.entry((size, contestant)).or_default().push(sample);
+    }
+
+    fn messages(&self, size: Size, contestant: Contestant) -> impl Iterator<Item = f64> {
+        self.0.get(&(size, contestant)).into_iter().flatten().map(|sample| sample.message)
+    }
+
+    fn median(&self, size: Size, contestant: Contestant) -> Option<f64> {
+        median(self.messages(size, contestant))
+    }
+
+    /// The median of the ratios within rounds.
+    fn ratio(&self, size: Size, one: Contestant, other: Contestant) -> Option<f64> {
+        let pairs = self.messages(size, one).zip(self.messages(size, other));
+        median(pairs.map(|(one, other)| one / other))
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(UTF8_HORIZONTAL_ONLY);
+        table.set_header(["size", "by", "min µs", "median µs", "of shm", "start ms"]);
+        for column in table.column_iter_mut().skip(2) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        for (&(size, contestant), samples) in &self.0 {
+            let least = self.messages(size, contestant).reduce(f64::min);
+            let start = median(samples.iter().filter_map(|sample| sample.start));
+            table.add_row([
+                size.to_string(),
+                contestant.to_string(),
+                shown(least),
+                shown(self.median(size, contestant)),
+                shown(self.ratio(size, contestant, Contestant::Shm)),
+                start.map_or_else(String::new, |start| format!("{:.1}", start / 1000.0)),
+            ]);
+        }
+        table
+    }
+
+    /// What there is to say about the goals.
+    fn verdict(&self) -> String {
+        let mut text =
+            String::from("One way, both sides polling; the ratio is the median over the rounds.\n");
+        let small = |contestant| self.median(Size::Small, contestant);
+        if let (Some(all), Some(device)) = (small(Contestant::Efa), small(Contestant::Device)) {
+            text += &format!(
+                "8 B: of {all:.2} µs the device is {device:.2}, libfabric's own software the \
+                 other {:.2}; goal for the device: at most {DEVICE_GOAL} µs: {}\n",
+                all - device,
+                met(device <= DEVICE_GOAL)
+            );
+        }
+        if let Some(ratio) = self.ratio(Size::Large, Contestant::Efa, Contestant::Shm) {
+            text += &format!(
+                "1 MiB: {ratio:.2} of the time of libfabric's shm; goal: at most 1: {}\n",
+                met(ratio <= 1.0)
+            );
+        }
+        text
+    }
+}
+
+fn met(is_met: bool) -> &'static str {
+    if is_met { "met" } else { "missed" }
+}
+
+fn shown(figure: Option<f64>) -> String {
+    figure.map_or_else(String::new, |figure| format!("{figure:.2}"))
+}
+
+/// The middle one, or the mean of the two in the middle.
+fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut figures: Vec<f64> = figures.collect();
+    figures.sort_by(f64::total_cmp);
+    let last = figures.len().checked_sub(1)?;
+    Some(f64::midpoint(figures[last / 2], figures[last.div_ceil(2)]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_figure_is_found_by_its_heading() {
+        let said = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
+                    1m      2k      =2k      3.9g        0.40s  10553.67      99.36       0.01\n";
+        assert_eq!(usec_per_transfer(said), Some(99.36));
+        assert_eq!(usec_per_transfer("fi_getinfo: -61 (No data available)\n"), None);
+    }
+
+    #[test]
+    fn processors_are_those_that_are_allowed() {
+        let two = |list: &str| two_processors(&format!("Name:\tx\nCpus_allowed_list:\t{list}\n"));
+        assert_eq!(two("0-3").unwrap(), ["0", "1"]);
+        assert_eq!(two("2,5-6").unwrap(), ["2", "5"]);
+        assert_eq!(two("7"), None);
+    }
+
+    #[test]
+    fn the_start_is_not_counted_as_messages() {
+        // 1000 each way at 3 µs, and 5000 µs before the first.
+        let sample = Sample::from_runs(1000, 5000.0 + 6000.0, 5000.0 + 600.0);
+        assert_eq!(sample, Sample { message: 3.0, start: Some(5000.0) });
+    }
+
+    #[test]
+    fn ratios_are_taken_within_rounds() {
+        let mut results = Results::default();
+        for (efa, shm, device) in [(60.0, 75.0, 0.5), (200.0, 100.0, 0.7), (81.0, 90.0, 0.4)] {
+            let sample = |message| Sample { message, start: None };
+            results.add(Contestant::Efa, Size::Large, sample(efa));
+            results.add(Contestant::Shm, Size::Large, sample(shm));
+            results.add(Contestant::Efa, Size::Small, sample(2.0));
+            results.add(Contestant::Device, Size::Small, sample(device));
+        }
+        assert_eq!(results.ratio(Size::Large, Contestant::Efa, Contestant::Shm), Some(0.9));
+        let verdict = results.verdict();
+        assert!(verdict.contains("of 2.00 µs the device is 0.50"), "{verdict}");
+        assert!(verdict.contains("1 MiB: 0.90 of the time"), "{verdict}");
+        assert_eq!(median([4.0, 1.0].into_iter()), Some(2.5));
+        assert_eq!(median(std::iter::empty()), None);
+    }
+}
