@@ -13,7 +13,7 @@ mod null;
 use std::hint::black_box;
 
 use efa_device::Time;
-use efa_rdm::{Accept, Completion, Config, Endpoint, Message, PeerId};
+use efa_rdm::{Accept, Completion, Config, Endpoint, Level, Message, PeerId};
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, prelude::*};
 
 use crate::null::{Direct, Order};
@@ -66,7 +66,14 @@ impl Pair {
         for tag in 0..WINDOW {
             let buffer = self.buffers.pop().unwrap();
             let peer = self.peer;
-            let message = Message { peer, tag: Some(tag), cq_data: None, buffer, context: 0 };
+            let message = Message {
+                peer,
+                tag: Some(tag),
+                cq_data: None,
+                level: Level::Transmit,
+                buffer,
+                context: 0,
+            };
             self.a.send(message).unwrap();
         }
     }

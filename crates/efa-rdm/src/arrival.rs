@@ -54,6 +54,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Header::Cts(cts) => self.cts_arrived(peer, cts),
             Header::CtsData(data) => self.ctsdata_arrived(peer, data, parsed.payload),
             Header::Eor(eor) => self.eor_arrived(peer, eor),
+            Header::Receipt(receipt) => self.receipt_arrived(peer, receipt),
             Header::ReadNack(nack) => self.read_nack_arrived(peer, nack),
             Header::Handshake(handshake) => self.handshake_arrived(peer, handshake),
             // A zero-byte write to nowhere only asks for our HANDSHAKE, which is on its way.
@@ -151,6 +152,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for id in core::mem::take(&mut active.awaiting_handshake) {
             self.enqueue(peer, Work::Send(id));
         }
+        self.release_held(peer);
     }
 
     /// A request to send a message: in the order of message ids, unless its message has begun.
@@ -165,8 +167,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     return self.medium_segment(peer, assembly, rtm, &shape, payload, bytes);
                 }
             }
-            // Its message id is used up all the same, or nothing after it would have its turn.
-            Ok(_) | Err(DropReason::Unsupported(_)) => {}
+            Ok(_) => {}
             Err(reason) => return self.drop_packet(Some(peer), reason),
         }
         let msg_id = rtm.msg_id.0;
@@ -416,6 +417,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             send_id: shape.send_id,
             runt_length: shape.runt_length,
             reading: Reading::No,
+            receipt: shape.receipt,
         });
         match rtm.kind {
             RtmKind::LongRead { read_iov, .. } => self.begin_longread(peer, id, shape, read_iov),
@@ -423,7 +425,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.begin_medium((peer, rtm.msg_id), id, shape, payload);
                 self.begin_longread(peer, id, shape, read_iov);
             }
-            RtmKind::LongCts { .. } => self.begin_longcts(peer, id, payload),
+            RtmKind::LongCts { .. } | RtmKind::DcLongCts { .. } => {
+                self.begin_longcts(peer, id, payload);
+            }
             _ => self.begin_medium((peer, rtm.msg_id), id, shape, payload),
         }
     }
@@ -443,6 +447,8 @@ pub(crate) struct Shape {
     pub(crate) runt_length: u64,
     /// It goes on with a message that was refused to be read.
     pub(crate) read_nack: bool,
+    /// The sender wants to be told when the message is delivered.
+    pub(crate) receipt: bool,
 }
 
 impl Shape {
@@ -456,18 +462,31 @@ impl Shape {
             send_id: OpId(0),
             runt_length: 0,
             read_nack: false,
+            receipt: false,
         };
         let readable = |iov: &[RmaIov], length| rdma::total(iov) == Some(length);
         let carries = match rtm.kind {
             RtmKind::Eager => true,
+            RtmKind::DcEager { send_id } => {
+                (shape.send_id, shape.receipt) = (send_id, true);
+                true
+            }
             // Every segment carries something, or the message would never be whole.
             RtmKind::Medium { msg_length, seg_offset } => {
                 shape.subprotocol = Subprotocol::Medium;
                 (shape.length, shape.offset) = (msg_length, seg_offset);
                 bytes > 0
             }
+            RtmKind::DcMedium { send_id, msg_length, seg_offset } => {
+                shape.subprotocol = Subprotocol::Medium;
+                (shape.length, shape.offset) = (msg_length, seg_offset);
+                (shape.send_id, shape.receipt) = (send_id, true);
+                bytes > 0
+            }
             // The request must leave something to be granted.
-            RtmKind::LongCts { msg_length, send_id, read_nack, .. } => {
+            RtmKind::LongCts { msg_length, send_id, read_nack, .. }
+            | RtmKind::DcLongCts { msg_length, send_id, read_nack, .. } => {
+                shape.receipt = matches!(rtm.kind, RtmKind::DcLongCts { .. });
                 shape.subprotocol = Subprotocol::LongCts;
                 (shape.length, shape.send_id) = (msg_length, send_id);
                 shape.read_nack = read_nack;
@@ -485,7 +504,6 @@ impl Shape {
                 let in_runt = seg_offset.checked_add(bytes).is_some_and(|end| end <= runt_length);
                 bytes > 0 && in_runt && runt_length <= msg_length && readable(read_iov, msg_length)
             }
-            _ => return Err(DropReason::Unsupported(rtm.packet_type())),
         };
         let fits = shape.offset.checked_add(bytes).is_some_and(|end| end <= shape.length);
         if fits && carries { Ok(shape) } else { Err(DropReason::SegmentOutOfRange) }

@@ -1,10 +1,22 @@
 //! How operations end.
 
 use efa_device::Status;
+use efa_handshake::Extras;
 use efa_proto::OpId;
 
 use crate::peer::PeerId;
 use crate::select::Subprotocol;
+
+/// What the completion of a send promises (table 1.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Level {
+    /// The message lies in the target's device; it may not have met a receive yet.
+    #[default]
+    Transmit,
+    /// The message lies in the buffer of the receive that it matched. The peer must have the
+    /// feature "delivery complete"; messages wait for its HANDSHAKE to tell.
+    Delivery,
+}
 
 /// Names a send operation until its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,7 +57,7 @@ pub struct SendCompletion<B> {
     pub subprotocol: Option<Subprotocol>,
     /// The buffer; `None` for injected messages.
     pub buffer: Option<B>,
-    /// `Ok` when every packet lies in the target device's buffers.
+    /// `Ok` when what the operation's [`Level`] promises has come true.
     pub result: Result<(), OperationError>,
 }
 
@@ -100,6 +112,12 @@ pub enum OperationError {
     /// can't send it another way.
     #[error("the sender's memory can't be read, and the sender has no other way")]
     NotReadable,
+    /// The peer has not the feature that the operation needs (section 2.1, case b).
+    #[error("the peer doesn't support what the operation needs: {missing:?}")]
+    PeerLacks {
+        /// The features.
+        missing: Extras,
+    },
     /// There was no room for another operation.
     #[error("too many operations under way")]
     TooManyOperations,

@@ -58,6 +58,7 @@ pub struct Config {
 
 /// Features and requests that this engine honours.
 const IMPLEMENTED: Extras = Extras::RDMA_READ
+    .union(Extras::DELIVERY_COMPLETE)
     .union(Extras::CONNID_HEADER)
     .union(Extras::RUNTING_READ)
     .union(Extras::READ_NACK);

@@ -11,11 +11,11 @@ use efa_device::QueuePair;
 use efa_proto::{MsgId, OpId, PacketType, Rtm, RtmKind, Tag};
 
 use crate::arrival::Shape;
-use crate::completion::{OperationError, ReceiveCompletion, StartError};
+use crate::completion::{Level, OperationError, ReceiveCompletion, StartError};
 use crate::endpoint::Endpoint;
 use crate::matching::Target;
 use crate::payload::Payload;
-use crate::peer::PeerId;
+use crate::peer::{Active, PeerId};
 use crate::select::{self, Circumstances, Subprotocol};
 use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Work};
 
@@ -33,16 +33,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let rtm = Rtm {
             msg_id: MsgId(send.msg_id),
             tag: send.tag,
-            kind: RtmKind::Eager,
+            kind: match send.level {
+                Level::Transmit => RtmKind::Eager,
+                Level::Delivery => RtmKind::DcEager { send_id: id },
+            },
             options: self.request_options(send.peer, send.cq_data),
         };
+        let level = send.level;
         let (peer, length, before) = (send.peer, send.length, send.outstanding);
         let subprotocol = if send.read_nack {
             Subprotocol::LongCts
         } else {
             let fits = (self.transmit.mtu() - rtm.len()) as u64;
             let readable = length >= self.config.min_read && self.make_readable(id, peer);
-            let runting = readable && self.may_runt(peer);
+            let runting = readable && level == Level::Transmit && self.may_runt(peer);
             let message = Circumstances { length, fits, readable, runting };
             select::subprotocol(message, &self.config)
         };
@@ -69,7 +73,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     fn send_eager(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
         let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
-        self.post_segment(id, packet_type(send.tag), 0, send.length, |packet| rtm.emit(packet))
+        self.post_segment(id, rtm.packet_type(), 0, send.length, |packet| rtm.emit(packet))
     }
 
     /// Writes and posts a packet of a send: a header and `length` bytes from `offset` on.
@@ -130,8 +134,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         bytes: &[u8],
     ) -> Result<(), StartError> {
         let busy = StartError::Busy { limit: self.config.max_sends };
-        let waiting = self.peers.active(peer).map_or(0, |active| active.backlog.len());
-        if waiting >= self.config.max_sends {
+        // Without an operation it can't be held behind others.
+        let waits = |active: &Active<_>| {
+            active.backlog.len() >= self.config.max_sends || !active.held.is_empty()
+        };
+        if self.peers.active(peer).is_some_and(waits) {
             return Err(busy);
         }
         let Ok(mut packet) = self.transmit.packet() else { return Err(busy) };
@@ -180,6 +187,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let capacity = buffer.length();
         let fitting = usize::try_from(capacity).map_or(payload.len(), |c| c.min(payload.len()));
         buffer.write(0, &payload[..fitting]);
+        if shape.receipt {
+            let (send_id, msg_id) = (shape.send_id, rtm.msg_id.0);
+            self.enqueue(peer, Work::Receipt { send_id, msg_id });
+        }
         let truncated = OperationError::Truncated { length: shape.length, capacity };
         self.received(ReceiveCompletion {
             context: target.context,

@@ -12,8 +12,8 @@ use efa_proto::{Connid, ExtraInfo, Handshake, OpId, PacketType, RawAddress, ReqO
 
 use crate::arrival::is_whole;
 use crate::completion::{
-    Completion, OperationError, ReceiveCompletion, ReceiveId, Refused, SendCompletion, SendId,
-    StartError,
+    Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused, SendCompletion,
+    SendId, StartError,
 };
 use crate::config::{Config, ConfigError, inject_limit};
 use crate::coverage::Coverage;
@@ -38,7 +38,9 @@ pub(crate) struct Send<B> {
     pub(crate) context: u64,
     pub(crate) tag: Option<u64>,
     pub(crate) cq_data: Option<u64>,
+    pub(crate) level: Level,
     pub(crate) length: u64,
+    /// Its place among the messages to the peer; taken when it is released from those held.
     pub(crate) msg_id: u32,
     /// Packets that the device has not completed.
     pub(crate) outstanding: u32,
@@ -50,7 +52,7 @@ pub(crate) struct Send<B> {
     pub(crate) in_packets: u64,
     /// The receiver refused to read: long-CTS is left.
     pub(crate) read_nack: bool,
-    /// The receiver has said that it has read all.
+    /// The receiver has said that it has read all, or that the message is delivered.
     pub(crate) confirmed: bool,
     /// Long-CTS: bytes that may be sent, and the receiver's name for the operation.
     pub(crate) window_end: u64,
@@ -74,12 +76,21 @@ impl<B> Send<B> {
         read && !self.confirmed
     }
 
+    /// Whether the receiver will say when the message is delivered, and hasn't yet. One that was
+    /// read is delivered anyway.
+    pub(crate) fn awaits_receipt(&self) -> bool {
+        self.level == Level::Delivery
+            && !self.confirmed
+            && self.subprotocol.is_some_and(|by| !by.is_read())
+    }
+
     /// Whether all packets arrived and the receiver has all it wanted.
     fn is_done(&self) -> bool {
         self.outstanding == 0
             && self.subprotocol.is_some()
             && self.sent == self.in_packets
             && !self.is_being_read()
+            && !self.awaits_receipt()
     }
 }
 
@@ -102,6 +113,8 @@ pub(crate) struct Receive<B> {
     /// Runting read: the leading part that comes in packets.
     pub(crate) runt_length: u64,
     pub(crate) reading: Reading,
+    /// The sender wants to be told when it is delivered.
+    pub(crate) receipt: bool,
 }
 
 /// Operations under way.
@@ -164,6 +177,8 @@ pub struct Message<B> {
     pub tag: Option<u64>,
     /// 64 bits for the receiver's completion.
     pub cq_data: Option<u64>,
+    /// What the completion is to promise. Injected messages promise nothing.
+    pub level: Level,
     /// The bytes.
     pub buffer: B,
     /// Comes back with the completion.
@@ -300,7 +315,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// # Errors
     /// The buffer comes back if the peer is unknown or gone, or too many sends are under way.
     pub fn send(&mut self, message: Message<B>) -> Result<SendId, Refused<B>> {
-        let Message { peer, tag, cq_data, buffer, context } = message;
+        let Message { peer, tag, cq_data, level, buffer, context } = message;
         if let Err(error) = self.check_peer(peer) {
             return Err(Refused { error, buffer });
         }
@@ -310,6 +325,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         let length = buffer.length();
         let active = self.peers.converse(peer, &self.config);
+        let hold = active.must_hold(level);
         let clear = active.is_clear();
         let id = sends.insert(Send {
             peer,
@@ -318,7 +334,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             context,
             tag,
             cq_data,
-            msg_id: active.take_msg_id().0,
+            level,
+            msg_id: if hold { 0 } else { active.take_msg_id().0 },
             outstanding: 0,
             subprotocol: None,
             sent: 0,
@@ -328,10 +345,39 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             window_end: 0,
             recv_id: OpId(0),
         });
-        if !clear || self.advance_send(id) != Advance::Done {
+        if hold {
+            self.hold(peer, id);
+        } else if !clear || self.advance_send(id) != Advance::Done {
             self.enqueue(peer, Work::Send(id));
         }
         Ok(SendId(id))
+    }
+
+    /// Keeps a send until the peer has told what it can do.
+    fn hold(&mut self, peer: PeerId, id: OpId) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        active.held.push_back(id);
+        if active.handshake.must_provoke() {
+            active.handshake.request_posted();
+            self.enqueue(peer, Work::Provoke);
+        }
+    }
+
+    /// Begins the sends that waited for the peer's HANDSHAKE; those that it can't take fail, and
+    /// leave no gap among the message ids.
+    pub(crate) fn release_held(&mut self, peer: PeerId) {
+        while let Some(active) = self.peers.active_mut(peer)
+            && let Some(id) = active.held.pop_front()
+        {
+            let Some(send) = self.operations.sends.get_mut(id) else { continue };
+            let missing = active.missing(send.level);
+            if missing.is_empty() {
+                send.msg_id = active.take_msg_id().0;
+                self.enqueue(peer, Work::Send(id));
+            } else {
+                self.fail_send(id, OperationError::PeerLacks { missing });
+            }
+        }
     }
 
     /// Sends a short message by copy: the bytes may be reused at once, and no completion tells of
@@ -646,6 +692,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Work::Eor { send_id, recv_id } => (self.send_eor(peer, send_id, recv_id), work),
                 Work::ReadNack(id) => (self.send_read_nack(peer, id), work),
                 Work::Handshake => (self.send_handshake(peer), work),
+                Work::Provoke => (self.send_provocation(peer), work),
+                Work::Receipt { send_id, msg_id } => {
+                    (self.send_receipt(peer, send_id, msg_id), work)
+                }
                 Work::Packet { packet, record } => match self.resend(packet, record) {
                     Ok(()) => continue,
                     Err(packet) => (Advance::Blocked, Work::Packet { packet, record }),
@@ -855,6 +905,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         receive.buffer.deregister();
         if receive.subprotocol.has_several_requests() || receive.reading == Reading::Nacked {
             self.matching.assembling.remove(&(receive.peer.0, receive.msg_id));
+        }
+        if receive.receipt && error.is_none() {
+            let (send_id, msg_id) = (receive.send_id, receive.msg_id);
+            self.enqueue(receive.peer, Work::Receipt { send_id, msg_id });
         }
         let mut coverage = receive.coverage;
         let capacity = receive.buffer.length();

@@ -22,7 +22,7 @@
 //!
 //! ```
 //! use efa_device::{Device, QueuePairOptions, Qkey, Time};
-//! use efa_rdm::{Accept, Completion, Config, Endpoint, Message};
+//! use efa_rdm::{Accept, Completion, Config, Endpoint, Level, Message};
 //! use efa_sim::local::{LocalFabric, LocalOptions};
 //!
 //! let network = LocalFabric::new(LocalOptions::default());
@@ -36,7 +36,7 @@
 //! let to_bob = alice.insert_peer(bob.address())?;
 //! bob.receive(Accept::Tagged { source: None, tag: 7, ignore: 0 }, vec![0; 100_000], 1)?;
 //! let buffer = vec![42; 100_000];
-//! alice.send(Message { peer: to_bob, tag: Some(7), cq_data: None, buffer, context: 2 })?;
+//! alice.send(Message { peer: to_bob, tag: Some(7), cq_data: None, level: Level::Transmit, buffer, context: 2 })?;
 //!
 //! let mut now = Time::ZERO;
 //! let received = loop {
@@ -60,6 +60,7 @@ mod arrival;
 mod completion;
 mod config;
 mod coverage;
+mod delivery;
 mod eager;
 mod endpoint;
 mod event;
@@ -81,8 +82,8 @@ mod statistics;
 mod transmit;
 
 pub use completion::{
-    Completion, OperationError, ReceiveCompletion, ReceiveId, Refused, SendCompletion, SendId,
-    StartError,
+    Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused, SendCompletion,
+    SendId, StartError,
 };
 pub use config::{Config, ConfigError, inject_limit};
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};

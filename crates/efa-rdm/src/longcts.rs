@@ -14,6 +14,7 @@
 use efa_device::QueuePair;
 use efa_proto::{Cts, CtsData, MsgId, OpId, PacketType, Rtm, RtmKind};
 
+use crate::completion::Level;
 use crate::endpoint::Endpoint;
 use crate::event::DropReason;
 use crate::medium::Segment;
@@ -32,18 +33,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         // Until the first grant the window is what the request carries.
         let (peer, msg_id, tag, length) = (send.peer, MsgId(send.msg_id), send.tag, send.length);
         let read_nack = send.read_nack;
-        let kind = RtmKind::LongCts {
-            msg_length: length,
-            send_id: id,
-            credit_request: self.config.cts_window,
-            read_nack,
+        let (msg_length, send_id, credit_request) = (length, id, self.config.cts_window);
+        let kind = match send.level {
+            Level::Transmit => RtmKind::LongCts { msg_length, send_id, credit_request, read_nack },
+            Level::Delivery => {
+                RtmKind::DcLongCts { msg_length, send_id, credit_request, read_nack }
+            }
         };
         let cq_data = send.cq_data;
         let rtm = Rtm { msg_id, tag, kind, options: self.request_options(peer, cq_data) };
-        let packet_type = match tag {
-            Some(_) => PacketType::LongCtsTagRtm,
-            None => PacketType::LongCtsMsgRtm,
-        };
+        let packet_type = rtm.packet_type();
         // At least a byte must be left, or the receiver would have nothing to grant. After a
         // READ_NACK the request carries nothing (section 4.7).
         let room = (self.transmit.mtu() - rtm.len()) as u64;

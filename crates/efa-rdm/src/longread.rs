@@ -255,6 +255,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         receive.subprotocol = Subprotocol::LongCts;
         receive.granted = receive.coverage.bytes();
         receive.send_id = shape.send_id;
+        receive.receipt = shape.receipt;
         self.matching.assembling.remove(&(peer.0, rtm.msg_id.0));
         self.enqueue(peer, Work::Cts(id));
     }

@@ -12,9 +12,10 @@
 //! When the device's queue fills in the middle, what was sent stands and the rest follows later.
 
 use efa_device::QueuePair;
-use efa_proto::{MsgId, OpId, PacketType, Rtm, RtmKind};
+use efa_proto::{MsgId, OpId, Rtm, RtmKind};
 
 use crate::arrival::Shape;
+use crate::completion::Level;
 use crate::coverage::Covered;
 use crate::endpoint::Endpoint;
 use crate::event::DropReason;
@@ -44,13 +45,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             let rtm = Rtm {
                 msg_id: MsgId(send.msg_id),
                 tag: send.tag,
-                kind: RtmKind::Medium { msg_length: send.length, seg_offset: send.sent },
+                kind: match send.level {
+                    Level::Transmit => {
+                        RtmKind::Medium { msg_length: send.length, seg_offset: send.sent }
+                    }
+                    Level::Delivery => RtmKind::DcMedium {
+                        send_id: id,
+                        msg_length: send.length,
+                        seg_offset: send.sent,
+                    },
+                },
                 options: self.request_options(send.peer, send.cq_data),
             };
-            let packet_type = match send.tag {
-                Some(_) => PacketType::MediumTagRtm,
-                None => PacketType::MediumMsgRtm,
-            };
+            let packet_type = rtm.packet_type();
             let room = (self.transmit.mtu() - rtm.len()) as u64;
             let (offset, length) = (send.sent, room.min(send.length - send.sent));
             let advance =
@@ -84,6 +91,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ) {
         let Some(receive) = self.operations.receives.get_mut(id) else { return };
         if receive.length != shape.length
+            || receive.receipt != shape.receipt
             || receive.runt_length != shape.runt_length
             || receive.tagged != rtm.tag.is_some()
             || receive.tag != rtm.tag.unwrap_or(0)

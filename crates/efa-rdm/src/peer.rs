@@ -16,13 +16,14 @@
 use std::collections::VecDeque;
 
 use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn};
-use efa_handshake::PeerState;
+use efa_handshake::{Extras, PeerState, Support};
 use efa_match::Window;
 use efa_proto::{MsgId, OpId, RawAddress};
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as HashEntry;
 use slab::Slab;
 
+use crate::completion::Level;
 use crate::config::Config;
 use crate::hash::mix;
 use crate::held::Chain;
@@ -72,6 +73,8 @@ pub(crate) struct Active<P> {
     pub(crate) backlog: VecDeque<Work<P>>,
     /// Whether the peer stands in the queue of peers to be served.
     pub(crate) scheduled: bool,
+    /// Sends that wait for the peer's HANDSHAKE, and those that were started behind them.
+    pub(crate) held: VecDeque<OpId>,
     /// Messages to the peer that it is reading.
     pub(crate) reads_under_way: u32,
     /// Long-CTS sends with an open window that wait for the peer's HANDSHAKE.
@@ -89,6 +92,7 @@ impl<P> Active<P> {
             backoff: Backoff::default(),
             backlog: VecDeque::new(),
             scheduled: false,
+            held: VecDeque::new(),
             reads_under_way: 0,
             awaiting_handshake: Vec::new(),
         }
@@ -99,12 +103,29 @@ impl<P> Active<P> {
         self.backlog.is_empty() && !self.backoff.is_waiting()
     }
 
+    /// Features that the peer is known to lack for a completion of this level.
+    pub(crate) fn missing(&self, level: Level) -> Extras {
+        match level {
+            Level::Delivery if self.handshake.supports(NEEDED_TO_DELIVER) == Support::No => {
+                NEEDED_TO_DELIVER
+            }
+            _ => Extras::empty(),
+        }
+    }
+
+    /// Whether a message has to wait for the peer's HANDSHAKE, or for others that do.
+    pub(crate) fn must_hold(&self, level: Level) -> bool {
+        !self.held.is_empty() || (level == Level::Delivery && !self.handshake.is_known())
+    }
+
     pub(crate) fn take_msg_id(&mut self) -> MsgId {
         let id = self.next_msg_id;
         self.next_msg_id = id.wrapping_add(1);
         MsgId(id)
     }
 }
+
+const NEEDED_TO_DELIVER: Extras = Extras::DELIVERY_COMPLETE;
 
 /// Slots of the reorder window; ids beyond them are kept in a map.
 const WINDOW: u32 = 256;

@@ -34,6 +34,11 @@ impl Subprotocol {
 }
 
 impl Subprotocol {
+    /// Whether the receiver reads the message, or most of it.
+    pub(crate) const fn is_read(self) -> bool {
+        matches!(self, Self::LongRead | Self::RuntRead)
+    }
+
     /// Whether several packets, each a request, carry the message.
     pub(crate) const fn has_several_requests(self) -> bool {
         matches!(self, Self::Medium | Self::RuntRead)

@@ -44,6 +44,10 @@ pub(crate) enum Work<P> {
     Cts(OpId),
     /// The next operations of a transfer.
     Transfer(OpId),
+    /// A message lies in the buffer that it is for.
+    Receipt { send_id: OpId, msg_id: u32 },
+    /// A request that does nothing but bring the peer's HANDSHAKE.
+    Provoke,
     /// The end of a read.
     Eor { send_id: OpId, recv_id: OpId },
     /// The sender of a message is asked not to have it read.

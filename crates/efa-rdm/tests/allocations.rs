@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use efa_device::Time;
-use efa_rdm::{Accept, Completion, Config, Endpoint, Message, PeerId};
+use efa_rdm::{Accept, Completion, Config, Endpoint, Level, Message, PeerId};
 
 use crate::null::{Direct, Order};
 
@@ -61,7 +61,14 @@ fn round(
     }
     for i in 0..count {
         let buffer = sources.pop().unwrap();
-        let message = Message { peer, tag: Some(i as u64), cq_data: None, buffer, context: 0 };
+        let message = Message {
+            peer,
+            tag: Some(i as u64),
+            cq_data: None,
+            level: Level::Transmit,
+            buffer,
+            context: 0,
+        };
         a.send(message).unwrap();
     }
     let (mut posted, mut received) = (if expected { count } else { 0 }, 0);

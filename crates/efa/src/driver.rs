@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use efa_device::Time;
 use efa_rdm::{
-    Accept, Completion as Ended, OperationError, PeerId, ReceiveCompletion, ReceiveId,
+    Accept, Completion as Ended, Level, OperationError, PeerId, ReceiveCompletion, ReceiveId,
     SendCompletion, StartError as EngineError, Statistics,
 };
 
@@ -149,6 +149,7 @@ impl Driver {
         to: FiAddr,
         tag: Option<u64>,
         cq_data: Option<u64>,
+        level: Level,
         buffer: Buffer,
         context: u64,
     ) -> Result<(), Refused> {
@@ -156,7 +157,8 @@ impl Driver {
             Ok(peer) => peer,
             Err(error) => return Err(Refused { error, buffer }),
         };
-        let message = efa_rdm::Message { peer, tag, cq_data, buffer: Slot::whole(buffer), context };
+        let buffer = Slot::whole(buffer);
+        let message = efa_rdm::Message { peer, tag, cq_data, level, buffer, context };
         let started = self.engine.send(message).map(|_| ());
         started.map_err(|refused| {
             self.transmit.refuse();
@@ -172,7 +174,8 @@ impl Driver {
         buffer: &[u8],
     ) -> Result<(), StartError> {
         let peer = self.peer(to)?;
-        let message = efa_rdm::Message { peer, tag, cq_data, buffer, context: 0 };
+        let level = Level::Transmit;
+        let message = efa_rdm::Message { peer, tag, cq_data, level, buffer, context: 0 };
         self.engine.inject(message).map_err(|error| translate(error, Some(to)))
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use efa_device::{Device as _, Qkey, QueuePairOptions, Time};
-use efa_rdm::{Config, Statistics};
+use efa_rdm::{Config, Level, Statistics};
 
 use crate::address::Address;
 use crate::address_vector::{AddressVector, FiAddr};
@@ -213,12 +213,13 @@ pub struct Message {
     to: FiAddr,
     tag: Option<u64>,
     cq_data: Option<u64>,
+    level: Level,
 }
 
 impl Message {
     /// An untagged message to a peer.
     pub fn to(peer: FiAddr) -> Self {
-        Self { to: peer, tag: None, cq_data: None }
+        Self { to: peer, tag: None, cq_data: None, level: Level::Transmit }
     }
 
     /// Makes it a tagged message. Tagged receives take it, and no others.
@@ -229,6 +230,14 @@ impl Message {
     /// Passes data to the receiver's completion (`FI_REMOTE_CQ_DATA`).
     pub fn with_data(self, data: u64) -> Self {
         Self { cq_data: Some(data), ..self }
+    }
+
+    /// Has the send complete only when the message lies in the buffer of the receive that it matched
+    /// (`FI_DELIVERY_COMPLETE`). A peer that doesn't know this, of a release before 1.12, makes it
+    /// fail with [`OperationError::PeerLacks`](crate::OperationError::PeerLacks). An
+    /// [injected](Endpoint::inject) message has no completion, so this means nothing to it.
+    pub fn delivery_complete(self) -> Self {
+        Self { level: Level::Delivery, ..self }
     }
 }
 
@@ -331,7 +340,8 @@ impl Endpoint {
         if let Err(error) = self.check_domain(&buffer) {
             return Err(Refused { error, buffer });
         }
-        self.shared.driver().send(message.to, message.tag, message.cq_data, buffer, context)
+        let Message { to, tag, cq_data, level } = message;
+        self.shared.driver().send(to, tag, cq_data, level, buffer, context)
     }
 
     /// Sends a short message by copy: `bytes` may be used again at once. It has no context, and a

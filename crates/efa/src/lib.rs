@@ -77,7 +77,7 @@ pub use domain::Domain;
 pub use efa_device::{Access, DeviceError, Gid, Qpn, Status, Time};
 pub use efa_proto::PacketType;
 pub use efa_rdm::{
-    BackoffLimits, Config, ConfigError, DropReason, OperationError, Statistics, Subprotocol,
+    BackoffLimits, Config, ConfigError, DropReason, Level, OperationError, Statistics, Subprotocol,
 };
 pub use efa_sim as sim;
 pub use efa_sim::local::LocalOptions;

@@ -1,7 +1,7 @@
 //! Section 3.2, eager message.
 
 use efa_proto::{Header, Packet, PacketType, RtmKind};
-use efa_rdm::{Accept, Message, OperationError, PeerId, StartError, Subprotocol};
+use efa_rdm::{Accept, Level, Message, OperationError, PeerId, StartError, Subprotocol};
 
 use crate::world::{World, pattern};
 
@@ -81,7 +81,10 @@ fn eager_ends_where_a_packet_is_full() {
             };
             world.endpoint(1).receive(accept, vec![0; length], 0).unwrap();
             let buffer = pattern(length, 4);
-            world.endpoint(0).send(Message { peer, tag, cq_data, buffer, context: 0 }).unwrap();
+            world
+                .endpoint(0)
+                .send(Message { peer, tag, cq_data, level: Level::Transmit, buffer, context: 0 })
+                .unwrap();
             world.drive();
             let received = world.receive_done(1);
             assert_eq!(received.subprotocol, Some(expected), "{tag:?} {cq_data:?} {extra}");
@@ -106,7 +109,8 @@ fn cq_data_arrives_with_tagged_and_untagged_messages_of_every_subprotocol() {
             };
             let cq_data = Some(0xdead_beef_0123_4567);
             let buffer = pattern(length, 4);
-            let message = Message { peer, tag, cq_data, buffer, context: 0 };
+            let message =
+                Message { peer, tag, cq_data, level: Level::Transmit, buffer, context: 0 };
             world.endpoint(1).receive(accept, vec![0; length], 0).unwrap();
             world.endpoint(0).send(message).unwrap();
             world.drive();
@@ -166,7 +170,7 @@ fn injected_messages_leave_the_buffer_at_once_and_succeed_silently() {
     let peer = world.peer(0, 1);
     let mut bytes = pattern(64, 8);
     fn message(peer: PeerId, buffer: &[u8]) -> Message<&[u8]> {
-        Message { peer, tag: Some(5), cq_data: Some(6), buffer, context: 0 }
+        Message { peer, tag: Some(5), cq_data: Some(6), level: Level::Transmit, buffer, context: 0 }
     }
     world.ends[0].endpoint.inject(message(peer, &bytes)).unwrap();
     bytes.fill(0);

@@ -5,7 +5,7 @@ use efa_handshake::{Profile, Release};
 use efa_proto::{
     Connid, Cts, CtsData, Header, MsgId, OpId, Packet, PacketType, ReqOptions, Rtm, RtmKind,
 };
-use efa_rdm::{Config, DropReason, Message, OperationError, Payload, Subprotocol};
+use efa_rdm::{Config, DropReason, Level, Message, OperationError, Payload, Subprotocol};
 use efa_sim::local::{LocalOptions, Reorder};
 
 use crate::world::{World, pattern, place};
@@ -378,7 +378,8 @@ fn messages_above_four_gigabytes_arrive() {
     let peer = a.insert_peer(b.address()).unwrap();
     b.receive(efa_rdm::Accept::Untagged { source: None }, message(), 0).unwrap();
     let buffer = message();
-    a.send(Message { peer, tag: None, cq_data: None, buffer, context: 0 }).unwrap();
+    a.send(Message { peer, tag: None, cq_data: None, level: Level::Transmit, buffer, context: 0 })
+        .unwrap();
     let mut now = Time::ZERO;
     let received = loop {
         a.progress(now);

@@ -1,6 +1,6 @@
 //! What goes to which receive.
 
-use efa_rdm::{Accept, Config, Message, OperationError, PeerId, Refused, StartError};
+use efa_rdm::{Accept, Config, Level, Message, OperationError, PeerId, Refused, StartError};
 
 use crate::world::{World, pattern};
 
@@ -70,7 +70,14 @@ fn any_source_posted_first_wins_over_a_directed_receive() {
             let buffer = pattern(8, salt);
             world
                 .endpoint(0)
-                .send(Message { peer, tag, cq_data: None, buffer, context: 0 })
+                .send(Message {
+                    peer,
+                    tag,
+                    cq_data: None,
+                    level: Level::Transmit,
+                    buffer,
+                    context: 0,
+                })
                 .unwrap();
         }
         world.drive();
@@ -165,12 +172,26 @@ fn sending_to_nobody_gives_the_buffer_back() {
         stranger.peer(0, 1);
         stranger.peer(0, 2)
     };
-    let message = Message { peer: unknown, tag: None, cq_data: None, buffer: vec![1], context: 0 };
+    let message = Message {
+        peer: unknown,
+        tag: None,
+        cq_data: None,
+        level: Level::Transmit,
+        buffer: vec![1],
+        context: 0,
+    };
     let refused = world.endpoint(0).send(message).unwrap_err();
     let error = StartError::UnknownPeer(unknown);
     assert_eq!(refused, Refused { error, buffer: vec![1] });
     let known = world.peer(0, 1);
-    let message = Message { peer: known, tag: None, cq_data: None, buffer: vec![1], context: 0 };
+    let message = Message {
+        peer: known,
+        tag: None,
+        cq_data: None,
+        level: Level::Transmit,
+        buffer: vec![1],
+        context: 0,
+    };
     world.endpoint(0).send(message).unwrap();
     world.drive();
     assert_eq!(world.send_done(0).result, Ok(()));
@@ -181,7 +202,14 @@ fn operations_are_limited_and_refused_with_their_buffers() {
     let config = Config { max_sends: 3, max_receives: 2, ..Config::default() };
     let mut world = World::pair_with(8, config, Config::default());
     let peer = world.peer(0, 1);
-    let message = |i| Message { peer, tag: None, cq_data: None, buffer: vec![i], context: 0 };
+    let message = |i| Message {
+        peer,
+        tag: None,
+        cq_data: None,
+        level: Level::Transmit,
+        buffer: vec![i],
+        context: 0,
+    };
     for i in 0..3 {
         world.endpoint(0).send(message(i)).unwrap();
     }

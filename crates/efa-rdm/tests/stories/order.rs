@@ -2,7 +2,7 @@
 
 use efa_device::Status;
 use efa_proto::{Header, MsgId, ReqOptions, Rtm, RtmKind};
-use efa_rdm::{Config, DropReason, Event, Message, StartError};
+use efa_rdm::{Config, DropReason, Event, Level, Message, StartError};
 
 use crate::world::{World, pattern};
 
@@ -134,7 +134,14 @@ fn a_failed_message_does_not_hold_up_others() {
         _ => None,
     });
     let peer = peer.expect("the loss is an event");
-    let message = Message { peer, tag: None, cq_data: None, buffer: vec![], context: 0 };
+    let message = Message {
+        peer,
+        tag: None,
+        cq_data: None,
+        level: Level::Transmit,
+        buffer: vec![],
+        context: 0,
+    };
     let refused = world.endpoint(0).send(message).unwrap_err();
     assert_eq!(refused.error, StartError::PeerGone(peer));
 }

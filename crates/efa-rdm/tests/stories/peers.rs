@@ -5,7 +5,7 @@ use efa_proto::{
     Connid, Header, MsgId, PacketType, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind, Rtw,
     RtwKind,
 };
-use efa_rdm::{Config, DropReason, Event, Message, OperationError, StartError};
+use efa_rdm::{Config, DropReason, Event, Level, Message, OperationError, StartError};
 use efa_sim::local::{Faults, LocalOptions};
 
 use crate::world::{World, pattern, place};
@@ -162,7 +162,8 @@ fn a_restarted_peer_is_a_new_one_and_packets_of_its_old_life_are_stale() {
     assert_eq!(world.drop_reasons(1), [DropReason::Stale, DropReason::Stale]);
     assert_eq!(world.endpoint(1).statistics().stale, 2);
     let buffer = vec![1];
-    let message = Message { peer: old, tag: None, cq_data: None, buffer, context: 0 };
+    let message =
+        Message { peer: old, tag: None, cq_data: None, level: Level::Transmit, buffer, context: 0 };
     let refused = world.endpoint(1).send(message).unwrap_err();
     assert_eq!(refused.error, StartError::PeerGone(old));
 }
@@ -241,7 +242,14 @@ fn a_lost_peer_fails_everything_with_it_and_nothing_else() {
     assert_eq!(world.receive_done(2).buffer, pattern(10, 77));
     let status = Status::UnresponsiveRemote;
     assert!(world.ends[0].events.contains(&Event::PeerLost { peer: lost, status }));
-    let message = Message { peer: lost, tag: None, cq_data: None, buffer: vec![], context: 0 };
+    let message = Message {
+        peer: lost,
+        tag: None,
+        cq_data: None,
+        level: Level::Transmit,
+        buffer: vec![],
+        context: 0,
+    };
     let refused = world.endpoint(0).send(message).unwrap_err();
     assert_eq!(refused.error, StartError::PeerGone(lost));
     assert_ne!(world.peer(0, 1), lost, "inserting the address again gives a fresh peer");
@@ -307,7 +315,14 @@ fn every_injected_message_to_a_lost_peer_is_reported_once() {
     let target = place(&world.ends[1]);
     world.network.kill(target).unwrap();
     for _ in 0..5 {
-        let message = Message { peer, tag: None, cq_data: None, buffer: &[1][..], context: 0 };
+        let message = Message {
+            peer,
+            tag: None,
+            cq_data: None,
+            level: Level::Transmit,
+            buffer: &[1][..],
+            context: 0,
+        };
         world.endpoint(0).inject(message).unwrap();
     }
     world.drive();

@@ -13,7 +13,8 @@ use std::time::Duration;
 use efa_device::QueuePairOptions;
 use efa_handshake::{Extras, Profile, Release};
 use efa_rdm::{
-    Accept, Config, Message, OperationError, PeerId, ReceiveCompletion, ReceiveId, SendCompletion,
+    Accept, Config, Level, Message, OperationError, PeerId, ReceiveCompletion, ReceiveId,
+    SendCompletion,
 };
 use efa_sim::local::{Faults, LocalOptions};
 use fastrand::Rng;
@@ -202,12 +203,22 @@ impl Story {
         let endpoint = self.world.endpoint(from);
         if injected {
             // The bytes may be reused at once; a queue or memory that is short refuses it.
-            let message = Message { peer, tag, cq_data, buffer: &bytes[..], context };
+            let message =
+                Message { peer, tag, cq_data, level: Level::Transmit, buffer: &bytes[..], context };
             if endpoint.inject(message).is_err() {
                 return;
             }
         } else {
-            endpoint.send(Message { peer, tag, cq_data, buffer: bytes, context }).unwrap();
+            endpoint
+                .send(Message {
+                    peer,
+                    tag,
+                    cq_data,
+                    level: Level::Transmit,
+                    buffer: bytes,
+                    context,
+                })
+                .unwrap();
         }
         let (from, to) = (self.lives[from], self.lives[to]);
         self.sent.push(Sent {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use efa_device::{Device, Qkey, Qpn, QueuePair, QueuePairOptions, Time};
 use efa_proto::{Header, Packet, PacketType};
 use efa_rdm::{
-    Accept, Completion, Config, DropReason, Endpoint, Event, Message, Payload, PeerId,
+    Accept, Completion, Config, DropReason, Endpoint, Event, Level, Message, Payload, PeerId,
     ReceiveCompletion, ReceiveId, SendCompletion,
 };
 use efa_sim::SoftRegion;
@@ -146,13 +146,21 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
 
     pub(crate) fn send(&mut self, from: usize, to: usize, buffer: B, context: u64) {
         let peer = self.peer(from, to);
-        let message = Message { peer, tag: None, cq_data: None, buffer, context };
+        let message =
+            Message { peer, tag: None, cq_data: None, level: Level::Transmit, buffer, context };
         self.ends[from].endpoint.send(message).unwrap();
     }
 
     pub(crate) fn tagged_send(&mut self, from: usize, to: usize, tag: u64, buffer: B) {
         let peer = self.peer(from, to);
-        let message = Message { peer, tag: Some(tag), cq_data: None, buffer, context: tag };
+        let message = Message {
+            peer,
+            tag: Some(tag),
+            cq_data: None,
+            level: Level::Transmit,
+            buffer,
+            context: tag,
+        };
         self.ends[from].endpoint.send(message).unwrap();
     }
 

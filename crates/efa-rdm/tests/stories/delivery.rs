@@ -1,0 +1,273 @@
+//! Sections 4.2 and 2.1: delivery complete, RECEIPT, and features that must be known first.
+
+use efa_handshake::{Extras, Profile, Release};
+use efa_proto::{Header, MsgId, OpId, Packet, PacketType, Receipt, Rtm, RtmKind};
+use efa_rdm::{Config, DropReason, Level, Message, OperationError, StartError, Subprotocol};
+use efa_sim::local::{Faults, LocalOptions};
+
+use crate::world::{World, pattern};
+
+impl World {
+    /// Starts a send that completes when it is delivered.
+    fn deliver(&mut self, from: usize, to: usize, buffer: Vec<u8>, context: u64) {
+        let peer = self.peer(from, to);
+        let level = Level::Delivery;
+        let message = Message { peer, tag: None, cq_data: None, level, buffer, context };
+        self.endpoint(from).send(message).unwrap();
+    }
+
+    fn count(&mut self, from: usize, wanted: PacketType) -> usize {
+        self.types_from(from).into_iter().filter(|sent| *sent == wanted).count()
+    }
+}
+
+const LENGTHS: [(usize, PacketType, Subprotocol); 4] = [
+    (0, PacketType::DcEagerMsgRtm, Subprotocol::Eager),
+    (5000, PacketType::DcEagerMsgRtm, Subprotocol::Eager),
+    (60_000, PacketType::DcMediumMsgRtm, Subprotocol::Medium),
+    (700_000, PacketType::DcLongCtsMsgRtm, Subprotocol::LongCts),
+];
+
+// conformance: A174 A175 A176 A177 A178
+#[test]
+fn a_send_completes_when_the_message_lies_in_its_buffer() {
+    for (length, packet_type, subprotocol) in LENGTHS {
+        for seed in 0..30 {
+            let mut world = World::pair(seed);
+            world.deliver(0, 1, pattern(length, seed), 1);
+            world.send(0, 1, pattern(10, seed), 2);
+            world.drive();
+            // The plain message behind it is in the device of the target; this one is nowhere.
+            assert_eq!(world.take_sends(0).len(), 1);
+            assert_eq!(world.count(1, PacketType::Receipt), 0);
+            world.receive(1, length, 3);
+            world.receive(1, 10, 4);
+            world.drive();
+            let received = world.take_receives(1);
+            assert!(received.iter().any(|receive| receive.buffer == pattern(length, seed)));
+            let sent = world.send_done(0);
+            assert_eq!((sent.context, sent.result), (1, Ok(())));
+            assert_eq!(sent.subprotocol, Some(subprotocol));
+            assert!(world.count(0, packet_type) > 0);
+            assert_eq!(world.count(1, PacketType::Receipt), 1, "one, however many packets");
+            world.assert_clean();
+        }
+    }
+}
+
+// A posted receive: the RECEIPT overtakes the device's completions or comes behind them.
+// conformance: A178
+#[test]
+fn the_receipt_may_come_before_or_behind_the_devices_completions() {
+    let (mut last, mut overtaking) = (0, 0);
+    for seed in 0..40 {
+        let mut world = World::pair(seed);
+        world.acquaint();
+        world.receive(1, 60_000, 1);
+        world.deliver(0, 1, pattern(60_000, seed), 2);
+        while world.endpoint(0).statistics().received.of(PacketType::Receipt) == 0 {
+            assert!(world.take_sends(0).is_empty(), "not before the RECEIPT");
+            world.step();
+        }
+        last += world.take_sends(0).len();
+        world.drive();
+        overtaking += world.take_sends(0).len();
+        assert_eq!(world.take_receives(1).len(), 1);
+        world.assert_clean();
+    }
+    // Whichever comes last completes the send, once.
+    assert_eq!(last + overtaking, 40);
+    assert!(last > 0 && overtaking > 0, "{last} {overtaking}");
+}
+
+// conformance: A41 A180
+#[test]
+fn a_peer_without_the_feature_makes_the_send_fail_and_nothing_else() {
+    for release in [Release::V1_10, Release::V1_12] {
+        let old = Config { profile: Profile::of(release), ..Config::default() };
+        let mut world = World::pair_with(1, Config::default(), old);
+        for (i, length) in [100, 100_000, 100].into_iter().enumerate() {
+            world.receive(1, 100_000, 10 + i as u64);
+            match i {
+                1 => world.deliver(0, 1, pattern(length, 1), 1),
+                _ => world.send(0, 1, pattern(length, i as u64), i as u64),
+            }
+        }
+        world.drive();
+        let mut sends = world.take_sends(0);
+        sends.sort_by_key(|send| send.context);
+        let knows = release == Release::V1_12;
+        let missing = Extras::DELIVERY_COMPLETE;
+        let expected = if knows { Ok(()) } else { Err(OperationError::PeerLacks { missing }) };
+        assert_eq!(sends[1].result, expected);
+        assert_eq!(sends[1].buffer.as_deref(), Some(&pattern(100_000, 1)[..]));
+        assert!(sends[0].result.is_ok() && sends[2].result.is_ok());
+        assert_eq!(world.take_receives(1).len(), if knows { 3 } else { 2 }, "no gap is left");
+    }
+}
+
+// conformance: A35
+#[test]
+fn features_are_asked_for_once_and_the_order_of_messages_holds() {
+    let mut world = World::pair(3);
+    for i in 0..20_u64 {
+        world.receive(1, 20_000, i);
+        match i % 3 {
+            0 => world.deliver(0, 1, pattern(15_000, i), i),
+            _ => world.send(0, 1, pattern(10, i), i),
+        }
+    }
+    let peer = world.peer(0, 1);
+    let inject = Message {
+        peer,
+        tag: None,
+        cq_data: None,
+        level: Level::Transmit,
+        buffer: &[1][..],
+        context: 0,
+    };
+    // It has no operation that could be kept.
+    assert!(matches!(world.endpoint(0).inject(inject), Err(StartError::Busy { .. })));
+    world.drive();
+    let packets = world.packets_from(0);
+    let first = Packet::parse(&packets[0]).unwrap();
+    assert_eq!((first.packet_type(), packets[0].len()), (PacketType::EagerRtw, 48));
+    assert_eq!(world.count(0, PacketType::EagerRtw), 1);
+    for received in world.take_receives(1) {
+        let length = if received.context % 3 == 0 { 15_000 } else { 10 };
+        assert!(received.buffer[..length] == pattern(length, received.context));
+    }
+    assert_eq!(world.take_sends(0).len(), 20);
+    world.assert_clean();
+
+    // Behind a message that was sent, the HANDSHAKE comes anyway.
+    let mut world = World::pair(4);
+    world.receive(1, 10, 0);
+    world.receive(1, 10, 1);
+    world.send(0, 1, vec![1; 10], 0);
+    world.deliver(0, 1, vec![2; 10], 1);
+    world.drive();
+    assert_eq!(world.count(0, PacketType::EagerRtw), 0);
+    assert_eq!(world.take_sends(0).len(), 2);
+}
+
+#[test]
+fn a_peer_that_is_not_there_fails_what_waits_for_its_features() {
+    let mut world = World::pair(5);
+    let peer = world.peer(0, 1);
+    let gone = world.ends.pop().unwrap();
+    drop(gone);
+    let level = Level::Delivery;
+    for context in 0..3 {
+        let buffer = vec![1; 10];
+        let message = Message { peer, tag: None, cq_data: None, level, buffer, context };
+        world.endpoint(0).send(message).unwrap();
+    }
+    world.drive();
+    let sends = world.take_sends(0);
+    assert_eq!(sends.len(), 3);
+    assert!(sends.iter().all(|s| matches!(s.result, Err(OperationError::Device(_)))));
+}
+
+// conformance: A181
+#[test]
+fn receipts_wait_for_room_in_the_devices_queue() {
+    let mut world = World::pair(6);
+    world.acquaint();
+    world.receive(1, 10, 0);
+    world.send(0, 1, vec![1; 10], 0);
+    world.drive();
+    world.receive_done(1);
+    world.send_done(0);
+    let tight = Faults { send_limit: Some(1), send_refused: 0.5, ..Faults::default() };
+    world.network.set_faults(tight);
+    for i in 0..30 {
+        world.receive(1, 20_000, i);
+        world.deliver(0, 1, pattern(if i % 2 == 0 { 20_000 } else { 20 }, i), i);
+    }
+    world.drive();
+    assert!(world.take_sends(0).iter().all(|send| send.result.is_ok()));
+    assert_eq!(world.take_receives(1).len(), 30);
+    assert_eq!(world.count(1, PacketType::Receipt), 30);
+}
+
+// conformance: A182
+#[test]
+fn a_receipt_is_known_by_its_operation_alone() {
+    let mut world = World::pair(7);
+    world.acquaint();
+    world.deliver(0, 1, pattern(10, 7), 1);
+    world.drive();
+    let requests = world.packets_from(0);
+    let send_id = requests.iter().find_map(|bytes| match Packet::parse(bytes).unwrap().header {
+        Header::Rtm(Rtm { kind: RtmKind::DcEager { send_id }, .. }) => Some(send_id),
+        _ => None,
+    });
+    let send_id = send_id.unwrap();
+    let connid = Some(world.ends[1].endpoint.address().connid);
+    let mut receipt = |send_id, msg_id| {
+        let receipt = Receipt { send_id, msg_id: MsgId(msg_id), connid };
+        world.inject(1, 0, Header::Receipt(receipt), &[]);
+        world.drive();
+        (world.take_sends(0).len(), world.drop_reasons(0))
+    };
+    let unknown = [DropReason::UnknownOperation];
+    assert_eq!(receipt(OpId(send_id.0 ^ 1), 0), (0, unknown.to_vec()));
+    assert_eq!(receipt(send_id, 0xdead_beef), (1, vec![]));
+    assert_eq!(receipt(send_id, 0), (0, unknown.to_vec()), "once");
+}
+
+#[test]
+fn a_receipt_for_a_plain_message_is_dropped() {
+    let mut world = World::pair(8);
+    world.send(0, 1, pattern(700_000, 1), 1);
+    world.drive();
+    let connid = Some(world.ends[1].endpoint.address().connid);
+    for id in 0..4 {
+        let receipt = Receipt { send_id: OpId(id), msg_id: MsgId(0), connid };
+        world.inject(1, 0, Header::Receipt(receipt), &[]);
+    }
+    world.drive();
+    assert_eq!(world.drop_reasons(0), [DropReason::UnknownOperation; 4]);
+    assert!(world.take_sends(0).is_empty());
+}
+
+#[test]
+fn a_truncated_message_is_delivered() {
+    let mut world = World::pair(9);
+    for (length, ..) in LENGTHS.into_iter().skip(1) {
+        world.receive(1, 100, 1);
+        world.deliver(0, 1, pattern(length, 1), 2);
+        world.drive();
+        let received = world.receive_done(1);
+        assert!(matches!(received.result, Err(OperationError::Truncated { .. })));
+        assert_eq!(world.send_done(0).result, Ok(()));
+    }
+    world.assert_clean();
+}
+
+#[test]
+fn delivery_holds_under_faults() {
+    for seed in 0..20 {
+        let faults =
+            Faults { receiver_not_ready: 0.1, send_refused: 0.2, late: 0.2, ..Faults::default() };
+        let mut world = World::new(LocalOptions { seed, faults, ..LocalOptions::default() });
+        world.add(Config::default());
+        world.add(Config::default());
+        for i in 0..12_u64 {
+            let (length, ..) = LENGTHS[i as usize % 4];
+            let (from, to) = if i % 2 == 0 { (0, 1) } else { (1, 0) };
+            world.receive(to, length, i);
+            world.deliver(from, to, pattern(length, i), i);
+        }
+        world.drive();
+        for end in [0, 1] {
+            for received in world.take_receives(end) {
+                let (length, ..) = LENGTHS[received.context as usize % 4];
+                assert!(received.buffer == pattern(length, received.context));
+            }
+            let sends = world.take_sends(end);
+            assert_eq!(sends.iter().filter(|send| send.result.is_ok()).count(), 6);
+        }
+    }
+}
