@@ -42,8 +42,12 @@ struct Side {
 
 impl Side {
     fn new(device: &ShmDevice, receives: usize) -> Self {
+        Self::with_key(device, receives, KEY)
+    }
+
+    fn with_key(device: &ShmDevice, receives: usize, qkey: Qkey) -> Self {
         // Patient, so that a slow machine is no failure.
-        let options = QueuePairOptions { qkey: KEY, rnr_retry: 7, ..Default::default() };
+        let options = QueuePairOptions { qkey, rnr_retry: 7, ..Default::default() };
         let mut qp = device.create_queue_pair(options).unwrap();
         for _ in 0..receives {
             let packet = qp.allocate_packet().unwrap();
@@ -54,9 +58,13 @@ impl Side {
     }
 
     fn send(&mut self, to: Qpn, id: u64, bytes: &[u8]) {
+        self.send_with_key(to, KEY, id, bytes);
+    }
+
+    fn send_with_key(&mut self, to: Qpn, qkey: Qkey, id: u64, bytes: &[u8]) {
         let mut packet = self.qp.allocate_packet().unwrap();
         packet[..bytes.len()].copy_from_slice(bytes);
-        let destination = Destination { address_handle: self.handle, qpn: to, qkey: KEY };
+        let destination = Destination { address_handle: self.handle, qpn: to, qkey };
         let request = SendRequest {
             id: WorkId(id),
             packet,
@@ -399,6 +407,31 @@ fn a_killed_receiver_is_noticed_and_its_file_removed() {
     drop((side, device));
     let left: Vec<_> = std::fs::read_dir(directory.path().join("host")).unwrap().collect();
     assert_eq!(left.len(), 1, "the next number: {left:?}");
+}
+
+/// What is sent to it must not go the way of the dead, which is there until that is noticed.
+#[test]
+fn the_successor_of_a_killed_receiver_is_reached_at_once() {
+    let directory = Directory::new();
+    let device = ShmDevice::open(options(directory.path())).unwrap();
+    let mut side = Side::new(&device, 0);
+    let mut child = Child::start("idle", &directory, Qpn(0));
+    side.send(child.qpn, 0, b"never read");
+    child.kill();
+    std::fs::write(directory.path().join("host/next"), child.qpn.0.to_le_bytes()).unwrap();
+    let other_key = Qkey(KEY.0 + 1);
+    // Opening sweeps the number free.
+    let device = ShmDevice::open(options(directory.path())).unwrap();
+    let mut successor = Side::with_key(&device, 1, other_key);
+    assert_eq!(successor.qp.address().qpn, child.qpn);
+    side.send_with_key(child.qpn, other_key, 1, b"hello");
+    assert_eq!(
+        side.ended(1),
+        [Err(Status::BadDestinationQpn)],
+        "nobody is there to read the first"
+    );
+    assert_eq!(successor.received().0, b"hello");
+    assert_eq!(side.ended(1), [Ok(())]);
 }
 
 #[test]

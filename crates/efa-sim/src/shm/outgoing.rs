@@ -68,6 +68,8 @@ enum Look {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     peer: Qpn,
+    /// The key that was used last.
+    key: Option<Qkey>,
     mailbox: PeerMailbox,
     ring: RingSender,
     nonce: u64,
@@ -84,8 +86,12 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// The way to `peer`; `None` if there is no such queue pair.
-    pub(super) fn open(local: &Arc<Local>, peer: Qpn) -> Result<Option<Self>, DeviceError> {
+    /// The way to `peer`, for what has this key; `None` if there is no such queue pair.
+    pub(super) fn open(
+        local: &Arc<Local>,
+        peer: Qpn,
+        key: Option<Qkey>,
+    ) -> Result<Option<Self>, DeviceError> {
         let directory = &local.directory;
         let Some(mailbox) = PeerMailbox::open(directory, peer)? else { return Ok(None) };
         if mailbox.is_closed() {
@@ -104,6 +110,7 @@ impl Outgoing {
             })?;
         let mut outgoing = Self {
             peer,
+            key,
             mailbox,
             ring,
             nonce,
@@ -136,6 +143,18 @@ impl Outgoing {
     #[inline]
     pub(super) fn is_abandoned(&self) -> bool {
         self.ring.is_abandoned() || (self.entry.is_none() && self.mailbox.is_closed())
+    }
+
+    /// Whether what has this key may go this way. It may not if the peer died unnoticed and the key
+    /// is not the one that it was sent to with: its number may be another's by now.
+    #[inline]
+    pub(super) fn leads_to(&mut self, key: Option<Qkey>) -> bool {
+        key.is_none() || self.key == key || self.change_key(key)
+    }
+
+    #[cold]
+    fn change_key(&mut self, key: Option<Qkey>) -> bool {
+        std::mem::replace(&mut self.key, key).is_none() || self.mailbox.is_alive()
     }
 
     #[inline]

@@ -18,9 +18,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use efa_device::{
-    Access, AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qkey, Qpn,
-    QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest, RegisterError, SendRequest, Source,
-    Status, Time,
+    Access, AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, PostError,
+    Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest, RegisterError,
+    SendRequest, Source, Status, Time,
 };
 
 use super::directory::HostDirectory;
@@ -424,27 +424,34 @@ impl ShmQueuePair {
         }
     }
 
-    /// The way to `peer`, opened if need be; `None` if there is no such queue pair.
+    /// The way to `peer`, opened if need be; `None` if there is no such queue pair. Another key
+    /// than before may be that of a successor with the same number.
     #[inline]
-    fn way_to(&mut self, peer: Qpn) -> Result<Option<usize>, DeviceError> {
+    fn way_to(&mut self, peer: Qpn, key: Option<Qkey>) -> Result<Option<usize>, DeviceError> {
         let known = usize::from(self.by_number[usize::from(peer.0)]);
         if known > 0
             && let Some(outgoing) = self.outgoing.get_mut(known - 1)
             && !outgoing.is_abandoned()
+            && outgoing.leads_to(key)
         {
             return Ok(Some(known - 1));
         }
-        self.open_way(peer, known.checked_sub(1))
+        self.open_way(peer, key, known.checked_sub(1))
     }
 
     #[cold]
-    fn open_way(&mut self, peer: Qpn, old: Option<usize>) -> Result<Option<usize>, DeviceError> {
+    fn open_way(
+        &mut self,
+        peer: Qpn,
+        key: Option<Qkey>,
+        old: Option<usize>,
+    ) -> Result<Option<usize>, DeviceError> {
         if let Some(place) = old {
             self.end(place, Status::BadDestinationQpn);
             self.active.retain(|&active| active != place);
             self.forget(place);
         }
-        let Some(outgoing) = Outgoing::open(&self.local, peer)? else { return Ok(None) };
+        let Some(outgoing) = Outgoing::open(&self.local, peer, key)? else { return Ok(None) };
         let place = self.outgoing.insert(outgoing);
         // There are fewer places than numbers, since 0 is no queue pair's.
         self.by_number[usize::from(peer.0)] = u16::try_from(place + 1).unwrap_or(0);
@@ -483,7 +490,8 @@ impl ShmQueuePair {
         if let Err(status) = self.check_handle(request.destination.address_handle)? {
             return Ok(Err(status));
         }
-        Ok(self.way_to(request.destination.qpn)?.ok_or(Status::BadDestinationQpn))
+        let Destination { qpn, qkey, .. } = request.destination;
+        Ok(self.way_to(qpn, Some(qkey))?.ok_or(Status::BadDestinationQpn))
     }
 
     /// Whether what an address handle names can be reached.
@@ -563,7 +571,7 @@ impl ShmQueuePair {
         self.operations.pop_front();
         match (result, direction) {
             (Ok(()), Direction::Write(Some(immediate))) => {
-                let way = match self.way_to(peer) {
+                let way = match self.way_to(peer, None) {
                     Ok(way) => way.ok_or(Status::BadDestinationQpn),
                     Err(error) => {
                         tracing::warn!(%error, "no way for immediate data");
