@@ -1,7 +1,7 @@
 //! Sections 4.2 and 2.1: delivery complete, RECEIPT, and features that must be known first.
 
 use efa_handshake::{Extras, Profile, Release};
-use efa_proto::{Header, MsgId, OpId, Packet, PacketType, Receipt, Rtm, RtmKind};
+use efa_proto::{Header, MsgId, OpId, Packet, PacketType, Receipt, ReqOptions, Rtm, RtmKind};
 use efa_rdm::{Config, DropReason, Level, Message, OperationError, StartError, Subprotocol};
 use efa_sim::local::{Faults, LocalOptions};
 
@@ -215,6 +215,31 @@ fn a_receipt_is_known_by_its_operation_alone() {
     assert_eq!(receipt(OpId(send_id.0 ^ 1), 0), (0, unknown.to_vec()));
     assert_eq!(receipt(send_id, 0xdead_beef), (1, vec![]));
     assert_eq!(receipt(send_id, 0), (0, unknown.to_vec()), "once");
+}
+
+// libfabric 2.6 asks for delivery without waiting for our HANDSHAKE.
+#[test]
+fn a_peer_that_asks_before_it_knows_is_answered() {
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let mut world = World::pair(6);
+        world.acquaint();
+        for i in 0..3 {
+            world.receive(1, 4, i);
+        }
+        for id in order {
+            let kind = match id {
+                1 => RtmKind::DcEager { send_id: OpId(3) },
+                _ => RtmKind::Eager,
+            };
+            let rtm = Rtm { msg_id: MsgId(id), tag: None, kind, options: ReqOptions::NONE };
+            world.inject(0, 1, Header::Rtm(rtm), &id.to_le_bytes());
+            world.drive();
+        }
+        for id in 0..3_u32 {
+            assert_eq!(world.receive_done(1).buffer, id.to_le_bytes());
+        }
+        assert_eq!(world.count(1, PacketType::Receipt), 1);
+    }
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! Packets that no honest peer sends.
 
-use efa_proto::{
-    Header, MsgId, OpId, Packet, PacketType, ReqOptions, RmaIov, Rtm, RtmKind, Rtw, RtwKind,
-};
+use efa_proto::{Header, Packet, PacketType, ReqOptions, RmaIov, Rtw, RtwKind};
 use efa_rdm::DropReason;
 
 use crate::world::{World, pattern};
@@ -120,31 +118,4 @@ fn what_this_endpoint_does_not_do_is_reported_with_its_type() {
     world.drive();
     assert_eq!(world.drop_reasons(1), [DropReason::Unsupported(PacketType::EagerRtw)]);
     assert_alive(&mut world);
-}
-
-// libfabric 2.6 sends delivery-complete messages without asking.
-#[test]
-fn an_unsupported_message_does_not_hold_up_the_next_ones() {
-    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
-        let mut world = World::pair(6);
-        world.acquaint();
-        for i in 0..2 {
-            world.receive(1, 4, i);
-        }
-        for id in order {
-            let kind = match id {
-                1 => RtmKind::DcEager { send_id: OpId(3) },
-                _ => RtmKind::Eager,
-            };
-            let options = ReqOptions::NONE;
-            let rtm = Rtm { msg_id: MsgId(id), tag: None, kind, options };
-            world.inject(0, 1, Header::Rtm(rtm), &id.to_le_bytes());
-            world.drive();
-        }
-        let dropped = world.drop_reasons(1);
-        assert_eq!(dropped, [DropReason::Unsupported(PacketType::DcEagerMsgRtm)]);
-        assert_eq!(world.receive_done(1).buffer, 0_u32.to_le_bytes());
-        assert_eq!(world.receive_done(1).buffer, 2_u32.to_le_bytes());
-        assert_eq!(world.endpoint(1).packets_held().held, 0);
-    }
 }
