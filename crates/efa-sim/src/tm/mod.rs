@@ -23,10 +23,10 @@ mod srq;
 mod wire;
 
 pub use self::receiver::{ReceiveError, Received, TmReceiver, TmReceiverOptions};
-pub use self::sender::{SendError, SendId, TmSender};
+pub use self::sender::{Link, SendError, SendId, TmSender};
 pub use self::srq::{
     BadWr, Completion, CompletionQueue, Connection, CreateError, NotReady, OpsOpcode, OpsWr,
     PostOpsError, Report, SgeList, SrqInit, SrqType, Status, TaggedReceive, TmCaps, TmDevice,
     TmFlags, TmInfo, TmLimits, TmSrq, Transport,
 };
-pub use self::wire::{Packet, Position, RcEnd, RcEvent, ReadRefused, Region};
+pub use self::wire::{Memory, Packet, Position, RcEnd, RcEvent, ReadRefused, Region};

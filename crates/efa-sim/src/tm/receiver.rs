@@ -22,11 +22,12 @@ use efa_proto::tm::{Message, Rvh, Tmh};
 use slab::Slab;
 use thiserror::Error;
 
+use super::sender::Link;
 use super::srq::{
     Completion, CompletionQueue, Connection, CreateError, NotReady, OpsOpcode, OpsWr, Report,
     SgeList, SrqInit, SrqType, Status, TaggedReceive, TmDevice, TmInfo, TmLimits, TmSrq, Transport,
 };
-use super::wire::{Packet, RcEnd, RcEvent};
+use super::wire::{Memory, Packet, RcEnd, RcEvent};
 
 /// What a receiver is made of.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +116,7 @@ pub struct TmReceiver {
     done: VecDeque<Received>,
     no_tag: VecDeque<(Connection, Vec<u8>)>,
     malformed: u64,
+    syncs: u64,
     mtu: usize,
 }
 
@@ -150,6 +152,7 @@ impl TmReceiver {
             done: VecDeque::new(),
             no_tag: VecDeque::new(),
             malformed: 0,
+            syncs: 0,
             mtu,
         })
     }
@@ -207,19 +210,29 @@ impl TmReceiver {
         self.done.push_back(Received { context, buffer, result: Err(ReceiveError::Cancelled) });
     }
 
-    /// Takes in a packet that came over a connection of the TM-SRQ. See [`TmSrq::receive`].
+    /// Takes in a packet of a sender.
     ///
     /// # Errors
     ///
-    /// If there is no buffer: the packet is to come again.
-    pub fn receive(&mut self, connection: Connection, packet: Packet) -> Result<(), NotReady> {
-        self.srq.receive(connection, packet)
+    /// If there is no buffer for it: it is to come again, see [`TmSrq::receive`].
+    pub fn receive(
+        &mut self,
+        connection: Connection,
+        link: Link,
+        packet: Packet,
+    ) -> Result<(), NotReady> {
+        match link {
+            Link::Matching => self.srq.receive(connection, packet),
+            Link::Software => {
+                self.receive_software(connection, packet);
+                Ok(())
+            }
+        }
     }
 
-    /// Takes in a packet that came over software's connection.
-    pub fn receive_software(&mut self, connection: Connection, packet: Packet) {
-        let end = &mut self.ends[connection.0 as usize];
-        end.receive(packet);
+    fn receive_software(&mut self, connection: Connection, packet: Packet) {
+        // This side has nothing to be read.
+        self.ends[connection.0 as usize].receive(packet, &Memory::default());
         while let Some(event) = self.ends[connection.0 as usize].poll_event() {
             if let RcEvent::Read { read, result } = event {
                 self.end_read(connection, read, result.ok());
@@ -427,7 +440,10 @@ impl TmReceiver {
                     OpsOpcode::Add(TaggedReceive { recv_wr_id, sg_list, tag, mask })
                 }
                 Change::Delete { handle, .. } => OpsOpcode::Delete(handle),
-                Change::Sync => OpsOpcode::Sync,
+                Change::Sync => {
+                    self.syncs += 1;
+                    OpsOpcode::Sync
+                }
             };
             let wr = OpsWr {
                 wr_id: command.op.into(),
@@ -452,14 +468,12 @@ impl TmReceiver {
         self.no_tag.pop_front()
     }
 
-    /// The next packet for a sender, over the connection of the TM-SRQ.
-    pub fn poll_transmit(&mut self, connection: Connection) -> Option<Packet> {
-        self.srq.poll_transmit(connection)
-    }
-
-    /// The next packet for a sender, over software's connection.
-    pub fn poll_transmit_software(&mut self, connection: Connection) -> Option<Packet> {
-        self.ends[connection.0 as usize].poll_transmit()
+    /// The next packet for a sender.
+    pub fn poll_transmit(&mut self, connection: Connection, link: Link) -> Option<Packet> {
+        match link {
+            Link::Matching => self.srq.poll_transmit(connection),
+            Link::Software => self.ends[connection.0 as usize].poll_transmit(),
+        }
     }
 
     /// The order of receives and messages.
@@ -470,6 +484,21 @@ impl TmReceiver {
     /// The device's part.
     pub fn srq(&self) -> &TmSrq {
         &self.srq
+    }
+
+    /// The meta-data of the rendezvous requests that wait for a receive, in no order.
+    pub fn unexpected_metadata(&self) -> impl Iterator<Item = Vec<u8>> {
+        self.messages.iter().filter_map(|(_, message)| {
+            match Message::parse(&message.buffer.gather(message.byte_len)) {
+                Ok(Message::Rndv { metadata, .. }) => Some(metadata.to_vec()),
+                _ => None,
+            }
+        })
+    }
+
+    /// SYNC commands sent.
+    pub fn syncs(&self) -> u64 {
+        self.syncs
     }
 
     /// Messages that made no sense.

@@ -7,13 +7,24 @@
 //!                 ◄── RDMA read, answered by the end
 //!                 ◄── FIN                                    done, the memory is free again
 //! ```
+//!
+//! There are two connections to a receiver, as its device takes the sends of one for itself.
 
 use std::collections::VecDeque;
 
 use efa_proto::tm::{Message, Opcode, Rvh, Tmh};
 use thiserror::Error;
 
-use super::wire::{Packet, RcEnd, RcEvent, Region};
+use super::wire::{Memory, Packet, RcEnd, RcEvent, Region};
+
+/// One of the two connections between a sender and a receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Link {
+    /// To the TM-SRQ: messages; back come its reads and FINs.
+    Matching,
+    /// For the reads and FINs of the receiver's software.
+    Software,
+}
 
 /// Names a rendezvous until it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,7 +76,9 @@ struct Outstanding {
 /// A sender of tagged messages.
 #[derive(Clone, Debug)]
 pub struct TmSender {
-    end: RcEnd,
+    memory: Memory,
+    matching: RcEnd,
+    software: RcEnd,
     max_request: usize,
     next_id: u64,
     outstanding: Vec<Outstanding>,
@@ -77,7 +90,9 @@ impl TmSender {
     /// A sender whose receiver takes rendezvous requests of at most `max_rndv_hdr_size` bytes.
     pub fn new(mtu: usize, max_rndv_hdr_size: u32) -> Self {
         Self {
-            end: RcEnd::new(mtu),
+            memory: Memory::default(),
+            matching: RcEnd::new(mtu),
+            software: RcEnd::new(mtu),
             max_request: max_rndv_hdr_size as usize,
             next_id: 0,
             outstanding: Vec::new(),
@@ -88,19 +103,19 @@ impl TmSender {
 
     /// Sends a message that no tag matching looks at.
     pub fn no_tag(&mut self, bytes: &[u8]) {
-        self.end.post_send(&[&[Opcode::NoTag as u8], bytes].concat());
+        self.matching.post_send(&[&[Opcode::NoTag as u8], bytes].concat());
     }
 
     /// Sends a tag and the payload.
     pub fn eager(&mut self, header: Tmh, payload: &[u8]) {
         let mut message = [[0; Tmh::SIZE].as_slice(), payload].concat();
         header.emit_eager(&mut message).expect("there is room for a TMH");
-        self.end.post_send(&message);
+        self.matching.post_send(&message);
     }
 
     /// Registers memory that rendezvous can send.
     pub fn register(&mut self, memory: Vec<u8>) -> Region {
-        self.end.register(memory)
+        self.memory.register(memory)
     }
 
     /// Gives registered memory back, or nothing if there is none under this key.
@@ -111,7 +126,7 @@ impl TmSender {
     pub fn deregister(&mut self, rkey: u32) -> Result<Option<Vec<u8>>, SendError> {
         match self.outstanding.iter().any(|send| send.rendezvous.rkey == rkey) {
             true => Err(SendError::InUse { rkey }),
-            false => Ok(self.end.deregister(rkey)),
+            false => Ok(self.memory.deregister(rkey)),
         }
     }
 
@@ -129,7 +144,7 @@ impl TmSender {
     ) -> Result<SendId, SendError> {
         let Region { va, rkey, len } = region;
         let len = u32::try_from(len).map_err(|_| SendError::Payload { len })?;
-        if self.end.registered(va, rkey, len).is_none() {
+        if self.memory.get(va, rkey, len).is_none() {
             return Err(SendError::Unregistered { va, rkey, len });
         }
         let mut request = [[0; Tmh::SIZE + Rvh::SIZE].as_slice(), metadata].concat();
@@ -138,17 +153,27 @@ impl TmSender {
         }
         let rendezvous = Rvh { va, rkey, len };
         header.emit_rndv(&rendezvous, &mut request).expect("there is room for both headers");
-        self.end.post_send(&request);
+        self.matching.post_send(&request);
         let id = SendId(self.next_id);
         self.next_id += 1;
         self.outstanding.push(Outstanding { id, header, rendezvous });
         Ok(id)
     }
 
+    fn end(&mut self, link: Link) -> &mut RcEnd {
+        match link {
+            Link::Matching => &mut self.matching,
+            Link::Software => &mut self.software,
+        }
+    }
+
     /// Takes in a packet of the receiver.
-    pub fn receive(&mut self, packet: Packet) {
-        self.end.receive(packet);
-        while let Some(event) = self.end.poll_event() {
+    pub fn receive(&mut self, link: Link, packet: Packet) {
+        match link {
+            Link::Matching => self.matching.receive(packet, &self.memory),
+            Link::Software => self.software.receive(packet, &self.memory),
+        }
+        while let Some(event) = self.end(link).poll_event() {
             let RcEvent::Message(bytes) = event else { continue };
             match self.finished(&bytes) {
                 Some(at) => self.done.push_back(self.outstanding.remove(at).id),
@@ -174,8 +199,8 @@ impl TmSender {
     }
 
     /// The next packet for the receiver.
-    pub fn poll_transmit(&mut self) -> Option<Packet> {
-        self.end.poll_transmit()
+    pub fn poll_transmit(&mut self, link: Link) -> Option<Packet> {
+        self.end(link).poll_transmit()
     }
 
     /// Rendezvous that aren't done.

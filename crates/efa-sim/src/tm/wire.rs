@@ -6,7 +6,7 @@
 //! ```
 //!
 //! An [`RcEnd`] is an end without any tag matching: it sends, it reads, and it answers reads from
-//! the memory registered with it. It knows nothing of what is in a message.
+//! registered [`Memory`]. It knows nothing of what is in a message.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -115,12 +115,41 @@ pub struct ReadRefused;
 /// Addresses are made up: regions lie this far apart, so that none is part of another.
 const REGION_DISTANCE: u64 = 1 << 40;
 
+/// Memory that the other ends of one's connections may read.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    last_key: u32,
+    /// Address and bytes, by key.
+    regions: HashMap<u32, (u64, Vec<u8>)>,
+}
+
+impl Memory {
+    /// Registers memory.
+    pub fn register(&mut self, bytes: Vec<u8>) -> Region {
+        self.last_key += 1;
+        let rkey = self.last_key;
+        let (va, len) = (u64::from(rkey) * REGION_DISTANCE, bytes.len() as u64);
+        self.regions.insert(rkey, (va, bytes));
+        Region { va, rkey, len }
+    }
+
+    /// Gives the memory of a key back, which can't be read from then on.
+    pub fn deregister(&mut self, rkey: u32) -> Option<Vec<u8>> {
+        self.regions.remove(&rkey).map(|(_, bytes)| bytes)
+    }
+
+    /// The bytes from `va` on, if all of them are registered.
+    pub fn get(&self, va: u64, rkey: u32, len: u32) -> Option<&[u8]> {
+        let (start, bytes) = self.regions.get(&rkey)?;
+        let from = usize::try_from(va.checked_sub(*start)?).ok()?;
+        bytes.get(from..from.checked_add(len as usize)?)
+    }
+}
+
 /// An end of a connection that has no tag matching.
 #[derive(Clone, Debug)]
 pub struct RcEnd {
     mtu: usize,
-    next_key: u32,
-    regions: HashMap<u32, (u64, Vec<u8>)>,
     transmit: VecDeque<Packet>,
     assembling: Vec<u8>,
     next_read: u32,
@@ -135,35 +164,12 @@ impl RcEnd {
         assert!(mtu > 0, "a packet holds at least one byte");
         Self {
             mtu,
-            next_key: 1,
-            regions: HashMap::new(),
             transmit: VecDeque::new(),
             assembling: Vec::new(),
             next_read: 0,
             reads: HashMap::new(),
             events: VecDeque::new(),
         }
-    }
-
-    /// Registers memory, for the other end to read.
-    pub fn register(&mut self, memory: Vec<u8>) -> Region {
-        let rkey = self.next_key;
-        self.next_key += 1;
-        let (va, len) = (u64::from(rkey) * REGION_DISTANCE, memory.len() as u64);
-        self.regions.insert(rkey, (va, memory));
-        Region { va, rkey, len }
-    }
-
-    /// Gives the memory of a key back, which can't be read from then on.
-    pub fn deregister(&mut self, rkey: u32) -> Option<Vec<u8>> {
-        self.regions.remove(&rkey).map(|(_, memory)| memory)
-    }
-
-    /// The registered bytes from `va` on, if all of them are.
-    pub fn registered(&self, va: u64, rkey: u32, len: u32) -> Option<&[u8]> {
-        let (start, memory) = self.regions.get(&rkey)?;
-        let from = usize::try_from(va.checked_sub(*start)?).ok()?;
-        memory.get(from..from.checked_add(len as usize)?)
     }
 
     /// Sends a message.
@@ -180,8 +186,9 @@ impl RcEnd {
         read
     }
 
-    /// Takes in a packet of the other end. One that fits nothing is dropped.
-    pub fn receive(&mut self, packet: Packet) {
+    /// Takes in a packet of the other end, which may read this memory. One that fits nothing is
+    /// dropped.
+    pub fn receive(&mut self, packet: Packet, memory: &Memory) {
         match packet {
             Packet::Send(position, bytes) => {
                 if position.begins() {
@@ -194,7 +201,7 @@ impl RcEnd {
             }
             Packet::ReadRequest { read, va, rkey, len } => {
                 let mtu = self.mtu;
-                let answers: Vec<Packet> = match self.registered(va, rkey, len) {
+                let answers: Vec<Packet> = match memory.get(va, rkey, len) {
                     None => vec![Packet::ReadRefused { read }],
                     Some([]) => vec![Packet::ReadResponse { read, bytes: Vec::new() }],
                     Some(bytes) => bytes
