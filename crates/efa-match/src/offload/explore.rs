@@ -532,7 +532,6 @@ fn every_order_of_events_with_a_count_that_wraps() {
 }
 
 /// Every case of four and four.
-// conformance: B11 B14 B58
 #[test]
 #[ignore = "takes minutes: cargo test --release -p efa-match explore -- --ignored --nocapture"]
 fn every_order_of_events_of_all_cases_of_four_and_four() {
