@@ -19,7 +19,9 @@
 //!   bits, one source or any, earliest first on both sides.
 //! * [`Offload`] is a matcher that shares the work with a device's list of tags (RFC "RDMA tag
 //!   matching offload"): it decides which receives the device holds, and keeps MPI's order across
-//!   both. [`MatchList`] is the device's half, for models of such a device. [`Envelope`] puts what MPI matches by into such a tag.
+//!   both. [`MatchList`] is the device's half, for models of such a device. [`TagMatcher`] is
+//!   either, for an engine that serves devices with a list and without. [`Envelope`] puts what MPI
+//!   matches by into such a tag.
 //!
 //! Neither knows packets or addresses. Handles of the caller's choice go in and come out: small
 //! `Copy` values such as indexes. Costs don't grow with the number of things that wait, and don't
@@ -58,6 +60,7 @@
 
 mod class;
 mod envelope;
+mod homes;
 mod matcher;
 mod offload;
 mod posted;
@@ -67,6 +70,7 @@ mod unexpected;
 mod window;
 
 pub use envelope::{Envelope, EnvelopeError};
+pub use homes::TagMatcher;
 pub use matcher::{Arrived, Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source};
 pub use offload::{
     Breach, Cancelled, Change, Command, Entry, Handled, Home, ListLimits, MatchList, Offload,

@@ -1,0 +1,160 @@
+//! The same calls to a matcher in software and to one that shares its receives with a device come
+//! to the same matches. The device here answers at once, so that both are compared step by step.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use efa_match::{
+    Cancelled, Change, Entry, Handled, Home, ListLimits, MatchList, Outcome, Pattern, PostId,
+    Posted, Source, Synchronisation, TagMatcher,
+};
+
+/// A matcher and the device that goes with it.
+struct Pair {
+    matcher: TagMatcher<u32, u32>,
+    list: MatchList,
+    /// What the device calls the entries of receives.
+    names: Vec<PostId>,
+    hits: u32,
+    syncs: u32,
+}
+
+impl Pair {
+    fn new(device: Option<ListLimits>) -> Self {
+        Self {
+            matcher: TagMatcher::new(device, 1),
+            list: MatchList::new(Synchronisation::Required, 0),
+            names: Vec::new(),
+            hits: 0,
+            syncs: 0,
+        }
+    }
+
+    /// Carries out what the matcher wants of the device; returns the pair that came of it.
+    fn commands(&mut self) -> Option<Outcome<u32, u32>> {
+        let offload = self.matcher.offload()?;
+        let mut outcome = None;
+        while let Some(command) = offload.poll_command() {
+            let mut succeeded = true;
+            match command.change {
+                Change::Add { post, tag, mask } => {
+                    let handle = self.names.len() as u32;
+                    self.names.push(post);
+                    offload.added(post, handle);
+                    self.list.add(Entry { handle, tag, mask }, command.unexpected);
+                }
+                Change::Delete { handle, .. } => {
+                    succeeded = self.list.delete(handle, command.unexpected).is_some();
+                }
+                Change::Sync => {
+                    self.syncs += 1;
+                    self.list.sync(command.unexpected);
+                }
+            }
+            if command.signalled || !succeeded {
+                let sync_required = self.list.sync_required();
+                let came = offload.op_completed(command.op, succeeded, sync_required).unwrap();
+                outcome = outcome.or(came);
+            }
+        }
+        outcome
+    }
+
+    fn post(&mut self, pattern: Pattern, receive: u32) -> Posted<u32> {
+        let posted = self.matcher.post(pattern, receive);
+        assert_eq!(self.commands(), None);
+        posted
+    }
+
+    /// The receive that a message goes to.
+    fn arrive(&mut self, source: Source, tag: u64, message: u32) -> Option<u32> {
+        if let Some(offload) = self.matcher.offload() {
+            if let Some(entry) = self.list.find(tag).and_then(|at| self.list.remove(at)) {
+                self.hits += 1;
+                let receive = offload.matched(self.names[entry.handle as usize]).unwrap();
+                assert_eq!(self.commands(), None);
+                return Some(receive);
+            }
+            self.list.count_unexpected();
+        }
+        let handled = self.matcher.arrive(source, tag, message);
+        let outcome = self.commands();
+        match handled {
+            Handled::Matched(found) => Some(found.receive()),
+            Handled::Unexpected(_) => None,
+            Handled::Leaving => match outcome {
+                Some(Outcome::Matched(receive, with)) if with == message => Some(receive),
+                other => panic!("{other:?}"),
+            },
+        }
+    }
+
+    fn cancel(&mut self, post: PostId) -> Option<u32> {
+        let cancelled = self.matcher.cancel(post);
+        let outcome = self.commands();
+        match cancelled {
+            Cancelled::Now(receive) => Some(receive),
+            Cancelled::Gone => None,
+            Cancelled::Leaving => match outcome {
+                Some(Outcome::Cancelled(receive)) => Some(receive),
+                other => panic!("{other:?}"),
+            },
+        }
+    }
+}
+
+// conformance: B14 B17
+#[test]
+fn both_homes_match_alike() {
+    for (seed, max_tags) in [(1, 1), (2, 4), (3, 16), (4, 256)] {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut software = Pair::new(None);
+        let mut shared = Pair::new(Some(ListLimits { max_tags, max_ops: 8 }));
+        let mut posts = Vec::new();
+        for n in 0..60_000 {
+            // Every so often one with a source, which only software can match.
+            let directed = random.u32(..2000) == 0;
+            let source = directed.then(|| Source(random.u32(..3)));
+            let ignore = *random.choice(&[0, 0, 0, 0x3]).unwrap();
+            let pattern = Pattern { source, tag: random.u64(..32), ignore };
+            let more_posts = if n / 500 % 2 == 0 { 12 } else { 7 };
+            match random.u32(..16) {
+                0 => assert_eq!(software.matcher.peek(&pattern), shared.matcher.peek(&pattern)),
+                1 => assert_eq!(software.matcher.take(&pattern), shared.matcher.take(&pattern)),
+                2 => {
+                    if let Some(&(one, other)) = random.choice(&posts) {
+                        assert_eq!(software.cancel(one), shared.cancel(other));
+                    }
+                }
+                choice if choice < more_posts => {
+                    match (software.post(pattern, n), shared.post(pattern, n)) {
+                        (Posted::Waiting(one), Posted::Waiting(other)) => posts.push((one, other)),
+                        (one, other) => assert_eq!(one, other),
+                    }
+                }
+                _ => {
+                    let (source, tag) = (Source(random.u32(..3)), random.u64(..32));
+                    let receive = software.arrive(source, tag, n);
+                    assert_eq!(receive, shared.arrive(source, tag, n));
+                }
+            }
+            assert_eq!(software.matcher.posted_len(), shared.matcher.posted_len());
+            assert_eq!(software.matcher.unexpected_len(), shared.matcher.unexpected_len());
+            if posts.len() > 400 {
+                posts.drain(..200);
+            }
+        }
+        let offload = shared.matcher.offload().unwrap();
+        assert!(shared.hits > 100, "the device did something: {}", shared.hits);
+        let homes = posts.iter().filter_map(|&(_, post)| offload.home(post));
+        assert!(homes.is_sorted_by_key(|home| home == Home::Software));
+    }
+}
+
+#[test]
+fn software_alone_has_no_commands() {
+    let mut matcher = TagMatcher::<u32, u32>::new(None, 1);
+    assert!(matcher.offload().is_none());
+    let Posted::Waiting(post) = matcher.post(Pattern::any_source(1), 1) else { panic!() };
+    assert_eq!(matcher.cancel(post), Cancelled::Now(1));
+    assert_eq!(matcher.cancel(post), Cancelled::Gone);
+}
