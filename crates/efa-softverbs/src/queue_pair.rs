@@ -91,7 +91,7 @@ pub(crate) struct QueuePair {
     number: Qpn,
     transport: Transport,
     generation: u32,
-    domain: Membership,
+    device: Arc<Device>,
     sends_to: Arc<Queue>,
     receives_to: Arc<Queue>,
     cap: ibv_qp_cap,
@@ -214,7 +214,7 @@ impl QueuePair {
     }
 
     pub(crate) fn device(&self) -> &Device {
-        self.domain.device()
+        &self.device
     }
 
     pub(crate) fn cap(&self) -> &ibv_qp_cap {
@@ -626,6 +626,9 @@ pub(crate) struct QueuePairObject {
     pub(crate) ex: ibv_qp_ex,
     pub(crate) queue_pair: Arc<QueuePair>,
     pub(crate) build: Build,
+    /// Here, because it must end when the program destroys the queue pair, which the helping thread
+    /// may keep a little longer.
+    _domain: Membership,
 }
 
 /// The operations that a queue pair can be made for.
@@ -695,7 +698,7 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
         number,
         transport,
         generation: generation(),
-        domain: membership,
+        device,
         sends_to,
         receives_to,
         cap,
@@ -726,7 +729,7 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
     };
     work::offer(&mut ex);
     let build = Build::default();
-    let object = QueuePairObject { ex, queue_pair, build };
+    let object = QueuePairObject { ex, queue_pair, build, _domain: membership };
     let qp = Box::into_raw(Box::new(object)).cast();
     process().enter(qp, Handle::QueuePair);
     Ok(qp)

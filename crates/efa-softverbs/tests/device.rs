@@ -233,6 +233,50 @@ fn messages_arrive_with_everything_that_is_told_about_them() {
 }
 
 #[test]
+fn a_receiver_is_ready_as_long_as_a_buffer_is_posted() {
+    const COUNT: usize = 200;
+    let wish = Wish { rnr_retry: 0, sends: 256, receives: 256, ..Wish::default() };
+    let (a, b) = pair(wish);
+    let sent: Vec<u8> = (0..=255).collect();
+    let (memory, buffer) = (Memory::of(&sent), Memory::of(&[0; COUNT * 16]));
+    let (from, into) = (a.register(&memory, 0), b.register(&buffer, IBV_ACCESS_LOCAL_WRITE));
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    // Nobody tries again here: one that finds no buffer fails at once.
+    let length = |number: usize| 1 + number * 7 % 16;
+    for number in 0..COUNT {
+        assert_eq!(b.post_receive(number as u64, part(into, number * 16, length(number))), 0);
+    }
+    for number in 0..COUNT {
+        assert_eq!(a.post_send(number as u64, to, &[part(from, number, length(number))], 0), 0);
+    }
+    for number in 0..COUNT {
+        let seen = b.wait();
+        let got = (seen.wr_id as usize, seen.status, seen.length as usize);
+        assert_eq!(got, (number, IBV_WC_SUCCESS, length(number)));
+        let seen = a.wait();
+        assert_eq!((seen.wr_id as usize, seen.status), (number, IBV_WC_SUCCESS));
+    }
+    let bytes = buffer.bytes();
+    for number in 0..COUNT {
+        let (here, end) = (&bytes[number * 16..][..16], length(number));
+        assert_eq!(here[..end], sent[number..][..end]);
+        assert!(here[end..].iter().all(|byte| *byte == 0), "behind buffer {number}");
+    }
+    // And one more than there are buffers.
+    assert_eq!(a.post_send(1, to, &[part(from, 0, 1)], 0), 0);
+    let refused = loop {
+        assert_eq!(b.poll(), None);
+        if let Some(seen) = a.poll() {
+            break seen;
+        }
+    };
+    assert_eq!(refused.status, IBV_WC_RNR_RETRY_EXC_ERR);
+    destroy(handle);
+    [from, into].into_iter().for_each(deregister);
+}
+
+#[test]
 fn address_handles_of_one_gid_have_one_number() {
     let (a, _b) = pair(Wish::default());
     let handles = [a.handle(a.gid()), a.handle(a.gid()), a.handle([7; 16])];
