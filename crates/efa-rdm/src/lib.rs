@@ -14,7 +14,8 @@
 //!
 //! Data flows one way: device completion → parse → peer → operation → matcher → completion. Each
 //! subprotocol is a module with its sender and its receiver side: eager (one packet), medium
-//! (several at once), long-CTS (windows granted by the receiver).
+//! (several at once), long-CTS (windows granted by the receiver), long-read and runting read (the
+//! receiver reads the sender's memory).
 //!
 //! # Example
 //!

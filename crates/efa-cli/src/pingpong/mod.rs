@@ -61,9 +61,7 @@ the run. By hand, start `efa pingpong --listen` first and `efa pingpong HOST` th
 device reaches processes of one host, so both must run on the same.
 
 With --fi, the other side is libfabric's fi_pingpong, on the same software device:
-  efa soft-efa run --device-rdma none -- fi_pingpong -p efa -e rdm -c & efa pingpong --fi 127.0.0.1
-Without `--device-rdma none`, libfabric 1.17 wants messages of 1M and more to be read by the other \
-side, which can't do that yet, and ends.
+  efa soft-efa run -- fi_pingpong -p efa -e rdm -c & efa pingpong --fi 127.0.0.1
 It agrees on nothing beforehand, so that both sides need the same options: -c is our default (else \
 --no-check), -I --iterations, -S --sizes (-S all: --all-sizes), -m tagged --tagged.
 

@@ -225,7 +225,7 @@ fn regions_tell_key_address_access_and_limits() {
     domain.register(full.memory, Access::default()).unwrap();
 }
 
-// conformance: A165 A166 A216
+// conformance: A165 A166
 #[test]
 fn long_vectors_are_registered_for_their_operation_alone() {
     let length = 2 << 20;
