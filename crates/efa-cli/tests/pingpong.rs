@@ -43,8 +43,8 @@ fn server(arguments: &str) -> (Running, String) {
 }
 
 /// The sizes around the changes of the subprotocol, untagged: the datagram of 8,928 bytes less the
-/// header, and the longest medium message.
-const SIZES: [(u64, &str); 10] = [
+/// header, the longest medium message, and the shortest that is read.
+const SIZES: [(u64, &str); 11] = [
     (0, "eager"),
     (1, "eager"),
     (8915, "eager"),
@@ -53,8 +53,9 @@ const SIZES: [(u64, &str); 10] = [
     (65535, "medium"),
     (65536, "medium"),
     (65537, "long-CTS"),
-    (1 << 20, "long-CTS"),
-    (6 << 20, "long-CTS"),
+    ((1 << 20) - 1, "long-CTS"),
+    (1 << 20, "long-read"),
+    (6 << 20, "long-read"),
 ];
 
 #[test]
