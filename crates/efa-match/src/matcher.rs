@@ -397,7 +397,7 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
         self.unexpected.front(class, key)
     }
 
-    #[inline]
+    #[inline(always)]
     fn remove_receive(&mut self, index: u32) {
         let class_at = self.posted.get(index).class as usize;
         self.posted.remove(self.classes.get_mut(class_at), index);

@@ -143,7 +143,7 @@ impl<R: Copy> PostedReceives<R> {
     }
 
     /// The earliest receive that a message with this source and tag can go to, over all classes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn earliest(&self, classes: &[Class], source: u32, tag: u64) -> Option<u32> {
         let mut earliest = NIL;
         let mut sequence = u64::MAX;
@@ -176,7 +176,7 @@ impl<R: Copy> PostedReceives<R> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn remove(&mut self, class: &mut Class, index: u32) {
         class.posted.remove(&mut self.posts, index);
         self.posts.free(index);

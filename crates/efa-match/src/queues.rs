@@ -177,7 +177,7 @@ impl Queues {
     }
 
     /// Takes `at` out of its queue, wherever it stands in it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn remove<E: Linked>(&mut self, entries: &mut [E], at: u32) {
         let Link { hash, chain, next, prev } = *entries[at as usize].link();
         debug_assert_ne!(chain, LOOSE, "entry {at} is in no queue");
