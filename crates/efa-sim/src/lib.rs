@@ -72,6 +72,7 @@ mod keys;
 pub mod local;
 mod map;
 mod memory;
+mod rdma;
 pub mod record;
 pub mod region;
 pub mod shm;

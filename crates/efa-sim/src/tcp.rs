@@ -40,6 +40,15 @@
 //! | no way there, or [`max_peers`](TcpOptions::max_peers) other senders | [`Status::UnreachableRemote`] |
 //! | something that listens and is no queue pair | [`Status::BadStatus`] |
 //!
+//! # RDMA
+//!
+//! A read or write is a dialogue of the two queue pairs, 32 KiB at a time, with a few such pieces
+//! under way. So unlike that of a real device it goes on only while *both* poll. Keys, bounds and
+//! access are checked by the target for each piece: [`Status::RemoteBadAddress`]. Immediate data of
+//! a write follows when all is written; it takes a posted buffer, and without one it meets what a
+//! send meets, and the bytes were written nevertheless. Reads and writes don't wait behind datagrams
+//! for which the target has no buffer, unless those are more than about 100 KiB.
+//!
 //! # Example
 //!
 //! ```
@@ -71,9 +80,11 @@
 //! [`Status::BadDestinationQpn`]: efa_device::Status::BadDestinationQpn
 //! [`Status::UnresponsiveRemote`]: efa_device::Status::UnresponsiveRemote
 //! [`Status::UnreachableRemote`]: efa_device::Status::UnreachableRemote
+//! [`Status::RemoteBadAddress`]: efa_device::Status::RemoteBadAddress
 //! [`Status::BadStatus`]: efa_device::Status::BadStatus
 
 mod incoming;
+mod operation;
 mod outgoing;
 mod queue_pair;
 mod socket;
@@ -131,7 +142,7 @@ pub struct TcpOptions {
     pub ports: Option<RangeInclusive<u16>>,
     /// Largest datagram in bytes, at most 64 KiB.
     pub mtu: usize,
-    /// Most connections to one queue pair at a time, up to 4,096. Each can take about 128 KiB.
+    /// Most connections to one queue pair at a time, up to 4,096. Each can take about half a MiB.
     pub max_peers: usize,
     /// In which order packets arrive: as they were sent, or by lot, from this seed, among those of a
     /// sender that wait to be taken. Even then what arrives together depends on the system.
@@ -158,6 +169,10 @@ pub struct TcpOptions {
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
+    /// What the device does to memory of others.
+    pub rdma: Rdma,
+    /// Most bytes of one RDMA operation.
+    pub max_rdma_size: u64,
     /// Who is told of every packet that this device's queue pairs send and receive.
     pub capture: Option<SharedSink>,
 }
@@ -184,6 +199,8 @@ impl TcpOptions {
             max_address_handles: device.max_address_handles,
             max_regions: MAX_REGIONS,
             max_region_size: device.max_region_size,
+            rdma: Rdma::READ_WRITE,
+            max_rdma_size: device.max_rdma_size,
             capture: None,
         }
     }
@@ -233,8 +250,8 @@ impl TcpDevice {
             max_address_handles: options.max_address_handles,
             max_regions: options.max_regions.min(MAX_REGIONS),
             max_region_size: options.max_region_size,
-            rdma: Rdma::NONE,
-            max_rdma_size: 0,
+            rdma: options.rdma,
+            max_rdma_size: options.max_rdma_size,
         };
         let (limit, max_size) = (options.max_regions, options.max_region_size);
         let map = Map::anonymous(keys::LENGTH).map_err(|errno| system("mmap", errno))?;

@@ -15,8 +15,8 @@ use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics, Violation
 /// Guards against hanging; nothing is expected to take a noticeable part of it.
 const DEADLINE: Duration = Duration::from_secs(60);
 const MTU: usize = 256;
-const HELLO: &[u8; 16] = b"EfaS\x01\0\x34\x12\0\x01\0\0\x07\0\0\0";
-const WELCOME: &[u8; 8] = b"EfaR\x01\0\0\0";
+const HELLO: &[u8; 16] = b"EfaS\x02\0\x34\x12\0\x01\0\0\x07\0\0\0";
+const WELCOME: &[u8; 8] = b"EfaR\x02\0\0\0";
 
 fn queue_pair(max_peers: usize) -> TcpQueuePair {
     let options = TcpOptions { mtu: MTU, max_peers, ..TcpOptions::new(Ipv4Addr::LOCALHOST) };
@@ -91,6 +91,13 @@ fn a_sender_that_breaks_a_rule_is_sent_away_and_the_rule_counted() {
     greedy[10] = 2;
     let mut other_version = *HELLO;
     other_version[4] = 9;
+    let rdma = |kind: u8, bytes: &[u8]| {
+        let mut frame = frame(0, bytes.len() as u32);
+        frame[0] = kind;
+        frame[16..].copy_from_slice(bytes);
+        frame
+    };
+    let greedy_read = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0x80, 0, 0];
     let one = |pick: fn(&mut Violations) -> &mut u64| {
         let mut expected = Violations::default();
         *pick(&mut expected) = 1;
@@ -101,6 +108,14 @@ fn a_sender_that_breaks_a_rule_is_sent_away_and_the_rule_counted() {
         (other_version.to_vec(), one(|v| &mut v.version)),
         (greedy.to_vec(), one(|v| &mut v.length)),
         ([&HELLO[..], &of_kind].concat(), one(|v| &mut v.kind)),
+        ([&HELLO[..], &rdma(2, &[0; 3])].concat(), one(|v| &mut v.short)),
+        ([&HELLO[..], &rdma(2, &[0; 5 + MTU])].concat(), one(|v| &mut v.length)),
+        ([&HELLO[..], &rdma(3, &[0; 11])].concat(), one(|v| &mut v.short)),
+        ([&HELLO[..], &rdma(3, &[0; 13])].concat(), one(|v| &mut v.length)),
+        ([&HELLO[..], &rdma(3, &greedy_read)].concat(), one(|v| &mut v.length)),
+        ([&HELLO[..], &rdma(4, &[0; 7])].concat(), one(|v| &mut v.short)),
+        ([&HELLO[..], &rdma(4, &[0; 9 + (1 << 15)])].concat(), one(|v| &mut v.length)),
+        ([&HELLO[..], &rdma(5, &[0; 11])].concat(), one(|v| &mut v.short)),
         ([&HELLO[..], &long].concat(), one(|v| &mut v.length)),
         ([&HELLO[..], &huge].concat(), one(|v| &mut v.length)),
         ([&HELLO[..], &frame(1, 0)].concat(), one(|v| &mut v.sequence)),
@@ -110,9 +125,10 @@ fn a_sender_that_breaks_a_rule_is_sent_away_and_the_rule_counted() {
         let mut qp = queue_pair(8);
         let mut stream = connect(&qp);
         stream.write_all(&bytes).unwrap();
+        let what = format!("{:?}", &bytes[..bytes.len().min(60)]);
         until(&mut qp, Time::ZERO, |qp| qp.statistics().violations.total() > 0);
         let TcpStatistics { violations, incoming, .. } = qp.statistics();
-        assert_eq!((violations, incoming), (expected, 0), "{bytes:?}");
+        assert_eq!((violations, incoming), (expected, 0), "{what}");
         stream.set_nonblocking(false).unwrap();
         let mut told = Vec::new();
         // It may also have been reset.
@@ -227,6 +243,45 @@ fn a_sender_that_takes_no_answers_is_held_up() {
     });
 }
 
+/// Reads of a region, again and again, whose bytes are not taken.
+#[test]
+fn a_reader_that_takes_nothing_is_held_up() {
+    let mut qp = queue_pair(8);
+    let access = Access { remote_read: true, remote_write: false };
+    let region = qp.register(vec![7; 1 << 15].into(), access).unwrap();
+    let mut stream = connect(&qp);
+    let mut bytes = HELLO.to_vec();
+    let (mut sequence, mut total, mut fruitless) = (0_u32, 0, 0);
+    // Until nothing more is taken for long, on either side.
+    while fruitless < 200 {
+        while bytes.len() < 1 << 16 {
+            let mut read = frame(sequence, 12);
+            read[0] = 3;
+            read[12..16].copy_from_slice(&region.remote_key().to_le_bytes());
+            read[16..24].copy_from_slice(&region.remote_address().to_le_bytes());
+            read[24..].copy_from_slice(&(1_u32 << 15).to_le_bytes());
+            bytes.extend(read);
+            sequence += 1;
+        }
+        match stream.write(&bytes) {
+            Ok(count) => {
+                bytes.drain(..count);
+                total += count;
+                fruitless = 0;
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                fruitless += 1;
+            }
+        }
+        for _ in 0..100 {
+            qp.poll(Time::ZERO);
+        }
+        assert!(total < 1 << 28, "it goes on and on");
+    }
+    check(&mut qp, Time::ZERO);
+}
+
 #[test]
 fn whatever_a_sender_writes_nothing_panics_and_others_are_served() {
     let mut rng = fastrand::Rng::with_seed(3);
@@ -234,7 +289,9 @@ fn whatever_a_sender_writes_nothing_panics_and_others_are_served() {
     for _ in 0..300 {
         let mut bytes = HELLO.to_vec();
         for sequence in 0..rng.u32(..20) {
+            let start = bytes.len();
             bytes.extend(frame(sequence, rng.u32(..=MTU as u32)));
+            bytes[start] = 1 + rng.u8(..5);
         }
         // Most of the beginning is likely to be right.
         for _ in 0..rng.usize(..3) {
@@ -318,13 +375,19 @@ fn a_receiver_that_breaks_a_rule_fails_the_sends_to_it() {
 
     let (ended, violations) = meet(b"220 mail.example.org ESMTP\r\n");
     assert_eq!((ended, violations.magic), (vec![bad, bad], 1));
-    let (ended, violations) = meet(b"EfaR\x02\0\0\0");
+    let (ended, violations) = meet(b"EfaR\x01\0\0\0");
     assert_eq!((ended, violations.version), (vec![bad, bad], 1));
     let (ended, violations) = meet(&answer([7, 0, 2, 0, 0, 0, 0, 0]));
     assert_eq!((ended, violations.kind), (vec![bad, bad], 1));
     let (ended, violations) = meet(&answer([1, 99, 2, 0, 0, 0, 0, 0]));
     assert_eq!((ended, violations.status), (vec![bad, bad], 1));
-    for wrong in [[1, 0, 3, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 1, 0, 255, 0, 0, 0]] {
+    let data_for_a_datagram = [3, 0, 4, 0, 0, 0, 0, 0];
+    for wrong in [
+        [1, 0, 3, 0, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 0, 1, 0, 255, 0, 0, 0],
+        data_for_a_datagram,
+    ] {
         let (ended, violations) = meet(&answer(wrong));
         assert_eq!((ended, violations.answer), (vec![bad, bad], 1));
     }
@@ -337,4 +400,69 @@ fn a_receiver_that_breaks_a_rule_fails_the_sends_to_it() {
     assert_eq!((ended, violations.total()), (vec![Ok(()), gone], 0), "an end is no violation");
     let (ended, _) = meet(b"");
     assert_eq!(ended, [gone, gone]);
+}
+
+/// What listens where a queue pair is read from: four bytes are asked for, and `bytes` come back.
+fn read_from(bytes: &[u8]) -> (Result<(), Status>, [u8; 6], Violations) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut qp = queue_pair(8);
+    let address_handle = qp.create_address_handle(qp.address().gid).unwrap();
+    let destination = Destination { address_handle, qpn: Qpn(port), qkey: Qkey(0) };
+    let region = qp.register(vec![0; 6].into(), Access::default()).unwrap();
+    let local = RegionRange { region: region.clone(), offset: 1, length: 4 };
+    let remote = RemoteMemory { address: 0x0102_0304_0506_0708, key: 0x1122_3344 };
+    qp.post_read(RdmaRequest { id: WorkId(1), local, remote, destination }).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut asked = [0; 16 + 28];
+    stream.set_nonblocking(true).unwrap();
+    let mut length = 0;
+    // It is written by polls.
+    until(&mut qp, Time::ZERO, |_| {
+        length += stream.read(&mut asked[length..]).unwrap_or(0);
+        length == asked.len()
+    });
+    stream.set_nonblocking(false).unwrap();
+    assert_eq!(asked[16..20], [3, 0, 0, 0]);
+    assert_eq!(asked[28..], [0x44, 0x33, 0x22, 0x11, 8, 7, 6, 5, 4, 3, 2, 1, 4, 0, 0, 0]);
+    // In two parts, as it may come; then nothing more.
+    let (first, second) = bytes.split_at(bytes.len() / 2);
+    stream.write_all(first).unwrap();
+    for _ in 0..20 {
+        assert!(qp.poll(Time::ZERO).is_none());
+    }
+    stream.write_all(second).unwrap();
+    drop(stream);
+    let mut end = None;
+    until(&mut qp, Time::ZERO, |qp| {
+        end = qp.poll(Time::ZERO);
+        end.is_some()
+    });
+    let Some(Completion::Rdma { id: WorkId(1), result }) = end else { panic!("{end:?}") };
+    let mut got = [0; 6];
+    region.read(0, &mut got);
+    (result, got, qp.statistics().violations)
+}
+
+#[test]
+fn a_target_that_answers_a_read_wrongly_fails_it() {
+    let bad = Err(Status::BadStatus);
+    let answer = |answer: [u8; 8], data: &[u8]| [&WELCOME[..], &answer, data].concat();
+    let (result, got, violations) = read_from(&answer([3, 0, 4, 0, 0, 0, 0, 0], b"abcd"));
+    assert_eq!((result, &got), (Ok(()), b"\0abcd\0"), "this is how to do it");
+    assert_eq!(violations.total(), 0);
+    let (result, got, _) = read_from(&answer([1, 7, 1, 0, 0, 0, 0, 0], b""));
+    assert_eq!((result, got), (Err(Status::RemoteBadAddress), [0; 6]));
+    // Too much, too little, for another frame, no bytes at all.
+    for wrong in [
+        [3, 0, 5, 0, 0, 0, 0, 0],
+        [3, 0, 3, 0, 0, 0, 0, 0],
+        [3, 0, 4, 0, 1, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0, 0, 0],
+    ] {
+        let (result, got, violations) = read_from(&answer(wrong, b"abcde"));
+        assert_eq!((result, got, violations.answer), (bad, [0; 6], 1), "{wrong:?}");
+    }
+    let (result, _, violations) = read_from(&answer([3, 0, 4, 0, 0, 0, 0, 0], b"ab"));
+    assert_eq!((result, violations.total()), (Err(Status::UnresponsiveRemote), 0));
 }

@@ -71,6 +71,7 @@ impl Link {
                 options.mtu = settings.mtu;
                 options.capture = capture;
                 options.rnr_delay = RNR_DELAY;
+                options.rdma = rdma;
                 Ok(Self::Tcp(TcpDevice::open(options)?))
             }
         }

@@ -3,18 +3,11 @@
 use efa_device::{Qpn, RdmaRequest, RegionRange, RemoteMemory, Status, WorkId};
 
 use super::memory::HostMemory;
+use crate::rdma::Direction;
 use crate::region::SoftRegion;
 
 /// Most bytes copied in one go.
 const PIECE: usize = 1 << 20;
-
-/// Which way the bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    Read,
-    /// With immediate data, which is sent when all is written.
-    Write(Option<u32>),
-}
 
 /// An operation that was accepted.
 #[derive(Debug)]

@@ -27,10 +27,11 @@ use super::directory::HostDirectory;
 use super::incoming::{Delivered, Found, Incoming, Judge};
 use super::mailbox::{EntryState, Mailbox, PeerMailbox, Sender};
 use super::memory::HostMemory;
-use super::operation::{Direction, Operation};
+use super::operation::Operation;
 use super::outgoing::{Content, Local, Outgoing, Posted};
 use super::{ShmDevice, ShmOptions};
 use crate::book::{AddressBook, HeldHandles};
+use crate::rdma::{self, Direction};
 use crate::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink};
 use crate::region::SoftRegion;
 
@@ -536,11 +537,7 @@ impl ShmQueuePair {
         request: RdmaRequest<SoftRegion>,
         direction: Direction,
     ) -> Result<(), DeviceError> {
-        request.local.check()?;
-        let (length, limit) = (request.local.length as u64, self.attributes.max_rdma_size);
-        if length > limit {
-            return Err(DeviceError::TooLong { length, limit });
-        }
+        rdma::check(&self.attributes, &request, direction)?;
         let depth = self.attributes.max_send;
         if self.sends >= depth {
             return Err(DeviceError::QueueFull { depth });
@@ -696,9 +693,6 @@ impl QueuePair for ShmQueuePair {
     }
 
     fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
-        if !self.attributes.rdma.read {
-            return Err(DeviceError::Unsupported { operation: "RDMA read" });
-        }
         self.post_operation(request, Direction::Read)
     }
 
@@ -707,9 +701,6 @@ impl QueuePair for ShmQueuePair {
         request: RdmaRequest<SoftRegion>,
         immediate: Option<u32>,
     ) -> Result<(), DeviceError> {
-        if !self.attributes.rdma.write {
-            return Err(DeviceError::Unsupported { operation: "RDMA write" });
-        }
         self.post_operation(request, Direction::Write(immediate))
     }
 

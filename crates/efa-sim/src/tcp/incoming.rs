@@ -5,9 +5,12 @@
 //!  socket ─► buffer ─► arrived: frame, frame, frame │ part of one
 //!                        │ a buffer is posted: copy it there
 //!                        │ none for too long, another key, too short a buffer: leave it
+//!                        │ a read or write: at once, if the region allows it
 //!                        ▼
-//!                     answers, in runs ─► socket
+//!                     answers, in runs, and what was read ─► socket
 //! ```
+//!
+//! Datagrams that wait for a buffer don't hold up reads and writes that arrived with them.
 //!
 //! The buffer is filled only when all that arrived was dealt with, and nothing is dealt with while
 //! the sender doesn't take its answers. So a sender is slowed down by TCP itself, and what one can
@@ -17,28 +20,59 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::time::Duration;
 
-use efa_device::{Gid, Qkey, Qpn, Status, Time};
+use efa_device::{Gid, Qkey, Qpn, Region as _, RegionRange, RemoteMemory, Status, Time};
 use fastrand::Rng;
 
 use super::socket::{Received, Socket};
-use super::wire::{ANSWER, Answer, HEADER, HELLO, Header, Hello, MAX_MTU, Violation, emit_welcome};
+use super::wire::{
+    ANSWER, Answer, CHUNK, HEADER, HELLO, Header, Hello, LONGEST, Prefix, Violation, emit_welcome,
+};
 use crate::record::QueuePairId;
+use crate::region::{KeyTable, SoftRegion};
 
 /// Room for what arrives: more than the longest frame there can be.
-const BUFFER: usize = 2 * (MAX_MTU + HEADER);
+const BUFFER: usize = 2 * LONGEST;
 /// Bytes of answers not taken by the sender at which no more frames are.
-const MANY_ANSWERS: usize = 4096 * ANSWER;
+const MANY_ANSWERS: usize = 8 * (CHUNK + ANSWER);
 /// `rnr_retry` that means for ever.
 const FOR_EVER: u8 = 7;
 
 /// A frame in the buffer.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
+    prefix: Prefix,
+    /// Where its payload is.
     at: usize,
     length: usize,
     sequence: u32,
-    qkey: Qkey,
+    key: u32,
     since: Time,
+}
+
+impl Arrived {
+    fn takes_buffer(&self, unsolicited: bool) -> bool {
+        match self.prefix {
+            Prefix::Datagram | Prefix::Immediate(_) => true,
+            Prefix::Written { .. } => !unsolicited,
+            Prefix::Read { .. } | Prefix::Write { .. } => false,
+        }
+    }
+}
+
+/// What was put into a posted buffer, or took one.
+#[derive(Debug)]
+pub(super) enum Delivered {
+    Datagram {
+        packet: Box<[u8]>,
+        length: usize,
+        immediate: Option<u32>,
+    },
+    /// Memory was written.
+    Written {
+        packet: Option<Box<[u8]>>,
+        length: u64,
+        immediate: u32,
+    },
 }
 
 /// What a look at a connection found.
@@ -58,6 +92,9 @@ pub(super) struct Judge<'a> {
     pub(super) rnr_delay: Duration,
     pub(super) posted: &'a mut VecDeque<Box<[u8]>>,
     pub(super) now: Time,
+    pub(super) keys: &'a KeyTable,
+    /// Whether the immediate data of a write takes no buffer.
+    pub(super) unsolicited: bool,
     /// Draws which of what has arrived is next.
     pub(super) reorder: Option<&'a mut Rng>,
 }
@@ -93,6 +130,22 @@ impl Answers {
         }
     }
 
+    /// Answers a read with its bytes.
+    fn add_data(&mut self, sequence: u32, part: &RegionRange<SoftRegion>) -> Result<(), Status> {
+        let count = u16::try_from(part.length).map_err(|_| Status::BadLength)?;
+        self.end_run();
+        let start = self.bytes.len();
+        self.push(Answer::Data { sequence, count });
+        let data = self.bytes.len();
+        self.bytes.resize(data + part.length, 0);
+        if part.region.read(part.offset, &mut self.bytes[data..]) == part.length {
+            return Ok(());
+        }
+        // It was revoked, or is not there.
+        self.bytes.truncate(start);
+        Err(Status::RemoteBadAddress)
+    }
+
     fn end_run(&mut self) {
         if let Some((first, count, result)) = self.run.take() {
             self.push(Answer::Verdict { first, count, result });
@@ -109,6 +162,56 @@ impl Answers {
 
     fn is_empty(&self) -> bool {
         self.run.is_none() && self.written == self.bytes.len()
+    }
+}
+
+/// What a frame wants of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Read,
+    Write,
+}
+
+/// The part of a region that a frame names, if it is allowed.
+fn find(
+    keys: &KeyTable,
+    memory: RemoteMemory,
+    length: usize,
+    wanted: Wanted,
+) -> Result<RegionRange<SoftRegion>, Status> {
+    let region = keys.find(memory.key).ok_or(Status::RemoteBadAddress)?;
+    let access = region.access();
+    let allowed = match wanted {
+        Wanted::Read => access.remote_read,
+        Wanted::Write => access.remote_write,
+    };
+    let part = region.part(memory, length).filter(|_| allowed);
+    part.ok_or(Status::RemoteBadAddress)
+}
+
+/// Puts a datagram into the next posted buffer; there is one, unless its key is wrong.
+fn deliver(
+    judge: &mut Judge<'_>,
+    arrived: &Arrived,
+    payload: &[u8],
+    immediate: Option<u32>,
+    receive: &mut impl FnMut(Delivered),
+) -> Result<(), Status> {
+    if arrived.key != judge.qkey.0 {
+        return Err(Status::BadDestinationQpn);
+    }
+    let mut packet = judge.posted.pop_front().ok_or(Status::ReceiverNotReady)?;
+    let length = payload.len();
+    match packet.get_mut(..length) {
+        Some(bytes) => {
+            bytes.copy_from_slice(payload);
+            receive(Delivered::Datagram { packet, length, immediate });
+            Ok(())
+        }
+        None => {
+            judge.posted.push_front(packet);
+            Err(Status::RemoteBadLength)
+        }
     }
 }
 
@@ -175,12 +278,12 @@ impl Incoming {
         self.hung_up |= hung_up;
     }
 
-    /// Takes packets; `receive` gets each with its buffer and length. `calls` counts system calls.
+    /// Takes packets; `receive` gets each. `calls` counts system calls.
     pub(super) fn poll(
         &mut self,
         judge: &mut Judge<'_>,
         calls: &mut u64,
-        receive: impl FnMut(Box<[u8]>, usize),
+        receive: impl FnMut(Delivered),
     ) -> Result<Found, Violation> {
         if self.arrived.is_empty() {
             self.fill(calls);
@@ -264,42 +367,76 @@ impl Incoming {
             return Ok(None);
         }
         self.next_sequence = expected.wrapping_add(1);
-        let Header { sequence, qkey, .. } = header;
-        let at = at + HEADER;
-        Ok(Some((Some(Arrived { at, length, sequence, qkey, since }), at + length)))
+        let Header { sequence, key, .. } = header;
+        let (prefix, payload) = Prefix::parse(header.kind, &rest[..length])?;
+        let end = at + HEADER + length;
+        let (at, length) = (end - payload.len(), payload.len());
+        Ok(Some((Some(Arrived { prefix, at, length, sequence, key, since }), end)))
     }
 
-    fn take(&mut self, judge: &mut Judge<'_>, mut receive: impl FnMut(Box<[u8]>, usize)) {
+    fn take(&mut self, judge: &mut Judge<'_>, mut receive: impl FnMut(Delivered)) {
         while !self.answers.are_many() {
-            let waiting = self.arrived.len();
-            let place = match &mut judge.reorder {
-                Some(rng) if waiting > 1 => rng.usize(..waiting),
-                _ => 0,
-            };
-            let Some(&Arrived { at, length, sequence, qkey, .. }) = self.arrived.get(place) else {
-                break;
-            };
-            let result = if qkey != judge.qkey {
-                Err(Status::BadDestinationQpn)
-            } else if let Some(mut buffer) = judge.posted.pop_front() {
-                match buffer.get_mut(..length) {
-                    Some(bytes) => {
-                        bytes.copy_from_slice(&self.buffer[at..at + length]);
-                        receive(buffer, length);
-                        Ok(())
-                    }
-                    None => {
-                        judge.posted.push_front(buffer);
-                        Err(Status::RemoteBadLength)
+            let Some(place) = self.next_place(judge) else { break };
+            let Some(&arrived) = self.arrived.get(place) else { break };
+            let sequence = arrived.sequence;
+            let payload = &self.buffer[arrived.at..arrived.at + arrived.length];
+            let result = match arrived.prefix {
+                Prefix::Datagram => deliver(judge, &arrived, payload, None, &mut receive),
+                Prefix::Immediate(immediate) => {
+                    deliver(judge, &arrived, payload, Some(immediate), &mut receive)
+                }
+                Prefix::Written { immediate, length } => {
+                    let packet = if judge.unsolicited { None } else { judge.posted.pop_front() };
+                    receive(Delivered::Written { packet, length, immediate });
+                    Ok(())
+                }
+                Prefix::Read { address, count } => {
+                    let memory = RemoteMemory { address, key: arrived.key };
+                    let read = find(judge.keys, memory, count as usize, Wanted::Read)
+                        .and_then(|part| self.answers.add_data(sequence, &part));
+                    match read {
+                        Ok(()) => {
+                            self.arrived.remove(place);
+                            continue;
+                        }
+                        Err(status) => Err(status),
                     }
                 }
-            } else {
-                self.wait(judge);
-                break;
+                Prefix::Write { address } => {
+                    let memory = RemoteMemory { address, key: arrived.key };
+                    find(judge.keys, memory, payload.len(), Wanted::Write).and_then(|part| {
+                        let written = part.region.write(part.offset, payload);
+                        let all = written == payload.len();
+                        if all { Ok(()) } else { Err(Status::RemoteBadAddress) }
+                    })
+                }
             };
             self.arrived.remove(place);
             self.answers.add(sequence, result);
         }
+    }
+
+    /// Which frame is next, if any can be dealt with.
+    fn next_place(&mut self, judge: &mut Judge<'_>) -> Option<usize> {
+        let waiting = self.arrived.len();
+        let place = match &mut judge.reorder {
+            Some(rng) if waiting > 1 => rng.usize(..waiting),
+            _ => 0,
+        };
+        let first = self.arrived.get(place)?;
+        if !judge.posted.is_empty() || !first.takes_buffer(judge.unsolicited) {
+            return Some(place);
+        }
+        // Another key needs no buffer to be found wrong.
+        let mut needing = self.arrived.iter();
+        let free = needing.position(|arrived| {
+            let datagram = matches!(arrived.prefix, Prefix::Datagram | Prefix::Immediate(_));
+            !arrived.takes_buffer(judge.unsolicited) || (datagram && arrived.key != judge.qkey.0)
+        });
+        if free.is_none() {
+            self.wait(judge);
+        }
+        free
     }
 
     /// Gives up what has waited for a buffer long enough.

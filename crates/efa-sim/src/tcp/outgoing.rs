@@ -1,4 +1,4 @@
-//! Sending to one other queue pair: our connection to it, and the sends not yet answered.
+//! Sending to one other queue pair: our connection to it, and the frames not yet answered.
 //!
 //! ```text
 //!                  base                    unsent
@@ -9,16 +9,21 @@
 //! ```
 //!
 //! A packet stays in its buffer until it is answered, so it is written from there, many with one
-//! system call, and there is no other buffer to be bounded.
+//! system call, and there is no other buffer to be bounded. RDMA operations have some frames in
+//! flight between them, the oldest operation first, so that datagrams find their way.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use efa_device::{Qkey, Status, WorkId};
 use rustix::io::Errno;
+use slab::Slab;
 
+use super::operation::{Operation, Piece, WINDOW};
 use super::socket::{Received, Socket};
-use super::wire::{ANSWER, Answer, HEADER, HELLO, Header, Hello, Violation, check_welcome};
+use super::wire::{
+    ANSWER, Answer, HEADER, HELLO, Header, Hello, PREFIX, Prefix, Violation, check_welcome,
+};
 use crate::record::QueuePairId;
 
 /// Most packets written with one system call.
@@ -32,19 +37,81 @@ pub(super) struct Posted {
     pub(super) id: WorkId,
     pub(super) packet: Box<[u8]>,
     pub(super) length: usize,
+    pub(super) immediate: Option<u32>,
     pub(super) qkey: Qkey,
 }
 
-impl Posted {
-    fn header(&self, sequence: u32) -> [u8; HEADER] {
-        // Posts are limited to the MTU, which is smaller.
-        let length = u32::try_from(self.length).unwrap_or(u32::MAX);
-        Header { length, sequence, qkey: self.qkey }.emit()
+/// What is sent until it is answered.
+#[derive(Debug)]
+enum Frame {
+    Datagram(Posted),
+    /// Of the operation at this place.
+    Piece(usize, Piece),
+}
+
+impl Frame {
+    fn prefix(&self) -> (Prefix, u32) {
+        match self {
+            Self::Datagram(Posted { immediate: None, qkey, .. }) => (Prefix::Datagram, qkey.0),
+            Self::Datagram(Posted { immediate: Some(immediate), qkey, .. }) => {
+                (Prefix::Immediate(*immediate), qkey.0)
+            }
+            Self::Piece(_, piece) => (piece.prefix, piece.key),
+        }
+    }
+
+    fn payload(&self) -> &[u8] {
+        match self {
+            Self::Datagram(posted) => &posted.packet[..posted.length],
+            Self::Piece(_, piece) => &piece.bytes,
+        }
+    }
+
+    /// What stands in front of the payload.
+    fn head(&self, sequence: u32) -> Head {
+        let (prefix, key) = self.prefix();
+        let (prefix_bytes, prefix_length) = prefix.emit();
+        // Posts are limited to the MTU, which is smaller, and so are pieces.
+        let length = u32::try_from(prefix_length + self.payload().len()).unwrap_or(u32::MAX);
+        let header = Header { kind: prefix.kind(), length, sequence, key };
+        let mut bytes = [0; HEADER + PREFIX];
+        bytes[..HEADER].copy_from_slice(&header.emit());
+        bytes[HEADER..].copy_from_slice(&prefix_bytes);
+        Head { bytes, length: HEADER + prefix_length }
+    }
+
+    /// Bytes on the wire.
+    fn length(&self) -> usize {
+        HEADER + self.prefix().0.emit().1 + self.payload().len()
     }
 }
 
-/// A send that ended.
-pub(super) type Finished = (Posted, Result<(), Status>);
+/// Bytes in front of a payload.
+#[derive(Clone, Copy)]
+struct Head {
+    bytes: [u8; HEADER + PREFIX],
+    length: usize,
+}
+
+impl Head {
+    const NONE: Self = Self { bytes: [0; HEADER + PREFIX], length: 0 };
+}
+
+/// Something that ended.
+#[derive(Debug)]
+pub(super) enum Finished {
+    Send(Posted, Result<(), Status>),
+    Rdma(WorkId, Result<(), Status>),
+}
+
+/// Bytes of a read that are arriving.
+#[derive(Clone, Copy, Debug)]
+struct Arriving {
+    sequence: u32,
+    operation: usize,
+    offset: usize,
+    left: usize,
+}
 
 /// Why a connection is of no use any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +151,7 @@ pub(super) struct Outgoing {
     /// The other side has proved to speak the same language.
     welcomed: bool,
 
-    in_flight: VecDeque<Option<Posted>>,
+    in_flight: VecDeque<Option<Frame>>,
     /// Those in flight without answer.
     outstanding: usize,
     /// Number of the first in flight.
@@ -94,6 +161,12 @@ pub(super) struct Outgoing {
     /// How many bytes of it are, with its header.
     offset: usize,
 
+    operations: Slab<Operation>,
+    /// Those that have frames to begin, in turn.
+    beginning: VecDeque<usize>,
+    /// Frames of operations in flight.
+    pieces: usize,
+
     writable: bool,
     readable: bool,
     hung_up: bool,
@@ -102,6 +175,7 @@ pub(super) struct Outgoing {
     /// The beginning of an answer.
     partial: [u8; ANSWER],
     partial_length: usize,
+    arriving: Option<Arriving>,
     /// Whether it stands in the list of those to be flushed.
     pub(super) dirty: bool,
     /// Whether it stands in the list of those to be looked at.
@@ -124,12 +198,16 @@ impl Outgoing {
             base: 0,
             unsent: 0,
             offset: 0,
+            operations: Slab::new(),
+            beginning: VecDeque::new(),
+            pieces: 0,
             writable: true,
             readable: false,
             hung_up: false,
             error: None,
             partial: [0; ANSWER],
             partial_length: 0,
+            arriving: None,
             dirty: false,
             queued: false,
             written_in: 0,
@@ -145,7 +223,7 @@ impl Outgoing {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.outstanding == 0
+        self.outstanding == 0 && self.operations.is_empty()
     }
 
     /// Notes what became possible.
@@ -156,8 +234,48 @@ impl Outgoing {
     }
 
     pub(super) fn push(&mut self, posted: Posted) {
-        self.in_flight.push_back(Some(posted));
+        self.push_frame(Frame::Datagram(posted));
+    }
+
+    fn push_frame(&mut self, frame: Frame) {
+        self.in_flight.push_back(Some(frame));
         self.outstanding += 1;
+    }
+
+    /// Begins an RDMA operation.
+    pub(super) fn start(&mut self, operation: Operation, finish: impl FnMut(Finished)) {
+        let place = self.operations.insert(operation);
+        self.beginning.push_back(place);
+        self.begin(finish);
+    }
+
+    /// Begins frames of operations, as many as may be in flight.
+    fn begin(&mut self, mut finish: impl FnMut(Finished)) {
+        while self.pieces < WINDOW
+            && let Some(&place) = self.beginning.front()
+        {
+            match self.operations.get_mut(place).and_then(Operation::begin) {
+                Some(piece) => {
+                    self.pieces += 1;
+                    self.push_frame(Frame::Piece(place, piece));
+                }
+                None => {
+                    self.beginning.pop_front();
+                    self.end_operation(place, &mut finish);
+                }
+            }
+        }
+    }
+
+    /// Ends an operation if it is over.
+    fn end_operation(&mut self, place: usize, finish: &mut impl FnMut(Finished)) {
+        let Some(operation) = self.operations.get(place) else { return };
+        if let Some(result) = operation.result() {
+            let id = operation.id;
+            self.operations.remove(place);
+            self.beginning.retain(|&beginning| beginning != place);
+            finish(Finished::Rdma(id, result));
+        }
     }
 
     /// Whether nothing was written for a post in this turn of the queue pair yet; from now on, that
@@ -191,11 +309,11 @@ impl Outgoing {
     }
 
     fn write(&mut self) -> Result<Option<usize>, Errno> {
-        let mut headers = [[0; HEADER]; FRAMES];
+        let mut heads = [Head::NONE; FRAMES];
         let first = self.base.wrapping_add(self.unsent as u32);
         let frames = || self.in_flight.range(self.unsent..).flatten().take(FRAMES);
-        for ((header, posted), n) in headers.iter_mut().zip(frames()).zip(0..) {
-            *header = posted.header(first.wrapping_add(n));
+        for ((head, frame), n) in heads.iter_mut().zip(frames()).zip(0..) {
+            *head = frame.head(first.wrapping_add(n));
         }
         let mut parts = [IoSlice::new(&[]); PARTS];
         let mut count = 0;
@@ -207,8 +325,8 @@ impl Outgoing {
         if self.greeted < HELLO {
             add(&self.hello[self.greeted..]);
         }
-        for (header, posted) in headers.iter().zip(frames()) {
-            for part in [&header[..], &posted.packet[..posted.length]] {
+        for (head, frame) in heads.iter().zip(frames()) {
+            for part in [&head.bytes[..head.length], frame.payload()] {
                 let skipped = skip.min(part.len());
                 skip -= skipped;
                 if skipped < part.len() {
@@ -230,10 +348,11 @@ impl Outgoing {
         self.greeted += greeting;
         count -= greeting;
         self.offset += count;
-        while let Some(Some(posted)) = self.in_flight.get(self.unsent)
-            && self.offset >= HEADER + posted.length
+        while let Some(Some(frame)) = self.in_flight.get(self.unsent)
+            && let length = frame.length()
+            && self.offset >= length
         {
-            self.offset -= HEADER + posted.length;
+            self.offset -= length;
             self.unsent += 1;
         }
         Ok(())
@@ -276,11 +395,11 @@ impl Outgoing {
         Ok(())
     }
 
-    fn take(&mut self, bytes: &[u8], finish: &mut impl FnMut(Finished)) -> Result<(), Ending> {
-        let (answers, rest) = bytes.as_chunks::<ANSWER>();
-        self.partial[..rest.len()].copy_from_slice(rest);
-        self.partial_length = rest.len();
-        for answer in answers {
+    fn take(&mut self, mut bytes: &[u8], finish: &mut impl FnMut(Finished)) -> Result<(), Ending> {
+        loop {
+            bytes = self.take_data(bytes, finish)?;
+            let Some((answer, rest)) = bytes.split_first_chunk::<ANSWER>() else { break };
+            bytes = rest;
             if !self.welcomed {
                 check_welcome(answer)?;
                 self.welcomed = true;
@@ -290,13 +409,73 @@ impl Outgoing {
                 Answer::Verdict { first, count, result } => {
                     self.settle(first, count, result, finish)?;
                 }
+                Answer::Data { sequence, count } => self.expect(sequence, count)?,
                 Answer::Goodbye(status) => return Err(Ending::Over(status)),
             }
         }
+        self.partial[..bytes.len()].copy_from_slice(bytes);
+        self.partial_length = bytes.len();
+        self.begin(finish);
         Ok(())
     }
 
+    /// Bytes of a read follow: exactly those that it asked for.
+    fn expect(&mut self, sequence: u32, count: u16) -> Result<(), Violation> {
+        let wrong = Violation::Answer { first: sequence, count: 1 };
+        let place = sequence.wrapping_sub(self.base) as usize;
+        let frame = self.in_flight.get(place).filter(|_| place < self.unsent).ok_or(wrong)?;
+        let Some(Frame::Piece(operation, Piece { wanted: Some((offset, length)), .. })) = frame
+        else {
+            return Err(wrong);
+        };
+        if *length != usize::from(count) {
+            return Err(wrong);
+        }
+        let (operation, offset, left) = (*operation, *offset, *length);
+        self.arriving = Some(Arriving { sequence, operation, offset, left });
+        Ok(())
+    }
+
+    /// Takes bytes of a read, if that is what comes; gives those that follow.
+    fn take_data<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        finish: &mut impl FnMut(Finished),
+    ) -> Result<&'a [u8], Violation> {
+        let Some(mut arriving) = self.arriving.take() else { return Ok(bytes) };
+        let (data, rest) = bytes.split_at(arriving.left.min(bytes.len()));
+        if let Some(operation) = self.operations.get_mut(arriving.operation) {
+            operation.take(arriving.offset, data);
+        }
+        arriving.offset += data.len();
+        arriving.left -= data.len();
+        if arriving.left > 0 {
+            self.arriving = Some(arriving);
+        } else {
+            self.finish_frames(arriving.sequence, 1, Ok(()), finish)?;
+        }
+        Ok(rest)
+    }
+
     fn settle(
+        &mut self,
+        first: u32,
+        count: u16,
+        result: Result<(), Status>,
+        finish: &mut impl FnMut(Finished),
+    ) -> Result<(), Violation> {
+        // A read that succeeds is answered by its bytes.
+        let from = first.wrapping_sub(self.base) as usize;
+        let named = self.in_flight.iter().skip(from).take(count.into()).flatten();
+        let is_read =
+            |frame: &Frame| matches!(frame, Frame::Piece(_, piece) if piece.wanted.is_some());
+        if result.is_ok() && named.into_iter().any(is_read) {
+            return Err(Violation::Answer { first, count });
+        }
+        self.finish_frames(first, count, result, finish)
+    }
+
+    fn finish_frames(
         &mut self,
         first: u32,
         count: u16,
@@ -310,10 +489,23 @@ impl Outgoing {
         if count == 0 || to > self.unsent {
             return Err(wrong);
         }
-        for place in self.in_flight.range_mut(from..to) {
-            let posted = place.take().ok_or(wrong)?;
+        for place in from..to {
+            let frame = self.in_flight.get_mut(place).and_then(Option::take).ok_or(wrong)?;
             self.outstanding -= 1;
-            finish((posted, result));
+            match frame {
+                Frame::Datagram(posted) => finish(Finished::Send(posted, result)),
+                Frame::Piece(place, _) => {
+                    self.pieces -= 1;
+                    if let Some(operation) = self.operations.get_mut(place) {
+                        operation.end(result);
+                        // The last answer of a write lets its immediate data go.
+                        if operation.result().is_none() && !self.beginning.contains(&place) {
+                            self.beginning.push_front(place);
+                        }
+                    }
+                    self.end_operation(place, finish);
+                }
+            }
         }
         while let Some(None) = self.in_flight.front() {
             self.in_flight.pop_front();
@@ -333,8 +525,13 @@ impl Outgoing {
         self.outstanding = 0;
         self.unsent = 0;
         self.offset = 0;
-        for posted in self.in_flight.drain(..).flatten() {
-            finish((posted, Err(status)));
+        for frame in self.in_flight.drain(..).flatten() {
+            if let Frame::Datagram(posted) = frame {
+                finish(Finished::Send(posted, Err(status)));
+            }
+        }
+        for operation in self.operations.drain() {
+            finish(Finished::Rdma(operation.id, Err(status)));
         }
     }
 }

@@ -15,21 +15,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    Access, AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qkey, Qpn,
-    QueuePair, QueuePairAddress, QueuePairOptions, RegisterError, SendRequest, Source, Status,
-    Time,
+    Access, AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, PostError,
+    Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest, RegisterError,
+    SendRequest, Source, Status, Time,
 };
 use fastrand::Rng;
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::incoming::{Found, Incoming, Judge};
-use super::outgoing::{Ending, Outgoing, Posted, status_of};
+use super::incoming::{Delivered, Found, Incoming, Judge};
+use super::operation::Operation;
+use super::outgoing::{Ending, Finished, Outgoing, Posted, status_of};
 use super::socket::{Event, Listener, Poller, Socket, Token, address_of, endpoint, gid_of};
 use super::statistics::TcpStatistics;
 use super::wire::{Hello, Violation};
 use super::{Book, TcpDevice, TcpOptions, system};
 use crate::book::HeldHandles;
+use crate::rdma::{self, Direction};
 use crate::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink};
 use crate::region::{KeyTable, SoftRegion};
 
@@ -44,8 +46,8 @@ const LOOK_EVERY: u32 = 8;
 const ACCEPTS: usize = 64;
 /// Most connections looked at in a poll.
 const SERVES: usize = 32;
-/// Bytes of answers received at a time.
-const SCRATCH: usize = 1 << 12;
+/// Bytes of answers received at a time, and of what is read.
+const SCRATCH: usize = 1 << 16;
 
 /// A queue pair of a [`TcpDevice`].
 ///
@@ -165,7 +167,10 @@ impl TcpQueuePair {
         let completion = self.completions.pop_front()?;
         match &completion {
             Completion::Send { .. } | Completion::Rdma { .. } => self.sends -= 1,
-            Completion::Receive { .. } | Completion::Written { .. } => self.receives -= 1,
+            Completion::Receive { .. } | Completion::Written { packet: Some(_), .. } => {
+                self.receives -= 1;
+            }
+            Completion::Written { packet: None, .. } => {}
         }
         Some(completion)
     }
@@ -316,18 +321,23 @@ impl TcpQueuePair {
             rnr_delay: self.options.rnr_delay,
             posted: &mut self.posted,
             now: self.now,
+            keys: &self.keys,
+            unsolicited: self.attributes.rdma.unsolicited_write_receive,
             reorder: self.reorder.as_mut(),
         };
         let (now, me) = (self.now, QueuePairId::from(self.address));
         let (completions, capture) = (&mut self.completions, &mut self.capture);
         let first = completions.len();
         let calls = &mut self.statistics.receives;
-        let found = incoming.poll(&mut judge, calls, |packet, length| {
-            completions.push_back(Completion::Receive {
-                packet,
-                length,
-                source: Source::default(),
-                immediate: None,
+        let source = Source::default();
+        let found = incoming.poll(&mut judge, calls, |delivered| {
+            completions.push_back(match delivered {
+                Delivered::Datagram { packet, length, immediate } => {
+                    Completion::Receive { packet, length, source, immediate }
+                }
+                Delivered::Written { packet, length, immediate } => {
+                    Completion::Written { immediate, length, source, packet }
+                }
             });
         });
         let sender = incoming.sender();
@@ -337,12 +347,17 @@ impl TcpQueuePair {
             let tell = address_handle.is_none() && self.options.tell_unknown_gid;
             let gid = tell.then_some(sender.gid);
             for completion in completions.range_mut(first..) {
-                let Completion::Receive { packet, length, source, .. } = completion else {
-                    continue;
-                };
-                *source = Source { address_handle, qpn: sender.qpn, gid };
-                if let Some(sink) = capture {
-                    record(sink, now, PacketEvent::Received, sender, me, &packet[..*length]);
+                let of_sender = Source { address_handle, qpn: sender.qpn, gid };
+                match completion {
+                    Completion::Receive { packet, length, source, .. } => {
+                        *source = of_sender;
+                        if let Some(sink) = capture {
+                            let bytes = &packet[..*length];
+                            record(sink, now, PacketEvent::Received, sender, me, bytes);
+                        }
+                    }
+                    Completion::Written { source, .. } => *source = of_sender,
+                    Completion::Send { .. } | Completion::Rdma { .. } => {}
                 }
             }
         }
@@ -440,11 +455,13 @@ impl TcpQueuePair {
             peer: outgoing.peer(),
         };
         let calls = &mut self.statistics.receives;
-        let polled = outgoing.poll(&mut self.scratch, calls, |(posted, result)| {
-            finish.push(posted, result);
-        });
-        if let Err(ending) = polled {
-            self.end(place, ending);
+        match outgoing.poll(&mut self.scratch, calls, |finished| finish.push(finished)) {
+            Ok(()) => {
+                if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
+                    self.dirty.push(Token::Outgoing(place));
+                }
+            }
+            Err(ending) => self.end(place, ending),
         }
     }
 
@@ -468,7 +485,7 @@ impl TcpQueuePair {
             me: self.address.into(),
             peer,
         };
-        outgoing.fail(ending.status(), |(posted, result)| finish.push(posted, result));
+        outgoing.fail(ending.status(), |finished| finish.push(finished));
     }
 
     /// The way to `peer`, opened if need be, or how sends to it end at once.
@@ -533,18 +550,60 @@ impl TcpQueuePair {
                 limit: limit as u64,
             });
         }
+        self.admit_to(request.destination)
+    }
+
+    /// Checks where something is to go.
+    fn admit_to(&mut self, destination: Destination) -> Result<Admitted, DeviceError> {
         let depth = self.attributes.max_send;
         if self.sends >= depth {
             return Err(DeviceError::QueueFull { depth });
         }
-        let handle = request.destination.address_handle;
+        let handle = destination.address_handle;
         let gid = self.book.lock().gid(handle).ok_or(DeviceError::BadAddressHandle { handle })?;
-        let peer = QueuePairId { gid, qpn: request.destination.qpn };
+        let peer = QueuePairId { gid, qpn: destination.qpn };
         Ok(Admitted { peer, way: self.way_to(peer)? })
+    }
+
+    /// Writes to a peer for the first time in this turn, or notes that there is something to write.
+    fn write_soon(&mut self, place: usize) {
+        let Some(outgoing) = self.outgoing.get_mut(place) else { return };
+        if outgoing.is_first_in(self.turn) {
+            self.flush_outgoing(place);
+        } else if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
+            self.dirty.push(Token::Outgoing(place));
+        }
+    }
+
+    fn post_operation(
+        &mut self,
+        request: RdmaRequest<SoftRegion>,
+        direction: Direction,
+    ) -> Result<(), DeviceError> {
+        rdma::check(&self.attributes, &request, direction)?;
+        let Admitted { peer, way } = self.admit_to(request.destination)?;
+        self.sends += 1;
+        let mut finish = Finish {
+            completions: &mut self.completions,
+            capture: &mut self.capture,
+            now: self.now,
+            me: self.address.into(),
+            peer,
+        };
+        match way {
+            Ok(place) => {
+                let Some(outgoing) = self.outgoing.get_mut(place) else { return Ok(()) };
+                let operation = Operation::new(request, direction);
+                outgoing.start(operation, |finished| finish.push(finished));
+                self.write_soon(place);
+            }
+            Err(status) => finish.push(Finished::Rdma(request.id, Err(status))),
+        }
+        Ok(())
     }
 }
 
-/// A send that was found good.
+/// A send or operation that was found good.
 struct Admitted {
     peer: QueuePairId,
     way: Result<usize, Status>,
@@ -577,7 +636,14 @@ struct Finish<'a> {
 }
 
 impl Finish<'_> {
-    fn push(&mut self, posted: Posted, result: Result<(), Status>) {
+    fn push(&mut self, finished: Finished) {
+        let (posted, result) = match finished {
+            Finished::Send(posted, result) => (posted, result),
+            Finished::Rdma(id, result) => {
+                self.completions.push_back(Completion::Rdma { id, result });
+                return;
+            }
+        };
         let Posted { id, packet, length, .. } = posted;
         if let (Some(sink), Err(status)) = (&mut self.capture, result) {
             let event = PacketEvent::Failed(status);
@@ -633,25 +699,17 @@ impl QueuePair for TcpQueuePair {
             Err(error) => return Err(PostError { error, packet: request.packet }),
         };
         let SendRequest { id, packet, length, destination, immediate } = request;
-        if immediate.is_some() {
-            let error = DeviceError::Unsupported { operation: "immediate data" };
-            return Err(PostError { error, packet });
-        }
         self.sends += 1;
         if let Some(sink) = &mut self.capture {
             let me = self.address.into();
             record(sink, self.now, PacketEvent::Sent, me, peer, &packet[..length]);
         }
-        let posted = Posted { id, packet, length, qkey: destination.qkey };
+        let posted = Posted { id, packet, length, immediate, qkey: destination.qkey };
         match way {
             Ok(place) => {
                 let Some(outgoing) = self.outgoing.get_mut(place) else { return Ok(()) };
                 outgoing.push(posted);
-                if outgoing.is_first_in(self.turn) {
-                    self.flush_outgoing(place);
-                } else if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
-                    self.dirty.push(Token::Outgoing(place));
-                }
+                self.write_soon(place);
             }
             Err(status) => Finish {
                 completions: &mut self.completions,
@@ -660,7 +718,7 @@ impl QueuePair for TcpQueuePair {
                 me: self.address.into(),
                 peer,
             }
-            .push(posted, Err(status)),
+            .push(Finished::Send(posted, Err(status))),
         }
         Ok(())
     }
@@ -678,6 +736,18 @@ impl QueuePair for TcpQueuePair {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
         self.keys.register(memory, access)
+    }
+
+    fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
+        self.post_operation(request, Direction::Read)
+    }
+
+    fn post_write(
+        &mut self,
+        request: RdmaRequest<SoftRegion>,
+        immediate: Option<u32>,
+    ) -> Result<(), DeviceError> {
+        self.post_operation(request, Direction::Write(immediate))
     }
 
     #[inline]

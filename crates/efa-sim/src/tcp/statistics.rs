@@ -38,6 +38,8 @@ pub struct Violations {
     pub version: u64,
     /// [`Violation::Length`].
     pub length: u64,
+    /// [`Violation::Short`].
+    pub short: u64,
     /// [`Violation::Kind`].
     pub kind: u64,
     /// [`Violation::Sequence`].
@@ -56,9 +58,9 @@ impl Violations {
     /// All of them.
     #[must_use]
     pub const fn total(&self) -> u64 {
-        let Self { magic, version, length, kind, sequence, status, answer, truncated, slow } =
-            *self;
-        magic + version + length + kind + sequence + status + answer + truncated + slow
+        let Self { magic, version, length, short, kind, sequence, .. } = *self;
+        let Self { status, answer, truncated, slow, .. } = *self;
+        magic + version + length + short + kind + sequence + status + answer + truncated + slow
     }
 
     pub(super) fn count(&mut self, violation: Violation) {
@@ -66,6 +68,7 @@ impl Violations {
             Violation::Magic { .. } => &mut self.magic,
             Violation::Version { .. } => &mut self.version,
             Violation::Length { .. } => &mut self.length,
+            Violation::Short { .. } => &mut self.short,
             Violation::Kind { .. } => &mut self.kind,
             Violation::Sequence { .. } => &mut self.sequence,
             Violation::Status { .. } => &mut self.status,

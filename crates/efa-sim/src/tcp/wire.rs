@@ -5,16 +5,30 @@
 //!  hello    magic 4 | version 2 | qpn 2 |        welcome  magic 4 | version 2 | zero 2
 //!           mtu 4 | rnr retry 1 | zero 3
 //!  frame    kind 1 | zero 3 | length 4 |         answer   kind 1 | status 1 | count 2 |
-//!           sequence 4 | qkey 4 | bytes…                  first sequence 4
+//!           sequence 4 | key 4 | bytes…                   first sequence 4 | bytes of a read…
 //!  frame    …                                    answer   … the last may be a goodbye
 //! ```
 //!
-//! An answer is for `count` frames from a sequence number on; a goodbye gives the status for all
-//! frames that have no answer, and nothing follows it.
+//! | frame | key | bytes |
+//! |---|---|---|
+//! | 1 datagram | of the queue pair | the datagram |
+//! | 2 datagram with immediate data | of the queue pair | immediate 4, the datagram |
+//! | 3 read | of the region | address 8, count 4 |
+//! | 4 write | of the region | address 8, what is to be written |
+//! | 5 written | 0 | immediate 4, bytes that were written 8 |
+//!
+//! A read or write of one frame is of at most [`CHUNK`] bytes; longer ones are many frames, of which
+//! a few are under way at a time.
+//!
+//! | answer | |
+//! |---|---|
+//! | 1 verdict | how `count` frames from a sequence number on ended |
+//! | 2 goodbye | how all frames end that have no answer; nothing follows |
+//! | 3 data | `count` bytes for the read of this number |
 
 use std::time::Duration;
 
-use efa_device::{Qkey, Qpn, Status};
+use efa_device::{Qpn, Status};
 
 use crate::record::status_from_code;
 
@@ -24,15 +38,21 @@ pub(super) const MAX_MTU: usize = 1 << 16;
 pub(super) const HELLO: usize = 16;
 /// Bytes in front of a datagram.
 pub(super) const HEADER: usize = 16;
-/// Bytes of a welcome and of an answer.
+/// Most bytes between that and the payload.
+pub(super) const PREFIX: usize = 12;
+/// Most bytes that a frame reads or writes.
+pub(super) const CHUNK: usize = 1 << 15;
+/// Bytes of the longest frame.
+pub(super) const LONGEST: usize = HEADER + PREFIX + MAX_MTU;
+/// Bytes of a welcome and of an answer without what is read.
 pub(super) const ANSWER: usize = 8;
 
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const HELLO_MAGIC: u32 = u32::from_le_bytes(*b"EfaS");
 const WELCOME_MAGIC: u32 = u32::from_le_bytes(*b"EfaR");
-const DATAGRAM: u8 = 1;
 const VERDICT: u8 = 1;
 const GOODBYE: u8 = 2;
+const DATA: u8 = 3;
 
 /// What was wrong on a connection, which was closed for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,13 +74,21 @@ pub enum Violation {
         /// Ours.
         known: u16,
     },
-    /// A datagram, or the MTU that was announced, is longer than allowed.
+    /// A frame, or the MTU that was announced, is longer than allowed.
     #[error("{length} bytes announced, at most {limit} allowed")]
     Length {
         /// Its length in bytes.
         length: u32,
         /// The MTU of the sender, or the largest of the link.
         limit: u32,
+    },
+    /// A frame is too short for what it has to say.
+    #[error("{length} bytes announced, at least {least} needed")]
+    Short {
+        /// Its length in bytes.
+        length: u32,
+        /// The shortest of its kind.
+        least: u32,
     },
     /// No such kind of frame or answer.
     #[error("kind {found} is not known")]
@@ -154,33 +182,150 @@ impl Hello {
     }
 }
 
-/// What stands in front of a datagram.
+/// What a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Datagram,
+    Immediate,
+    Read,
+    Write,
+    Written,
+}
+
+impl Kind {
+    fn number(self) -> u8 {
+        match self {
+            Self::Datagram => 1,
+            Self::Immediate => 2,
+            Self::Read => 3,
+            Self::Write => 4,
+            Self::Written => 5,
+        }
+    }
+
+    /// Bytes in front of its payload, and most bytes of that.
+    fn sizes(self, mtu: u32) -> (u32, u32) {
+        match self {
+            Self::Datagram => (0, mtu),
+            Self::Immediate => (4, mtu),
+            Self::Read | Self::Written => (PREFIX as u32, 0),
+            Self::Write => (8, CHUNK as u32),
+        }
+    }
+
+    fn from_number(found: u8) -> Result<Self, Violation> {
+        let all = [Self::Datagram, Self::Immediate, Self::Read, Self::Write, Self::Written];
+        let kind = all.into_iter().find(|kind| kind.number() == found);
+        kind.ok_or(Violation::Kind { found })
+    }
+}
+
+/// What stands in front of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
+    pub(super) kind: Kind,
+    /// Of what follows.
     pub(super) length: u32,
     pub(super) sequence: u32,
-    pub(super) qkey: Qkey,
+    pub(super) key: u32,
 }
 
 impl Header {
     pub(super) fn emit(self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
-        bytes[0] = DATAGRAM;
+        bytes[0] = self.kind.number();
         bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[12..].copy_from_slice(&self.qkey.0.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.key.to_le_bytes());
         bytes
     }
 
     pub(super) fn parse(bytes: &[u8; HEADER], mtu: u32) -> Result<Self, Violation> {
-        if bytes[0] != DATAGRAM {
-            return Err(Violation::Kind { found: bytes[0] });
-        }
+        let kind = Kind::from_number(bytes[0])?;
         let length = u32_at(bytes, 4);
-        if length > mtu {
-            return Err(Violation::Length { length, limit: mtu });
+        let (least, payload) = kind.sizes(mtu);
+        let limit = least + payload;
+        if length > limit {
+            return Err(Violation::Length { length, limit });
         }
-        Ok(Self { length, sequence: u32_at(bytes, 8), qkey: Qkey(u32_at(bytes, 12)) })
+        if length < least {
+            return Err(Violation::Short { length, least });
+        }
+        Ok(Self { kind, length, sequence: u32_at(bytes, 8), key: u32_at(bytes, 12) })
+    }
+}
+
+/// The beginning of what follows a header, by kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prefix {
+    Datagram,
+    Immediate(u32),
+    Read { address: u64, count: u32 },
+    Write { address: u64 },
+    Written { immediate: u32, length: u64 },
+}
+
+impl Prefix {
+    pub(super) fn kind(self) -> Kind {
+        match self {
+            Self::Datagram => Kind::Datagram,
+            Self::Immediate(_) => Kind::Immediate,
+            Self::Read { .. } => Kind::Read,
+            Self::Write { .. } => Kind::Write,
+            Self::Written { .. } => Kind::Written,
+        }
+    }
+
+    /// Its bytes, and how many of them there are.
+    pub(super) fn emit(self) -> ([u8; PREFIX], usize) {
+        let mut bytes = [0; PREFIX];
+        let length = match self {
+            Self::Datagram => 0,
+            Self::Immediate(immediate) => {
+                bytes[..4].copy_from_slice(&immediate.to_le_bytes());
+                4
+            }
+            Self::Read { address, count } => {
+                bytes[..8].copy_from_slice(&address.to_le_bytes());
+                bytes[8..].copy_from_slice(&count.to_le_bytes());
+                12
+            }
+            Self::Write { address } => {
+                bytes[..8].copy_from_slice(&address.to_le_bytes());
+                8
+            }
+            Self::Written { immediate, length } => {
+                bytes[..4].copy_from_slice(&immediate.to_le_bytes());
+                bytes[4..].copy_from_slice(&length.to_le_bytes());
+                12
+            }
+        };
+        (bytes, length)
+    }
+
+    /// Reads it from what follows the header of a frame that [`Header::parse`] found good; gives
+    /// the payload too.
+    pub(super) fn parse(kind: Kind, bytes: &[u8]) -> Result<(Self, &[u8]), Violation> {
+        let (least, _) = kind.sizes(0);
+        let short = Violation::Short { length: bytes.len() as u32, least };
+        let (prefix, payload) = bytes.split_at_checked(least as usize).ok_or(short)?;
+        let mut whole = [0; PREFIX];
+        whole[..prefix.len()].copy_from_slice(prefix);
+        let u64_at = |at| u64::from(u32_at(&whole, at)) | u64::from(u32_at(&whole, at + 4)) << 32;
+        let prefix = match kind {
+            Kind::Datagram => Self::Datagram,
+            Kind::Immediate => Self::Immediate(u32_at(&whole, 0)),
+            Kind::Read => {
+                let (count, limit) = (u32_at(&whole, 8), CHUNK as u32);
+                if count > limit {
+                    return Err(Violation::Length { length: count, limit });
+                }
+                Self::Read { address: u64_at(0), count }
+            }
+            Kind::Write => Self::Write { address: u64_at(0) },
+            Kind::Written => Self::Written { immediate: u32_at(&whole, 0), length: u64_at(4) },
+        };
+        Ok((prefix, payload))
     }
 }
 
@@ -203,6 +348,8 @@ pub(super) enum Answer {
     Verdict { first: u32, count: u16, result: Result<(), Status> },
     /// How all others end.
     Goodbye(Status),
+    /// The bytes that a read asked for follow.
+    Data { sequence: u32, count: u16 },
 }
 
 impl Answer {
@@ -219,6 +366,11 @@ impl Answer {
                 bytes[0] = GOODBYE;
                 bytes[1] = status.code();
             }
+            Self::Data { sequence, count } => {
+                bytes[0] = DATA;
+                bytes[2..4].copy_from_slice(&count.to_le_bytes());
+                bytes[4..].copy_from_slice(&sequence.to_le_bytes());
+            }
         }
         bytes
     }
@@ -232,6 +384,7 @@ impl Answer {
                 Ok(Self::Verdict { first: u32_at(bytes, 4), count: u16_at(bytes, 2), result })
             }
             GOODBYE => Ok(Self::Goodbye(status()?)),
+            DATA => Ok(Self::Data { sequence: u32_at(bytes, 4), count: u16_at(bytes, 2) }),
             found => Err(Violation::Kind { found }),
         }
     }
@@ -246,15 +399,30 @@ mod tests {
     #[test]
     fn bytes_are_as_drawn_above() {
         let hello = Hello { qpn: Qpn(0x1234), mtu: 0x22e0, rnr_retry: 3 };
-        assert_eq!(hello.emit(), *b"EfaS\x01\0\x34\x12\xe0\x22\0\0\x03\0\0\0");
-        let header = Header { length: 0x0102, sequence: 0x0304_0506, qkey: Qkey(0x0708_090a) };
+        assert_eq!(hello.emit(), *b"EfaS\x02\0\x34\x12\xe0\x22\0\0\x03\0\0\0");
+        let (kind, length) = (Kind::Datagram, 0x0102);
+        let header = Header { kind, length, sequence: 0x0304_0506, key: 0x0708_090a };
         assert_eq!(header.emit(), *b"\x01\0\0\0\x02\x01\0\0\x06\x05\x04\x03\x0a\x09\x08\x07");
-        assert_eq!(emit_welcome(), *b"EfaR\x01\0\0\0");
+        let prefix = |prefix: Prefix| {
+            let (bytes, length) = prefix.emit();
+            bytes[..length].to_vec()
+        };
+        assert_eq!(prefix(Prefix::Datagram), []);
+        assert_eq!(prefix(Prefix::Immediate(0x0102_0304)), [4, 3, 2, 1]);
+        let (address, count) = (0x0102_0304_0506_0708, 0x090a_0b0c);
+        let read = [8, 7, 6, 5, 4, 3, 2, 1, 12, 11, 10, 9];
+        assert_eq!(prefix(Prefix::Read { address, count }), read);
+        assert_eq!(prefix(Prefix::Write { address }), read[..8]);
+        let written = Prefix::Written { immediate: count, length: address };
+        assert_eq!(prefix(written), [12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]);
+        assert_eq!(emit_welcome(), *b"EfaR\x02\0\0\0");
         let result = Err(Status::ReceiverNotReady);
         let verdict = Answer::Verdict { first: 0x0102_0304, count: 0x0506, result };
         assert_eq!(verdict.emit(), [1, 10, 6, 5, 4, 3, 2, 1]);
         let goodbye = Answer::Goodbye(Status::BadDestinationQpn);
         assert_eq!(goodbye.emit(), [2, 9, 0, 0, 0, 0, 0, 0]);
+        let data = Answer::Data { sequence: 0x0102_0304, count: 0x0506 };
+        assert_eq!(data.emit(), [3, 0, 6, 5, 4, 3, 2, 1]);
     }
 
     #[test]
@@ -267,25 +435,53 @@ mod tests {
         let found = u32::from_le_bytes(*b"GET ");
         assert_eq!(Hello::parse(&other), Err(Violation::Magic { found, expected }));
         other = good;
-        other[4] = 2;
-        assert_eq!(Hello::parse(&other), Err(Violation::Version { found: 2, known: 1 }));
+        other[4] = 1;
+        assert_eq!(Hello::parse(&other), Err(Violation::Version { found: 1, known: 2 }));
         other = good;
         other[8] = 1;
         let long = Violation::Length { length: 65537, limit: 65536 };
         assert_eq!(Hello::parse(&other), Err(long));
         assert_eq!(Answer::parse(&[1, 16, 0, 0, 0, 0, 0, 0]), Err(Violation::Status { code: 16 }));
         assert_eq!(Answer::parse(&[2, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Status { code: 0 }));
-        assert_eq!(Answer::parse(&[3, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Kind { found: 3 }));
+        assert_eq!(Answer::parse(&[4, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Kind { found: 4 }));
+        // The shortest and the longest of each kind, and one beyond.
+        for (kind, least, limit) in
+            [(1, 0, 100), (2, 4, 104), (3, 12, 12), (4, 8, 8 + CHUNK as u32), (5, 12, 12)]
+        {
+            let parse = |length: u32| {
+                let mut bytes = [0; HEADER];
+                bytes[0] = kind;
+                bytes[4..8].copy_from_slice(&length.to_le_bytes());
+                Header::parse(&bytes, 100).map(|header| header.length)
+            };
+            assert_eq!((parse(least), parse(limit)), (Ok(least), Ok(limit)));
+            let length = limit + 1;
+            assert_eq!(parse(length), Err(Violation::Length { length, limit }));
+            if let Some(length) = least.checked_sub(1) {
+                assert_eq!(parse(length), Err(Violation::Short { length, least }));
+            }
+        }
+        let (greedy, _) = Prefix::Read { address: 0, count: CHUNK as u32 + 1 }.emit();
+        assert!(matches!(Prefix::parse(Kind::Read, &greedy), Err(Violation::Length { .. })));
+        let short = Violation::Short { length: 11, least: 12 };
+        assert_eq!(Prefix::parse(Kind::Written, &greedy[..11]), Err(short));
     }
 
     proptest! {
         #[test]
-        fn what_can_be_read_reads_as_written(bytes: [u8; 16], small: u8, mtu: u32) {
+        fn what_can_be_read_reads_as_written(bytes in any::<[u8; 16]>(), small in any::<u8>(), mtu in 0..=MAX_MTU as u32) {
             let mut near = bytes;
-            near[0] = small % 4;
+            near[0] = small % 7;
+            for kind in [Kind::Datagram, Kind::Immediate, Kind::Read, Kind::Write, Kind::Written] {
+                if let Ok((prefix, payload)) = Prefix::parse(kind, &bytes) {
+                    let (written, length) = prefix.emit();
+                    prop_assert_eq!(&[&written[..length], payload].concat(), &bytes);
+                    prop_assert_eq!(prefix.kind(), kind);
+                }
+            }
             for bytes in [bytes, near] {
                 if let Ok(header) = Header::parse(&bytes, mtu) {
-                    prop_assert!(header.length <= mtu);
+                    prop_assert!(header.length <= mtu.max(CHUNK as u32) + PREFIX as u32);
                     prop_assert_eq!(Header::parse(&header.emit(), mtu), Ok(header));
                 }
                 let [a, b, c, d, e, f, g, h, ..] = bytes;
