@@ -16,6 +16,8 @@ pub(crate) struct Programs {
     pub(crate) efa: PathBuf,
     pub(crate) c_peer: PathBuf,
     pub(crate) rust_peer: PathBuf,
+    /// Takes packets out of captures.
+    pub(crate) corpus: PathBuf,
     /// For what the cells leave.
     pub(crate) target: PathBuf,
 }
@@ -38,6 +40,7 @@ impl Programs {
             efa: built.join("efa"),
             c_peer,
             rust_peer: built.join("efa-interop-peer"),
+            corpus: built.join("efa-interop-corpus"),
             target: interop,
         })
     }

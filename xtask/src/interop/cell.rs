@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::build::Programs;
+use super::corpus::Corpus;
 use super::matrix::{Cell, Stack};
 use super::peer::Traces;
 use super::stage::Stage;
@@ -19,6 +20,7 @@ pub(crate) struct Place<'a> {
     deadline: Duration,
     keep: bool,
     pub(super) trace: bool,
+    corpus: Option<Corpus>,
 }
 
 impl<'a> Place<'a> {
@@ -31,7 +33,18 @@ impl<'a> Place<'a> {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
         let hosts = parent.join(format!("efa-interop-{}", std::process::id()));
-        Ok(Self { programs, hosts, deadline, keep, trace })
+        Ok(Self { programs, hosts, deadline, keep, trace, corpus: None })
+    }
+
+    /// Has the captures of libfabric added to a corpus.
+    pub(super) fn collect_corpus(&mut self, corpus: Corpus) {
+        self.corpus = Some(corpus);
+    }
+
+    fn add_to_corpus(&self, traces: &[Traces]) -> Result<()> {
+        let Some(corpus) = &self.corpus else { return Ok(()) };
+        let of_c = traces.iter().filter(|traces| traces.stack == Stack::C && !traces.killed);
+        of_c.filter(|traces| traces.capture.exists()).try_for_each(|t| corpus.add(&t.capture))
     }
 
     pub(super) fn hosts(&self) -> &Path {
@@ -39,9 +52,9 @@ impl<'a> Place<'a> {
     }
 
     /// The command that starts a peer in a host of the software device.
-    pub(super) fn peer(&self, stack: Stack, host: &str, cell: &Cell, traces: &Traces) -> Command {
+    pub(super) fn peer(&self, host: &str, cell: &Cell, traces: &Traces) -> Command {
         let faults = cell.scenario.faults;
-        let mut command = match stack {
+        let mut command = match traces.stack {
             Stack::C => {
                 let mut command = Command::new(&self.programs.efa);
                 command.args(["soft-efa", "run", "--device-name", host, "--directory"]);
@@ -145,6 +158,7 @@ pub(crate) fn run(place: &Place<'_>, index: usize, cell: Cell) -> CellResult {
     // Where libfabric is known to hang there is no use in waiting for long.
     let deadline = if cell.known().is_some() { SHORT_DEADLINE } else { place.deadline };
     let outcome = play(place, &host, &cell, &directory, started + deadline, &mut traces);
+    let outcome = outcome.and_then(|()| place.add_to_corpus(&traces));
     let took = started.elapsed();
     let _ = std::fs::remove_dir_all(place.hosts.join(&host));
     let failure = outcome.err().map(|error| Failure {

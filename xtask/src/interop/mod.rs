@@ -16,7 +16,9 @@
 
 mod build;
 mod cell;
+mod corpus;
 mod matrix;
+mod pattern;
 mod peer;
 mod record;
 mod report;
@@ -32,6 +34,7 @@ use anyhow::{Result, bail};
 
 use self::build::Programs;
 use self::cell::{CellResult, Place};
+use self::corpus::Corpus;
 use self::matrix::{Cell, Pair, Rdma};
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
@@ -71,6 +74,9 @@ pub(crate) struct Args {
     /// Print every command and result of the peers
     #[arg(long)]
     trace: bool,
+    /// Write the golden corpus anew: a packet of each shape that libfabric sends in these cells
+    #[arg(long)]
+    corpus: bool,
 }
 
 /// `cargo xtask interop`
@@ -82,7 +88,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let cells = args.cells()?;
     setup::provide(workspace, TOOLS)?;
     let programs = Programs::build(workspace)?;
-    let place = Place::new(&programs, Duration::from_secs(args.deadline), args.keep, args.trace)?;
+    let mut place =
+        Place::new(&programs, Duration::from_secs(args.deadline), args.keep, args.trace)?;
+    if args.corpus {
+        place.collect_corpus(Corpus::begin(workspace, &programs)?);
+    }
     let results = run_cells(&place, &cells, args.jobs());
     report::print(&results);
     let failed = results.iter().filter(|result| result.failed()).count();

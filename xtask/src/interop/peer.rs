@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::matrix::Stack;
 use super::record::{Completion, Record};
 
 /// How long a peer may take to end when its input has ended.
@@ -39,14 +40,19 @@ pub(crate) struct Peer {
 #[derive(Clone, Debug)]
 pub(crate) struct Traces {
     pub(crate) name: String,
+    pub(crate) stack: Stack,
+    /// Whether the process was killed, so that its capture may end anywhere.
+    pub(crate) killed: bool,
     pub(crate) stderr: PathBuf,
     pub(crate) capture: PathBuf,
 }
 
 impl Traces {
-    pub(crate) fn new(directory: &Path, name: &str) -> Self {
+    pub(crate) fn new(directory: &Path, name: &str, stack: Stack) -> Self {
         Self {
             name: name.to_owned(),
+            stack,
+            killed: false,
             stderr: directory.join(format!("{name}.stderr")),
             capture: directory.join(format!("{name}.pcapng")),
         }
@@ -124,13 +130,22 @@ impl Peer {
 
     /// The completion of a certain operation, whatever else completes meanwhile.
     pub(crate) fn completion_of(&mut self, id: u64) -> Result<Completion> {
-        let is_it = |completion: &Completion| completion.id == Some(id);
+        self.completion(Some(id))
+    }
+
+    /// The next completion without context: of what a peer did to our memory.
+    pub(crate) fn completion_without_context(&mut self) -> Result<Completion> {
+        self.completion(None)
+    }
+
+    fn completion(&mut self, id: Option<u64>) -> Result<Completion> {
+        let is_it = |completion: &Completion| completion.id == id;
         if let Some(at) = self.completions.iter().position(is_it) {
             return self.completions.remove(at).context("a completion");
         }
         loop {
             let record =
-                self.record().with_context(|| format!("{}: completion {id}", self.name))?;
+                self.record().with_context(|| format!("{}: completion {id:?}", self.name))?;
             ensure!(record.is_completion(), "{}: unasked `{record}`", self.name);
             let completion = Completion::parse(record)?;
             if is_it(&completion) {
@@ -176,6 +191,11 @@ impl Peer {
     pub(crate) fn close_endpoint(&mut self) -> Result<()> {
         let record = self.run("close")?;
         ensure!(record.word == "closed", "{}: `close`: seen `{record}`", self.name);
+        self.expect_no_completion()
+    }
+
+    /// There must be no completion that nobody asked for, up to the last result.
+    pub(crate) fn expect_no_completion(&self) -> Result<()> {
         match self.completions.front() {
             Some(completion) => bail!("{}: unexpected `{}`", self.name, completion.record),
             None => Ok(()),

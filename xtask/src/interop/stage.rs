@@ -41,6 +41,8 @@ pub(crate) struct Message {
     pub(crate) tag: Option<u64>,
     pub(crate) data: Option<u64>,
     pub(crate) inject: bool,
+    /// It completes when it lies in its receive.
+    pub(crate) delivery: bool,
 }
 
 impl Message {
@@ -66,7 +68,10 @@ impl fmt::Display for Message {
         if let Some(data) = self.data {
             write!(f, " data={data:#x}")?;
         }
-        if self.inject { f.write_str(" inject") } else { Ok(()) }
+        if self.inject {
+            f.write_str(" inject")?;
+        }
+        if self.delivery { f.write_str(" delivery") } else { Ok(()) }
     }
 }
 
@@ -116,6 +121,14 @@ pub(crate) struct Sent {
     pub(crate) id: u64,
     pub(crate) from: Side,
     pub(crate) message: Message,
+}
+
+/// Memory that a peer lets others write and read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exposed {
+    pub(crate) id: u64,
+    pub(crate) address: u64,
+    pub(crate) key: u64,
 }
 
 /// The peers of a cell.
@@ -188,8 +201,8 @@ impl<'a> Stage<'a> {
             0 => side.name().to_owned(),
             _ => format!("{}-{}", side.name(), lives + 1),
         };
-        let traces = Traces::new(self.directory, &name);
-        let mut command = self.place.peer(self.stack(side), self.host, &self.cell, &traces);
+        let traces = Traces::new(self.directory, &name, self.stack(side));
+        let mut command = self.place.peer(self.host, &self.cell, &traces);
         command.envs(self.cell.scenario.environment.iter().copied());
         let peer = Peer::start(&mut command, &traces, self.deadline, self.place.trace)?;
         self.traces.push(traces);
@@ -249,6 +262,27 @@ impl<'a> Stage<'a> {
     pub(crate) fn new_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
+    }
+
+    /// The number that was taken last.
+    pub(crate) fn last_id(&self) -> u64 {
+        self.last_id
+    }
+
+    /// Memory at a peer, untouched or with the pattern of a seed.
+    pub(crate) fn expose(&mut self, side: Side, size: u64, seed: Option<u64>) -> Result<Exposed> {
+        let id = self.new_id();
+        let seed = seed.map(|seed| format!(" seed={seed}")).unwrap_or_default();
+        let record = self.peer(side)?.run(&format!("expose id={id} size={size}{seed}"))?;
+        ensure!(record.word == "exposed", "{}: `expose`: seen `{record}`", side.name());
+        Ok(Exposed { id, address: record.number("address")?, key: record.number("key")? })
+    }
+
+    /// The bytes of memory at a peer, in hexadecimal.
+    pub(crate) fn show(&mut self, side: Side, what: &str) -> Result<String> {
+        let record = self.peer(side)?.run(&format!("show {what}"))?;
+        ensure!(record.word == "bytes", "{}: `show {what}`: seen `{record}`", side.name());
+        Ok(record.text("hex")?.to_owned())
     }
 
     /// Lets both peers look at their queues for a while, one after the other: packets that were
@@ -375,6 +409,11 @@ impl<'a> Stage<'a> {
     /// Ends a peer as a crash does.
     pub(crate) fn kill(&mut self, side: Side) -> Result<()> {
         self.peer(side)?.kill()?;
+        // The last of its lives is the one that ended.
+        let mut lives = self.traces.iter_mut().rev();
+        if let Some(traces) = lives.find(|traces| traces.name.starts_with(side.name())) {
+            traces.killed = true;
+        }
         self.peers.retain(|(there, _)| *there != side);
         Ok(())
     }

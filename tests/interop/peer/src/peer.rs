@@ -142,7 +142,7 @@ impl Peer {
         Ok(())
     }
 
-    /// `send id= to= size= seed= [tag=] [data=] [inject]`
+    /// `send id= to= size= seed= [tag=] [data=] [inject] [delivery]`
     fn send(&mut self, command: &mut Command<'_>) -> Result<()> {
         let (id, size) = (command.needed("id")?, command.needed_size("size")?);
         let mut message = Message::to(FiAddr(command.needed("to")?));
@@ -152,6 +152,9 @@ impl Peer {
         }
         if let Some(data) = command.number("data")? {
             message = message.with_data(data);
+        }
+        if command.flag("delivery") {
+            message = message.delivery_complete();
         }
         let inject = command.flag("inject");
         let mut bytes: Vec<u8> = memory::pattern(seed).take(size).collect();

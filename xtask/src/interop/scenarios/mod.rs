@@ -2,6 +2,7 @@
 
 mod matching;
 mod order;
+mod remote;
 mod sizes;
 mod trouble;
 mod unexpected;
@@ -19,6 +20,8 @@ pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     /// In a line.
     pub(crate) about: &'static str,
+    /// Which pairs can play it.
+    pub(crate) pairs: Pairs,
     /// What is wrong with the device.
     pub(crate) faults: Faults,
     /// Variables for the peers, libfabric's in general.
@@ -31,6 +34,20 @@ pub(crate) struct Scenario {
     pub(crate) known: &'static [Known],
     /// The story.
     pub(crate) run: fn(&mut Stage<'_>) -> Result<()>,
+}
+
+/// Which pairs can play a scenario.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pairs {
+    All,
+    /// libfabric with itself only, and why.
+    Control(&'static str),
+}
+
+impl Pairs {
+    pub(crate) fn has(&self, pair: Pair) -> bool {
+        matches!(self, Self::All) || pair == Pair::CC
+    }
 }
 
 /// What is wrong with the device.
@@ -81,6 +98,7 @@ impl Scenario {
         Self {
             name,
             about,
+            pairs: Pairs::All,
             faults: Faults::NONE,
             environment: &[],
             sender: "",
@@ -104,6 +122,6 @@ const READ_SIZE: u64 = 1_500_000;
 
 /// All of them, in the order of the table.
 pub(crate) fn all() -> impl Iterator<Item = &'static Scenario> {
-    let rest = [unexpected::ALL, order::ALL, matching::ALL, trouble::ALL];
+    let rest = [unexpected::ALL, order::ALL, matching::ALL, trouble::ALL, remote::ALL];
     sizes::ALL.iter().copied().chain(rest).flatten()
 }
