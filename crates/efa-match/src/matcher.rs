@@ -208,9 +208,7 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
                     let receive = Stay::Once(receive);
                     return Posted::Waiting(self.posted.push(class, class_at, &key, receive));
                 }
-            } else if self.unexpected.is_indexed(class)
-                && let Some(front) = self.unexpected.front(class, &key)
-            {
+            } else if let Some(front) = self.unexpected.front(class, &key) {
                 return Posted::Matched(self.remove_front(class_at, front));
             }
         }
@@ -267,22 +265,17 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
 
     #[inline(never)]
     fn match_among_classes(&mut self, source: Source, tag: u64) -> Option<Match<R>> {
-        let index = self.posted.earliest(self.classes.in_use(), source.0, tag)?;
-        let post = self.posted.get(index);
-        match post.receive {
-            Stay::Once(receive) => {
-                self.remove_receive(index);
-                Some(Match::Once(receive))
-            }
-            Stay::Lasting(receive) => Some(Match::Lasting(receive, post.id(index))),
-        }
+        let (class_at, front) = self.posted.earliest(self.classes.in_use(), source.0, tag)?;
+        let found = self.posted.consume_front(self.classes.get_mut(class_at), front);
+        self.classes.trim();
+        Some(found)
     }
 
     /// The earliest posted receive that fits; it stays.
     pub(crate) fn find_posted(&self, source: Source, tag: u64) -> Option<(PostId, Match<R>)> {
-        let index = self.posted.earliest(self.classes.in_use(), source.0, tag)?;
-        let post = self.posted.get(index);
-        let id = post.id(index);
+        let (_, front) = self.posted.earliest(self.classes.in_use(), source.0, tag)?;
+        let post = self.posted.get(front.at);
+        let id = post.id(front.at);
         Some(match post.receive {
             Stay::Once(receive) => (id, Match::Once(receive)),
             Stay::Lasting(receive) => (id, Match::Lasting(receive, id)),
@@ -368,10 +361,9 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     #[inline(always)]
     fn find(&mut self, pattern: &Pattern) -> Option<(usize, Front)> {
         if let Some((class_at, key)) = self.classes.locate_again(pattern)
-            && let class = self.classes.get_mut(class_at)
-            && self.unexpected.is_indexed(class)
+            && let Some(front) = self.unexpected.front(self.classes.get_mut(class_at), &key)
         {
-            return Some((class_at, self.unexpected.front(class, &key)?));
+            return Some((class_at, front));
         }
         self.find_otherwise(pattern)
     }

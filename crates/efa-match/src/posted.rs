@@ -4,7 +4,7 @@
 use crate::{
     Match, PostId,
     class::{Class, Key},
-    queues::{Front, Link, Linked, NIL},
+    queues::{Front, Link, Linked},
     slots::{Reusable, Slots},
 };
 
@@ -138,28 +138,32 @@ impl<R: Copy> PostedReceives<R> {
     /// The earliest receive with this key.
     #[inline]
     pub(crate) fn front(&self, class: &Class, key: &Key) -> Option<Front> {
-        let is_it = |_, post: &Post<R>| post.tag == key.tag && post.source == key.source;
-        class.posted.front(&self.posts, key.hash, is_it)
+        let is_it = |post: &Post<R>| post.tag == key.tag && post.source == key.source;
+        class.posted.front(&self.posts, key.hash, is_it, |_, post| post.link.chain)
     }
 
-    /// The earliest receive that a message with this source and tag can go to, over all classes.
+    /// The earliest receive that a message with this source and tag can go to, over all classes,
+    /// and where its class is.
     #[inline(always)]
-    pub(crate) fn earliest(&self, classes: &[Class], source: u32, tag: u64) -> Option<u32> {
-        let mut earliest = NIL;
-        let mut sequence = u64::MAX;
-        for class in classes {
+    pub(crate) fn earliest(
+        &self,
+        classes: &[Class],
+        source: u32,
+        tag: u64,
+    ) -> Option<(usize, Front)> {
+        let mut candidates = classes.iter().enumerate().filter_map(|(class_at, class)| {
             if class.posted.is_empty() {
-                continue;
+                return None;
             }
-            if let Some(front) = self.front(class, &class.key(source, tag)) {
-                let posted = self.get(front.at).sequence;
-                if posted < sequence {
-                    sequence = posted;
-                    earliest = front.at;
-                }
+            Some((class_at, self.front(class, &class.key(source, tag))?))
+        });
+        let mut earliest = candidates.next()?;
+        for candidate in candidates {
+            if self.get(candidate.1.at).sequence < self.get(earliest.1.at).sequence {
+                earliest = candidate;
             }
         }
-        (earliest != NIL).then_some(earliest)
+        Some(earliest)
     }
 
     /// Gives the front of a queue of this class to a message.

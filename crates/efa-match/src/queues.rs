@@ -5,10 +5,10 @@
 //!                    │       │
 //!                    ▼       ▼            chain: queues that share a bucket
 //!   front of a queue 4 ────► 9 ──► NIL
-//!                    ⇅       ⇅            next/prev: a ring, oldest first, so that
-//!                    5       (alone)      front.prev is the youngest
+//!                    ⇅       (alone)      next/prev: oldest first, but for
+//!                    5                    front.prev, which is the youngest
 //!                    ⇅
-//!                    6
+//!                    6 ──► NIL
 //! ```
 //!
 //! Everything lives in the entries' own [`Link`], so that pushing and removing call no allocator,
@@ -30,7 +30,7 @@ const FIRST_BUCKETS: usize = 32;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Link {
     hash: u32,
-    chain: u32,
+    pub(crate) chain: u32,
     pub(crate) next: u32,
     prev: u32,
 }
@@ -85,13 +85,15 @@ impl Queues {
         self.queues == 0
     }
 
-    /// The oldest entry of the queue that `is_it` recognises by any of its entries.
+    /// The oldest entry of the queue that `is_it` recognises by any of its entries. What `entries`
+    /// are recognised by needn't be where their links are; `chain` gives the link's.
     #[inline]
-    pub(crate) fn front<E: Linked>(
+    pub(crate) fn front<T>(
         &self,
-        entries: &[E],
+        entries: &[T],
         hash: u32,
-        is_it: impl Fn(u32, &E) -> bool,
+        is_it: impl Fn(&T) -> bool,
+        chain: impl Fn(u32, &T) -> u32,
     ) -> Option<Front> {
         // Without buckets the mask is all ones, and `get` finds none.
         let bucket = hash as usize & self.heads.len().wrapping_sub(1);
@@ -99,11 +101,11 @@ impl Queues {
         let mut before = NIL;
         // NIL is never an index.
         while let Some(entry) = entries.get(at as usize) {
-            if is_it(at, entry) {
+            if is_it(entry) {
                 return Some(Front { at, before, bucket });
             }
             before = at;
-            at = entry.link().chain;
+            at = chain(at, entry);
         }
         None
     }
@@ -145,12 +147,12 @@ impl Queues {
         if let Some(Front { at: front, .. }) = front {
             let last = std::mem::replace(&mut entries[front as usize].link_mut().prev, at);
             entries[last as usize].link_mut().next = at;
-            return Link { hash, chain: BEHIND, next: front, prev: last };
+            return Link { hash, chain: BEHIND, next: NIL, prev: last };
         }
         self.queues += 1;
         let bucket = hash as usize & (self.heads.len() - 1);
         let chain = std::mem::replace(&mut self.heads[bucket], at);
-        Link { hash, chain, next: at, prev: at }
+        Link { hash, chain, next: NIL, prev: at }
     }
 
     /// Takes the front out of its queue.
@@ -161,10 +163,9 @@ impl Queues {
         let Link { chain, next, prev, .. } = *link;
         link.chain = LOOSE;
         let mut successor = chain;
-        if next == at {
+        if next == NIL {
             self.queues -= 1;
         } else {
-            entries[prev as usize].link_mut().next = next;
             let next_link = entries[next as usize].link_mut();
             next_link.prev = prev;
             next_link.chain = chain;
@@ -181,19 +182,27 @@ impl Queues {
     pub(crate) fn remove<E: Linked>(&mut self, entries: &mut [E], at: u32) {
         let Link { hash, chain, next, prev } = *entries[at as usize].link();
         debug_assert_ne!(chain, LOOSE, "entry {at} is in no queue");
-        if chain == BEHIND {
+        let is_behind = chain == BEHIND;
+        if is_behind {
             entries[at as usize].link_mut().chain = LOOSE;
             entries[prev as usize].link_mut().next = next;
-            entries[next as usize].link_mut().prev = prev;
-            return;
+            if next != NIL {
+                entries[next as usize].link_mut().prev = prev;
+                return;
+            }
         }
+        // The front of the queue, that is `at` itself or has it as its last.
         let bucket = hash as usize & (self.heads.len() - 1);
         let mut before = NIL;
         let mut front = self.heads[bucket];
-        while front != at {
+        while front != at && !(is_behind && entries[front as usize].link().prev == at) {
             before = front;
             front = entries[front as usize].link().chain;
         }
-        self.remove_front(entries, Front { at, before, bucket });
+        if is_behind {
+            entries[front as usize].link_mut().prev = prev;
+        } else {
+            self.remove_front(entries, Front { at, before, bucket });
+        }
     }
 }

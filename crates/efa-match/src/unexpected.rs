@@ -159,14 +159,13 @@ impl<M: Copy> UnexpectedMessages<M> {
         }
     }
 
-    /// The oldest message with this key, among those in the class's index.
+    /// The oldest message with this key, among those in the class's index. As that holds a beginning
+    /// of the list, none in the list is older; if there is none, the index may not be up to date.
     #[inline]
     pub(crate) fn front(&self, class: &Class, key: &Key) -> Option<Front> {
-        let fits = |at, _: &Link| {
-            let message = &self.messages[at as usize];
-            class.fits(key, message.source, message.tag)
-        };
-        class.index.queues.front(&class.index.links, key.hash, fits)
+        let Index { queues, links, .. } = &class.index;
+        let fits = |message: &Message<M>| class.fits(key, message.source, message.tag);
+        queues.front(&self.messages, key.hash, fits, |at, _| links[at as usize].chain)
     }
 
     /// Takes out a message found by [`front`](Self::front), and out of the index of this class.
