@@ -1,23 +1,27 @@
-//! Packets that libfabric sent, one of each shape (`tests/corpus`).
+//! Packets that libfabric sent, one of each shape (`tests/corpus`), and what they are for us.
+//!
+//! `cargo xtask interop --corpus` writes them anew. Then the snapshot is to be reviewed and the seeds
+//! of the fuzzer to be written: `UPDATE_SEEDS=1 INSTA_UPDATE=always cargo test -p efa-proto corpus`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs;
 use std::path::Path;
 
-use efa_proto::Packet;
+use efa_proto::{Packet, PacketType};
+
+const CORPUS: &str = include_str!("../corpus/libfabric-1.17.txt");
 
 /// Name and bytes of each packet, in the order of the names.
-fn corpus() -> Vec<(String, Vec<u8>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/libfabric-1.17");
-    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let packets = files.filter(|file| file.extension().is_some_and(|extension| extension == "bin"));
-    let mut corpus: Vec<_> = packets
-        .map(|file| {
-            (file.file_stem().unwrap().to_str().unwrap().to_owned(), fs::read(&file).unwrap())
-        })
-        .collect();
-    corpus.sort();
-    corpus
+fn corpus() -> Vec<(&'static str, Vec<u8>)> {
+    let lines = CORPUS.lines().filter(|line| !line.starts_with('#'));
+    let packets = lines.map(|line| {
+        let (name, hex) = line.split_once(' ').unwrap();
+        let digits: Vec<_> = hex.chars().map(|digit| digit.to_digit(16).unwrap() as u8).collect();
+        let (bytes, rest) = digits.as_chunks::<2>();
+        assert!(rest.is_empty(), "{name}");
+        (name, bytes.iter().map(|[high, low]| high << 4 | low).collect())
+    });
+    packets.collect()
 }
 
 #[test]
@@ -36,7 +40,7 @@ fn we_write_the_same_bytes() {
         let packet = Packet::parse(&bytes).unwrap();
         let mut header = vec![0xdd; packet.header.len()];
         packet.header.emit(&mut header).unwrap();
-        assert_eq!(header, bytes[..header.len()], "{name}: {packet}");
+        assert_eq!([&header, packet.payload].concat(), bytes, "{name}: {packet}");
     }
 }
 
@@ -48,4 +52,44 @@ fn they_are_named_by_what_they_are() {
         let shape = format!("{kind}-{:02x}{:02x}-{}", flags[1], flags[0], packet.header.len());
         assert_eq!(name, shape);
     }
+}
+
+/// Later releases send these.
+const LATER: [PacketType; 2] = [PacketType::ReadNack, PacketType::PeerError];
+
+#[test]
+fn every_type_that_libfabric_sends_is_there() {
+    let corpus = corpus();
+    let sent: Vec<_> =
+        corpus.iter().map(|(_, bytes)| Packet::parse(bytes).unwrap().packet_type()).collect();
+    for kind in PacketType::ALL {
+        let is_sent = !kind.is_never_sent() && !LATER.contains(kind);
+        assert_eq!(sent.contains(kind), is_sent, "{kind:?}");
+    }
+}
+
+/// The fuzzer starts from them, too. Set `UPDATE_SEEDS` to write them after a change.
+#[test]
+fn they_are_fuzz_seeds() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/packet");
+    let seeds: BTreeMap<_, _> =
+        corpus().into_iter().map(|(name, bytes)| (format!("libfabric-{name}"), bytes)).collect();
+    let is_ours = |name: &str| name.starts_with("libfabric-");
+    if std::env::var_os("UPDATE_SEEDS").is_some() {
+        for entry in std::fs::read_dir(&folder).unwrap().map(Result::unwrap) {
+            if is_ours(entry.file_name().to_str().unwrap()) {
+                std::fs::remove_file(entry.path()).unwrap();
+            }
+        }
+        for (name, bytes) in &seeds {
+            std::fs::write(folder.join(name), bytes).unwrap();
+        }
+    }
+    let files = std::fs::read_dir(&folder).unwrap().map(Result::unwrap);
+    let found: BTreeMap<_, _> = files
+        .map(|entry| (entry.file_name().into_string().unwrap(), entry.path()))
+        .filter(|(name, _)| is_ours(name))
+        .map(|(name, path)| (name, std::fs::read(path).unwrap()))
+        .collect();
+    assert!(found == seeds, "UPDATE_SEEDS=1 cargo test -p efa-proto corpus");
 }

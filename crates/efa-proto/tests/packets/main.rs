@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod corpus;
 mod display;
 mod golden;
 mod hostile;

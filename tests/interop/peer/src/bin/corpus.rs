@@ -1,22 +1,24 @@
 //! Takes one packet of each shape out of captures, and keeps it in a file.
 //!
 //! ```text
-//!   efa-interop-corpus DIRECTORY CAPTURE…
+//!   efa-interop-corpus FILE CAPTURE…
 //!
 //!   sent packets ──► shape: type, flags, length of the header ──► the shortest of each, its
-//!                                                                 payload cut ──► DIRECTORY
+//!                                                                 payload cut ──► FILE
 //! ```
 //!
-//! Files that are there stay, unless a shorter packet of their shape is found. `cargo xtask interop
-//! --corpus` runs it on what libfabric sends.
+//! The file has a line for each shape: its name, and the bytes in hexadecimal. `#` begins a comment.
+//! Packets that are in the file stay there, unless a shorter one of their shape is found. `cargo xtask
+//! interop --corpus` runs it on what libfabric sends.
 
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use efa_proto::{Header, Packet, Rtw, RtwKind};
 use efa_sim::capture::CaptureReader;
 use efa_sim::record::PacketEvent;
@@ -26,8 +28,8 @@ const PAYLOAD: usize = 16;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
-    let directory = arguments.next().context("efa-interop-corpus DIRECTORY CAPTURE…");
-    match directory.and_then(|directory| run(&directory, arguments)) {
+    let file = arguments.next().context("efa-interop-corpus FILE CAPTURE…");
+    match file.and_then(|file| run(&file, arguments)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -36,24 +38,49 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(directory: &Path, captures: impl Iterator<Item = PathBuf>) -> Result<()> {
-    let mut shortest = BTreeMap::new();
+/// A packet of each shape.
+type Corpus = BTreeMap<String, Vec<u8>>;
+
+/// The beginning of the file.
+const HEAD: &str = "\
+# Packets of libfabric 1.17 on the software device, one of each shape that it sent: type, flags (the
+# 16 bits of the base header) and length of the header; and the bytes. Payloads are cut where a packet
+# says nothing of their length. Written by `cargo xtask interop --corpus`.
+";
+
+fn run(file: &Path, captures: impl Iterator<Item = PathBuf>) -> Result<()> {
+    let mut shortest = match std::fs::read_to_string(file) {
+        Ok(text) => parse(&text).with_context(|| format!("{} is no corpus", file.display()))?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Corpus::new(),
+        Err(error) => bail!("cannot read {}: {error}", file.display()),
+    };
     for capture in captures {
         collect(&capture, &mut shortest)
             .with_context(|| format!("cannot read {}", capture.display()))?;
     }
+    let mut text = HEAD.to_owned();
     for (shape, packet) in shortest {
-        let file = directory.join(format!("{shape}.bin"));
-        let known = std::fs::metadata(&file).map_or(u64::MAX, |metadata| metadata.len());
-        if (packet.len() as u64) < known {
-            std::fs::write(&file, packet)
-                .with_context(|| format!("cannot write {}", file.display()))?;
-        }
+        let hex: String = packet.iter().map(|byte| format!("{byte:02x}")).collect();
+        writeln!(text, "{shape} {hex}")?;
     }
-    Ok(())
+    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
-fn collect(capture: &Path, shortest: &mut BTreeMap<String, Vec<u8>>) -> Result<()> {
+fn parse(text: &str) -> Result<Corpus> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let packets = lines.map(|line| {
+        let (shape, hex) = line.split_once(' ').with_context(|| format!("`{line}`"))?;
+        let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
+        ensure!(rest.is_empty(), "`{line}`");
+        let byte = |pair: &[u8; 2]| -> Result<u8> {
+            Ok(u8::from_str_radix(std::str::from_utf8(pair)?, 16)?)
+        };
+        Ok((shape.to_owned(), pairs.iter().map(byte).collect::<Result<_>>()?))
+    });
+    packets.collect()
+}
+
+fn collect(capture: &Path, shortest: &mut Corpus) -> Result<()> {
     for record in CaptureReader::open(capture)? {
         let record = record?;
         if record.event != PacketEvent::Sent {
