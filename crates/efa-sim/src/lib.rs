@@ -24,7 +24,8 @@
 //! * [`tm`]: a device of another kind, with the tag matching that EFA devices don't have.
 //! * [`record`]: what passes on a link, kept in memory; [`capture`]: the same as a pcapng file.
 //!
-//! * [`region`]: registered memory and its keys.
+//! * [`region`]: registered memory and its keys; [`faults`]: what goes wrong on links that are in
+//!   order by themselves.
 //!
 //! # Example
 //!
@@ -68,6 +69,7 @@
 
 mod book;
 pub mod capture;
+pub mod faults;
 mod keys;
 pub mod local;
 mod map;

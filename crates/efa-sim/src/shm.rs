@@ -1,8 +1,8 @@
 //! The shm link: processes of one host, over shared memory.
 //!
 //! Section 1.1 of the EFA RDM protocol: datagrams up to the MTU, reliable. Between two queue pairs
-//! they arrive in order; that is more than the device promises, so test against the
-//! [local link](crate::local) too.
+//! they arrive in order; that is more than the device promises, so test with
+//! [faults](ShmOptions::faults) or against the [local link](crate::local) too.
 //!
 //! ```text
 //!      process A                    /dev/shm/efa-<uid>/<name>                 process B
@@ -103,6 +103,7 @@ use self::memory::HostMemory;
 use self::queue_pair::Book;
 pub use self::queue_pair::ShmQueuePair;
 use self::ring::{MAX_MTU, MAX_SLOTS};
+use crate::faults::FaultOptions;
 use crate::record::SharedSink;
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 use efa_device::{
@@ -150,6 +151,8 @@ pub struct ShmOptions {
     pub rdma: Rdma,
     /// Most bytes of one RDMA operation.
     pub max_rdma_size: u64,
+    /// What goes wrong with datagrams that this device's queue pairs send.
+    pub faults: FaultOptions,
     /// Who is told of every packet that this device's queue pairs send and receive.
     pub capture: Option<SharedSink>,
 }
@@ -177,6 +180,7 @@ impl ShmOptions {
             max_region_size: device.max_region_size,
             rdma: Rdma::READ_WRITE,
             max_rdma_size: device.max_rdma_size,
+            faults: FaultOptions::NONE,
             capture: None,
         }
     }

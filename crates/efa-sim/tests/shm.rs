@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use common::Directory;
 use efa_device::*;
+use efa_sim::faults::FaultOptions;
 use efa_sim::record::{PacketEvent, SharedSink, Trace};
 use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
 
@@ -243,6 +244,55 @@ fn without_a_buffer_a_packet_waits_and_then_fails() {
     assert!(poll(&mut a, at(130)).sends.is_empty());
     poll(&mut b, at(145));
     assert_eq!(poll(&mut a, at(145)).sends, [(3, not_ready)]);
+}
+
+/// A pair whose first queue pair sends with faults.
+fn pair_with(directory: &Directory, faults: FaultOptions, rnr_retry: u8) -> [ShmQueuePair; 2] {
+    let device = ShmDevice::open(ShmOptions { faults, ..options(directory) }).unwrap();
+    let queue_pair = QueuePairOptions { qkey: KEY, rnr_retry, ..QueuePairOptions::default() };
+    [device.create_queue_pair(queue_pair).unwrap(), device.create_queue_pair(queue_pair).unwrap()]
+}
+
+#[test]
+fn with_a_seed_packets_overtake_each_other_and_none_is_lost() {
+    let directory = Directory::new();
+    let faults = FaultOptions { reorder: Some(1), ..FaultOptions::NONE };
+    let [mut a, mut b] = pair_with(&directory, faults, 0);
+    let to = destination(&mut a, b.address());
+    post_receives(&mut b, 100);
+    let (mut sent, mut received) = (Vec::new(), Vec::new());
+    for id in 0..100 {
+        send(&mut a, to, id, &[id as u8]).unwrap();
+    }
+    // The ring has eight slots.
+    for _ in 0..20 {
+        sent.extend(poll(&mut a, at(0)).sends);
+        received.extend(poll(&mut b, at(0)).receives.into_iter().map(|(bytes, _)| bytes[0]));
+    }
+    let in_order: Vec<_> = (0..100).collect();
+    assert_ne!(received, in_order);
+    received.sort_unstable();
+    assert_eq!(received, in_order);
+    assert!(sent.iter().all(|(_, result)| result.is_ok()));
+    let mut ids: Vec<_> = sent.into_iter().map(|(id, _)| id as u8).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, in_order);
+}
+
+#[test]
+fn a_drawn_receiver_is_not_ready_unless_retries_have_no_end() {
+    let directory = Directory::new();
+    let faults = FaultOptions { receiver_not_ready: 1.0, ..FaultOptions::NONE };
+    for (rnr_retry, result) in [(0, Err(Status::ReceiverNotReady)), (7, Ok(()))] {
+        let [mut a, mut b] = pair_with(&directory, faults, rnr_retry);
+        let to = destination(&mut a, b.address());
+        post_receives(&mut b, 1);
+        send(&mut a, to, 5, b"hello").unwrap();
+        // The first look takes notice of the sender.
+        let seen = [poll(&mut b, at(0)), poll(&mut b, at(0))];
+        assert_eq!(seen.iter().map(|seen| seen.receives.len()).sum::<usize>(), result.iter().len());
+        assert_eq!(poll(&mut a, at(0)).sends, [(5, result)]);
+    }
 }
 
 #[test]

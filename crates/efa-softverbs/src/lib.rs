@@ -52,7 +52,6 @@ mod completion_queue;
 mod context;
 mod device;
 mod domain;
-mod faults;
 mod held;
 mod link;
 mod not_offered;

@@ -22,6 +22,7 @@ use efa_device::{
     RdmaRequest, RegionRange, RemoteMemory, SendRequest, Source, Status, Time, WorkId,
 };
 use efa_sim::SoftRegion;
+use efa_sim::faults::Faults;
 
 use crate::abi::*;
 use crate::boundary::{FULL, INVALID, Outcome, UNSUPPORTED, code, pointer};
@@ -29,7 +30,6 @@ use crate::completion_queue::{Completion, Queue, queue};
 use crate::context::not_null;
 use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
 use crate::domain::Membership;
-use crate::faults::Faults;
 use crate::link::LinkQueuePair;
 use crate::process::{Kind as Handle, generation, lock, process};
 use crate::work::{self, Build};
@@ -691,7 +691,7 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
         sends: Outstanding::default(),
         spare: Vec::new(),
         spare_receives: Vec::new(),
-        faults: Faults::new(&device.settings, number),
+        faults: Faults::new(device.settings.faults(), number),
         rnr_retry: FOR_EVER,
     };
     let queue_pair = Arc::new(QueuePair {

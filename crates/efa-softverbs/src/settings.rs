@@ -20,6 +20,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use efa_device::DeviceAttributes;
+use efa_sim::faults::FaultOptions;
 
 /// What is under the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +76,13 @@ impl Default for Settings {
             capture: None,
             statistics: false,
         }
+    }
+}
+
+impl Settings {
+    /// What is to go wrong.
+    pub(crate) fn faults(&self) -> FaultOptions {
+        FaultOptions { reorder: self.reorder, receiver_not_ready: self.receiver_not_ready }
     }
 }
 

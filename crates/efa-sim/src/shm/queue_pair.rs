@@ -31,12 +31,15 @@ use super::operation::Operation;
 use super::outgoing::{Content, Local, Outgoing, Posted};
 use super::{ShmDevice, ShmOptions};
 use crate::book::{AddressBook, HeldHandles};
+use crate::faults::{FaultOptions, Faults};
 use crate::rdma::{self, Direction};
 use crate::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink};
 use crate::region::SoftRegion;
 
 type Packet = Box<[u8]>;
 
+/// This number of retries at a receiver that is not ready means that there is no end of them.
+const ENDLESS: u8 = 7;
 /// How often entries of dead senders are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
@@ -162,6 +165,8 @@ pub struct ShmQueuePair {
     local: Arc<Local>,
     /// RDMA operations, which count as sends too.
     operations: VecDeque<Operation>,
+    /// What goes wrong with sends, if anything is to.
+    faults: Option<Box<Faults<SendRequest<Packet>>>>,
 
     /// Last, so that rings are left before the file goes.
     mailbox: Mailbox,
@@ -220,6 +225,8 @@ impl ShmQueuePair {
             next_active: 0,
             local,
             operations: VecDeque::new(),
+            faults: (settings.faults != FaultOptions::NONE)
+                .then(|| Box::new(Faults::new(settings.faults, qpn))),
             mailbox,
         })
     }
@@ -488,11 +495,16 @@ impl ShmQueuePair {
         if self.sends >= depth {
             return Err(DeviceError::QueueFull { depth });
         }
-        if let Err(status) = self.check_handle(request.destination.address_handle)? {
+        self.route(request.destination)
+    }
+
+    /// The place of the way to a target, or how sends to it end at once.
+    #[inline]
+    fn route(&mut self, to: Destination) -> Result<Result<usize, Status>, DeviceError> {
+        if let Err(status) = self.check_handle(to.address_handle)? {
             return Ok(Err(status));
         }
-        let Destination { qpn, qkey, .. } = request.destination;
-        Ok(self.way_to(qpn, Some(qkey))?.ok_or(Status::BadDestinationQpn))
+        Ok(self.way_to(to.qpn, Some(to.qkey))?.ok_or(Status::BadDestinationQpn))
     }
 
     /// Whether what an address handle names can be reached.
@@ -505,6 +517,48 @@ impl ShmQueuePair {
             return Ok(Err(Status::UnreachableRemote));
         }
         Err(DeviceError::BadAddressHandle { handle })
+    }
+
+    /// Sends a datagram that was admitted.
+    #[inline]
+    fn send(&mut self, way: Result<usize, Status>, request: SendRequest<Packet>) {
+        let SendRequest { id, packet, length, destination, immediate } = request;
+        if let Some(sink) = &mut self.capture {
+            let to = QueuePairId { gid: self.address.gid, qpn: destination.qpn };
+            let me = self.address.into();
+            record(sink, self.now, PacketEvent::Sent, me, to, &packet[..length]);
+        }
+        let content = Content::Datagram { packet, length };
+        let posted = Posted { id, content, immediate, qkey: destination.qkey };
+        self.launch(way, destination.qpn, posted);
+    }
+
+    /// The same when something is to go wrong.
+    #[cold]
+    fn send_with_faults(&mut self, request: SendRequest<Packet>) {
+        if let Some(request) = self.faults.as_mut().and_then(|faults| faults.hold(request)) {
+            self.send_as_drawn(request);
+        }
+    }
+
+    #[cold]
+    fn send_due(&mut self) {
+        if let Some(faults) = &mut self.faults {
+            faults.poll();
+        }
+        while let Some(request) = self.faults.as_mut().and_then(|faults| faults.due()) {
+            self.send_as_drawn(request);
+        }
+    }
+
+    fn send_as_drawn(&mut self, request: SendRequest<Packet>) {
+        let not_ready = self.faults.as_mut().is_some_and(|faults| faults.draw_not_ready());
+        let way = match not_ready && self.local.rnr_retry < ENDLESS {
+            true => Err(Status::ReceiverNotReady),
+            // It was admitted once, but its address handle may be gone by now.
+            false => self.route(request.destination).unwrap_or(Err(Status::UnreachableRemote)),
+        };
+        self.send(way, request);
     }
 
     /// Puts a send on its way, or ends it.
@@ -664,16 +718,11 @@ impl QueuePair for ShmQueuePair {
             Ok(place) => place,
             Err(error) => return Err(PostError { error, packet: request.packet }),
         };
-        let SendRequest { id, packet, length, destination, immediate } = request;
         self.sends += 1;
-        if let Some(sink) = &mut self.capture {
-            let to = QueuePairId { gid: self.address.gid, qpn: destination.qpn };
-            let me = self.address.into();
-            record(sink, self.now, PacketEvent::Sent, me, to, &packet[..length]);
+        match self.faults {
+            None => self.send(place, request),
+            Some(_) => self.send_with_faults(request),
         }
-        let content = Content::Datagram { packet, length };
-        let posted = Posted { id, content, immediate, qkey: destination.qkey };
-        self.launch(place, destination.qpn, posted);
         Ok(())
     }
 
@@ -708,6 +757,9 @@ impl QueuePair for ShmQueuePair {
     fn poll(&mut self, now: Time) -> Option<Completion<Packet>> {
         if self.completions.is_empty() {
             self.now = now;
+            if self.faults.is_some() {
+                self.send_due();
+            }
             if let Some(slot) = self.next_ring() {
                 self.poll_ring(slot);
             }

@@ -12,6 +12,7 @@ use efa::{
 };
 use efa_device::Rdma;
 use efa_sim::capture::Capture;
+use efa_sim::faults::FaultOptions;
 use efa_sim::record::{Record, SharedSink, Sink};
 
 use crate::command::Command;
@@ -43,8 +44,17 @@ fn device_options(capture: Option<&CaptureFile>) -> Result<ShmOptions> {
     Ok(ShmOptions {
         directory: env::var_os("EFA_SOFT_DIRECTORY").map(Into::into),
         rdma: rdma(&env::var("EFA_SOFT_RDMA").unwrap_or_else(|_| "read,write".into())),
+        faults: faults()?,
         capture: capture.cloned().map(SharedSink::new),
         ..ShmOptions::new(name)
+    })
+}
+
+fn faults() -> Result<FaultOptions> {
+    let number = |variable| env::var(variable).ok();
+    Ok(FaultOptions {
+        reorder: number("EFA_SOFT_REORDER").map(|text| text.parse()).transpose()?,
+        receiver_not_ready: number("EFA_SOFT_RNR").map_or(Ok(0.0), |text| text.parse())?,
     })
 }
 
