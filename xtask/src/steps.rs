@@ -9,7 +9,7 @@ use clap::ValueEnum;
 
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
-use crate::{bench, conformance, process};
+use crate::{bench, conformance, interop, process};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -42,6 +42,8 @@ pub(crate) enum Step {
     Conformance,
     /// The fuzz targets build
     Fuzz,
+    /// The software device and our stack with Debian's libfabric
+    Interop,
     /// The instruction benches keep their limits
     Bench,
 }
@@ -70,7 +72,7 @@ struct TestCount {
 }
 
 impl Step {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Fmt,
         Self::Clippy,
         Self::Tests,
@@ -78,6 +80,7 @@ impl Step {
         Self::Doc,
         Self::Conformance,
         Self::Fuzz,
+        Self::Interop,
         Self::Bench,
     ];
 
@@ -90,6 +93,7 @@ impl Step {
             Self::Doc => "doc",
             Self::Conformance => "conformance",
             Self::Fuzz => "fuzz",
+            Self::Interop => "interop",
             Self::Bench => "bench",
         }
     }
@@ -100,6 +104,7 @@ impl Step {
             Self::Fmt => &[Tool::Rustfmt],
             Self::Clippy => &[Tool::Clippy],
             Self::Fuzz => &[Tool::CxxCompiler],
+            Self::Interop => &interop::TOOLS,
             Self::Bench => &[Tool::Valgrind, Tool::GungraunRunner],
             Self::Tests | Self::Doctests | Self::Doc | Self::Conformance => &[],
         }
@@ -158,6 +163,12 @@ impl Step {
                 let target = workspace.root().join("fuzz/target");
                 cargo.args(["build", "--locked", "--bins", "--manifest-path"]).arg(manifest);
                 process::run(cargo.arg("--target-dir").arg(target))
+            }
+            Self::Interop => {
+                // What the step `tests` can't ask for, as the packages may be missing there.
+                cargo.args(["test", "--package=efa-softverbs", "--no-fail-fast", "--tests"]);
+                run_tests(cargo.env("EFA_INTEROP", "1"), tests)?;
+                interop::gate(workspace)
             }
             Self::Bench => bench::gate(workspace),
         }

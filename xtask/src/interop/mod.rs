@@ -43,6 +43,9 @@ use crate::workspace::Workspace;
 pub(crate) const TOOLS: [Tool; 4] =
     [Tool::CCompiler, Tool::LibfabricHeaders, Tool::FiInfo, Tool::VerbsHeaders];
 
+/// Seconds that a cell may take: most take less than one.
+const DEADLINE: u64 = 60;
+
 /// Arguments of `cargo xtask interop`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -53,7 +56,8 @@ pub(crate) struct Args {
     /// List the scenarios, and run nothing
     #[arg(long)]
     list: bool,
-    /// Only scenarios with this in their name; several, separated by commas
+    /// Only the scenario of this name, or those with this in their names; several, separated by
+    /// commas
     #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
     only: Vec<String>,
     /// Only these pairs: the sender and the receiver
@@ -66,7 +70,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
     /// Seconds that a cell may take
-    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    #[arg(long, value_name = "SECONDS", default_value_t = DEADLINE)]
     deadline: u64,
     /// Keep captures and output of cells that passed, too
     #[arg(long)]
@@ -77,6 +81,11 @@ pub(crate) struct Args {
     /// Write the golden corpus anew: a packet of each shape that libfabric sends in these cells
     #[arg(long)]
     corpus: bool,
+}
+
+/// The whole matrix, as a step of `cargo xtask test`.
+pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
+    run(workspace, &Args::default())
 }
 
 /// `cargo xtask interop`
@@ -102,12 +111,26 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     Ok(())
 }
 
+impl Default for Args {
+    fn default() -> Self {
+        let (list, keep, trace, corpus) = (false, false, false, false);
+        let (only, pair, rdma, jobs) = Default::default();
+        Self { list, only, pair, rdma, jobs, deadline: DEADLINE, keep, trace, corpus }
+    }
+}
+
 impl Args {
     fn cells(&self) -> Result<Vec<Cell>> {
         let mut cells = matrix::cells();
+        let names: Vec<_> = scenarios::all().map(|scenario| scenario.name).collect();
+        // A whole name means that scenario alone.
+        let is_meant = |name: &str, pattern: &String| match names.contains(&pattern.as_str()) {
+            true => name == pattern,
+            false => name.contains(pattern),
+        };
         let wanted = |cell: &Cell| {
             let name = cell.scenario.name;
-            (self.only.is_empty() || self.only.iter().any(|pattern| name.contains(pattern)))
+            (self.only.is_empty() || self.only.iter().any(|pattern| is_meant(name, pattern)))
                 && (self.pair.is_empty() || self.pair.contains(&cell.pair))
                 && self.rdma.is_none_or(|rdma| rdma == cell.rdma)
         };
