@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{offset_of, zeroed};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use efa_device::{Source, Status};
@@ -26,6 +27,9 @@ use crate::queue_pair::QueuePair;
 
 /// What `slid` says of a sender without address handle.
 const UNKNOWN: u16 = 0xffff;
+
+/// Polls that find nothing, before the processor is given away once. Some ten µs.
+const IDLE_POLLS: u32 = 256;
 
 /// Something that ended.
 #[derive(Clone, Debug)]
@@ -102,6 +106,8 @@ pub(crate) struct Queue {
     generation: u32,
     ready: Mutex<VecDeque<Completion>>,
     members: Mutex<Vec<Arc<QueuePair>>>,
+    /// Polls in a row that found nothing.
+    idle: AtomicU32,
 }
 
 impl Queue {
@@ -114,12 +120,29 @@ impl Queue {
     #[inline]
     fn next(&self) -> Option<Completion> {
         let ready = lock(&self.ready).pop_front();
-        ready.or_else(|| {
+        let found = ready.or_else(|| {
             for member in &*lock(&self.members) {
                 member.poll();
             }
             lock(&self.ready).pop_front()
-        })
+        });
+        match found {
+            Some(_) => self.idle.store(0, Ordering::Relaxed),
+            None => self.rest(),
+        }
+        found
+    }
+
+    /// Gives the processor away now and then while nothing comes: whoever is to send something may
+    /// be waiting for this very one, and would do so until the system takes it from us.
+    #[inline]
+    fn rest(&self) {
+        let idle = self.idle.load(Ordering::Relaxed) + 1;
+        if idle < IDLE_POLLS {
+            return self.idle.store(idle, Ordering::Relaxed);
+        }
+        self.idle.store(0, Ordering::Relaxed);
+        std::thread::yield_now();
     }
 
     pub(crate) fn join(&self, member: &Arc<QueuePair>) {
