@@ -34,6 +34,8 @@ pub(crate) enum Step {
     Clippy,
     /// Unit, property, snapshot and integration tests
     Tests,
+    /// Those that need Debian's libfabric: unmodified programs on the software device
+    Libfabric,
     /// The examples in the documentation
     Doctests,
     /// The documentation builds without a warning
@@ -76,6 +78,7 @@ impl Step {
         Self::Fmt,
         Self::Clippy,
         Self::Tests,
+        Self::Libfabric,
         Self::Doctests,
         Self::Doc,
         Self::Conformance,
@@ -89,6 +92,7 @@ impl Step {
             Self::Fmt => "fmt",
             Self::Clippy => "clippy",
             Self::Tests => "tests",
+            Self::Libfabric => "libfabric",
             Self::Doctests => "doctests",
             Self::Doc => "doc",
             Self::Conformance => "conformance",
@@ -103,6 +107,7 @@ impl Step {
         match self {
             Self::Fmt => &[Tool::Rustfmt],
             Self::Clippy => &[Tool::Clippy],
+            Self::Libfabric => &[Tool::FiInfo, Tool::VerbsHeaders, Tool::CCompiler],
             Self::Fuzz => &[Tool::CxxCompiler],
             Self::Interop => &interop::TOOLS,
             Self::Bench => &[Tool::Valgrind, Tool::GungraunRunner],
@@ -148,6 +153,12 @@ impl Step {
                 cargo.args(["--lib", "--bins", "--tests", "--examples"]);
                 // A snapshot that differs is a failure, never a file to be accepted later.
                 run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
+            }
+            Self::Libfabric => {
+                cargo.args(["test", "--package=efa-softverbs", "--package=efa-cli"]);
+                cargo.args(["--no-fail-fast", "--test=libfabric", "--test=layout"]);
+                // Says that the packages are there, so that none of these is skipped.
+                run_tests(cargo.env("EFA_INTEROP", "1"), tests)
             }
             Self::Doctests => {
                 run_tests(cargo.args(["test", "--workspace", "--no-fail-fast", "--doc"]), tests)

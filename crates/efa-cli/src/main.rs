@@ -54,11 +54,20 @@ enum Command {
     SoftEfa(soft_efa::Args),
 }
 
+impl Command {
+    /// Why its options make no sense together.
+    fn conflict(&self) -> Option<String> {
+        match self {
+            Self::Pingpong(args) => args.conflict(),
+            Self::SoftEfa(args) => args.conflict().map(str::to_owned),
+            Self::Info(_) | Self::Decode(_) => None,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Command::Pingpong(args) = &cli.command
-        && let Some(conflict) = args.conflict()
-    {
+    if let Some(conflict) = cli.command.conflict() {
         Cli::command().error(ErrorKind::ArgumentConflict, conflict).exit();
     }
     log_to_stderr();
@@ -76,7 +85,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Pingpong(args) => Ok(pingpong::run(&args)?),
         Command::Info(args) => Ok(info::run(&args)?),
         Command::Decode(args) => Ok(decode::run(&args)?),
-        Command::SoftEfa(args) => match soft_efa::run(&args)? {},
+        Command::SoftEfa(args) => Ok(soft_efa::run(&args)?),
     }
 }
 

@@ -3,16 +3,20 @@
 //! ```text
 //!   soft-efa run OPTIONS -- PROGRAM ─── becomes ──► PROGRAM
 //!                   │                                  ▲ preloaded
-//!                   └── environment: EFA_SOFT_… ──► libefa_soft.so (crate efa-softverbs)
+//!                   ├── environment: EFA_SOFT_… ──► libefa_soft.so (crate efa-softverbs)
+//!                   └── place: where its sysfs tree is, removed when the program has ended
 //! ```
 //!
 //! This process becomes the program (`exec`), and so its exit code is the program's, and signals
 //! reach the program without anybody between.
 
+mod place;
+
 use std::convert::Infallible;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -25,9 +29,9 @@ use crate::device::DeviceArgs;
 
 /// File name of the library.
 const LIBRARY: &str = "libefa_soft.so";
-/// Where it is, from the directory of this program: where cargo puts it, there for the other
-/// profile, and in an installation.
-const PLACES: [&str; 4] = [".", "../release", "../debug", "../lib"];
+/// Where it is, from the directory of this program: where cargo puts it together with this program
+/// and alone, there for the other profile, and in an installation.
+const PLACES: [&str; 5] = ["deps", ".", "../release", "../debug", "../lib"];
 /// What the loader reads.
 const PRELOAD: &str = "LD_PRELOAD";
 /// Whether libfabric's EFA provider goes around the device to peers on the same host.
@@ -44,6 +48,19 @@ pub(crate) struct Args {
 enum SoftEfa {
     /// Run a program that finds an EFA device, by libibverbs and libefa, where there is none
     Run(Run),
+    /// Start `remove` and don't wait for it
+    #[command(hide = true)]
+    Detach(Place),
+    /// Wait until nobody holds a private place any more, and remove it
+    #[command(hide = true)]
+    Remove(Place),
+}
+
+/// The private place of a run.
+#[derive(Debug, clap::Args)]
+struct Place {
+    #[arg(value_name = "DIR")]
+    place: PathBuf,
 }
 
 /// Arguments of `efa soft-efa run`.
@@ -53,11 +70,21 @@ Examples, with Debian's libfabric-bin:
   efa soft-efa run -- fi_info -p efa
   efa soft-efa run -- fi_pingpong -p efa -e rdm -c &
   efa soft-efa run -- fi_pingpong -p efa -e rdm -c 127.0.0.1
+Between the hosts 10.0.0.1 and 10.0.0.2:
+  efa soft-efa run --link tcp --address 10.0.0.1 -- fi_pingpong -p efa -e rdm -c
+  efa soft-efa run --link tcp --address 10.0.0.2 -- fi_pingpong -p efa -e rdm -c 10.0.0.1
 
 The program takes the place of this one: its exit code is what is seen, and signals reach it. \
-Programs of one user with the same --device-name and --directory reach each other, `efa pingpong` \
-among them.")]
+On the shm link programs of one user with the same --device-name and --directory reach each other, \
+`efa pingpong` among them. The tcp link has no keys and no encryption: it is for tests and trusted \
+networks.")]
 struct Run {
+    /// What is under the device: shared memory of this host, or TCP between hosts [default: shm]
+    #[arg(long)]
+    link: Option<Link>,
+    /// On the tcp link, the IP address by which others reach this host [default: 127.0.0.1]
+    #[arg(long, value_name = "IP", requires = "link", value_parser = address)]
+    address: Option<IpAddr>,
     /// Whether the device reads and writes the memory of peers [default: read,write]
     #[arg(long, value_name = "WHICH")]
     device_rdma: Option<Rdma>,
@@ -93,6 +120,22 @@ struct Run {
     program: Vec<OsString>,
 }
 
+/// What is under the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Link {
+    Shm,
+    Tcp,
+}
+
+impl Link {
+    const fn setting(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
 /// What the device can do to the memory of peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Rdma {
@@ -117,6 +160,11 @@ impl Rdma {
 fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate| (0.0..=1.0).contains(rate));
     rate.ok_or_else(|| "a number from 0 to 1 is expected".to_owned())
+}
+
+fn address(text: &str) -> Result<IpAddr, String> {
+    let address = text.parse().ok().filter(|address: &IpAddr| !address.is_unspecified());
+    address.ok_or_else(|| "the IP address of one host is expected".to_owned())
 }
 
 /// Why the program doesn't run.
@@ -146,6 +194,22 @@ pub(crate) enum SoftEfaError {
         /// The file.
         file: PathBuf,
     },
+    /// No place for the files of the run.
+    #[error("cannot make a private directory in {}", base.display())]
+    Place {
+        /// Where it was to be.
+        base: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The place can't be removed.
+    #[error("cannot remove {}", place.display())]
+    Remove {
+        /// The place.
+        place: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// A path that can't be told.
     #[error("cannot tell where {} is", file.display())]
     Path {
@@ -169,8 +233,20 @@ fn list(places: &[PathBuf]) -> String {
     places.join(", ")
 }
 
-/// Runs the command; returns only if the program doesn't start.
-pub(crate) fn run(Args { command: SoftEfa::Run(args) }: &Args) -> Result<Infallible, SoftEfaError> {
+/// Runs the command.
+pub(crate) fn run(Args { command }: &Args) -> Result<(), SoftEfaError> {
+    let done = |place: &Path, done: io::Result<()>| {
+        done.map_err(|source| SoftEfaError::Remove { place: place.to_owned(), source })
+    };
+    match command {
+        SoftEfa::Run(args) => match become_program(args)? {},
+        SoftEfa::Detach(Place { place }) => done(place, place::detach(place).map(drop)),
+        SoftEfa::Remove(Place { place }) => done(place, place::remove(place)),
+    }
+}
+
+/// Returns only if the program doesn't start.
+fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
     let library = match &args.library {
         Some(file) => named(file)?,
         None => beside(
@@ -184,6 +260,9 @@ pub(crate) fn run(Args { command: SoftEfa::Run(args) }: &Args) -> Result<Infalli
     let mut command = Command::new(&program);
     command.args(words).envs(args.settings()?);
     command.env(PRELOAD, preload(&library, env::var_os(PRELOAD).as_deref())?);
+    let base = env::temp_dir();
+    let place = place::make(&base).map_err(|source| SoftEfaError::Place { base, source })?;
+    command.env("EFA_SOFT_SYSFS", place);
     tracing::info!(library = %library.display(), ?command, "becomes the program");
     Err(SoftEfaError::Program { program, source: command.exec() })
 }
@@ -214,6 +293,20 @@ fn preload(library: &Path, others: Option<&OsStr>) -> Result<OsString, SoftEfaEr
     Ok(all)
 }
 
+impl Args {
+    /// Options that exclude each other.
+    pub(crate) fn conflict(&self) -> Option<&'static str> {
+        let SoftEfa::Run(Run { link, address, devices, .. }) = &self.command else { return None };
+        match link {
+            Some(Link::Shm) if address.is_some() => Some("--address is of the tcp link"),
+            Some(Link::Tcp) if devices.is_some_and(|devices| devices > 1) => {
+                Some("--devices above 1 is of the shm link: on the tcp link a host has one address")
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Run {
     /// The environment that tells the library what the device is like; what isn't asked for keeps
     /// what the environment already says.
@@ -221,6 +314,8 @@ impl Run {
         let DeviceArgs { device_name, directory } = &self.device;
         let mut settings: Vec<(_, OsString)> = vec![("EFA_SOFT_NAME", device_name.into())];
         let properties = [
+            ("EFA_SOFT_LINK", self.link.map(|link| link.setting().to_owned())),
+            ("EFA_SOFT_ADDRESS", self.address.map(|address| address.to_string())),
             ("EFA_SOFT_RDMA", self.device_rdma.map(|which| which.setting().to_owned())),
             ("EFA_SOFT_MTU", self.mtu.map(|number| number.to_string())),
             ("EFA_SOFT_REORDER", self.reorder.map(|number| number.to_string())),
@@ -262,7 +357,7 @@ mod tests {
 
     fn settings(options: &str) -> Vec<(&'static str, String)> {
         let line = ["efa", "run"].into_iter().chain(options.split_whitespace()).chain(["--", "x"]);
-        let Args { command: SoftEfa::Run(run) } = Cli::parse_from(line).args;
+        let SoftEfa::Run(run) = Cli::parse_from(line).args.command else { panic!() };
         let settings = run.settings().unwrap().into_iter();
         settings.map(|(name, value)| (name, value.into_string().unwrap())).collect()
     }
@@ -276,9 +371,12 @@ mod tests {
     #[test]
     fn every_option_has_its_variable() {
         let options = "--device-name a --directory /d --device-rdma none --mtu 4096 --reorder 7 \
-            --rnr 0.25 --devices 2 --capture /c/%p.pcapng --statistics --shm-transfer";
+            --rnr 0.25 --devices 2 --capture /c/%p.pcapng --statistics --shm-transfer \
+            --link tcp --address fd00::7";
         let expected = [
             ("EFA_SOFT_NAME", "a"),
+            ("EFA_SOFT_LINK", "tcp"),
+            ("EFA_SOFT_ADDRESS", "fd00::7"),
             ("EFA_SOFT_RDMA", "none"),
             ("EFA_SOFT_MTU", "4096"),
             ("EFA_SOFT_REORDER", "7"),

@@ -3,9 +3,13 @@
 
 mod common;
 
+use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{Outcome, Running, Scratch, efa, run};
+use common::{Outcome, Running, Scratch, efa, run, until};
 
 /// `efa soft-efa run` with a stand-in for the library, which the loader complains about and leaves.
 fn soft_efa(options: &[&str], program: &[&str]) -> Outcome {
@@ -36,6 +40,48 @@ fn the_end_of_the_program_is_the_end_of_the_command() {
     assert_eq!(killed.code, None, "{killed:?}");
 }
 
+/// A program that tells its private place and ends when its input does, or by a signal.
+fn tell_place(then: &str) -> (Running, PathBuf) {
+    let script = format!("echo place $EFA_SOFT_SYSFS; touch $EFA_SOFT_SYSFS/litter; {then}");
+    let library = Scratch::new(&format!("{}-libefa_soft.so", then.len()));
+    std::fs::write(&library, "").unwrap();
+    let arguments = ["soft-efa", "run", "--library", library.as_str(), "--", "sh", "-c", &script];
+    let mut command = efa(arguments);
+    let mut running = Running::start(command.stdin(Stdio::piped()));
+    let line = running.stdout_line("place /");
+    (running, PathBuf::from(line.strip_prefix("place ").unwrap()))
+}
+
+#[test]
+fn the_private_place_goes_with_the_program() {
+    // By itself, and by a signal that can't be caught.
+    let (running, place) = tell_place("exit 3");
+    assert_eq!(running.finish().code, Some(3));
+    until("removed", || !place.exists());
+    let (mut running, place) = tell_place("read never");
+    let data = std::fs::metadata(&place).unwrap();
+    assert_eq!(data.permissions().mode() & 0o777, 0o700, "nobody else looks into it");
+    running.kill();
+    assert_eq!(running.finish().code, None);
+    until("removed", || !place.exists());
+}
+
+#[test]
+fn the_private_place_stays_for_those_left_behind() {
+    let fifo = Scratch::new("fifo");
+    let made = Command::new("mkfifo").arg(fifo.as_str()).status().unwrap();
+    assert!(made.success());
+    // The one in the background ends when the pipe is closed.
+    let behind = format!("cat {} >/dev/null 2>&1 & exit 0", fifo.as_str());
+    let (running, place) = tell_place(&behind);
+    assert_eq!(running.finish().code, Some(0));
+    // Opening it waits for the reader, so it is there, and has the place.
+    let writer = File::options().write(true).open(fifo.as_str()).unwrap();
+    assert!(place.join("litter").exists());
+    drop(writer);
+    until("removed", || !place.exists());
+}
+
 #[test]
 fn no_program() {
     let error = soft_efa(&[], &["/nonexistent/program"]).failure();
@@ -52,7 +98,7 @@ fn no_library() {
     let bin = place.as_ref().join("some/bin");
     std::fs::create_dir_all(&bin).unwrap();
     std::fs::hard_link(env!("CARGO_BIN_EXE_efa"), bin.join("efa")).unwrap();
-    let mut command = std::process::Command::new(bin.join("efa"));
+    let mut command = Command::new(bin.join("efa"));
     let output = command.args(["soft-efa", "run", "--", "true"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
@@ -67,5 +113,15 @@ fn command_lines_without_sense() {
     assert!(usage(&["--rnr", "1.5"]).contains("a number from 0 to 1"));
     assert!(usage(&["--device-rdma", "reads"]).contains("possible values: read,write"));
     assert!(usage(&["--devices", "0"]).contains("0 is not in 1..=16"));
+    assert!(usage(&["--link", "udp"]).contains("possible values: shm, tcp"));
+    assert!(
+        usage(&["--link", "tcp", "--address", "0.0.0.0"]).contains("the IP address of one host")
+    );
+    assert!(usage(&["--link", "tcp", "--address", "host"]).contains("the IP address of one host"));
+    assert!(usage(&["--address", "10.0.0.1"]).contains("--link <LINK>"));
+    let shm = usage(&["--link", "shm", "--address", "10.0.0.1"]);
+    assert!(shm.contains("--address is of the tcp link"), "{shm}");
+    let devices = usage(&["--link", "tcp", "--devices", "2"]);
+    assert!(devices.contains("on the tcp link a host has one address"), "{devices}");
     assert!(run(["soft-efa", "run"]).usage().contains("<PROGRAM>"));
 }

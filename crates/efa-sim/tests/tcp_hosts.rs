@@ -9,6 +9,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/namespaces.rs"]
+mod namespaces;
+
 use std::io::{BufRead, BufReader};
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
@@ -16,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use efa_device::*;
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics};
+use namespaces::Namespaces;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Guards against hanging; nothing is expected to take a noticeable part of it.
@@ -469,56 +473,10 @@ fn two_addresses_of_the_loopback_interface_are_two_hosts() {
     told(this_program(None, "tell"), "127.0.0.1", "127.0.0.2");
 }
 
-/// Two network namespaces and the cable between them, removed in the end.
-struct Namespaces([String; 2]);
-
-impl Namespaces {
-    /// Makes them; or why it can't be done here.
-    fn new() -> Result<Self, String> {
-        let id = std::process::id();
-        let spaces = Self(["a", "b"].map(|end| format!("efa-sim-{id}-{end}")));
-        let [a, b] = &spaces.0;
-        let lines = [
-            format!("netns add {a}"),
-            format!("netns add {b}"),
-            format!("-n {a} link add efa type veth peer name efa netns {b}"),
-            format!("-n {a} address add 10.77.0.1/24 dev efa"),
-            format!("-n {b} address add 10.77.0.2/24 dev efa"),
-            format!("-n {a} address add fd77::1/64 dev efa nodad"),
-            format!("-n {b} address add fd77::2/64 dev efa nodad"),
-            format!("-n {a} link set efa up"),
-            format!("-n {b} link set efa up"),
-        ];
-        for line in lines {
-            let output = Command::new("ip").args(line.split(' ')).output();
-            let output = output.map_err(|error| format!("ip: {error}"))?;
-            if !output.status.success() {
-                let told = String::from_utf8_lossy(&output.stderr);
-                return Err(format!("ip {line}: {}", told.trim()));
-            }
-        }
-        Ok(spaces)
-    }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for namespace in &self.0 {
-            let _ = Command::new("ip").args(["netns", "del", namespace]).output();
-        }
-    }
-}
-
 #[test]
 fn two_network_namespaces_are_two_hosts() {
-    let namespaces = match Namespaces::new() {
-        Ok(namespaces) => namespaces,
-        Err(reason) => {
-            eprintln!("NOT TESTED between network namespaces, which can't be made here: {reason}");
-            return;
-        }
-    };
-    let [a, b] = &namespaces.0;
+    let Some(namespaces) = Namespaces::new() else { return };
+    let [a, b] = namespaces.names();
     // In this order, as the addresses of IPv6 go when the cable is pulled.
     for (first, second) in [("fd77::1", "fd77::2"), ("10.77.0.1", "10.77.0.2")] {
         let mut command = this_program(Some(a), "tell");

@@ -154,7 +154,7 @@ impl DeviceList {
         let made =
             Settings::from_environment().map_err(|error| complain(&error)).and_then(|settings| {
                 let names: Vec<_> = (0..settings.devices).map(name).collect();
-                let base = std::env::temp_dir();
+                let base = settings.sysfs.clone().unwrap_or_else(std::env::temp_dir);
                 let sysfs = Sysfs::create(&base, names.iter().map(String::as_str));
                 let sysfs = sysfs.map_err(|error| {
                     complain(&format_args!("no sysfs tree in {}: {error}", base.display()));

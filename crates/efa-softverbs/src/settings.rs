@@ -13,6 +13,7 @@
 //! | `EFA_SOFT_RNR` | chance 0 to 1 that a datagram finds the receiver not ready | 0 |
 //! | `EFA_SOFT_CAPTURE` | pcapng file to write; `%p` stands for the process | none |
 //! | `EFA_SOFT_STATISTICS` | `1`: print counters at the end of the process | `0` |
+//! | `EFA_SOFT_SYSFS` | where processes make their sysfs trees | the temporary directory |
 //!
 //! A bad value is told on standard error, and there is no device then.
 
@@ -59,6 +60,8 @@ pub struct Settings {
     pub capture: Option<String>,
     /// Whether counters are printed at the end.
     pub statistics: bool,
+    /// Where the sysfs tree is made, if not in the temporary directory.
+    pub sysfs: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -75,6 +78,7 @@ impl Default for Settings {
             receiver_not_ready: 0.0,
             capture: None,
             statistics: false,
+            sysfs: None,
         }
     }
 }
@@ -138,9 +142,9 @@ impl Settings {
             let good = value.chars().all(allowed) && !value.starts_with('.');
             (good && value.len() <= MAX_NAME).then(|| value.to_owned())
         })?;
-        let directory = read.parse("EFA_SOFT_DIRECTORY", "an absolute path", |value| {
-            Some(PathBuf::from(value)).filter(|path| path.is_absolute())
-        })?;
+        let path = |value: &str| Some(PathBuf::from(value)).filter(|path| path.is_absolute());
+        let directory = read.parse("EFA_SOFT_DIRECTORY", "an absolute path", path)?;
+        let sysfs = read.parse("EFA_SOFT_SYSFS", "an absolute path", path)?;
         let mtu = read.parse("EFA_SOFT_MTU", "a number from 1024 to 32768", |value| {
             value.parse().ok().filter(|mtu| (1024..=32768).contains(mtu))
         })?;
@@ -184,6 +188,7 @@ impl Settings {
             receiver_not_ready: rnr.unwrap_or(default.receiver_not_ready),
             capture,
             statistics: statistics.unwrap_or(default.statistics),
+            sysfs,
         })
     }
 
@@ -249,6 +254,7 @@ mod tests {
             ("EFA_SOFT_RNR", "0.25"),
             ("EFA_SOFT_CAPTURE", "/tmp/%p.pcapng"),
             ("EFA_SOFT_STATISTICS", "1"),
+            ("EFA_SOFT_SYSFS", "/tmp/y"),
         ]);
         let expected = Settings {
             link: LinkSettings::Shm,
@@ -262,6 +268,7 @@ mod tests {
             receiver_not_ready: 0.25,
             capture: Some("/tmp/%p.pcapng".into()),
             statistics: true,
+            sysfs: Some("/tmp/y".into()),
         };
         assert_eq!(settings, Ok(expected.clone()));
         assert_eq!([expected.host(0), expected.host(1)], ["a.b-c_1", "a.b-c_1.1"]);
@@ -298,6 +305,7 @@ mod tests {
             ("EFA_SOFT_RNR", "1.5"),
             ("EFA_SOFT_RNR", "NaN"),
             ("EFA_SOFT_STATISTICS", "yes"),
+            ("EFA_SOFT_SYSFS", "relative"),
         ] {
             let error = parse(&[(variable, value)]).unwrap_err();
             assert_eq!((error.variable, error.value.as_str()), (variable, value));

@@ -1,14 +1,14 @@
 //! The few files of sysfs that programs look for before they believe in a device.
 //!
 //! ```text
-//! <temporary directory>/efa-soft-<process>-<nonce>/      SYSFS_PATH
+//! <EFA_SOFT_SYSFS or temporary directory>/efa-soft-<process>-<nonce>/   SYSFS_PATH
 //!     class/infiniband_verbs/abi_version                 6
 //!     class/infiniband/efa_soft0/device ─► devices/pci0000:00/0000:00:06.0
 //!     devices/pci0000:00/0000:00:06.0/driver ─► bus/pci/drivers/efa
 //! ```
 //!
 //! The tree belongs to one process, which removes it when it ends; trees of processes that were
-//! killed are removed by whoever makes the next one.
+//! killed are removed by whoever makes the next one, or with the place of the run by `soft-efa run`.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 
 const PREFIX: &str = "efa-soft-";
+/// The file whose lock says that the process lives.
+const LOCK: &str = "lock";
 
 /// A tree, until it is removed.
 #[derive(Debug)]
@@ -43,8 +45,10 @@ impl Sysfs {
         let process = std::process::id();
         let root = base.join(format!("{PREFIX}{process}-{:016x}", fastrand::u64(..)));
         DirBuilder::new().mode(0o700).create(&root)?;
-        let lock = File::create(root.join("lock"))?;
+        // Under its name it is locked from the beginning: others may look for dead trees just now.
+        let lock = File::create(root.join("new-lock"))?;
         flock(&lock, FlockOperation::LockExclusive)?;
+        fs::rename(root.join("new-lock"), root.join(LOCK))?;
         let sysfs = Self { root, process, _lock: lock };
         sysfs.fill(names)?;
         Ok(sysfs)
@@ -92,7 +96,7 @@ fn sweep(base: &Path) {
             && entry.file_type().is_ok_and(|kind| kind.is_dir())
             && entry.metadata().is_ok_and(|data| data.uid() == rustix::process::geteuid().as_raw());
         // Not there means that its maker has not come so far yet.
-        let Ok(lock) = File::open(entry.path().join("lock")) else { continue };
+        let Ok(lock) = File::open(entry.path().join(LOCK)) else { continue };
         if ours && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = fs::remove_dir_all(entry.path());
         }

@@ -12,6 +12,16 @@ use std::time::{Duration, Instant};
 /// A bound on every wait: far beyond what any takes, so that only a hang reaches it.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
+/// Waits until `done`, for no longer than [`DEADLINE`].
+#[track_caller]
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < DEADLINE, "not yet {what} after {DEADLINE:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// How a run ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
@@ -74,6 +84,15 @@ impl Running {
         Self { child, stdout, stderr }
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has not ended yet.
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
     /// Waits for a line of standard output that contains `text`.
     #[track_caller]
     pub(crate) fn stdout_line(&mut self, text: &str) -> String {
@@ -93,16 +112,13 @@ impl Running {
     /// Waits for the end of it, and of all that write to its output.
     #[track_caller]
     pub(crate) fn finish(mut self) -> Outcome {
-        let begin = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            assert!(begin.elapsed() < DEADLINE, "still running after {DEADLINE:?}");
-            thread::sleep(Duration::from_millis(5));
-        };
+        let mut status = None;
+        until("at its end", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
         let (stdout, stderr) = (self.stdout.rest(), self.stderr.rest());
-        Outcome { code: status.code(), stdout, stderr }
+        Outcome { code: status.unwrap().code(), stdout, stderr }
     }
 }
 

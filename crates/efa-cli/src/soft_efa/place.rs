@@ -1,0 +1,121 @@
+//! The private place of a run: a directory that goes when the last process of the run has ended.
+//!
+//! ```text
+//!  run: makes PLACE, locks PLACE/lock ─► becomes PROGRAM ─► its children       all hold the lock
+//!   └─ detach PLACE ─► remove PLACE: waits until the lock is free, removes PLACE
+//! ```
+//!
+//! The lock is the kernel's and ends with its last holder, however that ends. The one that waits for
+//! it is no child of the program, which may wait for all of its children.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::fd::IntoRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::{FdFlags, fcntl_setfd};
+
+const PREFIX: &str = "efa-run-";
+const LOCK: &str = "lock";
+/// This very program, even if its file was replaced meanwhile.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// A place below `base` that is removed when this process and all that come of it have ended.
+pub(super) fn make(base: &Path) -> io::Result<PathBuf> {
+    sweep(base);
+    let name = format!("{PREFIX}{}-{:016x}", std::process::id(), fastrand::u64(..));
+    let place = base.join(name);
+    DirBuilder::new().mode(0o700).create(&place)?;
+    match hold(&place) {
+        Ok(()) => Ok(place),
+        Err(error) => {
+            let _ = fs::remove_dir_all(&place);
+            Err(error)
+        }
+    }
+}
+
+/// Locks the place until this process and its children have ended, and has it removed then.
+fn hold(place: &Path) -> io::Result<()> {
+    // Under its name it is locked from the beginning: others may sweep just now.
+    let new = place.join("new-lock");
+    let lock = File::create(&new)?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    fs::rename(&new, place.join(LOCK))?;
+    if !aside("detach", place).spawn()?.wait()?.success() {
+        return Err(io::Error::other("nobody to remove it"));
+    }
+    // Only now, so that the one who waits for the lock doesn't hold it.
+    fcntl_setfd(&lock, FdFlags::empty())?;
+    let _ = lock.into_raw_fd();
+    Ok(())
+}
+
+/// This program, doing something with the place aside of everything that happens to the run: no
+/// pipe waits for its end, and no key of the terminal ends it.
+fn aside(what: &str, place: &Path) -> Command {
+    let mut command = Command::new(THIS_PROGRAM);
+    command.arg0("efa").args(["soft-efa", what]).arg(place).current_dir("/").process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+/// Starts the process that will [`remove`] the place, and doesn't wait for it.
+pub(super) fn detach(place: &Path) -> io::Result<Child> {
+    aside("remove", place).spawn()
+}
+
+/// Waits until nobody holds the place, and removes it.
+pub(super) fn remove(place: &Path) -> io::Result<()> {
+    let lock = File::open(place.join(LOCK))?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    fs::remove_dir_all(place)
+}
+
+/// Removes our places that nobody holds, as whoever was to remove them was killed.
+fn sweep(base: &Path) {
+    let Ok(entries) = fs::read_dir(base) else { return };
+    let me = rustix::process::geteuid().as_raw();
+    for entry in entries.flatten() {
+        let named = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+        let ours = entry.metadata().is_ok_and(|data| data.is_dir() && data.uid() == me);
+        if named
+            && ours
+            && let Ok(lock) = File::open(entry.path().join(LOCK))
+            && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_go_with_their_holders() {
+        let base = std::env::temp_dir().join(format!("efa-place-test-{:016x}", fastrand::u64(..)));
+        fs::create_dir(&base).unwrap();
+        let [dead, held, alien] =
+            [format!("{PREFIX}dead"), format!("{PREFIX}held"), "other".into()].map(|name| {
+                let place = base.join(name);
+                fs::create_dir(&place).unwrap();
+                File::create(place.join(LOCK)).unwrap();
+                place
+            });
+        let lock = File::open(held.join(LOCK)).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        sweep(&base);
+        assert_eq!([&dead, &held, &alien].map(|place| place.exists()), [false, true, true]);
+        drop(lock);
+        remove(&held).unwrap();
+        assert!(!held.exists());
+        assert!(remove(&dead).is_err());
+        fs::remove_dir_all(&base).unwrap();
+    }
+}

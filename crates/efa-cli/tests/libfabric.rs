@@ -1,0 +1,306 @@
+//! Debian's libfabric, unmodified, under `efa soft-efa run`: each option, and two hosts.
+//!
+//! Needs the packages libfabric1 and libfabric-bin, and runs only with `EFA_INTEROP=1`, which says
+//! that they are there, as `cargo xtask test` does: without, the tests say so and pass. Two hosts are
+//! two network namespaces, which take root.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
+mod common;
+#[path = "../../efa-sim/tests/common/namespaces.rs"]
+mod namespaces;
+
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use common::{Running, Scratch, efa, run, until};
+use namespaces::Namespaces;
+
+fn with_libfabric() -> bool {
+    let wanted = std::env::var_os("EFA_INTEROP").is_some_and(|value| value == "1");
+    if !wanted {
+        eprintln!("skipped: EFA_INTEROP=1 is not set");
+    }
+    wanted
+}
+
+/// `efa soft-efa run OPTIONS -- PROGRAM`, in a network namespace perhaps.
+fn soft_efa(namespace: Option<&str>, options: &[&str], program: &[&str]) -> Command {
+    let this = efa([""; 0]);
+    let mut command = match namespace {
+        Some(namespace) => {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", namespace]).arg(this.get_program());
+            command
+        }
+        None => Command::new(this.get_program()),
+    };
+    command.args(["soft-efa", "run"]).args(options).arg("--").args(program);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env_remove("EFA_LOG").env_remove("RUST_LOG");
+    command
+}
+
+fn fi_info(options: &[&str], arguments: &[&str]) -> String {
+    let directory = Scratch::new(&format!("info{}", options.join("")));
+    let options = [&["--directory", directory.as_str()], options].concat();
+    let program = [&["fi_info", "-p", "efa"], arguments].concat();
+    Running::start(&mut soft_efa(None, &options, &program)).finish().success()
+}
+
+#[test]
+fn both_endpoint_types_are_listed() {
+    if !with_libfabric() {
+        return;
+    }
+    let text = fi_info(&[], &[]);
+    for line in ["provider: efa", "domain: efa_soft0-rdm", "domain: efa_soft0-dgrm"] {
+        assert!(text.contains(line), "{text}");
+    }
+    assert_eq!(text.matches("type: FI_EP_RDM").count(), 1, "{text}");
+    assert_eq!(text.matches("type: FI_EP_DGRAM").count(), 1, "{text}");
+    let text = fi_info(&["--link", "tcp"], &[]);
+    assert_eq!(text.matches("type: FI_EP_RDM").count(), 1, "{text}");
+}
+
+#[test]
+fn devices_and_mtu_are_as_asked_for() {
+    if !with_libfabric() {
+        return;
+    }
+    let text = fi_info(&["--devices", "3"], &[]);
+    assert_eq!(text.matches("type: FI_EP_RDM").count(), 3, "{text}");
+    assert!(text.contains("domain: efa_soft2-rdm"), "{text}");
+    let text = fi_info(&["--mtu", "4096"], &["-v"]);
+    assert!(text.contains("max_msg_size: 4096\n"), "of datagrams: {text}");
+}
+
+#[test]
+fn an_address_of_another_host_is_told() {
+    if !with_libfabric() {
+        return;
+    }
+    // One for documentation, which is nobody's.
+    let options = ["--link", "tcp", "--address", "192.0.2.1"];
+    let mut command = soft_efa(None, &options, &["fi_info", "-p", "efa"]);
+    let outcome = Running::start(&mut command).finish();
+    assert_ne!(outcome.code, Some(0), "{outcome:?}");
+    let told = "efa-soft: no device: 192.0.2.1 is not an address of this host";
+    assert!(outcome.stderr.contains(told), "{outcome:?}");
+}
+
+/// A port that is free now; whoever takes it meanwhile makes the test fail and not lie.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// One side of a `fi_pingpong`.
+#[derive(Clone, Copy, Default)]
+struct Side<'a> {
+    namespace: Option<&'a str>,
+    options: &'a [&'a str],
+}
+
+/// Runs it; gives what server and client have printed.
+fn pingpong(server: Side<'_>, client: Side<'_>, host: &str, arguments: &[&str]) -> [String; 2] {
+    let port = free_port();
+    let number = port.to_string();
+    let program = [&["fi_pingpong", "-p", "efa", "-c"], arguments].concat();
+    let there = [&program, &["-B", &number][..]].concat();
+    let here = [&program, &["-P", &number, host][..]].concat();
+    let start = |side: Side<'_>, program: &[&str]| {
+        let options = [side.options, &["--statistics"]].concat();
+        Running::start(&mut soft_efa(side.namespace, &options, program))
+    };
+    let mut server = start(server, &there);
+    until("listening", || {
+        assert!(server.is_running(), "the server has ended");
+        listens(server.id(), port)
+    });
+    let client = start(client, &here).finish();
+    let outcomes = [server.finish(), client];
+    outcomes.map(|outcome| {
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        outcome.stdout + &outcome.stderr
+    })
+}
+
+/// The same between two processes of this host, on devices of their own.
+fn pingpong_here(options: &[&str], arguments: &[&str]) -> [String; 2] {
+    let name = [options, arguments].concat().join("").replace('/', "-");
+    let directory = Scratch::new(&name);
+    let options = [&["--directory", directory.as_str()], options].concat();
+    let side = Side { namespace: None, options: &options };
+    pingpong(side, side, "127.0.0.1", arguments)
+}
+
+/// Whether a socket listens at `port` where this process is.
+fn listens(process: u32, port: u16) -> bool {
+    let tables = ["tcp", "tcp6"].map(|name| format!("/proc/{process}/net/{name}"));
+    tables.iter().filter_map(|table| std::fs::read_to_string(table).ok()).any(|table| {
+        table.lines().skip(1).any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            let (local, state) = (fields.next().unwrap_or_default(), fields.nth(1));
+            local.ends_with(&format!(":{port:04X}")) && state == Some("0A")
+        })
+    })
+}
+
+/// The sizes in the table that a side printed, each with its `count` answers.
+fn rows(text: &str, count: usize) -> usize {
+    let answered = format!("={count}");
+    text.lines().filter(|line| line.split_whitespace().nth(2) == Some(&answered)).count()
+}
+
+fn counter(text: &str, name: &str) -> u64 {
+    // The last line: libfabric opens and closes the device once before it uses it.
+    let (_, rest) = text.rsplit_once(&format!("{name} ")).unwrap_or_else(|| panic!("{text}"));
+    rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+}
+
+/// Sizes that `fi_pingpong` runs by default, and as datagrams up to the MTU.
+const SIZES: usize = 6;
+const DATAGRAM_SIZES: usize = 4;
+
+#[test]
+fn the_default_sizes_go_both_ways() {
+    if !with_libfabric() {
+        return;
+    }
+    let texts = pingpong_here(&[], &["-e", "rdm", "-I", "50"]);
+    assert_eq!(texts.each_ref().map(|text| rows(text, 50)), [SIZES; 2], "{texts:?}");
+    let texts = pingpong_here(&[], &["-e", "dgram", "-I", "50"]);
+    assert_eq!(texts.each_ref().map(|text| rows(text, 50)), [DATAGRAM_SIZES; 2], "{texts:?}");
+}
+
+#[test]
+fn device_rdma_is_as_asked_for() {
+    if !with_libfabric() {
+        return;
+    }
+    let arguments = ["-e", "rdm", "-I", "10", "-S", "1048576"];
+    for (which, expected) in [("read", 10), ("read,write", 10), ("write", 0), ("none", 0)] {
+        let [_, text] = pingpong_here(&["--device-rdma", which], &arguments);
+        assert_eq!((rows(&text, 10), counter(&text, "reads")), (1, expected), "{which}: {text}");
+    }
+}
+
+#[test]
+fn the_way_around_the_device_is_closed_unless_asked_for() {
+    if !with_libfabric() {
+        return;
+    }
+    let arguments = ["-e", "rdm", "-I", "10", "-S", "64"];
+    let [_, text] = pingpong_here(&[], &arguments);
+    assert!(counter(&text, "sends") >= 10, "{text}");
+    let [_, text] = pingpong_here(&["--shm-transfer"], &arguments);
+    assert_eq!((rows(&text, 10), counter(&text, "sends")), (1, 0), "{text}");
+}
+
+#[test]
+fn receivers_are_not_ready_as_asked_for() {
+    if !with_libfabric() {
+        return;
+    }
+    let arguments = ["-e", "rdm", "-I", "20", "-S", "65536"];
+    let [_, text] = pingpong_here(&["--rnr", "0.2"], &arguments);
+    assert_eq!(rows(&text, 20), 1, "{text}");
+    assert!(counter(&text, "receiver not ready") > 0, "{text}");
+}
+
+#[test]
+fn packets_are_captured_in_the_order_that_a_seed_gives() {
+    if !with_libfabric() {
+        return;
+    }
+    let arguments = ["-e", "rdm", "-I", "10", "-S", "65536"];
+    let in_order = |seed: Option<&str>| {
+        let captures = Scratch::new(&format!("captures-{}", seed.unwrap_or("none")));
+        std::fs::create_dir(&captures).unwrap();
+        let file = captures.as_ref().join("%p.pcapng");
+        let mut options = vec!["--capture", file.to_str().unwrap()];
+        options.extend(seed.iter().flat_map(|seed| ["--reorder", seed]));
+        let [_, text] = pingpong_here(&options, &arguments);
+        assert_eq!(rows(&text, 10), 1, "{text}");
+        let files: Vec<_> = captures.as_ref().read_dir().unwrap().map(|e| e.unwrap()).collect();
+        assert_eq!(files.len(), 2, "one of each process");
+        let path = files[0].path();
+        let decode = ["decode", "--type", "medium", "--event", "sent", path.to_str().unwrap()];
+        let offsets: Vec<u32> = run(decode)
+            .success()
+            .lines()
+            .map(|line| {
+                let (_, rest) = line.split_once("seg_offset=").unwrap();
+                rest.split(' ').next().unwrap().parse().unwrap()
+            })
+            .collect();
+        assert_eq!(offsets.len() % 8, 0);
+        assert!(offsets.len() >= 80);
+        offsets.chunks(8).all(<[u32]>::is_sorted)
+    };
+    assert!(in_order(None));
+    assert!(!in_order(Some("7")));
+}
+
+/// The place of a server that is killed while it waits for what its client has to say.
+#[test]
+fn a_killed_program_leaves_no_sysfs_tree() {
+    if !with_libfabric() {
+        return;
+    }
+    let directory = Scratch::new("killed");
+    let options = ["--directory", directory.as_str()];
+    let port = free_port();
+    let program = ["fi_pingpong", "-p", "efa", "-e", "rdm", "-B", &port.to_string()];
+    let mut server = Running::start(&mut soft_efa(None, &options, &program));
+    until("listening", || listens(server.id(), port));
+    // It looks for devices when somebody has come.
+    let _client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let environment = format!("/proc/{}/environ", server.id());
+    let mut place = None;
+    until("told its place", || {
+        let environment = std::fs::read_to_string(&environment).unwrap_or_default();
+        let variables = environment.split('\0');
+        place =
+            variables.filter_map(|v| v.strip_prefix("EFA_SOFT_SYSFS=")).map(PathBuf::from).next();
+        place.is_some()
+    });
+    let place = place.unwrap();
+    let tree = || {
+        let entries = place.read_dir().into_iter().flatten().flatten();
+        entries.into_iter().find(|entry| entry.path().join("class/infiniband").exists())
+    };
+    until("there", || tree().is_some());
+    server.kill();
+    until("removed", || !place.exists());
+}
+
+/// Two hosts, each a network namespace, with nothing between them but the tcp link.
+#[test]
+fn two_hosts_talk_over_the_tcp_link() {
+    if !with_libfabric() {
+        return;
+    }
+    let Some(namespaces) = Namespaces::new() else { return };
+    let [a, b] = namespaces.names();
+    let run = |rdma: &str, arguments: &[&str]| {
+        let options = |address| ["--link", "tcp", "--address", address, "--device-rdma", rdma];
+        let (there, here) = (options("10.77.0.1"), options("10.77.0.2"));
+        let server = Side { namespace: Some(a), options: &there };
+        let client = Side { namespace: Some(b), options: &here };
+        let texts = pingpong(server, client, "10.77.0.1", arguments);
+        for text in &texts {
+            assert!(counter(text, "sends") > 0, "by the device: {text}");
+        }
+        texts
+    };
+    let rdm = ["-e", "rdm", "-I", "20"];
+    let texts = run("read,write", &rdm);
+    assert_eq!(texts.each_ref().map(|text| rows(text, 20)), [SIZES; 2], "{texts:?}");
+    assert_eq!(counter(&texts[1], "reads"), 20, "the longest of the sizes: {}", texts[1]);
+    let texts = run("none", &rdm);
+    assert_eq!(texts.each_ref().map(|text| rows(text, 20)), [SIZES; 2], "{texts:?}");
+    assert_eq!(counter(&texts[1], "reads"), 0, "{}", texts[1]);
+    let texts = run("none", &["-e", "dgram", "-I", "20"]);
+    assert_eq!(texts.each_ref().map(|text| rows(text, 20)), [DATAGRAM_SIZES; 2], "{texts:?}");
+}
