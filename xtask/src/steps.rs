@@ -34,7 +34,7 @@ pub(crate) enum Step {
     Clippy,
     /// Unit, property, snapshot and integration tests
     Tests,
-    /// Those that need Debian's libfabric: unmodified programs on the software device
+    /// Tests of the software device with Debian's libfabric and its programs
     Libfabric,
     /// The examples in the documentation
     Doctests,
@@ -74,7 +74,7 @@ struct TestCount {
 }
 
 impl Step {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Fmt,
         Self::Clippy,
         Self::Tests,
