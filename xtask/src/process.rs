@@ -1,11 +1,12 @@
 //! Running children: what is started is shown, and a child's failure is never lost.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// Runs the command with our own output streams, failing unless it exits with 0.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
@@ -52,6 +53,54 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     }
     String::from_utf8(output.stdout)
         .with_context(|| format!("`{}` printed something else than UTF-8", shown(command)))
+}
+
+/// A process that is killed if it is still there at the end.
+pub(crate) struct Running(Child);
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Result<Self> {
+        let child = command.stdout(Stdio::piped()).spawn();
+        Ok(Self(child.with_context(|| format!("cannot start {command:?}"))?))
+    }
+
+    /// Waits for success; gives what it printed, which is little.
+    pub(crate) fn finish(&mut self, until: Instant) -> Result<String> {
+        let status = self.wait(until)?;
+        let mut said = String::new();
+        if let Some(mut output) = self.0.stdout.take() {
+            output.read_to_string(&mut said)?;
+        }
+        ensure!(status.success(), "failed with {status}, having said `{}`", said.trim());
+        Ok(said)
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub(crate) fn is_running(&mut self) -> Result<bool> {
+        Ok(self.0.try_wait()?.is_none())
+    }
+
+    fn wait(&mut self, until: Instant) -> Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() >= until {
+                bail!("not ready after its time; killed");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Whether the command can be started and exits with 0; its output is dropped.

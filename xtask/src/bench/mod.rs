@@ -4,8 +4,10 @@
 //!   same on a busy machine, and holds hard limits inside, so that a breach fails the run;
 //! - `wall` (criterion): wall clock, to look at, never a gate.
 //!
-//! [`soft`] compares the software device with libfabric's own providers.
+//! [`soft`] compares the software device with libfabric's own providers, [`matching`] the cost of
+//! matching with that of MPI libraries.
 
+mod matching;
 mod soft;
 
 use std::path::Path;
@@ -49,6 +51,8 @@ pub(crate) struct Args {
 enum What {
     /// Compare libfabric on the software EFA device with libfabric's shm and tcp
     Soft(soft::Args),
+    /// Compare the cost of a match at any depth with UCX, Open MPI, MPICH and libfabric
+    Match(matching::Args),
 }
 
 /// What instruction counts are judged by.
@@ -62,8 +66,10 @@ enum Judge {
 
 /// `cargo xtask bench`
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
-    if let Some(What::Soft(args)) = &args.what {
-        return soft::run(workspace, args);
+    match &args.what {
+        Some(What::Soft(args)) => return soft::run(workspace, args),
+        Some(What::Match(args)) => return matching::run(workspace, args),
+        None => {}
     }
     let metadata = workspace.metadata()?;
     let bench = if args.wall { WALL } else { INSTRUCTIONS };

@@ -15,24 +15,23 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::Read;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, Table};
 
-use crate::process;
+use crate::process::{self, Running};
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
 
 /// Microseconds one way that the device may add to libfabric at 8 B.
 const DEVICE_GOAL: f64 = 1.5;
 /// Load above which figures say little.
-const BUSY: f64 = 1.5;
+pub(super) const BUSY: f64 = 1.5;
 /// How much longer the long run is than the short one.
 const LONG_BY_SHORT: u32 = 10;
 
@@ -252,7 +251,7 @@ impl Range {
         let mut server = Running::start(&mut side(0, "-B"))?;
         // Its one client must be the first to connect, so the port is only looked for.
         while !listens(port) {
-            ensure!(server.0.try_wait()?.is_none(), "{contestant}: the server has ended");
+            ensure!(server.is_running()?, "{contestant}: the server has ended");
             ensure!(Instant::now() < until, "{contestant}: the server doesn't listen");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -271,46 +270,6 @@ impl Range {
         let mut running = Running::start(&mut command)?;
         let said = running.finish(Instant::now() + self.deadline).context("latency")?;
         said.trim().parse().with_context(|| format!("no figure in `{}`", said.trim()))
-    }
-}
-
-/// A process that is killed if it is still there at the end.
-struct Running(Child);
-
-impl Running {
-    fn start(command: &mut Command) -> Result<Self> {
-        let child = command.stdout(Stdio::piped()).spawn();
-        Ok(Self(child.with_context(|| format!("cannot start {command:?}"))?))
-    }
-
-    /// Waits for success; gives what it printed, which is little.
-    fn finish(&mut self, until: Instant) -> Result<String> {
-        let status = self.wait(until)?;
-        let mut said = String::new();
-        if let Some(mut output) = self.0.stdout.take() {
-            output.read_to_string(&mut said)?;
-        }
-        ensure!(status.success(), "failed with {status}, having said `{}`", said.trim());
-        Ok(said)
-    }
-
-    fn wait(&mut self, until: Instant) -> Result<ExitStatus> {
-        loop {
-            if let Some(status) = self.0.try_wait()? {
-                return Ok(status);
-            }
-            if Instant::now() >= until {
-                bail!("not ready after its time; killed");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -345,7 +304,7 @@ fn listens(port: u16) -> bool {
 }
 
 /// Processes that ran or wanted to in the last minute.
-fn load() -> Result<f64> {
+pub(super) fn load() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/loadavg")?;
     Ok(text.split_whitespace().next().context("an empty /proc/loadavg")?.parse()?)
 }
@@ -429,7 +388,7 @@ fn shown(figure: Option<f64>) -> String {
 }
 
 /// The middle one, or the mean of the two in the middle.
-fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
+pub(super) fn median(figures: impl Iterator<Item = f64>) -> Option<f64> {
     let mut figures: Vec<f64> = figures.collect();
     figures.sort_by(f64::total_cmp);
     let last = figures.len().checked_sub(1)?;
