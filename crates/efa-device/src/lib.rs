@@ -638,11 +638,18 @@ pub trait QueuePair {
     ///
     /// # Errors
     /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`], [`DeviceError::Unsupported`]; the
-    /// memory comes back. A device without RDMA needs no method of its own, here and in the two
+    /// memory comes back. A device without RDMA needs no method of its own, here and in the three
     /// that follow.
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<Self::Region, RegisterError> {
         let _ = access;
         Err(RegisterError { error: DeviceError::Unsupported { operation: "registration" }, memory })
+    }
+
+    /// The registered memory that remote interfaces name by `key`, whichever handle of the device
+    /// registered it.
+    fn region(&self, key: u32) -> Option<Self::Region> {
+        let _ = key;
+        None
     }
 
     /// Queues a read of remote memory into `local`. It counts as a send.
@@ -704,6 +711,10 @@ pub trait Region: Clone + fmt::Debug {
     fn read(&self, offset: usize, into: &mut [u8]) -> usize;
     /// Copies bytes in, from `offset` on; gives how many fitted.
     fn write(&self, offset: usize, from: &[u8]) -> usize;
+    /// Copies `bytes.len()` bytes out, from `offset` on, has them changed and copies them back;
+    /// gives how many there were. No other call of a method of the region comes in between. What
+    /// remote interfaces do may.
+    fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize;
     /// Ends the registration and gives the memory back.
     ///
     /// # Errors
@@ -733,6 +744,9 @@ impl Region for NoRegion {
         match *self {}
     }
     fn write(&self, _: usize, _: &[u8]) -> usize {
+        match *self {}
+    }
+    fn update(&self, _: usize, _: &mut [u8], _: impl FnOnce(&mut [u8])) -> usize {
         match *self {}
     }
     fn reclaim(self) -> Result<Box<[u8]>, Self> {

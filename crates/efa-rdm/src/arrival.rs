@@ -14,11 +14,13 @@ use efa_proto::{Handshake, Header, OpId, Packet, RawAddress, RmaIov, Rtm, RtmKin
 
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
 use crate::coverage::Coverage;
-use crate::endpoint::{Endpoint, Receive};
+use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::held::Chain;
 use crate::longread::Reading;
 use crate::matching::{Assembly, Message, Target};
+use crate::memory::Memory;
+use crate::operations::{Receive, ReceiveRole};
 use crate::payload::Payload;
 use crate::peer::{PeerId, Standing};
 use crate::rdma;
@@ -57,8 +59,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Header::Receipt(receipt) => self.receipt_arrived(peer, receipt),
             Header::ReadNack(nack) => self.read_nack_arrived(peer, nack),
             Header::Handshake(handshake) => self.handshake_arrived(peer, handshake),
-            // A zero-byte write to nowhere only asks for our HANDSHAKE, which is on its way.
-            Header::Rtw(rtw) if rtw.rma_iov.is_empty() && parsed.payload.is_empty() => {}
+            Header::Rta(rta) => self.ordered_arrived(peer, rta.msg_id.0, bytes, |endpoint| {
+                endpoint.rta_arrived(peer, rta, parsed.payload);
+            }),
+            // One of nothing to nowhere only asks for our HANDSHAKE, which is on its way.
+            Header::Rtw(rtw) => self.rtw_arrived(peer, rtw, parsed.payload),
+            Header::Rtr(rtr) => self.rtr_arrived(peer, rtr),
+            Header::ReadRsp(response) => self.readrsp_arrived(peer, response, parsed.payload),
+            Header::AtomRsp(response) => self.atomrsp_arrived(peer, response, parsed.payload),
             _ => self.drop_packet(Some(peer), DropReason::Unsupported(packet_type)),
         }
     }
@@ -149,8 +157,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if active.handshake.handshake_received(handshake) == Learned::Changed {
             tracing::info!(peer = peer.0, "a second HANDSHAKE announces other features");
         }
-        for id in core::mem::take(&mut active.awaiting_handshake) {
-            self.enqueue(peer, Work::Send(id));
+        for work in core::mem::take(&mut active.awaiting_handshake) {
+            self.enqueue(peer, work);
         }
         self.release_held(peer);
     }
@@ -170,21 +178,31 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Ok(_) => {}
             Err(reason) => return self.drop_packet(Some(peer), reason),
         }
-        let msg_id = rtm.msg_id.0;
+        self.ordered_arrived(peer, rtm.msg_id.0, bytes, |endpoint| match shape {
+            Ok(shape) => endpoint.message_begins(peer, rtm, &shape, payload, bytes),
+            Err(reason) => endpoint.drop_packet(Some(peer), reason),
+        });
+    }
+
+    /// A request that has its turn among others: handles it, or keeps it until then.
+    fn ordered_arrived(
+        &mut self,
+        peer: PeerId,
+        msg_id: u32,
+        bytes: &[u8],
+        handle: impl FnOnce(&mut Self),
+    ) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         if active.window.expected() != msg_id {
-            return self.rtm_early(peer, msg_id, bytes);
+            return self.request_early(peer, msg_id, bytes);
         }
         let Admit::InOrder(_) = active.window.admit(msg_id, Chain::NONE) else { return };
-        match shape {
-            Ok(shape) => self.message_begins(peer, rtm, &shape, payload, bytes),
-            Err(reason) => self.drop_packet(Some(peer), reason),
-        }
+        handle(self);
         self.release_early(peer);
     }
 
     /// Keeps an early packet until its turn has come.
-    fn rtm_early(&mut self, peer: PeerId, msg_id: u32, bytes: &[u8]) {
+    fn request_early(&mut self, peer: PeerId, msg_id: u32, bytes: &[u8]) {
         let chain = self.matching.held.hold(bytes);
         let Some(active) = self.peers.active_mut(peer) else { return };
         let reason = match active.window.admit(msg_id, chain) {
@@ -211,14 +229,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         while let Some(active) = self.peers.active_mut(peer)
             && let Some(chain) = active.window.pop_ready()
         {
-            self.replay(peer, chain, |endpoint, rtm, shape, payload, bytes, first| {
-                if first {
-                    endpoint.message_begins(peer, rtm, shape, payload, bytes);
-                } else if let Some(assembly) = endpoint.assembly(peer, rtm) {
-                    endpoint.medium_segment(peer, assembly, rtm, shape, payload, bytes);
-                } else {
-                    endpoint.drop_packet(Some(peer), DropReason::OldMessageId);
-                }
+            self.replay(chain, |endpoint, packet, bytes, first| match &packet.header {
+                Header::Rta(rta) if first => endpoint.rta_arrived(peer, rta, packet.payload),
+                Header::Rtm(rtm) => match Shape::of(rtm, packet.payload) {
+                    Ok(shape) if first => {
+                        endpoint.message_begins(peer, rtm, &shape, packet.payload, bytes);
+                    }
+                    Ok(shape) => endpoint.further_segment(peer, rtm, &shape, packet.payload, bytes),
+                    Err(reason) => endpoint.drop_packet(Some(peer), reason),
+                },
+                _ => endpoint.drop_packet(Some(peer), DropReason::OldMessageId),
             });
         }
     }
@@ -226,24 +246,35 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Takes held packets out one by one and handles each.
     fn replay(
         &mut self,
-        peer: PeerId,
         chain: Chain,
-        mut handle: impl FnMut(&mut Self, &Rtm<'_>, &Shape, &[u8], &[u8], bool),
+        mut handle: impl FnMut(&mut Self, &Packet<'_>, &[u8], bool),
     ) {
         let mut next = Some(chain.first);
         let mut first = true;
         while let Some(id) = next {
-            let packet = self.matching.held.take(id);
-            next = packet.next;
-            let bytes = packet.bytes();
-            if let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes) {
-                match Shape::of(&rtm, payload) {
-                    Ok(shape) => handle(self, &rtm, &shape, payload, bytes, first),
-                    Err(reason) => self.drop_packet(Some(peer), reason),
-                }
+            let held = self.matching.held.take(id);
+            next = held.next;
+            let bytes = held.bytes();
+            if let Ok(packet) = Packet::parse(bytes) {
+                handle(self, &packet, bytes, first);
             }
             first = false;
-            self.matching.held.release(packet);
+            self.matching.held.release(held);
+        }
+    }
+
+    /// A kept packet that is not the first of its message.
+    fn further_segment(
+        &mut self,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+        bytes: &[u8],
+    ) {
+        match self.assembly(peer, rtm) {
+            Some(assembly) => self.medium_segment(peer, assembly, rtm, shape, payload, bytes),
+            None => self.drop_packet(Some(peer), DropReason::OldMessageId),
         }
     }
 
@@ -365,13 +396,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let peer = message.peer;
         self.matching.assembling.remove(&(peer.0, message.msg_id));
         let mut target = Some(target);
-        self.replay(peer, message.packets, |endpoint, rtm, shape, payload, bytes, _| {
-            if let Some(target) = target.take() {
-                endpoint.begin_receive(target, peer, rtm, shape, payload);
-            } else if let Some(assembly) = endpoint.assembly(peer, rtm) {
-                endpoint.medium_segment(peer, assembly, rtm, shape, payload, bytes);
-            } else {
-                endpoint.drop_packet(Some(peer), DropReason::RepeatedSegment);
+        self.replay(message.packets, |endpoint, packet, bytes, _| {
+            let (Header::Rtm(rtm), payload) = (&packet.header, packet.payload) else { return };
+            match Shape::of(rtm, payload) {
+                Ok(shape) => match target.take() {
+                    Some(target) => endpoint.begin_receive(target, peer, rtm, &shape, payload),
+                    None => endpoint.further_segment(peer, rtm, &shape, payload, bytes),
+                },
+                Err(reason) => endpoint.drop_packet(Some(peer), reason),
             }
         });
     }
@@ -402,17 +434,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 result: Err(OperationError::TooManyOperations),
             });
         }
+        let coverage = self.operations.coverage();
         let id = self.operations.receives.insert(Receive {
             peer,
+            role: ReceiveRole::Message,
             msg_id: rtm.msg_id.0,
             context: target.context,
-            buffer: target.buffer,
+            memory: Memory::Buffer(target.buffer),
             tagged: target.tagged,
             tag: rtm.tag.unwrap_or(0),
             cq_data: rtm.options.cq_data,
             length: shape.length,
-            coverage: self.operations.coverages.pop().unwrap_or_default(),
-            subprotocol: shape.subprotocol,
+            coverage,
+            subprotocol: Some(shape.subprotocol),
             granted: payload.len() as u64,
             send_id: shape.send_id,
             runt_length: shape.runt_length,
@@ -452,18 +486,21 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// Of a request that is all of its message.
+    pub(crate) const EAGER: Self = Self {
+        subprotocol: Subprotocol::Eager,
+        length: 0,
+        offset: 0,
+        send_id: OpId(0),
+        runt_length: 0,
+        read_nack: false,
+        receipt: false,
+    };
+
     /// Refuses what this endpoint doesn't do, and segments that don't fit their message.
     fn of(rtm: &Rtm<'_>, payload: &[u8]) -> Result<Self, DropReason> {
         let bytes = payload.len() as u64;
-        let mut shape = Self {
-            subprotocol: Subprotocol::Eager,
-            length: bytes,
-            offset: 0,
-            send_id: OpId(0),
-            runt_length: 0,
-            read_nack: false,
-            receipt: false,
-        };
+        let mut shape = Self { length: bytes, ..Self::EAGER };
         let readable = |iov: &[RmaIov], length| rdma::total(iov) == Some(length);
         let carries = match rtm.kind {
             RtmKind::Eager => true,

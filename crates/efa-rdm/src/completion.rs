@@ -4,6 +4,7 @@ use efa_device::Status;
 use efa_handshake::Extras;
 use efa_proto::OpId;
 
+use crate::atomic::{AtomicKind, AtomicOp, Datatype};
 use crate::peer::PeerId;
 use crate::select::Subprotocol;
 
@@ -40,6 +41,71 @@ pub enum Completion<B> {
         /// What no message used.
         buffer: B,
     },
+    /// A write to memory of a peer, or a read of it.
+    Rma(RmaCompletion<B>),
+    /// An atomic on memory of a peer.
+    Atomic(AtomicCompletion<B>),
+    /// A peer wrote to memory of this side, and gave data along.
+    RemoteWrite(RemoteWrite),
+}
+
+/// What a one-sided operation did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RmaKind {
+    /// It wrote to memory of the peer.
+    Write,
+    /// It read memory of the peer.
+    Read,
+}
+
+/// How a write or read ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct RmaCompletion<B> {
+    /// Which of the two.
+    pub kind: RmaKind,
+    /// The context of the operation.
+    pub context: u64,
+    /// The peer.
+    pub peer: PeerId,
+    /// Its length in bytes.
+    pub length: u64,
+    /// How it travelled; `None` when nothing of it did.
+    pub subprotocol: Option<Subprotocol>,
+    /// The buffer.
+    pub buffer: B,
+    /// `Ok` when what the operation's [`Level`] promises has come true, or all is read.
+    pub result: Result<(), OperationError>,
+}
+
+/// How an atomic ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct AtomicCompletion<B> {
+    /// The context of the operation.
+    pub context: u64,
+    /// The peer.
+    pub peer: PeerId,
+    /// Bytes of the target.
+    pub length: u64,
+    /// The operand.
+    pub operand: B,
+    /// The comparand, of one that compares.
+    pub comparand: Option<B>,
+    /// The previous values, of one that fetches or compares.
+    pub fetched: Option<B>,
+    /// `Ok` when what the operation's [`Level`] promises has come true, or the previous values
+    /// are here.
+    pub result: Result<(), OperationError>,
+}
+
+/// A peer's write that was completed here by the data it gave along (section 3.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteWrite {
+    /// Who wrote, if the device knows.
+    pub peer: Option<PeerId>,
+    /// The data: 64 bits that came in a packet, or 32 by the device.
+    pub cq_data: u64,
+    /// Bytes that were written.
+    pub length: u64,
 }
 
 /// How a send ended.
@@ -139,6 +205,40 @@ pub enum StartError {
     Busy {
         /// How many can be.
         limit: usize,
+    },
+    /// Buffer and remote memory differ in length.
+    #[error("the buffer has {buffer} bytes and the remote memory {remote}")]
+    LengthsDiffer {
+        /// Bytes of the buffer.
+        buffer: u64,
+        /// Bytes of the remote memory.
+        remote: u64,
+    },
+    /// The atomic doesn't fit a packet, and atomics are never divided.
+    #[error("an atomic of {length} bytes, at most {limit} fit a packet")]
+    AtomicTooLong {
+        /// Bytes of the target.
+        length: u64,
+        /// The most.
+        limit: usize,
+    },
+    /// There is no such atomic.
+    #[error("no {kind:?} atomic does {op:?} on {datatype:?}")]
+    NoSuchAtomic {
+        /// What comes back.
+        kind: AtomicKind,
+        /// The operation.
+        op: AtomicOp,
+        /// The type of the elements.
+        datatype: Datatype,
+    },
+    /// The memory doesn't hold whole elements.
+    #[error("{length} bytes are not a number of elements of {size} bytes")]
+    NotOfElements {
+        /// What was given.
+        length: u64,
+        /// Bytes of an element.
+        size: usize,
     },
     /// The message is too long to be injected.
     #[error("{length} bytes are too many to inject, at most {limit}")]

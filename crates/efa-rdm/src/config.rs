@@ -19,7 +19,10 @@ pub struct Config {
     /// Shortest message in bytes that the receiver reads from registered memory of the sender, where
     /// both can (`FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`).
     pub min_read: u64,
-    /// Bytes of such a message that go in packets beforehand when no other is being read; 0: none
+    /// Shortest write in bytes that the target reads from memory of the writer, where both can and
+    /// the device doesn't write by itself (`FI_EFA_INTER_MIN_READ_WRITE_SIZE`).
+    pub min_read_write: u64,
+    /// Bytes of a message that is read that go in packets beforehand when no other is being read; 0: none
     /// (`FI_EFA_RUNT_SIZE`).
     pub runt_size: u64,
     /// Most bytes of one RDMA operation, if the device doesn't set a lower limit; at least 1
@@ -36,6 +39,9 @@ pub struct Config {
     pub max_sends: usize,
     /// Most receives posted, and most messages being received.
     pub max_receives: usize,
+    /// Most reads of peers and answers to their atomics under way. Requests beyond are dropped:
+    /// the protocol has no way to refuse them.
+    pub max_responses: usize,
     /// Receive buffers posted to the device by an idle endpoint.
     pub min_receive_buffers: usize,
     /// Receive buffers posted to the device under load; at most what the device allows.
@@ -61,6 +67,8 @@ const IMPLEMENTED: Extras = Extras::RDMA_READ
     .union(Extras::DELIVERY_COMPLETE)
     .union(Extras::CONNID_HEADER)
     .union(Extras::RUNTING_READ)
+    .union(Extras::RDMA_WRITE)
+    .union(Extras::UNSOLICITED_WRITE_RECV)
     .union(Extras::READ_NACK);
 
 /// What a device can do at most.
@@ -76,6 +84,7 @@ impl Default for Config {
             },
             max_medium: 65536,
             min_read: 1 << 20,
+            min_read_write: 1 << 16,
             runt_size: 0,
             rdma_segment: 1 << 30,
             max_rdma: 64,
@@ -83,6 +92,7 @@ impl Default for Config {
             cts_window: 32,
             max_sends: 4096,
             max_receives: 1 << 21,
+            max_responses: 1 << 16,
             min_receive_buffers: 64,
             max_receive_buffers: 4096,
             max_reorder: 1 << 16,
@@ -132,6 +142,7 @@ impl Config {
             ("bounce_size", self.bounce_size as u64),
             ("max_sends", self.max_sends as u64),
             ("max_receives", self.max_receives as u64),
+            ("max_responses", self.max_responses as u64),
             ("min_receive_buffers", self.min_receive_buffers as u64),
             ("max_receive_buffers", self.max_receive_buffers as u64),
             ("max_reorder", u64::from(self.max_reorder)),

@@ -56,18 +56,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Subprotocol::LongCts => self.send_longcts(id),
             Subprotocol::LongRead => self.send_longread(id),
             Subprotocol::RuntRead => self.send_runtread(id),
+            // Messages are not written.
+            Subprotocol::Direct => Advance::Done,
         };
-        // A blocked send of which nothing left may be selected anew: its header may have shrunk.
-        if let Some(send) = self.operations.sends.get_mut(id)
-            && send.outstanding > before
-        {
-            send.subprotocol = Some(subprotocol);
-            if send.is_being_read()
-                && let Some(active) = self.peers.active_mut(peer)
-            {
-                active.reads_under_way += 1;
-            }
-        }
+        self.began(id, subprotocol, before);
         advance
     }
 
@@ -91,7 +83,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         // The caller made sure that header and segment fit the MTU.
         let written = emit(bytes).ok().and_then(|header| {
             let end = header.checked_add(usize::try_from(length).ok()?)?;
-            send.buffer.read(offset, bytes.get_mut(header..end)?);
+            send.memory.read(offset, bytes.get_mut(header..end)?);
             Some(end)
         });
         let Some(end) = written else {

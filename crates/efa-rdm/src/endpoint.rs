@@ -12,122 +12,22 @@ use efa_proto::{Connid, ExtraInfo, Handshake, OpId, PacketType, RawAddress, ReqO
 
 use crate::arrival::is_whole;
 use crate::completion::{
-    Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused, SendCompletion,
-    SendId, StartError,
+    Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused, RmaCompletion,
+    RmaKind, SendCompletion, SendId, StartError,
 };
 use crate::config::{Config, ConfigError, inject_limit};
-use crate::coverage::Coverage;
 use crate::event::{DropReason, Event, Events};
 use crate::inbound::Inbound;
 use crate::longread::Reading;
 use crate::matching::{Assembly, Matching, Posted, pattern};
-use crate::operation::OperationTable;
+use crate::memory::Memory;
+use crate::operations::{Operations, Receive, ReceiveRole, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::{PeerId, Peers, Standing, gid};
-use crate::rdma::Transfer;
 use crate::rnr::Retry;
 use crate::select::Subprotocol;
 use crate::statistics::Statistics;
 use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Transmit, Work};
-
-/// A send operation.
-#[derive(Debug)]
-pub(crate) struct Send<B> {
-    pub(crate) peer: PeerId,
-    pub(crate) buffer: B,
-    pub(crate) context: u64,
-    pub(crate) tag: Option<u64>,
-    pub(crate) cq_data: Option<u64>,
-    pub(crate) level: Level,
-    pub(crate) length: u64,
-    /// Its place among the messages to the peer; taken when it is released from those held.
-    pub(crate) msg_id: u32,
-    /// Packets that the device has not completed.
-    pub(crate) outstanding: u32,
-    /// Chosen when the first packet is written.
-    pub(crate) subprotocol: Option<Subprotocol>,
-    /// Bytes that were put into packets.
-    pub(crate) sent: u64,
-    /// Bytes that are to be put into packets; the receiver reads the others.
-    pub(crate) in_packets: u64,
-    /// The receiver refused to read: long-CTS is left.
-    pub(crate) read_nack: bool,
-    /// The receiver has said that it has read all, or that the message is delivered.
-    pub(crate) confirmed: bool,
-    /// Long-CTS: bytes that may be sent, and the receiver's name for the operation.
-    pub(crate) window_end: u64,
-    pub(crate) recv_id: OpId,
-}
-
-impl<B> Send<B> {
-    /// Whether it sends this message.
-    fn is(&self, peer: PeerId, msg_id: u32) -> bool {
-        self.msg_id == msg_id && self.peer == peer
-    }
-
-    /// Whether the receiver will say when it has read it, and hasn't yet.
-    pub(crate) fn is_being_read(&self) -> bool {
-        let read = match self.subprotocol {
-            Some(Subprotocol::LongRead) => true,
-            // A runt that is all of the message leaves nothing to be read.
-            Some(Subprotocol::RuntRead) => self.in_packets < self.length,
-            _ => false,
-        };
-        read && !self.confirmed
-    }
-
-    /// Whether the receiver will say when the message is delivered, and hasn't yet. One that was
-    /// read is delivered anyway.
-    pub(crate) fn awaits_receipt(&self) -> bool {
-        self.level == Level::Delivery
-            && !self.confirmed
-            && self.subprotocol.is_some_and(|by| !by.is_read())
-    }
-
-    /// Whether all packets arrived and the receiver has all it wanted.
-    fn is_done(&self) -> bool {
-        self.outstanding == 0
-            && self.subprotocol.is_some()
-            && self.sent == self.in_packets
-            && !self.is_being_read()
-            && !self.awaits_receipt()
-    }
-}
-
-/// A message of several packets that is being received.
-#[derive(Debug)]
-pub(crate) struct Receive<B> {
-    pub(crate) peer: PeerId,
-    pub(crate) msg_id: u32,
-    pub(crate) context: u64,
-    pub(crate) buffer: B,
-    pub(crate) tagged: bool,
-    pub(crate) tag: u64,
-    pub(crate) cq_data: Option<u64>,
-    pub(crate) length: u64,
-    pub(crate) coverage: Coverage,
-    pub(crate) subprotocol: Subprotocol,
-    /// Long-CTS: bytes that the sender may have sent, and its name for the operation.
-    pub(crate) granted: u64,
-    pub(crate) send_id: OpId,
-    /// Runting read: the leading part that comes in packets.
-    pub(crate) runt_length: u64,
-    pub(crate) reading: Reading,
-    /// The sender wants to be told when it is delivered.
-    pub(crate) receipt: bool,
-}
-
-/// Operations under way.
-#[derive(Debug)]
-pub(crate) struct Operations<B> {
-    pub(crate) sends: OperationTable<Send<B>>,
-    pub(crate) receives: OperationTable<Receive<B>>,
-    pub(crate) transfers: OperationTable<Transfer>,
-    /// Transfers that wait for others to end, or for memory.
-    pub(crate) waiting_transfers: VecDeque<OpId>,
-    /// Coverages with memory of their own, to be used again.
-    pub(crate) coverages: Vec<Coverage>,
-}
 
 /// Peers that have something to send.
 #[derive(Debug, Default)]
@@ -158,7 +58,7 @@ pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) transmit: Transmit<Q>,
     pub(crate) inbound: Inbound<Q::Packet>,
     pub(crate) peers: Peers<Q::Packet>,
-    pub(crate) operations: Operations<B>,
+    pub(crate) operations: Operations<B, Q::Region>,
     pub(crate) matching: Matching<B>,
     schedule: Schedule,
     pub(crate) completions: VecDeque<Completion<B>>,
@@ -228,13 +128,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             inbound: Inbound::new(config.min_receive_buffers, most),
             transmit: Transmit::new(queue_pair),
             peers: Peers::new(config.hash_seed),
-            operations: Operations {
-                sends: OperationTable::new(config.max_sends),
-                receives: OperationTable::new(usize::MAX),
-                transfers: OperationTable::new(usize::MAX),
-                waiting_transfers: VecDeque::new(),
-                coverages: Vec::new(),
-            },
+            operations: Operations::new(),
             matching: Matching::new(config.max_receives, config.hash_seed),
             schedule: Schedule::default(),
             completions: VecDeque::new(),
@@ -319,44 +213,54 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Err(error) = self.check_peer(peer) {
             return Err(Refused { error, buffer });
         }
-        let sends = &mut self.operations.sends;
-        if sends.is_full() {
-            return Err(Refused { error: StartError::Busy { limit: sends.limit() }, buffer });
+        if let Err(error) = self.check_sends() {
+            return Err(Refused { error, buffer });
         }
         let length = buffer.length();
+        let mut send = Send::new(peer, SendRole::Message, Memory::Buffer(buffer), length, context);
+        (send.tag, send.cq_data, send.level) = (tag, cq_data, level);
+        Ok(SendId(self.start_ordered(send)))
+    }
+
+    /// Starts a send that has its turn among the messages to the peer.
+    pub(crate) fn start_ordered(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
+        let peer = send.peer;
         let active = self.peers.converse(peer, &self.config);
-        let hold = active.must_hold(level);
+        let hold = active.must_hold(send.level);
         let clear = active.is_clear();
-        let id = sends.insert(Send {
-            peer,
-            length,
-            buffer,
-            context,
-            tag,
-            cq_data,
-            level,
-            msg_id: if hold { 0 } else { active.take_msg_id().0 },
-            outstanding: 0,
-            subprotocol: None,
-            sent: 0,
-            in_packets: length,
-            read_nack: false,
-            confirmed: false,
-            window_end: 0,
-            recv_id: OpId(0),
-        });
+        if !hold {
+            send.msg_id = active.take_msg_id().0;
+        }
+        let id = self.operations.add_send(send);
         if hold {
             self.hold(peer, id);
         } else if !clear || self.advance_send(id) != Advance::Done {
             self.enqueue(peer, Work::Send(id));
         }
-        Ok(SendId(id))
+        id
+    }
+
+    pub(crate) fn check_sends(&self) -> Result<(), StartError> {
+        let limit = self.config.max_sends;
+        if self.operations.own_sends() >= limit { Err(StartError::Busy { limit }) } else { Ok(()) }
+    }
+
+    pub(crate) fn check_receives(&self) -> Result<(), StartError> {
+        let limit = self.matching.posted.limit();
+        let busy = self.matching.posted.len() + self.operations.receives.len() >= limit;
+        if busy { Err(StartError::Busy { limit }) } else { Ok(()) }
     }
 
     /// Keeps a send until the peer has told what it can do.
     fn hold(&mut self, peer: PeerId, id: OpId) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         active.held.push_back(id);
+        self.provoke(peer);
+    }
+
+    /// Sees to it that the peer's HANDSHAKE comes.
+    pub(crate) fn provoke(&mut self, peer: PeerId) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
         if active.handshake.must_provoke() {
             active.handshake.request_posted();
             self.enqueue(peer, Work::Provoke);
@@ -458,11 +362,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         buffer: B,
         context: u64,
     ) -> Result<OpId, Refused<B>> {
-        let posted = &mut self.matching.posted;
-        if posted.len() + self.operations.receives.len() >= posted.limit() {
-            return Err(Refused { error: StartError::Busy { limit: posted.limit() }, buffer });
+        if let Err(error) = self.check_receives() {
+            return Err(Refused { error, buffer });
         }
-        Ok(posted.insert(Posted { context, buffer, post: None, tagged, tag }))
+        Ok(self.matching.posted.insert(Posted { context, buffer, post: None, tagged, tag }))
     }
 
     /// Cancels a receive that no message has matched. Its completion says
@@ -567,8 +470,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     self.packet_sent(id, packet, result);
                 }
                 Some(DeviceCompletion::Rdma { id, result }) => self.rdma_done(id, result),
-                // The engine offers nothing to be written to yet.
-                Some(DeviceCompletion::Written { .. }) => {}
+                Some(DeviceCompletion::Written { immediate, length, source, packet }) => {
+                    self.written_by_device(source, immediate, length);
+                    if let Some(packet) = packet {
+                        self.inbound.consumed(packet);
+                    }
+                }
                 None => {
                     if self.inbound.is_short() {
                         self.refill();
@@ -618,7 +525,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    fn check_peer(&self, peer: PeerId) -> Result<(), StartError> {
+    pub(crate) fn check_peer(&self, peer: PeerId) -> Result<(), StartError> {
         match self.peers.standing(peer) {
             Standing::Live => Ok(()),
             Standing::Gone => Err(StartError::PeerGone(peer)),
@@ -687,6 +594,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             let Some(work) = active.backlog.pop_front() else { return Advance::Done };
             let (advance, work) = match work {
                 Work::Send(id) => (self.advance_send(id), work),
+                Work::Read(id) => (self.begin_read(id), work),
                 Work::Cts(id) => (self.send_cts(peer, id), work),
                 Work::Transfer(id) => (self.advance_transfer(id), work),
                 Work::Eor { send_id, recv_id } => (self.send_eor(peer, send_id, recv_id), work),
@@ -796,7 +704,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn receiver_not_ready(&mut self, packet: Q::Packet, mut record: InFlight) {
         self.statistics.receiver_not_ready += 1;
         record.retransmitted = true;
-        let peer = record.peer;
+        self.back_off(record.peer);
+        self.enqueue_first(record.peer, Work::Packet { packet, record });
+    }
+
+    /// Leaves a peer that was not ready alone for a while.
+    pub(crate) fn back_off(&mut self, peer: PeerId) {
         let active = self.peers.converse(peer, &self.config);
         let was_waiting = active.backoff.is_waiting();
         if let Retry::At(until) = active.backoff.not_ready(self.now, &self.config.backoff)
@@ -804,7 +717,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         {
             self.schedule.backing_off.push(Reverse((until, peer)));
         }
-        self.enqueue_first(peer, Work::Packet { packet, record });
     }
 
     /// A packet will never arrive, and with it a message id, a grant or a HANDSHAKE without which
@@ -855,12 +767,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn advance_send(&mut self, id: OpId) -> Advance {
         let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
         match send.subprotocol {
-            None => self.begin_send(id),
-            Some(Subprotocol::Eager) => Advance::Done,
+            None => match send.role {
+                SendRole::Message => self.begin_send(id),
+                SendRole::Write { remote } => self.begin_write(id, remote),
+                SendRole::ReadResponse => self.send_readrsp(id),
+                SendRole::Atomic { atomic, .. } => self.send_rta(id, atomic),
+                SendRole::AtomicResponse => self.send_atomrsp(id),
+            },
             Some(Subprotocol::Medium) => self.send_medium(id),
             Some(Subprotocol::LongCts) => self.send_ctsdata(id),
-            Some(Subprotocol::LongRead) => Advance::Done,
             Some(Subprotocol::RuntRead) => self.send_runtread(id),
+            Some(Subprotocol::Eager | Subprotocol::LongRead | Subprotocol::Direct) => Advance::Done,
         }
     }
 
@@ -884,58 +801,102 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.end_send(id, Err(error));
     }
 
-    fn end_send(&mut self, id: OpId, result: Result<(), OperationError>) {
-        let Some(mut send) = self.operations.sends.remove(id) else { return };
-        send.buffer.deregister();
-        tracing::trace!(peer = send.peer.0, send.msg_id, send.length, ?result, "send ended");
-        self.completions.push_back(Completion::Send(SendCompletion {
-            context: send.context,
-            peer: send.peer,
-            tag: send.tag,
-            length: send.length,
-            subprotocol: send.subprotocol,
-            buffer: Some(send.buffer),
-            result,
-        }));
+    pub(crate) fn end_send(&mut self, id: OpId, result: Result<(), OperationError>) {
+        let Some(mut send) = self.operations.take_send(id) else { return };
+        send.memory.deregister();
+        tracing::trace!(peer = send.peer.0, ?send.role, send.msg_id, ?result, "send ended");
+        let Send { context, peer, tag, length, subprotocol, .. } = send;
+        match (send.role, send.memory) {
+            (SendRole::Message, Memory::Buffer(buffer)) => {
+                self.completions.push_back(Completion::Send(SendCompletion {
+                    context,
+                    peer,
+                    tag,
+                    length,
+                    subprotocol,
+                    buffer: Some(buffer),
+                    result,
+                }));
+            }
+            (SendRole::Write { .. }, Memory::Buffer(buffer)) => {
+                let kind = RmaKind::Write;
+                self.rma_ended(RmaCompletion {
+                    kind,
+                    context,
+                    peer,
+                    length,
+                    subprotocol,
+                    buffer,
+                    result,
+                });
+            }
+            (SendRole::Atomic { atomic, .. }, memory) => {
+                self.atomic_ended((context, peer), atomic, memory, result);
+            }
+            (_, Memory::Values(values)) => self.operations.recycle_values(values),
+            _ => {}
+        }
     }
 
     /// Ends a receive operation.
     pub(crate) fn end_receive(&mut self, id: OpId, error: Option<OperationError>) {
-        let Some(mut receive) = self.operations.receives.remove(id) else { return };
-        receive.buffer.deregister();
-        if receive.subprotocol.has_several_requests() || receive.reading == Reading::Nacked {
+        let Some(mut receive) = self.operations.take_receive(id) else { return };
+        receive.memory.deregister();
+        if receive.is_assembled() {
             self.matching.assembling.remove(&(receive.peer.0, receive.msg_id));
         }
         if receive.receipt && error.is_none() {
             let (send_id, msg_id) = (receive.send_id, receive.msg_id);
             self.enqueue(receive.peer, Work::Receipt { send_id, msg_id });
         }
-        let mut coverage = receive.coverage;
-        let capacity = receive.buffer.length();
-        let written = coverage.prefix().min(capacity);
-        coverage.clear();
-        self.operations.coverages.push(coverage);
-        let truncated = (receive.length > capacity)
-            .then_some(OperationError::Truncated { length: receive.length, capacity });
-        self.received(ReceiveCompletion {
-            context: receive.context,
-            peer: Some(receive.peer),
-            tagged: receive.tagged,
-            tag: receive.tag,
-            length: written,
-            cq_data: receive.cq_data,
-            subprotocol: Some(receive.subprotocol),
-            buffer: receive.buffer,
-            result: error.or(truncated).map_or(Ok(()), Err),
-        });
+        let capacity = receive.memory.length();
+        let written = receive.coverage.prefix().min(capacity);
+        let Receive { role, context, peer, length, cq_data, subprotocol, .. } = receive;
+        self.operations.recycle_coverage(receive.coverage);
+        match (role, receive.memory) {
+            (ReceiveRole::Message, Memory::Buffer(buffer)) => {
+                let truncated = OperationError::Truncated { length, capacity };
+                let error = error.or((length > capacity).then_some(truncated));
+                self.received(ReceiveCompletion {
+                    context,
+                    peer: Some(peer),
+                    tagged: receive.tagged,
+                    tag: receive.tag,
+                    length: written,
+                    cq_data,
+                    subprotocol,
+                    buffer,
+                    result: error.map_or(Ok(()), Err),
+                });
+            }
+            (ReceiveRole::Read { .. }, Memory::Buffer(buffer)) => {
+                self.rma_ended(RmaCompletion {
+                    kind: RmaKind::Read,
+                    context,
+                    peer,
+                    length: written,
+                    subprotocol,
+                    buffer,
+                    result: error.map_or(Ok(()), Err),
+                });
+            }
+            (ReceiveRole::Written, _) => self.written(peer, length, cq_data, error),
+            _ => {}
+        }
     }
 
-    /// Ends a receive operation as soon as the device doesn't write to its buffer any more.
-    fn end_receive_when_free(&mut self, id: OpId, error: OperationError) {
-        match self.operations.receives.get(id).map(|receive| receive.reading) {
-            Some(Reading::UnderWay(transfer)) => self.fail_transfer(transfer, error),
-            Some(_) => self.end_receive(id, Some(error)),
-            None => {}
+    /// A send whose first packets were to be written: if any were, the way is chosen. A blocked one
+    /// may be selected anew: its header may have shrunk.
+    pub(crate) fn began(&mut self, id: OpId, subprotocol: Subprotocol, outstanding_before: u32) {
+        if let Some(send) = self.operations.sends.get_mut(id)
+            && send.outstanding > outstanding_before
+        {
+            send.subprotocol = Some(subprotocol);
+            if send.is_being_read()
+                && let Some(active) = self.peers.active_mut(send.peer)
+            {
+                active.reads_under_way += 1;
+            }
         }
     }
 
@@ -1038,11 +999,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub(crate) fn end_peer(&mut self, peer: PeerId, error: OperationError) {
         let Some((handle, active)) = self.peers.retire(peer) else { return };
         self.transmit.device.destroy_address_handle(handle);
-        for id in self.operations.sends.find(|send| send.peer == peer) {
+        // What the device reads or writes ends when it has given it back.
+        for id in self.operations.transfers.find(|transfer| transfer.peer == peer) {
+            self.fail_transfer(id, error);
+        }
+        for id in self.operations.sends.find(|send| send.peer == peer && !send.is_direct()) {
             self.fail_send(id, error);
         }
-        for id in self.operations.receives.find(|receive| receive.peer == peer) {
-            self.end_receive_when_free(id, error);
+        let is_read = |reading| matches!(reading, Reading::UnderWay(_));
+        for id in self.operations.receives.find(|of| of.peer == peer && !is_read(of.reading)) {
+            self.end_receive(id, Some(error));
         }
         let Some(mut active) = active else { return };
         for work in active.backlog.drain(..) {

@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use efa_device::{DeviceError, Status};
 use efa_proto::PacketType;
 
+use crate::completion::OperationError;
+use crate::memory::AccessError;
 use crate::peer::PeerId;
 
 /// Something that happened outside the application's operations.
@@ -35,6 +37,22 @@ pub enum Event {
         peer: Option<PeerId>,
         /// Why.
         reason: DropReason,
+    },
+    /// A peer asked for memory of this side that it may not have. No byte of it was touched. The
+    /// protocol has no answer for this, so that the peer is not told.
+    AccessRefused {
+        /// The peer.
+        peer: PeerId,
+        /// What it asked for.
+        error: AccessError,
+    },
+    /// A peer's write to memory of this side was begun and can't be finished: some of it may be
+    /// there.
+    WriteFailed {
+        /// The peer.
+        peer: PeerId,
+        /// Why.
+        error: OperationError,
     },
     /// The device refused something that the endpoint needs; it will be tried again.
     DeviceRefused(DeviceError),
@@ -70,7 +88,9 @@ pub enum DropReason {
     TooScattered,
     /// It grants nothing, or belongs to another kind of operation (section 3.2).
     BadCts,
-    /// There is no room for another receive operation.
+    /// No atomic has this type, operation and length (section 3.3).
+    BadAtomic,
+    /// There is no room for another operation.
     TooManyOperations,
 }
 

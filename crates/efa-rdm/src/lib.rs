@@ -58,6 +58,7 @@
 #![forbid(unsafe_code)]
 
 mod arrival;
+mod atomic;
 mod completion;
 mod config;
 mod coverage;
@@ -72,25 +73,35 @@ mod longcts;
 mod longread;
 mod matching;
 mod medium;
+mod memory;
 mod operation;
+mod operations;
 mod payload;
 mod peer;
 mod pool;
 mod rdma;
+mod rma;
 mod rnr;
+mod rta;
 mod select;
 mod statistics;
 mod transmit;
 
+pub use atomic::{AtomicKind, AtomicOp, Datatype};
 pub use completion::{
-    Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused, SendCompletion,
-    SendId, StartError,
+    AtomicCompletion, Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused,
+    RemoteWrite, RmaCompletion, RmaKind, SendCompletion, SendId, StartError,
 };
 pub use config::{Config, ConfigError, inject_limit};
+pub use efa_proto::RmaIov;
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};
 pub use event::{DropReason, Event};
+pub use memory::{AccessError, Wanted};
 pub use payload::Payload;
 pub use peer::PeerId;
+pub use rdma::{Remote, TooManyPieces};
+pub use rma::{Read, Write};
 pub use rnr::BackoffLimits;
+pub use rta::{Atomic, AtomicRefused, Operands};
 pub use select::Subprotocol;
 pub use statistics::{PacketCounts, Statistics};

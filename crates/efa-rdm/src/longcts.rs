@@ -18,6 +18,7 @@ use crate::completion::Level;
 use crate::endpoint::Endpoint;
 use crate::event::DropReason;
 use crate::medium::Segment;
+use crate::operations::{ReceiveRole, SendRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::select::Subprotocol;
@@ -61,7 +62,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return self.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
         let expected = send.subprotocol == Some(Subprotocol::LongCts) && send.sent < send.length;
-        if !expected || cts.recv_length == 0 || cts.emulated_read {
+        let of_read = send.role == SendRole::ReadResponse;
+        if !expected || cts.recv_length == 0 || cts.emulated_read != of_read {
             return self.drop_packet(Some(peer), DropReason::BadCts);
         }
         let had_window = send.sent < send.window_end;
@@ -77,7 +79,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && cts.connid.is_some()
             && !active.handshake.is_known();
         if must_wait {
-            active.awaiting_handshake.push(cts.send_id);
+            active.awaiting_handshake.push(Work::Send(cts.send_id));
         } else {
             self.enqueue(peer, Work::Send(cts.send_id));
         }
@@ -132,7 +134,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             send_id: receive.send_id,
             recv_id: id,
             recv_length,
-            emulated_read: false,
+            emulated_read: matches!(receive.role, ReceiveRole::Read { .. }),
         };
         let record = |length| InFlight::control(peer, PacketType::Cts, length);
         let advance = self.post_control(record, |packet| cts.emit(packet));
@@ -147,8 +149,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// A segment came.
     pub(crate) fn ctsdata_arrived(&mut self, peer: PeerId, data: &CtsData, payload: &[u8]) {
         let receive = self.operations.receives.get(data.recv_id);
-        let receive = receive
-            .filter(|receive| receive.peer == peer && receive.subprotocol == Subprotocol::LongCts);
+        let receive =
+            receive.filter(|of| of.peer == peer && of.subprotocol == Some(Subprotocol::LongCts));
         let Some(receive) = receive else {
             return self.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
@@ -159,10 +161,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if self.segment_arrived(data.recv_id, data.seg_offset, payload) != Segment::Taken {
             return;
         }
-        if let Some(receive) = self.operations.receives.get(data.recv_id)
+        self.grant_if_used_up(peer, data.recv_id);
+    }
+
+    /// Grants the next window if all of the last is here.
+    pub(crate) fn grant_if_used_up(&mut self, peer: PeerId, id: OpId) {
+        if let Some(receive) = self.operations.receives.get(id)
             && receive.coverage.bytes() == receive.granted
         {
-            self.enqueue(peer, Work::Cts(data.recv_id));
+            self.enqueue(peer, Work::Cts(id));
         }
     }
 }

@@ -24,9 +24,10 @@ use crate::completion::OperationError;
 use crate::endpoint::Endpoint;
 use crate::event::DropReason;
 use crate::matching::Assembly;
+use crate::operations::ReceiveRole;
 use crate::payload::Payload;
 use crate::peer::PeerId;
-use crate::rdma::{Remote, Transfer};
+use crate::rdma::{Owner, Remote, Transfer};
 use crate::select::Subprotocol;
 use crate::transmit::{Advance, InFlight, Purpose, Work};
 
@@ -55,9 +56,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// The memory of a send as the peer's device names it, if it was registered for that.
-    fn read_iov(&self, id: OpId) -> Option<RmaIov> {
+    pub(crate) fn read_iov(&self, id: OpId) -> Option<RmaIov> {
         let send = self.operations.sends.get(id)?;
-        let range = send.buffer.registered().filter(|range| range.region.access().remote_read)?;
+        let range = send.memory.registered().filter(|range| range.region.access().remote_read)?;
         let address = range.region.remote_address() + range.offset as u64;
         Some(RmaIov::new(address, send.length, range.region.remote_key().into()))
     }
@@ -68,10 +69,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return false;
         }
         if let Some(send) = self.operations.sends.get_mut(id)
-            && send.buffer.registered().is_none()
+            && send.memory.registered().is_none()
         {
             let device = &self.transmit.device;
-            send.buffer.register(|memory| device.register(memory, SOURCE));
+            send.memory.register(|memory| device.register(memory, SOURCE));
         }
         self.read_iov(id).is_some()
     }
@@ -150,7 +151,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(send) = send.filter(|send| send.peer == peer && send.is_being_read()) else {
             return self.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
-        send.buffer.deregister();
+        send.memory.deregister();
         send.subprotocol = None;
         send.read_nack = true;
         send.in_packets = send.length;
@@ -167,25 +168,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// A request has been matched: read what fits the buffer.
     pub(crate) fn begin_longread(&mut self, peer: PeerId, id: OpId, shape: &Shape, iov: &[RmaIov]) {
         let Some(receive) = self.operations.receives.get_mut(id) else { return };
-        if receive.runt_length == receive.length && receive.subprotocol == Subprotocol::RuntRead {
+        if receive.runt_length == receive.length
+            && receive.subprotocol == Some(Subprotocol::RuntRead)
+        {
             return;
         }
-        let end = receive.length.min(receive.buffer.length()).max(shape.runt_length);
+        let end = receive.length.min(receive.memory.length()).max(shape.runt_length);
         let start = shape.runt_length;
         if self.must_refuse(peer, id) {
             return self.refuse_reading(id, OperationError::NotReadable);
         }
-        let remote = Remote::new(iov);
-        let transfer = Transfer {
-            peer,
-            receive: id,
-            remote,
-            start,
-            next: start,
-            end,
-            outstanding: 0,
-            failed: None,
-        };
+        let transfer = Transfer::new(peer, Owner::Receive(id), Remote::named(iov), start, end);
         let transfer = self.begin_transfer(transfer);
         if let Some(receive) = self.operations.receives.get_mut(id)
             && self.operations.transfers.get(transfer).is_some()
@@ -201,12 +194,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return true;
         }
         let Some(receive) = self.operations.receives.get_mut(id) else { return true };
-        if receive.buffer.registered().is_none() {
-            receive.buffer.register(|memory| device.register(memory, Access::default()));
+        if receive.memory.registered().is_none() {
+            receive.memory.register(|memory| device.register(memory, Access::default()));
         }
-        let registered = receive.buffer.registered().is_some();
-        // Peers without READ_NACK have to wait until there is memory.
-        !registered && self.can_nack(peer) && !self.transmit.has_bounce(self.config.bounce_size)
+        let registered = receive.memory.registered().is_some();
+        // Peers without READ_NACK have to wait until there is memory, and so do writers: releases
+        // before 2.0 answer a READ_NACK for a write with a message (facts 9).
+        let may_nack = receive.role == ReceiveRole::Message;
+        !registered
+            && may_nack
+            && self.can_nack(peer)
+            && !self.transmit.has_bounce(self.config.bounce_size)
     }
 
     fn can_nack(&self, peer: PeerId) -> bool {
@@ -220,8 +218,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn refuse_reading(&mut self, id: OpId, error: OperationError) {
         let Some(receive) = self.operations.receives.get_mut(id) else { return };
         receive.reading = Reading::Refused;
-        let peer = receive.peer;
-        if self.can_nack(peer) {
+        let (peer, role) = (receive.peer, receive.role);
+        if role == ReceiveRole::Message && self.can_nack(peer) {
             self.nack_if_due(id);
         } else {
             self.end_receive(id, Some(error));
@@ -252,7 +250,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return self.drop_packet(Some(peer), DropReason::UnknownOperation);
         }
         receive.reading = Reading::No;
-        receive.subprotocol = Subprotocol::LongCts;
+        receive.subprotocol = Some(Subprotocol::LongCts);
         receive.granted = receive.coverage.bytes();
         receive.send_id = shape.send_id;
         receive.receipt = shape.receipt;
@@ -261,14 +259,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// The device has read all that was asked for, or failed to.
-    pub(crate) fn message_read(&mut self, id: OpId, start: u64, failed: Option<OperationError>) {
+    pub(crate) fn memory_read(&mut self, id: OpId, start: u64, failed: Option<OperationError>) {
         let Some(receive) = self.operations.receives.get_mut(id) else { return };
         receive.reading = Reading::No;
-        let (peer, length) = (receive.peer, receive.length);
+        let (peer, length, role) = (receive.peer, receive.length, receive.role);
+        if failed.is_none() {
+            let _ = receive.coverage.insert(start, length);
+        }
         match failed {
+            _ if matches!(role, ReceiveRole::Read { .. }) => {
+                self.end_receive(id, failed);
+                self.lose_if_gone(Some(peer), failed);
+            }
             None => {
                 let (send_id, recv_id) = (receive.send_id, id);
-                let _ = receive.coverage.insert(start, length);
                 let whole = receive.coverage.bytes() == length;
                 self.enqueue(peer, Work::Eor { send_id, recv_id });
                 if whole {
@@ -277,7 +281,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
             Some(OperationError::Device(status)) if status.is_peer_gone() => {
                 self.end_receive(id, failed);
-                self.lose_peer(peer, status);
+                self.lose_if_gone(Some(peer), failed);
             }
             // The peer is gone already, and the receive was kept for the device's sake.
             Some(error) if self.peers.active(peer).is_none() => self.end_receive(id, Some(error)),

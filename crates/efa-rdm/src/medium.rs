@@ -117,10 +117,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.drop_packet(Some(peer), reason);
             return Segment::Dropped;
         }
-        let capacity = receive.buffer.length();
+        let capacity = receive.memory.length();
         if offset < capacity {
             let fitting = usize::try_from(end.min(capacity) - offset).unwrap_or(payload.len());
-            receive.buffer.write(offset, &payload[..fitting]);
+            receive.memory.write(offset, &payload[..fitting]);
         }
         if receive.coverage.bytes() == receive.length {
             self.end_receive(id, None);

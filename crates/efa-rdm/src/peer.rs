@@ -77,8 +77,8 @@ pub(crate) struct Active<P> {
     pub(crate) held: VecDeque<OpId>,
     /// Messages to the peer that it is reading.
     pub(crate) reads_under_way: u32,
-    /// Long-CTS sends with an open window that wait for the peer's HANDSHAKE.
-    pub(crate) awaiting_handshake: Vec<OpId>,
+    /// What waits for the peer's HANDSHAKE and has no place among the messages.
+    pub(crate) awaiting_handshake: Vec<Work<P>>,
 }
 
 impl<P> Active<P> {

@@ -1,7 +1,7 @@
 //! Transfers: the device reads or writes memory of a peer, in as many operations as it takes.
 //!
 //! ```text
-//!   transfer   |──────────── bytes next .. end of an operation's buffer ────────────|
+//!   transfer   |──────────── bytes next .. end of an operation's memory ────────────|
 //!   pieces     |───── remote piece 0 ─────|────── piece 1 ──────|──── piece 2 ──────|
 //!   posted     |── max_rdma_size ──|──────|── … ──|             bounded: max_rdma of the endpoint
 //!                      │                  │
@@ -18,32 +18,60 @@ use efa_proto::{MAX_IOV, OpId, RmaIov};
 use crate::completion::OperationError;
 use crate::endpoint::Endpoint;
 use crate::event::Event;
+use crate::memory::Memory;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::transmit::{Advance, PostFailure, RdmaFlight, Work};
 
 /// Memory of a peer in pieces, one behind the other.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Remote {
+pub struct Remote {
     pieces: [RmaIov; MAX_IOV],
     count: u8,
 }
 
+/// More pieces of remote memory than a packet can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{count} pieces of remote memory, at most {MAX_IOV} can be named")]
+pub struct TooManyPieces {
+    /// How many were given.
+    pub count: usize,
+}
+
 impl Remote {
+    /// Pieces of memory by address, length and key.
+    ///
+    /// # Errors
+    /// There are more than four.
+    pub fn new(pieces: &[RmaIov]) -> Result<Self, TooManyPieces> {
+        let count = pieces.len();
+        if count > MAX_IOV { Err(TooManyPieces { count }) } else { Ok(Self::named(pieces)) }
+    }
+
     /// The memory that a packet names. Packets name at most [`MAX_IOV`] pieces.
-    pub(crate) fn new(iov: &[RmaIov]) -> Self {
+    pub(crate) fn named(iov: &[RmaIov]) -> Self {
         let mut pieces = [RmaIov::new(0, 0, 0); MAX_IOV];
         let count = iov.len().min(MAX_IOV);
         pieces[..count].copy_from_slice(&iov[..count]);
         Self { pieces, count: count as u8 }
     }
 
+    /// The pieces.
+    #[must_use]
+    pub fn pieces(&self) -> &[RmaIov] {
+        &self.pieces[..usize::from(self.count)]
+    }
+
+    /// Whether the device can reach it: keys beyond 32 bits are software's.
+    pub(crate) fn is_of_device(&self) -> bool {
+        self.pieces().iter().all(|piece| u32::try_from(piece.key()).is_ok())
+    }
+
     /// Where byte `offset` lies, and how many follow in the same piece.
     fn at(&self, mut offset: u64) -> Option<(RemoteMemory, u64)> {
-        for piece in &self.pieces[..usize::from(self.count)] {
+        for piece in self.pieces() {
             if offset < piece.len() {
                 let address = piece.addr().wrapping_add(offset);
-                // Keys beyond 32 bits are software's, which the device can't use.
                 let key = u32::try_from(piece.key()).ok()?;
                 return Some((RemoteMemory { address, key }, piece.len() - offset));
             }
@@ -58,25 +86,40 @@ pub(crate) fn total(iov: &[RmaIov]) -> Option<u64> {
     iov.iter().try_fold(0_u64, |sum, piece| sum.checked_add(piece.len()))
 }
 
-/// RDMA operations between a buffer and a peer's memory.
+/// Whose transfer it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// A receive, whose memory is filled.
+    Receive(OpId),
+    /// A write, whose memory goes out, with immediate data if it is one device operation.
+    Write { send: OpId, immediate: Option<u32> },
+}
+
+/// RDMA operations between the memory of an operation and a peer's.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) peer: PeerId,
-    /// The receive whose buffer is filled.
-    pub(crate) receive: OpId,
-    pub(crate) remote: Remote,
-    /// Where the part of the message that is read begins.
-    pub(crate) start: u64,
+    pub(crate) owner: Owner,
+    remote: Remote,
+    /// Where the part that is moved begins.
+    start: u64,
     /// The next byte to ask for.
-    pub(crate) next: u64,
-    /// The end of what is to be read.
-    pub(crate) end: u64,
+    next: u64,
+    /// The end of what is to be moved.
+    end: u64,
     /// Operations that the device has.
-    pub(crate) outstanding: u32,
-    pub(crate) failed: Option<OperationError>,
+    outstanding: u32,
+    /// The receiver of immediate data was not ready before.
+    retried: bool,
+    failed: Option<OperationError>,
 }
 
 impl Transfer {
+    pub(crate) fn new(peer: PeerId, owner: Owner, remote: Remote, start: u64, end: u64) -> Self {
+        let (next, outstanding) = (start, 0);
+        Self { peer, owner, remote, start, next, end, outstanding, retried: false, failed: None }
+    }
+
     fn is_over(&self) -> bool {
         self.outstanding == 0 && (self.next == self.end || self.failed.is_some())
     }
@@ -96,6 +139,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         id
     }
 
+    /// Most bytes of one device operation.
+    pub(crate) fn longest_rdma(&self) -> u64 {
+        self.transmit.device.attributes().max_rdma_size.min(self.config.rdma_segment)
+    }
+
     /// Posts what the device takes.
     pub(crate) fn advance_transfer(&mut self, id: OpId) -> Advance {
         loop {
@@ -111,19 +159,26 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.fail_transfer(id, OperationError::Device(Status::RemoteBadAddress));
                 return Advance::Done;
             };
-            let (peer, offset, receive) = (transfer.peer, transfer.next, transfer.receive);
-            let longest = self.transmit.device.attributes().max_rdma_size;
-            let length = left.min(transfer.end - offset).min(longest).min(self.config.rdma_segment);
-            let (local, bounce) = match self.local(id, receive, offset, length) {
-                Ok(local) => local,
-                Err(advance) => return advance,
+            let (peer, offset, owner) = (transfer.peer, transfer.next, transfer.owner);
+            let length = left.min(transfer.end - offset).min(self.longest_rdma());
+            let Some((local, bounce)) = self.local(id, owner, offset, length) else {
+                return Advance::Done;
             };
             let length = local.length as u64;
             let flight = RdmaFlight { transfer: id, offset, length, bounce };
             let destination = self.peers.destination(peer);
-            match self.transmit.post_read(destination, local, remote, flight) {
+            let posted = match owner {
+                Owner::Receive(_) => self.transmit.post_read(destination, local, remote, flight),
+                Owner::Write { immediate, .. } => {
+                    self.transmit.post_write(destination, local, remote, immediate, flight)
+                }
+            };
+            match posted {
                 Ok(()) => {
-                    self.statistics.rdma_reads += 1;
+                    match owner {
+                        Owner::Receive(_) => self.statistics.rdma_reads += 1,
+                        Owner::Write { .. } => self.statistics.rdma_writes += 1,
+                    }
                     if let Some(transfer) = self.operations.transfers.get_mut(id) {
                         transfer.next += length;
                         transfer.outstanding += 1;
@@ -138,34 +193,40 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Memory for the device to read into: the buffer itself, or a bounce region.
+    fn memory_of(&self, owner: Owner) -> Option<&Memory<B, Q::Region>> {
+        match owner {
+            Owner::Receive(id) => Some(&self.operations.receives.get(id)?.memory),
+            Owner::Write { send, .. } => Some(&self.operations.sends.get(send)?.memory),
+        }
+    }
+
+    /// Memory for the device: that of the operation itself, or a bounce region. `None` if there is
+    /// none now.
     #[allow(clippy::type_complexity, reason = "a range, and what it is of if it is no buffer")]
     fn local(
         &mut self,
         transfer: OpId,
-        receive: OpId,
+        owner: Owner,
         offset: u64,
         length: u64,
-    ) -> Result<(RegionRange<Q::Region>, Option<Q::Region>), Advance> {
-        let Some(receive) = self.operations.receives.get(receive) else {
-            return Err(Advance::Done);
-        };
-        if let Some(buffer) = receive.buffer.registered() {
-            let place = buffer.offset + offset as usize;
-            let local =
-                RegionRange { region: buffer.region, offset: place, length: length as usize };
-            return Ok((local, None));
+    ) -> Option<(RegionRange<Q::Region>, Option<Q::Region>)> {
+        if let Some(place) = self.memory_of(owner)?.registered() {
+            let (offset, length) = (place.offset + offset as usize, length as usize);
+            return Some((RegionRange { region: place.region, offset, length }, None));
         }
         match self.transmit.bounce(self.config.bounce_size) {
             Ok(region) => {
                 let length = (length as usize).min(region.length());
+                if let Owner::Write { .. } = owner {
+                    copy_in(self.memory_of(owner)?, offset, length, &region);
+                }
                 let local = RegionRange { region: region.clone(), offset: 0, length };
-                Ok((local, Some(region)))
+                Some((local, Some(region)))
             }
             Err(error) => {
                 self.events.push(Event::DeviceRefused(error));
                 self.operations.waiting_transfers.push_back(transfer);
-                Err(Advance::Done)
+                None
             }
         }
     }
@@ -180,23 +241,38 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.resume_transfer();
         let Some(transfer) = self.operations.transfers.get_mut(id) else { return };
         transfer.outstanding -= 1;
+        let (peer, owner, retried) = (transfer.peer, transfer.owner, transfer.retried);
         match result {
             Ok(()) => self.statistics.rdma_bytes += length,
+            // Only immediate data needs a receiver, and it goes with a single operation.
+            Err(Status::ReceiverNotReady) if transfer.failed.is_none() => {
+                (transfer.next, transfer.retried) = (offset, true);
+            }
             Err(status) => {
                 transfer.failed.get_or_insert(OperationError::Device(status));
             }
         }
-        let (over, receive) = (transfer.is_over(), transfer.receive);
+        let over = transfer.is_over();
         if let Some(region) = bounce {
             if result.is_ok()
+                && let Owner::Receive(receive) = owner
                 && let Some(receive) = self.operations.receives.get_mut(receive)
             {
-                copy_out(&region, length as usize, &mut receive.buffer, offset);
+                copy_out(&region, length as usize, &mut receive.memory, offset);
             }
             self.transmit.recycle_bounce(region);
         }
         if over {
             self.end_transfer(id);
+        } else if result == Err(Status::ReceiverNotReady) {
+            self.back_off(peer);
+            self.enqueue_first(peer, Work::Transfer(id));
+        }
+        if result.is_ok()
+            && retried
+            && let Some(active) = self.peers.active_mut(peer)
+        {
+            active.backoff.delivered();
         }
     }
 
@@ -232,14 +308,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     fn end_transfer(&mut self, id: OpId) {
         let Some(transfer) = self.operations.transfers.remove(id) else { return };
-        self.message_read(transfer.receive, transfer.start, transfer.failed);
+        match transfer.owner {
+            Owner::Receive(receive) => {
+                self.memory_read(receive, transfer.start, transfer.failed);
+            }
+            Owner::Write { send, .. } => self.memory_written(send, transfer.failed),
+        }
     }
 }
 
 /// Bytes that are copied at a time.
 const CHUNK: usize = 4096;
 
-fn copy_out<R: Region, B: Payload<R>>(from: &R, length: usize, into: &mut B, offset: u64) {
+fn copy_out<R: Region, B: Payload<R>>(
+    from: &R,
+    length: usize,
+    into: &mut Memory<B, R>,
+    offset: u64,
+) {
     let mut chunk = [0; CHUNK];
     let mut done = 0;
     while done < length {
@@ -250,5 +336,14 @@ fn copy_out<R: Region, B: Payload<R>>(from: &R, length: usize, into: &mut B, off
         }
         into.write(offset + done as u64, &chunk[..count]);
         done += count;
+    }
+}
+
+fn copy_in<R: Region, B: Payload<R>>(from: &Memory<B, R>, offset: u64, length: usize, into: &R) {
+    let mut chunk = [0; CHUNK];
+    for done in (0..length).step_by(CHUNK) {
+        let chunk = &mut chunk[..CHUNK.min(length - done)];
+        from.read(offset + done as u64, chunk);
+        into.write(done, chunk);
     }
 }

@@ -17,6 +17,8 @@ pub enum Subprotocol {
     LongRead,
     /// The receiver reads it, except for a leading part that comes in packets.
     RuntRead,
+    /// The device alone writes or reads the memory of the peer.
+    Direct,
 }
 
 impl Subprotocol {
@@ -29,6 +31,7 @@ impl Subprotocol {
             Self::LongCts => "long-CTS",
             Self::LongRead => "long-read",
             Self::RuntRead => "runting read",
+            Self::Direct => "direct",
         }
     }
 }
@@ -81,6 +84,40 @@ pub(crate) fn subprotocol(message: Circumstances, config: &Config) -> Subprotoco
         Subprotocol::Eager
     } else if length <= config.max_medium {
         Subprotocol::Medium
+    } else {
+        Subprotocol::LongCts
+    }
+}
+
+/// What the choice for a write depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriteCircumstances {
+    /// Its length in bytes.
+    pub(crate) length: u64,
+    /// Bytes that fit one packet beside its header.
+    pub(crate) fits: u64,
+    /// The device can write.
+    pub(crate) direct: bool,
+    /// The target can read the buffer.
+    pub(crate) readable: bool,
+}
+
+/// The selection for a write, the first line that applies (facts 4.3):
+///
+/// | write                                     | subprotocol |
+/// |-------------------------------------------|-------------|
+/// | the device can                            | direct      |
+/// | at least `min_read_write`, readable       | long-read   |
+/// | fits one packet with its header           | eager       |
+/// | any                                       | long-CTS    |
+pub(crate) fn write_subprotocol(write: WriteCircumstances) -> Subprotocol {
+    let WriteCircumstances { length, fits, direct, readable } = write;
+    if direct {
+        Subprotocol::Direct
+    } else if readable {
+        Subprotocol::LongRead
+    } else if length <= fits {
+        Subprotocol::Eager
     } else {
         Subprotocol::LongCts
     }

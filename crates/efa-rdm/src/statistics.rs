@@ -82,6 +82,10 @@ pub struct Statistics {
     pub delivered_bytes: u64,
     /// RDMA reads given to the device.
     pub rdma_reads: u64,
+    /// RDMA writes given to the device.
+    pub rdma_writes: u64,
+    /// Requests of peers for memory of this side that they may not have.
+    pub access_refused: u64,
     /// Bytes that RDMA operations moved.
     pub rdma_bytes: u64,
     /// Events that were lost because nobody took them.

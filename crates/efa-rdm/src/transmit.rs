@@ -40,6 +40,8 @@ pub(crate) struct InFlight {
 pub(crate) enum Work<P> {
     /// The next packets of a send operation.
     Send(OpId),
+    /// The beginning of a read of the peer's memory.
+    Read(OpId),
     /// A grant for a receive operation.
     Cts(OpId),
     /// The next operations of a transfer.
@@ -184,12 +186,35 @@ impl<Q: QueuePair> Transmit<Q> {
         remote: RemoteMemory,
         flight: RdmaFlight<Q::Region>,
     ) -> Result<(), PostFailure> {
+        self.post_rdma(flight, |device, id| {
+            device.post_read(RdmaRequest { id, local, remote, destination })
+        })
+    }
+
+    /// Posts a write of `local` to remote memory.
+    pub(crate) fn post_write(
+        &mut self,
+        destination: Destination,
+        local: RegionRange<Q::Region>,
+        remote: RemoteMemory,
+        immediate: Option<u32>,
+        flight: RdmaFlight<Q::Region>,
+    ) -> Result<(), PostFailure> {
+        self.post_rdma(flight, |device, id| {
+            device.post_write(RdmaRequest { id, local, remote, destination }, immediate)
+        })
+    }
+
+    fn post_rdma(
+        &mut self,
+        flight: RdmaFlight<Q::Region>,
+        post: impl FnOnce(&mut Q, WorkId) -> Result<(), DeviceError>,
+    ) -> Result<(), PostFailure> {
         let posted = if self.is_full() {
             Err(PostFailure::Blocked)
         } else {
             let id = WorkId(self.rdma.vacant_key() as u64);
-            let request = RdmaRequest { id, local, remote, destination };
-            self.device.post_read(request).map_err(|error| failure(&error))
+            post(&mut self.device, id).map_err(|error| failure(&error))
         };
         match posted {
             Ok(()) => {

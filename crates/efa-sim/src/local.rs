@@ -425,6 +425,10 @@ impl QueuePair for LocalQueuePair {
         self.device.register(memory, access)
     }
 
+    fn region(&self, key: u32) -> Option<SoftRegion> {
+        self.device.region(key)
+    }
+
     fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
         self.device.shared.lock().post_read(self.endpoint, request)
     }

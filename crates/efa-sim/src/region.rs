@@ -323,6 +323,13 @@ impl Region for SoftRegion {
         self.0.memory().write(offset, from)
     }
 
+    fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {
+        let mut memory = self.0.memory();
+        let count = memory.read(offset, bytes);
+        change(&mut bytes[..count]);
+        memory.write(offset, &bytes[..count])
+    }
+
     fn reclaim(self) -> Result<Box<[u8]>, Self> {
         let registered = Arc::try_unwrap(self.0).map_err(Self)?;
         // Before the memory is somebody's again, nobody finds it any more.

@@ -126,6 +126,10 @@ impl QueuePair for SoftQueuePair {
         each!(SoftQueuePair, self, qp => qp.register(memory, access))
     }
 
+    fn region(&self, key: u32) -> Option<SoftRegion> {
+        each!(SoftQueuePair, self, qp => qp.region(key))
+    }
+
     fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
         each!(SoftQueuePair, self, qp => qp.post_read(request))
     }

@@ -1,6 +1,6 @@
 //! Packets that no honest peer sends.
 
-use efa_proto::{Header, Packet, PacketType, ReqOptions, RmaIov, Rtw, RtwKind};
+use efa_proto::{Header, OpId, Packet, PacketType, PeerError};
 use efa_rdm::DropReason;
 
 use crate::world::{World, pattern};
@@ -112,10 +112,9 @@ fn a_packet_cut_anywhere_is_dropped() {
 fn what_this_endpoint_does_not_do_is_reported_with_its_type() {
     let mut world = World::pair(5);
     world.acquaint();
-    let iov = [RmaIov::new(0x1000, 8, 1)];
-    let write = Rtw { rma_iov: &iov, kind: RtwKind::Eager, options: ReqOptions::NONE };
-    world.inject(0, 1, Header::Rtw(write), &[0; 8]);
+    let error = PeerError { op_id: OpId(1), ref_kind: 0, prov_errno: 4100, connid: None };
+    world.inject(0, 1, Header::PeerError(error), &[]);
     world.drive();
-    assert_eq!(world.drop_reasons(1), [DropReason::Unsupported(PacketType::EagerRtw)]);
+    assert_eq!(world.drop_reasons(1), [DropReason::Unsupported(PacketType::PeerError)]);
     assert_alive(&mut world);
 }

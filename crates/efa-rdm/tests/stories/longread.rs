@@ -14,13 +14,13 @@ use crate::world::{Net, pattern, place};
 
 /// A buffer, registered or not.
 #[derive(Debug)]
-enum Memory {
+pub(crate) enum Memory {
     Heap(Vec<u8>),
     Region(RegionRange<SoftRegion>),
 }
 
 impl Memory {
-    fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; Payload::<SoftRegion>::length(self) as usize];
         Payload::<SoftRegion>::read(self, 0, &mut bytes);
         bytes

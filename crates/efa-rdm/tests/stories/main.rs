@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod atomics;
 mod delivery;
 mod eager;
 mod faults;
@@ -16,4 +17,5 @@ mod memory;
 mod order;
 mod peers;
 mod random;
+mod rma;
 mod world;

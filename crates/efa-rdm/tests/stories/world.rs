@@ -6,8 +6,8 @@ use std::time::Duration;
 use efa_device::{Device, Qkey, Qpn, QueuePair, QueuePairOptions, Time};
 use efa_proto::{Header, Packet, PacketType};
 use efa_rdm::{
-    Accept, Completion, Config, DropReason, Endpoint, Event, Level, Message, Payload, PeerId,
-    ReceiveCompletion, ReceiveId, SendCompletion,
+    Accept, AtomicCompletion, Completion, Config, DropReason, Endpoint, Event, Level, Message,
+    Payload, PeerId, ReceiveCompletion, ReceiveId, RemoteWrite, RmaCompletion, SendCompletion,
 };
 use efa_sim::SoftRegion;
 use efa_sim::local::{LocalDevice, LocalFabric, LocalOptions, LocalQueuePair};
@@ -32,6 +32,9 @@ pub(crate) struct End<B = Vec<u8>> {
     pub(crate) sends: VecDeque<SendCompletion<B>>,
     pub(crate) receives: VecDeque<ReceiveCompletion<B>>,
     pub(crate) released: VecDeque<(u64, B)>,
+    pub(crate) rma: VecDeque<RmaCompletion<B>>,
+    pub(crate) atomics: VecDeque<AtomicCompletion<B>>,
+    pub(crate) remote_writes: VecDeque<RemoteWrite>,
     pub(crate) events: VecDeque<Event>,
 }
 
@@ -44,6 +47,9 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> End<B> {
                 Completion::Released { context, buffer } => {
                     self.released.push_back((context, buffer));
                 }
+                Completion::Rma(rma) => self.rma.push_back(rma),
+                Completion::Atomic(atomic) => self.atomics.push_back(atomic),
+                Completion::RemoteWrite(write) => self.remote_writes.push_back(write),
             }
         }
         while let Some(event) = self.endpoint.poll_event() {
@@ -105,6 +111,9 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
             sends: VecDeque::new(),
             receives: VecDeque::new(),
             released: VecDeque::new(),
+            rma: VecDeque::new(),
+            atomics: VecDeque::new(),
+            remote_writes: VecDeque::new(),
             events: VecDeque::new(),
         });
         self.ends.len() - 1
@@ -289,6 +298,8 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
     pub(crate) fn assert_clean(&mut self) {
         for (i, end) in self.ends.iter_mut().enumerate() {
             assert!(end.sends.is_empty() && end.receives.is_empty(), "end {i} has completions");
+            let one_sided = (end.rma.len(), end.atomics.len(), end.remote_writes.len());
+            assert_eq!(one_sided, (0, 0, 0), "end {i} has completions");
             let statistics = end.endpoint.statistics();
             assert_eq!(statistics.dropped, 0, "end {i}: {statistics:?} {:?}", end.events);
             assert_eq!(end.endpoint.packets_held().held, 0, "end {i} holds packets");

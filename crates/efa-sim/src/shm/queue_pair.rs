@@ -741,6 +741,10 @@ impl QueuePair for ShmQueuePair {
         self.memory.keys().register(memory, access)
     }
 
+    fn region(&self, key: u32) -> Option<SoftRegion> {
+        self.memory.keys().find(key)
+    }
+
     fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
         self.post_operation(request, Direction::Read)
     }

@@ -738,6 +738,10 @@ impl QueuePair for TcpQueuePair {
         self.keys.register(memory, access)
     }
 
+    fn region(&self, key: u32) -> Option<SoftRegion> {
+        self.keys.find(key)
+    }
+
     fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
         self.post_operation(request, Direction::Read)
     }

@@ -1,0 +1,300 @@
+//! Operations under way: of this endpoint, and of peers on its memory.
+//!
+//! Whoever has the data has a [`Send`], whoever gets it a [`Receive`]; their roles tell what for.
+//!
+//! | operation | at the requester       | at the peer              |
+//! |-----------|------------------------|--------------------------|
+//! | message   | send                   | receive                  |
+//! | write     | send                   | receive into its memory  |
+//! | read      | receive                | send out of its memory   |
+//! | atomic    | send, answered or not  | done at once; the answer is a send |
+
+use std::collections::VecDeque;
+
+use efa_proto::OpId;
+use slab::Slab;
+
+use crate::completion::Level;
+use crate::coverage::Coverage;
+use crate::longread::Reading;
+use crate::memory::Memory;
+use crate::operation::OperationTable;
+use crate::peer::PeerId;
+use crate::rdma::{Remote, Transfer};
+use crate::rta::AtomicState;
+use crate::select::Subprotocol;
+
+/// Names an entry of [`Operations::remotes`].
+pub(crate) type RemoteId = u32;
+
+/// What a send operation is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendRole {
+    /// A message.
+    Message,
+    /// A write to the peer's memory.
+    Write { remote: RemoteId },
+    /// Memory of this side, which the peer reads.
+    ReadResponse,
+    /// An atomic on the peer's memory, and whether the previous values come back.
+    Atomic { atomic: u32, fetches: bool },
+    /// Previous values, which go back to the peer.
+    AtomicResponse,
+}
+
+impl SendRole {
+    /// Whether a peer asked for it.
+    pub(crate) const fn is_response(self) -> bool {
+        matches!(self, Self::ReadResponse | Self::AtomicResponse)
+    }
+
+    /// Whether it has its turn among the messages to the peer.
+    pub(crate) const fn is_ordered(self) -> bool {
+        matches!(self, Self::Message | Self::Atomic { .. })
+    }
+}
+
+/// An operation that gives data away.
+#[derive(Debug)]
+pub(crate) struct Send<M> {
+    pub(crate) peer: PeerId,
+    pub(crate) role: SendRole,
+    pub(crate) memory: M,
+    pub(crate) context: u64,
+    pub(crate) tag: Option<u64>,
+    pub(crate) cq_data: Option<u64>,
+    pub(crate) level: Level,
+    pub(crate) length: u64,
+    /// Its place among the messages to the peer; taken when it is released from those held. One
+    /// that isn't ordered has a number of its own.
+    pub(crate) msg_id: u32,
+    /// Packets that the device has not completed.
+    pub(crate) outstanding: u32,
+    /// Chosen when the first packet is written.
+    pub(crate) subprotocol: Option<Subprotocol>,
+    /// Bytes that were put into packets.
+    pub(crate) sent: u64,
+    /// Bytes that are to be put into packets; the receiver reads the others.
+    pub(crate) in_packets: u64,
+    /// The receiver refused to read: long-CTS is left.
+    pub(crate) read_nack: bool,
+    /// The receiver has said that it has read all, or that it is delivered, or has answered.
+    pub(crate) confirmed: bool,
+    /// Long-CTS: bytes that may be sent, and the receiver's name for the operation.
+    pub(crate) window_end: u64,
+    pub(crate) recv_id: OpId,
+}
+
+impl<M> Send<M> {
+    pub(crate) fn new(peer: PeerId, role: SendRole, memory: M, length: u64, context: u64) -> Self {
+        Self {
+            peer,
+            role,
+            memory,
+            context,
+            tag: None,
+            cq_data: None,
+            level: Level::Transmit,
+            length,
+            msg_id: 0,
+            outstanding: 0,
+            subprotocol: None,
+            sent: 0,
+            in_packets: length,
+            read_nack: false,
+            confirmed: false,
+            window_end: 0,
+            recv_id: OpId(0),
+        }
+    }
+
+    /// Whether it sends this message.
+    pub(crate) fn is(&self, peer: PeerId, msg_id: u32) -> bool {
+        self.msg_id == msg_id && self.peer == peer
+    }
+
+    /// Whether the receiver will say when it has read it, and hasn't yet.
+    pub(crate) fn is_being_read(&self) -> bool {
+        let read = match self.subprotocol {
+            Some(Subprotocol::LongRead) => true,
+            // A runt that is all of the message leaves nothing to be read.
+            Some(Subprotocol::RuntRead) => self.in_packets < self.length,
+            _ => false,
+        };
+        read && !self.confirmed
+    }
+
+    /// Whether the receiver will say when it is delivered, and hasn't yet. What was read is
+    /// delivered anyway.
+    pub(crate) fn awaits_receipt(&self) -> bool {
+        self.level == Level::Delivery
+            && !self.confirmed
+            && self.subprotocol.is_some_and(|by| !by.is_read())
+    }
+
+    /// Whether the previous values of an atomic will come, and haven't yet.
+    pub(crate) fn awaits_values(&self) -> bool {
+        matches!(self.role, SendRole::Atomic { fetches: true, .. }) && !self.confirmed
+    }
+
+    /// Whether the device moves the data, without packets.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.subprotocol == Some(Subprotocol::Direct)
+    }
+
+    /// Whether all packets arrived and the receiver has all it wanted. A direct one ends with its
+    /// transfer.
+    pub(crate) fn is_done(&self) -> bool {
+        self.outstanding == 0
+            && self.subprotocol.is_some()
+            && self.sent == self.in_packets
+            && !self.is_being_read()
+            && !self.awaits_receipt()
+            && !self.awaits_values()
+            && !self.is_direct()
+    }
+}
+
+/// What a receive operation is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReceiveRole {
+    /// A message of several packets.
+    Message,
+    /// Memory of this side, which the peer writes.
+    Written,
+    /// A read of the peer's memory.
+    Read { remote: RemoteId },
+}
+
+/// An operation that gets data, in several pieces.
+#[derive(Debug)]
+pub(crate) struct Receive<M> {
+    pub(crate) peer: PeerId,
+    pub(crate) role: ReceiveRole,
+    pub(crate) msg_id: u32,
+    pub(crate) context: u64,
+    pub(crate) memory: M,
+    pub(crate) tagged: bool,
+    pub(crate) tag: u64,
+    pub(crate) cq_data: Option<u64>,
+    pub(crate) length: u64,
+    pub(crate) coverage: Coverage,
+    /// `None` for a read that hasn't begun.
+    pub(crate) subprotocol: Option<Subprotocol>,
+    /// Long-CTS: bytes that the sender may have sent, and its name for the operation.
+    pub(crate) granted: u64,
+    pub(crate) send_id: OpId,
+    /// Runting read: the leading part that comes in packets.
+    pub(crate) runt_length: u64,
+    pub(crate) reading: Reading,
+    /// The sender wants to be told when it is delivered.
+    pub(crate) receipt: bool,
+}
+
+impl<M> Receive<M> {
+    /// Whether it is found by the id of its message.
+    pub(crate) fn is_assembled(&self) -> bool {
+        let several = self.subprotocol.is_some_and(Subprotocol::has_several_requests);
+        self.role == ReceiveRole::Message && (several || self.reading == Reading::Nacked)
+    }
+}
+
+/// Operations under way.
+#[derive(Debug)]
+pub(crate) struct Operations<B, R> {
+    pub(crate) sends: OperationTable<Send<Memory<B, R>>>,
+    pub(crate) receives: OperationTable<Receive<Memory<B, R>>>,
+    pub(crate) transfers: OperationTable<Transfer>,
+    /// Transfers that wait for others to end, or for memory.
+    pub(crate) waiting_transfers: VecDeque<OpId>,
+    /// Memory of peers that is written or read.
+    pub(crate) remotes: Slab<Remote>,
+    /// Atomics of this endpoint.
+    pub(crate) atomics: Slab<AtomicState<B>>,
+    /// Sends that peers asked for.
+    responses: usize,
+    /// The number of the next send that isn't ordered.
+    serial: u32,
+    /// Coverages with memory of their own, to be used again.
+    coverages: Vec<Coverage>,
+    /// Memory of previous values, to be used again.
+    values: Vec<Vec<u8>>,
+}
+
+impl<B, R> Operations<B, R> {
+    pub(crate) fn new() -> Self {
+        Self {
+            sends: OperationTable::new(usize::MAX),
+            receives: OperationTable::new(usize::MAX),
+            transfers: OperationTable::new(usize::MAX),
+            waiting_transfers: VecDeque::new(),
+            remotes: Slab::new(),
+            atomics: Slab::new(),
+            responses: 0,
+            serial: 0,
+            coverages: Vec::new(),
+            values: Vec::new(),
+        }
+    }
+
+    /// Sends of this endpoint's own.
+    pub(crate) fn own_sends(&self) -> usize {
+        self.sends.len() - self.responses
+    }
+
+    /// Sends that peers asked for.
+    pub(crate) fn responses(&self) -> usize {
+        self.responses
+    }
+
+    /// Adds a send.
+    pub(crate) fn add_send(&mut self, mut send: Send<Memory<B, R>>) -> OpId {
+        if !send.role.is_ordered() {
+            self.serial = self.serial.wrapping_add(1);
+            send.msg_id = self.serial;
+        }
+        self.responses += usize::from(send.role.is_response());
+        self.sends.insert(send)
+    }
+
+    /// Takes a send out.
+    pub(crate) fn take_send(&mut self, id: OpId) -> Option<Send<Memory<B, R>>> {
+        let send = self.sends.remove(id)?;
+        self.responses -= usize::from(send.role.is_response());
+        if let SendRole::Write { remote } = send.role {
+            self.remotes.try_remove(remote as usize);
+        }
+        Some(send)
+    }
+
+    /// Takes a receive out.
+    pub(crate) fn take_receive(&mut self, id: OpId) -> Option<Receive<Memory<B, R>>> {
+        let receive = self.receives.remove(id)?;
+        if let ReceiveRole::Read { remote } = receive.role {
+            self.remotes.try_remove(remote as usize);
+        }
+        Some(receive)
+    }
+
+    /// An empty coverage.
+    pub(crate) fn coverage(&mut self) -> Coverage {
+        self.coverages.pop().unwrap_or_default()
+    }
+
+    /// Keeps a coverage that is not needed any more.
+    pub(crate) fn recycle_coverage(&mut self, mut coverage: Coverage) {
+        coverage.clear();
+        self.coverages.push(coverage);
+    }
+
+    /// Memory for previous values.
+    pub(crate) fn values(&mut self) -> Vec<u8> {
+        self.values.pop().unwrap_or_default()
+    }
+
+    /// Keeps memory of previous values that is not needed any more.
+    pub(crate) fn recycle_values(&mut self, mut values: Vec<u8>) {
+        values.clear();
+        self.values.push(values);
+    }
+}

@@ -1,0 +1,531 @@
+//! One-sided operations: writing and reading a peer's memory (sections 3.3, 4.1, 4.2 and 4.6).
+//!
+//! ```text
+//!   requester                                        responder
+//!     │════════════ RDMA write or read ════════════════►│ direct: its device alone
+//!
+//!     │── EAGER_RTW (rma_iov, all data) ───────────────►│ check, copy
+//!     │── LONGCTS_RTW (rma_iov, first data) ───────────►│ check; CTS, CTSDATA as for messages
+//!     │── LONGREAD_RTW (rma_iov, read_iov) ────────────►│ check; RDMA read, EOR
+//!
+//!     │── SHORT_RTR (rma_iov, recv_id) ────────────────►│ check
+//!     │◄─────────────── READRSP (recv_id, all data) ────│
+//!     │── LONGCTS_RTR (rma_iov, recv_id, window) ──────►│ check
+//!     │◄──── READRSP (recv_id, send_id, first data) ────│
+//!     │◄──────────── CTSDATA (recv_id, offset) ─────────│
+//!     │── CTS (send_id, flag EMULATED_READ) ───────────►│ the next window
+//! ```
+//!
+//! A request for memory that is not offered is dropped with an event at the responder: the
+//! protocol has no answer for it, so the requester learns nothing and its operation stays, except
+//! of a direct one, which the device fails.
+
+use efa_device::{Access, QueuePair, Source};
+use efa_handshake::{Extras, Support};
+use efa_proto::{OpId, PacketType, ReadRsp, ReqOptions, RmaIov, Rtr, RtrKind, Rtw, RtwKind};
+
+use crate::arrival::Shape;
+use crate::completion::{
+    Completion, Level, OperationError, Refused, RemoteWrite, RmaCompletion, RmaKind, StartError,
+};
+use crate::coverage::Coverage;
+use crate::endpoint::Endpoint;
+use crate::event::{DropReason, Event};
+use crate::longread::Reading;
+use crate::memory::{Exposed, Memory, Wanted};
+use crate::operations::{Receive, ReceiveRole, RemoteId, Send, SendRole};
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::rdma::{self, Owner, Remote, Transfer};
+use crate::select::{self, Subprotocol, WriteCircumstances};
+use crate::transmit::{Advance, InFlight, Work};
+
+/// A write to memory of a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Write<B> {
+    /// The peer.
+    pub peer: PeerId,
+    /// Its memory.
+    pub remote: Remote,
+    /// As many bytes.
+    pub buffer: B,
+    /// 64 bits for a completion at the peer, which gets none otherwise.
+    pub cq_data: Option<u64>,
+    /// What the completion is to promise.
+    pub level: Level,
+    /// Comes back with the completion.
+    pub context: u64,
+}
+
+/// A read of memory of a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Read<B> {
+    /// The peer.
+    pub peer: PeerId,
+    /// Its memory.
+    pub remote: Remote,
+    /// Room for as many bytes.
+    pub buffer: B,
+    /// Comes back with the completion.
+    pub context: u64,
+}
+
+/// Header of a READRSP: what is left of a packet is data.
+const READRSP_HEADER: usize = 24;
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// Starts to write to a peer's memory. Writes have no order among each other, nor with
+    /// messages.
+    ///
+    /// # Errors
+    /// The buffer comes back if the peer is unknown or gone, too many operations are under way, or
+    /// buffer and remote memory differ in length.
+    pub fn write(&mut self, write: Write<B>) -> Result<(), Refused<B>> {
+        let Write { peer, remote, buffer, cq_data, level, context } = write;
+        let length = buffer.length();
+        let started = self.check_remote(peer, &remote, length).and_then(|()| self.check_sends());
+        if let Err(error) = started {
+            return Err(Refused { error, buffer });
+        }
+        let role = SendRole::Write { remote: self.operations.remotes.insert(remote) as RemoteId };
+        let mut send = Send::new(peer, role, Memory::Buffer(buffer), length, context);
+        (send.cq_data, send.level) = (cq_data, level);
+        let id = self.operations.add_send(send);
+        self.when_known(peer, Work::Send(id));
+        Ok(())
+    }
+
+    /// Starts to read a peer's memory. Reads have no order.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn read(&mut self, read: Read<B>) -> Result<(), Refused<B>> {
+        let Read { peer, remote, buffer, context } = read;
+        let length = buffer.length();
+        let started = self.check_remote(peer, &remote, length).and_then(|()| self.check_receives());
+        if let Err(error) = started {
+            return Err(Refused { error, buffer });
+        }
+        let role = ReceiveRole::Read { remote: self.operations.remotes.insert(remote) as RemoteId };
+        let id = self.operations.receives.insert(Receive {
+            peer,
+            role,
+            msg_id: 0,
+            context,
+            memory: Memory::Buffer(buffer),
+            tagged: false,
+            tag: 0,
+            cq_data: None,
+            length,
+            coverage: Coverage::default(),
+            subprotocol: None,
+            granted: 0,
+            send_id: OpId(0),
+            runt_length: 0,
+            reading: Reading::No,
+            receipt: false,
+        });
+        if length == 0 {
+            self.end_receive(id, None);
+        } else {
+            self.when_known(peer, Work::Read(id));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_remote(
+        &self,
+        peer: PeerId,
+        remote: &Remote,
+        buffer: u64,
+    ) -> Result<(), StartError> {
+        self.check_peer(peer)?;
+        let remote = rdma::total(remote.pieces()).unwrap_or(u64::MAX);
+        if remote == buffer { Ok(()) } else { Err(StartError::LengthsDiffer { buffer, remote }) }
+    }
+
+    /// Does something as soon as the peer's HANDSHAKE has told what it can do (facts 3.3).
+    fn when_known(&mut self, peer: PeerId, work: Work<Q::Packet>) {
+        let active = self.peers.converse(peer, &self.config);
+        if active.handshake.is_known() {
+            return self.enqueue(peer, work);
+        }
+        active.awaiting_handshake.push(work);
+        self.provoke(peer);
+    }
+
+    /// Whether a peer lets this endpoint's device write to its memory.
+    fn can_write(&self, peer: PeerId) -> bool {
+        let Some(active) = self.peers.active(peer) else { return false };
+        self.config.profile.extras.contains(Extras::RDMA_WRITE)
+            && active.handshake.supports(Extras::RDMA_WRITE) == Support::Yes
+    }
+
+    /// Whether both sides treat immediate data alike.
+    fn may_send_immediate(&self, peer: PeerId) -> bool {
+        let Some(active) = self.peers.active(peer) else { return false };
+        let ours = self.config.profile.extras.contains(Extras::UNSOLICITED_WRITE_RECV);
+        let theirs = active.handshake.supports(Extras::UNSOLICITED_WRITE_RECV) == Support::Yes;
+        ours == theirs
+    }
+
+    /// Whether the device can do a write of this operation, and the immediate data for it.
+    fn directly(&mut self, id: OpId, remote: &Remote) -> Option<Option<u32>> {
+        let Send { peer, length, cq_data, .. } = *self.operations.sends.get(id)?;
+        if length == 0 || !remote.is_of_device() || !self.can_write(peer) {
+            return None;
+        }
+        let registered = self.make_registered(id);
+        let Some(data) = cq_data else { return Some(None) };
+        // The data goes with one device operation, which must be all of the write.
+        let longest = if registered { u64::MAX } else { self.config.bounce_size as u64 };
+        let single = remote.pieces().len() == 1 && length <= self.longest_rdma().min(longest);
+        let data = u32::try_from(data).ok().filter(|_| single && self.may_send_immediate(peer))?;
+        Some(Some(data))
+    }
+
+    /// Selects how to write, and writes the first packet or lets the device write.
+    pub(crate) fn begin_write(&mut self, id: OpId, remote: RemoteId) -> Advance {
+        let Some(remote) = self.operations.remotes.get(remote as usize).copied() else {
+            return Advance::Done;
+        };
+        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        let Send { peer, length, level, cq_data, read_nack, outstanding: before, .. } = *send;
+        let direct = if read_nack { None } else { self.directly(id, &remote) };
+        let options = self.request_options(peer, cq_data);
+        let kind = match level {
+            Level::Transmit => RtwKind::Eager,
+            Level::Delivery => RtwKind::DcEager { send_id: id },
+        };
+        let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
+        let fits = (self.transmit.mtu() - rtw.len()) as u64;
+        let readable = direct.is_none()
+            && !read_nack
+            && length >= self.config.min_read_write
+            && self.make_readable(id, peer);
+        let circumstances = WriteCircumstances { length, fits, direct: direct.is_some(), readable };
+        let how = select::write_subprotocol(circumstances);
+        let missing = self.peers.active(peer).map(|active| active.missing(level));
+        let missing = missing.unwrap_or(Extras::empty());
+        if matches!(how, Subprotocol::Eager | Subprotocol::LongCts) && !missing.is_empty() {
+            self.fail_send(id, OperationError::PeerLacks { missing });
+            return Advance::Done;
+        }
+        let advance = match how {
+            Subprotocol::Direct => {
+                self.write_directly(id, remote, direct.flatten());
+                return Advance::Done;
+            }
+            Subprotocol::LongRead => self.send_longread_write(id, &remote, options),
+            Subprotocol::Eager => {
+                self.post_segment(id, rtw.packet_type(), 0, length, |packet| rtw.emit(packet))
+            }
+            _ => self.send_longcts_write(id, &remote, options),
+        };
+        self.began(id, how, before);
+        advance
+    }
+
+    /// Registers the buffer of a send with the device for its operation, if that is worth it; tells
+    /// whether it is registered.
+    fn make_registered(&mut self, id: OpId) -> bool {
+        let Some(send) = self.operations.sends.get_mut(id) else { return false };
+        if send.memory.registered().is_none() && send.length > self.config.bounce_size as u64 {
+            let device = &self.transmit.device;
+            send.memory.register(|memory| device.register(memory, Access::default()));
+        }
+        send.memory.registered().is_some()
+    }
+
+    fn write_directly(&mut self, id: OpId, remote: Remote, immediate: Option<u32>) {
+        let Some(send) = self.operations.sends.get_mut(id) else { return };
+        send.subprotocol = Some(Subprotocol::Direct);
+        send.in_packets = 0;
+        let (peer, owner) = (send.peer, Owner::Write { send: id, immediate });
+        let transfer = Transfer::new(peer, owner, remote, 0, send.length);
+        self.begin_transfer(transfer);
+    }
+
+    /// The device has written all, or failed to.
+    pub(crate) fn memory_written(&mut self, id: OpId, failed: Option<OperationError>) {
+        let peer = self.operations.sends.get(id).map(|send| send.peer);
+        self.end_send(id, failed.map_or(Ok(()), Err));
+        self.lose_if_gone(peer, failed);
+    }
+
+    /// A device operation failed in a way that tells that the peer is gone.
+    pub(crate) fn lose_if_gone(&mut self, peer: Option<PeerId>, failed: Option<OperationError>) {
+        if let (Some(peer), Some(OperationError::Device(status))) = (peer, failed)
+            && status.is_peer_gone()
+            && self.peers.active(peer).is_some()
+        {
+            self.lose_peer(peer, status);
+        }
+    }
+
+    fn send_longcts_write(&mut self, id: OpId, remote: &Remote, options: ReqOptions) -> Advance {
+        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        let (msg_length, credit_request) = (send.length, self.config.cts_window);
+        let kind = match send.level {
+            Level::Transmit => RtwKind::LongCts { msg_length, send_id: id, credit_request },
+            Level::Delivery => RtwKind::DcLongCts { msg_length, send_id: id, credit_request },
+        };
+        let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
+        let room = (self.transmit.mtu() - rtw.len()) as u64;
+        // At least a byte must be left to be granted.
+        let first = room.min(msg_length - 1);
+        let advance = self.post_segment(id, rtw.packet_type(), 0, first, |packet| rtw.emit(packet));
+        if let Some(send) = self.operations.sends.get_mut(id) {
+            send.window_end = send.sent;
+        }
+        advance
+    }
+
+    fn send_longread_write(&mut self, id: OpId, remote: &Remote, options: ReqOptions) -> Advance {
+        let Some(iov) = self.read_iov(id) else { return Advance::Done };
+        let Some(send) = self.operations.sends.get_mut(id) else { return Advance::Done };
+        send.in_packets = 0;
+        let read_iov = [iov];
+        let kind = RtwKind::LongRead { msg_length: send.length, send_id: id, read_iov: &read_iov };
+        let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
+        self.post_segment(id, rtw.packet_type(), 0, 0, |packet| rtw.emit(packet))
+    }
+
+    /// A peer asks to write.
+    pub(crate) fn rtw_arrived(&mut self, peer: PeerId, rtw: &Rtw<'_>, payload: &[u8]) {
+        let bytes = payload.len() as u64;
+        let mut shape = Shape { length: bytes, ..Shape::EAGER };
+        let mut read_iov: &[RmaIov] = &[];
+        let carries = match rtw.kind {
+            RtwKind::Eager => true,
+            RtwKind::DcEager { send_id } => {
+                (shape.send_id, shape.receipt) = (send_id, true);
+                true
+            }
+            RtwKind::LongCts { msg_length, send_id, .. }
+            | RtwKind::DcLongCts { msg_length, send_id, .. } => {
+                shape.receipt = matches!(rtw.kind, RtwKind::DcLongCts { .. });
+                shape.subprotocol = Subprotocol::LongCts;
+                (shape.length, shape.send_id) = (msg_length, send_id);
+                bytes < msg_length
+            }
+            RtwKind::LongRead { msg_length, send_id, read_iov: iov } => {
+                shape.subprotocol = Subprotocol::LongRead;
+                (shape.length, shape.send_id) = (msg_length, send_id);
+                read_iov = iov;
+                bytes == 0 && rdma::total(iov) == Some(msg_length)
+            }
+        };
+        if !carries || rdma::total(rtw.rma_iov) != Some(shape.length) {
+            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+        }
+        let Some(memory) = self.exposed(peer, rtw.rma_iov, Wanted::Write) else { return };
+        if self.operations.receives.is_full() {
+            return self.drop_packet(Some(peer), DropReason::TooManyOperations);
+        }
+        let coverage = self.operations.coverage();
+        let id = self.operations.receives.insert(Receive {
+            peer,
+            role: ReceiveRole::Written,
+            msg_id: 0,
+            context: 0,
+            memory: Memory::Exposed(memory),
+            tagged: false,
+            tag: 0,
+            cq_data: rtw.options.cq_data,
+            length: shape.length,
+            coverage,
+            subprotocol: Some(shape.subprotocol),
+            granted: bytes,
+            send_id: shape.send_id,
+            runt_length: 0,
+            reading: Reading::No,
+            receipt: shape.receipt,
+        });
+        match shape.subprotocol {
+            Subprotocol::LongRead => self.begin_longread(peer, id, &shape, read_iov),
+            Subprotocol::LongCts => self.begin_longcts(peer, id, payload),
+            _ if bytes == 0 => self.end_receive(id, None),
+            _ => {
+                self.segment_arrived(id, 0, payload);
+            }
+        }
+    }
+
+    /// Memory of this side that a peer names, or an event.
+    pub(crate) fn exposed(
+        &mut self,
+        peer: PeerId,
+        iov: &[RmaIov],
+        wanted: Wanted,
+    ) -> Option<Exposed<Q::Region>> {
+        let device = &self.transmit.device;
+        match Exposed::find(iov, wanted, |key| device.region(key)) {
+            Ok(exposed) => Some(exposed),
+            Err(error) => {
+                self.statistics.access_refused += 1;
+                self.events.push(Event::AccessRefused { peer, error });
+                None
+            }
+        }
+    }
+
+    /// Selects how to read, and asks for it or lets the device read.
+    pub(crate) fn begin_read(&mut self, id: OpId) -> Advance {
+        let Some(receive) = self.operations.receives.get(id) else { return Advance::Done };
+        let ReceiveRole::Read { remote } = receive.role else { return Advance::Done };
+        let (peer, length) = (receive.peer, receive.length);
+        let Some(remote) = self.operations.remotes.get(remote as usize).copied() else {
+            return Advance::Done;
+        };
+        if remote.is_of_device() && self.can_read(peer) {
+            self.read_directly(id, remote);
+            return Advance::Done;
+        }
+        let room = (self.transmit.mtu() - READRSP_HEADER) as u64;
+        // Of as many bytes as fit a READRSP libfabric takes the long form, too.
+        let (kind, how, window) = if length < room {
+            (RtrKind::Short, Subprotocol::Eager, length)
+        } else {
+            let window = room.saturating_mul(self.config.cts_window.into());
+            (RtrKind::LongCts, Subprotocol::LongCts, length.min(window))
+        };
+        let recv_length = u32::try_from(window).unwrap_or(u32::MAX);
+        let rtr = Rtr {
+            rma_iov: remote.pieces(),
+            kind,
+            msg_length: length,
+            recv_id: id,
+            recv_length,
+            options: self.request_options(peer, None),
+        };
+        let record = |length| InFlight::control(peer, rtr.packet_type(), length);
+        let advance = self.post_control(record, |packet| rtr.emit(packet));
+        if advance == Advance::Done
+            && let Some(receive) = self.operations.receives.get_mut(id)
+        {
+            receive.subprotocol = Some(how);
+            receive.granted = recv_length.into();
+        }
+        advance
+    }
+
+    fn read_directly(&mut self, id: OpId, remote: Remote) {
+        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        receive.subprotocol = Some(Subprotocol::Direct);
+        if receive.memory.registered().is_none() && receive.length > self.config.bounce_size as u64
+        {
+            let device = &self.transmit.device;
+            receive.memory.register(|memory| device.register(memory, Access::default()));
+        }
+        let transfer = Transfer::new(receive.peer, Owner::Receive(id), remote, 0, receive.length);
+        let transfer = self.begin_transfer(transfer);
+        if let Some(receive) = self.operations.receives.get_mut(id) {
+            receive.reading = Reading::UnderWay(transfer);
+        }
+    }
+
+    /// A peer asks to read: memory of this side is sent as if it were a message under a window.
+    pub(crate) fn rtr_arrived(&mut self, peer: PeerId, rtr: &Rtr<'_>) {
+        let room = (self.transmit.mtu() - READRSP_HEADER) as u64;
+        let sensible = match rtr.kind {
+            RtrKind::Short => rtr.msg_length <= room,
+            RtrKind::LongCts => rtr.recv_length > 0,
+        };
+        if !sensible || rdma::total(rtr.rma_iov) != Some(rtr.msg_length) {
+            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+        }
+        let Some(memory) = self.exposed(peer, rtr.rma_iov, Wanted::Read) else { return };
+        if self.operations.responses() >= self.config.max_responses {
+            return self.drop_packet(Some(peer), DropReason::TooManyOperations);
+        }
+        let (role, memory) = (SendRole::ReadResponse, Memory::Exposed(memory));
+        let mut send = Send::new(peer, role, memory, rtr.msg_length, 0);
+        send.recv_id = rtr.recv_id;
+        send.window_end = u64::from(rtr.recv_length).min(rtr.msg_length);
+        let id = self.operations.add_send(send);
+        self.enqueue(peer, Work::Send(id));
+    }
+
+    /// Sends the first data of a read.
+    pub(crate) fn send_readrsp(&mut self, id: OpId) -> Advance {
+        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        let room = (self.transmit.mtu() - READRSP_HEADER) as u64;
+        let response = ReadRsp {
+            connid: self.packet_connid(),
+            recv_id: send.recv_id,
+            send_id: id,
+            seg_length: room.min(send.length),
+        };
+        let advance =
+            self.post_segment(id, PacketType::ReadRsp, 0, response.seg_length, |packet| {
+                response.emit(packet)
+            });
+        if advance != Advance::Done {
+            return advance;
+        }
+        let Some(send) = self.operations.sends.get_mut(id) else { return Advance::Done };
+        send.subprotocol = Some(Subprotocol::LongCts);
+        // The first packet may be more than the window.
+        send.window_end = send.window_end.max(send.sent);
+        if send.sent < send.window_end { Advance::More } else { Advance::Done }
+    }
+
+    /// The first data of a read came.
+    pub(crate) fn readrsp_arrived(&mut self, peer: PeerId, response: &ReadRsp, payload: &[u8]) {
+        let id = response.recv_id;
+        let receive = self.operations.receives.get_mut(id);
+        let is_asked_for = |receive: &&mut Receive<_>| {
+            receive.peer == peer
+                && matches!(receive.role, ReceiveRole::Read { .. })
+                && matches!(receive.subprotocol, Some(Subprotocol::Eager | Subprotocol::LongCts))
+        };
+        let Some(receive) = receive.filter(is_asked_for) else {
+            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+        };
+        let bytes = payload.len() as u64;
+        let whole = receive.subprotocol == Some(Subprotocol::LongCts) || bytes == receive.length;
+        if bytes == 0 || bytes > receive.length || !whole {
+            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+        }
+        receive.send_id = response.send_id;
+        receive.granted = receive.granted.max(bytes);
+        self.segment_arrived(id, 0, payload);
+        self.grant_if_used_up(peer, id);
+    }
+
+    /// A peer's device wrote to memory of this side and sent data along.
+    pub(crate) fn written_by_device(&mut self, source: Source, data: u32, length: u64) {
+        let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
+        let (cq_data, written) = (u64::from(data), Completion::RemoteWrite);
+        self.completions.push_back(written(RemoteWrite { peer, cq_data, length }));
+    }
+
+    /// A peer's write that is all there, or can't be finished.
+    pub(crate) fn written(
+        &mut self,
+        peer: PeerId,
+        length: u64,
+        cq_data: Option<u64>,
+        error: Option<OperationError>,
+    ) {
+        if let Some(error) = error {
+            self.events.push(Event::WriteFailed { peer, error });
+        } else if let Some(cq_data) = cq_data {
+            let peer = Some(peer);
+            self.completions.push_back(Completion::RemoteWrite(RemoteWrite {
+                peer,
+                cq_data,
+                length,
+            }));
+        }
+    }
+
+    /// Tells the application of a write or read that ended.
+    pub(crate) fn rma_ended(&mut self, completion: RmaCompletion<B>) {
+        if completion.kind == RmaKind::Read {
+            self.statistics.delivered_bytes += completion.length;
+        }
+        self.completions.push_back(Completion::Rma(completion));
+    }
+}

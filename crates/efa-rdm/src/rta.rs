@@ -1,0 +1,361 @@
+//! Atomics on a peer's memory (section 3.3).
+//!
+//! ```text
+//!   requester                                        responder
+//!     │── WRITE_RTA (msg_id, rma_iov, operand) ────────►│ in msg_id order: check, apply
+//!
+//!     │── FETCH_RTA (msg_id, recv_id, operand) ────────►│ check, apply
+//!     │◄──────────── ATOMRSP (recv_id, previous values) │
+//!
+//!     │── COMPARE_RTA (…, operand, comparand) ─────────►│ check, apply
+//!     │◄──────────── ATOMRSP (recv_id, previous values) │
+//!
+//!     │── DC_WRITE_RTA (msg_id, send_id, operand) ─────►│ check, apply
+//!     │◄───────────────────────────── RECEIPT (send_id) │
+//! ```
+//!
+//! Atomics share the msg_ids of messages and have their turn among them. One that is refused uses
+//! its msg_id up like any other; its requester isn't told, as for writes and reads.
+
+use efa_device::QueuePair;
+use efa_proto::{AtomRsp, MsgId, OpId, PacketType, Rta, RtaKind};
+
+use crate::atomic::{AtomicKind, AtomicOp, Datatype, apply};
+use crate::completion::{AtomicCompletion, Completion, Level, OperationError, StartError};
+use crate::endpoint::Endpoint;
+use crate::event::DropReason;
+use crate::memory::{Memory, Wanted};
+use crate::operations::{Send, SendRole};
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::rdma::{self, Remote};
+use crate::select::Subprotocol;
+use crate::transmit::{Advance, Work};
+
+/// An atomic on memory of a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Atomic<B> {
+    /// The peer.
+    pub peer: PeerId,
+    /// Its memory; one that compares takes a single piece.
+    pub remote: Remote,
+    /// The type of its elements.
+    pub datatype: Datatype,
+    /// What is done to each of them.
+    pub op: AtomicOp,
+    /// What it takes, and what comes back.
+    pub operands: Operands<B>,
+    /// What the completion of one that brings nothing back is to promise.
+    pub level: Level,
+    /// Comes back with the completion.
+    pub context: u64,
+}
+
+/// Buffers of an atomic, each as long as the remote memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operands<B> {
+    /// Nothing comes back.
+    Write {
+        /// The operand.
+        operand: B,
+    },
+    /// The previous values come back.
+    Fetch {
+        /// The operand; it may be empty for [`AtomicOp::Read`].
+        operand: B,
+        /// For the previous values.
+        fetched: B,
+    },
+    /// The same, and a comparand decides.
+    Compare {
+        /// The operand.
+        operand: B,
+        /// The comparand.
+        comparand: B,
+        /// For the previous values.
+        fetched: B,
+    },
+}
+
+impl<B> Operands<B> {
+    /// Which kind of atomic takes these.
+    #[must_use]
+    pub const fn kind(&self) -> AtomicKind {
+        match self {
+            Self::Write { .. } => AtomicKind::Write,
+            Self::Fetch { .. } => AtomicKind::Fetch,
+            Self::Compare { .. } => AtomicKind::Compare,
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &B> {
+        let (operand, others) = match self {
+            Self::Write { operand } => (operand, [None, None]),
+            Self::Fetch { operand, fetched } => (operand, [Some(fetched), None]),
+            Self::Compare { operand, comparand, fetched } => {
+                (operand, [Some(comparand), Some(fetched)])
+            }
+        };
+        core::iter::once(operand).chain(others.into_iter().flatten())
+    }
+}
+
+/// An atomic that was not started; the buffers come back.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct AtomicRefused<B> {
+    /// Why.
+    #[source]
+    pub error: StartError,
+    /// The buffers.
+    pub operands: Operands<B>,
+}
+
+/// What an atomic of this endpoint has beside its send.
+#[derive(Debug)]
+pub(crate) struct AtomicState<B> {
+    remote: Remote,
+    datatype: Datatype,
+    op: AtomicOp,
+    kind: AtomicKind,
+    fetched: Option<B>,
+}
+
+/// The largest header of an atomic (facts 1.5): 24 bytes, four pieces of memory, and a raw
+/// address.
+const MAX_RTA_HEADER: usize = 24 + 4 * 24 + 40;
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// Starts an atomic on a peer's memory. It has its turn among the messages to the peer.
+    ///
+    /// # Errors
+    /// The buffers come back if the peer is unknown or gone, too many operations are under way, the
+    /// lengths don't fit each other or a packet, or there is no such atomic.
+    pub fn atomic(&mut self, atomic: Atomic<B>) -> Result<(), AtomicRefused<B>> {
+        let checked = self.check_atomic(&atomic).and_then(|()| self.check_sends());
+        let Atomic { peer, remote, datatype, op, operands, level, context } = atomic;
+        if let Err(error) = checked {
+            return Err(AtomicRefused { error, operands });
+        }
+        let kind = operands.kind();
+        let (memory, fetched) = match operands {
+            Operands::Write { operand } => (Memory::Buffer(operand), None),
+            Operands::Fetch { operand, fetched } => (Memory::Buffer(operand), Some(fetched)),
+            Operands::Compare { operand, comparand, fetched } => {
+                (Memory::Buffers(operand, comparand), Some(fetched))
+            }
+        };
+        let fetches = fetched.is_some();
+        let state = AtomicState { remote, datatype, op, kind, fetched };
+        let role =
+            SendRole::Atomic { atomic: self.operations.atomics.insert(state) as u32, fetches };
+        let length = memory.length();
+        let mut send = Send::new(peer, role, memory, length, context);
+        send.level = if fetches { Level::Transmit } else { level };
+        self.start_ordered(send);
+        Ok(())
+    }
+
+    /// Most bytes of the target of an atomic.
+    #[must_use]
+    pub fn atomic_limit(&self, kind: AtomicKind) -> usize {
+        let room = self.transmit.mtu() - MAX_RTA_HEADER;
+        if kind == AtomicKind::Compare { room / 2 } else { room }
+    }
+
+    fn check_atomic(&self, atomic: &Atomic<B>) -> Result<(), StartError> {
+        let Atomic { peer, remote, datatype, op, operands, .. } = atomic;
+        let kind = operands.kind();
+        // Releases since 2.0 apply each piece of one that compares to the first (facts 8).
+        let one_piece = kind != AtomicKind::Compare || remote.pieces().len() == 1;
+        if !kind.allows(*op, *datatype) || !one_piece {
+            return Err(StartError::NoSuchAtomic { kind, op: *op, datatype: *datatype });
+        }
+        let length = rdma::total(remote.pieces()).unwrap_or(u64::MAX);
+        for (place, buffer) in operands.all().enumerate() {
+            let unused = place == 0 && *op == AtomicOp::Read && buffer.length() == 0;
+            if !unused {
+                self.check_remote(*peer, remote, buffer.length())?;
+            }
+        }
+        let size = datatype.size();
+        let pieces = remote.pieces().iter().map(|piece| piece.len());
+        if let Some(length) = pieces.filter(|length| length % size as u64 != 0).next() {
+            return Err(StartError::NotOfElements { length, size });
+        }
+        let limit = self.atomic_limit(kind);
+        if length > limit as u64 {
+            return Err(StartError::AtomicTooLong { length, limit });
+        }
+        Ok(())
+    }
+
+    /// Sends the request.
+    pub(crate) fn send_rta(&mut self, id: OpId, atomic: u32) -> Advance {
+        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        let Some(state) = self.operations.atomics.get(atomic as usize) else {
+            return Advance::Done;
+        };
+        let remote = state.remote;
+        let rta = Rta {
+            msg_id: MsgId(send.msg_id),
+            rma_iov: remote.pieces(),
+            datatype: state.datatype.code(),
+            op: state.op.code(),
+            kind: match (state.kind, send.level) {
+                (AtomicKind::Write, Level::Transmit) => RtaKind::Write,
+                (AtomicKind::Write, Level::Delivery) => RtaKind::DcWrite { send_id: id },
+                (AtomicKind::Fetch, _) => RtaKind::Fetch { recv_id: id },
+                (AtomicKind::Compare, _) => RtaKind::Compare { recv_id: id },
+            },
+            options: self.request_options(send.peer, None),
+        };
+        let (length, before) = (send.length, send.outstanding);
+        let advance =
+            self.post_segment(id, rta.packet_type(), 0, length, |packet| rta.emit(packet));
+        self.began(id, Subprotocol::Eager, before);
+        advance
+    }
+
+    /// A peer's atomic, whose turn it is.
+    pub(crate) fn rta_arrived(&mut self, peer: PeerId, rta: &Rta<'_>, payload: &[u8]) {
+        let Some(asked) = Asked::of(rta, payload, self.transmit.mtu()) else {
+            return self.drop_packet(Some(peer), DropReason::BadAtomic);
+        };
+        let Some(memory) = self.exposed(peer, rta.rma_iov, asked.wanted()) else { return };
+        if self.operations.responses() >= self.config.max_responses {
+            return self.drop_packet(Some(peer), DropReason::TooManyOperations);
+        }
+        let Asked { kind, op, datatype, operand, comparand } = asked;
+        let size = datatype.size();
+        let mut values = self.operations.values();
+        memory.update(size, |number, target| {
+            if kind != AtomicKind::Write {
+                values.extend_from_slice(target);
+            }
+            let part = number * size..(number + 1) * size;
+            let operand = operand.get(part.clone()).unwrap_or_default();
+            apply(op, datatype, target, operand, comparand.get(part).unwrap_or(operand));
+        });
+        match rta.kind {
+            RtaKind::Write => self.operations.recycle_values(values),
+            RtaKind::DcWrite { send_id } => {
+                self.operations.recycle_values(values);
+                self.enqueue(peer, Work::Receipt { send_id, msg_id: rta.msg_id.0 });
+            }
+            RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => {
+                let (role, length) = (SendRole::AtomicResponse, values.len() as u64);
+                let mut send = Send::new(peer, role, Memory::Values(values), length, 0);
+                send.recv_id = recv_id;
+                let id = self.operations.add_send(send);
+                self.enqueue(peer, Work::Send(id));
+            }
+        }
+    }
+
+    /// Sends previous values.
+    pub(crate) fn send_atomrsp(&mut self, id: OpId) -> Advance {
+        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        let (length, before) = (send.length, send.outstanding);
+        let response =
+            AtomRsp { connid: self.packet_connid(), recv_id: send.recv_id, seg_length: length };
+        let advance =
+            self.post_segment(id, PacketType::AtomRsp, 0, length, |packet| response.emit(packet));
+        self.began(id, Subprotocol::Eager, before);
+        advance
+    }
+
+    /// Previous values came.
+    pub(crate) fn atomrsp_arrived(&mut self, peer: PeerId, response: &AtomRsp, payload: &[u8]) {
+        let id = response.recv_id;
+        let send = self.operations.sends.get_mut(id);
+        let Some(send) = send.filter(|send| send.peer == peer && send.awaits_values()) else {
+            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+        };
+        let SendRole::Atomic { atomic, .. } = send.role else { return };
+        let state = self.operations.atomics.get_mut(atomic as usize);
+        let Some(fetched) = state.and_then(|state| state.fetched.as_mut()) else { return };
+        let bytes = payload.len() as u64;
+        // An answer to what wasn't asked yet is none.
+        if send.subprotocol.is_none() || fetched.length() != bytes {
+            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+        }
+        fetched.write(0, payload);
+        send.confirmed = true;
+        self.end_send_if_done(id);
+    }
+
+    /// Tells the application of an atomic that ended.
+    pub(crate) fn atomic_ended(
+        &mut self,
+        (context, peer): (u64, PeerId),
+        atomic: u32,
+        memory: Memory<B, Q::Region>,
+        result: Result<(), OperationError>,
+    ) {
+        let Some(state) = self.operations.atomics.try_remove(atomic as usize) else { return };
+        let (operand, comparand) = match memory {
+            Memory::Buffer(operand) => (operand, None),
+            Memory::Buffers(operand, comparand) => (operand, Some(comparand)),
+            Memory::Exposed(_) | Memory::Values(_) => return,
+        };
+        self.completions.push_back(Completion::Atomic(AtomicCompletion {
+            context,
+            peer,
+            length: rdma::total(state.remote.pieces()).unwrap_or(0),
+            operand,
+            comparand,
+            fetched: state.fetched,
+            result,
+        }));
+    }
+}
+
+/// What a peer asks for, checked.
+#[derive(Clone, Copy, Debug)]
+struct Asked<'a> {
+    kind: AtomicKind,
+    op: AtomicOp,
+    datatype: Datatype,
+    operand: &'a [u8],
+    comparand: &'a [u8],
+}
+
+impl<'a> Asked<'a> {
+    /// `None` if no atomic has this type, operation and length.
+    fn of(rta: &Rta<'_>, payload: &'a [u8], mtu: usize) -> Option<Self> {
+        let datatype = Datatype::from_code(rta.datatype)?;
+        let op = AtomicOp::from_code(rta.op)?;
+        let kind = match rta.kind {
+            RtaKind::Write | RtaKind::DcWrite { .. } => AtomicKind::Write,
+            RtaKind::Fetch { .. } => AtomicKind::Fetch,
+            RtaKind::Compare { .. } => AtomicKind::Compare,
+        };
+        let size = datatype.size() as u64;
+        let of_elements = rta.rma_iov.iter().all(|piece| piece.len().is_multiple_of(size));
+        let length = usize::try_from(rdma::total(rta.rma_iov)?).ok()?;
+        let answered = kind == AtomicKind::Write || length <= mtu - ATOMRSP_HEADER;
+        if !kind.allows(op, datatype) || !of_elements || !answered {
+            return None;
+        }
+        let (operand, comparand) = match kind {
+            AtomicKind::Compare => payload.split_at_checked(length)?,
+            _ => (payload, &payload[..0]),
+        };
+        let unused = op == AtomicOp::Read && operand.is_empty();
+        let fits = (operand.len() == length || unused)
+            && (kind != AtomicKind::Compare || comparand.len() == length);
+        fits.then_some(Self { kind, op, datatype, operand, comparand })
+    }
+
+    fn wanted(&self) -> Wanted {
+        match (self.kind, self.op) {
+            (AtomicKind::Write, _) => Wanted::Write,
+            (_, AtomicOp::Read) => Wanted::Read,
+            _ => Wanted::ReadWrite,
+        }
+    }
+}
+
+/// Header of an ATOMRSP.
+const ATOMRSP_HEADER: usize = 24;
