@@ -96,7 +96,7 @@ pub use config::{Config, ConfigError, inject_limit};
 pub use efa_proto::RmaIov;
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};
 pub use event::{DropReason, Event};
-pub use memory::{AccessError, Wanted};
+pub use memory::{AccessError, RemoteUse};
 pub use payload::Payload;
 pub use peer::PeerId;
 pub use rdma::{Remote, TooManyPieces};

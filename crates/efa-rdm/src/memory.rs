@@ -28,7 +28,7 @@ pub(crate) struct Exposed<R> {
 
 /// What a peer wants to do with memory of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Wanted {
+pub enum RemoteUse {
     /// Read it.
     Read,
     /// Write it.
@@ -42,7 +42,7 @@ pub enum Wanted {
 #[error("{wanted:?} access to {length} bytes at {address:#x} by key {key:#x} is refused")]
 pub struct AccessError {
     /// What was wanted.
-    pub wanted: Wanted,
+    pub wanted: RemoteUse,
     /// The first byte.
     pub address: u64,
     /// The number of bytes.
@@ -55,16 +55,16 @@ impl<R: Region> Exposed<R> {
     /// Looks up the memory that a packet names: all of it, or nothing.
     pub(crate) fn find(
         iov: &[RmaIov],
-        wanted: Wanted,
+        wanted: RemoteUse,
         region: impl Fn(u32) -> Option<R>,
     ) -> Result<Self, AccessError> {
         let range = |piece: &RmaIov| {
             let region = region(u32::try_from(piece.key()).ok()?)?;
             let granted = region.access();
             let allowed = match wanted {
-                Wanted::Read => granted.remote_read,
-                Wanted::Write => granted.remote_write,
-                Wanted::ReadWrite => granted.remote_read && granted.remote_write,
+                RemoteUse::Read => granted.remote_read,
+                RemoteUse::Write => granted.remote_write,
+                RemoteUse::ReadWrite => granted.remote_read && granted.remote_write,
             };
             let offset = piece.addr().checked_sub(region.remote_address())?;
             let (offset, length) =

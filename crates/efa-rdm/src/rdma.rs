@@ -30,6 +30,12 @@ pub struct Remote {
     count: u8,
 }
 
+impl From<RmaIov> for Remote {
+    fn from(piece: RmaIov) -> Self {
+        Self::named(&[piece])
+    }
+}
+
 /// More pieces of remote memory than a packet can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{count} pieces of remote memory, at most {MAX_IOV} can be named")]

@@ -32,7 +32,7 @@ use crate::coverage::Coverage;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::longread::Reading;
-use crate::memory::{Exposed, Memory, Wanted};
+use crate::memory::{Exposed, Memory, RemoteUse};
 use crate::operations::{Receive, ReceiveRole, RemoteId, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
@@ -319,7 +319,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if !carries || rdma::total(rtw.rma_iov) != Some(shape.length) {
             return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
-        let Some(memory) = self.exposed(peer, rtw.rma_iov, Wanted::Write) else { return };
+        let Some(memory) = self.exposed(peer, rtw.rma_iov, RemoteUse::Write) else { return };
         if self.operations.receives.is_full() {
             return self.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
@@ -357,7 +357,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         &mut self,
         peer: PeerId,
         iov: &[RmaIov],
-        wanted: Wanted,
+        wanted: RemoteUse,
     ) -> Option<Exposed<Q::Region>> {
         let device = &self.transmit.device;
         match Exposed::find(iov, wanted, |key| device.region(key)) {
@@ -435,7 +435,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if !sensible || rdma::total(rtr.rma_iov) != Some(rtr.msg_length) {
             return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
-        let Some(memory) = self.exposed(peer, rtr.rma_iov, Wanted::Read) else { return };
+        let Some(memory) = self.exposed(peer, rtr.rma_iov, RemoteUse::Read) else { return };
         if self.operations.responses() >= self.config.max_responses {
             return self.drop_packet(Some(peer), DropReason::TooManyOperations);
         }

@@ -24,7 +24,7 @@ use crate::atomic::{AtomicKind, AtomicOp, Datatype, apply};
 use crate::completion::{AtomicCompletion, Completion, Level, OperationError, StartError};
 use crate::endpoint::Endpoint;
 use crate::event::DropReason;
-use crate::memory::{Memory, Wanted};
+use crate::memory::{Memory, RemoteUse};
 use crate::operations::{Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
@@ -85,6 +85,30 @@ impl<B> Operands<B> {
             Self::Write { .. } => AtomicKind::Write,
             Self::Fetch { .. } => AtomicKind::Fetch,
             Self::Compare { .. } => AtomicKind::Compare,
+        }
+    }
+
+    /// The same with other buffers.
+    #[must_use]
+    pub fn map<T>(self, mut f: impl FnMut(B) -> T) -> Operands<T> {
+        match self {
+            Self::Write { operand } => Operands::Write { operand: f(operand) },
+            Self::Fetch { operand, fetched } => {
+                Operands::Fetch { operand: f(operand), fetched: f(fetched) }
+            }
+            Self::Compare { operand, comparand, fetched } => Operands::Compare {
+                operand: f(operand),
+                comparand: f(comparand),
+                fetched: f(fetched),
+            },
+        }
+    }
+
+    /// The buffer for the previous values.
+    pub fn into_fetched(self) -> Option<B> {
+        match self {
+            Self::Write { .. } => None,
+            Self::Fetch { fetched, .. } | Self::Compare { fetched, .. } => Some(fetched),
         }
     }
 
@@ -348,11 +372,11 @@ impl<'a> Asked<'a> {
         fits.then_some(Self { kind, op, datatype, operand, comparand })
     }
 
-    fn wanted(&self) -> Wanted {
+    fn wanted(&self) -> RemoteUse {
         match (self.kind, self.op) {
-            (AtomicKind::Write, _) => Wanted::Write,
-            (_, AtomicOp::Read) => Wanted::Read,
-            _ => Wanted::ReadWrite,
+            (AtomicKind::Write, _) => RemoteUse::Write,
+            (_, AtomicOp::Read) => RemoteUse::Read,
+            _ => RemoteUse::ReadWrite,
         }
     }
 }

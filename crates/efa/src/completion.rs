@@ -21,6 +21,14 @@ pub enum Kind {
     /// A multi-receive buffer takes no more messages (`FI_MULTI_RECV`), and all that it took have
     /// completed. The rest comes back.
     Released,
+    /// A write to memory of a peer.
+    Write,
+    /// A read of memory of a peer.
+    Read,
+    /// An atomic on memory of a peer.
+    Atomic,
+    /// A peer wrote to memory here and passed data to this completion (`FI_REMOTE_WRITE`).
+    RemoteWrite,
 }
 
 /// An operation that ended.
@@ -31,10 +39,11 @@ pub struct Completion {
     pub context: u64,
     /// What kind of operation it was.
     pub kind: Kind,
-    /// Length in bytes: of the message sent, or of what was received.
+    /// Length in bytes: of what was sent, written or read, or of what was received.
     pub length: u64,
     /// The buffer that was given with the operation. Of a multi-receive buffer, the part that the
-    /// message lies in; of an injected message, which had none, an empty one.
+    /// message lies in; of an atomic, the one for the previous values; an empty one if there was
+    /// none.
     pub buffer: Buffer,
     /// The tag, if it is a tagged message.
     pub tag: Option<u64>,
@@ -116,6 +125,14 @@ pub enum StartError {
         /// The most.
         limit: usize,
     },
+    /// Buffer and remote memory differ in length.
+    #[error("the buffer has {buffer} bytes and the remote memory {remote}")]
+    LengthsDiffer {
+        /// Bytes of the buffer.
+        buffer: u64,
+        /// Bytes of the remote memory.
+        remote: u64,
+    },
     /// The endpoint was not made for this.
     #[error("the endpoint lacks {0}")]
     Disabled(Capabilities),
@@ -127,7 +144,7 @@ pub enum StartError {
     Device(#[from] DeviceError),
     /// The engine has another reason.
     #[error(transparent)]
-    Engine(efa_rdm::StartError),
+    Engine(#[from] efa_rdm::StartError),
 }
 
 impl StartError {

@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use efa_device::Time;
 use efa_rdm::{
-    Accept, Completion as Ended, Level, OperationError, PeerId, ReceiveCompletion, ReceiveId,
-    SendCompletion, StartError as EngineError, Statistics,
+    Accept, Atomic, AtomicCompletion, AtomicKind, AtomicOp, Completion as Ended, Datatype, Level,
+    Operands, OperationError, PeerId, Read, ReceiveCompletion, ReceiveId, Remote, RemoteWrite,
+    RmaCompletion, RmaKind, SendCompletion, StartError as EngineError, Statistics, Subprotocol,
+    Write,
 };
 
 use crate::address::Address;
@@ -179,6 +181,77 @@ impl Driver {
         self.engine.inject(message).map_err(|error| translate(error, Some(to)))
     }
 
+    pub(crate) fn write(
+        &mut self,
+        to: FiAddr,
+        remote: Remote,
+        cq_data: Option<u64>,
+        level: Level,
+        buffer: Buffer,
+        context: u64,
+    ) -> Result<(), Refused> {
+        self.start_rma(to, buffer, |engine, peer, buffer| {
+            engine.write(Write { peer, remote, buffer, cq_data, level, context })
+        })
+    }
+
+    pub(crate) fn read(
+        &mut self,
+        from: FiAddr,
+        remote: Remote,
+        buffer: Buffer,
+        context: u64,
+    ) -> Result<(), Refused> {
+        self.start_rma(from, buffer, |engine, peer, buffer| {
+            engine.read(Read { peer, remote, buffer, context })
+        })
+    }
+
+    fn start_rma(
+        &mut self,
+        to: FiAddr,
+        buffer: Buffer,
+        start: impl FnOnce(&mut Engine, PeerId, Slot) -> Result<(), efa_rdm::Refused<Slot>>,
+    ) -> Result<(), Refused> {
+        let peer = match self.peer(to).and_then(|peer| self.transmit.start().map(|()| peer)) {
+            Ok(peer) => peer,
+            Err(error) => return Err(Refused { error, buffer }),
+        };
+        start(&mut self.engine, peer, Slot::whole(buffer)).map_err(|refused| {
+            self.transmit.refuse();
+            Refused { error: translate(refused.error, Some(to)), buffer: refused.buffer.buffer }
+        })
+    }
+
+    pub(crate) fn atomic(
+        &mut self,
+        to: FiAddr,
+        remote: Remote,
+        (op, datatype): (AtomicOp, Datatype),
+        level: Level,
+        operands: Operands<Buffer>,
+        context: u64,
+    ) -> Result<(), Refused> {
+        let peer = match self.peer(to).and_then(|peer| self.transmit.start().map(|()| peer)) {
+            Ok(peer) => peer,
+            Err(error) => {
+                return Err(Refused { error, buffer: operands.into_fetched().unwrap_or_default() });
+            }
+        };
+        let operands = operands.map(Slot::whole);
+        let atomic = Atomic { peer, remote, datatype, op, operands, level, context };
+        self.engine.atomic(atomic).map_err(|refused| {
+            self.transmit.refuse();
+            let buffer =
+                refused.operands.map(|slot| slot.buffer).into_fetched().unwrap_or_default();
+            Refused { error: translate(refused.error, Some(to)), buffer }
+        })
+    }
+
+    pub(crate) fn atomic_limit(&self, kind: AtomicKind) -> usize {
+        self.engine.atomic_limit(kind)
+    }
+
     pub(crate) fn receive(
         &mut self,
         source: Option<FiAddr>,
@@ -317,6 +390,9 @@ impl Driver {
             match ended {
                 Ended::Send(send) => self.sent(send),
                 Ended::Receive(receive) => self.received(receive),
+                Ended::Rma(rma) => self.moved(rma),
+                Ended::Atomic(atomic) => self.computed(atomic),
+                Ended::RemoteWrite(write) => self.written(write),
                 Ended::Released { context, buffer } => self.received(ReceiveCompletion {
                     context,
                     peer: None,
@@ -348,6 +424,56 @@ impl Driver {
             subprotocol: send.subprotocol,
         };
         self.transmit.deliver(place, entry(completion, send.result));
+    }
+
+    fn moved(&mut self, rma: RmaCompletion<Slot>) {
+        let kind = match rma.kind {
+            RmaKind::Write => Kind::Write,
+            RmaKind::Read => Kind::Read,
+        };
+        let (context, length, buffer) = (rma.context, rma.length, rma.buffer.buffer);
+        let ended = self.one_sided(kind, rma.peer, context, length, buffer, rma.subprotocol);
+        self.transmit.deliver(Place::Reserved, entry(ended, rma.result));
+    }
+
+    fn computed(&mut self, atomic: AtomicCompletion<Slot>) {
+        let buffer = atomic.fetched.map(|slot| slot.buffer).unwrap_or_default();
+        let (context, length) = (atomic.context, atomic.length);
+        let ended = self.one_sided(Kind::Atomic, atomic.peer, context, length, buffer, None);
+        self.transmit.deliver(Place::Reserved, entry(ended, atomic.result));
+    }
+
+    fn one_sided(
+        &mut self,
+        kind: Kind,
+        peer: PeerId,
+        context: u64,
+        length: u64,
+        buffer: Buffer,
+        subprotocol: Option<Subprotocol>,
+    ) -> Completion {
+        let (peer, peer_address) = self.name(peer);
+        let (tag, cq_data) = (None, None);
+        Completion { context, kind, length, buffer, tag, cq_data, peer, peer_address, subprotocol }
+    }
+
+    fn written(&mut self, write: RemoteWrite) {
+        let (peer, peer_address) = match write.peer {
+            Some(peer) if self.sources == Sources::Told => self.name(peer),
+            _ => (None, None),
+        };
+        let completion = Completion {
+            context: 0,
+            kind: Kind::RemoteWrite,
+            length: write.length,
+            buffer: Buffer::default(),
+            tag: None,
+            cq_data: Some(write.cq_data),
+            peer,
+            peer_address,
+            subprotocol: None,
+        };
+        self.receive.deliver(Place::Spare, Ok(completion));
     }
 
     fn received(&mut self, receive: ReceiveCompletion<Slot>) {
@@ -447,6 +573,9 @@ fn translate(error: EngineError, addr: Option<FiAddr>) -> StartError {
         (EngineError::UnknownPeer(_), Some(addr)) => StartError::UnknownAddress(addr),
         (EngineError::PeerGone(_), Some(addr)) => StartError::PeerGone(addr),
         (EngineError::Busy { limit }, _) => StartError::Busy { limit },
+        (EngineError::LengthsDiffer { buffer, remote }, _) => {
+            StartError::LengthsDiffer { buffer, remote }
+        }
         (EngineError::TooLongToInject { length, limit }, _) => {
             StartError::TooLongToInject { length, limit }
         }

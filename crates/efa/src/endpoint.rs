@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use efa_device::{Device as _, Qkey, QueuePairOptions, Time};
-use efa_rdm::{Config, Level, Statistics};
+use efa_rdm::{AtomicKind, AtomicOp, Config, Datatype, Level, Operands, Statistics};
 
 use crate::address::Address;
 use crate::address_vector::{AddressVector, FiAddr};
@@ -19,6 +19,7 @@ use crate::driver::{Driver, Queues, Sources};
 use crate::error::{Bound, CloseError, EnableError};
 use crate::event::Event;
 use crate::info::{Capabilities, EndpointAttributes};
+use crate::rma::{Operation, Rma};
 
 /// How an endpoint is to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -401,6 +402,110 @@ impl Endpoint {
             return Err(Refused { error, buffer });
         }
         self.shared.driver().receive_many(source, buffer, context).map(ReceiveId)
+    }
+
+    /// Starts to write to memory of a peer. It completes when the bytes lie in the memory of the
+    /// peer's device, or there already if the device writes by itself; the peer gets a completion
+    /// only if [data](Rma::with_data) goes along. Writes have no order.
+    ///
+    /// A write by packets to memory that the peer does not offer completes all the same: the
+    /// protocol has no answer for that. [`Rma::delivery_complete`] makes sure.
+    ///
+    /// # Errors
+    /// The buffer comes back with the reason.
+    pub fn write(&self, rma: Rma, buffer: impl Into<Buffer>, context: u64) -> Result<(), Refused> {
+        let buffer = buffer.into();
+        let checked = self.require(Capabilities::RMA).and_then(|()| self.check_domain(&buffer));
+        if let Err(error) = checked {
+            return Err(Refused { error, buffer });
+        }
+        let Rma { peer, remote, cq_data, level } = rma;
+        self.shared.driver().write(peer, remote, cq_data, level, buffer, context)
+    }
+
+    /// Starts to read memory of a peer. It completes when all bytes are in the buffer. Reads have no
+    /// order.
+    ///
+    /// # Errors
+    /// The buffer comes back with the reason.
+    pub fn read(
+        &self,
+        rma: Rma,
+        buffer: impl Into<ReceiveBuffer>,
+        context: u64,
+    ) -> Result<(), Refused> {
+        let ReceiveBuffer(buffer) = buffer.into();
+        let checked = self.require(Capabilities::RMA).and_then(|()| self.check_domain(&buffer));
+        if let Err(error) = checked {
+            return Err(Refused { error, buffer });
+        }
+        self.shared.driver().read(rma.peer, rma.remote, buffer, context)
+    }
+
+    /// Starts an atomic on memory of a peer: each element of it is changed at once as far as other
+    /// atomics see. It has its turn among the messages to the peer, and completes as a
+    /// [write](Self::write) does.
+    ///
+    /// # Errors
+    /// There is no such atomic, its lengths differ or are more than a packet holds
+    /// ([`atomic_limit`](Self::atomic_limit)), or it can't be started now.
+    pub fn atomic(&self, rma: Rma, operation: Operation, context: u64) -> Result<(), StartError> {
+        let Operation { op, datatype, operand, comparand } = operation;
+        if comparand.is_some() {
+            let kind = AtomicKind::Write;
+            return Err(efa_rdm::StartError::NoSuchAtomic { kind, op, datatype }.into());
+        }
+        let operands = Operands::Write { operand: operand.into() };
+        let started = self.start_atomic(rma, (op, datatype), operands, context);
+        started.map_err(|refused| refused.error)
+    }
+
+    /// Starts an atomic that brings the previous values back, into a buffer of the length of the
+    /// remote memory. With a comparand it changes only elements where that says so.
+    ///
+    /// # Errors
+    /// As for [`atomic`](Self::atomic); the buffer comes back.
+    pub fn fetch_atomic(
+        &self,
+        rma: Rma,
+        operation: Operation,
+        fetched: impl Into<ReceiveBuffer>,
+        context: u64,
+    ) -> Result<(), Refused> {
+        let ReceiveBuffer(fetched) = fetched.into();
+        let Operation { op, datatype, operand, comparand } = operation;
+        let operand = operand.into();
+        let operands = match comparand {
+            None => Operands::Fetch { operand, fetched },
+            Some(comparand) => Operands::Compare { operand, comparand: comparand.into(), fetched },
+        };
+        self.start_atomic(rma, (op, datatype), operands, context)
+    }
+
+    /// Most bytes of the target of an atomic.
+    #[must_use]
+    pub fn atomic_limit(&self, kind: AtomicKind) -> usize {
+        self.shared.driver().atomic_limit(kind)
+    }
+
+    fn start_atomic(
+        &self,
+        rma: Rma,
+        how: (AtomicOp, Datatype),
+        operands: Operands<Buffer>,
+        context: u64,
+    ) -> Result<(), Refused> {
+        let fetched = match &operands {
+            Operands::Write { .. } => None,
+            Operands::Fetch { fetched, .. } | Operands::Compare { fetched, .. } => Some(fetched),
+        };
+        let checked = self
+            .require(Capabilities::ATOMIC)
+            .and_then(|()| fetched.map_or(Ok(()), |fetched| self.check_domain(fetched)));
+        if let Err(error) = checked {
+            return Err(Refused { error, buffer: operands.into_fetched().unwrap_or_default() });
+        }
+        self.shared.driver().atomic(rma.peer, rma.remote, how, rma.level, operands, context)
     }
 
     /// Cancels a receive that no message has matched: it completes with

@@ -1,7 +1,7 @@
 //! What an application may want to know that is no completion.
 
 use efa_device::{DeviceError, Status};
-use efa_rdm::{DropReason, PeerId};
+use efa_rdm::{AccessError, DropReason, OperationError, PeerId};
 
 use crate::address::Address;
 
@@ -32,6 +32,21 @@ pub enum Event {
         /// Why.
         reason: DropReason,
     },
+    /// A peer asked for memory that it may not have. No byte of it was touched, and the peer is not
+    /// told: the protocol has no answer for this.
+    AccessRefused {
+        /// The peer.
+        peer: Address,
+        /// What it asked for.
+        error: AccessError,
+    },
+    /// A peer's write to memory here was begun and can't be finished: some of it may be there.
+    WriteFailed {
+        /// The peer.
+        peer: Address,
+        /// Why.
+        error: OperationError,
+    },
     /// The device refused something that the endpoint needs; it will be tried again.
     DeviceRefused(DeviceError),
 }
@@ -52,6 +67,10 @@ impl Event {
             Inner::PacketDropped { peer, reason } => {
                 Self::PacketDropped { peer: peer.and_then(address), reason }
             }
+            Inner::AccessRefused { peer, error } => {
+                Self::AccessRefused { peer: address(peer)?, error }
+            }
+            Inner::WriteFailed { peer, error } => Self::WriteFailed { peer: address(peer)?, error },
             Inner::DeviceRefused(error) => Self::DeviceRefused(error),
             _ => return None,
         })

@@ -41,6 +41,8 @@ impl Capabilities {
     /// All that this crate offers.
     pub const OFFERED: Self = Self::MSG
         .union(Self::TAGGED)
+        .union(Self::RMA)
+        .union(Self::ATOMIC)
         .union(Self::SEND)
         .union(Self::RECV)
         .union(Self::MULTI_RECV)

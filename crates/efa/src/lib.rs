@@ -66,6 +66,7 @@ mod event;
 mod fabric;
 mod info;
 mod region;
+mod rma;
 
 pub use address::{Address, AddressError};
 pub use address_vector::{AddressVector, FiAddr};
@@ -77,7 +78,8 @@ pub use domain::Domain;
 pub use efa_device::{Access, DeviceError, Gid, Qpn, Status, Time};
 pub use efa_proto::PacketType;
 pub use efa_rdm::{
-    BackoffLimits, Config, ConfigError, DropReason, Level, OperationError, Statistics, Subprotocol,
+    AccessError, AtomicKind, AtomicOp, BackoffLimits, Config, ConfigError, Datatype, DropReason,
+    Level, OperationError, RemoteUse, Statistics, Subprotocol, TooManyPieces,
 };
 pub use efa_sim as sim;
 pub use efa_sim::local::LocalOptions;
@@ -94,3 +96,4 @@ pub use info::{
     Info, Link, MessageOrder, Progress, ResourceManagement, Threading,
 };
 pub use region::{MemoryRegion, OutOfRegion, RegionSlice, RegisterError};
+pub use rma::{Element, Operation, RemoteMemory, Rma};

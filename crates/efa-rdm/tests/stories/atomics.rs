@@ -6,7 +6,7 @@ use efa_proto::{
 };
 use efa_rdm::{
     Atomic, AtomicCompletion, AtomicKind, AtomicOp, Config, Datatype, DropReason, Event, Level,
-    Operands, OperationError, Remote, StartError, Wanted,
+    Operands, OperationError, Remote, RemoteUse, StartError,
 };
 use efa_sim::SoftRegion;
 use efa_sim::local::LocalOptions;
@@ -376,11 +376,11 @@ fn memory_that_is_not_offered_for_it_is_not_touched_and_messages_go_on() {
     let nowhere = RmaIov::new(1, 16, 99);
     let operand = bytes(&[1, 1]);
     for (iov, op, operands, wanted) in [
-        (read_only, AtomicOp::Sum, Operands::Write { operand: operand.clone() }, Wanted::Write),
-        (read_only, AtomicOp::Sum, fetch(operand.clone()), Wanted::ReadWrite),
-        (write_only, AtomicOp::Read, fetch(operand.clone()), Wanted::Read),
-        (write_only, AtomicOp::Sum, fetch(operand.clone()), Wanted::ReadWrite),
-        (nowhere, AtomicOp::Sum, Operands::Write { operand: operand.clone() }, Wanted::Write),
+        (read_only, AtomicOp::Sum, Operands::Write { operand: operand.clone() }, RemoteUse::Write),
+        (read_only, AtomicOp::Sum, fetch(operand.clone()), RemoteUse::ReadWrite),
+        (write_only, AtomicOp::Read, fetch(operand.clone()), RemoteUse::Read),
+        (write_only, AtomicOp::Sum, fetch(operand.clone()), RemoteUse::ReadWrite),
+        (nowhere, AtomicOp::Sum, Operands::Write { operand: operand.clone() }, RemoteUse::Write),
     ] {
         world.start_atomic(0, 1, &[iov], op, operands).unwrap();
         world.drive();

@@ -6,8 +6,8 @@ use efa_proto::{
     Rtr, RtrKind, Rtw, RtwKind,
 };
 use efa_rdm::{
-    Config, DropReason, Event, Level, OperationError, Payload, Read, Refused, Remote, RemoteWrite,
-    RmaCompletion, RmaKind, StartError, Subprotocol, Wanted, Write,
+    Config, DropReason, Event, Level, OperationError, Payload, Read, Refused, Remote, RemoteUse,
+    RemoteWrite, RmaCompletion, RmaKind, StartError, Subprotocol, Write,
 };
 use efa_sim::SoftRegion;
 use efa_sim::local::LocalOptions;
@@ -94,7 +94,7 @@ impl World {
     }
 }
 
-fn refusals<B: Payload<SoftRegion> + std::fmt::Debug>(world: &mut Net<B>) -> Vec<Wanted> {
+fn refusals<B: Payload<SoftRegion> + std::fmt::Debug>(world: &mut Net<B>) -> Vec<RemoteUse> {
     let events = world.ends[1].events.drain(..);
     let refused = events.filter_map(|event| match event {
         Event::AccessRefused { error, .. } => Some(error.wanted),
@@ -464,7 +464,7 @@ fn the_grant_of_an_immense_read_is_cut_to_its_field() {
         _ => None,
     });
     assert_eq!(granted, Some((u32::MAX, length)));
-    assert_eq!(refusals(&mut world), [Wanted::Read], "there is no such memory");
+    assert_eq!(refusals(&mut world), [RemoteUse::Read], "there is no such memory");
     world.endpoint(0).remove_peer(peer);
     world.step();
     assert_eq!(world.rma_done().result, Err(OperationError::PeerRemoved));
@@ -674,12 +674,12 @@ fn memory_that_is_not_offered_is_not_touched() {
             .unwrap();
         world.drive();
         assert_eq!(world.rma_done().result, Ok(()), "an eager write is not answered");
-        assert_eq!(refusals(&mut world), [Wanted::Write]);
+        assert_eq!(refusals(&mut world), [RemoteUse::Write]);
     }
     for piece in bad.into_iter().chain([no_read]) {
         world.start_read(&[piece], vec![0; 1000]).unwrap();
         world.drive();
-        assert_eq!(refusals(&mut world), [Wanted::Read]);
+        assert_eq!(refusals(&mut world), [RemoteUse::Read]);
     }
     for region in [&region, &read_only, &write_only] {
         assert_eq!(bytes_of(region), [7; 1000]);

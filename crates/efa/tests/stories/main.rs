@@ -10,6 +10,7 @@ mod lifetimes;
 mod links;
 mod messages;
 mod peers;
+mod rma;
 mod setup;
 mod threads;
 mod world;

@@ -18,8 +18,8 @@ fn without_hints_everything_is_listed_and_what_is_not_there_is_told() {
     for info in &all {
         assert_eq!(info.capabilities, Capabilities::OFFERED);
     }
-    let capabilities = Capabilities::MSG | Capabilities::RMA | Capabilities::ATOMIC;
-    let missing = Capabilities::RMA | Capabilities::ATOMIC;
+    let capabilities = Capabilities::MSG | Capabilities::RMA_EVENT | Capabilities::TRIGGER;
+    let missing = Capabilities::RMA_EVENT | Capabilities::TRIGGER;
     assert_eq!(
         info(&Hints { capabilities, ..Hints::default() }),
         Err(Error::NoData { wanted: Wanted::Capabilities(missing) })

@@ -1,0 +1,155 @@
+//! Writes, reads and atomics on memory of a peer.
+
+use efa::{
+    Access, AtomicKind, AtomicOp, Capabilities, Datatype, EndpointOptions, Event, Kind,
+    LocalOptions, MemoryRegion, Operation, RemoteMemory, Rma, StartError, Subprotocol,
+};
+use efa_device::Rdma;
+
+use crate::world::{ALICE, BOB, World, options, pattern};
+
+const BOTH: Access = Access { remote_read: true, remote_write: true };
+
+fn world(rdma: Rdma) -> World {
+    let mut world = World::new(LocalOptions { rdma, seed: 1, ..LocalOptions::default() });
+    world.add(options(1));
+    world.add(options(2));
+    world
+}
+
+fn bytes(region: &MemoryRegion) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.read(0, &mut bytes);
+    bytes
+}
+
+fn values(bytes: &[u8]) -> Vec<u64> {
+    bytes.chunks(8).map(|value| u64::from_ne_bytes(value.try_into().unwrap())).collect()
+}
+
+// conformance: C112 C116
+#[test]
+fn every_kind_of_buffer_is_written_and_read() {
+    for (rdma, how) in [(Rdma::READ_WRITE, Subprotocol::Direct), (Rdma::NONE, Subprotocol::LongCts)]
+    {
+        let mut world = world(rdma);
+        let to_bob = world.introduce(ALICE, BOB);
+        let length = 200_000;
+        let memory = world.ends[BOB].domain.register(vec![0; length], BOTH).unwrap();
+        let own = world.ends[ALICE].domain.register(pattern(length, 1), Access::default()).unwrap();
+        let sources: [efa::Buffer; 3] = [
+            pattern(length, 1).into(),
+            bytes::Bytes::from(pattern(length, 1)).into(),
+            own.slice(0..length).unwrap().into(),
+        ];
+        for source in sources {
+            memory.write(0, &vec![0; length]);
+            world.end(ALICE).write(Rma::at(to_bob, memory.remote()), source.clone(), 3).unwrap();
+            let done = world.done(ALICE);
+            assert_eq!((done.kind, done.context, done.length), (Kind::Write, 3, length as u64));
+            assert_eq!((done.peer, done.subprotocol), (Some(to_bob), Some(how)));
+            assert_eq!((done.buffer, bytes(&memory)), (source, pattern(length, 1)));
+        }
+        let targets: [efa::ReceiveBuffer; 2] =
+            [vec![0; length].into(), own.slice(0..length).unwrap().into()];
+        memory.write(0, &pattern(length, 2));
+        for target in targets {
+            world.end(ALICE).read(Rma::at(to_bob, memory.remote()), target, 4).unwrap();
+            let done = world.done(ALICE);
+            assert_eq!((done.kind, done.context, done.length), (Kind::Read, 4, length as u64));
+            assert_eq!(done.subprotocol, Some(how));
+            assert_eq!(done.buffer, pattern(length, 2));
+        }
+    }
+}
+
+// conformance: C112
+#[test]
+fn pieces_and_data_go_along() {
+    for rdma in [Rdma::READ_WRITE, Rdma::NONE] {
+        let mut world = world(rdma);
+        let to_bob = world.introduce(ALICE, BOB);
+        let to_alice = world.introduce(BOB, ALICE);
+        let memory = world.ends[BOB].domain.register(vec![0; 100], BOTH).unwrap();
+        let upper = memory.slice(60..100).unwrap().remote();
+        let pieces = [upper, memory.remote().part(0, 10)];
+        let rma = Rma::pieces(to_bob, &pieces).unwrap().with_data(0x1234_5678_9abc);
+        world.end(ALICE).write(rma, pattern(50, 1), 1).unwrap();
+        let told = world.done(BOB);
+        assert_eq!((told.kind, told.cq_data), (Kind::RemoteWrite, Some(0x1234_5678_9abc)));
+        assert_eq!((told.length, told.peer), (50, Some(to_alice)));
+        assert_eq!(world.done(ALICE).kind, Kind::Write);
+        let after = bytes(&memory);
+        assert_eq!([&after[60..], &after[..10]].concat(), pattern(50, 1));
+        assert_eq!(after[10..60], [0; 50]);
+        world.end(ALICE).read(Rma::pieces(to_bob, &pieces).unwrap(), vec![0; 50], 2).unwrap();
+        assert_eq!(world.done(ALICE).buffer, pattern(50, 1));
+        assert!(Rma::pieces(to_bob, &[upper; 5]).is_err());
+        let refused = world.end(ALICE).write(Rma::at(to_bob, upper), vec![0; 41], 3).unwrap_err();
+        assert_eq!(refused.error, StartError::LengthsDiffer { buffer: 41, remote: 40 });
+    }
+}
+
+#[test]
+fn atomics_change_elements_and_bring_previous_values() {
+    let mut world = world(Rdma::READ_WRITE);
+    let to_bob = world.introduce(ALICE, BOB);
+    let memory = world.ends[BOB].domain.register(vec![0; 24], BOTH).unwrap();
+    let counters = Rma::at(to_bob, memory.remote());
+    let add = Operation::new(AtomicOp::Sum, &[1_u64, 2, 3]);
+    world.end(ALICE).atomic(counters, add.clone(), 1).unwrap();
+    let done = world.done(ALICE);
+    assert_eq!((done.kind, done.context, done.length), (Kind::Atomic, 1, 24));
+    assert!(done.buffer.is_empty());
+    world.end(ALICE).atomic(counters.delivery_complete(), add.clone(), 2).unwrap();
+    world.done(ALICE);
+    assert_eq!(values(&bytes(&memory)), [2, 4, 6], "both are there");
+    world.end(ALICE).fetch_atomic(counters, add, vec![0; 24], 3).unwrap();
+    assert_eq!(values(&world.done(ALICE).buffer.into_vec()), [2, 4, 6]);
+    let swap = Operation::compare(AtomicOp::CompareSwap, &[7_u64; 3], &[3, 0, 9]);
+    world.end(ALICE).fetch_atomic(counters, swap.clone(), vec![0; 24], 4).unwrap();
+    assert_eq!(values(&world.done(ALICE).buffer.into_vec()), [3, 6, 9]);
+    let read = Operation::read(Datatype::Uint64);
+    world.end(ALICE).fetch_atomic(counters, read, vec![0; 24], 5).unwrap();
+    assert_eq!(values(&world.done(ALICE).buffer.into_vec()), [7, 6, 7]);
+    assert!(world.end(ALICE).atomic(counters, swap, 6).is_err(), "the values would be lost");
+    assert!(world.end(ALICE).atomic_limit(AtomicKind::Compare) >= 4000);
+}
+
+// conformance: C106
+#[test]
+fn memory_that_is_not_offered_is_not_touched_and_the_owner_is_told() {
+    let mut world = world(Rdma::NONE);
+    let to_bob = world.introduce(ALICE, BOB);
+    let to_write = Access { remote_read: false, remote_write: true };
+    let memory = world.ends[BOB].domain.register(vec![7; 8], to_write).unwrap();
+    let made_up = RemoteMemory { key: memory.key() ^ 1, ..memory.remote() };
+    world.end(ALICE).write(Rma::at(to_bob, made_up), vec![1; 8], 1).unwrap();
+    assert_eq!(world.done(ALICE).kind, Kind::Write, "not answered, so not known");
+    world.end(ALICE).read(Rma::at(to_bob, memory.remote()), vec![0; 8], 2).unwrap();
+    world.drive();
+    assert_eq!(bytes(&memory), [7; 8]);
+    let refused = std::iter::from_fn(|| world.end(BOB).event())
+        .filter(|event| matches!(event, Event::AccessRefused { .. }));
+    assert_eq!(refused.count(), 2);
+}
+
+// conformance: C7
+#[test]
+fn services_that_were_not_asked_for_are_refused() {
+    let mut world = World::new(LocalOptions::default());
+    let messages = Capabilities::MSG;
+    world.add(EndpointOptions { capabilities: messages, ..options(1) });
+    world.add(options(2));
+    let to_bob = world.introduce(ALICE, BOB);
+    let memory = RemoteMemory { address: 0, length: 8, key: 0 };
+    let rma = Rma::at(to_bob, memory);
+    let alice = world.end(ALICE);
+    let disabled = StartError::Disabled(Capabilities::RMA);
+    assert_eq!(alice.write(rma, vec![0; 8], 1).unwrap_err().error, disabled);
+    assert_eq!(alice.read(rma, vec![0; 8], 1).unwrap_err().error, disabled);
+    let add = Operation::new(AtomicOp::Sum, &[1_u64]);
+    let disabled = StartError::Disabled(Capabilities::ATOMIC);
+    assert_eq!(alice.atomic(rma, add.clone(), 1), Err(disabled.clone()));
+    assert_eq!(alice.fetch_atomic(rma, add, vec![0; 8], 1).unwrap_err().error, disabled);
+}
