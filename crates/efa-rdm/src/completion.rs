@@ -44,7 +44,7 @@ pub enum Completion<B> {
     /// A write to memory of a peer, or a read of it.
     Rma(RmaCompletion<B>),
     /// An atomic on memory of a peer.
-    Atomic(AtomicCompletion<B>),
+    Atomic(Box<AtomicCompletion<B>>),
     /// A peer wrote to memory of this side, and gave data along.
     RemoteWrite(RemoteWrite),
 }

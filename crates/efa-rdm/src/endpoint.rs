@@ -650,6 +650,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Posts a fresh packet.
+    #[inline]
     pub(crate) fn post_packet(
         &mut self,
         packet: Q::Packet,

@@ -7,15 +7,15 @@ use smallvec::SmallVec;
 use crate::atomic::LARGEST;
 use crate::payload::Payload;
 
-/// Where the bytes of an operation are.
+/// Where the bytes of an operation are. What is rare is boxed, so that messages stay small.
 #[derive(Debug)]
 pub(crate) enum Memory<B, R> {
     /// A buffer that the application handed over.
     Buffer(B),
     /// Two of them, one behind the other: the operands of an atomic.
-    Buffers(B, B),
+    Buffers(Box<(B, B)>),
     /// Memory of this side that a peer named.
-    Exposed(Exposed<R>),
+    Exposed(Box<Exposed<R>>),
     /// Previous values of such memory.
     Values(Vec<u8>),
 }
@@ -124,7 +124,7 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
     pub(crate) fn length(&self) -> u64 {
         match self {
             Self::Buffer(buffer) => buffer.length(),
-            Self::Buffers(first, second) => first.length() + second.length(),
+            Self::Buffers(both) => both.0.length() + both.1.length(),
             Self::Values(values) => values.len() as u64,
             Self::Exposed(exposed) => exposed.ranges.iter().map(|range| range.length as u64).sum(),
         }
@@ -135,7 +135,16 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) {
         match self {
             Self::Buffer(buffer) => buffer.read(offset, into),
-            Self::Buffers(first, second) => {
+            _ => self.read_other(offset, into),
+        }
+    }
+
+    #[cold]
+    fn read_other(&self, offset: u64, into: &mut [u8]) {
+        match self {
+            Self::Buffer(_) => {}
+            Self::Buffers(both) => {
+                let (first, second) = &**both;
                 let left = first.length().saturating_sub(offset).min(into.len() as u64);
                 let (front, back) = into.split_at_mut(left as usize);
                 first.read(offset, front);
@@ -150,18 +159,17 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         }
     }
 
-    /// Copies `from` in, at `offset`.
+    /// Copies `from` in, at `offset`. Operands and previous values are only read.
     #[inline]
     pub(crate) fn write(&mut self, offset: u64, from: &[u8]) {
         match self {
             Self::Buffer(buffer) => buffer.write(offset, from),
-            // Operands and previous values are only read.
-            Self::Buffers(..) | Self::Values(_) => {}
             Self::Exposed(exposed) => {
                 for (at, part) in exposed.parts(offset, from.len()) {
                     part.region.write(part.offset, &from[at..at + part.length]);
                 }
             }
+            Self::Buffers(_) | Self::Values(_) => {}
         }
     }
 
@@ -173,7 +181,7 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
                 [range] => Some(range.clone()),
                 _ => None,
             },
-            Self::Buffers(..) | Self::Values(_) => None,
+            Self::Buffers(_) | Self::Values(_) => None,
         }
     }
 

@@ -52,6 +52,7 @@ impl<T> OperationTable<T> {
     }
 
     /// Adds an operation. The caller has checked [`is_full`](Self::is_full).
+    #[inline(always)]
     pub(crate) fn insert(&mut self, operation: T) -> OpId {
         self.live += 1;
         let index = self.free;
@@ -87,6 +88,7 @@ impl<T> OperationTable<T> {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn remove(&mut self, id: OpId) -> Option<T> {
         let index = id.0 & INDEX_MASK;
         let slot = self.slots.get_mut(index as usize)?;

@@ -86,6 +86,7 @@ pub(crate) struct Send<M> {
 }
 
 impl<M> Send<M> {
+    #[inline(always)]
     pub(crate) fn new(peer: PeerId, role: SendRole, memory: M, length: u64, context: u64) -> Self {
         Self {
             peer,
@@ -248,6 +249,7 @@ impl<B, R> Operations<B, R> {
     }
 
     /// Adds a send.
+    #[inline(always)]
     pub(crate) fn add_send(&mut self, mut send: Send<Memory<B, R>>) -> OpId {
         if !send.role.is_ordered() {
             self.serial = self.serial.wrapping_add(1);
@@ -258,6 +260,7 @@ impl<B, R> Operations<B, R> {
     }
 
     /// Takes a send out.
+    #[inline(always)]
     pub(crate) fn take_send(&mut self, id: OpId) -> Option<Send<Memory<B, R>>> {
         let send = self.sends.remove(id)?;
         self.responses -= usize::from(send.role.is_response());

@@ -329,7 +329,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             role: ReceiveRole::Written,
             msg_id: 0,
             context: 0,
-            memory: Memory::Exposed(memory),
+            memory: Memory::Exposed(Box::new(memory)),
             tagged: false,
             tag: 0,
             cq_data: rtw.options.cq_data,
@@ -439,7 +439,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if self.operations.responses() >= self.config.max_responses {
             return self.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
-        let (role, memory) = (SendRole::ReadResponse, Memory::Exposed(memory));
+        let (role, memory) = (SendRole::ReadResponse, Memory::Exposed(Box::new(memory)));
         let mut send = Send::new(peer, role, memory, rtr.msg_length, 0);
         send.recv_id = rtr.recv_id;
         send.window_end = u64::from(rtr.recv_length).min(rtr.msg_length);

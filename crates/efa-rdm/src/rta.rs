@@ -166,7 +166,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Operands::Write { operand } => (Memory::Buffer(operand), None),
             Operands::Fetch { operand, fetched } => (Memory::Buffer(operand), Some(fetched)),
             Operands::Compare { operand, comparand, fetched } => {
-                (Memory::Buffers(operand, comparand), Some(fetched))
+                (Memory::Buffers(Box::new((operand, comparand))), Some(fetched))
             }
         };
         let fetches = fetched.is_some();
@@ -203,8 +203,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
         }
         let size = datatype.size();
-        let pieces = remote.pieces().iter().map(|piece| piece.len());
-        if let Some(length) = pieces.filter(|length| length % size as u64 != 0).next() {
+        let mut pieces = remote.pieces().iter().map(|piece| piece.len());
+        if let Some(length) = pieces.find(|length| length % size as u64 != 0) {
             return Err(StartError::NotOfElements { length, size });
         }
         let limit = self.atomic_limit(kind);
@@ -320,10 +320,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(state) = self.operations.atomics.try_remove(atomic as usize) else { return };
         let (operand, comparand) = match memory {
             Memory::Buffer(operand) => (operand, None),
-            Memory::Buffers(operand, comparand) => (operand, Some(comparand)),
+            Memory::Buffers(both) => (both.0, Some(both.1)),
             Memory::Exposed(_) | Memory::Values(_) => return,
         };
-        self.completions.push_back(Completion::Atomic(AtomicCompletion {
+        self.completions.push_back(Completion::Atomic(Box::new(AtomicCompletion {
             context,
             peer,
             length: rdma::total(state.remote.pieces()).unwrap_or(0),
@@ -331,7 +331,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             comparand,
             fetched: state.fetched,
             result,
-        }));
+        })));
     }
 }
 

@@ -391,7 +391,7 @@ impl Driver {
                 Ended::Send(send) => self.sent(send),
                 Ended::Receive(receive) => self.received(receive),
                 Ended::Rma(rma) => self.moved(rma),
-                Ended::Atomic(atomic) => self.computed(atomic),
+                Ended::Atomic(atomic) => self.computed(*atomic),
                 Ended::RemoteWrite(write) => self.written(write),
                 Ended::Released { context, buffer } => self.received(ReceiveCompletion {
                     context,

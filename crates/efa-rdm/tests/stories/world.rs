@@ -48,7 +48,7 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> End<B> {
                     self.released.push_back((context, buffer));
                 }
                 Completion::Rma(rma) => self.rma.push_back(rma),
-                Completion::Atomic(atomic) => self.atomics.push_back(atomic),
+                Completion::Atomic(atomic) => self.atomics.push_back(*atomic),
                 Completion::RemoteWrite(write) => self.remote_writes.push_back(write),
             }
         }

@@ -44,6 +44,7 @@ struct Everything {
 }
 
 #[allow(dead_code, reason = "objects are there to be dropped")]
+#[allow(clippy::large_enum_variant, reason = "there are six of them")]
 enum Object {
     Fabric(Fabric),
     Domain(Domain),

@@ -27,7 +27,7 @@ fn without_hints_everything_is_listed_and_what_is_not_there_is_told() {
     let error = info(&Hints { capabilities, ..Hints::default() }).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "nothing offers what the hints ask for: capabilities RMA | ATOMIC"
+        "nothing offers what the hints ask for: capabilities RMA_EVENT | TRIGGER"
     );
 }
 
