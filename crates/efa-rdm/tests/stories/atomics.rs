@@ -458,3 +458,25 @@ fn answers_that_nobody_waits_for_are_dropped() {
     world.drive();
     assert_eq!(world.drop_reasons(0), [DropReason::UnknownOperation; 3]);
 }
+
+// conformance: A179
+#[test]
+fn what_is_answered_needs_no_receipt() {
+    let mut world = world(13);
+    let (_region, iov) = counters(&world, 1, &[1]);
+    let atomic = Atomic {
+        peer: world.peer(0, 1),
+        remote: Remote::new(&[iov]).unwrap(),
+        datatype: Datatype::Uint64,
+        op: AtomicOp::Sum,
+        operands: fetch(bytes(&[1])),
+        level: Level::Delivery,
+        context: 0,
+    };
+    world.endpoint(0).atomic(atomic).unwrap();
+    world.drive();
+    assert_eq!(world.ends[0].atomics.pop_front().unwrap().fetched, Some(bytes(&[1])));
+    assert_eq!(world.types_from(0)[0], PacketType::FetchRta, "nothing is waited for");
+    assert!(!world.types_from(1).contains(&PacketType::Receipt));
+    world.assert_clean();
+}

@@ -152,7 +152,7 @@ fn the_first_write_waits_for_the_handshake_and_messages_do_not_wait_for_it() {
     world.assert_clean();
 }
 
-// conformance: A141
+// conformance: A141 A134 A136
 #[test]
 fn a_write_fills_the_pieces_one_behind_the_other_and_passes_data_to_a_completion() {
     for length in [300, 30_000] {
@@ -246,7 +246,7 @@ fn a_long_write_goes_in_windows_that_the_target_grants() {
     }
 }
 
-// conformance: A171 A215
+// conformance: A171 A215 A134
 #[test]
 fn a_long_write_is_read_by_a_target_that_can() {
     // The target's device reads, the writer's does not write by itself.
@@ -563,7 +563,7 @@ fn answers_that_contradict_themselves_or_the_read_are_dropped() {
     assert_eq!(world.rma_done().buffer, pattern(100, 1));
 }
 
-// conformance: A173
+// conformance: A173 A206 A208
 #[test]
 fn where_devices_can_they_do_it_without_a_packet() {
     for (length, longest) in [(1, 1 << 20), (50_000, 1 << 20), (300_000, 4096), (1 << 20, 99_999)] {
@@ -628,6 +628,7 @@ fn the_data_of_a_direct_write_is_told_even_if_the_target_was_not_ready() {
     }
 }
 
+// conformance: A208
 #[test]
 fn data_that_a_device_cannot_carry_goes_in_a_packet() {
     let options = LocalOptions { max_rdma_size: 500, ..LocalOptions::default() };
@@ -648,7 +649,7 @@ fn data_that_a_device_cannot_carry_goes_in_a_packet() {
     world.assert_clean();
 }
 
-// conformance: C106
+// conformance: C106 A137 A138
 #[test]
 fn memory_that_is_not_offered_is_not_touched() {
     let mut world = world_with(emulated(), Config::default());
@@ -739,6 +740,7 @@ fn delivery_complete_writes_wait_for_the_receipt_and_carry_no_message_id() {
     }
 }
 
+// conformance: A44
 #[test]
 fn a_write_that_must_be_delivered_fails_at_a_peer_without_the_feature() {
     let mut world = World::new(emulated());
@@ -802,4 +804,51 @@ fn one_sided_operations_are_bounded() {
     world.endpoint(0).remove_peer(peer);
     world.step();
     assert_eq!(world.ends[0].rma.len(), 6);
+}
+
+// conformance: A132 A133
+#[test]
+fn the_device_needs_no_progress_of_the_target_and_packets_do() {
+    for rdma in [Rdma::READ_WRITE, Rdma::NONE] {
+        let options = LocalOptions { rdma, ..LocalOptions::default() };
+        let mut world = world_with(options, Config::default());
+        let (region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
+        // They know each other.
+        world.read(&[iov], 100);
+        world.start_write(&[part(iov, 0, 50)], pattern(50, 2), None, Level::Transmit).unwrap();
+        world.start_read(&[part(iov, 50, 50)], vec![0; 50]).unwrap();
+        for _ in 0..1000 {
+            let now = world.now;
+            world.endpoint(0).progress(now);
+            world.now = now + std::time::Duration::from_micros(1);
+        }
+        let direct = rdma == Rdma::READ_WRITE;
+        let expected = if direct { pattern(50, 2) } else { pattern(100, 1)[..50].to_vec() };
+        assert_eq!(bytes_of(&region)[..50], expected);
+        world.drive();
+        assert_eq!(bytes_of(&region)[..50], pattern(50, 2));
+        assert_eq!(world.ends[0].rma.drain(..).filter(|done| done.result.is_ok()).count(), 2);
+    }
+}
+
+// conformance: A205
+#[test]
+fn devices_write_only_if_both_sides_announced_it() {
+    let without = || {
+        let mut config = Config::default();
+        config.profile.extras.remove(efa_handshake::Extras::RDMA_WRITE);
+        config
+    };
+    for (alice, bob, how) in [
+        (Config::default(), Config::default(), Subprotocol::Direct),
+        (without(), Config::default(), Subprotocol::Eager),
+        (Config::default(), without(), Subprotocol::Eager),
+    ] {
+        let mut world = World::pair_with(1, alice, bob);
+        world.acquaint();
+        let (region, iov) = expose(&world, 1, vec![0; 100], BOTH);
+        let done = world.write(&[iov], pattern(100, 1), None);
+        assert_eq!((done.result, done.subprotocol), (Ok(()), Some(how)));
+        assert_eq!(bytes_of(&region), pattern(100, 1));
+    }
 }

@@ -27,7 +27,7 @@ fn values(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks(8).map(|value| u64::from_ne_bytes(value.try_into().unwrap())).collect()
 }
 
-// conformance: C112 C116
+// conformance: C112 C116 A131
 #[test]
 fn every_kind_of_buffer_is_written_and_read() {
     for (rdma, how) in [(Rdma::READ_WRITE, Subprotocol::Direct), (Rdma::NONE, Subprotocol::LongCts)]
@@ -90,6 +90,7 @@ fn pieces_and_data_go_along() {
     }
 }
 
+// conformance: A131
 #[test]
 fn atomics_change_elements_and_bring_previous_values() {
     let mut world = world(Rdma::READ_WRITE);

@@ -46,7 +46,7 @@ fn the_provider_is_chosen_by_name() {
     assert_eq!(local.iter().map(|info| info.link).collect::<Vec<_>>(), [Link::Local]);
 }
 
-// conformance: C9 C10
+// conformance: C9 C10 A135
 #[test]
 fn capabilities_asked_for_are_there_or_nothing_is() {
     for capability in Capabilities::all().iter() {
