@@ -4,11 +4,14 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use clap::ValueEnum;
 use efa::{
     AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, EnableError,
     Endpoint, EndpointOptions, Fabric, ShmOptions,
 };
+use efa_device::Rdma;
 use efa_sim::capture::{Capture, CaptureError};
+use efa_sim::faults::FaultOptions;
 use efa_sim::record::{Record, SharedSink, Sink};
 
 /// Which device.
@@ -22,21 +25,76 @@ pub(crate) struct DeviceArgs {
     pub(crate) directory: Option<PathBuf>,
 }
 
+/// What it is like.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct PropertyArgs {
+    /// Whether the device reads and writes the memory of peers [default: read,write]
+    #[arg(long, value_name = "WHICH")]
+    pub(crate) device_rdma: Option<RdmaArg>,
+    /// Let datagrams overtake each other, as this seed says
+    #[arg(long, value_name = "SEED")]
+    pub(crate) reorder: Option<u64>,
+    /// Chance, 0 to 1, that a datagram finds the receiver not ready
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub(crate) rnr: Option<f64>,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate| (0.0..=1.0).contains(rate));
+    rate.ok_or_else(|| "a number from 0 to 1 is expected".to_owned())
+}
+
+/// What the device can do to the memory of peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RdmaArg {
+    #[value(name = "read,write")]
+    ReadWrite,
+    Read,
+    Write,
+    None,
+}
+
+impl RdmaArg {
+    /// As on the command line.
+    pub(crate) const fn setting(self) -> &'static str {
+        match self {
+            Self::ReadWrite => "read,write",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::None => "none",
+        }
+    }
+
+    const fn rdma(self) -> Rdma {
+        let (read, write) = match self {
+            Self::ReadWrite => (true, true),
+            Self::Read => (true, false),
+            Self::Write => (false, true),
+            Self::None => (false, false),
+        };
+        Rdma { read, write, ..Rdma::NONE }
+    }
+}
+
 impl DeviceArgs {
-    fn options(&self) -> ShmOptions {
-        let directory = self.directory.clone();
-        ShmOptions { directory, ..ShmOptions::new(&self.device_name) }
-    }
-
-    /// Opens the device.
-    pub(crate) fn open(&self) -> Result<Domain, efa::Error> {
-        Fabric::shm(self.options()).domain()
-    }
-
-    /// Opens the device, all packets of which go into `capture`.
-    pub(crate) fn open_captured(&self, capture: &CaptureFile) -> Result<Domain, efa::Error> {
-        let capture = Some(SharedSink::new(capture.clone()));
-        Fabric::shm(ShmOptions { capture, ..self.options() }).domain()
+    /// Opens the device; if there is a capture file, all its packets go into that.
+    pub(crate) fn open(
+        &self,
+        properties: &PropertyArgs,
+        capture: Option<&CaptureFile>,
+    ) -> Result<Domain, efa::Error> {
+        let usual = ShmOptions::new(&self.device_name);
+        let options = ShmOptions {
+            directory: self.directory.clone(),
+            rdma: properties.device_rdma.map_or(usual.rdma, RdmaArg::rdma),
+            faults: FaultOptions {
+                reorder: properties.reorder,
+                receiver_not_ready: properties.rnr.unwrap_or(0.0),
+            },
+            capture: capture.cloned().map(SharedSink::new),
+            ..usual
+        };
+        Fabric::shm(options).domain()
     }
 }
 

@@ -11,7 +11,7 @@ use comfy_table::{Table, presets};
 use efa::{DomainAttributes, Endpoint, Fabric, Hints, Link};
 use serde::Serialize;
 
-use crate::device::{DeviceArgs, Objects};
+use crate::device::{DeviceArgs, Objects, PropertyArgs};
 use crate::output;
 
 /// Version of the JSON form.
@@ -116,7 +116,7 @@ impl Facts {
         let found = efa::info(&Hints { link: Some(link), ..Hints::default() })?;
         let info = found.first().ok_or(InfoError::Absent { link })?;
         let domain = match args.link {
-            LinkName::Shm => args.device.open()?,
+            LinkName::Shm => args.device.open(&PropertyArgs::default(), None)?,
             LinkName::Local => Fabric::open(info).domain()?,
         };
         let Objects { endpoint, .. } = Objects::new(&domain, 1)?;

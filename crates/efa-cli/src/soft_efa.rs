@@ -25,7 +25,7 @@ use std::process::Command;
 use clap::builder::RangedU64ValueParser;
 use clap::{Subcommand, ValueEnum};
 
-use crate::device::DeviceArgs;
+use crate::device::{DeviceArgs, PropertyArgs};
 
 /// File name of the library.
 const LIBRARY: &str = "libefa_soft.so";
@@ -85,19 +85,10 @@ struct Run {
     /// On the tcp link, the IP address by which others reach this host [default: 127.0.0.1]
     #[arg(long, value_name = "IP", requires = "link", value_parser = address)]
     address: Option<IpAddr>,
-    /// Whether the device reads and writes the memory of peers [default: read,write]
-    #[arg(long, value_name = "WHICH")]
-    device_rdma: Option<Rdma>,
     /// Largest datagram in bytes [default: 8928]
     #[arg(long, value_name = "BYTES",
         value_parser = RangedU64ValueParser::<u64>::new().range(1024..=32768))]
     mtu: Option<u64>,
-    /// Let datagrams overtake each other, as this seed says
-    #[arg(long, value_name = "SEED")]
-    reorder: Option<u64>,
-    /// Chance, 0 to 1, that a datagram finds the receiver not ready
-    #[arg(long, value_name = "RATE", value_parser = rate)]
-    rnr: Option<f64>,
     /// Number of devices; each is a host of its own
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u64>::new().range(1..=16))]
     devices: Option<u64>,
@@ -115,6 +106,8 @@ struct Run {
     library: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    properties: PropertyArgs,
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, last = true)]
     program: Vec<OsString>,
@@ -134,32 +127,6 @@ impl Link {
             Self::Tcp => "tcp",
         }
     }
-}
-
-/// What the device can do to the memory of peers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Rdma {
-    #[value(name = "read,write")]
-    ReadWrite,
-    Read,
-    Write,
-    None,
-}
-
-impl Rdma {
-    const fn setting(self) -> &'static str {
-        match self {
-            Self::ReadWrite => "read,write",
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::None => "none",
-        }
-    }
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse().ok().filter(|rate| (0.0..=1.0).contains(rate));
-    rate.ok_or_else(|| "a number from 0 to 1 is expected".to_owned())
 }
 
 fn address(text: &str) -> Result<IpAddr, String> {
@@ -313,13 +280,14 @@ impl Run {
     fn settings(&self) -> Result<Vec<(&'static str, OsString)>, SoftEfaError> {
         let DeviceArgs { device_name, directory } = &self.device;
         let mut settings: Vec<(_, OsString)> = vec![("EFA_SOFT_NAME", device_name.into())];
+        let PropertyArgs { device_rdma, reorder, rnr } = &self.properties;
         let properties = [
             ("EFA_SOFT_LINK", self.link.map(|link| link.setting().to_owned())),
             ("EFA_SOFT_ADDRESS", self.address.map(|address| address.to_string())),
-            ("EFA_SOFT_RDMA", self.device_rdma.map(|which| which.setting().to_owned())),
+            ("EFA_SOFT_RDMA", device_rdma.map(|which| which.setting().to_owned())),
             ("EFA_SOFT_MTU", self.mtu.map(|number| number.to_string())),
-            ("EFA_SOFT_REORDER", self.reorder.map(|number| number.to_string())),
-            ("EFA_SOFT_RNR", self.rnr.map(|number| number.to_string())),
+            ("EFA_SOFT_REORDER", reorder.map(|number| number.to_string())),
+            ("EFA_SOFT_RNR", rnr.map(|number| number.to_string())),
             ("EFA_SOFT_DEVICES", self.devices.map(|number| number.to_string())),
         ];
         let given = properties.into_iter().filter_map(|(name, value)| Some((name, value?.into())));

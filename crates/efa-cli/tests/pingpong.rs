@@ -77,6 +77,20 @@ fn every_subprotocol_by_size() {
 }
 
 #[test]
+fn a_device_that_cannot_read() {
+    let text = run_pingpong("--device-rdma none --sizes 1M --iterations 2 --json").success();
+    assert_eq!(json(&text)["results"][0]["subprotocols"], Value::from(vec!["long-CTS"]));
+}
+
+/// Some datagrams come late and some must be sent again, on both sides.
+#[test]
+fn a_device_with_faults() {
+    let faults = "--reorder 7 --rnr 0.2";
+    let text = run_pingpong(&format!("{faults} --sizes 0-64k,2M --iterations 20 --json")).success();
+    assert_eq!(json(&text)["results"].as_array().unwrap().len(), 19);
+}
+
+#[test]
 fn tagged_with_completion_data() {
     let result = run_pingpong("--tagged --cq-data --iterations 20 --sizes 0,9k,128k --json");
     let result = json(&result.success());

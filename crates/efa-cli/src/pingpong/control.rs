@@ -248,6 +248,11 @@ impl Channel {
         }
     }
 
+    /// Whether a message was seen by [`check`](Self::check) and is to be received.
+    pub(crate) fn has_message(&self) -> bool {
+        self.line_end().is_some()
+    }
+
     /// Looks, without waiting, whether the other side is still there and hasn't failed. A message
     /// that it sent stays for later.
     pub(crate) fn check(&mut self) -> Result<(), ControlError> {
@@ -390,8 +395,10 @@ mod tests {
         a.send(&Message::Ready { address: "here".into() }).unwrap();
         a.send(&Message::Done).unwrap();
         b.check().unwrap();
+        assert!(b.has_message());
         assert_eq!(b.receive_ready().unwrap(), "here");
         b.receive_done().unwrap();
+        assert!(!b.has_message());
     }
 
     #[test]

@@ -45,7 +45,7 @@ use self::process::{ProcessError, ServerProcess};
 use self::report::Report;
 use self::session::RunError;
 use self::sizes::Sizes;
-use crate::device::DeviceArgs;
+use crate::device::{DeviceArgs, PropertyArgs};
 use crate::output;
 
 /// Repetitions before those that count, if nothing else is asked for.
@@ -129,6 +129,8 @@ pub(crate) struct Args {
     timeout: u64,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    properties: PropertyArgs,
 }
 
 /// Why there is no result.
@@ -265,6 +267,16 @@ impl Args {
         if let Some(directory) = directory {
             arguments.extend(["--directory".into(), directory.into()]);
         }
+        let PropertyArgs { device_rdma, reorder, rnr } = &self.properties;
+        for (option, value) in [
+            ("--device-rdma", device_rdma.map(|which| which.setting().to_owned())),
+            ("--reorder", reorder.map(|seed| seed.to_string())),
+            ("--rnr", rnr.map(|rate| rate.to_string())),
+        ] {
+            if let Some(value) = value {
+                arguments.extend([option.into(), value.into()]);
+            }
+        }
         arguments
     }
 }
@@ -312,7 +324,7 @@ fn serve_parent(args: &Args) -> Result<(), PingpongError> {
         tracing::debug!(error = &error as &dyn std::error::Error, "the server ends early");
         if parent.ends_within(LAST_WORDS) {
             // It was killed. Whoever opens the device removes what dead processes left there.
-            args.device.open().map_err(PingpongError::Device)?;
+            args.device.open(&args.properties, None).map_err(PingpongError::Device)?;
         }
     }
     Ok(())

@@ -47,7 +47,7 @@ fn as_client(args: &Args, channel: &mut Channel) -> Result<Report, PingpongError
     progress.finish_and_clear();
     let rows = rows?;
     session.channel.send(&Message::Done)?;
-    session.channel.receive_done()?;
+    session.receive_done()?;
     let report = Report::new(attributes.name, &session.plan, rows);
     device.close(session.endpoint)?;
     Ok(report)
@@ -63,7 +63,7 @@ fn as_server(args: &Args, channel: &mut Channel) -> Result<(), PingpongError> {
     session.channel.send(&Message::Ready { address })?;
     tracing::info!("the run begins");
     server::run(&mut session)?;
-    session.channel.receive_done()?;
+    session.receive_done()?;
     session.channel.send(&Message::Done)?;
     device.close(session.endpoint)
 }
@@ -109,7 +109,7 @@ pub(super) struct Device<'a> {
 
 impl<'a> Device<'a> {
     pub(super) fn open(args: &'a Args) -> Result<Self, PingpongError> {
-        let Args { device, capture: file, .. } = args;
+        let Args { device, properties, capture: file, .. } = args;
         let capture = match file {
             Some(file) => {
                 let created = CaptureFile::create(file, &device.device_name);
@@ -118,10 +118,7 @@ impl<'a> Device<'a> {
             }
             None => None,
         };
-        let domain = match &capture {
-            Some(capture) => device.open_captured(capture),
-            None => device.open(),
-        };
+        let domain = device.open(properties, capture.as_ref());
         Ok(Self { domain: domain.map_err(PingpongError::Device)?, args, capture })
     }
 

@@ -213,6 +213,27 @@ impl Session<'_> {
         Ok(buffer)
     }
 
+    /// Waits for the other side's `Done`. It may still need packets of this endpoint, which don't go
+    /// by themselves if the device refused them once: the end of a read that it waits for.
+    pub(crate) fn receive_done(&mut self) -> Result<(), ControlError> {
+        let begin = Instant::now();
+        let mut checked = begin;
+        while !self.channel.has_message() {
+            // Nothing is outstanding, so this completes nothing.
+            let _ = self.queue.read();
+            thread::yield_now();
+            let now = Instant::now();
+            if now - checked >= CHECK {
+                checked = now;
+                self.channel.check()?;
+            }
+            if now - begin > self.patience {
+                return Err(ControlError::Silent { waited: self.patience });
+            }
+        }
+        self.channel.receive_done()
+    }
+
     /// Waits for one completion, and sorts it in.
     fn wait(&mut self) -> Result<(), Problem> {
         let mut spins = 0;

@@ -30,6 +30,8 @@ const ANSWER: &[u8; 2] = b"a\0";
 const COUNT: usize = 10;
 /// The server has it.
 const COUNTED: &[u8; 7] = b"cnt ok\0";
+/// Time between two calls of what is to be done while the other side is waited for.
+const SLICE: Duration = Duration::from_millis(1);
 /// Most bytes that are kept when nobody has asked for them.
 const EARLY: usize = 64;
 
@@ -114,37 +116,45 @@ impl FiControl {
 
     /// Hears where the other side's endpoint is.
     pub(super) fn receive_name(&mut self) -> Result<Address, FiControlError> {
-        let length = u32::from_be_bytes(self.take()?);
-        let format = u32::from_ne_bytes(self.take()?);
+        let length = u32::from_be_bytes(self.take(&mut || {})?);
+        let format = u32::from_ne_bytes(self.take(&mut || {})?);
         if length as usize != Address::SIZE || format != FORMAT {
             return Err(FiControlError::Name { length, format });
         }
-        self.take().map(Address::from_bytes)
+        self.take(&mut || {}).map(Address::from_bytes)
     }
 
     /// The client: begins a size together with the server.
-    pub(super) fn ask(&mut self) -> Result<(), FiControlError> {
+    pub(super) fn ask(&mut self, idle: &mut dyn FnMut()) -> Result<(), FiControlError> {
         self.send(ASK)?;
-        self.expect(ANSWER)
+        self.expect(ANSWER, idle)
     }
 
     /// The server: begins a size together with the client.
-    pub(super) fn answer(&mut self) -> Result<(), FiControlError> {
-        self.expect(ASK)?;
+    pub(super) fn answer(&mut self, idle: &mut dyn FnMut()) -> Result<(), FiControlError> {
+        self.expect(ASK, idle)?;
         self.send(ANSWER)
     }
 
     /// The client: tells how many messages it received.
-    pub(super) fn tell_count(&mut self, count: u64) -> Result<(), FiControlError> {
+    pub(super) fn tell_count(
+        &mut self,
+        count: u64,
+        idle: &mut dyn FnMut(),
+    ) -> Result<(), FiControlError> {
         let mut message = count.to_string().into_bytes();
         message.resize(COUNT, 0);
         self.send(&message)?;
-        self.expect(COUNTED)
+        self.expect(COUNTED, idle)
     }
 
     /// The server: hears how many messages the client received, which must be `expected`.
-    pub(super) fn hear_count(&mut self, expected: u64) -> Result<(), FiControlError> {
-        let bytes = self.take::<COUNT>()?;
+    pub(super) fn hear_count(
+        &mut self,
+        expected: u64,
+        idle: &mut dyn FnMut(),
+    ) -> Result<(), FiControlError> {
+        let bytes = self.take::<COUNT>(idle)?;
         let found = count(&bytes)
             .ok_or_else(|| FiControlError::NoCount { found: bytes.escape_ascii().to_string() })?;
         if found != expected {
@@ -169,8 +179,12 @@ impl FiControl {
         }
     }
 
-    fn expect<const N: usize>(&mut self, expected: &'static [u8; N]) -> Result<(), FiControlError> {
-        let found = self.take::<N>()?;
+    fn expect<const N: usize>(
+        &mut self,
+        expected: &'static [u8; N],
+        idle: &mut dyn FnMut(),
+    ) -> Result<(), FiControlError> {
+        let found = self.take::<N>(idle)?;
         if found == *expected {
             return Ok(());
         }
@@ -185,24 +199,21 @@ impl FiControl {
         })
     }
 
-    /// The next `N` bytes.
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], FiControlError> {
+    /// The next `N` bytes. `idle` is called now and then until they are there.
+    fn take<const N: usize>(&mut self, idle: &mut dyn FnMut()) -> Result<[u8; N], FiControlError> {
         let begin = Instant::now();
         loop {
             if let Some(bytes) = self.received.first_chunk().copied() {
                 self.received.drain(..N);
                 return Ok(bytes);
             }
-            let silent = FiControlError::Silent { waited: self.patience };
-            let left = self.patience.saturating_sub(begin.elapsed());
-            if left.is_zero() {
-                return Err(silent);
+            if begin.elapsed() >= self.patience {
+                return Err(FiControlError::Silent { waited: self.patience });
             }
-            self.stream.set_read_timeout(left)?;
+            idle();
+            self.stream.set_read_timeout(SLICE)?;
             match self.read_more(N) {
-                Err(FiControlError::Io(error)) if error.kind() == ErrorKind::WouldBlock => {
-                    return Err(silent);
-                }
+                Err(FiControlError::Io(error)) if error.kind() == ErrorKind::WouldBlock => {}
                 result => result?,
             }
         }
@@ -290,8 +301,8 @@ mod tests {
         let (result, said) = against(&script, |control| {
             let theirs = control.receive_name()?;
             control.send_name(Address::from_bytes(address(0xfd)))?;
-            control.ask()?;
-            control.tell_count(10)?;
+            control.ask(&mut || {})?;
+            control.tell_count(10, &mut || {})?;
             Ok(theirs)
         });
         assert_eq!(result.unwrap(), Address::from_bytes(address(0xfe)));
@@ -304,8 +315,8 @@ mod tests {
         let (result, said) = against(&script, |control| {
             control.send_name(Address::from_bytes(address(0xfd)))?;
             let theirs = control.receive_name()?;
-            control.answer()?;
-            control.hear_count(1_234_567_890)?;
+            control.answer(&mut || {})?;
+            control.hear_count(1_234_567_890, &mut || {})?;
             Ok(theirs)
         });
         assert_eq!(result.unwrap(), Address::from_bytes(address(0xfe)));
@@ -317,12 +328,12 @@ mod tests {
         let (a, b) = UnixStream::pair().unwrap();
         let client = thread::spawn(move || {
             let mut control = FiControl::new(Stream::Unix(a), PATIENCE).unwrap();
-            control.ask().unwrap();
-            control.tell_count(u64::from(u32::MAX)).unwrap();
+            control.ask(&mut || {}).unwrap();
+            control.tell_count(u64::from(u32::MAX), &mut || {}).unwrap();
         });
         let mut control = FiControl::new(Stream::Unix(b), PATIENCE).unwrap();
-        control.answer().unwrap();
-        control.hear_count(u64::from(u32::MAX)).unwrap();
+        control.answer(&mut || {}).unwrap();
+        control.hear_count(u64::from(u32::MAX), &mut || {}).unwrap();
         client.join().unwrap();
     }
 
@@ -346,29 +357,31 @@ mod tests {
 
     #[test]
     fn words_out_of_place_are_shown() {
-        let error = against(b"\xff\n", FiControl::answer).0.unwrap_err();
+        let error = against(b"\xff\n", |control| control.answer(&mut || {})).0.unwrap_err();
         assert_eq!(error.to_string(), r#"expected "q\x00", got "\xff\n""#);
-        let error = against(b"cnt no\0", |control| control.tell_count(1)).0.unwrap_err();
+        let error =
+            against(b"cnt no\0", |control| control.tell_count(1, &mut || {})).0.unwrap_err();
         assert_eq!(error.to_string(), r#"expected "cnt ok\x00", got "cnt no\x00""#);
     }
 
     #[test]
     fn counts_that_are_none() {
         for bytes in [b"\0\0\0\0\0\0\0\0\0\0", b"-1\0\0\0\0\0\0\0\0", b"1\x002\0\0\0\0\0\0\0"] {
-            let error = against(bytes, |control| control.hear_count(1)).0.unwrap_err();
+            let error = against(bytes, |control| control.hear_count(1, &mut || {})).0.unwrap_err();
             assert!(matches!(error, FiControlError::NoCount { .. }), "{error}");
         }
-        let error = against(b"9\0\0\0\0\0\0\0\0\0", |c| c.hear_count(10)).0.unwrap_err();
+        let error =
+            against(b"9\0\0\0\0\0\0\0\0\0", |c| c.hear_count(10, &mut || {})).0.unwrap_err();
         assert!(matches!(error, FiControlError::Count { found: 9, expected: 10 }), "{error}");
     }
 
     #[test]
     fn a_peer_that_is_gone_or_silent() {
-        let error = against(b"q", FiControl::answer).0.unwrap_err();
+        let error = against(b"q", |control| control.answer(&mut || {})).0.unwrap_err();
         assert!(matches!(error, FiControlError::Closed), "{error}");
         let (mut control, peer) = pair();
         control.patience = Duration::from_millis(1);
-        let error = control.answer().unwrap_err();
+        let error = control.answer(&mut || {}).unwrap_err();
         assert!(matches!(error, FiControlError::Silent { .. }), "{error}");
         assert!(!control.is_closed().unwrap());
         drop(peer);
@@ -381,7 +394,7 @@ mod tests {
         peer.write_all(b"q").unwrap();
         assert!(!control.is_closed().unwrap());
         peer.write_all(b"\0").unwrap();
-        control.answer().unwrap();
+        control.answer(&mut || {}).unwrap();
         // More than anybody sends early isn't read at all.
         peer.write_all(&[0; 10 * EARLY]).unwrap();
         for _ in 0..20 {
@@ -397,12 +410,12 @@ mod tests {
         ) {
             let _ = against(&script, |control| {
                 let theirs = control.receive_name()?;
-                control.answer()?;
-                control.hear_count(10)?;
+                control.answer(&mut || {})?;
+                control.hear_count(10, &mut || {})?;
                 Ok(theirs)
             });
-            let _ = against(&script, FiControl::ask);
-            let _ = against(&script, |control| control.hear_count(1));
+            let _ = against(&script, |control| control.ask(&mut || {}));
+            let _ = against(&script, |control| control.hear_count(1, &mut || {}));
         }
 
         #[test]

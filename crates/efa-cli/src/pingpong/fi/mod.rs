@@ -76,9 +76,9 @@ fn ask(session: &mut Session, progress: &ProgressBar) -> Result<Vec<Row>, Pingpo
     for (step, sizes) in (0..).zip(session.plan.steps.clone()) {
         let Step { size, iterations, .. } = sizes;
         progress.set_message(readable_size(size));
-        session.control.ask()?;
+        session.speak(FiControl::ask)?;
         rows.push(round_trips(session, step, sizes)?);
-        session.control.tell_count(iterations)?;
+        session.speak(|control, idle| control.tell_count(iterations, idle))?;
         progress.inc(1);
     }
     Ok(rows)
@@ -108,7 +108,7 @@ fn round_trips(session: &mut Session, step: u64, sizes: Step) -> Result<Row, Run
 fn answer(session: &mut Session) -> Result<(), PingpongError> {
     for (step, Step { size, iterations, .. }) in (0..).zip(session.plan.steps.clone()) {
         let mut pong = vec![0; size as usize];
-        session.control.answer()?;
+        session.speak(FiControl::answer)?;
         for number in 0..iterations {
             let there = Turn { step, number, size, direction: Direction::ToServer };
             let back = Turn { direction: Direction::ToClient, ..there };
@@ -118,7 +118,7 @@ fn answer(session: &mut Session) -> Result<(), PingpongError> {
             session.send(back, pong)?;
             pong = session.sent(back)?.buffer.into_vec();
         }
-        session.control.hear_count(iterations)?;
+        session.speak(|control, idle| control.hear_count(iterations, idle))?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use efa::{Completion, CompletionQueue, Endpoint, FiAddr, Kind, Message, Receive};
+use efa::{Completion, CompletionError, CompletionQueue, Endpoint, FiAddr, Kind, Message, Receive};
 
 use super::super::plan::{Direction, Plan};
 use super::super::session::{CHECK, Problem, RunError, SPINS, Turn};
@@ -28,8 +28,31 @@ pub(super) struct Session {
     filled: u32,
     checked: u32,
     /// What completed and wasn't asked for yet.
+    early: Early,
+}
+
+/// Completions that nobody waited for yet.
+#[derive(Default)]
+struct Early {
     sent: VecDeque<Completion>,
     received: VecDeque<Completion>,
+    /// The first that failed.
+    failed: Option<CompletionError>,
+}
+
+impl Early {
+    /// Takes a completion, if one is there.
+    fn read(&mut self, queue: &CompletionQueue) -> bool {
+        let Some(entry) = queue.read() else { return false };
+        match entry {
+            Ok(completion) if completion.kind == Kind::Send => self.sent.push_back(completion),
+            Ok(completion) => self.received.push_back(completion),
+            Err(error) => {
+                self.failed.get_or_insert(error);
+            }
+        }
+        true
+    }
 }
 
 impl Session {
@@ -44,23 +67,22 @@ impl Session {
     ) -> Result<Self, RunError> {
         let longest = plan.steps.iter().map(|step| step.size).max().unwrap_or(0);
         let room = longest.max(data::LEAST_ROOM) as usize;
-        let (sent, received) = (VecDeque::new(), VecDeque::new());
-        let (filled, checked) = (0, 0);
-        let session = Self {
-            endpoint,
-            queue,
-            peer,
-            control,
-            plan,
-            patience,
-            filled,
-            checked,
-            sent,
-            received,
-        };
+        let (filled, checked, early) = (0, 0, Early::default());
+        let session =
+            Self { endpoint, queue, peer, control, plan, patience, filled, checked, early };
         let first = Turn { step: 0, number: 0, size: longest, direction: Direction::ToServer };
         session.post(first, vec![0; room])?;
         Ok(session)
+    }
+
+    /// Speaks with the other side. It may still need packets of this endpoint, which don't go by
+    /// themselves if the device refused them once: the end of a read that it waits for.
+    pub(super) fn speak(
+        &mut self,
+        words: impl FnOnce(&mut FiControl, &mut dyn FnMut()) -> Result<(), FiControlError>,
+    ) -> Result<(), FiControlError> {
+        let Self { control, early, queue, .. } = self;
+        words(control, &mut || while early.read(queue) {})
     }
 
     /// Writes the bytes of the next message, if they are to be checked.
@@ -89,7 +111,7 @@ impl Session {
     /// Waits for the next send to complete; `turn` is for errors.
     pub(super) fn sent(&mut self, turn: Turn) -> Result<Completion, RunError> {
         loop {
-            if let Some(completion) = self.sent.pop_front() {
+            if let Some(completion) = self.early.sent.pop_front() {
                 return Ok(completion);
             }
             self.wait().map_err(|problem| turn.failed(problem))?;
@@ -99,7 +121,7 @@ impl Session {
     /// Waits for the next message; `turn` is for errors.
     pub(super) fn received(&mut self, turn: Turn) -> Result<Completion, RunError> {
         loop {
-            if let Some(completion) = self.received.pop_front() {
+            if let Some(completion) = self.early.received.pop_front() {
                 return Ok(completion);
             }
             self.wait().map_err(|problem| turn.failed(problem))?;
@@ -151,10 +173,7 @@ impl Session {
     fn wait(&mut self) -> Result<(), Problem> {
         let begin = Instant::now();
         let (mut spins, mut looked, mut gone) = (0_u32, begin, None);
-        let completion = loop {
-            if let Some(entry) = self.queue.read() {
-                break entry?;
-            }
+        while !self.early.read(&self.queue) {
             spins = spins.wrapping_add(1);
             if !spins.is_multiple_of(SPINS) {
                 continue;
@@ -174,11 +193,7 @@ impl Session {
             if now - begin > self.patience {
                 return Err(Problem::Stalled { waited: self.patience });
             }
-        };
-        match completion.kind {
-            Kind::Send => self.sent.push_back(completion),
-            _ => self.received.push_back(completion),
         }
-        Ok(())
+        self.early.failed.take().map_or(Ok(()), |error| Err(error.into()))
     }
 }
