@@ -1,0 +1,307 @@
+//! What a device's matching list is worth: the rate of messages with lists of 0, 16 and 256 entries
+//! under traffic as MPI programs have it, as a table and as a plot.
+//!
+//! ```text
+//!   cargo run --release -p efa-sim --example offload [-- FILE.svg]
+//! ```
+//!
+//! ```text
+//!   a step:  post receives (15 of 16) ─► eight ranks send, in bursts ─► post the late receives
+//!            from one rank or any         1 of 16 a rendezvous           their messages wait
+//!
+//!   time of  post, completions, commands        carrying out, matching, scattering, reading
+//!            ───────── software ─────────       ───────────────── device ──────────────────
+//! ```
+//!
+//! The device is a model on the same processor. A real one works beside the processor, so the rate
+//! that a program sees is that of the software part; the time of the model's part is shown too.
+//! That rate leaves out what an application does with its data, and a cache that a copy fills.
+
+#![allow(clippy::unwrap_used, reason = "a run that can't go on has failed")]
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use efa_match::Envelope;
+use efa_plot::{Plot, Series};
+use efa_proto::tm::Tmh;
+use efa_sim::tm::{
+    Connection, Link, SendId, SgeList, TmCaps, TmDevice, TmLimits, TmReceiver, TmReceiverOptions,
+    TmSender,
+};
+
+const LISTS: [u32; 3] = [0, 16, 256];
+/// Receives of a step.
+const OUTSTANDING: [usize; 4] = [16, 64, 256, 1024];
+const RANKS: usize = 8;
+const COMMUNICATOR: u16 = 7;
+const MTU: usize = 4096;
+/// Bytes of an eager message, and of one that goes by rendezvous.
+const EAGER: usize = 1024;
+const LARGE: usize = 16 * 1024;
+/// Messages that arrive before software looks again.
+const BURST: usize = 16;
+/// A debug build takes its time, and its times mean nothing: there it only shows that all arrives.
+const MESSAGES: usize = if cfg!(debug_assertions) { 1 << 11 } else { 1 << 16 };
+
+fn main() {
+    let file =
+        std::env::args().nth(1).map_or_else(|| PathBuf::from("target/offload.svg"), PathBuf::from);
+    println!(
+        "{:>11} {:>5} {:>10} {:>9} {:>9} {:>11} {:>10} {:>9}",
+        "outstanding", "list", "by device", "commands", "syncs", "software", "device", "rate"
+    );
+    println!(
+        "{:>11} {:>5} {:>10} {:>9} {:>9} {:>11} {:>10} {:>9}",
+        "receives", "", "%", "/message", "/1000", "ns/message", "ns/message", "M/s"
+    );
+    let mut series = Vec::new();
+    for list in LISTS {
+        let mut points = Vec::new();
+        for outstanding in OUTSTANDING {
+            let run = Run::new(list, outstanding).finish();
+            println!("{outstanding:>11} {list:>5} {run}");
+            points.push((outstanding as f64, run.rate()));
+        }
+        series.push(Series::new(format!("list of {list}"), points));
+    }
+    let plot = Plot {
+        title: "Messages that software can receive, by the device's list".into(),
+        x: "receives outstanding".into(),
+        y: "million messages a second".into(),
+        series,
+    };
+    if let Some(directory) = file.parent() {
+        std::fs::create_dir_all(directory).unwrap();
+    }
+    std::fs::write(&file, plot.to_svg().unwrap()).unwrap();
+    println!("plot: {}", file.display());
+}
+
+/// What a run came to.
+struct Outcome {
+    messages: usize,
+    by_device: u64,
+    commands: u64,
+    syncs: u64,
+    software: Duration,
+    device: Duration,
+}
+
+impl Outcome {
+    fn each(&self, time: Duration) -> f64 {
+        time.as_nanos() as f64 / self.messages as f64
+    }
+
+    /// Million messages a second by software's time alone.
+    fn rate(&self) -> f64 {
+        1e3 / self.each(self.software)
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let messages = self.messages as f64;
+        write!(
+            f,
+            "{:>10.1} {:>9.2} {:>9.1} {:>11.0} {:>10.0} {:>9.2}",
+            100.0 * self.by_device as f64 / messages,
+            self.commands as f64 / messages,
+            1e3 * self.syncs as f64 / messages,
+            self.each(self.software),
+            self.each(self.device),
+            self.rate()
+        )
+    }
+}
+
+/// A message of a step, and the receive that is for it.
+struct Exchange {
+    rank: usize,
+    tag: u32,
+    /// The receive takes it from any rank.
+    any_rank: bool,
+    /// The receive is posted when the message is there.
+    late: bool,
+    large: bool,
+}
+
+struct Run {
+    receiver: TmReceiver,
+    senders: Vec<TmSender>,
+    /// The keys of memory that is being sent.
+    in_use: HashMap<(usize, SendId), u32>,
+    random: fastrand::Rng,
+    outstanding: usize,
+    outcome: Outcome,
+}
+
+impl Run {
+    fn new(list: u32, outstanding: usize) -> Self {
+        let caps =
+            TmCaps { max_rndv_hdr_size: 64, max_num_tags: 256, max_ops: 64, max_sge: 1, rc: true };
+        let options = TmReceiverOptions {
+            list: (list > 0).then_some(TmLimits { max_num_tags: list, max_ops: caps.max_ops }),
+            // With a short list, nearly all messages of a step can be unexpected to the device.
+            buffers: outstanding + BURST,
+            buffer_len: Tmh::SIZE + EAGER,
+            mtu: MTU,
+            first_count: 0,
+            seed: 1,
+        };
+        let mut receiver = TmReceiver::new(&TmDevice::new(caps, MTU), options).unwrap();
+        for _ in 0..RANKS {
+            receiver.connect().unwrap();
+        }
+        Self {
+            receiver,
+            senders: vec![TmSender::new(MTU, caps.max_rndv_hdr_size); RANKS],
+            in_use: HashMap::new(),
+            random: fastrand::Rng::with_seed(u64::from(list) + outstanding as u64),
+            outstanding,
+            outcome: Outcome {
+                messages: 0,
+                by_device: 0,
+                commands: 0,
+                syncs: 0,
+                software: Duration::ZERO,
+                device: Duration::ZERO,
+            },
+        }
+    }
+
+    fn finish(mut self) -> Outcome {
+        while self.outcome.messages < MESSAGES {
+            self.step();
+        }
+        self.outcome.syncs = self.receiver.syncs();
+        self.outcome
+    }
+
+    /// All receives of a step, and a message for each.
+    fn step(&mut self) {
+        let exchanges: Vec<Exchange> = (0..self.outstanding)
+            .map(|n| Exchange {
+                rank: n % RANKS,
+                tag: n as u32,
+                any_rank: self.random.u32(..16) == 0,
+                late: self.random.u32(..16) == 0,
+                large: self.random.u32(..16) == 0,
+            })
+            .collect();
+        let early: Vec<usize> = (0..exchanges.len()).filter(|&n| !exchanges[n].late).collect();
+        self.post(&exchanges, &early);
+        self.settle();
+        // Ranks aren't in step with each other.
+        let mut order: Vec<usize> = (0..exchanges.len()).collect();
+        self.random.shuffle(&mut order);
+        for burst in order.chunks(BURST) {
+            for &n in burst {
+                self.send(&exchanges[n]);
+            }
+            self.settle();
+            let late: Vec<usize> = burst.iter().copied().filter(|&n| exchanges[n].late).collect();
+            self.post(&exchanges, &late);
+            self.settle();
+        }
+        self.check(&exchanges);
+    }
+
+    fn post(&mut self, exchanges: &[Exchange], which: &[usize]) {
+        let posts: Vec<_> = which
+            .iter()
+            .map(|&n| {
+                let Exchange { rank, tag, any_rank, large, .. } = exchanges[n];
+                let rank = (!any_rank).then_some(rank as u32);
+                let pattern = Envelope::pattern(COMMUNICATOR, rank, Some(tag)).unwrap();
+                (n as u64, pattern, SgeList::zeroed(if large { LARGE } else { EAGER }))
+            })
+            .collect();
+        let start = Instant::now();
+        for (context, pattern, buffer) in posts {
+            self.receiver.post(context, pattern.tag, pattern.ignore, buffer).unwrap();
+        }
+        self.outcome.software += start.elapsed();
+    }
+
+    fn send(&mut self, exchange: &Exchange) {
+        let &Exchange { rank, tag, large, .. } = exchange;
+        let envelope = Envelope::new(COMMUNICATOR, rank as u32, tag).unwrap();
+        let header = Tmh { app_ctx: tag, tag: envelope.to_tag() };
+        let sender = &mut self.senders[rank];
+        if large {
+            let region = sender.register(vec![tag as u8; LARGE]);
+            let send = sender.rendezvous(header, region, b"").unwrap();
+            self.in_use.insert((rank, send), region.rkey);
+        } else {
+            sender.eager(header, &[tag as u8; EAGER]);
+        }
+    }
+
+    /// Lets device and software work in turn until nothing is left to do, and counts their time.
+    fn settle(&mut self) {
+        loop {
+            let start = Instant::now();
+            let mut moved = self.device();
+            let between = Instant::now();
+            let before = self.receiver.srq().ops_len();
+            while self.receiver.handle_completion().unwrap() {
+                moved = true;
+            }
+            self.receiver.command();
+            moved |= self.receiver.srq().ops_len() != before;
+            self.outcome.software += between.elapsed();
+            self.outcome.device += between - start;
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    /// The device carries out its commands, and the packets of all links go where they belong.
+    fn device(&mut self) -> bool {
+        let mut moved = false;
+        while self.receiver.carry_out() {
+            self.outcome.commands += 1;
+            moved = true;
+        }
+        for (rank, sender) in self.senders.iter_mut().enumerate() {
+            let connection = Connection(rank as u32);
+            for link in [Link::Matching, Link::Software] {
+                while let Some(packet) = sender.poll_transmit(link) {
+                    self.receiver.receive(connection, link, packet).unwrap();
+                    moved = true;
+                }
+                while let Some(packet) = self.receiver.poll_transmit(connection, link) {
+                    sender.receive(link, packet);
+                    moved = true;
+                }
+            }
+        }
+        moved
+    }
+
+    /// Each receive has got its message, whole, and the senders have their memory back.
+    fn check(&mut self, exchanges: &[Exchange]) {
+        for _ in 0..exchanges.len() {
+            let received = self.receiver.poll().expect("all messages have come");
+            let exchange = &exchanges[received.context as usize];
+            let (info, len) = received.result.unwrap();
+            assert_eq!(info.app_ctx, exchange.tag);
+            assert_eq!(len, if exchange.large { LARGE } else { EAGER });
+            assert!(received.buffer.gather(len).iter().all(|&byte| byte == exchange.tag as u8));
+        }
+        assert!(self.receiver.poll().is_none());
+        for (rank, sender) in self.senders.iter_mut().enumerate() {
+            while let Some(send) = sender.poll_done() {
+                let rkey = self.in_use.remove(&(rank, send)).unwrap();
+                assert_eq!(sender.deregister(rkey).unwrap().unwrap().len(), LARGE);
+            }
+        }
+        assert!(self.in_use.is_empty());
+        self.outcome.messages += exchanges.len();
+        self.outcome.by_device =
+            self.outcome.messages as u64 - u64::from(self.receiver.offload().handled());
+    }
+}
