@@ -266,6 +266,31 @@ fn a_receiver_that_is_not_ready_is_given_its_time() {
     world.nothing();
 }
 
+/// Who posts a buffer for each packet that it takes is ready all the time, even if more packets have
+/// arrived together than there are buffers.
+#[test]
+fn a_receiver_that_posts_what_it_takes_is_ready() {
+    const COUNT: u64 = 40;
+    let mut world = World::new(2);
+    let impatient = world.add(&device(3), QueuePairOptions { rnr_retry: 0, ..PATIENT });
+    let to = world.destination(impatient, 1);
+    world.post_receives(1, 4);
+    for id in 0..COUNT {
+        world.send(impatient, to, id, &id.to_le_bytes());
+    }
+    // All are written before the receiver looks.
+    for _ in 0..100 {
+        let now = world.now;
+        assert!(world.qp(impatient).poll(now).is_none());
+    }
+    for id in 0..COUNT {
+        assert_eq!(world.received(1, 1)[0].0, id.to_le_bytes());
+        world.post_receives(1, 1);
+    }
+    let ended = world.ended(impatient, COUNT as usize);
+    assert_eq!(ended, (0..COUNT).map(|id| (id, Ok(()))).collect::<Vec<_>>());
+}
+
 #[test]
 fn targets_that_cannot_take_it_fail_the_send() {
     let mut world = World::new(2);

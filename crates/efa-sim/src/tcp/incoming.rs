@@ -375,8 +375,15 @@ impl Incoming {
     }
 
     fn take(&mut self, judge: &mut Judge<'_>, mut receive: impl FnMut(Delivered)) {
+        let posted = judge.posted.len();
         while !self.answers.are_many() {
-            let Some(place) = self.next_place(judge) else { break };
+            let Some(place) = self.next_place(judge) else {
+                // Whoever gets these may post more, so what is left can wait for the next poll.
+                if judge.posted.len() == posted {
+                    self.wait(judge);
+                }
+                break;
+            };
             let Some(&arrived) = self.arrived.get(place) else { break };
             let sequence = arrived.sequence;
             let payload = &self.buffer[arrived.at..arrived.at + arrived.length];
@@ -417,7 +424,7 @@ impl Incoming {
     }
 
     /// Which frame is next, if any can be dealt with.
-    fn next_place(&mut self, judge: &mut Judge<'_>) -> Option<usize> {
+    fn next_place(&self, judge: &mut Judge<'_>) -> Option<usize> {
         let waiting = self.arrived.len();
         let place = match &mut judge.reorder {
             Some(rng) if waiting > 1 => rng.usize(..waiting),
@@ -429,14 +436,10 @@ impl Incoming {
         }
         // Another key needs no buffer to be found wrong.
         let mut needing = self.arrived.iter();
-        let free = needing.position(|arrived| {
+        needing.position(|arrived| {
             let datagram = matches!(arrived.prefix, Prefix::Datagram | Prefix::Immediate(_));
             !arrived.takes_buffer(judge.unsolicited) || (datagram && arrived.key != judge.qkey.0)
-        });
-        if free.is_none() {
-            self.wait(judge);
-        }
-        free
+        })
     }
 
     /// Gives up what has waited for a buffer long enough.
