@@ -11,7 +11,7 @@ use crate::workspace::Workspace;
 
 /// Where the programs are.
 #[derive(Debug)]
-pub(crate) struct Programs {
+pub(crate) struct Built {
     /// Puts a C program on the software device, and shows captures.
     pub(crate) efa: PathBuf,
     pub(crate) c_peer: PathBuf,
@@ -22,7 +22,7 @@ pub(crate) struct Programs {
     pub(crate) target: PathBuf,
 }
 
-impl Programs {
+impl Built {
     pub(crate) fn build(workspace: &Workspace) -> Result<Self> {
         let packages = ["efa-softverbs", "efa-cli", "efa-interop-peer"];
         let mut cargo = workspace.cargo();

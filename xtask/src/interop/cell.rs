@@ -6,15 +6,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::build::Programs;
+use super::build::Built;
 use super::corpus::Corpus;
 use super::matrix::{Cell, Stack};
 use super::peer::Traces;
+use super::programs::Programs;
+use super::scenarios::Story;
 use super::stage::Stage;
 
 /// Where cells run.
 pub(crate) struct Place<'a> {
-    programs: &'a Programs,
+    built: &'a Built,
     /// The hosts of the software device, in memory.
     hosts: PathBuf,
     deadline: Duration,
@@ -25,7 +27,7 @@ pub(crate) struct Place<'a> {
 
 impl<'a> Place<'a> {
     pub(crate) fn new(
-        programs: &'a Programs,
+        built: &'a Built,
         deadline: Duration,
         keep: bool,
         trace: bool,
@@ -33,7 +35,7 @@ impl<'a> Place<'a> {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
         let hosts = parent.join(format!("efa-interop-{}", std::process::id()));
-        Ok(Self { programs, hosts, deadline, keep, trace, corpus: None })
+        Ok(Self { built, hosts, deadline, keep, trace, corpus: None })
     }
 
     /// Has the captures of libfabric added to a corpus.
@@ -54,23 +56,14 @@ impl<'a> Place<'a> {
     /// The command that starts a peer in a host of the software device.
     pub(super) fn peer(&self, host: &str, cell: &Cell, traces: &Traces) -> Command {
         let faults = cell.scenario.faults;
-        let mut command = match traces.stack {
+        match traces.stack {
             Stack::C => {
-                let mut command = Command::new(&self.programs.efa);
-                command.args(["soft-efa", "run", "--device-name", host, "--directory"]);
-                command.arg(&self.hosts).args(["--device-rdma", cell.rdma.setting()]);
-                command.arg("--capture").arg(&traces.capture);
-                if let Some(seed) = faults.reorder {
-                    command.args(["--reorder", &seed.to_string()]);
-                }
-                if let Some(rate) = faults.receiver_not_ready {
-                    command.args(["--rnr", rate]);
-                }
-                command.arg("--").arg(&self.programs.c_peer);
+                let mut command = self.soft_efa(host, cell, traces);
+                command.arg(&self.built.c_peer);
                 command
             }
             Stack::Rust => {
-                let mut command = Command::new(&self.programs.rust_peer);
+                let mut command = Command::new(&self.built.rust_peer);
                 command.env("EFA_SOFT_NAME", host).env("EFA_SOFT_DIRECTORY", &self.hosts);
                 command.env("EFA_SOFT_RDMA", cell.rdma.setting());
                 command.env("EFA_SOFT_CAPTURE", &traces.capture);
@@ -80,23 +73,64 @@ impl<'a> Place<'a> {
                 if let Some(rate) = faults.receiver_not_ready {
                     command.env("EFA_SOFT_RNR", rate);
                 }
+                at_home(&mut command, traces);
                 command
             }
-        };
-        // Libraries of libfabric leave files where they crash.
-        if let Some(directory) = traces.capture.parent() {
-            command.current_dir(directory);
         }
+    }
+
+    /// The command that runs a program of libfabric; the program is to be added.
+    pub(super) fn soft_efa(&self, host: &str, cell: &Cell, traces: &Traces) -> Command {
+        let mut command = Command::new(&self.built.efa);
+        command.args(["soft-efa", "run"]);
+        self.tell_device(&mut command, host, cell, traces);
+        command.arg("--");
         command
+    }
+
+    /// The command `efa pingpong`; its arguments are to be added.
+    pub(super) fn efa_pingpong(&self, host: &str, cell: &Cell, traces: &Traces) -> Command {
+        let mut command = Command::new(&self.built.efa);
+        command.arg("pingpong");
+        self.tell_device(&mut command, host, cell, traces);
+        command
+    }
+
+    /// Options of `efa` for the device.
+    fn tell_device(&self, command: &mut Command, host: &str, cell: &Cell, traces: &Traces) {
+        let faults = cell.scenario.faults;
+        command.args(["--device-name", host, "--directory"]).arg(&self.hosts);
+        command.args(["--device-rdma", cell.rdma.setting()]);
+        command.arg("--capture").arg(&traces.capture);
+        if let Some(seed) = faults.reorder {
+            command.args(["--reorder", &seed.to_string()]);
+        }
+        if let Some(rate) = faults.receiver_not_ready {
+            command.args(["--rnr", rate]);
+        }
+        at_home(command, traces);
+    }
+
+    /// All packets of a capture, as text.
+    pub(super) fn packets(&self, capture: &Path) -> Result<String> {
+        let output = Command::new(&self.built.efa).arg("decode").arg(capture).output()?;
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.push_str(&String::from_utf8_lossy(&output.stderr));
+        Ok(text)
     }
 
     /// The last packets of a capture, as text.
     pub(super) fn last_packets(&self, capture: &Path, count: usize) -> Result<String> {
-        let output = Command::new(&self.programs.efa).arg("decode").arg(capture).output()?;
-        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.push_str(&String::from_utf8_lossy(&output.stderr));
+        let text = self.packets(capture)?;
         let lines: Vec<_> = text.lines().collect();
         Ok(lines[lines.len().saturating_sub(count)..].join("\n"))
+    }
+}
+
+/// Libraries of libfabric leave files where they crash.
+fn at_home(command: &mut Command, traces: &Traces) {
+    if let Some(directory) = traces.capture.parent() {
+        command.current_dir(directory);
     }
 }
 
@@ -152,7 +186,7 @@ const LAST_PACKETS: usize = 24;
 /// Runs a cell.
 pub(crate) fn run(place: &Place<'_>, index: usize, cell: Cell) -> CellResult {
     let started = Instant::now();
-    let directory = place.programs.target.join(cell.to_string());
+    let directory = place.built.target.join(cell.to_string());
     let host = format!("cell-{index}");
     let mut traces = Vec::new();
     // Where libfabric is known to hang there is no use in waiting for long.
@@ -184,11 +218,21 @@ fn play(
     let _ = std::fs::remove_dir_all(directory);
     std::fs::create_dir_all(directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
-    let mut stage = Stage::new(place, host, *cell, directory, deadline);
-    let outcome = stage.open().and_then(|()| (cell.scenario.run)(&mut stage));
-    let outcome = outcome.and_then(|()| stage.close());
-    *traces = stage.end();
-    outcome
+    match cell.scenario.story {
+        Story::Peers(run) => {
+            let mut stage = Stage::new(place, host, *cell, directory, deadline);
+            let outcome = stage.open().and_then(|()| run(&mut stage));
+            let outcome = outcome.and_then(|()| stage.close());
+            *traces = stage.end();
+            outcome
+        }
+        Story::Programs(run) => {
+            let mut programs = Programs::new(place, host, *cell, directory, deadline);
+            let outcome = run(&mut programs);
+            *traces = programs.end();
+            outcome
+        }
+    }
 }
 
 fn last_words(place: &Place<'_>, traces: &Traces) -> LastWords {

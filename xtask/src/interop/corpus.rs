@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 
-use super::build::Programs;
+use super::build::Built;
 use crate::workspace::Workspace;
 
 /// Where libfabric's packets go.
@@ -22,14 +22,14 @@ pub(crate) struct Corpus {
 
 impl Corpus {
     /// An empty one.
-    pub(crate) fn begin(workspace: &Workspace, programs: &Programs) -> Result<Self> {
+    pub(crate) fn begin(workspace: &Workspace, built: &Built) -> Result<Self> {
         let file = workspace.root().join(FILE);
         match std::fs::remove_file(&file) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
         .with_context(|| format!("cannot remove {}", file.display()))?;
-        Ok(Self { program: programs.corpus.clone(), file: Mutex::new(file) })
+        Ok(Self { program: built.corpus.clone(), file: Mutex::new(file) })
     }
 
     /// Adds the shapes of a capture.

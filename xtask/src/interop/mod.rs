@@ -20,6 +20,7 @@ mod corpus;
 mod matrix;
 mod pattern;
 mod peer;
+mod programs;
 mod record;
 mod report;
 mod scenarios;
@@ -32,7 +33,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use self::build::Programs;
+use self::build::Built;
 use self::cell::{CellResult, Place};
 use self::corpus::Corpus;
 use self::matrix::{Cell, Pair, Rdma};
@@ -96,11 +97,10 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     }
     let cells = args.cells()?;
     setup::provide(workspace, TOOLS)?;
-    let programs = Programs::build(workspace)?;
-    let mut place =
-        Place::new(&programs, Duration::from_secs(args.deadline), args.keep, args.trace)?;
+    let built = Built::build(workspace)?;
+    let mut place = Place::new(&built, Duration::from_secs(args.deadline), args.keep, args.trace)?;
     if args.corpus {
-        place.collect_corpus(Corpus::begin(workspace, &programs)?);
+        place.collect_corpus(Corpus::begin(workspace, &built)?);
     }
     let results = run_cells(&place, &cells, args.jobs());
     report::print(&results);

@@ -2,6 +2,7 @@
 
 mod matching;
 mod order;
+mod pingpong;
 mod remote;
 mod sizes;
 mod trouble;
@@ -12,6 +13,7 @@ use std::fmt;
 use anyhow::Result;
 
 use super::matrix::{Cell, Pair, Rdma};
+use super::programs::Programs;
 use super::stage::Stage;
 
 /// What two peers do together, and what must come of it.
@@ -33,7 +35,16 @@ pub(crate) struct Scenario {
     /// Cells that are known to fail by libfabric's own fault.
     pub(crate) known: &'static [Known],
     /// The story.
-    pub(crate) run: fn(&mut Stage<'_>) -> Result<()>,
+    pub(crate) story: Story,
+}
+
+/// A story, by who plays it.
+#[derive(Clone, Copy)]
+pub(crate) enum Story {
+    /// Our peers, command by command.
+    Peers(fn(&mut Stage<'_>) -> Result<()>),
+    /// Programs that know what to do.
+    Programs(fn(&mut Programs<'_>) -> Result<()>),
 }
 
 /// Which pairs can play a scenario.
@@ -104,8 +115,17 @@ impl Scenario {
             sender: "",
             receiver: "",
             known: &[],
-            run,
+            story: Story::Peers(run),
         }
+    }
+
+    /// One that is played by programs.
+    const fn of_programs(
+        name: &'static str,
+        about: &'static str,
+        run: fn(&mut Programs<'_>) -> Result<()>,
+    ) -> Self {
+        Self { story: Story::Programs(run), ..Self::new(name, about, |_| Ok(())) }
     }
 }
 
@@ -122,6 +142,7 @@ const READ_SIZE: u64 = 1_500_000;
 
 /// All of them, in the order of the table.
 pub(crate) fn all() -> impl Iterator<Item = &'static Scenario> {
-    let rest = [unexpected::ALL, order::ALL, matching::ALL, trouble::ALL, remote::ALL];
+    let rest =
+        [unexpected::ALL, order::ALL, matching::ALL, trouble::ALL, remote::ALL, pingpong::ALL];
     sizes::ALL.iter().copied().chain(rest).flatten()
 }
