@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::cell::{CellResult, Failure};
 use super::matrix::{Cell, Pair, Rdma};
-use super::scenarios::{self, Pairs};
+use super::scenarios;
 
 /// A bar that moves with the cells, if there is a terminal to show it.
 pub(crate) fn progress(cells: usize) -> ProgressBar {
@@ -43,7 +43,6 @@ pub(crate) fn list() {
 /// Everything.
 pub(crate) fn print(results: &[CellResult]) {
     println!("{}", table(results));
-    print_absent(results);
     print_known(results);
     for result in results {
         if let Some(failure) = result.failure.as_ref().filter(|_| result.failed()) {
@@ -84,8 +83,7 @@ fn table(results: &[CellResult]) -> Table {
         let took: Duration = of.iter().map(|result| result.took).sum();
         let word = |(pair, rdma): &(Pair, Rdma)| {
             let found = of.iter().find(|r| r.cell.pair == *pair && r.cell.rdma == *rdma);
-            let absent = if scenario.pairs.has(*pair) { "" } else { "-" };
-            found.map_or(absent, |result| verdict(result)).to_owned()
+            found.map_or("", |result| verdict(result)).to_owned()
         };
         let words = columns.iter().map(word);
         let name = [scenario.name.to_owned()].into_iter();
@@ -99,17 +97,6 @@ fn verdict(result: &CellResult) -> &'static str {
         (None, _) => "ok",
         (Some(_), None) => "FAILED",
         (Some(_), Some(_)) => "known",
-    }
-}
-
-/// Why there are gaps in the table.
-fn print_absent(results: &[CellResult]) {
-    let scenarios = scenarios::all()
-        .filter(|scenario| results.iter().any(|result| result.cell.scenario.name == scenario.name));
-    for scenario in scenarios {
-        if let Pairs::Control(reason) = scenario.pairs {
-            println!("- {}: {reason}", scenario.name);
-        }
     }
 }
 

@@ -14,6 +14,7 @@ mod command;
 mod endpoint;
 mod memory;
 mod peer;
+mod remote;
 mod report;
 
 use std::io::BufRead;

@@ -27,6 +27,11 @@ pub(crate) fn guarded(size: usize) -> (BytesMut, Guards) {
     (buffer, Guards { before, behind })
 }
 
+/// Memory that nobody has written.
+pub(crate) fn untouched(size: usize) -> Vec<u8> {
+    vec![UNTOUCHED; size]
+}
+
 /// The pattern of a seed: splitmix64, so that no part of a pattern is like another.
 pub(crate) fn pattern(seed: u64) -> impl Iterator<Item = u8> {
     (1_u64..).flat_map(move |index| {

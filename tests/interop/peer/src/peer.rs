@@ -10,6 +10,7 @@ use efa::{Buffer, Completion, FiAddr, Kind, Message, Receive, ReceiveId, Refused
 use crate::command::Command;
 use crate::endpoint::{CaptureFile, Opened, address_text, parse_address};
 use crate::memory::{self, Damage, Guards};
+use crate::remote::{Asked, RemoteAccess};
 use crate::report;
 
 /// Whether there is more to come.
@@ -28,6 +29,7 @@ pub(crate) struct Peer {
     opened: Option<Opened>,
     idle: bool,
     receives: HashMap<u64, Posted>,
+    remote: RemoteAccess,
 }
 
 /// A receive, from its command until it was checked.
@@ -43,7 +45,8 @@ struct Posted {
 impl Peer {
     /// A peer without endpoint. What passes through those to come is captured.
     pub(crate) fn new(capture: Option<CaptureFile>) -> Self {
-        Self { capture, opened: None, idle: false, receives: HashMap::new() }
+        let (receives, remote) = (HashMap::new(), RemoteAccess::default());
+        Self { capture, opened: None, idle: false, receives, remote }
     }
 
     /// Whether progress is to be made.
@@ -69,8 +72,13 @@ impl Peer {
 
     /// Puts the memory of a receive where `check` finds it.
     fn keep(&mut self, completion: Completion) -> Result<()> {
-        if completion.kind == Kind::Send {
-            return Ok(());
+        match completion.kind {
+            Kind::Send | Kind::Write | Kind::RemoteWrite => return Ok(()),
+            Kind::Read | Kind::Atomic => {
+                self.remote.keep(completion);
+                return Ok(());
+            }
+            _ => {}
         }
         let posted = self.receives.get_mut(&completion.context).context("not posted")?;
         match completion.kind {
@@ -88,6 +96,15 @@ impl Peer {
             "send" => self.send(&mut command)?,
             "receive" => self.receive(&mut command)?,
             "receive-many" => self.receive_many(&mut command)?,
+            "expose" => {
+                let opened = self.opened.as_ref().context("nothing is open")?;
+                self.remote.expose(opened.endpoint.domain(), &mut command)?;
+            }
+            "write" => self.start_remote(&Asked::write(&mut command)?)?,
+            "read" => self.start_remote(&Asked::read(&mut command)?)?,
+            "atomic" => self.start_remote(&Asked::atomic(&mut command)?)?,
+            "show" => self.remote.show(&mut command)?,
+            "forget" => self.remote.forget(&mut command)?,
             "cancel" => self.cancel(&mut command)?,
             "check" => self.check(&mut command)?,
             "check-rest" => self.check_rest(&mut command)?,
@@ -118,6 +135,7 @@ impl Peer {
         let opened = self.opened.take().context("nothing is open")?;
         opened.endpoint.close(CLOSE_TIMEOUT)?;
         self.receives.clear();
+        self.remote = RemoteAccess::default();
         println!("closed");
         Ok(())
     }
@@ -188,6 +206,25 @@ impl Peer {
         Ok(result.map_err(|error| Refused { error, buffer: bytes.into() }))
     }
 
+    fn start_remote(&mut self, asked: &Asked) -> Result<()> {
+        loop {
+            match asked.start(&self.opened()?.endpoint) {
+                Ok(guards) => {
+                    if let Some(guards) = guards {
+                        self.remote.expect(asked.id, guards);
+                    }
+                    println!("ok");
+                }
+                Err(error) if error.is_busy() => {
+                    self.progress()?;
+                    continue;
+                }
+                Err(error) => println!("refused error={}", report::start_error(&error)),
+            }
+            return Ok(());
+        }
+    }
+
     /// `receive id= size= [from=] [tag= [ignore=]]`
     fn receive(&mut self, command: &mut Command<'_>) -> Result<()> {
         let id = command.needed("id")?;
@@ -246,7 +283,8 @@ impl Peer {
         Ok(())
     }
 
-    /// `check id= length= seed= [part=]`: the message, and all around it.
+    /// `check id= length= seed= [part=] [from=]`: the message, what was read, or exposed memory, and
+    /// all around it.
     fn check(&mut self, command: &mut Command<'_>) -> Result<()> {
         let (context, seed) = (command.needed("id")?, command.needed("seed")?);
         let length = command.needed_size("length")?;
@@ -256,6 +294,11 @@ impl Peer {
             let bytes = part.as_slice().unwrap_or_default();
             ensure!(bytes.len() >= length, "the part is shorter");
             say_damage(memory::check_pattern(&bytes[..length], seed));
+            return Ok(());
+        }
+        let from = command.number("from")?.unwrap_or(0).try_into()?;
+        if let Some(verdict) = self.remote.check(context, (from, length), seed) {
+            say_damage(verdict?);
             return Ok(());
         }
         let posted = self.receives.remove(&context).context("not posted")?;

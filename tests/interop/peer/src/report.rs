@@ -42,10 +42,18 @@ impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Completion { context, kind, tag, cq_data, peer, .. } = self.0;
         let service = if tag.is_some() { "msg+tagged" } else { "msg" };
+        let flags = match kind {
+            Kind::Send => format!("send+{service}"),
+            Kind::Released => format!("recv+{service}+multi"),
+            Kind::Write => "rma+write".into(),
+            Kind::Read => "rma+read".into(),
+            Kind::Atomic => "atomic".into(),
+            Kind::RemoteWrite => "rma+remote-write".into(),
+            _ => format!("recv+{service}"),
+        };
         match kind {
-            Kind::Send => write!(f, "id={context} flags=send+{service}")?,
-            Kind::Released => write!(f, "id={context} flags=recv+{service}+multi")?,
-            _ => write!(f, "id={context} flags=recv+{service}")?,
+            Kind::RemoteWrite => write!(f, "id=none flags={flags}")?,
+            _ => write!(f, "id={context} flags={flags}")?,
         }
         if cq_data.is_some() {
             f.write_str("+data")?;

@@ -22,8 +22,6 @@ pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     /// In a line.
     pub(crate) about: &'static str,
-    /// Which pairs can play it.
-    pub(crate) pairs: Pairs,
     /// What is wrong with the device.
     pub(crate) faults: Faults,
     /// Variables for the peers, libfabric's in general.
@@ -45,20 +43,6 @@ pub(crate) enum Story {
     Peers(fn(&mut Stage<'_>) -> Result<()>),
     /// Programs that know what to do.
     Programs(fn(&mut Programs<'_>) -> Result<()>),
-}
-
-/// Which pairs can play a scenario.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Pairs {
-    All,
-    /// libfabric with itself only, and why.
-    Control(&'static str),
-}
-
-impl Pairs {
-    pub(crate) fn has(&self, pair: Pair) -> bool {
-        matches!(self, Self::All) || pair == Pair::CC
-    }
 }
 
 /// What is wrong with the device.
@@ -109,7 +93,6 @@ impl Scenario {
         Self {
             name,
             about,
-            pairs: Pairs::All,
             faults: Faults::NONE,
             environment: &[],
             sender: "",

@@ -2,38 +2,23 @@
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Pairs, SIZES, Scenario};
+use super::{SIZES, Scenario};
 use crate::interop::matrix::Stack;
 use crate::interop::pattern::pattern;
 use crate::interop::stage::{Exposed, Side, Stage};
 
-/// Until the crate `efa` has them.
-const MISSING: Pairs = Pairs::Control("the crate efa has no operations on remote memory yet");
-
 pub(super) static ALL: &[Scenario] = &[
-    Scenario { pairs: MISSING, ..Scenario::new("write", "written, of every size", write) },
-    Scenario { pairs: MISSING, ..Scenario::new("write-data", "with CQ data", write_data) },
-    Scenario {
-        pairs: MISSING,
-        ..Scenario::new("write-delivery", "with delivery complete", write_delivery)
-    },
-    Scenario { pairs: MISSING, ..Scenario::new("read", "read, of every size", read) },
-    Scenario {
-        pairs: MISSING,
-        ..Scenario::new("atomic-write", "every operation and type", |stage| {
-            atomics(stage, &[Form::Write, Form::Delivery])
-        })
-    },
-    Scenario {
-        pairs: MISSING,
-        ..Scenario::new("atomic-fetch", "the same, with what was there", |stage| {
-            atomics(stage, &[Form::Fetch])
-        })
-    },
-    Scenario {
-        pairs: MISSING,
-        ..Scenario::new("atomic-compare", "if what is there compares so", compare)
-    },
+    Scenario::new("write", "written, of every size", write),
+    Scenario::new("write-data", "with CQ data", write_data),
+    Scenario::new("write-delivery", "with delivery complete", write_delivery),
+    Scenario::new("read", "read, of every size", read),
+    Scenario::new("atomic-write", "every operation and type", |stage| {
+        atomics(stage, &[Form::Write, Form::Delivery])
+    }),
+    Scenario::new("atomic-fetch", "the same, with what was there", |stage| {
+        atomics(stage, &[Form::Fetch])
+    }),
+    Scenario::new("atomic-compare", "if what is there compares so", compare),
 ];
 
 /// Around what one packet takes, too.
