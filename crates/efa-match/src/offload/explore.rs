@@ -510,6 +510,19 @@ fn every_order_of_events_with_receives_cancelled() {
     }
 }
 
+/// Four of each: receives, messages, deletes, and as many commands as that takes.
+// conformance: B50 B51 B58
+#[test]
+fn every_order_of_events_of_four_of_each() {
+    for (receives, messages) in
+        [([Any, Tag(1), Any, Tag(2)], [1, 2, 1, 2]), ([Tag(1), Any, Tag(1), Any], [1, 2, 1, 1])]
+    {
+        let cancels = vec![3, 0, 2, 1];
+        let states = holds(&Case { cancels, ..Case::new(&receives, &messages, 2) });
+        assert!(states > 80_000, "{states} states");
+    }
+}
+
 /// The device takes one or two commands at a time: deletes and adds queue up in software.
 // conformance: B43
 #[test]
