@@ -108,6 +108,81 @@ mod tests {
         });
     }
 
+    /// Every file with functions that C calls.
+    const SOURCES: [&str; 9] = [
+        include_str!("completion_queue.rs"),
+        include_str!("context.rs"),
+        include_str!("device.rs"),
+        include_str!("domain.rs"),
+        include_str!("lib.rs"),
+        include_str!("not_offered.rs"),
+        include_str!("process.rs"),
+        include_str!("queue_pair.rs"),
+        include_str!("work.rs"),
+    ];
+
+    /// Functions that need no guard, as there is nothing in them that panics.
+    const WITHOUT_GUARD: [&str; 11] = [
+        // Atomic stores.
+        "forget",
+        "end_poll",
+        // Constants, and the C library's `free`.
+        "ibv_free_device_list",
+        "ibv_fork_init",
+        "ibv_is_fork_initialized",
+        "ibv_query_qp_data_in_order",
+        // Members are read, and a GID written.
+        "read_sgid",
+        // A lock without poison is taken or given, and a list of plain data cleared.
+        "wr_start",
+        // Made by macros: members are read; `building` is the guard; nothing is done.
+        "$name (read)",
+        "$name (calls)",
+        "$name (nothing)",
+    ];
+
+    /// Names and bodies of the functions that C calls; those of macros with the macro's name.
+    fn functions(source: &str) -> Vec<(String, &str)> {
+        let code = source.split("#[cfg(test)]").next().unwrap();
+        let starts = code.match_indices("extern \"C\" fn ").map(|(at, text)| (at, at + text.len()));
+        let function = |(at, name): (usize, usize)| {
+            let rest = &code[name..];
+            let name = rest.split('(').next().unwrap();
+            // A type of a pointer to a function has no name.
+            let named = name.starts_with('$') || name.starts_with(|c: char| c.is_ascii_lowercase());
+            let begin = rest.find('{').filter(|_| named)?;
+            let line = code[..at].rfind('\n').map_or(0, |end| end + 1);
+            let indent = code[line..].len() - code[line..].trim_start_matches(' ').len();
+            let end = rest.find(&format!("\n{}}}", " ".repeat(indent))).or(rest.find("{}"))?;
+            let name = match code[..at].rfind("macro_rules! ") {
+                Some(at) if name == "$name" => {
+                    let name = code[at..].split_whitespace().nth(1).unwrap();
+                    format!("$name ({name})")
+                }
+                _ => name.to_owned(),
+            };
+            Some((name, &rest[begin.min(end)..end]))
+        };
+        starts.filter_map(function).collect()
+    }
+
+    #[test]
+    fn every_function_that_c_calls_is_guarded() {
+        let all: Vec<_> = SOURCES.into_iter().flat_map(functions).collect();
+        assert!(all.len() > 50, "{} found", all.len());
+        for (name, body) in &all {
+            // Directly, or by one function that is.
+            let guards = ["code(", "pointer(", "number(", "value(", "query_port(", "register("];
+            let guarded = guards.iter().any(|guard| body.contains(guard))
+                || (name == "$name (not_offered)" && body.contains("$kind"));
+            let exempt = WITHOUT_GUARD.contains(&name.as_str());
+            assert!(guarded != exempt, "{name}: {body}");
+        }
+        for name in WITHOUT_GUARD {
+            assert!(all.iter().any(|(found, _)| found == name), "there is no {name}");
+        }
+    }
+
     #[test]
     fn errors_become_numbers() {
         assert_eq!(code(|| Err(BUSY)), libc::EBUSY);

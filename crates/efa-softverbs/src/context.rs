@@ -467,3 +467,31 @@ extern "C" fn ibv_fork_init() -> c_int {
 extern "C" fn ibv_is_fork_initialized() -> c_int {
     IBV_FORK_UNNEEDED
 }
+
+/// A host of this test run, removed at the end.
+#[cfg(test)]
+pub(crate) struct TestHost(std::path::PathBuf);
+
+#[cfg(test)]
+impl TestHost {
+    pub(crate) fn new() -> Self {
+        let name = format!("efa-softverbs-unit-{:016x}", fastrand::u64(..));
+        let place = std::env::temp_dir().join(name);
+        // SAFETY: the one test that comes here does so once, and the others read the environment by
+        // the standard library alone, which locks it.
+        unsafe { std::env::set_var("EFA_SOFT_DIRECTORY", &place) };
+        Self(place)
+    }
+
+    /// The first device, opened.
+    pub(crate) fn open(&self) -> *mut ibv_context {
+        pointer(|| Context::open(DeviceList::get()[0]))
+    }
+}
+
+#[cfg(test)]
+impl Drop for TestHost {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -63,7 +63,7 @@ pub(crate) fn context_of(domain: *mut ibv_pd) -> *mut ibv_context {
 
 /// See `ibv_alloc_pd(3)`.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+pub(crate) extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
         let device = Context::device(context)?;
         let shared = Arc::new(DomainShared { device, members: AtomicUsize::new(0) });
@@ -76,7 +76,7 @@ extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 
 /// See `ibv_dealloc_pd(3)`; fails with `EBUSY` while anything of the domain exists.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_dealloc_pd(domain: *mut ibv_pd) -> c_int {
+pub(crate) extern "C" fn ibv_dealloc_pd(domain: *mut ibv_pd) -> c_int {
     code(|| {
         process().check(domain, Kind::Domain)?;
         let object: *mut Domain = domain.cast();

@@ -972,3 +972,37 @@ extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         Ok(())
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::completion_queue::create_cq_ex;
+    use crate::context::TestHost;
+    use crate::domain::{ibv_alloc_pd, ibv_dealloc_pd};
+
+    /// The helping thread may have a queue pair in its hands when the program destroys it. The
+    /// program can free the domain all the same, as libfabric does at once.
+    #[test]
+    fn a_destroyed_queue_pair_leaves_its_domain_whoever_still_has_it() {
+        let host = TestHost::new();
+        let context = host.open();
+        let domain = ibv_alloc_pd(context);
+        // SAFETY: structures of C for which all zero is valid, with valid pointers put in.
+        let qp = unsafe {
+            let mut cq: ibv_cq_init_attr_ex = zeroed();
+            cq.cqe = 16;
+            let cq = create_cq_ex(context, &raw mut cq).cast();
+            let mut attributes: ibv_qp_init_attr = zeroed();
+            (attributes.send_cq, attributes.recv_cq) = (cq, cq);
+            attributes.qp_type = IBV_QPT_UD;
+            ibv_create_qp(domain, &raw mut attributes)
+        };
+        assert!(!qp.is_null());
+        assert_eq!(ibv_dealloc_pd(domain), libc::EBUSY);
+        // SAFETY: the queue pair is alive.
+        let held = unsafe { Arc::clone(&(*qp.cast::<QueuePairObject>()).queue_pair) };
+        assert_eq!(ibv_destroy_qp(qp), 0);
+        assert_eq!(ibv_dealloc_pd(domain), 0);
+        assert!(!held.help(), "nothing is left to be done");
+    }
+}

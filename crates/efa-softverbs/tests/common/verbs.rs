@@ -2,6 +2,7 @@
 //! pointer. Two ends of a wire on top.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -207,6 +208,14 @@ impl End {
             assert!(!qp.is_null(), "errno {}", errno());
             Self { context, pd, cq, qp, qkey: wish.qkey }
         }
+    }
+
+    /// Another queue pair with the same objects, not yet ready for anything; the caller destroys it.
+    pub(crate) fn another(&self, wish: Wish) -> ManuallyDrop<Self> {
+        let &Self { context, pd, cq, qkey, .. } = self;
+        let qp = create(context, pd, cq, wish);
+        assert!(!qp.is_null(), "errno {}", errno());
+        ManuallyDrop::new(Self { context, pd, cq, qp, qkey })
     }
 
     pub(crate) fn modify(&self, attributes: &mut ibv_qp_attr, mask: c_int) -> c_int {
