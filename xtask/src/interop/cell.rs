@@ -14,6 +14,9 @@ use super::programs::Programs;
 use super::scenarios::Story;
 use super::stage::Stage;
 
+/// The directory of hosts, before the number of the process that it belongs to.
+const HOSTS: &str = "efa-interop-";
+
 /// Where cells run.
 pub(crate) struct Place<'a> {
     built: &'a Built,
@@ -34,7 +37,8 @@ impl<'a> Place<'a> {
     ) -> Result<Self> {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        let hosts = parent.join(format!("efa-interop-{}", std::process::id()));
+        remove_of_the_dead(&parent)?;
+        let hosts = parent.join(format!("{HOSTS}{}", std::process::id()));
         Ok(Self { built, hosts, deadline, keep, trace, corpus: None })
     }
 
@@ -125,6 +129,20 @@ impl<'a> Place<'a> {
         let lines: Vec<_> = text.lines().collect();
         Ok(lines[lines.len().saturating_sub(count)..].join("\n"))
     }
+}
+
+/// Removes hosts of runs that were killed.
+fn remove_of_the_dead(parent: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(parent)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(HOSTS));
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            std::fs::remove_dir_all(entry.path())
+                .with_context(|| format!("cannot remove {}", entry.path().display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Libraries of libfabric leave files where they crash.

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::fs;
+use std::net::Ipv6Addr;
 use std::path::Path;
 use std::time::Instant;
 
@@ -444,8 +445,28 @@ impl<'a> Stage<'a> {
     /// Ends all processes; gives where their traces are.
     pub(crate) fn end(self) -> Vec<Traces> {
         drop(self.peers);
+        // All peers are on one host, which has one interface.
+        if let Some((_, address)) = self.addresses.first()
+            && let Err(error) = remove_shm_of(address)
+        {
+            eprintln!("cannot remove what libfabric has left: {error:#}");
+        }
         self.traces
     }
+}
+
+/// Removes what libfabric's processes leave in shared memory when they crash: 16 MiB each, of its own
+/// shm provider, which it opens even if it may not use it. The names begin with the interface.
+fn remove_shm_of(address: &str) -> Result<()> {
+    let gid = address.get(..32).context("a short address")?;
+    let prefix = format!("{}_", Ipv6Addr::from(u128::from_str_radix(gid, 16)?));
+    for entry in fs::read_dir("/dev/shm")? {
+        let file = entry?;
+        if file.file_name().to_string_lossy().starts_with(&prefix) {
+            fs::remove_file(file.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// A completion must be that of a message received from a peer.
