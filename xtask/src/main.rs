@@ -5,6 +5,7 @@
 //!       ──► setup        Debian packages, rustup components, gungraun-runner
 //!       ──► bench        instruction counts (gungraun) and wall clock (criterion)
 //!       ──► interop      libfabric and our stack with each other
+//!       ──► soak         everything at random under faults, for minutes or hours
 //!       ──► conformance  checklist rows ↔ tests that show them
 //!            all on top of: workspace (where things are), process (running children)
 //! ```
@@ -15,6 +16,7 @@ mod conformance;
 mod interop;
 mod process;
 mod setup;
+mod soak;
 mod steps;
 mod workspace;
 
@@ -49,6 +51,8 @@ enum Task {
     Bench(bench::Args),
     /// Let libfabric and our stack talk to each other, scenario by scenario
     Interop(interop::Args),
+    /// Drive endpoints at random under faults, and check everything with a model
+    Soak(soak::Args),
     /// Collect the tests of each checklist row into docs/conformance.md
     Conformance(conformance::Args),
 }
@@ -74,6 +78,7 @@ fn run(cli: Cli) -> Result<()> {
         Task::Setup => setup::provide_all(&workspace),
         Task::Bench(args) => bench::run(&workspace, &args),
         Task::Interop(args) => interop::run(&workspace, &args),
+        Task::Soak(args) => soak::run(&workspace, &args),
         Task::Conformance(args) => conformance::run(&workspace, &args),
     }
 }

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
-use crate::{bench, conformance, interop, process};
+use crate::{bench, conformance, interop, process, soak};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -46,6 +46,8 @@ pub(crate) enum Step {
     Fuzz,
     /// The matrix of our stack with libfabric
     Interop,
+    /// Two minutes of random stories
+    Soak,
     /// The instruction benches keep their limits
     Bench,
 }
@@ -74,7 +76,7 @@ struct TestCount {
 }
 
 impl Step {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Fmt,
         Self::Clippy,
         Self::Tests,
@@ -84,6 +86,7 @@ impl Step {
         Self::Conformance,
         Self::Fuzz,
         Self::Interop,
+        Self::Soak,
         Self::Bench,
     ];
 
@@ -98,6 +101,7 @@ impl Step {
             Self::Conformance => "conformance",
             Self::Fuzz => "fuzz",
             Self::Interop => "interop",
+            Self::Soak => "soak",
             Self::Bench => "bench",
         }
     }
@@ -111,7 +115,7 @@ impl Step {
             Self::Fuzz => &[Tool::CxxCompiler],
             Self::Interop => &interop::TOOLS,
             Self::Bench => &[Tool::Valgrind, Tool::GungraunRunner],
-            Self::Tests | Self::Doctests | Self::Doc | Self::Conformance => &[],
+            Self::Tests | Self::Doctests | Self::Doc | Self::Conformance | Self::Soak => &[],
         }
     }
 
@@ -176,6 +180,7 @@ impl Step {
                 process::run(cargo.arg("--target-dir").arg(target))
             }
             Self::Interop => interop::gate(workspace),
+            Self::Soak => soak::gate(workspace),
             Self::Bench => bench::gate(workspace),
         }
     }

@@ -106,6 +106,16 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    /// The default settings with the habits of a release line of libfabric, as far as this engine
+    /// has its features.
+    #[must_use]
+    pub fn as_release(release: Release) -> Self {
+        let profile = Profile::with_device(release, EVERYTHING).announcing_only(IMPLEMENTED);
+        Self { profile, ..Self::default() }
+    }
+}
+
 /// A setting that makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

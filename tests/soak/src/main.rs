@@ -1,0 +1,140 @@
+//! The random stories of the engine's tests, one after the other: `cargo xtask soak`.
+//!
+//! ```text
+//!   seed, seed + 1, … ─► Story (threads) ─► passed
+//!                              └─ panicked ─► leave operations out while it still fails
+//!                                                  └─► seed, operations, the packets of the last run
+//! ```
+
+#![allow(dead_code, reason = "the network of the stories has more than this story needs")]
+#![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
+
+#[path = "../../../crates/efa-rdm/tests/stories/random.rs"]
+mod random;
+#[path = "../../../crates/efa-rdm/tests/stories/world.rs"]
+mod world;
+
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
+use std::panic::{self, AssertUnwindSafe};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::random::{OPERATIONS, Story};
+
+/// Endpoints do everything at random on a simulated network under faults: messages, one-sided
+/// operations, atomics, restarts, deaths. A model checks every byte, completion and order.
+#[derive(Parser)]
+#[command(name = "efa-soak", bin_name = "cargo xtask soak", version)]
+struct Arguments {
+    /// The first seed; the others follow it.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// How long to go on.
+    #[arg(long, default_value_t = 2.0)]
+    minutes: f64,
+
+    /// Stories at the same time [default: the number of processors]
+    #[arg(long)]
+    jobs: Option<NonZeroUsize>,
+
+    /// Run one story, the seed's, with these of its operations only: what a failure prints.
+    #[arg(long, value_delimiter = ',', value_name = "NUMBERS")]
+    only: Option<Vec<usize>>,
+}
+
+/// Whether a story fails with these operations.
+fn fails(seed: u64, wanted: &BTreeSet<usize>) -> bool {
+    let run = || Story::new(seed).run(|operation| wanted.contains(&operation));
+    panic::catch_unwind(AssertUnwindSafe(run)).is_err()
+}
+
+/// Leaves out what the failure doesn't need: halves first, then ever smaller parts.
+fn minimised(seed: u64) -> BTreeSet<usize> {
+    let mut needed: BTreeSet<usize> = (0..OPERATIONS).collect();
+    let mut part = OPERATIONS / 2;
+    while part > 0 {
+        let all: Vec<usize> = needed.iter().copied().collect();
+        for piece in all.chunks(part) {
+            let fewer: BTreeSet<usize> =
+                needed.iter().copied().filter(|operation| !piece.contains(operation)).collect();
+            if fails(seed, &fewer) {
+                needed = fewer;
+            }
+        }
+        part /= 2;
+    }
+    needed
+}
+
+/// Runs a story so that its failure is told with all packets.
+fn tell(seed: u64, needed: &BTreeSet<usize>) -> ExitCode {
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|failure| eprintln!("{failure}")));
+    world::QUIET.store(false, Ordering::Relaxed);
+    let failed = fails(seed, needed);
+    panic::set_hook(hook);
+    if !failed {
+        println!("soak: the story of seed {seed} passed");
+        return ExitCode::SUCCESS;
+    }
+    let numbers: Vec<String> = needed.iter().map(usize::to_string).collect();
+    println!("soak: the story of seed {seed} fails; {} of its operations do it:", needed.len());
+    println!("    cargo xtask soak --seed {seed} --only {}", numbers.join(","));
+    ExitCode::FAILURE
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Some(only) = arguments.only {
+        return tell(arguments.seed, &only.into_iter().collect());
+    }
+    let span = Duration::from_secs_f64(arguments.minutes.clamp(0.0, 1e6) * 60.0);
+    let end = Instant::now() + span;
+    let jobs = arguments.jobs.or_else(|| thread::available_parallelism().ok());
+    let (next, failed) = (AtomicU64::new(arguments.seed), Mutex::new(None::<u64>));
+    let (passed, over) = (AtomicU64::new(0), AtomicBool::new(false));
+
+    let style = ProgressStyle::with_template("{elapsed_precise} {bar:40} {msg}");
+    let progress = ProgressBar::new(span.as_secs().max(1));
+    progress.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    panic::set_hook(Box::new(|_| {}));
+    world::QUIET.store(true, Ordering::Relaxed);
+    thread::scope(|scope| {
+        for _ in 0..jobs.map_or(1, NonZeroUsize::get) {
+            scope.spawn(|| {
+                while Instant::now() < end && !over.load(Ordering::Relaxed) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if fails(seed, &(0..OPERATIONS).collect()) {
+                        over.store(true, Ordering::Relaxed);
+                        if let Ok(mut failed) = failed.lock() {
+                            failed.get_or_insert(seed);
+                        }
+                        return;
+                    }
+                    let stories = passed.fetch_add(1, Ordering::Relaxed) + 1;
+                    progress.set_position(span.saturating_sub(end - Instant::now()).as_secs());
+                    progress.set_message(format!("{stories} stories"));
+                }
+            });
+        }
+    });
+    progress.finish_and_clear();
+    let stories = passed.into_inner();
+    let operations = stories * OPERATIONS as u64;
+    println!("soak: {stories} stories of {OPERATIONS} operations passed, {operations} operations");
+    match failed.into_inner() {
+        Ok(Some(seed)) => {
+            println!("soak: the story of seed {seed} fails; looking for what does it");
+            tell(seed, &minimised(seed))
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
