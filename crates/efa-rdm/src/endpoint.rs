@@ -228,12 +228,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let active = self.peers.converse(peer, &self.config);
         let hold = active.must_hold(send.level);
         let clear = active.is_clear();
-        if !hold {
+        let missing = active.missing(send.level);
+        if !hold && missing.is_empty() {
             send.msg_id = active.take_msg_id().0;
         }
         let id = self.operations.add_send(send);
         if hold {
             self.hold(peer, id);
+        } else if !missing.is_empty() {
+            self.fail_send(id, OperationError::PeerLacks { missing });
         } else if !clear || self.advance_send(id) != Advance::Done {
             self.enqueue(peer, Work::Send(id));
         }

@@ -1,12 +1,12 @@
 //! The EFA RDM protocol v4 engine.
 //!
 //! An [`Endpoint`] turns a device's unordered datagrams into ordered messages of any size, tagged
-//! or not. It is a deterministic state machine: buffers go in with operations, [`progress`] moves
+//! or not, and into writes, reads and atomics on memory of peers. It is a deterministic state machine: buffers go in with operations, [`progress`] moves
 //! everything on to a time that the caller gives, completions bring the buffers back.
 //!
 //! ```text
 //!                        ┌──────────────────────── Endpoint ────────────────────────┐
-//!   send(message) ─────► │ operations ── eager│medium│longcts ──► transmit ─────────┼─► device
+//!   send, write, read ─► │ operations ── eager│medium│longcts ──► transmit ─────────┼─► device
 //!   receive(accept) ───► │ matching ◄── window ◄── peers ◄── arrival ◄── inbound ◄──┼── device
 //!   poll_completion ◄─── │ completions       poll_event ◄── events      statistics  │
 //!                        └──────────────────────────────────────────────────────────┘

@@ -84,7 +84,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             active.reads_under_way == 0
                 && active.handshake.supports(Extras::RUNTING_READ) == Support::Yes
         };
-        self.config.runt_size > 0 && self.peers.active(peer).is_some_and(runting)
+        self.config.runt_size > 0
+            && self.config.profile.extras.contains(Extras::RUNTING_READ)
+            && self.peers.active(peer).is_some_and(runting)
     }
 
     /// Sends the request; the receiver reads all.

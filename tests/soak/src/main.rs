@@ -9,6 +9,8 @@
 #![allow(dead_code, reason = "the network of the stories has more than this story needs")]
 #![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
 
+#[path = "../../../crates/efa-rdm/tests/stories/buffer.rs"]
+mod buffer;
 #[path = "../../../crates/efa-rdm/tests/stories/random.rs"]
 mod random;
 #[path = "../../../crates/efa-rdm/tests/stories/world.rs"]

@@ -296,3 +296,25 @@ fn delivery_holds_under_faults() {
         }
     }
 }
+
+// conformance: A44 A180
+#[test]
+fn a_peer_that_is_known_to_lack_the_feature_is_not_sent_it_and_no_message_id_is_missing() {
+    let mut old = Config::default();
+    old.profile.extras.remove(Extras::DELIVERY_COMPLETE);
+    let mut world = World::pair_with(8, Config::default(), old);
+    world.acquaint();
+    for round in 0..3 {
+        world.receive(1, 10, round);
+        world.send(0, 1, pattern(10, round), round);
+        world.drive();
+        assert_eq!(world.receive_done(1).buffer, pattern(10, round));
+        assert_eq!(world.send_done(0).result, Ok(()));
+        world.deliver(0, 1, pattern(10, 9), 9);
+        world.drive();
+        let missing = Extras::DELIVERY_COMPLETE;
+        assert_eq!(world.send_done(0).result, Err(OperationError::PeerLacks { missing }));
+    }
+    assert_eq!(world.count(0, PacketType::DcEagerMsgRtm), 0);
+    world.assert_clean();
+}

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod atomics;
+mod buffer;
 mod delivery;
 mod eager;
 mod faults;
@@ -12,6 +13,7 @@ mod limits;
 mod longcts;
 mod longread;
 mod matching;
+mod matrix;
 mod medium;
 mod memory;
 mod order;

@@ -16,82 +16,23 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use efa_device::{Access, QueuePair, QueuePairOptions, Rdma, Region, RegionRange, RegisterError};
+use efa_device::{QueuePairOptions, Rdma, Region};
 use efa_handshake::Release;
 use efa_rdm::{
     Accept, Atomic, AtomicCompletion, AtomicOp, Config, Datatype, Level, Message, Operands,
-    OperationError, Payload, PeerId, Read, ReceiveCompletion, ReceiveId, Remote, RemoteWrite,
-    RmaCompletion, RmaIov, RmaKind, SendCompletion, Write,
+    OperationError, PeerId, Read, ReceiveCompletion, ReceiveId, Remote, RemoteWrite, RmaCompletion,
+    RmaIov, RmaKind, SendCompletion, Write,
 };
 use efa_sim::SoftRegion;
 use efa_sim::local::{Faults, LocalOptions};
 use fastrand::Rng;
 
+use crate::buffer::{Buffer, expose};
 use crate::world::{Net, QUIET, pattern, place};
 
 const SEEDS: u64 = 150;
 /// Operations of a story.
 pub(crate) const OPERATIONS: usize = 120;
-
-/// A vector that is registered for its operation if the device lets it.
-#[derive(Debug, Default)]
-pub(crate) struct Buffer {
-    bytes: Vec<u8>,
-    lent: Option<SoftRegion>,
-}
-
-impl From<Vec<u8>> for Buffer {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self { bytes, lent: None }
-    }
-}
-
-fn place_of(offset: u64) -> usize {
-    usize::try_from(offset).unwrap()
-}
-
-impl Payload<SoftRegion> for Buffer {
-    fn length(&self) -> u64 {
-        self.lent.as_ref().map_or(self.bytes.len(), Region::length) as u64
-    }
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        match &self.lent {
-            Some(region) => assert_eq!(region.read(place_of(offset), into), into.len()),
-            None => Payload::<SoftRegion>::read(&self.bytes, offset, into),
-        }
-    }
-    fn write(&mut self, offset: u64, from: &[u8]) {
-        match &self.lent {
-            Some(region) => assert_eq!(region.write(place_of(offset), from), from.len()),
-            None => Payload::<SoftRegion>::write(&mut self.bytes, offset, from),
-        }
-    }
-    fn split_to(&mut self, at: u64) -> Self {
-        Payload::<SoftRegion>::split_to(&mut self.bytes, at).into()
-    }
-    fn registered(&self) -> Option<RegionRange<SoftRegion>> {
-        let region = self.lent.clone()?;
-        let length = region.length();
-        Some(RegionRange { region, offset: 0, length })
-    }
-    fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<SoftRegion, RegisterError>) {
-        match register(std::mem::take(&mut self.bytes).into()) {
-            Ok(region) => self.lent = Some(region),
-            Err(RegisterError { memory, .. }) => self.bytes = memory.into(),
-        }
-    }
-    fn deregister(&mut self) {
-        let Some(region) = self.lent.take() else { return };
-        self.bytes = match region.reclaim() {
-            Ok(memory) => memory.into(),
-            Err(region) => {
-                let mut copy = vec![0; region.length()];
-                region.read(0, &mut copy);
-                copy
-            }
-        };
-    }
-}
 
 type World = Net<Buffer>;
 
@@ -815,19 +756,6 @@ fn whatever_happens_every_operation_ends_once_and_no_byte_is_lost() {
         Some(seed) => Story::new(seed).run(|_| true),
         None => (0..SEEDS).for_each(|seed| Story::new(seed).run(|_| true)),
     }
-}
-
-/// Memory of an end that peers may read and write; the device may refuse a few times.
-fn expose(world: &World, end: usize, bytes: Vec<u8>) -> SoftRegion {
-    let access = Access { remote_read: true, remote_write: true };
-    let mut memory = bytes.into_boxed_slice();
-    for _ in 0..1_000 {
-        match world.ends[end].endpoint.queue_pair().register(memory, access) {
-            Ok(region) => return region,
-            Err(refused) => memory = refused.memory,
-        }
-    }
-    panic!("a thousand refusals in a row");
 }
 
 /// Whether it was not done since the peer hasn't the feature.
