@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 
-use super::{SIZES, Scenario};
+use super::{Faults, SIZES, Scenario};
 use crate::interop::matrix::Stack;
 use crate::interop::pattern::pattern;
 use crate::interop::stage::{Exposed, Side, Stage};
@@ -19,7 +19,26 @@ pub(super) static ALL: &[Scenario] = &[
         atomics(stage, &[Form::Fetch])
     }),
     Scenario::new("atomic-compare", "if what is there compares so", compare),
+    Scenario {
+        faults: Faults { reorder: Some(8), ..Faults::NONE },
+        ..Scenario::new(
+            "remote-reordered",
+            "written, read and added to, while packets overtake each other",
+            all_of_it,
+        )
+    },
+    Scenario {
+        faults: Faults { receiver_not_ready: Some("0.3"), ..Faults::NONE },
+        ..Scenario::new("remote-not-ready", "and every third finds no buffer", all_of_it)
+    },
 ];
+
+fn all_of_it(stage: &mut Stage<'_>) -> Result<()> {
+    write(stage)?;
+    write_delivery(stage)?;
+    read(stage)?;
+    atomics(stage, &[Form::Write, Form::Delivery, Form::Fetch])
+}
 
 /// Around what one packet takes, too.
 fn sizes() -> impl Iterator<Item = u64> {
