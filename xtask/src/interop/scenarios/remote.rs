@@ -37,7 +37,7 @@ fn all_of_it(stage: &mut Stage<'_>) -> Result<()> {
     write(stage)?;
     write_delivery(stage)?;
     read(stage)?;
-    atomics(stage, &[Form::Write, Form::Delivery, Form::Fetch])
+    atomics(stage, &[Form::Delivery, Form::Fetch])
 }
 
 /// Around what one packet takes, too.
