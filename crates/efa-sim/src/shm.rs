@@ -131,6 +131,9 @@ pub struct ShmOptions {
     /// Pause between two tries at a receiver without buffers, as this device's queue pairs count
     /// for what is sent to them.
     pub rnr_delay: Duration,
+    /// Whether that is counted before a queue pair has posted its first buffer. If not, what is sent
+    /// to it waits until then, as a program may take its time to start.
+    pub rnr_at_start: bool,
     /// When to ask whether a peer that doesn't answer still lives.
     pub probe_after: Duration,
     /// How long to wait for a peer that has too many senders.
@@ -170,6 +173,7 @@ impl ShmOptions {
             max_peers: 256,
             // Long, as a receiver may first have to be given the processor.
             rnr_delay: Duration::from_millis(5),
+            rnr_at_start: true,
             probe_after: Duration::from_millis(10),
             attach_patience: Duration::from_secs(1),
             tell_unknown_gid: true,

@@ -150,6 +150,9 @@ pub struct TcpOptions {
     /// Pause between two tries at a receiver without buffers, as this device's queue pairs count
     /// for what is sent to them.
     pub rnr_delay: Duration,
+    /// Whether that is counted before a queue pair has posted its first buffer. If not, what is sent
+    /// to it waits until then, as a program may take its time to start.
+    pub rnr_at_start: bool,
     /// How long a connection may take to say who it is, and for a packet of which the beginning has
     /// arrived.
     pub patience: Duration,
@@ -191,6 +194,7 @@ impl TcpOptions {
             reorder: None,
             // Long, as a receiver may first have to be given the processor.
             rnr_delay: Duration::from_millis(5),
+            rnr_at_start: true,
             patience: Duration::from_secs(10),
             dead_after: Some(Duration::from_secs(30)),
             tell_unknown_gid: true,

@@ -9,6 +9,7 @@
 //! ```
 
 use std::ffi::c_char;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -24,7 +25,7 @@ use crate::abi::{
 use crate::boundary::{Errno, Outcome};
 use crate::capture::CaptureFile;
 use crate::link::Link;
-use crate::process::{Kind, lock, process};
+use crate::process::{Kind, START, lock, process};
 use crate::settings::Settings;
 use crate::statistics::Statistics;
 use crate::sysfs::Sysfs;
@@ -144,8 +145,14 @@ fn name(index: usize) -> String {
     format!("efa_soft{index}")
 }
 
+/// Tells the user; without the lock of standard error, which another thread may have had when this
+/// process was forked.
 pub(crate) fn complain(error: &dyn std::fmt::Display) {
-    eprintln!("efa-soft: {error}");
+    let text = format!("efa-soft: {error}\n");
+    // SAFETY: C programs have this descriptor for this purpose.
+    let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
+    // Where nobody can be told, nobody is.
+    let _ = rustix::io::write(stderr, text.as_bytes());
 }
 
 impl DeviceList {
@@ -178,6 +185,7 @@ impl DeviceList {
 
     /// The devices of this process.
     pub(crate) fn get() -> Vec<&'static DeviceEntry> {
+        let _start = lock(&START);
         lock(&process().devices).get_or_insert_with(Self::new).entries.clone()
     }
 

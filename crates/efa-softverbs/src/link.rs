@@ -15,8 +15,10 @@ use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair};
 
 use crate::settings::{LinkSettings, Settings};
 
-/// Pause between two tries at a receiver without buffers. Programs post their first buffers when
-/// they first look for completions, and those that send to them too early back off for long.
+/// Pause between two tries at a receiver without buffers, once it has had some. Programs post their
+/// first buffers when they first look for completions, which takes them long on a busy machine. Who
+/// sends to them too early would be told so, and may look no more: it has sent its message and waits
+/// for something else, as `fi_pingpong` does, and its peer for ever.
 const RNR_DELAY: Duration = Duration::from_millis(200);
 /// Ports of queue pairs, above those that systems give to connections. No more than a program sizes
 /// its tables for, as programs find a queue pair by the lower bits of its number.
@@ -62,6 +64,7 @@ impl Link {
                 options.mtu = settings.mtu;
                 options.capture = capture;
                 options.rnr_delay = RNR_DELAY;
+                options.rnr_at_start = false;
                 options.rdma = rdma;
                 Ok(Self::Shm(ShmDevice::open(options)?))
             }
@@ -71,6 +74,7 @@ impl Link {
                 options.mtu = settings.mtu;
                 options.capture = capture;
                 options.rnr_delay = RNR_DELAY;
+                options.rnr_at_start = false;
                 options.rdma = rdma;
                 Ok(Self::Tcp(TcpDevice::open(options)?))
             }

@@ -3,14 +3,18 @@
 //! Nothing is made when the library is loaded. What a process makes is its own: in a forked child
 //! all of it is forgotten, not freed, since files and rings belong to the parent, and locks may have
 //! been held by threads that the child doesn't have. Handles of the parent are unknown to the child.
+//!
+//! The child can't forget the locks of the standard library. They are needed while devices are looked
+//! for, which reads the environment, so nobody forks just then: a fork waits for [`START`].
 
+use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::boundary::{INVALID, Outcome};
-use crate::device::DeviceList;
+use crate::device::{DeviceList, complain};
 use crate::progress::Progress;
 
 /// What a handle is of.
@@ -42,22 +46,54 @@ pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Runs in a child after fork.
+/// Held while devices are looked for, and while a thread forks.
+pub(crate) static START: Mutex<()> = Mutex::new(());
+
+/// What the thread that forks has of [`START`].
+struct Forking(UnsafeCell<Option<MutexGuard<'static, ()>>>);
+
+// SAFETY: only who has the lock touches it.
+unsafe impl Sync for Forking {}
+
+static FORKING: Forking = Forking(UnsafeCell::new(None));
+
+/// Runs before a fork, in the thread that forks.
+extern "C" fn prepare() {
+    let guard = lock(&START);
+    // SAFETY: this thread has the lock.
+    unsafe { *FORKING.0.get() = Some(guard) };
+}
+
+/// Runs after a fork, in the thread that forked.
+extern "C" fn resume() {
+    // SAFETY: this thread took the lock in `prepare`.
+    drop(unsafe { (*FORKING.0.get()).take() });
+}
+
+/// Runs in a child after a fork: the thread is that which forked.
 extern "C" fn forget() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     CURRENT.store(null_mut(), Ordering::Release);
+    resume();
 }
+
+/// Runs when the library is loaded: later, a thread could fork while another is at it.
+extern "C" fn watch_forks() {
+    // SAFETY: the functions do what is allowed around a fork: atomic stores, and a lock that is taken
+    // before and given back in the same thread.
+    let refused = unsafe { libc::pthread_atfork(Some(prepare), Some(resume), Some(forget)) };
+    if refused != 0 {
+        complain(&"no room for a fork handler; children must not use the device");
+    }
+}
+
+// SAFETY: the section holds pointers to functions that the loader calls; arguments are ignored.
+#[unsafe(link_section = ".init_array")]
+#[used]
+static WATCH_FORKS: extern "C" fn() = watch_forks;
 
 /// The state of this process.
 pub(crate) fn process() -> &'static Process {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        // SAFETY: `forget` only stores to atomics, which is allowed in a child after fork.
-        let refused = unsafe { libc::pthread_atfork(None, None, Some(forget)) };
-        if refused != 0 {
-            eprintln!("efa-soft: no room for a fork handler; children must not use the device");
-        }
-    });
     let current = CURRENT.load(Ordering::Acquire);
     // SAFETY: what is stored came from a leaked box and is never freed.
     if let Some(process) = unsafe { current.as_ref() } {

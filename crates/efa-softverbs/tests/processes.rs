@@ -1,4 +1,5 @@
-//! Stories of several processes: strangers, the killed, children, settings.
+//! Stories of several processes: strangers, the killed, children, settings. Most are told on each
+//! link.
 //!
 //! The other processes are this test program again, running one of the `child_…` functions with an
 //! environment of its own; what it has to say it prints, and what it is to do it reads.
@@ -9,8 +10,9 @@ mod common;
 
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use common::Directory;
 use common::verbs::*;
@@ -21,29 +23,71 @@ use efa_soft::abi::*;
 /// Before everything that a child tells, so that it is told from what the test harness prints.
 const MARK: &str = "child says ";
 
-/// A child that runs `name`; it is killed when this is dropped.
+/// Seconds after which a child ends itself: far more than any takes.
+const DEADLINE: u32 = 120;
+
+/// What is under the devices.
+const LINKS: [&str; 2] = ["shm", "tcp"];
+
+/// A host of a test's own.
+struct Host {
+    link: &'static str,
+    directory: Directory,
+    /// On the tcp link, where a host is one of the many addresses of this machine.
+    address: String,
+}
+
+impl Host {
+    fn new(link: &'static str) -> Self {
+        static NUMBER: AtomicU8 = AtomicU8::new(1);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let address = format!("127.{}.{low}.{number}", high.max(1));
+        let directory = Directory::new();
+        std::fs::create_dir(directory.path().join("sysfs")).unwrap();
+        Self { link, directory, address }
+    }
+
+    /// Where processes have their sysfs trees.
+    fn sysfs(&self) -> PathBuf {
+        self.directory.path().join("sysfs")
+    }
+
+    fn command(&self, name: &str, settings: &[(&str, &str)]) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
+        command.env("EFA_SOFT_LINK", self.link).env("EFA_SOFT_ADDRESS", &self.address);
+        command.env("EFA_SOFT_DIRECTORY", self.directory.path().join("hosts"));
+        command.env("EFA_SOFT_SYSFS", self.sysfs()).envs(settings.iter().copied());
+        command
+    }
+
+    fn start(&self, name: &str) -> Peer {
+        let mut command = self.command(name, &[]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Peer { child, input, output: BufReader::new(output) }
+    }
+
+    /// Runs a child to its end.
+    fn run(&self, name: &str, settings: &[(&str, &str)]) -> Output {
+        let output = self.command(name, settings).stdin(Stdio::null()).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{} {settings:?}: {printed}{errors}", self.link);
+        output
+    }
+}
+
+/// A child at work; it is killed when this is dropped.
 struct Peer {
     child: Child,
     input: ChildStdin,
     output: BufReader<std::process::ChildStdout>,
 }
 
-fn command(name: &str, host: &Path, settings: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
-    command.env("EFA_SOFT_DIRECTORY", host).envs(settings.iter().copied());
-    command
-}
-
 impl Peer {
-    fn start(name: &str, host: &Path, settings: &[(&str, &str)]) -> Self {
-        let mut command = command(name, host, settings);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        Self { child, input, output: BufReader::new(output) }
-    }
-
     fn tell(&mut self, what: impl Display) {
         writeln!(self.input, "{what}").unwrap();
     }
@@ -72,14 +116,6 @@ impl Drop for Peer {
     }
 }
 
-/// Runs a child to its end.
-fn run(name: &str, host: &Path, settings: &[(&str, &str)]) -> Output {
-    let output = command(name, host, settings).stdin(Stdio::null()).output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}{errors}", String::from_utf8_lossy(&output.stdout));
-    output
-}
-
 fn say(what: impl Display) {
     println!("{MARK}{what}");
 }
@@ -95,8 +131,10 @@ fn rkey(region: *mut ibv_mr) -> u32 {
     unsafe { (*region).rkey }
 }
 
-fn host(directory: &Directory) -> std::path::PathBuf {
-    directory.path().join("hosts")
+/// The beginning of every child.
+fn begin() {
+    // SAFETY: the signal ends this process, which is what it is for.
+    unsafe { libc::alarm(DEADLINE) };
 }
 
 // ---- between processes --------------------------------------------------------------------------
@@ -105,6 +143,7 @@ fn host(directory: &Directory) -> std::path::PathBuf {
 #[test]
 #[ignore = "a child"]
 fn child_receives_from_a_stranger() {
+    begin();
     let end = End::new(Wish::default());
     let buffer = Memory::of(&[0; 64]);
     let region = end.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
@@ -129,6 +168,7 @@ fn child_receives_from_a_stranger() {
 #[test]
 #[ignore = "a child"]
 fn child_sends_as_told() {
+    begin();
     let end = End::new(Wish::default());
     let handle = end.handle(end.gid());
     say(end.number());
@@ -143,22 +183,25 @@ fn child_sends_as_told() {
 
 #[test]
 fn strangers_are_told_by_their_gid() {
-    let directory = Directory::new();
-    let mut receiver = Peer::start("child_receives_from_a_stranger", &host(&directory), &[]);
-    let mut sender = Peer::start("child_sends_as_told", &host(&directory), &[]);
-    let (to, from) = (receiver.hear(), sender.hear());
-    sender.tell(&to);
-    assert_eq!(receiver.hear(), format!("{from} 0xffff true"));
-    assert_eq!(sender.hear(), "0");
-    assert_eq!(receiver.hear(), "ready");
-    sender.tell(&to);
-    assert_eq!(receiver.hear(), "true None");
+    for link in LINKS {
+        let host = Host::new(link);
+        let mut receiver = host.start("child_receives_from_a_stranger");
+        let mut sender = host.start("child_sends_as_told");
+        let (to, from) = (receiver.hear(), sender.hear());
+        sender.tell(&to);
+        assert_eq!(receiver.hear(), format!("{from} 0xffff true"));
+        assert_eq!(sender.hear(), "0");
+        assert_eq!(receiver.hear(), "ready");
+        sender.tell(&to);
+        assert_eq!(receiver.hear(), "true None");
+    }
 }
 
 /// Offers memory, and does nothing more.
 #[test]
 #[ignore = "a child"]
 fn child_offers_memory() {
+    begin();
     let end = End::new(Wish::default());
     let memory = Memory::of(b"a secret of another process");
     let region = end.register(&memory, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
@@ -174,6 +217,7 @@ fn child_offers_memory() {
 #[test]
 #[ignore = "a child"]
 fn child_reaches_for_memory() {
+    begin();
     let end = End::new(Wish::default());
     let memory = Memory::of(&[b'x'; 8]);
     let region = end.register(&memory, IBV_ACCESS_LOCAL_WRITE);
@@ -195,50 +239,212 @@ fn child_reaches_for_memory() {
 
 #[test]
 fn memory_of_another_process_is_reached_until_it_dies() {
-    let directory = Directory::new();
-    let mut owner = Peer::start("child_offers_memory", &host(&directory), &[]);
-    let mut user = Peer::start("child_reaches_for_memory", &host(&directory), &[]);
-    for _ in 0..3 {
-        let number = owner.hear();
-        user.tell(number);
+    for link in LINKS {
+        let host = Host::new(link);
+        let mut owner = host.start("child_offers_memory");
+        let mut user = host.start("child_reaches_for_memory");
+        for _ in 0..3 {
+            let number = owner.hear();
+            user.tell(number);
+        }
+        user.tell("write");
+        assert_eq!(user.hear(), "0 xxxxxxxx");
+        owner.tell("go on");
+        assert_eq!(owner.hear(), "xxxxxxxx of another process");
+        user.tell("read");
+        assert_eq!(user.hear(), "0 xxxxxxxx");
+        owner.kill();
+        for operation in ["read", "write"] {
+            user.tell(operation);
+            // Unresponsive, or where that can be told nobody's number.
+            let answer = user.hear();
+            assert!(["13 xxxxxxxx", "9 xxxxxxxx"].contains(&answer.as_str()), "{link}: {answer}");
+        }
     }
-    user.tell("write");
-    assert_eq!(user.hear(), "0 xxxxxxxx");
-    owner.tell("go on");
-    assert_eq!(owner.hear(), "xxxxxxxx of another process");
-    user.tell("read");
-    assert_eq!(user.hear(), "0 xxxxxxxx");
-    owner.kill();
-    for operation in ["read", "write"] {
-        user.tell(operation);
-        assert_eq!(user.hear(), "13 xxxxxxxx", "unresponsive");
+}
+
+/// Leftovers of the killed are swept by the next to come: then there is one process's and nothing
+/// else.
+fn check_leftovers(host: &Host) {
+    host.run("child_looks_for_devices", &[]);
+    assert_eq!(std::fs::read_dir(host.sysfs()).unwrap().count(), 1, "the sysfs tree of one");
+    if host.link == "shm" {
+        let place = host.directory.path().join("hosts/default");
+        let names: Vec<_> =
+            std::fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let count =
+            |prefix| names.iter().filter(|name| name.to_string_lossy().starts_with(prefix)).count();
+        assert_eq!((count("qp-"), count("mem-")), (1, 2), "{names:?}");
     }
 }
 
 #[test]
 fn a_killed_process_harms_nobody() {
-    let directory = Directory::new();
-    let mut sender = Peer::start("child_sends_as_told", &host(&directory), &[]);
-    sender.hear();
-    for _ in 0..3 {
-        let mut victim = Peer::start("child_receives_from_a_stranger", &host(&directory), &[]);
-        let number = victim.hear();
-        sender.tell(&number);
-        assert_eq!(sender.hear(), "0");
-        victim.kill();
-        // Its buffers and its process are gone.
-        sender.tell(&number);
-        let answer = sender.hear();
-        assert!(["9", "13"].contains(&answer.as_str()), "{answer}");
+    for link in LINKS {
+        let host = Host::new(link);
+        let mut sender = host.start("child_sends_as_told");
+        sender.hear();
+        for _ in 0..3 {
+            let mut victim = host.start("child_receives_from_a_stranger");
+            let number = victim.hear();
+            sender.tell(&number);
+            assert_eq!(sender.hear(), "0");
+            victim.kill();
+            // Its buffers and its process are gone.
+            sender.tell(&number);
+            let answer = sender.hear();
+            assert!(["9", "13"].contains(&answer.as_str()), "{link}: {answer}");
+        }
+        check_leftovers(&host);
     }
-    // Leftovers are swept by the next to come: then there is the sender's and nothing else.
-    run("child_looks_for_devices", &host(&directory), &[]);
-    let place = host(&directory).join("default");
-    let names: Vec<_> =
-        std::fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    let queue_pairs = names.iter().filter(|name| name.to_string_lossy().starts_with("qp-"));
-    let tables = names.iter().filter(|name| name.to_string_lossy().starts_with("mem-"));
-    assert_eq!((queue_pairs.count(), tables.count()), (1, 2), "{names:?}");
+}
+
+/// An end with its memory: it takes what comes, and sends to a peer and reads its memory, as much as
+/// can be under way.
+struct Busy {
+    end: End,
+    handle: *mut ibv_ah,
+    region: *mut ibv_mr,
+    memory: Memory,
+    /// Posted and not ended.
+    under_way: usize,
+}
+
+impl Busy {
+    const BUFFERS: usize = 32;
+    const UNDER_WAY: usize = 16;
+    const READ: usize = 100_000;
+
+    fn new() -> Self {
+        let end = End::new(Wish::default());
+        let memory = Memory::of(&vec![1; 64 * Self::BUFFERS + Self::READ]);
+        let region = end.register(&memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+        let busy = Self { handle: end.handle(end.gid()), end, region, memory, under_way: 0 };
+        (0..Self::BUFFERS as u64).for_each(|buffer| busy.post(buffer));
+        busy
+    }
+
+    fn post(&self, buffer: u64) {
+        let part = part(self.region, 64 * buffer as usize, 64);
+        assert_eq!(self.end.post_receive(buffer, part), 0);
+    }
+
+    /// What a peer must know.
+    fn introduce(&self) -> String {
+        let (number, address) = (self.end.number(), self.memory.address() as u64);
+        format!("{number} {address} {}", rkey(self.region))
+    }
+
+    fn start(&mut self, (number, address, key): (u32, u64, u32)) {
+        let to = (self.handle, number, self.end.qkey);
+        while self.under_way < Self::UNDER_WAY {
+            let result = match self.under_way % 2 {
+                0 => self.end.post_send(0, to, &[inline(b"as much as can be")], IBV_SEND_INLINE),
+                _ => {
+                    let into = part(self.region, 64 * Self::BUFFERS, Self::READ);
+                    let from = (address + 64 * Self::BUFFERS as u64, key);
+                    self.end.post_remote(0, to, false, from, &[into])
+                }
+            };
+            assert_eq!(result, 0);
+            self.under_way += 1;
+        }
+    }
+
+    /// Takes what there is; gives how something that was posted ended.
+    fn take(&mut self) -> Option<u32> {
+        let seen = self.end.poll()?;
+        if seen.opcode == IBV_WC_RECV {
+            assert_eq!(seen.status, IBV_WC_SUCCESS);
+            self.post(seen.wr_id);
+            return None;
+        }
+        self.under_way -= 1;
+        Some(seen.vendor)
+    }
+
+    fn destroy(self) {
+        // SAFETY: both are ours and not used afterwards; nobody is left who sends into the memory.
+        unsafe {
+            assert_eq!((verbs().ibv_destroy_ah)(self.handle), 0);
+            assert_eq!((verbs().ibv_dereg_mr)(self.region), 0);
+        }
+    }
+}
+
+fn introduced(text: &str) -> (u32, u64, u32) {
+    let mut words = text.split(' ');
+    let mut next = || words.next().unwrap();
+    (next().parse().unwrap(), next().parse().unwrap(), next().parse().unwrap())
+}
+
+/// Is busy with a peer until it is killed.
+#[test]
+#[ignore = "a child"]
+fn child_is_busy() {
+    begin();
+    let mut busy = Busy::new();
+    say(busy.introduce());
+    let peer = introduced(&asked());
+    for ended in 0_u64.. {
+        busy.start(peer);
+        while busy.under_way == Busy::UNDER_WAY {
+            assert!(busy.take().is_none_or(|vendor| vendor == 0));
+        }
+        if ended == 200 {
+            say("in the midst of it");
+        }
+    }
+}
+
+/// Is busy with one peer after the other; each is killed. Everything that was posted ends.
+#[test]
+#[ignore = "a child"]
+fn child_outlives() {
+    begin();
+    let mut busy = Busy::new();
+    say(busy.introduce());
+    loop {
+        let line = asked();
+        if line.is_empty() {
+            break;
+        }
+        let (peer, mut lives) = (introduced(&line), true);
+        while lives || busy.under_way > 0 {
+            if lives {
+                busy.start(peer);
+            }
+            match busy.take() {
+                None | Some(0) => {}
+                Some(9 | 13) => lives = false,
+                Some(other) => panic!("{other}"),
+            }
+        }
+        say("outlived");
+    }
+    busy.destroy();
+    say("ended");
+}
+
+#[test]
+fn a_process_killed_in_the_midst_of_traffic_harms_nobody() {
+    for link in LINKS {
+        let host = Host::new(link);
+        let mut survivor = host.start("child_outlives");
+        let introduction = survivor.hear();
+        for _ in 0..5 {
+            let mut victim = host.start("child_is_busy");
+            survivor.tell(victim.hear());
+            victim.tell(&introduction);
+            assert_eq!(victim.hear(), "in the midst of it");
+            victim.kill();
+            assert_eq!(survivor.hear(), "outlived", "{link}");
+        }
+        check_leftovers(&host);
+        survivor.tell("");
+        assert_eq!(survivor.hear(), "ended");
+        assert!(survivor.child.wait().unwrap().success());
+    }
 }
 
 // ---- forks --------------------------------------------------------------------------------------
@@ -247,6 +453,7 @@ fn a_killed_process_harms_nobody() {
 #[test]
 #[ignore = "a child"]
 fn child_forks() {
+    begin();
     let end = End::new(Wish::default());
     let buffer = Memory::of(&[0; 64]);
     let region = end.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
@@ -289,8 +496,73 @@ fn child_forks() {
 
 #[test]
 fn a_forked_child_has_a_device_of_its_own() {
-    let directory = Directory::new();
-    run("child_forks", &host(&directory), &[]);
+    for link in LINKS {
+        Host::new(link).run("child_forks", &[]);
+    }
+}
+
+/// Forks again and again while another thread sends and polls; each child makes devices, sends and
+/// polls itself, whatever locks were held in the parent.
+#[test]
+#[ignore = "a child"]
+fn child_forks_at_work() {
+    const FORKS: usize = 20;
+    begin();
+    // The library is loaded, and nothing else is done.
+    verbs();
+    let exchange = |a: &End, b: &End, handle, region, buffer| {
+        assert_eq!(b.post_receive(1, part(region, buffer, 8)), 0);
+        let to = (handle, b.number(), b.qkey);
+        assert_eq!(a.post_send(2, to, &[inline(b"12345678")], IBV_SEND_INLINE), 0);
+        assert_eq!((b.wait().wr_id, a.wait().status), (1, IBV_WC_SUCCESS));
+    };
+    let work = |more: &dyn Fn() -> bool| {
+        let (a, b) = (End::new(Wish::default()), End::new(Wish::default()));
+        let memory = Memory::of(&[0; 8]);
+        let region = b.register(&memory, IBV_ACCESS_LOCAL_WRITE);
+        let handle = a.handle(b.gid());
+        while more() {
+            exchange(&a, &b, handle, region, 0);
+        }
+        assert_eq!(memory.bytes(), b"12345678");
+        // SAFETY: both are ours and not used afterwards.
+        unsafe {
+            assert_eq!((verbs().ibv_destroy_ah)(handle), 0);
+            assert_eq!((verbs().ibv_dereg_mr)(region), 0);
+        }
+    };
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| work(&|| !stop.load(Ordering::Relaxed)));
+        for _ in 0..FORKS {
+            // SAFETY: what the child does after the fork are calls of the library, which is made for
+            // this, and of the allocator, which the C library sees to; it ends without running what
+            // belongs to the parent.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                begin();
+                let rounds = AtomicUsize::new(0);
+                let passed = std::panic::catch_unwind(|| {
+                    work(&|| rounds.fetch_add(1, Ordering::Relaxed) < 100);
+                });
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(i32::from(passed.is_err())) };
+            }
+            let mut status = 0;
+            // SAFETY: the child is ours.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0);
+        }
+        stop.store(true, Ordering::Relaxed);
+        worker.join().unwrap();
+    });
+}
+
+#[test]
+fn forks_in_the_midst_of_work_harm_neither_side() {
+    for link in LINKS {
+        Host::new(link).run("child_forks_at_work", &[]);
+    }
 }
 
 // ---- settings -----------------------------------------------------------------------------------
@@ -299,6 +571,7 @@ fn a_forked_child_has_a_device_of_its_own() {
 #[test]
 #[ignore = "a child"]
 fn child_looks_for_devices() {
+    begin();
     let v = verbs();
     let mut count = -1;
     // SAFETY: all arguments are valid, and the list is freed after its last use.
@@ -331,10 +604,8 @@ fn said(output: &Output) -> Vec<String> {
 
 #[test]
 fn settings_shape_the_device() {
-    let directory = Directory::new();
-    let look = |settings: &[(&str, &str)]| {
-        said(&run("child_looks_for_devices", &host(&directory), settings))
-    };
+    let host = Host::new("shm");
+    let look = |settings: &[(&str, &str)]| said(&host.run("child_looks_for_devices", settings));
     let said = look(&[]);
     assert_eq!(said[0], "1 8928 0xf 1073741824");
     assert!(!Path::new(&said[1]).exists(), "{} was not removed", said[1]);
@@ -344,11 +615,77 @@ fn settings_shape_the_device() {
     assert_eq!(look(&[("EFA_SOFT_RDMA", "none")])[0], "1 8928 0x6 0");
 }
 
+/// Tries what the device says that it can do, and what it says that it can't.
+#[test]
+#[ignore = "a child"]
+fn child_tries_everything() {
+    begin();
+    let v = verbs();
+    let context = open();
+    let mut efa = efadv_device_attr::default();
+    // SAFETY: all arguments are valid.
+    unsafe { assert_eq!((v.efadv_query_device)(context, &raw mut efa, 40), 0) };
+    let (read, write) = (EFADV_DEVICE_ATTR_CAPS_RDMA_READ, EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE);
+    let others = EFADV_DEVICE_ATTR_CAPS_RNR_RETRY | EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID;
+    // The others are used by each `End`: a completion queue that tells the GID, and retries.
+    assert_eq!(efa.device_caps & !(read | write), others);
+    assert_eq!(efa.max_rdma_size > 0, efa.device_caps & (read | write) != 0);
+    let sends = Wish { operations: IBV_QP_EX_WITH_SEND, ..Wish::default() };
+    let (plain, b) = (End::new(sends), End::new(sends));
+    let (theirs, ours) = (Memory::of(b"theirs"), Memory::of(b"ours??"));
+    let local = plain.register(&ours, IBV_ACCESS_LOCAL_WRITE);
+    let handle = plain.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    for (bit, access, operations, is_write) in [
+        (read, IBV_ACCESS_REMOTE_READ, IBV_QP_EX_WITH_RDMA_READ, false),
+        (write, IBV_ACCESS_REMOTE_WRITE, IBV_QP_EX_WITH_RDMA_WRITE, true),
+        (write, IBV_ACCESS_REMOTE_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, true),
+    ] {
+        let has = efa.device_caps & bit != 0;
+        let (address, length) = (theirs.address(), theirs.len());
+        let access = (access | IBV_ACCESS_LOCAL_WRITE).cast_signed();
+        // SAFETY: the memory lives to the end of this function.
+        let region = unsafe { (v.ibv_reg_mr)(b.pd, address, length, access) };
+        assert_eq!(region.is_null(), !has, "registration");
+        let qp = create(context, plain.pd, plain.cq, Wish { operations, ..sends });
+        assert_eq!(qp.is_null(), !has, "a queue pair for it");
+        let remote = (address as u64, if has { rkey(region) } else { 1 });
+        let posted = plain.post_remote(1, to, is_write, remote, &[part(local, 0, 6)]);
+        assert_eq!(posted, if has { 0 } else { libc::EOPNOTSUPP });
+        if has {
+            assert_eq!(plain.wait().status, IBV_WC_SUCCESS);
+            assert_eq!(ours.bytes(), theirs.bytes());
+            // SAFETY: both are ours and not used afterwards.
+            unsafe {
+                assert_eq!((v.ibv_destroy_qp)(qp), 0);
+                assert_eq!((v.ibv_dereg_mr)(region), 0);
+            }
+        }
+    }
+    say(efa.device_caps);
+    // SAFETY: all are ours and not used afterwards.
+    unsafe {
+        assert_eq!((v.ibv_destroy_ah)(handle), 0);
+        assert_eq!((v.ibv_dereg_mr)(local), 0);
+        assert_eq!((v.ibv_close_device)(context), 0);
+    }
+}
+
+#[test]
+fn the_device_does_what_it_says_and_nothing_else() {
+    for link in LINKS {
+        let host = Host::new(link);
+        for (which, caps) in [("read,write", 15), ("read", 7), ("write", 14), ("none", 6)] {
+            let output = host.run("child_tries_everything", &[("EFA_SOFT_RDMA", which)]);
+            assert_eq!(said(&output), [caps.to_string()], "{link} {which}");
+        }
+    }
+}
+
 #[test]
 fn a_bad_setting_is_told_and_there_is_no_device() {
-    let directory = Directory::new();
     let bad = [("EFA_SOFT_MTU", "many")];
-    let output = run("child_looks_for_devices", &host(&directory), &bad);
+    let output = Host::new("shm").run("child_looks_for_devices", &bad);
     assert_eq!(said(&output), ["0"]);
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     let expected = "efa-soft: EFA_SOFT_MTU=\"many\" is not a number from 1024 to 32768";
@@ -359,6 +696,7 @@ fn a_bad_setting_is_told_and_there_is_no_device() {
 #[test]
 #[ignore = "a child"]
 fn child_counts() {
+    begin();
     const COUNT: usize = 100;
     let wish = Wish { sends: 128, receives: 128, rnr_retry: 3, ..Wish::default() };
     let (a, b) = (End::new(wish), End::new(wish));
@@ -391,30 +729,62 @@ fn child_counts() {
 
 #[test]
 fn misfortune_can_be_ordered() {
-    let directory = Directory::new();
-    let count = |settings: &[(&str, &str)]| {
-        said(&run("child_counts", &host(&directory), settings)).remove(0)
-    };
-    assert_eq!(count(&[]), "0 failed, 100 came, in order: true");
-    assert_eq!(count(&[("EFA_SOFT_REORDER", "7")]), "0 failed, 100 came, in order: false");
-    assert_eq!(count(&[("EFA_SOFT_RNR", "1")]), "100 failed, 0 came, in order: true");
-    let some = count(&[("EFA_SOFT_RNR", "0.5")]);
-    assert!(!some.starts_with("0 failed") && !some.starts_with("100 failed"), "{some}");
+    for link in LINKS {
+        let host = Host::new(link);
+        let count = |settings: &[(&str, &str)]| said(&host.run("child_counts", settings)).remove(0);
+        assert_eq!(count(&[]), "0 failed, 100 came, in order: true");
+        assert_eq!(count(&[("EFA_SOFT_REORDER", "7")]), "0 failed, 100 came, in order: false");
+        assert_eq!(count(&[("EFA_SOFT_RNR", "1")]), "100 failed, 0 came, in order: true");
+        let some = count(&[("EFA_SOFT_RNR", "0.5")]);
+        assert!(!some.starts_with("0 failed") && !some.starts_with("100 failed"), "{some}");
+    }
+}
+
+/// Posts sends, which wait if datagrams are to overtake each other, and destroys their handle.
+#[test]
+#[ignore = "a child"]
+fn child_destroys_a_handle_early() {
+    begin();
+    let (a, b) = (End::new(Wish::default()), End::new(Wish::default()));
+    let buffer = Memory::of(&[0; 64]);
+    let region = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let handle = a.handle(b.gid());
+    for wr_id in 0..64 {
+        assert_eq!(b.post_receive(wr_id, part(region, 0, 64)), 0);
+        let to = (handle, b.number(), b.qkey);
+        assert_eq!(a.post_send(wr_id, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
+    }
+    // SAFETY: both are ours and not used afterwards.
+    unsafe {
+        assert_eq!((verbs().ibv_destroy_ah)(handle), 0);
+        for _ in 0..64 {
+            a.wait();
+        }
+        assert_eq!((verbs().ibv_dereg_mr)(region), 0);
+    }
+}
+
+#[test]
+fn sends_that_wait_end_though_their_address_handle_is_destroyed() {
+    for link in LINKS {
+        let host = Host::new(link);
+        host.run("child_destroys_a_handle_early", &[("EFA_SOFT_REORDER", "3")]);
+    }
 }
 
 #[test]
 fn a_capture_is_complete_when_the_process_ends() {
-    let directory = Directory::new();
-    let file = directory.path().join("%p.pcapng");
+    let host = Host::new("shm");
+    let file = host.directory.path().join("%p.pcapng");
     let settings = [("EFA_SOFT_CAPTURE", file.to_str().unwrap())];
-    run("child_looks_for_devices", &host(&directory), &settings);
+    host.run("child_looks_for_devices", &settings);
     let captures = || {
-        let entries = std::fs::read_dir(directory.path()).unwrap();
+        let entries = std::fs::read_dir(host.directory.path()).unwrap();
         let paths = entries.map(|entry| entry.unwrap().path());
         paths.filter(|path| path.extension().is_some_and(|e| e == "pcapng")).collect::<Vec<_>>()
     };
     assert!(captures().is_empty(), "nothing passed, so there is no file");
-    run("child_counts", &host(&directory), &settings);
+    host.run("child_counts", &settings);
     let [path] = &captures()[..] else { panic!("{:?}", captures()) };
     let records: Vec<_> = CaptureReader::open(path).unwrap().collect::<Result<_, _>>().unwrap();
     let count = |event| records.iter().filter(|record| record.event == event).count();
@@ -423,9 +793,8 @@ fn a_capture_is_complete_when_the_process_ends() {
 
 #[test]
 fn counters_are_printed_on_request() {
-    let directory = Directory::new();
     let settings = [("EFA_SOFT_STATISTICS", "1")];
-    let output = run("child_counts", &host(&directory), &settings);
+    let output = Host::new("shm").run("child_counts", &settings);
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     let line = errors.lines().find(|line| line.starts_with("efa-soft: efa_soft0")).unwrap();
     assert!(line.contains(": sends 100 of 100 B, receives 100 of 100 B, reads 0"), "{line}");

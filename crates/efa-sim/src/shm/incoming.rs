@@ -47,6 +47,8 @@ pub(super) enum Delivered {
 pub(super) struct Judge<'a> {
     pub(super) qkey: Qkey,
     pub(super) rnr_delay: Duration,
+    /// Since when it is to have buffers; `None` before its first one.
+    pub(super) ready_since: Option<Time>,
     pub(super) posted: &'a mut VecDeque<Box<[u8]>>,
     pub(super) now: Time,
     /// Whether the immediate data of a write takes no buffer.
@@ -187,7 +189,7 @@ impl Incoming {
     /// Notes which packets wait for a buffer, and rejects those that have waited long enough.
     #[cold]
     fn wait(&mut self, judge: &Judge<'_>) {
-        if self.ring.rnr_retry() >= FOR_EVER {
+        if self.ring.rnr_retry() >= FOR_EVER || judge.ready_since.is_none() {
             return;
         }
         while self.ring.has(self.waiting.len()) {

@@ -146,6 +146,8 @@ pub struct ShmQueuePair {
     completions: VecDeque<Completion<Packet>>,
 
     posted: VecDeque<Packet>,
+    /// Since when senders count how long it is not ready.
+    ready_since: Option<Time>,
     /// Posted buffers whose completion was not taken yet.
     receives: usize,
     /// By entry of the mailbox.
@@ -214,6 +216,7 @@ impl ShmQueuePair {
             next_sweep: Time::ZERO,
             completions: VecDeque::new(),
             posted: VecDeque::new(),
+            ready_since: settings.rnr_at_start.then_some(Time::ZERO),
             receives: 0,
             incoming: (0..mailbox.peers()).map(|_| None).collect(),
             watched: Vec::new(),
@@ -277,9 +280,13 @@ impl ShmQueuePair {
         let address_handle = self.book.own();
         let gid = (address_handle.is_none() && self.tell_unknown_gid).then_some(self.address.gid);
         let source = Source { address_handle, qpn: source_qpn, gid };
+        if self.ready_since.is_none() && !self.posted.is_empty() {
+            self.ready_since = Some(self.now);
+        }
         let mut judge = Judge {
             qkey: self.address.qkey,
             rnr_delay: self.rnr_delay,
+            ready_since: self.ready_since,
             posted: &mut self.posted,
             now: self.now,
             unsolicited: self.attributes.rdma.unsolicited_write_receive,

@@ -90,6 +90,8 @@ pub(super) enum Found {
 pub(super) struct Judge<'a> {
     pub(super) qkey: Qkey,
     pub(super) rnr_delay: Duration,
+    /// Since when it is to have buffers; `None` before its first one.
+    pub(super) ready_since: Option<Time>,
     pub(super) posted: &'a mut VecDeque<Box<[u8]>>,
     pub(super) now: Time,
     pub(super) keys: &'a KeyTable,
@@ -449,9 +451,10 @@ impl Incoming {
         if rnr_retry >= FOR_EVER {
             return;
         }
+        let Some(ready_since) = judge.ready_since else { return };
         let patience = judge.rnr_delay.saturating_mul(rnr_retry.into());
         while let Some(&Arrived { sequence, since, .. }) = self.arrived.front()
-            && judge.now - since >= patience
+            && judge.now - since.max(ready_since) >= patience
         {
             self.arrived.pop_front();
             self.answers.add(sequence, Err(Status::ReceiverNotReady));

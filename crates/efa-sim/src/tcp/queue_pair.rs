@@ -69,6 +69,8 @@ pub struct TcpQueuePair {
     statistics: TcpStatistics,
 
     posted: VecDeque<Packet>,
+    /// Since when senders count how long it is not ready.
+    ready_since: Option<Time>,
     /// Posted buffers whose completion was not taken yet.
     receives: usize,
     reorder: Option<Rng>,
@@ -126,6 +128,7 @@ impl TcpQueuePair {
             completions: VecDeque::new(),
             statistics: TcpStatistics::default(),
             posted: VecDeque::new(),
+            ready_since: settings.rnr_at_start.then_some(Time::ZERO),
             receives: 0,
             reorder: settings.reorder.map(|seed| Rng::with_seed(seed ^ u64::from(qpn))),
             incoming: Slab::new(),
@@ -316,9 +319,13 @@ impl TcpQueuePair {
 
     fn serve_incoming(&mut self, place: usize) {
         let Some(incoming) = self.incoming.get_mut(place) else { return };
+        if self.ready_since.is_none() && !self.posted.is_empty() {
+            self.ready_since = Some(self.now);
+        }
         let mut judge = Judge {
             qkey: self.address.qkey,
             rnr_delay: self.options.rnr_delay,
+            ready_since: self.ready_since,
             posted: &mut self.posted,
             now: self.now,
             keys: &self.keys,

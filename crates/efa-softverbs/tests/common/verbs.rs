@@ -132,11 +132,18 @@ pub(crate) struct Wish {
     pub(crate) rnr_retry: u8,
     pub(crate) sends: u32,
     pub(crate) receives: u32,
+    /// What it can be asked to do.
+    pub(crate) operations: u64,
 }
 
 impl Default for Wish {
     fn default() -> Self {
-        Self { ud: false, qkey: 0x1234, rnr_retry: 7, sends: 64, receives: 64 }
+        let operations = IBV_QP_EX_WITH_SEND
+            | IBV_QP_EX_WITH_RDMA_READ
+            | IBV_QP_EX_WITH_RDMA_WRITE
+            | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+            | IBV_QP_EX_WITH_SEND_WITH_IMM;
+        Self { ud: false, qkey: 0x1234, rnr_retry: 7, sends: 64, receives: 64, operations }
     }
 }
 
@@ -437,11 +444,7 @@ pub(crate) fn create(
         attributes.qp_type = IBV_QPT_DRIVER;
         attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         attributes.pd = pd;
-        attributes.send_ops_flags = IBV_QP_EX_WITH_SEND
-            | IBV_QP_EX_WITH_RDMA_READ
-            | IBV_QP_EX_WITH_RDMA_WRITE
-            | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-            | IBV_QP_EX_WITH_SEND_WITH_IMM;
+        attributes.send_ops_flags = wish.operations;
         let mut efa = efadv_qp_init_attr::default();
         let length = size_of::<efadv_qp_init_attr>() as u32;
         (v.efadv_create_qp_ex)(context, &raw mut attributes, &raw mut efa, length)

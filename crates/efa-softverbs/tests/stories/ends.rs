@@ -22,11 +22,34 @@ fn connect(end: &End, rnr_retry: u8) -> i32 {
     end.modify(&mut attributes, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_RNR_RETRY)
 }
 
+/// A program that starts is waited for, however it goes: what told the sender to come back later
+/// hung `fi_pingpong` on busy machines. After its first buffer it has no more excuse.
+#[test]
+fn a_receiver_that_has_not_begun_is_waited_for() {
+    let (b, _) = pair(Wish::default());
+    let a = End::new(Wish { rnr_retry: 0, ..Wish::default() });
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    assert_eq!(a.post_send(1, to, &[inline(b"early")], IBV_SEND_INLINE), 0);
+    for _ in 0..1000 {
+        assert_eq!((a.poll(), b.poll()), (None, None));
+    }
+    let buffer = Memory::of(&[0; 16]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    assert_eq!(b.post_receive(2, part(into, 0, 16)), 0);
+    assert_eq!((b.wait().wr_id, a.wait().status), (2, IBV_WC_SUCCESS));
+    assert_eq!(a.post_send(3, to, &[inline(b"more")], IBV_SEND_INLINE), 0);
+    assert_eq!(a.wait().status, IBV_WC_RNR_RETRY_EXC_ERR);
+    destroy(handle);
+    deregister(into);
+}
+
 /// `rnr_retry` says how long a send waits for a receiver without buffers: so many pauses, and 7 for
 /// ever. The provider sets it in the step to RTS; 3 unless it is told otherwise.
 #[test]
 fn a_receiver_that_is_not_ready_gets_the_time_that_was_set() {
     let (b, _) = pair(Wish::default());
+    use_up_a_buffer(&b);
     let senders: Vec<End> = (0..=FOR_EVER)
         .map(|rnr_retry| {
             let end = End::reset(Wish::default());

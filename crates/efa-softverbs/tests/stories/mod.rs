@@ -39,6 +39,20 @@ fn pair(wish: Wish) -> (End, End) {
     (End::new(wish), End::new(wish))
 }
 
+/// Lets a receiver have a buffer and use it up: before its first it is waited for.
+fn use_up_a_buffer(end: &End) {
+    let sender = End::new(Wish::default());
+    let buffer = Memory::of(&[0; 16]);
+    let into = end.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let handle = sender.handle(end.gid());
+    assert_eq!(end.post_receive(0, part(into, 0, 16)), 0);
+    let to = (handle, end.number(), end.qkey);
+    assert_eq!(sender.post_send(0, to, &[inline(b"first")], IBV_SEND_INLINE), 0);
+    assert_eq!((end.wait().status, sender.wait().status), (IBV_WC_SUCCESS, IBV_WC_SUCCESS));
+    destroy(handle);
+    deregister(into);
+}
+
 fn text(chars: &[std::ffi::c_char]) -> &str {
     // SAFETY: the arrays of a device end with zero.
     unsafe { CStr::from_ptr(chars.as_ptr()) }.to_str().unwrap()
@@ -363,6 +377,7 @@ fn remote_memory_is_read_and_written_within_its_bounds() {
 #[test]
 fn immediate_data_is_told_with_what_it_came_with() {
     let (a, b) = pair(Wish { rnr_retry: 0, ..Wish::default() });
+    use_up_a_buffer(&b);
     let (theirs, ours) = (Memory::of(&[0; 64]), Memory::of(b"0123456789"));
     let (open, local) = (b.register(&theirs, ALL), a.register(&ours, 0));
     let handle = a.handle(b.gid());
@@ -471,6 +486,7 @@ fn a_region_can_have_addresses_of_its_own() {
 #[test]
 fn sends_that_can_not_arrive_say_why() {
     let (a, b) = pair(Wish { rnr_retry: 0, ..Wish::default() });
+    use_up_a_buffer(&b);
     let (memory, buffer) = (Memory::of(&[1; 10_000]), Memory::of(&[0; 100]));
     let (from, into) = (a.register(&memory, 0), b.register(&buffer, IBV_ACCESS_LOCAL_WRITE));
     let (handle, elsewhere) = (a.handle(b.gid()), a.handle([7; 16]));
