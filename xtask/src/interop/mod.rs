@@ -173,3 +173,35 @@ fn run_cells(place: &Place, cells: &[Cell], jobs: usize) -> Vec<CellResult> {
     results.sort_by_key(|(index, _)| *index);
     results.into_iter().map(|(_, result)| result).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(only: &[&str], pair: &[Pair], rdma: Option<Rdma>) -> Vec<String> {
+        let only = only.iter().map(|&pattern| pattern.to_owned()).collect();
+        let args = Args { only, pair: pair.to_vec(), rdma, ..Args::default() };
+        args.cells().unwrap().iter().map(Cell::to_string).collect()
+    }
+
+    #[test]
+    fn each_cell_has_a_name_of_its_own() {
+        let mut all = names(&[], &[], None);
+        let count = all.len();
+        assert_eq!(count, scenarios::all().count() * Pair::ALL.len() * Rdma::ALL.len());
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn a_whole_name_is_one_scenario_and_a_part_of_names_several() {
+        let one = names(&["truncated"], &[Pair::CRust], Some(Rdma::On));
+        assert_eq!(one, ["truncated.c-rust.rdma-on"]);
+        let several = names(&["truncate"], &[Pair::RustC], Some(Rdma::Off));
+        assert_eq!(several.len(), 4, "{several:?}");
+        assert_eq!(names(&["cancel", "classes"], &[], None).len(), 16);
+        let nothing = Args { only: vec!["nothing".into()], ..Args::default() };
+        assert!(nothing.cells().is_err());
+    }
+}
