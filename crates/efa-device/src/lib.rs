@@ -249,6 +249,56 @@ pub struct DeviceAttributes {
     pub rdma: Rdma,
     /// Most bytes of one RDMA operation.
     pub max_rdma_size: u64,
+    /// What its list of tags holds, if it matches tagged messages itself. EFA devices don't.
+    pub tag_list: Option<TagListLimits>,
+}
+
+/// What a device's list of tags can hold.
+///
+/// Such a device matches messages as the RFC "RDMA tag matching offload" has it: it looks for each
+/// datagram that begins a tagged message in its list of receives, oldest first, and tells what it
+/// found with [`Completion::Tagged`]. It delivers the datagrams of a sender in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TagListLimits {
+    /// Entries (`max_num_tags`).
+    pub max_tags: u32,
+    /// Commands under way at a time (`max_ops`), at least one.
+    pub max_ops: u32,
+}
+
+/// A command for a device's list of tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TagCommand {
+    /// The caller's name of it.
+    pub id: u32,
+    /// What to do.
+    pub change: TagChange,
+    /// Unexpected messages that the caller has handled, wrapping. While it differs from what the
+    /// device has counted, the device holds back entries that are added.
+    pub unexpected: u32,
+    /// Whether a completion is wanted if all goes well.
+    pub signalled: bool,
+}
+
+/// What a command does to the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TagChange {
+    /// Appends an entry.
+    Add {
+        /// The caller's name of the receive.
+        receive: u64,
+        /// The tag.
+        tag: u64,
+        /// The bits of it that are compared.
+        mask: u64,
+    },
+    /// Removes an entry.
+    Delete {
+        /// What posting its [`Add`](Self::Add) returned.
+        handle: u32,
+    },
+    /// Only tells how many unexpected messages were handled.
+    Sync,
 }
 
 /// What a device does to memory of remote interfaces.
@@ -282,6 +332,7 @@ impl Default for DeviceAttributes {
             max_region_size: 1 << 40,
             rdma: Rdma::NONE,
             max_rdma_size: 1 << 30,
+            tag_list: None,
         }
     }
 }
@@ -569,6 +620,27 @@ pub enum Completion<P> {
         /// The receive buffer that it took, unless [`Rdma::unsolicited_write_receive`].
         packet: Option<P>,
     },
+    /// A datagram arrived that begins a tagged message, on a device with a list of tags.
+    Tagged {
+        /// The buffer it lies in.
+        packet: P,
+        /// Its length in bytes.
+        length: usize,
+        /// Who sent it.
+        source: Source,
+        /// The receive whose entry it matched, which is no longer in the list. `None`: it was
+        /// unexpected, and the device has counted it.
+        receive: Option<u64>,
+    },
+    /// A command for the list of tags ended, and with it those posted before it.
+    TagCommand {
+        /// The caller's name of it.
+        id: u32,
+        /// Whether the list is as the command wanted it.
+        succeeded: bool,
+        /// Whether the device waits to hear of unexpected messages.
+        sync_required: bool,
+    },
 }
 
 /// How a queue pair is to be made.
@@ -675,6 +747,17 @@ pub trait QueuePair {
     ) -> Result<(), DeviceError> {
         let _ = (request, immediate);
         Err(DeviceError::Unsupported { operation: "RDMA write" })
+    }
+
+    /// Queues a command for the device's list of tags; gives the device's name of an entry that is
+    /// to be added. A device without such a list needs no method of its own.
+    ///
+    /// # Errors
+    /// [`DeviceError::QueueFull`] when [`TagListLimits::max_ops`] commands are under way,
+    /// [`DeviceError::Unsupported`].
+    fn post_tag_command(&mut self, command: TagCommand) -> Result<u32, DeviceError> {
+        let _ = command;
+        Err(DeviceError::Unsupported { operation: "tag list" })
     }
 
     /// Moves the device on to `now` and takes one completion.

@@ -9,7 +9,7 @@
 
 use efa_device::{QueuePair, Source};
 use efa_handshake::{Learned, Reply};
-use efa_match::{Admit, Arrived, Match, Source as MatchSource};
+use efa_match::{Admit, Handled, Match, Source as MatchSource};
 use efa_proto::{Handshake, Header, OpId, Packet, RawAddress, RmaIov, Rtm, RtmKind};
 
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
@@ -25,6 +25,7 @@ use crate::payload::Payload;
 use crate::peer::{PeerId, Standing};
 use crate::rdma;
 use crate::select::Subprotocol;
+use crate::taglist::Verdict;
 use crate::transmit::Work;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
@@ -208,7 +209,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let reason = match active.window.admit(msg_id, chain) {
             Admit::Kept | Admit::InOrder(_) => {
                 self.statistics.reordered += 1;
-                return;
+                return self.defer_verdict();
             }
             Admit::Occupied(chain) => {
                 if let Some(first) = active.window.get_mut(msg_id) {
@@ -294,30 +295,39 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ) {
         let tagged = rtm.tag.is_some();
         let key = self.matching.messages.vacant_key();
-        let matcher = self.matching.matcher(tagged);
-        match matcher.arrive(MatchSource(peer.0), rtm.tag.unwrap_or(0), key as u32) {
-            Arrived::Matched(Match::Once(receive)) => {
+        let found = match self.matching.verdict {
+            Verdict::None => None,
+            _ => self.matching.by_verdict(tagged, &mut self.events),
+        };
+        let found = found.unwrap_or_else(|| {
+            let matcher = self.matching.matcher(tagged);
+            matcher.arrive(MatchSource(peer.0), rtm.tag.unwrap_or(0), key as u32)
+        });
+        let entry = match found {
+            Handled::Matched(Match::Once(receive)) => {
                 if let Some(target) = self.take_posted(receive) {
                     self.begin_receive(target, peer, rtm, shape, payload);
                 }
+                return;
             }
-            Arrived::Matched(Match::Lasting(receive, _)) => {
+            Handled::Matched(Match::Lasting(receive, _)) => {
                 if let Some(target) = self.take_part(receive, shape.length) {
                     self.begin_receive(target, peer, rtm, shape, payload);
                 }
                 self.release_if_used_up(receive);
+                return;
             }
-            Arrived::Unexpected(entry) => {
-                let packets = self.matching.held.hold(bytes);
-                let msg_id = rtm.msg_id.0;
-                self.matching.messages.insert(Message { peer, msg_id, tagged, entry, packets });
-                if shape.is_partial(payload) && shape.subprotocol.has_several_requests() {
-                    let assembly = Assembly::Unexpected(key as u32);
-                    self.matching.assembling.insert((peer.0, msg_id), assembly);
-                }
-                self.statistics.unexpected += 1;
-            }
+            Handled::Unexpected(entry) => Some(entry),
+            Handled::Leaving => None,
+        };
+        let packets = self.matching.held.hold(bytes);
+        let msg_id = rtm.msg_id.0;
+        self.matching.messages.insert(Message { peer, msg_id, tagged, entry, packets });
+        if shape.is_partial(payload) && shape.subprotocol.has_several_requests() {
+            let assembly = Assembly::Unexpected(key as u32);
+            self.matching.assembling.insert((peer.0, msg_id), assembly);
         }
+        self.statistics.unexpected += 1;
     }
 
     /// A further segment of a message that has begun.
@@ -367,7 +377,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             .is_some_and(|posted| posted.buffer.length() < self.config.min_multi_receive);
         if used_up && let Some(posted) = self.matching.posted.remove(receive) {
             if let Some(post) = posted.post {
-                self.matching.matcher(false).cancel(post);
+                let _ = self.matching.matcher(false).cancel(post);
             }
             let (context, buffer) = (posted.context, posted.buffer);
             self.completions.push_back(Completion::Released { context, buffer });
@@ -498,7 +508,7 @@ impl Shape {
     };
 
     /// Refuses what this endpoint doesn't do, and segments that don't fit their message.
-    fn of(rtm: &Rtm<'_>, payload: &[u8]) -> Result<Self, DropReason> {
+    pub(crate) fn of(rtm: &Rtm<'_>, payload: &[u8]) -> Result<Self, DropReason> {
         let bytes = payload.len() as u64;
         let mut shape = Self { length: bytes, ..Self::EAGER };
         let readable = |iov: &[RmaIov], length| rdma::total(iov) == Some(length);

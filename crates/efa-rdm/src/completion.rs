@@ -187,6 +187,9 @@ pub enum OperationError {
     /// There was no room for another operation.
     #[error("too many operations under way")]
     TooManyOperations,
+    /// The device matched the receive with something that is no message.
+    #[error("the device matched it with what is no message")]
+    WronglyMatched,
 }
 
 /// Why an operation was not started.

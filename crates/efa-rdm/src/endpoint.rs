@@ -7,7 +7,7 @@ use efa_device::{
     Completion as DeviceCompletion, QueuePair, QueuePairAddress, Rdma, Status, Time, WorkId,
 };
 use efa_handshake::Extras;
-use efa_match::Posted as Posting;
+use efa_match::{Cancelled, Posted as Posting};
 use efa_proto::{Connid, ExtraInfo, Handshake, OpId, PacketType, RawAddress, ReqOptions};
 
 use crate::arrival::is_whole;
@@ -17,6 +17,7 @@ use crate::completion::{
 };
 use crate::config::{Config, ConfigError, inject_limit};
 use crate::event::{DropReason, Event, Events};
+use crate::held::Chain;
 use crate::inbound::Inbound;
 use crate::longread::Reading;
 use crate::matching::{Assembly, Matching, Posted, pattern};
@@ -27,6 +28,7 @@ use crate::peer::{PeerId, Peers, Standing, gid};
 use crate::rnr::Retry;
 use crate::select::Subprotocol;
 use crate::statistics::Statistics;
+use crate::taglist::tagged_matcher;
 use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Transmit, Work};
 
 /// Peers that have something to send.
@@ -123,13 +125,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         config.check(attributes.mtu)?;
         config.profile.extras.remove(missing(attributes.rdma));
         let most = config.max_receive_buffers.min(attributes.max_receive);
+        let tagged = tagged_matcher(&queue_pair, config.hash_seed);
         let mut endpoint = Self {
             local: queue_pair.address(),
             inbound: Inbound::new(config.min_receive_buffers, most),
             transmit: Transmit::new(queue_pair),
             peers: Peers::new(config.hash_seed),
             operations: Operations::new(),
-            matching: Matching::new(config.max_receives, config.hash_seed),
+            matching: Matching::new(config.max_receives, tagged, config.hash_seed),
             schedule: Schedule::default(),
             completions: VecDeque::new(),
             events: Events::default(),
@@ -374,10 +377,23 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Cancels a receive that no message has matched. Its completion says
     /// [`OperationError::Cancelled`]. Tells whether there was such a receive.
     pub fn cancel(&mut self, receive: ReceiveId) -> bool {
-        let Some(posted) = self.matching.posted.remove(receive.0) else { return false };
-        if let Some(post) = posted.post {
-            self.matching.matcher(posted.tagged).cancel(post);
+        let Some(&Posted { post, tagged, .. }) = self.matching.posted.get(receive.0) else {
+            return false;
+        };
+        match post.map(|post| self.matching.matcher(tagged).cancel(post)) {
+            None | Some(Cancelled::Now(_)) => {
+                self.end_posted(receive.0, OperationError::Cancelled);
+                true
+            }
+            // The device holds it: it ends when the device has let go of it, or matched it.
+            Some(Cancelled::Leaving) => true,
+            Some(Cancelled::Gone) => false,
         }
+    }
+
+    /// Ends a receive that has no message.
+    pub(crate) fn end_posted(&mut self, receive: OpId, error: OperationError) {
+        let Some(posted) = self.matching.posted.remove(receive) else { return };
         self.completions.push_back(Completion::Receive(ReceiveCompletion {
             context: posted.context,
             peer: None,
@@ -387,9 +403,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             cq_data: None,
             subprotocol: None,
             buffer: posted.buffer,
-            result: Err(OperationError::Cancelled),
+            result: Err(error),
         }));
-        true
     }
 
     /// Ends every operation with [`OperationError::Cancelled`], so that all buffers come back.
@@ -398,6 +413,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub fn cancel_all(&mut self) {
         for id in self.matching.posted.find(|_| true) {
             self.cancel(ReceiveId(id));
+            self.end_posted(id, OperationError::Cancelled);
         }
         for id in self.operations.receives.find(|_| true) {
             self.end_receive(id, Some(OperationError::Cancelled));
@@ -479,6 +495,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                         self.inbound.consumed(packet);
                     }
                 }
+                Some(DeviceCompletion::Tagged { packet, length, source, receive }) => {
+                    self.tagged_packet_arrived(&packet, length, source, receive);
+                    self.inbound.consumed(packet);
+                }
+                Some(DeviceCompletion::TagCommand { id, succeeded, sync_required }) => {
+                    self.tag_command_done(id, succeeded, sync_required);
+                }
                 None => {
                     if self.inbound.is_short() {
                         self.refill();
@@ -490,6 +513,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             if handled % REFILL_AFTER == 0 {
                 self.refill();
             }
+        }
+        if self.matching.has_tag_list {
+            self.post_tag_commands();
         }
         if !self.schedule.backing_off.is_empty() {
             self.end_backoffs();
@@ -1038,9 +1064,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             });
         let doomed: Vec<usize> = unfinished.map(|(key, _)| key).collect();
         for key in doomed {
-            let message = self.matching.messages.remove(key);
-            self.matching.matcher(message.tagged).withdraw(message.entry);
-            self.matching.held.drop_chain(message.packets);
+            let message = &mut self.matching.messages[key];
+            let chain = std::mem::replace(&mut message.packets, Chain::NONE);
+            self.matching.held.drop_chain(chain);
+            let tagged = message.tagged;
+            if let Some(entry) = message.entry {
+                self.matching.messages.remove(key);
+                self.matching.matcher(tagged).withdraw(entry);
+            }
         }
         self.matching.assembling.retain(|(of, _), assembly| {
             *of != peer.0 || matches!(assembly, Assembly::Receiving(_))

@@ -56,6 +56,9 @@ pub enum Event {
     },
     /// The device refused something that the endpoint needs; it will be tried again.
     DeviceRefused(DeviceError),
+    /// The device, which matches tagged messages, did it against the rules. From here on messages
+    /// may go to other receives than they should.
+    TagListBroken(efa_match::Breach),
 }
 
 /// Why a packet was dropped.

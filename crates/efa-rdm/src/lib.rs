@@ -85,6 +85,7 @@ mod rnr;
 mod rta;
 mod select;
 mod statistics;
+mod taglist;
 mod transmit;
 
 pub use atomic::{AtomicKind, AtomicOp, Datatype};
@@ -93,6 +94,7 @@ pub use completion::{
     RemoteWrite, RmaCompletion, RmaKind, SendCompletion, SendId, StartError,
 };
 pub use config::{Config, ConfigError, inject_limit};
+pub use efa_match::Breach;
 pub use efa_proto::RmaIov;
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};
 pub use event::{DropReason, Event};
@@ -105,3 +107,4 @@ pub use rnr::BackoffLimits;
 pub use rta::{Atomic, AtomicRefused, Operands};
 pub use select::Subprotocol;
 pub use statistics::{PacketCounts, Statistics};
+pub use taglist::leading_tag;

@@ -1,6 +1,6 @@
 //! Posted receives and unexpected messages: what stands between the wire and the matcher.
 
-use efa_match::{Matcher, MessageId, Pattern, PostId, Source};
+use efa_match::{MessageId, Pattern, PostId, Source, TagMatcher};
 use efa_proto::OpId;
 use hashbrown::HashMap;
 use slab::Slab;
@@ -9,6 +9,7 @@ use crate::hash::Keyed;
 use crate::held::{Chain, Held};
 use crate::operation::OperationTable;
 use crate::peer::PeerId;
+use crate::taglist::Verdict;
 
 /// A receive that waits for a message.
 #[derive(Debug)]
@@ -36,8 +37,8 @@ pub(crate) struct Message {
     pub(crate) peer: PeerId,
     pub(crate) msg_id: u32,
     pub(crate) tagged: bool,
-    /// Its entry in the matcher.
-    pub(crate) entry: MessageId,
+    /// Its entry in the matcher. `None`: it has its receive, which the device still holds.
+    pub(crate) entry: Option<MessageId>,
     pub(crate) packets: Chain,
 }
 
@@ -54,8 +55,12 @@ pub(crate) enum Assembly {
 #[derive(Debug)]
 pub(crate) struct Matching<B> {
     pub(crate) posted: OperationTable<Posted<B>>,
-    tagged: Matcher<OpId, u32>,
-    untagged: Matcher<OpId, u32>,
+    tagged: TagMatcher<OpId, u32>,
+    untagged: TagMatcher<OpId, u32>,
+    /// Whether the device matches tagged messages itself.
+    pub(crate) has_tag_list: bool,
+    /// Of the packet in hand, if it does.
+    pub(crate) verdict: Verdict,
     pub(crate) messages: Slab<Message>,
     pub(crate) held: Held,
     /// By peer and message id.
@@ -63,11 +68,13 @@ pub(crate) struct Matching<B> {
 }
 
 impl<B> Matching<B> {
-    pub(crate) fn new(limit: usize, seed: u64) -> Self {
+    pub(crate) fn new(limit: usize, tagged: TagMatcher<OpId, u32>, seed: u64) -> Self {
         Self {
             posted: OperationTable::new(limit),
-            tagged: Matcher::with_seed(seed),
-            untagged: Matcher::with_seed(seed),
+            has_tag_list: matches!(tagged, TagMatcher::Offloaded(_)),
+            tagged,
+            untagged: TagMatcher::new(None, seed),
+            verdict: Verdict::None,
             messages: Slab::new(),
             held: Held::default(),
             assembling: HashMap::with_capacity_and_hasher(64, Keyed(seed)),
@@ -75,7 +82,7 @@ impl<B> Matching<B> {
     }
 
     /// The matcher for a kind of message.
-    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut Matcher<OpId, u32> {
+    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut TagMatcher<OpId, u32> {
         if tagged { &mut self.tagged } else { &mut self.untagged }
     }
 }

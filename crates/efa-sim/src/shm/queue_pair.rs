@@ -242,7 +242,9 @@ impl ShmQueuePair {
             Completion::Receive { .. } | Completion::Written { packet: Some(_), .. } => {
                 self.receives -= 1;
             }
-            Completion::Written { packet: None, .. } => {}
+            Completion::Written { packet: None, .. }
+            | Completion::Tagged { .. }
+            | Completion::TagCommand { .. } => {}
         }
         Some(completion)
     }

@@ -173,7 +173,9 @@ impl TcpQueuePair {
             Completion::Receive { .. } | Completion::Written { packet: Some(_), .. } => {
                 self.receives -= 1;
             }
-            Completion::Written { packet: None, .. } => {}
+            Completion::Written { packet: None, .. }
+            | Completion::Tagged { .. }
+            | Completion::TagCommand { .. } => {}
         }
         Some(completion)
     }
@@ -364,7 +366,10 @@ impl TcpQueuePair {
                         }
                     }
                     Completion::Written { source, .. } => *source = of_sender,
-                    Completion::Send { .. } | Completion::Rdma { .. } => {}
+                    Completion::Send { .. }
+                    | Completion::Rdma { .. }
+                    | Completion::Tagged { .. }
+                    | Completion::TagCommand { .. } => {}
                 }
             }
         }

@@ -14,14 +14,16 @@
 //! so that any order of events can be brought about. Buffers are owned: handed over with a command
 //! or a post, and given back by the completion.
 //!
-//! It is a device of its own: nothing of it appears at the seam of EFA devices
-//! ([`efa_device`]), whose transport has no tag matching.
+//! That is a device of its own, with the proposal's transport. [`TagQueuePair`] is the same matching
+//! list at the seam of EFA devices ([`efa_device`]): an EFA device as it might be, for the engine.
 
+mod queue_pair;
 mod receiver;
 mod sender;
 mod srq;
 mod wire;
 
+pub use self::queue_pair::{TagOf, TagQueuePair};
 pub use self::receiver::{ReceiveError, Received, TmReceiver, TmReceiverOptions};
 pub use self::sender::{Link, SendError, SendId, TmSender};
 pub use self::srq::{

@@ -1,0 +1,171 @@
+//! A device that matches tagged messages itself, of which EFA has none: what the engine does about
+//! its list of tags. Which receives the list holds, and that the order holds across both, is
+//! [`efa_match::Offload`]'s business.
+//!
+//! ```text
+//!   device ── Tagged, its receive ──► message begins ──► that receive, nothing is looked up
+//!          ── Tagged, unexpected ───► message begins ──► looked up here ─┬► receive
+//!          ◄─ ADD DEL SYNC ── after each round                           ├► kept
+//!          ── TagCommand ──► a message or a cancel that waited           └► waits for a DEL
+//! ```
+
+use efa_device::{QueuePair, Source, TagChange, TagCommand};
+use efa_match::{Change, Command, Handled, ListLimits, Match, Outcome, PostId, TagMatcher};
+use efa_proto::{Header, OpId, Packet};
+
+use crate::arrival::Shape;
+use crate::completion::OperationError;
+use crate::endpoint::Endpoint;
+use crate::event::{Event, Events};
+use crate::held::Chain;
+use crate::matching::Matching;
+use crate::payload::Payload;
+
+/// What the device says of the packet in hand, until the message that it begins has asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Nothing, or somebody has asked.
+    #[default]
+    None,
+    /// It goes to this receive.
+    Receive(PostId),
+    /// It fits nothing in the list. The device has counted it, and so must we.
+    Unexpected,
+}
+
+/// The tag of a datagram that begins a tagged message: what a device with a list of tags
+/// ([`TagListLimits`](efa_device::TagListLimits)) is to look for. A segment that goes on with a message has none.
+#[must_use]
+pub fn leading_tag(bytes: &[u8]) -> Option<u64> {
+    let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes) else {
+        return None;
+    };
+    let shape = Shape::of(&rtm, payload).ok()?;
+    rtm.tag.filter(|_| shape.offset == 0 && !shape.read_nack)
+}
+
+/// A matcher for a queue pair's tagged messages.
+pub(crate) fn tagged_matcher(queue_pair: &impl QueuePair, seed: u64) -> TagMatcher<OpId, u32> {
+    let limits = queue_pair.attributes().tag_list;
+    let limits = limits.map(|list| ListLimits { max_tags: list.max_tags, max_ops: list.max_ops });
+    TagMatcher::new(limits, seed)
+}
+
+impl<B> Matching<B> {
+    /// Who gets a message by the device's word. `None`: it is to be looked up.
+    #[cold]
+    pub(crate) fn by_verdict(
+        &mut self,
+        tagged: bool,
+        events: &mut Events,
+    ) -> Option<Handled<OpId>> {
+        if !tagged {
+            return None;
+        }
+        let Verdict::Receive(post) = std::mem::take(&mut self.verdict) else { return None };
+        match self.matcher(true).offload()?.matched(post) {
+            Ok(receive) => Some(Handled::Matched(Match::Once(receive))),
+            Err(breach) => {
+                events.push(Event::TagListBroken(breach));
+                None
+            }
+        }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// A datagram arrived that the device looked for in its list.
+    #[inline(never)]
+    pub(crate) fn tagged_packet_arrived(
+        &mut self,
+        packet: &Q::Packet,
+        length: usize,
+        source: Source,
+        receive: Option<u64>,
+    ) {
+        self.matching.verdict = match receive {
+            Some(receive) => Verdict::Receive(PostId::from_bits(receive)),
+            None => Verdict::Unexpected,
+        };
+        self.packet_arrived(packet, length, source);
+        self.void_verdict();
+    }
+
+    /// The packet in hand is kept until its turn, when it is looked up and counted.
+    pub(crate) fn defer_verdict(&mut self) {
+        if self.matching.verdict == Verdict::Unexpected {
+            self.matching.verdict = Verdict::None;
+        }
+    }
+
+    /// No message begins with the packet in hand: it is dropped.
+    pub(crate) fn void_verdict(&mut self) {
+        match std::mem::take(&mut self.matching.verdict) {
+            Verdict::None => {}
+            Verdict::Unexpected => {
+                if let Some(offload) = self.matching.matcher(true).offload() {
+                    offload.unexpected_other();
+                }
+            }
+            // The device took a receive for what is no message here. It can't go back to its place.
+            Verdict::Receive(post) => {
+                let matched = self.matching.matcher(true).offload().map(|list| list.matched(post));
+                match matched {
+                    Some(Ok(receive)) => {
+                        self.end_posted(receive, OperationError::WronglyMatched);
+                    }
+                    Some(Err(breach)) => self.events.push(Event::TagListBroken(breach)),
+                    None => {}
+                }
+            }
+        }
+    }
+
+    /// A command for the list ended.
+    pub(crate) fn tag_command_done(&mut self, id: u32, succeeded: bool, sync_required: bool) {
+        let Some(offload) = self.matching.matcher(true).offload() else { return };
+        match offload.op_completed(id, succeeded, sync_required) {
+            Ok(None) => {}
+            Ok(Some(Outcome::Cancelled(receive))) => {
+                self.end_posted(receive, OperationError::Cancelled);
+            }
+            Ok(Some(Outcome::Matched(receive, key))) => self.receive_awaited(receive, key),
+            Err(breach) => self.events.push(Event::TagListBroken(breach)),
+        }
+    }
+
+    /// The device has let go of a receive that a message waited for.
+    fn receive_awaited(&mut self, receive: OpId, key: u32) {
+        if self.matching.messages[key as usize].packets != Chain::NONE {
+            return self.receive_unexpected(receive, key);
+        }
+        self.matching.messages.remove(key as usize);
+        self.end_posted(receive, OperationError::PeerRemoved);
+    }
+
+    /// Posts the commands that are due.
+    pub(crate) fn post_tag_commands(&mut self) {
+        while let Some(offload) = self.matching.matcher(true).offload()
+            && let Some(Command { op, change, unexpected, signalled }) = offload.poll_command()
+        {
+            let (post, change) = match change {
+                Change::Add { post, tag, mask } => {
+                    (Some(post), TagChange::Add { receive: post.to_bits(), tag, mask })
+                }
+                Change::Delete { handle, .. } => (None, TagChange::Delete { handle }),
+                Change::Sync => (None, TagChange::Sync),
+            };
+            let command = TagCommand { id: op, change, unexpected, signalled };
+            match (self.transmit.device.post_tag_command(command), post) {
+                (Ok(handle), Some(post)) => {
+                    if let Some(offload) = self.matching.matcher(true).offload() {
+                        offload.added(post, handle);
+                    }
+                }
+                (Ok(_), None) => {}
+                // It has room for as many as are sent, by its own word.
+                (Err(error), _) => self.events.push(Event::DeviceRefused(error)),
+            }
+        }
+    }
+}

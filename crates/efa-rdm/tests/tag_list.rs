@@ -1,0 +1,256 @@
+//! The engine on a device that matches tagged messages itself: the same pairs of receives and
+//! messages as on one that doesn't, and the device does its part.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::time::Duration;
+
+use efa_device::{Device, Qkey, QueuePairOptions, Rdma, TagListLimits, Time};
+use efa_rdm::{
+    Accept, Completion, Config, Endpoint, Level, Message, OperationError, PeerId, ReceiveId,
+    leading_tag,
+};
+use efa_sim::local::{LocalFabric, LocalOptions, LocalQueuePair, Reorder};
+use efa_sim::tm::TagQueuePair;
+
+type Receiver = Endpoint<TagQueuePair<LocalQueuePair>, Vec<u8>>;
+type Sender = Endpoint<LocalQueuePair, Vec<u8>>;
+
+/// Lengths that take every subprotocol: eager, medium, long-CTS or runting read, long read.
+const LENGTHS: [usize; 5] = [0, 100, 20_000, 100_000, 3 << 20];
+
+/// A receiver with a list, and senders without.
+struct Net {
+    fabric: LocalFabric,
+    now: Time,
+    receiver: Receiver,
+    senders: Vec<(Sender, PeerId)>,
+    /// What came of the receives: context, and the message's number, which is its sender's context.
+    received: Vec<(u64, Result<u64, OperationError>)>,
+}
+
+impl Net {
+    fn new(seed: u64, limits: TagListLimits, senders: u32, rdma: Rdma) -> Self {
+        let options =
+            LocalOptions { seed, reorder: Reorder::None, rdma, ..LocalOptions::default() };
+        let fabric = LocalFabric::new(options);
+        let queue_pair = |key| {
+            let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
+            fabric.open().create_queue_pair(options).unwrap()
+        };
+        let listed = TagQueuePair::new(queue_pair(1), limits, leading_tag, seed);
+        let receiver = Endpoint::new(listed, Config::default()).unwrap();
+        let address = receiver.address();
+        let senders = (0..senders).map(|n| {
+            let mut sender = Endpoint::new(queue_pair(2 + n), Config::default()).unwrap();
+            let to = sender.insert_peer(address).unwrap();
+            (sender, to)
+        });
+        let senders = senders.collect();
+        Self { fabric, now: Time::ZERO, receiver, senders, received: Vec::new() }
+    }
+
+    fn post(&mut self, tag: u64, ignore: u64, context: u64) -> ReceiveId {
+        let accept = Accept::Tagged { source: None, tag, ignore };
+        self.receiver.receive(accept, vec![0; 3 << 20], context).unwrap()
+    }
+
+    /// Its number is in the completion's immediate data, and its bytes tell it too.
+    fn send(&mut self, from: usize, tag: u64, number: u64, length: usize) {
+        let (sender, peer) = &mut self.senders[from];
+        let message = Message {
+            peer: *peer,
+            tag: Some(tag),
+            cq_data: Some(number),
+            level: Level::Transmit,
+            buffer: vec![number as u8; length],
+            context: number,
+        };
+        sender.send(message).unwrap();
+    }
+
+    fn step(&mut self) {
+        self.receiver.progress(self.now);
+        for (sender, _) in &mut self.senders {
+            sender.progress(self.now);
+            while let Some(completion) = sender.poll_completion() {
+                let Completion::Send(send) = completion else { panic!("{completion:?}") };
+                assert_eq!(send.result, Ok(()));
+            }
+        }
+        while let Some(completion) = self.receiver.poll_completion() {
+            let Completion::Receive(receive) = completion else { panic!("{completion:?}") };
+            let number = receive.cq_data.unwrap_or(u64::MAX);
+            if receive.result.is_ok() {
+                let bytes = &receive.buffer[..receive.length as usize];
+                assert!(bytes.iter().all(|&byte| byte == number as u8), "message {number}");
+            }
+            self.received.push((receive.context, receive.result.map(|()| number)));
+        }
+        while let Some(event) = self.receiver.poll_event() {
+            assert!(matches!(event, efa_rdm::Event::PeerDiscovered(_)), "{event:?}");
+        }
+        self.now += Duration::from_nanos(500);
+    }
+
+    /// Goes on until this many receives are over and nothing is on its way.
+    fn settle(&mut self, over: usize) {
+        for _ in 0..200_000 {
+            self.step();
+            let quiet = self.fabric.next_event().is_none()
+                && self.receiver.is_quiet()
+                && self.senders.iter().all(|(sender, _)| sender.is_quiet());
+            if quiet && self.received.len() >= over {
+                return;
+            }
+        }
+        panic!("{} of {over} receives are over", self.received.len());
+    }
+
+    fn matched_by_device(&self) -> u64 {
+        self.receiver.queue_pair().matched()
+    }
+}
+
+const LIST: TagListLimits = TagListLimits { max_tags: 4, max_ops: 8 };
+
+// conformance: B11 B13 B17
+#[test]
+fn a_device_with_a_list_matches_what_it_holds_and_the_engine_the_rest() {
+    for rdma in [Rdma::NONE, Rdma::READ_WRITE] {
+        let mut net = Net::new(1, LIST, 1, rdma);
+        for tag in 0..10 {
+            net.post(tag, 0, 100 + tag);
+        }
+        // The commands are on their way.
+        for _ in 0..50 {
+            net.step();
+        }
+        assert_eq!(net.receiver.queue_pair().list().len(), 4);
+        let mut expected = Vec::new();
+        for (number, tag) in (0..).zip([9, 0, 3, 1, 2, 8, 4, 5, 6, 7]) {
+            net.send(0, tag, number, LENGTHS[number as usize % LENGTHS.len()]);
+            expected.push((100 + tag, Ok(number)));
+            net.settle(expected.len());
+        }
+        assert_eq!(net.received, expected);
+        // Of the first two, one is not among the four that the device holds.
+        let matched = net.matched_by_device();
+        assert!((8..10).contains(&matched), "{matched} of 10 by the device");
+        assert_eq!(net.receiver.statistics().dropped, 0);
+    }
+}
+
+#[test]
+fn without_a_list_the_engine_asks_nothing_of_the_device() {
+    let mut net = Net::new(1, TagListLimits { max_tags: 0, max_ops: 1 }, 1, Rdma::NONE);
+    net.post(7, 0, 1);
+    net.send(0, 7, 5, 100);
+    net.settle(1);
+    assert_eq!(net.received, [(1, Ok(5))]);
+    assert_eq!(net.matched_by_device(), 0);
+}
+
+/// Receives and messages in their orders, brought together: the first that fits.
+fn pairs(
+    receives: &mut Vec<(u64, u64, u64)>,
+    messages: &mut Vec<(u64, u64)>,
+) -> Vec<(u64, Result<u64, OperationError>)> {
+    let mut pairs = Vec::new();
+    messages.retain(|&(number, of)| {
+        let fits = |&(_, tag, ignore): &(u64, u64, u64)| of | ignore == tag | ignore;
+        let found = receives.iter().position(fits);
+        if let Some(at) = found {
+            pairs.push((receives.remove(at).0, Ok(number)));
+        }
+        found.is_none()
+    });
+    pairs
+}
+
+// conformance: B3 B14 B17
+#[test]
+fn random_runs_pair_as_two_lists_do_whatever_the_device_holds() {
+    let mut by_device = 0;
+    for seed in 0..60 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let limits = TagListLimits { max_tags: random.u32(1..6), max_ops: random.u32(1..6) };
+        let rdma = *random.choice(&[Rdma::NONE, Rdma::READ_WRITE]).unwrap();
+        let mut net = Net::new(seed, limits, 1, rdma);
+        let (mut receives, mut messages) = (Vec::new(), Vec::new());
+        let mut next = 0;
+        for _ in 0..12 {
+            // Messages of one sender arrive in order, but not yet: receives may come between.
+            for _ in 0..random.usize(1..12) {
+                match random.u32(..5) {
+                    0 | 1 => {
+                        let (tag, ignore) =
+                            (random.u64(..3), *random.choice(&[0, 0, 1, u64::MAX]).unwrap());
+                        net.post(tag, ignore, next);
+                        receives.push((next, tag, ignore));
+                    }
+                    2 | 3 => {
+                        let tag = random.u64(..3);
+                        let length = LENGTHS[random.usize(..4)];
+                        net.send(0, tag, next, length);
+                        messages.push((next, tag));
+                    }
+                    _ => (0..random.usize(..20)).for_each(|_| net.step()),
+                }
+                next += 1;
+            }
+            let mut expected = pairs(&mut receives, &mut messages);
+            net.settle(expected.len());
+            expected.sort_unstable_by_key(|pair| pair.0);
+            net.received.sort_unstable_by_key(|pair| pair.0);
+            assert_eq!(net.received, expected, "seed {seed}");
+            net.received.clear();
+        }
+        assert_eq!(net.receiver.statistics().dropped, 0);
+        by_device += net.matched_by_device();
+    }
+    assert!(by_device > 200, "{by_device} by the device");
+}
+
+// conformance: B50 B51
+#[test]
+fn a_cancelled_receive_ends_once_when_the_device_has_let_go_of_it_or_matched_it() {
+    let mut ends = [0; 2];
+    for seed in 0..40 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut net = Net::new(seed, LIST, 1, Rdma::NONE);
+        let receive = net.post(7, 0, 1);
+        (0..40).for_each(|_| net.step());
+        net.send(0, 7, 5, 100);
+        (0..random.usize(..60)).for_each(|_| net.step());
+        if !net.receiver.cancel(receive) {
+            assert!(!net.received.is_empty());
+            continue;
+        }
+        assert!(net.received.is_empty(), "the device still holds it");
+        assert!(!net.receiver.cancel(receive), "it is cancelled already");
+        net.settle(1);
+        match net.received[..] {
+            [(1, Ok(5))] => ends[0] += 1,
+            [(1, Err(OperationError::Cancelled))] => ends[1] += 1,
+            ref other => panic!("{other:?}"),
+        }
+    }
+    assert!(ends.iter().all(|&count| count > 0), "matched and cancelled: {ends:?}");
+}
+
+#[test]
+fn all_buffers_come_back_at_once_from_an_endpoint_that_ends() {
+    let mut net = Net::new(3, LIST, 1, Rdma::NONE);
+    for tag in 0..6 {
+        net.post(tag, 0, tag);
+    }
+    (0..40).for_each(|_| net.step());
+    net.receiver.cancel_all();
+    let mut count = 0;
+    while let Some(Completion::Receive(receive)) = net.receiver.poll_completion() {
+        assert_eq!(receive.result, Err(OperationError::Cancelled));
+        count += 1;
+    }
+    assert_eq!(count, 6);
+}
