@@ -79,8 +79,8 @@ pub(crate) struct Args {
     /// Print every command and result of the peers
     #[arg(long)]
     trace: bool,
-    /// Write the golden corpus anew: a packet of each shape that libfabric sends in these cells
-    #[arg(long)]
+    /// Write the golden corpus anew: a packet of each shape that libfabric sends in any cell
+    #[arg(long, conflicts_with_all = ["only", "pair", "rdma"])]
     corpus: bool,
 }
 
