@@ -8,9 +8,9 @@
 //! ```
 
 use efa_device::{QueuePair, Source};
-use efa_handshake::{Learned, Reply};
+use efa_handshake::{Extras, Learned, Reply};
 use efa_match::{Admit, Handled, Match, Source as MatchSource};
-use efa_proto::{Handshake, Header, OpId, Packet, RawAddress, RmaIov, Rtm, RtmKind};
+use efa_proto::{Handshake, Header, OpId, Packet, RawAddress, RmaIov, Rtm, RtmKind, UserRecvQp};
 
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
 use crate::coverage::Coverage;
@@ -158,6 +158,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if active.handshake.handshake_received(handshake) == Learned::Changed {
             tracing::info!(peer = peer.0, "a second HANDSHAKE announces other features");
         }
+        active.user_queue = user_queue(active.handshake.extras(), handshake);
         for work in core::mem::take(&mut active.awaiting_handshake) {
             self.enqueue(peer, work);
         }
@@ -226,22 +227,28 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Handles the kept packets whose turn has come.
+    #[inline]
     fn release_early(&mut self, peer: PeerId) {
         while let Some(active) = self.peers.active_mut(peer)
             && let Some(chain) = active.window.pop_ready()
         {
-            self.replay(chain, |endpoint, packet, bytes, first| match &packet.header {
-                Header::Rta(rta) if first => endpoint.rta_arrived(peer, rta, packet.payload),
-                Header::Rtm(rtm) => match Shape::of(rtm, packet.payload) {
-                    Ok(shape) if first => {
-                        endpoint.message_begins(peer, rtm, &shape, packet.payload, bytes);
-                    }
-                    Ok(shape) => endpoint.further_segment(peer, rtm, &shape, packet.payload, bytes),
-                    Err(reason) => endpoint.drop_packet(Some(peer), reason),
-                },
-                _ => endpoint.drop_packet(Some(peer), DropReason::OldMessageId),
-            });
+            self.release(peer, chain);
         }
+    }
+
+    #[inline(never)]
+    fn release(&mut self, peer: PeerId, chain: Chain) {
+        self.replay(chain, |endpoint, packet, bytes, first| match &packet.header {
+            Header::Rta(rta) if first => endpoint.rta_arrived(peer, rta, packet.payload),
+            Header::Rtm(rtm) => match Shape::of(rtm, packet.payload) {
+                Ok(shape) if first => {
+                    endpoint.message_begins(peer, rtm, &shape, packet.payload, bytes);
+                }
+                Ok(shape) => endpoint.further_segment(peer, rtm, &shape, packet.payload, bytes),
+                Err(reason) => endpoint.drop_packet(Some(peer), reason),
+            },
+            _ => endpoint.drop_packet(Some(peer), DropReason::OldMessageId),
+        });
     }
 
     /// Takes held packets out one by one and handles each.
@@ -475,6 +482,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             _ => self.begin_medium((peer, rtm.msg_id), id, shape, payload),
         }
     }
+}
+
+/// The queue pair of a peer that takes plain messages, if it does (feature 7).
+fn user_queue(extras: Option<Extras>, handshake: &Handshake<'_>) -> Option<UserRecvQp> {
+    let asks = extras.is_some_and(|extras| extras.contains(Extras::USER_RECV_QP));
+    handshake.user_recv_qp.filter(|queue| asks && u16::try_from(queue.qpn).is_ok())
 }
 
 /// What a request says about its message, checked.

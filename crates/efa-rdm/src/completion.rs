@@ -184,6 +184,13 @@ pub enum OperationError {
         /// The features.
         missing: Extras,
     },
+    /// The peer takes messages straight into its application's buffers (feature 7): untagged ones of
+    /// one packet, without delivery complete, with at most 32 bits of CQ data.
+    #[error("the peer takes plain messages only, of at most {limit} bytes")]
+    PlainOnly {
+        /// The longest.
+        limit: usize,
+    },
     /// There was no room for another operation.
     #[error("too many operations under way")]
     TooManyOperations,
@@ -242,6 +249,12 @@ pub enum StartError {
         length: u64,
         /// Bytes of an element.
         size: usize,
+    },
+    /// The peer takes plain messages only: untagged, with at most 32 bits of CQ data.
+    #[error("the peer takes plain messages only, of at most {limit} bytes")]
+    PlainOnly {
+        /// The longest.
+        limit: usize,
     },
     /// The message is too long to be injected.
     #[error("{length} bytes are too many to inject, at most {limit}")]

@@ -35,6 +35,10 @@ pub struct Config {
     pub bounce_size: usize,
     /// Packets that one CTS allows (`FI_EFA_TX_MIN_CREDITS`); at least 1.
     pub cts_window: u32,
+    /// Messages wait for the peer's HANDSHAKE. Needed only where peers may take them straight into
+    /// their application's buffers, which libfabric 1.22 to 2.5 do on request (feature 7) and tell
+    /// in their HANDSHAKE; such a peer drops a message with a header.
+    pub messages_after_handshake: bool,
     /// Most send operations under way.
     pub max_sends: usize,
     /// Most receives posted, and most messages being received.
@@ -90,6 +94,7 @@ impl Default for Config {
             max_rdma: 64,
             bounce_size: 1 << 16,
             cts_window: 32,
+            messages_after_handshake: false,
             max_sends: 4096,
             max_receives: 1 << 21,
             max_responses: 1 << 16,

@@ -30,6 +30,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Selects the subprotocol of a send and writes its first packets.
     pub(crate) fn begin_send(&mut self, id: OpId) -> Advance {
         let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        if self.takes_plain(send.peer) {
+            return self.send_plain(id);
+        }
         let rtm = Rtm {
             msg_id: MsgId(send.msg_id),
             tag: send.tag,
@@ -98,6 +101,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             length: end as u32,
             retransmitted: false,
         };
+        self.post_part(id, packet, record, length)
+    }
+
+    /// Posts a packet with `length` bytes of a send.
+    #[inline(always)]
+    pub(crate) fn post_part(
+        &mut self,
+        id: OpId,
+        packet: Q::Packet,
+        record: InFlight,
+        length: u64,
+    ) -> Advance {
         match self.post_packet(packet, record) {
             Ok(()) => {
                 if let Some(send) = self.operations.sends.get_mut(id) {
@@ -128,10 +143,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let busy = StartError::Busy { limit: self.config.max_sends };
         // Without an operation it can't be held behind others.
         let waits = |active: &Active<_>| {
-            active.backlog.len() >= self.config.max_sends || !active.held.is_empty()
+            active.backlog.len() >= self.config.max_sends
+                || active.must_hold(Level::Transmit, &self.config)
         };
         if self.peers.active(peer).is_some_and(waits) {
             return Err(busy);
+        }
+        if self.takes_plain(peer) {
+            return self.inject_plain(peer, tag, cq_data, bytes);
         }
         let Ok(mut packet) = self.transmit.packet() else { return Err(busy) };
         let options = self.request_options(peer, cq_data);
@@ -150,7 +169,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         };
         active.take_msg_id();
         active.handshake.request_posted();
-        let clear = active.is_clear();
         let record = InFlight {
             peer,
             purpose: Purpose::Inject { tag, length: bytes.len() as u32 },
@@ -158,12 +176,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             length: end as u32,
             retransmitted: false,
         };
-        if clear {
+        self.post_or_queue_up(packet, record);
+        Ok(())
+    }
+
+    /// Posts a packet, or puts it behind what waits before it.
+    pub(crate) fn post_or_queue_up(&mut self, packet: Q::Packet, record: InFlight) {
+        if self.peers.active(record.peer).is_some_and(Active::is_clear) {
             self.post_or_enqueue(packet, record);
         } else {
-            self.enqueue(peer, Work::Packet { packet, record });
+            self.enqueue(record.peer, Work::Packet { packet, record });
         }
-        Ok(())
     }
 
     /// All bytes of a message are in one packet: copy what fits and complete.

@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use efa_device::{
-    Completion as DeviceCompletion, QueuePair, QueuePairAddress, Rdma, Status, Time, WorkId,
+    Completion as DeviceCompletion, Destination, QueuePair, QueuePairAddress, Rdma, Status, Time,
+    WorkId,
 };
 use efa_handshake::Extras;
 use efa_match::{Cancelled, Posted as Posting};
@@ -229,7 +230,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub(crate) fn start_ordered(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
         let peer = send.peer;
         let active = self.peers.converse(peer, &self.config);
-        let hold = active.must_hold(send.level);
+        let hold = active.must_hold(send.level, &self.config);
         let clear = active.is_clear();
         let missing = active.missing(send.level);
         if !hold && missing.is_empty() {
@@ -653,7 +654,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Sends a packet that came back, or was written while its peer could not be served.
     fn resend(&mut self, packet: Q::Packet, record: InFlight) -> Result<(), Q::Packet> {
-        match self.transmit.post(packet, self.peers.destination(record.peer), record) {
+        match self.transmit.post(packet, self.destination(&record), record) {
             Ok(()) => {
                 if record.retransmitted {
                     self.statistics.retransmitted += 1;
@@ -685,7 +686,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         packet: Q::Packet,
         record: InFlight,
     ) -> Result<(), PostFailure> {
-        match self.transmit.post(packet, self.peers.destination(record.peer), record) {
+        match self.transmit.post(packet, self.destination(&record), record) {
             Ok(()) => {
                 self.count_sent(&record);
                 Ok(())
@@ -694,6 +695,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.transmit.recycle(packet);
                 Err(failure)
             }
+        }
+    }
+
+    #[inline]
+    fn destination(&self, record: &InFlight) -> Destination {
+        match record.purpose {
+            Purpose::Plain { .. } => self.peers.plain_destination(record.peer),
+            _ => self.peers.destination(record.peer),
         }
     }
 
@@ -716,7 +725,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 {
                     active.backoff.delivered();
                 }
-                if let Purpose::Send { id, msg_id } = record.purpose {
+                if let Some((id, msg_id)) = record.purpose.send() {
                     self.send_packet_delivered(record.peer, id, msg_id);
                 }
             }
@@ -755,7 +764,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.statistics.send_errors += 1;
         let error = OperationError::Device(status);
         // An injected message has no operation that could end with its peer.
-        if let Purpose::Inject { tag, length } = record.purpose {
+        if let Some((tag, length)) = record.purpose.injected() {
             self.injected_failed(record.peer, tag, length, error);
         }
         if self.peers.standing(record.peer) != Standing::Live {
@@ -1044,7 +1053,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for work in active.backlog.drain(..) {
             if let Work::Packet { packet, record } = work {
                 self.transmit.recycle(packet);
-                if let Purpose::Inject { tag, length } = record.purpose {
+                if let Some((tag, length)) = record.purpose.injected() {
                     self.injected_failed(peer, tag, length, error);
                 }
             }

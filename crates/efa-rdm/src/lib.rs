@@ -78,6 +78,7 @@ mod operation;
 mod operations;
 mod payload;
 mod peer;
+mod plain;
 mod pool;
 mod rdma;
 mod rma;

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn};
 use efa_handshake::{Extras, PeerState, Support};
 use efa_match::Window;
-use efa_proto::{MsgId, OpId, RawAddress};
+use efa_proto::{MsgId, OpId, RawAddress, UserRecvQp};
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as HashEntry;
 use slab::Slab;
@@ -75,6 +75,8 @@ pub(crate) struct Active<P> {
     pub(crate) scheduled: bool,
     /// Sends that wait for the peer's HANDSHAKE, and those that were started behind them.
     pub(crate) held: VecDeque<OpId>,
+    /// The queue pair that the peer's application receives plain messages on.
+    pub(crate) user_queue: Option<UserRecvQp>,
     /// Messages to the peer that it is reading.
     pub(crate) reads_under_way: u32,
     /// What waits for the peer's HANDSHAKE and has no place among the messages.
@@ -93,6 +95,7 @@ impl<P> Active<P> {
             backlog: VecDeque::new(),
             scheduled: false,
             held: VecDeque::new(),
+            user_queue: None,
             reads_under_way: 0,
             awaiting_handshake: Vec::new(),
         }
@@ -114,8 +117,9 @@ impl<P> Active<P> {
     }
 
     /// Whether a message has to wait for the peer's HANDSHAKE, or for others that do.
-    pub(crate) fn must_hold(&self, level: Level) -> bool {
-        !self.held.is_empty() || (level == Level::Delivery && !self.handshake.is_known())
+    pub(crate) fn must_hold(&self, level: Level, config: &Config) -> bool {
+        let asks = level == Level::Delivery || config.messages_after_handshake;
+        !self.held.is_empty() || (asks && !self.handshake.is_known())
     }
 
     pub(crate) fn take_msg_id(&mut self) -> MsgId {
@@ -179,6 +183,18 @@ impl<P> Peers<P> {
             address_handle: entry.handle,
             qpn: Qpn(entry.address.qpn),
             qkey: Qkey(entry.address.connid.0),
+        }
+    }
+
+    /// Where plain messages to the peer go, and other packets if it has no queue pair for them.
+    #[cold]
+    pub(crate) fn plain_destination(&self, peer: PeerId) -> Destination {
+        let destination = self.destination(peer);
+        match self.active(peer).and_then(|active| active.user_queue) {
+            Some(UserRecvQp { qpn, qkey }) => {
+                Destination { qpn: Qpn(qpn as u16), qkey: Qkey(qkey), ..destination }
+            }
+            None => destination,
         }
     }
 
@@ -269,12 +285,17 @@ impl<P> Peers<P> {
     }
 
     /// The conversation with a live peer, begun if there is none.
+    #[inline]
     pub(crate) fn converse(&mut self, peer: PeerId, config: &Config) -> &mut Active<P> {
-        let entry = &mut self.entries[peer.index()];
-        if entry.active == NONE {
-            entry.active = self.active.insert(Active::new(config)) as u32;
+        if self.entries[peer.index()].active == NONE {
+            self.begin_conversation(peer, config);
         }
-        &mut self.active[entry.active as usize]
+        &mut self.active[self.entries[peer.index()].active as usize]
+    }
+
+    #[cold]
+    fn begin_conversation(&mut self, peer: PeerId, config: &Config) {
+        self.entries[peer.index()].active = self.active.insert(Active::new(config)) as u32;
     }
 
     /// Whether nothing waits to be sent to any peer.

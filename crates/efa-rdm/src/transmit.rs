@@ -19,10 +19,34 @@ pub(crate) enum Purpose {
     Send { id: OpId, msg_id: u32 },
     /// A whole injected message.
     Inject { tag: Option<u64>, length: u32 },
+    /// A whole message for the peer's application, of a send operation or injected, with data
+    /// beside it.
+    Plain { send: Option<(OpId, u32)>, length: u32, immediate: Option<u32> },
     /// An answer that ends or moves on an operation.
     Control,
     /// Our HANDSHAKE.
     Handshake,
+}
+
+impl Purpose {
+    /// The send operation, and its message id.
+    #[inline]
+    pub(crate) fn send(self) -> Option<(OpId, u32)> {
+        match self {
+            Self::Send { id, msg_id } => Some((id, msg_id)),
+            Self::Plain { send, .. } => send,
+            _ => None,
+        }
+    }
+
+    /// The tag and length of an injected message.
+    pub(crate) fn injected(self) -> Option<(Option<u64>, u32)> {
+        match self {
+            Self::Inject { tag, length } => Some((tag, length)),
+            Self::Plain { send: None, length, .. } => Some((None, length)),
+            _ => None,
+        }
+    }
 }
 
 /// A packet that the device has, or had and gave back.
@@ -162,7 +186,10 @@ impl<Q: QueuePair> Transmit<Q> {
             packet,
             length: record.length as usize,
             destination,
-            immediate: None,
+            immediate: match record.purpose {
+                Purpose::Plain { immediate, .. } => immediate,
+                _ => None,
+            },
         };
         match self.device.post_send(request) {
             Ok(()) => {

@@ -18,6 +18,7 @@ mod medium;
 mod memory;
 mod order;
 mod peers;
+mod plain;
 mod random;
 mod rma;
 mod world;
