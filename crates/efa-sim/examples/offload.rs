@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use efa_match::Envelope;
-use efa_plot::{Plot, Series};
+use efa_plot::{Corner, Plot, Series};
 use efa_proto::tm::Tmh;
 use efa_sim::tm::{
     Connection, Link, SendId, SgeList, TmCaps, TmDevice, TmLimits, TmReceiver, TmReceiverOptions,
@@ -70,6 +70,7 @@ fn main() {
         title: "Messages that software can receive, by the device's list".into(),
         x: "receives outstanding".into(),
         y: "million messages a second".into(),
+        legend: Corner::LowerLeft,
         series,
     };
     let Some(file) = file else { return };
@@ -86,19 +87,23 @@ struct Outcome {
     by_device: u64,
     commands: u64,
     syncs: u64,
-    software: Duration,
-    device: Duration,
+    /// Nanoseconds a message, step by step.
+    software: Vec<f64>,
+    device: Vec<f64>,
 }
 
 impl Outcome {
-    fn each(&self, time: Duration) -> f64 {
-        time.as_nanos() as f64 / self.messages as f64
-    }
-
     /// Million messages a second by software's time alone.
     fn rate(&self) -> f64 {
-        1e3 / self.each(self.software)
+        1e3 / median(&self.software)
     }
+}
+
+/// The middle one: what else runs on the machine disturbs some steps and not the others.
+fn median(steps: &[f64]) -> f64 {
+    let mut steps = steps.to_vec();
+    steps.sort_by(f64::total_cmp);
+    steps[steps.len() / 2]
 }
 
 impl std::fmt::Display for Outcome {
@@ -110,8 +115,8 @@ impl std::fmt::Display for Outcome {
             100.0 * self.by_device as f64 / messages,
             self.commands as f64 / messages,
             1e3 * self.syncs as f64 / messages,
-            self.each(self.software),
-            self.each(self.device),
+            median(&self.software),
+            median(&self.device),
             self.rate()
         )
     }
@@ -135,6 +140,9 @@ struct Run {
     in_use: HashMap<(usize, SendId), u32>,
     random: fastrand::Rng,
     outstanding: usize,
+    /// Of this step.
+    software: Duration,
+    device: Duration,
     outcome: Outcome,
 }
 
@@ -161,13 +169,15 @@ impl Run {
             in_use: HashMap::new(),
             random: fastrand::Rng::with_seed(u64::from(list) + outstanding as u64),
             outstanding,
+            software: Duration::ZERO,
+            device: Duration::ZERO,
             outcome: Outcome {
                 messages: 0,
                 by_device: 0,
                 commands: 0,
                 syncs: 0,
-                software: Duration::ZERO,
-                device: Duration::ZERO,
+                software: Vec::new(),
+                device: Vec::new(),
             },
         }
     }
@@ -207,6 +217,10 @@ impl Run {
             self.settle();
         }
         self.check(&exchanges);
+        let each =
+            |time: &mut Duration| std::mem::take(time).as_nanos() as f64 / exchanges.len() as f64;
+        self.outcome.software.push(each(&mut self.software));
+        self.outcome.device.push(each(&mut self.device));
     }
 
     fn post(&mut self, exchanges: &[Exchange], which: &[usize]) {
@@ -223,7 +237,7 @@ impl Run {
         for (context, pattern, buffer) in posts {
             self.receiver.post(context, pattern.tag, pattern.ignore, buffer).unwrap();
         }
-        self.outcome.software += start.elapsed();
+        self.software += start.elapsed();
     }
 
     fn send(&mut self, exchange: &Exchange) {
@@ -252,8 +266,8 @@ impl Run {
             }
             self.receiver.command();
             moved |= self.receiver.srq().ops_len() != before;
-            self.outcome.software += between.elapsed();
-            self.outcome.device += between - start;
+            self.software += between.elapsed();
+            self.device += between - start;
             if !moved {
                 return;
             }

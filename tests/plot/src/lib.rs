@@ -12,7 +12,7 @@
 //! # Example
 //!
 //! ```
-//! use efa_plot::{Plot, Series};
+//! use efa_plot::{Corner, Plot, Series};
 //!
 //! let lists = Series::new("lists", [(1.0, 10.0), (100.0, 900.0)]);
 //! let tables = Series::new("tables", [(1.0, 20.0), (100.0, 20.0)]);
@@ -20,6 +20,7 @@
 //!     title: "A look-up".into(),
 //!     x: "entries".into(),
 //!     y: "instructions".into(),
+//!     legend: Corner::UpperLeft,
 //!     series: vec![lists, tables],
 //! };
 //! assert!(plot.to_svg()?.contains("tables"));
@@ -35,6 +36,15 @@ use plotters::coord::combinators::IntoLogRange;
 use plotters::prelude::*;
 
 const SIZE: (u32, u32) = (900, 560);
+/// Colours that can be told apart on white, by the colour-blind too (Okabe and Ito).
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(213, 94, 0),
+    RGBColor(0, 114, 178),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+];
 
 /// Lines in one picture. Both axes are logarithmic.
 #[derive(Clone, Debug)]
@@ -45,8 +55,19 @@ pub struct Plot {
     pub x: String,
     /// What goes up, and its unit.
     pub y: String,
+    /// Where the names of the lines stand: where no line goes.
+    pub legend: Corner,
     /// The lines.
     pub series: Vec<Series>,
+}
+
+/// A corner of the picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Corner {
+    /// For lines that rise.
+    UpperLeft,
+    /// For lines that fall.
+    LowerLeft,
 }
 
 /// A line.
@@ -109,8 +130,7 @@ impl Plot {
             .y_label_formatter(&|value| shown(*value))
             .light_line_style(WHITE)
             .draw()?;
-        for (number, series) in self.series.iter().enumerate() {
-            let color = Palette99::pick(number).to_rgba();
+        for (series, color) in self.series.iter().zip(COLOURS.iter().cycle().copied()) {
             let dot = move |at, size, style| Circle::new(at, size, style);
             let line = LineSeries::new(series.points.iter().copied(), color.stroke_width(2));
             chart.draw_series(line)?.label(&series.name).legend(move |(x, y)| {
@@ -122,7 +142,10 @@ impl Plot {
         }
         chart
             .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
+            .position(match self.legend {
+                Corner::UpperLeft => SeriesLabelPosition::UpperLeft,
+                Corner::LowerLeft => SeriesLabelPosition::LowerLeft,
+            })
             .background_style(WHITE.mix(0.85))
             .border_style(BLACK.mix(0.3))
             .draw()?;
@@ -160,7 +183,8 @@ mod tests {
     use super::*;
 
     fn plot(series: Vec<Series>) -> Plot {
-        Plot { title: "Cost".into(), x: "depth".into(), y: "ns".into(), series }
+        let (title, x, y) = ("Cost".into(), "depth".into(), "ns".into());
+        Plot { title, x, y, legend: Corner::LowerLeft, series }
     }
 
     #[test]

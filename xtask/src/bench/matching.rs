@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, Table};
-use efa_plot::{Plot, Series};
+use efa_plot::{Corner, Plot, Series};
 
 use super::soft::{BUSY, load, median};
 use crate::process::{self, Running};
@@ -379,7 +379,7 @@ impl Range {
         if let Err(error) = ended {
             forget_shared_memory(running.id());
             let said = std::fs::read_to_string(&errors).unwrap_or_default();
-            match said.lines().find(|line| !line.trim().is_empty()) {
+            match said.lines().rfind(|line| !line.trim().is_empty()) {
                 Some(line) => bail!("{error:#}: {}", line.trim()),
                 None => return Err(error),
             }
@@ -461,6 +461,7 @@ impl Results {
             ),
             x: waiting.to_string(),
             y: format!("{} a round", unit.word()),
+            legend: Corner::UpperLeft,
             series: series.collect(),
         }
     }
