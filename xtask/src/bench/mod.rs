@@ -29,7 +29,7 @@ const WALL: &str = "wall";
 pub(crate) struct Args {
     #[command(subcommand)]
     what: Option<What>,
-    /// Crates to measure, with or without `efa-` in front (proto, match, rdm, …), or `all`
+    /// Crates to measure, with or without `efa-` in front (efa-match, proto, rdm, …), or `all`
     #[arg(default_value = "all")]
     crates: Vec<String>,
     /// Measure wall clock with criterion instead of counting instructions
