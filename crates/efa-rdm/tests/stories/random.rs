@@ -630,8 +630,10 @@ impl Story {
     fn receive_the_rest(&mut self) {
         let (first, longest) = (self.posted.len(), self.sizes[5]);
         for message in 0..self.sent.len() {
-            let Sent { to, tag, went_to: None, .. } = self.sent[message] else { continue };
-            if self.lives[to.end] == to {
+            let Sent { from, to, tag, went_to, .. } = self.sent[message];
+            // What is left of a message that was forgotten half-way may take a receive as well.
+            let may_come = went_to.is_none() || self.broken.contains(&Self::pair(from, to));
+            if may_come && self.lives[to.end] == to {
                 self.post(to.end, None, tag.map(|tag| (tag, u64::MAX)), longest, false);
             }
         }
