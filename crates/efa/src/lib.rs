@@ -4,7 +4,7 @@
 //!   Fabric ──► Domain ──► AddressVector ────┐
 //!              (device)   CompletionQueue ──┼─► EndpointBuilder ──enable──► Endpoint
 //!                         MemoryRegion      │                                │
-//!                              │            │                     send, receive, inject, …
+//!                              │            │                     send, receive, write, …
 //!                              ▼            │                                │
 //!                            Buffer ────────┼── goes in with the operation ──┘
 //!                              ▲            ▼
