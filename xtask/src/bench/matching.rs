@@ -244,7 +244,7 @@ impl Range {
         process::run(&mut cargo)?;
         let ours = target.join("release/efa-bench-match");
         let built = target.join("bench/match/programs");
-        let scratch = target.join("bench/match/scratch");
+        let scratch = target.join(format!("bench/match/scratch-{}", std::process::id()));
         for directory in [&built, &scratch] {
             std::fs::create_dir_all(directory)
                 .with_context(|| format!("cannot make {}", directory.display()))?;
