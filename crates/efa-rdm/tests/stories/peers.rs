@@ -108,7 +108,7 @@ fn the_zero_address_is_refused() {
     assert!(matches!(error, efa_device::DeviceError::BadAddress { .. }), "{error}");
 }
 
-// conformance: A97
+// conformance: A97 A194 A195 A198
 #[test]
 fn a_restarted_peer_is_a_new_one_and_packets_of_its_old_life_are_stale() {
     let faults = Faults { keep_stale: 100, ..Faults::default() };

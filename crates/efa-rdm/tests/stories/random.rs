@@ -750,7 +750,7 @@ impl Story {
     }
 }
 
-// conformance: A7 A9 A129
+// conformance: A7 A9 A129 A218
 #[test]
 fn whatever_happens_every_operation_ends_once_and_no_byte_is_lost() {
     let chosen = std::env::var("EFA_RDM_SEED").ok().and_then(|seed| seed.parse().ok());
