@@ -17,7 +17,6 @@ use crate::coverage::Coverage;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::held::Chain;
-use crate::longread::Reading;
 use crate::matching::{Assembly, Message, Target};
 use crate::memory::Memory;
 use crate::operations::{Receive, ReceiveRole};
@@ -451,24 +450,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 result: Err(OperationError::TooManyOperations),
             });
         }
-        let coverage = self.operations.coverage();
+        let (memory, coverage) = (Memory::Buffer(target.buffer), self.operations.coverage());
         let id = self.operations.receives.insert(Receive {
-            peer,
-            role: ReceiveRole::Message,
             msg_id: rtm.msg_id.0,
             context: target.context,
-            memory: Memory::Buffer(target.buffer),
             tagged: target.tagged,
             tag: rtm.tag.unwrap_or(0),
             cq_data: rtm.options.cq_data,
-            length: shape.length,
-            coverage,
             subprotocol: Some(shape.subprotocol),
             granted: payload.len() as u64,
             send_id: shape.send_id,
             runt_length: shape.runt_length,
-            reading: Reading::No,
             receipt: shape.receipt,
+            ..Receive::new(peer, ReceiveRole::Message, memory, shape.length, coverage)
         });
         match rtm.kind {
             RtmKind::LongRead { read_iov, .. } => self.begin_longread(peer, id, shape, read_iov),

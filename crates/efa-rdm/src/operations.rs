@@ -193,6 +193,33 @@ pub(crate) struct Receive<M> {
 }
 
 impl<M> Receive<M> {
+    pub(crate) fn new(
+        peer: PeerId,
+        role: ReceiveRole,
+        memory: M,
+        length: u64,
+        coverage: Coverage,
+    ) -> Self {
+        Self {
+            peer,
+            role,
+            msg_id: 0,
+            context: 0,
+            memory,
+            tagged: false,
+            tag: 0,
+            cq_data: None,
+            length,
+            coverage,
+            subprotocol: None,
+            granted: 0,
+            send_id: OpId(0),
+            runt_length: 0,
+            reading: Reading::No,
+            receipt: false,
+        }
+    }
+
     /// Whether it is found by the id of its message.
     pub(crate) fn is_assembled(&self) -> bool {
         let several = self.subprotocol.is_some_and(Subprotocol::has_several_requests);

@@ -28,7 +28,6 @@ use crate::arrival::Shape;
 use crate::completion::{
     Completion, Level, OperationError, Refused, RemoteWrite, RmaCompletion, RmaKind, StartError,
 };
-use crate::coverage::Coverage;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::longread::Reading;
@@ -107,24 +106,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return Err(Refused { error, buffer });
         }
         let role = ReceiveRole::Read { remote: self.operations.remotes.insert(remote) as RemoteId };
-        let id = self.operations.receives.insert(Receive {
-            peer,
-            role,
-            msg_id: 0,
-            context,
-            memory: Memory::Buffer(buffer),
-            tagged: false,
-            tag: 0,
-            cq_data: None,
-            length,
-            coverage: Coverage::default(),
-            subprotocol: None,
-            granted: 0,
-            send_id: OpId(0),
-            runt_length: 0,
-            reading: Reading::No,
-            receipt: false,
-        });
+        let (memory, coverage) = (Memory::Buffer(buffer), self.operations.coverage());
+        let receive = Receive { context, ..Receive::new(peer, role, memory, length, coverage) };
+        let id = self.operations.receives.insert(receive);
         if length == 0 {
             self.end_receive(id, None);
         } else {
@@ -323,24 +307,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if self.operations.receives.is_full() {
             return self.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
-        let coverage = self.operations.coverage();
+        let (memory, coverage) = (Memory::Exposed(Box::new(memory)), self.operations.coverage());
         let id = self.operations.receives.insert(Receive {
-            peer,
-            role: ReceiveRole::Written,
-            msg_id: 0,
-            context: 0,
-            memory: Memory::Exposed(Box::new(memory)),
-            tagged: false,
-            tag: 0,
             cq_data: rtw.options.cq_data,
-            length: shape.length,
-            coverage,
             subprotocol: Some(shape.subprotocol),
             granted: bytes,
             send_id: shape.send_id,
-            runt_length: 0,
-            reading: Reading::No,
             receipt: shape.receipt,
+            ..Receive::new(peer, ReceiveRole::Written, memory, shape.length, coverage)
         });
         match shape.subprotocol {
             Subprotocol::LongRead => self.begin_longread(peer, id, &shape, read_iov),

@@ -199,22 +199,17 @@ fn connections_beyond_the_limit_are_turned_away() {
     until(&mut qp, Time::ZERO, |qp| qp.statistics().incoming == 1);
 }
 
-/// Frames whose answers differ from one to the next, so that each needs bytes of its own.
-#[test]
-fn a_sender_that_takes_no_answers_is_held_up() {
-    let mut qp = queue_pair(8);
-    let mut stream = connect(&qp);
+/// Writes frames and takes no answers, until nothing more is taken for long, on either side.
+fn write_until_held_up(
+    qp: &mut TcpQueuePair,
+    stream: &mut TcpStream,
+    mut next: impl FnMut(u32) -> Vec<u8>,
+) {
     let mut bytes = HELLO.to_vec();
-    let mut sequence = 0;
-    let (mut total, mut fruitless) = (0, 0);
-    // Too short for every other frame; the rest have another key.
-    qp.post_receive(vec![0; 5].into()).unwrap();
-    // Until nothing more is taken for long, on either side.
+    let (mut sequence, mut total, mut fruitless) = (0, 0, 0);
     while fruitless < 200 {
         while bytes.len() < 1 << 16 {
-            let mut refused = frame(sequence, 6);
-            refused[12] = (sequence % 2) as u8;
-            bytes.extend(refused);
+            bytes.extend(next(sequence));
             sequence += 1;
         }
         match stream.write(&bytes) {
@@ -233,6 +228,20 @@ fn a_sender_that_takes_no_answers_is_held_up() {
         }
         assert!(total < 1 << 28, "it goes on and on");
     }
+}
+
+/// Frames whose answers differ from one to the next, so that each needs bytes of its own.
+#[test]
+fn a_sender_that_takes_no_answers_is_held_up() {
+    let mut qp = queue_pair(8);
+    let mut stream = connect(&qp);
+    // Too short for every other frame; the rest have another key.
+    qp.post_receive(vec![0; 5].into()).unwrap();
+    write_until_held_up(&mut qp, &mut stream, |sequence| {
+        let mut refused = frame(sequence, 6);
+        refused[12] = (sequence % 2) as u8;
+        refused
+    });
     check(&mut qp, Time::ZERO);
     drop(stream);
     until(&mut qp, Time::ZERO, |qp| {
@@ -250,35 +259,14 @@ fn a_reader_that_takes_nothing_is_held_up() {
     let access = Access { remote_read: true, remote_write: false };
     let region = qp.register(vec![7; 1 << 15].into(), access).unwrap();
     let mut stream = connect(&qp);
-    let mut bytes = HELLO.to_vec();
-    let (mut sequence, mut total, mut fruitless) = (0_u32, 0, 0);
-    // Until nothing more is taken for long, on either side.
-    while fruitless < 200 {
-        while bytes.len() < 1 << 16 {
-            let mut read = frame(sequence, 12);
-            read[0] = 3;
-            read[12..16].copy_from_slice(&region.remote_key().to_le_bytes());
-            read[16..24].copy_from_slice(&region.remote_address().to_le_bytes());
-            read[24..].copy_from_slice(&(1_u32 << 15).to_le_bytes());
-            bytes.extend(read);
-            sequence += 1;
-        }
-        match stream.write(&bytes) {
-            Ok(count) => {
-                bytes.drain(..count);
-                total += count;
-                fruitless = 0;
-            }
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                fruitless += 1;
-            }
-        }
-        for _ in 0..100 {
-            qp.poll(Time::ZERO);
-        }
-        assert!(total < 1 << 28, "it goes on and on");
-    }
+    write_until_held_up(&mut qp, &mut stream, |sequence| {
+        let mut read = frame(sequence, 12);
+        read[0] = 3;
+        read[12..16].copy_from_slice(&region.remote_key().to_le_bytes());
+        read[16..24].copy_from_slice(&region.remote_address().to_le_bytes());
+        read[24..].copy_from_slice(&(1_u32 << 15).to_le_bytes());
+        read
+    });
     check(&mut qp, Time::ZERO);
 }
 
