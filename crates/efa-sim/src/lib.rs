@@ -69,6 +69,7 @@
 
 mod book;
 pub mod capture;
+mod delivered;
 pub mod faults;
 mod keys;
 pub mod local;

@@ -8,6 +8,7 @@ use efa_device::{Qkey, Qpn, Status, Time};
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
 use super::ring::{Arrived, Broken, Kind, RingReceiver, WRITTEN};
+use crate::delivered::Delivered;
 
 /// Most packets taken from a ring in one go, so that no sender starves the others.
 const BATCH: usize = 16;
@@ -25,22 +26,6 @@ pub(super) enum Found {
     Nothing,
     /// The sender has left, and everything it sent is dealt with.
     End,
-}
-
-/// What was put into a posted buffer, or took one.
-#[derive(Debug)]
-pub(super) enum Delivered {
-    Datagram {
-        packet: Box<[u8]>,
-        length: usize,
-        immediate: Option<u32>,
-    },
-    /// Memory was written.
-    Written {
-        packet: Option<Box<[u8]>>,
-        length: u64,
-        immediate: u32,
-    },
 }
 
 /// What a receiver needs to judge packets.

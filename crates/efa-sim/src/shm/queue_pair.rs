@@ -24,13 +24,14 @@ use efa_device::{
 };
 
 use super::directory::HostDirectory;
-use super::incoming::{Delivered, Found, Incoming, Judge};
+use super::incoming::{Found, Incoming, Judge};
 use super::mailbox::{EntryState, Mailbox, PeerMailbox, Sender};
 use super::memory::HostMemory;
 use super::operation::Operation;
 use super::outgoing::{Content, Local, Outgoing, Posted};
 use super::{ShmDevice, ShmOptions};
 use crate::book::{AddressBook, HeldHandles};
+use crate::delivered::Delivered;
 use crate::faults::{FaultOptions, Faults};
 use crate::rdma::{self, Direction};
 use crate::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink};
@@ -296,18 +297,13 @@ impl ShmQueuePair {
         let (completions, capture) = (&mut self.completions, &mut self.capture);
         let (now, me) = (self.now, QueuePairId::from(self.address));
         let found = incoming.poll(&mut judge, |delivered| {
-            completions.push_back(match delivered {
-                Delivered::Datagram { packet, length, immediate } => {
-                    if let Some(sink) = capture {
-                        let source = QueuePairId { gid: me.gid, qpn: source_qpn };
-                        record(sink, now, PacketEvent::Received, source, me, &packet[..length]);
-                    }
-                    Completion::Receive { packet, length, source, immediate }
-                }
-                Delivered::Written { packet, length, immediate } => {
-                    Completion::Written { immediate, length, source, packet }
-                }
-            });
+            if let (Delivered::Datagram { packet, length, .. }, Some(sink)) =
+                (&delivered, capture.as_mut())
+            {
+                let source = QueuePairId { gid: me.gid, qpn: source_qpn };
+                record(sink, now, PacketEvent::Received, source, me, &packet[..*length]);
+            }
+            completions.push_back(delivered.completion(source));
         });
         match found {
             Ok(Found::Packets) => {}

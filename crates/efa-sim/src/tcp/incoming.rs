@@ -27,6 +27,7 @@ use super::socket::{Received, Socket};
 use super::wire::{
     ANSWER, Answer, CHUNK, HEADER, HELLO, Header, Hello, LONGEST, Prefix, Violation, emit_welcome,
 };
+use crate::delivered::Delivered;
 use crate::record::QueuePairId;
 use crate::region::{KeyTable, SoftRegion};
 
@@ -57,22 +58,6 @@ impl Arrived {
             Prefix::Read { .. } | Prefix::Write { .. } => false,
         }
     }
-}
-
-/// What was put into a posted buffer, or took one.
-#[derive(Debug)]
-pub(super) enum Delivered {
-    Datagram {
-        packet: Box<[u8]>,
-        length: usize,
-        immediate: Option<u32>,
-    },
-    /// Memory was written.
-    Written {
-        packet: Option<Box<[u8]>>,
-        length: u64,
-        immediate: u32,
-    },
 }
 
 /// What a look at a connection found.

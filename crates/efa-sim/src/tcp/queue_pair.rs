@@ -23,7 +23,7 @@ use fastrand::Rng;
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::incoming::{Delivered, Found, Incoming, Judge};
+use super::incoming::{Found, Incoming, Judge};
 use super::operation::Operation;
 use super::outgoing::{Ending, Finished, Outgoing, Posted, status_of};
 use super::socket::{Event, Listener, Poller, Socket, Token, address_of, endpoint, gid_of};
@@ -340,14 +340,7 @@ impl TcpQueuePair {
         let calls = &mut self.statistics.receives;
         let source = Source::default();
         let found = incoming.poll(&mut judge, calls, |delivered| {
-            completions.push_back(match delivered {
-                Delivered::Datagram { packet, length, immediate } => {
-                    Completion::Receive { packet, length, source, immediate }
-                }
-                Delivered::Written { packet, length, immediate } => {
-                    Completion::Written { immediate, length, source, packet }
-                }
-            });
+            completions.push_back(delivered.completion(source));
         });
         let sender = incoming.sender();
         if completions.len() > first {
