@@ -241,6 +241,20 @@ impl LocalFabric {
         self.shared.lock().delay_sends(at.into(), count, by)
     }
 
+    /// The next `count` sends posted at `at` arrive in time, but their completions come `by` later
+    /// than they would.
+    ///
+    /// # Errors
+    /// [`DeviceError::Absent`].
+    pub fn delay_answers(
+        &self,
+        at: impl Into<QueuePairId>,
+        count: u32,
+        by: Duration,
+    ) -> Result<(), DeviceError> {
+        self.shared.lock().delay_answers(at.into(), count, by)
+    }
+
     /// The next `count` sends posted at `at` fail with `status` and are not delivered.
     ///
     /// # Errors

@@ -500,6 +500,17 @@ fn single_faults_wear_off() {
     settle(&fabric, [&mut a, &mut b]);
     assert!(fabric.now() - before >= Duration::from_secs(1));
 
+    fabric.delay_answers(a.address(), 1, Duration::from_secs(1)).unwrap();
+    send(&mut a, to, 4);
+    let soon = fabric.now() + Duration::from_millis(1);
+    let (mut sender, mut receiver) = (Seen::default(), Seen::default());
+    sender.take(&mut a, soon);
+    receiver.take(&mut b, soon);
+    assert_eq!((sender.sends.len(), receiver.numbers()), (0, vec![4]), "it is there");
+    let [seen, _] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!(seen.sends, [(4, Ok(()))]);
+    assert!(fabric.now() > soon + Duration::from_millis(900));
+
     device.refuse_registrations(1);
     let refused = device.register(vec![5; 3].into(), Access::default()).unwrap_err();
     assert!(matches!(refused.error, DeviceError::LimitReached { .. }));

@@ -8,6 +8,7 @@ mod delivery;
 mod eager;
 mod faults;
 mod handshake;
+mod hazards;
 mod hostile;
 mod limits;
 mod longcts;

@@ -121,6 +121,7 @@ struct OneShot {
     not_ready: u32,
     refused: u32,
     late: (u32, Duration),
+    answered_late: (u32, Duration),
     failing: Option<(u32, Status)>,
 }
 
@@ -138,6 +139,8 @@ struct Flight {
     qkey: Option<Qkey>,
     cargo: Cargo,
     rnr_retry: u8,
+    /// How much longer than others it takes until the sender knows how it ended.
+    answered_late: Duration,
     /// Who wants to know how it ended; nobody for injected packets.
     sender: Option<(EndpointId, WorkId)>,
 }
@@ -457,6 +460,7 @@ impl Network {
             qkey: Some(to.qkey),
             cargo: Cargo::Packet { packet, length, immediate },
             rnr_retry,
+            answered_late: Duration::ZERO,
             sender: Some((id, work)),
         });
         Ok(())
@@ -511,13 +515,14 @@ impl Network {
             qkey: None,
             cargo,
             rnr_retry,
+            answered_late: Duration::ZERO,
             sender: Some((id, work)),
         });
         Ok(())
     }
 
     /// Sends an admitted packet or operation on its way.
-    fn launch(&mut self, flight: Flight) {
+    fn launch(&mut self, mut flight: Flight) {
         let Some((id, _)) = flight.sender else { return };
         let now = self.now;
         let delay = self.draw_delay();
@@ -545,6 +550,10 @@ impl Network {
         if one_shot.late.0 > 0 {
             one_shot.late.0 -= 1;
             arrival += one_shot.late.1;
+        }
+        if one_shot.answered_late.0 > 0 {
+            one_shot.answered_late.0 -= 1;
+            flight.answered_late = one_shot.answered_late.1;
         }
         if in_order {
             let not_before = endpoint.not_before.entry(flight.destination).or_default();
@@ -816,7 +825,7 @@ impl Network {
     /// Tells the sender how a packet ended; the answer has a way to go too.
     fn answer(&mut self, time: Time, flight: Flight, result: Result<(), Status>) {
         let Some((sender, id)) = flight.sender else { return };
-        let mut time = time + self.draw_delay();
+        let mut time = time + self.draw_delay() + flight.answered_late;
         if self.options.reorder == Reorder::None
             && let Some(endpoint) = self.endpoints.get_mut(&sender)
         {
@@ -875,6 +884,16 @@ impl Network {
         by: Duration,
     ) -> Result<(), DeviceError> {
         self.one_shot(at)?.late = (count, by);
+        Ok(())
+    }
+
+    pub(super) fn delay_answers(
+        &mut self,
+        at: QueuePairId,
+        count: u32,
+        by: Duration,
+    ) -> Result<(), DeviceError> {
+        self.one_shot(at)?.answered_late = (count, by);
         Ok(())
     }
 
@@ -938,6 +957,7 @@ impl Network {
             qkey: None,
             cargo: Cargo::Packet { packet: bytes.into(), length: bytes.len(), immediate: None },
             rnr_retry: 0,
+            answered_late: Duration::ZERO,
             sender: None,
         };
         self.statistics.injected += 1;
