@@ -19,10 +19,6 @@ pub enum Level {
     Delivery,
 }
 
-/// Names a send operation until its completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SendId(pub(crate) OpId);
-
 /// Names a posted receive until it is matched, for [`Endpoint::cancel`](crate::Endpoint::cancel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReceiveId(pub(crate) OpId);

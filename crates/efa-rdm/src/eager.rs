@@ -8,21 +8,32 @@
 //! ```
 
 use efa_device::QueuePair;
-use efa_proto::{MsgId, OpId, PacketType, Rtm, RtmKind, Tag};
+use efa_handshake::AddressHeader;
+use efa_proto::{MsgId, OpId, PacketType, ReqOptions, Rtm, RtmKind, Tag};
 
 use crate::arrival::Shape;
 use crate::completion::{Level, OperationError, ReceiveCompletion, StartError};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Message};
 use crate::matching::Target;
+use crate::memory::Memory;
+use crate::operations::Send;
 use crate::payload::Payload;
 use crate::peer::{Active, PeerId};
 use crate::select::{self, Circumstances, Subprotocol};
-use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Work};
+use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Whole, Work};
 
-const fn packet_type(tag: Option<Tag>) -> PacketType {
-    match tag {
-        Some(_) => PacketType::EagerTagRtm,
-        None => PacketType::EagerMsgRtm,
+/// The record of a packet that is all of a message.
+#[inline]
+fn whole<B>(peer: PeerId, length: usize, message: Whole<B>) -> InFlight<B> {
+    InFlight {
+        peer,
+        packet_type: match message.tag {
+            Some(_) => PacketType::EagerTagRtm,
+            None => PacketType::EagerMsgRtm,
+        },
+        purpose: Purpose::Message(message),
+        length: length as u32,
+        retransmitted: false,
     }
 }
 
@@ -68,7 +79,109 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     fn send_eager(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
         let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        if send.level == Level::Transmit {
+            return self.send_whole(id, rtm);
+        }
         self.post_segment(id, rtm.packet_type(), 0, send.length, |packet| rtm.emit(packet))
+    }
+
+    /// Sends a message that waited, and now goes in one packet and needs no operation any more.
+    fn send_whole(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
+        let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
+        let Some(Send { peer, tag, context, length, memory: Memory::Buffer(buffer), .. }) =
+            self.operations.take_send(id)
+        else {
+            self.transmit.recycle(packet);
+            return Advance::Done;
+        };
+        let end = rtm.emit(packet.as_mut()).ok().and_then(|header| {
+            let end = header.checked_add(usize::try_from(length).ok()?)?;
+            buffer.read(0, packet.as_mut().get_mut(header..end)?);
+            Some(end)
+        });
+        self.operations.whole += 1;
+        let message = Whole { tag, context, length: length as u32, buffer: Some(buffer) };
+        let Some(end) = end else {
+            self.transmit.recycle(packet);
+            let error = OperationError::Device(efa_device::Status::BadLength);
+            self.message_ended(peer, message, Err(error));
+            return Advance::Done;
+        };
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.handshake.request_posted();
+        }
+        self.post_written(packet, whole(peer, end, message));
+        Advance::Done
+    }
+
+    /// Writes a message that fits one packet, if it may go at once.
+    #[inline(always)]
+    pub(crate) fn write_at_once(&mut self, message: &Message<B>) -> Option<(Q::Packet, usize)> {
+        let Message { peer, tag, cq_data, level, ref buffer, .. } = *message;
+        let length = buffer.length();
+        let active = self.peers.converse(peer, &self.config);
+        let at_once = level == Level::Transmit
+            && length < self.config.min_read
+            && active.user_queue.is_none()
+            && active.is_clear()
+            && !active.must_hold(level, &self.config);
+        if !at_once {
+            return None;
+        }
+        self.write_eager(peer, tag, cq_data, length, |bytes| buffer.read(0, bytes))
+    }
+
+    /// Posts what [`write_at_once`](Self::write_at_once) wrote.
+    #[inline(always)]
+    pub(crate) fn post_whole(&mut self, packet: Q::Packet, end: usize, message: Message<B>) {
+        let Message { peer, tag, buffer, context, .. } = message;
+        self.operations.whole += 1;
+        let message = Whole { tag, context, length: buffer.length() as u32, buffer: Some(buffer) };
+        self.post_written(packet, whole(peer, end, message));
+    }
+
+    /// Writes a whole message with the next message id into a packet; gives it and its length. `None`
+    /// if there is no packet, or the message doesn't fit.
+    #[inline(always)]
+    fn write_eager(
+        &mut self,
+        peer: PeerId,
+        tag: Option<Tag>,
+        cq_data: Option<u64>,
+        length: u64,
+        copy: impl FnOnce(&mut [u8]),
+    ) -> Option<(Q::Packet, usize)> {
+        let (connid, address) = (self.connid(), self.address());
+        let active = self.peers.converse(peer, &self.config);
+        let mut packet = self.transmit.packet().ok()?;
+        let msg_id = MsgId(active.next_msg_id);
+        let bytes = packet.as_mut();
+        let emit = |bytes, options| Rtm { msg_id, tag, kind: RtmKind::Eager, options }.emit(bytes);
+        // Where the options are known, little is left of writing them.
+        let header = match active.handshake.address_header(&self.config.profile) {
+            AddressHeader::Connid => {
+                emit(bytes, ReqOptions { raw_address: None, cq_data, connid: Some(connid) })
+            }
+            AddressHeader::Absent => {
+                emit(bytes, ReqOptions { raw_address: None, cq_data, connid: None })
+            }
+            AddressHeader::Raw(form) => {
+                let raw_address = Some((address, form));
+                emit(bytes, ReqOptions { raw_address, cq_data, connid: None })
+            }
+        };
+        let end = header.ok().and_then(|header| {
+            let end = header.checked_add(usize::try_from(length).ok()?)?;
+            copy(bytes.get_mut(header..end)?);
+            Some(end)
+        });
+        let Some(end) = end else {
+            self.transmit.recycle(packet);
+            return None;
+        };
+        active.take_msg_id();
+        active.handshake.request_posted();
+        Some((packet, end))
     }
 
     /// Writes and posts a packet of a send: a header and `length` bytes from `offset` on.
@@ -110,29 +223,30 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         &mut self,
         id: OpId,
         packet: Q::Packet,
-        record: InFlight,
+        record: InFlight<B>,
         length: u64,
     ) -> Advance {
+        let peer = record.peer;
         match self.post_packet(packet, record) {
             Ok(()) => {
                 if let Some(send) = self.operations.sends.get_mut(id) {
                     send.sent += length;
                     send.outstanding += 1;
                 }
-                if let Some(active) = self.peers.active_mut(record.peer) {
+                if let Some(active) = self.peers.active_mut(peer) {
                     active.handshake.request_posted();
                 }
                 Advance::Done
             }
-            Err(PostFailure::Blocked) => Advance::Blocked,
-            Err(PostFailure::Refused(status)) => {
+            Err((_, PostFailure::Blocked)) => Advance::Blocked,
+            Err((record, PostFailure::Refused(status))) => {
                 self.packet_failed(record, status);
                 Advance::Done
             }
         }
     }
 
-    /// Sends a whole message without an operation.
+    /// Sends a whole message whose bytes may be reused at once.
     pub(crate) fn inject_eager(
         &mut self,
         peer: PeerId,
@@ -142,7 +256,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ) -> Result<(), StartError> {
         let busy = StartError::Busy { limit: self.config.max_sends };
         // Without an operation it can't be held behind others.
-        let waits = |active: &Active<_>| {
+        let waits = |active: &Active<_, _>| {
             active.backlog.len() >= self.config.max_sends
                 || active.must_hold(Level::Transmit, &self.config)
         };
@@ -152,38 +266,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if self.takes_plain(peer) {
             return self.inject_plain(peer, tag, cq_data, bytes);
         }
-        let Ok(mut packet) = self.transmit.packet() else { return Err(busy) };
-        let options = self.request_options(peer, cq_data);
-        let active = self.peers.converse(peer, &self.config);
-        let msg_id = MsgId(active.next_msg_id);
-        let rtm = Rtm { msg_id, tag, kind: RtmKind::Eager, options };
-        let written = rtm.emit(packet.as_mut()).ok().and_then(|header| {
-            let end = header + bytes.len();
-            packet.as_mut().get_mut(header..end)?.copy_from_slice(bytes);
-            Some(end)
-        });
-        let Some(end) = written else {
-            self.transmit.recycle(packet);
-            let limit = self.inject_limit();
-            return Err(StartError::TooLongToInject { length: bytes.len(), limit });
-        };
-        active.take_msg_id();
-        active.handshake.request_posted();
-        let record = InFlight {
-            peer,
-            purpose: Purpose::Inject { tag, length: bytes.len() as u32 },
-            packet_type: packet_type(tag),
-            length: end as u32,
-            retransmitted: false,
-        };
-        self.post_or_queue_up(packet, record);
+        let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
+        let written = self.write_eager(peer, tag, cq_data, bytes.len() as u64, copy);
+        let Some((packet, end)) = written else { return Err(busy) };
+        let message = Whole { tag, context: 0, length: bytes.len() as u32, buffer: None };
+        self.post_or_queue_up(packet, whole(peer, end, message));
         Ok(())
     }
 
     /// Posts a packet, or puts it behind what waits before it.
-    pub(crate) fn post_or_queue_up(&mut self, packet: Q::Packet, record: InFlight) {
+    pub(crate) fn post_or_queue_up(&mut self, packet: Q::Packet, record: InFlight<B>) {
         if self.peers.active(record.peer).is_some_and(Active::is_clear) {
-            self.post_or_enqueue(packet, record);
+            self.post_written(packet, record);
         } else {
             self.enqueue(record.peer, Work::Packet { packet, record });
         }

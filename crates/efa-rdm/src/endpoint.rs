@@ -14,7 +14,7 @@ use efa_proto::{Connid, ExtraInfo, Handshake, OpId, PacketType, RawAddress, ReqO
 use crate::arrival::is_whole;
 use crate::completion::{
     Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused, RmaCompletion,
-    RmaKind, SendCompletion, SendId, StartError,
+    RmaKind, SendCompletion, StartError,
 };
 use crate::config::{Config, ConfigError, inject_limit};
 use crate::event::{DropReason, Event, Events};
@@ -30,7 +30,7 @@ use crate::rnr::Retry;
 use crate::select::Subprotocol;
 use crate::statistics::Statistics;
 use crate::taglist::tagged_matcher;
-use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Transmit, Work};
+use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Transmit, Unposted, Whole, Work};
 
 /// Peers that have something to send.
 #[derive(Debug, Default)]
@@ -58,9 +58,9 @@ const BURST: usize = 16;
 pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) config: Config,
     pub(crate) local: QueuePairAddress,
-    pub(crate) transmit: Transmit<Q>,
+    pub(crate) transmit: Transmit<Q, B>,
     pub(crate) inbound: Inbound<Q::Packet>,
-    pub(crate) peers: Peers<Q::Packet>,
+    pub(crate) peers: Peers<Q::Packet, B>,
     pub(crate) operations: Operations<B, Q::Region>,
     pub(crate) matching: Matching<B>,
     schedule: Schedule,
@@ -212,18 +212,25 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ///
     /// # Errors
     /// The buffer comes back if the peer is unknown or gone, or too many sends are under way.
-    pub fn send(&mut self, message: Message<B>) -> Result<SendId, Refused<B>> {
+    pub fn send(&mut self, message: Message<B>) -> Result<(), Refused<B>> {
+        if let Err(error) = self.check_peer(message.peer).and_then(|()| self.check_sends()) {
+            return Err(Refused { error, buffer: message.buffer });
+        }
+        match self.write_at_once(&message) {
+            Some((packet, length)) => self.post_whole(packet, length, message),
+            None => self.send_later(message),
+        }
+        Ok(())
+    }
+
+    /// Starts a message that takes several packets, or has to wait.
+    #[inline(never)]
+    fn send_later(&mut self, message: Message<B>) {
         let Message { peer, tag, cq_data, level, buffer, context } = message;
-        if let Err(error) = self.check_peer(peer) {
-            return Err(Refused { error, buffer });
-        }
-        if let Err(error) = self.check_sends() {
-            return Err(Refused { error, buffer });
-        }
         let length = buffer.length();
         let mut send = Send::new(peer, SendRole::Message, Memory::Buffer(buffer), length, context);
         (send.tag, send.cq_data, send.level) = (tag, cq_data, level);
-        Ok(SendId(self.start_ordered(send)))
+        self.start_ordered(send);
     }
 
     /// Starts a send that has its turn among the messages to the peer.
@@ -422,6 +429,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for id in self.operations.sends.find(|_| true) {
             self.fail_send(id, OperationError::Cancelled);
         }
+        let packets = self.transmit.records_mut().chain(self.peers.queued_packets_mut());
+        for (peer, message) in abandon(packets) {
+            self.message_ended(peer, message, Err(OperationError::Cancelled));
+        }
     }
 
     /// Takes the next completion.
@@ -564,14 +575,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Puts work at the end of what a live peer is to be sent.
-    pub(crate) fn enqueue(&mut self, peer: PeerId, work: Work<Q::Packet>) {
+    pub(crate) fn enqueue(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         active.backlog.push_back(work);
         self.schedule(peer);
     }
 
     /// Puts work before everything else that a live peer is to be sent.
-    pub(crate) fn enqueue_first(&mut self, peer: PeerId, work: Work<Q::Packet>) {
+    pub(crate) fn enqueue_first(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         active.backlog.push_front(work);
         self.schedule(peer);
@@ -636,7 +647,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 }
                 Work::Packet { packet, record } => match self.resend(packet, record) {
                     Ok(()) => continue,
-                    Err(packet) => (Advance::Blocked, Work::Packet { packet, record }),
+                    Err(work) => (Advance::Blocked, work),
                 },
             };
             let Some(active) = self.peers.active_mut(peer) else { return Advance::Done };
@@ -653,18 +664,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Sends a packet that came back, or was written while its peer could not be served.
-    fn resend(&mut self, packet: Q::Packet, record: InFlight) -> Result<(), Q::Packet> {
+    fn resend(&mut self, packet: Q::Packet, record: InFlight<B>) -> Result<(), Work<Q::Packet, B>> {
+        let sent = (record.packet_type, record.length);
+        let retransmitted = record.retransmitted;
         match self.transmit.post(packet, self.destination(&record), record) {
             Ok(()) => {
-                if record.retransmitted {
+                if retransmitted {
                     self.statistics.retransmitted += 1;
                 } else {
-                    self.count_sent(&record);
+                    self.count_sent(sent);
                 }
                 Ok(())
             }
-            Err((packet, PostFailure::Blocked)) => Err(packet),
-            Err((packet, PostFailure::Refused(status))) => {
+            Err(Unposted { packet, record, failure: PostFailure::Blocked }) => {
+                Err(Work::Packet { packet, record })
+            }
+            Err(Unposted { packet, record, failure: PostFailure::Refused(status) }) => {
                 self.transmit.recycle(packet);
                 self.packet_failed(record, status);
                 Ok(())
@@ -672,44 +687,63 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Sends a packet that is written already, now or later.
-    pub(crate) fn post_or_enqueue(&mut self, packet: Q::Packet, record: InFlight) {
-        if let Err(packet) = self.resend(packet, record) {
-            self.enqueue(record.peer, Work::Packet { packet, record });
+    /// Sends a packet that is written already, now or before all else.
+    #[inline]
+    pub(crate) fn post_written(&mut self, packet: Q::Packet, record: InFlight<B>) {
+        let sent = (record.packet_type, record.length);
+        match self.transmit.post(packet, self.destination(&record), record) {
+            Ok(()) => self.count_sent(sent),
+            Err(unposted) => self.keep_written(unposted),
         }
     }
 
-    /// Posts a fresh packet.
+    #[cold]
+    fn keep_written(&mut self, unposted: Unposted<Q::Packet, B>) {
+        let Unposted { packet, record, failure } = unposted;
+        match failure {
+            PostFailure::Blocked => {
+                self.enqueue_first(record.peer, Work::Packet { packet, record });
+            }
+            PostFailure::Refused(status) => {
+                self.transmit.recycle(packet);
+                self.packet_failed(record, status);
+            }
+        }
+    }
+
+    /// Posts a fresh packet that can be written again.
     #[inline]
     pub(crate) fn post_packet(
         &mut self,
         packet: Q::Packet,
-        record: InFlight,
-    ) -> Result<(), PostFailure> {
+        record: InFlight<B>,
+    ) -> Result<(), (InFlight<B>, PostFailure)> {
+        let sent = (record.packet_type, record.length);
         match self.transmit.post(packet, self.destination(&record), record) {
             Ok(()) => {
-                self.count_sent(&record);
+                self.count_sent(sent);
                 Ok(())
             }
-            Err((packet, failure)) => {
+            Err(Unposted { packet, record, failure }) => {
                 self.transmit.recycle(packet);
-                Err(failure)
+                Err((record, failure))
             }
         }
     }
 
     #[inline]
-    fn destination(&self, record: &InFlight) -> Destination {
+    fn destination(&self, record: &InFlight<B>) -> Destination {
         match record.purpose {
             Purpose::Plain { .. } => self.peers.plain_destination(record.peer),
             _ => self.peers.destination(record.peer),
         }
     }
 
-    fn count_sent(&mut self, record: &InFlight) {
-        self.statistics.sent.count(record.packet_type);
-        self.statistics.sent_bytes += u64::from(record.length);
-        tracing::trace!(peer = record.peer.0, packet = %record.packet_type, record.length, "sent");
+    #[inline]
+    fn count_sent(&mut self, (packet_type, length): (PacketType, u32)) {
+        self.statistics.sent.count(packet_type);
+        self.statistics.sent_bytes += u64::from(length);
+        tracing::trace!(packet = %packet_type, length, "sent");
     }
 
     /// The device finished with a packet.
@@ -725,8 +759,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 {
                     active.backoff.delivered();
                 }
-                if let Some((id, msg_id)) = record.purpose.send() {
-                    self.send_packet_delivered(record.peer, id, msg_id);
+                match record.purpose {
+                    Purpose::Message(message) => self.message_ended(record.peer, message, Ok(())),
+                    Purpose::Send { id, msg_id } => {
+                        self.send_packet_delivered(record.peer, id, msg_id);
+                    }
+                    Purpose::Plain { message, .. } => {
+                        self.message_ended(record.peer, message, Ok(()));
+                    }
+                    Purpose::Control | Purpose::Handshake => {}
                 }
             }
             Err(Status::ReceiverNotReady) if self.peers.standing(record.peer) == Standing::Live => {
@@ -740,7 +781,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Keeps a packet that the peer had no room for, to be sent again.
-    fn receiver_not_ready(&mut self, packet: Q::Packet, mut record: InFlight) {
+    fn receiver_not_ready(&mut self, packet: Q::Packet, mut record: InFlight<B>) {
         self.statistics.receiver_not_ready += 1;
         record.retransmitted = true;
         self.back_off(record.peer);
@@ -760,21 +801,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// A packet will never arrive, and with it a message id, a grant or a HANDSHAKE without which
     /// the conversation can't go on: the peer is lost.
-    pub(crate) fn packet_failed(&mut self, record: InFlight, status: Status) {
+    #[cold]
+    pub(crate) fn packet_failed(&mut self, record: InFlight<B>, status: Status) {
         self.statistics.send_errors += 1;
         let error = OperationError::Device(status);
-        // An injected message has no operation that could end with its peer.
-        if let Some((tag, length)) = record.purpose.injected() {
-            self.injected_failed(record.peer, tag, length, error);
+        let InFlight { peer, purpose, .. } = record;
+        let is_handshake = matches!(purpose, Purpose::Handshake);
+        // A whole message has no operation that could end with its peer.
+        if let Some(message) = purpose.message() {
+            self.message_ended(peer, message, Err(error));
         }
-        if self.peers.standing(record.peer) != Standing::Live {
+        if self.peers.standing(peer) != Standing::Live {
             return;
         }
         // A peer that wrote once and left is no error (section 2.3).
-        if record.purpose == Purpose::Handshake && status.is_peer_gone() {
-            self.end_peer(record.peer, error);
+        if is_handshake && status.is_peer_gone() {
+            self.end_peer(peer, error);
         } else {
-            self.lose_peer(record.peer, status);
+            self.lose_peer(peer, status);
         }
     }
 
@@ -784,21 +828,28 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.events.push(Event::PeerLost { peer, status });
     }
 
-    fn injected_failed(
+    /// A message of one packet has ended. Of an injected one, only a failure is told.
+    #[inline]
+    pub(crate) fn message_ended(
         &mut self,
         peer: PeerId,
-        tag: Option<u64>,
-        length: u32,
-        error: OperationError,
+        message: Whole<B>,
+        result: Result<(), OperationError>,
     ) {
+        let Whole { tag, context, length, buffer } = message;
+        if buffer.is_some() {
+            self.operations.whole -= 1;
+        } else if result.is_ok() {
+            return;
+        }
         self.completions.push_back(Completion::Send(SendCompletion {
-            context: 0,
+            context,
             peer,
             tag,
             length: u64::from(length),
             subprotocol: Some(Subprotocol::Eager),
-            buffer: None,
-            result: Err(error),
+            buffer,
+            result,
         }));
     }
 
@@ -1012,7 +1063,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Writes and posts a packet without payload.
     pub(crate) fn post_control(
         &mut self,
-        record: impl FnOnce(u32) -> InFlight,
+        record: impl FnOnce(u32) -> InFlight<B>,
         emit: impl FnOnce(&mut [u8]) -> Result<usize, efa_proto::EmitError>,
     ) -> Advance {
         let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
@@ -1024,8 +1075,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let record = record(length as u32);
         match self.post_packet(packet, record) {
             Ok(()) => Advance::Done,
-            Err(PostFailure::Blocked) => Advance::Blocked,
-            Err(PostFailure::Refused(status)) => {
+            Err((_, PostFailure::Blocked)) => Advance::Blocked,
+            Err((record, PostFailure::Refused(status))) => {
                 self.packet_failed(record, status);
                 Advance::Done
             }
@@ -1045,6 +1096,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for id in self.operations.sends.find(|send| send.peer == peer && !send.is_direct()) {
             self.fail_send(id, error);
         }
+        let packets = self.transmit.records_mut().filter(|record| record.peer == peer);
+        for (peer, message) in abandon(packets) {
+            self.message_ended(peer, message, Err(error));
+        }
         let is_read = |reading| matches!(reading, Reading::UnderWay(_));
         for id in self.operations.receives.find(|of| of.peer == peer && !is_read(of.reading)) {
             self.end_receive(id, Some(error));
@@ -1053,8 +1108,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for work in active.backlog.drain(..) {
             if let Work::Packet { packet, record } = work {
                 self.transmit.recycle(packet);
-                if let Some((tag, length)) = record.purpose.injected() {
-                    self.injected_failed(peer, tag, length, error);
+                if let Some(message) = record.purpose.message() {
+                    self.message_ended(peer, message, Err(error));
                 }
             }
         }
@@ -1098,6 +1153,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         self.events.push(Event::PacketDropped { peer, reason });
     }
+}
+
+/// Takes the messages whose buffers are to be given back from their packets, which go on without.
+fn abandon<'a, B: 'a>(
+    packets: impl Iterator<Item = &'a mut InFlight<B>>,
+) -> Vec<(PeerId, Whole<B>)> {
+    packets.filter_map(|record| Some((record.peer, record.purpose.abandon()?))).collect()
 }
 
 /// What an endpoint on such a device doesn't announce.

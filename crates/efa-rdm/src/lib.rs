@@ -92,7 +92,7 @@ mod transmit;
 pub use atomic::{AtomicKind, AtomicOp, Datatype};
 pub use completion::{
     AtomicCompletion, Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused,
-    RemoteWrite, RmaCompletion, RmaKind, SendCompletion, SendId, StartError,
+    RemoteWrite, RmaCompletion, RmaKind, SendCompletion, StartError,
 };
 pub use config::{Config, ConfigError, inject_limit};
 pub use efa_match::Breach;

@@ -80,7 +80,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Whether the leading part of a message to a peer may go in packets while the rest is read:
     /// that fills the time until the reading begins, which it already has if others are under way.
     pub(crate) fn may_runt(&self, peer: PeerId) -> bool {
-        let runting = |active: &crate::peer::Active<_>| {
+        let runting = |active: &crate::peer::Active<_, _>| {
             active.reads_under_way == 0
                 && active.handshake.supports(Extras::RUNTING_READ) == Support::Yes
         };
@@ -211,7 +211,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     fn can_nack(&self, peer: PeerId) -> bool {
         let support =
-            |active: &crate::peer::Active<_>| active.handshake.supports(Extras::READ_NACK);
+            |active: &crate::peer::Active<_, _>| active.handshake.supports(Extras::READ_NACK);
         self.config.profile.extras.contains(Extras::READ_NACK)
             && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
     }
@@ -320,7 +320,7 @@ fn interoperable(local: u32, peer: Option<u32>) -> bool {
 }
 
 /// What a control packet is in flight for: nothing waits for its end.
-impl InFlight {
+impl<B> InFlight<B> {
     pub(crate) fn control(peer: PeerId, packet_type: PacketType, length: u32) -> Self {
         Self { peer, purpose: Purpose::Control, packet_type, length, retransmitted: false }
     }

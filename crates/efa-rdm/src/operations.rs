@@ -241,6 +241,8 @@ pub(crate) struct Operations<B, R> {
     pub(crate) atomics: Slab<AtomicState<B>>,
     /// Sends that peers asked for.
     responses: usize,
+    /// Messages with a buffer that are all in one packet, which have no entry here.
+    pub(crate) whole: usize,
     /// The number of the next send that isn't ordered.
     serial: u32,
     /// Coverages with memory of their own, to be used again.
@@ -259,6 +261,7 @@ impl<B, R> Operations<B, R> {
             remotes: Slab::new(),
             atomics: Slab::new(),
             responses: 0,
+            whole: 0,
             serial: 0,
             coverages: Vec::new(),
             values: Vec::new(),
@@ -267,7 +270,7 @@ impl<B, R> Operations<B, R> {
 
     /// Sends of this endpoint's own.
     pub(crate) fn own_sends(&self) -> usize {
-        self.sends.len() - self.responses
+        self.sends.len() + self.whole - self.responses
     }
 
     /// Sends that peers asked for.

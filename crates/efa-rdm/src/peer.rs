@@ -28,7 +28,7 @@ use crate::config::Config;
 use crate::hash::mix;
 use crate::held::Chain;
 use crate::rnr::Backoff;
-use crate::transmit::Work;
+use crate::transmit::{InFlight, Work};
 
 /// Names a peer of one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,14 +63,14 @@ const _: () = assert!(size_of::<Entry>() <= 32, "an idle peer stays small");
 
 /// What a conversation with a peer needs.
 #[derive(Debug)]
-pub(crate) struct Active<P> {
+pub(crate) struct Active<P, B> {
     pub(crate) handshake: PeerState,
     pub(crate) next_msg_id: u32,
     /// Early packets, a chain for each message.
     pub(crate) window: Window<Chain>,
     pub(crate) backoff: Backoff,
     /// What is to be sent and could not be sent at once.
-    pub(crate) backlog: VecDeque<Work<P>>,
+    pub(crate) backlog: VecDeque<Work<P, B>>,
     /// Whether the peer stands in the queue of peers to be served.
     pub(crate) scheduled: bool,
     /// Sends that wait for the peer's HANDSHAKE, and those that were started behind them.
@@ -80,10 +80,10 @@ pub(crate) struct Active<P> {
     /// Messages to the peer that it is reading.
     pub(crate) reads_under_way: u32,
     /// What waits for the peer's HANDSHAKE and has no place among the messages.
-    pub(crate) awaiting_handshake: Vec<Work<P>>,
+    pub(crate) awaiting_handshake: Vec<Work<P, B>>,
 }
 
-impl<P> Active<P> {
+impl<P, B> Active<P, B> {
     fn new(config: &Config) -> Self {
         Self {
             handshake: PeerState::new(),
@@ -136,9 +136,9 @@ const WINDOW: u32 = 256;
 
 /// All peers of an endpoint.
 #[derive(Debug)]
-pub(crate) struct Peers<P> {
+pub(crate) struct Peers<P, B> {
     entries: Vec<Entry>,
-    active: Slab<Active<P>>,
+    active: Slab<Active<P, B>>,
     by_address: HashTable<u32>,
     /// By address handle and QPN: the peer that holds the queue pair now, which is never gone.
     current: HashTable<u32>,
@@ -153,7 +153,7 @@ pub(crate) enum Standing {
     Unknown,
 }
 
-impl<P> Peers<P> {
+impl<P, B> Peers<P, B> {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             entries: Vec::new(),
@@ -262,7 +262,7 @@ impl<P> Peers<P> {
     ///
     /// The handle's number may come to mean another interface, so that the peer is found by its
     /// address alone from now on.
-    pub(crate) fn retire(&mut self, peer: PeerId) -> Option<(AddressHandle, Option<Active<P>>)> {
+    pub(crate) fn retire(&mut self, peer: PeerId) -> Option<(AddressHandle, Option<Active<P, B>>)> {
         let entry = self.entries.get_mut(peer.index()).filter(|entry| !entry.gone)?;
         entry.gone = true;
         let handle = entry.handle;
@@ -275,18 +275,18 @@ impl<P> Peers<P> {
     }
 
     /// The conversation with a peer, if there is one.
-    pub(crate) fn active(&self, peer: PeerId) -> Option<&Active<P>> {
+    pub(crate) fn active(&self, peer: PeerId) -> Option<&Active<P, B>> {
         self.active.get(self.entries.get(peer.index())?.active as usize)
     }
 
     /// The conversation with a peer, if there is one.
-    pub(crate) fn active_mut(&mut self, peer: PeerId) -> Option<&mut Active<P>> {
+    pub(crate) fn active_mut(&mut self, peer: PeerId) -> Option<&mut Active<P, B>> {
         self.active.get_mut(self.entries.get(peer.index())?.active as usize)
     }
 
     /// The conversation with a live peer, begun if there is none.
     #[inline]
-    pub(crate) fn converse(&mut self, peer: PeerId, config: &Config) -> &mut Active<P> {
+    pub(crate) fn converse(&mut self, peer: PeerId, config: &Config) -> &mut Active<P, B> {
         if self.entries[peer.index()].active == NONE {
             self.begin_conversation(peer, config);
         }
@@ -296,6 +296,15 @@ impl<P> Peers<P> {
     #[cold]
     fn begin_conversation(&mut self, peer: PeerId, config: &Config) {
         self.entries[peer.index()].active = self.active.insert(Active::new(config)) as u32;
+    }
+
+    /// The packets that wait to be sent.
+    pub(crate) fn queued_packets_mut(&mut self) -> impl Iterator<Item = &mut InFlight<B>> {
+        let queued = self.active.iter_mut().flat_map(|(_, active)| &mut active.backlog);
+        queued.filter_map(|work| match work {
+            Work::Packet { record, .. } => Some(record),
+            _ => None,
+        })
     }
 
     /// Whether nothing waits to be sent to any peer.

@@ -15,10 +15,11 @@ use efa_proto::{OpId, PacketType, Tag};
 
 use crate::completion::{Level, OperationError, StartError};
 use crate::endpoint::Endpoint;
+use crate::memory::Memory;
+use crate::operations::Send;
 use crate::payload::Payload;
 use crate::peer::PeerId;
-use crate::select::Subprotocol;
-use crate::transmit::{Advance, InFlight, Purpose};
+use crate::transmit::{Advance, InFlight, Purpose, Whole};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Whether messages to a peer must be plain.
@@ -46,15 +47,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.fail_send(id, OperationError::PlainOnly { limit });
             return Advance::Done;
         };
-        let (length, before) = (send.length, send.outstanding);
-        let record = plain(send.peer, Some((id, send.msg_id)), length as u32, immediate);
         let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
-        if let Some(send) = self.operations.sends.get(id) {
-            send.memory.read(0, &mut packet.as_mut()[..length as usize]);
-        }
-        let advance = self.post_part(id, packet, record, length);
-        self.began(id, Subprotocol::Eager, before);
-        advance
+        let Some(Send { peer, tag, context, length, memory: Memory::Buffer(buffer), .. }) =
+            self.operations.take_send(id)
+        else {
+            self.transmit.recycle(packet);
+            return Advance::Done;
+        };
+        buffer.read(0, &mut packet.as_mut()[..length as usize]);
+        self.operations.whole += 1;
+        let message = Whole { tag, context, length: length as u32, buffer: Some(buffer) };
+        self.post_written(packet, plain(peer, message, immediate));
+        Advance::Done
     }
 
     /// Sends a short message without a header and without an operation.
@@ -72,15 +76,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let busy = StartError::Busy { limit: self.config.max_sends };
         let mut packet = self.transmit.packet().map_err(|_| busy)?;
         packet.as_mut()[..bytes.len()].copy_from_slice(bytes);
-        let record = plain(peer, None, bytes.len() as u32, immediate);
-        self.post_or_queue_up(packet, record);
+        let message = Whole { tag, context: 0, length: bytes.len() as u32, buffer: None };
+        self.post_or_queue_up(packet, plain(peer, message, immediate));
         Ok(())
     }
 }
 
 /// A plain message counts as the one with a header that it stands for.
-fn plain(peer: PeerId, send: Option<(OpId, u32)>, length: u32, immediate: Option<u32>) -> InFlight {
-    let purpose = Purpose::Plain { send, length, immediate };
+fn plain<B>(peer: PeerId, message: Whole<B>, immediate: Option<u32>) -> InFlight<B> {
+    let length = message.length;
+    let purpose = Purpose::Plain { message, immediate };
     let packet_type = PacketType::EagerMsgRtm;
     InFlight { peer, purpose, packet_type, length, retransmitted: false }
 }

@@ -129,7 +129,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Does something as soon as the peer's HANDSHAKE has told what it can do (facts 3.3).
-    fn when_known(&mut self, peer: PeerId, work: Work<Q::Packet>) {
+    fn when_known(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         let active = self.peers.converse(peer, &self.config);
         if active.handshake.is_known() {
             return self.enqueue(peer, work);

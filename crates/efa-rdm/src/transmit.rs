@@ -10,50 +10,59 @@ use slab::Slab;
 use crate::peer::PeerId;
 use crate::pool::Pool;
 
+/// A message that is all in one packet. What its completion is to tell stays with the packet: there
+/// is no operation.
+#[derive(Debug)]
+pub(crate) struct Whole<B> {
+    pub(crate) tag: Option<u64>,
+    pub(crate) context: u64,
+    pub(crate) length: u32,
+    /// `None`: it was injected, and only a failure is told.
+    pub(crate) buffer: Option<B>,
+}
+
 /// What a packet was sent for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+#[derive(Debug)]
+pub(crate) enum Purpose<B> {
     /// A part of a send operation. The message id tells whether the operation of this name is still
     /// the same: a packet may be in flight for long after its operation failed, and names come
     /// again.
     Send { id: OpId, msg_id: u32 },
-    /// A whole injected message.
-    Inject { tag: Option<u64>, length: u32 },
-    /// A whole message for the peer's application, of a send operation or injected, with data
-    /// beside it.
-    Plain { send: Option<(OpId, u32)>, length: u32, immediate: Option<u32> },
+    /// A whole message.
+    Message(Whole<B>),
+    /// A whole message for the peer's application, with data beside it.
+    Plain { message: Whole<B>, immediate: Option<u32> },
     /// An answer that ends or moves on an operation.
     Control,
     /// Our HANDSHAKE.
     Handshake,
 }
 
-impl Purpose {
-    /// The send operation, and its message id.
-    #[inline]
-    pub(crate) fn send(self) -> Option<(OpId, u32)> {
+impl<B> Purpose<B> {
+    /// The message that it is all of.
+    pub(crate) fn message(self) -> Option<Whole<B>> {
         match self {
-            Self::Send { id, msg_id } => Some((id, msg_id)),
-            Self::Plain { send, .. } => send,
+            Self::Message(message) | Self::Plain { message, .. } => Some(message),
             _ => None,
         }
     }
 
-    /// The tag and length of an injected message.
-    pub(crate) fn injected(self) -> Option<(Option<u64>, u32)> {
+    /// Takes a message whose buffer is to be given back from its packet, which goes on without.
+    pub(crate) fn abandon(&mut self) -> Option<Whole<B>> {
         match self {
-            Self::Inject { tag, length } => Some((tag, length)),
-            Self::Plain { send: None, length, .. } => Some((None, length)),
+            Self::Message(message) | Self::Plain { message, .. } if message.buffer.is_some() => {
+                core::mem::replace(self, Self::Control).message()
+            }
             _ => None,
         }
     }
 }
 
 /// A packet that the device has, or had and gave back.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct InFlight {
+#[derive(Debug)]
+pub(crate) struct InFlight<B> {
     pub(crate) peer: PeerId,
-    pub(crate) purpose: Purpose,
+    pub(crate) purpose: Purpose<B>,
     pub(crate) packet_type: PacketType,
     pub(crate) length: u32,
     pub(crate) retransmitted: bool,
@@ -61,7 +70,7 @@ pub(crate) struct InFlight {
 
 /// Something to be sent to a peer.
 #[derive(Debug)]
-pub(crate) enum Work<P> {
+pub(crate) enum Work<P, B> {
     /// The next packets of a send operation.
     Send(OpId),
     /// The beginning of a read of the peer's memory.
@@ -81,7 +90,7 @@ pub(crate) enum Work<P> {
     /// Our HANDSHAKE.
     Handshake,
     /// A packet that is written already.
-    Packet { packet: P, record: InFlight },
+    Packet { packet: P, record: InFlight<B> },
 }
 
 /// What became of something to be sent.
@@ -105,12 +114,20 @@ pub(crate) enum PostFailure {
     Refused(Status),
 }
 
+/// A packet that was not posted.
+#[derive(Debug)]
+pub(crate) struct Unposted<P, B> {
+    pub(crate) packet: P,
+    pub(crate) record: InFlight<B>,
+    pub(crate) failure: PostFailure,
+}
+
 /// The sending half of the device.
 #[derive(Debug)]
-pub(crate) struct Transmit<Q: QueuePair> {
+pub(crate) struct Transmit<Q: QueuePair, B> {
     pub(crate) device: Q,
     pool: Pool<Q::Packet>,
-    in_flight: Slab<InFlight>,
+    in_flight: Slab<InFlight<B>>,
     rdma: Slab<RdmaFlight<Q::Region>>,
     bounces: Pool<Q::Region>,
     depth: usize,
@@ -127,7 +144,7 @@ pub(crate) struct RdmaFlight<R> {
     pub(crate) bounce: Option<R>,
 }
 
-impl<Q: QueuePair> Transmit<Q> {
+impl<Q: QueuePair, B> Transmit<Q, B> {
     pub(crate) fn new(device: Q) -> Self {
         let depth = device.attributes().max_send;
         let (pool, bounces) = (Pool::default(), Pool::default());
@@ -175,10 +192,10 @@ impl<Q: QueuePair> Transmit<Q> {
         &mut self,
         packet: Q::Packet,
         destination: Destination,
-        record: InFlight,
-    ) -> Result<(), (Q::Packet, PostFailure)> {
+        record: InFlight<B>,
+    ) -> Result<(), Unposted<Q::Packet, B>> {
         if self.is_full() {
-            return Err((packet, PostFailure::Blocked));
+            return Err(Unposted { packet, record, failure: PostFailure::Blocked });
         }
         let entry = self.in_flight.vacant_entry();
         let request = SendRequest {
@@ -196,13 +213,21 @@ impl<Q: QueuePair> Transmit<Q> {
                 entry.insert(record);
                 Ok(())
             }
-            Err(PostError { error, packet }) => Err((packet, failure(&error))),
+            Err(PostError { error, packet }) => {
+                Err(Unposted { packet, record, failure: failure(&error) })
+            }
         }
     }
 
     /// What a completion was about.
-    pub(crate) fn completed(&mut self, id: WorkId) -> Option<InFlight> {
+    #[inline]
+    pub(crate) fn completed(&mut self, id: WorkId) -> Option<InFlight<B>> {
         self.in_flight.try_remove(usize::try_from(id.0).ok()?)
+    }
+
+    /// The packets that the device has.
+    pub(crate) fn records_mut(&mut self) -> impl Iterator<Item = &mut InFlight<B>> {
+        self.in_flight.iter_mut().map(|(_, record)| record)
     }
 
     /// Posts a read of remote memory into `local`.
