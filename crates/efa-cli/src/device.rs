@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use clap::ValueEnum;
 use efa::{
     AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, EnableError,
-    Endpoint, EndpointOptions, Fabric, ShmOptions,
+    Endpoint, Environment, Fabric, ShmOptions,
 };
 use efa_device::Rdma;
 use efa_sim::capture::{Capture, CaptureError};
@@ -112,7 +112,7 @@ impl Objects {
         let queue = domain.completion_queue(CompletionQueueOptions { capacity });
         let addresses = domain.address_vector();
         let endpoint = domain
-            .endpoint(EndpointOptions::default())
+            .endpoint(Environment::read().endpoint)
             .bind_completion_queue(&queue, Direction::Both)
             .bind_address_vector(&addresses)
             .enable()?;

@@ -1,5 +1,7 @@
 //! `efa info`: what the device is, and what its endpoints can do.
 //!
+//! `--env` tells the environment variables instead, for which no device is needed.
+//!
 //! The figures are those of a device that was opened and of an endpoint that was made for the
 //! purpose, not only of what the library promises; so this is also a test of the installation.
 
@@ -12,6 +14,7 @@ use efa::{DomainAttributes, Endpoint, Fabric, Hints, Link};
 use serde::Serialize;
 
 use crate::device::{DeviceArgs, Objects, PropertyArgs};
+use crate::environment::Variables;
 use crate::output;
 
 /// Version of the JSON form.
@@ -23,6 +26,9 @@ pub(crate) struct Args {
     /// How packets get from one endpoint to another
     #[arg(long, value_name = "LINK", default_value = "shm")]
     link: LinkName,
+    /// Print the environment variables that endpoints of this tool follow, with their values
+    #[arg(long)]
+    env: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -61,8 +67,12 @@ pub(crate) enum InfoError {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<(), InfoError> {
-    let facts = Facts::gather(args)?;
-    let text = if args.json { facts.json() } else { facts.table() };
+    let text = match args {
+        Args { env: true, json: true, .. } => json(&Variables::read()),
+        Args { env: true, .. } => Variables::read().table(),
+        Args { json: true, .. } => json(&Facts::gather(args)?),
+        _ => Facts::gather(args)?.table(),
+    };
     Ok(output::tolerate_closed(writeln!(io::stdout(), "{text}"))?)
 }
 
@@ -129,10 +139,6 @@ impl Facts {
         })
     }
 
-    fn json(&self) -> String {
-        serde_json::to_value(self).map(|value| value.to_string()).unwrap_or_default()
-    }
-
     /// Two columns, a part for the device and one for endpoints.
     fn table(&self) -> String {
         let Self { provider, link, device, endpoint, .. } = self;
@@ -165,6 +171,10 @@ impl Facts {
         ]);
         format!("device\n{device}\nendpoint\n{endpoint}")
     }
+}
+
+fn json(facts: &impl Serialize) -> String {
+    serde_json::to_value(facts).map(|value| value.to_string()).unwrap_or_default()
 }
 
 fn rows(rows: &[(&str, &dyn Display)]) -> String {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  main ──► pingpong   two processes, every size and subprotocol, a table of what was measured
-//!       ──► info       what the device and its endpoints can do
+//!       ──► info       what the device and its endpoints can do; environment variables
 //!       ──► decode     the packets of a capture, one line each
 //!       ──► soft_efa   other programs on the software device
 //!            all on top of: device (the software device), output (that may be closed)
@@ -13,6 +13,7 @@
 
 mod decode;
 mod device;
+mod environment;
 mod info;
 mod output;
 mod pingpong;
@@ -33,8 +34,9 @@ use tracing_subscriber::EnvFilter;
     version,
     disable_help_subcommand = true,
     after_help = "Environment:\n  \
-        EFA_LOG  what to log to standard error, such as `debug` or `efa_rdm=trace` (else RUST_LOG; \
-        default: warn)\n\n\
+        EFA_LOG   what to log to standard error, such as `debug` or `efa_rdm=trace` (else RUST_LOG; \
+        default: warn)\n  \
+        FI_EFA_*  thresholds and sizes as libfabric names them; `efa info --env` lists them\n\n\
         Exit codes: 0 it worked, 1 it did not, 2 the command line makes no sense."
 )]
 struct Cli {

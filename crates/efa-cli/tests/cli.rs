@@ -50,6 +50,33 @@ fn info_for_programs() {
     }
 }
 
+// conformance: C31
+#[test]
+fn info_of_the_environment() {
+    let mut command = common::efa(["info", "--env"]);
+    command.env("FI_EFA_RUNT_SIZE", "307200").env("FI_EFA_CQ_SIZE", "few");
+    let outcome = common::Running::start(&mut command).finish();
+    assert!(outcome.stderr.contains("FI_EFA_CQ_SIZE is \"few\": a whole number"), "{outcome:?}");
+    insta::assert_snapshot!("info_env", outcome.success());
+
+    let text = run(["info", "--env", "--json"]).success();
+    let variables: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let runt = &variables["effective"].as_array().unwrap().iter();
+    let runt = runt.clone().find(|one| one["name"] == "FI_EFA_RUNT_SIZE").unwrap();
+    assert_eq!((&runt["value"], &runt["kind"]), (&"0".into(), &"number".into()));
+    let without = variables["without_effect"].as_array().unwrap();
+    assert!(without.iter().any(|one| one["name"] == "FI_EFA_ENABLE_SHM_TRANSFER"));
+}
+
+#[test]
+fn endpoints_of_the_tool_follow_the_environment() {
+    let mut command = common::efa(["info", "--json", "--link", "local"]);
+    command.env("FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE", "12345");
+    let text = common::Running::start(&mut command).finish().success();
+    let info: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(info["endpoint"]["max_medium"], 12345);
+}
+
 #[test]
 fn info_without_a_device() {
     let error = run(["info", "--directory", "/nonexistent/devices"]).failure();

@@ -19,7 +19,7 @@ use crate::memory::Memory;
 use crate::operations::Send;
 use crate::payload::Payload;
 use crate::peer::{Active, PeerId};
-use crate::select::{self, Circumstances, Subprotocol};
+use crate::select::{self, Circumstances, Operation, Subprotocol};
 use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Whole, Work};
 
 /// The record of a packet that is all of a message.
@@ -61,8 +61,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             let fits = (self.transmit.mtu() - rtm.len()) as u64;
             let readable = length >= self.config.min_read && self.make_readable(id, peer);
             let runting = readable && level == Level::Transmit && self.may_runt(peer);
-            let message = Circumstances { length, fits, readable, runting };
-            select::subprotocol(message, &self.config)
+            let message = Circumstances {
+                direct: false,
+                readable,
+                runting,
+                fits: length <= fits,
+                medium: length <= self.config.max_medium,
+            };
+            select::subprotocol(Operation::Message, message)
         };
         let advance = match subprotocol {
             Subprotocol::Eager => self.send_eager(id, &rtm),

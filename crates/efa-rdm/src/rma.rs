@@ -36,7 +36,7 @@ use crate::operations::{Receive, ReceiveRole, RemoteId, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::rdma::{self, Owner, Remote, Transfer};
-use crate::select::{self, Subprotocol, WriteCircumstances};
+use crate::select::{self, Circumstances, Operation, Subprotocol};
 use crate::transmit::{Advance, InFlight, Work};
 
 /// A write to memory of a peer.
@@ -187,8 +187,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && !read_nack
             && length >= self.config.min_read_write
             && self.make_readable(id, peer);
-        let circumstances = WriteCircumstances { length, fits, direct: direct.is_some(), readable };
-        let how = select::write_subprotocol(circumstances);
+        let circumstances = Circumstances {
+            direct: direct.is_some(),
+            readable,
+            fits: length <= fits,
+            ..Circumstances::default()
+        };
+        let how = select::subprotocol(Operation::Write, circumstances);
         let missing = self.peers.active(peer).map(|active| active.missing(level));
         let missing = missing.unwrap_or(Extras::empty());
         if matches!(how, Subprotocol::Eager | Subprotocol::LongCts) && !missing.is_empty() {
@@ -352,17 +357,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(remote) = self.operations.remotes.get(remote as usize).copied() else {
             return Advance::Done;
         };
-        if remote.is_of_device() && self.can_read(peer) {
-            self.read_directly(id, remote);
-            return Advance::Done;
-        }
         let room = (self.transmit.mtu() - READRSP_HEADER) as u64;
-        // Of as many bytes as fit a READRSP libfabric takes the long form, too.
-        let (kind, how, window) = if length < room {
-            (RtrKind::Short, Subprotocol::Eager, length)
-        } else {
-            let window = room.saturating_mul(self.config.cts_window.into());
-            (RtrKind::LongCts, Subprotocol::LongCts, length.min(window))
+        let circumstances = Circumstances {
+            direct: remote.is_of_device() && self.can_read(peer),
+            // Of as many bytes as fit a READRSP libfabric takes the long form, too.
+            fits: length < room,
+            ..Circumstances::default()
+        };
+        let how = select::subprotocol(Operation::Read, circumstances);
+        let (kind, window) = match how {
+            Subprotocol::Direct => {
+                self.read_directly(id, remote);
+                return Advance::Done;
+            }
+            Subprotocol::Eager => (RtrKind::Short, length),
+            _ => {
+                let window = room.saturating_mul(self.config.cts_window.into());
+                (RtrKind::LongCts, length.min(window))
+            }
         };
         let recv_length = u32::try_from(window).unwrap_or(u32::MAX);
         let rtr = Rtr {

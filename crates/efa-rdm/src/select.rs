@@ -1,8 +1,6 @@
-//! Which subprotocol a message travels by.
+//! Which subprotocol a message, write or read travels by: one table.
 
 use core::fmt;
-
-use crate::config::Config;
 
 /// A way to send a message (specification table 1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,71 +52,67 @@ impl fmt::Display for Subprotocol {
     }
 }
 
-/// What the choice depends on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Circumstances {
-    /// Length of the message in bytes.
-    pub(crate) length: u64,
-    /// Bytes that fit one packet beside its header.
-    pub(crate) fits: u64,
-    /// The receiver can read the buffer.
-    pub(crate) readable: bool,
-    /// A leading part may go in packets.
-    pub(crate) runting: bool,
+/// What is to travel. Atomics have no choice: they are one packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Message,
+    Write,
+    Read,
 }
 
-/// The selection, the first line that applies (facts 4.2):
-///
-/// | message                                                | subprotocol  |
-/// |--------------------------------------------------------|--------------|
-/// | at least `min_read`, readable, and runting makes sense | runting read |
-/// | at least `min_read`, readable                          | long-read    |
-/// | fits one packet with its header                        | eager        |
-/// | at most `max_medium`                                   | medium       |
-/// | any                                                    | long-CTS     |
-pub(crate) fn subprotocol(message: Circumstances, config: &Config) -> Subprotocol {
-    let Circumstances { length, fits, readable, runting } = message;
-    if readable {
-        if runting { Subprotocol::RuntRead } else { Subprotocol::LongRead }
-    } else if length <= fits {
-        Subprotocol::Eager
-    } else if length <= config.max_medium {
-        Subprotocol::Medium
-    } else {
-        Subprotocol::LongCts
+/// What the choice depends on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Circumstances {
+    /// The devices of both sides do it without packets (facts 4.3).
+    pub(crate) direct: bool,
+    /// It has at least `min_read` bytes, or a write `min_read_write`, and the peer can read the
+    /// buffer.
+    pub(crate) readable: bool,
+    /// That, and a leading part may go in packets: `runt_size` is not 0, delivery complete isn't
+    /// wanted, and the peer reads nothing else.
+    pub(crate) runting: bool,
+    /// It fits one packet with its header.
+    pub(crate) fits: bool,
+    /// It has at most `max_medium` bytes.
+    pub(crate) medium: bool,
+}
+
+/// The table of subprotocols: the first line that applies (facts 4.2 and 4.3).
+#[inline(always)]
+pub(crate) fn subprotocol(operation: Operation, is: Circumstances) -> Subprotocol {
+    use Operation::{Message, Read, Write};
+    match operation {
+        Write | Read if is.direct => Subprotocol::Direct,
+        Message if is.runting => Subprotocol::RuntRead,
+        Message | Write if is.readable => Subprotocol::LongRead,
+        Message | Write | Read if is.fits => Subprotocol::Eager,
+        Message if is.medium => Subprotocol::Medium,
+        Message | Write | Read => Subprotocol::LongCts,
     }
 }
 
-/// What the choice for a write depends on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WriteCircumstances {
-    /// Its length in bytes.
-    pub(crate) length: u64,
-    /// Bytes that fit one packet beside its header.
-    pub(crate) fits: u64,
-    /// The device can write.
-    pub(crate) direct: bool,
-    /// The target can read the buffer.
-    pub(crate) readable: bool,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The selection for a write, the first line that applies (facts 4.3):
-///
-/// | write                                     | subprotocol |
-/// |-------------------------------------------|-------------|
-/// | the device can                            | direct      |
-/// | at least `min_read_write`, readable       | long-read   |
-/// | fits one packet with its header           | eager       |
-/// | any                                       | long-CTS    |
-pub(crate) fn write_subprotocol(write: WriteCircumstances) -> Subprotocol {
-    let WriteCircumstances { length, fits, direct, readable } = write;
-    if direct {
-        Subprotocol::Direct
-    } else if readable {
-        Subprotocol::LongRead
-    } else if length <= fits {
-        Subprotocol::Eager
-    } else {
-        Subprotocol::LongCts
+    #[test]
+    fn the_first_line_that_applies_decides() {
+        use Operation::{Message, Read, Write};
+        use Subprotocol::{Direct, Eager, LongCts, LongRead, Medium, RuntRead};
+        // As the table is walked down, what it asks for is taken away.
+        let all =
+            Circumstances { direct: true, readable: true, runting: true, fits: true, medium: true };
+        let steps = [
+            (all, [RuntRead, Direct, Direct]),
+            (Circumstances { direct: false, ..all }, [RuntRead, LongRead, Eager]),
+            (Circumstances { direct: false, runting: false, ..all }, [LongRead, LongRead, Eager]),
+            (Circumstances { fits: true, medium: true, ..Default::default() }, [Eager; 3]),
+            (Circumstances { medium: true, ..Default::default() }, [Medium, LongCts, LongCts]),
+            (Circumstances::default(), [LongCts; 3]),
+        ];
+        for (circumstances, expected) in steps {
+            let chosen = [Message, Write, Read].map(|what| subprotocol(what, circumstances));
+            assert_eq!(chosen, expected, "{circumstances:?}");
+        }
     }
 }

@@ -61,6 +61,7 @@ mod device;
 mod domain;
 mod driver;
 mod endpoint;
+mod environment;
 mod error;
 mod event;
 mod fabric;
@@ -88,6 +89,7 @@ pub use efa_sim::tcp::TcpOptions;
 pub use endpoint::{
     Direction, Endpoint, EndpointBuilder, EndpointOptions, Message, Receive, ReceiveId,
 };
+pub use environment::{Environment, Mistake, Parameter, ParameterKind, Value};
 pub use error::{Bound, CloseError, EnableError, Error, Wanted};
 pub use event::Event;
 pub use fabric::{Fabric, info};

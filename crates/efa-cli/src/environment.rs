@@ -1,0 +1,77 @@
+//! `efa info --env`: the environment variables that set something, and those that don't.
+
+use comfy_table::{Table, presets};
+use efa::{Environment, Parameter, ParameterKind};
+use serde::Serialize;
+
+/// What is known of them.
+#[derive(Serialize)]
+pub(crate) struct Variables {
+    effective: Vec<Effective>,
+    without_effect: Vec<WithoutEffect>,
+}
+
+#[derive(Serialize)]
+struct Effective {
+    name: &'static str,
+    kind: &'static str,
+    value: String,
+    default: String,
+    meaning: &'static str,
+}
+
+#[derive(Serialize)]
+struct WithoutEffect {
+    name: &'static str,
+    reason: &'static str,
+}
+
+impl Variables {
+    /// As the environment of this process has them. What makes no sense there is logged.
+    pub(crate) fn read() -> Self {
+        let (now, usual) = (Environment::read(), Environment::default());
+        let effective = Parameter::ALL.iter().filter_map(|parameter| {
+            Some(Effective {
+                name: parameter.name,
+                kind: match parameter.kind()? {
+                    ParameterKind::Switch => "switch",
+                    _ => "number",
+                },
+                value: parameter.value(&now)?.to_string(),
+                default: parameter.value(&usual)?.to_string(),
+                meaning: parameter.help,
+            })
+        });
+        let without_effect = Parameter::ALL.iter().filter(|parameter| parameter.kind().is_none());
+        Self {
+            effective: effective.collect(),
+            without_effect: without_effect
+                .map(|Parameter { name, help, .. }| WithoutEffect { name, reason: help })
+                .collect(),
+        }
+    }
+
+    /// As two tables.
+    pub(crate) fn table(&self) -> String {
+        let mut effective = bare();
+        effective.add_row([" name", "value", "default", "meaning"]);
+        for Effective { name, value, default, meaning, .. } in &self.effective {
+            effective.add_row([&format!(" {name}"), value, default, *meaning]);
+        }
+        let mut without = bare();
+        for WithoutEffect { name, reason } in &self.without_effect {
+            without.add_row([&format!(" {name}"), *reason]);
+        }
+        format!(
+            "environment\n{}\nknown from libfabric, without effect here\n{}",
+            effective.trim_fmt(),
+            without.trim_fmt()
+        )
+    }
+}
+
+fn bare() -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table
+}
