@@ -580,19 +580,21 @@ fn shape_of(bytes: &[u8]) -> Option<Shape> {
 /// Whether the packets of a message are all of it.
 pub(crate) fn is_whole<'a>(packets: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut coverage = Coverage::default();
-    let mut length = None;
+    let mut begun = None;
     for bytes in packets {
         let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes) else {
             return false;
         };
         let Ok(shape) = Shape::of(&rtm, payload) else { return false };
-        if !shape.is_partial(payload) {
+        let message = (shape.length, shape.receipt, shape.runt_length, rtm.tag);
+        if begun.is_none() && !shape.is_partial(payload) {
             return true;
         }
-        // As it is received: the first packet tells the length, others that disagree are dropped.
-        if *length.get_or_insert(shape.length) == shape.length {
+        // As it is received: the first packet tells what the message is, others that disagree are
+        // dropped.
+        if *begun.get_or_insert(message) == message {
             let _ = coverage.insert(shape.offset, shape.offset + payload.len() as u64);
         }
     }
-    length == Some(coverage.bytes())
+    begun.is_some_and(|(length, ..)| length == coverage.bytes())
 }

@@ -1,6 +1,6 @@
 //! Packets that no honest peer sends.
 
-use efa_proto::{Header, OpId, Packet, PacketType, PeerError};
+use efa_proto::{Header, MsgId, OpId, Packet, PacketType, PeerError, ReqOptions, Rtm, RtmKind};
 use efa_rdm::DropReason;
 
 use crate::world::{World, pattern};
@@ -117,4 +117,27 @@ fn what_this_endpoint_does_not_do_is_reported_with_its_type() {
     world.drive();
     assert_eq!(world.drop_reasons(1), [DropReason::Unsupported(PacketType::PeerError)]);
     assert_alive(&mut world);
+}
+
+/// Of a message that isn't whole nothing is left when its sender goes, whatever other packets bear
+/// its number. Found by `lying_peer`.
+#[test]
+fn an_unfinished_message_goes_with_its_sender_though_others_bear_its_number() {
+    let mut world = World::pair(6);
+    world.acquaint();
+    let message = |msg_id, kind| {
+        let options = ReqOptions::NONE;
+        Header::Rtm(Rtm { msg_id: MsgId(msg_id), tag: None, kind, options })
+    };
+    let first = RtmKind::Medium { msg_length: 600, seg_offset: 0 };
+    for (msg_id, kind) in [(1, first), (1, RtmKind::Eager), (0, RtmKind::Eager)] {
+        world.inject(0, 1, message(msg_id, kind), &[7; 200]);
+        world.drive();
+    }
+    let sender = world.peer(1, 0);
+    world.endpoint(1).remove_peer(sender);
+    world.receive(1, 600, 0);
+    assert_eq!(world.receive_done(1).length, 200, "the message that is whole stays");
+    let other = world.receive(1, 600, 1);
+    assert!(world.endpoint(1).cancel(other), "no message took it");
 }
