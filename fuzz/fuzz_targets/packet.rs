@@ -1,33 +1,6 @@
 //! Any bytes through the packet parser, and back.
 #![no_main]
 
-use std::fmt::Write;
-
-use efa_proto::{EmitError, Packet, PacketType};
 use libfuzzer_sys::fuzz_target;
 
-/// Takes text and forgets it.
-struct Null;
-
-impl Write for Null {
-    fn write_str(&mut self, _: &str) -> std::fmt::Result {
-        Ok(())
-    }
-}
-
-fuzz_target!(|bytes: &[u8]| {
-    let packet = match Packet::parse(bytes) {
-        Ok(packet) => packet,
-        Err(error) => return write!(Null, "{error}").expect("Null takes everything"),
-    };
-    write!(Null, "{packet} {packet:?}").expect("Null takes everything");
-    let mut again = vec![0; packet.header.len()];
-    match packet.header.emit(&mut again) {
-        Ok(len) => assert_eq!(len, again.len()),
-        // A HANDSHAKE may be received with more words than may be sent.
-        Err(EmitError::Count { packet_type: PacketType::Handshake, .. }) => return,
-        Err(error) => panic!("{error}"),
-    }
-    again.extend(packet.payload);
-    assert_eq!(Packet::parse(&again), Ok(packet));
-});
+fuzz_target!(|bytes: &[u8]| efa_hostile::run("packet", bytes));

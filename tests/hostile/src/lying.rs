@@ -1,0 +1,88 @@
+//! The two targets with a liar: what happens in which order.
+
+use std::time::Duration;
+
+use crate::input::Input;
+use crate::liar::Liar;
+use crate::world::World;
+
+/// Most steps of a story: what can go wrong does so within a few.
+const STEPS: usize = 200;
+
+/// Everybody acts as the input says.
+fn play(world: &mut World, input: &mut Input<'_>) {
+    let mut liar = Liar::new();
+    for _ in 0..STEPS {
+        if input.is_empty() {
+            break;
+        }
+        match input.byte() {
+            0..=155 => liar.act(world, input),
+            156..=195 => {
+                world.step();
+                liar.listen(world);
+            }
+            196..=207 => world.approach(input),
+            208..=223 => world.open_receive(input),
+            224..=231 => world.honest_message(input),
+            232..=239 => world.honest_access(input),
+            240..=243 => world.cancel(input),
+            244..=247 => world.pass(Duration::from_millis(1)),
+            248..=251 => world.pass(Duration::from_secs(2)),
+            _ => world.remove(input),
+        }
+    }
+    world.step();
+    liar.listen(world);
+    world.conclude();
+    liar.listen(world);
+}
+
+/// Packets field by field, while messages go on.
+fn babble(world: &mut World, input: &mut Input<'_>) {
+    let mut liar = Liar::new();
+    for number in 0..STEPS {
+        if input.is_empty() {
+            break;
+        }
+        liar.babble(world, input);
+        match number % 8 {
+            1 => world.open_receive(input),
+            3 => world.approach(input),
+            5 => world.honest_message(input),
+            7 => world.step(),
+            _ => {}
+        }
+        liar.listen(world);
+    }
+    world.conclude();
+}
+
+pub(crate) fn peer(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    play(&mut World::new(input, false), input);
+}
+
+pub(crate) fn packets(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    babble(&mut World::new(input, false), input);
+}
+
+/// Prints the story when it is over, or when it ends in a panic.
+struct Teller(World);
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        println!("{}", self.0.story());
+    }
+}
+
+pub(crate) fn show_peer(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    play(&mut Teller(World::new(input, true)).0, input);
+}
+
+pub(crate) fn show_packets(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    babble(&mut Teller(World::new(input, true)).0, input);
+}

@@ -1,0 +1,144 @@
+//! `efa-hostile`: runs the fuzz targets without a fuzzer.
+
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use efa_hostile::{TARGETS, Target, target};
+
+const USAGE: &str = "efa-hostile list
+efa-hostile run TARGET FILE...        run inputs
+efa-hostile show TARGET FILE          tell what an input means
+efa-hostile shrink TARGET FILE        leave out of a failing input what doesn't matter
+efa-hostile random TARGET SEED COUNT  run random inputs; a failing one is named and written";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["list"] => {
+            for Target { name, about, .. } in TARGETS {
+                println!("{name:<16} {about}");
+            }
+            ExitCode::SUCCESS
+        }
+        ["run", name, ref files @ ..] => with(name, |target| {
+            for file in files {
+                (target.run)(&read(file));
+            }
+            println!("{name}: {} inputs", files.len());
+        }),
+        ["show", name, file] => with(name, |target| (target.show)(&read(file))),
+        ["shrink", name, file] => with(name, |target| shrink(target, file)),
+        ["random", name, seed, count] => match (seed.parse(), count.parse()) {
+            (Ok(seed), Ok(count)) => with(name, |target| random(target, seed, count)),
+            _ => usage(),
+        },
+        _ => usage(),
+    }
+}
+
+fn usage() -> ExitCode {
+    eprintln!("{USAGE}");
+    ExitCode::FAILURE
+}
+
+fn with(name: &str, act: impl FnOnce(&'static Target)) -> ExitCode {
+    match target(name) {
+        Some(target) => {
+            act(target);
+            ExitCode::SUCCESS
+        }
+        None => {
+            eprintln!("no target {name}; `efa-hostile list` names them");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn read(file: &str) -> Vec<u8> {
+    match std::fs::read(file) {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            eprintln!("cannot read {file}: {error}");
+            std::process::exit(1);
+        }
+    }
+}
+
+/// Writes the input in hand to a file if the target panics.
+struct Culprit<'a> {
+    name: &'a str,
+    seed: u64,
+    number: u64,
+    bytes: Vec<u8>,
+}
+
+impl Drop for Culprit<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let Self { name, seed, number, bytes } = self;
+            let file = PathBuf::from(format!("{name}-{seed}-{number}"));
+            let written = std::fs::write(&file, bytes);
+            eprintln!("input {number} of seed {seed} fails: {} {written:?}", file.display());
+            eprintln!("efa-hostile show {name} {}", file.display());
+        }
+    }
+}
+
+fn random(target: &Target, seed: u64, count: u64) {
+    let name = target.name;
+    let mut culprit = Culprit { name, seed, number: 0, bytes: Vec::new() };
+    let (started, mut told) = (Instant::now(), Instant::now());
+    for number in 0..count {
+        culprit.number = number;
+        culprit.bytes = efa_hostile::random_input(seed, number);
+        (target.run)(&culprit.bytes);
+        if told.elapsed() > Duration::from_secs(60) {
+            told = Instant::now();
+            println!("{name}: seed {seed}: {number} of {count}");
+        }
+    }
+    let took = started.elapsed().as_secs_f64();
+    println!("{name}: seed {seed}: {count} executions in {took:.1} s, all held");
+}
+
+/// Writes what is left of a failing input to `FILE.min`.
+fn shrink(target: &Target, file: &str) {
+    let mut bytes = read(file);
+    std::panic::set_hook(Box::new(|_| {}));
+    let fails = |bytes: &[u8]| std::panic::catch_unwind(|| (target.run)(bytes)).is_err();
+    if !fails(&bytes) {
+        return println!("{file} does not fail");
+    }
+    let mut chunk = bytes.len().next_power_of_two() / 2;
+    while chunk > 0 {
+        let mut at = 0;
+        let mut less = false;
+        while at < bytes.len() {
+            let mut shorter = bytes.clone();
+            shorter.drain(at..(at + chunk).min(bytes.len()));
+            if fails(&shorter) {
+                (bytes, less) = (shorter, true);
+            } else {
+                at += chunk;
+            }
+        }
+        if !less {
+            chunk /= 2;
+        }
+    }
+    for at in 0..bytes.len() {
+        let was = std::mem::replace(&mut bytes[at], 0);
+        if !fails(&bytes) {
+            bytes[at] = was;
+        }
+    }
+    let smaller = format!("{file}.min");
+    match std::fs::write(&smaller, &bytes) {
+        Ok(()) => println!("{smaller}: {} bytes", bytes.len()),
+        Err(error) => eprintln!("cannot write {smaller}: {error}"),
+    }
+}

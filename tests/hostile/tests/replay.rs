@@ -1,0 +1,65 @@
+//! Every input that ever mattered, and a few thousand random ones, without a fuzzer.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::path::{Path, PathBuf};
+
+use efa_hostile::{TARGETS, Target, random_input, target};
+
+fn files(kind: &str, target: &Target) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz").join(kind);
+    let Ok(entries) = folder.join(target.name).read_dir() else { return Vec::new() };
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+/// Runs an input; a failure says how to look at it.
+fn run(target: &Target, name: &str, bytes: &[u8]) {
+    let held = std::panic::catch_unwind(|| (target.run)(bytes));
+    assert!(held.is_ok(), "{name}: see `cargo xtask fuzz show {} FILE`", target.name);
+}
+
+#[test]
+fn inputs_that_once_failed_do_not() {
+    let mut count = 0;
+    for target in TARGETS {
+        for file in files("regressions", target) {
+            run(target, &file.display().to_string(), &std::fs::read(&file).unwrap());
+            count += 1;
+        }
+    }
+    assert!(count > 0, "no regressions found: is the folder where it was?");
+}
+
+#[test]
+fn the_corpus_holds() {
+    for target in TARGETS {
+        let files = files("corpus", target);
+        assert!(!files.is_empty(), "{} has no corpus", target.name);
+        for file in files {
+            run(target, &file.display().to_string(), &std::fs::read(&file).unwrap());
+        }
+    }
+}
+
+#[test]
+fn random_inputs_hold() {
+    for target in TARGETS {
+        for number in 0..1_000 {
+            let name = format!("{}: input {number} of seed 1", target.name);
+            run(target, &name, &random_input(1, number));
+        }
+    }
+}
+
+#[test]
+fn targets_have_fuzzers_of_their_name() {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
+    for target in TARGETS {
+        let file = fuzz.join("fuzz_targets").join(target.name).with_extension("rs");
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(text.contains(&format!("{:?}", target.name)), "{}", file.display());
+    }
+    assert!(target("no such target").is_none());
+}
