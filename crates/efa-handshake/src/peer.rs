@@ -70,12 +70,20 @@ impl PeerState {
     }
 
     /// A packet of any type came from the peer; the first one obliges us to answer.
+    #[inline]
     pub fn packet_received(&mut self) -> Option<Reply> {
-        if self.ours != Ours::Silent {
+        if self.is_answered() {
             return None;
         }
         self.ours = Ours::Owed;
         Some(Reply::Handshake)
+    }
+
+    /// Whether our HANDSHAKE is on its way or sent, so that packets of the peer oblige to nothing.
+    #[must_use]
+    #[inline]
+    pub fn is_answered(&self) -> bool {
+        self.ours != Ours::Silent
     }
 
     /// The device took our HANDSHAKE.
@@ -108,6 +116,7 @@ impl PeerState {
     }
 
     /// Something was sent that the peer will answer with a HANDSHAKE.
+    #[inline]
     pub fn request_posted(&mut self) {
         self.provoked = true;
     }
@@ -121,6 +130,7 @@ impl PeerState {
 
     /// Whether the peer's HANDSHAKE came.
     #[must_use]
+    #[inline]
     pub fn is_known(&self) -> bool {
         self.theirs.is_some()
     }
@@ -152,6 +162,7 @@ impl PeerState {
     /// The raw address until the peer's HANDSHAKE proves that it holds it, or for ever if the
     /// peer wants headers of constant length; then the connid, if the peer asks for it.
     #[must_use]
+    #[inline]
     pub fn address_header(&self, local: &Profile) -> AddressHeader {
         match self.theirs {
             None => AddressHeader::Raw(local.raw_address),
@@ -171,6 +182,7 @@ impl PeerState {
     /// Releases up to 1.13 don't know the flag and would take the connid for data, so never before
     /// the peer's HANDSHAKE.
     #[must_use]
+    #[inline]
     pub fn gets_connid(&self, local: &Profile) -> bool {
         let asked = |theirs: Extras| theirs.contains(Extras::CONNID_HEADER);
         local.connid && self.theirs.is_some_and(|theirs| local.connid_unasked || asked(theirs))

@@ -70,7 +70,7 @@ impl<R: Copy, M: Copy> TagMatcher<R, M> {
 
     /// A message arrived that software is to match: with a device, one that was unexpected to it.
     /// Never [`Handled::Leaving`] without one.
-    #[inline]
+    #[inline(always)]
     pub fn arrive(&mut self, source: Source, tag: u64, message: M) -> Handled<R> {
         match self {
             Self::Software(matcher) => match matcher.arrive(source, tag, message) {

@@ -131,6 +131,15 @@ impl<T> Window<T> {
         self.len == 0
     }
 
+    /// Lets an item with this id through, if it is the expected one and nothing is kept: the whole
+    /// of [`admit`](Self::admit) and [`pop_ready`](Self::pop_ready) for items that come in order.
+    #[inline]
+    pub fn pass(&mut self, msg_id: u32) -> bool {
+        let passes = msg_id == self.expected && self.len == 0;
+        self.expected = self.expected.wrapping_add(u32::from(passes));
+        passes
+    }
+
     /// An item with this id came.
     #[inline]
     pub fn admit(&mut self, msg_id: u32, item: T) -> Admit<T> {

@@ -29,16 +29,32 @@ use crate::transmit::Work;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The device put a datagram into a receive buffer.
+    #[inline]
     pub(crate) fn packet_arrived(&mut self, packet: &Q::Packet, length: usize, source: Source) {
         self.statistics.received_bytes += length as u64;
         let bytes = packet.as_ref().get(..length).unwrap_or_default();
-        let parsed = match Packet::parse(bytes) {
-            Ok(parsed) => parsed,
+        let parsed = Packet::parse(bytes);
+        // Most packets are the next message of a peer, whole.
+        if let Ok(Packet { header: Header::Rtm(rtm), payload }) = &parsed
+            && matches!(rtm.kind, RtmKind::Eager)
+            && let Some((peer, active)) = self.peers.recognise(source, rtm.options.connid)
+            && active.handshake.is_answered()
+            && active.window.pass(rtm.msg_id.0)
+        {
+            self.statistics.received.count(rtm.packet_type());
+            return self.eager_begins(peer, rtm, payload, bytes);
+        }
+        match parsed {
+            Ok(parsed) => self.parsed_packet_arrived(&parsed, bytes, source),
             Err(error) => {
                 let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
-                return self.drop_packet(peer, DropReason::Malformed(error));
+                self.drop_packet(peer, DropReason::Malformed(error));
             }
-        };
+        }
+    }
+
+    #[inline(never)]
+    fn parsed_packet_arrived(&mut self, parsed: &Packet<'_>, bytes: &[u8], source: Source) {
         let peer = match self.sender(&parsed.header, source) {
             Ok(peer) => peer,
             Err((peer, reason)) => return self.drop_packet(peer, reason),
@@ -299,17 +315,50 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         payload: &[u8],
         bytes: &[u8],
     ) {
+        let handled = self.find_receive(peer, rtm);
+        self.handled(handled, peer, rtm, shape, payload, bytes);
+    }
+
+    /// The one packet of a message whose turn it is: match it.
+    #[inline(always)]
+    fn eager_begins(&mut self, peer: PeerId, rtm: &Rtm<'_>, payload: &[u8], bytes: &[u8]) {
+        let shape = Shape { length: payload.len() as u64, ..Shape::EAGER };
+        match self.find_receive(peer, rtm) {
+            Handled::Matched(Match::Once(receive)) => {
+                if let Some(target) = self.take_posted(receive) {
+                    self.receive_whole(target, peer, rtm, &shape, payload);
+                }
+            }
+            handled => self.handled(handled, peer, rtm, &shape, payload, bytes),
+        }
+    }
+
+    /// Looks for the receive of a message.
+    #[inline(always)]
+    fn find_receive(&mut self, peer: PeerId, rtm: &Rtm<'_>) -> Handled<OpId> {
         let tagged = rtm.tag.is_some();
-        let key = self.matching.messages.vacant_key();
-        let found = match self.matching.verdict {
-            Verdict::None => None,
-            _ => self.matching.by_verdict(tagged, &mut self.events),
-        };
-        let found = found.unwrap_or_else(|| {
-            let matcher = self.matching.matcher(tagged);
-            matcher.arrive(MatchSource(peer.0), rtm.tag.unwrap_or(0), key as u32)
-        });
-        let entry = match found {
+        if self.matching.verdict != Verdict::None
+            && let Some(found) = self.matching.by_verdict(tagged, &mut self.events)
+        {
+            return found;
+        }
+        let key = self.matching.messages.vacant_key() as u32;
+        self.matching.matcher(tagged).arrive(MatchSource(peer.0), rtm.tag.unwrap_or(0), key)
+    }
+
+    /// Gives a message to the receive that was found, or keeps it.
+    #[inline(never)]
+    fn handled(
+        &mut self,
+        handled: Handled<OpId>,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+        bytes: &[u8],
+    ) {
+        let tagged = rtm.tag.is_some();
+        let entry = match handled {
             Handled::Matched(Match::Once(receive)) => {
                 if let Some(target) = self.take_posted(receive) {
                     self.begin_receive(target, peer, rtm, shape, payload);
@@ -328,7 +377,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         };
         let packets = self.matching.held.hold(bytes);
         let msg_id = rtm.msg_id.0;
-        self.matching.messages.insert(Message { peer, msg_id, tagged, entry, packets });
+        let key = self.matching.messages.insert(Message { peer, msg_id, tagged, entry, packets });
         if shape.is_partial(payload) && shape.subprotocol.has_several_requests() {
             let assembly = Assembly::Unexpected(key as u32);
             self.matching.assembling.insert((peer.0, msg_id), assembly);
@@ -361,6 +410,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
+    #[inline(always)]
     fn take_posted(&mut self, receive: OpId) -> Option<Target<B>> {
         let posted = self.matching.posted.remove(receive)?;
         Some(Target { context: posted.context, buffer: posted.buffer, tagged: posted.tagged })

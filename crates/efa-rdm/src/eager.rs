@@ -290,6 +290,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// All bytes of a message are in one packet: copy what fits and complete.
+    #[inline(always)]
     pub(crate) fn receive_whole(
         &mut self,
         target: Target<B>,

@@ -39,6 +39,16 @@ struct Schedule {
     /// The device took no more when they were served last.
     blocked: bool,
     backing_off: BinaryHeap<Reverse<(Time, PeerId)>>,
+    /// When something is to be done whatever the device has to tell.
+    due: Time,
+}
+
+impl Schedule {
+    /// Something is due at this time, or when the first peer has been left alone for long enough.
+    fn set_due(&mut self, at: Time) {
+        let backoff = self.backing_off.peek().map(|Reverse((until, _))| *until);
+        self.due = backoff.map_or(at, |until| until.min(at));
+    }
 }
 
 /// Device completions that one call of [`Endpoint::progress`] handles at most.
@@ -329,15 +339,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         buffer: B,
         context: u64,
     ) -> Result<ReceiveId, Refused<B>> {
+        if let Err(error) = self.check_receives() {
+            return Err(Refused { error, buffer });
+        }
         let (tagged, pattern) = accept.parts();
-        let id = self.post(tagged, pattern.tag, buffer, context)?;
-        match self.matching.matcher(tagged).post(pattern, id) {
-            Posting::Waiting(post) => {
-                if let Some(posted) = self.matching.posted.get_mut(id) {
-                    posted.post = Some(post);
-                }
-            }
-            Posting::Matched(message) => self.receive_unexpected(id, message),
+        let id = self.matching.posted.next_id();
+        let posting = self.matching.matcher(tagged).post(pattern, id);
+        let post = match posting {
+            Posting::Waiting(post) => Some(post),
+            Posting::Matched(_) => None,
+        };
+        let posted = Posted { context, buffer, post, tagged, tag: pattern.tag };
+        self.matching.posted.insert(posted);
+        if let Posting::Matched(message) = posting {
+            self.receive_unexpected(id, message);
         }
         Ok(ReceiveId(id))
     }
@@ -355,7 +370,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         context: u64,
     ) -> Result<ReceiveId, Refused<B>> {
         let pattern = pattern(source, 0, u64::MAX);
-        let id = self.post(false, 0, buffer, context)?;
+        if let Err(error) = self.check_receives() {
+            return Err(Refused { error, buffer });
+        }
+        let posted = Posted { context, buffer, post: None, tagged: false, tag: 0 };
+        let id = self.matching.posted.insert(posted);
         while self.matching.posted.get(id).is_some() {
             let Some(message) = self.matching.matcher(false).take(&pattern) else {
                 let post = self.matching.matcher(false).post_lasting(pattern, id);
@@ -367,19 +386,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.receive_unexpected_part(id, message);
         }
         Ok(ReceiveId(id))
-    }
-
-    fn post(
-        &mut self,
-        tagged: bool,
-        tag: u64,
-        buffer: B,
-        context: u64,
-    ) -> Result<OpId, Refused<B>> {
-        if let Err(error) = self.check_receives() {
-            return Err(Refused { error, buffer });
-        }
-        Ok(self.matching.posted.insert(Posted { context, buffer, post: None, tagged, tag }))
     }
 
     /// Cancels a receive that no message has matched. Its completion says
@@ -436,6 +442,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Takes the next completion.
+    #[inline]
     pub fn poll_completion(&mut self) -> Option<Completion<B>> {
         self.completions.pop_front()
     }
@@ -491,52 +498,74 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// what can be sent. Does at most a bounded amount of work.
     pub fn progress(&mut self, now: Time) {
         self.now = now;
+        self.handle_completions();
+        // One comparison each for a call that finds nothing to do.
+        if self.inbound.is_missing()
+            || !self.schedule.ready.is_empty()
+            || self.matching.has_tag_list
+            || now >= self.schedule.due
+        {
+            self.follow_up();
+        }
+    }
+
+    /// Handles what the device finished, up to the budget.
+    fn handle_completions(&mut self) {
         for handled in 1..=PROGRESS_BUDGET {
-            match self.transmit.device.poll(now) {
-                Some(DeviceCompletion::Receive { packet, length, source, .. }) => {
+            let Some(completion) = self.transmit.device.poll(self.now) else {
+                if handled > 1 {
+                    self.refill();
+                    self.inbound.drained();
+                }
+                return;
+            };
+            match completion {
+                DeviceCompletion::Receive { packet, length, source, .. } => {
                     self.packet_arrived(&packet, length, source);
                     self.inbound.consumed(packet);
                 }
-                Some(DeviceCompletion::Send { id, packet, result }) => {
+                DeviceCompletion::Send { id, packet, result } => {
                     self.packet_sent(id, packet, result);
                 }
-                Some(DeviceCompletion::Rdma { id, result }) => self.rdma_done(id, result),
-                Some(DeviceCompletion::Written { immediate, length, source, packet }) => {
+                DeviceCompletion::Rdma { id, result } => self.rdma_done(id, result),
+                DeviceCompletion::Written { immediate, length, source, packet } => {
                     self.written_by_device(source, immediate, length);
                     if let Some(packet) = packet {
                         self.inbound.consumed(packet);
                     }
                 }
-                Some(DeviceCompletion::Tagged { packet, length, source, receive }) => {
+                DeviceCompletion::Tagged { packet, length, source, receive } => {
                     self.tagged_packet_arrived(&packet, length, source, receive);
                     self.inbound.consumed(packet);
                 }
-                Some(DeviceCompletion::TagCommand { id, succeeded, sync_required }) => {
+                DeviceCompletion::TagCommand { id, succeeded, sync_required } => {
                     self.tag_command_done(id, succeeded, sync_required);
-                }
-                None => {
-                    if self.inbound.is_short() {
-                        self.refill();
-                        self.inbound.drained();
-                    }
-                    break;
                 }
             }
             if handled % REFILL_AFTER == 0 {
                 self.refill();
             }
         }
+    }
+
+    /// Does what is due besides the device's completions.
+    #[inline(never)]
+    fn follow_up(&mut self) {
+        if self.inbound.is_missing() {
+            self.refill();
+        }
         if self.matching.has_tag_list {
             self.post_tag_commands();
         }
-        if !self.schedule.backing_off.is_empty() {
+        if self.now >= self.schedule.due {
             self.end_backoffs();
+            if self.now >= self.trim_at {
+                self.trim();
+            }
+            self.schedule.set_due(self.trim_at);
         }
         if !self.schedule.ready.is_empty() {
             self.serve();
-        }
-        if now >= self.trim_at {
-            self.trim();
         }
     }
 
@@ -688,7 +717,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Sends a packet that is written already, now or before all else.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post_written(&mut self, packet: Q::Packet, record: InFlight<B>) {
         let sent = (record.packet_type, record.length);
         match self.transmit.post(packet, self.destination(&record), record) {
@@ -796,6 +825,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && !was_waiting
         {
             self.schedule.backing_off.push(Reverse((until, peer)));
+            self.schedule.due = self.schedule.due.min(until);
         }
     }
 
@@ -829,7 +859,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// A message of one packet has ended. Of an injected one, only a failure is told.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn message_ended(
         &mut self,
         peer: PeerId,
@@ -991,13 +1021,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Hands a finished receive to the application.
+    #[inline(always)]
     pub(crate) fn received(&mut self, completion: ReceiveCompletion<B>) {
-        tracing::trace!(
-            completion.tag,
-            completion.length,
-            result = ?completion.result,
-            "receive ended"
-        );
+        let (tag, length, result) = (completion.tag, completion.length, completion.result);
+        tracing::trace!(tag, length, ?result, "receive ended");
         self.statistics.delivered_bytes += completion.length;
         self.completions.push_back(Completion::Receive(completion));
     }

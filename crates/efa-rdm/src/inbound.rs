@@ -43,9 +43,10 @@ impl<P> Inbound<P> {
         }
     }
 
-    /// Whether buffers were used or are missing.
-    pub(crate) fn is_short(&self) -> bool {
-        self.used > 0 || self.posted < self.target
+    /// Whether buffers are missing.
+    #[inline]
+    pub(crate) fn is_missing(&self) -> bool {
+        self.posted < self.target
     }
 
     /// The device has nothing more to tell at present.

@@ -51,6 +51,15 @@ impl<T> OperationTable<T> {
         self.live >= self.limit
     }
 
+    /// The identifier that the next operation will have.
+    #[inline]
+    pub(crate) fn next_id(&self) -> OpId {
+        match self.slots.get(self.free as usize) {
+            Some(slot) => OpId(slot.generation << INDEX_BITS | self.free),
+            None => OpId(self.slots.len() as u32),
+        }
+    }
+
     /// Adds an operation. The caller has checked [`is_full`](Self::is_full).
     #[inline(always)]
     pub(crate) fn insert(&mut self, operation: T) -> OpId {

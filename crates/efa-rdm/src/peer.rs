@@ -15,10 +15,10 @@
 
 use std::collections::VecDeque;
 
-use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn};
+use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn, Source};
 use efa_handshake::{Extras, PeerState, Support};
 use efa_match::Window;
-use efa_proto::{MsgId, OpId, RawAddress, UserRecvQp};
+use efa_proto::{Connid, MsgId, OpId, RawAddress, UserRecvQp};
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as HashEntry;
 use slab::Slab;
@@ -102,6 +102,7 @@ impl<P, B> Active<P, B> {
     }
 
     /// Whether new packets may be posted at once: nothing waits before them.
+    #[inline]
     pub(crate) fn is_clear(&self) -> bool {
         self.backlog.is_empty() && !self.backoff.is_waiting()
     }
@@ -117,6 +118,7 @@ impl<P, B> Active<P, B> {
     }
 
     /// Whether a message has to wait for the peer's HANDSHAKE, or for others that do.
+    #[inline]
     pub(crate) fn must_hold(&self, level: Level, config: &Config) -> bool {
         let asks = level == Level::Delivery || config.messages_after_handshake;
         !self.held.is_empty() || (asks && !self.handshake.is_known())
@@ -142,7 +144,31 @@ pub(crate) struct Peers<P, B> {
     by_address: HashTable<u32>,
     /// By address handle and QPN: the peer that holds the queue pair now, which is never gone.
     current: HashTable<u32>,
+    /// Some of `current`, to be found without a search.
+    recent: Box<[Recent; RECENT]>,
     seed: u64,
+}
+
+/// A peer that packets came from lately, and where from. Its place follows from where.
+#[derive(Clone, Copy, Debug)]
+struct Recent {
+    source: u32,
+    peer: u32,
+}
+
+const RECENT: usize = 64;
+
+impl Recent {
+    /// The address handle and QPN in one word.
+    #[inline]
+    fn source(handle: AddressHandle, qpn: Qpn) -> u32 {
+        u32::from(handle.0) << 16 | u32::from(qpn.0)
+    }
+
+    #[inline]
+    fn place(source: u32) -> usize {
+        (source.wrapping_mul(0x9e37_79b9) >> (u32::BITS - RECENT.ilog2())) as usize
+    }
 }
 
 /// Whether there is such a peer.
@@ -160,10 +186,12 @@ impl<P, B> Peers<P, B> {
             active: Slab::new(),
             by_address: HashTable::new(),
             current: HashTable::new(),
+            recent: Box::new([Recent { source: 0, peer: NONE }; RECENT]),
             seed,
         }
     }
 
+    #[inline]
     pub(crate) fn standing(&self, peer: PeerId) -> Standing {
         match self.entries.get(peer.index()) {
             Some(entry) if entry.gone => Standing::Gone,
@@ -177,6 +205,7 @@ impl<P, B> Peers<P, B> {
     }
 
     /// Where packets to the peer go.
+    #[inline]
     pub(crate) fn destination(&self, peer: PeerId) -> Destination {
         let entry = &self.entries[peer.index()];
         Destination {
@@ -199,11 +228,35 @@ impl<P, B> Peers<P, B> {
     }
 
     /// The peer that holds a queue pair now.
-    pub(crate) fn by_source(&self, handle: AddressHandle, qpn: Qpn) -> Option<PeerId> {
-        let found = self.current.find(hash_source(self.seed, handle, qpn), |index| {
+    pub(crate) fn by_source(&mut self, handle: AddressHandle, qpn: Qpn) -> Option<PeerId> {
+        let peer = *self.current.find(hash_source(self.seed, handle, qpn), |index| {
             self.entries[*index as usize].is_at(handle, qpn)
-        });
-        found.map(|index| PeerId(*index))
+        })?;
+        let source = Recent::source(handle, qpn);
+        self.recent[Recent::place(source)] = Recent { source, peer };
+        Some(PeerId(peer))
+    }
+
+    /// The peer that holds a queue pair now, if it spoke lately and has this connid, and the
+    /// conversation with it.
+    #[inline(always)]
+    pub(crate) fn recognise(
+        &mut self,
+        source: Source,
+        connid: Option<Connid>,
+    ) -> Option<(PeerId, &mut Active<P, B>)> {
+        let place = Recent::source(source.address_handle?, source.qpn);
+        let recent = self.recent[Recent::place(place)];
+        let entry = self.entries.get(recent.peer as usize)?;
+        if recent.source != place || Some(entry.address.connid) != connid {
+            return None;
+        }
+        Some((PeerId(recent.peer), self.active.get_mut(entry.active as usize)?))
+    }
+
+    /// A queue pair has another holder, or none.
+    fn forget_recent(&mut self, handle: AddressHandle, qpn: Qpn) {
+        self.recent[Recent::place(Recent::source(handle, qpn))].peer = NONE;
     }
 
     /// The latest peer with this address and connid.
@@ -220,6 +273,7 @@ impl<P, B> Peers<P, B> {
         address: RawAddress,
         handle: AddressHandle,
     ) -> (PeerId, Option<PeerId>) {
+        self.forget_recent(handle, Qpn(address.qpn));
         let Self { entries, by_address, current, seed, .. } = self;
         let seed = *seed;
         let index = entries.len() as u32;
@@ -268,9 +322,11 @@ impl<P, B> Peers<P, B> {
         let handle = entry.handle;
         let source = hash_source(self.seed, handle, Qpn(entry.address.qpn));
         let active = core::mem::replace(&mut entry.active, NONE);
+        let qpn = Qpn(entry.address.qpn);
         if let Ok(current) = self.current.find_entry(source, |index| *index == peer.0) {
             current.remove();
         }
+        self.forget_recent(handle, qpn);
         Some((handle, self.active.try_remove(active as usize)))
     }
 
@@ -280,12 +336,13 @@ impl<P, B> Peers<P, B> {
     }
 
     /// The conversation with a peer, if there is one.
+    #[inline]
     pub(crate) fn active_mut(&mut self, peer: PeerId) -> Option<&mut Active<P, B>> {
         self.active.get_mut(self.entries.get(peer.index())?.active as usize)
     }
 
     /// The conversation with a live peer, begun if there is none.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn converse(&mut self, peer: PeerId, config: &Config) -> &mut Active<P, B> {
         if self.entries[peer.index()].active == NONE {
             self.begin_conversation(peer, config);

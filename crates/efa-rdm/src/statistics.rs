@@ -15,6 +15,7 @@ impl Default for PacketCounts {
 }
 
 impl PacketCounts {
+    #[inline]
     pub(crate) fn count(&mut self, packet_type: PacketType) {
         self.0[usize::from(packet_type.as_u8())] += 1;
     }

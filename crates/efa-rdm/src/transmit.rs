@@ -172,6 +172,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
     }
 
     /// A buffer to write a packet into, if the device would take it.
+    #[inline(always)]
     pub(crate) fn packet(&mut self) -> Result<Q::Packet, PostFailure> {
         if self.is_full() {
             return Err(PostFailure::Blocked);
@@ -188,6 +189,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
     }
 
     /// Posts the first `record.length` bytes of a packet.
+    #[inline(always)]
     pub(crate) fn post(
         &mut self,
         packet: Q::Packet,

@@ -1,7 +1,6 @@
 //! A device that is nothing but queues in memory, and takes nothing from the heap for a packet.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::rc::Rc;
 
 use efa_device::{
@@ -18,32 +17,66 @@ pub(crate) enum Order {
     Overtaking,
 }
 
-#[derive(Default)]
+/// A queue of at most [`DEPTH`] items that costs as little as can be.
+struct Ring<T> {
+    slots: Box<[Option<T>; DEPTH]>,
+    head: usize,
+    tail: usize,
+}
+
+/// As many as the device says that it takes.
+const DEPTH: usize = 8192;
+
+impl<T> Ring<T> {
+    fn new() -> Self {
+        let slots: Vec<Option<T>> = (0..DEPTH).map(|_| None).collect();
+        let Ok(slots) = slots.try_into() else { panic!("as many as there are") };
+        Self { slots, head: 0, tail: 0 }
+    }
+    fn len(&self) -> usize {
+        self.tail - self.head
+    }
+    fn push(&mut self, item: T) {
+        let slot = &mut self.slots[self.tail % DEPTH];
+        assert!(slot.is_none(), "full");
+        *slot = Some(item);
+        self.tail += 1;
+    }
+    fn pop(&mut self) -> Option<T> {
+        let item = self.slots[self.head % DEPTH].take()?;
+        self.head += 1;
+        Some(item)
+    }
+}
+
+/// One direction, and what the other end is told of it.
 struct Wire {
-    sent: VecDeque<SendRequest<Box<[u8]>>>,
-    posted: VecDeque<Box<[u8]>>,
-    acknowledged: VecDeque<(WorkId, Box<[u8]>)>,
+    sent: Ring<SendRequest<Box<[u8]>>>,
+    posted: Ring<Box<[u8]>>,
+    acknowledged: Ring<(WorkId, Box<[u8]>)>,
 }
 
 /// One end of a pair of queues.
 pub(crate) struct Direct {
-    own: Rc<RefCell<Wire>>,
-    other: Rc<RefCell<Wire>>,
+    /// What each of the two ends sends.
+    wires: Rc<RefCell<[Wire; 2]>>,
     attributes: DeviceAttributes,
-    qpn: u16,
+    end: usize,
     order: Order,
 }
 
 /// Two queue pairs that reach each other.
 pub(crate) fn pair(order: Order) -> [Direct; 2] {
-    let wires: [Rc<RefCell<Wire>>; 2] = Default::default();
-    [1, 2].map(|qpn| Direct {
-        own: wires[usize::from(qpn - 1)].clone(),
-        other: wires[usize::from(2 - qpn)].clone(),
-        attributes: DeviceAttributes::default(),
-        qpn,
-        order,
-    })
+    let wire = || Wire { sent: Ring::new(), posted: Ring::new(), acknowledged: Ring::new() };
+    let wires = Rc::new(RefCell::new([wire(), wire()]));
+    let attributes = DeviceAttributes::default;
+    [0, 1].map(|end| Direct { wires: wires.clone(), attributes: attributes(), end, order })
+}
+
+impl Direct {
+    fn qpn(end: usize) -> Qpn {
+        Qpn(end as u16 + 1)
+    }
 }
 
 impl QueuePair for Direct {
@@ -53,7 +86,8 @@ impl QueuePair for Direct {
         &self.attributes
     }
     fn address(&self) -> QueuePairAddress {
-        QueuePairAddress { gid: Gid([7; 16]), qpn: Qpn(self.qpn), qkey: Qkey(self.qpn.into()) }
+        let qpn = Self::qpn(self.end);
+        QueuePairAddress { gid: Gid([7; 16]), qpn, qkey: Qkey(qpn.0.into()) }
     }
     fn create_address_handle(&mut self, _: Gid) -> Result<AddressHandle, DeviceError> {
         Ok(AddressHandle(0))
@@ -62,33 +96,36 @@ impl QueuePair for Direct {
     fn allocate_packet(&mut self) -> Result<Box<[u8]>, DeviceError> {
         Ok(vec![0; self.attributes.mtu].into())
     }
+    #[inline(always)]
     fn post_send(&mut self, request: SendRequest<Box<[u8]>>) -> Result<(), PostError<Box<[u8]>>> {
-        self.own.borrow_mut().sent.push_back(request);
+        self.wires.borrow_mut()[self.end].sent.push(request);
         Ok(())
     }
+    #[inline(always)]
     fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
-        self.own.borrow_mut().posted.push_back(packet);
+        self.wires.borrow_mut()[1 - self.end].posted.push(packet);
         Ok(())
     }
+    #[inline(always)]
     fn poll(&mut self, _: Time) -> Option<Done<Box<[u8]>>> {
-        let mut own = self.own.borrow_mut();
-        if let Some((id, packet)) = own.acknowledged.pop_front() {
+        let mut wires = self.wires.borrow_mut();
+        if let Some((id, packet)) = wires[self.end].acknowledged.pop() {
             return Some(Done::Send { id, packet, result: Ok(()) });
         }
-        let mut other = self.other.borrow_mut();
-        if own.posted.is_empty() || other.sent.is_empty() {
+        let wire = &mut wires[1 - self.end];
+        let waiting = wire.sent.len();
+        if waiting == 0 || wire.posted.len() == 0 {
             return None;
         }
-        let send = match self.order {
-            Order::Overtaking if other.sent.len() > 1 => other.sent.remove(1)?,
-            _ => other.sent.pop_front()?,
-        };
-        let mut packet = own.posted.pop_front()?;
-        packet[..send.length].copy_from_slice(&send.packet[..send.length]);
-        other.acknowledged.push_back((send.id, send.packet));
-        let qpn = Qpn(3 - self.qpn);
+        if matches!(self.order, Order::Overtaking) && waiting > 1 {
+            wire.sent.slots.swap(wire.sent.head % DEPTH, (wire.sent.head + 1) % DEPTH);
+        }
+        let SendRequest { id, packet, length, immediate, .. } = wire.sent.pop()?;
+        // Sender and receiver exchange buffers: nothing is copied.
+        wire.acknowledged.push((id, wire.posted.pop()?));
+        let qpn = Self::qpn(1 - self.end);
         let source = Source { address_handle: Some(AddressHandle(0)), qpn, gid: None };
-        Some(Done::Receive { packet, length: send.length, source, immediate: send.immediate })
+        Some(Done::Receive { packet, length, source, immediate })
     }
     fn next_event(&self) -> Option<Time> {
         None
