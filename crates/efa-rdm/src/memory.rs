@@ -52,7 +52,8 @@ pub struct AccessError {
 }
 
 impl<R: Region> Exposed<R> {
-    /// Looks up the memory that a packet names: all of it, or nothing.
+    /// Looks up the memory that a packet names: all of it, or nothing. As for a device, it doesn't
+    /// matter where nothing is to be read or written.
     pub(crate) fn find(
         iov: &[RmaIov],
         wanted: RemoteUse,
@@ -78,7 +79,8 @@ impl<R: Region> Exposed<R> {
             length: piece.len(),
             key: piece.key(),
         };
-        let ranges = iov.iter().map(|piece| range(piece).ok_or_else(|| refused(piece)));
+        let pieces = iov.iter().filter(|piece| piece.len() > 0);
+        let ranges = pieces.map(|piece| range(piece).ok_or_else(|| refused(piece)));
         Ok(Self { ranges: ranges.collect::<Result<_, _>>()? })
     }
 

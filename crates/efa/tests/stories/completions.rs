@@ -294,3 +294,34 @@ fn an_injected_message_that_fails_tells_so() {
     assert_eq!((completion.kind, completion.tag, completion.length), (Kind::Send, Some(3), 4));
     assert!(completion.buffer.is_empty());
 }
+
+// Hazard 19 of the provider's history, in a domain.
+#[test]
+fn hazard_19_an_endpoint_without_room_holds_up_no_other_of_its_domain() {
+    let mut world = World::pair(19);
+    let domain = &world.ends[ALICE].domain;
+    let neighbour = domain
+        .endpoint(options(3))
+        .bind_completion_queue(&world.ends[ALICE].queue, Direction::Both)
+        .bind_address_vector(&world.ends[ALICE].addresses)
+        .enable()
+        .unwrap();
+    let to_bob = world.introduce(ALICE, BOB);
+    let alice = world.end(ALICE).address();
+    let place = efa::sim::record::QueuePairId { gid: alice.gid(), qpn: alice.qpn() };
+    world.fabric.as_local().unwrap().refuse_sends(place, u32::MAX).unwrap();
+    for i in 0..20 {
+        world.end(BOB).receive(Receive::tagged(i), vec![0; 200_000], i).unwrap();
+        world.end(ALICE).send(Message::to(to_bob).tagged(100 + i), vec![1; 10], 100 + i).unwrap();
+        neighbour.send(Message::to(to_bob).tagged(i), pattern(200_000, i), i).unwrap();
+    }
+    for _ in 0..20 {
+        let received = world.done(BOB);
+        assert_eq!(received.buffer, pattern(200_000, received.context));
+        assert!(world.done(ALICE).context < 20, "of the neighbour");
+    }
+    world.fabric.as_local().unwrap().refuse_sends(place, 0).unwrap();
+    for _ in 0..20 {
+        assert!(world.done(ALICE).context >= 100);
+    }
+}
