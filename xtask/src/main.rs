@@ -7,6 +7,7 @@
 //!       ──► interop      libfabric and our stack with each other
 //!       ──► soak         everything at random under faults, for minutes or hours
 //!       ──► conformance  checklist rows ↔ tests that show them
+//!       ──► verbs        the device of rdma-core
 //!            all on top of: workspace (where things are), process (running children)
 //! ```
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@ mod process;
 mod setup;
 mod soak;
 mod steps;
+mod verbs;
 mod workspace;
 
 use std::process::ExitCode;

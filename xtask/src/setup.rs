@@ -30,6 +30,12 @@ pub(crate) enum Tool {
     FiInfo,
     /// What the layout of the software device is tested with.
     VerbsHeaders,
+    /// Headers that rdma-sys binds along with those.
+    RdmaCmHeaders,
+    /// What rdma-sys finds them by.
+    PkgConfig,
+    /// What rdma-sys reads them with: of version 14, newer ones it doesn't know.
+    Libclang,
     /// A C++ compiler, for the libFuzzer in the fuzz targets.
     CxxCompiler,
     /// Valgrind, which counts the instructions.
@@ -91,6 +97,14 @@ impl Tool {
             Self::VerbsHeaders => Source::Debian(DebianPackage::file(
                 "libibverbs-dev",
                 "/usr/include/infiniband/efadv.h",
+            )),
+            Self::RdmaCmHeaders => {
+                Source::Debian(DebianPackage::file("librdmacm-dev", "/usr/include/rdma/rdma_cma.h"))
+            }
+            Self::PkgConfig => Source::Debian(DebianPackage::program("pkg-config", "pkg-config")),
+            Self::Libclang => Source::Debian(DebianPackage::file(
+                "libclang-14-dev",
+                "/usr/lib/llvm-14/lib/libclang.so",
             )),
             Self::CxxCompiler => Source::Debian(DebianPackage::program("g++", "c++")),
             Self::Valgrind => Source::Debian(DebianPackage::program("valgrind", "valgrind")),

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
-use crate::{bench, conformance, interop, process, soak};
+use crate::{bench, conformance, interop, process, soak, verbs};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -36,6 +36,8 @@ pub(crate) enum Step {
     Tests,
     /// Tests of the software device with Debian's libfabric and its programs
     Libfabric,
+    /// The device of rdma-core, on the software device by the C interface
+    Verbs,
     /// The examples in the documentation
     Doctests,
     /// The documentation builds without a warning
@@ -76,11 +78,12 @@ struct TestCount {
 }
 
 impl Step {
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Fmt,
         Self::Clippy,
         Self::Tests,
         Self::Libfabric,
+        Self::Verbs,
         Self::Doctests,
         Self::Doc,
         Self::Conformance,
@@ -96,6 +99,7 @@ impl Step {
             Self::Clippy => "clippy",
             Self::Tests => "tests",
             Self::Libfabric => "libfabric",
+            Self::Verbs => "verbs",
             Self::Doctests => "doctests",
             Self::Doc => "doc",
             Self::Conformance => "conformance",
@@ -110,12 +114,20 @@ impl Step {
     pub(crate) fn tools(self) -> &'static [Tool] {
         match self {
             Self::Fmt => &[Tool::Rustfmt],
-            Self::Clippy => &[Tool::Clippy],
+            Self::Clippy => &[
+                Tool::Clippy,
+                Tool::VerbsHeaders,
+                Tool::RdmaCmHeaders,
+                Tool::PkgConfig,
+                Tool::Libclang,
+            ],
+            Self::Doc => &verbs::BUILD_TOOLS,
+            Self::Verbs => &verbs::TOOLS,
             Self::Libfabric => &[Tool::FiInfo, Tool::VerbsHeaders, Tool::CCompiler],
             Self::Fuzz => &[Tool::CxxCompiler],
             Self::Interop => &interop::TOOLS,
             Self::Bench => &[Tool::Valgrind, Tool::GungraunRunner],
-            Self::Tests | Self::Doctests | Self::Doc | Self::Conformance | Self::Soak => &[],
+            Self::Tests | Self::Doctests | Self::Conformance | Self::Soak => &[],
         }
     }
 
@@ -153,7 +165,7 @@ impl Step {
             ])),
             // Not --all-targets: that would run the benches too.
             Self::Tests => {
-                cargo.args(["test", "--workspace", "--no-fail-fast"]);
+                cargo.args(["test", "--workspace", "--exclude=efa-verbs", "--no-fail-fast"]);
                 cargo.args(["--lib", "--bins", "--tests", "--examples"]);
                 // A snapshot that differs is a failure, never a file to be accepted later.
                 run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
@@ -164,8 +176,10 @@ impl Step {
                 // Says that the packages are there, so that none of these is skipped.
                 run_tests(cargo.env("EFA_INTEROP", "1"), tests)
             }
+            Self::Verbs => verbs::step(workspace, |cargo| run_tests(cargo, tests)),
             Self::Doctests => {
-                run_tests(cargo.args(["test", "--workspace", "--no-fail-fast", "--doc"]), tests)
+                cargo.args(["test", "--workspace", "--exclude=efa-verbs", "--no-fail-fast"]);
+                run_tests(cargo.arg("--doc"), tests)
             }
             Self::Doc => process::run(cargo.env("RUSTDOCFLAGS", "-D warnings").args([
                 "doc",

@@ -1,4 +1,11 @@
-//! The software device that a command works with, an endpoint on it, and a capture of its packets.
+//! The device that a command works with, an endpoint on it, and a capture of its packets.
+//!
+//! ```text
+//!   --device verbs   an interface of this machine, by rdma-core
+//!            soft    the software device of this host
+//!            auto    verbs, unless there is no interface or something of the software device alone
+//!                    is asked for
+//! ```
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,22 +14,66 @@ use std::sync::{Arc, Mutex, PoisonError};
 use clap::ValueEnum;
 use efa::{
     AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, EnableError,
-    Endpoint, Environment, Fabric, ShmOptions,
+    Endpoint, Environment, Fabric, Link, ShmOptions,
 };
 use efa_device::Rdma;
 use efa_sim::capture::{Capture, CaptureError};
 use efa_sim::faults::FaultOptions;
 use efa_sim::record::{Record, SharedSink, Sink};
 
+/// Name of the software device if none is given.
+const USUAL_NAME: &str = "efa";
+
 /// Which device.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
+    /// `verbs`, an EFA interface of this machine; `soft`, the software device; `auto`, the first where
+    /// there is one
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub(crate) device: Kind,
+    /// Name of the interface [default: the first of EFA]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) interface: Option<String>,
+    #[command(flatten)]
+    pub(crate) soft: SoftArgs,
+}
+
+/// Which software device.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct SoftArgs {
     /// Name of the software device; programs that give the same one reach each other
-    #[arg(long, alias = "name", value_name = "NAME", default_value = "efa")]
-    pub(crate) device_name: String,
+    /// [default: efa]
+    #[arg(long, alias = "name", value_name = "NAME")]
+    pub(crate) device_name: Option<String>,
     /// Directory of the software device [default: /dev/shm/efa-<UID>]
     #[arg(long, value_name = "DIR")]
     pub(crate) directory: Option<PathBuf>,
+}
+
+impl SoftArgs {
+    /// The name that was given, or the usual one.
+    pub(crate) fn name(&self) -> &str {
+        self.device_name.as_deref().unwrap_or(USUAL_NAME)
+    }
+}
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    Auto,
+    Verbs,
+    Soft,
+}
+
+impl Kind {
+    /// As on the command line.
+    pub(crate) const fn setting(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Verbs => "verbs",
+            Self::Soft => "soft",
+        }
+    }
 }
 
 /// What it is like.
@@ -76,14 +127,87 @@ impl RdmaArg {
     }
 }
 
+impl PropertyArgs {
+    /// The first option that is given; all are of the software device alone.
+    fn given(&self) -> Option<&'static str> {
+        let options = [
+            ("--device-rdma", self.device_rdma.is_some()),
+            ("--reorder", self.reorder.is_some()),
+            ("--rnr", self.rnr.is_some()),
+        ];
+        options.into_iter().find_map(|(option, given)| given.then_some(option))
+    }
+}
+
 impl DeviceArgs {
+    /// An option that is of the software device alone, among these and `others`.
+    fn of_soft(&self, properties: &PropertyArgs, others: Option<&'static str>) -> Option<&str> {
+        let place = [
+            ("--device-name", self.soft.device_name.is_some()),
+            ("--directory", self.soft.directory.is_some()),
+        ];
+        let place = place.into_iter().find_map(|(option, given)| given.then_some(option));
+        place.or_else(|| properties.given()).or(others)
+    }
+
+    /// Options that exclude each other; `others` is one more of the software device.
+    pub(crate) fn conflict(
+        &self,
+        properties: &PropertyArgs,
+        others: Option<&'static str>,
+    ) -> Option<String> {
+        let soft = self.of_soft(properties, others);
+        match (self.device, soft) {
+            (Kind::Verbs, Some(option)) => {
+                Some(format!("{option} is of the software device, not of --device verbs"))
+            }
+            (Kind::Soft, _) if self.interface.is_some() => {
+                Some("--interface is not of --device soft".into())
+            }
+            (Kind::Auto, Some(option)) if self.interface.is_some() => {
+                Some(format!("{option} is of the software device, and --interface of the other"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Which kind it is; `others` is one more option of the software device.
+    pub(crate) fn kind(&self, properties: &PropertyArgs, others: Option<&'static str>) -> Kind {
+        let soft = || self.of_soft(properties, others).is_some();
+        match self.device {
+            Kind::Auto if self.interface.is_some() => Kind::Verbs,
+            Kind::Auto if soft() || efa::interfaces().is_err() => Kind::Soft,
+            Kind::Auto => Kind::Verbs,
+            kind => kind,
+        }
+    }
+
+    /// Opens an interface of this machine.
+    pub(crate) fn open_interface(&self) -> Result<Domain, efa::Error> {
+        Fabric::verbs(self.interface.as_deref()).domain()
+    }
+
     /// Opens the device; if there is a capture file, all its packets go into that.
     pub(crate) fn open(
         &self,
         properties: &PropertyArgs,
         capture: Option<&CaptureFile>,
     ) -> Result<Domain, efa::Error> {
-        let usual = ShmOptions::new(&self.device_name);
+        match self.kind(properties, capture.map(|_| "--capture")) {
+            Kind::Verbs => self.open_interface(),
+            Kind::Auto | Kind::Soft => self.soft.open(properties, capture),
+        }
+    }
+}
+
+impl SoftArgs {
+    /// Opens the software device; if there is a capture file, all its packets go into that.
+    pub(crate) fn open(
+        &self,
+        properties: &PropertyArgs,
+        capture: Option<&CaptureFile>,
+    ) -> Result<Domain, efa::Error> {
+        let usual = ShmOptions::new(self.name());
         let options = ShmOptions {
             directory: self.directory.clone(),
             rdma: properties.device_rdma.map_or(usual.rdma, RdmaArg::rdma),
@@ -104,6 +228,8 @@ pub(crate) struct Objects {
     /// For sends and receives.
     pub(crate) queue: CompletionQueue,
     pub(crate) addresses: AddressVector,
+    /// How packets travel.
+    pub(crate) link: Link,
 }
 
 impl Objects {
@@ -116,7 +242,7 @@ impl Objects {
             .bind_completion_queue(&queue, Direction::Both)
             .bind_address_vector(&addresses)
             .enable()?;
-        Ok(Self { endpoint, queue, addresses })
+        Ok(Self { endpoint, queue, addresses, link: domain.fabric().link() })
     }
 }
 

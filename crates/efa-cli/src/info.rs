@@ -13,7 +13,7 @@ use comfy_table::{Table, presets};
 use efa::{DomainAttributes, Endpoint, Fabric, Hints, Link};
 use serde::Serialize;
 
-use crate::device::{DeviceArgs, Objects, PropertyArgs};
+use crate::device::{DeviceArgs, Kind, Objects, PropertyArgs};
 use crate::environment::Variables;
 use crate::output;
 
@@ -23,9 +23,9 @@ const VERSION: u32 = 1;
 /// Arguments of `efa info`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How packets get from one endpoint to another
-    #[arg(long, value_name = "LINK", default_value = "shm")]
-    link: LinkName,
+    /// How packets get from one endpoint of the software device to another [default: shm]
+    #[arg(long, value_name = "LINK")]
+    link: Option<LinkName>,
     /// Print the environment variables that endpoints of this tool follow, with their values
     #[arg(long)]
     env: bool,
@@ -54,6 +54,9 @@ pub(crate) enum InfoError {
         /// What was wanted.
         link: Link,
     },
+    /// There is no interface; says what to do.
+    #[error(transparent)]
+    NoInterface(efa::Error),
     /// It doesn't open.
     #[error("no device")]
     Device(#[from] efa::Error),
@@ -82,6 +85,10 @@ struct Facts {
     version: u32,
     provider: &'static str,
     link: String,
+    /// What rdma-core finds.
+    interfaces: Vec<String>,
+    /// Why that is nothing, and what to do.
+    no_interfaces: Option<String>,
     device: DeviceFacts,
     endpoint: EndpointFacts,
 }
@@ -117,23 +124,47 @@ struct EndpointFacts {
     address_size: usize,
 }
 
+impl Args {
+    pub(crate) fn conflict(&self) -> Option<String> {
+        self.device.conflict(&PropertyArgs::default(), self.link.map(|_| "--link"))
+    }
+
+    fn link(&self) -> Link {
+        let soft = self.link.map(|_| "--link");
+        match (self.device.kind(&PropertyArgs::default(), soft), self.link) {
+            (Kind::Verbs, _) => Link::Verbs,
+            (_, None | Some(LinkName::Shm)) => Link::Shm,
+            (_, Some(LinkName::Local)) => Link::Local,
+        }
+    }
+}
+
 impl Facts {
     fn gather(args: &Args) -> Result<Self, InfoError> {
-        let link = match args.link {
-            LinkName::Shm => Link::Shm,
-            LinkName::Local => Link::Local,
-        };
-        let found = efa::info(&Hints { link: Some(link), ..Hints::default() })?;
+        let link = args.link();
+        let interface = args.device.interface.clone();
+        let hints = Hints { link: Some(link), interface, ..Hints::default() };
+        let found = efa::info(&hints).map_err(|error| match error {
+            efa::Error::Device(_) if link == Link::Verbs => InfoError::NoInterface(error),
+            error => error.into(),
+        })?;
         let info = found.first().ok_or(InfoError::Absent { link })?;
-        let domain = match args.link {
-            LinkName::Shm => args.device.open(&PropertyArgs::default(), None)?,
-            LinkName::Local => Fabric::open(info).domain()?,
+        let domain = match link {
+            Link::Shm => args.device.soft.open(&PropertyArgs::default(), None)?,
+            _ => Fabric::open(info).domain()?,
+        };
+        let (interfaces, no_interfaces) = match efa::interfaces() {
+            Ok(names) => (names, None),
+            Err(efa::DeviceError::Absent { reason }) => (Vec::new(), Some(reason)),
+            Err(error) => (Vec::new(), Some(error.to_string())),
         };
         let Objects { endpoint, .. } = Objects::new(&domain, 1)?;
         Ok(Self {
             version: VERSION,
             provider: info.provider,
             link: link.to_string(),
+            interfaces,
+            no_interfaces,
             device: DeviceFacts::of(domain.attributes()),
             endpoint: EndpointFacts::of(&endpoint),
         })
@@ -169,7 +200,11 @@ impl Facts {
             ("tag format", &endpoint.mem_tag_format),
             ("pieces of a buffer", &endpoint.iov_limit),
         ]);
-        format!("device\n{device}\nendpoint\n{endpoint}")
+        let interfaces = match &self.no_interfaces {
+            Some(reason) => format!("none; {reason}"),
+            None => self.interfaces.join(", "),
+        };
+        format!("interfaces of this machine: {interfaces}\ndevice\n{device}\nendpoint\n{endpoint}")
     }
 }
 

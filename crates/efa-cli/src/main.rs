@@ -62,7 +62,8 @@ impl Command {
         match self {
             Self::Pingpong(args) => args.conflict(),
             Self::SoftEfa(args) => args.conflict().map(str::to_owned),
-            Self::Info(_) | Self::Decode(_) => None,
+            Self::Info(args) => args.conflict(),
+            Self::Decode(_) => None,
         }
     }
 }

@@ -25,7 +25,7 @@ use std::process::Command;
 use clap::builder::RangedU64ValueParser;
 use clap::{Subcommand, ValueEnum};
 
-use crate::device::{DeviceArgs, PropertyArgs};
+use crate::device::{PropertyArgs, SoftArgs};
 
 /// File name of the library.
 const LIBRARY: &str = "libefa_soft.so";
@@ -105,7 +105,7 @@ struct Run {
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     #[command(flatten)]
-    device: DeviceArgs,
+    device: SoftArgs,
     #[command(flatten)]
     properties: PropertyArgs,
     /// The program and its arguments
@@ -278,8 +278,8 @@ impl Run {
     /// The environment that tells the library what the device is like; what isn't asked for keeps
     /// what the environment already says.
     fn settings(&self) -> Result<Vec<(&'static str, OsString)>, SoftEfaError> {
-        let DeviceArgs { device_name, directory } = &self.device;
-        let mut settings: Vec<(_, OsString)> = vec![("EFA_SOFT_NAME", device_name.into())];
+        let directory = &self.device.directory;
+        let mut settings: Vec<(_, OsString)> = vec![("EFA_SOFT_NAME", self.device.name().into())];
         let PropertyArgs { device_rdma, reorder, rnr } = &self.properties;
         let properties = [
             ("EFA_SOFT_LINK", self.link.map(|link| link.setting().to_owned())),

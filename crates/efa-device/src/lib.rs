@@ -396,6 +396,29 @@ impl Status {
         }
     }
 
+    /// What the device's number means; `None` for 0, which is success, and for numbers to come.
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Flushed,
+            2 => Self::QueuePairInternal,
+            3 => Self::UnsupportedOperation,
+            4 => Self::BadAddressHandle,
+            5 => Self::BadLocalKey,
+            6 => Self::BadLength,
+            7 => Self::RemoteBadAddress,
+            8 => Self::RemoteAbort,
+            9 => Self::BadDestinationQpn,
+            10 => Self::ReceiverNotReady,
+            11 => Self::RemoteBadLength,
+            12 => Self::BadStatus,
+            13 => Self::UnresponsiveRemote,
+            14 => Self::UnknownPeer,
+            15 => Self::UnreachableRemote,
+            _ => return None,
+        })
+    }
+
     /// Whether it says that the peer is gone: reset, unknown, silent or never there.
     #[must_use]
     pub const fn is_peer_gone(self) -> bool {
@@ -892,6 +915,14 @@ mod tests {
         gid.0[1] = 0x80;
         gid.0[15] = 1;
         assert_eq!(alloc::format!("{gid}"), "fe80::1");
+    }
+
+    #[test]
+    fn every_number_has_its_status() {
+        for code in 1..=15 {
+            assert_eq!(Status::from_code(code).map(Status::code), Some(code));
+        }
+        assert_eq!((Status::from_code(0), Status::from_code(16)), (None, None));
     }
 
     #[test]

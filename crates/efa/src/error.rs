@@ -32,6 +32,9 @@ pub enum Wanted {
     /// A provider of another name.
     #[error("provider {0}")]
     Provider(String),
+    /// An interface by its name, on a link that has no such.
+    #[error("the interface {0}")]
+    Interface(String),
     /// A kind of progress.
     #[error("{0} progress")]
     Progress(Progress),

@@ -9,7 +9,7 @@ use efa_sim::shm::{ShmDevice, ShmOptions};
 use efa_sim::tcp::{TcpDevice, TcpOptions};
 
 use crate::clock::Clock;
-use crate::device::Device;
+use crate::device::{Device, find_interfaces, open_interface};
 use crate::domain::Domain;
 use crate::error::{Error, Wanted};
 use crate::info::{
@@ -50,14 +50,43 @@ pub fn info(hints: &Hints) -> Result<Vec<Info>, Error> {
         none if none.is_empty() => Capabilities::OFFERED,
         some => some.enabled(),
     };
-    let links = Link::ALL.into_iter();
-    let found = links.filter(|link| hints.link.is_none_or(|wanted| wanted == *link));
-    Ok(found.map(|link| describe(link, capabilities)).collect())
+    let mut found = Vec::new();
+    for link in Link::ALL.into_iter().filter(|link| hints.link.is_none_or(|wanted| wanted == *link))
+    {
+        let devices = match link {
+            Link::Verbs => wanted_interfaces(hints)?,
+            // They have no names, and the defaults are those of every link.
+            _ if hints.interface.is_some() => Vec::new(),
+            _ => vec![DeviceAttributes {
+                name: format!("{PROVIDER}-{link}"),
+                ..DeviceAttributes::default()
+            }],
+        };
+        found.extend(devices.iter().map(|device| describe(link, device, capabilities)));
+    }
+    match (&hints.interface, found.is_empty()) {
+        (Some(name), true) => Err(Error::NoData { wanted: Wanted::Interface(name.clone()) }),
+        _ => Ok(found),
+    }
 }
 
-fn describe(link: Link, capabilities: Capabilities) -> Info {
-    // The defaults of every link.
-    let device = DeviceAttributes { name: format!("efa-{link}"), ..DeviceAttributes::default() };
+/// The interfaces of this machine. None is an error only if one was asked for.
+fn wanted_interfaces(hints: &Hints) -> Result<Vec<DeviceAttributes>, Error> {
+    match find_interfaces(hints.interface.as_deref()) {
+        Err(error) if hints.link == Some(Link::Verbs) => Err(Error::Device(error)),
+        found => Ok(found.unwrap_or_default()),
+    }
+}
+
+/// The names of the EFA interfaces of this machine, those that rdma-core finds.
+///
+/// # Errors
+/// [`DeviceError::Absent`] says in one line why there are none, and what to do.
+pub fn interfaces() -> Result<Vec<String>, DeviceError> {
+    Ok(find_interfaces(None)?.into_iter().map(|interface| interface.name).collect())
+}
+
+fn describe(link: Link, device: &DeviceAttributes, capabilities: Capabilities) -> Info {
     let config = Config::default();
     Info {
         provider: PROVIDER,
@@ -66,7 +95,7 @@ fn describe(link: Link, capabilities: Capabilities) -> Info {
         link,
         capabilities,
         endpoint: EndpointAttributes::of(&config, efa_rdm::inject_limit(device.mtu), u64::MAX),
-        domain: DomainAttributes::of(&device),
+        domain: DomainAttributes::of(device),
     }
 }
 
@@ -82,21 +111,34 @@ pub struct Fabric {
 
 #[derive(Clone, Debug)]
 enum Network {
+    /// The interface of this name, or the first.
+    Verbs(Option<String>),
     Shm(ShmOptions),
     Tcp(TcpOptions),
     Local(LocalFabric),
 }
 
 impl Fabric {
-    /// One of the networks that [`info`] found, as it is by default: `shm` with the processes that
-    /// open it the same way, `tcp` by the address 127.0.0.1, `local` alone.
+    /// One of the networks that [`info`] found, as it is by default: `verbs` by the interface that
+    /// was found, `shm` with the processes that open it the same way, `tcp` by the address
+    /// 127.0.0.1, `local` alone.
     #[must_use]
     pub fn open(info: &Info) -> Self {
         match info.link {
+            Link::Verbs => Self::verbs(Some(&info.domain.name)),
             Link::Shm => Self::shm(ShmOptions::new(SHM_NAME)),
             Link::Tcp => Self::tcp(TcpOptions::new(Ipv4Addr::LOCALHOST)),
             Link::Local => Self::local(LocalOptions::default()),
         }
+    }
+
+    /// What can be reached by the interface of this name, or by the first EFA interface, of this
+    /// machine. Nothing is touched before a domain is opened, which fails in a build without the
+    /// feature `verbs`.
+    #[must_use]
+    pub fn verbs(interface: Option<&str>) -> Self {
+        let network = Network::Verbs(interface.map(str::to_owned));
+        Self { network, clock: Clock::default() }
     }
 
     /// The processes of this host that give the same name. Nothing is touched before a domain is
@@ -130,6 +172,7 @@ impl Fabric {
     #[must_use]
     pub fn link(&self) -> Link {
         match self.network {
+            Network::Verbs(_) => Link::Verbs,
             Network::Shm(_) => Link::Shm,
             Network::Tcp(_) => Link::Tcp,
             Network::Local(_) => Link::Local,
@@ -140,8 +183,8 @@ impl Fabric {
     #[must_use]
     pub fn as_local(&self) -> Option<&LocalFabric> {
         match &self.network {
-            Network::Shm(_) | Network::Tcp(_) => None,
             Network::Local(network) => Some(network),
+            _ => None,
         }
     }
 
@@ -156,6 +199,7 @@ impl Fabric {
 
     fn open_device(&self) -> Result<Device, DeviceError> {
         match &self.network {
+            Network::Verbs(interface) => open_interface(interface.as_deref()),
             Network::Shm(options) => Ok(ShmDevice::open(options.clone())?.into()),
             Network::Tcp(options) => Ok(TcpDevice::open(options.clone())?.into()),
             Network::Local(network) => Ok(network.open().into()),

@@ -68,6 +68,8 @@ impl fmt::Display for Capabilities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Link {
+    /// An interface of this machine, by rdma-core. Only with the feature `verbs`.
+    Verbs,
     /// Shared memory between the processes of this host.
     Shm,
     /// TCP between processes of this host or others.
@@ -78,12 +80,13 @@ pub enum Link {
 
 impl Link {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Shm, Self::Tcp, Self::Local];
+    pub const ALL: [Self; 4] = [Self::Verbs, Self::Shm, Self::Tcp, Self::Local];
 }
 
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            Self::Verbs => "verbs",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Local => "local",
@@ -100,6 +103,8 @@ pub struct Hints {
     pub provider: Option<String>,
     /// The link.
     pub link: Option<Link>,
+    /// Name of the interface; only those of rdma-core have names that one can ask for.
+    pub interface: Option<String>,
     /// What is to move operations on.
     pub progress: Option<Progress>,
 }

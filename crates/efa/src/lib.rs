@@ -92,7 +92,7 @@ pub use endpoint::{
 pub use environment::{Environment, Mistake, Parameter, ParameterKind, Value};
 pub use error::{Bound, CloseError, EnableError, Error, Wanted};
 pub use event::Event;
-pub use fabric::{Fabric, info};
+pub use fabric::{Fabric, info, interfaces};
 pub use info::{
     AddressVectorKind, Capabilities, DomainAttributes, EndpointAttributes, EndpointKind, Hints,
     Info, Link, MessageOrder, Progress, ResourceManagement, Threading,

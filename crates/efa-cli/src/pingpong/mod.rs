@@ -45,7 +45,7 @@ use self::process::{ProcessError, ServerProcess};
 use self::report::Report;
 use self::session::RunError;
 use self::sizes::Sizes;
-use crate::device::{DeviceArgs, PropertyArgs};
+use crate::device::{DeviceArgs, Kind, PropertyArgs};
 use crate::output;
 
 /// Repetitions before those that count, if nothing else is asked for.
@@ -64,6 +64,9 @@ With --fi, the other side is libfabric's fi_pingpong, on the same software devic
   efa soft-efa run -- fi_pingpong -p efa -e rdm -c & efa pingpong --fi 127.0.0.1
 It agrees on nothing beforehand, so that both sides need the same options: -c is our default (else \
 --no-check), -I --iterations, -S --sizes (-S all: --all-sizes), -m tagged --tagged.
+
+With --device verbs the packets go by an interface of this machine, which reaches other hosts: start \
+`efa pingpong --device verbs --listen 0.0.0.0` there and `efa pingpong --device verbs THERE` here.
 
 Sizes are in bytes or with k, M, G; a range doubles from its first size up to its last. Sizes, \
 repetitions and all that messages are like is for the client to say.")]
@@ -201,8 +204,17 @@ impl Args {
             ("--no-check", self.no_check),
         ];
         let given = clients.into_iter().find(|(_, given)| *given);
-        let (option, _) = given.filter(|_| self.listen.is_some() && !self.fi)?;
-        Some(format!("the argument '{option}' cannot be used with '--listen' without '--fi'"))
+        if let Some((option, _)) = given.filter(|_| self.listen.is_some() && !self.fi) {
+            return Some(format!(
+                "the argument '{option}' cannot be used with '--listen' without '--fi'"
+            ));
+        }
+        self.device.conflict(&self.properties, self.of_soft())
+    }
+
+    /// An option that is of the software device alone, beside those of the device.
+    fn of_soft(&self) -> Option<&'static str> {
+        self.capture.is_some().then_some("--capture")
     }
 
     /// How long to wait for the other side in any one place.
@@ -260,11 +272,18 @@ impl Args {
 
     /// The arguments of a server process for this client.
     fn for_server(&self) -> Vec<OsString> {
-        let DeviceArgs { device_name, directory } = &self.device;
+        let DeviceArgs { interface, soft, .. } = &self.device;
+        let kind = self.device.kind(&self.properties, self.of_soft());
         let mut arguments: Vec<OsString> = ["pingpong", "--serve-inherited"].map(Into::into).into();
         arguments.extend(["--timeout".into(), self.timeout.to_string().into()]);
-        arguments.extend(["--device-name".into(), device_name.into()]);
-        if let Some(directory) = directory {
+        arguments.extend(["--device".into(), kind.setting().into()]);
+        if let Some(interface) = interface {
+            arguments.extend(["--interface".into(), interface.into()]);
+        }
+        if kind != Kind::Verbs {
+            arguments.extend(["--device-name".into(), soft.name().into()]);
+        }
+        if let Some(directory) = &soft.directory {
             arguments.extend(["--directory".into(), directory.into()]);
         }
         let PropertyArgs { device_rdma, reorder, rnr } = &self.properties;

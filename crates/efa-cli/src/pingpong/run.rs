@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use efa::{Address, AddressVector, Domain, Endpoint, FiAddr};
+use efa::{Address, AddressVector, Domain, Endpoint, FiAddr, Link};
 use efa_proto::RawAddress;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -112,7 +112,7 @@ impl<'a> Device<'a> {
         let Args { device, properties, capture: file, .. } = args;
         let capture = match file {
             Some(file) => {
-                let created = CaptureFile::create(file, &device.device_name);
+                let created = CaptureFile::create(file, device.soft.name());
                 let failed = |source| PingpongError::Capture { file: file.clone(), source };
                 Some(created.map_err(failed)?)
             }
@@ -144,22 +144,24 @@ fn session<'a>(
     plan: Plan,
     args: &Args,
 ) -> Result<Session<'a>, PingpongError> {
-    let Objects { endpoint, queue, addresses } = objects;
+    let Objects { endpoint, queue, addresses, link } = objects;
     let theirs: Address = theirs.parse()?;
-    let peer = insert(&addresses, theirs, endpoint.address())?;
+    let peer = insert(&addresses, link, theirs, endpoint.address())?;
     let (patience, early) = (args.patience(), Early::default());
     Ok(Session { endpoint, queue, peer, channel, plan, patience, early })
 }
 
-/// Makes the other side's endpoint our peer, if it is on the host where ours is.
+/// Makes the other side's endpoint our peer. On the software device it must be on the host where
+/// ours is.
 pub(super) fn insert(
     addresses: &AddressVector,
+    link: Link,
     theirs: Address,
     ours: Address,
 ) -> Result<FiAddr, PingpongError> {
     let interface = |address| Ipv6Addr::from(RawAddress::from(address).gid);
     let (ours, others) = (interface(ours), interface(theirs));
-    if ours != others {
+    if link != Link::Verbs && ours != others {
         return Err(PingpongError::NotOneHost { ours, theirs: others });
     }
     addresses.insert(theirs).map_err(PingpongError::Peer)

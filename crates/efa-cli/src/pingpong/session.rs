@@ -315,7 +315,7 @@ mod tests {
         let objects = || Objects::new(&fabric.domain().unwrap(), 8).unwrap();
         let (from, to) = (objects(), objects());
         let addresses = (from.endpoint.address(), to.endpoint.address());
-        let session = |Objects { endpoint, queue, addresses }, other, channel, plan| {
+        let session = |Objects { endpoint, queue, addresses, .. }, other, channel, plan| {
             let peer = AddressVector::insert(&addresses, other).unwrap();
             Session {
                 endpoint,
@@ -364,7 +364,7 @@ mod tests {
         let greeted = thread::spawn(|| Channel::greet(Stream::Unix(a), PATIENCE).unwrap());
         let mut channel = Channel::greet(Stream::Unix(b), PATIENCE).unwrap();
         let objects = Objects::new(&Fabric::local(LocalOptions::default()).domain().unwrap(), 8);
-        let Objects { endpoint, queue, addresses } = objects.unwrap();
+        let Objects { endpoint, queue, addresses, .. } = objects.unwrap();
         let peer = addresses.insert(endpoint.address()).unwrap();
         let (channel, plan) = (&mut channel, plan(true, false));
         let (patience, early) = (PATIENCE, Early::default());

@@ -39,8 +39,8 @@ pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongErr
     let mut control = FiControl::new(stream, args.patience())?;
     let theirs = control.receive_name()?;
     let device = Device::open(args)?;
-    let Objects { endpoint, queue, addresses } = Objects::new(&device.domain, CAPACITY)?;
-    let peer = insert(&addresses, theirs, endpoint.address())?;
+    let Objects { endpoint, queue, addresses, link } = Objects::new(&device.domain, CAPACITY)?;
+    let peer = insert(&addresses, link, theirs, endpoint.address())?;
     let plan = args.fi_plan();
     let ours = endpoint.address();
     let mut session = Session::new(endpoint, queue, peer, control, plan, args.patience())?;
@@ -59,10 +59,10 @@ pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongErr
 pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
     let mut control = FiControl::new(stream, args.patience())?;
     let device = Device::open(args)?;
-    let Objects { endpoint, queue, addresses } = Objects::new(&device.domain, CAPACITY)?;
+    let Objects { endpoint, queue, addresses, link } = Objects::new(&device.domain, CAPACITY)?;
     control.send_name(endpoint.address())?;
     let theirs = control.receive_name()?;
-    let peer = insert(&addresses, theirs, endpoint.address())?;
+    let peer = insert(&addresses, link, theirs, endpoint.address())?;
     let plan = args.fi_plan();
     let mut session = Session::new(endpoint, queue, peer, control, plan, args.patience())?;
     tracing::info!("the run begins");

@@ -1,0 +1,407 @@
+//! Queue pairs on the software device, through libibverbs and libefa: what the seam promises.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::on_soft_device;
+use efa_device::{
+    Access, Completion, Destination, Device, DeviceError, Gid, Qkey, Qpn, QueuePair,
+    QueuePairAddress, QueuePairOptions, RdmaRequest, Region, RegionRange, RemoteMemory,
+    SendRequest, Source, Status, Time, WorkId,
+};
+use efa_verbs::{Packet, VerbsDevice, VerbsQueuePair, VerbsRegion};
+
+type Done = Completion<Packet>;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn device() -> VerbsDevice {
+    VerbsDevice::open(None).unwrap()
+}
+
+fn options(qkey: u32) -> QueuePairOptions {
+    QueuePairOptions { qkey: Qkey(qkey), send_depth: 64, receive_depth: 64, rnr_retry: 3 }
+}
+
+fn pair(device: &VerbsDevice) -> (VerbsQueuePair, VerbsQueuePair) {
+    let make = |qkey| device.create_queue_pair(options(qkey)).unwrap();
+    (make(11), make(22))
+}
+
+fn destination(from: &mut VerbsQueuePair, to: QueuePairAddress) -> Destination {
+    let address_handle = from.create_address_handle(to.gid).unwrap();
+    Destination { address_handle, qpn: to.qpn, qkey: to.qkey }
+}
+
+fn packet(of: &mut VerbsQueuePair, text: &[u8]) -> Packet {
+    let mut packet = of.allocate_packet().unwrap();
+    packet.as_mut()[..text.len()].copy_from_slice(text);
+    packet
+}
+
+fn send(from: &mut VerbsQueuePair, to: Destination, id: u64, text: &[u8]) {
+    let packet = packet(from, text);
+    let length = text.len();
+    let request = SendRequest { id: WorkId(id), packet, length, destination: to, immediate: None };
+    from.post_send(request).unwrap();
+}
+
+fn post(to: &mut VerbsQueuePair, count: usize) {
+    for _ in 0..count {
+        let packet = to.allocate_packet().unwrap();
+        to.post_receive(packet).unwrap();
+    }
+}
+
+/// Polls all in turn until one has something; gives which.
+fn next(pairs: &mut [&mut VerbsQueuePair]) -> (usize, Done) {
+    let begin = Instant::now();
+    loop {
+        for (index, pair) in pairs.iter_mut().enumerate() {
+            if let Some(done) = pair.poll(Time::ZERO) {
+                return (index, done);
+            }
+        }
+        assert!(begin.elapsed() < PATIENCE, "nothing happens");
+    }
+}
+
+/// Polls all until `done` says that it was this.
+fn until<T>(
+    pairs: &mut [&mut VerbsQueuePair],
+    mut found: impl FnMut(usize, Done) -> Option<T>,
+) -> T {
+    loop {
+        let (index, done) = next(pairs);
+        if let Some(value) = found(index, done) {
+            return value;
+        }
+    }
+}
+
+#[test]
+fn a_machine_without_rdma_says_so_and_what_to_do() {
+    if std::path::Path::new("/sys/class/infiniband").exists() {
+        return eprintln!("skipped: this machine has RDMA");
+    }
+    let Err(DeviceError::Absent { reason }) = VerbsDevice::open(None).map(drop) else { panic!() };
+    assert!(reason.contains("modprobe"), "{reason}");
+    assert_eq!(efa_verbs::interfaces(), Err(DeviceError::Absent { reason }));
+}
+
+#[test]
+fn interfaces_are_found_and_described() {
+    on_soft_device("interfaces_are_found_and_described", &[("EFA_SOFT_DEVICES", "2")], || {
+        let names = efa_verbs::interfaces().unwrap();
+        assert_eq!(names, ["efa_soft0", "efa_soft1"]);
+        let second = VerbsDevice::open(Some("efa_soft1")).unwrap();
+        let attributes = second.attributes();
+        assert_eq!((attributes.name.as_str(), attributes.mtu), ("efa_soft1", 8928));
+        assert!(attributes.rdma.read && attributes.rdma.write && attributes.max_regions > 1000);
+        assert_ne!(second.gid(), device().gid());
+        let Err(error) = VerbsDevice::open(Some("efa_soft7")) else { panic!() };
+        assert_eq!(
+            error.to_string(),
+            "no device: no interface efa_soft7, but efa_soft0, efa_soft1"
+        );
+    });
+}
+
+#[test]
+fn datagrams_arrive_with_their_source_and_immediate_data() {
+    on_soft_device("datagrams_arrive_with_their_source_and_immediate_data", &[], || {
+        let device = device();
+        let (mut a, mut b) = pair(&device);
+        post(&mut b, 4);
+        let to = destination(&mut a, b.address());
+        send(&mut a, to, 7, b"hello");
+        let big = vec![0xa5; device.attributes().mtu];
+        let packet = packet(&mut a, &big);
+        let request = SendRequest {
+            id: WorkId(8),
+            packet,
+            length: big.len(),
+            destination: to,
+            immediate: Some(0x1234_5678),
+        };
+        a.post_send(request).unwrap();
+        let (mut arrived, mut sent) = (Vec::new(), Vec::new());
+        until(&mut [&mut a, &mut b], |who, done| {
+            match done {
+                Completion::Receive { packet, length, source, immediate } => {
+                    assert_eq!(who, 1);
+                    arrived.push((packet.as_ref()[..length].to_vec(), source, immediate));
+                }
+                Completion::Send { id, result, .. } => sent.push((id, result)),
+                other => panic!("{other:?}"),
+            }
+            (arrived.len() == 2 && sent.len() == 2).then_some(())
+        });
+        arrived.sort_by_key(|(bytes, ..)| bytes.len());
+        sent.sort_by_key(|(id, _)| *id);
+        let source = arrived[0].1;
+        assert_eq!((arrived[0].0.as_slice(), arrived[0].2), (&b"hello"[..], None));
+        assert_eq!((&arrived[1].0, arrived[1].2), (&big, Some(0x1234_5678)));
+        assert_eq!(sent, [(WorkId(7), Ok(())), (WorkId(8), Ok(()))]);
+        assert_eq!(source.qpn, a.address().qpn);
+        // One address handle an interface, and both queue pairs are on this one.
+        assert_eq!(source.address_handle, Some(to.address_handle));
+        let counters = a.counters();
+        assert_eq!((counters.posts, counters.inline_sends, counters.send_doorbells), (2, 1, 2));
+    });
+}
+
+#[test]
+fn an_unknown_sender_is_told_by_gid() {
+    on_soft_device("an_unknown_sender_is_told_by_gid", &[], || {
+        let device = device();
+        let (mut a, mut b) = pair(&device);
+        let to = destination(&mut a, b.address());
+        send(&mut a, to, 1, b"x");
+        // The datagram arrives when there is a buffer, and by then nobody has a handle any more.
+        a.destroy_address_handle(to.address_handle);
+        post(&mut b, 1);
+        let source: Source = until(&mut [&mut a, &mut b], |_, done| match done {
+            Completion::Receive { source, .. } => Some(source),
+            _ => None,
+        });
+        let expected =
+            Source { address_handle: None, qpn: a.address().qpn, gid: Some(device.gid()) };
+        assert_eq!(source, expected);
+    });
+}
+
+#[test]
+fn what_is_refused_comes_back() {
+    on_soft_device("what_is_refused_comes_back", &[], || {
+        let device = device();
+        let deep = QueuePairOptions { send_depth: 1 << 20, ..options(1) };
+        let Err(DeviceError::TooLong { length, limit }) = device.create_queue_pair(deep) else {
+            panic!()
+        };
+        assert_eq!((length, limit), (1 << 20, device.attributes().max_send as u64));
+        let (mut a, b) = pair(&device);
+        let to = destination(&mut a, b.address());
+        let refuse = |a: &mut VerbsQueuePair, length, destination| {
+            let packet = a.allocate_packet().unwrap();
+            let request =
+                SendRequest { id: WorkId(1), packet, length, destination, immediate: None };
+            a.post_send(request).unwrap_err().error
+        };
+        let mtu = device.attributes().mtu;
+        let too_long = DeviceError::TooLong { length: mtu as u64 + 1, limit: mtu as u64 };
+        assert_eq!(refuse(&mut a, mtu + 1, to), too_long);
+        let handle = efa_device::AddressHandle(999);
+        let nowhere = Destination { address_handle: handle, ..to };
+        assert_eq!(refuse(&mut a, 1, nowhere), DeviceError::BadAddressHandle { handle });
+        for id in 0..64 {
+            send(&mut a, to, id, b"x");
+        }
+        assert_eq!(refuse(&mut a, 1, to), DeviceError::QueueFull { depth: 64 });
+        assert_eq!(
+            a.create_address_handle(Gid::ZERO),
+            Err(DeviceError::BadAddress { gid: Gid::ZERO })
+        );
+    });
+}
+
+#[test]
+fn address_handles_are_counted() {
+    on_soft_device("address_handles_are_counted", &[], || {
+        let device = device();
+        let (mut a, mut b) = pair(&device);
+        let gid = Gid([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
+        let first = a.create_address_handle(gid).unwrap();
+        assert_eq!(a.create_address_handle(gid), Ok(first));
+        assert_eq!(b.create_address_handle(gid), Ok(first), "one an interface");
+        let usable = |a: &mut VerbsQueuePair| {
+            let packet = a.allocate_packet().unwrap();
+            let destination = Destination { address_handle: first, qpn: Qpn(1), qkey: Qkey(1) };
+            let request =
+                SendRequest { id: WorkId(0), packet, length: 1, destination, immediate: None };
+            a.post_send(request).is_ok()
+        };
+        assert!(usable(&mut a));
+        a.destroy_address_handle(first);
+        assert!(usable(&mut a), "one count is left");
+        a.destroy_address_handle(first);
+        a.destroy_address_handle(first);
+        assert!(!usable(&mut a), "none is left");
+        assert!(usable(&mut b), "the other one has its own");
+        b.destroy_address_handle(first);
+    });
+}
+
+#[test]
+fn a_queue_pair_that_is_not_there_is_told() {
+    on_soft_device("a_queue_pair_that_is_not_there_is_told", &[], || {
+        let device = device();
+        let (mut a, b) = pair(&device);
+        let to = destination(&mut a, b.address());
+        drop(b);
+        send(&mut a, to, 5, b"nobody");
+        let (_, done) = next(&mut [&mut a]);
+        let Completion::Send { id: WorkId(5), result, packet } = done else { panic!("{done:?}") };
+        assert_eq!(result, Err(Status::BadDestinationQpn));
+        assert_eq!(&packet.as_ref()[..6], b"nobody");
+    });
+}
+
+#[test]
+fn a_receiver_without_buffers_is_told_after_the_retries() {
+    on_soft_device("a_receiver_without_buffers_is_told_after_the_retries", &[], || {
+        let device = device();
+        let (mut a, mut b) = pair(&device);
+        let to = destination(&mut a, b.address());
+        // The device waits for the first buffer of a queue pair without counting.
+        post(&mut b, 1);
+        send(&mut a, to, 1, b"taken");
+        send(&mut a, to, 2, b"refused");
+        let result = until(&mut [&mut a, &mut b], |_, done| match done {
+            Completion::Send { id: WorkId(2), result, .. } => Some(result),
+            _ => None,
+        });
+        assert_eq!(result, Err(Status::ReceiverNotReady));
+    });
+}
+
+fn region(device: &VerbsDevice, bytes: &[u8], access: Access) -> VerbsRegion {
+    device.register(bytes.into(), access).unwrap()
+}
+
+const ALL: Access = Access { remote_read: true, remote_write: true };
+
+#[test]
+fn remote_memory_is_read_and_written() {
+    on_soft_device("remote_memory_is_read_and_written", &[], || {
+        let device = device();
+        let (mut a, mut b) = pair(&device);
+        let to = destination(&mut a, b.address());
+        let local = region(&device, b"0123456789", Access::default());
+        let remote = region(&device, b"abcdefghij", ALL);
+        let request = |id, offset, length, start| RdmaRequest {
+            id: WorkId(id),
+            local: RegionRange { region: local.clone(), offset, length },
+            remote: RemoteMemory {
+                address: remote.remote_address() + start,
+                key: remote.remote_key(),
+            },
+            destination: to,
+        };
+        let bytes = |region: &VerbsRegion| {
+            let mut bytes = [0; 10];
+            assert_eq!(region.read(0, &mut bytes), 10);
+            bytes
+        };
+        a.post_read(request(1, 0, 4, 3)).unwrap();
+        let (_, done) = next(&mut [&mut a]);
+        assert!(matches!(done, Completion::Rdma { id: WorkId(1), result: Ok(()) }), "{done:?}");
+        assert_eq!(&bytes(&local), b"defg456789");
+        a.post_write(request(2, 8, 2, 0), None).unwrap();
+        let (_, done) = next(&mut [&mut a]);
+        assert!(matches!(done, Completion::Rdma { id: WorkId(2), result: Ok(()) }), "{done:?}");
+        assert_eq!(&bytes(&remote), b"89cdefghij");
+        // Beyond the end of the remote region, which the other side notices.
+        a.post_read(request(3, 0, 4, 8)).unwrap();
+        let (_, done) = next(&mut [&mut a]);
+        let failed = Err(Status::RemoteBadAddress);
+        assert!(matches!(done, Completion::Rdma { id: WorkId(3), result } if result == failed));
+        let outside = DeviceError::OutOfRegion { offset: 8, length: 4, region: 10 };
+        assert_eq!(a.post_read(request(4, 8, 4, 0)), Err(outside));
+        // With immediate data the target is told; it takes a buffer.
+        post(&mut b, 1);
+        a.post_write(request(5, 0, 1, 9), Some(77)).unwrap();
+        let written = until(&mut [&mut a, &mut b], |_, done| match done {
+            Completion::Written { immediate, length, source, packet } => {
+                Some((immediate, length, source.qpn, packet.is_some()))
+            }
+            _ => None,
+        });
+        assert_eq!(written, (77, 1, a.address().qpn, true));
+        assert_eq!(&bytes(&remote), b"89cdefghid");
+    });
+}
+
+#[test]
+fn without_the_capability_there_is_no_rdma() {
+    let settings = [("EFA_SOFT_RDMA", "none")];
+    on_soft_device("without_the_capability_there_is_no_rdma", &settings, || {
+        let device = device();
+        let rdma = device.attributes().rdma;
+        assert!(!rdma.read && !rdma.write && !rdma.unsolicited_write_receive);
+        let (mut a, b) = pair(&device);
+        let to = destination(&mut a, b.address());
+        // Memory is registered all the same: the protocol emulates reads and writes.
+        let memory = region(&device, b"bytes", ALL);
+        assert_eq!(memory.access(), ALL);
+        let request = RdmaRequest {
+            id: WorkId(1),
+            local: RegionRange { region: memory, offset: 0, length: 1 },
+            remote: RemoteMemory::default(),
+            destination: to,
+        };
+        let refused = a.post_read(request.clone());
+        assert_eq!(refused, Err(DeviceError::Unsupported { operation: "RDMA read" }));
+        let refused = a.post_write(request, None);
+        assert_eq!(refused, Err(DeviceError::Unsupported { operation: "RDMA write" }));
+    });
+}
+
+#[test]
+fn regions_are_found_by_key_and_given_back() {
+    on_soft_device("regions_are_found_by_key_and_given_back", &[], || {
+        let device = device();
+        let (a, _) = pair(&device);
+        let region = region(&device, b"some bytes", ALL);
+        let key = region.remote_key();
+        let found = a.region(key).unwrap();
+        assert_eq!((found.length(), a.region(key ^ 1).is_none()), (10, true));
+        let mut word = *b"....";
+        let count = found.update(8, &mut word, |bytes| bytes.make_ascii_uppercase());
+        assert_eq!(count, 2);
+        let region = region.reclaim().unwrap_err();
+        drop(found);
+        assert_eq!(*region.reclaim().unwrap(), *b"some bytES");
+        assert!(a.region(key).is_none());
+        let empty = device.register(Box::default(), ALL).unwrap();
+        assert_eq!((empty.length(), empty.write(0, b"x"), empty.read(0, &mut [0])), (0, 0, 0));
+        assert_eq!(*empty.reclaim().unwrap(), []);
+    });
+}
+
+#[test]
+fn answers_to_one_poll_share_a_doorbell() {
+    on_soft_device("answers_to_one_poll_share_a_doorbell", &[], || {
+        let device = device();
+        let (mut a, mut b) = pair(&device);
+        post(&mut b, 32);
+        post(&mut a, 32);
+        let (to_b, to_a) = (destination(&mut a, b.address()), destination(&mut b, a.address()));
+        for id in 0..8 {
+            send(&mut a, to_b, id, b"question");
+        }
+        assert_eq!(a.counters().send_doorbells, 8, "nothing is kept back while nothing is read");
+        let mut answers = 0;
+        let begin = Instant::now();
+        while answers < 8 {
+            if let Some(Completion::Receive { packet, .. }) = b.poll(Time::ZERO) {
+                let (id, destination) = (WorkId(9), to_a);
+                let answer = SendRequest { id, packet, length: 8, destination, immediate: None };
+                b.post_send(answer).unwrap();
+            }
+            // Not before all are answered: then `b` finds them all in one poll.
+            if b.counters().posts == 8
+                && let Some(Completion::Receive { .. }) = a.poll(Time::ZERO)
+            {
+                answers += 1;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{:?}", b.counters());
+        }
+        let counters = b.counters();
+        assert_eq!((counters.posts, counters.send_doorbells), (8, 1));
+        assert!(counters.receive_doorbells < counters.receives, "{counters:?}");
+    });
+}

@@ -1,0 +1,38 @@
+//! The step `verbs` of `cargo xtask test`: the device of rdma-core, which needs C packages to build.
+//!
+//! There is no EFA interface where this runs; the tests preload the software device, so that the
+//! way is our stack → efa-verbs → C interface → efa-softverbs.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::process;
+use crate::setup::Tool;
+use crate::workspace::Workspace;
+
+/// What a build with rdma-core needs.
+pub(crate) const BUILD_TOOLS: [Tool; 4] =
+    [Tool::VerbsHeaders, Tool::RdmaCmHeaders, Tool::PkgConfig, Tool::Libclang];
+
+/// What its tests need.
+pub(crate) const TOOLS: [Tool; 5] =
+    [Tool::VerbsHeaders, Tool::RdmaCmHeaders, Tool::PkgConfig, Tool::Libclang, Tool::CCompiler];
+
+/// Runs the step; `test` runs tests and counts them.
+pub(crate) fn step(
+    workspace: &Workspace,
+    mut test: impl FnMut(&mut Command) -> Result<()>,
+) -> Result<()> {
+    // What depends on the feature isn't seen by the step `clippy`.
+    process::run(workspace.cargo().args([
+        "clippy",
+        "--package=efa",
+        "--package=efa-cli",
+        "--features=efa/verbs,efa-cli/verbs",
+        "--all-targets",
+        "--",
+        "--deny=warnings",
+    ]))?;
+    test(workspace.cargo().args(["test", "--package=efa-verbs", "--no-fail-fast"]))
+}
