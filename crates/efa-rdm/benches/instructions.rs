@@ -14,6 +14,7 @@ mod null;
 use std::hint::black_box;
 
 use efa_device::{Completion as Done, Destination, QueuePair, SendRequest, Time, WorkId};
+use efa_proto::{Connid, RawAddress};
 use efa_rdm::{Accept, Completion, Config, Endpoint, Level, Message, PeerId};
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, prelude::*};
 
@@ -25,8 +26,12 @@ const MESSAGES: u64 = 1024;
 const WINDOW: u64 = 16;
 
 fn at_most(each: u64) -> LibraryBenchmarkConfig {
+    in_all(each * MESSAGES)
+}
+
+fn in_all(limit: u64) -> LibraryBenchmarkConfig {
     let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, each * MESSAGES)]);
+    callgrind.hard_limits([(EventKind::Ir, limit)]);
     let mut config = LibraryBenchmarkConfig::default();
     config.tool(callgrind);
     config
@@ -205,9 +210,39 @@ fn idle_progress(mut pair: Box<Pair>) -> Box<Pair> {
     pair
 }
 
+fn address(number: u64) -> RawAddress {
+    let mut gid = [1; 16];
+    gid[..8].copy_from_slice(&number.to_le_bytes());
+    RawAddress { gid, qpn: number as u16, connid: Connid(number as u32) }
+}
+
+struct Known {
+    endpoint: Endpoint<Direct, Vec<u8>>,
+    count: u64,
+}
+
+impl Known {
+    fn none(count: u64) -> Box<Self> {
+        let [queue_pair, _] = null::pair(Order::Sent);
+        Box::new(Self { endpoint: Endpoint::new(queue_pair, Config::default()).unwrap(), count })
+    }
+}
+
+// Of each peer the same, however many.
+#[library_benchmark]
+#[bench::hundred_thousand(args = (100_000), setup = Known::none, config = in_all(PEER * 100_000))]
+#[bench::million(args = (1_000_000), setup = Known::none, config = in_all(PEER * 1_000_000))]
+fn insert_peers(mut known: Box<Known>) -> Box<Known> {
+    for number in 0..known.count {
+        known.endpoint.insert_peer(address(number)).unwrap();
+    }
+    known
+}
+
 library_benchmark_group!(
     name = engine,
-    benchmarks = [message, post, send, receive, complete, device_alone, idle_progress]
+    benchmarks =
+        [message, post, send, receive, complete, device_alone, idle_progress, insert_peers]
 );
 main!(library_benchmark_groups = engine);
 
@@ -220,3 +255,4 @@ const COMPLETE: u64 = 215;
 /// Not of the engine's making, but counted in all of the above.
 const DEVICE: u64 = 150;
 const IDLE: u64 = 75;
+const PEER: u64 = 330;

@@ -95,7 +95,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ) -> Result<PeerId, (Option<PeerId>, DropReason)> {
         let current = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
         if let Some(peer) = current {
-            let address = self.peers.address(peer).copied();
+            let address = self.peers.address(peer);
             match (header.connid(), address) {
                 (Some(connid), Some(address)) if connid != address.connid => {
                     return self.other_life(peer, address, header, connid);

@@ -203,7 +203,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The address of a peer.
     #[must_use]
     pub fn peer_address(&self, peer: PeerId) -> Option<RawAddress> {
-        self.peers.address(peer).copied()
+        self.peers.address(peer)
     }
 
     /// The peer with an address, if it is known and not gone.

@@ -42,22 +42,60 @@ impl PeerId {
     }
 }
 
+/// A peer: its address, and the peer that held the queue pair before it.
 #[derive(Debug)]
 struct Entry {
-    address: RawAddress,
-    handle: AddressHandle,
-    gone: bool,
+    gid: [u8; 16],
+    connid: Connid,
     /// Index of the conversation, or [`NONE`].
     active: u32,
+    /// Index of the peer that held the queue pair before, or [`NO_LINK`]; and [`GONE`].
+    link: u32,
+    qpn: u16,
+    handle: AddressHandle,
 }
 
 impl Entry {
-    fn is_at(&self, handle: AddressHandle, qpn: Qpn) -> bool {
-        self.handle == handle && self.address.qpn == qpn.0
+    #[inline]
+    fn address(&self) -> RawAddress {
+        RawAddress { gid: self.gid, qpn: self.qpn, connid: self.connid }
+    }
+
+    #[inline]
+    fn is_gone(&self) -> bool {
+        self.link & GONE != 0
+    }
+
+    fn is_at(&self, place: &Place) -> bool {
+        self.gid == place.gid && self.qpn == place.qpn
+    }
+
+    fn place(&self) -> Place {
+        Place { gid: self.gid, qpn: self.qpn }
+    }
+}
+
+/// A queue pair of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    gid: [u8; 16],
+    qpn: u16,
+}
+
+impl Place {
+    fn hash(&self, seed: u64) -> u64 {
+        let gid = u128::from_le_bytes(self.gid);
+        mix(mix(seed, gid as u64, (gid >> 64) as u64), u64::from(self.qpn), 0)
     }
 }
 
 const NONE: u32 = u32::MAX;
+/// In [`Entry::link`]: the peer is gone.
+const GONE: u32 = 1 << 31;
+const NO_LINK: u32 = GONE - 1;
+/// Lives of a queue pair that are remembered, so that a peer that begins new ones without end
+/// doesn't make the search for one long.
+const LIVES: usize = 64;
 
 const _: () = assert!(size_of::<Entry>() <= 32, "an idle peer stays small");
 
@@ -141,10 +179,11 @@ const WINDOW: u32 = 256;
 pub(crate) struct Peers<P, B> {
     entries: Vec<Entry>,
     active: Slab<Active<P, B>>,
-    by_address: HashTable<u32>,
-    /// By address handle and QPN: the peer that holds the queue pair now, which is never gone.
-    current: HashTable<u32>,
-    /// Some of `current`, to be found without a search.
+    /// By place: the latest peer there. If it isn't gone, it holds the queue pair now.
+    latest: HashTable<u32>,
+    /// By address handle: the interface that it means.
+    interfaces: Vec<[u8; 16]>,
+    /// Some of those that aren't gone, to be found without a search.
     recent: Box<[Recent; RECENT]>,
     seed: u64,
 }
@@ -184,8 +223,8 @@ impl<P, B> Peers<P, B> {
         Self {
             entries: Vec::new(),
             active: Slab::new(),
-            by_address: HashTable::new(),
-            current: HashTable::new(),
+            latest: HashTable::new(),
+            interfaces: Vec::new(),
             recent: Box::new([Recent { source: 0, peer: NONE }; RECENT]),
             seed,
         }
@@ -194,14 +233,14 @@ impl<P, B> Peers<P, B> {
     #[inline]
     pub(crate) fn standing(&self, peer: PeerId) -> Standing {
         match self.entries.get(peer.index()) {
-            Some(entry) if entry.gone => Standing::Gone,
+            Some(entry) if entry.is_gone() => Standing::Gone,
             Some(_) => Standing::Live,
             None => Standing::Unknown,
         }
     }
 
-    pub(crate) fn address(&self, peer: PeerId) -> Option<&RawAddress> {
-        Some(&self.entries.get(peer.index())?.address)
+    pub(crate) fn address(&self, peer: PeerId) -> Option<RawAddress> {
+        Some(self.entries.get(peer.index())?.address())
     }
 
     /// Where packets to the peer go.
@@ -210,8 +249,8 @@ impl<P, B> Peers<P, B> {
         let entry = &self.entries[peer.index()];
         Destination {
             address_handle: entry.handle,
-            qpn: Qpn(entry.address.qpn),
-            qkey: Qkey(entry.address.connid.0),
+            qpn: Qpn(entry.qpn),
+            qkey: Qkey(entry.connid.0),
         }
     }
 
@@ -229,12 +268,20 @@ impl<P, B> Peers<P, B> {
 
     /// The peer that holds a queue pair now.
     pub(crate) fn by_source(&mut self, handle: AddressHandle, qpn: Qpn) -> Option<PeerId> {
-        let peer = *self.current.find(hash_source(self.seed, handle, qpn), |index| {
-            self.entries[*index as usize].is_at(handle, qpn)
-        })?;
+        let gid = *self.interfaces.get(usize::from(handle.0))?;
+        let peer = self.latest_at(&Place { gid, qpn: qpn.0 })?;
+        let entry = &self.entries[peer as usize];
+        if entry.is_gone() || entry.handle != handle {
+            return None;
+        }
         let source = Recent::source(handle, qpn);
         self.recent[Recent::place(source)] = Recent { source, peer };
         Some(PeerId(peer))
+    }
+
+    fn latest_at(&self, place: &Place) -> Option<u32> {
+        let is_at = |index: &u32| self.entries[*index as usize].is_at(place);
+        self.latest.find(place.hash(self.seed), is_at).copied()
     }
 
     /// The peer that holds a queue pair now, if it spoke lately and has this connid, and the
@@ -248,7 +295,7 @@ impl<P, B> Peers<P, B> {
         let place = Recent::source(source.address_handle?, source.qpn);
         let recent = self.recent[Recent::place(place)];
         let entry = self.entries.get(recent.peer as usize)?;
-        if recent.source != place || Some(entry.address.connid) != connid {
+        if recent.source != place || Some(entry.connid) != connid {
             return None;
         }
         Some((PeerId(recent.peer), self.active.get_mut(entry.active as usize)?))
@@ -261,10 +308,15 @@ impl<P, B> Peers<P, B> {
 
     /// The latest peer with this address and connid.
     pub(crate) fn by_address(&self, address: &RawAddress) -> Option<PeerId> {
-        let found = self.by_address.find(hash_address(self.seed, address), |index| {
-            self.entries[*index as usize].address == *address
-        });
-        found.map(|index| PeerId(*index))
+        let mut index = self.latest_at(&Place { gid: address.gid, qpn: address.qpn })?;
+        for _ in 0..LIVES {
+            let entry = self.entries.get(index as usize)?;
+            if entry.connid == address.connid {
+                return Some(PeerId(index));
+            }
+            index = entry.link & !GONE;
+        }
+        None
     }
 
     /// Adds a peer; gives it and the one whose queue pair it takes over.
@@ -273,43 +325,32 @@ impl<P, B> Peers<P, B> {
         address: RawAddress,
         handle: AddressHandle,
     ) -> (PeerId, Option<PeerId>) {
-        self.forget_recent(handle, Qpn(address.qpn));
-        let Self { entries, by_address, current, seed, .. } = self;
-        let seed = *seed;
-        let index = entries.len() as u32;
-        entries.push(Entry { address, handle, gone: false, active: NONE });
-
-        let known = by_address.entry(
-            hash_address(seed, &address),
-            |other| entries[*other as usize].address == address,
-            |other| hash_address(seed, &entries[*other as usize].address),
-        );
-        match known {
-            HashEntry::Occupied(mut known) => *known.get_mut() = index,
-            HashEntry::Vacant(place) => {
-                place.insert(index);
-            }
+        let RawAddress { gid, qpn, connid } = address;
+        self.forget_recent(handle, Qpn(qpn));
+        let interface = usize::from(handle.0);
+        if self.interfaces.len() <= interface {
+            self.interfaces.resize(interface + 1, [0; 16]);
         }
+        self.interfaces[interface] = gid;
 
-        let qpn = Qpn(address.qpn);
-        let holder = current.entry(
-            hash_source(seed, handle, qpn),
-            |other| entries[*other as usize].is_at(handle, qpn),
-            |other| {
-                let entry = &entries[*other as usize];
-                hash_source(seed, entry.handle, Qpn(entry.address.qpn))
-            },
-        );
-        let replaced = match holder {
-            HashEntry::Occupied(mut holder) => {
-                Some(PeerId(core::mem::replace(holder.get_mut(), index)))
-            }
-            HashEntry::Vacant(place) => {
-                place.insert(index);
+        let Self { entries, latest, seed, .. } = self;
+        let index = entries.len() as u32;
+        let place = Place { gid, qpn };
+        let before = match latest.entry(
+            place.hash(*seed),
+            |other| entries[*other as usize].is_at(&place),
+            |other| entries[*other as usize].place().hash(*seed),
+        ) {
+            HashEntry::Occupied(mut latest) => Some(core::mem::replace(latest.get_mut(), index)),
+            HashEntry::Vacant(vacant) => {
+                vacant.insert(index);
                 None
             }
         };
-        (PeerId(index), replaced)
+        let link = before.unwrap_or(NO_LINK);
+        entries.push(Entry { gid, connid, active: NONE, link, qpn, handle });
+        let replaced = before.filter(|before| !entries[*before as usize].is_gone());
+        (PeerId(index), replaced.map(PeerId))
     }
 
     /// Marks a peer as gone; gives its address handle and conversation back.
@@ -317,15 +358,10 @@ impl<P, B> Peers<P, B> {
     /// The handle's number may come to mean another interface, so that the peer is found by its
     /// address alone from now on.
     pub(crate) fn retire(&mut self, peer: PeerId) -> Option<(AddressHandle, Option<Active<P, B>>)> {
-        let entry = self.entries.get_mut(peer.index()).filter(|entry| !entry.gone)?;
-        entry.gone = true;
-        let handle = entry.handle;
-        let source = hash_source(self.seed, handle, Qpn(entry.address.qpn));
+        let entry = self.entries.get_mut(peer.index()).filter(|entry| !entry.is_gone())?;
+        entry.link |= GONE;
+        let (handle, qpn) = (entry.handle, Qpn(entry.qpn));
         let active = core::mem::replace(&mut entry.active, NONE);
-        let qpn = Qpn(entry.address.qpn);
-        if let Ok(current) = self.current.find_entry(source, |index| *index == peer.0) {
-            current.remove();
-        }
         self.forget_recent(handle, qpn);
         Some((handle, self.active.try_remove(active as usize)))
     }
@@ -368,16 +404,6 @@ impl<P, B> Peers<P, B> {
     pub(crate) fn all_clear(&self) -> bool {
         self.active.iter().all(|(_, active)| active.backlog.is_empty())
     }
-}
-
-fn hash_source(seed: u64, handle: AddressHandle, qpn: Qpn) -> u64 {
-    mix(seed, u64::from(handle.0) << 16 | u64::from(qpn.0), 0)
-}
-
-fn hash_address(seed: u64, address: &RawAddress) -> u64 {
-    let gid = u128::from_le_bytes(address.gid);
-    let queue = u64::from(address.connid.0) << 16 | u64::from(address.qpn);
-    mix(mix(seed, gid as u64, (gid >> 64) as u64), queue, 0)
 }
 
 /// The interface part of an address.
