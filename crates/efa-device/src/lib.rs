@@ -692,6 +692,10 @@ pub trait QueuePair {
     /// Memory that the device can read and write.
     type Region: Region;
 
+    /// Whether the receive buffers are the application's, which gets them with the messages in them.
+    /// No device says so, but a caller that wraps a queue pair may, for an engine that knows of it.
+    const IN_PLACE: bool = false;
+
     /// The device's attributes, with `max_send` and `max_receive` as granted to this queue pair.
     fn attributes(&self) -> &DeviceAttributes;
 

@@ -55,18 +55,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     #[inline(never)]
     fn parsed_packet_arrived(&mut self, parsed: &Packet<'_>, bytes: &[u8], source: Source) {
-        let peer = match self.sender(&parsed.header, source) {
-            Ok(peer) => peer,
-            Err((peer, reason)) => return self.drop_packet(peer, reason),
-        };
-        let packet_type = parsed.packet_type();
-        self.statistics.received.count(packet_type);
-        tracing::trace!(peer = peer.0, packet = %parsed, "received");
-
-        let active = self.peers.converse(peer, &self.config);
-        if let Some(Reply::Handshake) = active.handshake.packet_received() {
-            self.enqueue_first(peer, Work::Handshake);
-        }
+        let Some(peer) = self.introduced(parsed, source) else { return };
         match &parsed.header {
             Header::Rtm(rtm) => self.rtm_arrived(peer, rtm, parsed.payload, bytes),
             Header::Cts(cts) => self.cts_arrived(peer, cts),
@@ -83,8 +72,32 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Header::Rtr(rtr) => self.rtr_arrived(peer, rtr),
             Header::ReadRsp(response) => self.readrsp_arrived(peer, response, parsed.payload),
             Header::AtomRsp(response) => self.atomrsp_arrived(peer, response, parsed.payload),
-            _ => self.drop_packet(Some(peer), DropReason::Unsupported(packet_type)),
+            _ => {
+                let reason = DropReason::Unsupported(parsed.packet_type());
+                self.drop_packet(Some(peer), reason);
+            }
         }
+    }
+
+    /// The sender of a packet, which is owed a HANDSHAKE if it is new. Without one the packet is
+    /// dropped.
+    #[inline(always)]
+    pub(crate) fn introduced(&mut self, parsed: &Packet<'_>, source: Source) -> Option<PeerId> {
+        let peer = match self.sender(&parsed.header, source) {
+            Ok(peer) => peer,
+            Err((peer, reason)) => {
+                self.drop_packet(peer, reason);
+                return None;
+            }
+        };
+        self.statistics.received.count(parsed.packet_type());
+        tracing::trace!(peer = peer.0, packet = %parsed, "received");
+
+        let active = self.peers.converse(peer, &self.config);
+        if let Some(Reply::Handshake) = active.handshake.packet_received() {
+            self.enqueue_first(peer, Work::Handshake);
+        }
+        Some(peer)
     }
 
     /// Finds the sender of a packet, or makes it known (sections 2.2 and 4.4).

@@ -187,6 +187,15 @@ pub enum OperationError {
         /// The longest.
         limit: usize,
     },
+    /// The header of a message that is received in place has not the length that was asked for
+    /// (section 4.3), and the message is not to be moved.
+    #[error("a header of {found} bytes, {expected} were asked for")]
+    UnexpectedHeader {
+        /// Its length in bytes.
+        found: usize,
+        /// What was asked for.
+        expected: usize,
+    },
     /// There was no room for another operation.
     #[error("too many operations under way")]
     TooManyOperations,
@@ -252,6 +261,9 @@ pub enum StartError {
         /// The longest.
         limit: usize,
     },
+    /// This endpoint doesn't match messages, nor copy them.
+    #[error("the endpoint receives in place only")]
+    InPlaceOnly,
     /// The message is too long to be injected.
     #[error("{length} bytes are too many to inject, at most {limit}")]
     TooLongToInject {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use efa_handshake::{DeviceAbilities, Extras, Profile, Release};
 
+use crate::in_place::UnexpectedHeader;
 use crate::rnr::BackoffLimits;
 
 /// Settings of an [`Endpoint`](crate::Endpoint). The defaults suit nearly everyone.
@@ -35,6 +36,9 @@ pub struct Config {
     pub bounce_size: usize,
     /// Packets that one CTS allows (`FI_EFA_TX_MIN_CREDITS`); at least 1.
     pub cts_window: u32,
+    /// What becomes of messages that were to be received in place, if their headers don't allow it
+    /// ([`InPlaceQueue`](crate::InPlaceQueue)).
+    pub unexpected_header: UnexpectedHeader,
     /// Messages wait for the peer's HANDSHAKE. Needed only where peers may take them straight into
     /// their application's buffers, which libfabric 1.22 to 2.5 do on request (feature 7) and tell
     /// in their HANDSHAKE; such a peer drops a message with a header.
@@ -94,6 +98,7 @@ impl Default for Config {
             max_rdma: 64,
             bounce_size: 1 << 16,
             cts_window: 32,
+            unexpected_header: UnexpectedHeader::Refuse,
             messages_after_handshake: false,
             max_sends: 4096,
             max_receives: 1 << 21,
@@ -132,6 +137,21 @@ pub enum ConfigError {
         mtu: usize,
         /// The least.
         least: usize,
+    },
+    /// Messages are to be received in place, and no endpoint of this release does that.
+    #[error("libfabric {release} receives no messages in place")]
+    NotInPlace {
+        /// The release.
+        release: Release,
+    },
+    /// A queue pair for messages in place is missing, or has no use.
+    #[error(
+        "a second queue pair is needed from libfabric 1.22 to 2.5 to receive in place, and only \
+             then; this is {release}"
+    )]
+    UserQueue {
+        /// The release.
+        release: Release,
     },
     /// A setting must be at least something.
     #[error("{setting} is {value}, at least {least} is needed")]

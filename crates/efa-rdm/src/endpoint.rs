@@ -19,6 +19,7 @@ use crate::completion::{
 use crate::config::{Config, ConfigError, inject_limit};
 use crate::event::{DropReason, Event, Events};
 use crate::held::Chain;
+use crate::in_place::InPlace;
 use crate::inbound::Inbound;
 use crate::longread::Reading;
 use crate::matching::{Assembly, Matching, Posted, pattern};
@@ -73,6 +74,8 @@ pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) peers: Peers<Q::Packet, B>,
     pub(crate) operations: Operations<B, Q::Region>,
     pub(crate) matching: Matching<B>,
+    /// `None`, unless the queue pair is an [`InPlaceQueue`](crate::InPlaceQueue).
+    pub(crate) in_place: Option<Box<InPlace<Q>>>,
     schedule: Schedule,
     pub(crate) completions: VecDeque<Completion<B>>,
     pub(crate) events: Events,
@@ -131,10 +134,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ///
     /// # Errors
     /// A setting that makes no sense, or doesn't suit the device.
-    pub fn new(queue_pair: Q, mut config: Config) -> Result<Self, ConfigError> {
+    pub fn new(queue_pair: Q, config: Config) -> Result<Self, ConfigError> {
+        Self::assemble(queue_pair, None, config)
+    }
+
+    /// An endpoint, with a queue pair for messages in place if there is to be one.
+    pub(crate) fn assemble(
+        queue_pair: Q,
+        user: Option<Q>,
+        mut config: Config,
+    ) -> Result<Self, ConfigError> {
         let attributes = queue_pair.attributes();
         config.check(attributes.mtu)?;
         config.profile.extras.remove(missing(attributes.rdma));
+        let in_place = InPlace::new(&mut config, user)?;
         let most = config.max_receive_buffers.min(attributes.max_receive);
         let tagged = tagged_matcher(&queue_pair, config.hash_seed);
         let mut endpoint = Self {
@@ -144,6 +157,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             peers: Peers::new(config.hash_seed),
             operations: Operations::new(),
             matching: Matching::new(config.max_receives, tagged, config.hash_seed),
+            in_place,
             schedule: Schedule::default(),
             completions: VecDeque::new(),
             events: Events::default(),
@@ -270,6 +284,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     pub(crate) fn check_receives(&self) -> Result<(), StartError> {
+        if Q::IN_PLACE {
+            return Err(StartError::InPlaceOnly);
+        }
+        self.check_reads()
+    }
+
+    pub(crate) fn check_reads(&self) -> Result<(), StartError> {
         let limit = self.matching.posted.limit();
         let busy = self.matching.posted.len() + self.operations.receives.len() >= limit;
         if busy { Err(StartError::Busy { limit }) } else { Ok(()) }
@@ -435,6 +456,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for id in self.operations.sends.find(|_| true) {
             self.fail_send(id, OperationError::Cancelled);
         }
+        if let Some(in_place) = self.in_place.as_deref_mut() {
+            in_place.cancel_all();
+        }
         let packets = self.transmit.records_mut().chain(self.peers.queued_packets_mut());
         for (peer, message) in abandon(packets) {
             self.message_ended(peer, message, Err(OperationError::Cancelled));
@@ -479,6 +503,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub fn next_timeout(&self) -> Option<Time> {
         let backoff = self.schedule.backing_off.peek().map(|Reverse((at, _))| *at);
         let device = self.transmit.device.next_event();
+        let user = self.in_place.as_ref().and_then(|in_place| in_place.next_event());
         // The device doesn't tell when it has memory or room again, so it is asked now and then.
         let again = self.now + self.config.backoff.first;
         let send = (!self.schedule.ready.is_empty()).then_some(if self.schedule.blocked {
@@ -491,13 +516,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let waiting = !self.operations.waiting_transfers.is_empty();
         let stuck = waiting && self.transmit.rdma_in_flight() == 0;
         let memory = stuck.then_some(self.trim_at);
-        [backoff, device, send, refill, memory].into_iter().flatten().min()
+        [backoff, device, user, send, refill, memory].into_iter().flatten().min()
     }
 
     /// Moves everything on to `now`, which must not go back: takes what the device finished, sends
     /// what can be sent. Does at most a bounded amount of work.
     pub fn progress(&mut self, now: Time) {
         self.now = now;
+        if Q::IN_PLACE {
+            self.poll_user_queue(now, PROGRESS_BUDGET);
+        }
         self.handle_completions();
         // One comparison each for a call that finds nothing to do.
         if self.inbound.is_missing()
@@ -520,6 +548,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 return;
             };
             match completion {
+                DeviceCompletion::Receive { packet, length, source, .. } if Q::IN_PLACE => {
+                    self.arrived_in_place(packet, length, source);
+                }
                 DeviceCompletion::Receive { packet, length, source, .. } => {
                     self.packet_arrived(&packet, length, source);
                     self.inbound.consumed(packet);
@@ -581,6 +612,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.inbound.trim();
         self.transmit.trim();
         self.matching.held.trim();
+        if let Some(in_place) = self.in_place.as_deref_mut() {
+            in_place.trim();
+        }
     }
 
     /// Packets in the hands of the endpoint: sending, receiving, and held for later.
@@ -1069,7 +1103,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             device_version: profile
                 .device_version
                 .then(|| self.transmit.device.attributes().vendor_part_id),
-            user_recv_qp: None,
+            user_recv_qp: self.in_place.as_ref().and_then(|in_place| in_place.user_recv_qp()),
         };
         let record = |length| InFlight {
             peer,

@@ -77,6 +77,9 @@ pub enum DropReason {
     Stale,
     /// This endpoint doesn't do what it asks for.
     Unsupported(PacketType),
+    /// Messages are received in place here, and it is not of a message that can be: untagged, in one
+    /// packet, without delivery complete (section 4.3).
+    NotInPlace(PacketType),
     /// Its message id was used before (section 3.2).
     OldMessageId,
     /// Its message id is farther ahead than is kept.

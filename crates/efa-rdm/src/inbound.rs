@@ -49,6 +49,17 @@ impl<P> Inbound<P> {
         self.posted < self.target
     }
 
+    /// A buffer was used and is the application's now.
+    pub(crate) fn handed_over(&mut self) {
+        self.posted -= 1;
+        self.used += 1;
+    }
+
+    /// The application gave a buffer.
+    pub(crate) fn lend(&mut self, packet: P) {
+        self.spare.put(packet);
+    }
+
     /// The device has nothing more to tell at present.
     pub(crate) fn drained(&mut self) {
         self.busiest = self.busiest.max(self.used);

@@ -12,6 +12,9 @@
 //!                        └──────────────────────────────────────────────────────────┘
 //! ```
 //!
+//! An endpoint on an [`InPlaceQueue`] matches nothing and copies nothing: it hands over the packets
+//! that messages come in.
+//!
 //! Data flows one way: device completion → parse → peer → operation → matcher → completion. Each
 //! subprotocol is a module with its sender and its receiver side: eager (one packet), medium
 //! (several at once), long-CTS (windows granted by the receiver), long-read and runting read (the
@@ -68,6 +71,7 @@ mod endpoint;
 mod event;
 mod hash;
 mod held;
+mod in_place;
 mod inbound;
 mod longcts;
 mod longread;
@@ -99,6 +103,7 @@ pub use efa_match::Breach;
 pub use efa_proto::RmaIov;
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};
 pub use event::{DropReason, Event};
+pub use in_place::{InPlaceCompletion, InPlaceQueue, MessageInPlace, UnexpectedHeader};
 pub use memory::{AccessError, RemoteUse};
 pub use payload::Payload;
 pub use peer::PeerId;

@@ -101,7 +101,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub fn read(&mut self, read: Read<B>) -> Result<(), Refused<B>> {
         let Read { peer, remote, buffer, context } = read;
         let length = buffer.length();
-        let started = self.check_remote(peer, &remote, length).and_then(|()| self.check_receives());
+        let started = self.check_remote(peer, &remote, length).and_then(|()| self.check_reads());
         if let Err(error) = started {
             return Err(Refused { error, buffer });
         }

@@ -10,6 +10,7 @@ mod faults;
 mod handshake;
 mod hazards;
 mod hostile;
+mod in_place;
 mod limits;
 mod longcts;
 mod longread;

@@ -1,0 +1,585 @@
+//! Messages received in place: the application gets the packet that a message came in, and no byte
+//! is copied (section 4.3, and feature 7 of libfabric 1.22 to 2.5).
+//!
+//! ```text
+//!   sender                                            receiver
+//!     │◄── HANDSHAKE (bit 2: headers of one length) ────│   releases 1.13 to 1.21
+//!     │── EAGER_MSGRTM │ header │ message │ ───────────►│──► application: that packet
+//!
+//!     │◄── HANDSHAKE (bit 7: user queue pair and key) ──│   releases 1.22 to 2.5
+//!     │══ the message, and data beside it ═════════════►│ user queue pair ──► application
+//! ```
+//!
+//! A receive is an exchange: an empty packet goes in, a full one comes out. The packets of an
+//! endpoint are alike, so it need not be the same one, and which of them the device fills doesn't
+//! matter. What a peer sends in spite of the request lies in packets, too, and never in the way:
+//!
+//! | arrives on the queue pair of the protocol          | what becomes of it                        |
+//! |-----------------------------------------------------|-------------------------------------------|
+//! | untagged eager message, header of the length wanted | handed over as it is                      |
+//! | the same with another header                         | [`UnexpectedHeader`]                      |
+//! | the same, and the receiver has a user queue pair     | as if its header were too long            |
+//! | other messages, atomics                              | dropped: they have an order, this has not |
+//! | all else                                             | as at any endpoint                        |
+
+use std::collections::VecDeque;
+
+use efa_device::{
+    Access, AddressHandle, Completion as DeviceCompletion, DeviceAttributes, DeviceError, Gid,
+    PostError, QueuePair, QueuePairAddress, RdmaRequest, RegisterError, SendRequest, Source,
+    TagCommand, Time,
+};
+use efa_handshake::{Extras, Release};
+use efa_proto::{Connid, Header, MsgId, Packet, RawAddress, ReqOptions, Rtm, RtmKind, UserRecvQp};
+
+use crate::completion::{OperationError, Refused, StartError};
+use crate::config::{Config, ConfigError};
+use crate::endpoint::Endpoint;
+use crate::event::{DropReason, Event};
+use crate::held::Chain;
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::pool::Pool;
+
+/// What becomes of a message whose header is not of the length that was asked for: its sender
+/// ignores the request, or doesn't know it (section 4.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnexpectedHeader {
+    /// The receive fails with [`OperationError::UnexpectedHeader`].
+    Refuse,
+    /// The message is moved to where it should be.
+    Move,
+}
+
+/// A receive in place that ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct InPlaceCompletion<P> {
+    /// The context of the receive.
+    pub context: u64,
+    /// Who sent the message, if that is known.
+    pub peer: Option<PeerId>,
+    /// The data that the sender gave along: 64 bits, or 32 at a user queue pair.
+    pub cq_data: Option<u64>,
+    /// The message. Of a receive that failed the packet stays with the endpoint.
+    pub result: Result<MessageInPlace<P>, OperationError>,
+}
+
+/// A message in the packet that it came in.
+#[derive(Debug, PartialEq, Eq)]
+pub struct MessageInPlace<P> {
+    packet: P,
+    begin: usize,
+    length: usize,
+}
+
+impl<P: AsRef<[u8]>> MessageInPlace<P> {
+    /// The message.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.packet.as_ref().get(self.begin..self.begin + self.length).unwrap_or_default()
+    }
+
+    /// The packet, for the next receive.
+    #[must_use]
+    pub fn into_packet(self) -> P {
+        self.packet
+    }
+}
+
+/// A message for which no receive was posted: a copy of it, or why it can't be had.
+#[derive(Debug)]
+struct Early {
+    peer: Option<PeerId>,
+    cq_data: Option<u64>,
+    content: Result<Chain, OperationError>,
+}
+
+/// A queue pair whose packets hold messages and nothing else.
+#[derive(Debug)]
+struct UserQueue<Q: QueuePair> {
+    queue_pair: Q,
+    /// Of the application, to be posted.
+    spare: Pool<Q::Packet>,
+    posted: usize,
+}
+
+/// Receives in place, and what came for them.
+#[derive(Debug)]
+pub(crate) struct InPlace<Q: QueuePair> {
+    /// Where messages begin in their packets.
+    begin: usize,
+    /// Contexts of the receives posted, the oldest first.
+    receives: VecDeque<u64>,
+    early: VecDeque<Early>,
+    completions: VecDeque<InPlaceCompletion<Q::Packet>>,
+    user: Option<UserQueue<Q>>,
+}
+
+/// The length of the header that peers are asked for: that of an eager message with the sender's
+/// address, as since 1.13, and without data.
+fn header_length() -> usize {
+    let address = RawAddress { gid: [0; 16], qpn: 0, connid: Connid(0) };
+    let raw_address = Some((address, efa_proto::RawAddressForm::Padded));
+    let options = ReqOptions { raw_address, cq_data: None, connid: None };
+    Rtm { msg_id: MsgId(0), tag: None, kind: RtmKind::Eager, options }.len()
+}
+
+impl<Q: QueuePair> InPlace<Q> {
+    /// What an endpoint needs that receives in place. Its profile is to ask the peers.
+    pub(crate) fn new(
+        config: &mut Config,
+        user: Option<Q>,
+    ) -> Result<Option<Box<Self>>, ConfigError> {
+        if !Q::IN_PLACE {
+            return Ok(None);
+        }
+        let release = config.profile.release;
+        let request = request(release).ok_or(ConfigError::NotInPlace { release })?;
+        if user.is_some() != (request == Extras::USER_RECV_QP) {
+            return Err(ConfigError::UserQueue { release });
+        }
+        config.profile.extras.insert(request);
+        // A message whose receiver tells that it was delivered has another header.
+        config.profile.extras.remove(Extras::DELIVERY_COMPLETE);
+        let user =
+            user.map(|queue_pair| UserQueue { queue_pair, spare: Pool::default(), posted: 0 });
+        Ok(Some(Box::new(Self {
+            begin: if user.is_some() { 0 } else { header_length() },
+            receives: VecDeque::new(),
+            early: VecDeque::new(),
+            completions: VecDeque::new(),
+            user,
+        })))
+    }
+
+    /// Where peers are to send messages, if that is not the protocol's own queue pair.
+    pub(crate) fn user_recv_qp(&self) -> Option<UserRecvQp> {
+        let address = self.user.as_ref()?.queue_pair.address();
+        Some(UserRecvQp { qpn: address.qpn.0.into(), qkey: address.qkey.0 })
+    }
+
+    pub(crate) fn next_event(&self) -> Option<Time> {
+        self.user.as_ref()?.queue_pair.next_event()
+    }
+
+    pub(crate) fn trim(&mut self) {
+        if let Some(user) = &mut self.user {
+            user.spare.trim();
+        }
+    }
+
+    /// Ends every receive.
+    pub(crate) fn cancel_all(&mut self) {
+        for context in self.receives.drain(..) {
+            let result = Err(OperationError::Cancelled);
+            let completion = InPlaceCompletion { context, peer: None, cq_data: None, result };
+            self.completions.push_back(completion);
+        }
+    }
+}
+
+/// What a release asks its peers for when it receives in place (facts 3.5).
+const fn request(release: Release) -> Option<Extras> {
+    match release {
+        Release::V1_13 | Release::V1_14 | Release::V1_16 | Release::V1_18 | Release::V1_20 => {
+            Some(Extras::CONSTANT_HEADER_LENGTH)
+        }
+        Release::V1_22 | Release::V2_0 => Some(Extras::USER_RECV_QP),
+        Release::V1_10 | Release::V1_12 | Release::V2_6 => None,
+    }
+}
+
+/// A queue pair for an endpoint that receives in place.
+///
+/// It is the queue pair that it wraps; the type is what tells, so that other endpoints don't pay for
+/// it. With the habits of libfabric 1.13 to 1.21 one is enough; from 1.22 to 2.5 messages come on a
+/// second one. Other releases don't receive in place. Unlike libfabric's, such an endpoint doesn't
+/// announce delivery complete, so that peers learn that its messages can't have it.
+///
+/// ```
+/// use efa_device::{Device, QueuePairOptions, Time};
+/// use efa_handshake::Release;
+/// use efa_rdm::{Config, Endpoint, InPlaceQueue, Level, Message};
+/// use efa_sim::local::{LocalFabric, LocalOptions};
+///
+/// let network = LocalFabric::new(LocalOptions::default());
+/// let queue_pair = || network.open().create_queue_pair(QueuePairOptions::default());
+/// let mut alice = Endpoint::new(queue_pair()?, Config::default())?;
+/// let config = Config::as_release(Release::V1_20);
+/// let mut bob = Endpoint::<_, Vec<u8>>::new(InPlaceQueue(queue_pair()?), config)?;
+///
+/// let packet = bob.allocate_packet()?;
+/// bob.receive_in_place(packet, 1)?;
+/// let peer = alice.insert_peer(bob.address())?;
+/// let buffer = b"hello".to_vec();
+/// alice.send(Message { peer, tag: None, cq_data: None, level: Level::Transmit, buffer, context: 2 })?;
+///
+/// let mut now = Time::ZERO;
+/// let received = loop {
+///     alice.progress(now);
+///     bob.progress(now);
+///     if let Some(received) = bob.poll_in_place() {
+///         break received;
+///     }
+///     now += std::time::Duration::from_micros(1);
+/// };
+/// let message = received.result?;
+/// assert_eq!(message.bytes(), b"hello");
+/// assert_eq!(message.into_packet()[bob.in_place_offset()..][..5], *b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct InPlaceQueue<Q>(pub Q);
+
+impl<Q: QueuePair> QueuePair for InPlaceQueue<Q> {
+    type Packet = Q::Packet;
+    type Region = Q::Region;
+
+    const IN_PLACE: bool = true;
+
+    fn attributes(&self) -> &DeviceAttributes {
+        self.0.attributes()
+    }
+
+    fn address(&self) -> QueuePairAddress {
+        self.0.address()
+    }
+
+    fn create_address_handle(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        self.0.create_address_handle(gid)
+    }
+
+    fn destroy_address_handle(&mut self, handle: AddressHandle) {
+        self.0.destroy_address_handle(handle);
+    }
+
+    fn allocate_packet(&mut self) -> Result<Q::Packet, DeviceError> {
+        self.0.allocate_packet()
+    }
+
+    fn post_send(&mut self, request: SendRequest<Q::Packet>) -> Result<(), PostError<Q::Packet>> {
+        self.0.post_send(request)
+    }
+
+    fn post_receive(&mut self, packet: Q::Packet) -> Result<(), PostError<Q::Packet>> {
+        self.0.post_receive(packet)
+    }
+
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<Q::Region, RegisterError> {
+        self.0.register(memory, access)
+    }
+
+    fn region(&self, key: u32) -> Option<Q::Region> {
+        self.0.region(key)
+    }
+
+    fn post_read(&mut self, request: RdmaRequest<Q::Region>) -> Result<(), DeviceError> {
+        self.0.post_read(request)
+    }
+
+    fn post_write(
+        &mut self,
+        request: RdmaRequest<Q::Region>,
+        immediate: Option<u32>,
+    ) -> Result<(), DeviceError> {
+        self.0.post_write(request, immediate)
+    }
+
+    fn post_tag_command(&mut self, command: TagCommand) -> Result<u32, DeviceError> {
+        self.0.post_tag_command(command)
+    }
+
+    fn poll(&mut self, now: Time) -> Option<DeviceCompletion<Q::Packet>> {
+        self.0.poll(now)
+    }
+
+    fn next_event(&self) -> Option<Time> {
+        self.0.next_event()
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
+    /// An endpoint that receives in place on a queue pair of its own, with the habits of libfabric
+    /// 1.22 to 2.5.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), or the release has no such queue pair.
+    pub fn with_user_queue(
+        queue_pair: InPlaceQueue<Q>,
+        user: InPlaceQueue<Q>,
+        config: Config,
+    ) -> Result<Self, ConfigError> {
+        Self::assemble(queue_pair, Some(user), config)
+    }
+
+    /// Where in its packet a message begins: behind the header that peers are asked for.
+    #[must_use]
+    pub fn in_place_offset(&self) -> usize {
+        self.in_place.as_ref().map_or(0, |in_place| in_place.begin)
+    }
+
+    /// A packet to receive into.
+    ///
+    /// # Errors
+    /// The device can't register more memory.
+    pub fn allocate_packet(&mut self) -> Result<Q::Packet, DeviceError> {
+        self.packet_in_place()
+    }
+
+    /// Posts a receive of one untagged message, of anyone and in no order, in exchange for a packet
+    /// of this endpoint's. [`poll_in_place`](Self::poll_in_place) tells when it has come.
+    ///
+    /// # Errors
+    /// The packet comes back if too many receives are posted.
+    pub fn receive_in_place(
+        &mut self,
+        packet: Q::Packet,
+        context: u64,
+    ) -> Result<(), Refused<Q::Packet>> {
+        let limit = self.config.max_receives;
+        let Some(in_place) =
+            self.in_place.as_deref_mut().filter(|in_place| in_place.receives.len() < limit)
+        else {
+            return Err(Refused { error: StartError::Busy { limit }, buffer: packet });
+        };
+        if let Some(Early { peer, cq_data, content }) = in_place.early.pop_front() {
+            let result = content.map(|chain| {
+                let held = self.matching.held.take(chain.first);
+                let message = copy(packet, in_place.begin, held.bytes());
+                self.matching.held.release(held);
+                message
+            });
+            self.statistics.delivered_bytes += result.as_ref().map_or(0, |m| m.length as u64);
+            in_place.completions.push_back(InPlaceCompletion { context, peer, cq_data, result });
+            return Ok(());
+        }
+        in_place.receives.push_back(context);
+        match &mut in_place.user {
+            Some(user) => user.spare.put(packet),
+            None => self.inbound.lend(packet),
+        }
+        self.refill_user_queue();
+        Ok(())
+    }
+
+    /// Takes the next receive in place that ended.
+    pub fn poll_in_place(&mut self) -> Option<InPlaceCompletion<Q::Packet>> {
+        self.in_place.as_deref_mut()?.completions.pop_front()
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// A packet of the queue pair that messages come on.
+    fn packet_in_place(&mut self) -> Result<Q::Packet, DeviceError> {
+        match self.in_place.as_deref_mut() {
+            Some(InPlace { user: Some(user), .. }) => user.packet(),
+            _ => self.transmit.device.allocate_packet(),
+        }
+    }
+
+    /// The device put a datagram into a packet.
+    pub(crate) fn arrived_in_place(&mut self, packet: Q::Packet, length: usize, source: Source) {
+        let bytes = packet.as_ref().get(..length).unwrap_or_default();
+        let parsed = match Packet::parse(bytes) {
+            Ok(parsed) if matches!(parsed.header, Header::Rtm(_) | Header::Rta(_)) => parsed,
+            _ => {
+                self.packet_arrived(&packet, length, source);
+                return self.inbound.consumed(packet);
+            }
+        };
+        self.statistics.received_bytes += length as u64;
+        let begin = length - parsed.payload.len();
+        let peer = self.introduced(&parsed, source);
+        let Header::Rtm(Rtm { kind: RtmKind::Eager, tag: None, options, .. }) = parsed.header
+        else {
+            if peer.is_some() {
+                let reason = DropReason::NotInPlace(parsed.packet_type());
+                self.drop_packet(peer, reason);
+            }
+            return self.inbound.consumed(packet);
+        };
+        match peer {
+            Some(peer) => self.message_in_place(packet, begin..length, peer, options.cq_data),
+            None => self.inbound.consumed(packet),
+        }
+    }
+
+    /// A message came with a header.
+    fn message_in_place(
+        &mut self,
+        packet: Q::Packet,
+        range: core::ops::Range<usize>,
+        peer: PeerId,
+        cq_data: Option<u64>,
+    ) {
+        let Some(in_place) = self.in_place.as_deref() else { return };
+        let (found, expected) = (range.start, in_place.begin);
+        let (length, capacity) = (range.len(), packet.as_ref().len().saturating_sub(expected));
+        let error =
+            if found != expected && self.config.unexpected_header == UnexpectedHeader::Refuse {
+                Some(OperationError::UnexpectedHeader { found, expected })
+            } else if length > capacity {
+                let (length, capacity) = (length as u64, capacity as u64);
+                Some(OperationError::Truncated { length, capacity })
+            } else {
+                None
+            };
+        let (posted, user) = (!in_place.receives.is_empty(), in_place.user.is_some());
+        let result = match error {
+            Some(error) => {
+                self.inbound.consumed(packet);
+                Err(error)
+            }
+            // The application's packets are those of its own queue pair.
+            None if posted && user => match self.packet_in_place() {
+                Ok(own) => {
+                    let message = copy(own, expected, &packet.as_ref()[range]);
+                    self.inbound.consumed(packet);
+                    Ok(message)
+                }
+                Err(error) => {
+                    self.inbound.consumed(packet);
+                    return self.events.push(Event::DeviceRefused(error));
+                }
+            },
+            None if posted => {
+                self.inbound.handed_over();
+                Ok(moved(packet, range, expected))
+            }
+            None => {
+                let chain = self.matching.held.hold(&packet.as_ref()[range]);
+                self.inbound.consumed(packet);
+                return self.keep_early(Some(peer), cq_data, Ok(chain));
+            }
+        };
+        match result {
+            Err(error) if !posted => self.keep_early(Some(peer), cq_data, Err(error)),
+            result => self.received_in_place(Some(peer), cq_data, result),
+        }
+    }
+
+    fn keep_early(
+        &mut self,
+        peer: Option<PeerId>,
+        cq_data: Option<u64>,
+        content: Result<Chain, OperationError>,
+    ) {
+        self.statistics.unexpected += 1;
+        if let Some(in_place) = self.in_place.as_deref_mut() {
+            in_place.early.push_back(Early { peer, cq_data, content });
+        }
+    }
+
+    /// Ends the oldest receive.
+    fn received_in_place(
+        &mut self,
+        peer: Option<PeerId>,
+        cq_data: Option<u64>,
+        result: Result<MessageInPlace<Q::Packet>, OperationError>,
+    ) {
+        self.statistics.delivered_bytes += result.as_ref().map_or(0, |m| m.length as u64);
+        let Some(in_place) = self.in_place.as_deref_mut() else { return };
+        if let Some(context) = in_place.receives.pop_front() {
+            in_place.completions.push_back(InPlaceCompletion { context, peer, cq_data, result });
+        }
+    }
+
+    /// Takes what came on the user queue pair, if there is one: at most `budget` messages.
+    pub(crate) fn poll_user_queue(&mut self, now: Time, budget: usize) {
+        for _ in 0..budget {
+            let Some(in_place) = self.in_place.as_deref_mut() else { return };
+            let Some(user) = &mut in_place.user else { return };
+            match user.queue_pair.poll(now) {
+                Some(DeviceCompletion::Receive { packet, length, source, immediate }) => {
+                    user.posted -= 1;
+                    self.plain_arrived(packet, length, source, immediate);
+                }
+                Some(_) => {}
+                None => break,
+            }
+        }
+        self.refill_user_queue();
+    }
+
+    /// A message without a header. Nothing in it tells whose it is, or of which of its lives.
+    fn plain_arrived(
+        &mut self,
+        packet: Q::Packet,
+        length: usize,
+        source: Source,
+        immediate: Option<u32>,
+    ) {
+        self.statistics.received_bytes += length as u64;
+        self.statistics.received.count(efa_proto::PacketType::EagerMsgRtm);
+        self.statistics.unverified += 1;
+        let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
+        let cq_data = immediate.map(u64::from);
+        let Some(in_place) = self.in_place.as_deref_mut() else { return };
+        if in_place.receives.is_empty() {
+            // A message on the other queue pair was quicker, and took the receive.
+            let bytes = packet.as_ref().get(..length).unwrap_or_default();
+            let chain = self.matching.held.hold(bytes);
+            if let Some(user) = &mut in_place.user {
+                user.spare.put(packet);
+            }
+            return self.keep_early(peer, cq_data, Ok(chain));
+        }
+        let message = MessageInPlace { packet, begin: 0, length };
+        self.received_in_place(peer, cq_data, Ok(message));
+    }
+
+    /// Posts the application's packets to the user queue pair, one for each receive: without one a
+    /// sender finds the receiver not ready.
+    fn refill_user_queue(&mut self) {
+        let Some(in_place) = self.in_place.as_deref_mut() else { return };
+        let Some(user) = &mut in_place.user else { return };
+        let wanted = in_place.receives.len().min(user.queue_pair.attributes().max_receive);
+        while user.posted < wanted {
+            let posted = user.packet().and_then(|packet| {
+                user.queue_pair.post_receive(packet).map_err(|refused| {
+                    user.spare.put(refused.packet);
+                    refused.error
+                })
+            });
+            match posted {
+                Ok(()) => user.posted += 1,
+                Err(DeviceError::QueueFull { .. }) => return,
+                Err(error) => return self.events.push(Event::DeviceRefused(error)),
+            }
+        }
+    }
+}
+
+impl<Q: QueuePair> UserQueue<Q> {
+    fn packet(&mut self) -> Result<Q::Packet, DeviceError> {
+        match self.spare.take() {
+            Some(packet) => Ok(packet),
+            None => self.queue_pair.allocate_packet(),
+        }
+    }
+}
+
+/// Puts a message into a packet.
+fn copy<P: AsRef<[u8]> + AsMut<[u8]>>(
+    mut packet: P,
+    begin: usize,
+    bytes: &[u8],
+) -> MessageInPlace<P> {
+    // Longer ones were refused when they came.
+    let length = bytes.len().min(packet.as_ref().len().saturating_sub(begin));
+    packet.as_mut()[begin..begin + length].copy_from_slice(&bytes[..length]);
+    MessageInPlace { packet, begin, length }
+}
+
+/// Moves a message to where it should be in its packet, if it isn't there.
+fn moved<P: AsRef<[u8]> + AsMut<[u8]>>(
+    mut packet: P,
+    range: core::ops::Range<usize>,
+    begin: usize,
+) -> MessageInPlace<P> {
+    let length = range.len();
+    if range.start != begin {
+        packet.as_mut().copy_within(range, begin);
+    }
+    MessageInPlace { packet, begin, length }
+}

@@ -1,0 +1,554 @@
+//! Messages received in place: headers of one length (request 2), and a queue pair of the
+//! application (request 7).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use efa_device::{Access, Device, Qkey, QueuePair, QueuePairOptions, Region};
+use efa_handshake::{Extras, Release};
+use efa_proto::{Packet, PacketType, RmaIov};
+use efa_rdm::{
+    Accept, Config, ConfigError, DropReason, Endpoint, Event, InPlaceCompletion, InPlaceQueue,
+    Level, Message, OperationError, PeerId, Refused, Remote, StartError, UnexpectedHeader, Write,
+};
+use efa_sim::local::{Faults, LocalOptions, LocalQueuePair};
+
+use crate::world::{World, pattern};
+
+const MTU: usize = 8928;
+/// An eager message's own header and the raw address.
+const HEADER: usize = 8 + 40;
+
+type Receiver = Endpoint<InPlaceQueue<LocalQueuePair>, Vec<u8>>;
+type Received = InPlaceCompletion<Box<[u8]>>;
+
+/// The releases that ask for headers of one length, and those that have a second queue pair.
+const CONSTANT_HEADER: [Release; 5] =
+    [Release::V1_13, Release::V1_14, Release::V1_16, Release::V1_18, Release::V1_20];
+const USER_QUEUE: [Release; 2] = [Release::V1_22, Release::V2_0];
+
+/// Senders, which are the ends of a world, and one endpoint that receives in place.
+struct Story {
+    world: World,
+    receiver: Receiver,
+    peers: Vec<PeerId>,
+    received: Vec<Received>,
+    events: Vec<Event>,
+}
+
+fn queue_pair(world: &World, qkey: u32) -> InPlaceQueue<LocalQueuePair> {
+    let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
+    InPlaceQueue(world.network.open().create_queue_pair(options).unwrap())
+}
+
+fn receiver(world: &World, config: Config) -> Result<Receiver, ConfigError> {
+    let device = world.network.open();
+    let queue_pair = |qkey| {
+        let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
+        InPlaceQueue(device.create_queue_pair(options).unwrap())
+    };
+    if USER_QUEUE.contains(&config.profile.release) {
+        Endpoint::with_user_queue(queue_pair(1), queue_pair(2), config)
+    } else {
+        Endpoint::new(queue_pair(1), config)
+    }
+}
+
+fn at(release: Release, unexpected_header: UnexpectedHeader) -> Config {
+    Config { unexpected_header, ..Config::as_release(release) }
+}
+
+impl Story {
+    fn new(options: LocalOptions, senders: &[Config], config: Config) -> Self {
+        let mut world = World::new(options);
+        let receiver = receiver(&world, config).unwrap();
+        let address = receiver.address();
+        let insert = |sender: &Config| {
+            let end = world.add(sender.clone());
+            world.endpoint(end).insert_peer(address).unwrap()
+        };
+        let peers = senders.iter().map(insert).collect();
+        Self { world, receiver, peers, received: Vec::new(), events: Vec::new() }
+    }
+
+    /// One sender, a network that reorders.
+    fn of(sender: Config, config: Config) -> Self {
+        Self::new(LocalOptions { seed: 5, ..LocalOptions::default() }, &[sender], config)
+    }
+
+    /// Posts receives, with contexts from `first` on.
+    fn post(&mut self, contexts: std::ops::Range<u64>) {
+        for context in contexts {
+            let packet = self.receiver.allocate_packet().unwrap();
+            self.receiver.receive_in_place(packet, context).unwrap();
+        }
+    }
+
+    fn message(&self, from: usize, buffer: Vec<u8>) -> Message<Vec<u8>> {
+        let (peer, level) = (self.peers[from], Level::Transmit);
+        Message { peer, tag: None, cq_data: None, level, buffer, context: 0 }
+    }
+
+    fn send(&mut self, from: usize, buffer: Vec<u8>) {
+        let message = self.message(from, buffer);
+        self.world.endpoint(from).send(message).unwrap();
+    }
+
+    fn step(&mut self) {
+        self.receiver.progress(self.world.now);
+        self.received.extend(std::iter::from_fn(|| self.receiver.poll_in_place()));
+        self.events.extend(std::iter::from_fn(|| self.receiver.poll_event()));
+        self.world.step();
+    }
+
+    /// Goes on until nothing is left to happen, or only what has to wait.
+    fn drive(&mut self) {
+        let mut still = 0;
+        while still < 20 {
+            self.step();
+            let quiet = self.world.network.next_event().is_none() && self.receiver.is_quiet();
+            let senders = self.world.ends.iter().all(|end| end.endpoint.is_quiet());
+            still = if quiet && senders { still + 1 } else { 0 };
+        }
+    }
+
+    /// Goes on for a while.
+    fn idle(&mut self, span: Duration) {
+        let end = self.world.now + span;
+        while self.world.now < end {
+            self.step();
+        }
+    }
+
+    fn drops(&mut self) -> Vec<DropReason> {
+        let reasons = self.events.drain(..).filter_map(|event| match event {
+            Event::PacketDropped { reason, .. } => Some(reason),
+            _ => None,
+        });
+        reasons.collect()
+    }
+
+    fn messages(&mut self) -> Vec<Vec<u8>> {
+        let received = self.received.drain(..);
+        received.map(|done| done.result.unwrap().bytes().to_vec()).collect()
+    }
+
+    fn errors(&mut self) -> Vec<OperationError> {
+        self.received.drain(..).filter_map(|done| done.result.err()).collect()
+    }
+}
+
+/// The lengths of the headers of the untagged eager messages that an end sent.
+fn headers(world: &mut World, end: usize) -> Vec<usize> {
+    let packets = world.packets_from(end);
+    let lengths = packets.iter().filter_map(|bytes| {
+        let packet = Packet::parse(bytes).unwrap();
+        let eager = packet.packet_type() == PacketType::EagerMsgRtm;
+        eager.then(|| bytes.len() - packet.payload.len())
+    });
+    lengths.collect()
+}
+
+/// What a peer learned of the receiver.
+fn announced(story: &mut Story) -> Extras {
+    let peer = story.peers[0];
+    story.world.endpoint(0).peer_extras(peer).unwrap()
+}
+
+// conformance: A184
+#[test]
+fn the_handshake_asks_for_what_the_release_has() {
+    let ask = |release| {
+        let mut story = Story::of(Config::default(), at(release, UnexpectedHeader::Move));
+        story.post(0..1);
+        story.send(0, pattern(8, 1));
+        story.drive();
+        let requests = Extras::CONSTANT_HEADER_LENGTH | Extras::USER_RECV_QP;
+        announced(&mut story).intersection(requests)
+    };
+    for release in CONSTANT_HEADER {
+        assert_eq!(ask(release), Extras::CONSTANT_HEADER_LENGTH, "{release}");
+    }
+    for release in USER_QUEUE {
+        assert_eq!(ask(release), Extras::USER_RECV_QP, "{release}");
+    }
+}
+
+#[test]
+fn other_releases_do_not_receive_in_place_and_queue_pairs_must_suit() {
+    let world = World::new(LocalOptions::default());
+    for release in [Release::V1_10, Release::V1_12, Release::V2_6] {
+        let refused = receiver(&world, Config::as_release(release)).map(|_| ());
+        assert_eq!(refused, Err(ConfigError::NotInPlace { release }));
+    }
+    let release = Release::V1_22;
+    let refused = Receiver::new(queue_pair(&world, 1), Config::as_release(release)).map(|_| ());
+    assert_eq!(refused, Err(ConfigError::UserQueue { release }));
+    let release = Release::V1_20;
+    let (main, user) = (queue_pair(&world, 1), queue_pair(&world, 2));
+    let config = Config::as_release(release);
+    let refused = Receiver::with_user_queue(main, user, config).map(|_| ());
+    assert_eq!(refused, Err(ConfigError::UserQueue { release }));
+}
+
+#[test]
+fn matched_receives_are_refused() {
+    let world = World::new(LocalOptions::default());
+    let mut receiver = receiver(&world, Config::as_release(Release::V1_16)).unwrap();
+    let error = StartError::InPlaceOnly;
+    let tagged = Accept::Tagged { source: None, tag: 1, ignore: 0 };
+    for accept in [tagged, Accept::Untagged { source: None }] {
+        let refused = receiver.receive(accept, vec![1], 0);
+        assert_eq!(refused, Err(Refused { error, buffer: vec![1] }));
+    }
+    let refused = receiver.receive_many(None, vec![2], 0);
+    assert_eq!(refused, Err(Refused { error, buffer: vec![2] }));
+}
+
+// conformance: A185 A187
+#[test]
+fn headers_keep_their_length_and_messages_lie_where_they_are_expected() {
+    for release in CONSTANT_HEADER {
+        for sender in [Release::V1_13, Release::V1_22, Release::V2_6] {
+            let mut story =
+                Story::of(Config::as_release(sender), at(release, UnexpectedHeader::Refuse));
+            assert_eq!(story.receiver.in_place_offset(), HEADER, "computed in advance");
+            story.post(0..100);
+            let mut expected = BTreeSet::new();
+            for round in 0..10 {
+                for i in 0..10 {
+                    let bytes = pattern((round * 979 + i) as usize, round * 10 + i);
+                    expected.insert(bytes.clone());
+                    story.send(0, bytes);
+                }
+                // The HANDSHAKE comes in the first round.
+                story.drive();
+            }
+            assert!(announced(&mut story).contains(Extras::CONSTANT_HEADER_LENGTH));
+            assert_eq!(headers(&mut story.world, 0), [HEADER; 100], "{sender} to {release}");
+            for done in &story.received {
+                let message = done.result.as_ref().unwrap();
+                let peer = done.peer.unwrap();
+                assert_eq!(
+                    story.receiver.peer_address(peer).unwrap(),
+                    story.world.endpoint(0).address()
+                );
+                assert!(expected.remove(message.bytes()), "each once");
+            }
+            assert!(expected.is_empty());
+            assert_eq!(story.receiver.statistics().unexpected, 0);
+            assert_eq!(story.receiver.statistics().reordered, 0, "none waited for its turn");
+        }
+    }
+}
+
+#[test]
+fn the_packet_that_arrived_is_the_one_handed_over() {
+    let mut story = Story::of(Config::default(), at(Release::V1_20, UnexpectedHeader::Refuse));
+    story.post(7..8);
+    story.send(0, pattern(1000, 1));
+    story.drive();
+    let sent = story.world.packets_from(0).into_iter().find(|bytes| bytes.len() > 1000).unwrap();
+    let done = story.received.pop().unwrap();
+    assert_eq!(done.context, 7);
+    let packet = done.result.unwrap().into_packet();
+    assert_eq!(packet[..sent.len()], sent, "with its header in front");
+    // And it serves again.
+    story.receiver.receive_in_place(packet, 8).unwrap();
+    story.send(0, pattern(2000, 2));
+    story.drive();
+    assert_eq!(story.messages(), [pattern(2000, 2)]);
+}
+
+// conformance: A44 A188
+#[test]
+fn a_peer_that_does_not_keep_the_length_makes_the_receive_fail() {
+    // 1.10 has shorter raw addresses, and drops them when the HANDSHAKE has come.
+    for (sender, first, later) in [(Release::V1_10, 44, 8), (Release::V1_12, 44, 8)] {
+        let mut story =
+            Story::of(Config::as_release(sender), at(Release::V1_13, UnexpectedHeader::Refuse));
+        story.post(0..2);
+        let expected = HEADER;
+        for found in [first, later] {
+            story.send(0, pattern(100, 1));
+            story.drive();
+            assert_eq!(story.errors(), [OperationError::UnexpectedHeader { found, expected }]);
+        }
+    }
+}
+
+// conformance: A43 A45 A189
+#[test]
+fn or_the_message_is_moved_to_where_it_should_be() {
+    let mut story =
+        Story::of(Config::as_release(Release::V1_10), at(Release::V1_13, UnexpectedHeader::Move));
+    for (round, header) in [44, 8, 8].into_iter().enumerate() {
+        story.post(0..1);
+        let bytes = pattern(5000, round as u64);
+        story.send(0, bytes.clone());
+        story.drive();
+        assert_eq!(headers(&mut story.world, 0), [header]);
+        story.world.forget_packets();
+        let message = story.received.pop().unwrap().result.unwrap();
+        assert_eq!(message.bytes(), bytes);
+        assert_eq!(message.into_packet()[HEADER..][..5000], bytes);
+    }
+    // With so short a header, a message may be longer than what is left behind the one expected.
+    story.post(1..2);
+    story.send(0, pattern(MTU - 8, 9));
+    story.drive();
+    let (length, capacity) = (MTU as u64 - 8, (MTU - HEADER) as u64);
+    assert_eq!(story.errors(), [OperationError::Truncated { length, capacity }]);
+}
+
+// conformance: A186
+#[test]
+fn connids_do_not_change_the_length_and_data_is_an_unexpected_header() {
+    for unexpected_header in [UnexpectedHeader::Refuse, UnexpectedHeader::Move] {
+        let mut story = Story::of(Config::default(), at(Release::V1_20, unexpected_header));
+        story.post(0..40);
+        for i in 0..40_u64 {
+            let cq_data = (i % 4 == 3).then_some(i << 40);
+            let message = Message { cq_data, ..story.message(0, pattern(64, i)) };
+            story.world.endpoint(0).send(message).unwrap();
+            story.drive();
+            let done = story.received.pop().unwrap();
+            let found = HEADER + 8;
+            match (cq_data, unexpected_header) {
+                (Some(_), UnexpectedHeader::Refuse) => {
+                    let error = OperationError::UnexpectedHeader { found, expected: HEADER };
+                    assert_eq!(done.result, Err(error));
+                }
+                _ => assert_eq!(done.result.unwrap().bytes(), pattern(64, i)),
+            }
+            assert_eq!(done.cq_data, cq_data);
+        }
+        assert!(announced(&mut story).contains(Extras::CONNID_HEADER), "and it asks for connids");
+    }
+}
+
+// conformance: A190
+#[test]
+fn what_is_no_such_message_harms_no_receive() {
+    let mut story = Story::of(Config::default(), at(Release::V1_20, UnexpectedHeader::Move));
+    story.post(0..3);
+    // Before the HANDSHAKE tells, a peer sends what it likes.
+    let tagged = Message { tag: Some(5), ..story.message(0, pattern(10, 1)) };
+    story.world.endpoint(0).send(tagged).unwrap();
+    for size in [20_000, 200_000] {
+        let message = story.message(0, pattern(size, 2));
+        story.world.endpoint(0).send(message).unwrap();
+    }
+    story.idle(Duration::from_millis(1));
+    let drops = story.drops();
+    for packet_type in
+        [PacketType::EagerTagRtm, PacketType::MediumMsgRtm, PacketType::LongCtsMsgRtm]
+    {
+        assert!(drops.contains(&DropReason::NotInPlace(packet_type)), "{packet_type}: {drops:?}");
+    }
+    assert!(story.received.is_empty());
+
+    // Writes go on as ever, in the same packets, which are posted again.
+    let access = Access { remote_read: false, remote_write: true };
+    let memory = vec![0; 3000].into_boxed_slice();
+    let region = story.receiver.queue_pair().register(memory, access).unwrap();
+    let iov = RmaIov::new(region.remote_address(), 3000, region.remote_key().into());
+    for _ in 0..200 {
+        let write = Write {
+            peer: story.peers[0],
+            remote: Remote::from(iov),
+            buffer: pattern(3000, 4),
+            cq_data: None,
+            level: Level::Transmit,
+            context: 0,
+        };
+        story.world.endpoint(0).write(write).unwrap();
+        story.idle(Duration::from_micros(100));
+    }
+    let mut written = vec![0; 3000];
+    region.read(0, &mut written);
+    assert_eq!(written, pattern(3000, 4));
+
+    let context = |done: &Received| done.context;
+    for i in 0..3 {
+        story.send(0, pattern(50, i));
+        story.idle(Duration::from_millis(1));
+    }
+    assert_eq!(story.received.iter().map(context).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(story.messages(), [pattern(50, 0), pattern(50, 1), pattern(50, 2)]);
+}
+
+#[test]
+fn delivery_complete_is_not_to_be_had_in_place() {
+    for release in [Release::V1_14, Release::V1_22] {
+        let mut story = Story::of(Config::default(), at(release, UnexpectedHeader::Move));
+        story.post(0..1);
+        let message = Message { level: Level::Delivery, ..story.message(0, pattern(8, 1)) };
+        story.world.endpoint(0).send(message).unwrap();
+        story.drive();
+        let missing = Extras::DELIVERY_COMPLETE;
+        let sent = story.world.send_done(0);
+        assert_eq!(sent.result, Err(OperationError::PeerLacks { missing }), "{release}");
+        assert!(story.received.is_empty());
+    }
+}
+
+#[test]
+fn a_message_that_comes_before_its_receive_waits_for_it() {
+    for unexpected_header in [UnexpectedHeader::Refuse, UnexpectedHeader::Move] {
+        let sender = Config::as_release(Release::V1_12);
+        let mut story = Story::of(sender, at(Release::V1_16, unexpected_header));
+        story.send(0, pattern(700, 1));
+        story.drive();
+        assert!(story.received.is_empty());
+        assert_eq!(story.receiver.statistics().unexpected, 1);
+        story.post(4..5);
+        story.drive();
+        assert_eq!(story.received[0].context, 4);
+        match unexpected_header {
+            UnexpectedHeader::Refuse => {
+                let error = OperationError::UnexpectedHeader { found: 44, expected: HEADER };
+                assert_eq!(story.errors(), [error]);
+            }
+            UnexpectedHeader::Move => assert_eq!(story.messages(), [pattern(700, 1)]),
+        }
+        assert_eq!(story.receiver.packets_held().held, 0);
+    }
+}
+
+#[test]
+fn receives_that_are_cancelled_say_so() {
+    for release in [Release::V1_20, Release::V2_0] {
+        let mut story = Story::of(Config::default(), at(release, UnexpectedHeader::Move));
+        story.post(3..5);
+        story.receiver.cancel_all();
+        story.step();
+        assert_eq!(story.received.iter().map(|done| done.context).collect::<Vec<_>>(), [3, 4]);
+        assert_eq!(story.errors(), [OperationError::Cancelled; 2]);
+    }
+}
+
+/// Many messages of several senders over a network that reorders and has receivers that aren't
+/// ready, to receives that are posted again with the packets that came. Each arrives once.
+fn storm(release: Release, seed: u64) {
+    let options = LocalOptions {
+        seed,
+        faults: Faults { receiver_not_ready: 0.02, send_refused: 0.02, ..Faults::default() },
+        ..LocalOptions::default()
+    };
+    let sender = Config { messages_after_handshake: true, ..Config::default() };
+    let mut story = Story::new(
+        options,
+        &[sender.clone(), sender.clone(), sender],
+        at(release, UnexpectedHeader::Move),
+    );
+    let mut draw = fastrand::Rng::with_seed(seed);
+    let mut expected: BTreeMap<Vec<u8>, Option<u64>> = BTreeMap::new();
+    let mut contexts = BTreeSet::new();
+    story.post(0..8);
+    contexts.extend(0..8_u64);
+    let (mut sent, mut next) = (0, 8);
+    while sent < 600 || !expected.is_empty() {
+        if sent < 600 && draw.bool() {
+            let mut bytes = pattern(draw.usize(0..8000), sent);
+            bytes.extend(sent.to_le_bytes());
+            let cq_data = draw.bool().then(|| draw.u32(..).into());
+            let from = draw.usize(0..3);
+            let message = Message { cq_data, ..story.message(from, bytes.clone()) };
+            story.world.endpoint(from).send(message).unwrap();
+            expected.insert(bytes, cq_data);
+            sent += 1;
+        }
+        story.step();
+        for done in story.received.drain(..) {
+            assert!(contexts.remove(&done.context), "each context once");
+            let message = done.result.unwrap();
+            let cq_data = expected.remove(message.bytes());
+            assert_eq!(cq_data, Some(done.cq_data), "each message once");
+            story.receiver.receive_in_place(message.into_packet(), next).unwrap();
+            contexts.insert(next);
+            next += 1;
+        }
+    }
+    assert_eq!(contexts.len(), 8);
+    assert_eq!(story.drops(), []);
+}
+
+#[test]
+fn every_message_arrives_once_under_faults() {
+    for (seed, release) in CONSTANT_HEADER.into_iter().chain(USER_QUEUE).enumerate() {
+        storm(release, seed as u64);
+    }
+}
+
+/// A story at a release with a user queue pair, whose sender has its HANDSHAKE.
+fn user_queue(unexpected_header: UnexpectedHeader) -> Story {
+    let sender = Config { messages_after_handshake: true, ..Config::default() };
+    Story::of(sender, at(Release::V1_22, unexpected_header))
+}
+
+#[test]
+fn messages_to_a_user_queue_pair_fill_the_packet_from_its_beginning() {
+    let mut story = user_queue(UnexpectedHeader::Refuse);
+    assert_eq!(story.receiver.in_place_offset(), 0);
+    story.post(0..3);
+    for (size, cq_data) in [(0, None), (100, Some(0xdead_beef)), (MTU, None)] {
+        let message = Message { cq_data, ..story.message(0, pattern(size, 1)) };
+        story.world.endpoint(0).send(message).unwrap();
+        story.drive();
+        let done = story.received.pop().unwrap();
+        let address = story.world.endpoint(0).address();
+        assert_eq!(story.receiver.peer_address(done.peer.unwrap()), Some(address));
+        assert_eq!(done.cq_data, cq_data);
+        assert_eq!(done.result.unwrap().into_packet()[..size], pattern(size, 1));
+    }
+    assert!(!story.world.packets_from(0).is_empty());
+}
+
+#[test]
+fn without_a_receive_the_user_queue_pair_is_not_ready() {
+    let mut story = user_queue(UnexpectedHeader::Refuse);
+    story.send(0, pattern(9, 1));
+    story.idle(Duration::from_millis(5));
+    assert!(story.received.is_empty());
+    assert!(story.world.endpoint(0).statistics().receiver_not_ready > 0);
+    assert_eq!(story.receiver.statistics().unexpected, 0, "it keeps nothing");
+    story.post(0..1);
+    story.idle(Duration::from_millis(50));
+    assert_eq!(story.messages(), [pattern(9, 1)]);
+}
+
+#[test]
+fn a_message_with_a_header_beside_the_user_queue_pair_is_refused_or_copied() {
+    // This sender doesn't wait for the HANDSHAKE, and so doesn't know of the queue pair.
+    for unexpected_header in [UnexpectedHeader::Refuse, UnexpectedHeader::Move] {
+        let mut story = Story::of(Config::default(), at(Release::V2_0, unexpected_header));
+        story.post(0..2);
+        let message = Message { cq_data: Some(1 << 40), ..story.message(0, pattern(80, 1)) };
+        story.world.endpoint(0).send(message).unwrap();
+        story.drive();
+        let done = story.received.pop().unwrap();
+        assert_eq!((done.context, done.cq_data), (0, Some(1 << 40)));
+        match unexpected_header {
+            UnexpectedHeader::Refuse => {
+                let error = OperationError::UnexpectedHeader { found: HEADER + 8, expected: 0 };
+                assert_eq!(done.result, Err(error));
+            }
+            UnexpectedHeader::Move => {
+                assert_eq!(done.result.unwrap().into_packet()[..80], pattern(80, 1));
+            }
+        }
+        // It took a receive that had a packet at the user queue pair. The next one is for that.
+        for i in 2..5 {
+            story.send(0, pattern(90, i));
+        }
+        story.idle(Duration::from_millis(1));
+        assert!(story.received.len() < 3);
+        story.post(5..7);
+        story.idle(Duration::from_millis(50));
+        let expected = BTreeSet::from([pattern(90, 2), pattern(90, 3), pattern(90, 4)]);
+        assert_eq!(BTreeSet::from_iter(story.messages()), expected);
+        assert_eq!(story.drops(), []);
+        assert_eq!(story.receiver.packets_held().held, 0);
+    }
+}
