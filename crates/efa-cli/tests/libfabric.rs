@@ -173,6 +173,45 @@ fn the_default_sizes_go_both_ways() {
     assert_eq!(texts.each_ref().map(|text| rows(text, 50)), [DATAGRAM_SIZES; 2], "{texts:?}");
 }
 
+/// Ours and libfabric's, each as server and as client. Its releases since 1.10 are played by their
+/// habits in the matrix of `efa-rdm`; this one is real.
+// conformance: A217
+#[test]
+fn our_pingpong_and_libfabrics_understand_each_other() {
+    if !with_libfabric() {
+        return;
+    }
+    let directory = Scratch::new("ours-and-theirs");
+    let options = ["--directory", directory.as_str()];
+    let device = ["--directory", directory.as_str(), "--device", "soft"];
+    let theirs = ["fi_pingpong", "-p", "efa", "-e", "rdm", "-c", "-I", "20"];
+    let ours = ["pingpong", "--fi", "--sizes", "64,256,1k,4k,64k,1M", "--iterations", "20"];
+    let host = |port: u16| format!("127.0.0.1:{port}");
+    let listening = |server: &mut Running, port| {
+        until("listening", || {
+            assert!(server.is_running(), "the server has ended");
+            listens(server.id(), port)
+        });
+    };
+    let port = free_port();
+    let number = port.to_string();
+    let program = [&theirs, &["-B", &number][..]].concat();
+    let mut server = Running::start(&mut soft_efa(None, &options, &program));
+    listening(&mut server, port);
+    run([&ours, &device[..], &[&host(port)]].concat()).success();
+    assert_eq!(rows(&server.finish().success(), 20), SIZES);
+
+    let port = free_port();
+    let (number, here) = (port.to_string(), host(port));
+    let arguments = [&ours, &device[..], &["--listen", &here]].concat();
+    let mut server = Running::start(&mut efa(arguments));
+    listening(&mut server, port);
+    let program = [&theirs, &["-P", &number, "127.0.0.1"][..]].concat();
+    let client = Running::start(&mut soft_efa(None, &options, &program)).finish();
+    assert_eq!(rows(&client.success(), 20), SIZES);
+    server.finish().success();
+}
+
 #[test]
 fn device_rdma_is_as_asked_for() {
     if !with_libfabric() {

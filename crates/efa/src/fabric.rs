@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use efa_device::{DeviceAttributes, DeviceError};
+use efa_device::{DeviceAttributes, DeviceError, Rdma};
 use efa_rdm::Config;
 use efa_sim::local::{LocalFabric, LocalOptions};
 use efa_sim::shm::{ShmDevice, ShmOptions};
@@ -59,6 +59,7 @@ pub fn info(hints: &Hints) -> Result<Vec<Info>, Error> {
             _ if hints.interface.is_some() => Vec::new(),
             _ => vec![DeviceAttributes {
                 name: format!("{PROVIDER}-{link}"),
+                rdma: Rdma::READ_WRITE,
                 ..DeviceAttributes::default()
             }],
         };

@@ -197,6 +197,9 @@ pub struct DomainAttributes {
     pub mtu: usize,
     /// Length in bytes of the data that a sender can pass to the receiver's completion.
     pub cq_data_size: usize,
+    /// Length in bytes of such data that the device carries with a write of its own; a write with
+    /// longer data goes in packets. 0 if the device doesn't write.
+    pub direct_write_data_size: usize,
     /// Bytes that the key of a memory region takes.
     pub mr_key_size: usize,
     /// Most memory regions.
@@ -274,6 +277,7 @@ impl DomainAttributes {
             address_vector: AddressVectorKind::Table,
             mtu: device.mtu,
             cq_data_size: size_of::<u64>(),
+            direct_write_data_size: if device.rdma.write { size_of::<u32>() } else { 0 },
             mr_key_size: size_of::<u32>(),
             max_regions: device.max_regions,
             max_region_size: device.max_region_size,

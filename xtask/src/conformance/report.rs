@@ -312,4 +312,16 @@ mod tests {
     fn no_claim_is_said_so() {
         assert!(table(&[], &[], &[]).to_markdown().contains("Claimed rows: none yet.\n"));
     }
+
+    // Wrap, unexpected messages, partial sends, grants of nothing, errors of a HANDSHAKE, a
+    // registration that fails.
+    // conformance: A221
+    #[test]
+    fn every_tip_for_implementers_has_a_test() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let table = crate::conformance::collect(root).unwrap();
+        for tip in ["A99", "A106", "A112", "A120", "A57", "A58", "A166"] {
+            assert!(table.tests.contains_key(&id(tip)), "{tip} has no test");
+        }
+    }
 }

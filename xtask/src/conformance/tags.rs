@@ -13,7 +13,7 @@ use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use super::checklist::RowId;
 
 /// Where tests are.
-const ROOTS: [&str; 3] = ["crates", "fuzz", "tests"];
+const ROOTS: [&str; 4] = ["crates", "fuzz", "tests", "xtask"];
 /// A line that starts like this is a tag.
 const TAG: &str = "// conformance:";
 

@@ -1,6 +1,6 @@
 //! Sections 4.1, 4.5 and 4.7: long-read and runting read messages, READ_NACK.
 
-use efa_device::{Access, QueuePair, Rdma, Region, RegionRange, Status};
+use efa_device::{Access, QueuePair, Rdma, Region, RegionRange, RegisterError, Status};
 use efa_handshake::{Profile, Release};
 use efa_proto::{
     Connid, Eor, EorForm, Header, MsgId, OpId, Packet, PacketType, ReadNack, ReqOptions, RmaIov,
@@ -8,7 +8,7 @@ use efa_proto::{
 };
 use efa_rdm::{Config, DropReason, Event, OperationError, Payload, Subprotocol};
 use efa_sim::SoftRegion;
-use efa_sim::local::{LocalOptions, Reorder};
+use efa_sim::local::{Faults, LocalOptions, Reorder};
 
 use crate::world::{Net, pattern, place};
 
@@ -572,4 +572,131 @@ fn requests_that_contradict_themselves_are_dropped() {
         world.drive();
         assert_eq!(world.drop_reasons(1), [DropReason::SegmentOutOfRange], "{rtm:?}");
     }
+}
+
+// conformance: A204
+#[test]
+fn a_full_queue_within_a_runt_delays_the_rest_and_repeats_nothing() {
+    for (seed, refused) in (0..20).zip([1, 2, 3, 7].into_iter().cycle()) {
+        let runting = Config { runt_size: 60_000, ..config() };
+        let mut world = pair(seed, runting, config());
+        world.receive_into(1, Memory::Heap(vec![0; 200_000]), 1);
+        let message = world.region(0, &pattern(200_000, seed));
+        let me = place(&world.ends[0]);
+        let faults = Faults { send_limit: Some(2), ..Faults::default() };
+        world.network.set_faults(faults);
+        world.send(0, 1, message, 2);
+        // Two packets of the runt are under way; for the others there is no room, again and again.
+        assert_eq!(world.packets_from(0).len(), 2);
+        world.network.refuse_sends(me, refused).unwrap();
+        world.drive();
+        let received = world.receive_done(1);
+        assert_eq!((received.subprotocol, received.result), (Some(Subprotocol::RuntRead), Ok(())));
+        assert!(received.buffer.bytes() == pattern(200_000, seed));
+        assert_eq!(world.send_done(0).result, Ok(()));
+        let mut offset = 0;
+        for bytes in world.packets_from(0) {
+            let packet = Packet::parse(&bytes).unwrap();
+            let Header::Rtm(Rtm { kind: RtmKind::RuntRead { seg_offset, .. }, .. }) = packet.header
+            else {
+                panic!("{packet}")
+            };
+            assert_eq!(seg_offset, offset, "seed {seed}");
+            offset += packet.payload.len() as u64;
+        }
+        assert_eq!(offset, 60_000);
+        world.assert_clean();
+    }
+}
+
+/// A buffer that lets itself be registered, and remembers how often it was and was not any more.
+#[derive(Debug)]
+struct Lent {
+    bytes: Vec<u8>,
+    region: Option<SoftRegion>,
+    log: Log,
+}
+
+/// What was done to a buffer, in order.
+type Log = std::rc::Rc<std::cell::RefCell<Vec<&'static str>>>;
+
+impl Payload<SoftRegion> for Lent {
+    fn length(&self) -> u64 {
+        self.region.as_ref().map_or(self.bytes.len(), Region::length) as u64
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        match &self.region {
+            Some(region) => assert_eq!(region.read(offset as usize, into), into.len()),
+            None => Payload::<SoftRegion>::read(&self.bytes, offset, into),
+        }
+    }
+    fn write(&mut self, offset: u64, from: &[u8]) {
+        Payload::<SoftRegion>::write(&mut self.bytes, offset, from);
+    }
+    fn split_to(&mut self, _: u64) -> Self {
+        unreachable!("no multi-receive buffer")
+    }
+    fn registered(&self) -> Option<RegionRange<SoftRegion>> {
+        let region = self.region.clone()?;
+        Some(RegionRange { offset: 0, length: region.length(), region })
+    }
+    fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<SoftRegion, RegisterError>) {
+        let asked = std::mem::take(&mut self.bytes).into();
+        match register(asked) {
+            Ok(region) => {
+                self.log.borrow_mut().push("registered");
+                self.region = Some(region);
+            }
+            Err(RegisterError { memory, .. }) => self.bytes = memory.into(),
+        }
+    }
+    fn deregister(&mut self) {
+        if let Some(region) = self.region.take() {
+            self.log.borrow_mut().push("given back");
+            self.bytes = region.reclaim().unwrap().into();
+        }
+    }
+}
+
+// conformance: A216
+#[test]
+fn the_sender_gives_its_registration_back_when_it_switches() {
+    let mut world = Net::<Lent>::new(LocalOptions::default());
+    world.add(config());
+    world.add(config());
+    world.acquaint();
+    let log = Log::default();
+    let lent = |bytes: Vec<u8>, log: &Log| Lent { bytes, region: None, log: log.clone() };
+    world.receive_into(1, lent(vec![0], &Log::default()), 0);
+    world.send(0, 1, lent(vec![1], &Log::default()), 0);
+    world.drive();
+    world.receive_done(1);
+    world.send_done(0);
+    world.ends[1].device.refuse_registrations(u32::MAX);
+    world.send(0, 1, lent(pattern(300_000, 1), &log), 1);
+    world.drive();
+    assert_eq!(*log.borrow(), ["registered"], "it is offered to be read");
+    let key = world.packets_from(0).iter().rev().find_map(|bytes| {
+        match Packet::parse(bytes).unwrap().header {
+            Header::Rtm(Rtm { kind: RtmKind::LongRead { read_iov, .. }, .. }) => {
+                Some(read_iov[0].key() as u32)
+            }
+            _ => None,
+        }
+    });
+    let key = key.unwrap();
+    assert!(world.ends[0].device.region(key).is_some());
+    world.receive_into(1, lent(vec![0; 300_000], &Log::default()), 1);
+    while world.endpoint(0).statistics().received.of(PacketType::ReadNack) == 0 {
+        world.step();
+    }
+    assert_eq!(*log.borrow(), ["registered", "given back"], "before a byte of it is sent");
+    assert!(world.ends[0].device.region(key).is_none(), "the key opens nothing any more");
+    assert!(world.take_sends(0).is_empty());
+    world.drive();
+    assert!(world.receive_done(1).buffer.bytes == pattern(300_000, 1));
+    let sent = world.send_done(0);
+    assert_eq!(sent.subprotocol, Some(Subprotocol::LongCts));
+    assert!(sent.buffer.unwrap().bytes == pattern(300_000, 1));
+    assert_eq!(log.borrow().len(), 2, "once");
 }

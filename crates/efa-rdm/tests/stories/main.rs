@@ -23,4 +23,5 @@ mod peers;
 mod plain;
 mod random;
 mod rma;
+mod subprotocols;
 mod world;

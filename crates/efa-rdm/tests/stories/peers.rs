@@ -389,3 +389,77 @@ fn an_endpoint_can_write_to_itself() {
     }
     world.assert_clean();
 }
+
+// The policy is to go on: the packet is that of whoever holds the queue pair now, and is counted.
+// conformance: A196
+#[test]
+fn packets_without_connid_are_taken_from_who_holds_the_queue_pair() {
+    let mut world = World::pair(8);
+    world.acquaint();
+    let peer = world.peer(1, 0);
+    for id in 0..3 {
+        world.receive(1, 4, u64::from(id));
+        world.inject(0, 1, eager(id, ReqOptions::NONE), &id.to_le_bytes());
+    }
+    world.drive();
+    for received in world.take_receives(1) {
+        assert_eq!((received.peer, received.result), (Some(peer), Ok(())));
+    }
+    let statistics = world.endpoint(1).statistics();
+    assert_eq!((statistics.unverified, statistics.dropped), (3, 0));
+    // Another connid than that of the holder is not the same as none.
+    let connid = Some(Connid(0x5555));
+    world.inject(0, 1, eager(3, ReqOptions { connid, ..ReqOptions::NONE }), b"x");
+    world.drive();
+    assert_eq!(world.drop_reasons(1), [DropReason::Stale]);
+    // It has a successor: now the packets are the successor's.
+    let own = world.endpoint(0).address();
+    let successor = RawAddress { connid: Connid(0x7777), ..own };
+    let new = world.endpoint(1).insert_peer(successor).unwrap();
+    world.receive(1, 4, 4);
+    world.inject(0, 1, eager(0, ReqOptions::NONE), b"new!");
+    world.drive();
+    let received = world.receive_done(1);
+    assert_eq!((received.peer, received.buffer), (Some(new), b"new!".to_vec()));
+    assert_eq!(world.endpoint(1).statistics().unverified, 4);
+}
+
+// conformance: A197
+#[test]
+fn a_peer_is_its_interface_its_queue_pair_and_its_connid() {
+    let mut world = World::pair(9);
+    let elsewhere = world.add(Config::default());
+    let beside = world.add_beside(0, Config::default());
+    let qpn = |world: &World, end: usize| world.ends[end].endpoint.address().qpn;
+    assert_eq!(qpn(&world, 0), qpn(&world, elsewhere), "the same number on another host");
+    assert_ne!(qpn(&world, 0), qpn(&world, beside));
+    let mut seen = Vec::new();
+    for (sender, again) in [(0, false), (elsewhere, false), (beside, false), (0, true)] {
+        if again {
+            world.restart(sender, 0x7777, Config::default());
+        }
+        let (source, address) = (place(&world.ends[sender]), world.endpoint(sender).address());
+        world.receive(1, 1, 0);
+        let header = eager(0, introduced_by(address));
+        let mut bytes = vec![0; header.len()];
+        header.emit(&mut bytes).unwrap();
+        bytes.push(1);
+        let to = place(&world.ends[1]);
+        world.network.inject(source, to, &bytes);
+        world.drive();
+        // With the raw address, and by the connid alone behind it.
+        let peer = world.receive_done(1).peer.unwrap();
+        assert_eq!(world.endpoint(1).peer_address(peer), Some(address));
+        world.receive(1, 1, 0);
+        let known = ReqOptions { connid: Some(address.connid), ..ReqOptions::NONE };
+        let header = eager(1, known);
+        bytes = vec![0; header.len()];
+        header.emit(&mut bytes).unwrap();
+        bytes.push(2);
+        world.network.inject(source, to, &bytes);
+        world.drive();
+        assert_eq!(world.receive_done(1).peer, Some(peer));
+        assert!(!seen.contains(&peer));
+        seen.push(peer);
+    }
+}

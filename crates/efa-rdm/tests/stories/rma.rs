@@ -852,3 +852,29 @@ fn devices_write_only_if_both_sides_announced_it() {
         assert_eq!(bytes_of(&region), pattern(100, 1));
     }
 }
+
+// conformance: A207
+#[test]
+fn the_data_of_a_write_is_told_when_the_target_makes_progress() {
+    for rdma in [Rdma::READ_WRITE, Rdma::NONE] {
+        let mut world =
+            world_with(LocalOptions { rdma, ..LocalOptions::default() }, Config::default());
+        let (region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
+        let peer = Some(world.peer(1, 0));
+        // They know each other.
+        world.read(&[iov], 100);
+        world.start_write(&[iov], pattern(100, 2), Some(0xfeed), Level::Transmit).unwrap();
+        for _ in 0..1000 {
+            let now = world.now;
+            world.endpoint(0).progress(now);
+            world.now = now + std::time::Duration::from_micros(1);
+        }
+        // The device has written it, and waits for somebody who takes the data.
+        assert_eq!(bytes_of(&region) == pattern(100, 2), rdma == Rdma::READ_WRITE);
+        assert!(world.endpoint(1).poll_completion().is_none());
+        world.drive();
+        let told: Vec<_> = world.ends[1].remote_writes.drain(..).collect();
+        assert_eq!(told, [RemoteWrite { peer, cq_data: 0xfeed, length: 100 }]);
+        assert_eq!(bytes_of(&region), pattern(100, 2));
+    }
+}

@@ -102,7 +102,15 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
     }
 
     pub(crate) fn add_with(&mut self, config: Config, options: QueuePairOptions) -> usize {
-        let device = self.network.open();
+        self.add_on(self.network.open(), config, options)
+    }
+
+    /// Adds an endpoint on the host of another.
+    pub(crate) fn add_beside(&mut self, end: usize, config: Config) -> usize {
+        self.add_on(self.ends[end].device.clone(), config, QueuePairOptions::default())
+    }
+
+    fn add_on(&mut self, device: LocalDevice, config: Config, options: QueuePairOptions) -> usize {
         let qkey = Qkey(0x1000_0000 + self.ends.len() as u32);
         let queue_pair = device.create_queue_pair(QueuePairOptions { qkey, ..options });
         let endpoint = Endpoint::new(queue_pair.unwrap(), config).unwrap();

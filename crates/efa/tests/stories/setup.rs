@@ -7,6 +7,8 @@ use efa::{
     StartError, Threading, Wanted, info,
 };
 
+use efa_device::Rdma;
+
 use crate::world::{ALICE, BOB, World, options};
 
 // conformance: C2
@@ -128,6 +130,16 @@ fn attributes_say_what_kind_of_endpoint_it_is() {
     assert_eq!(endpoint.message_order, MessageOrder::SendAfterSend);
     assert_eq!(endpoint.mem_tag_format, 0xaaaa_aaaa_aaaa_aaaa);
     assert_eq!(endpoint.inject_size, domain.mtu - 168);
+}
+
+// conformance: A207
+#[test]
+fn how_much_data_a_device_carries_with_a_write_is_an_attribute() {
+    for (rdma, expected) in [(Rdma::READ_WRITE, 4), (Rdma::NONE, 0)] {
+        let options = LocalOptions { rdma, ..LocalOptions::default() };
+        let domain = Fabric::local(options).domain().unwrap();
+        assert_eq!(domain.attributes().direct_write_data_size, expected);
+    }
 }
 
 #[test]
