@@ -204,7 +204,10 @@ impl Outstanding {
 
 /// The monotonic clock, the same in all processes, so that captures can be merged.
 fn now() -> Time {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // By the C library, which asks the kernel under valgrind, where the kernel's page for it isn't.
+    // SAFETY: there is room for a time, and the clock exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     Time::from_nanos(time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned())
 }
 

@@ -5,10 +5,12 @@
 //! - `wall` (criterion): wall clock, to look at, never a gate.
 //!
 //! [`soft`] compares the software device with libfabric's own providers, [`matching`] the cost of
-//! matching with that of MPI libraries.
+//! matching with that of MPI libraries, [`vs_libfabric`] the instructions of a round with those of
+//! libfabric's EFA provider.
 
 mod matching;
 mod soft;
+mod vs_libfabric;
 
 use std::path::Path;
 
@@ -53,6 +55,8 @@ enum What {
     Soft(soft::Args),
     /// Compare the cost of a match at any depth with UCX, Open MPI, MPICH and libfabric
     Match(matching::Args),
+    /// Compare the instructions of a ping-pong with those of libfabric's EFA provider
+    VsLibfabric(vs_libfabric::Args),
 }
 
 /// What instruction counts are judged by.
@@ -69,6 +73,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     match &args.what {
         Some(What::Soft(args)) => return soft::run(workspace, args),
         Some(What::Match(args)) => return matching::run(workspace, args),
+        Some(What::VsLibfabric(args)) => return vs_libfabric::run(workspace, args),
         None => {}
     }
     let metadata = workspace.metadata()?;

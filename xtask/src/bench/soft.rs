@@ -286,7 +286,7 @@ fn usec_per_transfer(said: &str) -> Option<f64> {
 }
 
 /// The first two processors that we may run on.
-fn two_processors(status: &str) -> Option<[String; 2]> {
+pub(super) fn two_processors(status: &str) -> Option<[String; 2]> {
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     let ranges = list.trim().split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -1,0 +1,133 @@
+//! A ping-pong of tagged messages of 8 bytes on this project's stack; `libfabric.c` is the same on
+//! libfabric. `cargo xtask bench vs-libfabric` runs both and counts instructions.
+//!
+//! ```text
+//!   client   post receive, inject ──────────► server   post receive
+//!            read, read, … ◄────────────────── inject   read, read, …
+//! ```
+//!
+//! `efa-bench-vs-libfabric client|server DIR ROUNDS`: both sides leave their address in the
+//! directory. Prints `calls N`: how often the library was called in the rounds. The process ends
+//! without closing anything, so that what the end costs isn't counted.
+
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use efa::{
+    Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Endpoint,
+    EndpointOptions, Fabric, FiAddr, Message, Receive,
+};
+
+const TAG: u64 = 7;
+/// How long to wait for the other side's address.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Reads of the server after its last answer, to see it on its way.
+const FAREWELL: u32 = 2000;
+
+/// One side.
+struct Side {
+    endpoint: Endpoint,
+    queue: CompletionQueue,
+    addresses: AddressVector,
+    /// Calls of the library in the rounds.
+    calls: u64,
+}
+
+impl Side {
+    fn open() -> Result<Self> {
+        let domain = Fabric::verbs(None).domain()?;
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let addresses = domain.address_vector();
+        let endpoint = domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()?;
+        Ok(Self { endpoint, queue, addresses, calls: 0 })
+    }
+
+    /// Leaves our address in the directory, and waits for that of the other side.
+    fn meet(&self, directory: &Path, ours: &str, theirs: &str) -> Result<FiAddr> {
+        let unfinished = directory.join(format!("{ours}.new"));
+        fs::write(&unfinished, self.endpoint.address().to_string())?;
+        fs::rename(unfinished, directory.join(ours))?;
+        let begin = Instant::now();
+        loop {
+            if let Ok(text) = fs::read_to_string(directory.join(theirs)) {
+                return Ok(self.addresses.insert(text.parse::<Address>()?)?);
+            }
+            ensure!(begin.elapsed() < PATIENCE, "no {theirs}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn post(&mut self, buffer: Vec<u8>) -> Result<()> {
+        self.calls += 1;
+        self.endpoint.receive(Receive::tagged(TAG), buffer, 0)?;
+        Ok(())
+    }
+
+    fn inject(&mut self, peer: FiAddr, round: u64) -> Result<()> {
+        loop {
+            self.calls += 1;
+            match self.endpoint.inject(Message::to(peer).tagged(TAG), &round.to_le_bytes()) {
+                Err(error) if error.is_busy() => {
+                    self.calls += u64::from(self.queue.read().is_none())
+                }
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// The buffer of the message of this round.
+    fn await_message(&mut self, round: u64) -> Result<Vec<u8>> {
+        loop {
+            self.calls += 1;
+            let Some(entry) = self.queue.read() else { continue };
+            let bytes = entry?.into_message().into_vec();
+            ensure!(bytes == round.to_le_bytes(), "round {round} brought {bytes:?}");
+            return Ok(bytes);
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [role, directory, rounds] = arguments.as_slice() else {
+        bail!("client|server DIR ROUNDS are expected");
+    };
+    let rounds: u64 = rounds.parse().context("not a number of rounds")?;
+    let directory = Path::new(directory);
+    let mut side = Side::open()?;
+    let mut buffer = vec![0; size_of::<u64>()];
+    match role.as_str() {
+        "client" => {
+            let server = side.meet(directory, "client", "server")?;
+            for round in 0..rounds {
+                side.post(buffer)?;
+                side.inject(server, round)?;
+                buffer = side.await_message(round)?;
+            }
+        }
+        "server" => {
+            let client = side.meet(directory, "server", "client")?;
+            for round in 0..rounds {
+                side.post(buffer)?;
+                buffer = side.await_message(round)?;
+                side.inject(client, round)?;
+            }
+            for _ in 0..FAREWELL {
+                side.queue.read();
+            }
+        }
+        other => bail!("{other} is neither client nor server"),
+    }
+    println!("calls {}", side.calls);
+    std::io::stdout().flush()?;
+    std::process::exit(0);
+}
