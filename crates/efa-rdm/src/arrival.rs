@@ -16,7 +16,7 @@ use crate::completion::{Completion, OperationError, ReceiveCompletion};
 use crate::coverage::Coverage;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
-use crate::held::Chain;
+use crate::held::{self, Chain};
 use crate::matching::{Assembly, Message, Target};
 use crate::memory::Memory;
 use crate::operations::{Receive, ReceiveRole};
@@ -169,8 +169,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Some(known) = self.peers.by_address(&address) {
             return self.unless_gone(known);
         }
+        if self.peers.discovered >= self.config.bounds.discovered {
+            return Err((None, DropReason::PeerTableFull));
+        }
         match self.add_peer(address) {
             Ok(peer) => {
+                self.peers.discovered += 1;
                 self.events.push(Event::PeerDiscovered(peer));
                 Ok(peer)
             }
@@ -238,14 +242,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let reason = match active.window.admit(msg_id, chain) {
             Admit::Kept | Admit::InOrder(_) => {
                 self.statistics.reordered += 1;
-                return self.defer_verdict();
+                self.defer_verdict();
+                return self.keeps_early(peer, bytes);
             }
             Admit::Occupied(chain) => {
                 if let Some(first) = active.window.get_mut(msg_id) {
                     self.matching.held.append(first, chain);
                 }
                 self.statistics.reordered += 1;
-                return;
+                return self.keeps_early(peer, bytes);
             }
             Admit::Old(_) => DropReason::OldMessageId,
             Admit::Beyond(_) => DropReason::MessageIdTooFar,
@@ -266,7 +271,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     #[inline(never)]
     fn release(&mut self, peer: PeerId, chain: Chain) {
-        self.replay(chain, |endpoint, packet, bytes, first| match &packet.header {
+        let cost = self.replay(chain, |endpoint, packet, bytes, first| match &packet.header {
             Header::Rta(rta) if first => endpoint.rta_arrived(peer, rta, packet.payload),
             Header::Rtm(rtm) => match Shape::of(rtm, packet.payload) {
                 Ok(shape) if first => {
@@ -277,26 +282,29 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             },
             _ => endpoint.drop_packet(Some(peer), DropReason::OldMessageId),
         });
+        self.had_early(peer, cost);
     }
 
-    /// Takes held packets out one by one and handles each.
+    /// Takes held packets out one by one and handles each; gives what they cost.
     fn replay(
         &mut self,
         chain: Chain,
         mut handle: impl FnMut(&mut Self, &Packet<'_>, &[u8], bool),
-    ) {
-        let mut next = Some(chain.first);
+    ) -> usize {
+        let (mut next, mut cost) = (Some(chain.first), 0);
         let mut first = true;
         while let Some(id) = next {
             let held = self.matching.held.take(id);
             next = held.next;
             let bytes = held.bytes();
+            cost += held::cost(bytes.len());
             if let Ok(packet) = Packet::parse(bytes) {
                 handle(self, &packet, bytes, first);
             }
             first = false;
             self.matching.held.release(held);
         }
+        cost
     }
 
     /// A kept packet that is not the first of its message.
@@ -390,12 +398,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         };
         let packets = self.matching.held.hold(bytes);
         let msg_id = rtm.msg_id.0;
-        let key = self.matching.messages.insert(Message { peer, msg_id, tagged, entry, packets });
+        let missing = shape.length - payload.len() as u64;
+        let message = Message { peer, msg_id, tagged, entry, packets, missing };
+        let key = self.matching.messages.insert(message);
         if shape.is_partial(payload) && shape.subprotocol.has_several_requests() {
             let assembly = Assembly::Unexpected(key as u32);
             self.matching.assembling.insert((peer.0, msg_id), assembly);
         }
         self.statistics.unexpected += 1;
+        self.keeps_unexpected(peer, bytes);
     }
 
     /// A further segment of a message that has begun.
@@ -410,17 +421,23 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ) {
         match assembly {
             Assembly::Receiving(id) => self.medium_arrived(id, rtm, shape, payload),
-            Assembly::Unexpected(key) => {
-                let chain = self.matching.held.hold(bytes);
-                match self.matching.messages.get_mut(key as usize) {
-                    Some(message) => self.matching.held.append(&mut message.packets, chain),
-                    None => {
-                        self.matching.held.drop_chain(chain);
-                        self.drop_packet(Some(peer), DropReason::UnknownOperation);
-                    }
-                }
-            }
+            Assembly::Unexpected(key) => self.unexpected_segment(peer, key, payload, bytes),
         }
+    }
+
+    /// A further segment of an unexpected message: of a message that has come with all its bytes no
+    /// more is kept.
+    fn unexpected_segment(&mut self, peer: PeerId, key: u32, payload: &[u8], bytes: &[u8]) {
+        let Some(message) = self.matching.messages.get_mut(key as usize) else {
+            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+        };
+        let Some(missing) = message.missing.checked_sub(payload.len() as u64) else {
+            return self.drop_packet(Some(peer), DropReason::RepeatedSegment);
+        };
+        message.missing = missing;
+        let chain = self.matching.held.hold(bytes);
+        self.matching.held.append(&mut message.packets, chain);
+        self.keeps_unexpected(peer, bytes);
     }
 
     #[inline(always)]
@@ -475,7 +492,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let peer = message.peer;
         self.matching.assembling.remove(&(peer.0, message.msg_id));
         let mut target = Some(target);
-        self.replay(message.packets, |endpoint, packet, bytes, _| {
+        let cost = self.replay(message.packets, |endpoint, packet, bytes, _| {
             let (Header::Rtm(rtm), payload) = (&packet.header, packet.payload) else { return };
             match Shape::of(rtm, payload) {
                 Ok(shape) => match target.take() {
@@ -485,6 +502,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Err(reason) => endpoint.drop_packet(Some(peer), reason),
             }
         });
+        self.had_unexpected(peer, cost);
     }
 
     /// The first packet of a message and the buffer it goes to have met.

@@ -5,6 +5,7 @@ use efa_handshake::Extras;
 use efa_proto::OpId;
 
 use crate::atomic::{AtomicKind, AtomicOp, Datatype};
+use crate::bounds::Excess;
 use crate::peer::PeerId;
 use crate::select::Subprotocol;
 
@@ -164,6 +165,9 @@ pub enum OperationError {
     /// The device failed to deliver a packet.
     #[error("the device reports: {0}")]
     Device(Status),
+    /// The peer made this endpoint keep more than it may.
+    #[error("the peer was excluded: {0}")]
+    PeerExcluded(Excess),
     /// The peer restarted while the operation was under way.
     #[error("the peer restarted")]
     PeerRestarted,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use efa_handshake::{DeviceAbilities, Extras, Profile, Release};
 
+use crate::bounds::Bounds;
 use crate::in_place::UnexpectedHeader;
 use crate::rnr::BackoffLimits;
 
@@ -47,9 +48,8 @@ pub struct Config {
     pub max_sends: usize,
     /// Most receives posted, and most messages being received.
     pub max_receives: usize,
-    /// Most reads of peers and answers to their atomics under way. Requests beyond are dropped:
-    /// the protocol has no way to refuse them.
-    pub max_responses: usize,
+    /// What peers may make the endpoint keep.
+    pub bounds: Bounds,
     /// Receive buffers posted to the device by an idle endpoint.
     pub min_receive_buffers: usize,
     /// Receive buffers posted to the device under load; at most what the device allows.
@@ -102,7 +102,7 @@ impl Default for Config {
             messages_after_handshake: false,
             max_sends: 4096,
             max_receives: 1 << 21,
-            max_responses: 1 << 16,
+            bounds: Bounds::default(),
             min_receive_buffers: 64,
             max_receive_buffers: 4096,
             max_reorder: 1 << 16,
@@ -177,7 +177,7 @@ impl Config {
             ("bounce_size", self.bounce_size as u64),
             ("max_sends", self.max_sends as u64),
             ("max_receives", self.max_receives as u64),
-            ("max_responses", self.max_responses as u64),
+            ("bounds.requests", self.bounds.requests as u64),
             ("min_receive_buffers", self.min_receive_buffers as u64),
             ("max_receive_buffers", self.max_receive_buffers as u64),
             ("max_reorder", u64::from(self.max_reorder)),

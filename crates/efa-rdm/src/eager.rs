@@ -305,7 +305,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         buffer.write(0, &payload[..fitting]);
         if shape.receipt {
             let (send_id, msg_id) = (shape.send_id, rtm.msg_id.0);
-            self.enqueue(peer, Work::Receipt { send_id, msg_id });
+            self.owe(peer, Work::Receipt { send_id, msg_id });
         }
         let truncated = OperationError::Truncated { length: shape.length, capacity };
         self.received(ReceiveCompletion {

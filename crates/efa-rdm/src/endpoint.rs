@@ -18,7 +18,6 @@ use crate::completion::{
 };
 use crate::config::{Config, ConfigError, inject_limit};
 use crate::event::{DropReason, Event, Events};
-use crate::held::Chain;
 use crate::in_place::InPlace;
 use crate::inbound::Inbound;
 use crate::longread::Reading;
@@ -601,6 +600,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     fn refill(&mut self) {
+        if self.holds_back() {
+            return;
+        }
         if let Err(error) = self.inbound.refill(&mut self.transmit.device) {
             self.events.push(Event::DeviceRefused(error));
         }
@@ -626,6 +628,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             posted: self.inbound.posted(),
             receive_pool: self.inbound.spare(),
             held: self.matching.held.len(),
+            unexpected_bytes: self.matching.unexpected.bytes,
         }
     }
 
@@ -987,7 +990,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             (SendRole::Atomic { atomic, .. }, memory) => {
                 self.atomic_ended((context, peer), atomic, memory, result);
             }
-            (_, Memory::Values(values)) => self.operations.recycle_values(values),
+            (SendRole::AtomicResponse, Memory::Values(values)) => {
+                self.operations.recycle_values(values);
+                self.request_ended(peer);
+            }
+            (SendRole::ReadResponse, _) => self.request_ended(peer),
             _ => {}
         }
     }
@@ -1001,7 +1008,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         if receive.receipt && error.is_none() {
             let (send_id, msg_id) = (receive.send_id, receive.msg_id);
-            self.enqueue(receive.peer, Work::Receipt { send_id, msg_id });
+            self.owe(receive.peer, Work::Receipt { send_id, msg_id });
         }
         let capacity = receive.memory.length();
         let written = receive.coverage.prefix().min(capacity);
@@ -1034,7 +1041,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     result: error.map_or(Ok(()), Err),
                 });
             }
-            (ReceiveRole::Written, _) => self.written(peer, length, cq_data, error),
+            (ReceiveRole::Written, _) => {
+                self.request_ended(peer);
+                self.written(peer, length, cq_data, error);
+            }
             _ => {}
         }
     }
@@ -1177,27 +1187,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for (_, chain) in active.window.drain() {
             self.matching.held.drop_chain(chain);
         }
-        self.forget_unfinished(peer);
-    }
-
-    /// Drops unexpected messages of a gone peer that can never be completed.
-    fn forget_unfinished(&mut self, peer: PeerId) {
-        let held = &self.matching.held;
-        let unfinished =
-            self.matching.messages.iter().filter(|(_, message)| {
-                message.peer == peer && !is_whole(held.chain(message.packets))
-            });
-        let doomed: Vec<usize> = unfinished.map(|(key, _)| key).collect();
-        for key in doomed {
-            let message = &mut self.matching.messages[key];
-            let chain = std::mem::replace(&mut message.packets, Chain::NONE);
-            self.matching.held.drop_chain(chain);
-            let tagged = message.tagged;
-            if let Some(entry) = message.entry {
-                self.matching.messages.remove(key);
-                self.matching.matcher(tagged).withdraw(entry);
-            }
-        }
+        self.forget_messages(peer, |held, packets| !is_whole(held.chain(packets)));
         self.matching.assembling.retain(|(of, _), assembly| {
             *of != peer.0 || matches!(assembly, Assembly::Receiving(_))
         });
@@ -1245,4 +1235,6 @@ pub struct PacketsHeld {
     pub receive_pool: usize,
     /// Copies of early and unexpected packets.
     pub held: usize,
+    /// Bytes that keeping the unexpected ones takes: what [`Bounds`](crate::Bounds) count.
+    pub unexpected_bytes: usize,
 }

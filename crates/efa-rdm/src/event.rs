@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use efa_device::{DeviceError, Status};
 use efa_proto::PacketType;
 
+use crate::bounds::Excess;
 use crate::completion::OperationError;
 use crate::memory::AccessError;
 use crate::peer::PeerId;
@@ -30,6 +31,24 @@ pub enum Event {
         peer: PeerId,
         /// What the device said.
         status: Status,
+    },
+    /// A peer made this endpoint keep more than it may, and is gone. Operations with it failed, and
+    /// all that it sent is forgotten.
+    PeerExcluded {
+        /// The peer.
+        peer: PeerId,
+        /// What there was too much of.
+        excess: Excess,
+    },
+    /// So many bytes of unexpected messages are kept that no more receive buffers are posted: all
+    /// senders wait until the application has received some of them.
+    HoldingBack {
+        /// How many bytes.
+        bytes: usize,
+        /// [`Bounds::unexpected`](crate::Bounds::unexpected).
+        limit: usize,
+        /// The live peer that most of them are of.
+        most: Option<PeerId>,
     },
     /// A packet was dropped.
     PacketDropped {

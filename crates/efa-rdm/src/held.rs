@@ -41,6 +41,14 @@ impl HeldPacket {
 const CLASSES: usize = 12;
 const SMALLEST: usize = 64;
 
+/// What it takes to find a packet and its message again: entries of tables, with room to grow.
+const ENTRIES: usize = 256;
+
+/// Bytes that keeping a packet takes.
+pub(crate) fn cost(length: usize) -> usize {
+    (SMALLEST << class(length)) + ENTRIES
+}
+
 /// All held packets, with memory in classes of size.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
@@ -93,14 +101,16 @@ impl Held {
         }
     }
 
-    /// Takes and releases a whole chain.
-    pub(crate) fn drop_chain(&mut self, chain: Chain) {
-        let mut next = Some(chain.first);
+    /// Takes and releases a whole chain; gives what it cost.
+    pub(crate) fn drop_chain(&mut self, chain: Chain) -> usize {
+        let (mut next, mut freed) = (Some(chain.first), 0);
         while let Some(id) = next {
             let packet = self.take(id);
             next = packet.next;
+            freed += cost(packet.length);
             self.release(packet);
         }
+        freed
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -62,6 +62,7 @@
 
 mod arrival;
 mod atomic;
+mod bounds;
 mod completion;
 mod config;
 mod coverage;
@@ -94,6 +95,7 @@ mod taglist;
 mod transmit;
 
 pub use atomic::{AtomicKind, AtomicOp, Datatype};
+pub use bounds::{Bounds, Excess};
 pub use completion::{
     AtomicCompletion, Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused,
     RemoteWrite, RmaCompletion, RmaKind, SendCompletion, StartError,

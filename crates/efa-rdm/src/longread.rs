@@ -276,7 +276,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             None => {
                 let (send_id, recv_id) = (receive.send_id, id);
                 let whole = receive.coverage.bytes() == length;
-                self.enqueue(peer, Work::Eor { send_id, recv_id });
+                self.owe(peer, Work::Eor { send_id, recv_id });
                 if whole {
                     self.end_receive(id, None);
                 }

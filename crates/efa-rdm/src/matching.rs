@@ -5,6 +5,7 @@ use efa_proto::OpId;
 use hashbrown::HashMap;
 use slab::Slab;
 
+use crate::bounds::Unexpected;
 use crate::hash::Keyed;
 use crate::held::{Chain, Held};
 use crate::operation::OperationTable;
@@ -40,6 +41,8 @@ pub(crate) struct Message {
     /// Its entry in the matcher. `None`: it has its receive, which the device still holds.
     pub(crate) entry: Option<MessageId>,
     pub(crate) packets: Chain,
+    /// Bytes of it that have not come, as far as its first packet tells.
+    pub(crate) missing: u64,
 }
 
 /// A message of several packets whose first one has been seen.
@@ -63,6 +66,7 @@ pub(crate) struct Matching<B> {
     pub(crate) verdict: Verdict,
     pub(crate) messages: Slab<Message>,
     pub(crate) held: Held,
+    pub(crate) unexpected: Unexpected,
     /// By peer and message id.
     pub(crate) assembling: HashMap<(u32, u32), Assembly, Keyed>,
 }
@@ -77,6 +81,7 @@ impl<B> Matching<B> {
             verdict: Verdict::None,
             messages: Slab::new(),
             held: Held::default(),
+            unexpected: Unexpected::default(),
             assembling: HashMap::with_capacity_and_hasher(64, Keyed(seed)),
         }
     }

@@ -273,11 +273,6 @@ impl<B, R> Operations<B, R> {
         self.sends.len() + self.whole - self.responses
     }
 
-    /// Sends that peers asked for.
-    pub(crate) fn responses(&self) -> usize {
-        self.responses
-    }
-
     /// Adds a send.
     #[inline(always)]
     pub(crate) fn add_send(&mut self, mut send: Send<Memory<B, R>>) -> OpId {

@@ -119,6 +119,11 @@ pub(crate) struct Active<P, B> {
     pub(crate) reads_under_way: u32,
     /// What waits for the peer's HANDSHAKE and has no place among the messages.
     pub(crate) awaiting_handshake: Vec<Work<P, B>>,
+    /// Bytes that are kept of early packets, and of unexpected messages.
+    pub(crate) early: usize,
+    pub(crate) unexpected: usize,
+    /// Requests of the peer under way.
+    pub(crate) requests: usize,
 }
 
 impl<P, B> Active<P, B> {
@@ -136,6 +141,9 @@ impl<P, B> Active<P, B> {
             user_queue: None,
             reads_under_way: 0,
             awaiting_handshake: Vec::new(),
+            early: 0,
+            unexpected: 0,
+            requests: 0,
         }
     }
 
@@ -185,6 +193,8 @@ pub(crate) struct Peers<P, B> {
     interfaces: Vec<[u8; 16]>,
     /// Some of those that aren't gone, to be found without a search.
     recent: Box<[Recent; RECENT]>,
+    /// How many of them wrote first.
+    pub(crate) discovered: usize,
     seed: u64,
 }
 
@@ -226,6 +236,7 @@ impl<P, B> Peers<P, B> {
             latest: HashTable::new(),
             interfaces: Vec::new(),
             recent: Box::new([Recent { source: 0, peer: NONE }; RECENT]),
+            discovered: 0,
             seed,
         }
     }
@@ -398,6 +409,15 @@ impl<P, B> Peers<P, B> {
             Work::Packet { record, .. } => Some(record),
             _ => None,
         })
+    }
+
+    /// The live peer with most bytes of unexpected messages.
+    pub(crate) fn with_most_unexpected(&self) -> Option<PeerId> {
+        let bytes = |entry: &Entry| Some(self.active.get(entry.active as usize)?.unexpected);
+        let known = self.entries.iter().enumerate();
+        let kept = known.filter_map(|(index, entry)| Some((bytes(entry)?, index)));
+        let most = kept.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes);
+        most.map(|(_, index)| PeerId(index as u32))
     }
 
     /// Whether nothing waits to be sent to any peer.

@@ -309,7 +309,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         let Some(memory) = self.exposed(peer, rtw.rma_iov, RemoteUse::Write) else { return };
-        if self.operations.receives.is_full() {
+        if self.operations.receives.is_full() || !self.may_request(peer) {
             return self.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
         let (memory, coverage) = (Memory::Exposed(Box::new(memory)), self.operations.coverage());
@@ -321,6 +321,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             receipt: shape.receipt,
             ..Receive::new(peer, ReceiveRole::Written, memory, shape.length, coverage)
         });
+        self.request_began(peer);
         match shape.subprotocol {
             Subprotocol::LongRead => self.begin_longread(peer, id, &shape, read_iov),
             Subprotocol::LongCts => self.begin_longcts(peer, id, payload),
@@ -422,7 +423,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         let Some(memory) = self.exposed(peer, rtr.rma_iov, RemoteUse::Read) else { return };
-        if self.operations.responses() >= self.config.max_responses {
+        if !self.may_request(peer) {
             return self.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
         let (role, memory) = (SendRole::ReadResponse, Memory::Exposed(Box::new(memory)));
@@ -430,6 +431,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         send.recv_id = rtr.recv_id;
         send.window_end = u64::from(rtr.recv_length).min(rtr.msg_length);
         let id = self.operations.add_send(send);
+        self.request_began(peer);
         self.enqueue(peer, Work::Send(id));
     }
 

@@ -247,7 +247,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return self.drop_packet(Some(peer), DropReason::BadAtomic);
         };
         let Some(memory) = self.exposed(peer, rta.rma_iov, asked.wanted()) else { return };
-        if self.operations.responses() >= self.config.max_responses {
+        if !self.may_request(peer) {
             return self.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
         let Asked { kind, op, datatype, operand, comparand } = asked;
@@ -265,13 +265,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             RtaKind::Write => self.operations.recycle_values(values),
             RtaKind::DcWrite { send_id } => {
                 self.operations.recycle_values(values);
-                self.enqueue(peer, Work::Receipt { send_id, msg_id: rta.msg_id.0 });
+                self.owe(peer, Work::Receipt { send_id, msg_id: rta.msg_id.0 });
             }
             RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => {
                 let (role, length) = (SendRole::AtomicResponse, values.len() as u64);
                 let mut send = Send::new(peer, role, Memory::Values(values), length, 0);
                 send.recv_id = recv_id;
                 let id = self.operations.add_send(send);
+                self.request_began(peer);
                 self.enqueue(peer, Work::Send(id));
             }
         }

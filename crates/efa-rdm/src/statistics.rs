@@ -69,6 +69,10 @@ pub struct Statistics {
     pub reordered: u64,
     /// Messages that came before a receive was posted for them.
     pub unexpected: u64,
+    /// How often senders had to wait since too many unexpected messages were kept.
+    pub held_back: u64,
+    /// Peers that were excluded.
+    pub excluded: u64,
     /// Packets that were dropped, for whatever reason.
     pub dropped: u64,
     /// Those of them that were no packets of the protocol.

@@ -1,7 +1,7 @@
 //! What an application may want to know that is no completion.
 
 use efa_device::{DeviceError, Status};
-use efa_rdm::{AccessError, DropReason, OperationError, PeerId};
+use efa_rdm::{AccessError, DropReason, Excess, OperationError, PeerId};
 
 use crate::address::Address;
 
@@ -31,6 +31,24 @@ pub enum Event {
         peer: Option<Address>,
         /// Why.
         reason: DropReason,
+    },
+    /// A peer made this endpoint keep more than it may, and is gone: operations with it failed, and
+    /// all that it sent is forgotten.
+    PeerExcluded {
+        /// The peer.
+        peer: Address,
+        /// What there was too much of.
+        excess: Excess,
+    },
+    /// So many bytes of messages that no receive was posted for are kept that all senders wait until
+    /// some are received.
+    HoldingBack {
+        /// How many bytes.
+        bytes: usize,
+        /// The bound.
+        limit: usize,
+        /// The peer that most of them are of.
+        most: Option<Address>,
     },
     /// A peer asked for memory that it may not have. No byte of it was touched, and the peer is not
     /// told: the protocol has no answer for this.
@@ -66,6 +84,12 @@ impl Event {
             Inner::PeerLost { peer, status } => Self::PeerLost { peer: address(peer)?, status },
             Inner::PacketDropped { peer, reason } => {
                 Self::PacketDropped { peer: peer.and_then(address), reason }
+            }
+            Inner::PeerExcluded { peer, excess } => {
+                Self::PeerExcluded { peer: address(peer)?, excess }
+            }
+            Inner::HoldingBack { bytes, limit, most } => {
+                Self::HoldingBack { bytes, limit, most: most.and_then(address) }
             }
             Inner::AccessRefused { peer, error } => {
                 Self::AccessRefused { peer: address(peer)?, error }

@@ -79,8 +79,8 @@ pub use domain::Domain;
 pub use efa_device::{Access, DeviceError, Gid, Qpn, Status, Time};
 pub use efa_proto::PacketType;
 pub use efa_rdm::{
-    AccessError, AtomicKind, AtomicOp, BackoffLimits, Config, ConfigError, Datatype, DropReason,
-    Level, OperationError, RemoteUse, Statistics, Subprotocol, TooManyPieces,
+    AccessError, AtomicKind, AtomicOp, BackoffLimits, Bounds, Config, ConfigError, Datatype,
+    DropReason, Excess, Level, OperationError, RemoteUse, Statistics, Subprotocol, TooManyPieces,
 };
 pub use efa_sim as sim;
 pub use efa_sim::local::LocalOptions;

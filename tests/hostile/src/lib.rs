@@ -83,11 +83,63 @@ pub fn run(name: &str, bytes: &[u8]) {
     (target.run)(bytes);
 }
 
-/// A random input, of a length that is mostly short.
-#[must_use]
-pub fn random_input(seed: u64, number: u64) -> Vec<u8> {
-    let mut random = fastrand::Rng::with_seed(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let most = [16, 48, 128, 384][random.usize(0..4)];
-    let length = random.usize(0..=most);
-    std::iter::repeat_with(|| random.u8(..)).take(length).collect()
+/// Random inputs, one after the other: out of nothing, or out of others that they look like.
+#[derive(Debug)]
+pub struct Inputs {
+    random: fastrand::Rng,
+    seeds: Vec<Vec<u8>>,
+    bytes: Vec<u8>,
+}
+
+impl Inputs {
+    /// The inputs of a seed. With `seeds`, most of them are made of these.
+    #[must_use]
+    pub fn new(seed: u64, seeds: Vec<Vec<u8>>) -> Self {
+        Self { random: fastrand::Rng::with_seed(seed), seeds, bytes: Vec::new() }
+    }
+
+    /// The next one.
+    pub fn advance(&mut self) -> &[u8] {
+        let Self { random, seeds, bytes } = self;
+        bytes.clear();
+        if seeds.is_empty() || random.u8(..) < 16 {
+            let most = [16, 48, 128, 384][random.usize(0..4)];
+            let length = random.usize(0..=most);
+            bytes.extend(std::iter::repeat_with(|| random.u8(..)).take(length));
+            return bytes;
+        }
+        bytes.extend_from_slice(&seeds[random.usize(0..seeds.len())]);
+        for _ in 0..random.usize(1..6) {
+            mutate(bytes, random);
+        }
+        bytes
+    }
+}
+
+fn mutate(bytes: &mut Vec<u8>, random: &mut fastrand::Rng) {
+    const EDGES: [u64; 8] = [0, 1, 4, 5, 0x7fff_ffff, u32::MAX as u64, i64::MAX as u64, u64::MAX];
+    if bytes.is_empty() {
+        return bytes.push(random.u8(..));
+    }
+    let at = random.usize(0..bytes.len());
+    match random.u8(0..8) {
+        0 => bytes.truncate(at),
+        1 => bytes.insert(at, random.u8(..)),
+        2 => drop(bytes.drain(at..(at + random.usize(1..9)).min(bytes.len()))),
+        3 => {
+            let width = [1, 2, 4, 8][random.usize(0..4)];
+            let edge = EDGES[random.usize(0..EDGES.len())].to_le_bytes();
+            let end = (at + width).min(bytes.len());
+            bytes[at..end].copy_from_slice(&edge[..end - at]);
+        }
+        4 => bytes[at] ^= 1 << random.u8(0..8),
+        // The head decides most.
+        5 => {
+            let at = at % 12;
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte = random.u8(..);
+            }
+        }
+        _ => bytes[at] = random.u8(..),
+    }
 }

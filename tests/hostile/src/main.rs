@@ -6,13 +6,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use efa_hostile::{TARGETS, Target, target};
+use efa_hostile::{Inputs, TARGETS, Target, target};
 
 const USAGE: &str = "efa-hostile list
 efa-hostile run TARGET FILE...        run inputs
 efa-hostile show TARGET FILE          tell what an input means
 efa-hostile shrink TARGET FILE        leave out of a failing input what doesn't matter
-efa-hostile random TARGET SEED COUNT  run random inputs; a failing one is named and written";
+efa-hostile random TARGET SEED COUNT [FOLDER]
+                                      run random inputs, most of them made of those in FOLDER; a
+                                      failing one is named and written";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -32,10 +34,14 @@ fn main() -> ExitCode {
         }),
         ["show", name, file] => with(name, |target| (target.show)(&read(file))),
         ["shrink", name, file] => with(name, |target| shrink(target, file)),
-        ["random", name, seed, count] => match (seed.parse(), count.parse()) {
-            (Ok(seed), Ok(count)) => with(name, |target| random(target, seed, count)),
-            _ => usage(),
-        },
+        ["random", name, seed, count, ref folder @ ..] if folder.len() < 2 => {
+            match (seed.parse(), count.parse()) {
+                (Ok(seed), Ok(count)) => {
+                    with(name, |target| random(target, seed, count, folder.first().copied()))
+                }
+                _ => usage(),
+            }
+        }
         _ => usage(),
     }
 }
@@ -88,21 +94,36 @@ impl Drop for Culprit<'_> {
     }
 }
 
-fn random(target: &Target, seed: u64, count: u64) {
+fn random(target: &Target, seed: u64, count: u64, folder: Option<&str>) {
     let name = target.name;
+    let seeds = folder.map(read_all).unwrap_or_default();
+    let mut inputs = Inputs::new(seed, seeds);
     let mut culprit = Culprit { name, seed, number: 0, bytes: Vec::new() };
     let (started, mut told) = (Instant::now(), Instant::now());
     for number in 0..count {
         culprit.number = number;
-        culprit.bytes = efa_hostile::random_input(seed, number);
+        culprit.bytes.clear();
+        culprit.bytes.extend_from_slice(inputs.advance());
         (target.run)(&culprit.bytes);
-        if told.elapsed() > Duration::from_secs(60) {
+        if number % 4096 == 0 && told.elapsed() > Duration::from_secs(60) {
             told = Instant::now();
             println!("{name}: seed {seed}: {number} of {count}");
         }
     }
     let took = started.elapsed().as_secs_f64();
     println!("{name}: seed {seed}: {count} executions in {took:.1} s, all held");
+}
+
+fn read_all(folder: &str) -> Vec<Vec<u8>> {
+    let mut files: Vec<PathBuf> = match std::fs::read_dir(folder) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(error) => {
+            eprintln!("cannot read {folder}: {error}");
+            std::process::exit(1);
+        }
+    };
+    files.sort();
+    files.iter().map(|file| read(&file.display().to_string())).collect()
 }
 
 /// Writes what is left of a failing input to `FILE.min`.

@@ -18,10 +18,15 @@ pub(crate) fn run(bytes: &[u8]) {
         Ok(packet) => packet,
         Err(error) => return write!(Null, "{error}").expect("Null takes everything"),
     };
-    write!(Null, "{packet} {packet:?}").expect("Null takes everything");
-    let mut again = vec![0; packet.header.len()];
+    // Text takes longer than all else: one packet in eight is shown.
+    if bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte)).is_multiple_of(8) {
+        write!(Null, "{packet} {packet:?}").expect("Null takes everything");
+    }
+    let length = packet.header.len();
+    let mut again = Vec::with_capacity(bytes.len());
+    again.resize(length, 0);
     match packet.header.emit(&mut again) {
-        Ok(len) => assert_eq!(len, again.len()),
+        Ok(len) => assert_eq!(len, length),
         // A HANDSHAKE may be received with more words than may be sent.
         Err(EmitError::Count { packet_type: PacketType::Handshake, .. }) => return,
         Err(error) => panic!("{error}"),

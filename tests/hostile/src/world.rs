@@ -9,8 +9,9 @@ use std::time::Duration;
 use efa_device::{Access, QueuePair, Rdma, Region, RegionRange, RegisterError, Time};
 use efa_handshake::{Extras, Release};
 use efa_rdm::{
-    Accept, Atomic, AtomicOp, Completion, Config, Datatype, DropReason, Endpoint, Event, Level,
-    Message, Operands, OperationError, Payload, PeerId, Read, ReceiveId, Remote, RmaIov, Write,
+    Accept, Atomic, AtomicOp, Bounds, Completion, Config, Datatype, DropReason, Endpoint, Event,
+    Level, Message, Operands, OperationError, Payload, PeerId, Read, ReceiveId, Remote, RmaIov,
+    Write,
 };
 
 use crate::device::{self, Mem, Shared, Wire};
@@ -76,6 +77,9 @@ pub(crate) fn pattern(length: usize, salt: u64) -> &'static [u8] {
 
 /// What memory is full of that no peer may read.
 pub(crate) const SECRET: u8 = 0xa5;
+
+/// Most bytes that peers make the subject keep, by the bounds that it has.
+const KEPT: usize = 8 << 20;
 
 /// Where an endpoint is in [`World::ends`].
 pub(crate) const SUBJECT: usize = 0;
@@ -206,7 +210,14 @@ impl World {
             max_rdma: input.pick(&[4, 1]),
             cts_window: input.pick(&[4, 1, 32]),
             messages_after_handshake: input.one_in(4),
-            max_responses: input.pick(&[4096, 1024]),
+            bounds: Bounds {
+                early: input.pick(&[1 << 16, 1 << 20]),
+                unexpected: 1 << 20,
+                unexpected_per_peer: input.pick(&[1 << 16, 1 << 19]),
+                requests: input.pick(&[64, 8]),
+                owed: input.pick(&[64, 1000]),
+                discovered: input.pick(&[64, 4]),
+            },
             max_sends: 1024,
             max_receives: 1024,
             min_receive_buffers: input.pick(&[8, 1]),
@@ -247,6 +258,8 @@ impl World {
         for at in [SUBJECT, HONEST] {
             self.ends[at].progress(self.now);
             self.collect(at);
+            let kept = self.ends[at].packets_held();
+            assert!(kept.unexpected_bytes <= KEPT && kept.held <= KEPT / 256, "{kept:?}");
         }
     }
 
@@ -359,7 +372,9 @@ impl World {
                 assert!(peer.is_some() || unknown, "nobody is blamed for {reason:?}");
                 *peer
             }
+            Event::HoldingBack { .. } => panic!("all peers wait, for no message is that honest"),
             Event::PeerLost { peer, .. }
+            | Event::PeerExcluded { peer, .. }
             | Event::AccessRefused { peer, .. }
             | Event::WriteFailed { peer, .. } => Some(*peer),
             _ => None,
@@ -371,8 +386,25 @@ impl World {
 
     // What the two do.
 
+    /// The honest two keep to the bounds that they are given.
+    fn make_room(&mut self) {
+        for _ in 0..1000 {
+            let honest =
+                |kind: &Kind| !matches!(kind, Kind::WithLiar | Kind::Open(_) | Kind::Many(_));
+            let mine = self.operations.iter().filter(|of| !of.ended && honest(&of.kind));
+            if mine.count() < 8 {
+                return;
+            }
+            self.step();
+            let next = self.ends.iter().filter_map(Endpoint::next_timeout).min();
+            self.now = next.map_or(self.now, |next| next.max(self.now));
+        }
+        panic!("the honest two do not get on");
+    }
+
     /// A message between the honest two, either way, whose receive is posted first or last.
     pub(crate) fn honest_message(&mut self, input: &mut Input<'_>) {
+        self.make_room();
         let from = input.below(2);
         let at = 1 - from;
         let length = input.pick(&[8, 0, 300, 700, 1500, 3000, 9000]);
@@ -403,6 +435,7 @@ impl World {
 
     /// A write or read between the honest two, either way.
     pub(crate) fn honest_access(&mut self, input: &mut Input<'_>) {
+        self.make_room();
         let from = input.below(2);
         let length = input.pick(&[8, 300, 700, 1500, 3000]);
         let writes = input.one_in(2);

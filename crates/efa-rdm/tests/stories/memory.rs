@@ -10,7 +10,7 @@ use crate::world::{World, pattern};
 fn an_idle_endpoint_holds_less_than_a_megabyte() {
     let mut world = World::pair(1);
     world.drive();
-    let PacketsHeld { posted, send_pool, receive_pool, held, sending } =
+    let PacketsHeld { posted, send_pool, receive_pool, held, sending, .. } =
         world.endpoint(0).packets_held();
     assert_eq!((send_pool, receive_pool, held, sending), (0, 0, 0, 0));
     assert!(posted * 8928 <= 1 << 20, "{posted} buffers posted");

@@ -6,8 +6,8 @@ use efa_proto::{
     Rtr, RtrKind, Rtw, RtwKind,
 };
 use efa_rdm::{
-    Config, DropReason, Event, Level, OperationError, Payload, Read, Refused, Remote, RemoteUse,
-    RemoteWrite, RmaCompletion, RmaKind, StartError, Subprotocol, Write,
+    Bounds, Config, DropReason, Event, Level, OperationError, Payload, Read, Refused, Remote,
+    RemoteUse, RemoteWrite, RmaCompletion, RmaKind, StartError, Subprotocol, Write,
 };
 use efa_sim::SoftRegion;
 use efa_sim::local::LocalOptions;
@@ -788,7 +788,12 @@ fn a_peer_that_dies_fails_what_is_under_way_once() {
 
 #[test]
 fn one_sided_operations_are_bounded() {
-    let config = Config { max_sends: 3, max_receives: 3, max_responses: 2, ..Config::default() };
+    let config = Config {
+        max_sends: 3,
+        max_receives: 3,
+        bounds: Bounds { requests: 2, ..Bounds::default() },
+        ..Config::default()
+    };
     let mut world = world_with(emulated(), config);
     let (_region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
     for _ in 0..3 {

@@ -1,0 +1,229 @@
+//! What peers may make this endpoint keep, and what happens at the bounds.
+//!
+//! ```text
+//!   packet of a peer ─┬─ before its turn ────► early ──────── over: the peer is excluded
+//!                     ├─ nobody waits for it ► unexpected ─── of all: the device says "not ready"
+//!                     │                                └───── of one, if set: it is excluded
+//!                     ├─ asks for memory ────► requests ───── over: dropped
+//!                     ├─ is to be answered ──► owed ───────── over: the peer is excluded
+//!                     └─ of nobody known ────► discovered ─── over: dropped
+//! ```
+//!
+//! Nothing in the protocol tells a peer to send less of what fits in a few packets, and what the
+//! device has delivered can't be given back. So a peer that keeps to the protocol loses nothing by
+//! the bound on unexpected messages: the endpoint posts no more receive buffers, senders are told by
+//! the device and wait. The other bounds are beyond what such a peer comes to.
+
+use efa_device::QueuePair;
+
+use crate::completion::OperationError;
+use crate::endpoint::Endpoint;
+use crate::event::Event;
+use crate::held::{self, Chain, Held};
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::transmit::Work;
+
+/// What peers may make an endpoint keep. Bytes are those of kept packets with their headers, in
+/// memory of up to twice their size, and of what it takes to find them again.
+///
+/// All peers together can make an endpoint keep
+/// `unexpected` + receive buffers · 2 MTU (those already posted when the bound is met)
+/// + peers · (`early` + `requests` · 64 KiB + `owed` · 64 B).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Bytes of the packets of one peer that came before their turn. At least as many as a peer's
+    /// queue holds: it can't be farther ahead.
+    pub early: usize,
+    /// Bytes of the messages of all peers that no receive was posted for. Beyond, the endpoint posts
+    /// no receive buffers until the application has received some: every sender waits.
+    pub unexpected: usize,
+    /// The same of one peer. Beyond, the peer is excluded: set it below
+    /// [`unexpected`](Self::unexpected) where strangers can send, so that none of them keeps the
+    /// others waiting.
+    pub unexpected_per_peer: usize,
+    /// Reads, writes and atomics of one peer on memory of this side under way. The protocol has no
+    /// way to refuse those beyond: they are dropped.
+    pub requests: usize,
+    /// Receipts and other ends of operations that one peer is owed and doesn't take.
+    pub owed: usize,
+    /// Peers that are known because they wrote, gone ones included: what tells late packets of old
+    /// lives from new ones. Those that the application inserts don't count.
+    pub discovered: usize,
+}
+
+impl Default for Bounds {
+    /// 128 MiB early of each, 1 GiB unexpected of all, 65,536 requests and as many answers of each,
+    /// four million peers.
+    fn default() -> Self {
+        Self {
+            early: 128 << 20,
+            unexpected: 1 << 30,
+            unexpected_per_peer: usize::MAX,
+            requests: 1 << 16,
+            owed: 1 << 16,
+            discovered: 1 << 22,
+        }
+    }
+}
+
+/// Why a peer was excluded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Excess {
+    /// Of its packets that came before their turn.
+    #[error("{bytes} bytes came before their turn, at most {limit} are kept")]
+    Early {
+        /// How many bytes.
+        bytes: usize,
+        /// [`Bounds::early`].
+        limit: usize,
+    },
+    /// Of messages that no receive was posted for.
+    #[error("{bytes} bytes of unexpected messages, at most {limit} are kept of a peer")]
+    Unexpected {
+        /// How many bytes.
+        bytes: usize,
+        /// [`Bounds::unexpected_per_peer`].
+        limit: usize,
+    },
+    /// Of packets that it is owed and doesn't take.
+    #[error("{packets} packets are owed, at most {limit} are kept for a peer")]
+    Owed {
+        /// How many packets.
+        packets: usize,
+        /// [`Bounds::owed`].
+        limit: usize,
+    },
+}
+
+/// Bytes that are kept of unexpected messages.
+#[derive(Debug, Default)]
+pub(crate) struct Unexpected {
+    pub(crate) bytes: usize,
+    /// Whether senders are kept waiting.
+    pub(crate) holding_back: bool,
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// Ends the life of a peer that goes too far, and forgets all that it sent.
+    #[cold]
+    fn exclude(&mut self, peer: PeerId, excess: Excess) {
+        self.statistics.excluded += 1;
+        self.end_peer(peer, OperationError::PeerExcluded(excess));
+        self.forget_messages(peer, |_, _| true);
+        self.events.push(Event::PeerExcluded { peer, excess });
+    }
+
+    /// Packets of a peer are kept until their turn.
+    pub(crate) fn keeps_early(&mut self, peer: PeerId, packet: &[u8]) {
+        let limit = self.config.bounds.early;
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        active.early += held::cost(packet.len());
+        let bytes = active.early;
+        if bytes > limit {
+            self.exclude(peer, Excess::Early { bytes, limit });
+        }
+    }
+
+    /// Early packets had their turn.
+    pub(crate) fn had_early(&mut self, peer: PeerId, bytes: usize) {
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.early -= bytes;
+        }
+    }
+
+    /// A packet of an unexpected message is kept.
+    pub(crate) fn keeps_unexpected(&mut self, peer: PeerId, packet: &[u8]) {
+        let limit = self.config.bounds.unexpected_per_peer;
+        let cost = held::cost(packet.len());
+        self.matching.unexpected.bytes += cost;
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        active.unexpected += cost;
+        let bytes = active.unexpected;
+        if bytes > limit {
+            self.exclude(peer, Excess::Unexpected { bytes, limit });
+        }
+    }
+
+    /// Packets of an unexpected message were received or forgotten.
+    pub(crate) fn had_unexpected(&mut self, peer: PeerId, bytes: usize) {
+        self.matching.unexpected.bytes -= bytes;
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.unexpected -= bytes;
+        }
+    }
+
+    /// Whether senders have to wait until unexpected messages are received.
+    #[inline]
+    pub(crate) fn holds_back(&mut self) -> bool {
+        let over = self.matching.unexpected.bytes > self.config.bounds.unexpected;
+        if over != self.matching.unexpected.holding_back {
+            self.hold_back(over);
+        }
+        over
+    }
+
+    #[cold]
+    fn hold_back(&mut self, begins: bool) {
+        self.matching.unexpected.holding_back = begins;
+        if begins {
+            self.statistics.held_back += 1;
+            let (bytes, limit) = (self.matching.unexpected.bytes, self.config.bounds.unexpected);
+            let most = self.peers.with_most_unexpected();
+            self.events.push(Event::HoldingBack { bytes, limit, most });
+        }
+    }
+
+    /// Puts the end of an operation at the end of what a peer is to be sent.
+    pub(crate) fn owe(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
+        self.enqueue(peer, work);
+        let limit = self.config.bounds.owed;
+        let Some(active) = self.peers.active(peer) else { return };
+        let packets = active.backlog.len();
+        // What this side began waits there as well, and is bounded by itself.
+        if packets > limit && packets > limit + self.operations.own_sends() {
+            self.exclude(peer, Excess::Owed { packets, limit });
+        }
+    }
+
+    /// Whether a peer may begin another request.
+    pub(crate) fn may_request(&self, peer: PeerId) -> bool {
+        let requests = self.peers.active(peer).map(|active| active.requests);
+        requests.is_some_and(|requests| requests < self.config.bounds.requests)
+    }
+
+    /// A peer's request is under way.
+    pub(crate) fn request_began(&mut self, peer: PeerId) {
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.requests += 1;
+        }
+    }
+
+    /// A peer's request ended.
+    pub(crate) fn request_ended(&mut self, peer: PeerId) {
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.requests -= 1;
+        }
+    }
+
+    /// Drops unexpected messages of a gone peer.
+    pub(crate) fn forget_messages(&mut self, peer: PeerId, doomed: impl Fn(&Held, Chain) -> bool) {
+        let held = &self.matching.held;
+        let messages = self.matching.messages.iter().filter(|(_, message)| {
+            message.peer == peer && message.packets != Chain::NONE && doomed(held, message.packets)
+        });
+        let keys: Vec<usize> = messages.map(|(key, _)| key).collect();
+        for key in keys {
+            let message = &mut self.matching.messages[key];
+            let chain = std::mem::replace(&mut message.packets, Chain::NONE);
+            let tagged = message.tagged;
+            if let Some(entry) = message.entry {
+                self.matching.messages.remove(key);
+                self.matching.matcher(tagged).withdraw(entry);
+            }
+            let freed = self.matching.held.drop_chain(chain);
+            self.had_unexpected(peer, freed);
+        }
+    }
+}

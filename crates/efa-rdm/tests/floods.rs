@@ -1,0 +1,299 @@
+//! What a peer makes an endpoint keep is bounded: the heap is measured while it tries.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Duration;
+
+use efa_device::{Completion as Done, Device, Qkey, QueuePair, QueuePairOptions, Time};
+use efa_proto::{
+    Connid, Header, MsgId, OpId, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind, Rtw, RtwKind,
+};
+use efa_rdm::{
+    Accept, Bounds, Completion, Config, DropReason, Endpoint, Event, Excess, Level, Message, PeerId,
+};
+
+use efa_sim::local::{LocalFabric, LocalOptions, LocalQueuePair, Reorder};
+
+thread_local! {
+    static LIVE: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+fn count(by: impl Fn(usize) -> usize) {
+    // Memory of other threads, or after the end of this one, doesn't matter.
+    let _ = LIVE.try_with(|live| live.set(by(live.get())));
+}
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(|live| live.wrapping_add(layout.size()));
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(|live| live.wrapping_sub(layout.size()));
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Key of the liar's queue pair: its connid, when it tells the truth.
+const KEY: u32 = 1000;
+
+/// An endpoint, and somebody who writes to it.
+struct Siege {
+    network: LocalFabric,
+    endpoint: Endpoint<LocalQueuePair, Vec<u8>>,
+    liar: LocalQueuePair,
+    connid: u32,
+    now: Time,
+    before: usize,
+    /// Without repetitions.
+    events: Vec<Event>,
+}
+
+impl Siege {
+    fn new(bounds: Bounds) -> Self {
+        let options = LocalOptions { reorder: Reorder::None, ..LocalOptions::default() };
+        let network = LocalFabric::new(options);
+        let queue_pair = |key| {
+            let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
+            network.open().create_queue_pair(options).unwrap()
+        };
+        let mut liar = queue_pair(KEY);
+        // What the endpoint answers is taken.
+        for _ in 0..64 {
+            let packet = liar.allocate_packet().unwrap();
+            liar.post_receive(packet).unwrap();
+        }
+        let config = Config { bounds, max_receive_buffers: 64, ..Config::default() };
+        let endpoint = Endpoint::new(queue_pair(2), config).unwrap();
+        let (now, before) = (Time::ZERO, LIVE.get());
+        Self { network, endpoint, liar, connid: KEY, now, before, events: Vec::new() }
+    }
+
+    /// How much more memory there is than at the beginning.
+    fn grown(&self) -> usize {
+        LIVE.get().saturating_sub(self.before)
+    }
+
+    fn options(&self) -> ReqOptions {
+        let address = self.liar.address();
+        let address =
+            RawAddress { gid: address.gid.0, qpn: address.qpn.0, connid: Connid(self.connid) };
+        let raw_address = Some((address, RawAddressForm::Padded));
+        ReqOptions { raw_address, cq_data: None, connid: None }
+    }
+
+    fn message(&self, msg_id: u32, kind: RtmKind<'static>) -> Header<'static> {
+        Header::Rtm(Rtm { msg_id: MsgId(msg_id), tag: None, kind, options: self.options() })
+    }
+
+    fn say(&mut self, header: Header<'_>, payload: usize) {
+        let mut bytes = vec![0; header.len() + payload];
+        header.emit(&mut bytes).unwrap();
+        let (from, to) = (self.liar.address(), self.endpoint.queue_pair().address());
+        self.network.inject(from, to, &bytes);
+        self.step();
+    }
+
+    fn step(&mut self) {
+        self.now += Duration::from_micros(100);
+        self.endpoint.progress(self.now);
+        while let Some(done) = self.liar.poll(self.now) {
+            if let Done::Receive { packet, .. } = done {
+                self.liar.post_receive(packet).unwrap();
+            }
+        }
+        while let Some(event) = self.endpoint.poll_event() {
+            let news = self.events.last() != Some(&event);
+            if news && !matches!(event, Event::PeerDiscovered(_) | Event::PeerRestarted { .. }) {
+                self.events.push(event);
+            }
+        }
+    }
+}
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn unexpected_messages_of_a_peer_are_bounded_by_its_share() {
+    for payload in [0, 8, 1000, 8000] {
+        let share = 4 * MIB;
+        let bounds = Bounds { unexpected_per_peer: share, ..Bounds::default() };
+        let mut siege = Siege::new(bounds);
+        let mut most = 0;
+        for msg_id in 0..100_000 {
+            siege.say(siege.message(msg_id, RtmKind::Eager), payload);
+            most = most.max(siege.grown());
+            if siege.endpoint.statistics().excluded > 0 {
+                break;
+            }
+        }
+        let [Event::PeerExcluded { excess: Excess::Unexpected { bytes, limit }, .. }] =
+            siege.events[..]
+        else {
+            panic!("{:?}", siege.events)
+        };
+        assert!(bytes > share && limit == share);
+        assert!(most <= share + 2 * MIB, "{payload}: {most} bytes for a share of {share}");
+        assert_eq!(siege.endpoint.packets_held().held, 0, "nothing of it is left");
+        // It stays out.
+        siege.say(siege.message(7, RtmKind::Eager), 8);
+        let dropped = siege.events.last();
+        let reason = DropReason::Stale;
+        assert!(
+            matches!(dropped, Some(Event::PacketDropped { reason: of, .. }) if *of == reason),
+            "{dropped:?}"
+        );
+    }
+}
+
+/// Sends as many as the endpoint takes, up to `end`; gives the number of the next.
+fn send_some(
+    sender: &mut Endpoint<LocalQueuePair, Vec<u8>>,
+    peer: PeerId,
+    next: u64,
+    end: u64,
+) -> u64 {
+    for number in next..end {
+        let (cq_data, level, buffer) = (Some(number), Level::Transmit, vec![7; 1000]);
+        let message = Message { peer, tag: None, cq_data, level, buffer, context: number };
+        if sender.send(message).is_err() {
+            return number;
+        }
+    }
+    end
+}
+
+#[test]
+fn unexpected_messages_of_all_make_senders_wait_and_none_is_lost() {
+    const MESSAGES: u64 = 10_000;
+    let bounds = Bounds { unexpected: 4 * MIB, ..Bounds::default() };
+    let mut siege = Siege::new(bounds);
+    let options = QueuePairOptions { qkey: Qkey(3), ..QueuePairOptions::default() };
+    let queue_pair = siege.network.open().create_queue_pair(options).unwrap();
+    let mut sender = Endpoint::new(queue_pair, Config::default()).unwrap();
+    let peer = sender.insert_peer(siege.endpoint.address()).unwrap();
+    let (mut sent, mut kept) = (0, 0);
+    for _ in 0..20_000 {
+        sent = send_some(&mut sender, peer, sent, MESSAGES);
+        sender.progress(siege.now);
+        while sender.poll_completion().is_some() {}
+        siege.step();
+        kept = kept.max(siege.endpoint.packets_held().unexpected_bytes);
+    }
+    let [Event::HoldingBack { limit, most: Some(_), .. }] = siege.events[..] else {
+        panic!("{:?}", siege.events)
+    };
+    assert_eq!(limit, 4 * MIB);
+    // All buffers that were posted when the bound was met may have been filled.
+    assert!(kept <= 4 * MIB + 64 * (16_384 + 256), "{kept}");
+    assert_eq!(siege.endpoint.packets_held().posted, 0, "the device has no buffer to fill");
+    assert!(sender.statistics().receiver_not_ready > 0);
+
+    let mut received = 0;
+    for _ in 0..2 * MESSAGES {
+        sent = send_some(&mut sender, peer, sent, MESSAGES);
+        if received < MESSAGES {
+            siege.endpoint.receive(Accept::Untagged { source: None }, vec![0; 1000], 0).unwrap();
+        }
+        sender.progress(siege.now);
+        siege.step();
+        while let Some(Completion::Receive(message)) = siege.endpoint.poll_completion() {
+            assert_eq!((message.result, message.cq_data), (Ok(()), Some(received)));
+            received += 1;
+        }
+        while sender.poll_completion().is_some() {}
+    }
+    assert_eq!(received, MESSAGES, "none is lost, and they come in order");
+    assert_eq!(siege.endpoint.packets_held().unexpected_bytes, 0);
+    assert_eq!(siege.endpoint.statistics().dropped, 0);
+}
+
+#[test]
+fn packets_before_their_turn_are_bounded_by_a_share() {
+    let bounds = Bounds { early: 4 * MIB, ..Bounds::default() };
+    let mut siege = Siege::new(bounds);
+    let mut most = 0;
+    for number in 0..60_000 {
+        // All of one message, or of as many as are kept: never the first.
+        let msg_id = if number < 1000 { 1 } else { 1 + number % 60_000 };
+        siege.say(siege.message(msg_id, RtmKind::Eager), 500);
+        most = most.max(siege.grown());
+        if siege.endpoint.statistics().excluded > 0 {
+            break;
+        }
+    }
+    let event = siege.events.pop();
+    let early = matches!(event, Some(Event::PeerExcluded { excess: Excess::Early { .. }, .. }));
+    assert!(early, "{event:?}");
+    assert!(most <= 7 * MIB, "{most}");
+    assert_eq!(siege.endpoint.packets_held().held, 0);
+}
+
+#[test]
+fn of_an_unexpected_message_no_more_is_kept_than_it_has() {
+    let mut siege = Siege::new(Bounds::default());
+    let kind = RtmKind::Medium { msg_length: 3000, seg_offset: 0 };
+    for _ in 0..10_000 {
+        siege.say(siege.message(0, kind), 1000);
+    }
+    assert_eq!(siege.endpoint.packets_held().held, 3);
+    assert_eq!(siege.endpoint.statistics().dropped, 9_997);
+    assert!(siege.grown() < MIB, "{}", siege.grown());
+    let dropped = siege.events.last();
+    assert!(matches!(
+        dropped,
+        Some(Event::PacketDropped { peer: Some(_), reason: DropReason::RepeatedSegment })
+    ));
+}
+
+#[test]
+fn peers_that_make_themselves_known_are_bounded() {
+    let bounds = Bounds { discovered: KEY as usize, ..Bounds::default() };
+    let mut siege = Siege::new(bounds);
+    for connid in 1..50_000 {
+        siege.connid = connid;
+        siege.say(siege.message(0, RtmKind::Eager), 0);
+    }
+    // A message of each that is known, and its entries.
+    assert!(siege.grown() < 2 * MIB, "{}", siege.grown());
+    let full = Event::PacketDropped { peer: None, reason: DropReason::PeerTableFull };
+    assert_eq!(siege.events, [full]);
+    assert_eq!(siege.endpoint.statistics().dropped, 49_999 - u64::from(KEY));
+    // The one that is known goes on, and the application may know as many as it likes.
+    siege.events.clear();
+    siege.connid = KEY;
+    siege.say(siege.message(1, RtmKind::Eager), 0);
+    assert_eq!(siege.events, []);
+    let address = RawAddress { gid: [9; 16], qpn: 9, connid: Connid(9) };
+    siege.endpoint.insert_peer(address).unwrap();
+}
+
+#[test]
+fn what_a_peer_is_owed_and_does_not_take_is_bounded() {
+    let bounds = Bounds { owed: 100, ..Bounds::default() };
+    let mut siege = Siege::new(bounds);
+    // Its device takes no packet any more.
+    siege.network.drop_receive_buffers(siege.liar.address(), 64).unwrap();
+    for number in 0..10_000 {
+        let kind = RtwKind::DcEager { send_id: OpId(number) };
+        let rtw = Rtw { rma_iov: &[], kind, options: siege.options() };
+        siege.say(Header::Rtw(rtw), 0);
+        if siege.endpoint.statistics().excluded > 0 {
+            break;
+        }
+    }
+    let [Event::PeerExcluded { excess: Excess::Owed { limit: 100, .. }, .. }] = siege.events[..]
+    else {
+        panic!("{:?}", siege.events)
+    };
+}
