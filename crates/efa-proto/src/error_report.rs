@@ -1,5 +1,5 @@
-//! PEER_ERROR: an operation failed at the peer. In no release up to 2.6; upstream's main branch has
-//! it with feature bit 9, and its layout may still change. Read for logs, not to be sent to peers.
+//! PEER_ERROR: the peer gave a message up. In no release up to 2.6; upstream's main branch has it with
+//! feature bit 9, and its layout may still change. Not to be sent to peers without that bit.
 //!
 //! ```text
 //!   op_id@4  ref_kind u8@8  pad@9  prov_errno@12  connid@16      20 bytes
@@ -13,7 +13,7 @@ use crate::base::{Base, wire};
 use crate::cursor::{Cursor, Read};
 use crate::{Connid, EmitError, Header, OpId, PacketFlags, PacketType};
 
-/// An operation failed at the sender of this packet.
+/// The sender of this packet gave a message up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerError {
     /// What failed, to be read as `ref_kind` says.

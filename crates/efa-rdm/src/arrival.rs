@@ -72,6 +72,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Header::Rtr(rtr) => self.rtr_arrived(peer, rtr),
             Header::ReadRsp(response) => self.readrsp_arrived(peer, response, parsed.payload),
             Header::AtomRsp(response) => self.atomrsp_arrived(peer, response, parsed.payload),
+            Header::PeerError(error) => self.peer_error_arrived(peer, error),
             _ => {
                 let reason = DropReason::Unsupported(parsed.packet_type());
                 self.drop_packet(Some(peer), reason);
@@ -245,13 +246,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.defer_verdict();
                 return self.keeps_early(peer, bytes);
             }
-            Admit::Occupied(chain) => {
-                if let Some(first) = active.window.get_mut(msg_id) {
+            Admit::Occupied(chain) => match active.window.get_mut(msg_id) {
+                Some(first) if *first != Chain::NONE => {
                     self.matching.held.append(first, chain);
+                    self.statistics.reordered += 1;
+                    return self.keeps_early(peer, bytes);
                 }
-                self.statistics.reordered += 1;
-                return self.keeps_early(peer, bytes);
-            }
+                // Its sender has given the message up.
+                _ => DropReason::OldMessageId,
+            },
             Admit::Old(_) => DropReason::OldMessageId,
             Admit::Beyond(_) => DropReason::MessageIdTooFar,
         };
@@ -261,7 +264,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Handles the kept packets whose turn has come.
     #[inline]
-    fn release_early(&mut self, peer: PeerId) {
+    pub(crate) fn release_early(&mut self, peer: PeerId) {
         while let Some(active) = self.peers.active_mut(peer)
             && let Some(chain) = active.window.pop_ready()
         {
@@ -271,6 +274,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     #[inline(never)]
     fn release(&mut self, peer: PeerId, chain: Chain) {
+        if chain == Chain::NONE {
+            return; // A message that will not come.
+        }
         let cost = self.replay(chain, |endpoint, packet, bytes, first| match &packet.header {
             Header::Rta(rta) if first => endpoint.rta_arrived(peer, rta, packet.payload),
             Header::Rtm(rtm) => match Shape::of(rtm, packet.payload) {

@@ -112,6 +112,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.statistics.excluded += 1;
         self.end_peer(peer, OperationError::PeerExcluded(excess));
         self.forget_messages(peer, |_, _| true);
+        self.forget_early_in_place(peer);
         self.events.push(Event::PeerExcluded { peer, excess });
     }
 
@@ -215,15 +216,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         });
         let keys: Vec<usize> = messages.map(|(key, _)| key).collect();
         for key in keys {
-            let message = &mut self.matching.messages[key];
-            let chain = std::mem::replace(&mut message.packets, Chain::NONE);
-            let tagged = message.tagged;
-            if let Some(entry) = message.entry {
-                self.matching.messages.remove(key);
-                self.matching.matcher(tagged).withdraw(entry);
-            }
-            let freed = self.matching.held.drop_chain(chain);
-            self.had_unexpected(peer, freed);
+            self.forget_message(key);
         }
+    }
+
+    /// Drops an unexpected message.
+    pub(crate) fn forget_message(&mut self, key: usize) {
+        let Some(message) = self.matching.messages.get_mut(key) else { return };
+        let chain = std::mem::replace(&mut message.packets, Chain::NONE);
+        let (peer, tagged) = (message.peer, message.tagged);
+        if let Some(entry) = message.entry {
+            self.matching.messages.remove(key);
+            self.matching.matcher(tagged).withdraw(entry);
+        }
+        let freed = self.matching.held.drop_chain(chain);
+        self.had_unexpected(peer, freed);
     }
 }

@@ -168,6 +168,12 @@ pub enum OperationError {
     /// The peer made this endpoint keep more than it may.
     #[error("the peer was excluded: {0}")]
     PeerExcluded(Excess),
+    /// The peer gave the message up, and told so (feature 9).
+    #[error("the peer gave the message up: its error {code}")]
+    GivenUp {
+        /// The peer's reason: a number of libfabric's provider.
+        code: u32,
+    },
     /// The peer restarted while the operation was under way.
     #[error("the peer restarted")]
     PeerRestarted,

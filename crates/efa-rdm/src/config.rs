@@ -13,7 +13,8 @@ use crate::rnr::BackoffLimits;
 pub struct Config {
     /// The habits on the wire; the default is libfabric 2.6's, except that the bits of the peer
     /// are tested before anything beyond the baseline is used, connids included, as older releases
-    /// need. Features that the device can't do are left out when the endpoint is made.
+    /// need. Features that the device can't do are left out when the endpoint is made. PEER_ERROR,
+    /// which no release has, is used if [`Extras::PEER_ERROR`] is added to its bits.
     pub profile: Profile,
     /// Longest message in bytes that is sent as medium message, without flow control
     /// (`FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE`).
@@ -77,7 +78,8 @@ const IMPLEMENTED: Extras = Extras::RDMA_READ
     .union(Extras::RUNTING_READ)
     .union(Extras::RDMA_WRITE)
     .union(Extras::UNSOLICITED_WRITE_RECV)
-    .union(Extras::READ_NACK);
+    .union(Extras::READ_NACK)
+    .union(Extras::PEER_ERROR);
 
 /// What a device can do at most.
 const EVERYTHING: DeviceAbilities =

@@ -73,6 +73,16 @@ pub enum Event {
         /// Why.
         error: OperationError,
     },
+    /// A peer gave a message up, and there is no operation for it here that could say so: it had met
+    /// no receive, or had not arrived.
+    MessageAbandoned {
+        /// The peer.
+        peer: PeerId,
+        /// Its place among the peer's messages.
+        msg_id: u32,
+        /// The peer's reason: a number of libfabric's provider.
+        code: u32,
+    },
     /// The device refused something that the endpoint needs; it will be tried again.
     DeviceRefused(DeviceError),
     /// The device, which matches tagged messages, did it against the rules. From here on messages

@@ -103,7 +103,7 @@ impl Held {
 
     /// Takes and releases a whole chain; gives what it cost.
     pub(crate) fn drop_chain(&mut self, chain: Chain) -> usize {
-        let (mut next, mut freed) = (Some(chain.first), 0);
+        let (mut next, mut freed) = ((chain != Chain::NONE).then_some(chain.first), 0);
         while let Some(id) = next {
             let packet = self.take(id);
             next = packet.next;

@@ -36,7 +36,7 @@ use crate::completion::{OperationError, Refused, StartError};
 use crate::config::{Config, ConfigError};
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
-use crate::held::Chain;
+use crate::held::{self, Chain};
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::pool::Pool;
@@ -349,8 +349,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
                 self.matching.held.release(held);
                 message
             });
+            let cost = result.as_ref().map_or(0, |message| held::cost(message.length));
             self.statistics.delivered_bytes += result.as_ref().map_or(0, |m| m.length as u64);
             in_place.completions.push_back(InPlaceCompletion { context, peer, cq_data, result });
+            self.had_early_in_place(peer, cost);
             return Ok(());
         }
         in_place.receives.push_back(context);
@@ -447,9 +449,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Ok(moved(packet, range, expected))
             }
             None => {
-                let chain = self.matching.held.hold(&packet.as_ref()[range]);
-                self.inbound.consumed(packet);
-                return self.keep_early(Some(peer), cq_data, Ok(chain));
+                self.keep_early(Some(peer), cq_data, Ok(&packet.as_ref()[range]));
+                return self.inbound.consumed(packet);
             }
         };
         match result {
@@ -458,16 +459,44 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
+    /// Keeps a message, or why it can't be had, for the next receive.
     fn keep_early(
         &mut self,
         peer: Option<PeerId>,
         cq_data: Option<u64>,
-        content: Result<Chain, OperationError>,
+        content: Result<&[u8], OperationError>,
     ) {
         self.statistics.unexpected += 1;
-        if let Some(in_place) = self.in_place.as_deref_mut() {
-            in_place.early.push_back(Early { peer, cq_data, content });
+        let Some(in_place) = self.in_place.as_deref_mut() else { return };
+        let kept = content.map(|bytes| self.matching.held.hold(bytes));
+        in_place.early.push_back(Early { peer, cq_data, content: kept });
+        match (peer, content) {
+            (Some(peer), Ok(bytes)) => self.keeps_unexpected(peer, bytes),
+            (None, Ok(bytes)) => self.matching.unexpected.bytes += held::cost(bytes.len()),
+            (_, Err(_)) => {}
         }
+    }
+
+    /// A message that was kept is received or forgotten.
+    fn had_early_in_place(&mut self, peer: Option<PeerId>, cost: usize) {
+        match peer {
+            Some(peer) => self.had_unexpected(peer, cost),
+            None => self.matching.unexpected.bytes -= cost,
+        }
+    }
+
+    /// Drops the messages of a peer that were kept.
+    pub(crate) fn forget_early_in_place(&mut self, peer: PeerId) {
+        let Some(in_place) = self.in_place.as_deref_mut() else { return };
+        let mut freed = 0;
+        in_place.early.retain(|early| {
+            let stays = early.peer != Some(peer);
+            if let (false, Ok(chain)) = (stays, early.content) {
+                freed += self.matching.held.drop_chain(chain);
+            }
+            stays
+        });
+        self.had_unexpected(peer, freed);
     }
 
     /// Ends the oldest receive.
@@ -518,11 +547,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if in_place.receives.is_empty() {
             // A message on the other queue pair was quicker, and took the receive.
             let bytes = packet.as_ref().get(..length).unwrap_or_default();
-            let chain = self.matching.held.hold(bytes);
-            if let Some(user) = &mut in_place.user {
+            self.keep_early(peer, cq_data, Ok(bytes));
+            if let Some(user) = self.in_place.as_deref_mut().and_then(|it| it.user.as_mut()) {
                 user.spare.put(packet);
             }
-            return self.keep_early(peer, cq_data, Ok(chain));
+            return;
         }
         let message = MessageInPlace { packet, begin: 0, length };
         self.received_in_place(peer, cq_data, Ok(message));

@@ -83,6 +83,7 @@ mod operation;
 mod operations;
 mod payload;
 mod peer;
+mod peer_error;
 mod plain;
 mod pool;
 mod rdma;

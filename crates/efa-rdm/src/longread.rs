@@ -161,7 +161,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.enqueue(peer, Work::Send(id));
     }
 
-    fn read_is_over(&mut self, peer: PeerId) {
+    pub(crate) fn read_is_over(&mut self, peer: PeerId) {
         if let Some(active) = self.peers.active_mut(peer) {
             active.reads_under_way = active.reads_under_way.saturating_sub(1);
         }
@@ -224,6 +224,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if role == ReceiveRole::Message && self.can_nack(peer) {
             self.nack_if_due(id);
         } else {
+            self.give_up_reading(id, error);
             self.end_receive(id, Some(error));
         }
     }
@@ -281,6 +282,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     self.end_receive(id, None);
                 }
             }
+            Some(OperationError::GivenUp { .. }) => self.end_receive(id, failed),
             Some(OperationError::Device(status)) if status.is_peer_gone() => {
                 self.end_receive(id, failed);
                 self.lose_if_gone(Some(peer), failed);

@@ -5,9 +5,10 @@
 
 use efa_proto::OpId;
 
-/// Bits of the index: four million operations at a time.
+/// Bits of the index: two million operations of a kind at a time.
 const INDEX_BITS: u32 = 22;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+const MOST: usize = OF_RECEIVE as usize;
 const GENERATION_MASK: u32 = u32::MAX >> INDEX_BITS;
 
 #[derive(Debug)]
@@ -22,9 +23,13 @@ struct Slot<T> {
     entry: Entry<T>,
 }
 
-/// Operations of one kind.
+/// In identifiers of receives, so that none is an identifier of a send, too: a PEER_ERROR doesn't
+/// tell which it means.
+pub(crate) const OF_RECEIVE: u32 = 1 << (INDEX_BITS - 1);
+
+/// Operations of one kind, with the bits of `KIND` in their identifiers.
 #[derive(Debug)]
-pub(crate) struct OperationTable<T> {
+pub(crate) struct OperationTable<T, const KIND: u32 = 0> {
     slots: Vec<Slot<T>>,
     free: u32,
     live: usize,
@@ -33,10 +38,10 @@ pub(crate) struct OperationTable<T> {
 
 const NONE: u32 = u32::MAX;
 
-impl<T> OperationTable<T> {
+impl<T, const KIND: u32> OperationTable<T, KIND> {
     /// An empty table for at most `limit` operations.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { slots: Vec::new(), free: NONE, live: 0, limit: limit.min(INDEX_MASK as usize) }
+        Self { slots: Vec::new(), free: NONE, live: 0, limit: limit.min(MOST) }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -55,8 +60,8 @@ impl<T> OperationTable<T> {
     #[inline]
     pub(crate) fn next_id(&self) -> OpId {
         match self.slots.get(self.free as usize) {
-            Some(slot) => OpId(slot.generation << INDEX_BITS | self.free),
-            None => OpId(self.slots.len() as u32),
+            Some(slot) => OpId(slot.generation << INDEX_BITS | self.free | KIND),
+            None => OpId(self.slots.len() as u32 | KIND),
         }
     }
 
@@ -70,15 +75,15 @@ impl<T> OperationTable<T> {
         {
             self.free = next;
             slot.entry = Entry::Live(operation);
-            return OpId(slot.generation << INDEX_BITS | index);
+            return OpId(slot.generation << INDEX_BITS | index | KIND);
         }
         let index = self.slots.len() as u32;
         self.slots.push(Slot { generation: 0, entry: Entry::Live(operation) });
-        OpId(index)
+        OpId(index | KIND)
     }
 
     fn slot(&self, id: OpId) -> Option<&Slot<T>> {
-        let slot = self.slots.get((id.0 & INDEX_MASK) as usize)?;
+        let slot = self.slots.get(((id.0 ^ KIND) & INDEX_MASK) as usize)?;
         (slot.generation == id.0 >> INDEX_BITS).then_some(slot)
     }
 
@@ -90,7 +95,7 @@ impl<T> OperationTable<T> {
     }
 
     pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut T> {
-        let slot = self.slots.get_mut((id.0 & INDEX_MASK) as usize)?;
+        let slot = self.slots.get_mut(((id.0 ^ KIND) & INDEX_MASK) as usize)?;
         match &mut slot.entry {
             Entry::Live(operation) if slot.generation == id.0 >> INDEX_BITS => Some(operation),
             _ => None,
@@ -99,7 +104,7 @@ impl<T> OperationTable<T> {
 
     #[inline(always)]
     pub(crate) fn remove(&mut self, id: OpId) -> Option<T> {
-        let index = id.0 & INDEX_MASK;
+        let index = (id.0 ^ KIND) & INDEX_MASK;
         let slot = self.slots.get_mut(index as usize)?;
         if slot.generation != id.0 >> INDEX_BITS || matches!(slot.entry, Entry::Free { .. }) {
             return None;
@@ -118,7 +123,7 @@ impl<T> OperationTable<T> {
     pub(crate) fn find(&self, mut wanted: impl FnMut(&T) -> bool) -> Vec<OpId> {
         let ids = self.slots.iter().enumerate().filter_map(|(index, slot)| match &slot.entry {
             Entry::Live(operation) if wanted(operation) => {
-                Some(OpId(slot.generation << INDEX_BITS | index as u32))
+                Some(OpId(slot.generation << INDEX_BITS | index as u32 | KIND))
             }
             _ => None,
         });
@@ -133,7 +138,7 @@ mod tests {
     // conformance: A122
     #[test]
     fn stale_identifiers_are_caught_over_a_million_reuses() {
-        let mut table = OperationTable::new(4);
+        let mut table = OperationTable::<_>::new(4);
         let mut stale: Vec<OpId> = Vec::new();
         for round in 0..1_000_000_u32 {
             let id = table.insert(round);
@@ -151,8 +156,23 @@ mod tests {
     }
 
     #[test]
+    fn no_receive_has_the_identifier_of_a_send() {
+        let (mut sends, mut receives) =
+            (OperationTable::<_>::new(9), OperationTable::<_, OF_RECEIVE>::new(9));
+        for round in 0..3000 {
+            let (send, receive) = (sends.insert(round), receives.insert(round));
+            assert_eq!((sends.get(receive), receives.get(send)), (None, None));
+            assert_eq!((sends.get(send), receives.get(receive)), (Some(&round), Some(&round)));
+            assert_eq!(receives.find(|_| true), [receive]);
+            assert_eq!((sends.remove(send), receives.remove(receive)), (Some(round), Some(round)));
+            assert_eq!(receives.next_id(), receives.insert(0));
+            receives.remove(receives.find(|_| true)[0]);
+        }
+    }
+
+    #[test]
     fn live_identifiers_differ_and_made_up_ones_are_refused() {
-        let mut table = OperationTable::new(100);
+        let mut table = OperationTable::<_>::new(100);
         let ids: Vec<_> = (0..100).map(|i| table.insert(i)).collect();
         assert!(table.is_full());
         for (i, id) in ids.iter().enumerate() {

@@ -18,7 +18,7 @@ use crate::completion::Level;
 use crate::coverage::Coverage;
 use crate::longread::Reading;
 use crate::memory::Memory;
-use crate::operation::OperationTable;
+use crate::operation::{OF_RECEIVE, OperationTable};
 use crate::peer::PeerId;
 use crate::rdma::{Remote, Transfer};
 use crate::rta::AtomicState;
@@ -231,7 +231,7 @@ impl<M> Receive<M> {
 #[derive(Debug)]
 pub(crate) struct Operations<B, R> {
     pub(crate) sends: OperationTable<Send<Memory<B, R>>>,
-    pub(crate) receives: OperationTable<Receive<Memory<B, R>>>,
+    pub(crate) receives: OperationTable<Receive<Memory<B, R>>, OF_RECEIVE>,
     pub(crate) transfers: OperationTable<Transfer>,
     /// Transfers that wait for others to end, or for memory.
     pub(crate) waiting_transfers: VecDeque<OpId>,

@@ -65,6 +65,16 @@ pub enum Event {
         /// Why.
         error: OperationError,
     },
+    /// A peer gave a message up that had met no receive here, or had not arrived (feature 9, which is
+    /// not used by default).
+    MessageAbandoned {
+        /// The peer.
+        peer: Address,
+        /// Its place among the peer's messages.
+        msg_id: u32,
+        /// The peer's reason: a number of libfabric's provider.
+        code: u32,
+    },
     /// The device refused something that the endpoint needs; it will be tried again.
     DeviceRefused(DeviceError),
 }
@@ -95,6 +105,9 @@ impl Event {
                 Self::AccessRefused { peer: address(peer)?, error }
             }
             Inner::WriteFailed { peer, error } => Self::WriteFailed { peer: address(peer)?, error },
+            Inner::MessageAbandoned { peer, msg_id, code } => {
+                Self::MessageAbandoned { peer: address(peer)?, msg_id, code }
+            }
             Inner::DeviceRefused(error) => Self::DeviceRefused(error),
             _ => return None,
         })

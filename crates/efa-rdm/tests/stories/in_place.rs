@@ -417,6 +417,24 @@ fn a_message_that_comes_before_its_receive_waits_for_it() {
 }
 
 #[test]
+fn messages_without_a_receive_are_bounded_and_none_is_lost() {
+    let mut config = at(Release::V1_20, UnexpectedHeader::Move);
+    config.bounds.unexpected = 8192;
+    let mut story = Story::of(Config::default(), config);
+    let expected: BTreeSet<_> = (0..200).map(|i| pattern(500, i)).collect();
+    for bytes in &expected {
+        story.send(0, bytes.clone());
+    }
+    story.idle(Duration::from_millis(2));
+    assert_eq!(story.receiver.statistics().held_back, 1);
+    assert!(story.receiver.statistics().unexpected < 200);
+    story.post(0..200);
+    story.idle(Duration::from_millis(500));
+    assert_eq!(BTreeSet::from_iter(story.messages()), expected);
+    assert_eq!(story.receiver.packets_held().held, 0);
+}
+
+#[test]
 fn receives_that_are_cancelled_say_so() {
     for release in [Release::V1_20, Release::V2_0] {
         let mut story = Story::of(Config::default(), at(release, UnexpectedHeader::Move));

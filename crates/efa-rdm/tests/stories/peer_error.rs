@@ -1,0 +1,257 @@
+//! Feature 9: one side gives a message up and tells the other.
+
+use efa_device::{Access, QueuePair, Region, RegionRange, Status};
+use efa_handshake::Extras;
+use efa_proto::{Header, MsgId, OpId, Packet, PacketType, PeerError, ReqOptions, Rtm, RtmKind};
+use efa_rdm::{Config, DropReason, Event, OperationError};
+
+use crate::longread::Memory;
+use crate::world::{Net, pattern};
+
+type World = Net<Memory>;
+
+const CODE: u32 = 4099;
+const GIVEN_UP: OperationError = OperationError::GivenUp { code: CODE };
+
+/// With PEER_ERROR. Reading begins at 100,000 bytes.
+fn config() -> Config {
+    let mut config = Config { min_read: 100_000, ..Config::default() };
+    config.profile.extras.insert(Extras::PEER_ERROR);
+    config
+}
+
+/// Two endpoints that have shaken hands.
+fn pair(a: Config, b: Config) -> World {
+    let mut world = World::pair_with(3, a, b);
+    world.acquaint();
+    for (from, to) in [(0, 1), (1, 0)] {
+        world.receive_into(to, heap(1), 0);
+        world.send(from, to, heap(1), 0);
+        world.drive();
+        world.receive_done(to);
+        world.send_done(from);
+    }
+    world.forget_packets();
+    world
+}
+
+fn heap(length: usize) -> Memory {
+    Memory::Heap(vec![7; length])
+}
+
+/// A message by the test's own hand, as if from end 0.
+fn inject(world: &mut World, msg_id: u32, kind: RtmKind<'_>, payload: &[u8]) {
+    let connid = Some(world.ends[0].endpoint.address().connid);
+    let options = ReqOptions { raw_address: None, cq_data: None, connid };
+    let rtm = Rtm { msg_id: MsgId(msg_id), tag: None, kind, options };
+    world.inject(0, 1, Header::Rtm(rtm), payload);
+    world.drive();
+}
+
+fn give_up(world: &mut World, ref_kind: u8, op_id: u32) {
+    let connid = Some(world.ends[0].endpoint.address().connid);
+    let error = PeerError { op_id: OpId(op_id), ref_kind, prov_errno: CODE, connid };
+    world.inject(0, 1, Header::PeerError(error), &[]);
+    world.drive();
+}
+
+/// The first half of a medium message.
+fn half(world: &mut World, msg_id: u32) {
+    let kind = RtmKind::Medium { msg_length: 2000, seg_offset: 0 };
+    inject(world, msg_id, kind, &pattern(1000, 1));
+}
+
+fn eager(world: &mut World, msg_id: u32) {
+    inject(world, msg_id, RtmKind::Eager, &pattern(30, msg_id.into()));
+}
+
+/// Which of the [`eager`] messages a receive got.
+fn expect_eager(world: &mut World, msg_id: u32) {
+    let received = world.receive_done(1);
+    assert_eq!(received.result, Ok(()));
+    assert_eq!(received.buffer.bytes()[..30], pattern(30, msg_id.into()), "message {msg_id}");
+}
+
+fn abandoned(world: &mut World) -> Vec<u32> {
+    let events = world.ends[1].events.drain(..);
+    let ids = events.filter_map(|event| match event {
+        Event::MessageAbandoned { msg_id, code: CODE, .. } => Some(msg_id),
+        _ => None,
+    });
+    ids.collect()
+}
+
+/// Sends a message whose memory can't be read: its key is another device's.
+fn send_unreadable(world: &mut World) {
+    world.add(Config::default());
+    let access = Access { remote_read: true, remote_write: false };
+    let stranger = world.ends[2].endpoint.queue_pair();
+    let region = stranger.register(vec![1; 200_000].into(), access).unwrap();
+    let memory = Memory::Region(RegionRange { region, offset: 0, length: 200_000 });
+    world.receive_into(1, heap(200_000), 5);
+    world.send(0, 1, memory, 6);
+    world.drive();
+}
+
+#[test]
+fn a_sender_whose_message_can_not_be_read_is_told() {
+    let mut reader = config();
+    reader.profile.extras.remove(Extras::READ_NACK);
+    let mut world = pair(config(), reader);
+    send_unreadable(&mut world);
+    assert_eq!(world.types_from(1), [PacketType::PeerError]);
+    let status = Status::RemoteBadAddress;
+    assert_eq!(world.receive_done(1).result, Err(OperationError::Device(status)));
+    let code = status.code().into();
+    assert_eq!(world.send_done(0).result, Err(OperationError::GivenUp { code }));
+    // The conversation goes on.
+    world.receive_into(1, heap(30), 7);
+    world.send(0, 1, Memory::Heap(pattern(30, 1)), 8);
+    world.drive();
+    expect_eager(&mut world, 1);
+    world.send_done(0);
+    world.assert_clean();
+}
+
+#[test]
+fn a_sender_that_can_send_it_otherwise_is_asked_for_that() {
+    let mut world = pair(config(), config());
+    send_unreadable(&mut world);
+    assert!(world.types_from(1).starts_with(&[PacketType::ReadNack]));
+    assert_eq!(world.receive_done(1).result, Ok(()));
+    assert_eq!(world.send_done(0).result, Ok(()));
+}
+
+#[test]
+fn nobody_is_told_who_does_not_understand() {
+    for without in [0, 1] {
+        let mut configs = [config(), config()];
+        configs[without].profile.extras.remove(Extras::PEER_ERROR);
+        configs[1].profile.extras.remove(Extras::READ_NACK);
+        let [a, b] = configs;
+        let mut world = pair(a, b);
+        send_unreadable(&mut world);
+        assert_eq!(world.types_from(1), []);
+        assert!(world.receive_done(1).result.is_err());
+        assert!(world.take_sends(0).is_empty(), "it waits, as libfabric's do");
+    }
+}
+
+#[test]
+fn without_the_feature_it_is_dropped() {
+    let mut world = pair(config(), Config::default());
+    world.receive_into(1, heap(2000), 1);
+    half(&mut world, 1);
+    give_up(&mut world, 1, 1);
+    assert_eq!(world.drop_reasons(1), [DropReason::Unsupported(PacketType::PeerError)]);
+    assert!(world.take_receives(1).is_empty());
+}
+
+#[test]
+fn a_receive_under_windows_fails_when_its_sender_gives_up() {
+    let mut world = pair(config(), config());
+    world.receive_into(1, heap(80_000), 1);
+    let (msg_length, send_id) = (80_000, OpId(9));
+    let kind = RtmKind::LongCts { msg_length, send_id, credit_request: 1, read_nack: false };
+    inject(&mut world, 1, kind, &pattern(100, 1));
+    let packets = world.packets_from(1);
+    let Header::Cts(cts) = Packet::parse(&packets[0]).unwrap().header else { panic!("a CTS") };
+    // Sends have other names, so that none can be meant.
+    assert_ne!(cts.recv_id, OpId(0));
+    give_up(&mut world, 0, cts.recv_id.0);
+    let received = world.receive_done(1);
+    assert_eq!((received.context, received.length, received.result), (1, 100, Err(GIVEN_UP)));
+    give_up(&mut world, 0, cts.recv_id.0);
+    give_up(&mut world, 0, 12345);
+    give_up(&mut world, 3, 0);
+    assert_eq!(world.drop_reasons(1), [DropReason::UnknownOperation; 3]);
+}
+
+#[test]
+fn a_message_of_several_packets_is_given_up_before_and_after_it_met_a_receive() {
+    let mut world = pair(config(), config());
+    world.receive_into(1, heap(2000), 1);
+    half(&mut world, 1);
+    give_up(&mut world, 1, 1);
+    let received = world.receive_done(1);
+    assert_eq!((received.context, received.length, received.result), (1, 1000, Err(GIVEN_UP)));
+
+    half(&mut world, 2);
+    give_up(&mut world, 1, 2);
+    assert_eq!(abandoned(&mut world), [2]);
+    assert_eq!(world.endpoint(1).packets_held().held, 0);
+    world.receive_into(1, heap(2000), 2);
+    eager(&mut world, 3);
+    expect_eager(&mut world, 3);
+}
+
+#[test]
+fn messages_behind_one_that_will_not_come_go_on() {
+    // The word comes after the messages behind, before them, and in the middle of an early one.
+    for order in 0..3 {
+        let mut world = pair(config(), config());
+        for context in 0..3 {
+            world.receive_into(1, heap(2000), context);
+        }
+        match order {
+            0 => {
+                eager(&mut world, 2);
+                assert!(world.take_receives(1).is_empty());
+                give_up(&mut world, 2, 1);
+            }
+            1 => {
+                give_up(&mut world, 2, 2);
+                give_up(&mut world, 2, 2);
+                assert_eq!(world.endpoint(1).statistics().dropped, 1, "it says nothing new");
+                eager(&mut world, 1);
+            }
+            _ => {
+                half(&mut world, 2);
+                give_up(&mut world, 1, 2);
+                half(&mut world, 2);
+                assert_eq!(world.endpoint(1).packets_held().held, 0);
+                eager(&mut world, 1);
+            }
+        }
+        eager(&mut world, 3);
+        let expected = if order == 0 { [2, 3] } else { [1, 3] };
+        for msg_id in expected {
+            expect_eager(&mut world, msg_id);
+        }
+        assert!(world.take_receives(1).is_empty());
+        assert_eq!(abandoned(&mut world), [3 - expected[0]]);
+        give_up(&mut world, 2, 1);
+        assert_eq!(world.drop_reasons(1), [DropReason::OldMessageId], "its turn has been");
+    }
+}
+
+#[test]
+fn a_runt_that_is_given_up_ends_when_the_device_has_done_with_its_memory() {
+    let mut world = pair(config(), config());
+    let access = Access { remote_read: true, remote_write: false };
+    let source = world.ends[0].endpoint.queue_pair();
+    let region = source.register(vec![1; 300_000].into(), access).unwrap();
+    let key = region.remote_key().into();
+    let iov = [efa_proto::RmaIov::new(region.remote_address(), 300_000, key)];
+    world.receive_into(1, heap(300_000), 1);
+    let kind = RtmKind::RuntRead {
+        msg_length: 300_000,
+        send_id: OpId(5),
+        seg_offset: 0,
+        runt_length: 2000,
+        read_iov: &iov,
+    };
+    let connid = Some(world.ends[0].endpoint.address().connid);
+    let options = ReqOptions { raw_address: None, cq_data: None, connid };
+    let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
+    world.inject(0, 1, Header::Rtm(rtm), &pattern(1000, 1));
+    while world.endpoint(1).statistics().rdma_reads == 0 {
+        world.step();
+    }
+    give_up(&mut world, 1, 1);
+    let received = world.receive_done(1);
+    assert_eq!((received.context, received.result), (1, Err(GIVEN_UP)));
+    assert_eq!(received.buffer.bytes().len(), 300_000);
+    let types = world.types_from(1);
+    assert!(!types.contains(&PacketType::ReadNack), "{types:?}");
+}
