@@ -67,7 +67,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Header::Rta(rta) => self.ordered_arrived(peer, rta.msg_id.0, bytes, |endpoint| {
                 endpoint.rta_arrived(peer, rta, parsed.payload);
             }),
-            // One of nothing to nowhere only asks for our HANDSHAKE, which is on its way.
             Header::Rtw(rtw) => self.rtw_arrived(peer, rtw, parsed.payload),
             Header::Rtr(rtr) => self.rtr_arrived(peer, rtr),
             Header::ReadRsp(response) => self.readrsp_arrived(peer, response, parsed.payload),

@@ -910,6 +910,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if buffer.is_some() {
             self.operations.whole -= 1;
         } else if result.is_ok() {
+            self.statistics.injected += 1;
             return;
         }
         self.completions.push_back(Completion::Send(SendCompletion {
@@ -997,7 +998,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.operations.recycle_values(values);
                 self.request_ended(peer);
             }
-            (SendRole::ReadResponse, _) => self.request_ended(peer),
+            (SendRole::ReadResponse, _) => {
+                self.statistics.remote_reads += u64::from(result.is_ok());
+                self.request_ended(peer);
+            }
             _ => {}
         }
     }

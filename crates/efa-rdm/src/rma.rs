@@ -282,6 +282,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// A peer asks to write.
     pub(crate) fn rtw_arrived(&mut self, peer: PeerId, rtw: &Rtw<'_>, payload: &[u8]) {
+        // One of nothing to nowhere only asks for our HANDSHAKE, which is on its way.
+        if rtw.rma_iov.is_empty() && rtw.kind == RtwKind::Eager && payload.is_empty() {
+            return;
+        }
         let bytes = payload.len() as u64;
         let mut shape = Shape { length: bytes, ..Shape::EAGER };
         let mut read_iov: &[RmaIov] = &[];
@@ -485,6 +489,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// A peer's device wrote to memory of this side and sent data along.
     pub(crate) fn written_by_device(&mut self, source: Source, data: u32, length: u64) {
         let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
+        self.statistics.remote_writes += 1;
         let (cq_data, written) = (u64::from(data), Completion::RemoteWrite);
         self.completions.push_back(written(RemoteWrite { peer, cq_data, length }));
     }
@@ -498,8 +503,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         error: Option<OperationError>,
     ) {
         if let Some(error) = error {
-            self.events.push(Event::WriteFailed { peer, error });
-        } else if let Some(cq_data) = cq_data {
+            return self.events.push(Event::WriteFailed { peer, error });
+        }
+        self.statistics.remote_writes += 1;
+        if let Some(cq_data) = cq_data {
             let peer = Some(peer);
             self.completions.push_back(Completion::RemoteWrite(RemoteWrite {
                 peer,

@@ -261,6 +261,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             let operand = operand.get(part.clone()).unwrap_or_default();
             apply(op, datatype, target, operand, comparand.get(part).unwrap_or(operand));
         });
+        match kind {
+            AtomicKind::Write => self.statistics.remote_writes += 1,
+            AtomicKind::Fetch | AtomicKind::Compare => self.statistics.remote_reads += 1,
+        }
         match rta.kind {
             RtaKind::Write => self.operations.recycle_values(values),
             RtaKind::DcWrite { send_id } => {

@@ -83,6 +83,13 @@ pub struct Statistics {
     pub stale: u64,
     /// Packets that were taken although they carry no connid to check.
     pub unverified: u64,
+    /// Injected messages that arrived: they have no completion.
+    pub injected: u64,
+    /// Reads of memory of this side by packets that were answered, and atomics that fetched. What the
+    /// devices do alone is not told.
+    pub remote_reads: u64,
+    /// Writes to memory of this side that came in packets or told data, and atomics that didn't fetch.
+    pub remote_writes: u64,
     /// Payload bytes copied into receive buffers of the application.
     pub delivered_bytes: u64,
     /// RDMA reads given to the device.

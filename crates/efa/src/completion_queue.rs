@@ -17,10 +17,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use efa_device::Time;
-
 use crate::completion::{Completion, CompletionError};
 use crate::domain::Domain;
+use crate::driven::Driven;
 use crate::endpoint::Shared as EndpointShared;
 
 /// How a completion queue is to be made.
@@ -74,7 +73,7 @@ pub(crate) struct Shared {
     /// Places of operations under way, and of their completions.
     taken: AtomicUsize,
     entries: Mutex<VecDeque<(Place, Entry)>>,
-    endpoints: Mutex<Vec<Weak<EndpointShared>>>,
+    endpoints: Driven,
 }
 
 impl CompletionQueue {
@@ -84,7 +83,7 @@ impl CompletionQueue {
             capacity: options.capacity.max(1),
             taken: AtomicUsize::new(0),
             entries: Mutex::default(),
-            endpoints: Mutex::default(),
+            endpoints: Driven::default(),
         }))
     }
 
@@ -100,7 +99,7 @@ impl CompletionQueue {
         if let Some(entry) = self.0.pop() {
             return Some(entry);
         }
-        self.0.progress();
+        self.0.endpoints.progress();
         self.0.pop()
     }
 
@@ -110,7 +109,7 @@ impl CompletionQueue {
         if count > 0 || most == 0 {
             return count;
         }
-        self.0.progress();
+        self.0.endpoints.progress();
         self.0.pop_many(into, most)
     }
 
@@ -133,7 +132,7 @@ impl CompletionQueue {
                 return Err(WaitError::TimedOut(timeout));
             }
             looks = looks.wrapping_add(1);
-            clock.pass(self.0.next_timeout().map(|next| next.min(deadline)), looks);
+            clock.pass(self.0.endpoints.next_timeout().map(|next| next.min(deadline)), looks);
         }
     }
 
@@ -147,12 +146,8 @@ impl Shared {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn endpoints(&self) -> MutexGuard<'_, Vec<Weak<EndpointShared>>> {
-        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn bind(&self, endpoint: Weak<EndpointShared>) {
-        self.endpoints().push(endpoint);
+        self.endpoints.bind(endpoint);
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -201,24 +196,5 @@ impl Shared {
         drop(entries);
         self.give_places(reserved);
         count
-    }
-
-    fn progress(&self) {
-        let mut gone = false;
-        let mut endpoints = self.endpoints();
-        for endpoint in endpoints.iter() {
-            match endpoint.upgrade() {
-                Some(endpoint) => endpoint.progress(),
-                None => gone = true,
-            }
-        }
-        if gone {
-            endpoints.retain(|endpoint| endpoint.strong_count() > 0);
-        }
-    }
-
-    fn next_timeout(&self) -> Option<Time> {
-        let endpoints = self.endpoints();
-        endpoints.iter().filter_map(Weak::upgrade).filter_map(|e| e.next_timeout()).min()
     }
 }

@@ -7,8 +7,10 @@ use efa_device::{Access, Device as _};
 
 use crate::address_vector::AddressVector;
 use crate::completion_queue::{CompletionQueue, CompletionQueueOptions};
+use crate::counter::{Counter, CounterEvents, CounterOptions};
 use crate::device::Device;
 use crate::endpoint::{EndpointBuilder, EndpointOptions};
+use crate::error::{Error, Wanted};
 use crate::fabric::Fabric;
 use crate::info::DomainAttributes;
 use crate::region::{MemoryRegion, RegisterError};
@@ -44,6 +46,17 @@ impl Domain {
     #[must_use]
     pub fn completion_queue(&self, options: CompletionQueueOptions) -> CompletionQueue {
         CompletionQueue::new(self, options)
+    }
+
+    /// A counter.
+    ///
+    /// # Errors
+    /// [`Error::NoData`]: it is to count other events than completions.
+    pub fn counter(&self, options: CounterOptions) -> Result<Counter, Error> {
+        match options.events {
+            CounterEvents::Completions => Ok(Counter::new(self)),
+            events => Err(Error::NoData { wanted: Wanted::CounterEvents(events) }),
+        }
     }
 
     /// An address vector.

@@ -20,6 +20,7 @@ use crate::address_vector::{FiAddr, Shared as AddressVector};
 use crate::buffer::{Buffer, Parts, Role, Slot};
 use crate::completion::{Completion, CompletionError, Kind, Refused, StartError};
 use crate::completion_queue::{Entry, Place, Shared as CompletionQueue};
+use crate::counter::Counters;
 use crate::device::Engine;
 use crate::event::Event;
 
@@ -40,6 +41,8 @@ pub(crate) struct Driver {
     left: HashSet<Address>,
     transmit: Lane,
     receive: Lane,
+    /// `None`: nobody counts.
+    counters: Option<Box<Counters>>,
     /// Ends of multi-receives of which messages are still coming in.
     endings: Vec<(Parts, Entry)>,
 }
@@ -133,6 +136,7 @@ impl Driver {
         queues: Queues,
         addresses: Arc<AddressVector>,
         sources: Sources,
+        counters: Counters,
     ) -> Self {
         Self {
             engine,
@@ -142,6 +146,7 @@ impl Driver {
             left: HashSet::new(),
             transmit: Lane::new(queues.transmit),
             receive: Lane::new(queues.receive),
+            counters: (!counters.is_empty()).then(|| Box::new(counters)),
             endings: Vec::new(),
         }
     }
@@ -406,9 +411,20 @@ impl Driver {
                 }),
             }
         }
+        if let Some(counters) = &mut self.counters {
+            counters.follow(self.engine.statistics());
+        }
+    }
+
+    /// An operation ended, which may be an atomic that fetched.
+    fn count(&self, kind: Kind, fetched: bool, result: &Result<(), OperationError>) {
+        if let Some(counters) = &self.counters {
+            counters.ended(kind, fetched, result.is_ok());
+        }
     }
 
     fn sent(&mut self, send: SendCompletion<Slot>) {
+        self.count(Kind::Send, false, &send.result);
         // Only an injected message has no buffer, and it took no place.
         let place = if send.buffer.is_some() { Place::Reserved } else { Place::Spare };
         let (peer, peer_address) = self.name(send.peer);
@@ -431,12 +447,14 @@ impl Driver {
             RmaKind::Write => Kind::Write,
             RmaKind::Read => Kind::Read,
         };
+        self.count(kind, false, &rma.result);
         let (context, length, buffer) = (rma.context, rma.length, rma.buffer.buffer);
         let ended = self.one_sided(kind, rma.peer, context, length, buffer, rma.subprotocol);
         self.transmit.deliver(Place::Reserved, entry(ended, rma.result));
     }
 
     fn computed(&mut self, atomic: AtomicCompletion<Slot>) {
+        self.count(Kind::Atomic, atomic.fetched.is_some(), &atomic.result);
         let buffer = atomic.fetched.map(|slot| slot.buffer).unwrap_or_default();
         let (context, length) = (atomic.context, atomic.length);
         let ended = self.one_sided(Kind::Atomic, atomic.peer, context, length, buffer, None);
@@ -497,6 +515,7 @@ impl Driver {
             peer_address,
             subprotocol: receive.subprotocol,
         };
+        self.count(completion.kind, false, &receive.result);
         let entry = entry(completion, receive.result);
         match role {
             Role::Whole => self.receive.deliver(Place::Reserved, entry),

@@ -13,6 +13,7 @@ use crate::address_vector::{AddressVector, FiAddr};
 use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::completion::{Refused, StartError};
 use crate::completion_queue::CompletionQueue;
+use crate::counter::{Counted, Counter, Counters};
 use crate::device::Engine;
 use crate::domain::Domain;
 use crate::driver::{Driver, Queues, Sources};
@@ -96,6 +97,7 @@ pub struct EndpointBuilder {
     transmit: Option<CompletionQueue>,
     receive: Option<CompletionQueue>,
     addresses: Option<AddressVector>,
+    counters: Counters,
     /// The first thing that was bound and should not have been.
     wrong: Option<EnableError>,
 }
@@ -108,6 +110,7 @@ impl EndpointBuilder {
             transmit: None,
             receive: None,
             addresses: None,
+            counters: Counters::default(),
             wrong: None,
         }
     }
@@ -138,6 +141,16 @@ impl EndpointBuilder {
             self.wrong.get_or_insert(EnableError::OtherDomain(Bound::AddressVector));
         } else if self.addresses.replace(addresses.clone()).is_some() {
             self.wrong.get_or_insert(EnableError::Twice(Bound::AddressVector));
+        }
+        self
+    }
+
+    /// Binds a counter of operations of some kinds. It counts beside the completion queues.
+    pub fn bind_counter(mut self, counter: &Counter, kinds: Counted) -> Self {
+        if !counter.is_of(&self.domain) {
+            self.wrong.get_or_insert(EnableError::OtherDomain(Bound::Counter));
+        } else if !self.counters.add(counter, kinds) {
+            self.wrong.get_or_insert(EnableError::CountedTwice(kinds));
         }
         self
     }
@@ -177,13 +190,21 @@ impl EndpointBuilder {
             true => Sources::Told,
             false => Sources::Untold,
         };
+        let counters: Vec<Counter> = self.counters.iter().cloned().collect();
+        let address = engine.address().into();
+        let driver =
+            Driver::new(engine, queues, addresses.shared().clone(), sources, self.counters);
         let shared = Arc::new(Shared {
-            address: engine.address().into(),
+            address,
             capabilities,
             attributes,
-            driver: Mutex::new(Driver::new(engine, queues, addresses.shared().clone(), sources)),
+            driver: Mutex::new(driver),
             domain: self.domain,
         });
+        // One that counts several kinds moves the endpoint on as many times; that does no harm.
+        for counter in counters {
+            counter.bind(Arc::downgrade(&shared));
+        }
         addresses.shared().bind(Arc::downgrade(&shared));
         transmit.shared().bind(Arc::downgrade(&shared));
         if !Arc::ptr_eq(transmit.shared(), receive.shared()) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use efa_device::DeviceError;
 use efa_rdm::ConfigError;
 
+use crate::counter::{Counted, CounterEvents};
 use crate::info::{Capabilities, Progress};
 
 /// Why an object could not be had.
@@ -35,6 +36,9 @@ pub enum Wanted {
     /// An interface by its name, on a link that has no such.
     #[error("the interface {0}")]
     Interface(String),
+    /// A counter of other events than completions.
+    #[error("counters of {0:?}")]
+    CounterEvents(CounterEvents),
     /// A kind of progress.
     #[error("{0} progress")]
     Progress(Progress),
@@ -50,6 +54,9 @@ pub enum EnableError {
     /// Something was bound twice.
     #[error("a second {0} was bound")]
     Twice(Bound),
+    /// A second counter was bound for the same operations.
+    #[error("a second counter of {} was bound", names(.0))]
+    CountedTwice(Counted),
     /// Something belongs to another domain.
     #[error("the {0} belongs to another domain")]
     OtherDomain(Bound),
@@ -64,6 +71,11 @@ pub enum EnableError {
     Device(#[from] DeviceError),
 }
 
+/// Kinds of operations as one reads them.
+fn names(kinds: &Counted) -> String {
+    kinds.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
+}
+
 /// What is bound to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Bound {
@@ -76,6 +88,9 @@ pub enum Bound {
     /// The address vector.
     #[error("address vector")]
     AddressVector,
+    /// A counter.
+    #[error("counter")]
+    Counter,
 }
 
 /// An endpoint was closed that still owed packets to its peers.

@@ -3,6 +3,7 @@
 //! ```text
 //!   Fabric ──► Domain ──► AddressVector ────┐
 //!              (device)   CompletionQueue ──┼─► EndpointBuilder ──enable──► Endpoint
+//!                         Counter ──────────┤                                │
 //!                         MemoryRegion      │                                │
 //!                              │            │                     send, receive, write, …
 //!                              ▼            │                                │
@@ -57,8 +58,10 @@ mod buffer;
 mod clock;
 mod completion;
 mod completion_queue;
+mod counter;
 mod device;
 mod domain;
+mod driven;
 mod driver;
 mod endpoint;
 mod environment;
@@ -75,6 +78,7 @@ pub use buffer::{Buffer, ReceiveBuffer};
 pub use clock::{Clock, ManualClock};
 pub use completion::{Completion, CompletionError, Kind, Refused, StartError};
 pub use completion_queue::{CompletionQueue, CompletionQueueOptions, Entry, WaitError};
+pub use counter::{Counted, Counter, CounterError, CounterEvents, CounterOptions};
 pub use domain::Domain;
 pub use efa_device::{Access, DeviceError, Gid, Qpn, Status, Time};
 pub use efa_proto::PacketType;

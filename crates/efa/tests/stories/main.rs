@@ -6,6 +6,7 @@
 mod accounts;
 mod buffers;
 mod completions;
+mod counters;
 mod lifetimes;
 mod links;
 mod messages;

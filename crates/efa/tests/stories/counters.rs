@@ -1,0 +1,258 @@
+//! Counters, and the levels of completion that they follow.
+
+use std::time::Duration;
+
+use efa::{
+    Access, AtomicOp, CompletionQueueOptions, Counted, Counter, CounterError, CounterEvents,
+    CounterOptions, Datatype, Direction, EnableError, EndpointOptions, Error, Fabric, LocalOptions,
+    Message, Operation, Receive, Rma, Wanted,
+};
+use efa_device::Rdma;
+
+use crate::world::{ALICE, BOB, End, World, options, pattern};
+
+const BOTH: Access = Access { remote_read: true, remote_write: true };
+const NOT_LONG: Duration = Duration::from_millis(5);
+const LONG: Duration = Duration::from_secs(60);
+
+/// A counter for each kind of operation.
+struct Counts(Vec<(Counted, Counter)>);
+
+impl Counts {
+    /// Values and errors of the kinds that have any.
+    fn all(&self) -> Vec<(Counted, u64, u64)> {
+        let read =
+            |(kind, counter): &(Counted, Counter)| (*kind, counter.value(), counter.errors());
+        let values = self.0.iter().map(read);
+        values.filter(|(_, value, errors)| value + errors > 0).collect()
+    }
+
+    fn of(&self, kind: Counted) -> &Counter {
+        &self.0.iter().find(|(of, _)| *of == kind).unwrap().1
+    }
+}
+
+/// Adds an end, all of whose operations are counted.
+fn add(world: &mut World, options: EndpointOptions) -> Counts {
+    let domain = world.fabric.domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let addresses = domain.address_vector();
+    let mut builder = domain
+        .endpoint(options)
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_address_vector(&addresses);
+    let mut counts = Vec::new();
+    for kind in Counted::all().iter() {
+        let counter = domain.counter(CounterOptions::default()).unwrap();
+        builder = builder.bind_counter(&counter, kind);
+        counts.push((kind, counter));
+    }
+    let endpoint = builder.enable().unwrap();
+    world.ends.push(End { domain, queue, addresses, endpoint, entries: Default::default() });
+    Counts(counts)
+}
+
+/// Alice and Bob on a network that reorders, whose devices leave memory to packets.
+fn pair(seed: u64) -> (World, Counts, Counts) {
+    let mut world = World::new(LocalOptions { seed, rdma: Rdma::NONE, ..LocalOptions::default() });
+    let (alice, bob) = (add(&mut world, options(1)), add(&mut world, options(2)));
+    (world, alice, bob)
+}
+
+// conformance: C82 C83
+#[test]
+fn each_kind_is_counted_on_its_own_well_or_failed() {
+    let (mut world, alice, bob) = pair(1);
+    let to_bob = world.introduce(ALICE, BOB);
+    for (context, room) in [(1, 100), (2, 10), (3, 100), (4, 100)] {
+        world.end(BOB).receive(Receive::untagged(), vec![0; room], context).unwrap();
+    }
+    for context in 1..4 {
+        world.end(ALICE).send(Message::to(to_bob), pattern(50, context), context).unwrap();
+    }
+    world.end(ALICE).inject(Message::to(to_bob), b"short").unwrap();
+    world.drive();
+    assert_eq!(alice.all(), [(Counted::SEND, 4, 0)], "the injected one, too");
+    assert_eq!(bob.all(), [(Counted::RECEIVE, 3, 1)], "one was truncated");
+
+    let memory = world.ends[BOB].domain.register(vec![0; 64], BOTH).unwrap();
+    let at = Rma::at(to_bob, memory.remote());
+    let eight = Rma::at(to_bob, memory.remote().part(0, 8));
+    world.end(ALICE).write(at, vec![1; 64], 5).unwrap();
+    world.end(ALICE).write(at.with_data(7), vec![2; 64], 6).unwrap();
+    world.end(ALICE).read(at, vec![0; 64], 7).unwrap();
+    world.end(ALICE).atomic(eight, Operation::new(AtomicOp::Sum, &[1_u64]), 8).unwrap();
+    let read = Operation::read(Datatype::Uint64);
+    world.end(ALICE).fetch_atomic(eight, read, vec![0; 8], 9).unwrap();
+    world.drive();
+    let expected = [(Counted::SEND, 4, 0), (Counted::READ, 2, 0), (Counted::WRITE, 3, 0)];
+    assert_eq!(alice.all(), expected);
+    let expected =
+        [(Counted::RECEIVE, 3, 1), (Counted::REMOTE_READ, 2, 0), (Counted::REMOTE_WRITE, 3, 0)];
+    assert_eq!(bob.all(), expected);
+
+    // What is cancelled has failed.
+    let receive = world.end(BOB).receive(Receive::untagged(), vec![0; 8], 10).unwrap();
+    assert!(world.end(BOB).cancel(receive));
+    assert_eq!((bob.of(Counted::RECEIVE).value(), bob.of(Counted::RECEIVE).errors()), (3, 2));
+}
+
+// conformance: C87
+#[test]
+fn what_the_protocol_sends_on_its_own_account_never_counts() {
+    let (mut world, alice, bob) = pair(2);
+    let to_bob = world.introduce(ALICE, BOB);
+    // A HANDSHAKE that has to be provoked, then requests, grants, data and a receipt.
+    let message = Message::to(to_bob).delivery_complete();
+    world.transfer(message, pattern(3_000_000, 1), Receive::untagged(), 3_000_000);
+    world.drive();
+    assert!(world.end(BOB).statistics().sent.total() > 3);
+    assert_eq!(alice.all(), [(Counted::SEND, 1, 0)]);
+    assert_eq!(bob.all(), [(Counted::RECEIVE, 1, 0)]);
+}
+
+// conformance: C84
+#[test]
+fn only_completions_can_be_counted() {
+    let world = World::pair(3);
+    let refused = world.ends[ALICE].domain.counter(CounterOptions::of(CounterEvents::Bytes));
+    let wanted = Wanted::CounterEvents(CounterEvents::Bytes);
+    assert_eq!(refused.unwrap_err(), Error::NoData { wanted });
+}
+
+// conformance: C85
+#[test]
+fn counters_follow_the_level_of_completion() {
+    let (mut world, alice, bob) = pair(4);
+    let to_bob = world.introduce(ALICE, BOB);
+    let sent = alice.of(Counted::SEND);
+
+    // Injected: the bytes are free at once, and nothing completes. It counts when it has arrived.
+    let mut bytes = *b"mine";
+    world.end(ALICE).inject(Message::to(to_bob).tagged(1), &bytes).unwrap();
+    bytes.fill(0);
+    assert_eq!(sent.value(), 0, "it is under way");
+    assert!(world.is_silent(ALICE));
+    assert_eq!(sent.value(), 1);
+
+    // Transmitted: it lies in the peer's device. Nobody has posted a receive for it.
+    world.end(ALICE).send(Message::to(to_bob).tagged(2), vec![2; 100], 2).unwrap();
+    world.drive();
+    assert_eq!(sent.value(), 2);
+    assert_eq!(world.done(ALICE).context, 2);
+
+    // Delivered: not before it lies in the buffer of a receive.
+    let message = Message::to(to_bob).tagged(3).delivery_complete();
+    world.end(ALICE).send(message, vec![3; 100], 3).unwrap();
+    world.drive();
+    assert_eq!(sent.value(), 2, "it waits for a receive");
+    assert!(world.is_silent(ALICE));
+    world.end(BOB).receive(Receive::tagged(3), vec![0; 100], 33).unwrap();
+    world.drive();
+    assert_eq!(sent.value(), 3);
+    assert_eq!(world.done(ALICE).context, 3);
+    assert_eq!(world.done(BOB).into_message(), vec![3; 100]);
+
+    // The others came before, and are there.
+    for (tag, expected) in [(1, b"mine".to_vec()), (2, vec![2; 100])] {
+        world.end(BOB).receive(Receive::tagged(tag), vec![0; 100], tag).unwrap();
+        assert_eq!(world.done(BOB).into_message(), expected);
+    }
+    assert_eq!(bob.all(), [(Counted::RECEIVE, 3, 0)]);
+}
+
+#[test]
+fn a_counter_is_added_to_set_and_waited_for() {
+    let (world, alice, bob) = pair(5);
+    let to_bob = world.introduce(ALICE, BOB);
+    let counter = bob.of(Counted::RECEIVE);
+    counter.add(5);
+    counter.add_errors(2);
+    assert_eq!((counter.value(), counter.errors()), (5, 2));
+    counter.set(40);
+    counter.set_errors(0);
+    assert_eq!((counter.value(), counter.errors()), (40, 0));
+    assert_eq!(counter.wait(40, Duration::ZERO), Ok(()), "it is there");
+    let timed_out = CounterError::TimedOut { value: 40, threshold: 41, timeout: NOT_LONG };
+    assert_eq!(counter.wait(41, NOT_LONG), Err(timed_out));
+
+    for context in 0..3 {
+        world.end(BOB).receive(Receive::untagged(), vec![0; 10], context).unwrap();
+    }
+    world.end(ALICE).send(Message::to(to_bob), vec![1; 10], 1).unwrap();
+    alice.of(Counted::SEND).wait(1, LONG).unwrap();
+    assert_eq!(counter.wait(41, LONG), Ok(()));
+    // One that fails ends the wait. The next wait is for those to come.
+    world.end(ALICE).send(Message::to(to_bob), vec![1; 11], 1).unwrap();
+    alice.of(Counted::SEND).wait(2, LONG).unwrap();
+    assert_eq!(counter.wait(42, LONG), Err(CounterError::Failed { errors: 1 }));
+    world.end(ALICE).send(Message::to(to_bob), vec![1; 10], 1).unwrap();
+    alice.of(Counted::SEND).wait(3, LONG).unwrap();
+    assert_eq!(counter.wait(42, LONG), Ok(()));
+}
+
+#[test]
+fn one_counter_for_several_kinds_and_endpoints_but_one_a_kind() {
+    let mut world = World::new(LocalOptions { seed: 6, ..LocalOptions::default() });
+    let domain = world.fabric.domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let addresses = domain.address_vector();
+    let all = domain.counter(CounterOptions::default()).unwrap();
+    let builder = |connid| {
+        domain
+            .endpoint(options(connid))
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+    };
+    let kinds = Counted::SEND | Counted::RECEIVE;
+    let [alice, bob] =
+        [1, 2].map(|connid| builder(connid).bind_counter(&all, kinds).enable().unwrap());
+    let to_bob = addresses.insert(bob.address()).unwrap();
+    bob.receive(Receive::untagged(), vec![0; 8], 1).unwrap();
+    alice.send(Message::to(to_bob), vec![0; 8], 2).unwrap();
+    assert_eq!(all.wait(2, LONG), Ok(()), "reading it moves both on");
+
+    let twice = builder(3).bind_counter(&all, kinds).bind_counter(&all, Counted::all()).enable();
+    let twice = twice.unwrap_err();
+    assert_eq!(twice, EnableError::CountedTwice(Counted::all()));
+    assert!(twice.to_string().contains("SEND, RECEIVE"), "{twice}");
+    world.add(options(9));
+    let other = world.ends[0].domain.counter(CounterOptions::default()).unwrap();
+    let error = builder(4).bind_counter(&other, Counted::SEND).enable().unwrap_err();
+    assert_eq!(error, EnableError::OtherDomain(efa::Bound::Counter));
+}
+
+#[test]
+fn threads_wait_for_their_counters() {
+    const MESSAGES: u64 = 200;
+    let fabric = Fabric::local(LocalOptions { seed: 7, ..LocalOptions::default() });
+    let end = |kind| {
+        let domain = fabric.domain().unwrap();
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let addresses = domain.address_vector();
+        let counter = domain.counter(CounterOptions::default()).unwrap();
+        let endpoint = domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .bind_counter(&counter, kind)
+            .enable()
+            .unwrap();
+        (endpoint, addresses, counter)
+    };
+    let (alice, addresses, sent) = end(Counted::SEND);
+    let (bob, _, received) = end(Counted::RECEIVE);
+    let to_bob = addresses.insert(bob.address()).unwrap();
+    for context in 0..MESSAGES {
+        bob.receive(Receive::untagged(), vec![0; 100], context).unwrap();
+    }
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| received.wait(MESSAGES, LONG));
+        for context in 0..MESSAGES {
+            alice.send(Message::to(to_bob), pattern(100, context), context).unwrap();
+        }
+        assert_eq!(sent.wait(MESSAGES, LONG), Ok(()));
+        assert_eq!(waiting.join().unwrap(), Ok(()));
+    });
+    assert_eq!((received.value(), received.errors()), (MESSAGES, 0));
+}
