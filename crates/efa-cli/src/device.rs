@@ -214,6 +214,7 @@ impl SoftArgs {
             faults: FaultOptions {
                 reorder: properties.reorder,
                 receiver_not_ready: properties.rnr.unwrap_or(0.0),
+                ..FaultOptions::NONE
             },
             capture: capture.cloned().map(SharedSink::new),
             ..usual

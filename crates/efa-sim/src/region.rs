@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use efa_device::{Access, DeviceError, Region, RegionRange, RegisterError, RemoteMemory, Status};
 use fastrand::Rng;
 
+use crate::faults::Refusals;
 use crate::keys::{Entry, INDEX_BITS, Slots};
 pub use crate::keys::{MAX_REGIONS, Use};
 use crate::memory::Memory;
@@ -83,11 +84,16 @@ struct Keys {
     regions: Vec<Option<(u32, Weak<Registered>)>>,
     /// Places that were given back. Used last, last, so that a key is not valid again soon.
     free: VecDeque<u32>,
+    /// What is to go wrong.
+    refusals: Option<Refusals>,
 }
 
 impl Keys {
-    /// The place for another region.
-    fn place(&mut self, limit: usize) -> Option<u32> {
+    /// The place for another region, of so many bytes.
+    fn place(&mut self, limit: usize, length: usize) -> Option<u32> {
+        if self.refusals.as_mut().is_some_and(|refusals| refusals.strike(length)) {
+            return None;
+        }
         if self.regions.len() < limit {
             self.regions.push(None);
             return u32::try_from(self.regions.len() - 1).ok();
@@ -116,12 +122,18 @@ impl KeyTable {
             next_address: 0x10_0000,
             regions: Vec::new(),
             free: VecDeque::new(),
+            refusals: None,
         };
         Self(Arc::new(Table { limit, max_size, slots, keys: Mutex::new(keys) }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Keys> {
         self.0.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets registrations fail from now on, in place of those that were to fail before.
+    pub fn refuse(&self, refusals: Option<Refusals>) {
+        self.lock().refusals = refusals;
     }
 
     pub(crate) fn slots(&self) -> Option<&Slots> {
@@ -143,7 +155,7 @@ impl KeyTable {
             return Err(RegisterError { error, memory });
         }
         let mut keys = self.lock();
-        let Some(place) = keys.place(self.0.limit) else {
+        let Some(place) = keys.place(self.0.limit, length) else {
             return Err(RegisterError { error: self.full(), memory });
         };
         let address = keys.next_address;
@@ -168,7 +180,7 @@ impl KeyTable {
         let RawMemory { base, length, address, local_write, access } = raw;
         self.check(length)?;
         let mut keys = self.lock();
-        let place = keys.place(self.0.limit).ok_or_else(|| self.full())?;
+        let place = keys.place(self.0.limit, length).ok_or_else(|| self.full())?;
         // SAFETY: the caller's promise.
         let memory = unsafe { Memory::borrowed(base, length) };
         Ok(self.enter(&mut keys, place, memory, (address, length), local_write, access))

@@ -239,9 +239,11 @@ impl ShmDevice {
         };
         let directory = Arc::new(directory);
         let (limit, max_size) = (options.max_regions, options.max_region_size);
+        let memory = HostMemory::new(&directory, limit, max_size)?;
+        memory.keys().refuse(options.faults.refusals);
         Ok(Self {
             book: Arc::new(Book::new(directory.gid(), options.max_address_handles)),
-            memory: Arc::new(HostMemory::new(&directory, limit, max_size)?),
+            memory: Arc::new(memory),
             directory,
             attributes,
             settings: Arc::new(options),

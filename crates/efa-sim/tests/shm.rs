@@ -296,6 +296,48 @@ fn a_drawn_receiver_is_not_ready_unless_retries_have_no_end() {
 }
 
 #[test]
+fn the_first_of_each_kind_is_not_received_and_seen_in_a_capture() {
+    let directory = Directory::new();
+    let faults = FaultOptions { not_ready_of_each: 1, ..FaultOptions::NONE };
+    let trace = Trace::new();
+    let capture = Some(SharedSink::new(trace.clone()));
+    let device = ShmDevice::open(ShmOptions { faults, capture, ..options(&directory) }).unwrap();
+    let [mut a, mut b] = [queue_pair(&device), queue_pair(&device)];
+    let to = destination(&mut a, b.address());
+    post_receives(&mut b, 6);
+    let mut received = Vec::new();
+    for (id, bytes) in (0..).zip([b"x1", b"y1", b"x2", b"x3", b"y2"]) {
+        send(&mut a, to, id, bytes).unwrap();
+    }
+    for _ in 0..3 {
+        received.extend(poll(&mut b, at(0)).receives.into_iter().map(|(bytes, _)| bytes));
+    }
+    assert_eq!(received, [b"x2", b"x3", b"y2"]);
+    let failed = PacketEvent::Failed(Status::ReceiverNotReady);
+    let records = trace.take().into_iter().filter(|record| record.event == failed);
+    assert_eq!(records.map(|record| record.bytes.to_vec()).collect::<Vec<_>>(), [b"x1", b"y1"]);
+}
+
+#[test]
+fn registrations_fail_as_asked_for() {
+    let directory = Directory::new();
+    let refusals = Some("100-200:2".parse().unwrap());
+    let faults = FaultOptions { refusals, ..FaultOptions::NONE };
+    let device = ShmDevice::open(ShmOptions { faults, ..options(&directory) }).unwrap();
+    let queue_pair = queue_pair(&device);
+    let register = |length| queue_pair.register(vec![0; length].into(), Access::default());
+    register(99).unwrap();
+    for length in [100, 200] {
+        let refused = register(length).unwrap_err();
+        assert!(matches!(refused.error, DeviceError::LimitReached { .. }));
+        assert_eq!(refused.memory.len(), length, "it comes back");
+        register(201).unwrap();
+    }
+    register(150).unwrap();
+    device.register(vec![0; 150].into(), Access::default()).unwrap();
+}
+
+#[test]
 fn retries_can_go_on_for_ever() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();

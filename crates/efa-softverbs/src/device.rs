@@ -235,6 +235,7 @@ impl Device {
         let link = Link::open(settings, index, capture)?;
         let nothing = link.register(Box::default(), Access::default());
         let nothing = nothing.map_err(|refused| refused.error)?;
+        link.keys().refuse(settings.refusals);
         let settings = Arc::clone(settings);
         Ok(Self {
             link,

@@ -142,6 +142,14 @@ impl LinkQueuePair {
         each!(Self, self, link => link.post_send(request))
     }
 
+    /// Takes a send as if its target had no buffer for it.
+    pub(crate) fn bounce(
+        &mut self,
+        request: SendRequest<Box<[u8]>>,
+    ) -> Result<(), PostError<Box<[u8]>>> {
+        each!(Self, self, link => link.bounce(request))
+    }
+
     #[inline]
     pub(crate) fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
         each!(Self, self, link => link.post_receive(packet))

@@ -424,12 +424,11 @@ impl QueuePair {
     #[inline]
     fn launch(&self, state: &mut State, request: Packet) {
         let id = request.id;
-        if state.rnr_retry < FOR_EVER && state.faults.draw_not_ready() {
-            state.spare.push(request.packet);
-            return self.end_send(state, id, Err(Status::ReceiverNotReady));
-        }
+        let datagram = &request.packet[..request.length];
+        let not_ready = state.rnr_retry < FOR_EVER && state.faults.draw_not_ready(datagram);
         let Some(link) = &mut state.link else { return };
-        if let Err(refused) = link.post_send(request) {
+        let posted = if not_ready { link.bounce(request) } else { link.post_send(request) };
+        if let Err(refused) = posted {
             state.spare.push(refused.packet);
             self.end_send(state, id, Err(status_of(&refused.error)));
         }

@@ -11,6 +11,8 @@
 //! | `EFA_SOFT_RDMA` | `read`, `write`, `read,write` or `none` | `read,write` |
 //! | `EFA_SOFT_REORDER` | a seed: datagrams overtake each other | they don't |
 //! | `EFA_SOFT_RNR` | chance 0 to 1 that a datagram finds the receiver not ready | 0 |
+//! | `EFA_SOFT_RNR_EACH` | how many datagrams that begin with the same byte find the receiver not ready before one gets through | 0 |
+//! | `EFA_SOFT_REFUSE` | `LEAST-MOST:COUNT`: so many registrations of so many bytes fail with `ENOMEM` | none |
 //! | `EFA_SOFT_CAPTURE` | pcapng file to write; `%p` stands for the process | none |
 //! | `EFA_SOFT_STATISTICS` | `1`: print counters at the end of the process | `0` |
 //! | `EFA_SOFT_SYSFS` | where processes make their sysfs trees | the temporary directory |
@@ -21,7 +23,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use efa_device::DeviceAttributes;
-use efa_sim::faults::FaultOptions;
+use efa_sim::faults::{FaultOptions, Refusals};
 
 /// What is under the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +58,10 @@ pub struct Settings {
     pub reorder: Option<u64>,
     /// Chance of a receiver that is not ready.
     pub receiver_not_ready: f64,
+    /// Of the datagrams that begin with the same byte, how many find the receiver not ready first.
+    pub not_ready_of_each: u32,
+    /// Registrations that fail.
+    pub refusals: Option<Refusals>,
     /// Capture file.
     pub capture: Option<String>,
     /// Whether counters are printed at the end.
@@ -76,6 +82,8 @@ impl Default for Settings {
             rdma_write: true,
             reorder: None,
             receiver_not_ready: 0.0,
+            not_ready_of_each: 0,
+            refusals: None,
             capture: None,
             statistics: false,
             sysfs: None,
@@ -86,7 +94,12 @@ impl Default for Settings {
 impl Settings {
     /// What is to go wrong.
     pub(crate) fn faults(&self) -> FaultOptions {
-        FaultOptions { reorder: self.reorder, receiver_not_ready: self.receiver_not_ready }
+        FaultOptions {
+            reorder: self.reorder,
+            receiver_not_ready: self.receiver_not_ready,
+            not_ready_of_each: self.not_ready_of_each,
+            refusals: self.refusals,
+        }
     }
 }
 
@@ -168,6 +181,9 @@ impl Settings {
         let rnr = read.parse("EFA_SOFT_RNR", "a number from 0 to 1", |value| {
             value.parse().ok().filter(|rate| (0.0..=1.0).contains(rate))
         })?;
+        let of_each = read.parse("EFA_SOFT_RNR_EACH", "a number", |value| value.parse().ok())?;
+        let refusals =
+            read.parse("EFA_SOFT_REFUSE", "LEAST-MOST:COUNT", |value| value.parse().ok())?;
         let capture =
             read.parse("EFA_SOFT_CAPTURE", "a file name", |value| Some(value.to_owned()))?;
         let statistics = read.parse("EFA_SOFT_STATISTICS", "0 or 1", |value| match value {
@@ -186,6 +202,8 @@ impl Settings {
             rdma_write,
             reorder,
             receiver_not_ready: rnr.unwrap_or(default.receiver_not_ready),
+            not_ready_of_each: of_each.unwrap_or(default.not_ready_of_each),
+            refusals,
             capture,
             statistics: statistics.unwrap_or(default.statistics),
             sysfs,
@@ -252,6 +270,8 @@ mod tests {
             ("EFA_SOFT_RDMA", "read"),
             ("EFA_SOFT_REORDER", "18446744073709551615"),
             ("EFA_SOFT_RNR", "0.25"),
+            ("EFA_SOFT_RNR_EACH", "2"),
+            ("EFA_SOFT_REFUSE", "1000-2000:3"),
             ("EFA_SOFT_CAPTURE", "/tmp/%p.pcapng"),
             ("EFA_SOFT_STATISTICS", "1"),
             ("EFA_SOFT_SYSFS", "/tmp/y"),
@@ -266,6 +286,8 @@ mod tests {
             rdma_write: false,
             reorder: Some(u64::MAX),
             receiver_not_ready: 0.25,
+            not_ready_of_each: 2,
+            refusals: Some(Refusals { least: 1000, most: 2000, count: 3 }),
             capture: Some("/tmp/%p.pcapng".into()),
             statistics: true,
             sysfs: Some("/tmp/y".into()),
@@ -304,6 +326,8 @@ mod tests {
             ("EFA_SOFT_REORDER", "-1"),
             ("EFA_SOFT_RNR", "1.5"),
             ("EFA_SOFT_RNR", "NaN"),
+            ("EFA_SOFT_RNR_EACH", "0.5"),
+            ("EFA_SOFT_REFUSE", "3"),
             ("EFA_SOFT_STATISTICS", "yes"),
             ("EFA_SOFT_SYSFS", "relative"),
         ] {

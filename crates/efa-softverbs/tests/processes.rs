@@ -728,6 +728,36 @@ fn child_counts() {
 }
 
 #[test]
+#[ignore = "a child"]
+fn child_registers() {
+    begin();
+    let end = End::new(Wish::default());
+    let buffer = Memory::of(&[0; 800]);
+    for _ in 0..3 {
+        // SAFETY: the memory lives as long as its region.
+        let region = unsafe { (verbs().ibv_reg_mr)(end.pd, buffer.address(), buffer.len(), 0) };
+        if region.is_null() {
+            say(format!("errno {}", errno()));
+            continue;
+        }
+        say("registered");
+        // SAFETY: it is ours and not used afterwards.
+        assert_eq!(unsafe { (verbs().ibv_dereg_mr)(region) }, 0);
+    }
+}
+
+#[test]
+fn registrations_fail_as_asked_for() {
+    for link in LINKS {
+        let host = Host::new(link);
+        let outcome = |setting| said(&host.run("child_registers", &[("EFA_SOFT_REFUSE", setting)]));
+        let refused = format!("errno {}", libc::ENOMEM);
+        assert_eq!(outcome("800-900:2"), [&refused, &refused, "registered"]);
+        assert_eq!(outcome("0-799:2"), ["registered"; 3]);
+    }
+}
+
+#[test]
 fn misfortune_can_be_ordered() {
     for link in LINKS {
         let host = Host::new(link);
@@ -737,6 +767,8 @@ fn misfortune_can_be_ordered() {
         assert_eq!(count(&[("EFA_SOFT_RNR", "1")]), "100 failed, 0 came, in order: true");
         let some = count(&[("EFA_SOFT_RNR", "0.5")]);
         assert!(!some.starts_with("0 failed") && !some.starts_with("100 failed"), "{some}");
+        // No two of the messages begin alike.
+        assert_eq!(count(&[("EFA_SOFT_RNR_EACH", "1")]), "100 failed, 0 came, in order: true");
     }
 }
 

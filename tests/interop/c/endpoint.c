@@ -15,7 +15,7 @@
 /* Length of an address of the EFA provider. */
 enum { ADDRESS = 32 };
 
-static struct fi_info *find(struct command *command)
+static struct fi_info *find(struct command *command, bool registers)
 {
 	struct fi_info *hints = fi_allocinfo(), *info = NULL;
 
@@ -24,7 +24,9 @@ static struct fi_info *find(struct command *command)
 	hints->fabric_attr->prov_name = strdup("efa");
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->caps = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | FI_SOURCE | FI_DIRECTED_RECV | FI_MULTI_RECV;
-	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+	hints->domain_attr->mr_mode = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+	if (!registers)
+		hints->domain_attr->mr_mode |= FI_MR_LOCAL;
 	hints->domain_attr->threading = FI_THREAD_DOMAIN;
 	hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
 	hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS;
@@ -71,7 +73,8 @@ static void say_opened(struct endpoint *endpoint)
 
 struct endpoint endpoint_open(struct command *command)
 {
-	struct endpoint e = { .info = find(command) };
+	bool registers = command_flag(command, "unregistered");
+	struct endpoint e = { .info = find(command, registers), .registers = registers };
 	struct fi_av_attr av = { .type = FI_AV_TABLE };
 	struct fi_eq_attr eq = { .wait_obj = FI_WAIT_NONE };
 	struct fi_cq_attr cq = { .format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_NONE, .size = 8192 };

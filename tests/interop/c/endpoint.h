@@ -14,6 +14,7 @@ struct endpoint {
 	struct fid_cq *queue;
 	struct fid_eq *events;
 	struct fid_ep *ep;
+	bool registers; /* libfabric registers the buffers of messages, not the application */
 };
 
 /* The command `open`. */

@@ -18,16 +18,24 @@ struct memory memory_new(struct fid_domain *domain, size_t size, uint64_t access
 		die("no memory for %zu bytes", size);
 	memset(all, UNTOUCHED, size + 2 * GUARD);
 	memory.bytes = all + GUARD;
-	require(fi_mr_reg(domain, all, size + 2 * GUARD, access, 0, next_key++, 0, &memory.region, NULL),
-		"fi_mr_reg");
+	if (domain)
+		require(fi_mr_reg(domain, all, size + 2 * GUARD, access, 0, next_key++, 0, &memory.region,
+				  NULL),
+			"fi_mr_reg");
 	return memory;
+}
+
+void *memory_desc(const struct memory *memory)
+{
+	return memory->region ? fi_mr_desc(memory->region) : NULL;
 }
 
 void memory_free(struct memory *memory)
 {
 	if (!memory->bytes)
 		return;
-	require(fi_close(&memory->region->fid), "fi_close of a memory region");
+	if (memory->region)
+		require(fi_close(&memory->region->fid), "fi_close of a memory region");
 	free(memory->bytes - GUARD);
 	*memory = (struct memory){ 0 };
 }

@@ -12,11 +12,13 @@
 struct memory {
 	unsigned char *bytes; /* behind the first guard */
 	size_t size;
-	struct fid_mr *region; /* of the guards too */
+	struct fid_mr *region; /* of the guards too; NULL if it isn't registered */
 };
 
-/* A buffer of untouched bytes, registered for `access`. */
+/* A buffer of untouched bytes, registered for `access` unless `domain` is NULL. */
 struct memory memory_new(struct fid_domain *domain, size_t size, uint64_t access);
+/* Its descriptor; NULL if it isn't registered. */
+void *memory_desc(const struct memory *memory);
 void memory_free(struct memory *memory);
 
 /* Fills all of it with the pattern of a seed. */

@@ -25,7 +25,7 @@ static ssize_t send_with(struct endpoint *e, struct operation *operation, fi_add
 {
 	struct memory *m = &operation->memory;
 	struct iovec iov = { m->bytes, m->size };
-	void *desc = fi_mr_desc(m->region);
+	void *desc = memory_desc(m);
 
 	flags |= FI_COMPLETION | (data ? FI_REMOTE_CQ_DATA : 0);
 	if (tag) {
@@ -75,7 +75,7 @@ static void run_receive(struct endpoint *e, struct command *command)
 	fi_addr_t from = command_number_or(command, "from", FI_ADDR_UNSPEC);
 	uint64_t ignore = command_number_or(command, "ignore", 0), tag = 0;
 	bool tagged = command_number(command, "tag", &tag);
-	void *desc = fi_mr_desc(m->region);
+	void *desc = memory_desc(m);
 	ssize_t result;
 
 	do {
@@ -90,7 +90,7 @@ static void run_receive_many(struct endpoint *e, struct command *command)
 {
 	struct operation *operation = operation_new(e, command, FI_RECV);
 	struct iovec iov = { operation->memory.bytes, operation->memory.size };
-	void *desc = fi_mr_desc(operation->memory.region);
+	void *desc = memory_desc(&operation->memory);
 	struct fi_msg message = {
 		.msg_iov = &iov, .desc = &desc, .iov_count = 1, .context = operation,
 		.addr = command_number_or(command, "from", FI_ADDR_UNSPEC),

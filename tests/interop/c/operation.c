@@ -45,13 +45,15 @@ void operation_forget(struct operation **slot)
 struct operation *operation_new(struct endpoint *endpoint, struct command *command, uint64_t access)
 {
 	struct operation **slot = operation_slot(command), *operation = calloc(1, sizeof(*operation));
+	bool left_to_libfabric = endpoint->registers && (access == FI_SEND || access == FI_RECV);
 
 	if (!operation)
 		die("no memory");
 	operation_forget(slot);
 	*slot = operation;
 	snprintf(operation->name, sizeof(operation->name), "%td", slot - operations);
-	operation->memory = memory_new(endpoint->domain, command_number_or(command, "size", 0), access);
+	operation->memory = memory_new(left_to_libfabric ? NULL : endpoint->domain,
+				       command_number_or(command, "size", 0), access);
 	return operation;
 }
 

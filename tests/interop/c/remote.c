@@ -57,7 +57,7 @@ static void run_rma(struct endpoint *e, struct command *command, bool is_write)
 	struct target to = target(command);
 	struct iovec iov = { m->bytes, m->size };
 	struct fi_rma_iov remote = { .addr = to.address, .len = m->size, .key = to.key };
-	void *desc = fi_mr_desc(m->region);
+	void *desc = memory_desc(m);
 	struct fi_msg_rma message = {
 		.msg_iov = &iov, .desc = &desc, .iov_count = 1, .addr = to.peer,
 		.rma_iov = &remote, .rma_iov_count = 1, .context = operation,
@@ -87,7 +87,7 @@ static void run_atomic(struct endpoint *e, struct command *command)
 	size_t width = command_number_or(command, "width", 8), count = m->size / width;
 	struct fi_ioc operand = { .addr = m->bytes, .count = count };
 	struct fi_rma_ioc remote = { .addr = to.address, .count = count, .key = to.key };
-	void *desc = fi_mr_desc(m->region);
+	void *desc = memory_desc(m);
 	struct fi_msg_atomic message = {
 		.msg_iov = &operand, .desc = &desc, .iov_count = 1, .addr = to.peer, .rma_iov = &remote,
 		.rma_iov_count = 1, .datatype = type, .op = op, .context = operation,
@@ -103,13 +103,13 @@ static void run_atomic(struct endpoint *e, struct command *command)
 	if (fetches) {
 		operation->result = memory_new(e->domain, m->size, FI_READ);
 		result.addr = operation->result.bytes;
-		result_desc = fi_mr_desc(operation->result.region);
+		result_desc = memory_desc(&operation->result);
 	}
 	if (compares) {
 		operation->compare = memory_new(e->domain, m->size, FI_WRITE);
 		memory_fill(&operation->compare, seed);
 		compare.addr = operation->compare.bytes;
-		compare_desc = fi_mr_desc(operation->compare.region);
+		compare_desc = memory_desc(&operation->compare);
 	}
 	do {
 		if (compares)

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::build::Built;
 use super::corpus::Corpus;
 use super::matrix::{Cell, Stack};
+use super::packets::Packets;
 use super::peer::Traces;
 use super::programs::Programs;
 use super::scenarios::Story;
@@ -121,6 +122,14 @@ impl<'a> Place<'a> {
         let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.push_str(&String::from_utf8_lossy(&output.stderr));
         Ok(text)
+    }
+
+    /// How many packets of each type are in a capture: an object of JSON a line.
+    pub(super) fn packet_types(&self, capture: &Path) -> Result<String> {
+        let mut command = Command::new(&self.built.efa);
+        let output = command.args(["decode", "--summary", "--json"]).arg(capture).output()?;
+        ensure!(output.status.success(), "cannot decode {}", capture.display());
+        Ok(String::from_utf8(output.stdout)?)
     }
 
     /// The last packets of a capture, as text.
@@ -242,7 +251,10 @@ fn play(
             let outcome = stage.open().and_then(|()| run(&mut stage));
             let outcome = outcome.and_then(|()| stage.close());
             *traces = stage.end();
-            outcome
+            outcome.and_then(|()| {
+                let packets = Packets::read(place, *cell, traces)?;
+                (cell.scenario.packets)(&packets)
+            })
         }
         Story::Programs(run) => {
             let mut programs = Programs::new(place, host, *cell, directory, deadline);

@@ -18,6 +18,7 @@ mod build;
 mod cell;
 mod corpus;
 mod matrix;
+mod packets;
 mod pattern;
 mod peer;
 mod programs;

@@ -7,10 +7,10 @@ use std::net::Ipv6Addr;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::cell::Place;
-use super::matrix::{Cell, Stack};
+use super::matrix::{Cell, Rdma, Stack};
 use super::peer::{Peer, Traces};
 use super::record::Completion;
 
@@ -26,7 +26,7 @@ pub(crate) enum Side {
 }
 
 impl Side {
-    const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Sender => "sender",
             Self::Receiver => "receiver",
@@ -205,6 +205,17 @@ impl<'a> Stage<'a> {
         let traces = Traces::new(self.directory, &name, self.stack(side));
         let mut command = self.place.peer(self.host, &self.cell, &traces);
         command.envs(self.cell.scenario.environment.iter().copied());
+        let faults = self.cell.scenario.faults;
+        if let Some(count) = faults.not_ready_of_each {
+            command.env("EFA_SOFT_RNR_EACH", count);
+        }
+        if let Some(refused) = faults.refused.filter(|refused| refused.side == side) {
+            let lengths = match self.stack(side) {
+                Stack::C => refused.of_c,
+                Stack::Rust => refused.of_rust,
+            };
+            command.env("EFA_SOFT_REFUSE", lengths);
+        }
         let peer = Peer::start(&mut command, &traces, self.deadline, self.place.trace)?;
         self.traces.push(traces);
         self.peers.retain(|(there, _)| *there != side);
@@ -299,6 +310,23 @@ impl<'a> Stage<'a> {
     /// Has the sender send; its completion is to be asked for.
     pub(crate) fn send(&mut self, message: Message) -> Result<Sent> {
         self.send_from(Side::Sender, 0, message)
+    }
+
+    /// Has the sender send, which may be refused: gives the error then.
+    pub(crate) fn try_send(&mut self, message: Message) -> Result<Result<Sent, u64>> {
+        let id = self.new_id();
+        let command = format!("send id={id} to=0 seed={id} {message}");
+        let record = self.sender()?.run(&command)?;
+        match record.word.as_str() {
+            "ok" => Ok(Ok(Sent { id, from: Side::Sender, message })),
+            "refused" => Ok(Err(record.number("error")?)),
+            _ => bail!("`{command}`: seen `{record}`"),
+        }
+    }
+
+    /// Whether the device reads and writes memory of peers.
+    pub(crate) fn rdma(&self) -> Rdma {
+        self.cell.rdma
     }
 
     /// Has a peer send to the one that it knows by this number.

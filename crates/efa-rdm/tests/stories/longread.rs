@@ -420,6 +420,36 @@ fn a_peer_that_knows_no_nack_is_read_as_soon_as_there_is_memory() {
     world.assert_clean();
 }
 
+// conformance: A209 A214
+#[test]
+fn a_refusal_between_any_two_releases() {
+    for (i, sender) in Release::ALL.into_iter().enumerate() {
+        for (j, receiver) in Release::ALL.into_iter().enumerate() {
+            let [a, b] = [sender, receiver].map(|of| Config { profile: profile(of), ..config() });
+            let mut world = pair((10 * i + j) as u64, a, b);
+            world.ends[1].device.refuse_registrations(3);
+            for context in 1..4 {
+                world.receive_into(1, Memory::Heap(vec![0; 150_000]), context);
+                let message = world.region(0, &pattern(150_000, context));
+                world.send(0, 1, message, context);
+            }
+            world.drive();
+            let received = world.take_receives(1);
+            assert_eq!(received.len(), 3, "{sender} to {receiver}");
+            for received in received {
+                assert_eq!(received.result, Ok(()), "{sender} to {receiver}");
+                assert!(received.buffer.bytes() == pattern(150_000, received.context));
+            }
+            assert!(world.take_sends(0).iter().all(|sent| sent.result == Ok(())));
+            let nacks =
+                world.types_from(1).iter().filter(|of| **of == PacketType::ReadNack).count();
+            let both = sender >= Release::V1_20 && receiver >= Release::V1_20;
+            assert_eq!(nacks > 0, both, "{sender} to {receiver}");
+            world.assert_clean();
+        }
+    }
+}
+
 /// A release that can read.
 fn profile(release: Release) -> Profile {
     let abilities = efa_handshake::DeviceAbilities {

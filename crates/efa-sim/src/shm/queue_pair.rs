@@ -538,6 +538,20 @@ impl ShmQueuePair {
         self.launch(way, destination.qpn, posted);
     }
 
+    /// Takes a send as if its target had no buffer for it: it ends with
+    /// [`Status::ReceiverNotReady`].
+    ///
+    /// # Errors
+    /// As [`post_send`](QueuePair::post_send).
+    pub fn bounce(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
+        if let Err(error) = self.admit(&request) {
+            return Err(PostError { error, packet: request.packet });
+        }
+        self.sends += 1;
+        self.send(Err(Status::ReceiverNotReady), request);
+        Ok(())
+    }
+
     /// The same when something is to go wrong.
     #[cold]
     fn send_with_faults(&mut self, request: SendRequest<Packet>) {
@@ -557,7 +571,8 @@ impl ShmQueuePair {
     }
 
     fn send_as_drawn(&mut self, request: SendRequest<Packet>) {
-        let not_ready = self.faults.as_mut().is_some_and(|faults| faults.draw_not_ready());
+        let datagram = &request.packet[..request.length];
+        let not_ready = self.faults.as_mut().is_some_and(|faults| faults.draw_not_ready(datagram));
         let way = match not_ready && self.local.rnr_retry < ENDLESS {
             true => Err(Status::ReceiverNotReady),
             // It was admitted once, but its address handle may be gone by now.

@@ -546,6 +546,47 @@ impl TcpQueuePair {
         Ok(Ok(place))
     }
 
+    /// Takes a send as if its target had no buffer for it: it ends with
+    /// [`Status::ReceiverNotReady`].
+    ///
+    /// # Errors
+    /// As [`post_send`](QueuePair::post_send).
+    pub fn bounce(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
+        match self.admit(&request) {
+            Ok(Admitted { peer, .. }) => {
+                self.send(Admitted { peer, way: Err(Status::ReceiverNotReady) }, request);
+                Ok(())
+            }
+            Err(error) => Err(PostError { error, packet: request.packet }),
+        }
+    }
+
+    /// Puts a send that was admitted on its way, or ends it.
+    fn send(&mut self, Admitted { peer, way }: Admitted, request: SendRequest<Packet>) {
+        let SendRequest { id, packet, length, destination, immediate } = request;
+        self.sends += 1;
+        if let Some(sink) = &mut self.capture {
+            let me = self.address.into();
+            record(sink, self.now, PacketEvent::Sent, me, peer, &packet[..length]);
+        }
+        let posted = Posted { id, packet, length, immediate, qkey: destination.qkey };
+        match way {
+            Ok(place) => {
+                let Some(outgoing) = self.outgoing.get_mut(place) else { return };
+                outgoing.push(posted);
+                self.write_soon(place);
+            }
+            Err(status) => Finish {
+                completions: &mut self.completions,
+                capture: &mut self.capture,
+                now: self.now,
+                me: self.address.into(),
+                peer,
+            }
+            .push(Finished::Send(posted, Err(status))),
+        }
+    }
+
     /// Checks a send; gives its target, and the way there or how it ends at once.
     fn admit(&mut self, request: &SendRequest<Packet>) -> Result<Admitted, DeviceError> {
         let limit = self.attributes.mtu.min(request.packet.len());
@@ -699,32 +740,11 @@ impl QueuePair for TcpQueuePair {
     }
 
     fn post_send(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
-        let Admitted { peer, way } = match self.admit(&request) {
+        let admitted = match self.admit(&request) {
             Ok(admitted) => admitted,
             Err(error) => return Err(PostError { error, packet: request.packet }),
         };
-        let SendRequest { id, packet, length, destination, immediate } = request;
-        self.sends += 1;
-        if let Some(sink) = &mut self.capture {
-            let me = self.address.into();
-            record(sink, self.now, PacketEvent::Sent, me, peer, &packet[..length]);
-        }
-        let posted = Posted { id, packet, length, immediate, qkey: destination.qkey };
-        match way {
-            Ok(place) => {
-                let Some(outgoing) = self.outgoing.get_mut(place) else { return Ok(()) };
-                outgoing.push(posted);
-                self.write_soon(place);
-            }
-            Err(status) => Finish {
-                completions: &mut self.completions,
-                capture: &mut self.capture,
-                now: self.now,
-                me: self.address.into(),
-                peer,
-            }
-            .push(Finished::Send(posted, Err(status))),
-        }
+        self.send(admitted, request);
         Ok(())
     }
 

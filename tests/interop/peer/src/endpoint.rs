@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, Result, bail};
 use efa::{
     Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Endpoint,
-    EndpointOptions, Fabric, ShmOptions,
+    EndpointOptions, Environment, Fabric, ShmOptions,
 };
 use efa_device::Rdma;
 use efa_sim::capture::Capture;
@@ -51,10 +51,12 @@ fn device_options(capture: Option<&CaptureFile>) -> Result<ShmOptions> {
 }
 
 fn faults() -> Result<FaultOptions> {
-    let number = |variable| env::var(variable).ok();
+    let word = |variable| env::var(variable).ok();
     Ok(FaultOptions {
-        reorder: number("EFA_SOFT_REORDER").map(|text| text.parse()).transpose()?,
-        receiver_not_ready: number("EFA_SOFT_RNR").map_or(Ok(0.0), |text| text.parse())?,
+        reorder: word("EFA_SOFT_REORDER").map(|text| text.parse()).transpose()?,
+        receiver_not_ready: word("EFA_SOFT_RNR").map_or(Ok(0.0), |text| text.parse())?,
+        not_ready_of_each: word("EFA_SOFT_RNR_EACH").map_or(Ok(0), |text| text.parse())?,
+        refusals: word("EFA_SOFT_REFUSE").map(|text| text.parse()).transpose()?,
     })
 }
 
@@ -65,7 +67,10 @@ fn rdma(text: &str) -> Rdma {
 }
 
 fn endpoint_options(command: &mut Command<'_>) -> Result<EndpointOptions> {
-    let mut options = EndpointOptions::default();
+    // The variables that libfabric knows are for both kinds of peer.
+    let mut options = Environment::read().endpoint;
+    // Our buffers are never registered by the peer.
+    command.flag("unregistered");
     if let Some(depth) = command.number("sends")? {
         options.send_depth = depth.try_into()?;
     }

@@ -1,8 +1,10 @@
 //! The scenarios, each a story that any pair of peers plays.
 
 mod matching;
+mod memory;
 mod order;
 mod pingpong;
+mod rebuffed;
 mod remote;
 mod sizes;
 mod trouble;
@@ -13,8 +15,9 @@ use std::fmt;
 use anyhow::Result;
 
 use super::matrix::{Cell, Pair, Rdma};
+use super::packets::Packets;
 use super::programs::Programs;
-use super::stage::Stage;
+use super::stage::{Side, Stage};
 
 /// What two peers do together, and what must come of it.
 pub(crate) struct Scenario {
@@ -32,6 +35,8 @@ pub(crate) struct Scenario {
     pub(crate) receiver: &'static str,
     /// Cells that are known to fail by libfabric's own fault.
     pub(crate) known: &'static [Known],
+    /// What must be in the captures at the end.
+    pub(crate) packets: fn(&Packets) -> Result<()>,
     /// The story.
     pub(crate) story: Story,
 }
@@ -52,6 +57,19 @@ pub(crate) struct Faults {
     pub(crate) reorder: Option<u64>,
     /// Chance that a packet finds the receiver not ready, from 0 to 1.
     pub(crate) receiver_not_ready: Option<&'static str>,
+    /// How many packets of each type find the receiver not ready before one gets through.
+    pub(crate) not_ready_of_each: Option<&'static str>,
+    /// Registrations of memory that fail.
+    pub(crate) refused: Option<Refused>,
+}
+
+/// Registrations that fail at one of the peers, as `EFA_SOFT_REFUSE` says it: `LEAST-MOST:COUNT`. The
+/// stacks register memory of other lengths for the same message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refused {
+    pub(crate) side: Side,
+    pub(crate) of_c: &'static str,
+    pub(crate) of_rust: &'static str,
 }
 
 /// Cells that fail by libfabric's own fault, as the control shows, and why.
@@ -64,7 +82,8 @@ pub(crate) struct Known {
 }
 
 impl Faults {
-    const NONE: Self = Self { reorder: None, receiver_not_ready: None };
+    const NONE: Self =
+        Self { reorder: None, receiver_not_ready: None, not_ready_of_each: None, refused: None };
 }
 
 impl Known {
@@ -98,6 +117,7 @@ impl Scenario {
             sender: "",
             receiver: "",
             known: &[],
+            packets: |_| Ok(()),
             story: Story::Peers(run),
         }
     }
@@ -125,7 +145,15 @@ const READ_SIZE: u64 = 1_500_000;
 
 /// All of them, in the order of the table.
 pub(crate) fn all() -> impl Iterator<Item = &'static Scenario> {
-    let rest =
-        [unexpected::ALL, order::ALL, matching::ALL, trouble::ALL, remote::ALL, pingpong::ALL];
+    let rest = [
+        unexpected::ALL,
+        order::ALL,
+        matching::ALL,
+        trouble::ALL,
+        remote::ALL,
+        rebuffed::ALL,
+        memory::ALL,
+        pingpong::ALL,
+    ];
     sizes::ALL.iter().copied().chain(rest).flatten()
 }

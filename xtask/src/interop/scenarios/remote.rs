@@ -33,6 +33,21 @@ pub(super) static ALL: &[Scenario] = &[
     },
 ];
 
+/// A write, a read and an atomic of each packet type.
+pub(super) fn one_of_each(stage: &mut Stage<'_>) -> Result<()> {
+    write(stage)?;
+    write_delivery(stage)?;
+    read(stage)?;
+    let (unsigned, sum) = (Integer::of(7), "type=7 op=2");
+    let sums = |there: &[u8], operand: &[u8]| unsigned.map(there, operand, i128::wrapping_add);
+    for (form, fetches) in [("", false), ("delivery", false), ("fetch", true)] {
+        atomic(stage, unsigned, &format!("{sum} {form}"), fetches, sums)?;
+    }
+    // Nothing is equal to the pattern of another seed.
+    let same = |there: &[u8], _: &[u8]| there.to_vec();
+    atomic(stage, unsigned, "type=7 op=12 compare-seed=4242", true, same)
+}
+
 fn all_of_it(stage: &mut Stage<'_>) -> Result<()> {
     write(stage)?;
     write_delivery(stage)?;

@@ -1,0 +1,121 @@
+//! Devices that can register no more memory, when a message is to be read.
+
+use anyhow::{Result, ensure};
+
+use super::{Faults, READ_SIZE, Refused, Scenario};
+use crate::interop::matrix::{Pair, Rdma, Stack};
+use crate::interop::packets::Packets;
+use crate::interop::stage::{Message, Receive, Side, Stage};
+
+pub(super) static ALL: &[Scenario] = &[
+    Scenario {
+        faults: Faults {
+            // libfabric registers the receive; ours isn't of a kind that can be registered, and
+            // goes by way of memory of the endpoint's.
+            refused: Some(Refused {
+                side: Side::Receiver,
+                of_c: "1500000-1600000:20",
+                of_rust: "65536-65536:2",
+            }),
+            // A READ_NACK, too, may find no buffer.
+            not_ready_of_each: Some("2"),
+            ..Faults::NONE
+        },
+        sender: "unregistered",
+        receiver: "unregistered",
+        packets: nack_if_known,
+        ..Scenario::new("no-memory", "the receiver can register nothing to read into", exchange)
+    },
+    Scenario {
+        faults: Faults {
+            refused: Some(Refused {
+                side: Side::Sender,
+                of_c: "1500000-1600000:20",
+                of_rust: "1500000-1600000:2",
+            }),
+            ..Faults::NONE
+        },
+        sender: "unregistered",
+        receiver: "unregistered",
+        packets: no_nack,
+        ..Scenario::new("sender-no-memory", "the sender can register nothing to be read", refused)
+    },
+];
+
+/// Nothing is read before both know that the other can.
+fn become_known(stage: &mut Stage<'_>) -> Result<()> {
+    stage.exchange(Message::of(1))?;
+    stage.answer(Message::of(1))?;
+    stage.settle()
+}
+
+/// Messages that would be read, with small ones behind them, which keep their turn.
+fn exchange(stage: &mut Stage<'_>) -> Result<()> {
+    become_known(stage)?;
+    for tag in 0..3 {
+        let messages = [Message::of(READ_SIZE).tagged(tag), Message::of(100).tagged(tag)];
+        let mut receives = Vec::new();
+        for message in &messages {
+            receives.push(stage.receive(Receive::fitting(message))?);
+        }
+        let mut all = Vec::new();
+        for message in messages {
+            all.push(stage.send(message)?);
+        }
+        for (sent, receive) in all.iter().zip(receives) {
+            stage.expect_sent(sent)?;
+            stage.expect_received(receive, sent)?;
+        }
+    }
+    Ok(())
+}
+
+/// libfabric knows READ_NACK since 1.20, ours always: it is sent only if both do. Otherwise the
+/// receiver waits until there is memory.
+fn nack_if_known(packets: &Packets) -> Result<()> {
+    let read = packets.cell.rdma == Rdma::On;
+    let refused = read && packets.cell.pair == Pair::RustRust;
+    packets.expect(Side::Receiver, "READ_NACK", refused)?;
+    let nacks = packets.types(Side::Receiver).find(|(name, _)| *name == "READ_NACK");
+    if let Some((_, counts)) = nacks {
+        ensure!(counts.failed >= 2, "READ_NACK was refused {} times", counts.failed);
+    }
+    packets.expect(Side::Sender, "LONGREAD_TAGRTM", read)?;
+    packets.expect(Side::Receiver, "EOR", read)?;
+    packets.expect(Side::Sender, "LONGCTS_TAGRTM", refused || !read)
+}
+
+/// libfabric tells its application; ours sends the message in packets.
+fn refused(stage: &mut Stage<'_>) -> Result<()> {
+    become_known(stage)?;
+    let mut refusals = 0;
+    for tag in 0..3 {
+        let message = Message::of(READ_SIZE).tagged(tag);
+        let receive = stage.receive(Receive::fitting(&message))?;
+        let sent = loop {
+            match stage.try_send(message)? {
+                Ok(sent) => break sent,
+                Err(error) => {
+                    ensure!(error == NO_MEMORY, "`send {message}` is refused with {error}");
+                    refusals += 1;
+                }
+            }
+        };
+        stage.expect_sent(&sent)?;
+        stage.expect_received(receive, &sent)?;
+    }
+    let tells = stage.rdma() == Rdma::On && stage.stack(Side::Sender) == Stack::C;
+    ensure!((refusals > 0) == tells, "{refusals} sends were refused");
+    Ok(())
+}
+
+/// `ENOMEM`.
+const NO_MEMORY: u64 = 12;
+
+fn no_nack(packets: &Packets) -> Result<()> {
+    let read = packets.cell.rdma == Rdma::On;
+    let of_rust = packets.cell.pair.stacks()[0] == Stack::Rust;
+    packets.expect(Side::Receiver, "READ_NACK", false)?;
+    packets.expect(Side::Sender, "LONGREAD_TAGRTM", read)?;
+    packets.expect(Side::Sender, "LONGCTS_TAGRTM", of_rust || !read)
+}

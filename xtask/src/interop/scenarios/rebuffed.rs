@@ -1,0 +1,100 @@
+//! Receivers that are not ready for packets of any type, one type after the other: the device refuses
+//! the first packets of each type that a peer sends, and the captures must show that.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+
+use super::{Faults, READ_SIZE, Scenario, remote};
+use crate::interop::matrix::{Pair, Rdma};
+use crate::interop::packets::Packets;
+use crate::interop::stage::{Message, Side, Stage};
+
+pub(super) static ALL: &[Scenario] = &[Scenario {
+    // The second time in a row is what makes a peer wait.
+    faults: Faults { not_ready_of_each: Some("2"), ..Faults::NONE },
+    environment: &[("FI_EFA_RUNT_SIZE", "307200")],
+    packets: every_type,
+    ..Scenario::new(
+        "each-not-ready",
+        "the first two packets of each type find no buffer",
+        all_kinds,
+    )
+}];
+
+fn all_kinds(stage: &mut Stage<'_>) -> Result<()> {
+    for size in [10, 30_000, 200_000, READ_SIZE] {
+        for delivery in [false, true] {
+            let message = Message { delivery, ..Message::of(size) };
+            stage.exchange(message)?;
+            stage.exchange(message.tagged(size))?;
+        }
+    }
+    remote::one_of_each(stage)
+}
+
+/// What the sender must have sent, without and with device RDMA: messages, then atomics.
+const ALWAYS: [&str; 16] = [
+    "HANDSHAKE",
+    "EAGER_MSGRTM",
+    "EAGER_TAGRTM",
+    "MEDIUM_MSGRTM",
+    "MEDIUM_TAGRTM",
+    "LONGCTS_MSGRTM",
+    "LONGCTS_TAGRTM",
+    "CTSDATA",
+    "DC_EAGER_MSGRTM",
+    "DC_EAGER_TAGRTM",
+    "DC_MEDIUM_MSGRTM",
+    "DC_MEDIUM_TAGRTM",
+    "DC_LONGCTS_MSGRTM",
+    "DC_LONGCTS_TAGRTM",
+    "WRITE_RTA",
+    "DC_WRITE_RTA",
+];
+const FETCHING: [&str; 2] = ["FETCH_RTA", "COMPARE_RTA"];
+/// Messages that are read.
+const READ: [&str; 4] =
+    ["LONGREAD_MSGRTM", "LONGREAD_TAGRTM", "RUNTREAD_MSGRTM", "RUNTREAD_TAGRTM"];
+/// Writes in packets. libfabric 1.17 has its device write nothing.
+const WRITES: [&str; 4] = ["EAGER_RTW", "LONGCTS_RTW", "DC_EAGER_RTW", "DC_LONGCTS_RTW"];
+/// Reads in packets, and the grants for long ones.
+const READS: [&str; 3] = ["SHORT_RTR", "LONGCTS_RTR", "CTS"];
+/// What the receiver must have sent, without and with device RDMA.
+const ANSWERS: [&str; 4] = ["HANDSHAKE", "CTS", "RECEIPT", "ATOMRSP"];
+
+/// Each type that a peer has sent was refused, and all that should be sent were.
+fn every_type(packets: &Packets) -> Result<()> {
+    let mut sender: BTreeSet<&str> = ALWAYS.into_iter().chain(FETCHING).collect();
+    let mut receiver = BTreeSet::from(ANSWERS);
+    match packets.cell.rdma {
+        Rdma::Off => {
+            sender.extend(WRITES.into_iter().chain(READS));
+            receiver.extend(["READRSP", "CTSDATA"]);
+        }
+        Rdma::On => {
+            sender.extend(READ);
+            receiver.insert("EOR");
+            match packets.cell.pair {
+                // Our device writes, but nothing can be written by packets alone.
+                Pair::RustRust => sender.extend(["EAGER_RTW", "DC_EAGER_RTW"]),
+                _ => {
+                    sender.extend(WRITES);
+                    sender.insert("LONGREAD_RTW");
+                }
+            }
+        }
+    }
+    for (side, expected) in [(Side::Sender, sender), (Side::Receiver, receiver)] {
+        let sent: BTreeSet<&str> = packets.types(side).map(|(name, _)| name).collect();
+        let (missing, beyond): (Vec<_>, Vec<_>) =
+            (expected.difference(&sent).collect(), sent.difference(&expected).collect());
+        ensure!(missing.is_empty(), "the {} has sent none of {missing:?}", side.name());
+        ensure!(beyond.is_empty(), "the {} has sent {beyond:?}, too", side.name());
+        for (name, counts) in packets.types(side) {
+            let failed = counts.failed;
+            ensure!(failed >= 2, "the {}'s {name} was refused {failed} times", side.name());
+        }
+    }
+    Ok(())
+}
