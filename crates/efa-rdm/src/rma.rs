@@ -31,6 +31,7 @@ use crate::completion::{
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::longread::Reading;
+use crate::medium::Segment;
 use crate::memory::{Exposed, Memory, RemoteUse};
 use crate::operations::{Receive, ReceiveRole, RemoteId, Send, SendRole};
 use crate::payload::Payload;
@@ -466,8 +467,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The first data of a read came.
     pub(crate) fn readrsp_arrived(&mut self, peer: PeerId, response: &ReadRsp, payload: &[u8]) {
         let id = response.recv_id;
-        let receive = self.operations.receives.get_mut(id);
-        let is_asked_for = |receive: &&mut Receive<_>| {
+        let receive = self.operations.receives.get(id);
+        let is_asked_for = |receive: &&Receive<_>| {
             receive.peer == peer
                 && matches!(receive.role, ReceiveRole::Read { .. })
                 && matches!(receive.subprotocol, Some(Subprotocol::Eager | Subprotocol::LongCts))
@@ -480,10 +481,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if bytes == 0 || bytes > receive.length || !whole {
             return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
-        receive.send_id = response.send_id;
-        receive.granted = receive.granted.max(bytes);
-        self.segment_arrived(id, 0, payload);
-        self.grant_if_used_up(peer, id);
+        // One that comes again changes nothing: its window has been granted.
+        if self.segment_arrived(id, 0, payload) == Segment::Taken
+            && let Some(receive) = self.operations.receives.get_mut(id)
+        {
+            receive.send_id = response.send_id;
+            receive.granted = receive.granted.max(bytes);
+            self.grant_if_used_up(peer, id);
+        }
     }
 
     /// A peer's device wrote to memory of this side and sent data along.

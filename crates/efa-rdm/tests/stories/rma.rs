@@ -883,3 +883,34 @@ fn the_data_of_a_write_is_told_when_the_target_makes_progress() {
         assert_eq!(bytes_of(&region), pattern(100, 2));
     }
 }
+
+/// Each window is granted once, though the answer that used the last one up comes twice.
+#[test]
+fn an_answer_to_a_read_that_comes_again_grants_nothing() {
+    let mut world = world_with(emulated(), Config { cts_window: 1, ..Config::default() });
+    let (_region, iov) = expose(&world, 1, pattern(100_000, 1), BOTH);
+    // They know each other.
+    world.read(&[iov], 100_000);
+    world.forget_packets();
+    world.start_read(&[iov], vec![0; 100_000]).unwrap();
+    let now = world.now;
+    world.endpoint(0).progress(now);
+    let request = world.packets_from(0).pop().unwrap();
+    let Header::Rtr(rtr) = Packet::parse(&request).unwrap().header else { panic!("no RTR") };
+    let payload = vec![0; MTU - 24];
+    let answer = ReadRsp {
+        connid: Some(world.endpoint(1).address().connid),
+        recv_id: rtr.recv_id,
+        send_id: OpId(5),
+        seg_length: payload.len() as u64,
+    };
+    for _ in 0..3 {
+        world.inject(1, 0, Header::ReadRsp(answer), &payload);
+    }
+    let later = now + std::time::Duration::from_millis(1);
+    world.endpoint(0).progress(later);
+    let types = world.types_from(0);
+    let grants = types.iter().filter(|packet_type| **packet_type == PacketType::Cts).count();
+    assert_eq!(grants, 1, "{types:?}");
+    assert_eq!(world.endpoint(0).statistics().dropped, 2);
+}
