@@ -13,6 +13,11 @@
 //! | target | input | what must hold |
 //! |---|---|---|
 //! | `packet` | any bytes | parsing answers; what it accepts is shown, emitted and parsed to the same |
+//! | `headers` | fields of a header | it is written, read back to the same, and refused where there is no room |
+//! | `tag_matching_headers` | any bytes | as `packet`, for TMH and RVH |
+//! | `capture` | any bytes | a pcapng file is read or refused; what was read is written and read to the same |
+//! | `handshake` | packets and calls in any order | the state is what was heard last |
+//! | `matcher`, `window`, `offload` | operations in any order | the plainest thing that does the same does the same |
 //! | `lying_peer` | what a peer does that knows the protocol | the [invariants](#a-lying-peer) |
 //! | `lying_packets` | packets of its making, field by field | the same |
 //!
@@ -25,10 +30,15 @@
 
 #![forbid(unsafe_code)]
 
+mod capture;
 mod device;
+mod handshake;
+mod headers;
 mod input;
 mod liar;
 mod lying;
+mod matching;
+mod offloaded;
 mod packet;
 mod world;
 
@@ -55,6 +65,48 @@ pub const TARGETS: &[Target] = &[
         show: packet::show,
     },
     Target {
+        name: "headers",
+        about: "headers of every type field by field, written and read back",
+        run: headers::run,
+        show: |bytes| plainly(bytes, headers::run),
+    },
+    Target {
+        name: "tag_matching_headers",
+        about: "any bytes as TMH and RVH, and back",
+        run: offloaded::run,
+        show: |bytes| plainly(bytes, offloaded::run),
+    },
+    Target {
+        name: "capture",
+        about: "any bytes as a pcapng file",
+        run: capture::run,
+        show: capture::show,
+    },
+    Target {
+        name: "handshake",
+        about: "any sequence of packets in the handshake with a peer",
+        run: handshake::run,
+        show: |bytes| plainly(bytes, handshake::run),
+    },
+    Target {
+        name: "matcher",
+        about: "the matcher against two lists",
+        run: matching::matcher,
+        show: |bytes| plainly(bytes, matching::matcher),
+    },
+    Target {
+        name: "window",
+        about: "the reorder window against a map",
+        run: matching::window,
+        show: |bytes| plainly(bytes, matching::window),
+    },
+    Target {
+        name: "offload",
+        about: "software and a device's list of tags against MPI's law",
+        run: matching::offload,
+        show: |bytes| plainly(bytes, matching::offload),
+    },
+    Target {
         name: "lying_peer",
         about: "a peer that knows the protocol and lies, against an endpoint",
         run: lying::peer,
@@ -67,6 +119,12 @@ pub const TARGETS: &[Target] = &[
         show: lying::show_packets,
     },
 ];
+
+/// Shows an input that is nothing but bytes, and runs it.
+fn plainly(bytes: &[u8], run: fn(&[u8])) {
+    println!("{} bytes: {bytes:02x?}", bytes.len());
+    run(bytes);
+}
 
 /// The target of a name.
 #[must_use]

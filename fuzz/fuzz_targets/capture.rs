@@ -1,0 +1,6 @@
+//! A capture file of any bytes.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| efa_hostile::run("capture", bytes));

@@ -1,0 +1,6 @@
+//! Any sequence of packets in the handshake.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| efa_hostile::run("handshake", bytes));

@@ -1,0 +1,6 @@
+//! Headers field by field.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| efa_hostile::run("headers", bytes));

@@ -1,0 +1,6 @@
+//! The matcher against two lists.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| efa_hostile::run("matcher", bytes));
