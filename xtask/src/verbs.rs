@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
+use crate::interop;
 use crate::process;
 use crate::setup::Tool;
 use crate::workspace::Workspace;
@@ -15,9 +16,16 @@ use crate::workspace::Workspace;
 pub(crate) const BUILD_TOOLS: [Tool; 4] =
     [Tool::VerbsHeaders, Tool::RdmaCmHeaders, Tool::PkgConfig, Tool::Libclang];
 
-/// What its tests need.
-pub(crate) const TOOLS: [Tool; 5] =
-    [Tool::VerbsHeaders, Tool::RdmaCmHeaders, Tool::PkgConfig, Tool::Libclang, Tool::CCompiler];
+/// What its tests and its matrix with libfabric need.
+pub(crate) const TOOLS: [Tool; 7] = [
+    Tool::VerbsHeaders,
+    Tool::RdmaCmHeaders,
+    Tool::PkgConfig,
+    Tool::Libclang,
+    Tool::CCompiler,
+    Tool::LibfabricHeaders,
+    Tool::FiInfo,
+];
 
 /// Runs the step; `test` runs tests and counts them.
 pub(crate) fn step(
@@ -34,5 +42,6 @@ pub(crate) fn step(
         "--",
         "--deny=warnings",
     ]))?;
-    test(workspace.cargo().args(["test", "--package=efa-verbs", "--no-fail-fast"]))
+    test(workspace.cargo().args(["test", "--package=efa-verbs", "--no-fail-fast"]))?;
+    interop::verbs_gate(workspace)
 }

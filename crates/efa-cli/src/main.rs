@@ -3,9 +3,10 @@
 //! ```text
 //!  main ──► pingpong   two processes, every size and subprotocol, a table of what was measured
 //!       ──► info       what the device and its endpoints can do; environment variables
+//!       ──► doctor     what the machine needs for a device, and what to do where it is missing
 //!       ──► decode     the packets of a capture, one line each
 //!       ──► soft_efa   other programs on the software device
-//!            all on top of: device (the software device), output (that may be closed)
+//!            all on top of: device (an interface or the software device), output (that may be closed)
 //! ```
 //!
 //! Exit codes: 0 it worked, 1 it did not, 2 the command line makes no sense.
@@ -13,6 +14,7 @@
 
 mod decode;
 mod device;
+mod doctor;
 mod environment;
 mod info;
 mod output;
@@ -50,6 +52,8 @@ enum Command {
     Pingpong(pingpong::Args),
     /// Print what the device and its endpoints can do
     Info(info::Args),
+    /// Check what this machine needs for a device, and tell what to do where it is missing
+    Doctor(doctor::Args),
     /// Print the packets of a capture, one line each
     Decode(decode::Args),
     /// Run other programs on the software device
@@ -63,6 +67,7 @@ impl Command {
             Self::Pingpong(args) => args.conflict(),
             Self::SoftEfa(args) => args.conflict().map(str::to_owned),
             Self::Info(args) => args.conflict(),
+            Self::Doctor(args) => args.conflict(),
             Self::Decode(_) => None,
         }
     }
@@ -87,6 +92,7 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Pingpong(args) => Ok(pingpong::run(&args)?),
         Command::Info(args) => Ok(info::run(&args)?),
+        Command::Doctor(args) => Ok(doctor::run(&args)?),
         Command::Decode(args) => Ok(decode::run(&args)?),
         Command::SoftEfa(args) => Ok(soft_efa::run(&args)?),
     }

@@ -13,6 +13,7 @@ fn help() {
     insta::assert_snapshot!("help", run(["--help"]).success());
     insta::assert_snapshot!("help_pingpong", run(["pingpong", "--help"]).success());
     insta::assert_snapshot!("help_info", run(["info", "--help"]).success());
+    insta::assert_snapshot!("help_doctor", run(["doctor", "--help"]).success());
     insta::assert_snapshot!("help_decode", run(["decode", "--help"]).success());
     insta::assert_snapshot!("help_soft_efa_run", run(["soft-efa", "run", "--help"]).success());
 }
@@ -82,6 +83,34 @@ fn info_without_a_device() {
     let error = run(["info", "--directory", "/nonexistent/devices"]).failure();
     assert!(error.starts_with("error: no device: "), "{error}");
     assert_eq!(error.lines().count(), 1);
+}
+
+#[test]
+fn the_doctor_looks_at_everything_and_judges_by_what_is_needed() {
+    let soft = ["doctor", "--device", "soft", "--directory", DEVICES];
+    let text = run(soft).success();
+    assert!(text.contains("\nok    endpoint on the software device"), "{text}");
+    // A machine without an interface isn't ill if none is asked for.
+    assert!(text.lines().all(|line| !line.starts_with("BAD")), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_str(&run([&soft[..], &["--json"]].concat()).success()).unwrap();
+    assert_eq!(json["ok"], true);
+    assert!(json["checks"].as_array().unwrap().len() >= 14);
+}
+
+#[test]
+fn the_doctor_of_an_interface_that_is_not_there_fails() {
+    let outcome = common::Running::start(&mut common::efa([
+        "doctor",
+        "--device",
+        "verbs",
+        "--interface",
+        "no-such",
+    ]))
+    .finish();
+    assert!(outcome.stdout.contains("\nBAD   endpoint on the interface"), "{outcome:?}");
+    let error = outcome.failure();
+    assert!(error.contains("checks failed") && error.lines().count() == 1, "{error}");
 }
 
 #[test]

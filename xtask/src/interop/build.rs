@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use super::matrix::Device;
 use crate::process;
 use crate::workspace::Workspace;
 
@@ -18,16 +19,21 @@ pub(crate) struct Built {
     pub(crate) rust_peer: PathBuf,
     /// Takes packets out of captures.
     pub(crate) corpus: PathBuf,
+    /// What our peers are on.
+    pub(crate) device: Device,
     /// For what the cells leave.
     pub(crate) target: PathBuf,
 }
 
 impl Built {
-    pub(crate) fn build(workspace: &Workspace) -> Result<Self> {
+    pub(crate) fn build(workspace: &Workspace, device: Device) -> Result<Self> {
         let packages = ["efa-softverbs", "efa-cli", "efa-interop-peer"];
         let mut cargo = workspace.cargo();
         cargo.args(["build", "--quiet", "--release"]);
         cargo.args(packages.map(|package| format!("--package={package}")));
+        if device == Device::Verbs {
+            cargo.arg("--features=efa-cli/verbs,efa-interop-peer/verbs");
+        }
         process::run(&mut cargo)?;
         let target = workspace.metadata()?.target_directory;
         let built = target.join("release");
@@ -41,6 +47,7 @@ impl Built {
             c_peer,
             rust_peer: built.join("efa-interop-peer"),
             corpus: built.join("efa-interop-corpus"),
+            device,
             target: interop,
         })
     }

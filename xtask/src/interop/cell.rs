@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::build::Built;
 use super::corpus::Corpus;
-use super::matrix::{Cell, Stack};
+use super::matrix::{Cell, Device, Stack};
 use super::packets::Packets;
 use super::peer::Traces;
 use super::programs::Programs;
@@ -67,6 +67,11 @@ impl<'a> Place<'a> {
                 command.arg(&self.built.c_peer);
                 command
             }
+            Stack::Rust if self.built.device == Device::Verbs => {
+                let mut command = self.soft_efa(host, cell, traces);
+                command.arg(&self.built.rust_peer).env("EFA_PEER_DEVICE", "verbs");
+                command
+            }
             Stack::Rust => {
                 let mut command = Command::new(&self.built.rust_peer);
                 command.env("EFA_SOFT_NAME", host).env("EFA_SOFT_DIRECTORY", &self.hosts);
@@ -95,8 +100,13 @@ impl<'a> Place<'a> {
 
     /// The command `efa pingpong`; its arguments are to be added.
     pub(super) fn efa_pingpong(&self, host: &str, cell: &Cell, traces: &Traces) -> Command {
+        if self.built.device == Device::Verbs {
+            let mut command = self.soft_efa(host, cell, traces);
+            command.arg(&self.built.efa).args(["pingpong", "--device", "verbs"]);
+            return command;
+        }
         let mut command = Command::new(&self.built.efa);
-        command.arg("pingpong");
+        command.args(["pingpong", "--device", "soft"]);
         self.tell_device(&mut command, host, cell, traces);
         command
     }

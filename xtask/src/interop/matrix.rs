@@ -15,6 +15,16 @@ pub(crate) enum Stack {
     Rust,
 }
 
+/// What the peers of the crate `efa` are on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// The software device, by its own interface
+    #[default]
+    Soft,
+    /// The same by the interfaces of rdma-core, as libfabric is
+    Verbs,
+}
+
 /// The stacks of the two peers; the first sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Pair {

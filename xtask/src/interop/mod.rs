@@ -37,8 +37,9 @@ use anyhow::{Result, bail};
 use self::build::Built;
 use self::cell::{CellResult, Place};
 use self::corpus::Corpus;
-use self::matrix::{Cell, Pair, Rdma};
+use self::matrix::{Cell, Device, Pair, Rdma};
 use crate::setup::{self, Tool};
+use crate::verbs;
 use crate::workspace::Workspace;
 
 /// What the peers need besides cargo.
@@ -68,6 +69,9 @@ pub(crate) struct Args {
     /// Only with device RDMA, or only without
     #[arg(long, value_name = "WHICH")]
     rdma: Option<Rdma>,
+    /// What our own peers are on
+    #[arg(long, value_name = "DEVICE", default_value = "soft")]
+    device: Device,
     /// Cells that run at the same time [default: the number of processors]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
@@ -90,6 +94,12 @@ pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
     run(workspace, &Args::default())
 }
 
+/// The cells of our own peers on rdma-core's interfaces, as a part of the step `verbs`.
+pub(crate) fn verbs_gate(workspace: &Workspace) -> Result<()> {
+    let pair = vec![Pair::CRust, Pair::RustC, Pair::RustRust];
+    run(workspace, &Args { device: Device::Verbs, pair, ..Args::default() })
+}
+
 /// `cargo xtask interop`
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     if args.list {
@@ -98,7 +108,10 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     }
     let cells = args.cells()?;
     setup::provide(workspace, TOOLS)?;
-    let built = Built::build(workspace)?;
+    if args.device == Device::Verbs {
+        setup::provide(workspace, verbs::BUILD_TOOLS)?;
+    }
+    let built = Built::build(workspace, args.device)?;
     let mut place = Place::new(&built, Duration::from_secs(args.deadline), args.keep, args.trace)?;
     if args.corpus {
         place.collect_corpus(Corpus::begin(workspace, &built)?);
@@ -115,8 +128,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 impl Default for Args {
     fn default() -> Self {
         let (list, keep, trace, corpus) = (false, false, false, false);
-        let (only, pair, rdma, jobs) = Default::default();
-        Self { list, only, pair, rdma, jobs, deadline: DEADLINE, keep, trace, corpus }
+        let (only, pair, rdma, device, jobs) = Default::default();
+        Self { list, only, pair, rdma, device, jobs, deadline: DEADLINE, keep, trace, corpus }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The command `open`: an endpoint on the software device that the environment names, with the
-//! same variables as for the preloaded device of C programs (`EFA_SOFT_…`).
+//! same variables as for the preloaded device of C programs (`EFA_SOFT_…`). With
+//! `EFA_PEER_DEVICE=verbs` it is on that preloaded device itself, by rdma-core's interfaces.
 
 use std::env;
 use std::fs::File;
@@ -26,7 +27,10 @@ pub(crate) struct Opened {
 
 impl Opened {
     pub(crate) fn new(command: &mut Command<'_>, capture: Option<&CaptureFile>) -> Result<Self> {
-        let domain = Fabric::shm(device_options(capture)?).domain()?;
+        let domain = match is_on_verbs() {
+            true => Fabric::verbs(None).domain()?,
+            false => Fabric::shm(device_options(capture)?).domain()?,
+        };
         let options = endpoint_options(command)?;
         let queue = domain.completion_queue(CompletionQueueOptions::default());
         let addresses = domain.address_vector();
@@ -37,6 +41,11 @@ impl Opened {
             .enable()?;
         Ok(Self { endpoint, queue, addresses })
     }
+}
+
+/// Whether the device is a C library's, which follows the variables itself.
+fn is_on_verbs() -> bool {
+    env::var_os("EFA_PEER_DEVICE").is_some_and(|device| device == "verbs")
 }
 
 fn device_options(capture: Option<&CaptureFile>) -> Result<ShmOptions> {
@@ -110,7 +119,8 @@ pub(crate) struct CaptureFile(Arc<Mutex<Option<Capture<File>>>>);
 impl CaptureFile {
     /// The file that the environment names, if it does.
     pub(crate) fn from_environment() -> Result<Option<Self>> {
-        let Some(path) = env::var_os("EFA_SOFT_CAPTURE") else { return Ok(None) };
+        let path = env::var_os("EFA_SOFT_CAPTURE").filter(|_| !is_on_verbs());
+        let Some(path) = path else { return Ok(None) };
         let capture = Capture::create(&path, "efa-shm")
             .with_context(|| format!("no capture in {}", path.display()))?;
         Ok(Some(Self(Arc::new(Mutex::new(Some(capture))))))
