@@ -124,6 +124,17 @@ fn header_length() -> usize {
     Rtm { msg_id: MsgId(0), tag: None, kind: RtmKind::Eager, options }.len()
 }
 
+/// What a release asks its peers for when it receives in place (facts 3.5).
+const fn request(release: Release) -> Option<Extras> {
+    match release {
+        Release::V1_13 | Release::V1_14 | Release::V1_16 | Release::V1_18 | Release::V1_20 => {
+            Some(Extras::CONSTANT_HEADER_LENGTH)
+        }
+        Release::V1_22 | Release::V2_0 => Some(Extras::USER_RECV_QP),
+        Release::V1_10 | Release::V1_12 | Release::V2_6 => None,
+    }
+}
+
 impl<Q: QueuePair> InPlace<Q> {
     /// What an endpoint needs that receives in place. Its profile is to ask the peers.
     pub(crate) fn new(
@@ -175,17 +186,6 @@ impl<Q: QueuePair> InPlace<Q> {
             let completion = InPlaceCompletion { context, peer: None, cq_data: None, result };
             self.completions.push_back(completion);
         }
-    }
-}
-
-/// What a release asks its peers for when it receives in place (facts 3.5).
-const fn request(release: Release) -> Option<Extras> {
-    match release {
-        Release::V1_13 | Release::V1_14 | Release::V1_16 | Release::V1_18 | Release::V1_20 => {
-            Some(Extras::CONSTANT_HEADER_LENGTH)
-        }
-        Release::V1_22 | Release::V2_0 => Some(Extras::USER_RECV_QP),
-        Release::V1_10 | Release::V1_12 | Release::V2_6 => None,
     }
 }
 
@@ -295,6 +295,76 @@ impl<Q: QueuePair> QueuePair for InPlaceQueue<Q> {
 
     fn next_event(&self) -> Option<Time> {
         self.0.next_event()
+    }
+}
+
+/// What an application asks of its receives. Whatever is asked for takes a match, and so a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReceiveNeeds {
+    /// Messages of a sender are received in the order in which they were sent (`FI_ORDER_SAS`).
+    pub ordered: bool,
+    /// Messages have tags.
+    pub tagged: bool,
+    /// Receives can be for one sender only (`FI_DIRECTED_RECV`).
+    pub directed: bool,
+    /// Longest message in bytes.
+    pub longest: u64,
+}
+
+impl ReceiveNeeds {
+    /// Where in their packets messages begin, if they can be received in place with the habits of a
+    /// release over a device with datagrams of `mtu` bytes (section 4.3). `None`: they are copied.
+    #[must_use]
+    pub fn in_place(&self, release: Release, mtu: usize) -> Option<usize> {
+        let begin = match request(release)? {
+            Extras::USER_RECV_QP => 0,
+            _ => header_length(),
+        };
+        let one_packet = self.longest <= mtu.saturating_sub(begin) as u64;
+        let nothing_else = !self.ordered && !self.tagged && !self.directed;
+        (one_packet && nothing_else).then_some(begin)
+    }
+}
+
+/// An endpoint that receives in place if what the application needs allows that.
+#[derive(Debug)]
+pub enum Receiver<Q: QueuePair, B> {
+    /// It does.
+    InPlace(Endpoint<InPlaceQueue<Q>, B>),
+    /// It matches messages with receives and copies them, as any endpoint does.
+    Copies(Endpoint<Q, B>),
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Receiver<Q, B> {
+    /// Makes an endpoint of the one kind or the other. `user` makes the second queue pair, if it
+    /// takes one.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::new`], or there is no second queue pair.
+    pub fn new<E: From<ConfigError>>(
+        queue_pair: Q,
+        user: impl FnOnce() -> Result<Q, E>,
+        needs: &ReceiveNeeds,
+        config: Config,
+    ) -> Result<Self, E> {
+        let release = config.profile.release;
+        if needs.in_place(release, queue_pair.attributes().mtu).is_none() {
+            return Ok(Self::Copies(Endpoint::new(queue_pair, config)?));
+        }
+        let user = match request(release) {
+            Some(Extras::USER_RECV_QP) => Some(InPlaceQueue(user()?)),
+            _ => None,
+        };
+        Ok(Self::InPlace(Endpoint::assemble(InPlaceQueue(queue_pair), user, config)?))
+    }
+
+    /// Where in their packets messages begin; `None` if they are copied.
+    #[must_use]
+    pub fn in_place_offset(&self) -> Option<usize> {
+        match self {
+            Self::InPlace(endpoint) => Some(endpoint.in_place_offset()),
+            Self::Copies(_) => None,
+        }
     }
 }
 

@@ -106,7 +106,9 @@ pub use efa_match::Breach;
 pub use efa_proto::RmaIov;
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};
 pub use event::{DropReason, Event};
-pub use in_place::{InPlaceCompletion, InPlaceQueue, MessageInPlace, UnexpectedHeader};
+pub use in_place::{
+    InPlaceCompletion, InPlaceQueue, MessageInPlace, ReceiveNeeds, Receiver, UnexpectedHeader,
+};
 pub use memory::{AccessError, RemoteUse};
 pub use payload::Payload;
 pub use peer::PeerId;

@@ -8,8 +8,9 @@ use efa_device::{Access, Device, Qkey, QueuePair, QueuePairOptions, Region};
 use efa_handshake::{Extras, Release};
 use efa_proto::{Packet, PacketType, RmaIov};
 use efa_rdm::{
-    Accept, Config, ConfigError, DropReason, Endpoint, Event, InPlaceCompletion, InPlaceQueue,
-    Level, Message, OperationError, PeerId, Refused, Remote, StartError, UnexpectedHeader, Write,
+    Accept, Completion, Config, ConfigError, DropReason, Endpoint, Event, InPlaceCompletion,
+    InPlaceQueue, Level, Message, OperationError, PeerId, ReceiveNeeds, Receiver, Refused, Remote,
+    StartError, UnexpectedHeader, Write,
 };
 use efa_sim::local::{Faults, LocalOptions, LocalQueuePair};
 
@@ -19,7 +20,7 @@ const MTU: usize = 8928;
 /// An eager message's own header and the raw address.
 const HEADER: usize = 8 + 40;
 
-type Receiver = Endpoint<InPlaceQueue<LocalQueuePair>, Vec<u8>>;
+type InPlace = Endpoint<InPlaceQueue<LocalQueuePair>, Vec<u8>>;
 type Received = InPlaceCompletion<Box<[u8]>>;
 
 /// The releases that ask for headers of one length, and those that have a second queue pair.
@@ -30,7 +31,7 @@ const USER_QUEUE: [Release; 2] = [Release::V1_22, Release::V2_0];
 /// Senders, which are the ends of a world, and one endpoint that receives in place.
 struct Story {
     world: World,
-    receiver: Receiver,
+    receiver: InPlace,
     peers: Vec<PeerId>,
     received: Vec<Received>,
     events: Vec<Event>,
@@ -41,7 +42,7 @@ fn queue_pair(world: &World, qkey: u32) -> InPlaceQueue<LocalQueuePair> {
     InPlaceQueue(world.network.open().create_queue_pair(options).unwrap())
 }
 
-fn receiver(world: &World, config: Config) -> Result<Receiver, ConfigError> {
+fn receiver(world: &World, config: Config) -> Result<InPlace, ConfigError> {
     let device = world.network.open();
     let queue_pair = |qkey| {
         let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
@@ -182,13 +183,106 @@ fn other_releases_do_not_receive_in_place_and_queue_pairs_must_suit() {
         assert_eq!(refused, Err(ConfigError::NotInPlace { release }));
     }
     let release = Release::V1_22;
-    let refused = Receiver::new(queue_pair(&world, 1), Config::as_release(release)).map(|_| ());
+    let refused = InPlace::new(queue_pair(&world, 1), Config::as_release(release)).map(|_| ());
     assert_eq!(refused, Err(ConfigError::UserQueue { release }));
     let release = Release::V1_20;
     let (main, user) = (queue_pair(&world, 1), queue_pair(&world, 2));
     let config = Config::as_release(release);
-    let refused = Receiver::with_user_queue(main, user, config).map(|_| ());
+    let refused = InPlace::with_user_queue(main, user, config).map(|_| ());
     assert_eq!(refused, Err(ConfigError::UserQueue { release }));
+}
+
+// conformance: A183
+#[test]
+fn one_row_of_sixteen_allows_it() {
+    for release in Release::ALL {
+        let begin = match release {
+            _ if CONSTANT_HEADER.contains(&release) => Some(HEADER),
+            _ if USER_QUEUE.contains(&release) => Some(0),
+            _ => None,
+        };
+        let room = (MTU - begin.unwrap_or(0)) as u64;
+        for row in 0..16 {
+            let asked = |bit: u32| row >> bit & 1 == 1;
+            let needs = ReceiveNeeds {
+                ordered: asked(0),
+                tagged: asked(1),
+                directed: asked(2),
+                longest: room + u64::from(asked(3)),
+            };
+            let expected = begin.filter(|_| row == 0);
+            assert_eq!(needs.in_place(release, MTU), expected, "{release}: {needs:?}");
+        }
+    }
+}
+
+// conformance: A107
+#[test]
+fn what_needs_a_match_falls_back_to_copies_and_says_so() {
+    let none = ReceiveNeeds { ordered: false, tagged: false, directed: false, longest: 1000 };
+    for release in [Release::V1_14, Release::V1_22] {
+        for (needs, in_place) in [
+            (none, true),
+            (ReceiveNeeds { ordered: true, ..none }, false),
+            (ReceiveNeeds { tagged: true, ..none }, false),
+            (ReceiveNeeds { directed: true, ..none }, false),
+            (ReceiveNeeds { longest: 1 << 20, ..none }, false),
+        ] {
+            let mut world = World::new(LocalOptions { seed: 4, ..LocalOptions::default() });
+            let end = world.add(Config { messages_after_handshake: true, ..Config::default() });
+            let device = world.network.open();
+            let queue_pair = |qkey| {
+                let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
+                Ok::<_, ConfigError>(device.create_queue_pair(options).unwrap())
+            };
+            let config = Config::as_release(release);
+            let receiver = Receiver::<_, Vec<u8>>::new(
+                queue_pair(1).unwrap(),
+                || queue_pair(2),
+                &needs,
+                config,
+            );
+            let mut receiver = receiver.unwrap();
+            let begin = if release == Release::V1_14 { HEADER } else { 0 };
+            assert_eq!(receiver.in_place_offset(), in_place.then_some(begin), "the attribute");
+            match &mut receiver {
+                Receiver::InPlace(endpoint) => {
+                    let packet = endpoint.allocate_packet().unwrap();
+                    endpoint.receive_in_place(packet, 1).unwrap();
+                }
+                Receiver::Copies(endpoint) => {
+                    let accept = Accept::Untagged { source: None };
+                    endpoint.receive(accept, vec![0; 1000], 1).unwrap();
+                }
+            }
+            let address = match &receiver {
+                Receiver::InPlace(endpoint) => endpoint.address(),
+                Receiver::Copies(endpoint) => endpoint.address(),
+            };
+            let peer = world.endpoint(end).insert_peer(address).unwrap();
+            let (level, buffer) = (Level::Transmit, pattern(1000, 1));
+            let message = Message { peer, tag: None, cq_data: None, level, buffer, context: 0 };
+            world.endpoint(end).send(message).unwrap();
+            let received = std::iter::repeat_with(|| {
+                world.step();
+                match &mut receiver {
+                    Receiver::InPlace(endpoint) => {
+                        endpoint.progress(world.now);
+                        let done = endpoint.poll_in_place()?;
+                        Some(done.result.unwrap().bytes().to_vec())
+                    }
+                    Receiver::Copies(endpoint) => {
+                        endpoint.progress(world.now);
+                        match endpoint.poll_completion()? {
+                            Completion::Receive(done) => Some(done.buffer),
+                            other => panic!("{other:?}"),
+                        }
+                    }
+                }
+            });
+            assert_eq!(received.take(10_000).flatten().next(), Some(pattern(1000, 1)));
+        }
+    }
 }
 
 #[test]
