@@ -6,6 +6,7 @@
 //!       ──► bench        instruction counts (gungraun) and wall clock (criterion)
 //!       ──► interop      libfabric and our stack with each other
 //!       ──► soak         everything at random under faults, for minutes or hours
+//!       ──► fuzz         hostile input for every part that hears strangers
 //!       ──► conformance  checklist rows ↔ tests that show them
 //!       ──► verbs        the device of rdma-core
 //!            all on top of: workspace (where things are), process (running children)
@@ -14,6 +15,7 @@
 
 mod bench;
 mod conformance;
+mod fuzz;
 mod interop;
 mod process;
 mod setup;
@@ -55,6 +57,8 @@ enum Task {
     Interop(interop::Args),
     /// Drive endpoints at random under faults, and check everything with a model
     Soak(soak::Args),
+    /// Feed hostile input to every part that hears strangers
+    Fuzz(fuzz::Args),
     /// Collect the tests of each checklist row into docs/conformance.md
     Conformance(conformance::Args),
 }
@@ -81,6 +85,7 @@ fn run(cli: Cli) -> Result<()> {
         Task::Bench(args) => bench::run(&workspace, &args),
         Task::Interop(args) => interop::run(&workspace, &args),
         Task::Soak(args) => soak::run(&workspace, &args),
+        Task::Fuzz(args) => fuzz::run(&workspace, &args),
         Task::Conformance(args) => conformance::run(&workspace, &args),
     }
 }

@@ -1,6 +1,6 @@
 //! Seeing to it that the tools a task needs are there: Debian packages by apt-get,
-//! parts of the toolchain by rustup, and the runner of the instruction benches by
-//! `cargo install` into the target directory.
+//! parts of the toolchain by rustup, and the runner of the instruction benches and cargo-fuzz
+//! by `cargo install` into the target directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,6 +38,8 @@ pub(crate) enum Tool {
     Libclang,
     /// A C++ compiler, for the libFuzzer in the fuzz targets.
     CxxCompiler,
+    /// cargo-fuzz, which knows how to build for libFuzzer.
+    CargoFuzz,
     /// Valgrind, which counts the instructions.
     Valgrind,
     /// The runner of the instruction benches, of exactly the version of the crate.
@@ -48,7 +50,14 @@ pub(crate) enum Tool {
 enum Source {
     Debian(DebianPackage),
     Rustup { subcommand: &'static str, component: &'static str },
-    CargoInstall,
+    CargoInstall(Program),
+}
+
+/// A program out of the registry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Program {
+    GungraunRunner,
+    CargoFuzz,
 }
 
 /// A package, and by what we see that it is there.
@@ -108,7 +117,8 @@ impl Tool {
             )),
             Self::CxxCompiler => Source::Debian(DebianPackage::program("g++", "c++")),
             Self::Valgrind => Source::Debian(DebianPackage::program("valgrind", "valgrind")),
-            Self::GungraunRunner => Source::CargoInstall,
+            Self::GungraunRunner => Source::CargoInstall(Program::GungraunRunner),
+            Self::CargoFuzz => Source::CargoInstall(Program::CargoFuzz),
         }
     }
 }
@@ -134,7 +144,7 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
 
     let mut packages = Vec::new();
     let mut components = Vec::new();
-    let mut runner = false;
+    let mut programs = Vec::new();
     for tool in tools {
         match tool.source() {
             Source::Debian(package) => {
@@ -147,7 +157,7 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
                     components.push(component);
                 }
             }
-            Source::CargoInstall => runner = true,
+            Source::CargoInstall(program) => programs.push(program),
         }
     }
 
@@ -162,8 +172,11 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
             format!("cannot add {0}; try `rustup component add {0}`", components.join(" "))
         })?;
     }
-    if runner {
-        gungraun_runner(workspace)?;
+    for program in programs {
+        match program {
+            Program::GungraunRunner => gungraun_runner(workspace)?,
+            Program::CargoFuzz => cargo_fuzz(workspace)?,
+        };
     }
     Ok(())
 }
@@ -209,24 +222,45 @@ pub(crate) fn gungraun_runner(workspace: &Workspace) -> Result<PathBuf> {
         return Ok(found);
     }
 
-    println!("installing {RUNNER} {version} into {} (once, about two minutes)", tools.display());
-    // Its own build directory: an install that was cut short goes on where it was.
-    let build = tools.join("build");
-    process::run(
-        workspace
-            .cargo()
-            .env("CARGO_TARGET_DIR", &build)
-            .args(["install", RUNNER, "--locked", "--version"])
-            .arg(format!("={version}"))
-            .arg("--root")
-            .arg(&tools),
-    )?;
-    std::fs::remove_dir_all(&build)
-        .with_context(|| format!("cannot remove {}", build.display()))?;
+    install(workspace, RUNNER, Some(&version))?;
     if !is_version(&ours, &version) {
         bail!("{} does not say that it is version {version}", ours.display());
     }
     Ok(ours)
+}
+
+/// cargo-fuzz of any version, on `PATH` or installed by us.
+pub(crate) fn cargo_fuzz(workspace: &Workspace) -> Result<PathBuf> {
+    const CARGO_FUZZ: &str = "cargo-fuzz";
+    let ours = workspace.metadata()?.target_directory.join("tools/bin").join(CARGO_FUZZ);
+    let works = |file: &PathBuf| {
+        file.is_file() && process::succeeds(Command::new(file).args(["fuzz", "--version"]))
+    };
+    if let Some(found) =
+        [process::find_in_path(CARGO_FUZZ), Some(ours.clone())].into_iter().flatten().find(works)
+    {
+        return Ok(found);
+    }
+    install(workspace, CARGO_FUZZ, None)?;
+    if !works(&ours) {
+        bail!("{} does not run", ours.display());
+    }
+    Ok(ours)
+}
+
+/// Installs a program of the registry into the target directory.
+fn install(workspace: &Workspace, program: &str, version: Option<&str>) -> Result<()> {
+    let tools = workspace.metadata()?.target_directory.join("tools");
+    println!("installing {program} into {} (once, about two minutes)", tools.display());
+    // Its own build directory: an install that was cut short goes on where it was.
+    let build = tools.join("build");
+    let mut cargo = workspace.cargo();
+    cargo.env("CARGO_TARGET_DIR", &build).args(["install", program, "--locked"]);
+    if let Some(version) = version {
+        cargo.arg("--version").arg(format!("={version}"));
+    }
+    process::run(cargo.arg("--root").arg(&tools))?;
+    std::fs::remove_dir_all(&build).with_context(|| format!("cannot remove {}", build.display()))
 }
 
 fn is_version(runner: &Path, version: &str) -> bool {

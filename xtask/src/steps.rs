@@ -4,12 +4,12 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
-use crate::{bench, conformance, interop, process, soak, verbs};
+use crate::{bench, conformance, fuzz, interop, process, soak, verbs};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -44,7 +44,7 @@ pub(crate) enum Step {
     Doc,
     /// Each claimed row of the checklist has a test, and docs/conformance.md is up to date
     Conformance,
-    /// The fuzz targets build
+    /// Every fuzz target runs for some seconds
     Fuzz,
     /// The matrix of our stack with libfabric
     Interop,
@@ -124,7 +124,7 @@ impl Step {
             Self::Doc => &verbs::BUILD_TOOLS,
             Self::Verbs => &verbs::TOOLS,
             Self::Libfabric => &[Tool::FiInfo, Tool::VerbsHeaders, Tool::CCompiler],
-            Self::Fuzz => &[Tool::CxxCompiler],
+            Self::Fuzz => &fuzz::TOOLS,
             Self::Interop => &interop::TOOLS,
             Self::Bench => &[Tool::Valgrind, Tool::GungraunRunner],
             Self::Tests | Self::Doctests | Self::Conformance | Self::Soak => &[],
@@ -187,12 +187,7 @@ impl Step {
                 "--no-deps",
             ])),
             Self::Conformance => conformance::check(workspace),
-            Self::Fuzz => {
-                let manifest = workspace.fuzz_manifest().context("there is no fuzz/Cargo.toml")?;
-                let target = workspace.root().join("fuzz/target");
-                cargo.args(["build", "--locked", "--bins", "--manifest-path"]).arg(manifest);
-                process::run(cargo.arg("--target-dir").arg(target))
-            }
+            Self::Fuzz => fuzz::gate(workspace),
             Self::Interop => interop::gate(workspace),
             Self::Soak => soak::gate(workspace),
             Self::Bench => bench::gate(workspace),

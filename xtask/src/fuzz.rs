@@ -1,0 +1,348 @@
+//! `cargo xtask fuzz`: the fuzz targets, one or all, for as long as one likes.
+//!
+//! ```text
+//!   cargo fuzz build ──► fuzz/target/…/<target> ──► corpus grows │ progress, a line a target
+//!                                └── fails ──► the input decoded, how to replay and keep it
+//! ```
+//!
+//! What the targets do is in `tests/hostile`; `cargo test -p efa-hostile` runs their kept inputs.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use crate::process;
+use crate::setup::{self, Tool};
+use crate::workspace::Workspace;
+
+/// Arguments of `cargo xtask fuzz`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    task: Option<Task>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// List the targets (the default)
+    List,
+    /// Run targets, all unless some are named
+    Run(Run),
+    /// Tell what an input means, and run it
+    Show {
+        /// The target
+        target: String,
+        /// The input
+        file: PathBuf,
+    },
+    /// Leave out of a failing input what doesn't matter, into FILE.min
+    Shrink {
+        /// The target
+        target: String,
+        /// The input
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Run {
+    /// The targets
+    targets: Vec<String>,
+    /// How long each target runs
+    #[arg(long, value_name = "MINUTES", default_value_t = 1.0)]
+    minutes: f64,
+    /// How many targets run at a time
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    jobs: usize,
+}
+
+/// What the targets are built with.
+pub(crate) const TOOLS: [Tool; 2] = [Tool::CxxCompiler, Tool::CargoFuzz];
+
+/// Seconds of each target in `cargo xtask test`.
+const GATE: Duration = Duration::from_secs(8);
+/// Longest input: what can go wrong does so within a few hundred decisions.
+const LONGEST: usize = 1024;
+
+/// `cargo xtask fuzz`
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    match &args.task {
+        None | Some(Task::List) => hostile(workspace, &["list"]),
+        Some(Task::Show { target, file }) => hostile(workspace, &["show", target, text(file)?]),
+        Some(Task::Shrink { target, file }) => hostile(workspace, &["shrink", target, text(file)?]),
+        Some(Task::Run(Run { targets, minutes, jobs })) => {
+            let time = Duration::try_from_secs_f64(minutes * 60.0)
+                .ok()
+                .filter(|time| *time >= Duration::from_secs(1))
+                .context("--minutes must be a time of at least a second")?;
+            setup::provide(workspace, TOOLS)?;
+            let fuzzer = Fuzzer::build(workspace, targets)?;
+            fuzzer.run(time, (*jobs).max(1), None)
+        }
+    }
+}
+
+/// A step of `cargo xtask test`: every target for a short while, from a seed that stays, so that
+/// a change doesn't fail by what it didn't do. The regressions are among the tests.
+pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
+    Fuzzer::build(workspace, &[])?.run(GATE, 1, Some(1))
+}
+
+/// Runs the program that has the targets without a fuzzer.
+fn hostile(workspace: &Workspace, arguments: &[&str]) -> Result<()> {
+    let mut cargo = workspace.cargo();
+    cargo.args(["run", "--quiet", "--release", "--package=efa-hostile", "--"]);
+    process::run(cargo.args(arguments))
+}
+
+fn text(file: &Path) -> Result<&str> {
+    file.to_str().with_context(|| format!("{} is no text", file.display()))
+}
+
+/// Targets that are built.
+struct Fuzzer<'a> {
+    workspace: &'a Workspace,
+    folder: PathBuf,
+    /// Where the programs are.
+    built: PathBuf,
+    targets: Vec<String>,
+}
+
+impl<'a> Fuzzer<'a> {
+    fn build(workspace: &'a Workspace, wanted: &[String]) -> Result<Self> {
+        let folder = workspace.root().join("fuzz");
+        let all = targets_in(&folder)?;
+        if let Some(unknown) = wanted.iter().find(|target| !all.contains(target)) {
+            bail!("no target {unknown}; there are {}", all.join(", "));
+        }
+        let targets = if wanted.is_empty() { all } else { wanted.to_vec() };
+        let target_folder = folder.join("target");
+        let mut cargo_fuzz = Command::new(setup::cargo_fuzz(workspace)?);
+        cargo_fuzz.current_dir(&folder).args(["fuzz", "build", "--sanitizer=none"]);
+        cargo_fuzz.arg("--target-dir").arg(&target_folder);
+        if let [target] = &targets[..] {
+            cargo_fuzz.arg(target);
+        }
+        process::run(&mut cargo_fuzz)?;
+        let built = target_folder.join(host()?).join("release");
+        Ok(Self { workspace, folder, built, targets })
+    }
+
+    /// Runs all, `jobs` at a time.
+    fn run(&self, time: Duration, jobs: usize, seed: Option<u32>) -> Result<()> {
+        let bars = MultiProgress::new();
+        let next = AtomicUsize::new(0);
+        let failures = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..jobs.min(self.targets.len()) {
+                scope.spawn(|| {
+                    while let Some(target) = self.targets.get(next.fetch_add(1, Ordering::Relaxed))
+                    {
+                        let outcome = self.run_one(target, time, seed, &bars);
+                        if let (Err(error), Ok(mut failures)) = (outcome, failures.lock()) {
+                            failures.push((target, error));
+                        }
+                    }
+                });
+            }
+        });
+        let failures = failures.into_inner().unwrap_or_default();
+        for (target, error) in &failures {
+            println!("\n{target} failed: {error:#}");
+        }
+        match &failures[..] {
+            [] => Ok(()),
+            some => bail!("{} of {} targets failed", some.len(), self.targets.len()),
+        }
+    }
+
+    fn run_one(
+        &self,
+        target: &str,
+        time: Duration,
+        seed: Option<u32>,
+        bars: &MultiProgress,
+    ) -> Result<()> {
+        let bar = bars.add(ProgressBar::new(time.as_secs()));
+        let style = "{prefix:<22} {wide_msg} {elapsed:>4} of {len} s";
+        bar.set_style(ProgressStyle::with_template(style)?);
+        bar.set_prefix(target.to_owned());
+        bar.enable_steady_tick(Duration::from_secs(1));
+
+        let corpus = self.folder.join("corpus").join(target);
+        let artifacts = self.folder.join("artifacts").join(target);
+        for folder in [&corpus, &artifacts] {
+            std::fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let mut command = Command::new(self.built.join(target));
+        command.current_dir(&self.folder);
+        command.arg(format!("-max_total_time={}", time.as_secs()));
+        command.arg(format!("-max_len={LONGEST}"));
+        command.arg(format!("-artifact_prefix={}/", artifacts.display()));
+        if let Some(seed) = seed {
+            command.arg(format!("-seed={seed}"));
+        }
+        let dictionary = self.folder.join("dictionaries").join(target).with_extension("dict");
+        if dictionary.is_file() {
+            command.arg(format!("-dict={}", dictionary.display()));
+        }
+        // What a gate finds is forgotten: the next one begins where this one did.
+        let scratch = self.folder.join("target/scratch").join(target);
+        if seed.is_some() {
+            std::fs::create_dir_all(&scratch)
+                .with_context(|| format!("cannot make {}", scratch.display()))?;
+            command.arg(&scratch);
+        }
+        command.arg(&corpus);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child =
+            command.spawn().with_context(|| format!("cannot start the fuzzer of {target}"))?;
+        let output = child.stderr.take().context("the fuzzer has no output")?;
+        let mut last = Progress::default();
+        let mut culprit = None;
+        let mut tail = Vec::new();
+        for line in BufReader::new(output).lines() {
+            let line = line?;
+            if let Some(progress) = Progress::of_line(&line) {
+                bar.set_message(progress.to_string());
+                last = progress;
+            } else if let Some((_, file)) = line.split_once("Test unit written to ") {
+                culprit = Some(PathBuf::from(file.trim()));
+            } else if let Some(runs) = runs_done(&line) {
+                last.executions = runs;
+            }
+            if tail.len() == 30 {
+                tail.remove(0);
+            }
+            tail.push(line);
+        }
+        let status = child.wait()?;
+        let _ = std::fs::remove_dir_all(&scratch);
+        bar.finish_and_clear();
+        if status.success() {
+            println!("{target:<22} {last}, no failure");
+            return Ok(());
+        }
+        let Some(culprit) = culprit else {
+            bail!("the fuzzer ended with {status}:\n{}", tail.join("\n"));
+        };
+        self.explain(target, &culprit)
+    }
+
+    /// Says all about an input that failed.
+    fn explain(&self, target: &str, culprit: &Path) -> Result<()> {
+        println!("\n{target} fails. The input, decoded:\n");
+        let shown = hostile(self.workspace, &["show", target, text(culprit)?]);
+        if shown.is_ok() {
+            println!("It does not fail by itself: it takes too long, or too much memory.");
+        }
+        let file = culprit.display();
+        println!("\nreplay it:  cargo xtask fuzz show {target} {file}");
+        println!("shorten it: cargo xtask fuzz shrink {target} {file}");
+        println!("keep it:    cp {file}.min fuzz/regressions/{target}/what-is-wrong");
+        println!("            cargo test -p efa-hostile runs it from then on");
+        bail!("{file}")
+    }
+}
+
+/// The targets by their files.
+fn targets_in(folder: &Path) -> Result<Vec<String>> {
+    let sources = folder.join("fuzz_targets");
+    let entries =
+        sources.read_dir().with_context(|| format!("cannot read {}", sources.display()))?;
+    let mut targets = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if let (Some(name), Some("rs")) = (
+            path.file_stem().and_then(|name| name.to_str()),
+            path.extension().and_then(|extension| extension.to_str()),
+        ) {
+            targets.push(name.to_owned());
+        }
+    }
+    targets.sort();
+    Ok(targets)
+}
+
+/// The triple that cargo-fuzz builds for.
+fn host() -> Result<String> {
+    let said = process::output_of(Command::new("rustc").arg("-vV"))?;
+    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc does not say what it builds for")?.to_owned())
+}
+
+/// How far a fuzzer is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Progress {
+    executions: u64,
+    /// Edges that were reached.
+    covered: u64,
+    /// Inputs that are kept.
+    corpus: u64,
+}
+
+impl Progress {
+    /// Of a line such as `#512 pulse  cov: 40 ft: 50 corp: 7/99b exec/s: 256 rss: 30Mb`.
+    fn of_line(line: &str) -> Option<Self> {
+        let executions = line.strip_prefix('#')?.split_whitespace().next()?.parse().ok()?;
+        let after = |name| {
+            let mut words = line.split_whitespace().skip_while(|word| *word != name).skip(1);
+            let digits = words.next()?.split('/').next()?;
+            digits.parse().ok()
+        };
+        Some(Self {
+            executions,
+            covered: after("cov:").unwrap_or(0),
+            corpus: after("corp:").unwrap_or(0),
+        })
+    }
+}
+
+/// Of the last line of a fuzzer, `Done 1258826 runs in 11 second(s)`.
+fn runs_done(line: &str) -> Option<u64> {
+    line.strip_prefix("Done ")?.split_whitespace().next()?.parse().ok()
+}
+
+impl std::fmt::Display for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { executions, covered, corpus } = self;
+        write!(f, "{executions} executions, {covered} edges, {corpus} inputs")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_read_from_what_the_fuzzer_says() {
+        let line = "#8192\tpulse  cov: 412 ft: 993 corp: 88/5013b lim: 17 exec/s: 4096 rss: 40Mb";
+        let progress = Progress::of_line(line).unwrap();
+        assert_eq!(progress, Progress { executions: 8192, covered: 412, corpus: 88 });
+        assert_eq!(progress.to_string(), "8192 executions, 412 edges, 88 inputs");
+        assert_eq!(Progress::of_line("INFO: seed corpus: files: 7"), None);
+        assert_eq!(runs_done("Done 1258826 runs in 11 second(s)"), Some(1_258_826));
+    }
+
+    #[test]
+    fn every_target_has_its_files() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
+        let targets = targets_in(&folder).unwrap();
+        assert!(targets.len() >= 10, "{targets:?}");
+        let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        for target in targets {
+            assert!(manifest.contains(&format!("name = {target:?}")), "{target} is not built");
+            let dictionary = folder.join("dictionaries").join(&target).with_extension("dict");
+            assert!(dictionary.is_file(), "{}", dictionary.display());
+            assert!(folder.join("corpus").join(&target).is_dir(), "{target} has no corpus");
+        }
+    }
+}
