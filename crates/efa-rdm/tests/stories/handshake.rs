@@ -1,11 +1,15 @@
 //! Sections 2.1 to 2.3: the HANDSHAKE and what depends on it.
 
-use efa_device::QueuePairOptions;
+use efa_device::{Access, QueuePair, QueuePairOptions, Rdma, Region};
 use efa_handshake::{Extras, Profile, Release};
 use efa_proto::{
-    ExtraInfo, Handshake, Header, Packet, PacketType, RawAddressForm, ReqOptions, Rtm,
+    Connid, ExtraInfo, Handshake, Header, MsgId, OpId, Packet, PacketType, RawAddressForm,
+    ReqOptions, RmaIov, Rtm, RtmKind,
 };
-use efa_rdm::{Config, Event};
+use efa_rdm::{
+    Accept, Atomic, AtomicOp, Config, Datatype, Event, Level, Message, Operands, Read, Remote,
+    Write,
+};
 use efa_sim::local::{Faults, LocalOptions};
 
 use crate::world::{World, pattern};
@@ -316,5 +320,125 @@ fn peers_that_know_no_connid_get_none_in_requests_and_data() {
                 }
             }
         }
+    }
+}
+
+/// Every kind of packet that two endpoints have for each other, after they have shaken hands; with
+/// the endpoint that sent it.
+fn all_kinds(rdma: Rdma) -> Vec<(Connid, Vec<u8>)> {
+    let config = Config { min_read: 100_000, ..Config::default() };
+    let mut world = World::new(LocalOptions { rdma, seed: 3, ..LocalOptions::default() });
+    world.add(config.clone());
+    world.add(config);
+    for (from, to) in [(0, 1), (1, 0)] {
+        world.receive(to, 1, 0);
+        world.send(from, to, vec![1], 0);
+        world.drive();
+    }
+    let peer = world.peer(0, 1);
+    let asked = world.endpoint(0).peer_extras(peer).unwrap();
+    assert!(asked.contains(Extras::CONNID_HEADER));
+    world.forget_packets();
+
+    for level in [Level::Transmit, Level::Delivery] {
+        for (tag, length) in [(None, 10), (Some(7), 20_000), (None, 90_000)] {
+            let accept = match tag {
+                None => Accept::Untagged { source: None },
+                Some(tag) => Accept::Tagged { source: None, tag, ignore: 0 },
+            };
+            world.endpoint(1).receive(accept, vec![0; length], 0).unwrap();
+            let buffer = pattern(length, 1);
+            let message = Message { peer, tag, cq_data: None, level, buffer, context: 0 };
+            world.endpoint(0).send(message).unwrap();
+            world.drive();
+        }
+    }
+    let access = Access { remote_read: true, remote_write: true };
+    let memory = world.ends[1].endpoint.queue_pair();
+    let region = memory.register(vec![0; 100_000].into(), access).unwrap();
+    let part = |length| {
+        Remote::from(RmaIov::new(region.remote_address(), length, region.remote_key().into()))
+    };
+    for length in [8, 90_000] {
+        for level in [Level::Transmit, Level::Delivery] {
+            let (remote, buffer) = (part(length), pattern(length as usize, 2));
+            let write = Write { peer, remote, buffer, cq_data: None, level, context: 0 };
+            world.endpoint(0).write(write).unwrap();
+        }
+        let (remote, buffer) = (part(length), vec![0; length as usize]);
+        world.endpoint(0).read(Read { peer, remote, buffer, context: 0 }).unwrap();
+        world.drive();
+    }
+    let (datatype, level) = (Datatype::Uint64, Level::Transmit);
+    let operand = || vec![1; 8];
+    for operands in [
+        Operands::Write { operand: operand() },
+        Operands::Fetch { operand: operand(), fetched: operand() },
+    ] {
+        let (op, remote) = (AtomicOp::Sum, part(8));
+        let atomic = Atomic { peer, remote, datatype, op, operands, level, context: 0 };
+        world.endpoint(0).atomic(atomic).unwrap();
+        world.drive();
+    }
+    // What is read is answered by an EOR, and what can't be by a READ_NACK.
+    let source = world.ends[0].endpoint.queue_pair();
+    let region = source.register(vec![3; 100_000].into(), access).unwrap();
+    let connid = Some(world.ends[0].endpoint.address().connid);
+    let keys = if rdma.read { vec![region.remote_key(), 0xbad] } else { vec![] };
+    for (i, key) in keys.into_iter().enumerate() {
+        world.receive(1, 100_000, 0);
+        let iov = [RmaIov::new(region.remote_address(), 100_000, key.into())];
+        let kind = RtmKind::LongRead { msg_length: 100_000, send_id: OpId(0), read_iov: &iov };
+        let options = ReqOptions { raw_address: None, cq_data: None, connid };
+        // Behind 7 messages and 2 atomics.
+        let rtm = Rtm { msg_id: MsgId(9 + i as u32), tag: None, kind, options };
+        world.inject(0, 1, Header::Rtm(rtm), &[]);
+        world.drive();
+    }
+    [0, 1]
+        .into_iter()
+        .flat_map(|end| {
+            let connid = world.ends[end].endpoint.address().connid;
+            world.packets_from(end).into_iter().map(move |bytes| (connid, bytes))
+        })
+        .collect()
+}
+
+// conformance: A191
+#[test]
+fn who_asks_for_connids_gets_them_in_every_kind_of_packet() {
+    let packets: Vec<_> = [Rdma::NONE, Rdma::READ_WRITE].into_iter().flat_map(all_kinds).collect();
+    let mut kinds = std::collections::BTreeSet::new();
+    for (connid, bytes) in &packets {
+        let packet = Packet::parse(bytes).unwrap();
+        assert!(packet.header.raw_address().is_none(), "{packet}");
+        assert_eq!(packet.header.connid(), Some(*connid), "{packet}");
+        kinds.insert(packet.packet_type().as_u8());
+    }
+    use PacketType as T;
+    for kind in [
+        T::EagerMsgRtm,
+        T::MediumTagRtm,
+        T::LongCtsMsgRtm,
+        T::DcEagerMsgRtm,
+        T::DcMediumTagRtm,
+        T::DcLongCtsMsgRtm,
+        T::Cts,
+        T::CtsData,
+        T::Receipt,
+        T::EagerRtw,
+        T::LongCtsRtw,
+        T::DcEagerRtw,
+        T::DcLongCtsRtw,
+        T::ShortRtr,
+        T::LongCtsRtr,
+        T::ReadRsp,
+        T::WriteRta,
+        T::FetchRta,
+        T::AtomRsp,
+        T::Eor,
+        T::ReadNack,
+    ] {
+        assert!(kinds.contains(&kind.as_u8()), "no {kind:?}");
     }
 }
