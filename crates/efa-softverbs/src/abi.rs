@@ -599,7 +599,18 @@ pub struct efadv_cq {
     pub wc_read_sgid: Option<unsafe extern "C" fn(*mut efadv_cq, *mut ibv_gid) -> c_int>,
 }
 
+/// [`efadv_cq`] as newer releases have it.
+#[repr(C)]
+pub struct efadv_cq_newer {
+    pub first: efadv_cq,
+    pub wc_is_unsolicited: Option<unsafe extern "C" fn(*mut efadv_cq) -> bool>,
+}
+
 pub const EFADV_WC_EX_WITH_SGID: u64 = 1;
+/// Not known to rdma-core 44; likewise the flag of queue pairs and the capability.
+pub const EFADV_WC_EX_WITH_IS_UNSOLICITED: u64 = 2;
+pub const EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV: u16 = 1;
+pub const EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV: u32 = 16;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]

@@ -43,6 +43,8 @@ pub(crate) struct Completion {
     pub(crate) source: Option<Source>,
     /// Of receives that came with it.
     pub(crate) immediate: Option<u32>,
+    /// Of writes that took no receive buffer.
+    pub(crate) unsolicited: bool,
 }
 
 impl Completion {
@@ -54,6 +56,7 @@ impl Completion {
         qpn: 0,
         source: None,
         immediate: None,
+        unsolicited: false,
     };
 
     fn vendor_error(&self) -> u32 {
@@ -165,7 +168,7 @@ impl Queue {
 pub(crate) struct QueueObject {
     /// First, so that a pointer to the one is a pointer to the other.
     ex: ibv_cq_ex,
-    efa: efadv_cq,
+    efa: efadv_cq_newer,
     queue: Arc<Queue>,
     polling: HeldLock,
     /// What the program looks at, while it holds the lock.
@@ -206,7 +209,8 @@ impl QueueObject {
         ex.read_slid = Some(read_slid);
         ex.read_sl = Some(read_sl);
         ex.read_dlid_path_bits = Some(read_dlid_path_bits);
-        let efa = efadv_cq { comp_mask: 0, wc_read_sgid: Some(read_sgid) };
+        let first = efadv_cq { comp_mask: 0, wc_read_sgid: Some(read_sgid) };
+        let efa = efadv_cq_newer { first, wc_is_unsolicited: Some(is_unsolicited) };
         let queue = Arc::new(Queue { generation: generation(), ..Queue::default() });
         let polling = HeldLock::default();
         let object = Self { ex, efa, queue, polling, current: Completion::NONE };
@@ -314,7 +318,11 @@ unsafe extern "C" fn efadv_create_cq(
                 let from = efa.cast::<u8>();
                 std::ptr::copy_nonoverlapping(from, (&raw mut asked).cast::<u8>(), known);
             }
-            if asked.comp_mask != 0 || asked.wc_flags & !EFADV_WC_EX_WITH_SGID != 0 {
+            let mut known = EFADV_WC_EX_WITH_SGID;
+            if Context::device(context)?.rdma().unsolicited_write_receive {
+                known |= EFADV_WC_EX_WITH_IS_UNSOLICITED;
+            }
+            if asked.comp_mask != 0 || asked.wc_flags & !known != 0 {
                 return Err(UNSUPPORTED);
             }
         }
@@ -475,6 +483,19 @@ unsafe extern "C" fn read_sgid(cq: *mut efadv_cq, into: *mut ibv_gid) -> c_int {
         }
         _ => -libc::ENOENT,
     }
+}
+
+/// See `efadv_wc_is_unsolicited(3)`.
+///
+/// # Safety
+/// `cq` must be null or of a queue of which a poll is under way.
+unsafe extern "C" fn is_unsolicited(cq: *mut efadv_cq) -> bool {
+    if cq.is_null() {
+        return false;
+    }
+    let this: *mut QueueObject = cq.wrapping_byte_sub(offset_of!(QueueObject, efa)).cast();
+    // SAFETY: a poll is under way by the contract of the C function.
+    unsafe { (*this).current.unsolicited }
 }
 
 #[cfg(test)]

@@ -433,6 +433,9 @@ unsafe extern "C" fn efadv_query_device(
         if rdma.write {
             capabilities |= EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE;
         }
+        if rdma.unsolicited_write_receive {
+            capabilities |= EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV;
+        }
         let longest = if rdma.read || rdma.write { limits.max_rdma_size } else { 0 };
         let attributes = efadv_device_attr {
             comp_mask: 0,

@@ -56,7 +56,7 @@ impl Link {
         capture: Option<SharedSink>,
     ) -> Result<Self, DeviceError> {
         let (read, write) = (settings.rdma_read, settings.rdma_write);
-        let rdma = Rdma { read, write, unsolicited_write_receive: false };
+        let rdma = Rdma { read, write, unsolicited_write_receive: settings.unsolicited };
         match &settings.link {
             LinkSettings::Shm => {
                 let mut options = ShmOptions::new(settings.host(index));

@@ -1,11 +1,15 @@
-//! Functions of libibverbs that this device doesn't have.
+//! Functions of libibverbs and libefa that this device doesn't have, or not more than the name of.
 //!
 //! They are exported all the same: the real ones would take our objects for theirs and crash.
 //! Arguments are not looked at, so none are declared; the C calling convention allows that.
 
 use std::ffi::{c_int, c_void};
 
-use crate::boundary::{Errno, Outcome, UNSUPPORTED, code, number, pointer};
+use efa_device::DeviceAttributes;
+
+use crate::abi::ibv_context;
+use crate::boundary::{Errno, Outcome, UNSUPPORTED, code, number, pointer, value};
+use crate::context::Context;
 
 /// Defines functions that fail in the way of their kind.
 macro_rules! not_offered {
@@ -30,6 +34,7 @@ not_offered! { code -> c_int:
     ibv_destroy_comp_channel ibv_resize_cq
     ibv_query_ece ibv_set_ece
     ibv_resolve_eth_l2_from_gid
+    efadv_query_mr efadv_query_qp_wqs efadv_query_cq
 }
 
 not_offered! { number -> c_int:
@@ -40,6 +45,27 @@ not_offered! { number -> c_int:
 not_offered! { pointer -> *mut c_void:
     ibv_create_srq ibv_create_comp_channel ibv_create_ah_from_wc ibv_reg_dmabuf_mr
     ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
+    efadv_qp_from_ibv_qp_ex efadv_create_comp_cntr
+}
+
+/// See `efadv_get_max_sq_depth(3)`: as deep as without inline data.
+#[unsafe(no_mangle)]
+extern "C" fn efadv_get_max_sq_depth(context: *mut ibv_context) -> c_int {
+    depth(context, |limits| limits.max_send)
+}
+
+/// See `efadv_get_max_rq_depth(3)`.
+#[unsafe(no_mangle)]
+extern "C" fn efadv_get_max_rq_depth(context: *mut ibv_context) -> c_int {
+    depth(context, |limits| limits.max_receive)
+}
+
+/// These give a negative error number.
+fn depth(context: *mut ibv_context, of: impl FnOnce(&DeviceAttributes) -> usize) -> c_int {
+    value(-libc::EIO, || match Context::device(context) {
+        Ok(device) => c_int::try_from(of(device.link.attributes())).unwrap_or(c_int::MAX),
+        Err(Errno(errno)) => -errno,
+    })
 }
 
 /// Nothing happens that an event tells of; asks to be called again later.

@@ -27,7 +27,7 @@ use efa_sim::faults::Faults;
 use crate::abi::*;
 use crate::boundary::{FULL, INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::completion_queue::{Completion, Queue, queue};
-use crate::context::not_null;
+use crate::context::{Context, not_null};
 use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
 use crate::domain::Membership;
 use crate::link::LinkQueuePair;
@@ -305,6 +305,7 @@ impl QueuePair {
             qpn: self.number(),
             source: None,
             immediate: None,
+            unsolicited: false,
         });
     }
 
@@ -344,6 +345,7 @@ impl QueuePair {
             qpn: self.number(),
             source: Some(source),
             immediate,
+            unsolicited: false,
         });
     }
 
@@ -356,19 +358,25 @@ impl QueuePair {
         length: u64,
         (source, immediate): (Source, u32),
     ) {
-        let Some(receive) = state.receives.pop_front() else { return };
-        state.spare_receives.extend(packet);
-        state.lent -= 1;
-        self.lend(state);
+        let unsolicited = packet.is_none();
+        let mut wr_id = 0;
+        if let Some(packet) = packet {
+            let Some(receive) = state.receives.pop_front() else { return };
+            wr_id = receive.wr_id;
+            state.spare_receives.push(packet);
+            state.lent -= 1;
+            self.lend(state);
+        }
         self.device().statistics.received(0);
         self.receives_to.push(Completion {
-            wr_id: receive.wr_id,
+            wr_id,
             result: Ok(()),
             opcode: IBV_WC_RECV_RDMA_WITH_IMM,
             length: u32::try_from(length).unwrap_or(u32::MAX),
             qpn: self.number(),
             source: Some(source),
             immediate: Some(immediate),
+            unsolicited,
         });
     }
 
@@ -516,6 +524,7 @@ impl QueuePair {
             qpn: self.number(),
             source: None,
             immediate: None,
+            unsolicited: false,
         });
     }
 
@@ -840,7 +849,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 /// `attributes` must be null or valid, `efa` null or valid for `length` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_create_qp_ex(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     attributes: *mut ibv_qp_init_attr_ex,
     efa: *mut efadv_qp_init_attr,
     length: u32,
@@ -853,7 +862,10 @@ unsafe extern "C" fn efadv_create_qp_ex(
             let from = not_null(efa)?.cast::<u8>();
             std::ptr::copy_nonoverlapping(from, (&raw mut asked).cast::<u8>(), known);
         }
-        if asked.comp_mask != 0 || asked.flags != 0 {
+        // The device is of one kind for all its queue pairs.
+        let unsolicited = Context::device(context)?.rdma().unsolicited_write_receive;
+        let flags = if unsolicited { EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV } else { 0 };
+        if asked.comp_mask != 0 || asked.flags != flags {
             return Err(UNSUPPORTED);
         }
         // SAFETY: the caller's promise.

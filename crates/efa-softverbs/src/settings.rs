@@ -9,6 +9,7 @@
 //! | `EFA_SOFT_MTU` | largest datagram in bytes, 1024 to 32768 | 8928 |
 //! | `EFA_SOFT_DEVICES` | number of devices, 1 to 16; each is a host of its own; 1 on tcp | 1 |
 //! | `EFA_SOFT_RDMA` | `read`, `write`, `read,write` or `none` | `read,write` |
+//! | `EFA_SOFT_UNSOLICITED` | `1`: immediate data of a write takes no receive buffer; every queue pair must ask for that, as programs of rdma-core 52 and newer can | `0` |
 //! | `EFA_SOFT_REORDER` | a seed: datagrams overtake each other | they don't |
 //! | `EFA_SOFT_RNR` | chance 0 to 1 that a datagram finds the receiver not ready | 0 |
 //! | `EFA_SOFT_RNR_EACH` | how many datagrams that begin with the same byte find the receiver not ready before one gets through | 0 |
@@ -54,6 +55,8 @@ pub struct Settings {
     pub rdma_read: bool,
     /// Whether the device writes remote memory.
     pub rdma_write: bool,
+    /// Whether immediate data of a write takes no receive buffer.
+    pub unsolicited: bool,
     /// Seed for reordering.
     pub reorder: Option<u64>,
     /// Chance of a receiver that is not ready.
@@ -80,6 +83,7 @@ impl Default for Settings {
             devices: 1,
             rdma_read: true,
             rdma_write: true,
+            unsolicited: false,
             reorder: None,
             receiver_not_ready: 0.0,
             not_ready_of_each: 0,
@@ -186,11 +190,8 @@ impl Settings {
             read.parse("EFA_SOFT_REFUSE", "LEAST-MOST:COUNT", |value| value.parse().ok())?;
         let capture =
             read.parse("EFA_SOFT_CAPTURE", "a file name", |value| Some(value.to_owned()))?;
-        let statistics = read.parse("EFA_SOFT_STATISTICS", "0 or 1", |value| match value {
-            "0" => Some(false),
-            "1" => Some(true),
-            _ => None,
-        })?;
+        let statistics = read.parse("EFA_SOFT_STATISTICS", "0 or 1", zero_or_one)?;
+        let unsolicited = read.parse("EFA_SOFT_UNSOLICITED", "0 or 1", zero_or_one)?;
         let (rdma_read, rdma_write) = rdma.unwrap_or((default.rdma_read, default.rdma_write));
         Ok(Self {
             link,
@@ -200,6 +201,7 @@ impl Settings {
             devices: devices.unwrap_or(default.devices),
             rdma_read,
             rdma_write,
+            unsolicited: unsolicited.unwrap_or(default.unsolicited),
             reorder,
             receiver_not_ready: rnr.unwrap_or(default.receiver_not_ready),
             not_ready_of_each: of_each.unwrap_or(default.not_ready_of_each),
@@ -217,6 +219,14 @@ impl Settings {
             0 => self.name.clone(),
             _ => format!("{}.{index}", self.name),
         }
+    }
+}
+
+fn zero_or_one(value: &str) -> Option<bool> {
+    match value {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
     }
 }
 
@@ -268,6 +278,7 @@ mod tests {
             ("EFA_SOFT_MTU", "4096"),
             ("EFA_SOFT_DEVICES", "2"),
             ("EFA_SOFT_RDMA", "read"),
+            ("EFA_SOFT_UNSOLICITED", "1"),
             ("EFA_SOFT_REORDER", "18446744073709551615"),
             ("EFA_SOFT_RNR", "0.25"),
             ("EFA_SOFT_RNR_EACH", "2"),
@@ -284,6 +295,7 @@ mod tests {
             devices: 2,
             rdma_read: true,
             rdma_write: false,
+            unsolicited: true,
             reorder: Some(u64::MAX),
             receiver_not_ready: 0.25,
             not_ready_of_each: 2,
@@ -323,6 +335,7 @@ mod tests {
             ("EFA_SOFT_DEVICES", "0"),
             ("EFA_SOFT_DEVICES", "17"),
             ("EFA_SOFT_RDMA", "reads"),
+            ("EFA_SOFT_UNSOLICITED", "2"),
             ("EFA_SOFT_REORDER", "-1"),
             ("EFA_SOFT_RNR", "1.5"),
             ("EFA_SOFT_RNR", "NaN"),

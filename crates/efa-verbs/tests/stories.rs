@@ -405,3 +405,34 @@ fn answers_to_one_poll_share_a_doorbell() {
         assert!(counters.receive_doorbells < counters.receives, "{counters:?}");
     });
 }
+
+#[test]
+fn immediate_data_of_a_write_takes_no_buffer_where_the_interface_can() {
+    let name = "immediate_data_of_a_write_takes_no_buffer_where_the_interface_can";
+    on_soft_device(name, &[("EFA_SOFT_UNSOLICITED", "1")], || {
+        let device = device();
+        assert!(device.attributes().rdma.unsolicited_write_receive);
+        let (mut a, mut b) = pair(&device);
+        let to = destination(&mut a, b.address());
+        let local = region(&device, b"0123", Access::default());
+        let remote = region(&device, b"....", ALL);
+        // Nothing is posted at `b`.
+        let request = RdmaRequest {
+            id: WorkId(1),
+            local: RegionRange { region: local, offset: 1, length: 2 },
+            remote: RemoteMemory { address: remote.remote_address(), key: remote.remote_key() },
+            destination: to,
+        };
+        a.post_write(request, Some(0xabcd)).unwrap();
+        let written = until(&mut [&mut a, &mut b], |_, done| match done {
+            Completion::Written { immediate, length, source, packet } => {
+                Some((immediate, length, source.qpn, packet.is_none()))
+            }
+            _ => None,
+        });
+        assert_eq!(written, (0xabcd, 2, a.address().qpn, true));
+        let mut bytes = [0; 4];
+        remote.read(0, &mut bytes);
+        assert_eq!(&bytes, b"12..");
+    });
+}
