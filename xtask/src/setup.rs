@@ -232,14 +232,15 @@ pub(crate) fn gungraun_runner(workspace: &Workspace) -> Result<PathBuf> {
 /// cargo-fuzz of any version, on `PATH` or installed by us.
 pub(crate) fn cargo_fuzz(workspace: &Workspace) -> Result<PathBuf> {
     const CARGO_FUZZ: &str = "cargo-fuzz";
-    let ours = workspace.metadata()?.target_directory.join("tools/bin").join(CARGO_FUZZ);
     let works = |file: &PathBuf| {
         file.is_file() && process::succeeds(Command::new(file).args(["fuzz", "--version"]))
     };
-    if let Some(found) =
-        [process::find_in_path(CARGO_FUZZ), Some(ours.clone())].into_iter().flatten().find(works)
-    {
+    if let Some(found) = process::find_in_path(CARGO_FUZZ).filter(works) {
         return Ok(found);
+    }
+    let ours = workspace.metadata()?.target_directory.join("tools/bin").join(CARGO_FUZZ);
+    if works(&ours) {
+        return Ok(ours);
     }
     install(workspace, CARGO_FUZZ, None)?;
     if !works(&ours) {

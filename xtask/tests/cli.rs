@@ -143,6 +143,7 @@ fn a_missing_package_is_installed_for_root() {
     let repository = Repository::new("root");
     repository.write("fuzz/Cargo.toml", "");
     repository.program("id", "echo 0");
+    repository.program("cargo-fuzz", "");
     let installed = repository.root.join("bin/c++").display().to_string();
     let log = repository.root.join("apt.log").display().to_string();
     repository.program("apt-get", &format!("echo \"$@\" >>{log}\necho >{installed}"));
