@@ -51,21 +51,21 @@ not_offered! { pointer -> *mut c_void:
 /// See `efadv_get_max_sq_depth(3)`: as deep as without inline data.
 #[unsafe(no_mangle)]
 extern "C" fn efadv_get_max_sq_depth(context: *mut ibv_context) -> c_int {
-    depth(context, |limits| limits.max_send)
+    value(-libc::EIO, || depth(context, |limits| limits.max_send))
 }
 
 /// See `efadv_get_max_rq_depth(3)`.
 #[unsafe(no_mangle)]
 extern "C" fn efadv_get_max_rq_depth(context: *mut ibv_context) -> c_int {
-    depth(context, |limits| limits.max_receive)
+    value(-libc::EIO, || depth(context, |limits| limits.max_receive))
 }
 
 /// These give a negative error number.
 fn depth(context: *mut ibv_context, of: impl FnOnce(&DeviceAttributes) -> usize) -> c_int {
-    value(-libc::EIO, || match Context::device(context) {
+    match Context::device(context) {
         Ok(device) => c_int::try_from(of(device.link.attributes())).unwrap_or(c_int::MAX),
         Err(Errno(errno)) => -errno,
-    })
+    }
 }
 
 /// Nothing happens that an event tells of; asks to be called again later.
