@@ -23,6 +23,28 @@ pub(crate) struct Built {
     pub(crate) device: Device,
     /// For what the cells leave.
     pub(crate) target: PathBuf,
+    /// The release of libfabric in the library path.
+    pub(crate) libfabric: Release,
+}
+
+/// A release of libfabric: its first two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Release(pub(crate) u32, pub(crate) u32);
+
+impl Release {
+    /// The one that programs find: Debian's, if not another is in the library path.
+    fn found() -> Result<Self> {
+        let output = Command::new("fi_info").arg("--version").output().context("fi_info")?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        Self::told(&text).with_context(|| format!("`fi_info --version`: {text}"))
+    }
+
+    /// Out of what `fi_info --version` says: `libfabric: 1.17.0`.
+    fn told(text: &str) -> Option<Self> {
+        let version = text.lines().find_map(|line| line.strip_prefix("libfabric: "))?;
+        let mut numbers = version.split('.').map_while(|number| number.parse().ok());
+        Some(Self(numbers.next()?, numbers.next()?))
+    }
 }
 
 impl Built {
@@ -49,6 +71,7 @@ impl Built {
             corpus: built.join("efa-interop-corpus"),
             device,
             target: interop,
+            libfabric: Release::found()?,
         })
     }
 }
@@ -68,4 +91,17 @@ fn compile(sources: &Path, program: &Path) -> Result<()> {
     let mut cc = Command::new("cc");
     cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]);
     process::run(cc.args(files).args(["-lfabric", "-o"]).arg(program))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_is_what_fi_info_says() {
+        let text = "fi_info: 1.21.0\nlibfabric: 1.21.0-impi\nlibfabric api: 1.21\n";
+        assert_eq!(Release::told(text), Some(Release(1, 21)));
+        assert_eq!(Release::told("fi_info: 1.21.0"), None);
+        assert!(Release(1, 17) < Release(1, 20) && Release(1, 22) < Release(2, 0));
+    }
 }

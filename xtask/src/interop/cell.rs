@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::build::Built;
+use super::build::{Built, Release};
 use super::corpus::Corpus;
 use super::matrix::{Cell, Device, Stack};
 use super::packets::Packets;
@@ -52,6 +52,11 @@ impl<'a> Place<'a> {
         let Some(corpus) = &self.corpus else { return Ok(()) };
         let of_c = traces.iter().filter(|traces| traces.stack == Stack::C && !traces.killed);
         of_c.filter(|traces| traces.capture.exists()).try_for_each(|t| corpus.add(&t.capture))
+    }
+
+    /// The libfabric that the C peers are linked with.
+    pub(super) fn libfabric(&self) -> Release {
+        self.built.libfabric
     }
 
     pub(super) fn hosts(&self) -> &Path {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+use super::build::Release;
 use super::cell::Place;
 use super::matrix::Cell;
 use super::peer::Traces;
@@ -13,6 +14,7 @@ use super::stage::Side;
 /// The packets of both peers.
 pub(crate) struct Packets {
     pub(crate) cell: Cell,
+    pub(crate) libfabric: Release,
     sender: Types,
     receiver: Types,
 }
@@ -49,7 +51,8 @@ impl Packets {
             }
             Ok::<_, anyhow::Error>(types)
         };
-        Ok(Self { cell, sender: of(Side::Sender)?, receiver: of(Side::Receiver)? })
+        let libfabric = place.libfabric();
+        Ok(Self { cell, libfabric, sender: of(Side::Sender)?, receiver: of(Side::Receiver)? })
     }
 
     fn of(&self, side: Side) -> &Types {

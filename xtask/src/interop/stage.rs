@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::build::Release;
 use super::cell::Place;
 use super::matrix::{Cell, Rdma, Stack};
 use super::peer::{Peer, Traces};
@@ -322,6 +323,11 @@ impl<'a> Stage<'a> {
             "refused" => Ok(Err(record.number("error")?)),
             _ => bail!("`{command}`: seen `{record}`"),
         }
+    }
+
+    /// The libfabric that the C peers are linked with.
+    pub(crate) fn libfabric(&self) -> Release {
+        self.place.libfabric()
     }
 
     /// Whether the device reads and writes memory of peers.
