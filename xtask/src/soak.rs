@@ -1,32 +1,82 @@
-//! `cargo xtask soak`: the random stories of the engine, for as long as one likes.
+//! `cargo xtask soak`: the random stories of the engine, for as long as one likes; on request those of
+//! endpoints on the device of rdma-core.
 
 use std::ffi::OsString;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 
 use crate::process;
+use crate::setup;
+use crate::verbs;
 use crate::workspace::Workspace;
 
 /// Arguments of `cargo xtask soak`: those of the program `efa-soak`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Args {
+    /// Given first: the stories of two endpoints on `efa-verbs`, in real time
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<Device>,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     arguments: Vec<OsString>,
+}
+
+/// Where else stories can be played.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Device {
+    /// The device of rdma-core, with the software device preloaded.
+    Verbs,
 }
 
 /// Minutes of the step of `cargo xtask test`.
 const GATE: &str = "2";
 
+/// What the preloaded device is like, one after the other. Each gets all the time that is asked for.
+const DEVICES: [&[(&str, &str)]; 4] = [
+    &[("EFA_SOFT_REORDER", "1")],
+    &[("EFA_SOFT_REORDER", "2"), ("EFA_SOFT_RNR", "0.02")],
+    &[("EFA_SOFT_RDMA", "none"), ("EFA_SOFT_REORDER", "3")],
+    &[("EFA_SOFT_UNSOLICITED", "1"), ("EFA_SOFT_RNR", "0.02")],
+];
+
 /// `cargo xtask soak`
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    if let Some(Device::Verbs) = args.device {
+        return run_on_verbs(workspace, &args.arguments);
+    }
     let mut cargo = workspace.cargo();
-    cargo.args(["run", "--quiet", "--release", "--package=efa-soak", "--"]);
+    cargo.args(["run", "--quiet", "--release", "--package=efa-soak", "--bin=efa-soak", "--"]);
     process::run(cargo.args(&args.arguments))
+}
+
+fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
+    setup::provide(workspace, verbs::BUILD_TOOLS)?;
+    let mut cargo = workspace.cargo();
+    cargo.args(["build", "--quiet", "--release", "--package=efa-softverbs", "--package=efa-soak"]);
+    process::run(cargo.args(["--lib", "--bin=efa-soak-verbs", "--features=efa-soak/verbs"]))?;
+    let built = workspace.metadata()?.target_directory.join("release");
+    let library = built.join("libefa_soft.so");
+    ensure!(library.is_file(), "there is no {}", library.display());
+    let place = std::env::temp_dir().join(format!("efa-soak-{}", std::process::id()));
+    std::fs::create_dir(&place).with_context(|| format!("cannot make {}", place.display()))?;
+    let played = DEVICES.iter().try_for_each(|settings| {
+        let mut program = std::process::Command::new(built.join("efa-soak-verbs"));
+        program.args(arguments).envs(settings.iter().copied());
+        program.env("LD_PRELOAD", &library).env("EFA_SOFT_SYSFS", &place);
+        process::run(program.env("EFA_SOFT_DIRECTORY", place.join("hosts")))
+    });
+    let _ = std::fs::remove_dir_all(&place);
+    played
 }
 
 /// A step of `cargo xtask test`: other stories each day would find more, but a change must not
 /// fail by what it didn't do.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
-    run(workspace, &Args { arguments: vec!["--minutes".into(), GATE.into()] })
+    run(workspace, &Args { arguments: vec!["--minutes".into(), GATE.into()], ..Args::default() })
+}
+
+/// A part of the step `verbs`: ten seconds on each kind of device.
+pub(crate) fn verbs_gate(workspace: &Workspace) -> Result<()> {
+    run_on_verbs(workspace, &["--minutes".into(), "0.17".into()])
 }

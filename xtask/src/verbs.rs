@@ -10,6 +10,7 @@ use anyhow::Result;
 use crate::interop;
 use crate::process;
 use crate::setup::Tool;
+use crate::soak;
 use crate::workspace::Workspace;
 
 /// What a build with rdma-core needs.
@@ -43,5 +44,6 @@ pub(crate) fn step(
         "--deny=warnings",
     ]))?;
     test(workspace.cargo().args(["test", "--package=efa-verbs", "--no-fail-fast"]))?;
-    interop::verbs_gate(workspace)
+    interop::verbs_gate(workspace)?;
+    soak::verbs_gate(workspace)
 }
