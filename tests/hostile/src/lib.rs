@@ -18,6 +18,8 @@
 //! | `capture` | any bytes | a pcapng file is read or refused; what was read is written and read to the same |
 //! | `handshake` | packets and calls in any order | the state is what was heard last |
 //! | `matcher`, `window`, `offload` | operations in any order | the plainest thing that does the same does the same |
+//! | `shm_link` | what the rings of a neighbour hold | no crash; a third queue pair is served |
+//! | `tcp_link` | what the other end of a connection says | no panic; what was begun ends; the queue pair lives |
 //! | `lying_peer` | what a peer does that knows the protocol | the [invariants](#a-lying-peer) |
 //! | `lying_packets` | packets of its making, field by field | the same |
 //!
@@ -36,6 +38,7 @@ mod handshake;
 mod headers;
 mod input;
 mod liar;
+mod links;
 mod lying;
 mod matching;
 mod offloaded;
@@ -105,6 +108,18 @@ pub const TARGETS: &[Target] = &[
         about: "software and a device's list of tags against MPI's law",
         run: matching::offload,
         show: |bytes| plainly(bytes, matching::offload),
+    },
+    Target {
+        name: "shm_link",
+        about: "rings of a neighbour on the shm link that hold anything",
+        run: links::shm,
+        show: |bytes| plainly(bytes, links::shm),
+    },
+    Target {
+        name: "tcp_link",
+        about: "somebody on the tcp link who says anything",
+        run: links::tcp,
+        show: |bytes| plainly(bytes, links::tcp),
     },
     Target {
         name: "lying_peer",

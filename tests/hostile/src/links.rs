@@ -1,0 +1,320 @@
+//! Neighbours on the links of the software device that don't keep to the rules.
+//!
+//! `shm`: three queue pairs in one process. One of them is honest to all; over the rings between the
+//! other two comes whatever their files are made to hold, at any offset, while they send. What the
+//! honest one sends and gets stays right.
+//!
+//! `tcp`: a queue pair whom somebody connects to, or who connects to somebody, with any bytes.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use efa_device::{
+    Access, Completion, Destination, Device, Qkey, Qpn, QueuePair, QueuePairAddress,
+    QueuePairOptions, RdmaRequest, Region, RegionRange, RemoteMemory, SendRequest, Time, WorkId,
+};
+use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
+use efa_sim::tcp::{TcpDevice, TcpOptions};
+
+use crate::input::Input;
+
+const MTU: usize = 256;
+const KEY: u32 = 0x77;
+
+/// A queue pair and what is under way.
+struct End<Q: QueuePair> {
+    qp: Q,
+    address: QueuePairAddress,
+    next: u64,
+    pending: Vec<u64>,
+}
+
+impl<Q: QueuePair> End<Q> {
+    fn new(mut qp: Q, buffers: usize) -> Self {
+        for _ in 0..buffers {
+            let packet = qp.allocate_packet().expect("there is memory");
+            assert!(qp.post_receive(packet).is_ok(), "there is room");
+        }
+        Self { address: qp.address(), qp, next: 0, pending: Vec::new() }
+    }
+
+    fn destination(&mut self, to: QueuePairAddress) -> Destination {
+        let address_handle = self.qp.create_address_handle(to.gid).expect("there is room");
+        Destination { address_handle, qpn: to.qpn, qkey: to.qkey }
+    }
+
+    fn send(&mut self, to: QueuePairAddress, bytes: &[u8]) {
+        let destination = self.destination(to);
+        let mut packet = self.qp.allocate_packet().expect("there is memory");
+        packet.as_mut()[..bytes.len()].copy_from_slice(bytes);
+        let (id, length) = (WorkId(self.next), bytes.len());
+        let request = SendRequest { id, packet, length, destination, immediate: None };
+        if self.qp.post_send(request).is_ok() {
+            self.pending.push(self.next);
+            self.next += 1;
+        }
+    }
+
+    /// Reads from or writes to memory that the other says it has.
+    fn access(&mut self, to: QueuePairAddress, local: &Q::Region, write: bool, key: u32) {
+        let (id, destination) = (WorkId(self.next), self.destination(to));
+        let local = RegionRange { region: local.clone(), offset: 0, length: local.length() };
+        let remote = RemoteMemory { address: 0x1000, key };
+        let request = RdmaRequest { id, local, remote, destination };
+        let posted =
+            if write { self.qp.post_write(request, None) } else { self.qp.post_read(request) };
+        if posted.is_ok() {
+            self.pending.push(self.next);
+            self.next += 1;
+        }
+    }
+
+    /// Gives what came; every operation ends once.
+    fn poll(&mut self, now: Time) -> Vec<Vec<u8>> {
+        let mut came = Vec::new();
+        for _ in 0..64 {
+            match self.qp.poll(now) {
+                Some(Completion::Send { id, .. } | Completion::Rdma { id, .. }) => {
+                    let place = self.pending.iter().position(|pending| *pending == id.0);
+                    self.pending.remove(place.expect("each operation ends once"));
+                }
+                Some(Completion::Receive { packet, length, .. }) => {
+                    came.push(packet.as_ref()[..length].to_vec());
+                    let _ = self.qp.post_receive(packet);
+                }
+                Some(Completion::Written { packet: Some(packet), .. }) => {
+                    let _ = self.qp.post_receive(packet);
+                }
+                Some(_) => {}
+                None => break,
+            }
+        }
+        came
+    }
+}
+
+/// Files between two queue pairs, as a neighbour of the same user can open them.
+fn files_of(device: &ShmDevice, ends: [Qpn; 2]) -> Vec<(PathBuf, File, u64)> {
+    let entries = device.path().read_dir().expect("the host is there");
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.expect("the host is there").path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        let numbers: Vec<u16> = name
+            .split(|letter: char| !letter.is_ascii_digit())
+            .filter_map(|digits| digits.parse().ok())
+            .collect();
+        let between =
+            numbers.len() >= 2 && numbers[..2].iter().all(|qpn| ends.contains(&Qpn(*qpn)));
+        if between
+            && let Ok(file) = OpenOptions::new().write(true).open(&path)
+            && let Ok(metadata) = file.metadata()
+        {
+            files.push((path, file, metadata.len()));
+        }
+    }
+    files.sort_by(|one, other| one.0.cmp(&other.0));
+    files
+}
+
+pub(crate) fn shm(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    let options = ShmOptions {
+        mtu: MTU,
+        ring_slots: 4,
+        rnr_delay: Duration::from_micros(1),
+        ..ShmOptions::new(format!("hostile-{}", std::process::id()))
+    };
+    let device = ShmDevice::open(options).expect("there is shared memory");
+    let end = || -> End<ShmQueuePair> {
+        let options = QueuePairOptions { qkey: Qkey(KEY), ..QueuePairOptions::default() };
+        End::new(device.create_queue_pair(options).expect("there is room"), 8)
+    };
+    let (mut subject, mut liar, mut honest) = (end(), end(), end());
+    let mut now = Time::ZERO;
+    // The rings are made.
+    let addresses = [subject.address, liar.address, honest.address];
+    subject.send(addresses[1], b"first");
+    liar.send(addresses[0], b"first");
+    // Their names are gone when both sides have them.
+    let files = files_of(&device, [addresses[0].qpn, addresses[1].qpn]);
+    assert_eq!(files.len(), 2, "a ring each way");
+    for _ in 0..4 {
+        subject.poll(now);
+        liar.poll(now);
+    }
+    let mut number = 0_u32;
+    for _ in 0..60 {
+        if input.is_empty() {
+            break;
+        }
+        match input.below(6) {
+            0 | 1 => {
+                let (_, file, length) = &files[input.below(files.len())];
+                let near = input.pick(&[128, 256, 384, 512, 520, 528, 536, 0, 8, 16, 24, 832]);
+                let offset = if input.one_in(4) { input.number(2) } else { near };
+                let value = input.about(input.clone().number(1));
+                if offset + 8 <= *length {
+                    let _ = file.write_all_at(&value.to_le_bytes(), offset);
+                }
+            }
+            2 => subject.send(addresses[1], &[1; MTU][..input.below(MTU + 1)]),
+            3 => liar.send(addresses[0], &[2; MTU][..input.below(MTU + 1)]),
+            4 => {
+                // Both ways with the honest one, at once.
+                number += 1;
+                let said = number.to_le_bytes();
+                honest.send(addresses[0], &said);
+                subject.send(addresses[2], &said);
+                now += Duration::from_micros(1);
+                let mut heard = [false; 2];
+                for _ in 0..20 {
+                    heard[0] |= subject.poll(now).iter().any(|bytes| *bytes == said);
+                    heard[1] |= honest.poll(now).iter().any(|bytes| *bytes == said);
+                }
+                assert_eq!(heard, [true; 2], "the honest one is not served any more");
+            }
+            _ => {
+                now += Duration::from_millis(input.byte().into());
+                subject.poll(now);
+                liar.poll(now);
+            }
+        }
+    }
+    for _ in 0..10 {
+        now += Duration::from_secs(1);
+        subject.poll(now);
+        honest.poll(now);
+    }
+    assert!(honest.pending.is_empty(), "{:?} of the honest one never end", honest.pending);
+}
+
+/// Takes what there is, and forgets it.
+fn drain(stream: &mut TcpStream) {
+    let mut bytes = [0; 4096];
+    while matches!(stream.read(&mut bytes), Ok(1..)) {}
+}
+
+/// Bytes of somebody who knows the link: a greeting, and frames or answers, each mostly right.
+fn speech(input: &mut Input<'_>, greeting: &[u8], answers: bool) -> Vec<u8> {
+    let mut bytes = greeting.to_vec();
+    if input.one_in(8) {
+        let place = input.below(bytes.len());
+        bytes[place] ^= input.byte();
+    }
+    let mut sequence = 0;
+    for _ in 0..20 {
+        if input.is_empty() {
+            break;
+        }
+        if input.one_in(8) {
+            bytes.extend_from_slice(input.take(20));
+            continue;
+        }
+        if answers {
+            let kind = input.pick(&[1, 1, 3, 2, 0, 9]);
+            let count = input.about(1) as u16;
+            bytes.extend([kind, input.byte() % 20]);
+            bytes.extend(count.to_le_bytes());
+            bytes.extend(input.about32(sequence).to_le_bytes());
+            sequence += u32::from(count);
+            if kind == 3 {
+                bytes.resize(bytes.len() + usize::from(count % 512), 7);
+            }
+            continue;
+        }
+        let kind = input.pick(&[1, 2, 3, 4, 5, 0, 6]);
+        let length = input.pick(&[8_u32, 4, 12, 0, 40, MTU as u32, 100]);
+        bytes.extend([kind, 0, 0, 0]);
+        bytes.extend(input.about32(length).to_le_bytes());
+        bytes.extend(input.about32(sequence).to_le_bytes());
+        bytes.extend(input.about32(KEY).to_le_bytes());
+        bytes.resize(bytes.len() + length as usize, input.byte());
+        sequence += 1;
+    }
+    bytes
+}
+
+const HELLO: &[u8; 16] = b"EfaS\x02\0\x34\x12\0\x01\0\0\x07\0\0\0";
+const WELCOME: &[u8; 8] = b"EfaR\x02\0\0\0";
+
+pub(crate) fn tcp(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    let options = TcpOptions {
+        mtu: MTU,
+        max_peers: 4,
+        rnr_delay: Duration::from_micros(1),
+        ..TcpOptions::new(Ipv4Addr::LOCALHOST)
+    };
+    let device = TcpDevice::open(options).expect("there is a loopback");
+    let options = QueuePairOptions { qkey: Qkey(KEY), ..QueuePairOptions::default() };
+    let queue_pair = device.create_queue_pair(options).expect("there is a port");
+    let access = Access { remote_read: true, remote_write: true };
+    let memory = device.register(vec![3; 64].into(), access).expect("there is room");
+    let mut subject = End::new(queue_pair, 8);
+    let mut now = Time::ZERO;
+    if input.one_in(2) {
+        // It connects to somebody.
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a port");
+        listener.set_nonblocking(true).expect("it can be asked");
+        let port = listener.local_addr().expect("it has an address").port();
+        let to = QueuePairAddress { qpn: Qpn(port), ..subject.address };
+        for _ in 0..1 + input.below(4) {
+            match input.below(3) {
+                0 => subject.send(to, &[1; 60]),
+                1 => subject.access(to, &memory, false, input.byte().into()),
+                _ => subject.access(to, &memory, true, input.byte().into()),
+            }
+        }
+        let mut stream = None;
+        for _ in 0..1000 {
+            subject.poll(now);
+            match listener.accept() {
+                Ok((accepted, _)) => {
+                    stream = Some(accepted);
+                    break;
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+        }
+        if let Some(stream) = &mut stream {
+            stream.set_nonblocking(true).expect("it can be asked");
+            let _ = stream.write_all(&speech(input, WELCOME, true));
+            for _ in 0..10 {
+                subject.poll(now);
+                drain(stream);
+            }
+        }
+        drop((stream, listener));
+    } else {
+        // Somebody connects to it.
+        let to = (Ipv4Addr::LOCALHOST, subject.address.qpn.0);
+        let mut stream = TcpStream::connect(to).expect("it listens");
+        stream.set_nonblocking(true).expect("it can be asked");
+        let _ = stream.write_all(&speech(input, HELLO, false));
+        for _ in 0..10 {
+            now += Duration::from_micros(1);
+            for came in subject.poll(now) {
+                assert!(came.len() <= MTU);
+            }
+            drain(&mut stream);
+        }
+    }
+    // It is alive, and whatever it began ends.
+    let own = subject.address;
+    subject.send(own, b"alive");
+    let mut alive = false;
+    for _ in 0..200 {
+        now += Duration::from_millis(500);
+        alive |= subject.poll(now).iter().any(|bytes| bytes == b"alive");
+        if alive && subject.pending.is_empty() {
+            return;
+        }
+        std::thread::yield_now();
+    }
+    panic!("alive: {alive}, under way: {:?}", subject.pending);
+}
