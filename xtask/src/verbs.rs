@@ -44,6 +44,8 @@ pub(crate) fn step(
         "--deny=warnings",
     ]))?;
     test(workspace.cargo().args(["test", "--package=efa-verbs", "--no-fail-fast"]))?;
+    let tool = ["--package=efa-cli", "--features=efa-cli/verbs", "--test=verbs"];
+    test(workspace.cargo().arg("test").args(tool))?;
     interop::verbs_gate(workspace)?;
     soak::verbs_gate(workspace)
 }

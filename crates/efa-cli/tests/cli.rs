@@ -31,6 +31,21 @@ fn command_lines_without_sense() {
 }
 
 #[test]
+fn options_of_one_device_are_refused_for_the_other() {
+    for (line, says) in [
+        ("pingpong --device verbs --reorder 1", "--reorder is of the software device"),
+        ("pingpong --device verbs --capture x", "--capture is of the software device"),
+        ("pingpong --interface a --device-name b", "--device-name is of the software device"),
+        ("info --device soft --interface a", "--interface is not of --device soft"),
+        ("info --device verbs --link local", "--link is of the software device"),
+        ("doctor --device verbs --directory /x", "--directory is of the software device"),
+    ] {
+        let error = run(line.split(' ')).usage();
+        assert!(error.contains(says), "{line}: {error}");
+    }
+}
+
+#[test]
 fn info_for_people() {
     let text = run(["info", "--directory", DEVICES, "--device-name", "told"]).success();
     assert!(text.contains("efa-shm-told"), "{text}");
