@@ -8,8 +8,8 @@
 //! ```
 
 use efa_device::QueuePair;
-use efa_handshake::AddressHeader;
-use efa_proto::{MsgId, OpId, PacketType, ReqOptions, Rtm, RtmKind, Tag};
+use efa_handshake::{AddressHeader, Profile};
+use efa_proto::{MsgId, OpId, PacketType, RawAddress, ReqOptions, Rtm, RtmKind, Tag};
 
 use crate::arrival::Shape;
 use crate::completion::{Level, OperationError, ReceiveCompletion, StartError};
@@ -20,7 +20,58 @@ use crate::operations::Send;
 use crate::payload::Payload;
 use crate::peer::{Active, PeerId};
 use crate::select::{self, Circumstances, Operation, Subprotocol};
-use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Whole, Work};
+use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Transmit, Whole, Work};
+
+/// What a whole message says of itself.
+#[derive(Debug)]
+pub(crate) struct Eager {
+    pub(crate) tag: Option<Tag>,
+    pub(crate) cq_data: Option<u64>,
+    pub(crate) length: usize,
+}
+
+/// Writes a whole message with the next message id into a packet; gives it and its length. `None` if
+/// there is no packet, or the message doesn't fit.
+#[inline(always)]
+fn write_eager<Q: QueuePair, B>(
+    active: &mut Active<Q::Packet, B>,
+    transmit: &mut Transmit<Q, B>,
+    (own, profile): (RawAddress, &Profile),
+    message: &Eager,
+    copy: impl FnOnce(&mut [u8]),
+) -> Option<(Q::Packet, usize)> {
+    let Eager { tag, cq_data, length } = *message;
+    let mut packet = transmit.packet().ok()?;
+    let msg_id = MsgId(active.next_msg_id);
+    let bytes = packet.as_mut();
+    let rtm = |options| Rtm { msg_id, tag, kind: RtmKind::Eager, options };
+    // Where the options are known, little is left of writing them.
+    let header = match active.handshake.address_header(profile) {
+        AddressHeader::Connid => {
+            let connid = Some(own.connid);
+            rtm(ReqOptions { raw_address: None, cq_data, connid }).emit(bytes)
+        }
+        AddressHeader::Absent => {
+            rtm(ReqOptions { raw_address: None, cq_data, connid: None }).emit(bytes)
+        }
+        AddressHeader::Raw(form) => {
+            let raw_address = Some((own, form));
+            rtm(ReqOptions { raw_address, cq_data, connid: None }).emit(bytes)
+        }
+    };
+    let end = header.ok().and_then(|header| {
+        let end = header.checked_add(length)?;
+        copy(bytes.get_mut(header..end)?);
+        Some(end)
+    });
+    let Some(end) = end else {
+        transmit.recycle(packet);
+        return None;
+    };
+    active.take_msg_id();
+    active.handshake.request_posted();
+    Some((packet, end))
+}
 
 /// The record of a packet that is all of a message.
 #[inline]
@@ -120,21 +171,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Advance::Done
     }
 
-    /// Writes a message that fits one packet, if it may go at once.
+    /// Writes a message that fits one packet with the next message id, if it may go at once; gives
+    /// the packet and its length.
     #[inline(always)]
-    pub(crate) fn write_at_once(&mut self, message: &Message<B>) -> Option<(Q::Packet, usize)> {
-        let Message { peer, tag, cq_data, level, ref buffer, .. } = *message;
-        let length = buffer.length();
+    pub(crate) fn write_at_once(
+        &mut self,
+        peer: PeerId,
+        message: &Eager,
+        copy: impl FnOnce(&mut [u8]),
+    ) -> Option<(Q::Packet, usize)> {
+        let own = self.address();
         let active = self.peers.converse(peer, &self.config);
-        let at_once = level == Level::Transmit
-            && length < self.config.min_read
-            && active.user_queue.is_none()
+        let at_once = active.user_queue.is_none()
             && active.is_clear()
-            && !active.must_hold(level, &self.config);
+            && !active.must_hold(Level::Transmit, &self.config);
         if !at_once {
             return None;
         }
-        self.write_eager(peer, tag, cq_data, length, |bytes| buffer.read(0, bytes))
+        write_eager(active, &mut self.transmit, (own, &self.config.profile), message, copy)
     }
 
     /// Posts what [`write_at_once`](Self::write_at_once) wrote.
@@ -144,50 +198,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.operations.whole += 1;
         let message = Whole { tag, context, length: buffer.length() as u32, buffer: Some(buffer) };
         self.post_written(packet, whole(peer, end, message));
-    }
-
-    /// Writes a whole message with the next message id into a packet; gives it and its length. `None`
-    /// if there is no packet, or the message doesn't fit.
-    #[inline(always)]
-    fn write_eager(
-        &mut self,
-        peer: PeerId,
-        tag: Option<Tag>,
-        cq_data: Option<u64>,
-        length: u64,
-        copy: impl FnOnce(&mut [u8]),
-    ) -> Option<(Q::Packet, usize)> {
-        let (connid, address) = (self.connid(), self.address());
-        let active = self.peers.converse(peer, &self.config);
-        let mut packet = self.transmit.packet().ok()?;
-        let msg_id = MsgId(active.next_msg_id);
-        let bytes = packet.as_mut();
-        let emit = |bytes, options| Rtm { msg_id, tag, kind: RtmKind::Eager, options }.emit(bytes);
-        // Where the options are known, little is left of writing them.
-        let header = match active.handshake.address_header(&self.config.profile) {
-            AddressHeader::Connid => {
-                emit(bytes, ReqOptions { raw_address: None, cq_data, connid: Some(connid) })
-            }
-            AddressHeader::Absent => {
-                emit(bytes, ReqOptions { raw_address: None, cq_data, connid: None })
-            }
-            AddressHeader::Raw(form) => {
-                let raw_address = Some((address, form));
-                emit(bytes, ReqOptions { raw_address, cq_data, connid: None })
-            }
-        };
-        let end = header.ok().and_then(|header| {
-            let end = header.checked_add(usize::try_from(length).ok()?)?;
-            copy(bytes.get_mut(header..end)?);
-            Some(end)
-        });
-        let Some(end) = end else {
-            self.transmit.recycle(packet);
-            return None;
-        };
-        active.take_msg_id();
-        active.handshake.request_posted();
-        Some((packet, end))
     }
 
     /// Writes and posts a packet of a send: a header and `length` bytes from `offset` on.
@@ -260,6 +270,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         cq_data: Option<u64>,
         bytes: &[u8],
     ) -> Result<(), StartError> {
+        let eager = Eager { tag, cq_data, length: bytes.len() };
+        let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
+        if let Some((packet, end)) = self.write_at_once(peer, &eager, copy) {
+            let message = Whole { tag, context: 0, length: bytes.len() as u32, buffer: None };
+            self.post_written(packet, whole(peer, end, message));
+            return Ok(());
+        }
+        self.inject_later(peer, &eager, bytes)
+    }
+
+    /// Sends one that doesn't go at once.
+    #[inline(never)]
+    fn inject_later(
+        &mut self,
+        peer: PeerId,
+        eager: &Eager,
+        bytes: &[u8],
+    ) -> Result<(), StartError> {
         let busy = StartError::Busy { limit: self.config.max_sends };
         // Without an operation it can't be held behind others.
         let waits = |active: &Active<_, _>| {
@@ -270,12 +298,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return Err(busy);
         }
         if self.takes_plain(peer) {
-            return self.inject_plain(peer, tag, cq_data, bytes);
+            return self.inject_plain(peer, eager.tag, eager.cq_data, bytes);
         }
         let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
-        let written = self.write_eager(peer, tag, cq_data, bytes.len() as u64, copy);
+        let own = (self.address(), &self.config.profile);
+        let active = self.peers.converse(peer, &self.config);
+        let written = write_eager(active, &mut self.transmit, own, eager, copy);
         let Some((packet, end)) = written else { return Err(busy) };
-        let message = Whole { tag, context: 0, length: bytes.len() as u32, buffer: None };
+        let length = bytes.len() as u32;
+        let message = Whole { tag: eager.tag, context: 0, length, buffer: None };
         self.post_or_queue_up(packet, whole(peer, end, message));
         Ok(())
     }

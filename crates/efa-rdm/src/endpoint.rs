@@ -17,6 +17,7 @@ use crate::completion::{
     RmaKind, SendCompletion, StartError,
 };
 use crate::config::{Config, ConfigError, inject_limit};
+use crate::eager::Eager;
 use crate::event::{DropReason, Event, Events};
 use crate::in_place::InPlace;
 use crate::inbound::Inbound;
@@ -239,10 +240,21 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Err(error) = self.check_peer(message.peer).and_then(|()| self.check_sends()) {
             return Err(Refused { error, buffer: message.buffer });
         }
-        match self.write_at_once(&message) {
-            Some((packet, length)) => self.post_whole(packet, length, message),
-            None => self.send_later(message),
+        let length = message.buffer.length();
+        // The receiver may read it, or is to tell something: that is an operation.
+        if message.level == Level::Transmit
+            && length < self.config.min_read
+            && let Ok(length) = usize::try_from(length)
+        {
+            let Message { peer, tag, cq_data, ref buffer, .. } = message;
+            let eager = Eager { tag, cq_data, length };
+            let written = self.write_at_once(peer, &eager, |bytes| buffer.read(0, bytes));
+            if let Some((packet, end)) = written {
+                self.post_whole(packet, end, message);
+                return Ok(());
+            }
         }
+        self.send_later(message);
         Ok(())
     }
 
@@ -495,6 +507,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && self.transmit.rdma_in_flight() == 0
             && self.operations.waiting_transfers.is_empty()
             && self.peers.all_clear()
+    }
+
+    /// Whether something is due at a certain time, so that [`progress`](Self::progress) must be told
+    /// the right one. Otherwise one of not long ago will do.
+    #[must_use]
+    pub fn is_timed(&self) -> bool {
+        !self.schedule.backing_off.is_empty() || self.transmit.device.next_event().is_some()
     }
 
     /// When [`progress`](Self::progress) should be called next although nothing was started.

@@ -283,8 +283,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// A peer asks to write.
     pub(crate) fn rtw_arrived(&mut self, peer: PeerId, rtw: &Rtw<'_>, payload: &[u8]) {
-        // One of nothing to nowhere only asks for our HANDSHAKE, which is on its way.
-        if rtw.rma_iov.is_empty() && rtw.kind == RtwKind::Eager && payload.is_empty() {
+        // One of nothing to nowhere only asks for our HANDSHAKE, which is on its way. With data it is
+        // a write, of which the data is told.
+        let has_data = !payload.is_empty() || rtw.options.cq_data.is_some();
+        if rtw.rma_iov.is_empty() && rtw.kind == RtwKind::Eager && !has_data {
             return;
         }
         let bytes = payload.len() as u64;

@@ -19,12 +19,17 @@ pub(crate) fn last(verb: &str, interface: &str) -> DeviceError {
 }
 
 /// The result of a call that gives 0 or an error number.
+#[inline]
 pub(crate) fn check(code: c_int, verb: &str, interface: &str) -> Result<(), DeviceError> {
+    if code == 0 { Ok(()) } else { Err(refused(code, verb, interface)) }
+}
+
+#[cold]
+fn refused(code: c_int, verb: &str, interface: &str) -> DeviceError {
     match code {
-        0 => Ok(()),
         // As some old calls do.
-        -1 => Err(last(verb, interface)),
-        errno => Err(failed(verb, interface, errno)),
+        -1 => last(verb, interface),
+        errno => failed(verb, interface, errno),
     }
 }
 

@@ -36,6 +36,11 @@ impl Clock {
         }
     }
 
+    /// Whether its owner moves it.
+    pub(crate) fn is_manual(&self) -> bool {
+        matches!(self, Self::Manual(_))
+    }
+
     /// Lets time pass until `next` or a little, before a look again: a manual clock moves on; on
     /// the host's the processor is offered to others, now and then. `looks` counts the looks.
     pub(crate) fn pass(&self, next: Option<Time>, looks: u32) {

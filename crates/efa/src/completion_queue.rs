@@ -14,8 +14,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::completion::{Completion, CompletionError};
 use crate::domain::Domain;
@@ -73,6 +75,8 @@ pub(crate) struct Shared {
     /// Places of operations under way, and of their completions.
     taken: AtomicUsize,
     entries: Mutex<VecDeque<(Place, Entry)>>,
+    /// How many there are, to see without the lock that there are none.
+    waiting: AtomicUsize,
     endpoints: Driven,
 }
 
@@ -83,6 +87,7 @@ impl CompletionQueue {
             capacity: options.capacity.max(1),
             taken: AtomicUsize::new(0),
             entries: Mutex::default(),
+            waiting: AtomicUsize::new(0),
             endpoints: Driven::default(),
         }))
     }
@@ -95,6 +100,7 @@ impl CompletionQueue {
 
     /// The next completion, if there is one (none is `FI_EAGAIN`). Failed operations come in their
     /// turn.
+    #[inline]
     pub fn read(&self) -> Option<Entry> {
         if let Some(entry) = self.0.pop() {
             return Some(entry);
@@ -142,10 +148,6 @@ impl CompletionQueue {
 }
 
 impl Shared {
-    fn entries(&self) -> MutexGuard<'_, VecDeque<(Place, Entry)>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn bind(&self, endpoint: Weak<EndpointShared>) {
         self.endpoints.bind(endpoint);
     }
@@ -168,17 +170,26 @@ impl Shared {
 
     /// Appends a completion, or gives it back if it has no place and there is enough to read.
     #[must_use]
+    #[inline(always)]
     pub(crate) fn push(&self, place: Place, entry: Entry) -> Option<Entry> {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         if place == Place::Spare && entries.len() >= self.capacity {
             return Some(entry);
         }
         entries.push_back((place, entry));
+        self.waiting.store(entries.len(), Ordering::Release);
         None
     }
 
+    #[inline(always)]
     fn pop(&self) -> Option<Entry> {
-        let (place, entry) = self.entries().pop_front()?;
+        if self.waiting.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut entries = self.entries.lock();
+        let (place, entry) = entries.pop_front()?;
+        self.waiting.store(entries.len(), Ordering::Release);
+        drop(entries);
         if place == Place::Reserved {
             self.give_places(1);
         }
@@ -186,13 +197,17 @@ impl Shared {
     }
 
     fn pop_many(&self, into: &mut Vec<Entry>, most: usize) -> usize {
-        let mut entries = self.entries();
+        if self.waiting.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let mut entries = self.entries.lock();
         let count = entries.len().min(most);
         let mut reserved = 0;
         for (place, entry) in entries.drain(..count) {
             reserved += usize::from(place == Place::Reserved);
             into.push(entry);
         }
+        self.waiting.store(entries.len(), Ordering::Release);
         drop(entries);
         self.give_places(reserved);
         count

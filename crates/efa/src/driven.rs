@@ -1,8 +1,9 @@
 //! The endpoints that an object moves on when it is read.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Weak;
 
 use efa_device::Time;
+use parking_lot::Mutex;
 
 use crate::endpoint::Shared as Endpoint;
 
@@ -11,18 +12,14 @@ use crate::endpoint::Shared as Endpoint;
 pub(crate) struct Driven(Mutex<Vec<Weak<Endpoint>>>);
 
 impl Driven {
-    fn endpoints(&self) -> MutexGuard<'_, Vec<Weak<Endpoint>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn bind(&self, endpoint: Weak<Endpoint>) {
-        self.endpoints().push(endpoint);
+        self.0.lock().push(endpoint);
     }
 
     /// Moves the operations of each on.
     pub(crate) fn progress(&self) {
         let mut gone = false;
-        let mut endpoints = self.endpoints();
+        let mut endpoints = self.0.lock();
         for endpoint in endpoints.iter() {
             match endpoint.upgrade() {
                 Some(endpoint) => endpoint.progress(),
@@ -36,7 +33,7 @@ impl Driven {
 
     /// When the first of them should be moved on although nothing was started.
     pub(crate) fn next_timeout(&self) -> Option<Time> {
-        let endpoints = self.endpoints();
+        let endpoints = self.0.lock();
         endpoints.iter().filter_map(Weak::upgrade).filter_map(|e| e.next_timeout()).min()
     }
 }

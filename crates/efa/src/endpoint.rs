@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{Device as _, Qkey, QueuePairOptions, Time};
 use efa_rdm::{AtomicKind, AtomicOp, Config, Datatype, Level, Operands, Statistics};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::address::Address;
 use crate::address_vector::{AddressVector, FiAddr};
@@ -637,14 +638,12 @@ pub(crate) struct Shared {
 
 impl Shared {
     fn driver(&self) -> MutexGuard<'_, Driver> {
-        self.driver.lock().unwrap_or_else(PoisonError::into_inner)
+        self.driver.lock()
     }
 
     pub(crate) fn progress(&self) {
-        let mut driver = self.driver();
-        // Read under the lock, so that the engine's time never goes back.
-        let now = self.domain.fabric().clock().now();
-        driver.progress(now);
+        // The clock is read under the lock, so that the engine's time never goes back.
+        self.driver().progress(self.domain.fabric().clock());
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {
