@@ -396,8 +396,13 @@ impl Liar {
             6 => Header::ReadNack(ReadNack { send_id, recv_id: OpId(1), connid }),
             _ => {
                 let prov_errno = input.number(4) as u32;
-                let ref_kind = input.byte();
-                Header::PeerError(PeerError { op_id: send_id, ref_kind, prov_errno, connid })
+                let ref_kind = input.pick(&[0, 1, 2, 3, 0, 1, 2]);
+                let of_message = OpId(self.msg_id(input).0);
+                let op_id = match ref_kind {
+                    0 => input.pick(&[send_id, recv_id]),
+                    _ => of_message,
+                };
+                Header::PeerError(PeerError { op_id, ref_kind, prov_errno, connid })
             }
         };
         let carries = matches!(choice, 1 | 2 | 4);
@@ -406,7 +411,8 @@ impl Liar {
 
     fn handshake(&mut self, world: &mut World, input: &mut Input<'_>) {
         let bits = match input.byte() {
-            0..=127 => Extras::all().bits() & !Extras::USER_RECV_QP.bits(),
+            0..=111 => Extras::all().bits() & !Extras::USER_RECV_QP.bits(),
+            112..=127 => Extras::all().bits(),
             128..=191 => input.byte().into(),
             _ => input.number(8),
         };
@@ -417,7 +423,7 @@ impl Liar {
             connid: self.connid(input),
             host_id: input.one_in(2).then_some(9),
             device_version: (!input.one_in(4)).then_some(input.pick(&[0xefa2, 0xefa0])),
-            user_recv_qp: input.one_in(4).then(|| UserRecvQp {
+            user_recv_qp: input.one_in(2).then(|| UserRecvQp {
                 qpn: input.about32(u32::from(self.qpn.0)),
                 qkey: input.about32(self.connid.0),
             }),

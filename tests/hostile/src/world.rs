@@ -198,8 +198,12 @@ impl World {
 
     fn settings(input: &mut Input<'_>) -> Config {
         let release = input.pick(&Release::ALL);
-        let base =
-            if input.byte() & 1 == 0 { Config::default() } else { Config::as_release(release) };
+        let choice = input.byte();
+        let mut base =
+            if choice & 1 == 0 { Config::default() } else { Config::as_release(release) };
+        if choice & 2 != 0 {
+            base.profile.extras |= Extras::PEER_ERROR;
+        }
         Config {
             max_medium: input.pick(&[2048, 0, 1 << 16]),
             min_read: input.pick(&[4096, 1, 1 << 20]),

@@ -369,6 +369,8 @@ mod tests {
     use std::net::Shutdown;
     use std::thread;
 
+    use proptest::prelude::*;
+
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -437,5 +439,61 @@ mod tests {
             assert_eq!(error, "the other side failed: no memory");
         }
         assert!(matches!(b.check(), Err(ControlError::Closed)));
+    }
+
+    /// A message of the other side, or what looks like one.
+    fn line() -> impl Strategy<Value = Vec<u8>> {
+        let number = prop_oneof![any::<u64>().prop_map(|n| n.to_string()), "[-0-9.e]{1,30}"];
+        let message = prop_oneof![
+            Just(r#"{"protocol":"efa-pingpong","version":1}"#.to_owned()),
+            Just(r#""done""#.to_owned()),
+            "[a-z\u{1b}\"\\\\{}]{0,20}".prop_map(|text| format!(r#"{{"ready":{{"address":"{text}"}}}}"#)),
+            (number, any::<bool>()).prop_map(|(number, flag)| format!(
+                r#"{{"start":{{"plan":{{"mode":"latency","tagged":{flag},"cq_data":{flag},"check":{flag},"warmup":{number},"steps":[{{"size":{number},"iterations":1,"window":1}}]}},"address":"x"}}}}"#
+            )),
+        ];
+        prop_oneof![
+            3 => message.prop_map(String::into_bytes),
+            1 => proptest::collection::vec(any::<u8>(), 0..200),
+        ]
+    }
+
+    proptest! {
+        // Whatever the other side says, it is understood or refused, and said on one line.
+        #[test]
+        fn any_bytes_are_messages_or_errors(
+            lines in proptest::collection::vec(line(), 0..6),
+            honest in any::<bool>(),
+        ) {
+            let mut said = Vec::new();
+            if honest {
+                said.extend_from_slice(b"{\"protocol\":\"efa-pingpong\",\"version\":1}\n");
+            }
+            for line in lines {
+                said.extend(line);
+                said.push(b'\n');
+            }
+            let mut channel = match greeted(&said) {
+                Ok(channel) => channel,
+                Err(error) => {
+                    let shown = error.to_string();
+                    prop_assert!(!shown.contains(char::is_control), "{}", shown);
+                    return Ok(());
+                }
+            };
+            for _ in 0..8 {
+                match channel.receive_start() {
+                    Ok((plan, _)) => {
+                        let _ = plan.check_bounds();
+                    }
+                    Err(ControlError::PeerFailed { .. }) => {}
+                    Err(error) => {
+                        let shown = error.to_string();
+                        prop_assert!(!shown.contains(char::is_control), "{}", shown);
+                    }
+                }
+                let _ = channel.check();
+            }
+        }
     }
 }
