@@ -303,7 +303,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 shape.receipt = matches!(rtw.kind, RtwKind::DcLongCts { .. });
                 shape.subprotocol = Subprotocol::LongCts;
                 (shape.length, shape.send_id) = (msg_length, send_id);
-                bytes < msg_length
+                // All of it, as libfabric 1.11 does, leaves nothing to be granted.
+                bytes <= msg_length && msg_length > 0
             }
             RtwKind::LongRead { msg_length, send_id, read_iov: iov } => {
                 shape.subprotocol = Subprotocol::LongRead;

@@ -668,7 +668,7 @@ fn hazard_15_a_packet_that_can_not_be_handled_is_given_back_once() {
     let kinds = [
         RtmKind::Medium { msg_length: 99, seg_offset },
         RtmKind::DcMedium { send_id, msg_length: 99, seg_offset },
-        RtmKind::LongCts { msg_length: 10, send_id, credit_request, read_nack },
+        RtmKind::LongCts { msg_length: 9, send_id, credit_request, read_nack },
         RtmKind::LongRead { msg_length: 10, send_id, read_iov: &iov },
         RtmKind::RuntRead { msg_length: 9, send_id, seg_offset, runt_length: 9, read_iov: &iov },
     ];
