@@ -476,6 +476,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
+    /// Whether there is one for [`poll_completion`](Self::poll_completion).
+    #[inline]
+    #[must_use]
+    pub fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
+    }
+
     /// Takes the next completion.
     #[inline]
     pub fn poll_completion(&mut self) -> Option<Completion<B>> {

@@ -113,21 +113,21 @@ impl Lane {
     }
 
     /// Whether nothing waits for room any more.
+    #[inline(always)]
     fn is_clear(&mut self) -> bool {
-        if !self.held_back.is_empty() {
-            self.catch_up();
-        }
-        self.held_back.is_empty()
+        self.held_back.is_empty() || self.catch_up()
     }
 
-    /// Delivers what there is room for.
-    fn catch_up(&mut self) {
+    /// Delivers what there is room for, and tells whether that was all.
+    #[cold]
+    fn catch_up(&mut self) -> bool {
         while let Some((place, entry)) = self.held_back.pop_front() {
             if let Some(entry) = self.queue.push(place, entry) {
                 self.held_back.push_front((place, entry));
-                break;
+                return false;
             }
         }
+        true
     }
 }
 
@@ -354,7 +354,9 @@ impl Driver {
                 self.now = clock.now();
             }
             self.engine.progress(self.now);
-            self.deliver();
+            if self.engine.has_completions() {
+                self.deliver();
+            }
         }
     }
 
