@@ -354,7 +354,7 @@ impl Driver {
                 self.now = clock.now();
             }
             self.engine.progress(self.now);
-            if self.engine.has_completions() {
+            if self.engine.has_completions() || self.counters.is_some() {
                 self.deliver();
             }
         }
