@@ -191,6 +191,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             tracing::info!(peer = peer.0, "a second HANDSHAKE announces other features");
         }
         active.user_queue = user_queue(active.handshake.extras(), handshake);
+        let extras = active.handshake.extras().unwrap_or_default();
+        active.pace.learn(extras, active.next_msg_id);
+        active.keep_from_going_at_once();
         for work in core::mem::take(&mut active.awaiting_handshake) {
             self.enqueue(peer, work);
         }

@@ -45,6 +45,10 @@ pub struct Config {
     /// their application's buffers, which libfabric 1.22 to 2.5 do on request (feature 7) and tell
     /// in their HANDSHAKE; such a peer drops a message with a header.
     pub messages_after_handshake: bool,
+    /// Most message ids that a peer which may be older than libfabric 2.0 is sent before all of them
+    /// are delivered: such a peer drops messages that are its window ahead of the one it expects,
+    /// usually 16,384 (facts 5). 0: no limit.
+    pub old_peer_window: u32,
     /// Most send operations under way.
     pub max_sends: usize,
     /// Most receives posted, and most messages being received.
@@ -102,6 +106,7 @@ impl Default for Config {
             cts_window: 32,
             unexpected_header: UnexpectedHeader::Refuse,
             messages_after_handshake: false,
+            old_peer_window: 8192,
             max_sends: 4096,
             max_receives: 1 << 21,
             bounds: Bounds::default(),

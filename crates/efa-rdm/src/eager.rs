@@ -182,7 +182,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ) -> Option<(Q::Packet, usize)> {
         let own = self.address();
         let active = self.peers.converse(peer, &self.config);
-        let at_once = active.user_queue.is_none()
+        let at_once = active.next_msg_id != active.pace.stop
             && active.is_clear()
             && !active.must_hold(Level::Transmit, &self.config);
         if !at_once {
@@ -295,6 +295,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 || active.must_hold(Level::Transmit, &self.config)
         };
         if self.peers.active(peer).is_some_and(waits) {
+            return Err(busy);
+        }
+        if self.peers.active(peer).is_some_and(Active::must_pause) {
+            self.await_pause(peer);
             return Err(busy);
         }
         if self.takes_plain(peer) {

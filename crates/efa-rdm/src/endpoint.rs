@@ -35,13 +35,15 @@ use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Transmit, Unposte
 
 /// Peers that have something to send.
 #[derive(Debug, Default)]
-struct Schedule {
+pub(crate) struct Schedule {
     ready: VecDeque<PeerId>,
     /// The device took no more when they were served last.
     blocked: bool,
     backing_off: BinaryHeap<Reverse<(Time, PeerId)>>,
     /// When something is to be done whatever the device has to tell.
-    due: Time,
+    pub(crate) due: Time,
+    /// Peers whose messages wait until nothing is in flight to them.
+    pub(crate) pausing: Vec<PeerId>,
 }
 
 impl Schedule {
@@ -76,11 +78,11 @@ pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) matching: Matching<B>,
     /// `None`, unless the queue pair is an [`InPlaceQueue`](crate::InPlaceQueue).
     pub(crate) in_place: Option<Box<InPlace<Q>>>,
-    schedule: Schedule,
+    pub(crate) schedule: Schedule,
     pub(crate) completions: VecDeque<Completion<B>>,
     pub(crate) events: Events,
     pub(crate) statistics: Statistics,
-    now: Time,
+    pub(crate) now: Time,
     trim_at: Time,
 }
 
@@ -272,15 +274,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub(crate) fn start_ordered(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
         let peer = send.peer;
         let active = self.peers.converse(peer, &self.config);
-        let hold = active.must_hold(send.level, &self.config);
+        let pause = active.must_pause();
+        let hold = pause || active.must_hold(send.level, &self.config);
         let clear = active.is_clear();
         let missing = active.missing(send.level);
         if !hold && missing.is_empty() {
-            send.msg_id = active.take_msg_id().0;
+            send.msg_id = active.take_ordered_id().0;
         }
         let id = self.operations.add_send(send);
         if hold {
             self.hold(peer, id);
+            if pause {
+                self.await_pause(peer);
+            }
         } else if !missing.is_empty() {
             self.fail_send(id, OperationError::PeerLacks { missing });
         } else if !clear || self.advance_send(id) != Advance::Done {
@@ -330,9 +336,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && let Some(id) = active.held.pop_front()
         {
             let Some(send) = self.operations.sends.get_mut(id) else { continue };
+            let pause = active.must_pause();
+            if pause || active.awaits_handshake(send.level, &self.config) {
+                active.held.push_front(id);
+                return if pause {
+                    self.await_pause(peer)
+                };
+            }
             let missing = active.missing(send.level);
             if missing.is_empty() {
-                send.msg_id = active.take_msg_id().0;
+                send.msg_id = active.take_ordered_id().0;
                 self.enqueue(peer, Work::Send(id));
             } else {
                 self.fail_send(id, OperationError::PeerLacks { missing });
@@ -513,6 +526,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.transmit.in_flight() == 0
             && self.transmit.rdma_in_flight() == 0
             && self.operations.waiting_transfers.is_empty()
+            && self.schedule.pausing.is_empty()
             && self.peers.all_clear()
     }
 
@@ -541,7 +555,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let waiting = !self.operations.waiting_transfers.is_empty();
         let stuck = waiting && self.transmit.rdma_in_flight() == 0;
         let memory = stuck.then_some(self.trim_at);
-        [backoff, device, user, send, refill, memory].into_iter().flatten().min()
+        let pause = (!self.schedule.pausing.is_empty()).then_some(again);
+        [backoff, device, user, send, refill, memory, pause].into_iter().flatten().min()
     }
 
     /// Moves everything on to `now`, which must not go back: takes what the device finished, sends
@@ -619,6 +634,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.trim();
             }
             self.schedule.set_due(self.trim_at);
+            if !self.schedule.pausing.is_empty() {
+                self.end_pauses();
+            }
         }
         if !self.schedule.ready.is_empty() {
             self.serve();

@@ -81,6 +81,7 @@ mod medium;
 mod memory;
 mod operation;
 mod operations;
+mod pace;
 mod payload;
 mod peer;
 mod peer_error;

@@ -27,6 +27,7 @@ use crate::completion::Level;
 use crate::config::Config;
 use crate::hash::mix;
 use crate::held::Chain;
+use crate::pace::Pace;
 use crate::rnr::Backoff;
 use crate::transmit::{InFlight, Work};
 
@@ -104,6 +105,8 @@ const _: () = assert!(size_of::<Entry>() <= 32, "an idle peer stays small");
 pub(crate) struct Active<P, B> {
     pub(crate) handshake: PeerState,
     pub(crate) next_msg_id: u32,
+    /// How far messages may run ahead. Those to a user queue pair never go at once.
+    pub(crate) pace: Pace,
     /// Early packets, a chain for each message.
     pub(crate) window: Window<Chain>,
     pub(crate) backoff: Backoff,
@@ -131,6 +134,7 @@ impl<P, B> Active<P, B> {
         Self {
             handshake: PeerState::new(),
             next_msg_id: config.first_msg_id,
+            pace: Pace::new(config.old_peer_window, config.first_msg_id),
             window: Window::new(WINDOW.min(config.max_reorder))
                 .with_limit(config.max_reorder)
                 .starting_at(config.first_msg_id),
@@ -166,8 +170,33 @@ impl<P, B> Active<P, B> {
     /// Whether a message has to wait for the peer's HANDSHAKE, or for others that do.
     #[inline]
     pub(crate) fn must_hold(&self, level: Level, config: &Config) -> bool {
+        !self.held.is_empty() || self.awaits_handshake(level, config)
+    }
+
+    /// Whether a message has to wait for the peer's HANDSHAKE.
+    #[inline]
+    pub(crate) fn awaits_handshake(&self, level: Level, config: &Config) -> bool {
         let asks = level == Level::Delivery || config.messages_after_handshake;
-        !self.held.is_empty() || (asks && !self.handshake.is_known())
+        asks && !self.handshake.is_known()
+    }
+
+    /// Whether the next message has to wait until all before it are delivered.
+    pub(crate) fn must_pause(&self) -> bool {
+        self.user_queue.is_none() && self.pace.is_over(self.next_msg_id)
+    }
+
+    /// The id of a message or atomic that doesn't go at once.
+    pub(crate) fn take_ordered_id(&mut self) -> MsgId {
+        let id = self.take_msg_id();
+        self.keep_from_going_at_once();
+        id
+    }
+
+    /// Messages to a user queue pair are another matter.
+    pub(crate) fn keep_from_going_at_once(&mut self) {
+        if self.user_queue.is_some() {
+            self.pace.stop = self.next_msg_id;
+        }
     }
 
     pub(crate) fn take_msg_id(&mut self) -> MsgId {

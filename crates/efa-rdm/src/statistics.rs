@@ -63,6 +63,8 @@ pub struct Statistics {
     pub receiver_not_ready: u64,
     /// Packets sent again after that.
     pub retransmitted: u64,
+    /// Pauses so that a receiver with a small window of message ids can't lose any.
+    pub pauses: u64,
     /// Packets that failed for good.
     pub send_errors: u64,
     /// Packets that came before their turn and were kept.

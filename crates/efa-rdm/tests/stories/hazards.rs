@@ -215,7 +215,7 @@ fn hazard_03_early_messages_keep_no_receive_buffers() {
 fn hazard_04_messages_far_beyond_the_expected_one_are_kept() {
     // Farther than the largest window of any release.
     const COUNT: u64 = 16_384 + 100;
-    let config = Config { max_sends: 1 << 20, ..Config::default() };
+    let config = Config { max_sends: 1 << 20, old_peer_window: 0, ..Config::default() };
     let mut world = acquainted(LocalOptions::default(), [config.clone(), config], || vec![1]);
     let me = place(&world.ends[0]);
     world.network.delay_sends(me, 1, 60 * SECOND).unwrap();

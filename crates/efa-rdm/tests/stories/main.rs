@@ -19,6 +19,7 @@ mod matrix;
 mod medium;
 mod memory;
 mod order;
+mod pace;
 mod peer_error;
 mod peers;
 mod plain;

@@ -1,0 +1,138 @@
+//! Receivers of old releases lose messages that are too far ahead: senders take a pause.
+
+use std::time::Duration;
+
+use efa_device::Rdma;
+use efa_handshake::Release;
+use efa_rdm::{Config, DropReason, Level, Message, StartError};
+use efa_sim::local::{Faults, LocalOptions};
+
+use crate::world::{World, pattern};
+
+/// Ids that the receiver keeps.
+const WINDOW: u32 = 64;
+
+/// A receiver that is, or may be, of an old release, and a network on which some packets are far
+/// later than others.
+fn pair(seed: u64, old_peer_window: u32, receiver: Release) -> World {
+    let faults = Faults { late: 0.02, late_by: Duration::from_millis(1), ..Faults::default() };
+    let rdma = Rdma { unsolicited_write_receive: true, ..Rdma::READ_WRITE };
+    let mut world = World::new(LocalOptions { seed, faults, rdma, ..LocalOptions::default() });
+    world.add(Config { old_peer_window, ..Config::default() });
+    world.add(Config { max_reorder: WINDOW, ..Config::as_release(receiver) });
+    world
+}
+
+const MESSAGES: u64 = 1000;
+
+/// Sends messages while progress is made, a few at a time.
+fn send_all(world: &mut World) {
+    for context in 0..MESSAGES {
+        world.receive(1, 100, context);
+        world.send(0, 1, pattern(100, context), context);
+        if context % 5 == 0 {
+            world.step();
+        }
+    }
+}
+
+#[test]
+fn without_pauses_such_a_receiver_loses_messages() {
+    let mut world = pair(1, 0, Release::V1_20);
+    send_all(&mut world);
+    world.idle(Duration::from_secs(1));
+    assert!(world.drop_reasons(1).contains(&DropReason::MessageIdTooFar));
+    assert!((world.take_receives(1).len() as u64) < MESSAGES);
+}
+
+#[test]
+fn with_pauses_all_arrive_in_order() {
+    for seed in 0..10 {
+        let mut world = pair(seed, WINDOW, Release::V1_20);
+        send_all(&mut world);
+        world.drive();
+        let received = world.take_receives(1);
+        assert_eq!(received.len() as u64, MESSAGES);
+        for (i, done) in received.into_iter().enumerate() {
+            assert_eq!((done.context, done.result), (i as u64, Ok(())));
+            assert_eq!(done.buffer, pattern(100, i as u64));
+        }
+        assert_eq!(world.take_sends(0).len() as u64, MESSAGES);
+        let pauses = world.endpoint(0).statistics().pauses;
+        assert!(pauses >= MESSAGES / u64::from(WINDOW), "{pauses}");
+        world.assert_clean();
+    }
+}
+
+#[test]
+fn all_kinds_of_messages_and_ids_at_their_wrap_keep_to_it() {
+    for seed in 0..4 {
+        let mut world = pair(seed, 16, Release::V1_20);
+        for end in 0..2 {
+            let first_msg_id = u32::MAX - 100;
+            let config = if end == 0 {
+                Config { old_peer_window: 16, first_msg_id, ..Config::default() }
+            } else {
+                let old = Config::as_release(Release::V1_20);
+                Config { max_reorder: 16, first_msg_id, ..old }
+            };
+            world.restart(end, 77 + end as u32, config);
+        }
+        for context in 0..300_u64 {
+            let length = [10, 20_000, 100_000][context as usize % 3];
+            let level = if context % 4 == 0 { Level::Delivery } else { Level::Transmit };
+            world.receive(1, length, context);
+            let (peer, buffer) = (world.peer(0, 1), pattern(length, context));
+            let message = Message { peer, tag: None, cq_data: None, level, buffer, context };
+            world.endpoint(0).send(message).unwrap();
+            if context % 7 == 0 {
+                world.step();
+            }
+        }
+        world.drive();
+        let mut received = world.take_receives(1);
+        assert_eq!(received.len(), 300);
+        // Matched in order; the long ones are whole later.
+        received.sort_by_key(|done| done.context);
+        for (i, done) in received.into_iter().enumerate() {
+            assert_eq!((done.context, done.result), (i as u64, Ok(())));
+            assert_eq!(done.buffer, pattern(done.buffer.len(), i as u64));
+        }
+        assert_eq!(world.drop_reasons(1), []);
+    }
+}
+
+#[test]
+fn peers_that_lose_none_are_sent_without_pauses() {
+    let mut world = pair(2, WINDOW, Release::V2_6);
+    world.restart(1, 78, Config::default());
+    world.receive(1, 1, 0);
+    world.send(0, 1, vec![1], 0);
+    world.drive();
+    world.receive_done(1);
+    world.send_done(0);
+    send_all(&mut world);
+    world.drive();
+    assert_eq!(world.take_receives(1).len() as u64, MESSAGES);
+    assert_eq!(world.endpoint(0).statistics().pauses, 0);
+}
+
+#[test]
+fn an_injected_message_is_refused_for_the_time_of_a_pause() {
+    let mut world = pair(3, 8, Release::V1_20);
+    let peer = world.peer(0, 1);
+    let level = Level::Transmit;
+    let message = Message { peer, tag: None, cq_data: None, level, buffer: &b"x"[..], context: 0 };
+    for context in 0..9 {
+        world.receive(1, 1, context);
+    }
+    for _ in 0..8 {
+        world.endpoint(0).inject(message).unwrap();
+    }
+    let refused = world.endpoint(0).inject(message);
+    assert!(matches!(refused, Err(StartError::Busy { .. })), "{refused:?}");
+    world.drive();
+    world.endpoint(0).inject(message).unwrap();
+    world.drive();
+    assert_eq!(world.take_receives(1).len(), 9);
+}
