@@ -104,7 +104,7 @@ struct Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.table.lock().remove(&self.remote_key);
+        self.table.forget(self.remote_key);
     }
 }
 
@@ -165,6 +165,15 @@ impl RegionTable {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, Weak<Registered>>> {
         self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets the region of a key, unless the interface has given the key to another one meanwhile,
+    /// as it may when the memory was reclaimed.
+    fn forget(&self, key: u32) {
+        let mut by_key = self.lock();
+        if by_key.get(&key).is_some_and(|region| region.strong_count() == 0) {
+            by_key.remove(&key);
+        }
     }
 
     pub(crate) fn find(&self, key: u32) -> Option<VerbsRegion> {
@@ -305,7 +314,7 @@ impl Region for VerbsRegion {
         let mut registered = Arc::try_unwrap(self.0).map_err(Self)?;
         let length = registered.length;
         // Before the memory is somebody's again, nobody finds it any more.
-        registered.table.lock().remove(&registered.remote_key);
+        registered.table.forget(registered.remote_key);
         match registered.memory.take() {
             Some(_) if length == 0 => Ok(Box::default()),
             Some(memory) => Ok(memory),

@@ -110,6 +110,7 @@ fn interfaces_are_found_and_described() {
     });
 }
 
+// conformance: A29
 #[test]
 fn datagrams_arrive_with_their_source_and_immediate_data() {
     on_soft_device("datagrams_arrive_with_their_source_and_immediate_data", &[], || {
@@ -154,6 +155,7 @@ fn datagrams_arrive_with_their_source_and_immediate_data() {
     });
 }
 
+// conformance: A29
 #[test]
 fn an_unknown_sender_is_told_by_gid() {
     on_soft_device("an_unknown_sender_is_told_by_gid", &[], || {
@@ -366,6 +368,9 @@ fn regions_are_found_by_key_and_given_back() {
         drop(found);
         assert_eq!(*region.reclaim().unwrap(), *b"some bytES");
         assert!(a.region(key).is_none());
+        let again = device.register(vec![0; 3].into(), ALL).unwrap();
+        assert_eq!(a.region(again.remote_key()).map(|region| region.length()), Some(3));
+        drop(again);
         let empty = device.register(Box::default(), ALL).unwrap();
         assert_eq!((empty.length(), empty.write(0, b"x"), empty.read(0, &mut [0])), (0, 0, 0));
         assert_eq!(*empty.reclaim().unwrap(), []);
