@@ -125,7 +125,7 @@ fn eager_limit_later(stage: &mut Stage<'_>) -> Result<()> {
 
 fn inject(stage: &mut Stage<'_>) -> Result<()> {
     let limit = stage.inject_limit();
-    for size in [0, 1, 8, 32, 33, 1000, limit - 1, limit] {
+    for size in [0, 1, 8, 32, 33, 1000, limit.saturating_sub(1), limit] {
         for message in [untagged(size), tagged(size), with_data(size), with_data(size | 1)] {
             let size = message.size.min(limit);
             stage.exchange(Message { size, inject: true, ..message })?;
