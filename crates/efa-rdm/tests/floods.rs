@@ -6,9 +6,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-use efa_device::{Completion as Done, Device, Qkey, QueuePair, QueuePairOptions, Time};
+use efa_device::{
+    Access, Completion as Done, Device, Qkey, QueuePair, QueuePairOptions, Region, Time,
+};
 use efa_proto::{
-    Connid, Header, MsgId, OpId, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind, Rtw, RtwKind,
+    Connid, Header, MsgId, OpId, RawAddress, RawAddressForm, ReqOptions, RmaIov, Rtm, RtmKind, Rtr,
+    RtrKind, Rtw, RtwKind,
 };
 use efa_rdm::{
     Accept, Bounds, Completion, Config, DropReason, Endpoint, Event, Excess, Level, Message, PeerId,
@@ -84,11 +87,13 @@ impl Siege {
         LIVE.get().saturating_sub(self.before)
     }
 
-    fn options(&self) -> ReqOptions {
+    fn address(&self) -> RawAddress {
         let address = self.liar.address();
-        let address =
-            RawAddress { gid: address.gid.0, qpn: address.qpn.0, connid: Connid(self.connid) };
-        let raw_address = Some((address, RawAddressForm::Padded));
+        RawAddress { gid: address.gid.0, qpn: address.qpn.0, connid: Connid(self.connid) }
+    }
+
+    fn options(&self) -> ReqOptions {
+        let raw_address = Some((self.address(), RawAddressForm::Padded));
         ReqOptions { raw_address, cq_data: None, connid: None }
     }
 
@@ -296,4 +301,40 @@ fn what_a_peer_is_owed_and_does_not_take_is_bounded() {
     else {
         panic!("{:?}", siege.events)
     };
+}
+
+#[test]
+fn requests_of_a_peer_that_takes_no_answer_are_bounded() {
+    let bounds = Bounds { requests: 50, ..Bounds::default() };
+    let mut siege = Siege::new(bounds);
+    let access = Access { remote_read: true, remote_write: true };
+    let region = siege.endpoint.queue_pair().register(vec![7; 1 << 16].into(), access).unwrap();
+    let key = region.remote_key().into();
+    // It grants nothing beyond the first bytes, and writes nothing of what it announced.
+    let rma_iov = [RmaIov::new(region.remote_address(), 1 << 16, key)];
+    let (msg_length, recv_id, credit_request) = (1 << 16, OpId(1), 1);
+    for number in 0..5_000 {
+        let options = siege.options();
+        let header = if number % 2 == 0 {
+            let (kind, recv_length) = (RtrKind::LongCts, 1);
+            Header::Rtr(Rtr { rma_iov: &rma_iov, kind, msg_length, recv_id, recv_length, options })
+        } else {
+            let kind = RtwKind::LongCts { msg_length, send_id: OpId(1), credit_request };
+            Header::Rtw(Rtw { rma_iov: &rma_iov, kind, options })
+        };
+        siege.say(header, 0);
+    }
+    assert_eq!(siege.endpoint.statistics().dropped, 5_000 - 50);
+    let reason = DropReason::TooManyOperations;
+    assert!(
+        matches!(siege.events[..], [Event::PacketDropped { peer: Some(_), reason: of }] if of == reason),
+        "{:?}",
+        siege.events
+    );
+    assert!(siege.grown() < MIB, "{}", siege.grown());
+    // They end with the peer.
+    let peer = siege.endpoint.find_peer(&siege.address()).unwrap();
+    siege.endpoint.remove_peer(peer);
+    siege.step();
+    assert_eq!(region.reclaim().map(|memory| memory.len()).ok(), Some(1 << 16));
 }
