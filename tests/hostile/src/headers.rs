@@ -9,8 +9,8 @@ use efa_proto::{
 
 use crate::input::Input;
 
-/// One that doesn't depend on what the type is.
-struct Fields {
+/// What a header is made of, whatever its type.
+pub(crate) struct Fields {
     iov: [Vec<RmaIov>; 2],
     options: ReqOptions,
     connid: Option<Connid>,
@@ -18,7 +18,7 @@ struct Fields {
 }
 
 impl Fields {
-    fn new(input: &mut Input<'_>) -> Self {
+    pub(crate) fn new(input: &mut Input<'_>) -> Self {
         let mut iov = || {
             let count = input.below(5);
             let piece = |_| RmaIov::new(input.number(8), input.number(8), input.number(8));
@@ -41,7 +41,7 @@ impl Fields {
         Self { iov, options, connid: (choice & 16 == 0).then_some(connid), words }
     }
 
-    fn header(&self, bytes: u64, input: &mut Input<'_>) -> Header<'_> {
+    pub(crate) fn header(&self, bytes: u64, input: &mut Input<'_>) -> Header<'_> {
         let Self { iov: [rma_iov, read_iov], options, connid, .. } = self;
         let (connid, options) = (*connid, *options);
         let (send_id, recv_id) = (OpId(input.number(4) as u32), OpId(input.number(4) as u32));

@@ -20,6 +20,7 @@
 //! | `matcher`, `window`, `offload` | operations in any order | the plainest thing that does the same does the same |
 //! | `shm_link` | what the rings of a neighbour hold | no crash; a third queue pair is served |
 //! | `tcp_link` | what the other end of a connection says | no panic; what was begun ends; the queue pair lives |
+//! | `in_place` | a liar's packets and an honest sender's messages, received in place | honest messages arrive once with their bytes, receives end once |
 //! | `lying_peer` | what a peer does that knows the protocol | the [invariants](#a-lying-peer) |
 //! | `lying_packets` | packets of its making, field by field | the same |
 //!
@@ -36,6 +37,7 @@ mod capture;
 mod device;
 mod handshake;
 mod headers;
+mod in_place;
 mod input;
 mod liar;
 mod links;
@@ -120,6 +122,12 @@ pub const TARGETS: &[Target] = &[
         about: "somebody on the tcp link who says anything",
         run: links::tcp,
         show: |bytes| plainly(bytes, links::tcp),
+    },
+    Target {
+        name: "in_place",
+        about: "an endpoint that receives in place, an honest sender and a liar",
+        run: in_place::run,
+        show: |bytes| plainly(bytes, in_place::run),
     },
     Target {
         name: "lying_peer",

@@ -1,0 +1,210 @@
+//! An endpoint that receives messages in place, an honest sender, and a liar: each honest message is
+//! received once, with its bytes, and each receive ends once.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use efa_device::{Device, Qkey, QueuePair, QueuePairOptions, Time};
+use efa_handshake::Release;
+use efa_proto::{Connid, Header, MsgId, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind};
+use efa_rdm::{
+    Bounds, Config, DropReason, Endpoint, Event, InPlaceQueue, Level, Message, OperationError,
+    UnexpectedHeader,
+};
+use efa_sim::local::{LocalFabric, LocalOptions, LocalQueuePair};
+
+use crate::headers::Fields;
+use crate::input::Input;
+
+type InPlace = Endpoint<InPlaceQueue<LocalQueuePair>, Vec<u8>>;
+
+const MTU: usize = 512;
+/// Bytes of an honest message.
+const LENGTH: usize = 100;
+const STEPS: usize = 100;
+
+struct Story {
+    network: LocalFabric,
+    subject: InPlace,
+    honest: Endpoint<LocalQueuePair, Vec<u8>>,
+    liar: LocalQueuePair,
+    now: Time,
+    sent: u64,
+    arrived: BTreeSet<u64>,
+    posted: u64,
+    ended: BTreeSet<u64>,
+    said: u64,
+}
+
+impl Story {
+    fn new(input: &mut Input<'_>) -> Self {
+        let seed = input.byte().into();
+        let network = LocalFabric::new(LocalOptions { seed, mtu: MTU, ..LocalOptions::default() });
+        let device = network.open();
+        let queue_pair = |key| {
+            let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
+            device.create_queue_pair(options).expect("there is room")
+        };
+        let release = input.pick(&[Release::V1_20, Release::V1_22, Release::V1_13, Release::V2_0]);
+        let bounds = Bounds { unexpected_per_peer: 1 << 16, discovered: 16, ..Bounds::default() };
+        let unexpected_header = UnexpectedHeader::Move;
+        let config = Config { unexpected_header, bounds, ..Config::as_release(release) };
+        let main = InPlaceQueue(queue_pair(1));
+        let subject = match release {
+            Release::V1_22 | Release::V2_0 => {
+                Endpoint::with_user_queue(main, InPlaceQueue(queue_pair(2)), config)
+            }
+            _ => Endpoint::new(main, config),
+        };
+        let other = |key| {
+            let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
+            network.open().create_queue_pair(options).expect("there is room")
+        };
+        let honest = Endpoint::new(other(3), Config::default());
+        Self {
+            subject: subject.expect("the settings are sensible"),
+            honest: honest.expect("the settings are sensible"),
+            liar: other(4),
+            now: Time::ZERO,
+            sent: 0,
+            arrived: BTreeSet::new(),
+            posted: 0,
+            ended: BTreeSet::new(),
+            said: 0,
+            network,
+        }
+    }
+
+    fn send(&mut self) {
+        let address = self.subject.address();
+        let peer = self.honest.insert_peer(address).expect("there is room");
+        let mut buffer = vec![self.sent as u8; LENGTH];
+        buffer[..8].copy_from_slice(&self.sent.to_le_bytes());
+        let context = self.sent;
+        let (tag, cq_data, level) = (None, None, Level::Transmit);
+        let message = Message { peer, tag, cq_data, level, buffer, context };
+        if self.honest.send(message).is_ok() {
+            self.sent += 1;
+        }
+    }
+
+    fn receive(&mut self) {
+        let packet = self.subject.allocate_packet().expect("there is memory");
+        if self.subject.receive_in_place(packet, self.posted).is_ok() {
+            self.posted += 1;
+        }
+    }
+
+    fn lie(&mut self, input: &mut Input<'_>) {
+        let from = self.liar.address();
+        let mut bytes = match input.below(4) {
+            0 => input.take(64).to_vec(),
+            1 => {
+                let fields = Fields::new(input);
+                let header = fields.header(0, input);
+                let mut bytes = vec![0; header.len()];
+                header.emit(&mut bytes).expect("there is room");
+                bytes
+            }
+            _ => {
+                let connid = Connid(input.about32(from.qkey.0));
+                let address = RawAddress { gid: from.gid.0, qpn: from.qpn.0, connid };
+                let form = input.pick(&[RawAddressForm::Padded, RawAddressForm::Short]);
+                let options = ReqOptions {
+                    raw_address: (!input.one_in(4)).then_some((address, form)),
+                    cq_data: input.one_in(3).then_some(7),
+                    connid: input.one_in(3).then_some(connid),
+                };
+                let kind = input.pick(&[
+                    RtmKind::Eager,
+                    RtmKind::Eager,
+                    RtmKind::Medium { msg_length: 500, seg_offset: 0 },
+                    RtmKind::DcEager { send_id: efa_proto::OpId(3) },
+                ]);
+                let tag = input.one_in(6).then_some(5);
+                let msg_id = MsgId(input.about32(self.said as u32));
+                let header = Header::Rtm(Rtm { msg_id, tag, kind, options });
+                let mut bytes = vec![0; header.len()];
+                header.emit(&mut bytes).expect("there is room");
+                bytes.resize(bytes.len() + input.below(200), 0xee);
+                bytes
+            }
+        };
+        bytes.truncate(MTU);
+        let main = self.subject.queue_pair().address();
+        // Its number is the next one: the user queue was made second.
+        let mut to = main;
+        if input.one_in(4) {
+            to.qpn.0 = to.qpn.0.wrapping_add(1);
+        }
+        self.network.inject(from, to, &bytes);
+        self.said += 1;
+    }
+
+    fn step(&mut self) {
+        self.now += Duration::from_micros(30);
+        self.subject.progress(self.now);
+        self.honest.progress(self.now);
+        let named = self.subject.find_peer(&self.honest.address());
+        while let Some(done) = self.subject.poll_in_place() {
+            assert!(self.ended.insert(done.context), "receive {} ended twice", done.context);
+            assert!(done.context < self.posted);
+            let message = match done.result {
+                Ok(message) => message,
+                Err(OperationError::UnexpectedHeader { .. }) => continue,
+                Err(error) => panic!("a receive in place fails: {error}"),
+            };
+            let bytes = message.bytes();
+            if done.peer.is_some() && done.peer == named {
+                assert_eq!(bytes.len(), LENGTH);
+                let number = bytes[..8].iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte));
+                assert!(number < self.sent && bytes[8..].iter().all(|byte| *byte == number as u8));
+                assert!(self.arrived.insert(number), "message {number} came twice");
+            }
+        }
+        while self.subject.poll_completion().is_some() {}
+        while let Some(event) = self.subject.poll_event() {
+            if let Event::PacketDropped { peer: Some(peer), reason } = event {
+                let of_honest = Some(peer) == named;
+                assert!(!of_honest, "the honest one is blamed: {reason:?}");
+                assert_ne!(reason, DropReason::PeerTableFull);
+            }
+        }
+        while let Some(done) = self.honest.poll_completion() {
+            if let efa_rdm::Completion::Send(done) = done {
+                assert_eq!(done.result, Ok(()), "an honest message");
+            }
+        }
+        while self.honest.poll_event().is_some() {}
+        while self.liar.poll(self.now).is_some() {}
+    }
+}
+
+pub(crate) fn run(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    let mut story = Story::new(input);
+    // They know each other before the liar comes.
+    story.send();
+    for _ in 0..20 {
+        story.step();
+    }
+    for _ in 0..STEPS {
+        if input.is_empty() {
+            break;
+        }
+        match input.below(8) {
+            0 => story.send(),
+            1 | 2 => story.receive(),
+            3 => story.step(),
+            _ => story.lie(input),
+        }
+    }
+    for _ in 0..400 {
+        story.step();
+        if story.arrived.len() as u64 == story.sent {
+            return;
+        }
+        story.receive();
+    }
+    panic!("{:?} of {} honest messages arrived", story.arrived, story.sent);
+}
