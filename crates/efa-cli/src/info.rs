@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// How packets get from one endpoint of the software device to another [default: shm]
     #[arg(long, value_name = "LINK")]
     link: Option<LinkName>,
-    /// Print the environment variables that endpoints of this tool follow, with their values
+    /// Print what environment variables set in programs that ask for that, as endpoints of this tool do
     #[arg(long)]
     env: bool,
     /// Print JSON

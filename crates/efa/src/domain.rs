@@ -14,6 +14,7 @@ use crate::error::{Error, Wanted};
 use crate::fabric::Fabric;
 use crate::info::DomainAttributes;
 use crate::region::{MemoryRegion, RegisterError};
+use crate::registrations::Cache;
 
 /// A connection to a fabric: one device of it. Objects of a domain can be used together, and only
 /// those. Clones are handles to the same one.
@@ -23,11 +24,12 @@ pub struct Domain(Arc<Shared>);
 struct Shared {
     fabric: Fabric,
     device: Device,
+    registrations: Arc<Cache>,
 }
 
 impl Domain {
     pub(crate) fn new(fabric: Fabric, device: Device) -> Self {
-        Self(Arc::new(Shared { fabric, device }))
+        Self(Arc::new(Shared { fabric, device, registrations: Arc::default() }))
     }
 
     /// The fabric it is of.
@@ -86,6 +88,10 @@ impl Domain {
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(crate) fn cache(&self) -> &Arc<Cache> {
+        &self.0.registrations
     }
 
     pub(crate) fn device(&self) -> &Device {

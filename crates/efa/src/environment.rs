@@ -16,6 +16,7 @@ use efa_handshake::Extras;
 
 use crate::completion_queue::CompletionQueueOptions;
 use crate::endpoint::EndpointOptions;
+use crate::registrations::RegistrationLimits;
 
 /// Every name that this module knows begins so.
 const PREFIX: &str = "FI_EFA_";
@@ -41,6 +42,8 @@ pub struct Environment {
     pub endpoint: EndpointOptions,
     /// For completion queues.
     pub completion_queue: CompletionQueueOptions,
+    /// For [`Domain::limit_registrations`](crate::Domain::limit_registrations).
+    pub registrations: RegistrationLimits,
     /// Variables that make no sense; what they would set is as by default.
     pub mistakes: Vec<Mistake>,
 }
@@ -337,6 +340,20 @@ static PARAMETERS: &[Parameter] = &[
         |at| micros(at.endpoint.protocol.backoff.longest),
     ),
     number(
+        "FI_EFA_MR_MAX_CACHED_COUNT",
+        "most memory regions that stay registered while nobody uses them",
+        ANY,
+        |at, value| at.registrations.count = value.count(),
+        |at| Value::Number(at.registrations.count as u64),
+    ),
+    number(
+        "FI_EFA_MR_MAX_CACHED_SIZE",
+        "most bytes of memory that stays registered while nobody uses it",
+        ANY,
+        |at, value| at.registrations.bytes = value.count(),
+        |at| Value::Number(at.registrations.bytes as u64),
+    ),
+    number(
         "FI_EFA_RUNT_SIZE",
         "bytes of a message that go in packets while the receiver reads the rest",
         ANY,
@@ -406,15 +423,7 @@ static PARAMETERS: &[Parameter] = &[
     nothing("FI_EFA_IMPLICIT_AV_SIZE", "peers that write unasked stay known"),
     nothing("FI_EFA_INTERNAL_RX_REFILL_THRESHOLD", "receive buffers follow the traffic"),
     nothing("FI_EFA_INTER_MAX_GDRCOPY_MESSAGE_SIZE", "there is no memory of GPUs"),
-    nothing("FI_EFA_MR_CACHE_ENABLE", "memory is registered by the program, or for an operation"),
-    nothing(
-        "FI_EFA_MR_MAX_CACHED_COUNT",
-        "memory is registered by the program, or for an operation",
-    ),
-    nothing(
-        "FI_EFA_MR_MAX_CACHED_SIZE",
-        "memory is registered by the program, or for an operation",
-    ),
+    nothing("FI_EFA_MR_CACHE_ENABLE", "FI_EFA_MR_MAX_CACHED_COUNT=0 has no registrations kept"),
     nothing("FI_EFA_MTU_SIZE", "the device says how long packets are"),
     nothing("FI_EFA_READCOPY_POOL_SIZE", "memory that messages are read into grows with use"),
     nothing("FI_EFA_RECVWIN_SIZE", "the window of early messages grows with use"),
@@ -486,11 +495,12 @@ mod tests {
                 wrong.extend(most.checked_add(1).map(|more| more.to_string()));
             }
             for value in wrong {
-                let Environment { endpoint, completion_queue, mistakes } =
+                let Environment { endpoint, completion_queue, registrations, mistakes } =
                     set(parameter.name, &value);
                 assert_eq!(mistakes, [Mistake::Value { name: parameter.name, value, expected }]);
                 assert_eq!(endpoint, default.endpoint);
                 assert_eq!(completion_queue, default.completion_queue);
+                assert_eq!(registrations, default.registrations);
             }
         }
     }

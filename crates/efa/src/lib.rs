@@ -70,6 +70,7 @@ mod event;
 mod fabric;
 mod info;
 mod region;
+mod registrations;
 mod rma;
 
 pub use address::{Address, AddressError};
@@ -102,4 +103,5 @@ pub use info::{
     Info, Link, MessageOrder, Progress, ResourceManagement, Threading,
 };
 pub use region::{MemoryRegion, OutOfRegion, RegionSlice, RegisterError};
+pub use registrations::{RegistrationCounts, RegistrationLimits};
 pub use rma::{Element, Operation, RemoteMemory, Rma};

@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use efa_device::{Access, Device as _, DeviceError, Region as _, RegionRange};
 
 use crate::device::Region;
 use crate::domain::Domain;
+use crate::registrations::Lease;
 
 /// Memory that is registered with the device of a domain, where it stays until the last handle is
 /// dropped. An operation holds a handle as well, so no memory is taken from under it.
@@ -16,6 +18,8 @@ use crate::domain::Domain;
 pub struct MemoryRegion {
     region: Region,
     domain: Domain,
+    /// Brings it back to the domain's cache, if it is of that, when the last handle is dropped.
+    _lease: Option<Arc<Lease>>,
 }
 
 /// A registration that was refused; the memory comes back.
@@ -46,11 +50,21 @@ impl MemoryRegion {
         access: Access,
     ) -> Result<Self, RegisterError> {
         match domain.device().register(memory, access) {
-            Ok(region) => Ok(Self { region, domain: domain.clone() }),
+            Ok(region) => Ok(Self { region, domain: domain.clone(), _lease: None }),
             Err(efa_device::RegisterError { error, memory }) => {
                 Err(RegisterError { error, memory })
             }
         }
+    }
+
+    /// One that goes back to the domain's cache.
+    pub(crate) fn leased(domain: &Domain, region: Region, lease: Lease) -> Self {
+        Self { region, domain: domain.clone(), _lease: Some(Arc::new(lease)) }
+    }
+
+    /// Its first bytes, of which there are as many.
+    pub(crate) fn first(self, length: usize) -> RegionSlice {
+        RegionSlice { region: self, range: 0..length }
     }
 
     /// Length in bytes.

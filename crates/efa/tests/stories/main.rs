@@ -11,6 +11,7 @@ mod lifetimes;
 mod links;
 mod messages;
 mod peers;
+mod registrations;
 mod rma;
 mod setup;
 mod threads;

@@ -1,0 +1,136 @@
+//! The cache of registrations.
+
+use efa::{
+    Access, DeviceError, Domain, Fabric, LocalOptions, Message, Receive, RegistrationLimits,
+    Subprotocol,
+};
+
+use crate::world::{ALICE, BOB, World, pattern, with};
+
+const READABLE: Access = Access { remote_read: true, remote_write: false };
+const MINE: Access = Access { remote_read: false, remote_write: false };
+
+fn domain(max_regions: usize) -> Domain {
+    let options = LocalOptions { max_regions, ..LocalOptions::default() };
+    Fabric::local(options).domain().unwrap()
+}
+
+#[test]
+fn memory_is_registered_once_for_buffers_one_after_the_other() {
+    // The device would have no room for a second one.
+    let domain = domain(1);
+    let mut keys = Vec::new();
+    for length in [100_000, 70_000, 131_072, 65_537] {
+        let buffer = domain.registered(length, READABLE).unwrap();
+        assert_eq!((buffer.len(), buffer.region().access()), (length, READABLE));
+        assert_eq!(domain.registrations().idle, 0, "it is in use");
+        keys.push(buffer.region().key());
+    }
+    assert_eq!(keys, [keys[0]; 4]);
+    let counts = domain.registrations();
+    assert_eq!((counts.registered, counts.reused, counts.ended), (1, 3, 0));
+    assert_eq!((counts.idle, counts.idle_bytes), (1, 131_072));
+}
+
+#[test]
+fn memory_in_use_of_another_size_or_for_others_is_not_taken() {
+    let domain = domain(100);
+    let first = domain.registered(5000, MINE).unwrap();
+    let part = first.region().slice(10..20).unwrap();
+    let second = domain.registered(5000, MINE).unwrap();
+    assert_ne!(first.region().key(), second.region().key());
+    drop(first);
+    assert_eq!(domain.registrations().idle, 0, "a part of it is in use");
+    drop(part);
+    assert_eq!(domain.registrations().idle, 1);
+    for (length, access) in [(5000, READABLE), (9000, MINE), (4096, MINE)] {
+        let _other = domain.registered(length, access).unwrap();
+    }
+    let counts = domain.registrations();
+    assert_eq!((counts.registered, counts.reused, counts.idle), (5, 0, 4));
+}
+
+#[test]
+fn what_is_idle_is_bounded_and_what_was_unused_for_longest_goes_first() {
+    let domain = domain(100);
+    let some =
+        |count| -> Vec<_> { (0..count).map(|_| domain.registered(4096, MINE).unwrap()).collect() };
+    domain.limit_registrations(RegistrationLimits { count: 3, bytes: usize::MAX });
+    let buffers = some(5);
+    let keys: Vec<u64> = buffers.iter().map(|buffer| buffer.region().key()).collect();
+    buffers.into_iter().for_each(drop);
+    let counts = domain.registrations();
+    assert_eq!((counts.idle, counts.idle_bytes, counts.ended), (3, 3 * 4096, 2));
+    let again = some(3);
+    let newest_first: Vec<u64> = again.iter().map(|buffer| buffer.region().key()).collect();
+    assert_eq!(newest_first, [keys[4], keys[3], keys[2]]);
+    drop(again);
+
+    domain.limit_registrations(RegistrationLimits { count: 3, bytes: 2 * 4096 });
+    assert_eq!(domain.registrations().idle, 2);
+    drop(domain.registered(1 << 20, MINE).unwrap());
+    assert_eq!(domain.registrations().idle, 0, "it is larger than all may be");
+    domain.limit_registrations(RegistrationLimits { count: 0, bytes: usize::MAX });
+    drop(some(2));
+    assert_eq!(domain.registrations().idle, 0);
+}
+
+#[test]
+fn invalidated_memory_is_reached_by_nobody() {
+    let domain = domain(100);
+    let buffers: Vec<_> = (0..3).map(|_| domain.registered(4096, READABLE).unwrap()).collect();
+    let remote: Vec<_> = buffers.iter().map(|buffer| buffer.region().remote()).collect();
+    let [_, kept, used] = <[_; 3]>::try_from(buffers).unwrap();
+    drop(kept);
+    let one = remote[0].address + 4095..remote[0].address + 4096;
+    assert_eq!(domain.invalidate_registrations(one.clone()), 1);
+    assert_eq!(domain.invalidate_registrations(one), 0);
+    let end = remote[1].address + 4096;
+    assert_eq!(domain.invalidate_registrations(end..end), 0, "no byte of it");
+    assert_eq!(domain.registrations().idle, 1);
+    // What is in use stays, and is idle later.
+    assert_eq!(domain.invalidate_registrations(0..u64::MAX), 1);
+    drop(used);
+    assert_eq!(domain.registrations().idle, 1);
+    assert_eq!(domain.invalidate_registrations(0..u64::MAX), 1);
+    assert_eq!(domain.registrations().idle_bytes, 0);
+}
+
+#[test]
+fn idle_memory_makes_room_for_other() {
+    let domain = domain(2);
+    drop(domain.registered(4096, MINE).unwrap());
+    let large = domain.registered(10_000, MINE).unwrap();
+    let larger = domain.registered(100_000, MINE).unwrap();
+    let counts = domain.registrations();
+    assert_eq!((counts.registered, counts.ended, counts.idle), (3, 1, 0));
+    let refused = domain.registered(1000, MINE).unwrap_err();
+    assert!(matches!(refused.error, DeviceError::LimitReached { .. }), "{refused}");
+    drop((large, larger));
+    assert_eq!(domain.registrations().idle, 2);
+    drop(domain);
+}
+
+#[test]
+fn messages_are_read_from_and_into_cached_memory() {
+    let options = |connid| with(connid, |config| config.min_read = 100_000);
+    let mut world = World::pair_with(1, options(1), options(2));
+    world.drive();
+    let to_bob = world.introduce(ALICE, BOB);
+    world.transfer(Message::to(to_bob), "hello", Receive::untagged(), 10);
+    world.drive();
+    for round in 0..5 {
+        let source = world.ends[ALICE].domain.registered(200_000, READABLE).unwrap();
+        source.region().write(0, &pattern(200_000, round));
+        let target = world.ends[BOB].domain.registered(200_000, MINE).unwrap();
+        world.end(BOB).receive(Receive::untagged(), target, round).unwrap();
+        world.end(ALICE).send(Message::to(to_bob), source, round).unwrap();
+        let (sent, received) = (world.done(ALICE), world.done(BOB));
+        assert_eq!(sent.subprotocol, Some(Subprotocol::LongRead));
+        assert_eq!(received.into_message(), pattern(200_000, round));
+    }
+    for end in [ALICE, BOB] {
+        let counts = world.ends[end].domain.registrations();
+        assert_eq!((counts.registered, counts.reused, counts.idle), (1, 4, 1));
+    }
+}
