@@ -44,6 +44,9 @@ pub(crate) fn step(
         "--deny=warnings",
     ]))?;
     test(workspace.cargo().args(["test", "--package=efa-verbs", "--no-fail-fast"]))?;
+    // The object model, told apart at run time from what it is without the feature.
+    let model = ["--package=efa", "--features=efa/verbs", "--lib", "--tests"];
+    test(workspace.cargo().arg("test").args(model))?;
     let tool = ["--package=efa-cli", "--features=efa-cli/verbs", "--test=verbs"];
     test(workspace.cargo().arg("test").args(tool))?;
     interop::verbs_gate(workspace)?;

@@ -776,6 +776,15 @@ pub trait QueuePair {
         Err(DeviceError::Unsupported { operation: "RDMA write" })
     }
 
+    /// From here to [`release`](Self::release) the device may keep posts back, so that several go with
+    /// one doorbell. Only a caller that releases soon may call it. Posts are accepted or refused as
+    /// ever; one that was accepted and can't be done after all completes with a failure. A device that
+    /// gains nothing by it needs no method of its own, here and in the next.
+    fn hold(&mut self) {}
+
+    /// Posts that were kept back since [`hold`](Self::hold) go now.
+    fn release(&mut self) {}
+
     /// Queues a command for the device's list of tags; gives the device's name of an entry that is
     /// to be added. A device without such a list needs no method of its own.
     ///

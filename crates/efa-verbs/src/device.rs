@@ -8,9 +8,9 @@
 //!
 //! # When the doorbell rings
 //!
-//! At once, except while completions of a poll wait to be handed out: what is posted in answer to
-//! them goes with one doorbell, at the next poll of the interface or when [`SENDS`] have come
-//! together. Receives may wait a little longer, but never more than a quarter of those that are
+//! At once, except while the caller [holds](efa_device::QueuePair::hold) the queue pair and while
+//! completions of a poll wait to be handed out: what is posted then goes with one doorbell, at the
+//! release, at the next poll of the interface or when [`SENDS`] have come together. Receives may wait a little longer, but never more than a quarter of those that are
 //! posted.
 
 use std::collections::VecDeque;
@@ -131,6 +131,7 @@ impl Device for VerbsDevice {
             sends: ManuallyDrop::new(Slots::new(pair.send_depth)),
             receives: ManuallyDrop::new(Slots::new(pair.receive_depth)),
             unrung: Vec::with_capacity(SENDS),
+            is_held: false,
             batch: Batch::EMPTY,
             failed: VecDeque::with_capacity(SENDS),
             counters: Counters::default(),
@@ -178,6 +179,8 @@ pub struct VerbsQueuePair {
     receives: ManuallyDrop<Slots<Packet>>,
     /// Places of the sends of the open batch.
     unrung: Vec<u32>,
+    /// Whether the caller posts more.
+    is_held: bool,
     batch: Batch,
     /// Sends that were accepted, and refused with their batch.
     failed: VecDeque<Completion<Packet>>,
@@ -236,7 +239,7 @@ impl VerbsQueuePair {
     fn posted(&mut self, place: u32) -> Result<(), (DeviceError, Sent)> {
         self.counters.posts += 1;
         self.unrung.push(place);
-        if !self.batch.is_empty() && self.unrung.len() < SENDS {
+        if (self.is_held || !self.batch.is_empty()) && self.unrung.len() < SENDS {
             return Ok(());
         }
         let Err(error) = self.ring() else { return Ok(()) };
@@ -425,6 +428,17 @@ impl efa_device::QueuePair for VerbsQueuePair {
             return Ok(());
         }
         self.post_receives()
+    }
+
+    #[inline]
+    fn hold(&mut self) {
+        self.is_held = true;
+    }
+
+    #[inline]
+    fn release(&mut self) {
+        self.is_held = false;
+        self.ring_for_all();
     }
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<VerbsRegion, RegisterError> {

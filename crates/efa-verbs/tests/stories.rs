@@ -412,6 +412,32 @@ fn answers_to_one_poll_share_a_doorbell() {
 }
 
 #[test]
+fn posts_of_a_held_queue_pair_share_a_doorbell() {
+    on_soft_device("posts_of_a_held_queue_pair_share_a_doorbell", &[], || {
+        let device = device();
+        let (mut a, mut b) = pair(&device);
+        post(&mut b, 32);
+        let to = destination(&mut a, b.address());
+        a.hold();
+        for id in 0..20 {
+            send(&mut a, to, id, b"one of many");
+        }
+        // The first sixteen are as many as go together.
+        assert_eq!((a.counters().posts, a.counters().send_doorbells), (20, 1));
+        a.release();
+        assert_eq!(a.counters().send_doorbells, 2);
+        a.release();
+        send(&mut a, to, 20, b"at once");
+        assert_eq!(a.counters().send_doorbells, 3);
+        let mut arrived = 0;
+        until(&mut [&mut a, &mut b], |_, done| {
+            arrived += usize::from(matches!(done, Completion::Receive { .. }));
+            (arrived == 21).then_some(())
+        });
+    });
+}
+
+#[test]
 fn immediate_data_of_a_write_takes_no_buffer_where_the_interface_can() {
     let name = "immediate_data_of_a_write_takes_no_buffer_where_the_interface_can";
     on_soft_device(name, &[("EFA_SOFT_UNSOLICITED", "1")], || {

@@ -233,6 +233,16 @@ impl QueuePair for AnyQueuePair {
         }
     }
 
+    #[inline]
+    fn hold(&mut self) {
+        each!(self, qp => qp.hold());
+    }
+
+    #[inline]
+    fn release(&mut self) {
+        each!(self, qp => qp.release());
+    }
+
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<AnyRegion, RegisterError> {
         match self {
             Self::Soft(qp) => qp.register(memory, access).map(Either::Soft),
