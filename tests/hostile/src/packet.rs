@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use efa_proto::{EmitError, Packet, PacketType};
+use efa_proto::{BaseHeader, EmitError, Packet, PacketType, ParseError};
 
 /// Takes text and forgets it.
 struct Null;
@@ -13,11 +13,32 @@ impl Write for Null {
     }
 }
 
+/// What is refused says why, and as many bytes as it says are missing help.
+fn refused(bytes: &[u8], error: ParseError) {
+    write!(Null, "{error}").expect("Null takes everything");
+    assert!(!error.field().is_empty());
+    // A byte alone tells the type, too.
+    if let Ok(base) = BaseHeader::parse(bytes) {
+        assert_eq!(error.packet_type(), Some(base.packet_type));
+    }
+    if let Some(missing @ 1..=4096) = error.missing() {
+        let mut longer = bytes.to_vec();
+        longer.resize(bytes.len() + missing as usize, 0);
+        let same = |again: &ParseError| {
+            (again.field(), again.missing()) == (error.field(), error.missing())
+        };
+        assert!(!Packet::parse(&longer).as_ref().is_err_and(same), "{error}");
+    }
+}
+
 pub(crate) fn run(bytes: &[u8]) {
     let packet = match Packet::parse(bytes) {
         Ok(packet) => packet,
-        Err(error) => return write!(Null, "{error}").expect("Null takes everything"),
+        Err(error) => return refused(bytes, error),
     };
+    let base = BaseHeader::parse(bytes).expect("a packet has a good base header");
+    assert_eq!(base.packet_type, packet.packet_type());
+    let _ = base.kind_mismatch();
     // Text takes longer than all else: one packet in eight is shown.
     if bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte)).is_multiple_of(8) {
         write!(Null, "{packet} {packet:?}").expect("Null takes everything");
