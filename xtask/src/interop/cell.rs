@@ -187,6 +187,8 @@ impl Drop for Place<'_> {
 pub(crate) struct CellResult {
     pub(crate) cell: Cell,
     pub(crate) took: Duration,
+    /// What is to be told of it.
+    pub(crate) notes: Vec<String>,
     /// Why it failed.
     pub(crate) failure: Option<Failure>,
 }
@@ -234,18 +236,20 @@ pub(crate) fn run(place: &Place<'_>, index: usize, cell: Cell) -> CellResult {
     // Where libfabric is known to hang there is no use in waiting for long.
     let deadline = if cell.known().is_some() { SHORT_DEADLINE } else { place.deadline };
     let outcome = play(place, &host, &cell, &directory, started + deadline, &mut traces);
-    let outcome = outcome.and_then(|()| place.add_to_corpus(&traces));
+    let outcome = outcome.and_then(|notes| place.add_to_corpus(&traces).map(|()| notes));
     let took = started.elapsed();
     let _ = std::fs::remove_dir_all(place.hosts.join(&host));
-    let failure = outcome.err().map(|error| Failure {
-        error,
-        peers: traces.iter().map(|traces| last_words(place, traces)).collect(),
-        directory: directory.clone(),
-    });
+    let (notes, failure) = match outcome {
+        Ok(notes) => (notes, None),
+        Err(error) => {
+            let peers = traces.iter().map(|traces| last_words(place, traces)).collect();
+            (Vec::new(), Some(Failure { error, peers, directory: directory.clone() }))
+        }
+    };
     if failure.is_none() && !place.keep {
         let _ = std::fs::remove_dir_all(&directory);
     }
-    CellResult { cell, took, failure }
+    CellResult { cell, took, notes, failure }
 }
 
 fn play(
@@ -255,7 +259,7 @@ fn play(
     directory: &Path,
     deadline: Instant,
     traces: &mut Vec<Traces>,
-) -> Result<()> {
+) -> Result<Vec<String>> {
     // What an earlier run left.
     let _ = std::fs::remove_dir_all(directory);
     std::fs::create_dir_all(directory)
@@ -275,7 +279,7 @@ fn play(
             let mut programs = Programs::new(place, host, *cell, directory, deadline);
             let outcome = run(&mut programs);
             *traces = programs.end();
-            outcome
+            outcome.map(|()| Vec::new())
         }
     }
 }

@@ -45,6 +45,11 @@ pub(crate) fn print(results: &[CellResult]) {
     println!("{}", table(results));
     print_known(results);
     for result in results {
+        for note in &result.notes {
+            println!("{}: {note}", result.cell);
+        }
+    }
+    for result in results {
         if let Some(failure) = result.failure.as_ref().filter(|_| result.failed()) {
             print_failure(&result.cell, failure);
         }

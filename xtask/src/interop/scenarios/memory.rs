@@ -75,7 +75,7 @@ fn exchange(stage: &mut Stage<'_>) -> Result<()> {
 /// receiver waits until there is memory.
 const KNOWS_NACK: Release = Release(1, 20);
 
-fn nack_if_known(packets: &Packets) -> Result<()> {
+fn nack_if_known(packets: &Packets) -> Result<Vec<String>> {
     let read = packets.cell.rdma == Rdma::On;
     let known = packets.cell.pair == Pair::RustRust || packets.libfabric >= KNOWS_NACK;
     let refused = read && known;
@@ -92,7 +92,8 @@ fn nack_if_known(packets: &Packets) -> Result<()> {
     if !refused || packets.cell.pair.stacks()[1] == Stack::Rust {
         packets.expect(Side::Receiver, "EOR", read)?;
     }
-    packets.expect(Side::Sender, "LONGCTS_TAGRTM", refused || !read)
+    packets.expect(Side::Sender, "LONGCTS_TAGRTM", refused || !read)?;
+    Ok(Vec::new())
 }
 
 /// libfabric 1.17 tells its application; later ones and ours send the message in packets.
@@ -123,7 +124,7 @@ fn refused(stage: &mut Stage<'_>) -> Result<()> {
 /// `ENOMEM`.
 const NO_MEMORY: u64 = 12;
 
-fn no_nack(packets: &Packets) -> Result<()> {
+fn no_nack(packets: &Packets) -> Result<Vec<String>> {
     let read = packets.cell.rdma == Rdma::On;
     let ours = packets.cell.pair.stacks()[0] == Stack::Rust;
     let falls_back = ours || packets.libfabric >= KNOWS_NACK;
@@ -131,5 +132,8 @@ fn no_nack(packets: &Packets) -> Result<()> {
     packets.expect(Side::Sender, "LONGCTS_TAGRTM", falls_back || !read)?;
     // Ours reads again when there is memory; how often libfabric tries is its own affair.
     let reads_again = ours || !falls_back;
-    if reads_again { packets.expect(Side::Sender, "LONGREAD_TAGRTM", read) } else { Ok(()) }
+    if reads_again {
+        packets.expect(Side::Sender, "LONGREAD_TAGRTM", read)?;
+    }
+    Ok(Vec::new())
 }

@@ -35,8 +35,8 @@ pub(crate) struct Scenario {
     pub(crate) receiver: &'static str,
     /// Cells that are known to fail by libfabric's own fault.
     pub(crate) known: &'static [Known],
-    /// What must be in the captures at the end.
-    pub(crate) packets: fn(&Packets) -> Result<()>,
+    /// What must be in the captures at the end; gives what is to be told of it.
+    pub(crate) packets: fn(&Packets) -> Result<Vec<String>>,
     /// The story.
     pub(crate) story: Story,
 }
@@ -117,7 +117,7 @@ impl Scenario {
             sender: "",
             receiver: "",
             known: &[],
-            packets: |_| Ok(()),
+            packets: |_| Ok(Vec::new()),
             story: Story::Peers(run),
         }
     }

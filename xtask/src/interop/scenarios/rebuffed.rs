@@ -63,8 +63,8 @@ const READS: [&str; 3] = ["SHORT_RTR", "LONGCTS_RTR", "CTS"];
 /// What the receiver must have sent, without and with device RDMA.
 const ANSWERS: [&str; 4] = ["HANDSHAKE", "CTS", "RECEIPT", "ATOMRSP"];
 
-/// Each type that a peer has sent was refused, and all that should be sent were.
-fn every_type(packets: &Packets) -> Result<()> {
+/// Each type that a peer has sent was refused, and all that should be sent were; tells which.
+fn every_type(packets: &Packets) -> Result<Vec<String>> {
     let mut sender: BTreeSet<&str> = ALWAYS.into_iter().chain(FETCHING).collect();
     let mut receiver = BTreeSet::from(ANSWERS);
     match packets.cell.rdma {
@@ -85,6 +85,7 @@ fn every_type(packets: &Packets) -> Result<()> {
             }
         }
     }
+    let mut notes = Vec::new();
     for (side, expected) in [(Side::Sender, sender), (Side::Receiver, receiver)] {
         let sent: BTreeSet<&str> = packets.types(side).map(|(name, _)| name).collect();
         let (missing, beyond): (Vec<_>, Vec<_>) =
@@ -95,6 +96,9 @@ fn every_type(packets: &Packets) -> Result<()> {
             let failed = counts.failed;
             ensure!(failed >= 2, "the {}'s {name} was refused {failed} times", side.name());
         }
+        let types: Vec<_> = sent.into_iter().collect();
+        let (count, types) = (types.len(), types.join(" "));
+        notes.push(format!("{count} types of the {}, each refused twice: {types}", side.name()));
     }
-    Ok(())
+    Ok(notes)
 }
