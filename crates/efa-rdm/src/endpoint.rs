@@ -639,7 +639,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
         }
         if !self.schedule.ready.is_empty() {
+            self.transmit.device.hold();
             self.serve();
+            self.transmit.device.release();
         }
     }
 

@@ -285,6 +285,14 @@ impl<Q: QueuePair> QueuePair for InPlaceQueue<Q> {
         self.0.post_write(request, immediate)
     }
 
+    fn hold(&mut self) {
+        self.0.hold();
+    }
+
+    fn release(&mut self) {
+        self.0.release();
+    }
+
     fn post_tag_command(&mut self, command: TagCommand) -> Result<u32, DeviceError> {
         self.0.post_tag_command(command)
     }

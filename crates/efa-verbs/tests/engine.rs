@@ -86,6 +86,7 @@ fn play() {
         assert!(begin.elapsed() < PATIENCE, "{left} completions are missing");
     }
     let counters = ends[0].queue_pair().counters();
+    assert!(counters.send_doorbells < counters.posts, "nothing was batched: {counters:?}");
     assert!(counters.receive_doorbells < counters.receives, "nothing was batched: {counters:?}");
 }
 
