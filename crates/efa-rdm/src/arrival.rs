@@ -94,7 +94,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         tracing::trace!(peer = peer.0, packet = %parsed, "received");
 
         let active = self.peers.converse(peer, &self.config);
-        if let Some(Reply::Handshake) = active.handshake.packet_received() {
+        // A packet without connid may be of the queue pair's former holder, whose successor doesn't
+        // know us yet and would lose our HANDSHAKE. Who sends one himself answers us, so that his own
+        // HANDSHAKE comes as well.
+        let is_his =
+            parsed.header.connid().is_some() || matches!(parsed.header, Header::Handshake(_));
+        if is_his && active.handshake.packet_received() == Some(Reply::Handshake) {
             self.enqueue_first(peer, Work::Handshake);
         }
         Some(peer)

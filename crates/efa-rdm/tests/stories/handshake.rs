@@ -3,7 +3,7 @@
 use efa_device::{Access, QueuePair, QueuePairOptions, Rdma, Region};
 use efa_handshake::{Extras, Profile, Release};
 use efa_proto::{
-    Connid, ExtraInfo, Handshake, Header, MsgId, OpId, Packet, PacketType, RawAddressForm,
+    Connid, CtsData, ExtraInfo, Handshake, Header, MsgId, OpId, Packet, PacketType, RawAddressForm,
     ReqOptions, RmaIov, Rtm, RtmKind,
 };
 use efa_rdm::{
@@ -44,6 +44,26 @@ fn each_side_sends_one_handshake_to_each_peer() {
     let extras = extras.difference(Extras::UNSOLICITED_WRITE_RECV);
     assert_eq!(world.endpoint(0).peer_extras(to_one), Some(extras));
     assert_eq!(world.endpoint(1).peer_extras(back), Some(extras));
+}
+
+// A queue pair has a new holder that the application knows already, and a packet of the old one comes
+// late: the new one would lose an answer to that, as it doesn't know us, and be sent no other.
+#[test]
+fn what_may_be_of_a_former_holder_is_no_first_packet() {
+    let mut world = World::pair(3);
+    world.peer(1, 0);
+    let late = CtsData { connid: None, recv_id: OpId(0), seg_length: 3, seg_offset: 0 };
+    let mut bytes = vec![0; late.len()];
+    late.emit(&mut bytes).unwrap();
+    bytes.extend([1, 2, 3]);
+    world.inject_bytes(0, 1, &bytes);
+    world.drive();
+    assert_eq!(world.endpoint(1).statistics().received.of(PacketType::CtsData), 1);
+    assert_eq!(handshakes(&mut world, 1), 0);
+    world.receive(1, 1, 0);
+    world.send(0, 1, vec![1], 0);
+    world.drive();
+    assert_eq!(handshakes(&mut world, 1), 1);
 }
 
 // conformance: A37
