@@ -339,9 +339,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             let pause = active.must_pause();
             if pause || active.awaits_handshake(send.level, &self.config) {
                 active.held.push_front(id);
-                return if pause {
-                    self.await_pause(peer)
-                };
+                if pause {
+                    self.await_pause(peer);
+                }
+                return;
             }
             let missing = active.missing(send.level);
             if missing.is_empty() {
@@ -879,6 +880,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     Purpose::Send { id, msg_id } => {
                         self.send_packet_delivered(record.peer, id, msg_id);
                     }
+                    // In one pattern with the first it costs every message fifteen instructions.
                     Purpose::Plain { message, .. } => {
                         self.message_ended(record.peer, message, Ok(()));
                     }

@@ -23,6 +23,7 @@ use crate::peer::PeerId;
 use crate::rdma::{Remote, Transfer};
 use crate::rta::AtomicState;
 use crate::select::Subprotocol;
+use crate::transmit::Whole;
 
 /// Names an entry of [`Operations::remotes`].
 pub(crate) type RemoteId = u32;
@@ -293,6 +294,17 @@ impl<B, R> Operations<B, R> {
             self.remotes.try_remove(remote as usize);
         }
         Some(send)
+    }
+
+    /// Takes a message out that goes in one packet after all, which keeps what it needs.
+    pub(crate) fn take_whole(&mut self, id: OpId) -> Option<(PeerId, Whole<B>)> {
+        let send = self.take_send(id)?;
+        let Memory::Buffer(buffer) = send.memory else { return None };
+        self.whole += 1;
+        // What is too long for this fits no packet, and is refused as it is written.
+        let length = u32::try_from(send.length).unwrap_or(u32::MAX);
+        let (tag, context) = (send.tag, send.context);
+        Some((send.peer, Whole { tag, context, length, buffer: Some(buffer) }))
     }
 
     /// Takes a receive out.

@@ -15,8 +15,6 @@ use efa_proto::{OpId, PacketType, Tag};
 
 use crate::completion::{Level, OperationError, StartError};
 use crate::endpoint::Endpoint;
-use crate::memory::Memory;
-use crate::operations::Send;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::transmit::{Advance, InFlight, Purpose, Whole};
@@ -48,15 +46,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return Advance::Done;
         };
         let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
-        let Some(Send { peer, tag, context, length, memory: Memory::Buffer(buffer), .. }) =
-            self.operations.take_send(id)
-        else {
+        let Some((peer, message)) = self.operations.take_whole(id) else {
             self.transmit.recycle(packet);
             return Advance::Done;
         };
-        buffer.read(0, &mut packet.as_mut()[..length as usize]);
-        self.operations.whole += 1;
-        let message = Whole { tag, context, length: length as u32, buffer: Some(buffer) };
+        if let Some(buffer) = &message.buffer {
+            buffer.read(0, &mut packet.as_mut()[..message.length as usize]);
+        }
         self.post_written(packet, plain(peer, message, immediate));
         Advance::Done
     }

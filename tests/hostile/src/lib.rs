@@ -56,9 +56,21 @@ pub struct Target {
     pub about: &'static str,
     /// Panics if something does not hold.
     pub run: fn(&[u8]),
-    /// An input as a reader wants it. It panics where `run` does, after it has told the story so
-    /// far.
-    pub show: fn(&[u8]),
+    /// Runs an input that is more than bytes to a reader, and tells the story as it goes.
+    show: Option<fn(&[u8])>,
+}
+
+impl Target {
+    /// Shows an input as a reader wants it and runs it. Panics where `run` does.
+    pub fn show(&self, bytes: &[u8]) {
+        match self.show {
+            Some(show) => show(bytes),
+            None => {
+                println!("{} bytes: {bytes:02x?}", bytes.len());
+                (self.run)(bytes);
+            }
+        }
+    }
 }
 
 /// All of them.
@@ -67,87 +79,81 @@ pub const TARGETS: &[Target] = &[
         name: "packet",
         about: "any bytes through the packet parser, and back",
         run: packet::run,
-        show: packet::show,
+        show: Some(packet::show),
     },
     Target {
         name: "headers",
         about: "headers of every type field by field, written and read back",
         run: headers::run,
-        show: |bytes| plainly(bytes, headers::run),
+        show: None,
     },
     Target {
         name: "tag_matching_headers",
         about: "any bytes as TMH and RVH, and back",
         run: offloaded::run,
-        show: |bytes| plainly(bytes, offloaded::run),
+        show: None,
     },
     Target {
         name: "capture",
         about: "any bytes as a pcapng file",
         run: capture::run,
-        show: capture::show,
+        show: Some(capture::show),
     },
     Target {
         name: "handshake",
         about: "any sequence of packets in the handshake with a peer",
         run: handshake::run,
-        show: |bytes| plainly(bytes, handshake::run),
+        show: None,
     },
     Target {
         name: "matcher",
         about: "the matcher against two lists",
         run: matching::matcher,
-        show: |bytes| plainly(bytes, matching::matcher),
+        show: None,
     },
     Target {
         name: "window",
         about: "the reorder window against a map",
         run: matching::window,
-        show: |bytes| plainly(bytes, matching::window),
+        show: None,
     },
     Target {
         name: "offload",
         about: "software and a device's list of tags against MPI's law",
         run: matching::offload,
-        show: |bytes| plainly(bytes, matching::offload),
+        show: None,
     },
     Target {
         name: "shm_link",
         about: "rings of a neighbour on the shm link that hold anything",
         run: links::shm,
-        show: |bytes| plainly(bytes, links::shm),
+        show: None,
     },
     Target {
         name: "tcp_link",
         about: "somebody on the tcp link who says anything",
         run: links::tcp,
-        show: |bytes| plainly(bytes, links::tcp),
+        show: None,
     },
     Target {
         name: "in_place",
         about: "an endpoint that receives in place, an honest sender and a liar",
         run: in_place::run,
-        show: |bytes| plainly(bytes, in_place::run),
+        show: None,
     },
     Target {
         name: "lying_peer",
         about: "a peer that knows the protocol and lies, against an endpoint",
         run: lying::peer,
-        show: lying::show_peer,
+        show: Some(lying::show_peer),
     },
     Target {
         name: "lying_packets",
         about: "packets field by field, against an endpoint",
         run: lying::packets,
-        show: lying::show_packets,
+        show: Some(lying::show_packets),
     },
 ];
-
-/// Shows an input that is nothing but bytes, and runs it.
-fn plainly(bytes: &[u8], run: fn(&[u8])) {
-    println!("{} bytes: {bytes:02x?}", bytes.len());
-    run(bytes);
-}
 
 /// The target of a name.
 #[must_use]

@@ -32,7 +32,7 @@ fn main() -> ExitCode {
             }
             println!("{name}: {} inputs", files.len());
         }),
-        ["show", name, file] => with(name, |target| (target.show)(&read(file))),
+        ["show", name, file] => with(name, |target| target.show(&read(file))),
         ["shrink", name, file] => with(name, |target| shrink(target, file)),
         ["random", name, seed, count, ref folder @ ..] if folder.len() < 2 => {
             match (seed.parse(), count.parse()) {
