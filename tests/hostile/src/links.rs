@@ -11,6 +11,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use efa_device::{
@@ -242,13 +243,24 @@ fn speech(input: &mut Input<'_>, greeting: &[u8], answers: bool) -> Vec<u8> {
 const HELLO: &[u8; 16] = b"EfaS\x02\0\x34\x12\0\x01\0\0\x07\0\0\0";
 const WELCOME: &[u8; 8] = b"EfaR\x02\0\0\0";
 
+/// A loopback address that was long not used. The system keeps the ends of a connection for a
+/// minute after it; on one address they soon take all ports, and it looks for free ones ever longer.
+fn next_host() -> Ipv4Addr {
+    static RUNS: AtomicU32 = AtomicU32::new(0);
+    // Processes at the same time begin at places of their own.
+    let place = std::process::id().wrapping_mul(0x9e37_79b1) >> 8;
+    let place = place.wrapping_add(RUNS.fetch_add(1, Ordering::Relaxed)) % 0x00ff_fffe;
+    Ipv4Addr::from_bits(0x7f00_0001 + place)
+}
+
 pub(crate) fn tcp(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
+    let host = next_host();
     let options = TcpOptions {
         mtu: MTU,
         max_peers: 4,
         rnr_delay: Duration::from_micros(1),
-        ..TcpOptions::new(Ipv4Addr::LOCALHOST)
+        ..TcpOptions::new(host)
     };
     let device = TcpDevice::open(options).expect("there is a loopback");
     let options = QueuePairOptions { qkey: Qkey(KEY), ..QueuePairOptions::default() };
@@ -259,7 +271,7 @@ pub(crate) fn tcp(bytes: &[u8]) {
     let mut now = Time::ZERO;
     if input.one_in(2) {
         // It connects to somebody.
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a port");
+        let listener = TcpListener::bind((host, 0)).expect("there is a port");
         listener.set_nonblocking(true).expect("it can be asked");
         let port = listener.local_addr().expect("it has an address").port();
         let to = QueuePairAddress { qpn: Qpn(port), ..subject.address };
@@ -292,7 +304,7 @@ pub(crate) fn tcp(bytes: &[u8]) {
         drop((stream, listener));
     } else {
         // Somebody connects to it.
-        let to = (Ipv4Addr::LOCALHOST, subject.address.qpn.0);
+        let to = (host, subject.address.qpn.0);
         let mut stream = TcpStream::connect(to).expect("it listens");
         stream.set_nonblocking(true).expect("it can be asked");
         let _ = stream.write_all(&speech(input, HELLO, false));
