@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use efa_device::{Region as _, RegionRange, RegisterError};
 use efa_rdm::Payload;
 
-use crate::device::Region;
+use crate::device::{Own, Region};
 use crate::region::RegionSlice;
 
 /// Memory of the application: what a completion gives back, and what a send takes.
@@ -323,7 +323,7 @@ fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-impl Payload<Region> for Slot {
+impl<R: Own> Payload<R> for Slot {
     fn length(&self) -> u64 {
         self.lent.as_ref().map_or(self.buffer.len(), efa_device::Region::length) as u64
     }
@@ -355,20 +355,19 @@ impl Payload<Region> for Slot {
         Self { buffer: self.buffer.split_to(index(at)), role, lent: None }
     }
 
-    fn registered(&self) -> Option<RegionRange<Region>> {
-        match &self.lent {
-            None => self.buffer.region().map(RegionSlice::place),
-            Some(region) => {
-                let (region, length) = (region.clone(), region.length());
-                Some(RegionRange { region, offset: 0, length })
-            }
-        }
+    fn registered(&self) -> Option<RegionRange<R>> {
+        let (region, offset, length) = match &self.lent {
+            None => self.buffer.region()?.place(),
+            Some(region) => (region, 0, region.length()),
+        };
+        // Endpoints take no memory of other domains, so it is of the kind of their device.
+        Some(RegionRange { region: R::of(region.clone())?, offset, length })
     }
 
-    fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<Region, RegisterError>) {
+    fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>) {
         let Some(vector) = self.buffer.vector() else { return };
         match register(std::mem::take(vector).into()) {
-            Ok(region) => self.lent = Some(region),
+            Ok(region) => self.lent = Some(region.into_any()),
             Err(RegisterError { memory, .. }) => *vector = memory.into(),
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use efa_device::{Access, Device as _};
+use efa_device::Access;
 
 use crate::address_vector::AddressVector;
 use crate::completion_queue::{CompletionQueue, CompletionQueueOptions};

@@ -7,12 +7,12 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use efa_device::Time;
+use efa_device::{QueuePair, Time};
 use efa_rdm::{
-    Accept, Atomic, AtomicCompletion, AtomicKind, AtomicOp, Completion as Ended, Datatype, Level,
-    Operands, OperationError, PeerId, Read, ReceiveCompletion, ReceiveId, Remote, RemoteWrite,
-    RmaCompletion, RmaKind, SendCompletion, StartError as EngineError, Statistics, Subprotocol,
-    Write,
+    Accept, Atomic, AtomicCompletion, AtomicKind, AtomicOp, Completion as Ended, Config,
+    ConfigError, Datatype, Level, Operands, OperationError, PeerId, Read, ReceiveCompletion,
+    ReceiveId, Remote, RemoteWrite, RmaCompletion, RmaKind, SendCompletion,
+    StartError as EngineError, Statistics, Subprotocol, Write,
 };
 
 use crate::address::Address;
@@ -22,19 +22,26 @@ use crate::clock::Clock;
 use crate::completion::{Completion, CompletionError, Kind, Refused, StartError};
 use crate::completion_queue::{Entry, Place, Shared as CompletionQueue};
 use crate::counter::Counters;
-use crate::device::Engine;
+use crate::device::Own;
 use crate::event::Event;
 
-/// Where operations complete. Both may be the same.
+/// What an endpoint is bound to.
 #[derive(Debug)]
-pub(crate) struct Queues {
+pub(crate) struct Bindings {
+    /// Where operations complete. Both may be the same.
     pub(crate) transmit: Arc<CompletionQueue>,
     pub(crate) receive: Arc<CompletionQueue>,
+    pub(crate) addresses: Arc<AddressVector>,
+    pub(crate) sources: Sources,
+    pub(crate) counters: Counters,
 }
 
+/// The engine over a queue pair.
+type Engine<Q> = efa_rdm::Endpoint<Q, Slot>;
+
 #[derive(Debug)]
-pub(crate) struct Driver {
-    engine: Engine,
+pub(crate) struct Driver<Q: QueuePair> {
+    engine: Engine<Q>,
     addresses: Arc<AddressVector>,
     sources: Sources,
     peers: PeerMap,
@@ -139,27 +146,34 @@ impl Drop for Lane {
     }
 }
 
-impl Driver {
+impl<Q: QueuePair<Region: Own>> Driver<Q> {
     pub(crate) fn new(
-        engine: Engine,
-        queues: Queues,
-        addresses: Arc<AddressVector>,
-        sources: Sources,
-        counters: Counters,
-    ) -> Self {
-        Self {
-            engine,
+        queue_pair: Q,
+        config: Config,
+        bindings: Bindings,
+    ) -> Result<Self, ConfigError> {
+        let Bindings { transmit, receive, addresses, sources, counters } = bindings;
+        Ok(Self {
+            engine: Engine::new(queue_pair, config)?,
             addresses,
             sources,
             peers: PeerMap::default(),
             left: HashSet::new(),
-            transmit: Lane::new(queues.transmit),
-            receive: Lane::new(queues.receive),
+            transmit: Lane::new(transmit),
+            receive: Lane::new(receive),
             counters: (!counters.is_empty()).then(|| Box::new(counters)),
             endings: Vec::new(),
             now: Time::ZERO,
             looks: 0,
-        }
+        })
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        self.engine.address().into()
+    }
+
+    pub(crate) fn inject_limit(&self) -> usize {
+        self.engine.inject_limit()
     }
 
     pub(crate) fn send(
@@ -227,7 +241,7 @@ impl Driver {
         &mut self,
         to: FiAddr,
         buffer: Buffer,
-        start: impl FnOnce(&mut Engine, PeerId, Slot) -> Result<(), efa_rdm::Refused<Slot>>,
+        start: impl FnOnce(&mut Engine<Q>, PeerId, Slot) -> Result<(), efa_rdm::Refused<Slot>>,
     ) -> Result<(), Refused> {
         let peer = match self.peer(to).and_then(|peer| self.transmit.start().map(|()| peer)) {
             Ok(peer) => peer,
@@ -300,7 +314,7 @@ impl Driver {
         source: Option<FiAddr>,
         slot: Slot,
         post: impl FnOnce(
-            &mut Engine,
+            &mut Engine<Q>,
             Option<PeerId>,
             Slot,
         ) -> Result<ReceiveId, efa_rdm::Refused<Slot>>,

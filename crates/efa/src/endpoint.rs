@@ -5,9 +5,9 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use efa_device::{Device as _, Qkey, QueuePairOptions, Time};
+use efa_device::{Qkey, QueuePairOptions, Time};
 use efa_rdm::{AtomicKind, AtomicOp, Config, Datatype, Level, Operands, Statistics};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::address::Address;
 use crate::address_vector::{AddressVector, FiAddr};
@@ -15,13 +15,20 @@ use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::completion::{Refused, StartError};
 use crate::completion_queue::CompletionQueue;
 use crate::counter::{Counted, Counter, Counters};
-use crate::device::Engine;
+use crate::device::{AnyDriver, each};
 use crate::domain::Domain;
-use crate::driver::{Driver, Queues, Sources};
+use crate::driver::{Bindings, Sources};
 use crate::error::{Bound, CloseError, EnableError};
 use crate::event::Event;
 use crate::info::{Capabilities, EndpointAttributes};
 use crate::rma::{Operation, Rma};
+
+/// Takes a turn at the driver of an endpoint, of whichever kind it is.
+macro_rules! drive {
+    ($shared:expr, $name:ident => $call:expr) => {
+        each!(AnyDriver in &mut *$shared.driver.lock(), $name => $call)
+    };
+}
 
 /// How an endpoint is to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,28 +180,31 @@ impl EndpointBuilder {
             return Err(EnableError::NotOffered(not_offered));
         }
         let options = self.options;
-        let queue_pair = self.domain.device().create_queue_pair(QueuePairOptions {
+        let queue_pair = QueuePairOptions {
             qkey: Qkey(options.connid.unwrap_or_else(|| draw() as u32 & CONNID_MASK)),
             send_depth: options.send_depth,
             receive_depth: options.receive_depth,
             rnr_retry: options.rnr_retry,
-        })?;
+        };
         let hash_seed = options.hash_seed.unwrap_or_else(draw);
         let config = Config { hash_seed, ..options.protocol };
-        let engine = Engine::new(queue_pair, config.clone())?;
-        let attributes =
-            EndpointAttributes::of(&config, engine.inject_limit(), options.max_message_size);
-        let queues =
-            Queues { transmit: transmit.shared().clone(), receive: receive.shared().clone() };
         let capabilities = options.capabilities.enabled();
         let sources = match capabilities.contains(Capabilities::SOURCE) {
             true => Sources::Told,
             false => Sources::Untold,
         };
         let counters: Vec<Counter> = self.counters.iter().cloned().collect();
-        let address = engine.address().into();
-        let driver =
-            Driver::new(engine, queues, addresses.shared().clone(), sources, self.counters);
+        let bindings = Bindings {
+            transmit: transmit.shared().clone(),
+            receive: receive.shared().clone(),
+            addresses: addresses.shared().clone(),
+            sources,
+            counters: self.counters,
+        };
+        let driver = self.domain.device().drive(queue_pair, config.clone(), bindings)?;
+        let (address, inject_limit) =
+            each!(AnyDriver in &driver, driver => (driver.address(), driver.inject_limit()));
+        let attributes = EndpointAttributes::of(&config, inject_limit, options.max_message_size);
         let shared = Arc::new(Shared {
             address,
             capabilities,
@@ -364,7 +374,7 @@ impl Endpoint {
             return Err(Refused { error, buffer });
         }
         let Message { to, tag, cq_data, level } = message;
-        self.shared.driver().send(to, tag, cq_data, level, buffer, context)
+        drive!(self.shared, driver => driver.send(to, tag, cq_data, level, buffer, context))
     }
 
     /// Sends a short message by copy: `bytes` may be used again at once. It has no context, and a
@@ -375,7 +385,7 @@ impl Endpoint {
     /// [`EndpointAttributes::inject_size`].
     pub fn inject(&self, message: Message, bytes: &[u8]) -> Result<(), StartError> {
         self.check_send(&message, bytes.len())?;
-        self.shared.driver().inject(message.to, message.tag, message.cq_data, bytes)
+        drive!(self.shared, driver => driver.inject(message.to, message.tag, message.cq_data, bytes))
     }
 
     /// Posts a buffer for one message.
@@ -393,7 +403,7 @@ impl Endpoint {
             return Err(Refused { error, buffer });
         }
         let Receive { tag, source } = receive;
-        self.shared.driver().receive(source, tag, buffer, context).map(ReceiveId)
+        drive!(self.shared, driver => driver.receive(source, tag, buffer, context)).map(ReceiveId)
     }
 
     /// Posts a buffer for many untagged messages, of one peer or of anyone (`FI_MULTI_RECV`).
@@ -423,7 +433,7 @@ impl Endpoint {
         if let Err(error) = checked {
             return Err(Refused { error, buffer });
         }
-        self.shared.driver().receive_many(source, buffer, context).map(ReceiveId)
+        drive!(self.shared, driver => driver.receive_many(source, buffer, context)).map(ReceiveId)
     }
 
     /// Starts to write to memory of a peer. It completes when the bytes lie in the memory of the
@@ -442,7 +452,7 @@ impl Endpoint {
             return Err(Refused { error, buffer });
         }
         let Rma { peer, remote, cq_data, level } = rma;
-        self.shared.driver().write(peer, remote, cq_data, level, buffer, context)
+        drive!(self.shared, driver => driver.write(peer, remote, cq_data, level, buffer, context))
     }
 
     /// Starts to read memory of a peer. It completes when all bytes are in the buffer. Reads have no
@@ -461,7 +471,7 @@ impl Endpoint {
         if let Err(error) = checked {
             return Err(Refused { error, buffer });
         }
-        self.shared.driver().read(rma.peer, rma.remote, buffer, context)
+        drive!(self.shared, driver => driver.read(rma.peer, rma.remote, buffer, context))
     }
 
     /// Starts an atomic on memory of a peer: each element of it is changed at once as far as other
@@ -507,7 +517,7 @@ impl Endpoint {
     /// Most bytes of the target of an atomic.
     #[must_use]
     pub fn atomic_limit(&self, kind: AtomicKind) -> usize {
-        self.shared.driver().atomic_limit(kind)
+        drive!(self.shared, driver => driver.atomic_limit(kind))
     }
 
     fn start_atomic(
@@ -527,26 +537,26 @@ impl Endpoint {
         if let Err(error) = checked {
             return Err(Refused { error, buffer: operands.into_fetched().unwrap_or_default() });
         }
-        self.shared.driver().atomic(rma.peer, rma.remote, how, rma.level, operands, context)
+        drive!(self.shared, driver => driver.atomic(rma.peer, rma.remote, how, rma.level, operands, context))
     }
 
     /// Cancels a receive that no message has matched: it completes with
     /// [`OperationError::Cancelled`](crate::OperationError::Cancelled). Tells whether there was
     /// such a receive.
     pub fn cancel(&self, receive: ReceiveId) -> bool {
-        self.shared.driver().cancel(receive.0)
+        drive!(self.shared, driver => driver.cancel(receive.0))
     }
 
     /// The next thing that happened outside operations.
     #[must_use]
     pub fn event(&self) -> Option<Event> {
-        self.shared.driver().event()
+        drive!(self.shared, driver => driver.event())
     }
 
     /// Counts since the endpoint was enabled.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        self.shared.driver().statistics()
+        drive!(self.shared, driver => driver.statistics())
     }
 
     /// Finishes the sends under way and delivers what else peers wait for, then drops the endpoint.
@@ -561,7 +571,7 @@ impl Endpoint {
         let mut looks = 0_u32;
         loop {
             self.shared.progress();
-            if self.shared.driver().is_quiet() {
+            if drive!(self.shared, driver => driver.is_quiet()) {
                 return Ok(());
             }
             if clock.now() >= deadline {
@@ -616,7 +626,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.shared.driver().shut_down();
+        drive!(self.shared, driver => driver.shut_down());
     }
 }
 
@@ -633,28 +643,24 @@ pub(crate) struct Shared {
     address: Address,
     capabilities: Capabilities,
     attributes: EndpointAttributes,
-    driver: Mutex<Driver>,
+    driver: Mutex<AnyDriver>,
 }
 
 impl Shared {
-    fn driver(&self) -> MutexGuard<'_, Driver> {
-        self.driver.lock()
-    }
-
     pub(crate) fn progress(&self) {
         // The clock is read under the lock, so that the engine's time never goes back.
-        self.driver().progress(self.domain.fabric().clock());
+        drive!(self, driver => driver.progress(self.domain.fabric().clock()));
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {
-        self.driver().next_timeout()
+        drive!(self, driver => driver.next_timeout())
     }
 
     pub(crate) fn welcome(&self, peers: &[(FiAddr, Address)]) {
-        self.driver().welcome(peers);
+        drive!(self, driver => driver.welcome(peers));
     }
 
     pub(crate) fn forget(&self, peer: FiAddr, address: &Address) {
-        self.driver().forget(peer, address);
+        drive!(self, driver => driver.forget(peer, address));
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use efa_device::{Access, Device as _, DeviceError, Region as _, RegionRange};
+use efa_device::{Access, DeviceError, Region as _};
 
 use crate::device::Region;
 use crate::domain::Domain;
@@ -186,10 +186,9 @@ impl RegionSlice {
         self.region.write(self.range.start.saturating_add(offset), &from[..count]);
     }
 
-    /// Where it is, for the device.
-    pub(crate) fn place(&self) -> RegionRange<Region> {
-        let (offset, length) = (self.range.start, self.range.len());
-        RegionRange { region: self.region.region.clone(), offset, length }
+    /// Where it is, for the device: region, offset and length.
+    pub(crate) fn place(&self) -> (&Region, usize, usize) {
+        (&self.region.region, self.range.start, self.range.len())
     }
 
     pub(crate) fn truncate(&mut self, length: usize) {

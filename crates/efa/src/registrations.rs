@@ -18,7 +18,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use efa_device::{Access, Device as _, DeviceError, Region as _};
+use efa_device::{Access, DeviceError, Region as _};
 
 use crate::device::Region;
 use crate::domain::Domain;
