@@ -26,32 +26,30 @@ pub(crate) const BATCH: usize = 16;
 pub(crate) struct Finished {
     /// The number given at the post; 0 for a write without a receive buffer.
     pub(crate) work: u64,
-    pub(crate) result: Result<(), Status>,
-    /// What follows is of receives that succeeded.
-    pub(crate) arrival: Arrival,
+    pub(crate) end: End,
+}
+
+/// How it was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End {
+    /// A send, read or write of our own: whoever has its number knows which.
+    Done,
+    Failed(Status),
+    /// A datagram came in.
+    Arrived(Arrival),
+    /// A remote write with immediate data.
+    Written(Arrival),
+    /// The same, that took no receive buffer.
+    WrittenUnsolicited(Arrival),
+}
+
+/// What came in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
     pub(crate) length: u32,
     pub(crate) immediate: Option<u32>,
     pub(crate) source: Source,
 }
-
-/// What came in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arrival {
-    Datagram,
-    /// A remote write with immediate data.
-    Written,
-    /// The same, that took no receive buffer.
-    WrittenUnsolicited,
-}
-
-const NOTHING: Finished = Finished {
-    work: 0,
-    result: Ok(()),
-    arrival: Arrival::Datagram,
-    length: 0,
-    immediate: None,
-    source: Source { address_handle: None, qpn: Qpn(0), gid: None },
-};
 
 /// Those of one poll, in their order.
 #[derive(Debug)]
@@ -59,10 +57,17 @@ pub(crate) struct Batch {
     entries: [Finished; BATCH],
     next: usize,
     end: usize,
+    /// Whether the poll came to the end of what the interface had.
+    pub(crate) drained: bool,
 }
 
 impl Batch {
-    pub(crate) const EMPTY: Self = Self { entries: [NOTHING; BATCH], next: 0, end: 0 };
+    pub(crate) const EMPTY: Self = Self {
+        entries: [Finished { work: 0, end: End::Done }; BATCH],
+        next: 0,
+        end: 0,
+        drained: false,
+    };
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
@@ -75,11 +80,11 @@ impl Batch {
     }
 
     #[inline]
-    pub(crate) fn pop(&mut self) -> Option<Finished> {
+    pub(crate) fn pop(&mut self) -> Option<&Finished> {
         if self.is_empty() {
             return None;
         }
-        let entry = self.entries.get(self.next).copied();
+        let entry = self.entries.get(self.next);
         self.next += 1;
         entry
     }
@@ -156,10 +161,11 @@ impl CompletionQueue {
         }
         for entry in &mut batch.entries {
             // SAFETY: a poll is under way and has a current completion.
-            *entry = unsafe { self.current() };
+            (entry.work, entry.end) = unsafe { ((*cq).wr_id, self.current()) };
             batch.end += 1;
             // SAFETY: a poll is under way.
-            if batch.end == BATCH || unsafe { ibv_next_poll(cq) } != 0 {
+            if batch.end < BATCH && unsafe { ibv_next_poll(cq) } != 0 {
+                batch.drained = true;
                 break;
             }
         }
@@ -170,34 +176,40 @@ impl CompletionQueue {
     /// # Safety
     /// A poll must be under way and have a current completion.
     #[inline]
-    unsafe fn current(&self) -> Finished {
+    unsafe fn current(&self) -> End {
         let cq = self.raw.as_ptr();
-        // SAFETY: the queue lives; the library sets these two itself.
-        let (status, work) = unsafe { ((*cq).status, (*cq).wr_id) };
-        if status != ibv_wc_status::IBV_WC_SUCCESS {
+        // SAFETY: the caller's promise; the library sets the status itself.
+        if unsafe { (*cq).status } != ibv_wc_status::IBV_WC_SUCCESS {
             // SAFETY: the caller's promise.
-            let code = unsafe { ibv_wc_read_vendor_err(cq) };
-            return Finished { work, result: Err(meaning(code)), ..NOTHING };
+            return End::Failed(meaning(unsafe { ibv_wc_read_vendor_err(cq) }));
         }
         // SAFETY: the caller's promise.
-        let opcode = unsafe { ibv_wc_read_opcode(cq) };
-        let arrival = match opcode {
-            ibv_wc_opcode::IBV_WC_RECV => Arrival::Datagram,
-            ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM if self.is_unsolicited() => {
-                Arrival::WrittenUnsolicited
+        match unsafe { ibv_wc_read_opcode(cq) } {
+            // SAFETY: the caller's promise, and it is of a receive.
+            ibv_wc_opcode::IBV_WC_RECV => End::Arrived(unsafe { self.arrival() }),
+            ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
+                // SAFETY: as above.
+                let arrival = unsafe { self.arrival() };
+                if self.is_unsolicited() {
+                    End::WrittenUnsolicited(arrival)
+                } else {
+                    End::Written(arrival)
+                }
             }
-            ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => Arrival::Written,
-            // Sends, reads and writes of our own: whoever has their number knows what they are.
-            _ => return Finished { work, ..NOTHING },
-        };
+            _ => End::Done,
+        }
+    }
+
+    /// # Safety
+    /// As [`current`](Self::current), and the completion must be of a receive.
+    #[inline]
+    unsafe fn arrival(&self) -> Arrival {
+        let cq = self.raw.as_ptr();
         // SAFETY: the caller's promise; the queue was made to tell these.
         unsafe {
             let flags = ibv_wc_read_wc_flags(cq);
             let has_immediate = flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-            Finished {
-                work,
-                result: Ok(()),
-                arrival,
+            Arrival {
                 length: ibv_wc_read_byte_len(cq),
                 immediate: has_immediate.then(|| ibv_wc_read_imm_data(cq)),
                 source: self.source(),

@@ -10,8 +10,9 @@
 //!
 //! At once, except while the caller [holds](efa_device::QueuePair::hold) the queue pair and while
 //! completions of a poll wait to be handed out: what is posted then goes with one doorbell, at the
-//! release, at the next poll of the interface or when [`SENDS`] have come together. Receives may wait a little longer, but never more than a quarter of those that are
-//! posted.
+//! release, when the last of them was handed out or when [`SENDS`] have come together. Receives wait
+//! until the interface has nothing to tell, or [`RECEIVES`] have come together; never more than a
+//! quarter of those that are posted.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -23,7 +24,7 @@ use efa_device::{
     SendRequest, Status, Time, WorkId,
 };
 
-use crate::completion_queue::{Arrival, Batch, CompletionQueue, Finished};
+use crate::completion_queue::{Arrival, Batch, CompletionQueue, End, Finished};
 use crate::context::{Context, Limits};
 use crate::domain::ProtectionDomain;
 use crate::handles::{HandleCache, HandleTable};
@@ -128,8 +129,10 @@ impl Device for VerbsDevice {
         let address = QueuePairAddress { gid: self.0.gid, qpn: pair.number(), qkey: options.qkey };
         Ok(VerbsQueuePair {
             address,
-            sends: ManuallyDrop::new(Slots::new(pair.send_depth)),
-            receives: ManuallyDrop::new(Slots::new(pair.receive_depth)),
+            held: ManuallyDrop::new(Held {
+                sends: Slots::new(pair.send_depth),
+                receives: Slots::new(pair.receive_depth),
+            }),
             unrung: Vec::with_capacity(SENDS),
             is_held: false,
             batch: Batch::EMPTY,
@@ -173,10 +176,8 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct VerbsQueuePair {
     pair: QueuePair,
-    /// What the interface has. Dropped by hand, as an interface that doesn't end the queue pair
-    /// keeps them.
-    sends: ManuallyDrop<Slots<Sent>>,
-    receives: ManuallyDrop<Slots<Packet>>,
+    /// Dropped by hand, as an interface that doesn't end the queue pair keeps it.
+    held: ManuallyDrop<Held>,
     /// Places of the sends of the open batch.
     unrung: Vec<u32>,
     /// Whether the caller posts more.
@@ -190,6 +191,13 @@ pub struct VerbsQueuePair {
     handles: HandleTable,
     packets: PacketPool,
     device: VerbsDevice,
+}
+
+/// What the interface has.
+#[derive(Debug)]
+struct Held {
+    sends: Slots<Sent>,
+    receives: Slots<Packet>,
 }
 
 /// A send, read or write under way.
@@ -238,16 +246,23 @@ impl VerbsQueuePair {
     #[inline]
     fn posted(&mut self, place: u32) -> Result<(), (DeviceError, Sent)> {
         self.counters.posts += 1;
-        self.unrung.push(place);
-        if (self.is_held || !self.batch.is_empty()) && self.unrung.len() < SENDS {
+        let more_may_come = self.is_held || !self.batch.is_empty();
+        if more_may_come && self.unrung.len() + 1 < SENDS {
+            self.unrung.push(place);
             return Ok(());
         }
-        let Err(error) = self.ring() else { return Ok(()) };
-        if self.unrung.len() == 1
-            && let Some(sent) = self.unrung.pop().and_then(|place| self.sends.take(place))
+        self.ring().or_else(|error| self.refused(place, error))
+    }
+
+    /// The batch that this send was put into last was refused.
+    #[cold]
+    fn refused(&mut self, place: u32, error: DeviceError) -> Result<(), (DeviceError, Sent)> {
+        if self.unrung.is_empty()
+            && let Some(sent) = self.held.sends.take(place)
         {
             return Err((error, sent));
         }
+        self.unrung.push(place);
         self.fail();
         Ok(())
     }
@@ -263,9 +278,14 @@ impl VerbsQueuePair {
     /// Rings for what waits; what is refused now had been accepted and so completes.
     #[inline]
     fn ring_for_all(&mut self) {
-        if self.pair.is_open()
-            && let Err(error) = self.ring()
-        {
+        if self.pair.is_open() {
+            self.ring_for_these();
+        }
+    }
+
+    #[inline(never)]
+    fn ring_for_these(&mut self) {
+        if let Err(error) = self.ring() {
             tracing::warn!(%error, sends = self.unrung.len(), "refused");
             self.fail();
         }
@@ -274,7 +294,7 @@ impl VerbsQueuePair {
     #[cold]
     fn fail(&mut self) {
         for place in self.unrung.drain(..) {
-            if let Some(sent) = self.sends.take(place) {
+            if let Some(sent) = self.held.sends.take(place) {
                 self.failed.push_back(sent.complete(Err(Status::QueuePairInternal)));
             }
         }
@@ -288,7 +308,7 @@ impl VerbsQueuePair {
         let Err((refused, error)) = self.pair.post_receives() else { return Ok(()) };
         let mut last = None;
         for work in self.pair.refused(waiting, refused) {
-            last = self.receives.take((work & !RECEIVE) as u32);
+            last = self.held.receives.take((work & !RECEIVE) as u32);
             self.counters.receives_lost += 1;
         }
         match last {
@@ -306,7 +326,7 @@ impl VerbsQueuePair {
         request: RdmaRequest<VerbsRegion>,
     ) -> Result<(), DeviceError> {
         let RdmaRequest { id, local, remote, destination } = request;
-        let place = self.sends.next().ok_or_else(|| self.full())?;
+        let place = self.held.sends.next().ok_or_else(|| self.full())?;
         local.check()?;
         let limit = self.attributes.max_rdma_size;
         let length = u32::try_from(local.length).ok().filter(|length| u64::from(*length) <= limit);
@@ -319,37 +339,49 @@ impl VerbsQueuePair {
         };
         let remote = (remote.key, remote.address);
         self.pair.remote(place.into(), operation, from, remote, target);
-        self.sends.put(Sent { id, memory: Memory::Region { _range: local } });
+        self.held.sends.put(Sent { id, memory: Memory::Region { _range: local } });
         self.posted(place).map_err(|(error, _)| error)
     }
+}
 
+impl Held {
+    /// What a completion of the interface means; `None` if it means nothing to anybody.
     #[inline]
-    fn complete(&mut self, finished: Finished) -> Option<Completion<Packet>> {
-        let Finished { work, result, arrival, length, immediate, source } = finished;
-        if arrival == Arrival::WrittenUnsolicited {
-            let (immediate, length) = (immediate.unwrap_or(0), length.into());
-            return Some(Completion::Written { immediate, length, source, packet: None });
+    fn complete(
+        &mut self,
+        finished: &Finished,
+        counters: &mut Counters,
+    ) -> Option<Completion<Packet>> {
+        let &Finished { work, ref end } = finished;
+        if let End::WrittenUnsolicited(arrival) = end {
+            return Some(written(arrival, None));
         }
         let place = work as u32;
         if work & RECEIVE == 0 {
+            let result = if let End::Failed(status) = *end { Err(status) } else { Ok(()) };
             return self.sends.take(place).map(|sent| sent.complete(result));
         }
         let packet = self.receives.take(place)?;
-        match (result, arrival) {
-            (Err(_), _) => {
-                self.counters.receives_lost += 1;
-                None
-            }
-            (Ok(()), Arrival::Datagram) => {
-                let length = length as usize;
+        match end {
+            End::Arrived(Arrival { length, immediate, source }) => {
+                let (length, source, immediate) = (*length as usize, *source, *immediate);
                 Some(Completion::Receive { packet, length, source, immediate })
             }
-            (Ok(()), _) => {
-                let (immediate, length) = (immediate.unwrap_or(0), length.into());
-                Some(Completion::Written { immediate, length, source, packet: Some(packet) })
+            End::Written(arrival) | End::WrittenUnsolicited(arrival) => {
+                Some(written(arrival, Some(packet)))
+            }
+            End::Done | End::Failed(_) => {
+                counters.receives_lost += 1;
+                None
             }
         }
     }
+}
+
+fn written(arrival: &Arrival, packet: Option<Packet>) -> Completion<Packet> {
+    let &Arrival { length, immediate, source } = arrival;
+    let (immediate, length) = (immediate.unwrap_or(0), length.into());
+    Completion::Written { immediate, length, source, packet }
 }
 
 impl efa_device::QueuePair for VerbsQueuePair {
@@ -381,7 +413,7 @@ impl efa_device::QueuePair for VerbsQueuePair {
     #[inline]
     fn post_send(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
         let SendRequest { id, mut packet, length, destination, immediate } = request;
-        let Some(place) = self.sends.next() else {
+        let Some(place) = self.held.sends.next() else {
             return Err(PostError { error: self.full(), packet });
         };
         if length > self.attributes.mtu {
@@ -399,7 +431,7 @@ impl efa_device::QueuePair for VerbsQueuePair {
         };
         self.counters.inline_sends += u64::from(length <= self.pair.max_inline);
         self.pair.send(place.into(), from, packet.as_mut_ptr(), target, immediate);
-        self.sends.put(Sent { id, memory: Memory::Packet(packet) });
+        self.held.sends.put(Sent { id, memory: Memory::Packet(packet) });
         match self.posted(place) {
             Err((error, Sent { memory: Memory::Packet(packet), .. })) => {
                 Err(PostError { error, packet })
@@ -410,7 +442,7 @@ impl efa_device::QueuePair for VerbsQueuePair {
 
     #[inline]
     fn post_receive(&mut self, packet: Packet) -> Result<(), PostError<Packet>> {
-        let Some(place) = self.receives.next() else {
+        let Some(place) = self.held.receives.next() else {
             let error = DeviceError::QueueFull { depth: self.pair.receive_depth };
             return Err(PostError { error, packet });
         };
@@ -420,10 +452,10 @@ impl efa_device::QueuePair for VerbsQueuePair {
             local_key: packet.local_key(),
         };
         self.pair.add_receive(RECEIVE | u64::from(place), into);
-        self.receives.put(packet);
+        self.held.receives.put(packet);
         self.counters.receives += 1;
         let waiting = self.pair.waiting_receives();
-        let posted = self.receives.len() - waiting;
+        let posted = self.held.receives.len() - waiting;
         if waiting < RECEIVES && waiting * 4 <= posted {
             return Ok(());
         }
@@ -472,7 +504,7 @@ impl efa_device::QueuePair for VerbsQueuePair {
     fn poll(&mut self, _: Time) -> Option<Completion<Packet>> {
         loop {
             while let Some(finished) = self.batch.pop() {
-                let completion = self.complete(finished);
+                let completion = self.held.complete(finished, &mut self.counters);
                 if completion.is_some() {
                     return completion;
                 }
@@ -480,6 +512,10 @@ impl efa_device::QueuePair for VerbsQueuePair {
             self.ring_for_all();
             if let Some(failed) = self.failed.pop_front() {
                 return Some(failed);
+            }
+            // Whoever took all that there was hears so without another look.
+            if std::mem::take(&mut self.batch.drained) {
+                return None;
             }
             self.pair.completions.poll(&mut self.batch);
             if self.batch.is_empty() {
@@ -505,12 +541,9 @@ impl efa_device::QueuePair for VerbsQueuePair {
 impl Drop for VerbsQueuePair {
     fn drop(&mut self) {
         if self.pair.destroy() {
-            // SAFETY: the interface has no queue pair any more, so nothing of what they hold; they
-            // are dropped here alone.
-            unsafe {
-                ManuallyDrop::drop(&mut self.sends);
-                ManuallyDrop::drop(&mut self.receives);
-            }
+            // SAFETY: the interface has no queue pair any more, so nothing of this; it is dropped
+            // here alone.
+            unsafe { ManuallyDrop::drop(&mut self.held) };
         }
     }
 }
