@@ -103,31 +103,17 @@ impl Pair {
     }
 
     fn receive(&mut self) {
-        loop {
-            let before = self.buffers.len();
-            self.b.progress(Time::ZERO);
-            while let Some(completion) = self.b.poll_completion() {
-                let Completion::Receive(received) = completion else { panic!() };
-                assert!(received.result.is_ok());
-                self.buffers.push(received.buffer);
-            }
-            if self.buffers.len() == before {
-                break;
-            }
+        while let Some(completion) = self.b.poll(Time::ZERO) {
+            let Completion::Receive(received) = completion else { panic!() };
+            assert!(received.result.is_ok());
+            self.buffers.push(received.buffer);
         }
     }
 
     fn complete(&mut self) {
-        loop {
-            let before = self.buffers.len();
-            self.a.progress(Time::ZERO);
-            while let Some(completion) = self.a.poll_completion() {
-                let Completion::Send(sent) = completion else { panic!() };
-                self.buffers.extend(sent.buffer);
-            }
-            if self.buffers.len() == before {
-                break;
-            }
+        while let Some(completion) = self.a.poll(Time::ZERO) {
+            let Completion::Send(sent) = completion else { panic!() };
+            self.buffers.extend(sent.buffer);
         }
     }
 }

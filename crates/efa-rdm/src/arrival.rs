@@ -29,8 +29,13 @@ use crate::transmit::Work;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The device put a datagram into a receive buffer.
-    #[inline]
-    pub(crate) fn packet_arrived(&mut self, packet: &Q::Packet, length: usize, source: Source) {
+    #[inline(always)]
+    pub(crate) fn packet_arrived(
+        &mut self,
+        packet: &Q::Packet,
+        length: usize,
+        source: Source,
+    ) -> Option<Completion<B>> {
         self.statistics.received_bytes += length as u64;
         let bytes = packet.as_ref().get(..length).unwrap_or_default();
         let parsed = Packet::parse(bytes);
@@ -51,6 +56,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.drop_packet(peer, DropReason::Malformed(error));
             }
         }
+        None
     }
 
     #[inline(never)]
@@ -355,15 +361,25 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// The one packet of a message whose turn it is: match it.
     #[inline(always)]
-    fn eager_begins(&mut self, peer: PeerId, rtm: &Rtm<'_>, payload: &[u8], bytes: &[u8]) {
+    fn eager_begins(
+        &mut self,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        payload: &[u8],
+        bytes: &[u8],
+    ) -> Option<Completion<B>> {
         let shape = Shape { length: payload.len() as u64, ..Shape::EAGER };
         match self.find_receive(peer, rtm) {
             Handled::Matched(Match::Once(receive)) => {
-                if let Some(target) = self.take_posted(receive) {
-                    self.receive_whole(target, peer, rtm, &shape, payload);
-                }
+                let target = self.take_posted(receive)?;
+                let completion = self.receive_whole(target, peer, rtm, &shape, payload);
+                self.statistics.delivered_bytes += completion.length;
+                Some(Completion::Receive(completion))
             }
-            handled => self.handled(handled, peer, rtm, &shape, payload, bytes),
+            handled => {
+                self.handled(handled, peer, rtm, &shape, payload, bytes);
+                None
+            }
         }
     }
 
@@ -528,7 +544,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         payload: &[u8],
     ) {
         if !shape.is_partial(payload) {
-            return self.receive_whole(target, peer, rtm, shape, payload);
+            let completion = self.receive_whole(target, peer, rtm, shape, payload);
+            return self.received(completion);
         }
         if self.operations.receives.is_full() {
             self.drop_packet(Some(peer), DropReason::TooManyOperations);

@@ -320,7 +320,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// All bytes of a message are in one packet: copy what fits and complete.
+    /// All bytes of a message are in one packet: copies what fits, and gives the completion.
     #[inline(always)]
     pub(crate) fn receive_whole(
         &mut self,
@@ -329,7 +329,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         rtm: &Rtm<'_>,
         shape: &Shape,
         payload: &[u8],
-    ) {
+    ) -> ReceiveCompletion<B> {
         let mut buffer = target.buffer;
         let capacity = buffer.length();
         let fitting = usize::try_from(capacity).map_or(payload.len(), |c| c.min(payload.len()));
@@ -339,7 +339,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.owe(peer, Work::Receipt { send_id, msg_id });
         }
         let truncated = OperationError::Truncated { length: shape.length, capacity };
-        self.received(ReceiveCompletion {
+        ReceiveCompletion {
             context: target.context,
             peer: Some(peer),
             tagged: target.tagged,
@@ -349,6 +349,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             subprotocol: Some(shape.subprotocol),
             buffer,
             result: if shape.length > capacity { Err(truncated) } else { Ok(()) },
-        });
+        }
     }
 }

@@ -1,12 +1,8 @@
 //! The endpoint: its parts, its public calls, and the loop that moves it on.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 
-use efa_device::{
-    Completion as DeviceCompletion, Destination, QueuePair, QueuePairAddress, Rdma, Status, Time,
-    WorkId,
-};
+use efa_device::{Destination, QueuePair, QueuePairAddress, Rdma, Status, Time, WorkId};
 use efa_handshake::Extras;
 use efa_match::{Cancelled, Posted as Posting};
 use efa_proto::{Connid, ExtraInfo, Handshake, OpId, PacketType, RawAddress, ReqOptions};
@@ -27,45 +23,17 @@ use crate::memory::Memory;
 use crate::operations::{Operations, Receive, ReceiveRole, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::{PeerId, Peers, Standing, gid};
+use crate::progress::{PROGRESS_BUDGET, Schedule};
 use crate::rnr::Retry;
 use crate::select::Subprotocol;
 use crate::statistics::Statistics;
 use crate::taglist::tagged_matcher;
 use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Transmit, Unposted, Whole, Work};
 
-/// Peers that have something to send.
-#[derive(Debug, Default)]
-pub(crate) struct Schedule {
-    ready: VecDeque<PeerId>,
-    /// The device took no more when they were served last.
-    blocked: bool,
-    backing_off: BinaryHeap<Reverse<(Time, PeerId)>>,
-    /// When something is to be done whatever the device has to tell.
-    pub(crate) due: Time,
-    /// Peers whose messages wait until nothing is in flight to them.
-    pub(crate) pausing: Vec<PeerId>,
-}
-
-impl Schedule {
-    /// Something is due at this time, or when the first peer has been left alone for long enough.
-    fn set_due(&mut self, at: Time) {
-        let backoff = self.backing_off.peek().map(|Reverse((until, _))| *until);
-        self.due = backoff.map_or(at, |until| until.min(at));
-    }
-}
-
-/// Device completions that one call of [`Endpoint::progress`] handles at most.
-const PROGRESS_BUDGET: usize = 512;
-/// Device completions after which receive buffers are posted again.
-const REFILL_AFTER: usize = 64;
-const _: () = assert!(PROGRESS_BUDGET.is_multiple_of(REFILL_AFTER), "a full round ends refilled");
-/// Packets of one peer in a row before others have their turn.
-const BURST: usize = 16;
-
 /// A reliable datagram endpoint: ordered messages of any size over a [`QueuePair`].
 ///
-/// It is a state machine: operations are started, [`progress`](Self::progress) moves them on, and
-/// [`poll_completion`](Self::poll_completion) tells how they ended. It has no threads, no clock
+/// It is a state machine: operations are started, [`poll`](Self::poll) moves them on and tells how
+/// they ended. It has no threads, no clock
 /// and no locks. `B` is the kind of buffer that operations take and completions give back.
 #[derive(Debug)]
 pub struct Endpoint<Q: QueuePair, B> {
@@ -83,7 +51,9 @@ pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) events: Events,
     pub(crate) statistics: Statistics,
     pub(crate) now: Time,
-    trim_at: Time,
+    pub(crate) trim_at: Time,
+    /// Device completions that may be handled before what is due besides has its turn.
+    pub(crate) turn: u32,
 }
 
 /// A message to be sent.
@@ -166,6 +136,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             statistics: Statistics::default(),
             now: Time::ZERO,
             trim_at: Time::ZERO + config.trim_interval,
+            turn: PROGRESS_BUDGET,
             config,
         };
         endpoint.refill();
@@ -531,141 +502,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && self.peers.all_clear()
     }
 
-    /// Whether something is due at a certain time, so that [`progress`](Self::progress) must be told
-    /// the right one. Otherwise one of not long ago will do.
-    #[must_use]
-    pub fn is_timed(&self) -> bool {
-        !self.schedule.backing_off.is_empty() || self.transmit.device.next_event().is_some()
-    }
-
-    /// When [`progress`](Self::progress) should be called next although nothing was started.
-    #[must_use]
-    pub fn next_timeout(&self) -> Option<Time> {
-        let backoff = self.schedule.backing_off.peek().map(|Reverse((at, _))| *at);
-        let device = self.transmit.device.next_event();
-        let user = self.in_place.as_ref().and_then(|in_place| in_place.next_event());
-        // The device doesn't tell when it has memory or room again, so it is asked now and then.
-        let again = self.now + self.config.backoff.first;
-        let send = (!self.schedule.ready.is_empty()).then_some(if self.schedule.blocked {
-            again
-        } else {
-            self.now
-        });
-        let refill = (self.inbound.posted() == 0).then_some(again);
-        // Transfers that wait for memory, while none is under way whose end would give some back.
-        let waiting = !self.operations.waiting_transfers.is_empty();
-        let stuck = waiting && self.transmit.rdma_in_flight() == 0;
-        let memory = stuck.then_some(self.trim_at);
-        let pause = (!self.schedule.pausing.is_empty()).then_some(again);
-        [backoff, device, user, send, refill, memory, pause].into_iter().flatten().min()
-    }
-
-    /// Moves everything on to `now`, which must not go back: takes what the device finished, sends
-    /// what can be sent. Does at most a bounded amount of work.
-    pub fn progress(&mut self, now: Time) {
-        self.now = now;
-        if Q::IN_PLACE {
-            self.poll_user_queue(now, PROGRESS_BUDGET);
-        }
-        self.handle_completions();
-        // One comparison each for a call that finds nothing to do.
-        if self.inbound.is_missing()
-            || !self.schedule.ready.is_empty()
-            || self.matching.has_tag_list
-            || now >= self.schedule.due
-        {
-            self.follow_up();
-        }
-    }
-
-    /// Handles what the device finished, up to the budget.
-    fn handle_completions(&mut self) {
-        for handled in 1..=PROGRESS_BUDGET {
-            let Some(completion) = self.transmit.device.poll(self.now) else {
-                if handled > 1 {
-                    self.refill();
-                    self.inbound.drained();
-                }
-                return;
-            };
-            match completion {
-                DeviceCompletion::Receive { packet, length, source, .. } if Q::IN_PLACE => {
-                    self.arrived_in_place(packet, length, source);
-                }
-                DeviceCompletion::Receive { packet, length, source, .. } => {
-                    self.packet_arrived(&packet, length, source);
-                    self.inbound.consumed(packet);
-                }
-                DeviceCompletion::Send { id, packet, result } => {
-                    self.packet_sent(id, packet, result);
-                }
-                DeviceCompletion::Rdma { id, result } => self.rdma_done(id, result),
-                DeviceCompletion::Written { immediate, length, source, packet } => {
-                    self.written_by_device(source, immediate, length);
-                    if let Some(packet) = packet {
-                        self.inbound.consumed(packet);
-                    }
-                }
-                DeviceCompletion::Tagged { packet, length, source, receive } => {
-                    self.tagged_packet_arrived(&packet, length, source, receive);
-                    self.inbound.consumed(packet);
-                }
-                DeviceCompletion::TagCommand { id, succeeded, sync_required } => {
-                    self.tag_command_done(id, succeeded, sync_required);
-                }
-            }
-            if handled % REFILL_AFTER == 0 {
-                self.refill();
-            }
-        }
-    }
-
-    /// Does what is due besides the device's completions.
-    #[inline(never)]
-    fn follow_up(&mut self) {
-        if self.inbound.is_missing() {
-            self.refill();
-        }
-        if self.matching.has_tag_list {
-            self.post_tag_commands();
-        }
-        if self.now >= self.schedule.due {
-            self.end_backoffs();
-            if self.now >= self.trim_at {
-                self.trim();
-            }
-            self.schedule.set_due(self.trim_at);
-            if !self.schedule.pausing.is_empty() {
-                self.end_pauses();
-            }
-        }
-        if !self.schedule.ready.is_empty() {
-            self.transmit.device.hold();
-            self.serve();
-            self.transmit.device.release();
-        }
-    }
-
-    fn refill(&mut self) {
-        if self.holds_back() {
-            return;
-        }
-        if let Err(error) = self.inbound.refill(&mut self.transmit.device) {
-            self.events.push(Event::DeviceRefused(error));
-        }
-    }
-
-    fn trim(&mut self) {
-        self.trim_at = self.now + self.config.trim_interval;
-        self.resume_transfers();
-        self.inbound.trim();
-        self.transmit.trim();
-        self.matching.held.trim();
-        if let Some(in_place) = self.in_place.as_deref_mut() {
-            in_place.trim();
-        }
-    }
-
     /// Packets in the hands of the endpoint: sending, receiving, and held for later.
     #[must_use]
     pub fn packets_held(&self) -> PacketsHeld {
@@ -687,100 +523,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Puts work at the end of what a live peer is to be sent.
-    pub(crate) fn enqueue(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
-        let Some(active) = self.peers.active_mut(peer) else { return };
-        active.backlog.push_back(work);
-        self.schedule(peer);
-    }
-
-    /// Puts work before everything else that a live peer is to be sent.
-    pub(crate) fn enqueue_first(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
-        let Some(active) = self.peers.active_mut(peer) else { return };
-        active.backlog.push_front(work);
-        self.schedule(peer);
-    }
-
-    fn schedule(&mut self, peer: PeerId) {
-        let Some(active) = self.peers.active_mut(peer) else { return };
-        if !active.scheduled && !active.backoff.is_waiting() && !active.backlog.is_empty() {
-            active.scheduled = true;
-            self.schedule.ready.push_back(peer);
-        }
-    }
-
-    fn end_backoffs(&mut self) {
-        while let Some(Reverse((at, peer))) = self.schedule.backing_off.peek().copied() {
-            if at > self.now {
-                break;
-            }
-            self.schedule.backing_off.pop();
-            if let Some(active) = self.peers.active_mut(peer)
-                && active.backoff.expired(self.now)
-            {
-                self.schedule(peer);
-            }
-        }
-    }
-
-    /// Sends what waits, peer by peer, until the device takes no more.
-    fn serve(&mut self) {
-        while let Some(peer) = self.schedule.ready.pop_front() {
-            let advance = self.serve_peer(peer);
-            self.schedule.blocked = advance == Advance::Blocked;
-            if self.schedule.blocked {
-                self.schedule.ready.push_front(peer);
-                return;
-            }
-            if let Some(active) = self.peers.active_mut(peer) {
-                active.scheduled = false;
-            }
-            self.schedule(peer);
-        }
-    }
-
-    fn serve_peer(&mut self, peer: PeerId) -> Advance {
-        for _ in 0..BURST {
-            let Some(active) = self.peers.active_mut(peer) else { return Advance::Done };
-            if active.backoff.is_waiting() {
-                return Advance::Done;
-            }
-            let Some(work) = active.backlog.pop_front() else { return Advance::Done };
-            let (advance, work) = match work {
-                Work::Send(id) => (self.advance_send(id), work),
-                Work::Read(id) => (self.begin_read(id), work),
-                Work::Cts(id) => (self.send_cts(peer, id), work),
-                Work::Transfer(id) => (self.advance_transfer(id), work),
-                Work::Eor { send_id, recv_id } => (self.send_eor(peer, send_id, recv_id), work),
-                Work::ReadNack(id) => (self.send_read_nack(peer, id), work),
-                Work::PeerError { send_id, code } => {
-                    (self.send_peer_error(peer, send_id, code), work)
-                }
-                Work::Handshake => (self.send_handshake(peer), work),
-                Work::Provoke => (self.send_provocation(peer), work),
-                Work::Receipt { send_id, msg_id } => {
-                    (self.send_receipt(peer, send_id, msg_id), work)
-                }
-                Work::Packet { packet, record } => match self.resend(packet, record) {
-                    Ok(()) => continue,
-                    Err(work) => (Advance::Blocked, work),
-                },
-            };
-            let Some(active) = self.peers.active_mut(peer) else { return Advance::Done };
-            match advance {
-                Advance::Done => {}
-                Advance::More => active.backlog.push_back(work),
-                Advance::Blocked => {
-                    active.backlog.push_front(work);
-                    return Advance::Blocked;
-                }
-            }
-        }
-        Advance::More
-    }
-
     /// Sends a packet that came back, or was written while its peer could not be served.
-    fn resend(&mut self, packet: Q::Packet, record: InFlight<B>) -> Result<(), Work<Q::Packet, B>> {
+    pub(crate) fn resend(
+        &mut self,
+        packet: Q::Packet,
+        record: InFlight<B>,
+    ) -> Result<(), Work<Q::Packet, B>> {
         let sent = (record.packet_type, record.length);
         let retransmitted = record.retransmitted;
         match self.transmit.post(packet, self.destination(&record), record) {
@@ -863,37 +611,47 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// The device finished with a packet.
-    fn packet_sent(&mut self, id: WorkId, packet: Q::Packet, result: Result<(), Status>) {
+    #[inline(always)]
+    pub(crate) fn packet_sent(
+        &mut self,
+        id: WorkId,
+        packet: Q::Packet,
+        result: Result<(), Status>,
+    ) -> Option<Completion<B>> {
+        // What failed goes a way of its own, so that nothing of the record has to be in memory here.
+        if let Err(status) = result {
+            self.packet_not_sent(id, packet, status);
+            return None;
+        }
+        self.transmit.recycle(packet);
+        let InFlight { peer, purpose, retransmitted, .. } = self.transmit.completed(id)?;
+        if retransmitted && let Some(active) = self.peers.active_mut(peer) {
+            active.backoff.delivered();
+        }
+        match purpose {
+            Purpose::Message(message) => self.message_end(peer, message, Ok(())),
+            // In one pattern with the first it costs every message fifteen instructions.
+            Purpose::Plain { message, .. } => self.message_end(peer, message, Ok(())),
+            Purpose::Send { id, msg_id } => {
+                self.send_packet_delivered(peer, id, msg_id);
+                None
+            }
+            Purpose::Control | Purpose::Handshake => None,
+        }
+    }
+
+    /// The device gave a packet up.
+    #[cold]
+    fn packet_not_sent(&mut self, id: WorkId, packet: Q::Packet, status: Status) {
         let Some(record) = self.transmit.completed(id) else {
             return self.transmit.recycle(packet);
         };
-        match result {
-            Ok(()) => {
-                self.transmit.recycle(packet);
-                if record.retransmitted
-                    && let Some(active) = self.peers.active_mut(record.peer)
-                {
-                    active.backoff.delivered();
-                }
-                match record.purpose {
-                    Purpose::Message(message) => self.message_ended(record.peer, message, Ok(())),
-                    Purpose::Send { id, msg_id } => {
-                        self.send_packet_delivered(record.peer, id, msg_id);
-                    }
-                    // In one pattern with the first it costs every message fifteen instructions.
-                    Purpose::Plain { message, .. } => {
-                        self.message_ended(record.peer, message, Ok(()));
-                    }
-                    Purpose::Control | Purpose::Handshake => {}
-                }
-            }
-            Err(Status::ReceiverNotReady) if self.peers.standing(record.peer) == Standing::Live => {
-                self.receiver_not_ready(packet, record);
-            }
-            Err(status) => {
-                self.transmit.recycle(packet);
-                self.packet_failed(record, status);
-            }
+        let live = self.peers.standing(record.peer) == Standing::Live;
+        if status == Status::ReceiverNotReady && live {
+            self.receiver_not_ready(packet, record);
+        } else {
+            self.transmit.recycle(packet);
+            self.packet_failed(record, status);
         }
     }
 
@@ -912,8 +670,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Retry::At(until) = active.backoff.not_ready(self.now, &self.config.backoff)
             && !was_waiting
         {
-            self.schedule.backing_off.push(Reverse((until, peer)));
-            self.schedule.due = self.schedule.due.min(until);
+            self.schedule.leave_alone(peer, until);
         }
     }
 
@@ -946,22 +703,33 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.events.push(Event::PeerLost { peer, status });
     }
 
-    /// A message of one packet has ended. Of an injected one, only a failure is told.
-    #[inline(always)]
+    /// A message of one packet has ended, besides what the device just told.
     pub(crate) fn message_ended(
         &mut self,
         peer: PeerId,
         message: Whole<B>,
         result: Result<(), OperationError>,
     ) {
+        let completion = self.message_end(peer, message, result);
+        self.completions.extend(completion);
+    }
+
+    /// The end of a message of one packet. Of an injected one, only a failure is told.
+    #[inline(always)]
+    fn message_end(
+        &mut self,
+        peer: PeerId,
+        message: Whole<B>,
+        result: Result<(), OperationError>,
+    ) -> Option<Completion<B>> {
         let Whole { tag, context, length, buffer } = message;
         if buffer.is_some() {
             self.operations.whole -= 1;
         } else if result.is_ok() {
             self.statistics.injected += 1;
-            return;
+            return None;
         }
-        self.completions.push_back(Completion::Send(SendCompletion {
+        Some(Completion::Send(SendCompletion {
             context,
             peer,
             tag,
@@ -969,11 +737,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             subprotocol: Some(Subprotocol::Eager),
             buffer,
             result,
-        }));
+        }))
     }
 
     /// Moves a send on as far as the device allows.
-    fn advance_send(&mut self, id: OpId) -> Advance {
+    pub(crate) fn advance_send(&mut self, id: OpId) -> Advance {
         let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
         match send.subprotocol {
             None => match send.role {
@@ -1120,7 +888,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Hands a finished receive to the application.
-    #[inline(always)]
     pub(crate) fn received(&mut self, completion: ReceiveCompletion<B>) {
         let (tag, length, result) = (completion.tag, completion.length, completion.result);
         tracing::trace!(tag, length, ?result, "receive ended");
@@ -1156,7 +923,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Sends our HANDSHAKE (section 2.1).
-    fn send_handshake(&mut self, peer: PeerId) -> Advance {
+    pub(crate) fn send_handshake(&mut self, peer: PeerId) -> Advance {
         let profile = self.config.profile;
         let Ok(extra_info) = ExtraInfo::new(&[profile.extras.bits()]) else {
             return Advance::Done;

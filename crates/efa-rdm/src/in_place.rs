@@ -463,8 +463,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let parsed = match Packet::parse(bytes) {
             Ok(parsed) if matches!(parsed.header, Header::Rtm(_) | Header::Rta(_)) => parsed,
             _ => {
-                self.packet_arrived(&packet, length, source);
-                return self.inbound.consumed(packet);
+                let ended = self.packet_arrived(&packet, length, source);
+                self.completions.extend(ended);
+                return self.consumed(packet);
             }
         };
         self.statistics.received_bytes += length as u64;
@@ -476,11 +477,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 let reason = DropReason::NotInPlace(parsed.packet_type());
                 self.drop_packet(peer, reason);
             }
-            return self.inbound.consumed(packet);
+            return self.consumed(packet);
         };
         match peer {
             Some(peer) => self.message_in_place(packet, begin..length, peer, options.cq_data),
-            None => self.inbound.consumed(packet),
+            None => self.consumed(packet),
         }
     }
 
@@ -507,18 +508,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let (posted, user) = (!in_place.receives.is_empty(), in_place.user.is_some());
         let result = match error {
             Some(error) => {
-                self.inbound.consumed(packet);
+                self.consumed(packet);
                 Err(error)
             }
             // The application's packets are those of its own queue pair.
             None if posted && user => match self.packet_in_place() {
                 Ok(own) => {
                     let message = copy(own, expected, &packet.as_ref()[range]);
-                    self.inbound.consumed(packet);
+                    self.consumed(packet);
                     Ok(message)
                 }
                 Err(error) => {
-                    self.inbound.consumed(packet);
+                    self.consumed(packet);
                     return self.events.push(Event::DeviceRefused(error));
                 }
             },
@@ -528,7 +529,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
             None => {
                 self.keep_early(Some(peer), cq_data, Ok(&packet.as_ref()[range]));
-                return self.inbound.consumed(packet);
+                return self.consumed(packet);
             }
         };
         match result {

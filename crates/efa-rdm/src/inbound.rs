@@ -13,6 +13,8 @@ pub(crate) struct Inbound<P> {
     spare: Pool<P>,
     posted: usize,
     target: usize,
+    /// With fewer posted, more are posted although the device has more to tell.
+    low: usize,
     /// Used since the device was last found drained, and the most of a period.
     used: usize,
     busiest: usize,
@@ -23,7 +25,14 @@ pub(crate) struct Inbound<P> {
 impl<P> Inbound<P> {
     pub(crate) fn new(least: usize, most: usize) -> Self {
         let least = least.min(most);
-        Self { spare: Pool::default(), posted: 0, target: least, used: 0, busiest: 0, least, most }
+        let spare = Pool::default();
+        let low = low_water(least);
+        Self { spare, posted: 0, target: least, low, used: 0, busiest: 0, least, most }
+    }
+
+    fn set_target(&mut self, target: usize) {
+        self.target = target;
+        self.low = low_water(target);
     }
 
     pub(crate) fn posted(&self) -> usize {
@@ -49,6 +58,12 @@ impl<P> Inbound<P> {
         self.posted < self.target
     }
 
+    /// Whether so many are missing that more are to be posted although the device has more to tell.
+    #[inline]
+    pub(crate) fn runs_low(&self) -> bool {
+        self.posted < self.low
+    }
+
     /// A buffer was used and is the application's now.
     pub(crate) fn handed_over(&mut self) {
         self.posted -= 1;
@@ -72,7 +87,7 @@ impl<P> Inbound<P> {
         device: &mut Q,
     ) -> Result<(), DeviceError> {
         if self.used * 2 > self.target {
-            self.target = (self.target * 2).min(self.most);
+            self.set_target((self.target * 2).min(self.most));
         }
         while self.posted < self.target {
             let packet = match self.spare.take() {
@@ -94,9 +109,16 @@ impl<P> Inbound<P> {
     /// Ends a period.
     pub(crate) fn trim(&mut self) {
         if self.busiest.max(self.used) * 4 < self.target {
-            self.target = (self.target / 2).max(self.least);
+            self.set_target((self.target / 2).max(self.least));
         }
         self.busiest = 0;
         self.spare.trim();
     }
+}
+
+/// Most buffers that are missing until more are posted, be the device busy or not.
+const MISSING: usize = 64;
+
+fn low_water(target: usize) -> usize {
+    target - MISSING.min(target / 2)
 }

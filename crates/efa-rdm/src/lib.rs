@@ -1,14 +1,15 @@
 //! The EFA RDM protocol v4 engine.
 //!
 //! An [`Endpoint`] turns a device's unordered datagrams into ordered messages of any size, tagged
-//! or not, and into writes, reads and atomics on memory of peers. It is a deterministic state machine: buffers go in with operations, [`progress`] moves
-//! everything on to a time that the caller gives, completions bring the buffers back.
+//! or not, and into writes, reads and atomics on memory of peers. It is a deterministic state machine:
+//! buffers go in with operations, [`poll`] moves everything on to a time that the caller gives, and
+//! completions bring the buffers back.
 //!
 //! ```text
 //!                        ┌──────────────────────── Endpoint ────────────────────────┐
 //!   send, write, read ─► │ operations ── eager│medium│longcts ──► transmit ─────────┼─► device
 //!   receive(accept) ───► │ matching ◄── window ◄── peers ◄── arrival ◄── inbound ◄──┼── device
-//!   poll_completion ◄─── │ completions       poll_event ◄── events      statistics  │
+//!   poll ◄────────────── │ completions       poll_event ◄── events      statistics  │
 //!                        └──────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -44,9 +45,8 @@
 //!
 //! let mut now = Time::ZERO;
 //! let received = loop {
-//!     alice.progress(now);
-//!     bob.progress(now);
-//!     if let Some(Completion::Receive(received)) = bob.poll_completion() {
+//!     alice.poll(now);
+//!     if let Some(Completion::Receive(received)) = bob.poll(now) {
 //!         break received;
 //!     }
 //!     now += std::time::Duration::from_micros(1);
@@ -56,7 +56,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`progress`]: Endpoint::progress
+//! [`poll`]: Endpoint::poll
 
 #![forbid(unsafe_code)]
 
@@ -87,6 +87,7 @@ mod peer;
 mod peer_error;
 mod plain;
 mod pool;
+mod progress;
 mod rdma;
 mod rma;
 mod rnr;

@@ -87,7 +87,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Some(receive) => Verdict::Receive(PostId::from_bits(receive)),
             None => Verdict::Unexpected,
         };
-        self.packet_arrived(packet, length, source);
+        let ended = self.packet_arrived(packet, length, source);
+        self.completions.extend(ended);
         self.void_verdict();
     }
 

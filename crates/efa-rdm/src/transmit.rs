@@ -224,7 +224,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
     }
 
     /// What a completion was about.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn completed(&mut self, id: WorkId) -> Option<InFlight<B>> {
         self.in_flight.try_remove(usize::try_from(id.0).ok()?)
     }
