@@ -222,6 +222,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 if let Some(assembly) = self.assembly(peer, rtm) {
                     return self.medium_segment(peer, assembly, rtm, &shape, payload, bytes);
                 }
+                if self.matching.has_tag_list && self.begins_unseen(peer, rtm, &shape) {
+                    return self.drop_packet(Some(peer), DropReason::OutOfOrder);
+                }
             }
             Ok(_) => {}
             Err(reason) => return self.drop_packet(Some(peer), reason),
@@ -251,6 +254,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Keeps an early packet until its turn has come.
     fn request_early(&mut self, peer: PeerId, msg_id: u32, bytes: &[u8]) {
+        if let Verdict::Receive(_) = self.matching.verdict {
+            return self.drop_packet(Some(peer), DropReason::OutOfOrder);
+        }
         let chain = self.matching.held.hold(bytes);
         let Some(active) = self.peers.active_mut(peer) else { return };
         let reason = match active.window.admit(msg_id, chain) {

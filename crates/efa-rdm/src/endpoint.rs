@@ -1007,7 +1007,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
         }
         for (_, chain) in active.window.drain() {
-            self.matching.held.drop_chain(chain);
+            self.drop_early(chain);
         }
         self.forget_messages(peer, |held, packets| !is_whole(held.chain(packets)));
         self.matching.assembling.retain(|(of, _), assembly| {

@@ -113,6 +113,9 @@ pub enum DropReason {
     OldMessageId,
     /// Its message id is farther ahead than is kept.
     MessageIdTooFar,
+    /// It came before its turn, and the device, which keeps the order of packets for its list of
+    /// tags, has given it a receive, or would have to.
+    OutOfOrder,
     /// It names an operation that doesn't exist, or is over, or isn't the sender's.
     UnknownOperation,
     /// Its segment lies outside the message or the granted window, or contradicts what came before.

@@ -137,7 +137,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Admit::Occupied(_) => match active.window.get_mut(msg_id) {
                 Some(early) if *early != Chain::NONE => {
                     let chain = core::mem::replace(early, Chain::NONE);
-                    let freed = self.matching.held.drop_chain(chain);
+                    let freed = self.drop_early(chain);
                     self.had_early(peer, freed);
                 }
                 _ => return self.drop_packet(Some(peer), DropReason::OldMessageId),

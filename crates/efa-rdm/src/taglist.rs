@@ -11,7 +11,7 @@
 
 use efa_device::{QueuePair, Source, TagChange, TagCommand};
 use efa_match::{Change, Command, Handled, ListLimits, Match, Outcome, PostId, TagMatcher};
-use efa_proto::{Header, OpId, Packet};
+use efa_proto::{Header, OpId, Packet, Rtm};
 
 use crate::arrival::Shape;
 use crate::completion::OperationError;
@@ -20,6 +20,7 @@ use crate::event::{Event, Events};
 use crate::held::Chain;
 use crate::matching::Matching;
 use crate::payload::Payload;
+use crate::peer::PeerId;
 
 /// What the device says of the packet in hand, until the message that it begins has asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +100,28 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
+    /// Whether a message would begin with a segment that isn't its first, for which the device
+    /// doesn't look and which it doesn't count. It delivers in order, so that no honest sender's
+    /// does; looked up here, such a message could take a receive that the device gives to another.
+    #[cold]
+    pub(crate) fn begins_unseen(&mut self, peer: PeerId, rtm: &Rtm<'_>, shape: &Shape) -> bool {
+        let active = self.peers.active_mut(peer);
+        let is_kept = active.is_some_and(|of| of.window.get_mut(rtm.msg_id.0).is_some());
+        rtm.tag.is_some() && shape.offset > 0 && !is_kept
+    }
+
+    /// Drops packets whose turn doesn't come any more, and counts what the device has counted.
+    pub(crate) fn drop_early(&mut self, chain: Chain) -> usize {
+        if self.matching.has_tag_list
+            && chain != Chain::NONE
+            && leading_tag(self.matching.held.bytes(chain.first)).is_some()
+            && let Some(offload) = self.matching.matcher(true).offload()
+        {
+            offload.unexpected_other();
+        }
+        self.matching.held.drop_chain(chain)
+    }
+
     /// No message begins with the packet in hand: it is dropped.
     pub(crate) fn void_verdict(&mut self) {
         match std::mem::take(&mut self.matching.verdict) {
@@ -108,7 +131,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     offload.unexpected_other();
                 }
             }
-            // The device took a receive for what is no message here. It can't go back to its place.
+            // The device took a receive for what is no message here, or none whose turn it is. It can't
+            // go back to its place.
             Verdict::Receive(post) => {
                 let matched = self.matching.matcher(true).offload().map(|list| list.matched(post));
                 match matched {

@@ -18,8 +18,9 @@ use std::rc::{Rc, Weak};
 use efa_device::{
     Access, AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qkey, Qpn,
     QueuePair, QueuePairAddress, Rdma, RdmaRequest, Region, RegisterError, SendRequest, Source,
-    Status, Time,
+    Status, TagCommand, TagListLimits, Time,
 };
+use efa_sim::tm::TagQueuePair;
 
 /// Largest datagram.
 pub(crate) const MTU: usize = 512;
@@ -115,6 +116,8 @@ pub(crate) struct Net {
     pub(crate) rdma_answer: Result<(), Status>,
     /// Whether the device tells the interface of senders that it has no handle for.
     tell_gid: bool,
+    /// Whether a packet that finds no buffer holds up those behind it.
+    keeps_order: bool,
     pub(crate) heard: VecDeque<Vec<u8>>,
     /// What the two say to each other: the liar listens.
     pub(crate) overheard: VecDeque<Vec<u8>>,
@@ -152,6 +155,7 @@ pub(crate) fn network(rdma: Rdma, tell_gid: bool) -> (Shared, [Wire; 2]) {
         answer: Ok(()),
         rdma_answer: Ok(()),
         tell_gid,
+        keeps_order: false,
         heard: VecDeque::new(),
         overheard: VecDeque::new(),
         keys: 0,
@@ -190,6 +194,9 @@ impl Net {
     }
 
     fn deliver(&mut self, at: usize) {
+        if self.keeps_order && self.nodes[at].posted.is_empty() {
+            return;
+        }
         let Some(coming) = self.nodes[at].coming.pop_front() else { return };
         match coming {
             Coming::Honest(from, request) => {
@@ -410,5 +417,103 @@ impl QueuePair for Wire {
 
     fn next_event(&self) -> Option<Time> {
         None
+    }
+}
+
+/// A queue pair, perhaps with a list of tags in front of it.
+#[derive(Debug)]
+pub(crate) enum Port {
+    Plain(Wire),
+    Listed(Box<TagQueuePair<Wire>>),
+}
+
+impl Port {
+    /// Such a device keeps the order of packets. The seed decides when the list's commands are
+    /// carried out.
+    pub(crate) fn listed(wire: Wire, limits: TagListLimits, seed: u64) -> Self {
+        wire.net.borrow_mut().keeps_order = true;
+        Self::Listed(TagQueuePair::new(wire, limits, efa_rdm::leading_tag, seed).into())
+    }
+
+    /// Whether no entry of the list is held back.
+    pub(crate) fn is_live(&self) -> bool {
+        match self {
+            Self::Plain(_) => true,
+            Self::Listed(listed) => listed.list().live_len() == listed.list().len(),
+        }
+    }
+}
+
+macro_rules! either {
+    ($port:expr, $queue_pair:ident => $call:expr) => {
+        match $port {
+            Port::Plain($queue_pair) => $call,
+            Port::Listed($queue_pair) => $call,
+        }
+    };
+}
+
+impl QueuePair for Port {
+    type Packet = Buffer;
+    type Region = Mem;
+
+    fn attributes(&self) -> &DeviceAttributes {
+        either!(self, queue_pair => queue_pair.attributes())
+    }
+
+    fn address(&self) -> QueuePairAddress {
+        either!(self, queue_pair => queue_pair.address())
+    }
+
+    fn create_address_handle(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        either!(self, queue_pair => queue_pair.create_address_handle(gid))
+    }
+
+    fn destroy_address_handle(&mut self, handle: AddressHandle) {
+        either!(self, queue_pair => queue_pair.destroy_address_handle(handle));
+    }
+
+    fn allocate_packet(&mut self) -> Result<Buffer, DeviceError> {
+        either!(self, queue_pair => queue_pair.allocate_packet())
+    }
+
+    fn post_send(&mut self, request: SendRequest<Buffer>) -> Result<(), PostError<Buffer>> {
+        either!(self, queue_pair => queue_pair.post_send(request))
+    }
+
+    fn post_receive(&mut self, packet: Buffer) -> Result<(), PostError<Buffer>> {
+        either!(self, queue_pair => queue_pair.post_receive(packet))
+    }
+
+    fn register(&self, memory: Buffer, access: Access) -> Result<Mem, RegisterError> {
+        either!(self, queue_pair => queue_pair.register(memory, access))
+    }
+
+    fn region(&self, key: u32) -> Option<Mem> {
+        either!(self, queue_pair => queue_pair.region(key))
+    }
+
+    fn post_read(&mut self, request: RdmaRequest<Mem>) -> Result<(), DeviceError> {
+        either!(self, queue_pair => queue_pair.post_read(request))
+    }
+
+    fn post_write(
+        &mut self,
+        request: RdmaRequest<Mem>,
+        immediate: Option<u32>,
+    ) -> Result<(), DeviceError> {
+        either!(self, queue_pair => queue_pair.post_write(request, immediate))
+    }
+
+    fn post_tag_command(&mut self, command: TagCommand) -> Result<u32, DeviceError> {
+        either!(self, queue_pair => queue_pair.post_tag_command(command))
+    }
+
+    fn poll(&mut self, now: Time) -> Option<Completion<Buffer>> {
+        either!(self, queue_pair => queue_pair.poll(now))
+    }
+
+    fn next_event(&self) -> Option<Time> {
+        either!(self, queue_pair => queue_pair.next_event())
     }
 }

@@ -22,6 +22,7 @@
 //! | `tcp_link` | what the other end of a connection says | no panic; what was begun ends; the queue pair lives |
 //! | `in_place` | a liar's packets and an honest sender's messages, received in place | honest messages arrive once with their bytes, receives end once |
 //! | `lying_peer` | what a peer does that knows the protocol | the [invariants](#a-lying-peer) |
+//! | `lying_tag_list` | the same, against a device that matches tagged messages itself | the same, and the list is never in disorder |
 //! | `lying_packets` | packets of its making, field by field | the same |
 //!
 //! # A lying peer
@@ -146,6 +147,12 @@ pub const TARGETS: &[Target] = &[
         about: "a peer that knows the protocol and lies, against an endpoint",
         run: lying::peer,
         show: Some(lying::show_peer),
+    },
+    Target {
+        name: "lying_tag_list",
+        about: "the same, against an endpoint on a device with a list of tags",
+        run: lying::peer_of_tag_lists,
+        show: Some(lying::show_peer_of_tag_lists),
     },
     Target {
         name: "lying_packets",

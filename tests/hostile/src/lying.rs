@@ -1,4 +1,4 @@
-//! The two targets with a liar: what happens in which order.
+//! The targets with a liar: what happens in which order.
 
 use std::time::Duration;
 
@@ -68,6 +68,11 @@ pub(crate) fn packets(bytes: &[u8]) {
     babble(&mut World::new(input, false), input);
 }
 
+pub(crate) fn peer_of_tag_lists(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    play(&mut World::with_tag_lists(input, false), input);
+}
+
 /// Prints the story when it is over, or when it ends in a panic.
 struct Teller(World);
 
@@ -85,4 +90,9 @@ pub(crate) fn show_peer(bytes: &[u8]) {
 pub(crate) fn show_packets(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
     babble(&mut Teller(World::new(input, true)).0, input);
+}
+
+pub(crate) fn show_peer_of_tag_lists(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    play(&mut Teller(World::with_tag_lists(input, true)).0, input);
 }

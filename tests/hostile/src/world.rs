@@ -6,7 +6,9 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use efa_device::{Access, QueuePair, Rdma, Region, RegionRange, RegisterError, Time};
+use efa_device::{
+    Access, QueuePair, Rdma, Region, RegionRange, RegisterError, TagListLimits, Time,
+};
 use efa_handshake::{Extras, Release};
 use efa_rdm::{
     Accept, Atomic, AtomicOp, Bounds, Completion, Config, Datatype, DropReason, Endpoint, Event,
@@ -14,7 +16,7 @@ use efa_rdm::{
     Write,
 };
 
-use crate::device::{self, Mem, Shared, Wire};
+use crate::device::{self, Mem, Port, Shared, Wire};
 use crate::input::Input;
 
 /// A vector that is registered for its operation if the device lets it.
@@ -128,13 +130,16 @@ pub(crate) struct Offered {
     pub(crate) closed: Mem,
 }
 
+/// A tag that nobody sends.
+const UNUSED: u64 = 0x5a5a_5a5a_5a5a_5a5a;
+
 /// Length of each of them.
 pub(crate) const OFFERED: usize = 1500;
 
 /// Everything.
 pub(crate) struct World {
     pub(crate) net: Shared,
-    pub(crate) ends: [Endpoint<Wire, Buffer>; 2],
+    pub(crate) ends: [Endpoint<Port, Buffer>; 2],
     /// What the two call each other.
     names: [PeerId; 2],
     pub(crate) offered: Offered,
@@ -154,6 +159,24 @@ pub(crate) struct World {
 impl World {
     /// Settings and abilities come from the input.
     pub(crate) fn new(input: &mut Input<'_>, tell: bool) -> Self {
+        Self::with_devices(input, tell, |wires, _| wires.map(Port::Plain))
+    }
+
+    /// On devices that match tagged messages themselves.
+    pub(crate) fn with_tag_lists(input: &mut Input<'_>, tell: bool) -> Self {
+        Self::with_devices(input, tell, |wires, input| {
+            let (max_tags, max_ops) = (input.pick(&[4, 1, 2, 16]), input.pick(&[8, 1, 2]));
+            let limits = TagListLimits { max_tags, max_ops };
+            let seed = input.byte().into();
+            wires.map(|wire| Port::listed(wire, limits, seed))
+        })
+    }
+
+    fn with_devices(
+        input: &mut Input<'_>,
+        tell: bool,
+        devices: impl FnOnce([Wire; 2], &mut Input<'_>) -> [Port; 2],
+    ) -> Self {
         let kinds = input.byte();
         let rdma = [Rdma::READ_WRITE, Rdma::NONE][usize::from(kinds & 1)];
         let (net, wires) = device::network(rdma, kinds & 2 == 0);
@@ -162,8 +185,8 @@ impl World {
         let story = tell.then(|| format!("settings: {config:?}\n"));
         let receipts = config.profile.extras.contains(Extras::DELIVERY_COMPLETE);
         let most = if receipts { Level::Delivery } else { Level::Transmit };
-        let [subject, other] = wires;
-        let made = |wire, config| Endpoint::new(wire, config).expect("the settings are sensible");
+        let [subject, other] = devices(wires, input);
+        let made = |port, config| Endpoint::new(port, config).expect("the settings are sensible");
         let mut ends = [made(subject, config), made(other, honest)];
         let addresses = [ends[0].address(), ends[1].address()];
         let names = [
@@ -377,6 +400,7 @@ impl World {
                 *peer
             }
             Event::HoldingBack { .. } => panic!("all peers wait, for no message is that honest"),
+            Event::TagListBroken(breach) => panic!("a peer breaks the list of tags: {breach}"),
             Event::PeerLost { peer, .. }
             | Event::PeerExcluded { peer, .. }
             | Event::AccessRefused { peer, .. }
@@ -617,6 +641,15 @@ impl World {
         for (number, operation) in self.operations.iter().enumerate() {
             assert!(operation.ended, "operation {number} never ends: {operation:?}");
         }
+        // What the device has counted is handled, or it would hold this receive back for ever.
+        let context = self.begin(SUBJECT, Kind::WithLiar, 8);
+        let accept = Accept::Tagged { source: None, tag: UNUSED, ignore: 0 };
+        let posted = self.ends[SUBJECT].receive(accept, vec![0; 8].into(), context);
+        self.operations[context as usize].kind = Kind::Open(posted.expect("there is room"));
+        self.rest();
+        assert!(self.ends[SUBJECT].queue_pair().is_live(), "messages that nobody handled");
+        self.cancel_one(context as usize);
+        self.rest();
         // It is alive.
         self.honest_message(&mut Input::new(&[0, 2]));
         self.honest_message(&mut Input::new(&[1, 4]));
