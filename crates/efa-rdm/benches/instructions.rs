@@ -206,17 +206,17 @@ impl Alone {
 #[library_benchmark]
 #[bench::peers_10(args = (10), setup = Alone::knowing, config = at_most(IDLE))]
 #[bench::peers_100k(args = (100_000), setup = Alone::knowing, config = at_most(IDLE))]
-fn idle_progress(mut alone: Box<Alone>) -> Box<Alone> {
+fn idle(mut alone: Box<Alone>) -> Box<Alone> {
     for _ in 0..MESSAGES {
-        progress(black_box(&mut alone.endpoint));
+        poll(black_box(&mut alone.endpoint));
     }
     alone
 }
 
 /// A call as of somebody who knows nothing of the endpoint.
 #[inline(never)]
-fn progress(endpoint: &mut Endpoint<Silent, Vec<u8>>) {
-    endpoint.progress(Time::ZERO);
+fn poll(endpoint: &mut Endpoint<Silent, Vec<u8>>) {
+    assert!(endpoint.poll(Time::ZERO).is_none());
 }
 
 fn address(number: u64) -> RawAddress {
@@ -250,8 +250,7 @@ fn insert_peers(mut known: Box<Known>) -> Box<Known> {
 
 library_benchmark_group!(
     name = engine,
-    benchmarks =
-        [message, post, send, receive, complete, device_alone, idle_progress, insert_peers]
+    benchmarks = [message, post, send, receive, complete, device_alone, idle, insert_peers]
 );
 main!(library_benchmark_groups = engine);
 

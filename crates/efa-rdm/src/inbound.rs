@@ -6,14 +6,14 @@ use crate::pool::Pool;
 
 /// The receive buffers of an endpoint.
 ///
-/// The number posted doubles when half of them were used since the device last had nothing more to
-/// tell, and halves after a period that never needed a quarter.
+/// How many are to be posted doubles when half of them were used since the device last had nothing
+/// more to tell, and halves after a period that never needed a quarter.
 #[derive(Debug)]
 pub(crate) struct Inbound<P> {
     spare: Pool<P>,
     posted: usize,
     target: usize,
-    /// With fewer posted, more are posted although the device has more to tell.
+    /// With so few posted, more are posted.
     low: usize,
     /// Used since the device was last found drained, and the most of a period.
     used: usize,
@@ -52,16 +52,10 @@ impl<P> Inbound<P> {
         }
     }
 
-    /// Whether buffers are missing.
-    #[inline]
-    pub(crate) fn is_missing(&self) -> bool {
-        self.posted < self.target
-    }
-
-    /// Whether so many are missing that more are to be posted although the device has more to tell.
+    /// Whether so many are missing that more are to be posted.
     #[inline]
     pub(crate) fn runs_low(&self) -> bool {
-        self.posted < self.low
+        self.posted <= self.low
     }
 
     /// A buffer was used and is the application's now.
@@ -116,9 +110,10 @@ impl<P> Inbound<P> {
     }
 }
 
-/// Most buffers that are missing until more are posted, be the device busy or not.
-const MISSING: usize = 64;
+/// Most buffers that are missing before more are posted: several at a time, for one call of the
+/// device costs much more than a buffer.
+const BATCH: usize = 16;
 
 fn low_water(target: usize) -> usize {
-    target - MISSING.min(target / 2)
+    target.saturating_sub((target / 4).clamp(1, BATCH))
 }

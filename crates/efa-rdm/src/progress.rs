@@ -94,43 +94,66 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// there is nothing to do for now, or a bounded amount of work was done.
     #[inline]
     pub fn poll(&mut self, now: Time) -> Option<Completion<B>> {
-        self.now = now;
-        if !self.completions.is_empty() {
+        if !self.begin(now) {
             return self.completions.pop_front();
         }
+        // Most calls end here, or find nothing.
+        match self.step() {
+            Step::Handled(None) => self.poll_on(),
+            Step::Handled(ended) => ended,
+            Step::Idle => {
+                if self.end_turn() {
+                    return self.poll_completion();
+                }
+                None
+            }
+        }
+    }
+
+    /// Goes on until an operation has ended.
+    #[inline(never)]
+    fn poll_on(&mut self) -> Option<Completion<B>> {
+        while self.completions.is_empty() && self.turn > 0 {
+            match self.next_step() {
+                Step::Handled(None) => {}
+                Step::Handled(ended) => return ended,
+                Step::Idle => break,
+            }
+        }
+        if self.completions.is_empty() {
+            self.end_turn();
+        }
+        self.poll_completion()
+    }
+
+    /// Moves everything on to `now`, which must not go back, for a bounded amount of work. The
+    /// completions wait for [`poll_completion`](Self::poll_completion).
+    pub fn progress(&mut self, now: Time) {
+        self.begin(now);
+        while self.turn > 0
+            && let Step::Handled(ended) = self.next_step()
+        {
+            self.completions.extend(ended);
+        }
+        self.end_turn();
+    }
+
+    /// Begins a call; tells whether no completion waits.
+    #[inline(always)]
+    fn begin(&mut self, now: Time) -> bool {
+        self.now = now;
         if Q::IN_PLACE {
             self.poll_user_queue(now, PROGRESS_BUDGET as usize);
         }
         if self.turn == 0 {
             self.end_turn();
         }
-        while self.turn > 0
-            && let Step::Handled(ended) = self.step()
-        {
-            if ended.is_some() {
-                return ended;
-            }
-            if !self.completions.is_empty() {
-                return self.completions.pop_front();
-            }
-        }
-        self.end_turn();
-        self.completions.pop_front()
+        self.completions.is_empty()
     }
 
-    /// Moves everything on to `now`, which must not go back, for a bounded amount of work. The
-    /// completions wait for [`poll_completion`](Self::poll_completion).
-    pub fn progress(&mut self, now: Time) {
-        self.now = now;
-        if Q::IN_PLACE {
-            self.poll_user_queue(now, PROGRESS_BUDGET as usize);
-        }
-        while self.turn > 0
-            && let Step::Handled(ended) = self.step()
-        {
-            self.completions.extend(ended);
-        }
-        self.end_turn();
+    #[inline(never)]
+    fn next_step(&mut self) -> Step<B> {
+        self.step()
     }
 
     /// Handles one thing that the device finished.
@@ -181,31 +204,32 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// The device has nothing more to tell, or others are to have their turn.
+    /// The device has nothing more to tell, or others are to have their turn. Tells whether there was
+    /// something to do.
     #[inline(always)]
-    fn end_turn(&mut self) {
+    fn end_turn(&mut self) -> bool {
         if self.turn < PROGRESS_BUDGET {
             let drained = self.turn > 0;
             self.turn = PROGRESS_BUDGET;
-            self.refill();
             if drained {
                 self.inbound.drained();
             }
         }
         // One comparison each for a call that finds nothing to do.
-        if self.inbound.is_missing()
+        let has_work = self.inbound.runs_low()
             || !self.schedule.ready.is_empty()
             || self.matching.has_tag_list
-            || self.now >= self.schedule.due
-        {
+            || self.now >= self.schedule.due;
+        if has_work {
             self.follow_up();
         }
+        has_work
     }
 
     /// Does what is due besides the device's completions.
     #[inline(never)]
     fn follow_up(&mut self) {
-        if self.inbound.is_missing() {
+        if self.inbound.runs_low() {
             self.refill();
         }
         if self.matching.has_tag_list {
