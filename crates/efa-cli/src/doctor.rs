@@ -11,7 +11,7 @@
 use std::fmt;
 use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use efa::{DeviceError, Domain};
 use rustix::fs::{Access, access, statvfs};
@@ -87,6 +87,12 @@ pub(crate) fn run(args: &Args) -> Result<(), DoctorError> {
         0 => Ok(()),
         bad => Err(DoctorError::Bad { bad, checks: lines.len() }),
     }
+}
+
+/// What is told of a machine with these files, as text and as JSON.
+pub(crate) fn of_files(root: &Path) -> (String, String) {
+    let lines = Machine { root: root.to_owned() }.lines();
+    (table(&lines), json(&lines))
 }
 
 impl Args {

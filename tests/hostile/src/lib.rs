@@ -16,6 +16,9 @@
 //! | `headers` | fields of a header | it is written, read back to the same, and refused where there is no room |
 //! | `tag_matching_headers` | any bytes | as `packet`, for TMH and RVH |
 //! | `capture` | any bytes | a pcapng file is read or refused; what was read is written and read to the same |
+//! | `decode` | any bytes | `efa decode` prints as many packets in each form, or tells what is wrong |
+//! | `control` | what the other side of `efa pingpong` says | it is understood or refused, told on one line, and costs no more memory than a plan may |
+//! | `doctor` | files of a machine | `efa doctor` tells of them |
 //! | `handshake` | packets and calls in any order | the state is what was heard last |
 //! | `matcher`, `window`, `offload` | operations in any order | the plainest thing that does the same does the same |
 //! | `shm_link` | what the rings of a neighbour hold | no crash; a third queue pair is served |
@@ -46,6 +49,7 @@ mod lying;
 mod matching;
 mod offloaded;
 mod packet;
+mod tool;
 mod world;
 
 /// A fuzz target.
@@ -99,6 +103,24 @@ pub const TARGETS: &[Target] = &[
         about: "any bytes as a pcapng file",
         run: capture::run,
         show: Some(capture::show),
+    },
+    Target {
+        name: "decode",
+        about: "any bytes as a capture, through all of `efa decode`",
+        run: tool::decode,
+        show: Some(tool::show_decode),
+    },
+    Target {
+        name: "control",
+        about: "what the other side of `efa pingpong` says before a run",
+        run: tool::control,
+        show: Some(tool::show_control),
+    },
+    Target {
+        name: "doctor",
+        about: "files of a machine with anything in them, for `efa doctor`",
+        run: tool::doctor,
+        show: None,
     },
     Target {
         name: "handshake",

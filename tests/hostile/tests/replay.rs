@@ -50,7 +50,8 @@ fn random_inputs_hold() {
         let seeds = files.iter().map(|file| std::fs::read(file).unwrap()).collect();
         let mut inputs = Inputs::new(1, seeds);
         // Files and connections take longer than memory.
-        let slow = ["capture", "shm_link", "tcp_link"].contains(&target.name);
+        let slow = ["capture", "decode", "doctor", "c_calls", "shm_link", "tcp_link"]
+            .contains(&target.name);
         for number in 0..if slow { 200 } else { 2_000 } {
             let name = format!("{}: input {number} of seed 1", target.name);
             run(target, &name, inputs.advance());

@@ -9,6 +9,7 @@
 //! trusted: a packet that can't be parsed is shown as malformed, with its first bytes.
 
 mod filter;
+pub(crate) mod hostile;
 mod ids;
 mod show;
 mod summary;
@@ -25,7 +26,7 @@ use self::summary::Summary;
 use crate::output;
 
 /// Arguments of `efa decode`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(after_help = "\
 Each line holds the time since the first packet in seconds, what happened (sent, recv, fail), \
 source → destination as gid/qpn, and the packet. A packet is listed once for each thing that \

@@ -19,6 +19,7 @@ mod client;
 mod connect;
 mod control;
 mod fi;
+pub(crate) mod hostile;
 mod pattern;
 mod plan;
 mod process;

@@ -9,6 +9,8 @@ use super::sizes::{MAX_SIZE, MAX_SIZES};
 pub(crate) const MAX_ITERATIONS: u64 = 10_000_000;
 /// Most messages under way at a time.
 pub(crate) const MAX_WINDOW: u64 = 1024;
+/// Most bytes of messages under way at a time: the server has a buffer for each.
+pub(crate) const MAX_UNDER_WAY: u64 = 4 << 30;
 
 /// Bytes that are sent for each size, if nothing else is asked for.
 const VOLUME: u64 = 64 << 20;
@@ -78,6 +80,7 @@ impl Plan {
                 ("size", step.size, 0, MAX_SIZE),
                 ("iterations", step.iterations, 1, MAX_ITERATIONS),
                 ("window", step.window, 1, MAX_WINDOW),
+                ("size × window", step.size.saturating_mul(step.window), 0, MAX_UNDER_WAY),
             ]
         };
         let whole = [
@@ -147,6 +150,10 @@ mod tests {
         assert_eq!(bad(|plan| plan.steps[0].size = MAX_SIZE + 1), ("size", MAX_SIZE + 1));
         assert_eq!(bad(|plan| plan.steps[0].iterations = 0), ("iterations", 0));
         assert_eq!(bad(|plan| plan.steps[0].window = 1025), ("window", 1025));
+        let large = |plan: &mut Plan| {
+            (plan.steps[0].size, plan.steps[0].window) = (MAX_SIZE, MAX_WINDOW);
+        };
+        assert_eq!(bad(large), ("size × window", MAX_SIZE * MAX_WINDOW));
         assert_eq!(bad(|plan| plan.warmup = u64::MAX), ("warmup", u64::MAX));
         let many = |plan: &mut Plan| plan.steps = vec![plan.steps[0]; 257];
         assert_eq!(bad(many), ("number of sizes", 257));

@@ -69,7 +69,7 @@ fn as_server(args: &Args, channel: &mut Channel) -> Result<(), PingpongError> {
 }
 
 /// Tells the other side if this one failed, and finds out whether the reason lies there.
-fn conclude<T>(
+pub(super) fn conclude<T>(
     channel: &mut Channel,
     result: Result<T, PingpongError>,
 ) -> Result<T, PingpongError> {

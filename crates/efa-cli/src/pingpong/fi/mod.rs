@@ -13,7 +13,7 @@ mod control;
 mod data;
 mod session;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 
@@ -53,6 +53,26 @@ pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongErr
     let report = Report::new(device.domain.attributes().name, &session.plan, rows);
     device.close(session.endpoint)?;
     Ok(report)
+}
+
+/// What the client hears in a run of one size, without its messages.
+pub(super) fn hear_as_client(stream: Stream, patience: Duration) -> Result<(), FiControlError> {
+    let mut control = FiControl::new(stream, patience)?;
+    let theirs = control.receive_name()?;
+    control.send_name(theirs)?;
+    control.ask(&mut || {})?;
+    control.is_closed()?;
+    control.tell_count(10, &mut || {})
+}
+
+/// What the server hears in such a run.
+pub(super) fn hear_as_server(stream: Stream, patience: Duration) -> Result<(), FiControlError> {
+    let mut control = FiControl::new(stream, patience)?;
+    let theirs = control.receive_name()?;
+    control.send_name(theirs)?;
+    control.answer(&mut || {})?;
+    control.is_closed()?;
+    control.hear_count(10, &mut || {})
 }
 
 /// The server: answers.

@@ -1,0 +1,109 @@
+//! What a side of `efa pingpong` hears of the other, for `tests/hostile`: a run without its messages.
+
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use efa::Address;
+
+use super::PingpongError;
+use super::control::{Channel, Message, Stream};
+use super::fi;
+use super::run::conclude;
+
+/// Longer than anybody waits for somebody who has hung up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Who hears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The client.
+    Client,
+    /// The server.
+    Server,
+    /// The client of a `fi_pingpong`.
+    FiClient,
+    /// The server of one.
+    FiServer,
+}
+
+/// Hears all that the other side says before it hangs up; at most 64 KiB. Gives the bytes of messages
+/// that the run would have buffers for because of it.
+///
+/// # Errors
+/// What the user is told.
+pub fn hear(side: Side, said: &[u8]) -> Result<u64, String> {
+    let heard = connection(said).and_then(|(stream, _open)| match side {
+        Side::Client => {
+            let mut channel = Channel::greet(stream, PATIENCE)?;
+            let heard = as_client(&mut channel);
+            conclude(&mut channel, heard)
+        }
+        Side::Server => {
+            let mut channel = Channel::greet(stream, PATIENCE)?;
+            let heard = as_server(&mut channel);
+            conclude(&mut channel, heard)
+        }
+        Side::FiClient => Ok(fi::hear_as_client(stream, PATIENCE).map(|()| 0)?),
+        Side::FiServer => Ok(fi::hear_as_server(stream, PATIENCE).map(|()| 0)?),
+    });
+    heard.map_err(|error| crate::in_words(&error.into()))
+}
+
+/// Our end of a connection whose other end has said all, and that other end.
+fn connection(said: &[u8]) -> Result<(Stream, UnixStream), PingpongError> {
+    let (ours, mut theirs) = UnixStream::pair()?;
+    theirs.write_all(&said[..said.len().min(64 << 10)])?;
+    theirs.shutdown(Shutdown::Write)?;
+    Ok((Stream::Unix(ours), theirs))
+}
+
+fn as_server(channel: &mut Channel) -> Result<u64, PingpongError> {
+    let (plan, theirs) = channel.receive_start()?;
+    plan.check_bounds()?;
+    let theirs: Address = theirs.parse()?;
+    channel.send(&Message::Ready { address: theirs.to_string() })?;
+    channel.check()?;
+    channel.receive_done()?;
+    let under_way = plan.steps.iter().map(|step| step.size * step.window);
+    Ok(under_way.max().unwrap_or(0))
+}
+
+fn as_client(channel: &mut Channel) -> Result<u64, PingpongError> {
+    let _: Address = channel.receive_ready()?.parse()?;
+    channel.check()?;
+    channel.receive_done()?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(size: u64, window: u64) -> String {
+        format!(
+            r#"{{"protocol":"efa-pingpong","version":1}}
+{{"message":"start","plan":{{"mode":"bandwidth","tagged":false,"cq_data":false,"check":true,"warmup":0,"steps":[{{"size":{size},"iterations":1,"window":{window}}}]}},"address":"[fe80::1]:7/0x00000009"}}
+{{"message":"done"}}
+"#
+        )
+    }
+
+    #[test]
+    fn a_server_makes_buffers_for_so_much_and_no_more() {
+        assert_eq!(hear(Side::Server, start(1 << 30, 4).as_bytes()), Ok(4 << 30));
+        let told = hear(Side::Server, start(1 << 30, 1024).as_bytes()).unwrap_err();
+        assert!(told.contains("size × window is 1099511627776"), "{told}");
+    }
+
+    #[test]
+    fn what_the_other_side_says_is_told_on_one_line() {
+        let hello = "{\"protocol\":\"efa-pingpong\",\"version\":1}\n";
+        let told = |said: &str| hear(Side::Client, format!("{hello}{said}\n").as_bytes());
+        let reason = told(r#"{"message":"failed","reason":"no\u001b[31m\n"}"#);
+        assert_eq!(reason, Err("the other side failed: no\\u{1b}[31m\\n".into()));
+        let variant = told(r#"{"message":"\u001b[2J"}"#).unwrap_err();
+        assert!(variant.contains("unknown variant `\\u{1b}[2J`"), "{variant}");
+    }
+}

@@ -1,0 +1,197 @@
+//! What the command line tool reads of others: the control channel of `efa pingpong`, captures, and
+//! the files that tell `efa doctor` of a machine.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use efa_cli::hostile::{self, Form, Side};
+use serde_json::Value;
+
+use crate::input::Input;
+
+/// What the words of both sides are made of, and what is nearly one.
+const WORDS: [&[u8]; 20] = [
+    b"{\"protocol\":\"efa-pingpong\",\"version\":1}\n",
+    b"{\"message\":\"start\",\"plan\":",
+    b"{\"mode\":\"latency\",\"tagged\":false,\"cq_data\":false,\"check\":true,\"warmup\":",
+    b"{\"mode\":\"bandwidth\",\"tagged\":true,\"cq_data\":true,\"check\":false,\"warmup\":",
+    b",\"steps\":[",
+    b"{\"size\":",
+    b",\"iterations\":",
+    b",\"window\":",
+    b"},",
+    b"}]}",
+    b",\"address\":\"",
+    b"[fe80::1]:7/0x00000009",
+    b"\"}\n",
+    b"{\"message\":\"ready\",\"address\":\"",
+    b"{\"message\":\"done\"}\n",
+    b"{\"message\":\"failed\",\"reason\":\"",
+    b"\\u001b[31m",
+    b"\0\0\0\x20\x0c\0\0\0\xfe\x80\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\0\x07\0\0\0\0\0\x09\0\0\0\0\0\0\0\0",
+    b"q\0a\0",
+    b"10\0\0\0\0\0\0\0\0cnt ok\0",
+];
+
+/// Numbers of a plan where something changes.
+const NUMBERS: [u64; 10] = [1, 0, 8, 1024, 1025, 10_000_000, 1 << 30, 1 << 32, 1 << 63, u64::MAX];
+
+/// Most bytes of messages that a server makes buffers for.
+const MOST: u64 = 4 << 30;
+
+/// Words and numbers in any order.
+fn speech(input: &mut Input<'_>) -> Vec<u8> {
+    let mut said = Vec::new();
+    for _ in 0..100 {
+        if input.is_empty() {
+            break;
+        }
+        match input.byte() {
+            choice @ 0..=159 => said.extend_from_slice(WORDS[usize::from(choice) % WORDS.len()]),
+            160..=207 => said.extend(input.pick(&NUMBERS).to_string().bytes()),
+            208..=223 => said.extend(input.number(8).to_string().bytes()),
+            224..=231 => said.resize(said.len() + 256 * usize::from(input.byte()), b' '),
+            _ => {
+                let count = input.below(16);
+                said.extend_from_slice(input.take(count));
+            }
+        }
+    }
+    said
+}
+
+fn is_plain(told: &str) -> bool {
+    !told.contains(char::is_control)
+}
+
+/// The first byte says who hears, and whether the rest is what is said or tells what.
+pub(crate) fn control(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    let choice = input.byte();
+    let sides = [Side::Server, Side::Client, Side::FiServer, Side::FiClient];
+    let side = sides[usize::from(choice & 3)];
+    let said = if choice & 4 == 0 { speech(input) } else { input.take(bytes.len()).to_vec() };
+    match hostile::hear(side, &said) {
+        Ok(under_way) => assert!(under_way <= MOST, "buffers for {under_way} bytes"),
+        Err(told) => assert!(is_plain(&told) && !told.is_empty(), "{told:?}"),
+    }
+}
+
+pub(crate) fn show_control(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    let choice = input.byte();
+    let said = if choice & 4 == 0 { speech(input) } else { input.take(bytes.len()).to_vec() };
+    println!("side {}: {}", choice & 3, said.escape_ascii());
+    control(bytes);
+}
+
+/// Any bytes as a capture: lines and JSON tell of as many packets, and each line is one.
+pub(crate) fn decode(bytes: &[u8]) {
+    let (count, told) = hostile::decode(Form::Count, bytes);
+    assert!(told.iter().all(|told| is_plain(told) && !told.is_empty()));
+    // Of what doesn't begin as a capture nothing is printed.
+    let Ok(count) = count.trim().parse::<usize>() else { return assert!(told.is_some()) };
+    let (lines, _) = hostile::decode(Form::Lines, bytes);
+    assert!(lines.lines().all(is_plain), "{lines}");
+    // What belongs to a packet is indented farther than any time is.
+    let packets = lines.lines().filter(|line| line.contains(" → ")).count();
+    assert_eq!(packets, count, "{lines}");
+    for (form, rows) in [(Form::Json, Some(count)), (Form::SummaryJson, None)] {
+        let (lines, again) = hostile::decode(form, bytes);
+        assert_eq!(again, told);
+        assert!(rows.is_none_or(|rows| rows == lines.lines().count()), "{lines}");
+        for line in lines.lines() {
+            let value: Result<Value, _> = serde_json::from_str(line);
+            assert!(value.is_ok_and(|value| value.is_object()), "{line}");
+        }
+    }
+    let (table, _) = hostile::decode(Form::Summary, bytes);
+    assert!(table.lines().all(is_plain), "{table}");
+}
+
+pub(crate) fn show_decode(bytes: &[u8]) {
+    let (lines, told) = hostile::decode(Form::Lines, bytes);
+    println!("{lines}{told:?}");
+    decode(bytes);
+}
+
+/// Files that are looked at.
+const FILES: [&str; 14] = [
+    "sys/bus/pci/devices/0000:00:06.0/vendor",
+    "sys/bus/pci/devices/0000:00:06.0/device",
+    "sys/bus/pci/devices/0000:00:05.0/vendor",
+    "sys/module/efa/version",
+    "sys/class/infiniband/rdmap0s6/node_type",
+    "dev/infiniband/uverbs0",
+    "dev/infiniband/other",
+    "usr/lib64/libibverbs.so.1",
+    "opt/amazon/efa/lib64/libefa.so.1",
+    "etc/libibverbs.d/efa.driver",
+    "proc/meminfo",
+    "proc/sys/kernel/osrelease",
+    "proc/sys/kernel/yama/ptrace_scope",
+    "dev/shm/.keep",
+];
+
+/// What stands in them, usually.
+const CONTENTS: [&str; 10] = [
+    "0x1d0f\n",
+    "0xefa2\n",
+    "2.13.0\n",
+    "HugePages_Total:    64\nHugePages_Free:     60\n",
+    "HugePages_Total:",
+    "6.1.0-28-cloud-amd64\n",
+    "5.11\n",
+    "99999999999.1\n",
+    "1\n",
+    "",
+];
+
+/// A root directory of its own, removed at the end.
+struct Machine(PathBuf);
+
+impl Machine {
+    fn new() -> Self {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("efa-hostile-{}-{number}", std::process::id());
+        let memory = PathBuf::from("/dev/shm");
+        let base = if memory.is_dir() { memory } else { std::env::temp_dir() };
+        Self(base.join(name))
+    }
+
+    fn write(&self, file: &str, content: &[u8]) {
+        let file = self.0.join(file);
+        let folder = file.parent().expect("a file is in a folder");
+        fs::create_dir_all(folder).expect("there is memory");
+        fs::write(file, content).expect("there is memory");
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Files of a machine with anything in them.
+pub(crate) fn doctor(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    let machine = Machine::new();
+    for file in FILES {
+        let content = match input.byte() {
+            0..=63 => continue,
+            choice @ 64..=191 => CONTENTS[usize::from(choice) % CONTENTS.len()].as_bytes(),
+            _ => {
+                let count = input.below(64);
+                input.take(count)
+            }
+        };
+        machine.write(file, content);
+    }
+    let (text, json) = hostile::examine(&machine.0);
+    let json: Value = serde_json::from_str(&json).expect("it is JSON");
+    let checks = json["checks"].as_array().map_or(0, Vec::len);
+    assert!(checks > 0 && text.lines().count() >= checks, "{text}");
+}
