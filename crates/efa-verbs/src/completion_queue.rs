@@ -57,17 +57,11 @@ pub(crate) struct Batch {
     entries: [Finished; BATCH],
     next: usize,
     end: usize,
-    /// Whether the poll came to the end of what the interface had.
-    pub(crate) drained: bool,
 }
 
 impl Batch {
-    pub(crate) const EMPTY: Self = Self {
-        entries: [Finished { work: 0, end: End::Done }; BATCH],
-        next: 0,
-        end: 0,
-        drained: false,
-    };
+    pub(crate) const EMPTY: Self =
+        Self { entries: [Finished { work: 0, end: End::Done }; BATCH], next: 0, end: 0 };
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
@@ -161,11 +155,10 @@ impl CompletionQueue {
         }
         for entry in &mut batch.entries {
             // SAFETY: a poll is under way and has a current completion.
-            (entry.work, entry.end) = unsafe { ((*cq).wr_id, self.current()) };
+            unsafe { self.current(entry) };
             batch.end += 1;
             // SAFETY: a poll is under way.
-            if batch.end < BATCH && unsafe { ibv_next_poll(cq) } != 0 {
-                batch.drained = true;
+            if batch.end == BATCH || unsafe { ibv_next_poll(cq) } != 0 {
                 break;
             }
         }
@@ -173,30 +166,34 @@ impl CompletionQueue {
         unsafe { ibv_end_poll(cq) };
     }
 
+    /// Takes the current completion down.
+    ///
     /// # Safety
     /// A poll must be under way and have a current completion.
     #[inline]
-    unsafe fn current(&self) -> End {
+    unsafe fn current(&self, entry: &mut Finished) {
         let cq = self.raw.as_ptr();
-        // SAFETY: the caller's promise; the library sets the status itself.
-        if unsafe { (*cq).status } != ibv_wc_status::IBV_WC_SUCCESS {
+        // SAFETY: the queue lives; the library sets these two itself.
+        let (status, work) = unsafe { ((*cq).status, (*cq).wr_id) };
+        entry.work = work;
+        if status != ibv_wc_status::IBV_WC_SUCCESS {
             // SAFETY: the caller's promise.
-            return End::Failed(meaning(unsafe { ibv_wc_read_vendor_err(cq) }));
+            entry.end = End::Failed(meaning(unsafe { ibv_wc_read_vendor_err(cq) }));
+            return;
         }
         // SAFETY: the caller's promise.
         match unsafe { ibv_wc_read_opcode(cq) } {
             // SAFETY: the caller's promise, and it is of a receive.
-            ibv_wc_opcode::IBV_WC_RECV => End::Arrived(unsafe { self.arrival() }),
+            ibv_wc_opcode::IBV_WC_RECV => entry.end = End::Arrived(unsafe { self.arrival() }),
             ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
                 // SAFETY: as above.
                 let arrival = unsafe { self.arrival() };
-                if self.is_unsolicited() {
-                    End::WrittenUnsolicited(arrival)
-                } else {
-                    End::Written(arrival)
-                }
+                entry.end = match self.is_unsolicited() {
+                    true => End::WrittenUnsolicited(arrival),
+                    false => End::Written(arrival),
+                };
             }
-            _ => End::Done,
+            _ => entry.end = End::Done,
         }
     }
 

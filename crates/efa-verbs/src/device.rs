@@ -8,11 +8,10 @@
 //!
 //! # When the doorbell rings
 //!
-//! At once, except while the caller [holds](efa_device::QueuePair::hold) the queue pair and while
-//! completions of a poll wait to be handed out: what is posted then goes with one doorbell, at the
-//! release, when the last of them was handed out or when [`SENDS`] have come together. Receives wait
-//! until the interface has nothing to tell, or [`RECEIVES`] have come together; never more than a
-//! quarter of those that are posted.
+//! At once, except while the caller [holds](efa_device::QueuePair::hold) the queue pair: what is
+//! posted then goes with one doorbell, at the release, at the next poll of the interface or when
+//! [`SENDS`] have come together. Receives wait until the interface has nothing to tell, or
+//! [`RECEIVES`] have come together; never more than a quarter of those that are posted.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -246,8 +245,7 @@ impl VerbsQueuePair {
     #[inline]
     fn posted(&mut self, place: u32) -> Result<(), (DeviceError, Sent)> {
         self.counters.posts += 1;
-        let more_may_come = self.is_held || !self.batch.is_empty();
-        if more_may_come && self.unrung.len() + 1 < SENDS {
+        if self.is_held && self.unrung.len() + 1 < SENDS {
             self.unrung.push(place);
             return Ok(());
         }
@@ -513,10 +511,6 @@ impl efa_device::QueuePair for VerbsQueuePair {
             if let Some(failed) = self.failed.pop_front() {
                 return Some(failed);
             }
-            // Whoever took all that there was hears so without another look.
-            if std::mem::take(&mut self.batch.drained) {
-                return None;
-            }
             self.pair.completions.poll(&mut self.batch);
             if self.batch.is_empty() {
                 if self.pair.waiting_receives() > 0
@@ -532,9 +526,8 @@ impl efa_device::QueuePair for VerbsQueuePair {
     }
 
     fn next_event(&self) -> Option<Time> {
-        // Something waits to be handed out, or to be rung for.
-        let waits = !self.batch.is_empty() || !self.failed.is_empty() || self.pair.is_open();
-        waits.then_some(Time::ZERO)
+        // The interface has a clock of its own.
+        None
     }
 }
 
