@@ -282,8 +282,6 @@ impl From<RegionSlice> for ReceiveBuffer {
 pub(crate) struct Slot {
     pub(crate) buffer: Buffer,
     pub(crate) role: Role,
-    /// The memory of the buffer, a vector, while it is registered for its operation.
-    lent: Option<Region>,
 }
 
 /// What a buffer is to its operation.
@@ -291,12 +289,16 @@ pub(crate) struct Slot {
 pub(crate) enum Role {
     /// All that there is.
     Whole,
+    /// The same: a vector whose memory is registered for the time of its operation.
+    Lent(Region),
     /// What is left of a multi-receive buffer.
     Rest(Parts),
     /// The part of a multi-receive buffer that one message lies in. It lives until the message
     /// completes.
     Part(Parts),
 }
+
+const _: () = assert!(size_of::<Slot>() <= 56, "it is moved with every operation");
 
 /// Tells whether parts of a multi-receive buffer are still being filled: each holds a clone.
 #[derive(Clone, Debug, Default)]
@@ -311,11 +313,22 @@ impl Parts {
 
 impl Slot {
     pub(crate) fn whole(buffer: Buffer) -> Self {
-        Self { buffer, role: Role::Whole, lent: None }
+        Self { buffer, role: Role::Whole }
     }
 
     pub(crate) fn for_many(buffer: Buffer) -> Self {
-        Self { buffer, role: Role::Rest(Parts::default()), lent: None }
+        Self { buffer, role: Role::Rest(Parts::default()) }
+    }
+
+    pub(crate) fn into_buffer(self) -> Buffer {
+        self.into_parts().0
+    }
+
+    pub(crate) fn into_parts(self) -> (Buffer, Role) {
+        match self.role {
+            Role::Lent(region) => (reclaim(region), Role::Whole),
+            role => (self.buffer, role),
+        }
     }
 }
 
@@ -323,66 +336,77 @@ fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
+/// The memory of a region that nobody else should have.
+fn reclaim(region: Region) -> Buffer {
+    match region.reclaim() {
+        Ok(memory) => memory.into(),
+        // The device has a handle still; it may go on reading, so the application gets a copy.
+        Err(region) => {
+            let mut bytes = vec![0; region.length()];
+            region.read(0, &mut bytes);
+            bytes.into()
+        }
+    }
+}
+
 impl<R: Own> Payload<R> for Slot {
     fn length(&self) -> u64 {
-        self.lent.as_ref().map_or(self.buffer.len(), efa_device::Region::length) as u64
+        let length = match &self.role {
+            Role::Lent(region) => region.length(),
+            _ => self.buffer.len(),
+        };
+        length as u64
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) {
-        match &self.lent {
-            None => self.buffer.read(index(offset), into),
-            Some(region) => {
+        match &self.role {
+            Role::Lent(region) => {
                 region.read(index(offset), into);
             }
+            _ => self.buffer.read(index(offset), into),
         }
     }
 
     fn write(&mut self, offset: u64, from: &[u8]) {
-        match &self.lent {
-            None => self.buffer.write(index(offset), from),
-            Some(region) => {
+        match &self.role {
+            Role::Lent(region) => {
                 region.write(index(offset), from);
             }
+            _ => self.buffer.write(index(offset), from),
         }
     }
 
     fn split_to(&mut self, at: u64) -> Self {
         let role = match &self.role {
             // The engine takes only multi-receive buffers apart.
-            Role::Whole => Role::Whole,
+            Role::Whole | Role::Lent(_) => Role::Whole,
             Role::Rest(parts) | Role::Part(parts) => Role::Part(parts.clone()),
         };
-        Self { buffer: self.buffer.split_to(index(at)), role, lent: None }
+        Self { buffer: self.buffer.split_to(index(at)), role }
     }
 
     fn registered(&self) -> Option<RegionRange<R>> {
-        let (region, offset, length) = match &self.lent {
-            None => self.buffer.region()?.place(),
-            Some(region) => (region, 0, region.length()),
+        let (region, offset, length) = match &self.role {
+            Role::Lent(region) => (region, 0, region.length()),
+            _ => self.buffer.region()?.place(),
         };
         // Endpoints take no memory of other domains, so it is of the kind of their device.
         Some(RegionRange { region: R::of(region.clone())?, offset, length })
     }
 
     fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>) {
-        let Some(vector) = self.buffer.vector() else { return };
+        let (Role::Whole, Some(vector)) = (&self.role, self.buffer.vector()) else { return };
         match register(std::mem::take(vector).into()) {
-            Ok(region) => self.lent = Some(region.into_any()),
+            Ok(region) => self.role = Role::Lent(region.into_any()),
             Err(RegisterError { memory, .. }) => *vector = memory.into(),
         }
     }
 
     fn deregister(&mut self) {
-        let Some(region) = self.lent.take() else { return };
-        self.buffer = match region.reclaim() {
-            Ok(memory) => memory.into(),
-            // The device has a handle still; it may go on reading, so the application gets a copy.
-            Err(region) => {
-                let mut bytes = vec![0; region.length()];
-                region.read(0, &mut bytes);
-                bytes.into()
-            }
-        };
+        if let Role::Lent(_) = self.role {
+            let lent = std::mem::replace(self, Self::whole(Buffer::default()));
+            self.buffer = lent.into_buffer();
+        }
     }
 }
 

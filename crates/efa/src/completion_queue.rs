@@ -3,7 +3,9 @@
 //! ```text
 //!   read ─► an entry? ── yes ─► give it
 //!             │ no
-//!             └─► progress of every endpoint bound ─► entries ─► give the first
+//!             └─► move the endpoints on that are bound, in turn ─► something ended? ─► give it
+//!                                                                    │ for another queue
+//!                                                                    └─► an entry there
 //! ```
 //!
 //! An operation takes a place in its queue when it starts, and keeps it until its completion is
@@ -68,6 +70,22 @@ pub(crate) enum Place {
     Spare,
 }
 
+/// Somebody who reads a queue, and where the next entry is to be put: it is made there, and not moved
+/// from hand to hand.
+pub(crate) struct Reader<'a> {
+    /// `None` when nobody reads and operations are only to be moved on.
+    pub(crate) queue: Option<&'a Shared>,
+    pub(crate) entry: &'a mut Option<Entry>,
+}
+
+impl Reader<'_> {
+    /// Whether it reads this queue.
+    #[inline]
+    pub(crate) fn is_of(&self, queue: &Shared) -> bool {
+        self.queue.is_some_and(|read| std::ptr::eq(read, queue))
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) domain: Domain,
@@ -102,11 +120,15 @@ impl CompletionQueue {
     /// turn.
     #[inline]
     pub fn read(&self) -> Option<Entry> {
-        if let Some(entry) = self.0.pop() {
+        let queue = &*self.0;
+        if let Some(entry) = queue.pop() {
             return Some(entry);
         }
-        self.0.endpoints.progress();
-        self.0.pop()
+        let mut entry = None;
+        let given = |endpoint: &EndpointShared| {
+            endpoint.poll(Reader { queue: Some(queue), entry: &mut entry })
+        };
+        if queue.endpoints.any(given) { entry } else { queue.pop() }
     }
 
     /// Appends up to `most` completions to `into`, and gives how many there were.
@@ -168,9 +190,14 @@ impl Shared {
         self.taken.fetch_sub(count, Ordering::AcqRel);
     }
 
+    /// Whether there is an entry.
+    #[inline]
+    pub(crate) fn has_entries(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+    }
+
     /// Appends a completion, or gives it back if it has no place and there is enough to read.
     #[must_use]
-    #[inline(always)]
     pub(crate) fn push(&self, place: Place, entry: Entry) -> Option<Entry> {
         let mut entries = self.entries.lock();
         if place == Place::Spare && entries.len() >= self.capacity {
@@ -183,21 +210,19 @@ impl Shared {
 
     #[inline(always)]
     fn pop(&self) -> Option<Entry> {
-        if self.waiting.load(Ordering::Acquire) == 0 {
+        if !self.has_entries() {
             return None;
         }
         let mut entries = self.entries.lock();
-        let (place, entry) = entries.pop_front()?;
-        self.waiting.store(entries.len(), Ordering::Release);
-        drop(entries);
-        if place == Place::Reserved {
+        if let Some((Place::Reserved, _)) = entries.front() {
             self.give_places(1);
         }
-        Some(entry)
+        self.waiting.store(entries.len().saturating_sub(1), Ordering::Release);
+        entries.pop_front().map(|(_, entry)| entry)
     }
 
     fn pop_many(&self, into: &mut Vec<Entry>, most: usize) -> usize {
-        if self.waiting.load(Ordering::Acquire) == 0 {
+        if !self.has_entries() {
             return 0;
         }
         let mut entries = self.entries.lock();

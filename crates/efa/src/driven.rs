@@ -9,31 +9,52 @@ use crate::endpoint::Shared as Endpoint;
 
 /// Endpoints that are bound to an object. Those that are gone are forgotten.
 #[derive(Debug, Default)]
-pub(crate) struct Driven(Mutex<Vec<Weak<Endpoint>>>);
+pub(crate) struct Driven(Mutex<Bound>);
+
+#[derive(Debug, Default)]
+struct Bound {
+    endpoints: Vec<Weak<Endpoint>>,
+    /// Whose turn is next.
+    next: usize,
+}
 
 impl Driven {
     pub(crate) fn bind(&self, endpoint: Weak<Endpoint>) {
-        self.0.lock().push(endpoint);
+        self.0.lock().endpoints.push(endpoint);
     }
 
     /// Moves the operations of each on.
     pub(crate) fn progress(&self) {
+        self.any(|endpoint| {
+            endpoint.progress();
+            false
+        });
+    }
+
+    /// Asks one after the other until one says yes; the next time the one after that is the first.
+    #[inline(always)]
+    pub(crate) fn any(&self, mut ask: impl FnMut(&Endpoint) -> bool) -> bool {
         let mut gone = false;
-        let mut endpoints = self.0.lock();
-        for endpoint in endpoints.iter() {
-            match endpoint.upgrade() {
-                Some(endpoint) => endpoint.progress(),
+        let Bound { endpoints, next } = &mut *self.0.lock();
+        for _ in 0..endpoints.len() {
+            let endpoint = endpoints.get(*next).and_then(Weak::upgrade);
+            *next = if *next + 1 < endpoints.len() { *next + 1 } else { 0 };
+            match endpoint {
+                Some(endpoint) if ask(&endpoint) => return true,
+                Some(_) => {}
                 None => gone = true,
             }
         }
         if gone {
             endpoints.retain(|endpoint| endpoint.strong_count() > 0);
+            *next = 0;
         }
+        false
     }
 
     /// When the first of them should be moved on although nothing was started.
     pub(crate) fn next_timeout(&self) -> Option<Time> {
-        let endpoints = self.0.lock();
-        endpoints.iter().filter_map(Weak::upgrade).filter_map(|e| e.next_timeout()).min()
+        let bound = self.0.lock();
+        bound.endpoints.iter().filter_map(Weak::upgrade).filter_map(|e| e.next_timeout()).min()
     }
 }

@@ -20,7 +20,7 @@ use crate::address_vector::{FiAddr, Shared as AddressVector};
 use crate::buffer::{Buffer, Parts, Role, Slot};
 use crate::clock::Clock;
 use crate::completion::{Completion, CompletionError, Kind, Refused, StartError};
-use crate::completion_queue::{Entry, Place, Shared as CompletionQueue};
+use crate::completion_queue::{Entry, Place, Reader, Shared as CompletionQueue};
 use crate::counter::Counters;
 use crate::device::Own;
 use crate::event::Event;
@@ -107,7 +107,15 @@ impl Lane {
         self.queue.give_places(1);
     }
 
-    #[inline(always)]
+    /// An operation ended, and the reader is given its completion.
+    #[inline]
+    fn end(&mut self) {
+        self.under_way -= 1;
+        self.queue.give_places(1);
+    }
+
+    /// Puts a completion into the queue.
+    #[inline(never)]
     fn deliver(&mut self, place: Place, entry: Entry) {
         if place == Place::Reserved {
             self.under_way -= 1;
@@ -117,6 +125,20 @@ impl Lane {
         } else if let Some(entry) = self.queue.push(place, entry) {
             self.held_back.push_back((place, entry));
         }
+    }
+
+    /// Gives a completion to the reader, if it is for that one, and tells so; otherwise puts it into
+    /// the queue.
+    fn give(&mut self, reader: &mut Reader<'_>, place: Place, entry: Entry) -> bool {
+        if !reader.is_of(&self.queue) {
+            self.deliver(place, entry);
+            return false;
+        }
+        *reader.entry = Some(entry);
+        if place == Place::Reserved {
+            self.end();
+        }
+        true
     }
 
     /// Whether nothing waits for room any more.
@@ -194,7 +216,10 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         let started = self.engine.send(message).map(|_| ());
         started.map_err(|refused| {
             self.transmit.refuse();
-            Refused { error: translate(refused.error, Some(to)), buffer: refused.buffer.buffer }
+            Refused {
+                error: translate(refused.error, Some(to)),
+                buffer: refused.buffer.into_buffer(),
+            }
         })
     }
 
@@ -249,7 +274,10 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         };
         start(&mut self.engine, peer, Slot::whole(buffer)).map_err(|refused| {
             self.transmit.refuse();
-            Refused { error: translate(refused.error, Some(to)), buffer: refused.buffer.buffer }
+            Refused {
+                error: translate(refused.error, Some(to)),
+                buffer: refused.buffer.into_buffer(),
+            }
         })
     }
 
@@ -272,8 +300,7 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         let atomic = Atomic { peer, remote, datatype, op, operands, level, context };
         self.engine.atomic(atomic).map_err(|refused| {
             self.transmit.refuse();
-            let buffer =
-                refused.operands.map(|slot| slot.buffer).into_fetched().unwrap_or_default();
+            let buffer = refused.operands.map(Slot::into_buffer).into_fetched().unwrap_or_default();
             Refused { error: translate(refused.error, Some(to)), buffer }
         })
     }
@@ -322,11 +349,14 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         let peer = source.map(|source| self.peer(source)).transpose();
         let peer = match peer.and_then(|peer| self.receive.start().map(|()| peer)) {
             Ok(peer) => peer,
-            Err(error) => return Err(Refused { error, buffer: slot.buffer }),
+            Err(error) => return Err(Refused { error, buffer: slot.into_buffer() }),
         };
         post(&mut self.engine, peer, slot).map_err(|refused| {
             self.receive.refuse();
-            Refused { error: translate(refused.error, source), buffer: refused.buffer.buffer }
+            Refused {
+                error: translate(refused.error, source),
+                buffer: refused.buffer.into_buffer(),
+            }
         })
     }
 
@@ -359,19 +389,35 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         self.engine.next_timeout()
     }
 
-    /// Moves the operations on, unless completions wait for room: then the endpoint rests, and
-    /// its peers find it not ready.
+    /// Moves the operations on. Completions go to their queues.
     pub(crate) fn progress(&mut self, clock: &Clock) {
-        if self.transmit.is_clear() && self.receive.is_clear() {
-            self.looks = self.looks.wrapping_add(1);
-            if self.looks.is_multiple_of(LOOKS) || self.engine.is_timed() || clock.is_manual() {
-                self.now = clock.now();
+        self.poll(clock, Reader { queue: None, entry: &mut None });
+    }
+
+    /// Moves the operations on until one ends whose completion is for the reader, who is given that,
+    /// and tells whether one did. Completions that are not for the reader go to their queues.
+    ///
+    /// While completions wait for room the endpoint rests, and its peers find it not ready.
+    #[inline]
+    pub(crate) fn poll(&mut self, clock: &Clock, mut reader: Reader<'_>) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(LOOKS) || self.engine.is_timed() || clock.is_manual() {
+            self.now = clock.now();
+        }
+        while self.transmit.is_clear() && self.receive.is_clear() {
+            let Some(ended) = self.engine.poll(self.now) else { break };
+            if self.give(ended, &mut reader) {
+                return true;
             }
-            self.engine.progress(self.now);
-            if self.engine.has_completions() || self.counters.is_some() {
-                self.deliver();
+            // What lies in its queue by now is older than what ends next.
+            if reader.queue.is_some_and(CompletionQueue::has_entries) {
+                break;
             }
         }
+        if let Some(counters) = &mut self.counters {
+            counters.follow(self.engine.statistics());
+        }
+        false
     }
 
     /// Ends all operations.
@@ -420,16 +466,65 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         Ok(peer)
     }
 
-    /// Hands what ended in the engine to the completion queues.
+    /// Puts what ended in the engine into the completion queues.
     fn deliver(&mut self) {
         while let Some(ended) = self.engine.poll_completion() {
-            match ended {
-                Ended::Send(send) => self.sent(send),
-                Ended::Receive(receive) => self.received(receive),
-                Ended::Rma(rma) => self.moved(rma),
-                Ended::Atomic(atomic) => self.computed(*atomic),
-                Ended::RemoteWrite(write) => self.written(write),
-                Ended::Released { context, buffer } => self.received(ReceiveCompletion {
+            self.give(ended, &mut Reader { queue: None, entry: &mut None });
+        }
+        if let Some(counters) = &mut self.counters {
+            counters.follow(self.engine.statistics());
+        }
+    }
+
+    /// Gives the completion of what ended to the reader, if it is for that one, and tells so; otherwise
+    /// puts it into its queue.
+    #[inline(always)]
+    fn give(&mut self, ended: Ended<Slot>, reader: &mut Reader<'_>) -> bool {
+        match ended {
+            // As most end: told here, so that nothing of it is moved about.
+            Ended::Receive(ReceiveCompletion {
+                context,
+                peer,
+                tagged,
+                tag,
+                length,
+                cq_data,
+                subprotocol,
+                buffer: Slot { buffer, role: Role::Whole },
+                result: Ok(()),
+            }) if reader.is_of(&self.receive.queue) => {
+                let kind = Kind::Receive;
+                self.count(kind, false, &Ok(()));
+                let (peer, peer_address) = self.sender(peer);
+                let tag = tagged.then_some(tag);
+                *reader.entry = Some(Ok(Completion {
+                    context,
+                    kind,
+                    length,
+                    buffer,
+                    tag,
+                    cq_data,
+                    peer,
+                    peer_address,
+                    subprotocol,
+                }));
+                self.receive.end();
+                true
+            }
+            other => self.give_other(other, reader),
+        }
+    }
+
+    #[inline(never)]
+    fn give_other(&mut self, ended: Ended<Slot>, reader: &mut Reader<'_>) -> bool {
+        match ended {
+            Ended::Send(send) => self.sent(send, reader),
+            Ended::Receive(receive) => self.received(receive, reader),
+            Ended::Rma(rma) => self.moved(rma, reader),
+            Ended::Atomic(atomic) => self.computed(*atomic, reader),
+            Ended::RemoteWrite(write) => self.written(write, reader),
+            Ended::Released { context, buffer } => {
+                let rest = ReceiveCompletion {
                     context,
                     peer: None,
                     tagged: false,
@@ -439,11 +534,9 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
                     subprotocol: None,
                     buffer,
                     result: Ok(()),
-                }),
+                };
+                self.received(rest, reader)
             }
-        }
-        if let Some(counters) = &mut self.counters {
-            counters.follow(self.engine.statistics());
         }
     }
 
@@ -454,7 +547,7 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         }
     }
 
-    fn sent(&mut self, send: SendCompletion<Slot>) {
+    fn sent(&mut self, send: SendCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
         self.count(Kind::Send, false, &send.result);
         // Only an injected message has no buffer, and it took no place.
         let place = if send.buffer.is_some() { Place::Reserved } else { Place::Spare };
@@ -463,33 +556,33 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
             context: send.context,
             kind: Kind::Send,
             length: send.length,
-            buffer: send.buffer.map(|slot| slot.buffer).unwrap_or_default(),
+            buffer: send.buffer.map(Slot::into_buffer).unwrap_or_default(),
             tag: send.tag,
             cq_data: None,
             peer,
             peer_address,
             subprotocol: send.subprotocol,
         };
-        self.transmit.deliver(place, entry(completion, send.result));
+        self.transmit.give(reader, place, entry(completion, send.result))
     }
 
-    fn moved(&mut self, rma: RmaCompletion<Slot>) {
+    fn moved(&mut self, rma: RmaCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
         let kind = match rma.kind {
             RmaKind::Write => Kind::Write,
             RmaKind::Read => Kind::Read,
         };
         self.count(kind, false, &rma.result);
-        let (context, length, buffer) = (rma.context, rma.length, rma.buffer.buffer);
+        let (context, length, buffer) = (rma.context, rma.length, rma.buffer.into_buffer());
         let ended = self.one_sided(kind, rma.peer, context, length, buffer, rma.subprotocol);
-        self.transmit.deliver(Place::Reserved, entry(ended, rma.result));
+        self.transmit.give(reader, Place::Reserved, entry(ended, rma.result))
     }
 
-    fn computed(&mut self, atomic: AtomicCompletion<Slot>) {
+    fn computed(&mut self, atomic: AtomicCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
         self.count(Kind::Atomic, atomic.fetched.is_some(), &atomic.result);
-        let buffer = atomic.fetched.map(|slot| slot.buffer).unwrap_or_default();
+        let buffer = atomic.fetched.map(Slot::into_buffer).unwrap_or_default();
         let (context, length) = (atomic.context, atomic.length);
         let ended = self.one_sided(Kind::Atomic, atomic.peer, context, length, buffer, None);
-        self.transmit.deliver(Place::Reserved, entry(ended, atomic.result));
+        self.transmit.give(reader, Place::Reserved, entry(ended, atomic.result))
     }
 
     fn one_sided(
@@ -506,11 +599,8 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         Completion { context, kind, length, buffer, tag, cq_data, peer, peer_address, subprotocol }
     }
 
-    fn written(&mut self, write: RemoteWrite) {
-        let (peer, peer_address) = match write.peer {
-            Some(peer) if self.sources == Sources::Told => self.name(peer),
-            _ => (None, None),
-        };
+    fn written(&mut self, write: RemoteWrite, reader: &mut Reader<'_>) -> bool {
+        let (peer, peer_address) = self.sender(write.peer);
         let completion = Completion {
             context: 0,
             kind: Kind::RemoteWrite,
@@ -522,19 +612,17 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
             peer_address,
             subprotocol: None,
         };
-        self.receive.deliver(Place::Spare, Ok(completion));
+        self.receive.give(reader, Place::Spare, Ok(completion))
     }
 
-    fn received(&mut self, receive: ReceiveCompletion<Slot>) {
-        let Slot { buffer, role, .. } = receive.buffer;
-        let (peer, peer_address) = match receive.peer {
-            Some(peer) if self.sources == Sources::Told => self.name(peer),
-            _ => (None, None),
-        };
+    /// A receive ended, or something happened to a multi-receive buffer.
+    fn received(&mut self, receive: ReceiveCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
+        let (buffer, role) = receive.buffer.into_parts();
+        let (peer, peer_address) = self.sender(receive.peer);
         let completion = Completion {
             context: receive.context,
             kind: match role {
-                Role::Whole => Kind::Receive,
+                Role::Whole | Role::Lent(_) => Kind::Receive,
                 Role::Part(_) => Kind::MultiReceive,
                 Role::Rest(_) => Kind::Released,
             },
@@ -549,15 +637,17 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         self.count(completion.kind, false, &receive.result);
         let entry = entry(completion, receive.result);
         match role {
-            Role::Whole => self.receive.deliver(Place::Reserved, entry),
+            Role::Whole | Role::Lent(_) => self.receive.give(reader, Place::Reserved, entry),
             Role::Part(parts) => {
-                self.receive.deliver(Place::Spare, entry);
+                let given = self.receive.give(reader, Place::Spare, entry);
                 drop(parts);
                 self.end_complete();
+                given
             }
             Role::Rest(parts) => {
                 self.endings.push((parts, entry));
                 self.end_complete();
+                false
             }
         }
     }
@@ -569,14 +659,28 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         }
     }
 
-    /// What the application knows a peer as.
-    fn name(&mut self, peer: PeerId) -> (Option<FiAddr>, Option<Address>) {
-        let address = self.engine.peer_address(peer).map(Address::from);
-        if let Some(addr) = self.peers.addr(peer) {
-            return (Some(addr), address);
+    /// Who sent something, as far as the application wants to know.
+    fn sender(&self, peer: Option<PeerId>) -> (Option<FiAddr>, Option<Address>) {
+        match peer {
+            Some(peer) if self.sources == Sources::Told => self.name(peer),
+            _ => (None, None),
         }
-        let addr = address.as_ref().and_then(|address| self.addresses.find(address));
-        (addr, address)
+    }
+
+    /// What the application knows a peer as.
+    fn name(&self, peer: PeerId) -> (Option<FiAddr>, Option<Address>) {
+        (self.known(peer), self.engine.peer_address(peer).map(Address::from))
+    }
+
+    /// A peer's index in the address vector.
+    #[inline]
+    fn known(&self, peer: PeerId) -> Option<FiAddr> {
+        self.peers.addr(peer).or_else(|| self.find(peer))
+    }
+
+    #[cold]
+    fn find(&self, peer: PeerId) -> Option<FiAddr> {
+        self.addresses.find(&self.engine.peer_address(peer)?.into())
     }
 }
 

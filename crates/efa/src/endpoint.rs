@@ -13,7 +13,7 @@ use crate::address::Address;
 use crate::address_vector::{AddressVector, FiAddr};
 use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::completion::{Refused, StartError};
-use crate::completion_queue::CompletionQueue;
+use crate::completion_queue::{CompletionQueue, Reader};
 use crate::counter::{Counted, Counter, Counters};
 use crate::device::{AnyDriver, each};
 use crate::domain::Domain;
@@ -650,6 +650,14 @@ impl Shared {
     pub(crate) fn progress(&self) {
         // The clock is read under the lock, so that the engine's time never goes back.
         drive!(self, driver => driver.progress(self.domain.fabric().clock()));
+    }
+
+    /// Moves the operations on until one ends whose completion is for this reader, who is given that.
+    /// Tells whether one did.
+    #[inline]
+    pub(crate) fn poll(&self, reader: Reader<'_>) -> bool {
+        let clock = self.domain.fabric().clock();
+        drive!(self, driver => driver.poll(clock, reader))
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {

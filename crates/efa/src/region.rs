@@ -15,11 +15,13 @@ use crate::registrations::Lease;
 ///
 /// Remote interfaces may read and write it at any time, so it is reached by copying.
 #[derive(Clone)]
-pub struct MemoryRegion {
+pub struct MemoryRegion(Arc<Shared>);
+
+struct Shared {
     region: Region,
     domain: Domain,
     /// Brings it back to the domain's cache, if it is of that, when the last handle is dropped.
-    _lease: Option<Arc<Lease>>,
+    _lease: Option<Lease>,
 }
 
 /// A registration that was refused; the memory comes back.
@@ -50,7 +52,7 @@ impl MemoryRegion {
         access: Access,
     ) -> Result<Self, RegisterError> {
         match domain.device().register(memory, access) {
-            Ok(region) => Ok(Self { region, domain: domain.clone(), _lease: None }),
+            Ok(region) => Ok(Self::new(domain, region, None)),
             Err(efa_device::RegisterError { error, memory }) => {
                 Err(RegisterError { error, memory })
             }
@@ -59,7 +61,11 @@ impl MemoryRegion {
 
     /// One that goes back to the domain's cache.
     pub(crate) fn leased(domain: &Domain, region: Region, lease: Lease) -> Self {
-        Self { region, domain: domain.clone(), _lease: Some(Arc::new(lease)) }
+        Self::new(domain, region, Some(lease))
+    }
+
+    fn new(domain: &Domain, region: Region, lease: Option<Lease>) -> Self {
+        Self(Arc::new(Shared { region, domain: domain.clone(), _lease: lease }))
     }
 
     /// Its first bytes, of which there are as many.
@@ -70,7 +76,7 @@ impl MemoryRegion {
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.region.length()
+        self.0.region.length()
     }
 
     /// Whether it has no bytes.
@@ -83,29 +89,29 @@ impl MemoryRegion {
     /// [`DomainAttributes::mr_key_size`](crate::DomainAttributes::mr_key_size) bytes.
     #[must_use]
     pub fn key(&self) -> u64 {
-        self.region.remote_key().into()
+        self.0.region.remote_key().into()
     }
 
     /// The address of the first byte as remote endpoints name it.
     #[must_use]
     pub fn remote_address(&self) -> u64 {
-        self.region.remote_address()
+        self.0.region.remote_address()
     }
 
     /// What remote endpoints may do.
     #[must_use]
     pub fn access(&self) -> Access {
-        self.region.access()
+        self.0.region.access()
     }
 
     /// Copies bytes out, from `offset` on; gives how many there were.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> usize {
-        self.region.read(offset, into)
+        self.0.region.read(offset, into)
     }
 
     /// Copies bytes in, from `offset` on; gives how many fitted.
     pub fn write(&self, offset: usize, from: &[u8]) -> usize {
-        self.region.write(offset, from)
+        self.0.region.write(offset, from)
     }
 
     /// A part of it, to be used as buffer of an operation.
@@ -120,7 +126,7 @@ impl MemoryRegion {
     }
 
     pub(crate) fn domain(&self) -> &Domain {
-        &self.domain
+        &self.0.domain
     }
 }
 
@@ -188,7 +194,7 @@ impl RegionSlice {
 
     /// Where it is, for the device: region, offset and length.
     pub(crate) fn place(&self) -> (&Region, usize, usize) {
-        (&self.region.region, self.range.start, self.range.len())
+        (&self.region.0.region, self.range.start, self.range.len())
     }
 
     pub(crate) fn truncate(&mut self, length: usize) {
@@ -207,7 +213,7 @@ impl PartialEq for RegionSlice {
     /// Whether both are the same part of the same region.
     fn eq(&self, other: &Self) -> bool {
         self.region.key() == other.region.key()
-            && self.region.domain.is(&other.region.domain)
+            && self.region.domain().is(other.region.domain())
             && self.range == other.range
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use efa::{
-    CompletionQueueOptions, Direction, Kind, LocalOptions, Message, OperationError, Receive,
-    StartError, Status, WaitError,
+    CompletionQueueOptions, Direction, Endpoint, Kind, LocalOptions, Message, OperationError,
+    Receive, StartError, Status, WaitError,
 };
 
 use crate::world::{ALICE, BOB, World, options, pattern, with};
@@ -68,6 +68,44 @@ fn a_wait_ends_when_its_time_is_up_or_something_completes() {
     assert!(bob.cancel(receive));
     let Err(WaitError::Failed(failed)) = queue.wait(second) else { panic!() };
     assert_eq!(failed.to_string(), "operation with context 3: cancelled");
+}
+
+#[test]
+fn endpoints_of_one_queue_take_turns() {
+    let world = World::new(LocalOptions::default());
+    let domain = world.fabric.domain().unwrap();
+    let queue = || domain.completion_queue(CompletionQueueOptions::default());
+    let (outbox, inbox) = (queue(), queue());
+    let addresses = domain.address_vector();
+    let endpoint = |connid, queue: &_| {
+        domain
+            .endpoint(options(connid))
+            .bind_completion_queue(queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()
+            .unwrap()
+    };
+    let alice = endpoint(1, &outbox);
+    let (bob, carol) = (endpoint(2, &inbox), endpoint(3, &inbox));
+    let to = |whom: &Endpoint| Message::to(addresses.insert(whom.address()).unwrap());
+    for message in 0..32 {
+        bob.receive(Receive::untagged(), vec![0; 8], message).unwrap();
+        alice.inject(to(&bob), b"for Bob").unwrap();
+    }
+    carol.receive(Receive::untagged(), vec![0; 9], 99).unwrap();
+    alice.inject(to(&carol), b"for Carol").unwrap();
+    for _ in 0..200 {
+        world.tick();
+        assert!(outbox.read().is_none());
+    }
+    // Bob has more than enough for every read, and Carol has her turn all the same.
+    let contexts: Vec<u64> =
+        std::iter::from_fn(|| inbox.read()).map(|entry| entry.unwrap().context).collect();
+    assert_eq!(contexts.len(), 33);
+    let place = contexts.iter().position(|context| *context == 99).unwrap();
+    assert!(place < 2, "{contexts:?}");
+    let bobs = contexts.iter().filter(|context| **context != 99);
+    assert!(bobs.copied().eq(0..32), "each endpoint's in order: {contexts:?}");
 }
 
 // conformance: C25
