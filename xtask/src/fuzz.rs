@@ -61,6 +61,33 @@ struct Run {
     /// How many targets run at a time
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     jobs: usize,
+    /// What else looks for faults
+    #[arg(long, value_name = "WHICH", default_value = "none")]
+    sanitizer: Sanitizer,
+}
+
+/// What a target is built with besides its own checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Sanitizer {
+    /// Nothing
+    None,
+    /// AddressSanitizer, which sees what unsafe code does to memory, and leaks
+    Address,
+}
+
+impl Sanitizer {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Address => "address",
+        }
+    }
+
+    /// Where targets are built: those with another sanitizer are other programs.
+    fn target_folder(self, fuzz: &Path) -> PathBuf {
+        let folder = fuzz.join("target");
+        if self == Self::None { folder } else { folder.join(self.name()) }
+    }
 }
 
 /// What the targets are built with.
@@ -77,13 +104,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         None | Some(Task::List) => hostile(workspace, &["list"]),
         Some(Task::Show { target, file }) => hostile(workspace, &["show", target, text(file)?]),
         Some(Task::Shrink { target, file }) => hostile(workspace, &["shrink", target, text(file)?]),
-        Some(Task::Run(Run { targets, minutes, jobs })) => {
+        Some(Task::Run(Run { targets, minutes, jobs, sanitizer })) => {
             let time = Duration::try_from_secs_f64(minutes * 60.0)
                 .ok()
                 .filter(|time| *time >= Duration::from_secs(1))
                 .context("--minutes must be a time of at least a second")?;
             setup::provide(workspace, TOOLS)?;
-            let fuzzer = Fuzzer::build(workspace, targets)?;
+            let fuzzer = Fuzzer::build(workspace, targets, *sanitizer)?;
             fuzzer.run(time, (*jobs).max(1), None)
         }
     }
@@ -92,7 +119,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 /// A step of `cargo xtask test`: every target for a short while, from a seed that stays, so that
 /// a change doesn't fail by what it didn't do. The regressions are among the tests.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
-    Fuzzer::build(workspace, &[])?.run(GATE, 1, Some(1))
+    Fuzzer::build(workspace, &[], Sanitizer::None)?.run(GATE, 1, Some(1))
 }
 
 /// Runs the program that has the targets without a fuzzer.
@@ -116,16 +143,20 @@ struct Fuzzer<'a> {
 }
 
 impl<'a> Fuzzer<'a> {
-    fn build(workspace: &'a Workspace, wanted: &[String]) -> Result<Self> {
+    fn build(workspace: &'a Workspace, wanted: &[String], sanitizer: Sanitizer) -> Result<Self> {
         let folder = workspace.root().join("fuzz");
         let all = targets_in(&folder)?;
         if let Some(unknown) = wanted.iter().find(|target| !all.contains(target)) {
             bail!("no target {unknown}; there are {}", all.join(", "));
         }
         let targets = if wanted.is_empty() { all } else { wanted.to_vec() };
-        let target_folder = folder.join("target");
+        let target_folder = sanitizer.target_folder(&folder);
         let mut cargo_fuzz = Command::new(setup::cargo_fuzz(workspace)?);
-        cargo_fuzz.current_dir(&folder).args(["fuzz", "build", "--sanitizer=none"]);
+        cargo_fuzz.current_dir(&folder).args(["fuzz", "build", "--sanitizer", sanitizer.name()]);
+        if sanitizer != Sanitizer::None {
+            // The compiler has it, and its runtime comes along; the flag that asks for it isn't stable.
+            cargo_fuzz.env("RUSTC_BOOTSTRAP", "1");
+        }
         cargo_fuzz.arg("--target-dir").arg(&target_folder);
         if let [target] = &targets[..] {
             cargo_fuzz.arg(target);
@@ -330,6 +361,13 @@ mod tests {
         assert_eq!(progress.to_string(), "8192 executions, 412 edges, 88 inputs");
         assert_eq!(Progress::of_line("INFO: seed corpus: files: 7"), None);
         assert_eq!(runs_done("Done 1258826 runs in 11 second(s)"), Some(1_258_826));
+    }
+
+    #[test]
+    fn programs_with_a_sanitizer_are_others() {
+        let folder = |sanitizer: Sanitizer| sanitizer.target_folder(Path::new("fuzz"));
+        assert_eq!(folder(Sanitizer::None), Path::new("fuzz/target"));
+        assert_eq!(folder(Sanitizer::Address), Path::new("fuzz/target/address"));
     }
 
     #[test]

@@ -185,12 +185,15 @@ impl Work {
 
 // ---- lists --------------------------------------------------------------------------------------
 
-/// The array of a list entry.
+/// The array of a list entry, of `most` entries at the most.
 ///
 /// # Safety
-/// `list` must be null or have `count` entries.
-unsafe fn entries<'a>(list: *const ibv_sge, count: c_int) -> Outcome<&'a [ibv_sge]> {
+/// `list` must be null or have `count` entries, if these are no more than `most`.
+unsafe fn entries<'a>(list: *const ibv_sge, count: c_int, most: usize) -> Outcome<&'a [ibv_sge]> {
     let count = usize::try_from(count).map_err(|_| INVALID)?;
+    if count > most {
+        return Err(INVALID);
+    }
     if count == 0 {
         return Ok(&[]);
     }
@@ -211,10 +214,9 @@ unsafe fn read_request(request: &ibv_send_wr, queue_pair: &QueuePair) -> Outcome
         _ => return Err(UNSUPPORTED),
     };
     // SAFETY: the caller's promise.
-    let list = unsafe { entries(request.sg_list, request.num_sge)? };
-    if list.len() > queue_pair.cap().max_send_sge as usize {
-        return Err(INVALID);
-    }
+    let list = unsafe {
+        entries(request.sg_list, request.num_sge, queue_pair.cap().max_send_sge as usize)?
+    };
     let data = if request.send_flags & IBV_SEND_INLINE == 0 {
         Data::registered(list)?
     } else {
@@ -284,10 +286,9 @@ pub(crate) unsafe extern "C" fn post_send(
 #[inline]
 unsafe fn read_receive(request: &ibv_recv_wr, queue_pair: &QueuePair) -> Outcome<Receive> {
     // SAFETY: the caller's promise.
-    let list = unsafe { entries(request.sg_list, request.num_sge)? };
-    if list.len() > queue_pair.cap().max_recv_sge.min(MAX_RECEIVE_SGE as u32) as usize {
-        return Err(INVALID);
-    }
+    let most = queue_pair.cap().max_recv_sge.min(MAX_RECEIVE_SGE as u32) as usize;
+    // SAFETY: the caller's promise.
+    let list = unsafe { entries(request.sg_list, request.num_sge, most)? };
     let Some(entry) = list.first() else {
         return Ok(Receive { wr_id: request.wr_id, address: 0, length: 0 });
     };
@@ -420,7 +421,8 @@ calls! {
         Ok(())
     })
     wr_set_sge_list(qp, count: usize, list: *const ibv_sge) amend(qp, |work| {
-        work.data = Data::registered(entries(list, c_int::try_from(count).unwrap_or(-1))?)?;
+        let count = c_int::try_from(count).unwrap_or(-1);
+        work.data = Data::registered(entries(list, count, MAX_SEND_SGE)?)?;
         Ok(())
     })
     wr_set_inline_data(qp, from: *mut c_void, length: usize) amend(qp, |work| {

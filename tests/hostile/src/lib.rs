@@ -23,6 +23,7 @@
 //! | `matcher`, `window`, `offload` | operations in any order | the plainest thing that does the same does the same |
 //! | `shm_link` | what the rings of a neighbour hold | no crash; a third queue pair is served |
 //! | `tcp_link` | what the other end of a connection says | no panic; what was begun ends; the queue pair lives |
+//! | `c_calls` | calls of a C program that holds handles, sizes and pointers wrong | an error number, or what was asked for; all that was made can be given back |
 //! | `in_place` | a liar's packets and an honest sender's messages, received in place | honest messages arrive once with their bytes, receives end once |
 //! | `lying_peer` | what a peer does that knows the protocol | the [invariants](#a-lying-peer) |
 //! | `lying_tag_list` | the same, against a device that matches tagged messages itself | the same, and the list is never in disorder |
@@ -35,8 +36,10 @@
 //! each ends once the liar is removed; every operation with the honest peer ends well and with its
 //! bytes; whoever is blamed in an event is the liar.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+#[allow(unsafe_code, reason = "it plays a C program")]
+mod c_calls;
 mod capture;
 mod device;
 mod handshake;
@@ -156,6 +159,12 @@ pub const TARGETS: &[Target] = &[
         name: "tcp_link",
         about: "somebody on the tcp link who says anything",
         run: links::tcp,
+        show: None,
+    },
+    Target {
+        name: "c_calls",
+        about: "calls of libefa_soft with handles, sizes and pointers of any kind",
+        run: c_calls::run,
         show: None,
     },
     Target {

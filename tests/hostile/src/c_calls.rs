@@ -1,0 +1,739 @@
+//! A C program that holds everything wrong: null pointers, handles that were destroyed, of another
+//! kind or made up, sizes and counts that make no sense. It gets an error number, or what it asked for;
+//! all that it made can be given back; and a program that holds it right is served then.
+//!
+//! What posts and polls gets null and living handles alone: the C headers read through them, so that
+//! with others a program would crash before it is here.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::{Mutex, Once, PoisonError};
+
+use efa_soft::abi::*;
+
+use crate::input::Input;
+
+unsafe extern "C" {
+    fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device;
+    fn ibv_free_device_list(list: *mut *mut ibv_device);
+    fn ibv_get_device_guid(device: *mut ibv_device) -> u64;
+    fn ibv_get_device_index(device: *mut ibv_device) -> c_int;
+    fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
+    fn ibv_close_device(context: *mut ibv_context) -> c_int;
+    fn ibv_query_device(context: *mut ibv_context, into: *mut ibv_device_attr) -> c_int;
+    fn ibv_query_port(context: *mut ibv_context, port: u8, into: *mut ibv_port_attr) -> c_int;
+    fn ibv_query_gid(c: *mut ibv_context, port: u8, index: c_int, into: *mut ibv_gid) -> c_int;
+    fn ibv_query_pkey(c: *mut ibv_context, port: u8, index: c_int, into: *mut u16) -> c_int;
+    fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int;
+    fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
+    fn ibv_dealloc_pd(domain: *mut ibv_pd) -> c_int;
+    fn ibv_reg_mr(pd: *mut ibv_pd, at: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr;
+    fn ibv_reg_mr_iova2(
+        pd: *mut ibv_pd,
+        at: *mut c_void,
+        length: usize,
+        iova: u64,
+        access: c_uint,
+    ) -> *mut ibv_mr;
+    fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int;
+    fn ibv_create_ah(domain: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> *mut ibv_ah;
+    fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int;
+    fn ibv_create_cq(
+        context: *mut ibv_context,
+        depth: c_int,
+        own: *mut c_void,
+        channel: *mut c_void,
+        vector: c_int,
+    ) -> *mut ibv_cq;
+    fn ibv_destroy_cq(queue: *mut ibv_cq) -> c_int;
+    fn ibv_create_qp(domain: *mut ibv_pd, attributes: *mut ibv_qp_init_attr) -> *mut ibv_qp;
+    fn ibv_modify_qp(pair: *mut ibv_qp, to: *mut ibv_qp_attr, mask: c_int) -> c_int;
+    fn ibv_query_qp(
+        pair: *mut ibv_qp,
+        into: *mut ibv_qp_attr,
+        mask: c_int,
+        first: *mut ibv_qp_init_attr,
+    ) -> c_int;
+    fn ibv_destroy_qp(pair: *mut ibv_qp) -> c_int;
+    fn ibv_qp_to_qp_ex(pair: *mut ibv_qp) -> *mut ibv_qp_ex;
+    fn efadv_query_device(c: *mut ibv_context, into: *mut efadv_device_attr, room: u32) -> c_int;
+    fn efadv_query_ah(handle: *mut ibv_ah, into: *mut efadv_ah_attr, room: u32) -> c_int;
+    fn efadv_create_cq(
+        context: *mut ibv_context,
+        attributes: *mut ibv_cq_init_attr_ex,
+        efa: *mut efadv_cq_init_attr,
+        room: u32,
+    ) -> *mut ibv_cq_ex;
+    fn efadv_cq_from_ibv_cq_ex(queue: *mut ibv_cq_ex) -> *mut efadv_cq;
+    fn efadv_create_qp_ex(
+        context: *mut ibv_context,
+        attributes: *mut ibv_qp_init_attr_ex,
+        efa: *mut efadv_qp_init_attr,
+        room: u32,
+    ) -> *mut ibv_qp;
+    fn efadv_create_driver_qp(
+        domain: *mut ibv_pd,
+        attributes: *mut ibv_qp_init_attr,
+        kind: u32,
+    ) -> *mut ibv_qp;
+}
+
+/// Most calls of a story.
+const CALLS: usize = 200;
+/// Bytes of the program's memory.
+const MEMORY: usize = 4096;
+/// What a program may ask of its queue pairs.
+const OPERATIONS: u64 = IBV_QP_EX_WITH_SEND
+    | IBV_QP_EX_WITH_RDMA_READ
+    | IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | IBV_QP_EX_WITH_SEND_WITH_IMM;
+/// What `ibv_close_device` and its like may say: done, refused as unknown, or used by others.
+const ENDS: [c_int; 3] = [0, EINVAL, EBUSY];
+const EBUSY: c_int = 16;
+const EINVAL: c_int = 22;
+/// No error number is as large.
+const ERRORS: c_int = 200;
+
+/// A handle as C sees it.
+type Handle = *mut c_void;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Context,
+    Domain,
+    Region,
+    AddressHandle,
+    Queue,
+    /// One with the functions of `ibv_cq_ex`.
+    QueueEx,
+    Pair,
+    /// One with the functions of `ibv_qp_ex`.
+    PairEx,
+}
+
+impl Kind {
+    /// What the library takes for the same.
+    fn is(self, other: Self) -> bool {
+        let plain = |kind| match kind {
+            Self::QueueEx => Self::Queue,
+            Self::PairEx => Self::Pair,
+            kind => kind,
+        };
+        plain(self) == plain(other)
+    }
+}
+
+/// A structure of zeros.
+fn zeroed<T>() -> T {
+    // SAFETY: used for structures of C in which zero is valid everywhere.
+    unsafe { std::mem::zeroed() }
+}
+
+/// What a program has got hold of, alive or not.
+struct Program<'a> {
+    input: Input<'a>,
+    alive: Vec<(Kind, Handle)>,
+    dead: Vec<Handle>,
+    memory: *mut u8,
+    /// Completions that came and were good.
+    served: usize,
+}
+
+impl<'a> Program<'a> {
+    fn new(input: &'a [u8], memory: &mut [u8]) -> Self {
+        let (alive, dead) = (Vec::new(), Vec::new());
+        Self { input: Input::new(input), alive, dead, memory: memory.as_mut_ptr(), served: 0 }
+    }
+
+    /// A handle that is right, or one that isn't.
+    fn handle(&mut self, kind: Kind) -> Handle {
+        match self.input.byte() {
+            0..=199 => self.right(kind),
+            200..=209 => null_mut(),
+            210..=225 if !self.dead.is_empty() => self.input.pick(&self.dead),
+            226..=241 if !self.alive.is_empty() => self.input.pick(&self.alive).1,
+            242..=248 => (1 + (self.input.number(5) as usize)) as Handle,
+            _ => 16 as Handle,
+        }
+    }
+
+    /// One that is alive and of this kind, or null.
+    fn right(&mut self, kind: Kind) -> Handle {
+        let of_kind = self.alive.iter().filter(|(of, _)| of.is(kind)).map(|(_, handle)| *handle);
+        let of_kind: Vec<Handle> = of_kind.collect();
+        if of_kind.is_empty() { null_mut() } else { self.input.pick(&of_kind) }
+    }
+
+    /// One with functions of its own, or null.
+    fn extended(&mut self, kind: Kind) -> Handle {
+        let of_kind = self.alive.iter().filter(|(of, _)| *of == kind).map(|(_, handle)| *handle);
+        let of_kind: Vec<Handle> = of_kind.collect();
+        if of_kind.is_empty() { null_mut() } else { self.input.pick(&of_kind) }
+    }
+
+    fn is_alive(&self, kind: Kind, handle: Handle) -> bool {
+        self.alive.iter().any(|(of, alive)| of.is(kind) && *alive == handle)
+    }
+
+    fn made<T>(&mut self, kind: Kind, made: *mut T, by: Handle, of: Kind) {
+        if made.is_null() {
+            return;
+        }
+        assert!(self.is_alive(of, by), "{kind:?} made of no {of:?}");
+        assert!(self.alive.iter().all(|(_, alive)| *alive != made.cast()), "{kind:?} given twice");
+        self.dead.retain(|dead| *dead != made.cast());
+        self.alive.push((kind, made.cast()));
+    }
+
+    fn ended(&mut self, kind: Kind, handle: Handle, said: c_int) {
+        assert!(ENDS.contains(&said), "{kind:?}: {said}");
+        assert_eq!(said == EINVAL, !self.is_alive(kind, handle), "{kind:?} {handle:?}: {said}");
+        if said == 0 {
+            self.alive.retain(|entry| entry.1 != handle);
+            self.dead.push(handle);
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        let near = self.input.pick(&[1, 0, 4, 16, 64, 4096, i32::MAX as u64, u32::MAX as u64]);
+        self.input.about(near)
+    }
+
+    /// A structure of numbers, of which some mean nothing; the caller sets its pointers.
+    fn noise<T>(&mut self) -> T {
+        let mut value: T = zeroed();
+        let bytes = (&raw mut value).cast::<u8>();
+        for _ in 0..self.input.below(6) {
+            let at = self.input.number(2) as usize % size_of::<T>();
+            // SAFETY: within the value, whose bytes are numbers of C.
+            unsafe { bytes.add(at).write(self.input.byte()) };
+        }
+        value
+    }
+
+    /// The pointer, or null.
+    fn perhaps<T>(&mut self, value: &mut T) -> *mut T {
+        if self.input.byte() < 240 { value } else { null_mut() }
+    }
+
+    /// A part of the program's memory, with a key that is right or isn't.
+    fn entry(&mut self) -> ibv_sge {
+        let length = (self.number() as usize).min(MEMORY) as u32;
+        let region = self.right(Kind::Region).cast::<ibv_mr>();
+        // SAFETY: it is alive, or null.
+        let key = unsafe { region.as_ref() }.map_or(0, |region| region.lkey);
+        let lkey = self.input.about32(key);
+        let offset = self.input.about(0);
+        // What is sent inline is read wherever it is.
+        let end = offset.checked_add(length.into());
+        let offset = if end.is_some_and(|end| end <= MEMORY as u64) { offset } else { 0 };
+        ibv_sge { addr: self.memory as u64 + offset, length, lkey }
+    }
+
+    /// So many entries of two, if one believes it.
+    fn entry_count(&mut self) -> c_int {
+        self.input.pick(&[1, 1, 2, 0, -1, 3, 1000, c_int::MAX])
+    }
+
+    fn open(&mut self) {
+        // SAFETY: the list is freed after its last use.
+        unsafe {
+            let list = ibv_get_device_list(null_mut());
+            let right = self.input.byte() < 200;
+            let device = if right { *list } else { self.handle(Kind::Pair).cast() };
+            let context = ibv_open_device(device);
+            assert_eq!(context.is_null(), device != *list);
+            ibv_free_device_list(list);
+            if !context.is_null() {
+                self.dead.retain(|dead| *dead != context.cast());
+                self.alive.push((Kind::Context, context.cast()));
+            }
+        }
+    }
+
+    fn register(&mut self) {
+        let by = self.handle(Kind::Domain);
+        // Of the program's own memory; what it says of others' is its own fault.
+        let length = (self.number() as usize).min(MEMORY);
+        let access = self.input.about32(7);
+        let memory: Handle = self.memory.cast();
+        let at = if self.input.byte() < 250 { memory } else { null_mut() };
+        let length = if at.is_null() { 0 } else { length };
+        // SAFETY: the memory lives as long as the process.
+        let made = unsafe {
+            if self.input.one_in(4) {
+                ibv_reg_mr_iova2(by.cast(), at, length, self.input.about(at as u64), access)
+            } else {
+                ibv_reg_mr(by.cast(), at, length, access.cast_signed())
+            }
+        };
+        self.made(Kind::Region, made, by, Kind::Domain);
+    }
+
+    fn create_queue(&mut self) {
+        let by = self.handle(Kind::Context);
+        let depth = self.input.pick(&[16, 1, 0, -1, 4096, 1 << 30, c_int::MAX, c_int::MIN]);
+        // SAFETY: structures that are there, or null.
+        unsafe {
+            if self.input.one_in(2) {
+                let channel = if self.input.byte() < 240 { null_mut() } else { self.memory.cast() };
+                let vector = self.input.about32(0).cast_signed();
+                let made = ibv_create_cq(by.cast(), depth, null_mut(), channel, vector);
+                return self.made(Kind::Queue, made, by, Kind::Context);
+            }
+            let mut attributes: ibv_cq_init_attr_ex = self.noise();
+            if self.input.byte() < 200 {
+                attributes = zeroed();
+                attributes.cqe = depth as _;
+                attributes.wc_flags = IBV_WC_STANDARD_FLAGS;
+            }
+            (attributes.cq_context, attributes.channel) = (null_mut(), null_mut());
+            let mut efa: efadv_cq_init_attr = self.noise();
+            let room = self.input.about32(size_of::<efadv_cq_init_attr>() as u32);
+            let room = room.min(size_of::<efadv_cq_init_attr>() as u32);
+            let (into, efa) = (self.perhaps(&mut attributes), self.perhaps(&mut efa));
+            let made = efadv_create_cq(by.cast(), into, efa, room);
+            self.made(Kind::QueueEx, made, by, Kind::Context);
+        }
+    }
+
+    fn create_pair(&mut self) {
+        let (send, receive) = (self.right(Kind::Queue), self.handle(Kind::Queue));
+        let cap = ibv_qp_cap {
+            max_send_wr: self.input.about32(4),
+            max_recv_wr: self.input.about32(4),
+            max_send_sge: self.input.about32(2),
+            max_recv_sge: self.input.about32(1),
+            max_inline_data: self.input.about32(32),
+        };
+        let usual = self.input.byte() < 220;
+        // SAFETY: structures that are there, or null.
+        unsafe {
+            if self.input.one_in(2) {
+                let by = self.handle(Kind::Domain);
+                let mut attributes: ibv_qp_init_attr = self.noise();
+                if usual {
+                    attributes = zeroed();
+                    attributes.qp_type = self.input.pick(&[IBV_QPT_UD, IBV_QPT_DRIVER]);
+                }
+                attributes.cap = cap;
+                (attributes.send_cq, attributes.recv_cq) = (send.cast(), receive.cast());
+                (attributes.srq, attributes.qp_context) = (null_mut(), null_mut());
+                let driver = attributes.qp_type == IBV_QPT_DRIVER;
+                let into = self.perhaps(&mut attributes);
+                let made = if driver {
+                    efadv_create_driver_qp(by.cast(), into, self.input.about32(0))
+                } else {
+                    ibv_create_qp(by.cast(), into)
+                };
+                return self.made(Kind::Pair, made, by, Kind::Domain);
+            }
+            let by = self.handle(Kind::Context);
+            let mut attributes: ibv_qp_init_attr_ex = self.noise();
+            if usual {
+                attributes = zeroed();
+                attributes.qp_type = IBV_QPT_DRIVER;
+                attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+                attributes.send_ops_flags = self.input.about(OPERATIONS);
+            }
+            attributes.cap = cap;
+            attributes.pd = self.handle(Kind::Domain).cast();
+            (attributes.send_cq, attributes.recv_cq) = (send.cast(), receive.cast());
+            (attributes.srq, attributes.qp_context) = (null_mut(), null_mut());
+            (attributes.xrcd, attributes.rwq_ind_tbl) = (null_mut(), null_mut());
+            let mut efa = efadv_qp_init_attr::default();
+            let room = self.input.about32(size_of::<efadv_qp_init_attr>() as u32);
+            let room = room.min(size_of::<efadv_qp_init_attr>() as u32);
+            let (into, efa) = (self.perhaps(&mut attributes), self.perhaps(&mut efa));
+            let made = efadv_create_qp_ex(by.cast(), into, efa, room);
+            self.made(Kind::PairEx, made, by, Kind::Context);
+        }
+    }
+
+    /// On to the next state, or to none that there is.
+    fn modify(&mut self) {
+        let pair = self.handle(Kind::Pair);
+        let mut attributes: ibv_qp_attr = self.noise();
+        let (state, mask) = self.input.pick(&[
+            (IBV_QPS_INIT, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
+            (IBV_QPS_RTR, IBV_QP_STATE),
+            (IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN),
+            (IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_RNR_RETRY),
+            (IBV_QPS_ERR, IBV_QP_STATE),
+            (IBV_QPS_RESET, IBV_QP_STATE),
+        ]);
+        let mask = self.input.about32(mask.cast_unsigned()).cast_signed();
+        if self.input.byte() < 220 {
+            (attributes.qp_state, attributes.port_num) = (state, 1);
+            (attributes.qkey, attributes.pkey_index) = (0x1234, 0);
+            attributes.rnr_retry = self.input.byte() & 7;
+        }
+        let to = self.perhaps(&mut attributes);
+        // SAFETY: a structure that is there, or null.
+        let said = unsafe { ibv_modify_qp(pair.cast(), to, mask) };
+        assert!((0..ERRORS).contains(&said), "{said}");
+        assert!(said != 0 || self.is_alive(Kind::Pair, pair));
+    }
+
+    fn ask(&mut self) {
+        let context = self.handle(Kind::Context);
+        let right = self.is_alive(Kind::Context, context);
+        let (port, index) = (self.input.byte() & 3, self.input.about32(0).cast_signed());
+        let c = context.cast();
+        // SAFETY: structures that are there, or null.
+        let said = unsafe {
+            match self.input.below(9) {
+                0 => {
+                    let mut into = zeroed();
+                    let into = self.perhaps(&mut into);
+                    let said = ibv_query_device(c, into);
+                    assert_eq!(said == 0, right && !into.is_null());
+                    said
+                }
+                1 => ibv_query_port(c, port, self.perhaps(&mut zeroed())),
+                2 => {
+                    let into = self.perhaps(&mut zeroed());
+                    let said = ibv_query_gid(c, port, index, into);
+                    assert!(said != 0 || port == 1 && index == 0 && !into.is_null());
+                    said
+                }
+                3 => ibv_query_pkey(c, port, index, self.perhaps(&mut 0)),
+                4 => {
+                    let mut into: efadv_device_attr = zeroed();
+                    let most = size_of::<efadv_device_attr>() as u32;
+                    let room = self.input.about32(most).min(most);
+                    efadv_query_device(c, self.perhaps(&mut into), room)
+                }
+                5 => {
+                    let _ = ibv_get_pkey_index(c, port, index as u16);
+                    let _ = ibv_get_device_index(context.cast());
+                    assert_eq!(ibv_get_device_guid(context.cast()), 0, "no device");
+                    return;
+                }
+                6 => {
+                    let pair = self.handle(Kind::Pair);
+                    let (mut now, mut first) = (zeroed(), zeroed());
+                    let (now, first) = (self.perhaps(&mut now), self.perhaps(&mut first));
+                    let said = ibv_query_qp(pair.cast(), now, index, first);
+                    return assert!(said != 0 || self.is_alive(Kind::Pair, pair));
+                }
+                7 => {
+                    let handle = self.handle(Kind::AddressHandle);
+                    let mut into: efadv_ah_attr = zeroed();
+                    let most = size_of::<efadv_ah_attr>() as u32;
+                    let room = self.input.about32(most).min(most);
+                    let said = efadv_query_ah(handle.cast(), self.perhaps(&mut into), room);
+                    return assert!(said != 0 || self.is_alive(Kind::AddressHandle, handle));
+                }
+                _ => {
+                    let pair = self.handle(Kind::Pair);
+                    let extended = ibv_qp_to_qp_ex(pair.cast());
+                    assert!(extended.is_null() || self.is_alive(Kind::Pair, pair));
+                    return;
+                }
+            }
+        };
+        assert!(said != 0 || right, "{said}");
+    }
+
+    fn create_handle(&mut self) {
+        let by = self.handle(Kind::Domain);
+        let mut attributes: ibv_ah_attr = self.noise();
+        if self.input.byte() < 200 {
+            let context = self.right(Kind::Context);
+            attributes = zeroed();
+            (attributes.is_global, attributes.port_num) = (1, 1);
+            // SAFETY: a context that is alive or null, and a GID that is there.
+            unsafe { ibv_query_gid(context.cast(), 1, 0, &raw mut attributes.grh.dgid) };
+        }
+        let into = self.perhaps(&mut attributes);
+        // SAFETY: a structure that is there, or null.
+        let made = unsafe { ibv_create_ah(by.cast(), into) };
+        self.made(Kind::AddressHandle, made, by, Kind::Domain);
+    }
+
+    /// Where a send goes: to a queue pair that there is, mostly.
+    fn target(&mut self) -> ibv_ud_target {
+        let pair = self.right(Kind::Pair).cast::<ibv_qp>();
+        // SAFETY: it is alive, or null.
+        let number = unsafe { pair.as_ref() }.map_or(0, |pair| pair.qp_num);
+        let known = self.right(Kind::AddressHandle).cast();
+        let ah = if self.input.byte() < 240 { known } else { null_mut() };
+        let remote_qpn = self.input.about32(number);
+        ibv_ud_target { ah, remote_qpn, remote_qkey: self.input.about32(0x1234) }
+    }
+
+    /// Lists of requests, through the table of the context as the C headers have it.
+    fn post(&mut self) {
+        let pair = self.right(Kind::Pair).cast::<ibv_qp>();
+        if pair.is_null() {
+            return;
+        }
+        let mut entries = [self.entry(), self.entry()];
+        let list = if self.input.byte() < 250 { entries.as_mut_ptr() } else { null_mut() };
+        let count = self.entry_count();
+        // SAFETY: as C does it, with a queue pair that is alive or null; lists have an end. A count of
+        // entries that aren't there is refused before they are read.
+        unsafe {
+            let ops = &(*(*pair).context).ops;
+            let pair = if self.input.byte() < 250 { pair } else { null_mut() };
+            if self.input.one_in(2) {
+                let mut second: ibv_recv_wr = zeroed();
+                (second.sg_list, second.num_sge) = (list, 1);
+                let next = if self.input.one_in(4) { &raw mut second } else { null_mut() };
+                let wr_id = self.input.byte().into();
+                let mut request = ibv_recv_wr { wr_id, next, sg_list: list, num_sge: count };
+                let mut bad = null_mut();
+                let list = self.perhaps(&mut request);
+                let said = ops.post_recv.map(|post| post(pair, list, &raw mut bad));
+                return assert!(said.is_some_and(|said| (0..ERRORS).contains(&said)));
+            }
+            let mut second: ibv_send_wr = zeroed();
+            (second.sg_list, second.num_sge, second.opcode) = (list, 1, IBV_WR_SEND);
+            let mut request: ibv_send_wr = zeroed();
+            request.next = if self.input.one_in(4) { &raw mut second } else { null_mut() };
+            (request.sg_list, request.num_sge) = (list, count);
+            request.opcode = self.input.pick(&[IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, 0, 1, -1, 100]);
+            request.send_flags = self.input.pick(&[0, IBV_SEND_INLINE, u32::MAX]);
+            request.wr.ud = self.target();
+            let mut bad = null_mut();
+            let list = self.perhaps(&mut request);
+            let said = ops.post_send.map(|post| post(pair, list, &raw mut bad));
+            assert!(said.is_some_and(|said| (0..ERRORS).contains(&said)));
+        }
+    }
+
+    /// Requests made by calls, in any order between a start and its end.
+    fn build(&mut self) {
+        let pair = self.extended(Kind::PairEx);
+        // SAFETY: as C does it: through the functions of a queue pair that is alive. Addresses that are
+        // read at once are those of memory that is there.
+        unsafe {
+            let qp = ibv_qp_to_qp_ex(pair.cast());
+            let Some(functions) = qp.as_ref() else { return };
+            let Some(start) = functions.wr_start else { return };
+            start(qp);
+            for _ in 0..self.input.below(8) {
+                let (key, address) = (self.input.about32(0), self.input.about(self.memory as u64));
+                let mut entries = [self.entry(), self.entry()];
+                let entry = entries[0];
+                match self.input.below(10) {
+                    0 => functions.wr_send.map(|call| call(qp)),
+                    1 => functions.wr_send_imm.map(|call| call(qp, key)),
+                    2 => functions.wr_rdma_read.map(|call| call(qp, key, address)),
+                    3 => functions.wr_rdma_write.map(|call| call(qp, key, address)),
+                    4 => functions.wr_rdma_write_imm.map(|call| call(qp, key, address, 5)),
+                    5 => {
+                        let ibv_ud_target { ah, remote_qpn, remote_qkey } = self.target();
+                        let call = functions.wr_set_ud_addr;
+                        call.map(|call| call(qp, ah, remote_qpn, remote_qkey))
+                    }
+                    6 => {
+                        let call = functions.wr_set_sge;
+                        call.map(|call| call(qp, entry.lkey, entry.addr, entry.length))
+                    }
+                    7 => {
+                        let count = self.entry_count() as usize;
+                        let call = functions.wr_set_sge_list;
+                        call.map(|call| call(qp, count, entries.as_mut_ptr()))
+                    }
+                    8 => {
+                        let length = self.number() as usize;
+                        let call = functions.wr_set_inline_data;
+                        call.map(|call| call(qp, self.memory.cast(), length))
+                    }
+                    _ => functions.wr_atomic_fetch_add.map(|call| call(qp, key, address, 1)),
+                };
+            }
+            if self.input.one_in(8)
+                && let Some(abort) = functions.wr_abort
+            {
+                return abort(qp);
+            }
+            let said = functions.wr_complete.map(|call| call(qp));
+            assert!(said.is_some_and(|said| (0..ERRORS).contains(&said)));
+        }
+    }
+
+    fn poll(&mut self) {
+        let queue = self.right(Kind::Queue).cast::<ibv_cq>();
+        let extended = self.extended(Kind::QueueEx).cast::<ibv_cq_ex>();
+        // SAFETY: as C does it, with queues that are alive or null, and room for as many as are asked
+        // for.
+        unsafe {
+            if let Some(cq) = queue.as_ref()
+                && self.input.one_in(2)
+            {
+                let mut room: [ibv_wc; 4] = zeroed();
+                let count = self.input.pick(&[4, 1, 0, -1, c_int::MIN]);
+                let into = if self.input.byte() < 240 { room.as_mut_ptr() } else { null_mut() };
+                let of = if self.input.byte() < 250 { queue } else { null_mut() };
+                let poll = (*cq.context).ops.poll_cq;
+                let said = poll.map_or(-2, |poll| poll(of, count, into));
+                assert!((-1..=4).contains(&said), "{said}");
+                let came = &room[..usize::try_from(said).unwrap_or(0)];
+                self.served += came.iter().filter(|wc| wc.status == IBV_WC_SUCCESS).count();
+                return;
+            }
+            let Some(cq) = extended.as_ref() else { return };
+            let mut attributes = ibv_poll_cq_attr { comp_mask: self.input.about32(0) };
+            let with = self.perhaps(&mut attributes);
+            let (Some(start), Some(next), Some(end)) = (cq.start_poll, cq.next_poll, cq.end_poll)
+            else {
+                return;
+            };
+            if start(extended, with) != 0 {
+                return;
+            }
+            for _ in 0..4 {
+                let _ = cq.read_opcode.map(|read| read(extended));
+                let _ = cq.read_byte_len.map(|read| read(extended));
+                let _ = cq.read_vendor_err.map(|read| read(extended));
+                let _ = cq.read_src_qp.map(|read| read(extended));
+                let efa = efadv_cq_from_ibv_cq_ex(extended);
+                if let Some(efa) = efa.as_mut()
+                    && let Some(read) = efa.wc_read_sgid
+                {
+                    let _ = read(efa, self.perhaps(&mut zeroed()));
+                }
+                if next(extended) != 0 {
+                    break;
+                }
+            }
+            end(extended);
+        }
+    }
+
+    fn end(&mut self) {
+        let kinds = [Kind::Pair, Kind::AddressHandle, Kind::Region, Kind::Queue, Kind::Domain];
+        let kind = match self.input.below(6) {
+            5 => Kind::Context,
+            place => kinds[place],
+        };
+        let handle = self.handle(kind);
+        self.end_one(kind, handle);
+    }
+
+    fn end_one(&mut self, kind: Kind, handle: Handle) {
+        // SAFETY: the library looks a handle up before it believes it.
+        let said = unsafe {
+            match kind {
+                Kind::Context => ibv_close_device(handle.cast()),
+                Kind::Domain => ibv_dealloc_pd(handle.cast()),
+                Kind::Region => ibv_dereg_mr(handle.cast()),
+                Kind::AddressHandle => ibv_destroy_ah(handle.cast()),
+                Kind::Queue | Kind::QueueEx => ibv_destroy_cq(handle.cast()),
+                Kind::Pair | Kind::PairEx => ibv_destroy_qp(handle.cast()),
+            }
+        };
+        self.ended(kind, handle, said);
+    }
+
+    fn call(&mut self) {
+        match self.input.byte() {
+            0..=15 => self.open(),
+            16..=31 => {
+                let by = self.handle(Kind::Context);
+                // SAFETY: the library looks a handle up before it believes it.
+                let made = unsafe { ibv_alloc_pd(by.cast()) };
+                self.made(Kind::Domain, made, by, Kind::Context);
+            }
+            32..=47 => self.register(),
+            48..=63 => self.create_handle(),
+            64..=87 => self.create_queue(),
+            88..=119 => self.create_pair(),
+            120..=159 => self.modify(),
+            160..=175 => self.ask(),
+            176..=199 => self.post(),
+            200..=219 => self.build(),
+            220..=235 => self.poll(),
+            _ => self.end(),
+        }
+    }
+
+    /// Gives all back, what uses others first.
+    fn give_back(&mut self) {
+        use Kind::{AddressHandle, Context, Domain, Pair, Queue, Region};
+        for kind in [Pair, AddressHandle, Region, Queue, Domain, Context] {
+            while let handle @ 1.. = self.last(kind) as usize {
+                let before = self.alive.len();
+                self.end_one(kind, handle as Handle);
+                assert!(self.alive.len() < before, "a {kind:?} that nobody uses can't be ended");
+            }
+        }
+    }
+
+    fn last(&self, kind: Kind) -> Handle {
+        let last = self.alive.iter().rev().find(|(of, _)| of.is(kind));
+        last.map_or(null_mut(), |(_, handle)| *handle)
+    }
+}
+
+/// The library's state is the process's, and a handle that was destroyed may be given out again: one
+/// program at a time.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// The host of this process, so that nobody else is on it.
+fn settle() {
+    static SETTLED: Once = Once::new();
+    SETTLED.call_once(|| {
+        let name = format!("hostile-calls-{}", std::process::id());
+        // SAFETY: whatever else of this program reads the environment does so by the standard library,
+        // whose lock this takes.
+        unsafe { std::env::set_var("EFA_SOFT_NAME", name) };
+    });
+}
+
+/// Decisions of a program that holds everything right and sends itself a message.
+const RIGHT: [&[u8]; 11] = [
+    b"\x00\x00",
+    b"\x10\x00\x00",
+    // Memory, an address, a completion queue, a queue pair.
+    b"\x20\x00\x00\x05\x00\x00\x00\x00",
+    b"\x30\x00\x00\x00\x00\x00\x00",
+    b"\x40\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
+    b"\x58\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
+    // INIT, RTR, RTS.
+    b"\x78\x00\x00\x00\x00\x00\x00\x07\x00",
+    b"\x78\x00\x00\x00\x01\x00\x00\x07\x00",
+    b"\x78\x00\x00\x00\x03\x00\x00\x07\x00",
+    // A receive and a send.
+    b"\xb0\x00\x04\x00\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x01\x00\x05\x00",
+    b"\xb0\x00\x04\x00\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
+];
+/// It looks whether something is done.
+const LOOK: &[u8] = b"\xdc\x00\x00\x01\x00\x00\x00";
+
+/// A message to itself arrives, and its send ends.
+fn hold_right(memory: &mut [u8]) {
+    let story = RIGHT.concat();
+    let mut program = Program::new(&story, memory);
+    while !program.input.is_empty() {
+        program.call();
+    }
+    for _ in 0..100_000 {
+        program.input = Input::new(LOOK);
+        program.call();
+        if program.served == 2 {
+            return program.give_back();
+        }
+        std::thread::yield_now();
+    }
+    panic!("a program that holds everything right is not served any more");
+}
+
+pub(crate) fn run(bytes: &[u8]) {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    settle();
+    let mut memory = vec![0_u8; MEMORY];
+    let mut program = Program::new(bytes, &mut memory);
+    for _ in 0..CALLS {
+        if program.input.is_empty() {
+            break;
+        }
+        program.call();
+    }
+    program.give_back();
+    hold_right(&mut memory);
+}
