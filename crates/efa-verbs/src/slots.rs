@@ -26,7 +26,9 @@ impl<T> Slots<T> {
     #[inline]
     pub(crate) fn put(&mut self, value: T) {
         let Some(place) = self.free.pop() else { return };
-        self.places[place as usize] = Some(value);
+        if let Some(place @ None) = self.places.get_mut(place as usize) {
+            *place = Some(value);
+        }
     }
 
     /// Empties a place.

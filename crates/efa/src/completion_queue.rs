@@ -120,15 +120,9 @@ impl CompletionQueue {
     /// turn.
     #[inline]
     pub fn read(&self) -> Option<Entry> {
-        let queue = &*self.0;
-        if let Some(entry) = queue.pop() {
-            return Some(entry);
-        }
         let mut entry = None;
-        let given = |endpoint: &EndpointShared| {
-            endpoint.poll(Reader { queue: Some(queue), entry: &mut entry })
-        };
-        if queue.endpoints.any(given) { entry } else { queue.pop() }
+        self.0.read(&mut entry);
+        entry
     }
 
     /// Appends up to `most` completions to `into`, and gives how many there were.
@@ -188,6 +182,22 @@ impl Shared {
     /// Gives places back whose completions will not come.
     pub(crate) fn give_places(&self, count: usize) {
         self.taken.fetch_sub(count, Ordering::AcqRel);
+    }
+
+    /// Makes the next entry, if there is one.
+    fn read(&self, entry: &mut Option<Entry>) {
+        if self.has_entries() {
+            *entry = self.pop();
+        }
+        if entry.is_some() {
+            return;
+        }
+        let given = |endpoint: &EndpointShared| {
+            endpoint.poll(Reader { queue: Some(self), entry: &mut *entry })
+        };
+        if !self.endpoints.any(given) && self.has_entries() {
+            *entry = self.pop();
+        }
     }
 
     /// Whether there is an entry.

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use efa::{
-    Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Endpoint,
-    EndpointOptions, Fabric, FiAddr, Message, Receive,
+    Address, AddressVector, Completion, CompletionQueue, CompletionQueueOptions, Direction,
+    Endpoint, EndpointOptions, Fabric, FiAddr, Message, Receive,
 };
 
 const TAG: u64 = 7;
@@ -73,9 +73,10 @@ impl Side {
     }
 
     fn inject(&mut self, peer: FiAddr, round: u64) -> Result<()> {
+        let message = Message::to(peer).tagged(TAG);
         loop {
             self.calls += 1;
-            match self.endpoint.inject(Message::to(peer).tagged(TAG), &round.to_le_bytes()) {
+            match self.endpoint.inject(message, &round.to_le_bytes()) {
                 Err(error) if error.is_busy() => {
                     self.calls += u64::from(self.queue.read().is_none())
                 }
@@ -89,8 +90,12 @@ impl Side {
         loop {
             self.calls += 1;
             let Some(entry) = self.queue.read() else { continue };
-            let bytes = entry?.into_message().into_vec();
-            ensure!(bytes == round.to_le_bytes(), "round {round} brought {bytes:?}");
+            let Completion { length, buffer, .. } = entry?;
+            let bytes = buffer.into_vec();
+            ensure!(
+                length == bytes.len() as u64 && bytes == round.to_le_bytes(),
+                "round {round} brought {length} bytes, {bytes:?}"
+            );
             return Ok(bytes);
         }
     }
