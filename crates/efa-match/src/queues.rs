@@ -156,7 +156,7 @@ impl Queues {
     }
 
     /// Takes the front out of its queue.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn remove_front<E: Linked>(&mut self, entries: &mut [E], front: Front) {
         let Front { at, before, bucket } = front;
         let link = entries[at as usize].link_mut();

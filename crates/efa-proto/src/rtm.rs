@@ -28,8 +28,8 @@ use crate::cursor::{Cursor, READ_IOV, Read};
 use crate::iov::IovList;
 use crate::writer::{self, Writer};
 use crate::{
-    EmitError, Header, MAX_IOV, MsgId, OpId, PacketType, ParseError, ReqFlags, ReqOptions, RmaIov,
-    Tag,
+    Connid, EmitError, Header, MAX_IOV, MsgId, OpId, PacketType, ParseError, ReqFlags, ReqOptions,
+    RmaIov, Tag,
 };
 
 /// A request to send a message.
@@ -299,6 +299,104 @@ impl Rtm<'_> {
         }
         self.options.put(out)?;
         out.put(read_iov)
+    }
+}
+
+/// The packet that most are: an EAGER_RTM without optional headers but that for the connid.
+///
+/// [`Packet`](crate::Packet) parses it as well, with some three times as many instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EagerConnid<'a> {
+    /// Position of the message among those to this peer.
+    pub msg_id: MsgId,
+    /// The tag; makes the request a TAGRTM.
+    pub tag: Option<Tag>,
+    /// The connid of the sender.
+    pub connid: Connid,
+    /// The message.
+    pub payload: &'a [u8],
+}
+
+/// Its wire form with and without tag.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct WithConnid<H> {
+    head: H,
+    connid: U32,
+}
+
+impl<'a> EagerConnid<'a> {
+    /// Reads a packet if it is of this kind and well-formed, `bytes` being exactly one datagram.
+    #[must_use]
+    #[inline(always)]
+    pub fn peek(bytes: &'a [u8]) -> Option<Self> {
+        const TAGGED: u8 = PacketType::EagerTagRtm.as_u8();
+        const UNTAGGED: u8 = PacketType::EagerMsgRtm.as_u8();
+        let base = Base::read(bytes)?;
+        let flags = ReqFlags::from_bits_retain(base.flags.get());
+        if flags.intersection(ReqFlags::HEADERS) != ReqFlags::CONNID {
+            return None;
+        }
+        match base.packet_type {
+            TAGGED => {
+                type Form = WithConnid<Tagged<EagerRtm>>;
+                let (WithConnid { head, connid }, payload) = Form::ref_from_prefix(bytes).ok()?;
+                let (msg_id, tag) = (head.head.msg_id, Some(head.tag.get()));
+                Some(Self::new(msg_id, tag, *connid, payload))
+            }
+            UNTAGGED => {
+                type Form = WithConnid<EagerRtm>;
+                let (WithConnid { head, connid }, payload) = Form::ref_from_prefix(bytes).ok()?;
+                Some(Self::new(head.msg_id, None, *connid, payload))
+            }
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn new(msg_id: U32, tag: Option<Tag>, connid: U32, payload: &'a [u8]) -> Self {
+        Self { msg_id: MsgId(msg_id.get()), tag, connid: Connid(connid.get()), payload }
+    }
+
+    /// Writes the header, behind which the payload belongs; gives its length.
+    ///
+    /// # Errors
+    /// The buffer is too small.
+    #[inline(always)]
+    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        let flags = ReqFlags::kind_of(self.packet_type()) | ReqFlags::CONNID;
+        let base = Base::new(self.packet_type(), flags.bits());
+        let head = EagerRtm { base, msg_id: U32::new(self.msg_id.0) };
+        let connid = U32::new(self.connid.0);
+        let (available, mut out) = (buf.len(), Writer::new(buf));
+        let written = match self.tag {
+            Some(tag) => {
+                let head = Tagged { head, tag: U64::new(tag) };
+                out.put(&WithConnid { head, connid })
+            }
+            None => out.put(&WithConnid { head, connid }),
+        };
+        match written {
+            Some(()) => Ok(available - out.remaining()),
+            None => writer::too_small(self.packet_type(), self.rtm().len(), available),
+        }
+    }
+
+    /// Type of the packet.
+    #[must_use]
+    #[inline]
+    pub const fn packet_type(&self) -> PacketType {
+        match self.tag {
+            Some(_) => PacketType::EagerTagRtm,
+            None => PacketType::EagerMsgRtm,
+        }
+    }
+
+    /// The request that it is.
+    #[must_use]
+    pub const fn rtm(&self) -> Rtm<'a> {
+        let options = ReqOptions { raw_address: None, cq_data: None, connid: Some(self.connid) };
+        Rtm { msg_id: self.msg_id, tag: self.tag, kind: RtmKind::Eager, options }
     }
 }
 

@@ -10,10 +10,13 @@
 use efa_device::{QueuePair, Source};
 use efa_handshake::{Extras, Learned, Reply};
 use efa_match::{Admit, Handled, Match, Source as MatchSource};
-use efa_proto::{Handshake, Header, OpId, Packet, RawAddress, RmaIov, Rtm, RtmKind, UserRecvQp};
+use efa_proto::{
+    EagerConnid, Handshake, Header, OpId, Packet, RawAddress, RmaIov, Rtm, RtmKind, Tag, UserRecvQp,
+};
 
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
 use crate::coverage::Coverage;
+use crate::eager::fill;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::held::{self, Chain};
@@ -32,34 +35,61 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(always)]
     pub(crate) fn packet_arrived(
         &mut self,
-        packet: &Q::Packet,
+        packet: Q::Packet,
         length: usize,
         source: Source,
     ) -> Option<Completion<B>> {
         self.statistics.received_bytes += length as u64;
         let bytes = packet.as_ref().get(..length).unwrap_or_default();
-        let parsed = Packet::parse(bytes);
         // Most packets are the next message of a peer, whole.
-        if let Ok(Packet { header: Header::Rtm(rtm), payload }) = &parsed
-            && matches!(rtm.kind, RtmKind::Eager)
-            && let Some((peer, active)) = self.peers.recognise(source, rtm.options.connid)
+        if let Some(eager) = EagerConnid::peek(bytes)
+            && let Some((peer, active)) = self.peers.recognise(source, eager.connid)
             && active.handshake.is_answered()
-            && active.window.pass(rtm.msg_id.0)
+            && active.window.pass(eager.msg_id.0)
         {
-            self.statistics.received.count(rtm.packet_type());
-            return self.eager_begins(peer, rtm, payload, bytes);
+            self.statistics.received.count(eager.packet_type());
+            let found = self.find_receive(peer, eager.tag);
+            if let Handled::Matched(Match::Once(receive)) = found
+                && let Some(target) = self.take_posted(receive)
+            {
+                let Target { context, mut buffer, tagged } = target;
+                let (length, result) = fill(&mut buffer, eager.payload);
+                let tag = eager.tag.unwrap_or(0);
+                self.statistics.delivered_bytes += length;
+                // Before the completion is written, which then needn't be moved.
+                self.consumed(packet);
+                return Some(Completion::Receive(ReceiveCompletion {
+                    context,
+                    peer: Some(peer),
+                    tagged,
+                    tag,
+                    length,
+                    cq_data: None,
+                    subprotocol: Some(Subprotocol::Eager),
+                    buffer,
+                    result,
+                }));
+            }
+            self.eager_found(found, peer, &eager, bytes);
+        } else {
+            self.other_packet_arrived(bytes, source);
         }
-        match parsed {
+        self.consumed(packet);
+        None
+    }
+
+    /// A packet that is not the next message of a peer, whole, or that tells more of itself.
+    #[inline(never)]
+    fn other_packet_arrived(&mut self, bytes: &[u8], source: Source) {
+        match Packet::parse(bytes) {
             Ok(parsed) => self.parsed_packet_arrived(&parsed, bytes, source),
             Err(error) => {
                 let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
                 self.drop_packet(peer, DropReason::Malformed(error));
             }
         }
-        None
     }
 
-    #[inline(never)]
     fn parsed_packet_arrived(&mut self, parsed: &Packet<'_>, bytes: &[u8], source: Source) {
         let Some(peer) = self.introduced(parsed, source) else { return };
         match &parsed.header {
@@ -361,45 +391,35 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         payload: &[u8],
         bytes: &[u8],
     ) {
-        let handled = self.find_receive(peer, rtm);
+        let handled = self.find_receive(peer, rtm.tag);
         self.handled(handled, peer, rtm, shape, payload, bytes);
     }
 
-    /// The one packet of a message whose turn it is: match it.
-    #[inline(always)]
-    fn eager_begins(
+    /// The one packet of a message has another receive than one for it alone, or none.
+    #[inline(never)]
+    fn eager_found(
         &mut self,
+        found: Handled<OpId>,
         peer: PeerId,
-        rtm: &Rtm<'_>,
-        payload: &[u8],
+        eager: &EagerConnid<'_>,
         bytes: &[u8],
-    ) -> Option<Completion<B>> {
+    ) {
+        let payload = eager.payload;
         let shape = Shape { length: payload.len() as u64, ..Shape::EAGER };
-        match self.find_receive(peer, rtm) {
-            Handled::Matched(Match::Once(receive)) => {
-                let target = self.take_posted(receive)?;
-                let completion = self.receive_whole(target, peer, rtm, &shape, payload);
-                self.statistics.delivered_bytes += completion.length;
-                Some(Completion::Receive(completion))
-            }
-            handled => {
-                self.handled(handled, peer, rtm, &shape, payload, bytes);
-                None
-            }
-        }
+        self.handled(found, peer, &eager.rtm(), &shape, payload, bytes);
     }
 
     /// Looks for the receive of a message.
     #[inline(always)]
-    fn find_receive(&mut self, peer: PeerId, rtm: &Rtm<'_>) -> Handled<OpId> {
-        let tagged = rtm.tag.is_some();
+    fn find_receive(&mut self, peer: PeerId, tag: Option<Tag>) -> Handled<OpId> {
+        let tagged = tag.is_some();
         if self.matching.verdict != Verdict::None
             && let Some(found) = self.matching.by_verdict(tagged, &mut self.events)
         {
             return found;
         }
         let key = self.matching.messages.vacant_key() as u32;
-        self.matching.matcher(tagged).arrive(MatchSource(peer.0), rtm.tag.unwrap_or(0), key)
+        self.matching.matcher(tagged).arrive(MatchSource(peer.0), tag.unwrap_or(0), key)
     }
 
     /// Gives a message to the receive that was found, or keeps it.
@@ -550,8 +570,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         payload: &[u8],
     ) {
         if !shape.is_partial(payload) {
-            let completion = self.receive_whole(target, peer, rtm, shape, payload);
-            return self.received(completion);
+            return self.receive_whole(target, peer, rtm, shape, payload);
         }
         if self.operations.receives.is_full() {
             self.drop_packet(Some(peer), DropReason::TooManyOperations);

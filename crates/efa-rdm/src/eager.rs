@@ -7,9 +7,11 @@
 //!   complete
 //! ```
 
-use efa_device::QueuePair;
+use efa_device::{QueuePair, QueuePairAddress};
 use efa_handshake::{AddressHeader, Profile};
-use efa_proto::{MsgId, OpId, PacketType, RawAddress, ReqOptions, Rtm, RtmKind, Tag};
+use efa_proto::{
+    Connid, EagerConnid, MsgId, OpId, PacketType, RawAddress, ReqOptions, Rtm, RtmKind, Tag,
+};
 
 use crate::arrival::Shape;
 use crate::completion::{Level, OperationError, ReceiveCompletion, StartError};
@@ -34,7 +36,7 @@ pub(crate) struct Eager {
 fn write_eager<Q: QueuePair, B>(
     active: &mut Active<Q::Packet, B>,
     transmit: &mut Transmit<Q, B>,
-    (own, profile): (RawAddress, &Profile),
+    (own, profile): (&QueuePairAddress, &Profile),
     message: &Eager,
     copy: impl FnOnce(&mut [u8]),
 ) -> Option<(Q::Packet, usize)> {
@@ -42,34 +44,42 @@ fn write_eager<Q: QueuePair, B>(
     let mut packet = transmit.packet().ok()?;
     let msg_id = MsgId(active.next_msg_id);
     let bytes = packet.as_mut();
-    let rtm = |options| Rtm { msg_id, tag, kind: RtmKind::Eager, options };
-    // As `Endpoint::request_options` has it. Where the options are known to the compiler, little is left
-    // of writing them: five instructions fewer than by one function for both.
     let header = match active.handshake.address_header(profile) {
-        AddressHeader::Connid => {
-            let connid = Some(own.connid);
-            rtm(ReqOptions { raw_address: None, cq_data, connid }).emit(bytes)
+        AddressHeader::Connid if cq_data.is_none() => {
+            EagerConnid { msg_id, tag, connid: Connid(own.qkey.0), payload: &[] }.emit(bytes)
         }
-        AddressHeader::Absent => {
-            rtm(ReqOptions { raw_address: None, cq_data, connid: None }).emit(bytes)
+        header => {
+            let options = options(header, own, cq_data);
+            Rtm { msg_id, tag, kind: RtmKind::Eager, options }.emit(bytes)
         }
+    };
+    if let Ok(begin) = header
+        && let Some(to) = bytes.get_mut(begin..).and_then(|rest| rest.get_mut(..length))
+    {
+        copy(to);
+        active.take_msg_id();
+        active.handshake.request_posted();
+        return Some((packet, begin + length));
+    }
+    transmit.recycle(packet);
+    None
+}
+
+/// What requests carry besides, that tell in this way who sends them.
+pub(crate) fn options(
+    header: AddressHeader,
+    own: &QueuePairAddress,
+    cq_data: Option<u64>,
+) -> ReqOptions {
+    let connid = Connid(own.qkey.0);
+    match header {
         AddressHeader::Raw(form) => {
-            let raw_address = Some((own, form));
-            rtm(ReqOptions { raw_address, cq_data, connid: None }).emit(bytes)
+            let address = RawAddress { gid: own.gid.0, qpn: own.qpn.0, connid };
+            ReqOptions { raw_address: Some((address, form)), cq_data, connid: None }
         }
-    };
-    let end = header.ok().and_then(|header| {
-        let end = header.checked_add(length)?;
-        copy(bytes.get_mut(header..end)?);
-        Some(end)
-    });
-    let Some(end) = end else {
-        transmit.recycle(packet);
-        return None;
-    };
-    active.take_msg_id();
-    active.handshake.request_posted();
-    Some((packet, end))
+        AddressHeader::Connid => ReqOptions { raw_address: None, cq_data, connid: Some(connid) },
+        AddressHeader::Absent => ReqOptions { raw_address: None, cq_data, connid: None },
+    }
 }
 
 /// The record of a packet that is all of a message.
@@ -176,7 +186,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         message: &Eager,
         copy: impl FnOnce(&mut [u8]),
     ) -> Option<(Q::Packet, usize)> {
-        let own = self.address();
         let active = self.peers.converse(peer, &self.config);
         let at_once = active.next_msg_id != active.pace.stop
             && active.is_clear()
@@ -184,7 +193,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if !at_once {
             return None;
         }
-        write_eager(active, &mut self.transmit, (own, &self.config.profile), message, copy)
+        let own = (&self.local, &self.config.profile);
+        write_eager(active, &mut self.transmit, own, message, copy)
     }
 
     /// Posts what [`write_at_once`](Self::write_at_once) wrote.
@@ -301,7 +311,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return self.inject_plain(peer, eager.tag, eager.cq_data, bytes);
         }
         let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
-        let own = (self.address(), &self.config.profile);
+        let own = (&self.local, &self.config.profile);
         let active = self.peers.converse(peer, &self.config);
         let written = write_eager(active, &mut self.transmit, own, eager, copy);
         let Some((packet, end)) = written else { return Err(busy) };
@@ -320,8 +330,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// All bytes of a message are in one packet: copies what fits, and gives the completion.
-    #[inline(always)]
+    /// All bytes of a message are in one packet: copies what fits and completes.
     pub(crate) fn receive_whole(
         &mut self,
         target: Target<B>,
@@ -329,26 +338,39 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         rtm: &Rtm<'_>,
         shape: &Shape,
         payload: &[u8],
-    ) -> ReceiveCompletion<B> {
+    ) {
         let mut buffer = target.buffer;
-        let capacity = buffer.length();
-        let fitting = usize::try_from(capacity).map_or(payload.len(), |c| c.min(payload.len()));
-        buffer.write(0, &payload[..fitting]);
+        let (length, result) = fill(&mut buffer, payload);
         if shape.receipt {
             let (send_id, msg_id) = (shape.send_id, rtm.msg_id.0);
             self.owe(peer, Work::Receipt { send_id, msg_id });
         }
-        let truncated = OperationError::Truncated { length: shape.length, capacity };
-        ReceiveCompletion {
+        self.received(ReceiveCompletion {
             context: target.context,
             peer: Some(peer),
             tagged: target.tagged,
             tag: rtm.tag.unwrap_or(0),
-            length: fitting as u64,
+            length,
             cq_data: rtm.options.cq_data,
             subprotocol: Some(shape.subprotocol),
             buffer,
-            result: if shape.length > capacity { Err(truncated) } else { Ok(()) },
-        }
+            result,
+        });
     }
+}
+
+/// Copies what fits of a whole message; gives how much that is, and whether it is all.
+#[inline(always)]
+pub(crate) fn fill<R, B: Payload<R>>(
+    buffer: &mut B,
+    payload: &[u8],
+) -> (u64, Result<(), OperationError>) {
+    let (length, capacity) = (payload.len() as u64, buffer.length());
+    if length <= capacity {
+        buffer.write(0, payload);
+        return (length, Ok(()));
+    }
+    // Shorter than the payload, which is in memory.
+    buffer.write(0, &payload[..capacity as usize]);
+    (capacity, Err(OperationError::Truncated { length, capacity }))
 }

@@ -13,7 +13,7 @@ use crate::completion::{
     RmaKind, SendCompletion, StartError,
 };
 use crate::config::{Config, ConfigError, inject_limit};
-use crate::eager::Eager;
+use crate::eager::{Eager, options};
 use crate::event::{DropReason, Event, Events};
 use crate::in_place::InPlace;
 use crate::inbound::Inbound;
@@ -902,15 +902,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Some(active) => active.handshake.address_header(&self.config.profile),
             None => AddressHeader::Raw(self.config.profile.raw_address),
         };
-        match header {
-            AddressHeader::Raw(form) => {
-                ReqOptions { raw_address: Some((self.address(), form)), cq_data, connid: None }
-            }
-            AddressHeader::Connid => {
-                ReqOptions { raw_address: None, cq_data, connid: Some(self.connid()) }
-            }
-            AddressHeader::Absent => ReqOptions { raw_address: None, cq_data, connid: None },
-        }
+        options(header, &self.local, cq_data)
     }
 
     pub(crate) fn connid(&self) -> Connid {

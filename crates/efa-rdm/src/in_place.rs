@@ -463,9 +463,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let parsed = match Packet::parse(bytes) {
             Ok(parsed) if matches!(parsed.header, Header::Rtm(_) | Header::Rta(_)) => parsed,
             _ => {
-                let ended = self.packet_arrived(&packet, length, source);
-                self.completions.extend(ended);
-                return self.consumed(packet);
+                let ended = self.packet_arrived(packet, length, source);
+                return self.completions.extend(ended);
             }
         };
         self.statistics.received_bytes += length as u64;

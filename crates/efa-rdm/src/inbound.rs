@@ -44,12 +44,11 @@ impl<P> Inbound<P> {
     }
 
     /// A buffer was used and read.
+    #[inline(always)]
     pub(crate) fn consumed(&mut self, packet: P) {
         self.posted -= 1;
         self.used += 1;
-        if self.posted + self.spare.len() < self.target {
-            self.spare.put(packet);
-        }
+        self.spare.put(packet);
     }
 
     /// Whether so many are missing that more are to be posted.

@@ -94,6 +94,7 @@ mod rnr;
 mod rta;
 mod select;
 mod statistics;
+mod table;
 mod taglist;
 mod transmit;
 

@@ -5,23 +5,13 @@
 
 use efa_proto::OpId;
 
+use crate::table::Table;
+
 /// Bits of the index: two million operations of a kind at a time.
 const INDEX_BITS: u32 = 22;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const MOST: usize = OF_RECEIVE as usize;
 const GENERATION_MASK: u32 = u32::MAX >> INDEX_BITS;
-
-#[derive(Debug)]
-enum Entry<T> {
-    Free { next: u32 },
-    Live(T),
-}
-
-#[derive(Debug)]
-struct Slot<T> {
-    generation: u32,
-    entry: Entry<T>,
-}
 
 /// In identifiers of receives, so that none is an identifier of a send, too: a PEER_ERROR doesn't
 /// tell which it means.
@@ -30,22 +20,20 @@ pub(crate) const OF_RECEIVE: u32 = 1 << (INDEX_BITS - 1);
 /// Operations of one kind, with the bits of `KIND` in their identifiers.
 #[derive(Debug)]
 pub(crate) struct OperationTable<T, const KIND: u32 = 0> {
-    slots: Vec<Slot<T>>,
-    free: u32,
-    live: usize,
+    operations: Table<T>,
+    /// Of each place.
+    generations: Vec<u32>,
     limit: usize,
 }
-
-const NONE: u32 = u32::MAX;
 
 impl<T, const KIND: u32> OperationTable<T, KIND> {
     /// An empty table for at most `limit` operations.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { slots: Vec::new(), free: NONE, live: 0, limit: limit.min(MOST) }
+        Self { operations: Table::new(), generations: Vec::new(), limit: limit.min(MOST) }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.live
+        self.operations.len()
     }
 
     pub(crate) fn limit(&self) -> usize {
@@ -53,81 +41,63 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.live >= self.limit
+        self.len() >= self.limit
+    }
+
+    /// The identifier of an operation at a place.
+    #[inline(always)]
+    fn id(&self, index: u32) -> OpId {
+        let generation = self.generations.get(index as usize).copied().unwrap_or(0);
+        OpId(generation << INDEX_BITS | index | KIND)
+    }
+
+    /// The place of the operation of this name, if that is not of an earlier one.
+    #[inline(always)]
+    fn index(&self, id: OpId) -> Option<u32> {
+        let index = (id.0 ^ KIND) & INDEX_MASK;
+        let generation = *self.generations.get(index as usize)?;
+        (generation == id.0 >> INDEX_BITS).then_some(index)
     }
 
     /// The identifier that the next operation will have.
     #[inline]
     pub(crate) fn next_id(&self) -> OpId {
-        match self.slots.get(self.free as usize) {
-            Some(slot) => OpId(slot.generation << INDEX_BITS | self.free | KIND),
-            None => OpId(self.slots.len() as u32 | KIND),
-        }
+        self.id(self.operations.next_index())
     }
 
     /// Adds an operation. The caller has checked [`is_full`](Self::is_full).
     #[inline(always)]
     pub(crate) fn insert(&mut self, operation: T) -> OpId {
-        self.live += 1;
-        let index = self.free;
-        if let Some(slot) = self.slots.get_mut(index as usize)
-            && let Entry::Free { next } = slot.entry
-        {
-            self.free = next;
-            slot.entry = Entry::Live(operation);
-            return OpId(slot.generation << INDEX_BITS | index | KIND);
+        let index = self.operations.insert(operation);
+        if index as usize >= self.generations.len() {
+            self.generations.push(0);
         }
-        let index = self.slots.len() as u32;
-        self.slots.push(Slot { generation: 0, entry: Entry::Live(operation) });
-        OpId(index | KIND)
-    }
-
-    fn slot(&self, id: OpId) -> Option<&Slot<T>> {
-        let slot = self.slots.get(((id.0 ^ KIND) & INDEX_MASK) as usize)?;
-        (slot.generation == id.0 >> INDEX_BITS).then_some(slot)
+        self.id(index)
     }
 
     pub(crate) fn get(&self, id: OpId) -> Option<&T> {
-        match &self.slot(id)?.entry {
-            Entry::Live(operation) => Some(operation),
-            Entry::Free { .. } => None,
-        }
+        self.operations.get(self.index(id)?)
     }
 
     pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut T> {
-        let slot = self.slots.get_mut(((id.0 ^ KIND) & INDEX_MASK) as usize)?;
-        match &mut slot.entry {
-            Entry::Live(operation) if slot.generation == id.0 >> INDEX_BITS => Some(operation),
-            _ => None,
-        }
+        let index = self.index(id)?;
+        self.operations.get_mut(index)
     }
 
     #[inline(always)]
     pub(crate) fn remove(&mut self, id: OpId) -> Option<T> {
-        let index = (id.0 ^ KIND) & INDEX_MASK;
-        let slot = self.slots.get_mut(index as usize)?;
-        if slot.generation != id.0 >> INDEX_BITS || matches!(slot.entry, Entry::Free { .. }) {
-            return None;
+        let index = self.index(id)?;
+        let operation = self.operations.remove(index)?;
+        if let Some(generation) = self.generations.get_mut(index as usize) {
+            *generation = generation.wrapping_add(1) & GENERATION_MASK;
         }
-        let entry = core::mem::replace(&mut slot.entry, Entry::Free { next: self.free });
-        slot.generation = slot.generation.wrapping_add(1) & GENERATION_MASK;
-        self.free = index;
-        self.live -= 1;
-        match entry {
-            Entry::Live(operation) => Some(operation),
-            Entry::Free { .. } => None,
-        }
+        Some(operation)
     }
 
     /// The identifiers of the operations for which `wanted` holds.
     pub(crate) fn find(&self, mut wanted: impl FnMut(&T) -> bool) -> Vec<OpId> {
-        let ids = self.slots.iter().enumerate().filter_map(|(index, slot)| match &slot.entry {
-            Entry::Live(operation) if wanted(operation) => {
-                Some(OpId(slot.generation << INDEX_BITS | index as u32 | KIND))
-            }
-            _ => None,
-        });
-        ids.collect()
+        let of = self.operations.iter().filter(|(_, operation)| wanted(operation));
+        of.map(|(index, _)| self.id(index)).collect()
     }
 }
 
@@ -152,7 +122,7 @@ mod tests {
             assert_eq!(table.get_mut(id), None);
             stale = vec![id];
         }
-        assert_eq!(table.slots.len(), 1, "entries are reused");
+        assert_eq!(table.generations.len(), 1, "places are used again");
     }
 
     #[test]

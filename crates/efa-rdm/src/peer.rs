@@ -330,12 +330,12 @@ impl<P, B> Peers<P, B> {
     pub(crate) fn recognise(
         &mut self,
         source: Source,
-        connid: Option<Connid>,
+        connid: Connid,
     ) -> Option<(PeerId, &mut Active<P, B>)> {
         let place = Recent::source(source.address_handle?, source.qpn);
         let recent = self.recent[Recent::place(place)];
         let entry = self.entries.get(recent.peer as usize)?;
-        if recent.source != place || Some(entry.connid) != connid {
+        if recent.source != place || entry.connid != connid {
             return None;
         }
         Some((PeerId(recent.peer), self.active.get_mut(entry.active as usize)?))

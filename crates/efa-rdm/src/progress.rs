@@ -167,9 +167,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 None
             }
             DeviceCompletion::Receive { packet, length, source, .. } => {
-                let ended = self.packet_arrived(&packet, length, source);
-                self.consumed(packet);
-                ended
+                self.packet_arrived(packet, length, source)
             }
             DeviceCompletion::Send { id, packet, result } => self.packet_sent(id, packet, result),
             DeviceCompletion::Rdma { id, result } => {
@@ -184,8 +182,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 None
             }
             DeviceCompletion::Tagged { packet, length, source, receive } => {
-                self.tagged_packet_arrived(&packet, length, source, receive);
-                self.consumed(packet);
+                self.tagged_packet_arrived(packet, length, source, receive);
                 None
             }
             DeviceCompletion::TagCommand { id, succeeded, sync_required } => {

@@ -79,7 +79,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     pub(crate) fn tagged_packet_arrived(
         &mut self,
-        packet: &Q::Packet,
+        packet: Q::Packet,
         length: usize,
         source: Source,
         receive: Option<u64>,

@@ -9,6 +9,7 @@ use slab::Slab;
 
 use crate::peer::PeerId;
 use crate::pool::Pool;
+use crate::table::Table;
 
 /// A message that is all in one packet. What its completion is to tell stays with the packet: there
 /// is no operation.
@@ -129,7 +130,7 @@ pub(crate) struct Unposted<P, B> {
 pub(crate) struct Transmit<Q: QueuePair, B> {
     pub(crate) device: Q,
     pool: Pool<Q::Packet>,
-    in_flight: Slab<InFlight<B>>,
+    in_flight: Table<InFlight<B>>,
     rdma: Slab<RdmaFlight<Q::Region>>,
     bounces: Pool<Q::Region>,
     depth: usize,
@@ -150,7 +151,8 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
     pub(crate) fn new(device: Q) -> Self {
         let depth = device.attributes().max_send;
         let (pool, bounces) = (Pool::default(), Pool::default());
-        Self { device, pool, in_flight: Slab::new(), rdma: Slab::new(), bounces, depth }
+        let in_flight = Table::new();
+        Self { device, pool, in_flight, rdma: Slab::new(), bounces, depth }
     }
 
     pub(crate) fn mtu(&self) -> usize {
@@ -201,9 +203,8 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         if self.is_full() {
             return Err(Unposted { packet, record, failure: PostFailure::Blocked });
         }
-        let entry = self.in_flight.vacant_entry();
         let request = SendRequest {
-            id: WorkId(entry.key() as u64),
+            id: WorkId(self.in_flight.next_index().into()),
             packet,
             length: record.length as usize,
             destination,
@@ -214,7 +215,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         };
         match self.device.post_send(request) {
             Ok(()) => {
-                entry.insert(record);
+                self.in_flight.insert(record);
                 Ok(())
             }
             Err(PostError { error, packet }) => {
@@ -226,12 +227,12 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
     /// What a completion was about.
     #[inline(always)]
     pub(crate) fn completed(&mut self, id: WorkId) -> Option<InFlight<B>> {
-        self.in_flight.try_remove(usize::try_from(id.0).ok()?)
+        self.in_flight.remove(u32::try_from(id.0).ok()?)
     }
 
     /// The packets that the device has.
     pub(crate) fn records_mut(&mut self) -> impl Iterator<Item = &mut InFlight<B>> {
-        self.in_flight.iter_mut().map(|(_, record)| record)
+        self.in_flight.iter_mut()
     }
 
     /// Posts a read of remote memory into `local`.

@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
-use efa_proto::{BaseHeader, EmitError, Packet, PacketType, ParseError};
+use efa_proto::{
+    BaseHeader, EagerConnid, EmitError, Header, Packet, PacketType, ParseError, ReqOptions, Rtm,
+    RtmKind,
+};
 
 /// Takes text and forgets it.
 struct Null;
@@ -31,7 +34,28 @@ fn refused(bytes: &[u8], error: ParseError) {
     }
 }
 
+/// The short way to read a packet finds the same as the parser, in the packets that it is for.
+fn peek(bytes: &[u8], packet: Option<&Packet<'_>>) {
+    const CONNID: fn(&ReqOptions) -> bool =
+        |of| of.raw_address.is_none() && of.cq_data.is_none() && of.connid.is_some();
+    let expected = match packet {
+        Some(Packet {
+            header: Header::Rtm(rtm @ Rtm { kind: RtmKind::Eager, options, .. }),
+            payload,
+        }) if CONNID(options) => Some((*rtm, *payload)),
+        _ => None,
+    };
+    let found = EagerConnid::peek(bytes);
+    assert_eq!(found.map(|eager| (eager.rtm(), eager.payload)), expected);
+    if let Some(eager) = found {
+        let (mut short, mut long) = ([0; 64], [0; 64]);
+        assert_eq!(eager.emit(&mut short), eager.rtm().emit(&mut long));
+        assert_eq!(short, long);
+    }
+}
+
 pub(crate) fn run(bytes: &[u8]) {
+    peek(bytes, Packet::parse(bytes).ok().as_ref());
     let packet = match Packet::parse(bytes) {
         Ok(packet) => packet,
         Err(error) => return refused(bytes, error),

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use efa_proto::{EmitError, Packet, PacketType};
+use efa_proto::{EagerConnid, EmitError, Header, Packet, PacketType, ReqOptions, RtmKind};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -12,8 +12,63 @@ use crate::samples;
 static SAMPLES: LazyLock<Vec<Vec<u8>>> =
     LazyLock::new(|| samples::all().iter().map(samples::Sample::bytes).collect());
 
+/// The short way to read a packet finds the same as the parser, in the packets that it is for.
+fn peek(bytes: &[u8]) {
+    let parsed = Packet::parse(bytes).ok();
+    let expected = parsed.and_then(|packet| match packet.header {
+        Header::Rtm(rtm) if rtm.kind == RtmKind::Eager => match rtm.options {
+            ReqOptions { raw_address: None, cq_data: None, connid: Some(_) } => {
+                Some((rtm, packet.payload))
+            }
+            _ => None,
+        },
+        _ => None,
+    });
+    let found = EagerConnid::peek(bytes);
+    assert_eq!(found.map(|eager| (eager.rtm(), eager.payload)), expected);
+    if let Some(eager) = found {
+        for length in 0..=eager.rtm().len() {
+            let (mut short, mut long) = (vec![0; length], vec![0; length]);
+            let written = eager.emit(&mut short);
+            assert_eq!(written, eager.rtm().emit(&mut long));
+            assert!(written.is_err() || short == long, "{short:?}, {long:?}");
+        }
+    }
+}
+
+#[test]
+fn eager_packets_with_a_connid_are_read_in_two_ways_alike() {
+    let mut found = 0;
+    for sample in SAMPLES.iter() {
+        for length in 0..=sample.len() {
+            peek(&sample[..length]);
+        }
+        found += usize::from(EagerConnid::peek(sample).is_some());
+    }
+    let eager = |tag, payload| {
+        let (msg_id, connid) = (efa_proto::MsgId(7), efa_proto::Connid(9));
+        let eager = EagerConnid { msg_id, tag, connid, payload };
+        let mut bytes = vec![0; 20];
+        let length = eager.emit(&mut bytes).unwrap();
+        bytes.truncate(length);
+        bytes.extend(payload);
+        assert_eq!(EagerConnid::peek(&bytes), Some(eager));
+        bytes
+    };
+    for bytes in [eager(None, &[]), eager(Some(5), &[1, 2, 3]), eager(None, &[4; 8])] {
+        for bit in 0..8 * bytes.len() {
+            let mut changed = bytes.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            peek(&changed);
+        }
+        (0..bytes.len()).for_each(|length| peek(&bytes[..length]));
+    }
+    assert!(found > 0, "the samples have such packets");
+}
+
 /// Parses; shows, emits and parses again what was accepted.
 fn digest(bytes: &[u8]) {
+    peek(bytes);
     match Packet::parse(bytes) {
         Err(error) => {
             assert!(!error.to_string().is_empty());

@@ -1,0 +1,99 @@
+//! Entries that are found by their index, whose places are used again.
+
+#[derive(Debug)]
+enum Entry<T> {
+    /// The next free one.
+    Free(u32),
+    Live(T),
+}
+
+/// A table that grows on demand.
+#[derive(Debug)]
+pub(crate) struct Table<T> {
+    entries: Vec<Entry<T>>,
+    free: u32,
+    live: usize,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl<T> Table<T> {
+    pub(crate) const fn new() -> Self {
+        Self { entries: Vec::new(), free: NONE, live: 0 }
+    }
+
+    /// Entries in use.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.live
+    }
+
+    /// The index that the next entry will have.
+    #[inline]
+    pub(crate) fn next_index(&self) -> u32 {
+        if self.free == NONE { self.entries.len() as u32 } else { self.free }
+    }
+
+    /// Adds an entry; gives its index. There are fewer than 2³² - 1.
+    #[inline(always)]
+    pub(crate) fn insert(&mut self, value: T) -> u32 {
+        self.live += 1;
+        let index = self.free;
+        if let Some(entry) = self.entries.get_mut(index as usize)
+            && let Entry::Free(next) = *entry
+        {
+            self.free = next;
+            *entry = Entry::Live(value);
+            return index;
+        }
+        self.entries.push(Entry::Live(value));
+        self.entries.len() as u32 - 1
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self, index: u32) -> Option<&T> {
+        match self.entries.get(index as usize)? {
+            Entry::Live(value) => Some(value),
+            Entry::Free(_) => None,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        match self.entries.get_mut(index as usize)? {
+            Entry::Live(value) => Some(value),
+            Entry::Free(_) => None,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn remove(&mut self, index: u32) -> Option<T> {
+        let entry = self.entries.get_mut(index as usize)?;
+        if matches!(entry, Entry::Free(_)) {
+            return None;
+        }
+        let entry = core::mem::replace(entry, Entry::Free(self.free));
+        self.free = index;
+        self.live -= 1;
+        match entry {
+            Entry::Live(value) => Some(value),
+            Entry::Free(_) => None,
+        }
+    }
+
+    /// All entries with their indices.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.entries.iter().enumerate().filter_map(|(index, entry)| match entry {
+            Entry::Live(value) => Some((index as u32, value)),
+            Entry::Free(_) => None,
+        })
+    }
+
+    /// All entries.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.entries.iter_mut().filter_map(|entry| match entry {
+            Entry::Live(value) => Some(value),
+            Entry::Free(_) => None,
+        })
+    }
+}
