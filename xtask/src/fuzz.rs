@@ -42,6 +42,8 @@ enum Task {
         /// The input
         file: PathBuf,
     },
+    /// Make inputs of other targets of the packets in fuzz/corpus/packet
+    Seeds,
     /// Leave out of a failing input what doesn't matter, into FILE.min
     Shrink {
         /// The target
@@ -103,6 +105,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     match &args.task {
         None | Some(Task::List) => hostile(workspace, &["list"]),
         Some(Task::Show { target, file }) => hostile(workspace, &["show", target, text(file)?]),
+        Some(Task::Seeds) => {
+            hostile(workspace, &["seeds", text(&workspace.root().join("fuzz/corpus"))?])
+        }
         Some(Task::Shrink { target, file }) => hostile(workspace, &["shrink", target, text(file)?]),
         Some(Task::Run(Run { targets, minutes, jobs, sanitizer })) => {
             let time = Duration::try_from_secs_f64(minutes * 60.0)

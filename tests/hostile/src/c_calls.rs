@@ -393,7 +393,8 @@ impl<'a> Program<'a> {
                 }
                 1 => ibv_query_port(c, port, self.perhaps(&mut zeroed())),
                 2 => {
-                    let into = self.perhaps(&mut zeroed());
+                    let mut into = zeroed();
+                    let into = self.perhaps(&mut into);
                     let said = ibv_query_gid(c, port, index, into);
                     assert!(said != 0 || port == 1 && index == 0 && !into.is_null());
                     said

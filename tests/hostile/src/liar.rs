@@ -69,7 +69,7 @@ impl Liar {
         }
     }
 
-    fn address(&self) -> RawAddress {
+    pub(crate) fn address(&self) -> RawAddress {
         RawAddress { gid: self.gid.0, qpn: self.qpn.0, connid: self.connid }
     }
 

@@ -52,8 +52,11 @@ mod lying;
 mod matching;
 mod offloaded;
 mod packet;
+mod seeds;
 mod tool;
 mod world;
+
+pub use seeds::seeds;
 
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]

@@ -2,16 +2,17 @@
 
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use efa_hostile::{Inputs, TARGETS, Target, target};
+use efa_hostile::{Inputs, TARGETS, Target, seeds, target};
 
 const USAGE: &str = "efa-hostile list
 efa-hostile run TARGET FILE...        run inputs
 efa-hostile show TARGET FILE          tell what an input means
 efa-hostile shrink TARGET FILE        leave out of a failing input what doesn't matter
+efa-hostile seeds CORPUS              write what the packets in CORPUS/packet become for other targets
 efa-hostile random TARGET SEED COUNT [FOLDER]
                                       run random inputs, most of them made of those in FOLDER; a
                                       failing one is named and written";
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         }),
         ["show", name, file] => with(name, |target| target.show(&read(file))),
         ["shrink", name, file] => with(name, |target| shrink(target, file)),
+        ["seeds", corpus] => write_seeds(Path::new(corpus)),
         ["random", name, seed, count, ref folder @ ..] if folder.len() < 2 => {
             match (seed.parse(), count.parse()) {
                 (Ok(seed), Ok(count)) => {
@@ -115,15 +117,41 @@ fn random(target: &Target, seed: u64, count: u64, folder: Option<&str>) {
 }
 
 fn read_all(folder: &str) -> Vec<Vec<u8>> {
-    let mut files: Vec<PathBuf> = match std::fs::read_dir(folder) {
-        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+    match files(Path::new(folder)) {
+        Ok(files) => files.iter().map(|file| read(&file.display().to_string())).collect(),
         Err(error) => {
             eprintln!("cannot read {folder}: {error}");
             std::process::exit(1);
         }
-    };
+    }
+}
+
+/// What is in a folder, sorted.
+fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
+    let mut files = entries.collect::<std::io::Result<Vec<_>>>()?;
     files.sort();
-    files.iter().map(|file| read(&file.display().to_string())).collect()
+    Ok(files)
+}
+
+/// Each packet as input of other targets, by its name.
+fn write_seeds(corpus: &Path) -> ExitCode {
+    let written = files(&corpus.join("packet")).and_then(|packets| {
+        for packet in packets {
+            let name = packet.file_name().unwrap_or_default().to_string_lossy();
+            for (target, bytes) in seeds(&std::fs::read(&packet)?) {
+                std::fs::write(corpus.join(target).join(format!("packet-{name}")), bytes)?;
+            }
+        }
+        Ok(())
+    });
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cannot make seeds in {}: {error}", corpus.display());
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Writes what is left of a failing input to `FILE.min`.

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use efa_hostile::{Inputs, TARGETS, Target, target};
+use efa_hostile::{Inputs, TARGETS, Target, seeds, target};
 
 fn files(kind: &str, target: &Target) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz").join(kind);
@@ -68,4 +68,18 @@ fn targets_have_fuzzers_of_their_name() {
         assert!(text.contains(&format!("{:?}", target.name)), "{}", file.display());
     }
     assert!(target("no such target").is_none());
+}
+
+#[test]
+fn the_corpora_have_what_becomes_of_packets() {
+    let packets = files("corpus", target("packet").unwrap());
+    assert!(packets.len() > 50, "{packets:?}");
+    for packet in packets {
+        let name = format!("packet-{}", packet.file_name().unwrap().to_str().unwrap());
+        for (target, bytes) in seeds(&std::fs::read(&packet).unwrap()) {
+            let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+            let kept = std::fs::read(corpus.join(target).join(&name)).unwrap_or_default();
+            assert!(kept == bytes, "{target}/{name} is old: `cargo xtask fuzz seeds` makes it");
+        }
+    }
 }
