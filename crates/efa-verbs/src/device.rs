@@ -23,7 +23,7 @@ use efa_device::{
     SendRequest, Status, Time, WorkId,
 };
 
-use crate::completion_queue::{Arrival, Batch, CompletionQueue, End, Finished};
+use crate::completion_queue::{Batch, CompletionQueue, End, Finished};
 use crate::context::{Context, Limits};
 use crate::domain::ProtectionDomain;
 use crate::handles::{HandleCache, HandleTable};
@@ -350,24 +350,21 @@ impl Held {
         finished: &Finished,
         counters: &mut Counters,
     ) -> Option<Completion<Packet>> {
-        let &Finished { work, ref end } = finished;
-        if let End::WrittenUnsolicited(arrival) = end {
-            return Some(written(arrival, None));
+        if let End::WrittenUnsolicited = finished.end {
+            return Some(written(finished, None));
         }
-        let place = work as u32;
-        if work & RECEIVE == 0 {
-            let result = if let End::Failed(status) = *end { Err(status) } else { Ok(()) };
+        let place = finished.work as u32;
+        if finished.work & RECEIVE == 0 {
+            let result = if let End::Failed(status) = finished.end { Err(status) } else { Ok(()) };
             return self.sends.take(place).map(|sent| sent.complete(result));
         }
         let packet = self.receives.take(place)?;
-        match end {
-            End::Arrived(Arrival { length, immediate, source }) => {
-                let (length, source, immediate) = (*length as usize, *source, *immediate);
-                Some(Completion::Receive { packet, length, source, immediate })
+        match finished.end {
+            End::Arrived => {
+                let &Finished { length, immediate, source, .. } = finished;
+                Some(Completion::Receive { packet, length: length as usize, source, immediate })
             }
-            End::Written(arrival) | End::WrittenUnsolicited(arrival) => {
-                Some(written(arrival, Some(packet)))
-            }
+            End::Written | End::WrittenUnsolicited => Some(written(finished, Some(packet))),
             End::Done | End::Failed(_) => {
                 counters.receives_lost += 1;
                 None
@@ -376,8 +373,8 @@ impl Held {
     }
 }
 
-fn written(arrival: &Arrival, packet: Option<Packet>) -> Completion<Packet> {
-    let &Arrival { length, immediate, source } = arrival;
+fn written(finished: &Finished, packet: Option<Packet>) -> Completion<Packet> {
+    let &Finished { length, immediate, source, .. } = finished;
     let (immediate, length) = (immediate.unwrap_or(0), length.into());
     Completion::Written { immediate, length, source, packet }
 }

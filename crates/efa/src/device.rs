@@ -152,10 +152,12 @@ impl efa_device::Region for Region {
         each!(Self in self, region => region.access())
     }
 
+    #[inline(never)]
     fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         each!(Self in self, region => region.read(offset, into))
     }
 
+    #[inline(never)]
     fn write(&self, offset: usize, from: &[u8]) -> usize {
         each!(Self in self, region => region.write(offset, from))
     }

@@ -182,11 +182,14 @@ impl RegionSlice {
         bytes
     }
 
+    // Out of line, as `write`: buffers that are no regions don't share their instructions.
+    #[inline(never)]
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         let count = into.len().min(self.len().saturating_sub(offset));
         self.region.read(self.range.start.saturating_add(offset), &mut into[..count]);
     }
 
+    #[inline(never)]
     pub(crate) fn write(&self, offset: usize, from: &[u8]) {
         let count = from.len().min(self.len().saturating_sub(offset));
         self.region.write(self.range.start.saturating_add(offset), &from[..count]);

@@ -73,16 +73,18 @@ impl Side {
     }
 
     fn inject(&mut self, peer: FiAddr, round: u64) -> Result<()> {
-        let message = Message::to(peer).tagged(TAG);
-        loop {
-            self.calls += 1;
-            match self.endpoint.inject(message, &round.to_le_bytes()) {
-                Err(error) if error.is_busy() => {
-                    self.calls += u64::from(self.queue.read().is_none())
-                }
-                result => return Ok(result?),
-            }
+        self.calls += 1;
+        match self.endpoint.inject(Message::to(peer).tagged(TAG), &round.to_le_bytes()) {
+            Err(error) if error.is_busy() => self.inject_later(peer, round),
+            result => Ok(result?),
         }
+    }
+
+    /// Too much is under way: reads until there is room.
+    #[cold]
+    fn inject_later(&mut self, peer: FiAddr, round: u64) -> Result<()> {
+        self.calls += u64::from(self.queue.read().is_none());
+        self.inject(peer, round)
     }
 
     /// The buffer of the message of this round.
