@@ -1,13 +1,16 @@
 //! Receive buffers: as many as the traffic needs, no more.
 
-use efa_device::{DeviceError, QueuePair};
+use std::time::Duration;
+
+use efa_device::{DeviceError, QueuePair, Time};
 
 use crate::pool::Pool;
 
 /// The receive buffers of an endpoint.
 ///
-/// How many are to be posted doubles when half of them were used since the device last had nothing
-/// more to tell, and halves after a period that never needed a quarter.
+/// How many are to be posted doubles when half of them were used in a burst, and halves after a period
+/// whose bursts never needed a quarter. A burst ends when the device has nothing more to tell, or
+/// after a while: an application that always finds its next message needs no more buffers for that.
 #[derive(Debug)]
 pub(crate) struct Inbound<P> {
     spare: Pool<P>,
@@ -15,8 +18,9 @@ pub(crate) struct Inbound<P> {
     target: usize,
     /// With so few posted, more are posted.
     low: usize,
-    /// Used since the device was last found drained, and the most of a period.
+    /// Used in this burst, and the most of a period.
     used: usize,
+    burst_ends: Time,
     busiest: usize,
     least: usize,
     most: usize,
@@ -27,7 +31,8 @@ impl<P> Inbound<P> {
         let least = least.min(most);
         let spare = Pool::default();
         let low = low_water(least);
-        Self { spare, posted: 0, target: least, low, used: 0, busiest: 0, least, most }
+        let burst_ends = Time::ZERO;
+        Self { spare, posted: 0, target: least, low, used: 0, burst_ends, busiest: 0, least, most }
     }
 
     fn set_target(&mut self, target: usize) {
@@ -68,7 +73,7 @@ impl<P> Inbound<P> {
         self.spare.put(packet);
     }
 
-    /// The device has nothing more to tell at present.
+    /// The device has nothing more to tell at present: the burst is over.
     pub(crate) fn drained(&mut self) {
         self.busiest = self.busiest.max(self.used);
         self.used = 0;
@@ -78,7 +83,12 @@ impl<P> Inbound<P> {
     pub(crate) fn refill<Q: QueuePair<Packet = P>>(
         &mut self,
         device: &mut Q,
+        now: Time,
     ) -> Result<(), DeviceError> {
+        if now >= self.burst_ends {
+            self.drained();
+            self.burst_ends = now + BURST;
+        }
         if self.used * 2 > self.target {
             self.set_target((self.target * 2).min(self.most));
         }
@@ -108,6 +118,9 @@ impl<P> Inbound<P> {
         self.spare.trim();
     }
 }
+
+/// How long a burst lasts that doesn't end by itself.
+const BURST: Duration = Duration::from_micros(100);
 
 /// Most buffers that are missing before more are posted: several at a time, for one call of the
 /// device costs much more than a buffer.

@@ -114,7 +114,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     fn poll_on(&mut self) -> Option<Completion<B>> {
         while self.completions.is_empty() && self.turn > 0 {
-            match self.next_step() {
+            match self.step() {
                 Step::Handled(None) => {}
                 Step::Handled(ended) => return ended,
                 Step::Idle => break,
@@ -253,7 +253,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if self.holds_back() {
             return;
         }
-        if let Err(error) = self.inbound.refill(&mut self.transmit.device) {
+        if let Err(error) = self.inbound.refill(&mut self.transmit.device, self.now) {
             self.events.push(Event::DeviceRefused(error));
         }
     }
