@@ -186,7 +186,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         message: &Eager,
         copy: impl FnOnce(&mut [u8]),
     ) -> Option<(Q::Packet, usize)> {
-        let active = self.peers.converse(peer, &self.config);
+        // A peer that is gone has no conversation.
+        let active = self.peers.active_mut(peer)?;
         let at_once = active.next_msg_id != active.pace.stop
             && active.is_clear()
             && !active.must_hold(Level::Transmit, &self.config);
@@ -294,6 +295,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         eager: &Eager,
         bytes: &[u8],
     ) -> Result<(), StartError> {
+        self.check_peer(peer)?;
         let busy = StartError::Busy { limit: self.config.max_sends };
         // Without an operation it can't be held behind others.
         let waits = |active: &Active<_, _>| {

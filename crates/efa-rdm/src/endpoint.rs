@@ -210,13 +210,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// # Errors
     /// The buffer comes back if the peer is unknown or gone, or too many sends are under way.
     pub fn send(&mut self, message: Message<B>) -> Result<(), Refused<B>> {
-        if let Err(error) = self.check_peer(message.peer).and_then(|()| self.check_sends()) {
-            return Err(Refused { error, buffer: message.buffer });
-        }
         let length = message.buffer.length();
         // The receiver may read it, or is to tell something: that is an operation.
         if message.level == Level::Transmit
             && length < self.config.min_read
+            && self.check_sends().is_ok()
             && let Ok(length) = usize::try_from(length)
         {
             let Message { peer, tag, cq_data, ref buffer, .. } = message;
@@ -227,18 +225,21 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 return Ok(());
             }
         }
-        self.send_later(message);
-        Ok(())
+        self.send_later(message)
     }
 
-    /// Starts a message that takes several packets, or has to wait.
+    /// Starts a message that takes several packets, has to wait, or can't be sent.
     #[inline(never)]
-    fn send_later(&mut self, message: Message<B>) {
+    fn send_later(&mut self, message: Message<B>) -> Result<(), Refused<B>> {
         let Message { peer, tag, cq_data, level, buffer, context } = message;
+        if let Err(error) = self.check_peer(peer).and_then(|()| self.check_sends()) {
+            return Err(Refused { error, buffer });
+        }
         let length = buffer.length();
         let mut send = Send::new(peer, SendRole::Message, Memory::Buffer(buffer), length, context);
         (send.tag, send.cq_data, send.level) = (tag, cq_data, level);
         self.start_ordered(send);
+        Ok(())
     }
 
     /// Starts a send that has its turn among the messages to the peer.
@@ -332,9 +333,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// As [`send`](Self::send), or the message is longer than [`inject_limit`](Self::inject_limit).
     pub fn inject(&mut self, message: Message<&[u8]>) -> Result<(), StartError> {
         let Message { peer, tag, cq_data, buffer, .. } = message;
-        self.check_peer(peer)?;
-        if buffer.len() > self.inject_limit() {
-            let limit = self.inject_limit();
+        let limit = self.inject_limit();
+        if buffer.len() > limit {
             return Err(StartError::TooLongToInject { length: buffer.len(), limit });
         }
         self.inject_eager(peer, tag, cq_data, buffer)
