@@ -147,6 +147,9 @@ struct Fuzzer<'a> {
     targets: Vec<String>,
 }
 
+/// Lines of a sanitizer's report that are shown.
+const REPORT: usize = 16;
+
 impl<'a> Fuzzer<'a> {
     fn build(workspace: &'a Workspace, wanted: &[String], sanitizer: Sanitizer) -> Result<Self> {
         let folder = workspace.root().join("fuzz");
@@ -244,7 +247,7 @@ impl<'a> Fuzzer<'a> {
         let output = child.stderr.take().context("the fuzzer has no output")?;
         let mut last = Progress::default();
         let mut culprit = None;
-        let mut tail = Vec::new();
+        let (mut tail, mut report) = (Vec::new(), Vec::new());
         for line in BufReader::new(output).lines() {
             let line = line?;
             if let Some(progress) = Progress::of_line(&line) {
@@ -254,6 +257,9 @@ impl<'a> Fuzzer<'a> {
                 culprit = Some(PathBuf::from(file.trim()));
             } else if let Some(runs) = runs_done(&line) {
                 last.executions = runs;
+            }
+            if line.contains("Sanitizer: ") && line.contains("ERROR") || !report.is_empty() {
+                report.push(line.clone());
             }
             if tail.len() == 30 {
                 tail.remove(0);
@@ -270,17 +276,21 @@ impl<'a> Fuzzer<'a> {
         let Some(culprit) = culprit else {
             bail!("the fuzzer ended with {status}:\n{}", tail.join("\n"));
         };
-        self.explain(target, &culprit)
+        report.truncate(REPORT);
+        self.explain(target, &culprit, &report)
     }
 
-    /// Says all about an input that failed.
-    fn explain(&self, target: &str, culprit: &Path) -> Result<()> {
+    /// Says all about an input that failed, with the report of a sanitizer if that saw it.
+    fn explain(&self, target: &str, culprit: &Path, report: &[String]) -> Result<()> {
         println!("\n{target} fails. The input, decoded:\n");
         let shown = hostile(self.workspace, &["show", target, text(culprit)?]);
-        if shown.is_ok() {
-            println!("It does not fail by itself: it takes too long, or too much memory.");
-        }
         let file = culprit.display();
+        if shown.is_ok() && report.is_empty() {
+            println!("It does not fail by itself: it takes too long, or too much memory.");
+        } else if shown.is_ok() {
+            println!("It fails with the sanitizer alone:\n{}", report.join("\n"));
+            println!("\nreplay it so: {} {file}", self.built.join(target).display());
+        }
         println!("\nreplay it:  cargo xtask fuzz show {target} {file}");
         println!("shorten it: cargo xtask fuzz shrink {target} {file}");
         println!("keep it:    cp {file}.min fuzz/regressions/{target}/what-is-wrong");

@@ -56,7 +56,7 @@ mod seeds;
 mod tool;
 mod world;
 
-pub use seeds::seeds;
+pub use seeds::{is_seed, seeds};
 
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use efa_hostile::{Inputs, TARGETS, Target, seeds, target};
+use efa_hostile::{Inputs, TARGETS, Target, is_seed, seeds, target};
 
 const USAGE: &str = "efa-hostile list
 efa-hostile run TARGET FILE...        run inputs
@@ -139,6 +139,9 @@ fn write_seeds(corpus: &Path) -> ExitCode {
     let written = files(&corpus.join("packet")).and_then(|packets| {
         for packet in packets {
             let name = packet.file_name().unwrap_or_default().to_string_lossy();
+            if !is_seed(&name) {
+                continue;
+            }
             for (target, bytes) in seeds(&std::fs::read(&packet)?) {
                 std::fs::write(corpus.join(target).join(format!("packet-{name}")), bytes)?;
             }

@@ -19,6 +19,12 @@ use crate::input::Input;
 use crate::liar::Liar;
 use crate::world::World;
 
+/// Whether a file in a corpus is a seed. What libFuzzer finds is named by 40 hexadecimal digits.
+#[must_use]
+pub fn is_seed(name: &str) -> bool {
+    name.len() != 40 || name.contains(|digit: char| !digit.is_ascii_hexdigit())
+}
+
 /// Inputs made of a packet, each with the name of its target.
 #[must_use]
 pub fn seeds(bytes: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
@@ -360,7 +366,11 @@ mod tests {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/packet");
         let mut count = 0;
         for entry in std::fs::read_dir(folder).unwrap() {
-            let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+            let entry = entry.unwrap();
+            if !is_seed(entry.file_name().to_str().unwrap()) {
+                continue;
+            }
+            let bytes = std::fs::read(entry.path()).unwrap();
             let Ok(Packet { header, .. }) = Packet::parse(&bytes) else { continue };
             let seed = fields(&header);
             let input = &mut Input::new(&seed);

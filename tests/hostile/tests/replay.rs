@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use efa_hostile::{Inputs, TARGETS, Target, seeds, target};
+use efa_hostile::{Inputs, TARGETS, Target, is_seed, seeds, target};
 
 fn files(kind: &str, target: &Target) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz").join(kind);
@@ -75,7 +75,11 @@ fn the_corpora_have_what_becomes_of_packets() {
     let packets = files("corpus", target("packet").unwrap());
     assert!(packets.len() > 50, "{packets:?}");
     for packet in packets {
-        let name = format!("packet-{}", packet.file_name().unwrap().to_str().unwrap());
+        let name = packet.file_name().unwrap().to_str().unwrap();
+        if !is_seed(name) {
+            continue;
+        }
+        let name = format!("packet-{name}");
         for (target, bytes) in seeds(&std::fs::read(&packet).unwrap()) {
             let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
             let kept = std::fs::read(corpus.join(target).join(&name)).unwrap_or_default();
