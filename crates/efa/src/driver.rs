@@ -101,13 +101,8 @@ impl Lane {
         Ok(())
     }
 
-    /// The operation was not started after all.
-    fn refuse(&mut self) {
-        self.under_way -= 1;
-        self.queue.give_places(1);
-    }
-
-    /// An operation ended, and the reader is given its completion.
+    /// An operation was not started after all, or ended and has its completion with the reader: it
+    /// needs no place any more.
     #[inline]
     fn end(&mut self) {
         self.under_way -= 1;
@@ -215,7 +210,7 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         let message = efa_rdm::Message { peer, tag, cq_data, level, buffer, context };
         let started = self.engine.send(message).map(|_| ());
         started.map_err(|refused| {
-            self.transmit.refuse();
+            self.transmit.end();
             Refused {
                 error: translate(refused.error, Some(to)),
                 buffer: refused.buffer.into_buffer(),
@@ -273,7 +268,7 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
             Err(error) => return Err(Refused { error, buffer }),
         };
         start(&mut self.engine, peer, Slot::whole(buffer)).map_err(|refused| {
-            self.transmit.refuse();
+            self.transmit.end();
             Refused {
                 error: translate(refused.error, Some(to)),
                 buffer: refused.buffer.into_buffer(),
@@ -299,7 +294,7 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         let operands = operands.map(Slot::whole);
         let atomic = Atomic { peer, remote, datatype, op, operands, level, context };
         self.engine.atomic(atomic).map_err(|refused| {
-            self.transmit.refuse();
+            self.transmit.end();
             let buffer = refused.operands.map(Slot::into_buffer).into_fetched().unwrap_or_default();
             Refused { error: translate(refused.error, Some(to)), buffer }
         })
@@ -352,7 +347,7 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
             Err(error) => return Err(Refused { error, buffer: slot.into_buffer() }),
         };
         post(&mut self.engine, peer, slot).map_err(|refused| {
-            self.receive.refuse();
+            self.receive.end();
             Refused {
                 error: translate(refused.error, source),
                 buffer: refused.buffer.into_buffer(),
@@ -405,13 +400,14 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
             self.now = clock.now();
         }
         while self.transmit.is_clear() && self.receive.is_clear() {
+            // What lies in the queue by now, by this call or that of another thread, is older than
+            // what ends next.
+            if reader.queue.is_some_and(CompletionQueue::has_entries) {
+                break;
+            }
             let Some(ended) = self.engine.poll(self.now) else { break };
             if self.give(ended, &mut reader) {
                 return true;
-            }
-            // What lies in its queue by now is older than what ends next.
-            if reader.queue.is_some_and(CompletionQueue::has_entries) {
-                break;
             }
         }
         if let Some(counters) = &mut self.counters {

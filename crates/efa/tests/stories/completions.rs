@@ -307,6 +307,44 @@ fn a_queue_may_serve_one_direction_or_many_endpoints() {
     assert!(world.is_silent(BOB));
 }
 
+#[test]
+fn what_ends_for_another_queue_waits_there_in_its_order() {
+    let mut world = World::pair(12);
+    let domain = world.fabric.domain().unwrap();
+    let queue = || domain.completion_queue(CompletionQueueOptions::default());
+    let (sends, receives) = (queue(), queue());
+    let addresses = domain.address_vector();
+    let endpoint = domain
+        .endpoint(options(3))
+        .bind_completion_queue(&sends, Direction::Transmit)
+        .bind_completion_queue(&receives, Direction::Receive)
+        .bind_address_vector(&addresses)
+        .enable()
+        .unwrap();
+    let to_endpoint = world.ends[ALICE].addresses.insert(endpoint.address()).unwrap();
+    let to_alice = addresses.insert(world.end(ALICE).address()).unwrap();
+    for message in 0..20 {
+        endpoint.receive(Receive::untagged(), vec![0; 8], message).unwrap();
+        world.end(ALICE).send(Message::to(to_endpoint), "there", 0).unwrap();
+        world.end(ALICE).receive(Receive::untagged(), vec![0; 8], 0).unwrap();
+        endpoint.send(Message::to(to_alice), "back", 100 + message).unwrap();
+    }
+    let mut sent = Vec::new();
+    for _ in 0..500 {
+        sent.extend(sends.read().map(|entry| entry.unwrap().context));
+        while world.ends[ALICE].queue.read().is_some() {}
+        world.tick();
+    }
+    sent.sort_unstable();
+    assert_eq!(sent, (100..120).collect::<Vec<_>>());
+    // Nothing has to move any more for what was received meanwhile.
+    drop(endpoint);
+    let received = std::iter::from_fn(|| receives.read());
+    let contexts: Vec<u64> = received.map(|entry| entry.unwrap().context).collect();
+    assert_eq!(contexts, (0..20).collect::<Vec<_>>());
+    assert!(world.is_silent(BOB));
+}
+
 // conformance: C123
 #[test]
 fn a_send_to_a_dead_peer_never_succeeds() {
