@@ -20,7 +20,7 @@ use efa_device::{Source, Status};
 
 use crate::abi::*;
 use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer, value};
-use crate::context::{Context, MAX_COMPLETIONS, not_null};
+use crate::context::{Context, InUse, MAX_COMPLETIONS, not_null};
 use crate::held::HeldLock;
 use crate::process::{Kind, generation, lock, process};
 use crate::queue_pair::QueuePair;
@@ -173,6 +173,7 @@ pub(crate) struct QueueObject {
     polling: HeldLock,
     /// What the program looks at, while it holds the lock.
     current: Completion,
+    _context: InUse,
 }
 
 impl QueueObject {
@@ -182,7 +183,7 @@ impl QueueObject {
         cq_context: *mut c_void,
         channel: *mut c_void,
     ) -> Outcome<*mut ibv_cq_ex> {
-        Context::device(context)?;
+        let in_use = Context::hold(context)?;
         if entries == 0 || entries > MAX_COMPLETIONS {
             return Err(INVALID);
         }
@@ -213,7 +214,8 @@ impl QueueObject {
         let efa = efadv_cq_newer { first, wc_is_unsolicited: Some(is_unsolicited) };
         let queue = Arc::new(Queue { generation: generation(), ..Queue::default() });
         let polling = HeldLock::default();
-        let object = Self { ex, efa, queue, polling, current: Completion::NONE };
+        let current = Completion::NONE;
+        let object = Self { ex, efa, queue, polling, current, _context: in_use };
         let cq: *mut ibv_cq_ex = Box::into_raw(Box::new(object)).cast();
         process().enter(cq, Kind::CompletionQueue);
         Ok(cq)

@@ -5,7 +5,7 @@ use std::mem::{offset_of, size_of, zeroed};
 use std::sync::Arc;
 
 use crate::abi::*;
-use crate::boundary::{Errno, INVALID, Outcome, code, number, pointer, value};
+use crate::boundary::{BUSY, Errno, INVALID, Outcome, code, number, pointer, value};
 use crate::completion_queue::{self, create_cq_ex};
 use crate::device::{
     Device, DeviceEntry, DeviceList, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE, VENDOR_ID,
@@ -29,7 +29,12 @@ const PARTITION: u16 = 0xffff;
 pub(crate) struct Context {
     verbs: verbs_context,
     device: Arc<Device>,
+    /// Shared with each object that C reads the context through.
+    objects: Arc<()>,
 }
+
+/// An object's part in a context, which can't be closed meanwhile.
+pub(crate) struct InUse(#[expect(dead_code, reason = "that it is there says all")] Arc<()>);
 
 impl Context {
     fn open(entry: &'static DeviceEntry) -> Outcome<*mut ibv_context> {
@@ -53,7 +58,7 @@ impl Context {
         context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         // Says that this is the extended form.
         context.abi_compat = usize::MAX as *mut c_void;
-        let this = Box::into_raw(Box::new(Self { verbs, device }));
+        let this = Box::into_raw(Box::new(Self { verbs, device, objects: Arc::default() }));
         // SAFETY: `this` points to a live object.
         let context = unsafe { &raw mut (*this).verbs.context };
         process().enter(context, Kind::Context);
@@ -63,6 +68,13 @@ impl Context {
     /// The object whose part `context` is.
     fn object(context: *mut ibv_context) -> *mut Self {
         context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
+    }
+
+    /// For an object with a pointer to the context.
+    pub(crate) fn hold(context: *mut ibv_context) -> Outcome<InUse> {
+        process().check(context, Kind::Context)?;
+        // SAFETY: as in `device`.
+        Ok(InUse(Arc::clone(unsafe { &(*Self::object(context)).objects })))
     }
 
     /// The device of a context.
@@ -253,14 +265,20 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     pointer(|| Context::open(DeviceEntry::find(device)?))
 }
 
-/// See `ibv_close_device(3)`.
+/// See `ibv_close_device(3)`; fails with `EBUSY` while there are domains or completion queues of the
+/// context, through which the C headers look at it.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     code(|| {
+        process().check(context, Kind::Context)?;
+        let object = Context::object(context);
+        // SAFETY: the handle is one of ours.
+        if Arc::strong_count(unsafe { &(*object).objects }) > 1 {
+            return Err(BUSY);
+        }
         process().leave(context, Kind::Context)?;
-        // SAFETY: it came from `Context::open` and nobody else can take it any more. What was made
-        // from it holds the device by itself.
-        drop(unsafe { Box::from_raw(Context::object(context)) });
+        // SAFETY: it came from `Context::open` and nobody else can take it any more.
+        drop(unsafe { Box::from_raw(object) });
         Ok(())
     })
 }

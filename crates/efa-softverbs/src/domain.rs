@@ -11,7 +11,7 @@ use efa_sim::region::RawMemory;
 
 use crate::abi::*;
 use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer};
-use crate::context::{Context, fill, not_null};
+use crate::context::{Context, InUse, fill, not_null};
 use crate::device::Device;
 use crate::process::{Kind, process};
 
@@ -23,6 +23,7 @@ pub(crate) struct Domain {
     /// First, so that a pointer to the one is a pointer to the other; likewise below.
     ibv: ibv_pd,
     shared: Arc<DomainShared>,
+    _context: InUse,
 }
 
 /// What objects of a domain hold of it.
@@ -67,7 +68,8 @@ pub(crate) extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     pointer(|| {
         let device = Context::device(context)?;
         let shared = Arc::new(DomainShared { device, members: AtomicUsize::new(0) });
-        let domain = Domain { ibv: ibv_pd { context, handle: 0 }, shared };
+        let ibv = ibv_pd { context, handle: 0 };
+        let domain = Domain { ibv, shared, _context: Context::hold(context)? };
         let domain = Box::into_raw(Box::new(domain)).cast();
         process().enter(domain, Kind::Domain);
         Ok(domain)
