@@ -155,6 +155,26 @@ fn what_can_be_asked_is_answered() {
     }
 }
 
+/// The C headers poll through the context that a queue names.
+#[test]
+fn a_context_is_not_closed_while_something_is_made_of_it() {
+    LazyLock::force(&HOST);
+    let v = verbs();
+    let context = open();
+    // SAFETY: the handles are alive until they are given back.
+    unsafe {
+        let domain = (v.ibv_alloc_pd)(context);
+        let queue = (v.ibv_create_cq)(context, 8, nothing(), nothing(), 0);
+        assert_eq!((v.ibv_close_device)(context), libc::EBUSY);
+        assert_eq!((v.ibv_dealloc_pd)(domain), 0);
+        assert_eq!((v.ibv_close_device)(context), libc::EBUSY);
+        let poll = (*(*queue).context).ops.poll_cq.unwrap();
+        assert_eq!(poll(queue, 0, nothing()), 0);
+        assert_eq!((v.ibv_destroy_cq)(queue), 0);
+        assert_eq!((v.ibv_close_device)(context), 0);
+    }
+}
+
 #[test]
 fn null_and_foreign_handles_are_refused() {
     LazyLock::force(&HOST);
