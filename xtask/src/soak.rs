@@ -3,12 +3,12 @@
 
 use std::ffi::OsString;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::process;
 use crate::setup;
-use crate::verbs;
+use crate::verbs::{self, SoftInterface};
 use crate::workspace::Workspace;
 
 /// Arguments of `cargo xtask soak`: those of the program `efa-soak`.
@@ -52,22 +52,16 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 
 fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
     setup::provide(workspace, verbs::BUILD_TOOLS)?;
+    let interface = SoftInterface::new(workspace)?;
     let mut cargo = workspace.cargo();
-    cargo.args(["build", "--quiet", "--release", "--package=efa-softverbs", "--package=efa-soak"]);
-    process::run(cargo.args(["--lib", "--bin=efa-soak-verbs", "--features=efa-soak/verbs"]))?;
-    let built = workspace.metadata()?.target_directory.join("release");
-    let library = built.join("libefa_soft.so");
-    ensure!(library.is_file(), "there is no {}", library.display());
-    let place = std::env::temp_dir().join(format!("efa-soak-{}", std::process::id()));
-    std::fs::create_dir(&place).with_context(|| format!("cannot make {}", place.display()))?;
-    let played = DEVICES.iter().try_for_each(|settings| {
-        let mut program = std::process::Command::new(built.join("efa-soak-verbs"));
+    cargo.args(["build", "--quiet", "--release", "--package=efa-soak"]);
+    process::run(cargo.args(["--bin=efa-soak-verbs", "--features=efa-soak/verbs"]))?;
+    let program = workspace.metadata()?.target_directory.join("release/efa-soak-verbs");
+    DEVICES.iter().try_for_each(|settings| {
+        let mut program = std::process::Command::new(&program);
         program.args(arguments).envs(settings.iter().copied());
-        program.env("LD_PRELOAD", &library).env("EFA_SOFT_SYSFS", &place);
-        process::run(program.env("EFA_SOFT_DIRECTORY", place.join("hosts")))
-    });
-    let _ = std::fs::remove_dir_all(&place);
-    played
+        process::run(program.envs(interface.environment()))
+    })
 }
 
 /// A step of `cargo xtask test`: other stories each day would find more, but a change must not

@@ -1,6 +1,6 @@
 //! Messages: tagged and not, short and long, and which receive gets which.
 
-use efa::{Kind, LocalOptions, Message, OperationError, Receive, Subprotocol};
+use efa::{Kind, Message, OperationError, Receive, Subprotocol};
 
 use crate::world::{ALICE, BOB, World, options, pattern, with};
 
@@ -250,23 +250,4 @@ fn kinds_of_transfer_may_be_mixed_with_one_peer() {
         }
     }
     assert_eq!((tagged, untagged), (20, 40));
-}
-
-#[test]
-fn runs_with_the_same_seed_are_the_same() {
-    let run = |seed| {
-        let mut world = World::new(LocalOptions { seed, ..LocalOptions::default() });
-        world.add(options(1));
-        world.add(options(2));
-        let to_bob = world.introduce(ALICE, BOB);
-        for i in 0..30_u64 {
-            world.end(BOB).receive(Receive::tagged(i), vec![0; 100_000], i).unwrap();
-            let data = pattern((i as usize * 3511) % 100_000, i);
-            world.end(ALICE).send(Message::to(to_bob).tagged(i), data, i).unwrap();
-        }
-        let order: Vec<u64> = (0..30).map(|_| world.done(BOB).context).collect();
-        (order, world.clock.now())
-    };
-    assert_eq!(run(1), run(1));
-    assert_ne!(run(1), run(2));
 }

@@ -2,7 +2,7 @@
 
 use efa::{
     Access, AtomicKind, AtomicOp, Capabilities, Datatype, EndpointOptions, Event, Kind,
-    LocalOptions, MemoryRegion, Operation, RemoteMemory, Rma, StartError, Subprotocol,
+    MemoryRegion, Operation, RemoteMemory, Rma, StartError, Subprotocol,
 };
 use efa_device::Rdma;
 
@@ -11,10 +11,7 @@ use crate::world::{ALICE, BOB, World, options, pattern};
 const BOTH: Access = Access { remote_read: true, remote_write: true };
 
 fn world(rdma: Rdma) -> World {
-    let mut world = World::new(LocalOptions { rdma, seed: 1, ..LocalOptions::default() });
-    world.add(options(1));
-    world.add(options(2));
-    world
+    World::pair_with_rdma(1, rdma)
 }
 
 fn bytes(region: &MemoryRegion) -> Vec<u8> {
@@ -138,7 +135,7 @@ fn memory_that_is_not_offered_is_not_touched_and_the_owner_is_told() {
 // conformance: C7
 #[test]
 fn services_that_were_not_asked_for_are_refused() {
-    let mut world = World::new(LocalOptions::default());
+    let mut world = World::empty();
     let messages = Capabilities::MSG;
     world.add(EndpointOptions { capabilities: messages, ..options(1) });
     world.add(options(2));

@@ -9,7 +9,7 @@ use efa::{
 
 use efa_device::Rdma;
 
-use crate::world::{ALICE, BOB, World, options};
+use crate::world::{ALICE, BOB, World, options, pattern};
 
 // conformance: C2
 #[test]
@@ -308,4 +308,23 @@ fn lives_of_endpoints_differ() {
         .collect();
     assert_eq!(connids.len(), 100);
     assert!(connids.iter().all(|connid| connid >> 31 == 0));
+}
+
+#[test]
+fn runs_with_the_same_seed_are_the_same() {
+    let run = |seed| {
+        let mut world = World::new(LocalOptions { seed, ..LocalOptions::default() });
+        world.add(options(1));
+        world.add(options(2));
+        let to_bob = world.introduce(ALICE, BOB);
+        for i in 0..30_u64 {
+            world.end(BOB).receive(Receive::tagged(i), vec![0; 100_000], i).unwrap();
+            let data = pattern((i as usize * 3511) % 100_000, i);
+            world.end(ALICE).send(Message::to(to_bob).tagged(i), data, i).unwrap();
+        }
+        let order: Vec<u64> = (0..30).map(|_| world.done(BOB).context).collect();
+        (order, world.clock.now())
+    };
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
 }

@@ -8,6 +8,7 @@ use efa::{
     Buffer, Completion, CompletionError, CompletionQueue, CompletionQueueOptions, Config,
     Direction, Domain, Endpoint, EndpointOptions, Entry, Fabric, FiAddr, LocalOptions, ManualClock,
 };
+use efa_device::Rdma;
 
 /// Bytes that tell their place and message.
 pub(crate) fn pattern(length: usize, salt: u64) -> Vec<u8> {
@@ -66,6 +67,19 @@ impl World {
         world.add(alice);
         world.add(bob);
         world
+    }
+
+    /// Alice and Bob, whose interfaces can do as much to memory of others.
+    pub(crate) fn pair_with_rdma(seed: u64, rdma: Rdma) -> Self {
+        let mut world = Self::new(LocalOptions { seed, rdma, ..LocalOptions::default() });
+        world.add(options(1));
+        world.add(options(2));
+        world
+    }
+
+    /// A network without anybody.
+    pub(crate) fn empty() -> Self {
+        Self::new(LocalOptions::default())
     }
 
     pub(crate) fn add(&mut self, options: EndpointOptions) -> usize {

@@ -1,0 +1,15 @@
+//! Stories of the object model on an interface of rdma-core, in real time: those of `stories` that need
+//! no clock of their own and no faults.
+//!
+//! `cargo xtask test --only verbs` runs them on the software device. On a machine with an EFA interface
+//! `cargo test -p efa --features verbs --test on_verbs -- --test-threads=1` runs them on that.
+
+#![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
+
+#[path = "../stories/messages.rs"]
+mod messages;
+#[path = "../stories/peers.rs"]
+mod peers;
+#[path = "../stories/rma.rs"]
+mod rma;
+mod world;
