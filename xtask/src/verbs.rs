@@ -8,6 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::bench::vs_libfabric;
 use crate::interop;
 use crate::process;
 use crate::setup::Tool;
@@ -18,8 +19,8 @@ use crate::workspace::Workspace;
 pub(crate) const BUILD_TOOLS: [Tool; 4] =
     [Tool::VerbsHeaders, Tool::RdmaCmHeaders, Tool::PkgConfig, Tool::Libclang];
 
-/// What its tests and its matrix with libfabric need.
-pub(crate) const TOOLS: [Tool; 7] = [
+/// What its tests, its matrix and its comparison with libfabric need.
+pub(crate) const TOOLS: [Tool; 8] = [
     Tool::VerbsHeaders,
     Tool::RdmaCmHeaders,
     Tool::PkgConfig,
@@ -27,6 +28,7 @@ pub(crate) const TOOLS: [Tool; 7] = [
     Tool::CCompiler,
     Tool::LibfabricHeaders,
     Tool::FiInfo,
+    Tool::Valgrind,
 ];
 
 /// The software device as an interface of rdma-core, for programs that are given its environment.
@@ -102,5 +104,6 @@ pub(crate) fn step(
     let tool = ["--package=efa-cli", "--features=efa-cli/verbs", "--test=verbs"];
     test(workspace.cargo().arg("test").args(tool))?;
     interop::verbs_gate(workspace)?;
-    soak::verbs_gate(workspace)
+    soak::verbs_gate(workspace)?;
+    vs_libfabric::gate(workspace)
 }

@@ -10,7 +10,7 @@
 
 mod matching;
 mod soft;
-mod vs_libfabric;
+pub(crate) mod vs_libfabric;
 
 use std::path::Path;
 
