@@ -97,6 +97,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if !self.begin(now) {
             return self.completions.pop_front();
         }
+        // An application that takes one completion at a time, and always finds one, must not keep
+        // others from being served.
+        if !self.schedule.ready.is_empty() || now >= self.schedule.due {
+            self.follow_up();
+        }
         // Most calls end here, or find nothing.
         match self.step() {
             Step::Handled(None) => self.poll_on(),
@@ -122,6 +127,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         if self.completions.is_empty() {
             self.end_turn();
+        } else if !self.schedule.ready.is_empty() {
+            // A peer that waits for an answer needn't wait for the application's next call as well.
+            self.follow_up();
         }
         self.poll_completion()
     }

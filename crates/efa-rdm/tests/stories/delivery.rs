@@ -1,8 +1,13 @@
 //! Sections 4.2 and 2.1: delivery complete, RECEIPT, and features that must be known first.
 
+use std::time::Duration;
+
+use efa_device::QueuePairOptions;
 use efa_handshake::{Extras, Profile, Release};
 use efa_proto::{Header, MsgId, OpId, Packet, PacketType, Receipt, ReqOptions, Rtm, RtmKind};
-use efa_rdm::{Config, DropReason, Level, Message, OperationError, StartError, Subprotocol};
+use efa_rdm::{
+    Completion, Config, DropReason, Level, Message, OperationError, StartError, Subprotocol,
+};
 use efa_sim::local::{Faults, LocalOptions};
 
 use crate::world::{World, pattern};
@@ -78,6 +83,53 @@ fn the_receipt_may_come_before_or_behind_the_devices_completions() {
     // Whichever comes last completes the send, once.
     assert_eq!(last + overtaking, 40);
     assert!(last > 0 && overtaking > 0, "{last} {overtaking}");
+}
+
+// An application may be busy for long with what it was given.
+#[test]
+fn the_receipt_goes_out_before_the_completion_is_given() {
+    let mut world = World::pair(1);
+    world.acquaint();
+    world.receive(1, 100, 1);
+    world.deliver(0, 1, pattern(100, 1), 2);
+    let now = world.now + Duration::from_millis(1);
+    world.endpoint(0).poll(now);
+    let (mut now, mut ended) = (now, None);
+    while ended.is_none() {
+        now += Duration::from_micros(1);
+        world.endpoint(0).poll(now);
+        ended = world.endpoint(1).poll(now);
+    }
+    assert!(matches!(ended, Some(Completion::Receive(_))), "{ended:?}");
+    assert_eq!(world.endpoint(1).statistics().sent.of(PacketType::Receipt), 1);
+}
+
+// Each call finds another message, so that the device never falls silent.
+#[test]
+fn who_takes_one_completion_at_a_time_still_sends_what_waits() {
+    let mut world = World::new(LocalOptions { seed: 3, ..LocalOptions::default() });
+    let few = QueuePairOptions { send_depth: 4, ..QueuePairOptions::default() };
+    world.add(Config::default());
+    world.add_with(Config::default(), few);
+    world.acquaint();
+    for number in 0..150 {
+        world.receive(1, 10, number);
+        world.receive(0, 10, number);
+    }
+    let before = world.endpoint(1).statistics().sent.total();
+    for number in 0..60 {
+        world.send(1, 0, pattern(10, number), number);
+    }
+    let mut now = world.now;
+    for number in 0..150 {
+        now += Duration::from_micros(20);
+        world.endpoint(0).poll(now);
+        world.send(0, 1, pattern(10, number), number);
+        let ended = world.endpoint(1).poll(now);
+        assert!(number < 5 || ended.is_some(), "the device fell silent");
+    }
+    let sent = world.endpoint(1).statistics().sent.total() - before;
+    assert!(sent > 20, "{sent} were sent meanwhile, of which the device takes four at a time");
 }
 
 // conformance: A41 A180
