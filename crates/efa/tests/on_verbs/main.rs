@@ -6,6 +6,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
 
+#[path = "../stories/ends.rs"]
+mod ends;
 #[path = "../stories/messages.rs"]
 mod messages;
 #[path = "../stories/peers.rs"]

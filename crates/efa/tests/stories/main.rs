@@ -7,6 +7,7 @@ mod accounts;
 mod buffers;
 mod completions;
 mod counters;
+mod ends;
 mod lifetimes;
 mod links;
 mod messages;

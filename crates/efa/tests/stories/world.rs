@@ -1,20 +1,11 @@
 //! A network in this process with a clock that stands still until it is moved.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
-use efa::{AddressVector, Message, Receive};
-use efa::{
-    Buffer, Completion, CompletionError, CompletionQueue, CompletionQueueOptions, Config,
-    Direction, Domain, Endpoint, EndpointOptions, Entry, Fabric, FiAddr, LocalOptions, ManualClock,
-};
+use efa::{CompletionQueueOptions, EndpointOptions, Entry, Fabric, LocalOptions, ManualClock};
 use efa_device::Rdma;
 
-/// Bytes that tell their place and message.
-pub(crate) fn pattern(length: usize, salt: u64) -> Vec<u8> {
-    let mut random = fastrand::Rng::with_seed(salt);
-    std::iter::repeat_with(|| random.u8(..)).take(length).collect()
-}
+pub(crate) use crate::ends::{ALICE, BOB, End, pattern, with};
 
 /// Everything that is drawn is given, so that a run can be repeated.
 pub(crate) fn options(connid: u32) -> EndpointOptions {
@@ -25,41 +16,17 @@ pub(crate) fn options(connid: u32) -> EndpointOptions {
     }
 }
 
-/// Like [`options`], with other settings of the engine.
-pub(crate) fn with(connid: u32, set: impl FnOnce(&mut Config)) -> EndpointOptions {
-    let mut options = options(connid);
-    set(&mut options.protocol);
-    options
-}
-
-/// A host with one endpoint.
-pub(crate) struct End {
-    pub(crate) domain: Domain,
-    pub(crate) queue: CompletionQueue,
-    pub(crate) addresses: AddressVector,
-    pub(crate) endpoint: Endpoint,
-    pub(crate) entries: VecDeque<Entry>,
-}
-
 pub(crate) struct World {
     pub(crate) fabric: Fabric,
     pub(crate) clock: ManualClock,
     pub(crate) ends: Vec<End>,
 }
 
-pub(crate) const ALICE: usize = 0;
-pub(crate) const BOB: usize = 1;
-
 impl World {
     pub(crate) fn new(options: LocalOptions) -> Self {
         let clock = ManualClock::new();
         let fabric = Fabric::local(options).with_clock(&clock);
         Self { fabric, clock, ends: Vec::new() }
-    }
-
-    /// Alice and Bob on a network that reorders.
-    pub(crate) fn pair(seed: u64) -> Self {
-        Self::pair_with(seed, options(1), options(2))
     }
 
     pub(crate) fn pair_with(seed: u64, alice: EndpointOptions, bob: EndpointOptions) -> Self {
@@ -91,38 +58,8 @@ impl World {
         options: EndpointOptions,
         queue: CompletionQueueOptions,
     ) -> usize {
-        let domain = self.fabric.domain().unwrap();
-        let queue = domain.completion_queue(queue);
-        let addresses = domain.address_vector();
-        let endpoint = domain
-            .endpoint(options)
-            .bind_completion_queue(&queue, Direction::Both)
-            .bind_address_vector(&addresses)
-            .enable()
-            .unwrap();
-        self.ends.push(End { domain, queue, addresses, endpoint, entries: VecDeque::new() });
+        self.ends.push(End::on(self.fabric.domain().unwrap(), options, queue));
         self.ends.len() - 1
-    }
-
-    pub(crate) fn end(&self, end: usize) -> &Endpoint {
-        &self.ends[end].endpoint
-    }
-
-    /// `whom` in the address vector of `who`.
-    pub(crate) fn introduce(&self, who: usize, whom: usize) -> FiAddr {
-        self.ends[who].addresses.insert(self.ends[whom].endpoint.address()).unwrap()
-    }
-
-    /// Reads everything once; tells whether there was something.
-    fn read(&mut self) -> bool {
-        let mut some = false;
-        for end in &mut self.ends {
-            while let Some(entry) = end.queue.read() {
-                some = true;
-                end.entries.push_back(entry);
-            }
-        }
-        some
     }
 
     /// Moves the clock to what is due next, or on if nothing is known to be.
@@ -156,32 +93,5 @@ impl World {
             self.tick();
         }
         panic!("nothing completes at end {end}");
-    }
-
-    pub(crate) fn done(&mut self, end: usize) -> Completion {
-        self.entry(end).unwrap()
-    }
-
-    pub(crate) fn failed(&mut self, end: usize) -> CompletionError {
-        self.entry(end).unwrap_err()
-    }
-
-    /// Whether an end has nothing to read after all is done.
-    pub(crate) fn is_silent(&mut self, end: usize) -> bool {
-        self.drive();
-        self.ends[end].entries.is_empty()
-    }
-
-    /// Alice sends, Bob has posted a receive; gives her completion and his.
-    pub(crate) fn transfer(
-        &mut self,
-        message: Message,
-        data: impl Into<Buffer>,
-        receive: Receive,
-        room: usize,
-    ) -> (Completion, Completion) {
-        self.end(BOB).receive(receive, vec![0; room], 22).unwrap();
-        self.end(ALICE).send(message, data, 11).unwrap();
-        (self.done(ALICE), self.done(BOB))
     }
 }
