@@ -139,7 +139,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub fn progress(&mut self, now: Time) {
         self.begin(now);
         while self.turn > 0
-            && let Step::Handled(ended) = self.next_step()
+            && let Step::Handled(ended) = self.step()
         {
             self.completions.extend(ended);
         }
@@ -157,11 +157,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.end_turn();
         }
         self.completions.is_empty()
-    }
-
-    #[inline(never)]
-    fn next_step(&mut self) -> Step<B> {
-        self.step()
     }
 
     /// Handles one thing that the device finished.

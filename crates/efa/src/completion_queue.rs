@@ -220,9 +220,6 @@ impl Shared {
 
     #[inline(always)]
     fn pop(&self) -> Option<Entry> {
-        if !self.has_entries() {
-            return None;
-        }
         let mut entries = self.entries.lock();
         if let Some((Place::Reserved, _)) = entries.front() {
             self.give_places(1);
