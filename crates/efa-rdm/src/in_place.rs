@@ -23,6 +23,7 @@
 //! | all else                                             | as at any endpoint                        |
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use efa_device::{
     Access, AddressHandle, Completion as DeviceCompletion, DeviceAttributes, DeviceError, Gid,
@@ -76,7 +77,13 @@ impl<P: AsRef<[u8]>> MessageInPlace<P> {
     /// The message.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        self.packet.as_ref().get(self.begin..self.begin + self.length).unwrap_or_default()
+        self.packet.as_ref().get(self.range()).unwrap_or_default()
+    }
+
+    /// Where in the packet the message lies.
+    #[must_use]
+    pub fn range(&self) -> Range<usize> {
+        self.begin..self.begin + self.length
     }
 
     /// The packet, for the next receive.
@@ -441,14 +448,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
         self.refill_user_queue();
         Ok(())
     }
-
-    /// Takes the next receive in place that ended.
-    pub fn poll_in_place(&mut self) -> Option<InPlaceCompletion<Q::Packet>> {
-        self.in_place.as_deref_mut()?.completions.pop_front()
-    }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// Takes the next receive in place that ended. Of other endpoints none ever does; they answer too,
+    /// for callers that are generic over the queue pair.
+    pub fn poll_in_place(&mut self) -> Option<InPlaceCompletion<Q::Packet>> {
+        self.in_place.as_deref_mut()?.completions.pop_front()
+    }
+
     /// A packet of the queue pair that messages come on.
     fn packet_in_place(&mut self) -> Result<Q::Packet, DeviceError> {
         match self.in_place.as_deref_mut() {
@@ -488,7 +496,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn message_in_place(
         &mut self,
         packet: Q::Packet,
-        range: core::ops::Range<usize>,
+        range: Range<usize>,
         peer: PeerId,
         cq_data: Option<u64>,
     ) {
@@ -681,7 +689,7 @@ fn copy<P: AsRef<[u8]> + AsMut<[u8]>>(
 /// Moves a message to where it should be in its packet, if it isn't there.
 fn moved<P: AsRef<[u8]> + AsMut<[u8]>>(
     mut packet: P,
-    range: core::ops::Range<usize>,
+    range: Range<usize>,
     begin: usize,
 ) -> MessageInPlace<P> {
     let length = range.len();

@@ -53,6 +53,12 @@ struct Opened {
 }
 
 impl VerbsDevice {
+    /// Whether a packet is memory that this device registered: its queue pairs take no others.
+    #[must_use]
+    pub fn owns(&self, packet: &Packet) -> bool {
+        packet.is_of(&self.0.domain)
+    }
+
     /// Opens the interface of this name, or the first EFA interface.
     ///
     /// # Errors

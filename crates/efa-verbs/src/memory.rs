@@ -52,6 +52,10 @@ impl Registration {
         Ok(Self { raw, domain: Arc::clone(domain) })
     }
 
+    pub(crate) fn is_of(&self, domain: &Arc<ProtectionDomain>) -> bool {
+        Arc::ptr_eq(&self.domain, domain)
+    }
+
     #[inline]
     pub(crate) fn local_key(&self) -> u32 {
         // SAFETY: the registration lives; nobody writes these members.

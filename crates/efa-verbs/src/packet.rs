@@ -51,6 +51,11 @@ impl Packet {
         self.local_key
     }
 
+    /// Whether the interface reaches it by this domain.
+    pub(crate) fn is_of(&self, domain: &Arc<ProtectionDomain>) -> bool {
+        self.slab.registration.as_ref().is_some_and(|registration| registration.is_of(domain))
+    }
+
     #[inline]
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.at.as_ptr()

@@ -4,7 +4,7 @@
 //!   Vec<u8>, Box<[u8]>, BytesMut, RegionSlice ─► ReceiveBuffer ─┐
 //!                                  Bytes, &str ─────────────────┴► Buffer ─► operation
 //!                                                                               │
-//!                          Vec<u8>, Bytes, RegionSlice ◄─ Buffer ◄─ completion ◄┘
+//!                  Vec<u8>, Bytes, RegionSlice, Packet ◄─ Buffer ◄─ completion ◄┘
 //! ```
 
 use std::fmt;
@@ -15,19 +15,63 @@ use efa_device::{Region as _, RegionRange, RegisterError};
 use efa_rdm::Payload;
 
 use crate::device::{Own, Region};
+use crate::packet::Packet;
 use crate::region::RegionSlice;
 
 /// Memory of the application: what a completion gives back, and what a send takes.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Buffer(Memory);
 
-#[derive(Clone, PartialEq, Eq)]
 enum Memory {
     Vec(Vec<u8>),
     Bytes(Bytes),
     BytesMut(BytesMut),
     Region(RegionSlice),
+    Packet(Packet),
 }
+
+impl Memory {
+    fn as_slice(&self) -> Option<&[u8]> {
+        match self {
+            Self::Vec(vec) => Some(vec),
+            Self::Bytes(bytes) => Some(bytes),
+            Self::BytesMut(bytes) => Some(bytes),
+            Self::Packet(packet) => Some(packet.bytes()),
+            Self::Region(_) => None,
+        }
+    }
+}
+
+impl Clone for Memory {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Vec(vec) => Self::Vec(vec.clone()),
+            Self::Bytes(bytes) => Self::Bytes(bytes.clone()),
+            Self::BytesMut(bytes) => Self::BytesMut(bytes.clone()),
+            Self::Region(slice) => Self::Region(slice.clone()),
+            // The device's packets are made by the device.
+            Self::Packet(packet) => Self::Vec(packet.bytes().to_vec()),
+        }
+    }
+}
+
+impl PartialEq for Memory {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Vec(one), Self::Vec(other)) => one == other,
+            (Self::Bytes(one), Self::Bytes(other)) => one == other,
+            (Self::BytesMut(one), Self::BytesMut(other)) => one == other,
+            (Self::Region(one), Self::Region(other)) => one == other,
+            // As a packet is to its clone.
+            (Self::Packet(packet), other) | (other, Self::Packet(packet)) => {
+                other.as_slice() == Some(packet.bytes())
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Memory {}
 
 impl Default for Memory {
     fn default() -> Self {
@@ -44,6 +88,7 @@ impl Buffer {
             Memory::Bytes(bytes) => bytes.len(),
             Memory::BytesMut(bytes) => bytes.len(),
             Memory::Region(slice) => slice.len(),
+            Memory::Packet(packet) => packet.len(),
         }
     }
 
@@ -57,12 +102,7 @@ impl Buffer {
     /// any time.
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
-        match &self.0 {
-            Memory::Vec(vec) => Some(vec),
-            Memory::Bytes(bytes) => Some(bytes),
-            Memory::BytesMut(bytes) => Some(bytes),
-            Memory::Region(_) => None,
-        }
+        self.0.as_slice()
     }
 
     /// The bytes as vector: the one that was handed over, or a copy if it was of another kind
@@ -74,10 +114,11 @@ impl Buffer {
             Memory::Bytes(bytes) => bytes.into(),
             Memory::BytesMut(bytes) => bytes.into(),
             Memory::Region(slice) => slice.to_vec(),
+            Memory::Packet(packet) => packet.bytes().to_vec(),
         }
     }
 
-    /// The bytes as [`Bytes`], copied only out of a memory region.
+    /// The bytes as [`Bytes`], copied only out of a memory region or a packet.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         match self.0 {
@@ -85,6 +126,7 @@ impl Buffer {
             Memory::Bytes(bytes) => bytes,
             Memory::BytesMut(bytes) => bytes.freeze(),
             Memory::Region(slice) => slice.to_vec().into(),
+            Memory::Packet(packet) => packet.bytes().to_vec().into(),
         }
     }
 
@@ -95,6 +137,18 @@ impl Buffer {
     pub fn into_region(self) -> Result<RegionSlice, Self> {
         match self.0 {
             Memory::Region(slice) => Ok(slice),
+            memory => Err(Self(memory)),
+        }
+    }
+
+    /// The packet that the message lies in, for the next [receive in
+    /// place](crate::Endpoint::receive_in_place).
+    ///
+    /// # Errors
+    /// The buffer itself, if it is none.
+    pub fn into_packet(self) -> Result<Packet, Self> {
+        match self.0 {
+            Memory::Packet(packet) => Ok(packet),
             memory => Err(Self(memory)),
         }
     }
@@ -119,6 +173,7 @@ impl Buffer {
             Memory::Bytes(bytes) => bytes.truncate(length),
             Memory::BytesMut(bytes) => bytes.truncate(length),
             Memory::Region(slice) => slice.truncate(length),
+            Memory::Packet(packet) => packet.truncate(length),
         }
     }
 
@@ -139,8 +194,8 @@ impl Buffer {
             Memory::Vec(vec) => vec,
             Memory::BytesMut(bytes) => bytes,
             Memory::Region(slice) => return slice.write(offset, from),
-            // `ReceiveBuffer` keeps this out. Shared bytes are never written to.
-            Memory::Bytes(_) => return,
+            // `ReceiveBuffer` keeps these out. Shared bytes are never written to.
+            Memory::Bytes(_) | Memory::Packet(_) => return,
         };
         let into = into.get_mut(offset..).unwrap_or_default();
         let count = into.len().min(from.len());
@@ -149,11 +204,17 @@ impl Buffer {
 
     fn split_to(&mut self, at: usize) -> Self {
         let at = at.min(self.len());
-        if let Memory::Vec(vec) = &mut self.0 {
-            self.0 = Memory::BytesMut(Bytes::from(std::mem::take(vec)).into());
+        match &mut self.0 {
+            Memory::Vec(vec) => {
+                self.0 = Memory::BytesMut(Bytes::from(std::mem::take(vec)).into());
+            }
+            // No `ReceiveBuffer`, so only by copy.
+            Memory::Packet(packet) => self.0 = Memory::BytesMut(packet.bytes().into()),
+            _ => {}
         }
         Self(match &mut self.0 {
             Memory::Vec(vec) => Memory::Vec(vec.drain(..at).collect()),
+            Memory::Packet(packet) => Memory::Vec(packet.bytes()[..at].to_vec()),
             Memory::Bytes(bytes) => Memory::Bytes(bytes.split_to(at)),
             Memory::BytesMut(bytes) => Memory::BytesMut(bytes.split_to(at)),
             Memory::Region(slice) => Memory::Region(slice.split_to(at)),
@@ -168,6 +229,7 @@ impl fmt::Debug for Buffer {
             Memory::Bytes(_) => "Bytes",
             Memory::BytesMut(_) => "BytesMut",
             Memory::Region(_) => "RegionSlice",
+            Memory::Packet(_) => "Packet",
         };
         write!(f, "Buffer({kind} of {} bytes)", self.len())
     }
@@ -221,6 +283,12 @@ impl From<BytesMut> for Buffer {
 impl From<RegionSlice> for Buffer {
     fn from(slice: RegionSlice) -> Self {
         Self(Memory::Region(slice))
+    }
+}
+
+impl From<Packet> for Buffer {
+    fn from(packet: Packet) -> Self {
+        Self(Memory::Packet(packet))
     }
 }
 

@@ -42,8 +42,8 @@ pub struct Completion {
     /// Length in bytes: of what was sent, written or read, or of what was received.
     pub length: u64,
     /// The buffer that was given with the operation. Of a multi-receive buffer, the part that the
-    /// message lies in; of an atomic, the one for the previous values; an empty one if there was
-    /// none.
+    /// message lies in; of a receive in place, the message in its packet; of an atomic, the one for
+    /// the previous values; an empty one if there was none.
     pub buffer: Buffer,
     /// The tag, if it is a tagged message.
     pub tag: Option<u64>,
@@ -137,8 +137,12 @@ pub enum StartError {
     #[error("the endpoint lacks {0}")]
     Disabled(Capabilities),
     /// The buffer is memory of another domain.
-    #[error("the memory region belongs to another domain")]
+    #[error("the memory belongs to another domain")]
     OtherDomain,
+    /// The endpoint matches messages with receives and copies them; see
+    /// [`Receiving`](crate::Receiving).
+    #[error("the endpoint receives no messages in place")]
+    NotInPlace,
     /// The device can't address the peer.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -7,18 +7,20 @@
 //! ```
 //!
 //! That is once a call: driver and engine are made for each kind, and nothing on the way of a packet
-//! asks which it is.
+//! asks which it is. Endpoints that receive in place have drivers of their own, so that the others don't
+//! pay for the question.
 
 use efa_device::{
     Access, Device as _, DeviceAttributes, DeviceError, QueuePairOptions, RegisterError,
 };
-use efa_rdm::Config;
+use efa_rdm::{Config, ConfigError, InPlaceQueue, ReceiveNeeds, Receiver};
 use efa_sim::SoftDevice;
 use efa_sim::region::SoftRegion;
 #[cfg(feature = "verbs")]
-use efa_verbs::{VerbsDevice, VerbsRegion};
+use efa_verbs::{Packet as VerbsPacket, VerbsDevice, VerbsRegion};
 
-use crate::driver::{Bindings, Driver};
+use crate::driver::{Bindings, Driver, Engine};
+use crate::endpoint::Receiving;
 use crate::error::EnableError;
 
 /// Does the same with whichever it is.
@@ -41,12 +43,44 @@ pub(crate) enum Device {
     Verbs(VerbsDevice),
 }
 
+/// The queue pairs of one kind of device.
+type QueuePairOf<D> = <D as efa_device::Device>::QueuePair;
+
 /// What drives an endpoint.
 #[derive(Debug)]
 pub(crate) enum AnyDriver {
-    Soft(Box<Driver<<SoftDevice as efa_device::Device>::QueuePair>>),
+    Soft(Box<Driver<QueuePairOf<SoftDevice>>>),
     #[cfg(feature = "verbs")]
-    Verbs(Box<Driver<<VerbsDevice as efa_device::Device>::QueuePair>>),
+    Verbs(Box<Driver<QueuePairOf<VerbsDevice>>>),
+    InPlace(InPlaceDriver),
+}
+
+/// What drives an endpoint that receives in place.
+#[derive(Debug)]
+pub(crate) enum InPlaceDriver {
+    Soft(Box<Driver<InPlaceQueue<QueuePairOf<SoftDevice>>>>),
+    #[cfg(feature = "verbs")]
+    Verbs(Box<Driver<InPlaceQueue<QueuePairOf<VerbsDevice>>>>),
+}
+
+/// Does the same with whatever drives an endpoint.
+macro_rules! each_driver {
+    ($on:expr, $name:ident => $call:expr) => {
+        match $on {
+            AnyDriver::Soft($name) => $call,
+            #[cfg(feature = "verbs")]
+            AnyDriver::Verbs($name) => $call,
+            AnyDriver::InPlace(driver) => each!(InPlaceDriver in driver, $name => $call),
+        }
+    };
+}
+pub(crate) use each_driver;
+
+/// Keeps what few endpoints do out of the instructions of the others.
+#[cold]
+#[inline(never)]
+pub(crate) fn aside<T>(call: impl FnOnce() -> T) -> T {
+    call()
 }
 
 impl<S: Into<SoftDevice>> From<S> for Device {
@@ -73,19 +107,114 @@ impl Device {
         &self,
         options: QueuePairOptions,
         config: Config,
+        receiving: Receiving,
         bindings: Bindings,
     ) -> Result<AnyDriver, EnableError> {
-        Ok(match self {
-            Self::Soft(device) => {
-                let queue_pair = device.create_queue_pair(options)?;
-                AnyDriver::Soft(Box::new(Driver::new(queue_pair, config, bindings)?))
+        Ok(match (self, receiving) {
+            (Self::Soft(device), Receiving::Matched) => {
+                let engine = Engine::new(device.create_queue_pair(options)?, config)?;
+                AnyDriver::Soft(Box::new(Driver::new(engine, bindings)))
+            }
+            (Self::Soft(device), Receiving::InPlace) => {
+                let engine = engine_in_place(device, options, config)?;
+                let driver = Box::new(Driver::new(engine, bindings));
+                AnyDriver::InPlace(InPlaceDriver::Soft(driver))
             }
             #[cfg(feature = "verbs")]
-            Self::Verbs(device) => {
-                let queue_pair = device.create_queue_pair(options)?;
-                AnyDriver::Verbs(Box::new(Driver::new(queue_pair, config, bindings)?))
+            (Self::Verbs(device), Receiving::Matched) => {
+                let engine = Engine::new(device.create_queue_pair(options)?, config)?;
+                AnyDriver::Verbs(Box::new(Driver::new(engine, bindings)))
+            }
+            #[cfg(feature = "verbs")]
+            (Self::Verbs(device), Receiving::InPlace) => {
+                let engine = engine_in_place(device, options, config)?;
+                let driver = Box::new(Driver::new(engine, bindings));
+                AnyDriver::InPlace(InPlaceDriver::Verbs(driver))
             }
         })
+    }
+
+    /// Whether a packet is one that its queue pairs take.
+    pub(crate) fn owns(&self, packet: &Packet) -> bool {
+        match (self, packet) {
+            (Self::Soft(device), Packet::Soft(bytes)) => bytes.len() == device.attributes().mtu,
+            #[cfg(feature = "verbs")]
+            (Self::Verbs(device), Packet::Verbs(packet)) => device.owns(packet),
+            #[cfg(feature = "verbs")]
+            _ => false,
+        }
+    }
+}
+
+/// An engine that receives in place, with a second queue pair for the messages if its release takes one.
+fn engine_in_place<D: efa_device::Device<QueuePair: efa_device::QueuePair<Region: Own>>>(
+    device: &D,
+    options: QueuePairOptions,
+    config: Config,
+) -> Result<Engine<InPlaceQueue<D::QueuePair>>, EnableError> {
+    // What else would need a match has been refused; messages that don't fit a packet are when they come.
+    let needs = ReceiveNeeds { ordered: false, tagged: false, directed: false, longest: 0 };
+    let release = config.profile.release;
+    let queue_pair = device.create_queue_pair(options)?;
+    let user = || device.create_queue_pair(options).map_err(EnableError::from);
+    match Receiver::new(queue_pair, user, &needs, config)? {
+        Receiver::InPlace(engine) => Ok(engine),
+        Receiver::Copies(_) => Err(ConfigError::NotInPlace { release }.into()),
+    }
+}
+
+// ---- packets ------------------------------------------------------------------------------------
+
+/// A packet of a device.
+#[derive(Debug)]
+pub(crate) enum Packet {
+    Soft(SoftPacket),
+    #[cfg(feature = "verbs")]
+    Verbs(VerbsPacket),
+}
+
+/// A packet of the software device.
+type SoftPacket = Box<[u8]>;
+
+/// The packets of one kind of device.
+pub(crate) trait OwnPacket: AsRef<[u8]> + Sized {
+    /// This one, as one of any.
+    fn into_any(self) -> Packet;
+    /// That one, if it is of this kind.
+    fn of(any: Packet) -> Result<Self, Packet>;
+}
+
+impl OwnPacket for SoftPacket {
+    fn into_any(self) -> Packet {
+        Packet::Soft(self)
+    }
+
+    fn of(any: Packet) -> Result<Self, Packet> {
+        match any {
+            Packet::Soft(packet) => Ok(packet),
+            #[cfg(feature = "verbs")]
+            other => Err(other),
+        }
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl OwnPacket for VerbsPacket {
+    fn into_any(self) -> Packet {
+        Packet::Verbs(self)
+    }
+
+    fn of(any: Packet) -> Result<Self, Packet> {
+        match any {
+            Packet::Verbs(packet) => Ok(packet),
+            other => Err(other),
+        }
+    }
+}
+
+impl AsRef<[u8]> for Packet {
+    fn as_ref(&self) -> &[u8] {
+        each!(Self in self, packet => packet.as_ref())
     }
 }
 

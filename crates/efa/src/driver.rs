@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use efa_device::{QueuePair, Time};
 use efa_rdm::{
-    Accept, Atomic, AtomicCompletion, AtomicKind, AtomicOp, Completion as Ended, Config,
-    ConfigError, Datatype, Level, Operands, OperationError, PeerId, Read, ReceiveCompletion,
-    ReceiveId, Remote, RemoteWrite, RmaCompletion, RmaKind, SendCompletion,
+    Accept, Atomic, AtomicCompletion, AtomicKind, AtomicOp, Completion as Ended, Datatype,
+    InPlaceCompletion, InPlaceQueue, Level, Operands, OperationError, PeerId, Read,
+    ReceiveCompletion, ReceiveId, Remote, RemoteWrite, RmaCompletion, RmaKind, SendCompletion,
     StartError as EngineError, Statistics, Subprotocol, Write,
 };
 
@@ -22,8 +22,9 @@ use crate::clock::Clock;
 use crate::completion::{Completion, CompletionError, Kind, Refused, StartError};
 use crate::completion_queue::{Entry, Place, Reader, Shared as CompletionQueue};
 use crate::counter::Counters;
-use crate::device::Own;
+use crate::device::{Own, OwnPacket};
 use crate::event::Event;
+use crate::packet::Packet;
 
 /// What an endpoint is bound to.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ pub(crate) struct Bindings {
 }
 
 /// The engine over a queue pair.
-type Engine<Q> = efa_rdm::Endpoint<Q, Slot>;
+pub(crate) type Engine<Q> = efa_rdm::Endpoint<Q, Slot>;
 
 #[derive(Debug)]
 pub(crate) struct Driver<Q: QueuePair> {
@@ -163,15 +164,11 @@ impl Drop for Lane {
     }
 }
 
-impl<Q: QueuePair<Region: Own>> Driver<Q> {
-    pub(crate) fn new(
-        queue_pair: Q,
-        config: Config,
-        bindings: Bindings,
-    ) -> Result<Self, ConfigError> {
+impl<Q: QueuePair<Region: Own, Packet: OwnPacket>> Driver<Q> {
+    pub(crate) fn new(engine: Engine<Q>, bindings: Bindings) -> Self {
         let Bindings { transmit, receive, addresses, sources, counters } = bindings;
-        Ok(Self {
-            engine: Engine::new(queue_pair, config)?,
+        Self {
+            engine,
             addresses,
             sources,
             peers: PeerMap::default(),
@@ -182,7 +179,7 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
             endings: Vec::new(),
             now: Time::ZERO,
             looks: 0,
-        })
+        }
     }
 
     pub(crate) fn address(&self) -> Address {
@@ -405,7 +402,15 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
             if reader.queue.is_some_and(CompletionQueue::has_entries) {
                 break;
             }
-            let Some(ended) = self.engine.poll(self.now) else { break };
+            if Q::IN_PLACE && self.hand_over(&mut reader) {
+                return true;
+            }
+            let Some(ended) = self.engine.poll(self.now) else {
+                if Q::IN_PLACE && self.hand_over(&mut reader) {
+                    return true;
+                }
+                break;
+            };
             if self.give(ended, &mut reader) {
                 return true;
             }
@@ -466,6 +471,9 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
     fn deliver(&mut self) {
         while let Some(ended) = self.engine.poll_completion() {
             self.give(ended, &mut Reader { queue: None, entry: &mut None });
+        }
+        if Q::IN_PLACE {
+            self.hand_over(&mut Reader { queue: None, entry: &mut None });
         }
         if let Some(counters) = &mut self.counters {
             counters.follow(self.engine.statistics());
@@ -648,6 +656,48 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
         }
     }
 
+    /// Gives the completions of receives in place, until one was for the reader, and tells whether one
+    /// was.
+    fn hand_over(&mut self, reader: &mut Reader<'_>) -> bool {
+        while let Some(received) = self.engine.poll_in_place() {
+            if self.received_in_place(received, reader) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn received_in_place(
+        &mut self,
+        received: InPlaceCompletion<Q::Packet>,
+        reader: &mut Reader<'_>,
+    ) -> bool {
+        let InPlaceCompletion { context, peer, cq_data, result } = received;
+        let (peer, peer_address) = self.sender(peer);
+        let (buffer, subprotocol, result) = match result {
+            Ok(message) => {
+                let range = message.range();
+                let packet = message.into_packet().into_any();
+                let buffer = Packet::new(packet, range.start, range.len()).into();
+                (buffer, Some(Subprotocol::Eager), Ok(()))
+            }
+            Err(error) => (Buffer::default(), None, Err(error)),
+        };
+        self.count(Kind::Receive, false, &result);
+        let completion = Completion {
+            context,
+            kind: Kind::Receive,
+            length: buffer.len() as u64,
+            buffer,
+            tag: None,
+            cq_data,
+            peer,
+            peer_address,
+            subprotocol,
+        };
+        self.receive.give(reader, Place::Reserved, entry(completion, result))
+    }
+
     /// Ends multi-receives whose messages have all come in.
     fn end_complete(&mut self) {
         for (_, entry) in self.endings.extract_if(.., |(parts, _)| parts.are_complete()) {
@@ -677,6 +727,29 @@ impl<Q: QueuePair<Region: Own>> Driver<Q> {
     #[cold]
     fn find(&self, peer: PeerId) -> Option<FiAddr> {
         self.addresses.find(&self.engine.peer_address(peer)?.into())
+    }
+}
+
+impl<Q: QueuePair<Region: Own, Packet: OwnPacket>> Driver<InPlaceQueue<Q>> {
+    pub(crate) fn packet(&mut self) -> Result<Packet, StartError> {
+        let packet = self.engine.allocate_packet()?;
+        Ok(Packet::new(packet.into_any(), self.engine.in_place_offset(), 0))
+    }
+
+    /// Posts a packet, which is of this device.
+    pub(crate) fn receive_in_place(&mut self, packet: Packet, context: u64) -> Result<(), Refused> {
+        let begin = self.engine.in_place_offset();
+        let refused =
+            |error, packet| Refused { error, buffer: Packet::new(packet, begin, 0).into() };
+        let packet = Q::Packet::of(packet.into_memory())
+            .map_err(|other| refused(StartError::OtherDomain, other))?;
+        if let Err(error) = self.receive.start() {
+            return Err(refused(error, packet.into_any()));
+        }
+        self.engine.receive_in_place(packet, context).map_err(|back| {
+            self.receive.end();
+            refused(translate(back.error, None), back.buffer.into_any())
+        })
     }
 }
 

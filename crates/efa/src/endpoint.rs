@@ -15,18 +15,19 @@ use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::completion::{Refused, StartError};
 use crate::completion_queue::{CompletionQueue, Reader};
 use crate::counter::{Counted, Counter, Counters};
-use crate::device::{AnyDriver, each};
+use crate::device::{AnyDriver, InPlaceDriver, aside, each, each_driver};
 use crate::domain::Domain;
 use crate::driver::{Bindings, Sources};
 use crate::error::{Bound, CloseError, EnableError};
 use crate::event::Event;
-use crate::info::{Capabilities, EndpointAttributes};
+use crate::info::{Capabilities, EndpointAttributes, MessageOrder};
+use crate::packet::Packet;
 use crate::rma::{Operation, Rma};
 
 /// Takes a turn at the driver of an endpoint, of whichever kind it is.
 macro_rules! drive {
     ($shared:expr, $name:ident => $call:expr) => {
-        each!(AnyDriver in &mut *$shared.driver.lock(), $name => $call)
+        each_driver!(&mut *$shared.driver.lock(), $name => $call)
     };
 }
 
@@ -35,6 +36,8 @@ macro_rules! drive {
 pub struct EndpointOptions {
     /// Services that are enabled; others are refused.
     pub capabilities: Capabilities,
+    /// What becomes of messages that come in.
+    pub receiving: Receiving,
     /// Longest message in bytes that is sent; no limit of the protocol.
     pub max_message_size: u64,
     /// Number of the endpoint's life, part of its address; drawn if `None`.
@@ -56,6 +59,7 @@ impl Default for EndpointOptions {
         let queue_pair = QueuePairOptions::default();
         Self {
             capabilities: Capabilities::OFFERED,
+            receiving: Receiving::default(),
             max_message_size: u64::MAX,
             connid: None,
             hash_seed: None,
@@ -66,6 +70,35 @@ impl Default for EndpointOptions {
         }
     }
 }
+
+/// What becomes of the messages that an endpoint receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Receiving {
+    /// They are matched with the receives posted, in the order in which they were sent, and copied
+    /// into their buffers. They have any length.
+    #[default]
+    Matched,
+    /// They are handed over in the packets that they came in, and no byte is copied; the next message
+    /// goes to the next receive, whoever sent it and when ([`Endpoint::receive_in_place`]).
+    ///
+    /// So they have no order and no tags, and fit one packet: a longer one, a tagged one and an atomic
+    /// are dropped, and [events](Event::PacketDropped) tell. [`Capabilities::TAGGED`], `ATOMIC`,
+    /// `MULTI_RECV` and `DIRECTED_RECV` can't be enabled with it.
+    ///
+    /// It takes the habits of a release that does this
+    /// ([`Config::as_release`](crate::Config::as_release)): from 1.13 to 1.21, which ask peers for
+    /// headers of one length, or from 1.22 to 2.5, which have them send without headers to a queue pair
+    /// of its own. What becomes of messages whose senders don't comply, as those of old releases and the
+    /// first ones, which were sent before the request came, is
+    /// [`Config::unexpected_header`](crate::Config::unexpected_header).
+    InPlace,
+}
+
+/// What takes a match or an order, and can't be had in place.
+const MATCHED: Capabilities = Capabilities::TAGGED
+    .union(Capabilities::ATOMIC)
+    .union(Capabilities::MULTI_RECV)
+    .union(Capabilities::DIRECTED_RECV);
 
 /// Which operations of an endpoint complete on a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -180,6 +213,10 @@ impl EndpointBuilder {
             return Err(EnableError::NotOffered(not_offered));
         }
         let options = self.options;
+        let matched = options.capabilities & MATCHED;
+        if options.receiving == Receiving::InPlace && !matched.is_empty() {
+            return Err(EnableError::NotInPlace(matched));
+        }
         let queue_pair = QueuePairOptions {
             qkey: Qkey(options.connid.unwrap_or_else(|| draw() as u32 & CONNID_MASK)),
             send_depth: options.send_depth,
@@ -201,10 +238,15 @@ impl EndpointBuilder {
             sources,
             counters: self.counters,
         };
-        let driver = self.domain.device().drive(queue_pair, config.clone(), bindings)?;
+        let device = self.domain.device();
+        let driver = device.drive(queue_pair, config.clone(), options.receiving, bindings)?;
         let (address, inject_limit) =
-            each!(AnyDriver in &driver, driver => (driver.address(), driver.inject_limit()));
-        let attributes = EndpointAttributes::of(&config, inject_limit, options.max_message_size);
+            each_driver!(&driver, driver => (driver.address(), driver.inject_limit()));
+        let mut attributes =
+            EndpointAttributes::of(&config, inject_limit, options.max_message_size);
+        if options.receiving == Receiving::InPlace {
+            attributes.message_order = MessageOrder::Unordered;
+        }
         let shared = Arc::new(Shared {
             address,
             capabilities,
@@ -436,6 +478,83 @@ impl Endpoint {
         drive!(self.shared, driver => driver.receive_many(source, buffer, context)).map(ReceiveId)
     }
 
+    /// A packet for [`receive_in_place`](Self::receive_in_place).
+    ///
+    /// # Errors
+    /// [`StartError::NotInPlace`], or the device can't register more memory.
+    pub fn packet(&self) -> Result<Packet, StartError> {
+        match &mut *self.shared.driver.lock() {
+            AnyDriver::InPlace(driver) => each!(InPlaceDriver in driver, driver => driver.packet()),
+            _ => Err(StartError::NotInPlace),
+        }
+    }
+
+    /// Posts a receive of one message of anyone, in exchange for a packet of this domain, at an endpoint
+    /// that [receives in place](Receiving::InPlace).
+    ///
+    /// Its completion has the message in a packet, which need not be the same one:
+    /// [`Buffer::as_slice`] shows it, and [`Buffer::into_packet`] gives the packet for the next receive.
+    /// If the receive fails, the packet stays with the endpoint.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use efa::*;
+    ///
+    /// let domain = Fabric::local(LocalOptions::default()).domain()?;
+    /// let queue = domain.completion_queue(CompletionQueueOptions::default());
+    /// let addresses = domain.address_vector();
+    /// let endpoint = |options| {
+    ///     domain
+    ///         .endpoint(options)
+    ///         .bind_completion_queue(&queue, Direction::Both)
+    ///         .bind_address_vector(&addresses)
+    ///         .enable()
+    /// };
+    /// let alice = endpoint(EndpointOptions::default())?;
+    /// let bob = endpoint(EndpointOptions {
+    ///     capabilities: Capabilities::MSG | Capabilities::SOURCE,
+    ///     receiving: Receiving::InPlace,
+    ///     protocol: Config::as_release(Release::V1_20),
+    ///     ..EndpointOptions::default()
+    /// })?;
+    ///
+    /// let to_bob = addresses.insert(bob.address())?;
+    /// let mut packet = bob.packet()?;
+    /// for text in ["one", "two"] {
+    ///     bob.receive_in_place(packet, 1)?;
+    ///     alice.send(Message::to(to_bob), text, 2)?;
+    ///     let received = loop {
+    ///         let completion = queue.wait(Duration::from_secs(10))?;
+    ///         if completion.is_received() {
+    ///             break completion;
+    ///         }
+    ///     };
+    ///     assert_eq!(received.buffer.as_slice(), Some(text.as_bytes()));
+    ///     packet = received.buffer.into_packet().expect("received in place");
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The packet comes back with the reason.
+    pub fn receive_in_place(&self, packet: Packet, context: u64) -> Result<(), Refused> {
+        let checked = self.require(Capabilities::MSG | Capabilities::RECV);
+        let checked =
+            checked.and_then(|()| match self.shared.domain.device().owns(packet.memory()) {
+                true => Ok(()),
+                false => Err(StartError::OtherDomain),
+            });
+        if let Err(error) = checked {
+            return Err(Refused { error, buffer: packet.into() });
+        }
+        match &mut *self.shared.driver.lock() {
+            AnyDriver::InPlace(driver) => {
+                each!(InPlaceDriver in driver, driver => driver.receive_in_place(packet, context))
+            }
+            _ => Err(Refused { error: StartError::NotInPlace, buffer: packet.into() }),
+        }
+    }
+
     /// Starts to write to memory of a peer. It completes when the bytes lie in the memory of the
     /// peer's device, or there already if the device writes by itself; the peer gets a completion
     /// only if [data](Rma::with_data) goes along. Writes have no order.
@@ -657,7 +776,14 @@ impl Shared {
     #[inline]
     pub(crate) fn poll(&self, reader: Reader<'_>) -> bool {
         let clock = self.domain.fabric().clock();
-        drive!(self, driver => driver.poll(clock, reader))
+        match &mut *self.driver.lock() {
+            AnyDriver::InPlace(driver) => {
+                aside(|| each!(InPlaceDriver in driver, driver => driver.poll(clock, reader)))
+            }
+            AnyDriver::Soft(driver) => driver.poll(clock, reader),
+            #[cfg(feature = "verbs")]
+            AnyDriver::Verbs(driver) => driver.poll(clock, reader),
+        }
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {

@@ -63,6 +63,9 @@ pub enum EnableError {
     /// Services that are not offered were asked for.
     #[error("capabilities not offered: {0}")]
     NotOffered(Capabilities),
+    /// Messages are to be received in place, which these services don't allow.
+    #[error("messages can't be received in place by an endpoint with {0}")]
+    NotInPlace(Capabilities),
     /// A setting makes no sense.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -214,6 +214,8 @@ pub struct DomainAttributes {
 pub enum MessageOrder {
     /// As they were sent (`FI_ORDER_SAS`).
     SendAfterSend,
+    /// In none: messages are received in place ([`Receiving::InPlace`](crate::Receiving::InPlace)).
+    Unordered,
 }
 
 /// How endpoints talk.

@@ -69,6 +69,7 @@ mod error;
 mod event;
 mod fabric;
 mod info;
+mod packet;
 mod region;
 mod registrations;
 mod rma;
@@ -82,17 +83,19 @@ pub use completion_queue::{CompletionQueue, CompletionQueueOptions, Entry, WaitE
 pub use counter::{Counted, Counter, CounterError, CounterEvents, CounterOptions};
 pub use domain::Domain;
 pub use efa_device::{Access, DeviceError, Gid, Qpn, Status, Time};
+pub use efa_handshake::Release;
 pub use efa_proto::PacketType;
 pub use efa_rdm::{
     AccessError, AtomicKind, AtomicOp, BackoffLimits, Bounds, Config, ConfigError, Datatype,
     DropReason, Excess, Level, OperationError, RemoteUse, Statistics, Subprotocol, TooManyPieces,
+    UnexpectedHeader,
 };
 pub use efa_sim as sim;
 pub use efa_sim::local::LocalOptions;
 pub use efa_sim::shm::ShmOptions;
 pub use efa_sim::tcp::TcpOptions;
 pub use endpoint::{
-    Direction, Endpoint, EndpointBuilder, EndpointOptions, Message, Receive, ReceiveId,
+    Direction, Endpoint, EndpointBuilder, EndpointOptions, Message, Receive, ReceiveId, Receiving,
 };
 pub use environment::{Environment, Mistake, Parameter, ParameterKind, Value};
 pub use error::{Bound, CloseError, EnableError, Error, Wanted};
@@ -102,6 +105,7 @@ pub use info::{
     AddressVectorKind, Capabilities, DomainAttributes, EndpointAttributes, EndpointKind, Hints,
     Info, Link, MessageOrder, Progress, ResourceManagement, Threading,
 };
+pub use packet::Packet;
 pub use region::{MemoryRegion, OutOfRegion, RegionSlice, RegisterError};
 pub use registrations::{RegistrationCounts, RegistrationLimits};
 pub use rma::{Element, Operation, RemoteMemory, Rma};

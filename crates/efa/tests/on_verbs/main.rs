@@ -8,6 +8,8 @@
 
 #[path = "../stories/ends.rs"]
 mod ends;
+#[path = "../stories/in_place.rs"]
+mod in_place;
 #[path = "../stories/messages.rs"]
 mod messages;
 #[path = "../stories/peers.rs"]

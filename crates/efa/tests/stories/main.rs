@@ -8,6 +8,7 @@ mod buffers;
 mod completions;
 mod counters;
 mod ends;
+mod in_place;
 mod lifetimes;
 mod links;
 mod messages;

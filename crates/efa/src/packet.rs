@@ -1,0 +1,56 @@
+//! Packets: memory of the device that messages are received in without a copy.
+//!
+//! ```text
+//!   Endpoint::packet ─► Packet ─► Endpoint::receive_in_place
+//!                         ▲                   │
+//!              Buffer::into_packet            ▼
+//!                         └──── Buffer ◄─ Completion        the message lies in it
+//! ```
+
+use crate::device::Packet as Memory;
+
+/// A packet of a device, for a [receive in place](crate::Endpoint::receive_in_place). It holds one
+/// message at a time, and serves again and again. Dropping it gives its memory back.
+#[derive(Debug)]
+pub struct Packet {
+    memory: Memory,
+    /// Where the message lies: lengths of datagrams fit easily.
+    begin: u32,
+    length: u32,
+}
+
+impl Packet {
+    /// A packet with a message, or room for one, from `begin` on.
+    pub(crate) fn new(memory: Memory, begin: usize, length: usize) -> Self {
+        let [begin, length] = [begin, length].map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
+        Self { memory, begin, length }
+    }
+
+    /// Longest message in bytes that it can hold. A longer one is not received in place.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.memory.as_ref().len().saturating_sub(self.begin as usize)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// The message.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        let from = self.memory.as_ref().get(self.begin as usize..).unwrap_or_default();
+        from.get(..self.len()).unwrap_or_default()
+    }
+
+    pub(crate) fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(u32::try_from(length).unwrap_or(u32::MAX));
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub(crate) fn into_memory(self) -> Memory {
+        self.memory
+    }
+}

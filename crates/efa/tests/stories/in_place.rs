@@ -1,0 +1,303 @@
+//! Messages received in place: endpoints that hand over the packets that messages came in.
+
+use std::time::Duration;
+
+use efa::{
+    Capabilities, CompletionQueueOptions, ConfigError, Counted, CounterOptions, Direction,
+    DropReason, EnableError, EndpointOptions, Event, Fabric, LocalOptions, Message, MessageOrder,
+    OperationError, Packet, PacketType, Receive, Receiving, Release, StartError, Subprotocol,
+    UnexpectedHeader,
+};
+
+use crate::world::{ALICE, BOB, World, options, pattern, with};
+
+/// One that asks for headers of one length, and one that has a second queue pair.
+const RELEASES: [Release; 2] = [Release::V1_20, Release::V2_0];
+
+/// Bob's options, with the habits of a release.
+fn in_place(release: Release, unexpected_header: UnexpectedHeader) -> EndpointOptions {
+    let mut protocol = efa::Config::as_release(release);
+    protocol.unexpected_header = unexpected_header;
+    EndpointOptions {
+        capabilities: Capabilities::MSG | Capabilities::RMA | Capabilities::SOURCE,
+        receiving: Receiving::InPlace,
+        protocol,
+        ..options(2)
+    }
+}
+
+/// Bob receives in place, and Alice lets him say so before she sends anything.
+fn pair(release: Release) -> World {
+    let alice = with(1, |config| config.messages_after_handshake = true);
+    World::pair_with(7, alice, in_place(release, UnexpectedHeader::Refuse))
+}
+
+fn post(world: &World, context: u64) {
+    let packet = world.end(BOB).packet().unwrap();
+    world.end(BOB).receive_in_place(packet, context).unwrap();
+}
+
+/// What Bob was told of dropped packets.
+fn drops(world: &World) -> Vec<DropReason> {
+    let events = std::iter::from_fn(|| world.end(BOB).event());
+    let reasons = events.filter_map(|event| match event {
+        Event::PacketDropped { reason, .. } => Some(reason),
+        _ => None,
+    });
+    reasons.collect()
+}
+
+// conformance: A184 A185
+#[test]
+fn messages_are_handed_over_in_their_packets_which_serve_again() {
+    for release in RELEASES {
+        let mut world = pair(release);
+        assert_eq!(world.end(BOB).attributes().message_order, MessageOrder::Unordered);
+        let to_bob = world.introduce(ALICE, BOB);
+        let alice = world.introduce(BOB, ALICE);
+        let mut packet: Packet = world.end(BOB).packet().unwrap();
+        let most = packet.capacity();
+        assert!(most > 8000, "{most}");
+        for (i, size) in [0, 1, 1000, most, 8].into_iter().enumerate() {
+            let context = i as u64;
+            let data = pattern(size, context);
+            world.end(BOB).receive_in_place(packet, context).unwrap();
+            world.end(ALICE).send(Message::to(to_bob), data.clone(), 9).unwrap();
+            assert_eq!(world.done(ALICE).context, 9);
+            let received = world.done(BOB);
+            assert!(received.is_received());
+            assert_eq!((received.context, received.length), (context, size as u64));
+            assert_eq!((received.peer, received.tag), (Some(alice), None));
+            assert_eq!(received.subprotocol, Some(Subprotocol::Eager));
+            assert_eq!(received.buffer.as_slice(), Some(&data[..]));
+            packet = received.buffer.into_packet().unwrap();
+            assert_eq!(packet.capacity(), most);
+        }
+        assert_eq!(world.end(BOB).statistics().unexpected, 0, "{release}: nothing was copied");
+    }
+}
+
+#[test]
+fn what_was_received_in_place_is_sent_on_as_it_lies() {
+    for release in RELEASES {
+        let mut world = pair(release);
+        let carol = world.add(options(3));
+        let to_bob = world.introduce(ALICE, BOB);
+        let to_carol = world.introduce(BOB, carol);
+        post(&world, 1);
+        world.end(carol).receive(Receive::untagged(), vec![0; 3000], 2).unwrap();
+        world.end(ALICE).send(Message::to(to_bob), pattern(3000, 1), 3).unwrap();
+        let received = world.done(BOB);
+        assert_eq!(received.buffer.clone(), pattern(3000, 1), "a clone is a copy of the bytes");
+        world.end(BOB).send(Message::to(to_carol), received.into_message(), 4).unwrap();
+        assert_eq!(world.done(carol).into_message(), pattern(3000, 1));
+        let sent = world.done(BOB);
+        assert_eq!((sent.context, &sent.buffer), (4, &pattern(3000, 1).into()));
+        // The packet comes back with the send, to be posted again.
+        world.end(BOB).receive_in_place(sent.buffer.into_packet().unwrap(), 5).unwrap();
+    }
+}
+
+#[test]
+fn one_that_receives_in_place_sends_messages_of_any_length() {
+    for release in RELEASES {
+        let mut world = pair(release);
+        let to_alice = world.introduce(BOB, ALICE);
+        for size in [8, 50_000, 300_000] {
+            world.end(ALICE).receive(Receive::untagged(), vec![0; size], 1).unwrap();
+            world.end(BOB).send(Message::to(to_alice), pattern(size, 3), 2).unwrap();
+            assert_eq!(world.done(ALICE).into_message(), pattern(size, 3));
+            assert_eq!(world.done(BOB).context, 2);
+        }
+    }
+}
+
+// conformance: A44 A188
+#[test]
+fn a_message_with_another_header_fails_its_receive() {
+    // 1.12 has shorter addresses, and leaves them out when the HANDSHAKE has come.
+    let old = EndpointOptions { protocol: efa::Config::as_release(Release::V1_12), ..options(1) };
+    // The other one knows the request, but sends before it can know that there is one.
+    for (alice, release) in [(old, Release::V1_20), (options(1), Release::V2_0)] {
+        let mut world = World::pair_with(7, alice, in_place(release, UnexpectedHeader::Refuse));
+        let to_bob = world.introduce(ALICE, BOB);
+        post(&world, 1);
+        world.end(ALICE).send(Message::to(to_bob), pattern(100, 1), 2).unwrap();
+        let failed = world.failed(BOB);
+        assert!(matches!(failed.error, OperationError::UnexpectedHeader { .. }), "{failed}");
+        assert_eq!(failed.completion.context, 1);
+        assert!(failed.completion.buffer.is_empty(), "the packet stays with the endpoint");
+        assert_eq!(world.done(ALICE).context, 2, "a sender isn't told");
+    }
+}
+
+// conformance: A43 A45 A189
+#[test]
+fn or_it_is_moved_to_where_it_should_be() {
+    let old = EndpointOptions { protocol: efa::Config::as_release(Release::V1_12), ..options(1) };
+    for (alice, release) in [(old, Release::V1_20), (options(1), Release::V2_0)] {
+        let mut world = World::pair_with(7, alice, in_place(release, UnexpectedHeader::Move));
+        let to_bob = world.introduce(ALICE, BOB);
+        for context in 0..3 {
+            post(&world, context);
+            world.end(ALICE).send(Message::to(to_bob), pattern(100, context), 9).unwrap();
+            let received = world.done(BOB);
+            assert_eq!(received.context, context);
+            assert_eq!(received.buffer.as_slice(), Some(&pattern(100, context)[..]));
+            assert!(received.buffer.into_packet().is_ok());
+        }
+    }
+}
+
+// conformance: A190
+#[test]
+fn what_can_not_be_received_in_place_is_told_and_takes_no_receive() {
+    let mut world = pair(Release::V1_20);
+    let to_bob = world.introduce(ALICE, BOB);
+    post(&world, 1);
+    world.end(ALICE).inject(Message::to(to_bob).tagged(5), b"tagged").unwrap();
+    world.end(ALICE).send(Message::to(to_bob), pattern(20_000, 1), 2).unwrap();
+    world.drive();
+    let drops = drops(&world);
+    for packet_type in [PacketType::EagerTagRtm, PacketType::MediumMsgRtm] {
+        assert!(drops.contains(&DropReason::NotInPlace(packet_type)), "{packet_type}: {drops:?}");
+    }
+    assert!(world.ends[BOB].entries.is_empty());
+    world.end(ALICE).send(Message::to(to_bob), pattern(20, 2), 3).unwrap();
+    let received = world.done(BOB);
+    assert_eq!((received.context, received.buffer), (1, pattern(20, 2).into()));
+}
+
+#[test]
+fn receives_in_place_are_counted_and_may_keep_their_senders_to_themselves() {
+    let mut world = World::empty();
+    world.add(options(1));
+    let domain = world.ends[ALICE].domain.clone();
+    let queue = domain.completion_queue(CompletionQueueOptions { capacity: 2 });
+    let counter = domain.counter(CounterOptions::default()).unwrap();
+    let mut anyone = in_place(Release::V1_20, UnexpectedHeader::Move);
+    anyone.capabilities = Capabilities::MSG;
+    let bob = domain
+        .endpoint(anyone)
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_address_vector(&world.ends[ALICE].addresses)
+        .bind_counter(&counter, Counted::RECEIVE)
+        .enable()
+        .unwrap();
+    for context in 0..2 {
+        bob.receive_in_place(bob.packet().unwrap(), context).unwrap();
+    }
+    let refused = bob.receive_in_place(bob.packet().unwrap(), 2).unwrap_err();
+    assert_eq!(refused.error, StartError::QueueFull { capacity: 2 });
+    assert!(refused.buffer.into_packet().is_ok(), "it comes back");
+
+    let to_bob = world.ends[ALICE].addresses.insert(bob.address()).unwrap();
+    world.end(ALICE).inject(Message::to(to_bob), b"hello").unwrap();
+    let received = queue.wait(Duration::from_secs(60)).unwrap();
+    assert_eq!((received.context, received.peer), (0, None));
+    assert_eq!(received.into_message(), *b"hello");
+    assert_eq!(counter.value(), 1);
+
+    // And what is left comes back at the end.
+    drop(bob);
+    let cancelled = queue.read().unwrap().unwrap_err();
+    assert_eq!((cancelled.completion.context, cancelled.error), (1, OperationError::Cancelled));
+    assert!(queue.read().is_none());
+}
+
+#[test]
+fn a_queue_serves_both_kinds_of_endpoints_in_turn() {
+    let mut world = pair(Release::V1_20);
+    let domain = world.ends[BOB].domain.clone();
+    let carol = domain
+        .endpoint(options(3))
+        .bind_completion_queue(&world.ends[BOB].queue, Direction::Both)
+        .bind_address_vector(&world.ends[BOB].addresses)
+        .enable()
+        .unwrap();
+    let to_bob = world.introduce(ALICE, BOB);
+    let to_carol = world.ends[ALICE].addresses.insert(carol.address()).unwrap();
+    for i in 0..20 {
+        post(&world, i);
+        carol.receive(Receive::tagged(i), vec![0; 100], 100 + i).unwrap();
+        world.end(ALICE).send(Message::to(to_bob), pattern(60, i), 0).unwrap();
+        world.end(ALICE).send(Message::to(to_carol).tagged(i), pattern(60, 100 + i), 0).unwrap();
+    }
+    let mut contexts: Vec<u64> = (0..40)
+        .map(|_| {
+            let received = world.done(BOB);
+            if received.context >= 100 {
+                let salt = received.context;
+                assert_eq!(received.into_message(), pattern(60, salt));
+                return salt;
+            }
+            assert!(received.buffer.as_slice().is_some());
+            received.context
+        })
+        .collect();
+    contexts.sort_unstable();
+    assert_eq!(contexts, (0..20).chain(100..120).collect::<Vec<_>>());
+}
+
+// conformance: A183
+#[test]
+fn what_does_not_go_together_is_told() {
+    let world = pair(Release::V2_0);
+    let domain = &world.ends[BOB].domain;
+    let enable = |options| {
+        let end = &world.ends[BOB];
+        let builder = domain.endpoint(options).bind_completion_queue(&end.queue, Direction::Both);
+        builder.bind_address_vector(&end.addresses).enable().map(drop)
+    };
+    let bob = || in_place(Release::V2_0, UnexpectedHeader::Refuse);
+    let matched = Capabilities::TAGGED
+        | Capabilities::ATOMIC
+        | Capabilities::MULTI_RECV
+        | Capabilities::DIRECTED_RECV;
+    let everything = EndpointOptions { capabilities: Capabilities::OFFERED, ..bob() };
+    assert_eq!(enable(everything), Err(EnableError::NotInPlace(matched)));
+    for capability in matched.iter() {
+        let one = EndpointOptions { capabilities: Capabilities::MSG | capability, ..bob() };
+        assert_eq!(enable(one), Err(EnableError::NotInPlace(capability)));
+    }
+    for release in [Release::V1_12, Release::V2_6] {
+        let refused = enable(in_place(release, UnexpectedHeader::Refuse));
+        assert_eq!(refused, Err(ConfigError::NotInPlace { release }.into()));
+    }
+
+    // No other receives there, and none in place elsewhere.
+    let refused = world.end(BOB).receive(Receive::untagged(), vec![7], 1).unwrap_err();
+    assert_eq!(refused.error, StartError::Engine(efa_rdm::StartError::InPlaceOnly));
+    assert_eq!(refused.buffer, [7]);
+    assert_eq!(world.end(ALICE).packet().map(drop), Err(StartError::NotInPlace));
+    let packet = world.end(BOB).packet().unwrap();
+    let refused = world.end(ALICE).receive_in_place(packet, 1).unwrap_err();
+    assert!(matches!(refused.error, StartError::NotInPlace | StartError::OtherDomain));
+    let mut deaf = bob();
+    deaf.capabilities = Capabilities::MSG | Capabilities::SEND;
+    let mut world = World::empty();
+    world.add(deaf);
+    let packet = world.end(ALICE).packet().unwrap();
+    let refused = world.end(ALICE).receive_in_place(packet, 1).unwrap_err();
+    assert_eq!(refused.error, StartError::Disabled(Capabilities::RECV));
+    assert!(refused.buffer.into_packet().is_ok());
+}
+
+#[test]
+fn packets_of_another_device_come_back() {
+    let other = Fabric::local(LocalOptions { mtu: 4096, ..LocalOptions::default() });
+    let domain = other.domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let stranger = domain
+        .endpoint(in_place(Release::V1_20, UnexpectedHeader::Refuse))
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_address_vector(&domain.address_vector())
+        .enable()
+        .unwrap();
+    let world = pair(Release::V1_20);
+    let refused = world.end(BOB).receive_in_place(stranger.packet().unwrap(), 1).unwrap_err();
+    assert_eq!(refused.error, StartError::OtherDomain);
+    let packet = refused.buffer.into_packet().unwrap();
+    stranger.receive_in_place(packet, 2).unwrap();
+    stranger.close(Duration::from_secs(1)).unwrap();
+}
