@@ -122,8 +122,10 @@ pub struct Profile {
     pub device_version: bool,
     /// Whether CTSDATA is withheld until the peer's HANDSHAKE came.
     pub ctsdata_after_handshake: bool,
-    /// How many message ids ahead of the expected one are kept, in all.
-    pub receive_window: u32,
+    /// How many message ids ahead of the expected one are kept: a message beyond them is lost, up to
+    /// 1.22. `None` since 2.0, which has another place for those; its window is only how they are
+    /// stored.
+    pub receive_window: Option<u32>,
 }
 
 impl Profile {
@@ -163,7 +165,7 @@ impl Profile {
             host_id: since(Release::V1_18),
             device_version: since(Release::V1_20),
             ctsdata_after_handshake: since(Release::V1_14),
-            receive_window: if since(Release::V2_6) { 16 } else { 16384 },
+            receive_window: if since(Release::V2_0) { None } else { Some(16384) },
         }
     }
 

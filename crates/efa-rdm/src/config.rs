@@ -59,7 +59,9 @@ pub struct Config {
     pub min_receive_buffers: usize,
     /// Receive buffers posted to the device under load; at most what the device allows.
     pub max_receive_buffers: usize,
-    /// How many message ids ahead of the expected one are kept. Ids beyond are a protocol error.
+    /// How many message ids ahead of the expected one are kept; ids beyond are a protocol error. With
+    /// the habits of a release before 2.0 no more than its
+    /// [`receive_window`](Profile::receive_window).
     pub max_reorder: u32,
     /// A multi-receive buffer with less room than this is given back.
     pub min_multi_receive: u64,
@@ -173,6 +175,11 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// How many message ids ahead of the expected one are kept.
+    pub(crate) fn reorder(&self) -> u32 {
+        self.profile.receive_window.unwrap_or(u32::MAX).min(self.max_reorder)
+    }
+
     pub(crate) fn check(&self, mtu: usize) -> Result<(), ConfigError> {
         if mtu < MIN_MTU {
             return Err(ConfigError::MtuTooSmall { mtu, least: MIN_MTU });
@@ -188,6 +195,7 @@ impl Config {
             ("min_receive_buffers", self.min_receive_buffers as u64),
             ("max_receive_buffers", self.max_receive_buffers as u64),
             ("max_reorder", u64::from(self.max_reorder)),
+            ("profile.receive_window", self.profile.receive_window.unwrap_or(1).into()),
             ("min_multi_receive", self.min_multi_receive),
         ];
         match positive.into_iter().find(|(_, value)| *value == 0) {

@@ -135,8 +135,8 @@ impl<P, B> Active<P, B> {
             handshake: PeerState::new(),
             next_msg_id: config.first_msg_id,
             pace: Pace::new(config.old_peer_window, config.first_msg_id),
-            window: Window::new(WINDOW.min(config.max_reorder))
-                .with_limit(config.max_reorder)
+            window: Window::new(WINDOW.min(config.reorder()))
+                .with_limit(config.reorder())
                 .starting_at(config.first_msg_id),
             backoff: Backoff::default(),
             backlog: VecDeque::new(),

@@ -1,6 +1,7 @@
 //! Message order (section 3.2): ids, reordering, wraparound.
 
 use efa_device::Status;
+use efa_handshake::Release;
 use efa_proto::{Header, MsgId, ReqOptions, Rtm, RtmKind};
 use efa_rdm::{Config, DropReason, Event, Level, Message, StartError};
 
@@ -96,6 +97,25 @@ fn old_early_and_far_ids_have_defined_ends() {
         assert_eq!(received.buffer, (i as u32).to_le_bytes());
     }
     assert_eq!(world.endpoint(1).packets_held().held, 0);
+}
+
+#[test]
+fn releases_before_2_0_lose_what_is_a_window_ahead() {
+    const WINDOW: u32 = 16384;
+    for release in Release::ALL {
+        let mut world = World::pair_with(1, Config::default(), Config::as_release(release));
+        world.acquaint();
+        for (id, too_far) in [(WINDOW - 1, false), (WINDOW, release < Release::V2_0)] {
+            world.inject(0, 1, eager(id), &[]);
+            world.drive();
+            let reasons = world.drop_reasons(1);
+            let lost = reasons == [DropReason::MessageIdTooFar];
+            assert!(
+                lost == too_far && (lost || reasons.is_empty()),
+                "{release}, {id}: {reasons:?}"
+            );
+        }
+    }
 }
 
 // conformance: A100

@@ -19,7 +19,10 @@ fn pair(seed: u64, old_peer_window: u32, receiver: Release) -> World {
     let rdma = Rdma { unsolicited_write_receive: true, ..Rdma::READ_WRITE };
     let mut world = World::new(LocalOptions { seed, faults, rdma, ..LocalOptions::default() });
     world.add(Config { old_peer_window, ..Config::default() });
-    world.add(Config { max_reorder: WINDOW, ..Config::as_release(receiver) });
+    let mut config = Config::as_release(receiver);
+    let window = &mut config.profile.receive_window;
+    *window = window.map(|_| WINDOW);
+    world.add(config);
     world
 }
 
