@@ -20,7 +20,7 @@ use crate::inbound::Inbound;
 use crate::longread::Reading;
 use crate::matching::{Assembly, Matching, Posted, pattern};
 use crate::memory::Memory;
-use crate::operations::{Operations, Receive, ReceiveRole, Send, SendRole};
+use crate::operations::{Heard, Operations, Receive, ReceiveRole, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::{PeerId, Peers, Standing, gid};
 use crate::progress::{PROGRESS_BUDGET, Schedule};
@@ -650,8 +650,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if status == Status::ReceiverNotReady && live {
             self.receiver_not_ready(packet, record);
         } else {
+            let msg_id = self.whole_message_id(&packet, &record);
             self.transmit.recycle(packet);
-            self.packet_failed(record, status);
+            self.packet_or_message_failed(record, msg_id, status);
         }
     }
 
@@ -743,6 +744,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Moves a send on as far as the device allows.
     pub(crate) fn advance_send(&mut self, id: OpId) -> Advance {
         let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        if send.given_up.is_some() {
+            return Advance::Done;
+        }
         match send.subprotocol {
             None => match send.role {
                 SendRole::Message => self.begin_send(id),
@@ -764,12 +768,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && send.is(peer, msg_id)
         {
             send.outstanding -= 1;
+            if send.heard == Heard::Nothing {
+                send.heard = Heard::Part;
+            }
             self.end_send_if_done(id);
         }
     }
 
     pub(crate) fn end_send_if_done(&mut self, id: OpId) {
-        if self.operations.sends.get(id).is_some_and(Send::is_done) {
+        let Some(send) = self.operations.sends.get(id) else { return };
+        if let Some(status) = send.given_up {
+            self.give_up_if_drained(id, status);
+        } else if send.is_done() {
             self.end_send(id, Ok(()));
         }
     }

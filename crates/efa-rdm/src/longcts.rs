@@ -18,7 +18,7 @@ use crate::completion::Level;
 use crate::endpoint::Endpoint;
 use crate::event::DropReason;
 use crate::medium::Segment;
-use crate::operations::{ReceiveRole, SendRole};
+use crate::operations::{Heard, ReceiveRole, SendRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::select::Subprotocol;
@@ -69,6 +69,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let had_window = send.sent < send.window_end;
         send.window_end = send.sent.saturating_add(cts.recv_length).min(send.length);
         send.recv_id = cts.recv_id;
+        send.heard = Heard::Granted;
         if had_window {
             return;
         }

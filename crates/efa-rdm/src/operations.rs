@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 
+use efa_device::Status;
 use efa_proto::OpId;
 use slab::Slab;
 
@@ -55,6 +56,16 @@ impl SendRole {
     }
 }
 
+/// How much a peer has heard of a send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    Nothing,
+    /// A packet arrived.
+    Part,
+    /// And it was answered by a grant.
+    Granted,
+}
+
 /// An operation that gives data away.
 #[derive(Debug)]
 pub(crate) struct Send<M> {
@@ -81,6 +92,9 @@ pub(crate) struct Send<M> {
     pub(crate) read_nack: bool,
     /// The receiver has said that it has read all, or that it is delivered, or has answered.
     pub(crate) confirmed: bool,
+    pub(crate) heard: Heard,
+    /// Why it is given up, as soon as the device is done with its packets.
+    pub(crate) given_up: Option<Status>,
     /// Long-CTS: bytes that may be sent, and the receiver's name for the operation.
     pub(crate) window_end: u64,
     pub(crate) recv_id: OpId,
@@ -105,6 +119,8 @@ impl<M> Send<M> {
             in_packets: length,
             read_nack: false,
             confirmed: false,
+            heard: Heard::Nothing,
+            given_up: None,
             window_end: 0,
             recv_id: OpId(0),
         }

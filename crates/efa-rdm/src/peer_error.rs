@@ -14,24 +14,31 @@
 //!     │── PEER_ERROR (2: msg_id) ─────────────────────►│ nothing came: messages behind it go on
 //! ```
 //!
-//! Only the receiver's half is ever sent from here: buffers of this endpoint's sends are its own, and
-//! can't be taken from under a message. No release has the feature, so it is used only when both
-//! sides announce it.
+//! A sender gives a message up when the device refuses a packet of it for a reason that is the packet's
+//! own. It tells when the device is done with all others, since by then it is known what has arrived, and
+//! nothing of the message comes behind. Without the feature the conversation ends there: the receiver
+//! would wait for the message, and with it for all behind.
+//!
+//! Buffers of this endpoint's sends are its own and can't be taken from under a message, as those of
+//! libfabric can. A peer that is removed isn't told: nothing is sent to it any more. Writes have no place
+//! among the messages, and the specification has nothing for them.
+//!
+//! No release has the feature, so it is used only when both sides announce it.
 
-use efa_device::QueuePair;
+use efa_device::{QueuePair, Status};
 use efa_handshake::{Extras, Support};
 use efa_match::Admit;
-use efa_proto::{OpId, PacketType, PeerError};
+use efa_proto::{Header, OpId, Packet, PacketType, PeerError};
 
 use crate::completion::OperationError;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::held::Chain;
 use crate::matching::Assembly;
-use crate::operations::ReceiveRole;
+use crate::operations::{Heard, ReceiveRole};
 use crate::payload::Payload;
-use crate::peer::PeerId;
-use crate::transmit::{Advance, InFlight, Work};
+use crate::peer::{Active, PeerId};
+use crate::transmit::{Advance, InFlight, Purpose, Work};
 
 /// What `op_id` of a PEER_ERROR means.
 const OPERATION: u8 = 0;
@@ -41,32 +48,119 @@ const MSG_ID_SKIP: u8 = 2;
 /// libfabric's number for errors of its provider that have no other.
 const OTHER: u32 = 4096;
 
+/// Whether a packet failed for what it is, and others to the peer need not: neither is the peer gone,
+/// nor the way there, nor the queue pair.
+fn is_of_packet(status: Status) -> bool {
+    matches!(status, Status::BadLocalKey | Status::BadLength | Status::RemoteBadLength)
+}
+
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn has_peer_error(&self) -> bool {
         self.config.profile.extras.contains(Extras::PEER_ERROR)
+    }
+
+    /// Whether a peer can be told that a message is given up.
+    fn can_tell(&self, peer: PeerId) -> bool {
+        let support = |active: &Active<_, _>| active.handshake.supports(Extras::PEER_ERROR);
+        self.has_peer_error()
+            && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
     }
 
     /// Tells the sender of a message that it won't be read, if it understands that.
     #[cold]
     pub(crate) fn give_up_reading(&mut self, id: OpId, error: OperationError) {
         let Some(receive) = self.operations.receives.get(id) else { return };
-        let (peer, send_id) = (receive.peer, receive.send_id);
-        let understands = self
-            .peers
-            .active(peer)
-            .is_some_and(|active| active.handshake.supports(Extras::PEER_ERROR) == Support::Yes);
-        if receive.role == ReceiveRole::Message && self.has_peer_error() && understands {
+        let (peer, op_id) = (receive.peer, receive.send_id);
+        if receive.role == ReceiveRole::Message && self.can_tell(peer) {
             let code = match error {
                 OperationError::Device(status) => status.code().into(),
                 _ => OTHER,
             };
-            self.enqueue(peer, Work::PeerError { send_id, code });
+            self.enqueue(peer, Work::PeerError { op_id, ref_kind: OPERATION, code });
         }
     }
 
-    pub(crate) fn send_peer_error(&mut self, peer: PeerId, send_id: OpId, code: u32) -> Advance {
+    /// The place among the messages of the one that a packet is all of.
+    #[cold]
+    pub(crate) fn whole_message_id(&self, packet: &Q::Packet, record: &InFlight<B>) -> Option<u32> {
+        let bytes = packet.as_ref().get(..record.length as usize)?;
+        match (&record.purpose, Packet::parse(bytes).ok()?.header) {
+            (Purpose::Message(_), Header::Rtm(rtm)) => Some(rtm.msg_id.0),
+            _ => None,
+        }
+    }
+
+    /// The device gave a packet up. If that concerns its message alone, and the peer can be told, that
+    /// is given up; if not, the peer is.
+    #[cold]
+    pub(crate) fn packet_or_message_failed(
+        &mut self,
+        record: InFlight<B>,
+        msg_id: Option<u32>,
+        status: Status,
+    ) {
+        let InFlight { peer, packet_type, length, retransmitted, .. } = record;
+        let gives_up = is_of_packet(status) && self.can_tell(peer);
+        match (record.purpose, msg_id) {
+            (Purpose::Message(message), Some(msg_id)) if gives_up => {
+                self.statistics.send_errors += 1;
+                self.message_ended(peer, message, Err(OperationError::Device(status)));
+                let (op_id, ref_kind, code) = (OpId(msg_id), MSG_ID_SKIP, status.code().into());
+                self.enqueue(peer, Work::PeerError { op_id, ref_kind, code });
+            }
+            (Purpose::Send { id, msg_id }, _)
+                if gives_up && self.part_of_message(id, peer, msg_id) =>
+            {
+                self.statistics.send_errors += 1;
+                if let Some(send) = self.operations.sends.get_mut(id) {
+                    send.outstanding -= 1;
+                    send.given_up.get_or_insert(status);
+                }
+                self.end_send_if_done(id);
+            }
+            (purpose, _) => {
+                let record = InFlight { peer, purpose, packet_type, length, retransmitted };
+                self.packet_failed(record, status);
+            }
+        }
+    }
+
+    /// Whether an operation is still that of this message.
+    fn part_of_message(&self, id: OpId, peer: PeerId, msg_id: u32) -> bool {
+        let send = self.operations.sends.get(id);
+        send.is_some_and(|send| send.is(peer, msg_id) && send.role.is_ordered())
+    }
+
+    /// Ends a send that is given up and tells the peer, when the device has done with its packets.
+    #[cold]
+    pub(crate) fn give_up_if_drained(&mut self, id: OpId, status: Status) {
+        let Some(send) = self.operations.sends.get(id) else { return };
+        if send.outstanding > 0 {
+            return;
+        }
+        let peer = send.peer;
+        let (op_id, ref_kind) = match send.heard {
+            Heard::Nothing => (OpId(send.msg_id), MSG_ID_SKIP),
+            Heard::Part => (OpId(send.msg_id), MSG_ID),
+            Heard::Granted => (send.recv_id, OPERATION),
+        };
+        if send.is_being_read() {
+            self.read_is_over(peer);
+        }
+        let code = status.code().into();
+        self.enqueue(peer, Work::PeerError { op_id, ref_kind, code });
+        self.fail_send(id, OperationError::Device(status));
+    }
+
+    pub(crate) fn send_peer_error(
+        &mut self,
+        peer: PeerId,
+        op_id: OpId,
+        ref_kind: u8,
+        code: u32,
+    ) -> Advance {
         let connid = self.packet_connid();
-        let error = PeerError { op_id: send_id, ref_kind: OPERATION, prov_errno: code, connid };
+        let error = PeerError { op_id, ref_kind, prov_errno: code, connid };
         let record = |length| InFlight::control(peer, PacketType::PeerError, length);
         self.post_control(record, |packet| error.emit(packet))
     }

@@ -338,8 +338,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Work::Transfer(id) => (self.advance_transfer(id), work),
                 Work::Eor { send_id, recv_id } => (self.send_eor(peer, send_id, recv_id), work),
                 Work::ReadNack(id) => (self.send_read_nack(peer, id), work),
-                Work::PeerError { send_id, code } => {
-                    (self.send_peer_error(peer, send_id, code), work)
+                Work::PeerError { op_id, ref_kind, code } => {
+                    (self.send_peer_error(peer, op_id, ref_kind, code), work)
                 }
                 Work::Handshake => (self.send_handshake(peer), work),
                 Work::Provoke => (self.send_provocation(peer), work),

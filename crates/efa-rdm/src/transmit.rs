@@ -88,8 +88,8 @@ pub(crate) enum Work<P, B> {
     Eor { send_id: OpId, recv_id: OpId },
     /// The sender of a message is asked not to have it read.
     ReadNack(OpId),
-    /// A message that can't be read is given up.
-    PeerError { send_id: OpId, code: u32 },
+    /// A message is given up: what names it to the peer, and how.
+    PeerError { op_id: OpId, ref_kind: u8, code: u32 },
     /// Our HANDSHAKE.
     Handshake,
     /// A packet that is written already.

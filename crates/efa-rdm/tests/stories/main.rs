@@ -7,6 +7,7 @@ mod buffer;
 mod delivery;
 mod eager;
 mod faults;
+mod given_up;
 mod handshake;
 mod hazards;
 mod hostile;

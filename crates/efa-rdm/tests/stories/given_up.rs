@@ -1,0 +1,377 @@
+//! Feature 9, the sender's half: the device refuses packets of a message, which its sender gives up,
+//! and the receiver is told.
+
+use efa_device::{Access, QueuePair, Region, RegionRange, Status};
+use efa_handshake::Extras;
+use efa_proto::{Header, Packet, PacketType, PeerError, RmaIov};
+use efa_rdm::{
+    Atomic, AtomicOp, Config, Datatype, DropReason, Event, Level, Message, Operands,
+    OperationError, Remote,
+};
+
+use crate::longread::Memory;
+use crate::world::{Net, pattern, place};
+
+type World = Net<Memory>;
+
+/// A failure that is the packet's own.
+const STATUS: Status = Status::BadLocalKey;
+const FAILED: OperationError = OperationError::Device(STATUS);
+
+/// `ref_kind`: how the message is named.
+const OPERATION: u8 = 0;
+const MSG_ID: u8 = 1;
+const MSG_ID_SKIP: u8 = 2;
+
+fn given_up() -> OperationError {
+    OperationError::GivenUp { code: STATUS.code().into() }
+}
+
+/// With PEER_ERROR. Reading begins at 100,000 bytes.
+fn config() -> Config {
+    let mut config = Config { min_read: 100_000, ..Config::default() };
+    config.profile.extras.insert(Extras::PEER_ERROR);
+    config
+}
+
+/// Two endpoints that have shaken hands.
+fn pair(a: Config, b: Config) -> World {
+    let mut world = World::pair_with(3, a, b);
+    world.acquaint();
+    for (from, to) in [(0, 1), (1, 0)] {
+        world.receive_into(to, heap(1), 0);
+        world.send(from, to, heap(1), 0);
+        world.drive();
+        world.receive_done(to);
+        world.send_done(from);
+    }
+    world.forget_packets();
+    world
+}
+
+fn heap(length: usize) -> Memory {
+    Memory::Heap(pattern(length, length as u64))
+}
+
+/// Memory of end 0 that its peers can read.
+fn region(world: &World, length: usize) -> Memory {
+    let access = Access { remote_read: true, remote_write: false };
+    let device = world.ends[0].endpoint.queue_pair();
+    let region = device.register(pattern(length, length as u64).into(), access).unwrap();
+    Memory::Region(RegionRange { region, offset: 0, length })
+}
+
+/// The next packets of end 0 fail.
+fn refuse(world: &World, count: u32, status: Status) {
+    world.network.fail_sends(place(&world.ends[0]), count, status).unwrap();
+}
+
+/// How end 0 said that it gives messages up.
+fn told(world: &mut World) -> Vec<(u8, u32)> {
+    let packets = world.packets_from(0);
+    let errors = packets.iter().filter_map(|bytes| match Packet::parse(bytes).unwrap().header {
+        Header::PeerError(PeerError { op_id, ref_kind, prov_errno, .. }) => {
+            assert_eq!(prov_errno, u32::from(STATUS.code()));
+            Some((ref_kind, op_id.0))
+        }
+        _ => None,
+    });
+    errors.collect()
+}
+
+/// The messages that end 1 was told won't come.
+fn abandoned(world: &mut World) -> Vec<u32> {
+    let events = world.ends[1].events.drain(..).map(|event| match event {
+        Event::MessageAbandoned { msg_id, .. } => msg_id,
+        other => panic!("{other:?}"),
+    });
+    events.collect()
+}
+
+/// Messages go on in both directions, and nobody is lost.
+fn goes_on(world: &mut World) {
+    talk(world);
+    assert!(world.ends[0].events.is_empty(), "{:?}", world.ends[0].events);
+    world.assert_clean();
+}
+
+fn talk(world: &mut World) {
+    for (from, to) in [(0, 1), (1, 0)] {
+        for length in [300, 20_000, 70_000] {
+            world.receive_into(to, heap(length), 1);
+            world.send(from, to, heap(length), 2);
+            world.drive();
+            let received = world.receive_done(to);
+            assert_eq!((received.context, received.result), (1, Ok(())));
+            assert_eq!(received.buffer.bytes(), heap(length).bytes());
+            assert_eq!(world.send_done(from).result, Ok(()));
+        }
+    }
+    assert_eq!(abandoned(world), [], "no more");
+}
+
+#[test]
+fn a_message_of_which_nothing_arrived_is_skipped() {
+    // Eager; with a receipt; injected; all segments of a medium one; and requests of which the rest
+    // would have been sent, or read.
+    for kind in 0..6 {
+        let mut world = pair(config(), config());
+        // It is for a message behind.
+        world.receive_into(1, heap(40), 7);
+        refuse(&world, if kind == 3 { 3 } else { 1 }, STATUS);
+        let peer = world.peer(0, 1);
+        let mut send = |level, buffer| {
+            let message = Message { peer, tag: None, cq_data: None, level, buffer, context: 5 };
+            world.endpoint(0).send(message).unwrap();
+        };
+        match kind {
+            0 => send(Level::Transmit, heap(30)),
+            1 => send(Level::Delivery, heap(30)),
+            2 => {
+                let (level, buffer) = (Level::Transmit, &[1, 2, 3][..]);
+                let message = Message { peer, tag: None, cq_data: None, level, buffer, context: 0 };
+                world.endpoint(0).inject(message).unwrap();
+            }
+            3 => send(Level::Transmit, heap(20_000)),
+            4 => send(Level::Transmit, heap(80_000)),
+            _ => {
+                let memory = region(&world, 200_000);
+                world.send(0, 1, memory, 5);
+            }
+        }
+        world.send(0, 1, heap(40), 6);
+        world.drive();
+        let mut sent = world.take_sends(0);
+        sent.sort_by_key(|sent| sent.context);
+        let context = if kind == 2 { 0 } else { 5 };
+        let ends: Vec<_> = sent.iter().map(|sent| (sent.context, sent.result)).collect();
+        assert_eq!(ends, [(context, Err(FAILED)), (6, Ok(()))], "kind {kind}");
+        assert_eq!(told(&mut world), [(MSG_ID_SKIP, 1)], "kind {kind}");
+        assert_eq!(abandoned(&mut world), [1], "kind {kind}");
+        let received = world.receive_done(1);
+        assert_eq!((received.context, received.result), (7, Ok(())));
+        assert_eq!(received.buffer.bytes(), heap(40).bytes());
+        goes_on(&mut world);
+    }
+}
+
+#[test]
+fn so_is_an_atomic() {
+    let mut world = pair(config(), config());
+    let access = Access { remote_read: false, remote_write: true };
+    let device = world.ends[1].endpoint.queue_pair();
+    let target = device.register(vec![0; 8].into(), access).unwrap();
+    let iov = RmaIov::new(target.remote_address(), 8, target.remote_key().into());
+    let peer = world.peer(0, 1);
+    for _ in 0..2 {
+        refuse(&world, 1, STATUS);
+        for _ in 0..3 {
+            let operand = Memory::Heap(1_u64.to_le_bytes().to_vec());
+            let atomic = Atomic {
+                peer,
+                remote: Remote::new(&[iov]).unwrap(),
+                datatype: Datatype::Uint64,
+                op: AtomicOp::Sum,
+                operands: Operands::Write { operand },
+                level: Level::Transmit,
+                context: 1,
+            };
+            world.endpoint(0).atomic(atomic).map_err(|refused| refused.error).unwrap();
+        }
+        world.drive();
+        let ended = world.ends[0].atomics.drain(..);
+        assert_eq!(ended.filter(|done| done.result == Err(FAILED)).count(), 1);
+    }
+    assert_eq!(told(&mut world), [(MSG_ID_SKIP, 1), (MSG_ID_SKIP, 4)]);
+    assert_eq!(abandoned(&mut world), [1, 4]);
+    let mut sum = [0; 8];
+    target.read(0, &mut sum);
+    assert_eq!(u64::from_le_bytes(sum), 4, "those that arrived are applied");
+    goes_on(&mut world);
+}
+
+#[test]
+fn a_message_of_which_something_arrived_fails_its_receive() {
+    for posted_first in [true, false] {
+        let mut world = pair(config(), config());
+        if posted_first {
+            world.receive_into(1, heap(20_000), 7);
+        }
+        refuse(&world, 1, STATUS);
+        world.send(0, 1, heap(20_000), 5);
+        world.drive();
+        assert_eq!(world.send_done(0).result, Err(FAILED));
+        assert_eq!(told(&mut world), [(MSG_ID, 1)]);
+        if posted_first {
+            let received = world.receive_done(1);
+            assert_eq!((received.context, received.result), (7, Err(given_up())));
+        } else {
+            assert_eq!(abandoned(&mut world), [1]);
+            assert_eq!(world.endpoint(1).packets_held().held, 0, "nothing of it is kept");
+        }
+        goes_on(&mut world);
+    }
+}
+
+#[test]
+fn so_does_a_runt_while_the_rest_is_being_read() {
+    for failures in 1..=2 {
+        let mut world = pair(Config { runt_size: 25_000, ..config() }, config());
+        world.receive_into(1, heap(300_000), 7);
+        let memory = region(&world, 300_000);
+        refuse(&world, failures, STATUS);
+        world.send(0, 1, memory, 5);
+        world.drive();
+        assert!(world.types_from(0).starts_with(&[PacketType::RunReadMsgRtm; 3]));
+        assert_eq!(world.send_done(0).result, Err(FAILED));
+        let received = world.receive_done(1);
+        assert_eq!((received.context, received.result), (7, Err(given_up())));
+        assert_eq!(told(&mut world), [(MSG_ID, 1)]);
+        talk(&mut world);
+        // The word that all is read may come when the message is given up.
+        let drops = world.drop_reasons(0);
+        assert!(drops.iter().all(|reason| *reason == DropReason::UnknownOperation), "{drops:?}");
+        // The next one begins with a runt again: no reading counts as under way.
+        world.forget_packets();
+        world.receive_into(1, heap(300_000), 8);
+        let memory = region(&world, 300_000);
+        world.send(0, 1, memory, 6);
+        world.drive();
+        assert_eq!(world.types_from(0), [PacketType::RunReadMsgRtm; 3]);
+        assert_eq!(world.receive_done(1).buffer.bytes(), heap(300_000).bytes());
+        assert_eq!(world.send_done(0).result, Ok(()));
+    }
+}
+
+#[test]
+fn a_message_under_windows_is_named_by_the_receivers_operation() {
+    for failures in [1, 2, 100] {
+        let mut world = pair(config(), config());
+        world.receive_into(1, heap(90_000), 7);
+        world.send(0, 1, heap(90_000), 5);
+        while world.endpoint(1).statistics().sent.of(PacketType::Cts) == 0 {
+            world.step();
+        }
+        let packets = world.packets_from(1);
+        let Header::Cts(cts) = Packet::parse(&packets[0]).unwrap().header else { panic!("a CTS") };
+        refuse(&world, failures, STATUS);
+        while world.ends[0].sends.is_empty() {
+            world.step();
+        }
+        assert_eq!(world.send_done(0).result, Err(FAILED));
+        refuse(&world, 0, STATUS);
+        world.drive();
+        if failures < 100 {
+            assert_eq!(told(&mut world), [(OPERATION, cts.recv_id.0)]);
+            let received = world.receive_done(1);
+            assert_eq!((received.context, received.result), (7, Err(given_up())));
+            goes_on(&mut world);
+        }
+    }
+}
+
+#[test]
+fn a_message_that_is_sent_after_all_is_named_by_its_place() {
+    let mut world = pair(config(), config());
+    // Memory that can't be read: its key is another device's.
+    world.add(Config::default());
+    let access = Access { remote_read: true, remote_write: false };
+    let stranger = world.ends[2].endpoint.queue_pair();
+    let memory = stranger.register(vec![1; 200_000].into(), access).unwrap();
+    let memory = Memory::Region(RegionRange { region: memory, offset: 0, length: 200_000 });
+    world.receive_into(1, heap(200_000), 7);
+    world.send(0, 1, memory, 5);
+    while world.endpoint(1).statistics().sent.of(PacketType::ReadNack) == 0 {
+        world.step();
+    }
+    refuse(&world, 1, STATUS);
+    world.drive();
+    assert_eq!(world.send_done(0).result, Err(FAILED));
+    assert_eq!(told(&mut world), [(MSG_ID, 1)]);
+    let received = world.receive_done(1);
+    assert_eq!((received.context, received.result), (7, Err(given_up())));
+    goes_on(&mut world);
+}
+
+#[test]
+fn who_can_not_be_told_is_lost() {
+    let without = |config: Config| {
+        let mut config = config;
+        config.profile.extras.remove(Extras::PEER_ERROR);
+        config
+    };
+    for (a, b, status) in [
+        (without(config()), config(), STATUS),
+        (config(), without(config()), STATUS),
+        // And this failure is not the packet's.
+        (config(), config(), Status::QueuePairInternal),
+    ] {
+        for length in [30, 20_000] {
+            let mut world = pair(a.clone(), b.clone());
+            refuse(&world, 1, status);
+            world.send(0, 1, heap(length), 5);
+            world.drive();
+            assert_eq!(world.send_done(0).result, Err(OperationError::Device(status)));
+            let peer = world.ends[0].events.pop_front();
+            assert!(matches!(peer, Some(Event::PeerLost { .. })), "{peer:?}");
+            assert_eq!(told(&mut world), []);
+        }
+    }
+}
+
+#[test]
+fn each_message_arrives_or_both_sides_know_that_it_will_not() {
+    for seed in 0..20 {
+        let mut world = pair(Config { runt_size: 20_000, ..config() }, config());
+        let mut draw = fastrand::Rng::with_seed(seed);
+        const MESSAGES: usize = 60;
+        for i in 0..MESSAGES {
+            let length = *draw.choice(&[10, 3000, 20_000, 90_000, 150_000]).unwrap() + i;
+            let buffer = if draw.bool() { region(&world, length) } else { heap(length) };
+            let level = if draw.u8(..4) == 0 { Level::Delivery } else { Level::Transmit };
+            world.receive_into(1, Memory::Heap(vec![0; 200_000]), i as u64);
+            let (peer, context) = (world.peer(0, 1), i as u64);
+            let message = Message { peer, tag: None, cq_data: None, level, buffer, context };
+            // Only what goes at once fails: no word of it does.
+            if draw.u8(..3) == 0 {
+                refuse(&world, draw.u32(1..4), *draw.choice(&OWN).unwrap());
+            }
+            world.endpoint(0).send(message).unwrap();
+            refuse(&world, 0, STATUS);
+            for _ in 0..draw.u32(..20) {
+                world.step();
+            }
+        }
+        world.drive();
+        let mut sent: Vec<_> = world.take_sends(0);
+        sent.sort_by_key(|sent| sent.context);
+        assert_eq!(sent.len(), MESSAGES, "seed {seed}");
+        let events = world.ends[1].events.drain(..).filter_map(|event| match event {
+            // The first message was the handshake's.
+            Event::MessageAbandoned { msg_id, .. } => Some(u64::from(msg_id) - 1),
+            _ => None,
+        });
+        let skipped: Vec<u64> = events.collect();
+        let mut received = world.take_receives(1);
+        received.sort_by_key(|received| received.context);
+        assert_eq!(received.len() + skipped.len(), MESSAGES, "seed {seed}");
+        let mut received = received.into_iter();
+        for sent in sent {
+            if skipped.contains(&sent.context) {
+                assert!(sent.result.is_err(), "seed {seed}");
+                continue;
+            }
+            let received = received.next().unwrap();
+            assert_eq!(received.result.is_ok(), sent.result.is_ok(), "seed {seed}");
+            if received.result.is_ok() {
+                let bytes = received.buffer.bytes();
+                assert_eq!(bytes[..received.length as usize], sent.buffer.unwrap().bytes());
+            }
+        }
+        assert!(!skipped.is_empty(), "seed {seed}");
+        assert_eq!(world.drop_reasons(1), [], "seed {seed}");
+    }
+}
+
+/// Failures of packets themselves.
+const OWN: [Status; 3] = [Status::BadLocalKey, Status::BadLength, Status::RemoteBadLength];
