@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use efa::{
-    Address, CompletionQueueOptions, Direction, EndpointOptions, Fabric, Link, Message, Receive,
-    ShmOptions, TcpOptions,
+    Address, Capabilities, CompletionQueueOptions, Config, Direction, EndpointOptions, Fabric,
+    Link, Message, Receive, Receiving, Release, ShmOptions, TcpOptions,
 };
 
 use crate::world::pattern;
@@ -78,6 +78,43 @@ fn play_ping_pong(open: impl Fn() -> Fabric + Sync, link: Link) {
         scope.spawn(|| play(true, tell_bob, addresses_of_bob));
         scope.spawn(|| play(false, tell_alice, addresses_of_alice));
     });
+}
+
+#[test]
+fn messages_are_received_in_place_over_every_link() {
+    for fabric in [host("in-place"), Fabric::tcp(TcpOptions::new([127, 0, 0, 1]))] {
+        let domain = fabric.domain().unwrap();
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let addresses = domain.address_vector();
+        let enable = |options| {
+            let builder = domain.endpoint(options).bind_completion_queue(&queue, Direction::Both);
+            builder.bind_address_vector(&addresses).enable().unwrap()
+        };
+        for release in [Release::V1_20, Release::V2_0] {
+            let mut options = EndpointOptions::default();
+            options.protocol.messages_after_handshake = true;
+            let alice = enable(options);
+            let bob = enable(EndpointOptions {
+                capabilities: Capabilities::MSG,
+                receiving: Receiving::InPlace,
+                protocol: Config::as_release(release),
+                ..EndpointOptions::default()
+            });
+            let to_bob = addresses.insert(bob.address()).unwrap();
+            let mut packet = bob.packet().unwrap();
+            for length in [8, packet.capacity(), 0] {
+                bob.receive_in_place(packet, 1).unwrap();
+                let data = pattern(length, length as u64);
+                alice.send(Message::to(to_bob), data.clone(), 2).unwrap();
+                let ended = [(); 2].map(|()| queue.wait(PATIENCE).unwrap());
+                let received = ended.into_iter().find(|ended| ended.is_received()).unwrap();
+                assert_eq!(received.buffer.as_slice(), Some(&data[..]), "{release}");
+                packet = received.buffer.into_packet().unwrap();
+            }
+            assert_eq!(bob.statistics().unexpected, 0, "{release}");
+            alice.close(PATIENCE).unwrap();
+        }
+    }
 }
 
 #[test]
