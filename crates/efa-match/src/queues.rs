@@ -135,7 +135,7 @@ impl Queues {
 
     /// Puts `at` behind the queue whose front was found, or makes a queue of it, for which there
     /// must be room. The caller must store the link in the entry.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub(crate) fn push<E: Linked>(
         &mut self,

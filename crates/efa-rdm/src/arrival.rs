@@ -70,7 +70,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     result,
                 }));
             }
-            self.eager_found(found, peer, &eager, bytes);
+            self.eager_found(found, peer, bytes);
         } else {
             self.other_packet_arrived(bytes, source);
         }
@@ -397,13 +397,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// The one packet of a message has another receive than one for it alone, or none.
     #[inline(never)]
-    fn eager_found(
-        &mut self,
-        found: Handled<OpId>,
-        peer: PeerId,
-        eager: &EagerConnid<'_>,
-        bytes: &[u8],
-    ) {
+    fn eager_found(&mut self, found: Handled<OpId>, peer: PeerId, bytes: &[u8]) {
+        let Some(eager) = EagerConnid::peek(bytes) else { return };
         let payload = eager.payload;
         let shape = Shape { length: payload.len() as u64, ..Shape::EAGER };
         self.handled(found, peer, &eager.rtm(), &shape, payload, bytes);
@@ -521,7 +516,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 let _ = self.matching.matcher(false).cancel(post);
             }
             let (context, buffer) = (posted.context, posted.buffer);
-            self.completions.push_back(Completion::Released { context, buffer });
+            self.schedule.complete(Completion::Released { context, buffer });
         }
     }
 

@@ -1,7 +1,5 @@
 //! The endpoint: its parts, its public calls, and the loop that moves it on.
 
-use std::collections::VecDeque;
-
 use efa_device::{Destination, QueuePair, QueuePairAddress, Rdma, Status, Time, WorkId};
 use efa_handshake::Extras;
 use efa_match::{Cancelled, Posted as Posting};
@@ -23,8 +21,9 @@ use crate::memory::Memory;
 use crate::operations::{Heard, Operations, Receive, ReceiveRole, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::{PeerId, Peers, Standing, gid};
-use crate::progress::{PROGRESS_BUDGET, Schedule};
+use crate::progress::PROGRESS_BUDGET;
 use crate::rnr::Retry;
+use crate::schedule::Schedule;
 use crate::select::Subprotocol;
 use crate::statistics::Statistics;
 use crate::taglist::tagged_matcher;
@@ -46,8 +45,7 @@ pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) matching: Matching<B>,
     /// `None`, unless the queue pair is an [`InPlaceQueue`](crate::InPlaceQueue).
     pub(crate) in_place: Option<Box<InPlace<Q>>>,
-    pub(crate) schedule: Schedule,
-    pub(crate) completions: VecDeque<Completion<B>>,
+    pub(crate) schedule: Schedule<B>,
     pub(crate) events: Events,
     pub(crate) statistics: Statistics,
     pub(crate) now: Time,
@@ -130,8 +128,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             operations: Operations::new(),
             matching: Matching::new(config.max_receives, tagged, config.hash_seed),
             in_place,
-            schedule: Schedule::default(),
-            completions: VecDeque::new(),
+            schedule: Schedule::new(),
             events: Events::default(),
             statistics: Statistics::default(),
             now: Time::ZERO,
@@ -425,7 +422,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Ends a receive that has no message.
     pub(crate) fn end_posted(&mut self, receive: OpId, error: OperationError) {
         let Some(posted) = self.matching.posted.remove(receive) else { return };
-        self.completions.push_back(Completion::Receive(ReceiveCompletion {
+        self.schedule.complete(Completion::Receive(ReceiveCompletion {
             context: posted.context,
             peer: None,
             tagged: posted.tagged,
@@ -465,13 +462,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline]
     #[must_use]
     pub fn has_completions(&self) -> bool {
-        !self.completions.is_empty()
+        self.schedule.has_completions()
     }
 
     /// Takes the next completion.
     #[inline]
     pub fn poll_completion(&mut self) -> Option<Completion<B>> {
-        self.completions.pop_front()
+        self.schedule.next_completion()
     }
 
     /// Takes the next event.
@@ -498,7 +495,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.transmit.in_flight() == 0
             && self.transmit.rdma_in_flight() == 0
             && self.operations.waiting_transfers.is_empty()
-            && self.schedule.pausing.is_empty()
+            && !self.schedule.has_pausing()
             && self.peers.all_clear()
     }
 
@@ -624,6 +621,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return None;
         }
         self.transmit.recycle(packet);
+        self.packet_delivered(id)
+    }
+
+    /// A packet lies in its receiver's memory.
+    #[inline(always)]
+    pub(crate) fn packet_delivered(&mut self, id: WorkId) -> Option<Completion<B>> {
         let InFlight { peer, purpose, retransmitted, .. } = self.transmit.completed(id)?;
         if retransmitted && let Some(active) = self.peers.active_mut(peer) {
             active.backoff.delivered();
@@ -712,12 +715,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         result: Result<(), OperationError>,
     ) {
         let completion = self.message_end(peer, message, result);
-        self.completions.extend(completion);
+        self.complete(completion);
     }
 
     /// The end of a message of one packet. Of an injected one, only a failure is told.
     #[inline(always)]
-    fn message_end(
+    pub(crate) fn message_end(
         &mut self,
         peer: PeerId,
         message: Whole<B>,
@@ -795,7 +798,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Send { context, peer, tag, length, subprotocol, .. } = send;
         match (send.role, send.memory) {
             (SendRole::Message, Memory::Buffer(buffer)) => {
-                self.completions.push_back(Completion::Send(SendCompletion {
+                self.schedule.complete(Completion::Send(SendCompletion {
                     context,
                     peer,
                     tag,
@@ -902,7 +905,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let (tag, length, result) = (completion.tag, completion.length, completion.result);
         tracing::trace!(tag, length, ?result, "receive ended");
         self.statistics.delivered_bytes += completion.length;
-        self.completions.push_back(Completion::Receive(completion));
+        self.schedule.complete(Completion::Receive(completion));
     }
 
     /// How requests to a peer tell who sends them, and what they carry along.

@@ -472,7 +472,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Ok(parsed) if matches!(parsed.header, Header::Rtm(_) | Header::Rta(_)) => parsed,
             _ => {
                 let ended = self.packet_arrived(packet, length, source);
-                return self.completions.extend(ended);
+                return self.complete(ended);
             }
         };
         self.statistics.received_bytes += length as u64;
@@ -531,7 +531,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 }
             },
             None if posted => {
-                self.inbound.handed_over();
+                self.handed_over();
                 Ok(moved(packet, range, expected))
             }
             None => {

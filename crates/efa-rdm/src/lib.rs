@@ -92,6 +92,7 @@ mod rdma;
 mod rma;
 mod rnr;
 mod rta;
+mod schedule;
 mod select;
 mod statistics;
 mod table;

@@ -64,26 +64,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(active) = self.peers.active_mut(peer) else { return };
         if !core::mem::replace(&mut active.pace.waits, true) {
             self.statistics.pauses += 1;
-            self.schedule.pausing.push(peer);
-            self.schedule.due = self.now;
+            self.schedule.pause(peer);
         }
     }
 
     /// Goes on with the messages to peers that nothing is in flight to.
     #[cold]
     pub(crate) fn end_pauses(&mut self) {
-        for peer in core::mem::take(&mut self.schedule.pausing) {
+        for peer in self.schedule.take_pausing() {
             let in_flight = self.transmit.records_mut().any(|record| record.peer == peer);
             let Some(active) = self.peers.active_mut(peer) else { continue };
             if in_flight || !active.backlog.is_empty() {
-                self.schedule.pausing.push(peer);
+                self.schedule.pause(peer);
                 continue;
             }
             active.pace.paused(active.next_msg_id);
             self.release_held(peer);
-        }
-        if !self.schedule.pausing.is_empty() {
-            self.schedule.due = self.now;
         }
     }
 }

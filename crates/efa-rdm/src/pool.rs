@@ -6,37 +6,61 @@
 /// end.
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
-    free: Vec<T>,
+    /// The first `len` places have one. A vector of buffers would call its allocator's code, and save
+    /// registers for that, where a buffer is only put back.
+    places: Vec<Option<T>>,
+    len: usize,
     low: usize,
 }
 
 impl<T> Default for Pool<T> {
     fn default() -> Self {
-        Self { free: Vec::new(), low: 0 }
+        Self { places: Vec::new(), len: 0, low: 0 }
     }
 }
 
 impl<T> Pool<T> {
+    #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<T> {
-        let taken = self.free.pop();
-        self.low = self.low.min(self.free.len());
-        taken
+        self.len = self.len.checked_sub(1)?;
+        self.low = self.low.min(self.len);
+        self.places.get_mut(self.len)?.take()
     }
 
+    #[inline(always)]
     pub(crate) fn put(&mut self, buffer: T) {
-        self.free.push(buffer);
+        if let Err(buffer) = self.put_at_once(buffer) {
+            self.put_otherwise(buffer);
+        }
+    }
+
+    /// Keeps a buffer, if the stock needn't grow for it.
+    #[inline(always)]
+    pub(crate) fn put_at_once(&mut self, buffer: T) -> Result<(), T> {
+        let Some(place) = self.places.get_mut(self.len) else { return Err(buffer) };
+        // It is empty: nothing is forgotten.
+        core::mem::forget(place.replace(buffer));
+        self.len += 1;
+        Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn put_otherwise(&mut self, buffer: T) {
+        self.places.push(Some(buffer));
+        self.len += 1;
     }
 
     /// Ends a period: drops what it never needed.
     pub(crate) fn trim(&mut self) {
-        let keep = self.free.len() - self.low;
-        self.free.truncate(keep);
-        self.free.shrink_to(keep);
-        self.low = keep;
+        let keep = self.len - self.low;
+        self.places.truncate(keep);
+        self.places.shrink_to(keep);
+        (self.len, self.low) = (keep, keep);
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.free.len()
+        self.len
     }
 }
 

@@ -6,10 +6,7 @@
 //!             └─► refill ─► what is due ─► what waits to be sent, peer by peer
 //! ```
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
-
-use efa_device::{Completion as DeviceCompletion, QueuePair, Time};
+use efa_device::{Completion as DeviceCompletion, QueuePair, Source, Time, WorkId};
 
 use crate::completion::Completion;
 use crate::endpoint::Endpoint;
@@ -17,33 +14,6 @@ use crate::event::Event;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::transmit::{Advance, Work};
-
-/// Peers that have something to send.
-#[derive(Debug, Default)]
-pub(crate) struct Schedule {
-    ready: VecDeque<PeerId>,
-    /// The device took no more when they were served last.
-    blocked: bool,
-    backing_off: BinaryHeap<Reverse<(Time, PeerId)>>,
-    /// When something is to be done whatever the device has to tell.
-    pub(crate) due: Time,
-    /// Peers whose messages wait until nothing is in flight to them.
-    pub(crate) pausing: Vec<PeerId>,
-}
-
-impl Schedule {
-    /// A peer is to be left alone until then.
-    pub(crate) fn leave_alone(&mut self, peer: PeerId, until: Time) {
-        self.backing_off.push(Reverse((until, peer)));
-        self.due = self.due.min(until);
-    }
-
-    /// Something is due at this time, or when the first peer has been left alone for long enough.
-    fn set_due(&mut self, at: Time) {
-        let backoff = self.backing_off.peek().map(|Reverse((until, _))| *until);
-        self.due = backoff.map_or(at, |until| until.min(at));
-    }
-}
 
 /// Device completions that are handled at most before what is due besides has its turn.
 pub(crate) const PROGRESS_BUDGET: u32 = 512;
@@ -55,7 +25,7 @@ enum Step<B> {
     /// It has nothing to tell.
     Idle,
     /// Something was handled, and an operation may have ended by it. Others that did wait in
-    /// [`Endpoint::completions`].
+    /// [`Endpoint::schedule`].
     Handled(Option<Completion<B>>),
 }
 
@@ -64,28 +34,25 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// the right one. Otherwise one of not long ago will do.
     #[must_use]
     pub fn is_timed(&self) -> bool {
-        !self.schedule.backing_off.is_empty() || self.transmit.device.next_event().is_some()
+        self.schedule.next_backoff().is_some() || self.transmit.device.next_event().is_some()
     }
 
     /// When [`progress`](Self::progress) should be called next although nothing was started.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Time> {
-        let backoff = self.schedule.backing_off.peek().map(|Reverse((at, _))| *at);
+        let backoff = self.schedule.next_backoff();
         let device = self.transmit.device.next_event();
         let user = self.in_place.as_ref().and_then(|in_place| in_place.next_event());
         // The device doesn't tell when it has memory or room again, so it is asked now and then.
         let again = self.now + self.config.backoff.first;
-        let send = (!self.schedule.ready.is_empty()).then_some(if self.schedule.blocked {
-            again
-        } else {
-            self.now
-        });
+        let at = if self.schedule.is_blocked() { again } else { self.now };
+        let send = self.schedule.has_ready().then_some(at);
         let refill = (self.inbound.posted() == 0).then_some(again);
         // Transfers that wait for memory, while none is under way whose end would give some back.
         let waiting = !self.operations.waiting_transfers.is_empty();
         let stuck = waiting && self.transmit.rdma_in_flight() == 0;
         let memory = stuck.then_some(self.trim_at);
-        let pause = (!self.schedule.pausing.is_empty()).then_some(again);
+        let pause = self.schedule.has_pausing().then_some(again);
         [backoff, device, user, send, refill, memory, pause].into_iter().flatten().min()
     }
 
@@ -94,40 +61,118 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// there is nothing to do for now, or a bounded amount of work was done.
     #[inline]
     pub fn poll(&mut self, now: Time) -> Option<Completion<B>> {
-        if !self.begin(now) {
-            return self.completions.pop_front();
+        // Most calls are told something by the device and nothing else, or find nothing.
+        if Q::IN_PLACE || self.schedule.is_due(now) {
+            return self.poll_due(now);
+        }
+        self.now = now;
+        // Each way ends with a call that this one turns into, so that it has next to nothing to keep.
+        match self.transmit.device.poll(now) {
+            None if self.turn == PROGRESS_BUDGET => None,
+            None => {
+                self.end_turn();
+                None
+            }
+            Some(DeviceCompletion::Send { id, packet, result: Ok(()) }) => {
+                self.poll_after_sent(id, packet)
+            }
+            Some(DeviceCompletion::Receive { packet, length, source, .. }) => {
+                self.poll_after_arrival(packet, length, source)
+            }
+            Some(completion) => self.poll_after(completion),
+        }
+    }
+
+    /// Goes on from a packet that was delivered. Nothing is called on the way to the end of a message, so
+    /// that no registers have to be saved.
+    #[inline(never)]
+    fn poll_after_sent(&mut self, id: WorkId, packet: Q::Packet) -> Option<Completion<B>> {
+        self.takes_turn();
+        if let Err(packet) = self.transmit.recycle_at_once(packet) {
+            return self.poll_after_sent_otherwise(id, Some(packet));
+        }
+        match self.transmit.completed_message(id) {
+            Some((peer, message)) => self.message_end(peer, message, Ok(())),
+            None => self.poll_after_sent_otherwise(id, None),
+        }
+    }
+
+    /// Goes on from a packet that was delivered and is no message, or whose buffer was not put back.
+    #[inline(never)]
+    fn poll_after_sent_otherwise(
+        &mut self,
+        id: WorkId,
+        packet: Option<Q::Packet>,
+    ) -> Option<Completion<B>> {
+        if let Some(packet) = packet {
+            self.transmit.recycle(packet);
+        }
+        match self.packet_delivered(id) {
+            None => self.poll_on(),
+            ended => ended,
+        }
+    }
+
+    /// Goes on from a packet that arrived.
+    #[inline(never)]
+    fn poll_after_arrival(
+        &mut self,
+        packet: Q::Packet,
+        length: usize,
+        source: Source,
+    ) -> Option<Completion<B>> {
+        self.takes_turn();
+        match self.packet_arrived(packet, length, source) {
+            None => self.poll_on(),
+            ended => ended,
+        }
+    }
+
+    /// Goes on from anything else that the device finished.
+    #[inline(never)]
+    fn poll_after(&mut self, completion: DeviceCompletion<Q::Packet>) -> Option<Completion<B>> {
+        self.takes_turn();
+        match self.handle(completion) {
+            None => self.poll_on(),
+            ended => ended,
+        }
+    }
+
+    /// Counts something that the device finished.
+    #[inline(always)]
+    fn takes_turn(&mut self) {
+        self.turn -= 1;
+        if self.turn == 0 {
+            self.schedule.at_once();
+        }
+    }
+
+    /// A call that something waits for, besides what the device may have to tell.
+    #[inline(never)]
+    fn poll_due(&mut self, now: Time) -> Option<Completion<B>> {
+        self.begin(now);
+        if let Some(ended) = self.schedule.next_completion() {
+            return Some(ended);
         }
         // An application that takes one completion at a time, and always finds one, must not keep
         // others from being served.
-        if !self.schedule.ready.is_empty() || now >= self.schedule.due {
-            self.follow_up();
-        }
-        // Most calls end here, or find nothing.
-        match self.step() {
-            Step::Handled(None) => self.poll_on(),
-            Step::Handled(ended) => ended,
-            Step::Idle => {
-                if self.end_turn() {
-                    return self.poll_completion();
-                }
-                None
-            }
-        }
+        self.follow_up();
+        self.poll_on()
     }
 
     /// Goes on until an operation has ended.
     #[inline(never)]
     fn poll_on(&mut self) -> Option<Completion<B>> {
-        while self.completions.is_empty() && self.turn > 0 {
+        while !self.schedule.has_completions() && self.turn > 0 {
             match self.step() {
                 Step::Handled(None) => {}
                 Step::Handled(ended) => return ended,
                 Step::Idle => break,
             }
         }
-        if self.completions.is_empty() {
+        if !self.schedule.has_completions() {
             self.end_turn();
-        } else if !self.schedule.ready.is_empty() {
+        } else if self.schedule.has_ready() {
             // A peer that waits for an answer needn't wait for the application's next call as well.
             self.follow_up();
         }
@@ -141,14 +186,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         while self.turn > 0
             && let Step::Handled(ended) = self.step()
         {
-            self.completions.extend(ended);
+            self.complete(ended);
         }
         self.end_turn();
     }
 
-    /// Begins a call; tells whether no completion waits.
-    #[inline(always)]
-    fn begin(&mut self, now: Time) -> bool {
+    /// Begins a call.
+    fn begin(&mut self, now: Time) {
         self.now = now;
         if Q::IN_PLACE {
             self.poll_user_queue(now, PROGRESS_BUDGET as usize);
@@ -156,15 +200,25 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if self.turn == 0 {
             self.end_turn();
         }
-        self.completions.is_empty()
+    }
+
+    /// Keeps the completion of an operation, if one ended.
+    pub(crate) fn complete(&mut self, ended: Option<Completion<B>>) {
+        if let Some(ended) = ended {
+            self.schedule.complete(ended);
+        }
     }
 
     /// Handles one thing that the device finished.
-    #[inline(always)]
     fn step(&mut self) -> Step<B> {
         let Some(completion) = self.transmit.device.poll(self.now) else { return Step::Idle };
-        self.turn -= 1;
-        Step::Handled(match completion {
+        self.takes_turn();
+        Step::Handled(self.handle(completion))
+    }
+
+    #[inline(never)]
+    fn handle(&mut self, completion: DeviceCompletion<Q::Packet>) -> Option<Completion<B>> {
+        match completion {
             DeviceCompletion::Receive { packet, length, source, .. } if Q::IN_PLACE => {
                 self.arrived_in_place(packet, length, source);
                 None
@@ -192,7 +246,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.tag_command_done(id, succeeded, sync_required);
                 None
             }
-        })
+        }
     }
 
     /// A receive buffer was used and read.
@@ -204,10 +258,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// The device has nothing more to tell, or others are to have their turn. Tells whether there was
-    /// something to do.
-    #[inline(always)]
-    fn end_turn(&mut self) -> bool {
+    /// A receive buffer was used and is the application's now.
+    pub(crate) fn handed_over(&mut self) {
+        self.inbound.handed_over();
+        if self.inbound.runs_low() {
+            self.schedule.at_once();
+        }
+    }
+
+    /// The device has nothing more to tell, or others are to have their turn.
+    #[inline(never)]
+    fn end_turn(&mut self) {
         if self.turn < PROGRESS_BUDGET {
             let drained = self.turn > 0;
             self.turn = PROGRESS_BUDGET;
@@ -215,15 +276,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.inbound.drained();
             }
         }
-        // One comparison each for a call that finds nothing to do.
-        let has_work = self.inbound.runs_low()
-            || !self.schedule.ready.is_empty()
-            || self.matching.has_tag_list
-            || self.now >= self.schedule.due;
-        if has_work {
+        if self.schedule.is_due(self.now) {
             self.follow_up();
         }
-        has_work
     }
 
     /// Does what is due besides the device's completions.
@@ -235,29 +290,39 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if self.matching.has_tag_list {
             self.post_tag_commands();
         }
-        if self.now >= self.schedule.due {
-            self.end_backoffs();
-            if self.now >= self.trim_at {
-                self.trim();
-            }
-            self.schedule.set_due(self.trim_at);
-            if !self.schedule.pausing.is_empty() {
-                self.end_pauses();
+        while let Some(peer) = self.schedule.end_backoff(self.now) {
+            if let Some(active) = self.peers.active_mut(peer)
+                && active.backoff.expired(self.now)
+            {
+                self.schedule(peer);
             }
         }
-        if !self.schedule.ready.is_empty() {
+        if self.now >= self.trim_at {
+            self.trim();
+        }
+        if self.schedule.has_pausing() {
+            self.end_pauses();
+        }
+        if self.schedule.has_ready() {
             self.transmit.device.hold();
             self.serve();
             self.transmit.device.release();
         }
+        self.schedule.settle(self.trim_at);
+        // A device with a list of tags is asked in each call, and one that lacked memory as well.
+        if self.matching.has_tag_list || self.inbound.runs_low() {
+            self.schedule.at_once();
+        }
     }
 
     pub(crate) fn refill(&mut self) {
-        if self.holds_back() {
-            return;
-        }
-        if let Err(error) = self.inbound.refill(&mut self.transmit.device, self.now) {
+        if !self.holds_back()
+            && let Err(error) = self.inbound.refill(&mut self.transmit.device, self.now)
+        {
             self.events.push(Event::DeviceRefused(error));
+        }
+        if self.inbound.runs_low() {
+            self.schedule.at_once();
         }
     }
 
@@ -290,32 +355,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(active) = self.peers.active_mut(peer) else { return };
         if !active.scheduled && !active.backoff.is_waiting() && !active.backlog.is_empty() {
             active.scheduled = true;
-            self.schedule.ready.push_back(peer);
-        }
-    }
-
-    fn end_backoffs(&mut self) {
-        while let Some(Reverse((at, peer))) = self.schedule.backing_off.peek().copied() {
-            if at > self.now {
-                break;
-            }
-            self.schedule.backing_off.pop();
-            if let Some(active) = self.peers.active_mut(peer)
-                && active.backoff.expired(self.now)
-            {
-                self.schedule(peer);
-            }
+            self.schedule.make_ready(peer);
         }
     }
 
     /// Sends what waits, peer by peer, until the device takes no more.
     fn serve(&mut self) {
-        while let Some(peer) = self.schedule.ready.pop_front() {
-            let advance = self.serve_peer(peer);
-            self.schedule.blocked = advance == Advance::Blocked;
-            if self.schedule.blocked {
-                self.schedule.ready.push_front(peer);
-                return;
+        while let Some(peer) = self.schedule.next_ready() {
+            if self.serve_peer(peer) == Advance::Blocked {
+                return self.schedule.put_back(peer);
             }
             if let Some(active) = self.peers.active_mut(peer) {
                 active.scheduled = false;

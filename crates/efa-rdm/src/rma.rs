@@ -499,7 +499,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
         self.statistics.remote_writes += 1;
         let (cq_data, written) = (u64::from(data), Completion::RemoteWrite);
-        self.completions.push_back(written(RemoteWrite { peer, cq_data, length }));
+        self.schedule.complete(written(RemoteWrite { peer, cq_data, length }));
     }
 
     /// A peer's write that is all there, or can't be finished.
@@ -516,11 +516,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.statistics.remote_writes += 1;
         if let Some(cq_data) = cq_data {
             let peer = Some(peer);
-            self.completions.push_back(Completion::RemoteWrite(RemoteWrite {
-                peer,
-                cq_data,
-                length,
-            }));
+            self.schedule.complete(Completion::RemoteWrite(RemoteWrite { peer, cq_data, length }));
         }
     }
 
@@ -529,6 +525,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if completion.kind == RmaKind::Read {
             self.statistics.delivered_bytes += completion.length;
         }
-        self.completions.push_back(Completion::Rma(completion));
+        self.schedule.complete(Completion::Rma(completion));
     }
 }

@@ -328,7 +328,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Memory::Buffers(both) => (both.0, Some(both.1)),
             Memory::Exposed(_) | Memory::Values(_) => return,
         };
-        self.completions.push_back(Completion::Atomic(Box::new(AtomicCompletion {
+        self.schedule.complete(Completion::Atomic(Box::new(AtomicCompletion {
             context,
             peer,
             length: rdma::total(state.remote.pieces()).unwrap_or(0),

@@ -81,6 +81,22 @@ impl<T> Table<T> {
         }
     }
 
+    /// Takes what is wanted out of an entry, if it has it, and the entry with it.
+    #[inline(always)]
+    pub(crate) fn take<U>(
+        &mut self,
+        index: u32,
+        wanted: impl FnOnce(&mut T) -> Option<U>,
+    ) -> Option<U> {
+        let entry = self.entries.get_mut(index as usize)?;
+        let Entry::Live(value) = entry else { return None };
+        let taken = wanted(value)?;
+        *entry = Entry::Free(self.free);
+        self.free = index;
+        self.live -= 1;
+        Some(taken)
+    }
+
     /// All entries with their indices.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries.iter().enumerate().filter_map(|(index, entry)| match entry {

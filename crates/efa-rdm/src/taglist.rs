@@ -89,7 +89,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             None => Verdict::Unexpected,
         };
         let ended = self.packet_arrived(packet, length, source);
-        self.completions.extend(ended);
+        self.complete(ended);
         self.void_verdict();
     }
 

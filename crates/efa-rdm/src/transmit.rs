@@ -187,6 +187,12 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         }
     }
 
+    /// Gives a buffer back, if that is short work.
+    #[inline(always)]
+    pub(crate) fn recycle_at_once(&mut self, packet: Q::Packet) -> Result<(), Q::Packet> {
+        self.pool.put_at_once(packet)
+    }
+
     /// Gives a buffer back.
     pub(crate) fn recycle(&mut self, packet: Q::Packet) {
         self.pool.put(packet);
@@ -228,6 +234,19 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
     #[inline(always)]
     pub(crate) fn completed(&mut self, id: WorkId) -> Option<InFlight<B>> {
         self.in_flight.remove(u32::try_from(id.0).ok()?)
+    }
+
+    /// The message that a completion was about, if it has a buffer and went at the first try.
+    /// Otherwise nothing is taken.
+    #[inline(always)]
+    pub(crate) fn completed_message(&mut self, id: WorkId) -> Option<(PeerId, Whole<B>)> {
+        self.in_flight.take(u32::try_from(id.0).ok()?, |record| match &mut record.purpose {
+            Purpose::Message(Whole { tag, context, length, buffer }) if !record.retransmitted => {
+                let buffer = Some(buffer.take()?);
+                Some((record.peer, Whole { tag: *tag, context: *context, length: *length, buffer }))
+            }
+            _ => None,
+        })
     }
 
     /// The packets that the device has.

@@ -1,6 +1,6 @@
 //! A device that is nothing but queues in memory, and takes nothing from the heap for a packet.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::rc::Rc;
 
 use efa_device::{
@@ -19,9 +19,9 @@ pub(crate) enum Order {
 
 /// A queue of at most [`DEPTH`] items that costs as little as can be.
 struct Ring<T> {
-    slots: Box<[Option<T>; DEPTH]>,
-    head: usize,
-    tail: usize,
+    slots: Box<[Cell<Option<T>>; DEPTH]>,
+    head: Cell<usize>,
+    tail: Cell<usize>,
 }
 
 /// As many as the device says that it takes.
@@ -29,53 +29,67 @@ const DEPTH: usize = 8192;
 
 impl<T> Ring<T> {
     fn new() -> Self {
-        let slots: Vec<Option<T>> = (0..DEPTH).map(|_| None).collect();
+        let slots: Vec<_> = (0..DEPTH).map(|_| Cell::new(None)).collect();
         let Ok(slots) = slots.try_into() else { panic!("as many as there are") };
-        Self { slots, head: 0, tail: 0 }
+        Self { slots, head: Cell::new(0), tail: Cell::new(0) }
     }
+    #[inline(always)]
     fn len(&self) -> usize {
-        self.tail - self.head
+        self.tail.get() - self.head.get()
     }
-    fn push(&mut self, item: T) {
-        let slot = &mut self.slots[self.tail % DEPTH];
-        assert!(slot.is_none(), "full");
-        *slot = Some(item);
-        self.tail += 1;
+    #[inline(always)]
+    fn push(&self, item: T) {
+        let tail = self.tail.get();
+        let before = self.slots[tail % DEPTH].replace(Some(item));
+        assert!(before.is_none(), "full");
+        self.tail.set(tail + 1);
     }
-    fn pop(&mut self) -> Option<T> {
-        let item = self.slots[self.head % DEPTH].take()?;
-        self.head += 1;
+    #[inline(always)]
+    fn pop(&self) -> Option<T> {
+        let head = self.head.get();
+        let item = self.slots[head % DEPTH].take()?;
+        self.head.set(head + 1);
         Some(item)
+    }
+    /// Has the second item overtake the first.
+    fn overtake(&self) {
+        let head = self.head.get();
+        self.slots[head % DEPTH].swap(&self.slots[(head + 1) % DEPTH]);
     }
 }
 
-/// One direction, and what the other end is told of it.
+/// One direction, and what its sender is told of it.
 struct Wire {
-    sent: Ring<SendRequest<Box<[u8]>>>,
+    sent: Ring<(WorkId, Box<[u8]>, usize)>,
     posted: Ring<Box<[u8]>>,
     acknowledged: Ring<(WorkId, Box<[u8]>)>,
 }
 
 /// One end of a pair of queues.
 pub(crate) struct Direct {
-    /// What each of the two ends sends.
-    wires: Rc<RefCell<[Wire; 2]>>,
+    out: Rc<Wire>,
+    back: Rc<Wire>,
     attributes: DeviceAttributes,
-    end: usize,
+    end: u16,
     order: Order,
 }
 
 /// Two queue pairs that reach each other.
 pub(crate) fn pair(order: Order) -> [Direct; 2] {
     let wire = || Wire { sent: Ring::new(), posted: Ring::new(), acknowledged: Ring::new() };
-    let wires = Rc::new(RefCell::new([wire(), wire()]));
-    let attributes = DeviceAttributes::default;
-    [0, 1].map(|end| Direct { wires: wires.clone(), attributes: attributes(), end, order })
+    let wires = [0, 1].map(|_| Rc::new(wire()));
+    [0, 1].map(|end| Direct {
+        out: wires[end].clone(),
+        back: wires[1 - end].clone(),
+        attributes: DeviceAttributes::default(),
+        end: end as u16,
+        order,
+    })
 }
 
 impl Direct {
-    fn qpn(end: usize) -> Qpn {
-        Qpn(end as u16 + 1)
+    fn qpn(end: u16) -> Qpn {
+        Qpn(end + 1)
     }
 }
 
@@ -98,34 +112,35 @@ impl QueuePair for Direct {
     }
     #[inline(always)]
     fn post_send(&mut self, request: SendRequest<Box<[u8]>>) -> Result<(), PostError<Box<[u8]>>> {
-        self.wires.borrow_mut()[self.end].sent.push(request);
+        self.out.sent.push((request.id, request.packet, request.length));
         Ok(())
     }
     #[inline(always)]
     fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
-        self.wires.borrow_mut()[1 - self.end].posted.push(packet);
+        self.back.posted.push(packet);
         Ok(())
     }
     #[inline(always)]
     fn poll(&mut self, _: Time) -> Option<Done<Box<[u8]>>> {
-        let mut wires = self.wires.borrow_mut();
-        if let Some((id, packet)) = wires[self.end].acknowledged.pop() {
+        if let Some((id, packet)) = self.out.acknowledged.pop() {
             return Some(Done::Send { id, packet, result: Ok(()) });
         }
-        let wire = &mut wires[1 - self.end];
-        let waiting = wire.sent.len();
-        if waiting == 0 || wire.posted.len() == 0 {
+        let Wire { sent, posted, acknowledged } = &*self.back;
+        if posted.len() == 0 {
             return None;
         }
-        if matches!(self.order, Order::Overtaking) && waiting > 1 {
-            wire.sent.slots.swap(wire.sent.head % DEPTH, (wire.sent.head + 1) % DEPTH);
+        if matches!(self.order, Order::Overtaking) && sent.len() > 1 {
+            sent.overtake();
         }
-        let SendRequest { id, packet, length, immediate, .. } = wire.sent.pop()?;
+        let (id, packet, length) = sent.pop()?;
         // Sender and receiver exchange buffers: nothing is copied.
-        wire.acknowledged.push((id, wire.posted.pop()?));
-        let qpn = Self::qpn(1 - self.end);
-        let source = Source { address_handle: Some(AddressHandle(0)), qpn, gid: None };
-        Some(Done::Receive { packet, length, source, immediate })
+        acknowledged.push((id, posted.pop()?));
+        let source = Source {
+            address_handle: Some(AddressHandle(0)),
+            qpn: Self::qpn(1 - self.end),
+            gid: None,
+        };
+        Some(Done::Receive { packet, length, source, immediate: None })
     }
     fn next_event(&self) -> Option<Time> {
         None
