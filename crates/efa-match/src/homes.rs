@@ -63,6 +63,15 @@ impl<R: Copy, M: Copy> TagMatcher<R, M> {
         each!(self, matcher => matcher.post(pattern, receive))
     }
 
+    /// See [`Matcher::post_at_once`]. With a device it never is short work.
+    #[inline(always)]
+    pub fn post_at_once(&mut self, pattern: &Pattern, receive: R) -> Option<PostId> {
+        match self {
+            Self::Software(matcher) => matcher.post_at_once(pattern, receive),
+            Self::Offloaded(_) => None,
+        }
+    }
+
     /// See [`Matcher::post_lasting`].
     pub fn post_lasting(&mut self, pattern: Pattern, receive: R) -> PostId {
         each!(self, matcher => matcher.post_lasting(pattern, receive))

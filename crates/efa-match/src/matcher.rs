@@ -215,6 +215,18 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
         self.post_otherwise(&pattern, receive)
     }
 
+    /// [Posts](Self::post) a receive that is kept, if that is short work: no message waits, the receive
+    /// before it was of the same kind, and there is room. `None`: nothing was done.
+    #[inline(always)]
+    pub fn post_at_once(&mut self, pattern: &Pattern, receive: R) -> Option<PostId> {
+        let (class_at, key) = self.classes.locate_again(pattern)?;
+        let class = self.classes.get_mut(class_at);
+        if !self.unexpected.is_empty() || !self.posted.has_room(class) {
+            return None;
+        }
+        Some(self.posted.push(class, class_at, &key, Stay::Once(receive)))
+    }
+
     /// All that the short ways of [`post`](Self::post) leave over.
     #[inline(never)]
     fn post_otherwise(&mut self, pattern: &Pattern, receive: R) -> Posted<M> {

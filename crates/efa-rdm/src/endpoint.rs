@@ -357,6 +357,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return Err(Refused { error, buffer });
         }
         let (tagged, pattern) = accept.parts();
+        if let Some((id, post, place)) = self.matching.post_at_once(tagged, &pattern) {
+            place.insert(Posted { context, buffer, post: Some(post), tagged, tag: pattern.tag });
+            return Ok(ReceiveId(id));
+        }
+        self.receive_otherwise(tagged, pattern, buffer, context)
+    }
+
+    /// Posts a receive that may have its message already, or needs something to grow.
+    #[inline(never)]
+    fn receive_otherwise(
+        &mut self,
+        tagged: bool,
+        pattern: efa_match::Pattern,
+        buffer: B,
+        context: u64,
+    ) -> Result<ReceiveId, Refused<B>> {
         let id = self.matching.posted.next_id();
         let posting = self.matching.matcher(tagged).post(pattern, id);
         let post = match posting {

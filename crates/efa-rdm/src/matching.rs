@@ -10,6 +10,7 @@ use crate::hash::Keyed;
 use crate::held::{Chain, Held};
 use crate::operation::OperationTable;
 use crate::peer::PeerId;
+use crate::table::Vacancy;
 use crate::taglist::Verdict;
 
 /// A receive that waits for a message.
@@ -84,6 +85,19 @@ impl<B> Matching<B> {
             unexpected: Unexpected::default(),
             assembling: HashMap::with_capacity_and_hasher(64, Keyed(seed)),
         }
+    }
+
+    /// Posts a receive, if that is short work: no message waits, and nothing has to grow.
+    #[inline(always)]
+    pub(crate) fn post_at_once(
+        &mut self,
+        tagged: bool,
+        pattern: &Pattern,
+    ) -> Option<(OpId, PostId, Vacancy<'_, Posted<B>>)> {
+        let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
+        let (id, place) = self.posted.vacancy()?;
+        let post = matcher.post_at_once(pattern, id)?;
+        Some((id, post, place))
     }
 
     /// The matcher for a kind of message.

@@ -5,7 +5,7 @@
 
 use efa_proto::OpId;
 
-use crate::table::Table;
+use crate::table::{Table, Vacancy};
 
 /// Bits of the index: two million operations of a kind at a time.
 const INDEX_BITS: u32 = 22;
@@ -73,6 +73,14 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
             self.generations.push(0);
         }
         self.id(index)
+    }
+
+    /// The identifier and place of the next operation, if the table needn't grow for it.
+    #[inline(always)]
+    pub(crate) fn vacancy(&mut self) -> Option<(OpId, Vacancy<'_, T>)> {
+        let vacancy = self.operations.vacancy()?;
+        let generation = *self.generations.get(vacancy.index() as usize)?;
+        Some((OpId(generation << INDEX_BITS | vacancy.index() | KIND), vacancy))
     }
 
     pub(crate) fn get(&self, id: OpId) -> Option<&T> {

@@ -50,6 +50,16 @@ impl<T> Table<T> {
         self.entries.len() as u32 - 1
     }
 
+    /// The place of the next entry, if the table needn't grow for it.
+    #[inline(always)]
+    pub(crate) fn vacancy(&mut self) -> Option<Vacancy<'_, T>> {
+        let index = self.free;
+        match *self.entries.get(index as usize)? {
+            Entry::Free(_) => Some(Vacancy { table: self, index }),
+            Entry::Live(_) => None,
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
         match self.entries.get(index as usize)? {
@@ -111,5 +121,28 @@ impl<T> Table<T> {
             Entry::Live(value) => Some(value),
             Entry::Free(_) => None,
         })
+    }
+}
+
+/// A place for an entry.
+#[derive(Debug)]
+pub(crate) struct Vacancy<'a, T> {
+    table: &'a mut Table<T>,
+    index: u32,
+}
+
+impl<T> Vacancy<'_, T> {
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    #[inline(always)]
+    pub(crate) fn insert(self, value: T) {
+        let entry = &mut self.table.entries[self.index as usize];
+        if let Entry::Free(next) = *entry {
+            self.table.free = next;
+        }
+        core::mem::forget(core::mem::replace(entry, Entry::Live(value)));
+        self.table.live += 1;
     }
 }
