@@ -441,7 +441,8 @@ impl efa_device::QueuePair for VerbsQueuePair {
         }
     }
 
-    #[inline]
+    // Into each engine's way of posting several at a time.
+    #[inline(always)]
     fn post_receive(&mut self, packet: Packet) -> Result<(), PostError<Packet>> {
         let Some(place) = self.held.receives.next() else {
             let error = DeviceError::QueueFull { depth: self.pair.receive_depth };

@@ -239,9 +239,9 @@ impl EndpointBuilder {
             counters: self.counters,
         };
         let device = self.domain.device();
-        let driver = device.drive(queue_pair, config.clone(), options.receiving, bindings)?;
+        let mut driver = device.drive(queue_pair, config.clone(), options.receiving, bindings)?;
         let (address, inject_limit) =
-            each_driver!(&driver, driver => (driver.address(), driver.inject_limit()));
+            each_driver!(&mut driver, driver => (driver.address(), driver.inject_limit()));
         let mut attributes =
             EndpointAttributes::of(&config, inject_limit, options.max_message_size);
         if options.receiving == Receiving::InPlace {
@@ -484,7 +484,9 @@ impl Endpoint {
     /// [`StartError::NotInPlace`], or the device can't register more memory.
     pub fn packet(&self) -> Result<Packet, StartError> {
         match &mut *self.shared.driver.lock() {
-            AnyDriver::InPlace(driver) => each!(InPlaceDriver in driver, driver => driver.packet()),
+            AnyDriver::InPlace(driver) => {
+                each!(InPlaceDriver in &mut **driver, driver => driver.packet())
+            }
             _ => Err(StartError::NotInPlace),
         }
     }
@@ -549,7 +551,7 @@ impl Endpoint {
         }
         match &mut *self.shared.driver.lock() {
             AnyDriver::InPlace(driver) => {
-                each!(InPlaceDriver in driver, driver => driver.receive_in_place(packet, context))
+                each!(InPlaceDriver in &mut **driver, driver => driver.receive_in_place(packet, context))
             }
             _ => Err(Refused { error: StartError::NotInPlace, buffer: packet.into() }),
         }
@@ -776,14 +778,7 @@ impl Shared {
     #[inline]
     pub(crate) fn poll(&self, reader: Reader<'_>) -> bool {
         let clock = self.domain.fabric().clock();
-        match &mut *self.driver.lock() {
-            AnyDriver::InPlace(driver) => {
-                aside(|| each!(InPlaceDriver in driver, driver => driver.poll(clock, reader)))
-            }
-            AnyDriver::Soft(driver) => driver.poll(clock, reader),
-            #[cfg(feature = "verbs")]
-            AnyDriver::Verbs(driver) => driver.poll(clock, reader),
-        }
+        drive!(self, driver => driver.poll(clock, reader))
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {
