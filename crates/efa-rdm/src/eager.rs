@@ -82,15 +82,19 @@ pub(crate) fn options(
     }
 }
 
+fn eager_type(tag: Option<Tag>) -> PacketType {
+    match tag {
+        Some(_) => PacketType::EagerTagRtm,
+        None => PacketType::EagerMsgRtm,
+    }
+}
+
 /// The record of a packet that is all of a message.
 #[inline]
 fn whole<B>(peer: PeerId, length: usize, message: Whole<B>) -> InFlight<B> {
     InFlight {
         peer,
-        packet_type: match message.tag {
-            Some(_) => PacketType::EagerTagRtm,
-            None => PacketType::EagerMsgRtm,
-        },
+        packet_type: eager_type(message.tag),
         purpose: Purpose::Message(message),
         length: length as u32,
         retransmitted: false,
@@ -203,8 +207,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub(crate) fn post_whole(&mut self, packet: Q::Packet, end: usize, message: Message<B>) {
         let Message { peer, tag, buffer, context, .. } = message;
         self.operations.whole += 1;
-        let message = Whole { tag, context, length: buffer.length() as u32, buffer: Some(buffer) };
-        self.post_written(packet, whole(peer, end, message));
+        let destination = self.peers.destination(peer);
+        let record = || {
+            let length = buffer.length() as u32;
+            whole(peer, end, Whole { tag, context, length, buffer: Some(buffer) })
+        };
+        match self.transmit.post_for(packet, end as u32, None, destination, record) {
+            Ok(()) => self.count_sent((eager_type(tag), end as u32)),
+            Err(unposted) => self.keep_written(unposted),
+        }
     }
 
     /// Writes and posts a packet of a send: a header and `length` bytes from `offset` on.

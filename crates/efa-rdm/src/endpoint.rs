@@ -542,6 +542,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         packet: Q::Packet,
         record: InFlight<B>,
     ) -> Result<(), Work<Q::Packet, B>> {
+        if self.transmit.is_full() {
+            return Err(Work::Packet { packet, record });
+        }
         let sent = (record.packet_type, record.length);
         let retransmitted = record.retransmitted;
         match self.transmit.post(packet, self.destination(&record), record) {
@@ -575,7 +578,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     #[cold]
-    fn keep_written(&mut self, unposted: Unposted<Q::Packet, B>) {
+    pub(crate) fn keep_written(&mut self, unposted: Unposted<Q::Packet, B>) {
         let Unposted { packet, record, failure } = unposted;
         match failure {
             PostFailure::Blocked => {
@@ -617,7 +620,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     #[inline]
-    fn count_sent(&mut self, (packet_type, length): (PacketType, u32)) {
+    pub(crate) fn count_sent(&mut self, (packet_type, length): (PacketType, u32)) {
         self.statistics.sent.count(packet_type);
         self.statistics.sent_bytes += u64::from(length);
         tracing::trace!(packet = %packet_type, length, "sent");

@@ -37,15 +37,10 @@ impl<T> Table<T> {
     /// Adds an entry; gives its index. There are fewer than 2³² - 1.
     #[inline(always)]
     pub(crate) fn insert(&mut self, value: T) -> u32 {
-        self.live += 1;
-        let index = self.free;
-        if let Some(entry) = self.entries.get_mut(index as usize)
-            && let Entry::Free(next) = *entry
-        {
-            self.free = next;
-            *entry = Entry::Live(value);
-            return index;
+        if let Some(vacancy) = self.vacancy() {
+            return vacancy.insert(value);
         }
+        self.live += 1;
         self.entries.push(Entry::Live(value));
         self.entries.len() as u32 - 1
     }
@@ -137,12 +132,15 @@ impl<T> Vacancy<'_, T> {
     }
 
     #[inline(always)]
-    pub(crate) fn insert(self, value: T) {
-        let entry = &mut self.table.entries[self.index as usize];
+    pub(crate) fn insert(self, value: T) -> u32 {
+        let Table { entries, free, live } = self.table;
+        let entry = &mut entries[self.index as usize];
         if let Entry::Free(next) = *entry {
-            self.table.free = next;
+            *free = next;
         }
+        *live += 1;
+        // A free entry has nothing to be dropped, which the compiler doesn't see.
         core::mem::forget(core::mem::replace(entry, Entry::Live(value)));
-        self.table.live += 1;
+        self.index
     }
 }

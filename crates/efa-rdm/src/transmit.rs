@@ -167,7 +167,9 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         self.rdma.len()
     }
 
-    fn is_full(&self) -> bool {
+    /// Whether the device has as many packets and operations as it takes.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
         self.in_flight.len() + self.rdma.len() >= self.depth
     }
 
@@ -198,7 +200,8 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         self.pool.put(packet);
     }
 
-    /// Posts the first `record.length` bytes of a packet.
+    /// Posts the first `record.length` bytes of a packet. The caller has seen that there is
+    /// [room](Self::is_full), by which it got the [packet](Self::packet).
     #[inline(always)]
     pub(crate) fn post(
         &mut self,
@@ -206,26 +209,33 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         destination: Destination,
         record: InFlight<B>,
     ) -> Result<(), Unposted<Q::Packet, B>> {
-        if self.is_full() {
-            return Err(Unposted { packet, record, failure: PostFailure::Blocked });
-        }
-        let request = SendRequest {
-            id: WorkId(self.in_flight.next_index().into()),
-            packet,
-            length: record.length as usize,
-            destination,
-            immediate: match record.purpose {
-                Purpose::Plain { immediate, .. } => immediate,
-                _ => None,
-            },
+        let immediate = match record.purpose {
+            Purpose::Plain { immediate, .. } => immediate,
+            _ => None,
         };
+        self.post_for(packet, record.length, immediate, destination, || record)
+    }
+
+    /// [Posts](Self::post) the first `length` bytes of a packet; its record is made when the device has it.
+    #[inline(always)]
+    pub(crate) fn post_for(
+        &mut self,
+        packet: Q::Packet,
+        length: u32,
+        immediate: Option<u32>,
+        destination: Destination,
+        record: impl FnOnce() -> InFlight<B>,
+    ) -> Result<(), Unposted<Q::Packet, B>> {
+        let id = WorkId(self.in_flight.next_index().into());
+        let request =
+            SendRequest { id, packet, length: length as usize, destination, immediate };
         match self.device.post_send(request) {
             Ok(()) => {
-                self.in_flight.insert(record);
+                self.in_flight.insert(record());
                 Ok(())
             }
             Err(PostError { error, packet }) => {
-                Err(Unposted { packet, record, failure: failure(&error) })
+                Err(Unposted { packet, record: record(), failure: failure(&error) })
             }
         }
     }
