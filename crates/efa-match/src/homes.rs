@@ -77,6 +77,15 @@ impl<R: Copy, M: Copy> TagMatcher<R, M> {
         each!(self, matcher => matcher.post_lasting(pattern, receive))
     }
 
+    /// See [`Matcher::match_at_once`]. With a device it never is short work.
+    #[inline(always)]
+    pub fn match_at_once(&mut self, source: Source, tag: u64) -> Option<R> {
+        match self {
+            Self::Software(matcher) => matcher.match_at_once(source, tag),
+            Self::Offloaded(_) => None,
+        }
+    }
+
     /// A message arrived that software is to match: with a device, one that was unexpected to it.
     /// Never [`Handled::Leaving`] without one.
     #[inline(always)]

@@ -255,6 +255,15 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
         self.keep(class_at, key, Stay::Lasting(receive))
     }
 
+    /// Takes the earliest posted receive that fits a message, if that is short work: all receives are of
+    /// one kind, and it doesn't stay. `None`: nothing was done.
+    #[inline(always)]
+    pub fn match_at_once(&mut self, source: Source, tag: u64) -> Option<R> {
+        let only = self.classes.only_mut()?;
+        let front = self.posted.front(only, &only.key(source.0, tag))?;
+        self.posted.consume_once(only, front)
+    }
+
     /// A message arrived: it goes to the earliest posted receive that fits, else it is kept.
     #[inline]
     pub fn arrive(&mut self, source: Source, tag: u64, message: M) -> Arrived<R> {

@@ -180,6 +180,15 @@ impl<R: Copy> PostedReceives<R> {
         }
     }
 
+    /// Takes the front of a queue of this class, unless it stays after a match.
+    #[inline(always)]
+    pub(crate) fn consume_once(&mut self, class: &mut Class, front: Front) -> Option<R> {
+        let Stay::Once(receive) = self.get(front.at).receive else { return None };
+        class.posted.remove_front(&mut self.posts, front);
+        self.posts.free(front.at);
+        Some(receive)
+    }
+
     #[inline(always)]
     pub(crate) fn remove(&mut self, class: &mut Class, index: u32) {
         class.posted.remove(&mut self.posts, index);

@@ -48,8 +48,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && active.window.pass(eager.msg_id.0)
         {
             self.statistics.received.count(eager.packet_type());
-            let found = self.find_receive(peer, eager.tag);
-            if let Handled::Matched(Match::Once(receive)) = found
+            if let Some(receive) = self.matching.match_at_once(peer, eager.tag)
                 && let Some(target) = self.take_posted(receive)
             {
                 let Target { context, mut buffer, tagged } = target;
@@ -70,7 +69,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     result,
                 }));
             }
-            self.eager_found(found, peer, bytes);
+            self.eager_arrived(peer, bytes);
         } else {
             self.other_packet_arrived(bytes, source);
         }
@@ -397,8 +396,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// The one packet of a message has another receive than one for it alone, or none.
     #[inline(never)]
-    fn eager_found(&mut self, found: Handled<OpId>, peer: PeerId, bytes: &[u8]) {
+    fn eager_arrived(&mut self, peer: PeerId, bytes: &[u8]) {
         let Some(eager) = EagerConnid::peek(bytes) else { return };
+        let found = self.find_receive(peer, eager.tag);
         let payload = eager.payload;
         let shape = Shape { length: payload.len() as u64, ..Shape::EAGER };
         self.handled(found, peer, &eager.rtm(), &shape, payload, bytes);

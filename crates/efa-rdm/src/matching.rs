@@ -1,7 +1,7 @@
 //! Posted receives and unexpected messages: what stands between the wire and the matcher.
 
 use efa_match::{MessageId, Pattern, PostId, Source, TagMatcher};
-use efa_proto::OpId;
+use efa_proto::{OpId, Tag};
 use hashbrown::HashMap;
 use slab::Slab;
 
@@ -98,6 +98,13 @@ impl<B> Matching<B> {
         let (id, place) = self.posted.vacancy()?;
         let post = matcher.post_at_once(pattern, id)?;
         Some((id, post, place))
+    }
+
+    /// Takes the receive that a message goes to, if that is short work.
+    #[inline(always)]
+    pub(crate) fn match_at_once(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<OpId> {
+        let matcher = if tag.is_some() { &mut self.tagged } else { &mut self.untagged };
+        matcher.match_at_once(Source(peer.0), tag.unwrap_or(0))
     }
 
     /// The matcher for a kind of message.
