@@ -227,8 +227,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         record: impl FnOnce() -> InFlight<B>,
     ) -> Result<(), Unposted<Q::Packet, B>> {
         let id = WorkId(self.in_flight.next_index().into());
-        let request =
-            SendRequest { id, packet, length: length as usize, destination, immediate };
+        let request = SendRequest { id, packet, length: length as usize, destination, immediate };
         match self.device.post_send(request) {
             Ok(()) => {
                 self.in_flight.insert(record());
