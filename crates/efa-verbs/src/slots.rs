@@ -23,7 +23,7 @@ impl<T> Slots<T> {
     }
 
     /// Puts something into the next place; call it only when there is one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn put(&mut self, value: T) {
         let Some(place) = self.free.pop() else { return };
         if let Some(place @ None) = self.places.get_mut(place as usize) {
