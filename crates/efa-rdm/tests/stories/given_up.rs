@@ -10,6 +10,7 @@ use efa_rdm::{
 };
 
 use crate::longread::Memory;
+use crate::peer_error::{config, pair};
 use crate::world::{Net, pattern, place};
 
 type World = Net<Memory>;
@@ -25,28 +26,6 @@ const MSG_ID_SKIP: u8 = 2;
 
 fn given_up() -> OperationError {
     OperationError::GivenUp { code: STATUS.code().into() }
-}
-
-/// With PEER_ERROR. Reading begins at 100,000 bytes.
-fn config() -> Config {
-    let mut config = Config { min_read: 100_000, ..Config::default() };
-    config.profile.extras.insert(Extras::PEER_ERROR);
-    config
-}
-
-/// Two endpoints that have shaken hands.
-fn pair(a: Config, b: Config) -> World {
-    let mut world = World::pair_with(3, a, b);
-    world.acquaint();
-    for (from, to) in [(0, 1), (1, 0)] {
-        world.receive_into(to, heap(1), 0);
-        world.send(from, to, heap(1), 0);
-        world.drive();
-        world.receive_done(to);
-        world.send_done(from);
-    }
-    world.forget_packets();
-    world
 }
 
 fn heap(length: usize) -> Memory {

@@ -14,14 +14,14 @@ const CODE: u32 = 4099;
 const GIVEN_UP: OperationError = OperationError::GivenUp { code: CODE };
 
 /// With PEER_ERROR. Reading begins at 100,000 bytes.
-fn config() -> Config {
+pub(crate) fn config() -> Config {
     let mut config = Config { min_read: 100_000, ..Config::default() };
     config.profile.extras.insert(Extras::PEER_ERROR);
     config
 }
 
 /// Two endpoints that have shaken hands.
-fn pair(a: Config, b: Config) -> World {
+pub(crate) fn pair(a: Config, b: Config) -> World {
     let mut world = World::pair_with(3, a, b);
     world.acquaint();
     for (from, to) in [(0, 1), (1, 0)] {
