@@ -364,7 +364,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.receive_otherwise(tagged, pattern, buffer, context)
     }
 
-    /// Posts a receive that may have its message already, or needs something to grow.
+    /// Posts a receive that may have its message already, or needs something to grow. It never fails:
+    /// the result is its caller's, whose last call it is, so that nothing has to be kept across it.
     #[inline(never)]
     fn receive_otherwise(
         &mut self,

@@ -103,8 +103,7 @@ impl<B> Matching<B> {
     /// Takes the receive that a message goes to, if that is short work.
     #[inline(always)]
     pub(crate) fn match_at_once(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<OpId> {
-        let matcher = if tag.is_some() { &mut self.tagged } else { &mut self.untagged };
-        matcher.match_at_once(Source(peer.0), tag.unwrap_or(0))
+        self.matcher(tag.is_some()).match_at_once(Source(peer.0), tag.unwrap_or(0))
     }
 
     /// The matcher for a kind of message.

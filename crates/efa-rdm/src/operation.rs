@@ -48,6 +48,11 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
     #[inline(always)]
     fn id(&self, index: u32) -> OpId {
         let generation = self.generations.get(index as usize).copied().unwrap_or(0);
+        Self::name(generation, index)
+    }
+
+    #[inline(always)]
+    const fn name(generation: u32, index: u32) -> OpId {
         OpId(generation << INDEX_BITS | index | KIND)
     }
 
@@ -80,7 +85,7 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
     pub(crate) fn vacancy(&mut self) -> Option<(OpId, Vacancy<'_, T>)> {
         let vacancy = self.operations.vacancy()?;
         let generation = *self.generations.get(vacancy.index() as usize)?;
-        Some((OpId(generation << INDEX_BITS | vacancy.index() | KIND), vacancy))
+        Some((Self::name(generation, vacancy.index()), vacancy))
     }
 
     pub(crate) fn get(&self, id: OpId) -> Option<&T> {

@@ -1,7 +1,7 @@
 //! What waits besides the device, and when something is to be done for it.
 //!
 //! ```text
-//!   completions ─┐
+//!   completions ──────────────────┐
 //!   peers with something to send ─┤
 //!   peers left alone for a while ─┼─► due ─► one comparison in a call that finds nothing to do
 //!   peers that wait for a pause ──┤
