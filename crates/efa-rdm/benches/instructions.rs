@@ -16,7 +16,7 @@ use efa_proto::{Connid, RawAddress};
 use efa_rdm::{Accept, Completion, Config, Endpoint, Level, Message, PeerId, ReceiveId, Refused};
 use gungraun::{Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, prelude::*};
 
-use crate::null::{Direct, Order, Silent};
+use crate::null::{Direct, Order, Packet, Silent};
 
 /// Messages of a run.
 const MESSAGES: u64 = 1024;
@@ -210,7 +210,7 @@ fn device_alone(mut devices: Box<Devices>) -> Box<Devices> {
 
 struct Devices {
     ends: [Direct; 2],
-    packets: Vec<Box<[u8]>>,
+    packets: Vec<Packet>,
 }
 
 impl Devices {

@@ -17,52 +17,123 @@ pub(crate) enum Order {
     Overtaking,
 }
 
-/// A queue of at most [`DEPTH`] items that costs as little as can be.
-struct Ring<T> {
-    slots: Box<[Cell<Option<T>>; DEPTH]>,
-    head: Cell<usize>,
-    tail: Cell<usize>,
+/// A packet. The device knows its length, so that it moves as one word.
+#[derive(Debug)]
+pub(crate) struct Packet(Box<[u8; MTU]>);
+
+const MTU: usize = 8928;
+
+impl Packet {
+    fn new() -> Self {
+        let Ok(bytes) = vec![0; MTU].into_boxed_slice().try_into() else { panic!("as many bytes") };
+        Self(bytes)
+    }
 }
 
-/// As many as the device says that it takes.
+impl AsRef<[u8]> for Packet {
+    #[inline(always)]
+    fn as_ref(&self) -> &[u8] {
+        &self.0[..]
+    }
+}
+
+impl AsMut<[u8]> for Packet {
+    #[inline(always)]
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.0[..]
+    }
+}
+
+/// As many packets as the device says that it takes.
 const DEPTH: usize = 8192;
 
-impl<T> Ring<T> {
-    fn new() -> Self {
-        let slots: Vec<_> = (0..DEPTH).map(|_| Cell::new(None)).collect();
-        let Ok(slots) = slots.try_into() else { panic!("as many as there are") };
-        Self { slots, head: Cell::new(0), tail: Cell::new(0) }
-    }
-    #[inline(always)]
-    fn len(&self) -> usize {
-        self.tail.get() - self.head.get()
-    }
-    #[inline(always)]
-    fn push(&self, item: T) {
-        let tail = self.tail.get();
-        let before = self.slots[tail % DEPTH].replace(Some(item));
-        assert!(before.is_none(), "full");
-        self.tail.set(tail + 1);
-    }
-    #[inline(always)]
-    fn pop(&self) -> Option<T> {
-        let head = self.head.get();
-        let item = self.slots[head % DEPTH].take()?;
-        self.head.set(head + 1);
-        Some(item)
-    }
-    /// Has the second item overtake the first.
-    fn overtake(&self) {
-        let head = self.head.get();
-        self.slots[head % DEPTH].swap(&self.slots[(head + 1) % DEPTH]);
-    }
+/// A packet that was sent, and from when it has arrived on until its sender is told, the one that it was
+/// received for: sender and receiver exchange buffers, nothing is copied.
+#[derive(Default)]
+struct Slot {
+    id: Cell<u64>,
+    packet: Cell<Option<Packet>>,
+    length: Cell<usize>,
 }
 
-/// One direction, and what its sender is told of it.
+/// One direction: a ring of packets, those told of, those that arrived and those under way; and the
+/// buffers for more.
 struct Wire {
-    sent: Ring<(WorkId, Box<[u8]>, usize)>,
-    posted: Ring<Box<[u8]>>,
-    acknowledged: Ring<(WorkId, Box<[u8]>)>,
+    slots: Box<[Slot; DEPTH]>,
+    told: Cell<usize>,
+    arrived: Cell<usize>,
+    sent: Cell<usize>,
+    buffers: Box<[Cell<Option<Packet>>; DEPTH]>,
+    posted: Cell<usize>,
+}
+
+impl Wire {
+    fn new() -> Self {
+        let (slots, buffers): (Vec<_>, Vec<_>) = (0..DEPTH).map(|_| Default::default()).unzip();
+        let (Ok(slots), Ok(buffers)) = (slots.try_into(), buffers.try_into()) else {
+            panic!("as many as there are")
+        };
+        let [told, arrived, sent, posted] = [0; 4].map(Cell::new);
+        Self { slots, told, arrived, sent, buffers, posted }
+    }
+
+    #[inline(always)]
+    fn send(&self, id: WorkId, packet: Packet, length: usize) {
+        let sent = self.sent.get();
+        let slot = &self.slots[sent % DEPTH];
+        let before = slot.packet.replace(Some(packet));
+        assert!(before.is_none(), "full");
+        slot.id.set(id.0);
+        slot.length.set(length);
+        self.sent.set(sent + 1);
+    }
+
+    #[inline(always)]
+    fn post(&self, packet: Packet) {
+        let posted = self.posted.get();
+        let before = self.buffers[posted % DEPTH].replace(Some(packet));
+        assert!(before.is_none(), "full");
+        self.posted.set(posted + 1);
+    }
+
+    /// The next packet that arrives, if there is one and a buffer for it.
+    #[inline(always)]
+    fn receive(&self) -> Option<(Packet, usize)> {
+        let arrived = self.arrived.get();
+        let posted = self.posted.get();
+        if arrived == self.sent.get() || posted == 0 {
+            return None;
+        }
+        let slot = &self.slots[arrived % DEPTH];
+        let packet = slot.packet.replace(self.buffers[(posted - 1) % DEPTH].take())?;
+        self.posted.set(posted - 1);
+        self.arrived.set(arrived + 1);
+        Some((packet, slot.length.get()))
+    }
+
+    /// The next packet whose sender isn't told yet.
+    #[inline(always)]
+    fn tell(&self) -> Option<(WorkId, Packet)> {
+        let told = self.told.get();
+        if told == self.arrived.get() {
+            return None;
+        }
+        let slot = &self.slots[told % DEPTH];
+        let packet = slot.packet.take()?;
+        self.told.set(told + 1);
+        Some((WorkId(slot.id.get()), packet))
+    }
+
+    /// Has the second packet under way overtake the first.
+    fn overtake(&self) {
+        let arrived = self.arrived.get();
+        if self.sent.get() > arrived + 1 {
+            let [first, second] = [arrived, arrived + 1].map(|at| &self.slots[at % DEPTH]);
+            first.id.swap(&second.id);
+            first.packet.swap(&second.packet);
+            first.length.swap(&second.length);
+        }
+    }
 }
 
 /// One end of a pair of queues.
@@ -76,8 +147,7 @@ pub(crate) struct Direct {
 
 /// Two queue pairs that reach each other.
 pub(crate) fn pair(order: Order) -> [Direct; 2] {
-    let wire = || Wire { sent: Ring::new(), posted: Ring::new(), acknowledged: Ring::new() };
-    let wires = [0, 1].map(|_| Rc::new(wire()));
+    let wires = [0, 1].map(|_| Rc::new(Wire::new()));
     [0, 1].map(|end| Direct {
         out: wires[end].clone(),
         back: wires[1 - end].clone(),
@@ -94,7 +164,7 @@ impl Direct {
 }
 
 impl QueuePair for Direct {
-    type Packet = Box<[u8]>;
+    type Packet = Packet;
     type Region = NoRegion;
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
@@ -107,34 +177,28 @@ impl QueuePair for Direct {
         Ok(AddressHandle(0))
     }
     fn destroy_address_handle(&mut self, _: AddressHandle) {}
-    fn allocate_packet(&mut self) -> Result<Box<[u8]>, DeviceError> {
-        Ok(vec![0; self.attributes.mtu].into())
+    fn allocate_packet(&mut self) -> Result<Packet, DeviceError> {
+        Ok(Packet::new())
     }
     #[inline(always)]
-    fn post_send(&mut self, request: SendRequest<Box<[u8]>>) -> Result<(), PostError<Box<[u8]>>> {
-        self.out.sent.push((request.id, request.packet, request.length));
+    fn post_send(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
+        self.out.send(request.id, request.packet, request.length);
         Ok(())
     }
     #[inline(always)]
-    fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
-        self.back.posted.push(packet);
+    fn post_receive(&mut self, packet: Packet) -> Result<(), PostError<Packet>> {
+        self.back.post(packet);
         Ok(())
     }
     #[inline(always)]
-    fn poll(&mut self, _: Time) -> Option<Done<Box<[u8]>>> {
-        if let Some((id, packet)) = self.out.acknowledged.pop() {
+    fn poll(&mut self, _: Time) -> Option<Done<Packet>> {
+        if let Some((id, packet)) = self.out.tell() {
             return Some(Done::Send { id, packet, result: Ok(()) });
         }
-        let Wire { sent, posted, acknowledged } = &*self.back;
-        if posted.len() == 0 {
-            return None;
+        if matches!(self.order, Order::Overtaking) {
+            self.back.overtake();
         }
-        if matches!(self.order, Order::Overtaking) && sent.len() > 1 {
-            sent.overtake();
-        }
-        let (id, packet, length) = sent.pop()?;
-        // Sender and receiver exchange buffers: nothing is copied.
-        acknowledged.push((id, posted.pop()?));
+        let (packet, length) = self.back.receive()?;
         let source = Source {
             address_handle: Some(AddressHandle(0)),
             qpn: Self::qpn(1 - self.end),
