@@ -71,7 +71,7 @@ impl PostId {
     }
 
     /// The name that [`to_bits`](Self::to_bits) gave. A number that it didn't give is a stale name.
-    pub fn from_bits(bits: u64) -> Self {
+    pub const fn from_bits(bits: u64) -> Self {
         Self { index: (bits >> 32) as u32, stamp: bits as u32 }
     }
 }

@@ -20,7 +20,7 @@ use crate::eager::fill;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::held::{self, Chain};
-use crate::matching::{Assembly, Message, Target};
+use crate::matching::{Assembly, Message, Posted, Target};
 use crate::memory::Memory;
 use crate::operations::{Receive, ReceiveRole};
 use crate::payload::Payload;
@@ -406,7 +406,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Looks for the receive of a message.
     #[inline(always)]
-    fn find_receive(&mut self, peer: PeerId, tag: Option<Tag>) -> Handled<OpId> {
+    fn find_receive(&mut self, peer: PeerId, tag: Option<Tag>) -> Handled<u32> {
         let tagged = tag.is_some();
         if self.matching.verdict != Verdict::None
             && let Some(found) = self.matching.by_verdict(tagged, &mut self.events)
@@ -421,7 +421,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     fn handled(
         &mut self,
-        handled: Handled<OpId>,
+        handled: Handled<u32>,
         peer: PeerId,
         rtm: &Rtm<'_>,
         shape: &Shape,
@@ -437,7 +437,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 return;
             }
             Handled::Matched(Match::Lasting(receive, _)) => {
-                if let Some(target) = self.take_part(receive, shape.length) {
+                if let Some(Posted { buffer, context, .. }) = self.matching.posted.get_mut(receive)
+                {
+                    let target = part_of(buffer, *context, shape.length);
                     self.begin_receive(target, peer, rtm, shape, payload);
                 }
                 self.release_if_used_up(receive);
@@ -491,54 +493,35 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     #[inline(always)]
-    fn take_posted(&mut self, receive: OpId) -> Option<Target<B>> {
+    pub(crate) fn take_posted(&mut self, receive: u32) -> Option<Target<B>> {
         let posted = self.matching.posted.remove(receive)?;
         Some(Target { context: posted.context, buffer: posted.buffer, tagged: posted.tagged })
     }
 
-    /// A message's part of a multi-receive buffer.
-    fn take_part(&mut self, receive: OpId, length: u64) -> Option<Target<B>> {
-        let posted = self.matching.posted.get_mut(receive)?;
-        let length = length.min(posted.buffer.length());
-        let buffer = posted.buffer.split_to(length);
-        Some(Target { context: posted.context, buffer, tagged: false })
-    }
-
     /// Gives a multi-receive buffer back that has too little room for another message.
-    fn release_if_used_up(&mut self, receive: OpId) {
+    fn release_if_used_up(&mut self, place: u32) {
         let used_up = self
             .matching
             .posted
-            .get(receive)
+            .get(place)
             .is_some_and(|posted| posted.buffer.length() < self.config.min_multi_receive);
-        if used_up && let Some(posted) = self.matching.posted.remove(receive) {
-            if let Some(post) = posted.post {
-                let _ = self.matching.matcher(false).cancel(post);
-            }
-            let (context, buffer) = (posted.context, posted.buffer);
+        if used_up && let Some(posted) = self.matching.posted.remove(place) {
+            let Posted { context, buffer, post, .. } = posted;
+            let _ = self.matching.matcher(false).cancel(post);
             self.schedule.complete(Completion::Released { context, buffer });
         }
     }
 
-    /// A receive was posted for a message that is here.
-    pub(crate) fn receive_unexpected(&mut self, receive: OpId, message: u32) {
-        let message = self.matching.messages.remove(message as usize);
-        if let Some(target) = self.take_posted(receive) {
-            self.replay_message(target, message);
-        }
+    /// A multi-receive buffer is being posted and a message for it is here.
+    pub(crate) fn receive_unexpected_part(&mut self, buffer: &mut B, context: u64, message: u32) {
+        let first = self.matching.messages[message as usize].packets.first;
+        let length = shape_of(self.matching.held.bytes(first)).map_or(0, |shape| shape.length);
+        self.receive_unexpected(part_of(buffer, context, length), message);
     }
 
-    /// A multi-receive buffer was posted and a message for it is here.
-    pub(crate) fn receive_unexpected_part(&mut self, receive: OpId, message: u32) {
+    /// A receive is being posted and its message is here.
+    pub(crate) fn receive_unexpected(&mut self, target: Target<B>, message: u32) {
         let message = self.matching.messages.remove(message as usize);
-        let length = shape_of(self.matching.held.bytes(message.packets.first)).map(|s| s.length);
-        if let Some(target) = self.take_part(receive, length.unwrap_or(0)) {
-            self.replay_message(target, message);
-        }
-        self.release_if_used_up(receive);
-    }
-
-    fn replay_message(&mut self, target: Target<B>, message: Message) {
         let peer = message.peer;
         self.matching.assembling.remove(&(peer.0, message.msg_id));
         let mut target = Some(target);
@@ -607,6 +590,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             _ => self.begin_medium((peer, rtm.msg_id), id, shape, payload),
         }
     }
+}
+
+/// A message's part of a multi-receive buffer.
+fn part_of<R, B: Payload<R>>(buffer: &mut B, context: u64, length: u64) -> Target<B> {
+    let length = length.min(buffer.length());
+    Target { context, buffer: buffer.split_to(length), tagged: false }
 }
 
 /// The queue pair of a peer that takes plain messages, if it does (feature 7).

@@ -2,7 +2,7 @@
 
 use efa_device::Status;
 use efa_handshake::Extras;
-use efa_proto::OpId;
+use efa_match::PostId;
 
 use crate::atomic::{AtomicKind, AtomicOp, Datatype};
 use crate::bounds::Excess;
@@ -20,9 +20,18 @@ pub enum Level {
     Delivery,
 }
 
-/// Names a posted receive until it is matched, for [`Endpoint::cancel`](crate::Endpoint::cancel).
+/// Names a posted receive until it is matched, for [`Endpoint::cancel`](crate::Endpoint::cancel). From
+/// then on the name is stale, and using it is harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ReceiveId(pub(crate) OpId);
+pub struct ReceiveId {
+    pub(crate) post: PostId,
+    pub(crate) tagged: bool,
+}
+
+impl ReceiveId {
+    /// Of a receive that was matched as it was posted.
+    pub(crate) const MATCHED: Self = Self { post: PostId::from_bits(u64::MAX), tagged: false };
+}
 
 /// An operation that ended.
 #[derive(Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use crate::event::{DropReason, Event, Events};
 use crate::in_place::InPlace;
 use crate::inbound::Inbound;
 use crate::longread::Reading;
-use crate::matching::{Assembly, Matching, Posted, pattern};
+use crate::matching::{Assembly, Matching, Posted, Target, pattern};
 use crate::memory::Memory;
 use crate::operations::{Heard, Operations, Receive, ReceiveRole, Send, SendRole};
 use crate::payload::Payload;
@@ -277,7 +277,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     pub(crate) fn check_reads(&self) -> Result<(), StartError> {
-        let limit = self.matching.posted.limit();
+        let limit = self.matching.limit;
         let busy = self.matching.posted.len() + self.operations.receives.len() >= limit;
         if busy { Err(StartError::Busy { limit }) } else { Ok(()) }
     }
@@ -357,9 +357,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return Err(Refused { error, buffer });
         }
         let (tagged, pattern) = accept.parts();
-        if let Some((id, post, place)) = self.matching.post_at_once(tagged, &pattern) {
-            place.insert(Posted { context, buffer, post: Some(post), tagged, tag: pattern.tag });
-            return Ok(ReceiveId(id));
+        if let Some((post, place)) = self.matching.post_at_once(tagged, &pattern) {
+            place.insert(Posted { context, buffer, post, tagged, tag: pattern.tag });
+            return Ok(ReceiveId { post, tagged });
         }
         self.receive_otherwise(tagged, pattern, buffer, context)
     }
@@ -374,18 +374,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         buffer: B,
         context: u64,
     ) -> Result<ReceiveId, Refused<B>> {
-        let id = self.matching.posted.next_id();
-        let posting = self.matching.matcher(tagged).post(pattern, id);
-        let post = match posting {
-            Posting::Waiting(post) => Some(post),
-            Posting::Matched(_) => None,
-        };
-        let posted = Posted { context, buffer, post, tagged, tag: pattern.tag };
-        self.matching.posted.insert(posted);
-        if let Posting::Matched(message) = posting {
-            self.receive_unexpected(id, message);
+        let place = self.matching.posted.next_index();
+        match self.matching.matcher(tagged).post(pattern, place) {
+            Posting::Waiting(post) => {
+                let posted = Posted { context, buffer, post, tagged, tag: pattern.tag };
+                self.matching.posted.insert(posted);
+                Ok(ReceiveId { post, tagged })
+            }
+            Posting::Matched(message) => {
+                self.receive_unexpected(Target { context, buffer, tagged }, message);
+                Ok(ReceiveId::MATCHED)
+            }
         }
-        Ok(ReceiveId(id))
     }
 
     /// Posts a buffer for many untagged messages. Each message takes its part of the buffer, which
@@ -397,48 +397,49 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub fn receive_many(
         &mut self,
         source: Option<PeerId>,
-        buffer: B,
+        mut buffer: B,
         context: u64,
     ) -> Result<ReceiveId, Refused<B>> {
         let pattern = pattern(source, 0, u64::MAX);
         if let Err(error) = self.check_receives() {
             return Err(Refused { error, buffer });
         }
-        let posted = Posted { context, buffer, post: None, tagged: false, tag: 0 };
-        let id = self.matching.posted.insert(posted);
-        while self.matching.posted.get(id).is_some() {
-            let Some(message) = self.matching.matcher(false).take(&pattern) else {
-                let post = self.matching.matcher(false).post_lasting(pattern, id);
-                if let Some(posted) = self.matching.posted.get_mut(id) {
-                    posted.post = Some(post);
-                }
-                break;
-            };
-            self.receive_unexpected_part(id, message);
+        while let Some(message) = self.matching.matcher(false).take(&pattern) {
+            self.receive_unexpected_part(&mut buffer, context, message);
+            if buffer.length() < self.config.min_multi_receive {
+                self.schedule.complete(Completion::Released { context, buffer });
+                return Ok(ReceiveId::MATCHED);
+            }
         }
-        Ok(ReceiveId(id))
+        let place = self.matching.posted.next_index();
+        let post = self.matching.matcher(false).post_lasting(pattern, place);
+        self.matching.posted.insert(Posted { context, buffer, post, tagged: false, tag: 0 });
+        Ok(ReceiveId { post, tagged: false })
     }
 
     /// Cancels a receive that no message has matched. Its completion says
     /// [`OperationError::Cancelled`]. Tells whether there was such a receive.
     pub fn cancel(&mut self, receive: ReceiveId) -> bool {
-        let Some(&Posted { post, tagged, .. }) = self.matching.posted.get(receive.0) else {
-            return false;
-        };
-        match post.map(|post| self.matching.matcher(tagged).cancel(post)) {
-            None | Some(Cancelled::Now(_)) => {
-                self.end_posted(receive.0, OperationError::Cancelled);
+        let ReceiveId { post, tagged } = receive;
+        match self.matching.matcher(tagged).cancel(post) {
+            Cancelled::Now(place) => {
+                self.end_posted(place, OperationError::Cancelled);
                 true
             }
             // The device holds it: it ends when the device has let go of it, or matched it.
-            Some(Cancelled::Leaving) => true,
-            Some(Cancelled::Gone) => false,
+            Cancelled::Leaving => true,
+            Cancelled::Gone => false,
         }
     }
 
     /// Ends a receive that has no message.
-    pub(crate) fn end_posted(&mut self, receive: OpId, error: OperationError) {
-        let Some(posted) = self.matching.posted.remove(receive) else { return };
+    pub(crate) fn end_posted(&mut self, place: u32, error: OperationError) {
+        if let Some(posted) = self.matching.posted.remove(place) {
+            self.posted_ended(posted, error);
+        }
+    }
+
+    fn posted_ended(&mut self, posted: Posted<B>, error: OperationError) {
         self.schedule.complete(Completion::Receive(ReceiveCompletion {
             context: posted.context,
             peer: None,
@@ -456,9 +457,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ///
     /// Peers are not told, so this is for an endpoint that is about to be dropped.
     pub fn cancel_all(&mut self) {
-        for id in self.matching.posted.find(|_| true) {
-            self.cancel(ReceiveId(id));
-            self.end_posted(id, OperationError::Cancelled);
+        let posted = self.matching.posted.iter();
+        let posted: Vec<_> = posted.map(|(place, of)| (place, of.post, of.tagged)).collect();
+        for (place, post, tagged) in posted {
+            // The device may still hold it, and the matcher its place.
+            let ended = match self.matching.matcher(tagged).cancel(post) {
+                Cancelled::Now(_) => self.matching.posted.remove(place),
+                Cancelled::Leaving | Cancelled::Gone => self.matching.posted.retire(place),
+            };
+            if let Some(ended) = ended {
+                self.posted_ended(ended, OperationError::Cancelled);
+            }
         }
         for id in self.operations.receives.find(|_| true) {
             self.end_receive(id, Some(OperationError::Cancelled));

@@ -8,9 +8,8 @@ use slab::Slab;
 use crate::bounds::Unexpected;
 use crate::hash::Keyed;
 use crate::held::{Chain, Held};
-use crate::operation::OperationTable;
 use crate::peer::PeerId;
-use crate::table::Vacancy;
+use crate::table::{Table, Vacancy};
 use crate::taglist::Verdict;
 
 /// A receive that waits for a message.
@@ -19,7 +18,7 @@ pub(crate) struct Posted<B> {
     pub(crate) context: u64,
     pub(crate) buffer: B,
     /// Its entry in the matcher.
-    pub(crate) post: Option<PostId>,
+    pub(crate) post: PostId,
     pub(crate) tagged: bool,
     /// For the report of a cancelled receive.
     pub(crate) tag: u64,
@@ -55,12 +54,18 @@ pub(crate) enum Assembly {
     Unexpected(u32),
 }
 
+/// More receives than there is memory for; places have 32 bits.
+const MOST: usize = i32::MAX as usize;
+
 /// Tagged and untagged messages never match each other (section 3.1), so each has a matcher.
 #[derive(Debug)]
 pub(crate) struct Matching<B> {
-    pub(crate) posted: OperationTable<Posted<B>>,
-    tagged: TagMatcher<OpId, u32>,
-    untagged: TagMatcher<OpId, u32>,
+    /// Receives, whose places the matchers know them by: what a matcher gives out is taken from here.
+    pub(crate) posted: Table<Posted<B>>,
+    /// Most receives posted, and most messages being received.
+    pub(crate) limit: usize,
+    tagged: TagMatcher<u32, u32>,
+    untagged: TagMatcher<u32, u32>,
     /// Whether the device matches tagged messages itself.
     pub(crate) has_tag_list: bool,
     /// Of the packet in hand, if it does.
@@ -73,9 +78,10 @@ pub(crate) struct Matching<B> {
 }
 
 impl<B> Matching<B> {
-    pub(crate) fn new(limit: usize, tagged: TagMatcher<OpId, u32>, seed: u64) -> Self {
+    pub(crate) fn new(limit: usize, tagged: TagMatcher<u32, u32>, seed: u64) -> Self {
         Self {
-            posted: OperationTable::new(limit),
+            posted: Table::new(),
+            limit: limit.min(MOST),
             has_tag_list: matches!(tagged, TagMatcher::Offloaded(_)),
             tagged,
             untagged: TagMatcher::new(None, seed),
@@ -93,21 +99,21 @@ impl<B> Matching<B> {
         &mut self,
         tagged: bool,
         pattern: &Pattern,
-    ) -> Option<(OpId, PostId, Vacancy<'_, Posted<B>>)> {
+    ) -> Option<(PostId, Vacancy<'_, Posted<B>>)> {
         let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
-        let (id, place) = self.posted.vacancy()?;
-        let post = matcher.post_at_once(pattern, id)?;
-        Some((id, post, place))
+        let place = self.posted.vacancy()?;
+        let post = matcher.post_at_once(pattern, place.index())?;
+        Some((post, place))
     }
 
     /// Takes the receive that a message goes to, if that is short work.
     #[inline(always)]
-    pub(crate) fn match_at_once(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<OpId> {
+    pub(crate) fn match_at_once(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<u32> {
         self.matcher(tag.is_some()).match_at_once(Source(peer.0), tag.unwrap_or(0))
     }
 
     /// The matcher for a kind of message.
-    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut TagMatcher<OpId, u32> {
+    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut TagMatcher<u32, u32> {
         if tagged { &mut self.tagged } else { &mut self.untagged }
     }
 }

@@ -5,7 +5,7 @@
 
 use efa_proto::OpId;
 
-use crate::table::{Table, Vacancy};
+use crate::table::Table;
 
 /// Bits of the index: two million operations of a kind at a time.
 const INDEX_BITS: u32 = 22;
@@ -23,36 +23,25 @@ pub(crate) struct OperationTable<T, const KIND: u32 = 0> {
     operations: Table<T>,
     /// Of each place.
     generations: Vec<u32>,
-    limit: usize,
 }
 
 impl<T, const KIND: u32> OperationTable<T, KIND> {
-    /// An empty table for at most `limit` operations.
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { operations: Table::new(), generations: Vec::new(), limit: limit.min(MOST) }
+    pub(crate) fn new() -> Self {
+        Self { operations: Table::new(), generations: Vec::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.operations.len()
     }
 
-    pub(crate) fn limit(&self) -> usize {
-        self.limit
-    }
-
     pub(crate) fn is_full(&self) -> bool {
-        self.len() >= self.limit
+        self.len() >= MOST
     }
 
     /// The identifier of an operation at a place.
     #[inline(always)]
     fn id(&self, index: u32) -> OpId {
         let generation = self.generations.get(index as usize).copied().unwrap_or(0);
-        Self::name(generation, index)
-    }
-
-    #[inline(always)]
-    const fn name(generation: u32, index: u32) -> OpId {
         OpId(generation << INDEX_BITS | index | KIND)
     }
 
@@ -64,12 +53,6 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         (generation == id.0 >> INDEX_BITS).then_some(index)
     }
 
-    /// The identifier that the next operation will have.
-    #[inline]
-    pub(crate) fn next_id(&self) -> OpId {
-        self.id(self.operations.next_index())
-    }
-
     /// Adds an operation. The caller has checked [`is_full`](Self::is_full).
     #[inline(always)]
     pub(crate) fn insert(&mut self, operation: T) -> OpId {
@@ -78,14 +61,6 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
             self.generations.push(0);
         }
         self.id(index)
-    }
-
-    /// The identifier and place of the next operation, if the table needn't grow for it.
-    #[inline(always)]
-    pub(crate) fn vacancy(&mut self) -> Option<(OpId, Vacancy<'_, T>)> {
-        let vacancy = self.operations.vacancy()?;
-        let generation = *self.generations.get(vacancy.index() as usize)?;
-        Some((Self::name(generation, vacancy.index()), vacancy))
     }
 
     pub(crate) fn get(&self, id: OpId) -> Option<&T> {
@@ -121,7 +96,7 @@ mod tests {
     // conformance: A122
     #[test]
     fn stale_identifiers_are_caught_over_a_million_reuses() {
-        let mut table = OperationTable::<_>::new(4);
+        let mut table = OperationTable::<_>::new();
         let mut stale: Vec<OpId> = Vec::new();
         for round in 0..1_000_000_u32 {
             let id = table.insert(round);
@@ -141,23 +116,20 @@ mod tests {
     #[test]
     fn no_receive_has_the_identifier_of_a_send() {
         let (mut sends, mut receives) =
-            (OperationTable::<_>::new(9), OperationTable::<_, OF_RECEIVE>::new(9));
+            (OperationTable::<_>::new(), OperationTable::<_, OF_RECEIVE>::new());
         for round in 0..3000 {
             let (send, receive) = (sends.insert(round), receives.insert(round));
             assert_eq!((sends.get(receive), receives.get(send)), (None, None));
             assert_eq!((sends.get(send), receives.get(receive)), (Some(&round), Some(&round)));
             assert_eq!(receives.find(|_| true), [receive]);
             assert_eq!((sends.remove(send), receives.remove(receive)), (Some(round), Some(round)));
-            assert_eq!(receives.next_id(), receives.insert(0));
-            receives.remove(receives.find(|_| true)[0]);
         }
     }
 
     #[test]
     fn live_identifiers_differ_and_made_up_ones_are_refused() {
-        let mut table = OperationTable::<_>::new(100);
+        let mut table = OperationTable::<_>::new();
         let ids: Vec<_> = (0..100).map(|i| table.insert(i)).collect();
-        assert!(table.is_full());
         for (i, id) in ids.iter().enumerate() {
             assert_eq!(table.get(*id), Some(&i));
         }

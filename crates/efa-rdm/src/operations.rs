@@ -271,9 +271,9 @@ pub(crate) struct Operations<B, R> {
 impl<B, R> Operations<B, R> {
     pub(crate) fn new() -> Self {
         Self {
-            sends: OperationTable::new(usize::MAX),
-            receives: OperationTable::new(usize::MAX),
-            transfers: OperationTable::new(usize::MAX),
+            sends: OperationTable::new(),
+            receives: OperationTable::new(),
+            transfers: OperationTable::new(),
             waiting_transfers: VecDeque::new(),
             remotes: Slab::new(),
             atomics: Slab::new(),

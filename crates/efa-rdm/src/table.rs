@@ -86,6 +86,21 @@ impl<T> Table<T> {
         }
     }
 
+    /// Takes an entry out whose index somebody still holds: it is not used again.
+    pub(crate) fn retire(&mut self, index: u32) -> Option<T> {
+        let entry = self.entries.get_mut(index as usize)?;
+        match core::mem::replace(entry, Entry::Free(NONE)) {
+            Entry::Live(value) => {
+                self.live -= 1;
+                Some(value)
+            }
+            free => {
+                *entry = free;
+                None
+            }
+        }
+    }
+
     /// Takes what is wanted out of an entry, if it has it, and the entry with it.
     #[inline(always)]
     pub(crate) fn take<U>(

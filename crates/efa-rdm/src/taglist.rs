@@ -11,7 +11,7 @@
 
 use efa_device::{QueuePair, Source, TagChange, TagCommand};
 use efa_match::{Change, Command, Handled, ListLimits, Match, Outcome, PostId, TagMatcher};
-use efa_proto::{Header, OpId, Packet, Rtm};
+use efa_proto::{Header, Packet, Rtm};
 
 use crate::arrival::Shape;
 use crate::completion::OperationError;
@@ -46,7 +46,7 @@ pub fn leading_tag(bytes: &[u8]) -> Option<u64> {
 }
 
 /// A matcher for a queue pair's tagged messages.
-pub(crate) fn tagged_matcher(queue_pair: &impl QueuePair, seed: u64) -> TagMatcher<OpId, u32> {
+pub(crate) fn tagged_matcher(queue_pair: &impl QueuePair, seed: u64) -> TagMatcher<u32, u32> {
     let limits = queue_pair.attributes().tag_list;
     let limits = limits.map(|list| ListLimits { max_tags: list.max_tags, max_ops: list.max_ops });
     TagMatcher::new(limits, seed)
@@ -55,11 +55,7 @@ pub(crate) fn tagged_matcher(queue_pair: &impl QueuePair, seed: u64) -> TagMatch
 impl<B> Matching<B> {
     /// Who gets a message by the device's word. `None`: it is to be looked up.
     #[cold]
-    pub(crate) fn by_verdict(
-        &mut self,
-        tagged: bool,
-        events: &mut Events,
-    ) -> Option<Handled<OpId>> {
+    pub(crate) fn by_verdict(&mut self, tagged: bool, events: &mut Events) -> Option<Handled<u32>> {
         if !tagged {
             return None;
         }
@@ -160,11 +156,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// The device has let go of a receive that a message waited for.
-    fn receive_awaited(&mut self, receive: OpId, key: u32) {
-        if self.matching.messages[key as usize].packets != Chain::NONE {
-            return self.receive_unexpected(receive, key);
+    fn receive_awaited(&mut self, receive: u32, key: u32) {
+        if self.matching.messages[key as usize].packets != Chain::NONE
+            && let Some(target) = self.take_posted(receive)
+        {
+            return self.receive_unexpected(target, key);
         }
-        self.matching.messages.remove(key as usize);
+        // The message was dropped, or the receive ended with all others.
+        self.forget_message(key as usize);
+        self.matching.messages.try_remove(key as usize);
         self.end_posted(receive, OperationError::PeerRemoved);
     }
 

@@ -253,4 +253,12 @@ fn all_buffers_come_back_at_once_from_an_endpoint_that_ends() {
         count += 1;
     }
     assert_eq!(count, 6);
+    // What the device lets go of later is over, and nobody else's.
+    for tag in 10..16 {
+        net.post(tag, 0, tag);
+        net.send(0, tag, tag, 100);
+    }
+    net.settle(6);
+    net.received.sort_unstable_by_key(|pair| pair.0);
+    assert_eq!(net.received, Vec::from_iter((10..16).map(|tag| (tag, Ok(tag)))));
 }

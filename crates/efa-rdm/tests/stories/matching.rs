@@ -109,6 +109,18 @@ fn a_cancelled_receive_gives_its_buffer_back_and_matches_nothing() {
     assert!(!world.endpoint(1).cancel(done), "a matched receive can't be cancelled");
 }
 
+#[test]
+fn a_stale_name_cancels_nobody_elses_receive_however_often_its_place_is_used() {
+    let mut world = World::pair(4);
+    let stale = world.tagged_receive(1, 7, 16);
+    assert!(world.endpoint(1).cancel(stale));
+    for round in 0..5000 {
+        let other = world.tagged_receive(1, 7, 16);
+        assert!(!world.endpoint(1).cancel(stale), "round {round}");
+        assert!(world.endpoint(1).cancel(other), "round {round}");
+    }
+}
+
 // conformance: C118
 #[test]
 fn a_multi_receive_buffer_takes_messages_until_it_is_used_up() {
