@@ -21,7 +21,6 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -157,13 +156,15 @@ impl HostMemory {
     }
 
     fn peer(&self, qpn: Qpn) -> Option<Arc<Peer>> {
-        match self.peers().entry(qpn) {
-            Entry::Occupied(entry) => Some(Arc::clone(entry.get())),
-            Entry::Vacant(entry) => {
-                let peer = Peer::open(&self.directory, qpn)?;
-                Some(Arc::clone(entry.insert(Arc::new(peer))))
-            }
+        let mut peers = self.peers();
+        if let Some(known) = peers.get(&qpn) {
+            return Some(Arc::clone(known));
         }
+        let peer = Arc::new(Peer::open(&self.directory, qpn)?);
+        // Before there is one more: the tables of those that have left take memory.
+        peers.retain(|qpn, known| known.slots.has(*qpn) && known.check().is_ok());
+        peers.insert(qpn, Arc::clone(&peer));
+        Some(peer)
     }
 
     fn with_peer(
@@ -464,6 +465,36 @@ mod tests {
         process.store(0x3fff_ffff, Ordering::Relaxed);
         assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), gone);
         owner.remove_queue_pair(Qpn(3));
+    }
+
+    #[test]
+    fn tables_of_those_that_have_left_are_given_up() {
+        let host = Host::new();
+        let user = host.open();
+        let target = user.keys().register(vec![0; 4].into(), ALL).unwrap();
+        let read_of_another = |qpn, stays: bool| {
+            let owner = host.open();
+            owner.add_queue_pair(qpn).unwrap();
+            let memory = owner.keys().register(vec![1; 4].into(), ALL).unwrap();
+            assert_eq!(read(&user, qpn, at(&memory, 0), &target, 4), Ok(()));
+            if !stays {
+                owner.remove_queue_pair(qpn);
+            }
+            owner
+        };
+        let living = read_of_another(Qpn(1), true);
+        for number in 2..7 {
+            drop(read_of_another(Qpn(number), false));
+        }
+        // As if it was killed: nothing is taken back, but the process is another's.
+        let mut killed = read_of_another(Qpn(7), true);
+        *killed._cookie = [0; 2];
+        let last = read_of_another(Qpn(8), false);
+        let mut kept: Vec<_> = user.peers().keys().copied().collect();
+        kept.sort_unstable();
+        assert_eq!(kept, [Qpn(1), Qpn(8)]);
+        living.remove_queue_pair(Qpn(1));
+        drop((killed, last));
     }
 
     #[test]

@@ -162,6 +162,13 @@ impl Outgoing {
         self.in_flight.is_empty() && self.queued.is_empty()
     }
 
+    /// Whether nothing is under way, and nobody is there who would take what is sent. Of a peer with
+    /// sends under way their end tells.
+    pub(super) fn is_of_no_use(&self) -> bool {
+        self.is_idle()
+            && (self.is_abandoned() || self.mailbox.is_closed() || !self.mailbox.is_alive())
+    }
+
     #[inline]
     pub(super) fn post(&mut self, posted: Posted) {
         if self.queued.is_empty() && self.ring.has_room() {

@@ -7,7 +7,7 @@
 //!    ├─► bell rings? attach and watch who rang
 //!    ├─► next peer with sends under way: take answers
 //!    ├─► first RDMA operation: copy a piece
-//!    └─► once a second: look after entries of the dead
+//!    └─► once a second: look after what the dead have left
 //! ```
 
 use std::borrow::Cow;
@@ -375,10 +375,16 @@ impl ShmQueuePair {
         self.incoming[slot] = incoming;
     }
 
-    /// Gives entries of dead senders free, and finds rings whose bell was lost.
+    /// Gives entries of dead senders free, finds rings whose bell was lost, and gives up ways that
+    /// lead nowhere any more: each takes a ring's memory and an open file.
     #[cold]
     fn sweep(&mut self) {
         self.next_sweep = self.now + SWEEP_EVERY;
+        for place in 0..self.outgoing.places.len() {
+            if self.outgoing.get_mut(place).is_some_and(|outgoing| outgoing.is_of_no_use()) {
+                self.forget(place);
+            }
+        }
         for slot in 0..self.mailbox.peers() {
             let (state, sender, _) = self.mailbox.entry(slot);
             match (&mut self.incoming[slot], state) {
@@ -961,6 +967,32 @@ mod tests {
             send(from, &mut c);
         }
         assert_eq!(c.watched.len(), 2);
+    }
+
+    #[test]
+    fn the_way_to_a_peer_that_has_left_is_given_up() {
+        let host = Host::new();
+        let device = host.device();
+        let mut server = queue_pair(&device);
+        let address_handle = server.create_address_handle(server.address().gid).unwrap();
+        let mut now = Time::ZERO;
+        for _ in 0..5 {
+            let mut client = queue_pair(&device);
+            let QueuePairAddress { qpn, qkey, .. } = client.address();
+            let destination = Destination { address_handle, qpn, qkey };
+            let packet = server.allocate_packet().unwrap();
+            let request =
+                SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None };
+            server.post_send(request).unwrap();
+            let buffer = client.allocate_packet().unwrap();
+            client.post_receive(buffer).unwrap();
+            assert!((0..10).any(|_| client.poll(now).is_some()));
+            assert!(matches!(server.poll(now), Some(Completion::Send { result: Ok(()), .. })));
+            drop(client);
+            now += SWEEP_EVERY;
+            assert!(server.poll(now).is_none());
+        }
+        assert_eq!(server.outgoing.free.len(), server.outgoing.places.len(), "rings are kept");
     }
 
     /// Somebody writes anything anywhere into the shared files, all the time.
