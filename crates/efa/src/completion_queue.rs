@@ -12,7 +12,8 @@
 //! read. So a queue can't overrun: when all places are taken, the next operation doesn't start.
 //! Completions that no operation foresees (of messages in a multi-receive buffer, and of injected
 //! messages that failed) are taken while there is something less than a full queue to read; after
-//! that their endpoint rests until somebody reads.
+//! that their endpoint rests until somebody reads. What such an endpoint has for the queue when it is
+//! dropped goes there all the same.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -216,6 +217,13 @@ impl Shared {
         entries.push_back((place, entry));
         self.waiting.store(entries.len(), Ordering::Release);
         None
+    }
+
+    /// Appends what an endpoint leaves that is gone, however much there is to read.
+    pub(crate) fn append(&self, left: impl Iterator<Item = (Place, Entry)>) {
+        let mut entries = self.entries.lock();
+        entries.extend(left);
+        self.waiting.store(entries.len(), Ordering::Release);
     }
 
     #[inline(always)]

@@ -158,9 +158,9 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let held_back =
-            self.held_back.iter().filter(|(place, _)| *place == Place::Reserved).count();
-        self.queue.give_places(self.under_way + held_back);
+        // Messages that were acknowledged, and buffers: nobody else has them.
+        self.queue.append(self.held_back.drain(..));
+        self.queue.give_places(self.under_way);
     }
 }
 

@@ -317,3 +317,46 @@ fn places_of_a_dropped_endpoint_are_free_again() {
         second.receive(Receive::untagged(), vec![0; 1], i).unwrap();
     }
 }
+
+#[test]
+fn a_full_queue_gets_what_an_endpoint_leaves_all_the_same() {
+    let mut world = World::new(LocalOptions { seed: 9, ..LocalOptions::default() });
+    world.add(options(1));
+    let domain = world.fabric.domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions { capacity: 2 });
+    let sends = domain.completion_queue(CompletionQueueOptions::default());
+    let bob = domain
+        .endpoint(with(2, |c| c.min_multi_receive = 64))
+        .bind_completion_queue(&sends, Direction::Transmit)
+        .bind_completion_queue(&queue, Direction::Receive)
+        .bind_address_vector(&domain.address_vector())
+        .enable()
+        .unwrap();
+    bob.receive_many(None, vec![0; 1000], 1).unwrap();
+    bob.receive(Receive::tagged(7), vec![5; 10], 2).unwrap();
+    let to_bob = world.ends[ALICE].addresses.insert(bob.address()).unwrap();
+    for i in 0..5 {
+        world.end(ALICE).send(Message::to(to_bob), pattern(10, i), i).unwrap();
+    }
+    // Bob's side moves on, and nobody reads what he has received.
+    for _ in 0..1000 {
+        world.read();
+        assert!(sends.read().is_none());
+        world.tick();
+    }
+    drop(bob);
+
+    let (mut messages, mut cancelled) = (Vec::new(), Vec::new());
+    while let Some(entry) = queue.read() {
+        match entry {
+            Ok(completion) => messages.push(completion.into_message()),
+            Err(failed) => {
+                assert_eq!(failed.error, OperationError::Cancelled);
+                cancelled.push((failed.completion.context, failed.completion.buffer.len()));
+            }
+        }
+    }
+    assert_eq!(messages, [0, 1, 2, 3, 4].map(|i| pattern(10, i)));
+    cancelled.sort_unstable();
+    assert_eq!(cancelled, [(1, 950), (2, 10)]);
+}
