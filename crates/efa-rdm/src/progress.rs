@@ -6,7 +6,9 @@
 //!             └─► refill ─► what is due ─► what waits to be sent, peer by peer
 //! ```
 
-use efa_device::{Completion as DeviceCompletion, QueuePair, Source, Time, WorkId};
+use efa_device::{
+    AddressHandle, Completion as DeviceCompletion, Qpn, QueuePair, Source, Time, WorkId,
+};
 
 use crate::completion::Completion;
 use crate::endpoint::Endpoint;
@@ -76,9 +78,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Some(DeviceCompletion::Send { id, packet, result: Ok(()) }) => {
                 self.poll_after_sent(id, packet)
             }
-            Some(DeviceCompletion::Receive { packet, length, source, .. }) => {
-                self.poll_after_arrival(packet, length, source)
-            }
+            // The device tells the interface of strangers only; without it the call is one of registers.
+            Some(DeviceCompletion::Receive {
+                packet,
+                length,
+                source: Source { address_handle: Some(handle), qpn, gid: None },
+                ..
+            }) => self.poll_after_arrival(packet, length, handle, qpn),
             Some(completion) => self.poll_after(completion),
         }
     }
@@ -119,9 +125,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         &mut self,
         packet: Q::Packet,
         length: usize,
-        source: Source,
+        handle: AddressHandle,
+        qpn: Qpn,
     ) -> Option<Completion<B>> {
         self.takes_turn();
+        let source = Source { address_handle: Some(handle), qpn, gid: None };
         match self.packet_arrived(packet, length, source) {
             None => self.poll_on(),
             ended => ended,
