@@ -105,14 +105,14 @@ impl<T> Table<T> {
     #[inline(always)]
     pub(crate) fn take<U>(
         &mut self,
-        index: u32,
+        index: usize,
         wanted: impl FnOnce(&mut T) -> Option<U>,
     ) -> Option<U> {
-        let entry = self.entries.get_mut(index as usize)?;
+        let entry = self.entries.get_mut(index)?;
         let Entry::Live(value) = entry else { return None };
         let taken = wanted(value)?;
         *entry = Entry::Free(self.free);
-        self.free = index;
+        self.free = index as u32;
         self.live -= 1;
         Some(taken)
     }

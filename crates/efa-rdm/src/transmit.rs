@@ -249,7 +249,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
     /// Otherwise nothing is taken.
     #[inline(always)]
     pub(crate) fn completed_message(&mut self, id: WorkId) -> Option<(PeerId, Whole<B>)> {
-        self.in_flight.take(u32::try_from(id.0).ok()?, |record| match &mut record.purpose {
+        self.in_flight.take(usize::try_from(id.0).ok()?, |record| match &mut record.purpose {
             Purpose::Message(Whole { tag, context, length, buffer }) if !record.retransmitted => {
                 let buffer = Some(buffer.take()?);
                 Some((record.peer, Whole { tag: *tag, context: *context, length: *length, buffer }))
