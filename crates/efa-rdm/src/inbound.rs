@@ -92,21 +92,19 @@ impl<P> Inbound<P> {
         if self.used * 2 > self.target {
             self.set_target((self.target * 2).min(self.most));
         }
-        while self.posted < self.target {
-            let packet = match self.spare.take() {
-                Some(packet) => packet,
-                None => device.allocate_packet()?,
-            };
-            if let Err(refused) = device.post_receive(packet) {
-                self.spare.put(refused.packet);
-                return match refused.error {
-                    DeviceError::QueueFull { .. } => Ok(()),
-                    error => Err(error),
-                };
+        loop {
+            let missing = self.target.saturating_sub(self.posted);
+            let (posted, refused) = self.spare.give(missing, |packet| {
+                device.post_receive(packet).map_err(|refused| (refused.packet, refused.error))
+            });
+            self.posted += posted;
+            match refused {
+                Some(DeviceError::QueueFull { .. }) => return Ok(()),
+                Some(error) => return Err(error),
+                None if posted == missing => return Ok(()),
+                None => self.spare.put(device.allocate_packet()?),
             }
-            self.posted += 1;
         }
-        Ok(())
     }
 
     /// Ends a period.

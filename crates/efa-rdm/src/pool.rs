@@ -51,6 +51,31 @@ impl<T> Pool<T> {
         self.len += 1;
     }
 
+    /// Gives `count` buffers away, fewer if there aren't as many, or until one is refused, which stays;
+    /// gives how many went, and why one was refused.
+    #[inline(always)]
+    pub(crate) fn give<E>(
+        &mut self,
+        count: usize,
+        mut to: impl FnMut(T) -> Result<(), (T, E)>,
+    ) -> (usize, Option<E>) {
+        let mut given = 0;
+        let mut refused = None;
+        let first = self.len.saturating_sub(count);
+        for place in self.places[first..self.len].iter_mut().rev() {
+            let Some(buffer) = place.take() else { break };
+            if let Err((buffer, error)) = to(buffer) {
+                *place = Some(buffer);
+                refused = Some(error);
+                break;
+            }
+            given += 1;
+        }
+        self.len -= given;
+        self.low = self.low.min(self.len);
+        (given, refused)
+    }
+
     /// Ends a period: drops what it never needed.
     pub(crate) fn trim(&mut self) {
         let keep = self.len - self.low;
