@@ -8,7 +8,7 @@
 //! ```
 
 use efa_device::{QueuePair, Source};
-use efa_handshake::{Extras, Learned, Reply};
+use efa_handshake::{AddressHeader, Extras, Learned, Reply};
 use efa_match::{Admit, Handled, Match, Source as MatchSource};
 use efa_proto::{
     EagerConnid, Handshake, Header, OpId, Packet, RawAddress, RmaIov, Rtm, RtmKind, Tag, UserRecvQp,
@@ -230,6 +230,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if active.handshake.handshake_received(handshake) == Learned::Changed {
             tracing::info!(peer = peer.0, "a second HANDSHAKE announces other features");
         }
+        active.by_connid =
+            active.handshake.address_header(&self.config.profile) == AddressHeader::Connid;
         active.user_queue = user_queue(active.handshake.extras(), handshake);
         let extras = active.handshake.extras().unwrap_or_default();
         active.pace.learn(extras, active.next_msg_id);

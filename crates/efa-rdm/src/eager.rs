@@ -44,14 +44,11 @@ fn write_eager<Q: QueuePair, B>(
     let mut packet = transmit.packet().ok()?;
     let msg_id = MsgId(active.next_msg_id);
     let bytes = packet.as_mut();
-    let header = match active.handshake.address_header(profile) {
-        AddressHeader::Connid if cq_data.is_none() => {
-            EagerConnid { msg_id, tag, connid: Connid(own.qkey.0), payload: &[] }.emit(bytes)
-        }
-        header => {
-            let options = options(header, own, cq_data);
-            Rtm { msg_id, tag, kind: RtmKind::Eager, options }.emit(bytes)
-        }
+    let header = if active.by_connid && cq_data.is_none() {
+        EagerConnid { msg_id, tag, connid: Connid(own.qkey.0), payload: &[] }.emit(bytes)
+    } else {
+        let options = options(active.handshake.address_header(profile), own, cq_data);
+        Rtm { msg_id, tag, kind: RtmKind::Eager, options }.emit(bytes)
     };
     if let Ok(begin) = header
         && let Some(to) = bytes.get_mut(begin..).and_then(|rest| rest.get_mut(..length))

@@ -104,6 +104,8 @@ const _: () = assert!(size_of::<Entry>() <= 32, "an idle peer stays small");
 #[derive(Debug)]
 pub(crate) struct Active<P, B> {
     pub(crate) handshake: PeerState,
+    /// Whether requests to the peer tell the connid of this side and nothing else of it, as most do.
+    pub(crate) by_connid: bool,
     pub(crate) next_msg_id: u32,
     /// How far messages may run ahead. Those to a user queue pair never go at once.
     pub(crate) pace: Pace,
@@ -133,6 +135,7 @@ impl<P, B> Active<P, B> {
     fn new(config: &Config) -> Self {
         Self {
             handshake: PeerState::new(),
+            by_connid: false,
             next_msg_id: config.first_msg_id,
             pace: Pace::new(config.old_peer_window, config.first_msg_id),
             window: Window::new(WINDOW.min(config.reorder()))
