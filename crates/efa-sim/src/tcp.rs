@@ -154,7 +154,7 @@ pub struct TcpOptions {
     /// to it waits until then, as a program may take its time to start.
     pub rnr_at_start: bool,
     /// How long a connection may take to say who it is, and for a packet of which the beginning has
-    /// arrived.
+    /// arrived, by the time in which this side polls: what arrives while it doesn't is not late.
     pub patience: Duration,
     /// When to give up a host that doesn't answer at all, in steps of some seconds; a process that
     /// is only stopped does, by its system. Never if `None`, except that bytes which are not

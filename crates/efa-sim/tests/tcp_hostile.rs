@@ -176,6 +176,36 @@ fn who_takes_too_long_is_sent_away_and_who_says_nothing_more_is_not() {
     assert_eq!((violations.total(), incoming), (2, 2), "the third, and its own");
 }
 
+/// Who polls may have been busy with something else for long, and tell the time when it came back a
+/// little later than it looks: what arrived half then was not awaited all the while.
+#[test]
+fn what_arrives_half_after_a_long_absence_is_not_late() {
+    let mut qp = queue_pair(8);
+    let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
+    check(&mut qp, at(0));
+    let mut stream = connect(&qp);
+    stream.write_all(HELLO).unwrap();
+    until(&mut qp, at(0), |qp| qp.statistics().incoming == 2);
+    let packet = frame(0, 90);
+    stream.write_all(&packet[..20]).unwrap();
+    check(&mut qp, at(0));
+    check(&mut qp, at(60));
+    assert_eq!(qp.statistics().violations.total(), 0);
+    let buffer = qp.allocate_packet().unwrap();
+    qp.post_receive(buffer).unwrap();
+    stream.write_all(&packet[20..]).unwrap();
+    let start = Instant::now();
+    while !matches!(qp.poll(at(60)), Some(Completion::Receive { length: 90, .. })) {
+        assert!(start.elapsed() < DEADLINE, "nothing happens");
+    }
+    // From now on somebody has looked.
+    stream.write_all(&frame(1, 90)[..20]).unwrap();
+    check(&mut qp, at(61));
+    check(&mut qp, at(70));
+    assert_eq!(qp.statistics().violations.total(), 0);
+    until(&mut qp, at(73), |qp| qp.statistics().violations.slow == 1);
+}
+
 #[test]
 fn connections_beyond_the_limit_are_turned_away() {
     let mut qp = queue_pair(5);

@@ -219,7 +219,7 @@ pub(super) struct Incoming {
     writable: bool,
     hung_up: bool,
     ended: bool,
-    /// Since when a hello or a frame is awaited whose beginning is there.
+    /// Since when it is known that the next hello or frame is not all there.
     incomplete: Option<Time>,
     /// Whether it stands in the list of those to be flushed.
     pub(super) dirty: bool,
@@ -228,7 +228,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(gid: Gid, socket: Socket, now: Time) -> Self {
+    pub(super) fn new(gid: Gid, socket: Socket) -> Self {
         Self {
             gid,
             socket,
@@ -243,7 +243,7 @@ impl Incoming {
             writable: true,
             hung_up: false,
             ended: false,
-            incomplete: Some(now),
+            incomplete: None,
             dirty: false,
             queued: false,
         }
@@ -327,10 +327,9 @@ impl Incoming {
             self.start = rest;
             self.arrived.extend(found);
         }
-        // The clock of an incomplete frame starts when it is the next one.
-        if self.start != before || self.incomplete.is_none() {
-            let waiting = self.hello.is_none() || self.start < self.end;
-            self.incomplete = waiting.then_some(now);
+        // What is next now is another one.
+        if self.start != before {
+            self.incomplete = None;
         }
         Ok(())
     }
@@ -446,9 +445,15 @@ impl Incoming {
         }
     }
 
-    /// Whether a hello or frame was begun before `since` and isn't whole, as far as looked.
-    pub(super) fn is_incomplete_since(&self, since: Time) -> bool {
-        self.arrived.is_empty() && self.incomplete.is_some_and(|begun| begun <= since)
+    /// How long it is known that the next hello or frame is not all there; from now on, if that is
+    /// news. Who was last here long ago can't tell when it began to arrive.
+    pub(super) fn incomplete_for(&mut self, now: Time) -> Option<Duration> {
+        let awaited = self.hello.is_none() || self.start < self.end;
+        if !awaited || !self.arrived.is_empty() {
+            self.incomplete = None;
+            return None;
+        }
+        Some(now - *self.incomplete.get_or_insert(now))
     }
 
     /// Whether there are answers to write and room for them.

@@ -297,7 +297,7 @@ impl TcpQueuePair {
     }
 
     fn welcome(&mut self, socket: Socket, gid: Gid) {
-        let mut incoming = Incoming::new(gid, socket, self.now);
+        let mut incoming = Incoming::new(gid, socket);
         if self.incoming.len() >= self.options.max_peers {
             self.statistics.turned_away += 1;
             incoming.leave(Status::UnreachableRemote, &mut self.scratch);
@@ -414,13 +414,12 @@ impl TcpQueuePair {
         self.next_sweep = self.now + SWEEP_EVERY;
         self.knocking = true;
         self.accept();
-        let limit = self.options.patience;
-        let patience = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        let Some(since) = self.now.as_nanos().checked_sub(patience) else { return };
-        let since = Time::from_nanos(since);
-        let late = |incoming: &Incoming| incoming.is_incomplete_since(since);
-        let slow =
-            self.incoming.iter().filter(|(_, incoming)| late(incoming)).map(|(place, _)| place);
+        let (now, limit) = (self.now, self.options.patience);
+        let late = |incoming: &mut Incoming| {
+            incoming.incomplete_for(now).is_some_and(|waited| waited >= limit)
+        };
+        let all = self.incoming.iter_mut();
+        let slow = all.filter_map(|(place, incoming)| late(incoming).then_some(place));
         for place in slow.collect::<Vec<_>>() {
             // The rest may have come meanwhile, and nobody looked.
             if let Some(incoming) = self.incoming.get_mut(place) {
@@ -428,7 +427,7 @@ impl TcpQueuePair {
                 self.ready.retain(|&token| token != Token::Incoming(place));
                 self.serve_incoming(place);
             }
-            if self.incoming.get(place).is_some_and(late) {
+            if self.incoming.get_mut(place).is_some_and(late) {
                 self.expel(place, Violation::Slow { limit });
             }
         }

@@ -1,11 +1,13 @@
 //! The same program over every link that leaves the process.
 
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use efa::{
-    Address, Capabilities, CompletionQueueOptions, Config, Direction, EndpointOptions, Fabric,
-    Link, Message, Receive, Receiving, Release, ShmOptions, TcpOptions,
+    Address, Capabilities, Clock, CompletionQueueOptions, Config, Direction, EndpointOptions,
+    Fabric, Link, Message, Receive, Receiving, Release, ShmOptions, TcpOptions,
 };
 
 use crate::world::pattern;
@@ -142,4 +144,35 @@ fn an_address_survives_being_told_as_text() {
     });
     contexts.sort_unstable();
     assert_eq!(contexts, [1, 2]);
+}
+
+/// A connection that is young is not late, however old the fabric.
+#[test]
+fn an_endpoint_of_an_old_fabric_knows_the_time() {
+    let origin = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+    let fabric = Fabric::tcp(TcpOptions::new(Ipv4Addr::LOCALHOST)).with_clock(Clock::Host(origin));
+    let domain = fabric.domain().unwrap();
+    let addresses = domain.address_vector();
+    let queues = [(); 2].map(|()| domain.completion_queue(CompletionQueueOptions::default()));
+    let [alice, bob] = queues.each_ref().map(|queue| {
+        domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()
+            .unwrap()
+    });
+    // While something is under way the sockets are looked at in each read. Bob never answers.
+    let to_bob = addresses.insert(bob.address()).unwrap();
+    alice.send(Message::to(to_bob), "hello", 1).unwrap();
+    let mut carol = TcpStream::connect((Ipv4Addr::LOCALHOST, alice.address().qpn().0)).unwrap();
+    let hello = *b"EfaS\x02\0\x34\x12\0\x01\0\0\x07\0\0\0";
+    carol.write_all(&hello[..8]).unwrap();
+    for _ in 0..100 {
+        assert!(queues[0].read().is_none());
+    }
+    carol.set_nonblocking(true).unwrap();
+    let mut told = Vec::new();
+    let end = carol.read_to_end(&mut told).map_err(|error| error.kind());
+    assert_eq!((told.as_slice(), end), (&b"EfaR\x02\0\0\0"[..], Err(ErrorKind::WouldBlock)));
 }
