@@ -181,10 +181,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.enqueue(peer, work);
         let limit = self.config.bounds.owed;
         let Some(active) = self.peers.active(peer) else { return };
-        let packets = active.backlog.len();
         // What this side began waits there as well, and is bounded by itself.
-        if packets > limit && packets > limit + self.operations.own_sends() {
-            self.exclude(peer, Excess::Owed { packets, limit });
+        if active.backlog.len() > limit {
+            let packets = active.backlog.iter().filter(|work| work.is_owed()).count();
+            if packets > limit {
+                self.exclude(peer, Excess::Owed { packets, limit });
+            }
         }
     }
 

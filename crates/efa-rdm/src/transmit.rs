@@ -96,6 +96,17 @@ pub(crate) enum Work<P, B> {
     Packet { packet: P, record: InFlight<B> },
 }
 
+impl<P, B> Work<P, B> {
+    /// Whether the peer waits for it, and nothing of this side bounds how much of it there is.
+    pub(crate) fn is_owed(&self) -> bool {
+        match self {
+            Self::Receipt { .. } | Self::Eor { .. } | Self::PeerError { .. } => true,
+            Self::Packet { record, .. } => matches!(record.purpose, Purpose::Control),
+            _ => false,
+        }
+    }
+}
+
 /// What became of something to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]

@@ -6,8 +6,8 @@ use efa_proto::{
     Rtr, RtrKind, Rtw, RtwKind,
 };
 use efa_rdm::{
-    Bounds, Config, DropReason, Event, Level, OperationError, Payload, Read, Refused, Remote,
-    RemoteUse, RemoteWrite, RmaCompletion, RmaKind, StartError, Subprotocol, Write,
+    Bounds, Config, DropReason, Event, Level, Message, OperationError, Payload, Read, Refused,
+    Remote, RemoteUse, RemoteWrite, RmaCompletion, RmaKind, StartError, Subprotocol, Write,
 };
 use efa_sim::SoftRegion;
 use efa_sim::local::LocalOptions;
@@ -835,6 +835,47 @@ fn one_sided_operations_are_bounded() {
     world.endpoint(0).remove_peer(peer);
     world.step();
     assert_eq!(world.ends[0].rma.len(), 6);
+}
+
+/// What a peer is owed is bounded; what this side begins waits in the same place.
+#[test]
+fn what_this_side_begins_is_not_held_against_its_peer() {
+    for what in ["reads", "injected messages"] {
+        let bounds = Bounds { owed: 4, ..Bounds::default() };
+        let mut world = world_with(LocalOptions::default(), Config { bounds, ..Config::default() });
+        let (_region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
+        world.read(&[iov], 100);
+        // A message has come whose sender waits for its receipt.
+        world.receive(0, 10, 1);
+        let (peer, level) = (world.peer(1, 0), Level::Delivery);
+        let buffer = pattern(10, 1);
+        let message = Message { peer, tag: None, cq_data: None, level, buffer, context: 2 };
+        world.endpoint(1).send(message).unwrap();
+        for _ in 0..100 {
+            let now = world.now;
+            world.endpoint(1).progress(now);
+            world.now = now + std::time::Duration::from_micros(1);
+        }
+        // Before this side looks, it begins more than the peer may be owed.
+        if what == "reads" {
+            for _ in 0..10 {
+                world.start_read(&[iov], vec![0; 100]).unwrap();
+            }
+        } else {
+            // A write at work, behind which they wait.
+            world.start_write(&[iov], vec![1; 100], None, Level::Transmit).unwrap();
+            let (peer, level) = (world.peer(0, 1), Level::Transmit);
+            let buffer = &b"short"[..];
+            for context in 0..10 {
+                let message = Message { peer, tag: None, cq_data: None, level, buffer, context };
+                world.endpoint(0).inject(message).unwrap();
+            }
+        }
+        world.drive();
+        assert_eq!(world.endpoint(0).statistics().excluded, 0, "{what}");
+        assert_eq!(world.send_done(1).result, Ok(()));
+        assert!(world.ends[0].rma.iter().all(|done| done.result == Ok(())));
+    }
 }
 
 // conformance: A132 A133
