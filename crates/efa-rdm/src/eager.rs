@@ -305,12 +305,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ) -> Result<(), StartError> {
         self.check_peer(peer)?;
         let busy = StartError::Busy { limit: self.config.max_sends };
+        let active = self.peers.converse(peer, &self.config);
         // Without an operation it can't be held behind others.
-        let waits = |active: &Active<_, _>| {
-            active.backlog.len() >= self.config.max_sends
-                || active.must_hold(Level::Transmit, &self.config)
-        };
-        if self.peers.active(peer).is_some_and(waits) {
+        if active.must_hold(Level::Transmit, &self.config) {
+            self.provoke(peer);
+            return Err(busy);
+        }
+        if active.backlog.len() >= self.config.max_sends {
             return Err(busy);
         }
         if self.peers.active(peer).is_some_and(Active::must_pause) {

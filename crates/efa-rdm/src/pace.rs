@@ -79,6 +79,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 continue;
             }
             active.pace.paused(active.next_msg_id);
+            // What it receives on may have become known meanwhile.
+            active.keep_from_going_at_once();
             self.release_held(peer);
         }
     }

@@ -135,3 +135,39 @@ fn where_there_may_be_such_peers_messages_wait_for_the_handshake() {
     introduce(&mut world, &user);
     assert_eq!(arrived(&mut world, &mut user), [(pattern(10, 1), None)]);
 }
+
+#[test]
+fn so_does_the_first_message_to_a_peer_if_it_is_injected() {
+    let config = Config { messages_after_handshake: true, ..Config::default() };
+    let (mut world, mut user) = world(config);
+    let peer = world.peer(0, 1);
+    let level = Level::Transmit;
+    let message =
+        Message { peer, tag: None, cq_data: None, level, buffer: &b"short"[..], context: 0 };
+    let refused = world.endpoint(0).inject(message);
+    assert!(matches!(refused, Err(StartError::Busy { .. })), "it would be lost: {refused:?}");
+    let now = world.now;
+    world.endpoint(0).progress(now);
+    assert_eq!(world.types_from(0), [PacketType::EagerRtw], "nothing but the question");
+    introduce(&mut world, &user);
+    world.endpoint(0).inject(message).unwrap();
+    assert_eq!(arrived(&mut world, &mut user), [(b"short".to_vec(), None)]);
+}
+
+#[test]
+fn a_pause_that_ends_when_the_peer_is_known_changes_nothing_for_it() {
+    let config = Config { old_peer_window: 2, ..Config::default() };
+    let (mut world, mut user) = world(config);
+    // What was sent before anything was known lies behind a queue that is not ready for a while.
+    let queue = world.ends[1].endpoint.queue_pair().address();
+    world.network.not_ready(queue, 8).unwrap();
+    for _ in 0..3 {
+        send(&mut world, None, None, Level::Transmit, 10);
+    }
+    introduce(&mut world, &user);
+    assert_eq!(world.endpoint(0).statistics().pauses, 1);
+    assert_eq!(arrived(&mut world, &mut user), [(pattern(10, 1), None)], "the third");
+    assert!(world.endpoint(0).is_quiet(), "the pause is over");
+    send(&mut world, None, None, Level::Transmit, 20);
+    assert_eq!(arrived(&mut world, &mut user), [(pattern(20, 1), None)]);
+}
