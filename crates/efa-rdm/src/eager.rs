@@ -120,7 +120,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Subprotocol::LongCts
         } else {
             let fits = (self.transmit.mtu() - rtm.len()) as u64;
-            let readable = length >= self.config.min_read && self.make_readable(id, peer);
+            // Nothing is never read, whatever the settings.
+            let long = length > 0 && length >= self.config.min_read;
+            let readable = long && self.make_readable(id, peer);
             let runting = readable && level == Level::Transmit && self.may_runt(peer);
             let message = Circumstances {
                 direct: false,

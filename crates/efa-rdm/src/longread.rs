@@ -177,7 +177,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         let end = receive.length.min(receive.memory.length()).max(shape.runt_length);
         let start = shape.runt_length;
-        if self.must_refuse(peer, id) {
+        if start < end && self.must_refuse(peer, id) {
             return self.refuse_reading(id, OperationError::NotReadable);
         }
         let transfer = Transfer::new(peer, Owner::Receive(id), Remote::named(iov), start, end);

@@ -730,3 +730,30 @@ fn the_sender_gives_its_registration_back_when_it_switches() {
     assert!(sent.buffer.unwrap().bytes == pattern(300_000, 1));
     assert_eq!(log.borrow().len(), 2, "once");
 }
+
+#[test]
+fn a_message_of_nothing_is_received_however_it_travels() {
+    for runt_size in [0, 10] {
+        for refused in [false, true] {
+            let config = Config { min_read: 0, runt_size, ..Config::default() };
+            let mut world = pair(1, config.clone(), config);
+            if refused {
+                world.ends[1].device.refuse_registrations(u32::MAX);
+            }
+            let buffer = world.region(0, &[]);
+            world.send(0, 1, buffer, 7);
+            world.drive();
+            world.receive_into(1, Memory::Heap(Vec::new()), 8);
+            world.drive();
+            let received = world.receive_done(1);
+            assert_eq!((received.length, received.result), (0, Ok(())), "{runt_size} {refused}");
+            assert_eq!(world.send_done(0).result, Ok(()));
+            // The one behind it comes.
+            world.receive_into(1, Memory::Heap(vec![0; 5]), 8);
+            let buffer = world.region(0, &pattern(5, 1));
+            world.send(0, 1, buffer, 9);
+            world.drive();
+            assert_eq!(world.receive_done(1).buffer.bytes(), pattern(5, 1));
+        }
+    }
+}
