@@ -153,8 +153,8 @@ pub struct TcpOptions {
     /// Whether that is counted before a queue pair has posted its first buffer. If not, what is sent
     /// to it waits until then, as a program may take its time to start.
     pub rnr_at_start: bool,
-    /// How long a connection may take to say who it is, and for a packet of which the beginning has
-    /// arrived, by the time in which this side polls: what arrives while it doesn't is not late.
+    /// How long a connection may take to say who it is, since a poll noticed it. After that its sender
+    /// may take any time, also in the middle of a packet, as it may be busy with something else.
     pub patience: Duration,
     /// When to give up a host that doesn't answer at all, in steps of some seconds; a process that
     /// is only stopped does, by its system. Never if `None`, except that bytes which are not

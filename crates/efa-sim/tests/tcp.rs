@@ -237,6 +237,38 @@ fn a_receiver_that_does_not_poll_holds_its_sender_up_and_nothing_is_lost() {
     assert_eq!(world.ended(0, 4096).pop(), Some((4095, Ok(()))));
 }
 
+/// What the sockets could not hold is cut in the middle of a packet, and its sender computes for a minute
+/// before it polls again.
+#[test]
+fn a_sender_that_does_not_poll_loses_nothing() {
+    let large = |host| TcpOptions { mtu: 8928, ..options(host) };
+    let mut world = World::default();
+    world.add(&TcpDevice::open(large(1)).unwrap(), PATIENT);
+    let mut b = TcpDevice::open(large(2)).unwrap().create_queue_pair(PATIENT).unwrap();
+    let QueuePairAddress { gid, qpn, qkey } = b.address();
+    let address_handle = world.qp(0).create_address_handle(gid).unwrap();
+    let to = Destination { address_handle, qpn, qkey };
+    for id in 0..4096 {
+        world.send(0, to, id, &[id as u8; 8928]);
+    }
+    world.nothing();
+    for _ in 0..4096 {
+        let packet = b.allocate_packet().unwrap();
+        b.post_receive(packet).unwrap();
+    }
+    let mut arrived = 0;
+    for second in 0..60 {
+        for _ in 0..200 {
+            arrived += usize::from(b.poll(at(second * 1000)).is_some());
+        }
+    }
+    assert!((1..4096).contains(&arrived), "{arrived} packets were in the sockets");
+    world.now = at(60_000);
+    world.sides.push(Side { qp: Some(b), sends: VecDeque::new(), receives: VecDeque::new() });
+    world.received(1, 4096 - arrived);
+    assert!(world.ended(0, 4096).iter().all(|(_, result)| *result == Ok(())));
+}
+
 #[test]
 fn a_receiver_that_is_not_ready_is_given_its_time() {
     let mut world = World::new(2);

@@ -219,8 +219,8 @@ pub(super) struct Incoming {
     writable: bool,
     hung_up: bool,
     ended: bool,
-    /// Since when it is known that the next hello or frame is not all there.
-    incomplete: Option<Time>,
+    /// Since when it is known that the sender hasn't said who it is.
+    nameless: Option<Time>,
     /// Whether it stands in the list of those to be flushed.
     pub(super) dirty: bool,
     /// Whether it stands in the list of those to be looked at.
@@ -243,7 +243,7 @@ impl Incoming {
             writable: true,
             hung_up: false,
             ended: false,
-            incomplete: None,
+            nameless: None,
             dirty: false,
             queued: false,
         }
@@ -322,14 +322,9 @@ impl Incoming {
 
     /// Finds the frames in the buffer.
     fn read(&mut self, now: Time) -> Result<(), Violation> {
-        let before = self.start;
         while let Some((found, rest)) = self.next(now)? {
             self.start = rest;
             self.arrived.extend(found);
-        }
-        // What is next now is another one.
-        if self.start != before {
-            self.incomplete = None;
         }
         Ok(())
     }
@@ -445,15 +440,16 @@ impl Incoming {
         }
     }
 
-    /// How long it is known that the next hello or frame is not all there; from now on, if that is
-    /// news. Who was last here long ago can't tell when it began to arrive.
-    pub(super) fn incomplete_for(&mut self, now: Time) -> Option<Duration> {
-        let awaited = self.hello.is_none() || self.start < self.end;
-        if !awaited || !self.arrived.is_empty() {
-            self.incomplete = None;
+    /// How long it is known that the sender hasn't said who it is; from now on, if that is news. Who
+    /// was last here long ago can't tell when the connection was made.
+    ///
+    /// Half a frame is another matter: its sender may be busy with something else, as one may that
+    /// has sent all of it.
+    pub(super) fn nameless_for(&mut self, now: Time) -> Option<Duration> {
+        if self.hello.is_some() {
             return None;
         }
-        Some(now - *self.incomplete.get_or_insert(now))
+        Some(now - *self.nameless.get_or_insert(now))
     }
 
     /// Whether there are answers to write and room for them.

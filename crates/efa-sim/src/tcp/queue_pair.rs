@@ -6,7 +6,7 @@
 //!    ├─► write what was posted and the answers that are owed
 //!    ├─► now and then: ask the system which sockets something can be done with
 //!    ├─► look at those: take answers, or packets into posted buffers
-//!    └─► once a second: close connections over which something arrives too slowly
+//!    └─► once a second: close connections whose senders don't say who they are
 //! ```
 
 use std::borrow::Cow;
@@ -37,7 +37,7 @@ use crate::region::{KeyTable, SoftRegion};
 
 type Packet = Box<[u8]>;
 
-/// How often connections are looked through for such as make no progress.
+/// How often connections are looked through for such as say nothing.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// Polls without anything to do for each at which the system is asked. Asking at each makes an idle
 /// poll five times as dear, and ping-pong no faster: with sends outstanding each poll asks anyway.
@@ -408,7 +408,7 @@ impl TcpQueuePair {
         self.dirty.retain(|&dirty| dirty != token);
     }
 
-    /// Closes connections over which something arrives too slowly.
+    /// Closes connections whose senders don't say who they are.
     #[cold]
     fn sweep(&mut self) {
         self.next_sweep = self.now + SWEEP_EVERY;
@@ -416,7 +416,7 @@ impl TcpQueuePair {
         self.accept();
         let (now, limit) = (self.now, self.options.patience);
         let late = |incoming: &mut Incoming| {
-            incoming.incomplete_for(now).is_some_and(|waited| waited >= limit)
+            incoming.nameless_for(now).is_some_and(|waited| waited >= limit)
         };
         let all = self.incoming.iter_mut();
         let slow = all.filter_map(|(place, incoming)| late(incoming).then_some(place));

@@ -124,8 +124,8 @@ pub enum Violation {
         /// The bytes of it that came.
         bytes: usize,
     },
-    /// A hello or frame took too long to arrive.
-    #[error("a hello or frame did not arrive within {limit:?}")]
+    /// A hello took too long to arrive.
+    #[error("a hello did not arrive within {limit:?}")]
     Slow {
         /// The patience of the device.
         limit: Duration,
