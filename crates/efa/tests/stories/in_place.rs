@@ -155,7 +155,11 @@ fn what_can_not_be_received_in_place_is_told_and_takes_no_receive() {
     let mut world = pair(Release::V1_20);
     let to_bob = world.introduce(ALICE, BOB);
     post(&world, 1);
-    world.end(ALICE).inject(Message::to(to_bob).tagged(5), b"tagged").unwrap();
+    // The first try brings his HANDSHAKE, which messages to him wait for.
+    let inject = |world: &World| world.end(ALICE).inject(Message::to(to_bob).tagged(5), b"tagged");
+    assert!(inject(&world).unwrap_err().is_busy());
+    world.drive();
+    inject(&world).unwrap();
     world.end(ALICE).send(Message::to(to_bob), pattern(20_000, 1), 2).unwrap();
     world.drive();
     let drops = drops(&world);
