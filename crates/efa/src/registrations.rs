@@ -74,7 +74,8 @@ pub(crate) struct Lease {
     cache: Weak<Cache>,
 }
 
-/// Regions are this long or a power of two times as long, so that they suit other buffers, too.
+/// Regions are this long or a power of two times as long, so that they suit other buffers, too; or as
+/// long as the device allows.
 const SMALLEST: usize = 4096;
 
 impl Cache {
@@ -150,7 +151,14 @@ impl Domain {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn registered(&self, length: usize, access: Access) -> Result<RegionSlice, RegisterError> {
-        let whole = length.max(SMALLEST).next_power_of_two();
+        let limit = self.device().attributes().max_region_size;
+        if length as u64 > limit {
+            let error = DeviceError::TooLong { length: length as u64, limit };
+            return Err(RegisterError { error, memory: Box::default() });
+        }
+        // The device's longest need not be a power of two.
+        let whole = length.max(SMALLEST).checked_next_power_of_two().unwrap_or(usize::MAX);
+        let whole = whole.min(usize::try_from(limit).unwrap_or(usize::MAX));
         let known = self.cache().state().take(whole, access);
         let region = match known {
             Some(region) => region,

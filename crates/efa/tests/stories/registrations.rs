@@ -134,3 +134,22 @@ fn messages_are_read_from_and_into_cached_memory() {
         assert_eq!((counts.registered, counts.reused, counts.idle), (1, 4, 1));
     }
 }
+
+#[test]
+fn all_that_the_device_can_register_can_be_had_and_more_is_an_error() {
+    const LIMIT: usize = 10_000;
+    let options = LocalOptions { max_region_size: LIMIT as u64, ..LocalOptions::default() };
+    let domain = Fabric::local(options).domain().unwrap();
+    for length in [0, 1, 5_000, 9_000, LIMIT] {
+        let buffer = domain.registered(length, Access::default()).unwrap();
+        assert_eq!(buffer.to_vec(), vec![0; length]);
+    }
+    let counts = domain.registrations();
+    assert_eq!((counts.registered, counts.reused), (3, 2), "of 4,096, 8,192 and 10,000 bytes");
+    for length in [LIMIT + 1, 1 << 50, usize::MAX] {
+        let refused = domain.registered(length, Access::default()).unwrap_err();
+        let (length, limit) = (length as u64, LIMIT as u64);
+        assert_eq!(refused.error, DeviceError::TooLong { length, limit });
+        assert!(refused.memory.is_empty());
+    }
+}
