@@ -838,7 +838,7 @@ pub trait Region: Clone + fmt::Debug {
     ///
     /// # Errors
     /// The handle itself, if it isn't the only one: another clone, or an operation of the device,
-    /// has one too.
+    /// has one too. Likewise if a remote interface doesn't come to an end with what it has begun.
     fn reclaim(self) -> Result<Box<[u8]>, Self>;
 }
 

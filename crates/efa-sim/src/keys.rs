@@ -3,16 +3,19 @@
 //! ```text
 //!     0  magic | process | address of the cookie | the cookie, two words     ┐ see `shm::memory`
 //!  4096  one bit for each queue pair number that the process has             ┘
-//! 12288  slots: key | start as peers name it | start in memory | length | access
+//! 12288  slots: key | start as peers name it | start in memory | length | access | pins
 //! ```
 //!
 //! The lower bits of a key say which slot; those above change each time a slot is used, so that a
 //! key that was given back opens nothing. Every word is read as if an enemy had written it: what
 //! comes of a lie is an address of the liar's own memory.
+//!
+//! Who copies pins the slot meanwhile. Its owner takes the key away first and then waits for those who
+//! found it before, so that nobody writes to memory that has become somebody else's.
 
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use efa_device::{Access, Qpn};
 
@@ -25,7 +28,7 @@ pub const MAX_REGIONS: usize = 1 << INDEX_BITS;
 pub(crate) const INDEX_BITS: u32 = 14;
 const NUMBERS: usize = 4096;
 const SLOTS: usize = NUMBERS + (1 << 16) / 8;
-const SLOT: usize = 40;
+const SLOT: usize = 48;
 /// Bytes of a table.
 pub(crate) const LENGTH: usize = SLOTS + SLOT * MAX_REGIONS;
 
@@ -88,7 +91,7 @@ impl Slots {
         self.0.words(0)
     }
 
-    fn slot(&self, index: usize) -> &[AtomicU64; 5] {
+    fn slot(&self, index: usize) -> &[AtomicU64; 6] {
         self.0.words(SLOTS + SLOT * (index & (MAX_REGIONS - 1)))
     }
 
@@ -126,23 +129,40 @@ impl Slots {
         ] {
             bits |= if allowed { bit } else { 0 };
         }
-        let [word, rest @ ..] = self.slot(key as usize);
+        let [word, rest @ .., _] = self.slot(key as usize);
         for (word, value) in rest.iter().zip([start, memory, length, bits]) {
             word.store(value, Ordering::Relaxed);
         }
         word.store(key.into(), Ordering::Release);
     }
 
-    /// Ends what [`enter`](Self::enter) began.
+    /// Ends what [`enter`](Self::enter) began: nobody [pins](Self::pin) the region from now on.
     pub(crate) fn clear(&self, key: u32) {
         self.slot(key as usize)[0].store(0, Ordering::Release);
+        // Either this is seen by whoever pins it, or the pin by who asks for pins after this.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether somebody may be copying to or from the region of a key that was cleared.
+    pub(crate) fn is_pinned(&self, key: u32) -> bool {
+        self.slot(key as usize)[5].load(Ordering::Acquire) != 0
+    }
+
+    /// [Finds](Self::locate) memory and keeps it where it is until the pin is dropped.
+    pub(crate) fn pin(&self, key: u32, start: u64, length: u64, wanted: Use) -> Option<Pin<'_>> {
+        let pins = &self.slot(key as usize)[5];
+        pins.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut pin = Pin { pins, address: 0 };
+        pin.address = self.locate(key, start, length, wanted)?;
+        Some(pin)
     }
 
     /// Where the `length` bytes from `start` of the region of `key` lie in the memory of its
     /// process, if all of them lie in the region and `wanted` is allowed.
     #[inline]
     pub(crate) fn locate(&self, key: u32, start: u64, length: u64, wanted: Use) -> Option<u64> {
-        let [slot, first, memory, size, access] = self.slot(key as usize);
+        let [slot, first, memory, size, access, _] = self.slot(key as usize);
         let load = |word: &AtomicU64| word.load(Ordering::Acquire);
         if key == 0 || load(slot) != u64::from(key) {
             return None;
@@ -153,6 +173,20 @@ impl Slots {
         let inside = offset <= size && length <= size - offset;
         // Once more: it may have been given to another region meanwhile.
         (allowed && inside && load(slot) == u64::from(key)).then(|| memory.wrapping_add(offset))
+    }
+}
+
+/// Memory that stays registered while somebody copies.
+#[derive(Debug)]
+pub(crate) struct Pin<'a> {
+    pins: &'a AtomicU64,
+    /// Where it is, in its process.
+    pub(crate) address: u64,
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.pins.fetch_sub(1, Ordering::Release);
     }
 }
 

@@ -48,6 +48,11 @@ impl Memory {
         }
     }
 
+    /// Memory that was taken over is nobody's from now on.
+    pub(crate) fn abandon(&mut self) {
+        self.owned = false;
+    }
+
     /// Gives memory that was taken over back, and leaves none; borrowed memory is none of ours.
     pub(crate) fn take(&mut self) -> Box<[u8]> {
         if !std::mem::replace(&mut self.owned, false) {

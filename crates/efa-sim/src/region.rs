@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use efa_device::{Access, DeviceError, Region, RegionRange, RegisterError, RemoteMemory, Status};
 use fastrand::Rng;
@@ -37,11 +38,21 @@ struct Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.table.remove(self.key);
+        self.end();
     }
 }
 
 impl Registered {
+    /// Ends the registration, if that isn't done. Tells whether nobody copies to or from the memory
+    /// any more; if somebody may, it is never used again.
+    fn end(&self) -> bool {
+        let ended = self.table.remove(self.key);
+        if !ended {
+            self.memory().abandon();
+        }
+        ended
+    }
+
     fn memory(&self) -> MutexGuard<'_, Memory> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -72,6 +83,7 @@ struct Table {
     max_size: u64,
     /// For those who can't wait for a lock, and on shm for other processes.
     slots: Option<Slots>,
+    patience: Duration,
     keys: Mutex<Keys>,
 }
 
@@ -124,7 +136,8 @@ impl KeyTable {
             free: VecDeque::new(),
             refusals: None,
         };
-        Self(Arc::new(Table { limit, max_size, slots, keys: Mutex::new(keys) }))
+        let keys = Mutex::new(keys);
+        Self(Arc::new(Table { limit, max_size, slots, patience: PATIENCE, keys }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Keys> {
@@ -219,17 +232,27 @@ impl KeyTable {
         SoftRegion(region)
     }
 
-    /// Gives a key back, once.
-    fn remove(&self, key: u32) {
+    /// Gives a key back, once, and waits for other processes that are copying. `false`: one didn't
+    /// come to an end, as if it had died meanwhile; then its place isn't used again.
+    fn remove(&self, key: u32) -> bool {
         let mut keys = self.lock();
         let place = key & (MAX_REGIONS as u32 - 1);
-        let Some(entry) = keys.regions.get_mut(place as usize) else { return };
-        if entry.take_if(|(there, _)| *there == key).is_some() {
-            if let Some(slots) = &self.0.slots {
-                slots.clear(key);
-            }
-            keys.free.push_back(place);
+        let Some(entry) = keys.regions.get_mut(place as usize) else { return true };
+        if entry.take_if(|(there, _)| *there == key).is_none() {
+            return true;
         }
+        if let Some(slots) = &self.0.slots {
+            slots.clear(key);
+            if slots.is_pinned(key) {
+                drop(keys);
+                if !unpinned(slots, key, self.0.patience) {
+                    return false;
+                }
+                keys = self.lock();
+            }
+        }
+        keys.free.push_back(place);
+        true
     }
 
     /// The region that `key` names.
@@ -260,7 +283,7 @@ impl SoftRegion {
     /// registered [raw](KeyTable::register_raw) is not touched after this call by anything that
     /// goes through the handle.
     pub fn revoke(&self) {
-        self.0.table.remove(self.0.key);
+        self.0.end();
         self.0.memory().end();
     }
 
@@ -290,6 +313,22 @@ impl SoftRegion {
         let memory = self.0.memory();
         f(memory.part(offset, length).ok_or(Status::BadLocalKey)?)
     }
+}
+
+/// How long other processes may take to copy what they have begun to.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Waits until nobody copies to or from a region whose key is gone.
+#[cold]
+fn unpinned(slots: &Slots, key: u32, patience: Duration) -> bool {
+    let begun = Instant::now();
+    while slots.is_pinned(key) {
+        if begun.elapsed() >= patience {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
 }
 
 /// Bytes that [`copy`] moves at a time.
@@ -344,8 +383,10 @@ impl Region for SoftRegion {
 
     fn reclaim(self) -> Result<Box<[u8]>, Self> {
         let registered = Arc::try_unwrap(self.0).map_err(Self)?;
-        // Before the memory is somebody's again, nobody finds it any more.
-        registered.table.remove(registered.key);
+        // Before the memory is somebody's again, nobody reaches it any more.
+        if !registered.end() {
+            return Err(Self(Arc::new(registered)));
+        }
         let memory = registered.memory().take();
         Ok(memory)
     }
@@ -427,6 +468,50 @@ mod tests {
             let next = table.register(memory(1), Access::default()).unwrap();
             assert!(!keys.contains(&next.remote_key()));
         }
+    }
+
+    /// A table that others have as well, and how long it waits for them.
+    fn shared(limit: usize, patience: Duration) -> KeyTable {
+        let slots = Slots::new(Map::anonymous(LENGTH).unwrap());
+        let mut table = KeyTable::with_slots(limit, 10, Rng::with_seed(3), Some(slots));
+        Arc::get_mut(&mut table.0).unwrap().patience = patience;
+        table
+    }
+
+    const WRITTEN: Access = Access { remote_read: false, remote_write: true };
+
+    #[test]
+    fn memory_stays_until_those_who_copy_are_done() {
+        let table = shared(1, Duration::MAX);
+        let region = table.register(memory(4), WRITTEN).unwrap();
+        let (key, at) = (region.remote_key(), region.remote_address());
+        let pin = table.slots().unwrap().pin(key, at, 4, Use::RemoteWrite).unwrap();
+        let owner = std::thread::spawn(move || region.reclaim());
+        while table.slots().unwrap().pin(key, at, 4, Use::RemoteWrite).is_some() {
+            std::thread::yield_now();
+        }
+        drop(pin);
+        assert_eq!(owner.join().unwrap().unwrap().len(), 4);
+        table.register(memory(4), WRITTEN).unwrap();
+    }
+
+    #[test]
+    fn memory_of_which_somebody_died_while_copying_is_never_used_again() {
+        let table = shared(2, Duration::ZERO);
+        let region = table.register(vec![7; 4].into(), WRITTEN).unwrap();
+        let (key, at) = (region.remote_key(), region.remote_address());
+        let pin = table.slots().unwrap().pin(key, at, 4, Use::RemoteWrite).unwrap();
+        let region = region.reclaim().unwrap_err();
+        assert!(table.find(key).is_none());
+        let mut bytes = [0; 4];
+        assert_eq!((region.read(0, &mut bytes), bytes), (4, [7; 4]));
+        drop(region);
+        drop(pin);
+        let other = table.register(memory(4), WRITTEN).unwrap();
+        let full = DeviceError::LimitReached { object: "memory region", limit: 2 };
+        assert_eq!(table.register(memory(4), WRITTEN).unwrap_err().error, full);
+        drop(other);
+        table.register(memory(4), WRITTEN).unwrap();
     }
 
     #[test]

@@ -36,7 +36,7 @@ use crate::keys::{LENGTH, Slots, Use};
 use crate::map::Map;
 use crate::region::KeyTable;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"efamem1\n");
+const MAGIC: u64 = u64::from_le_bytes(*b"efamem2\n");
 /// Bytes of a cookie.
 const COOKIE: usize = 16;
 /// Bytes from which on a read is one of two halves. Shorter ones stay in the cache in any order.
@@ -182,8 +182,8 @@ impl HostMemory {
             let RemoteMemory { address, key } = remote;
             if !peer.slots.has(qpn) {
                 failure = Status::BadDestinationQpn;
-            } else if let Some(at) = peer.slots.locate(key, address, length as u64, wanted) {
-                match copy(&peer, at) {
+            } else if let Some(pin) = peer.slots.pin(key, address, length as u64, wanted) {
+                match copy(&peer, pin.address) {
                     Ok(()) => return Ok(()),
                     Err(Failure::Refused(status)) => return Err(status),
                     Err(Failure::Gone) => failure = Status::UnresponsiveRemote,
