@@ -28,7 +28,7 @@ use efa_sim::local::{Faults, LocalOptions};
 use fastrand::Rng;
 
 use crate::buffer::{Buffer, expose};
-use crate::world::{Net, QUIET, pattern, place};
+use crate::world::{Driving, Net, QUIET, pattern, place};
 
 const SEEDS: u64 = 150;
 /// Operations of a story.
@@ -180,7 +180,10 @@ impl Story {
                 ..QueuePairOptions::default()
             };
             let config = Self::config(&mut random, disaster, mtu);
-            world.add_with(config, options);
+            let end = world.add_with(config, options);
+            world.ends[end].driving =
+                [Driving::Progress, Driving::Poll, Driving::Both, Driving::Sparing]
+                    [random.usize(0..4)];
         }
         let counters = (0..ends).map(|end| expose(&world, end, vec![0; 8])).collect();
         let mut sizes = vec![0, 1, mtu / 2, 3 * mtu, 12 * mtu, 30 * mtu];
@@ -206,9 +209,11 @@ impl Story {
         let first = if disaster == Disaster::Restart { 3 } else { 0 };
         let release = Release::ALL[random.usize(first..Release::ALL.len())];
         Config {
-            min_read: [2 * mtu as u64, 20 * mtu as u64, u64::MAX][random.usize(0..3)],
-            min_read_write: [2 * mtu as u64, u64::MAX][random.usize(0..2)],
-            runt_size: [0, 3 * mtu as u64][random.usize(0..2)],
+            min_read: [0, 1, 2 * mtu as u64, 20 * mtu as u64, u64::MAX][random.usize(0..5)],
+            min_read_write: [0, 2 * mtu as u64, u64::MAX][random.usize(0..3)],
+            runt_size: [0, 1, 3 * mtu as u64][random.usize(0..3)],
+            rdma_segment: [333, 1 << 30][random.usize(0..2)],
+            old_peer_window: [1, 2, 8192][random.usize(0..3)],
             bounce_size: [100, 1 << 16][random.usize(0..2)],
             max_rdma: [1, 3, 64][random.usize(0..3)],
             max_medium: [0, 4 * mtu as u64, 65_536][random.usize(0..3)],
@@ -432,6 +437,7 @@ impl Story {
         match self.disaster {
             Disaster::None => {}
             Disaster::Restart => {
+                self.world.ends[end].collect();
                 self.collect();
                 let mtu = self.sizes[2] * 2;
                 let config = Self::config(&mut self.random, self.disaster, mtu);
@@ -468,9 +474,9 @@ impl Story {
 
     fn collect(&mut self) {
         for end in 0..self.lives.len() {
-            let sends: Vec<_> = self.world.take_sends(end);
+            let sends: Vec<_> = self.world.ends[end].sends.drain(..).collect();
             sends.into_iter().for_each(|sent| self.send_ended(end, sent));
-            let receives: Vec<_> = self.world.take_receives(end);
+            let receives: Vec<_> = self.world.ends[end].receives.drain(..).collect();
             receives.into_iter().for_each(|received| self.receive_ended(end, received));
             for (context, buffer) in self.world.ends[end].released.drain(..) {
                 let posted = &mut self.posted[context as usize];

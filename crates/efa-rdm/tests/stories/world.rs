@@ -26,8 +26,23 @@ pub(crate) fn pattern(length: usize, salt: u64) -> Vec<u8> {
     bytes
 }
 
+/// How an application moves its endpoint on, and takes completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Driving {
+    /// By `progress`, and takes all.
+    #[default]
+    Progress,
+    /// By `poll`, until it gives none.
+    Poll,
+    /// By both.
+    Both,
+    /// By `poll`, and takes two at most, whatever else there is.
+    Sparing,
+}
+
 /// One endpoint and what came of its operations.
 pub(crate) struct End<B = Vec<u8>> {
+    pub(crate) driving: Driving,
     pub(crate) device: LocalDevice,
     pub(crate) endpoint: Endpoint<LocalQueuePair, B>,
     pub(crate) sends: VecDeque<SendCompletion<B>>,
@@ -40,19 +55,47 @@ pub(crate) struct End<B = Vec<u8>> {
 }
 
 impl<B: Payload<SoftRegion> + std::fmt::Debug> End<B> {
-    fn collect(&mut self) {
-        while let Some(completion) = self.endpoint.poll_completion() {
-            match completion {
-                Completion::Send(send) => self.sends.push_back(send),
-                Completion::Receive(receive) => self.receives.push_back(receive),
-                Completion::Released { context, buffer } => {
-                    self.released.push_back((context, buffer));
-                }
-                Completion::Rma(rma) => self.rma.push_back(rma),
-                Completion::Atomic(atomic) => self.atomics.push_back(*atomic),
-                Completion::RemoteWrite(write) => self.remote_writes.push_back(write),
-            }
+    /// Moves the endpoint on as its application does.
+    fn advance(&mut self, now: Time) {
+        let polls = match self.driving {
+            Driving::Progress => 0,
+            Driving::Both => 1,
+            Driving::Sparing => 2,
+            Driving::Poll => usize::MAX,
+        };
+        for _ in 0..polls {
+            let Some(completion) = self.endpoint.poll(now) else { break };
+            self.keep(completion);
         }
+        if matches!(self.driving, Driving::Progress | Driving::Both) {
+            self.endpoint.progress(now);
+            self.collect();
+        }
+        self.collect_events();
+    }
+
+    /// Takes all completions and events that wait.
+    pub(crate) fn collect(&mut self) {
+        while let Some(completion) = self.endpoint.poll_completion() {
+            self.keep(completion);
+        }
+        self.collect_events();
+    }
+
+    fn keep(&mut self, completion: Completion<B>) {
+        match completion {
+            Completion::Send(send) => self.sends.push_back(send),
+            Completion::Receive(receive) => self.receives.push_back(receive),
+            Completion::Released { context, buffer } => {
+                self.released.push_back((context, buffer));
+            }
+            Completion::Rma(rma) => self.rma.push_back(rma),
+            Completion::Atomic(atomic) => self.atomics.push_back(*atomic),
+            Completion::RemoteWrite(write) => self.remote_writes.push_back(write),
+        }
+    }
+
+    fn collect_events(&mut self) {
         while let Some(event) = self.endpoint.poll_event() {
             self.events.push_back(event);
         }
@@ -115,6 +158,7 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
         let queue_pair = device.create_queue_pair(QueuePairOptions { qkey, ..options });
         let endpoint = Endpoint::new(queue_pair.unwrap(), config).unwrap();
         self.ends.push(End {
+            driving: Driving::default(),
             device,
             endpoint,
             sends: VecDeque::new(),
@@ -187,17 +231,18 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
         self.ends[at].endpoint.receive(accept, buffer, context).unwrap()
     }
 
-    /// Every endpoint makes progress once, then time goes on to what happens next.
+    /// Every endpoint is moved on once, then time goes on to what happens next.
     pub(crate) fn step(&mut self) {
         for end in &mut self.ends {
-            end.endpoint.progress(self.now);
-            end.collect();
+            end.advance(self.now);
         }
         self.records.append(&mut self.trace.take());
         let timers = self.ends.iter().filter_map(|end| end.endpoint.next_timeout());
         let next = timers.chain(self.network.next_event()).min();
         let soon = self.now + Duration::from_nanos(100);
-        self.now = next.map_or(soon, |next| next.max(soon));
+        // An application that left completions comes again for them.
+        let left = self.ends.iter().any(|end| end.endpoint.has_completions());
+        self.now = next.filter(|_| !left).map_or(soon, |next| next.max(soon));
     }
 
     /// Goes on until nothing is left to happen.
@@ -205,11 +250,11 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
         let mut still = 0;
         for _ in 0..2_000_000 {
             self.step();
-            let idle = self.network.next_event().is_none()
-                && self
-                    .ends
-                    .iter()
-                    .all(|end| end.endpoint.is_quiet() && end.endpoint.next_timeout().is_none());
+            let rests = |End { endpoint, .. }: &End<B>| {
+                let waits = endpoint.next_timeout().is_some() || endpoint.has_completions();
+                endpoint.is_quiet() && !waits
+            };
+            let idle = self.network.next_event().is_none() && self.ends.iter().all(rests);
             still = if idle { still + 1 } else { 0 };
             if still == 3 {
                 return;
