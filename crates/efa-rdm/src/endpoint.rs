@@ -229,7 +229,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     fn send_later(&mut self, message: Message<B>) -> Result<(), Refused<B>> {
         let Message { peer, tag, cq_data, level, buffer, context } = message;
-        if let Err(error) = self.check_peer(peer).and_then(|()| self.check_sends()) {
+        if let Err(error) = self.check_peer(peer).and_then(|()| self.check_new_send()) {
             return Err(Refused { error, buffer });
         }
         let length = buffer.length();
@@ -267,6 +267,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub(crate) fn check_sends(&self) -> Result<(), StartError> {
         let limit = self.config.max_sends;
         if self.operations.own_sends() >= limit { Err(StartError::Busy { limit }) } else { Ok(()) }
+    }
+
+    /// Whether there may be another send that is an operation.
+    pub(crate) fn check_new_send(&self) -> Result<(), StartError> {
+        self.check_sends().and_then(|()| self.operations.sends.check())
     }
 
     pub(crate) fn check_receives(&self) -> Result<(), StartError> {

@@ -5,6 +5,7 @@
 
 use efa_proto::OpId;
 
+use crate::completion::StartError;
 use crate::table::Table;
 
 /// Bits of the index: two million operations of a kind at a time.
@@ -23,11 +24,18 @@ pub(crate) struct OperationTable<T, const KIND: u32 = 0> {
     operations: Table<T>,
     /// Of each place.
     generations: Vec<u32>,
+    most: usize,
 }
 
 impl<T, const KIND: u32> OperationTable<T, KIND> {
     pub(crate) fn new() -> Self {
-        Self { operations: Table::new(), generations: Vec::new() }
+        Self { operations: Table::new(), generations: Vec::new(), most: MOST }
+    }
+
+    /// Has names for fewer.
+    #[cfg(test)]
+    pub(crate) fn limit(&mut self, most: usize) {
+        self.most = most;
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -35,7 +43,19 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.len() >= MOST
+        self.len() >= self.most
+    }
+
+    /// Whether there is a name for another operation of this endpoint.
+    pub(crate) fn check(&self) -> Result<(), StartError> {
+        let limit = self.most;
+        if self.is_full() { Err(StartError::Busy { limit }) } else { Ok(()) }
+    }
+
+    /// Whether `count` operations are as many as peers may ask for: half of the names are for this
+    /// endpoint's own.
+    pub(crate) fn is_too_many_of_peers(&self, count: usize) -> bool {
+        self.is_full() || count >= self.most / 2
     }
 
     /// The identifier of an operation at a place.
@@ -53,7 +73,7 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         (generation == id.0 >> INDEX_BITS).then_some(index)
     }
 
-    /// Adds an operation. The caller has checked [`is_full`](Self::is_full).
+    /// Adds an operation. The caller has [checked](Self::is_full) that there is room.
     #[inline(always)]
     pub(crate) fn insert(&mut self, operation: T) -> OpId {
         let index = self.operations.insert(operation);

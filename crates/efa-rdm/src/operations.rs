@@ -290,7 +290,12 @@ impl<B, R> Operations<B, R> {
         self.sends.len() + self.whole - self.responses
     }
 
-    /// Adds a send.
+    /// Whether there is room for another send that a peer asks for.
+    pub(crate) fn may_respond(&self) -> bool {
+        !self.sends.is_too_many_of_peers(self.responses)
+    }
+
+    /// Adds a send. The caller has checked that there is room.
     #[inline(always)]
     pub(crate) fn add_send(&mut self, mut send: Send<Memory<B, R>>) -> OpId {
         if !send.role.is_ordered() {

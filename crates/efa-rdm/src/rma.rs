@@ -83,7 +83,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub fn write(&mut self, write: Write<B>) -> Result<(), Refused<B>> {
         let Write { peer, remote, buffer, cq_data, level, context } = write;
         let length = buffer.length();
-        let started = self.check_remote(peer, &remote, length).and_then(|()| self.check_sends());
+        let started = self.check_remote(peer, &remote, length).and_then(|()| self.check_new_send());
         if let Err(error) = started {
             return Err(Refused { error, buffer });
         }
@@ -103,6 +103,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Read { peer, remote, buffer, context } = read;
         let length = buffer.length();
         let started = self.check_remote(peer, &remote, length).and_then(|()| self.check_reads());
+        let started = started.and_then(|()| self.operations.receives.check());
         if let Err(error) = started {
             return Err(Refused { error, buffer });
         }
@@ -431,7 +432,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         let Some(memory) = self.exposed(peer, rtr.rma_iov, RemoteUse::Read) else { return };
-        if !self.may_request(peer) {
+        if !self.operations.may_respond() || !self.may_request(peer) {
             return self.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
         let (role, memory) = (SendRole::ReadResponse, Memory::Exposed(Box::new(memory)));
@@ -526,5 +527,77 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.statistics.delivered_bytes += completion.length;
         }
         self.schedule.complete(Completion::Rma(completion));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use efa_device::{Device, QueuePairOptions, Rdma, Region, Time};
+    use efa_sim::local::{LocalFabric, LocalOptions};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::endpoint::Message;
+
+    #[test]
+    fn no_operation_begins_that_there_is_no_name_for() {
+        let network =
+            LocalFabric::new(LocalOptions { rdma: Rdma::NONE, ..LocalOptions::default() });
+        let endpoint = |qkey| {
+            let options = QueuePairOptions { qkey: efa_device::Qkey(qkey), ..Default::default() };
+            let device = network.open();
+            let config = Config { cts_window: 1, ..Config::default() };
+            (device.create_queue_pair(options).unwrap(), device, config)
+        };
+        let ((queue_pair, _, config), other) = (endpoint(1), endpoint(2));
+        let mut requester = Endpoint::<_, Vec<u8>>::new(queue_pair, config).unwrap();
+        let mut responder = Endpoint::<_, Vec<u8>>::new(other.0, other.2).unwrap();
+        responder.operations.sends.limit(4);
+        let length = 100_000;
+        let access = Access { remote_read: true, remote_write: true };
+        let region = other.1.register(vec![7; length].into(), access).unwrap();
+        let (address, key) = (region.remote_address(), region.remote_key().into());
+        let remote = Remote::from(RmaIov::new(address, length as u64, key));
+        let read = |peer| Read { peer, remote, buffer: vec![0; length], context: 0 };
+
+        // Peers get half of the names.
+        let peer = requester.insert_peer(responder.address()).unwrap();
+        for _ in 0..3 {
+            requester.read(read(peer)).unwrap();
+        }
+        let mut now = Time::ZERO;
+        for _ in 0..1000 {
+            if responder.statistics().dropped > 0 {
+                break;
+            }
+            requester.progress(now);
+            responder.progress(now);
+            now += Duration::from_micros(1);
+        }
+        assert_eq!(responder.operations.sends.len(), 2);
+        let events = std::iter::from_fn(|| responder.poll_event());
+        let reason = DropReason::TooManyOperations;
+        let of_names = |event: &Event| matches!(event, Event::PacketDropped { reason: of, .. } if *of == reason);
+        assert_eq!(events.filter(of_names).count(), 1);
+
+        // The others are this endpoint's own.
+        let peer_of_responder = responder.find_peer(&requester.address()).unwrap();
+        let message = || Message {
+            peer: peer_of_responder,
+            tag: None,
+            cq_data: None,
+            level: Level::Transmit,
+            buffer: vec![1; length],
+            context: 0,
+        };
+        responder.send(message()).unwrap();
+        responder.send(message()).unwrap();
+        let busy = StartError::Busy { limit: 4 };
+        assert_eq!(responder.send(message()).unwrap_err().error, busy);
+        requester.operations.receives.limit(3);
+        let busy = StartError::Busy { limit: 3 };
+        assert_eq!(requester.read(read(peer)).unwrap_err().error, busy);
     }
 }

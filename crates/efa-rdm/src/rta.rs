@@ -156,7 +156,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The buffers come back if the peer is unknown or gone, too many operations are under way, the
     /// lengths don't fit each other or a packet, or there is no such atomic.
     pub fn atomic(&mut self, atomic: Atomic<B>) -> Result<(), AtomicRefused<B>> {
-        let checked = self.check_atomic(&atomic).and_then(|()| self.check_sends());
+        let checked = self.check_atomic(&atomic).and_then(|()| self.check_new_send());
         let Atomic { peer, remote, datatype, op, operands, level, context } = atomic;
         if let Err(error) = checked {
             return Err(AtomicRefused { error, operands });
@@ -247,7 +247,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return self.drop_packet(Some(peer), DropReason::BadAtomic);
         };
         let Some(memory) = self.exposed(peer, rta.rma_iov, asked.wanted()) else { return };
-        if !self.may_request(peer) {
+        let answered = asked.kind != AtomicKind::Write;
+        if (answered && !self.operations.may_respond()) || !self.may_request(peer) {
             return self.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
         let Asked { kind, op, datatype, operand, comparand } = asked;
