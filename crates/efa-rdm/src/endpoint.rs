@@ -519,8 +519,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         &self.transmit.device
     }
 
-    /// Whether nothing waits to be sent and no packet is under way. An endpoint that is closed
-    /// before may owe its peers packets that they wait for.
+    /// Whether nothing waits to be sent, no packet is under way, and no peer is in the middle of
+    /// reading or writing memory of this side. An endpoint that is closed before may owe its peers
+    /// packets that they wait for.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.transmit.in_flight() == 0

@@ -452,9 +452,10 @@ impl<P, B> Peers<P, B> {
         most.map(|(_, index)| PeerId(index as u32))
     }
 
-    /// Whether nothing waits to be sent to any peer.
+    /// Whether nothing waits to be sent to any peer, and no request of one is under way: what the
+    /// peer hears of that next may be a while off.
     pub(crate) fn all_clear(&self) -> bool {
-        self.active.iter().all(|(_, active)| active.backlog.is_empty())
+        self.active.iter().all(|(_, active)| active.backlog.is_empty() && active.requests == 0)
     }
 }
 

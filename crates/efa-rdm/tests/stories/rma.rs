@@ -981,3 +981,31 @@ fn an_answer_to_a_read_that_comes_again_grants_nothing() {
     assert_eq!(grants, 1, "{types:?}");
     assert_eq!(world.endpoint(0).statistics().dropped, 2);
 }
+
+#[test]
+fn an_endpoint_is_not_quiet_in_the_middle_of_a_peers_read_or_write() {
+    for reads in [true, false] {
+        let config = Config { cts_window: 1, ..Config::default() };
+        let mut world = world_with(emulated(), config);
+        let length = 100_000;
+        let (region, iov) = expose(&world, 1, pattern(length, 1), BOTH);
+        world.read(&[iov], length);
+        world.forget_packets();
+        if reads {
+            world.start_read(&[iov], vec![0; length]).unwrap();
+        } else {
+            world.start_write(&[iov], pattern(length, 2), None, Level::Transmit).unwrap();
+        }
+        // An application closes it as soon as nobody waits for anything.
+        while world.packets_from(1).is_empty() || !world.endpoint(1).is_quiet() {
+            world.step();
+        }
+        let target = place(&world.ends[1]);
+        world.network.kill(target).unwrap();
+        world.drive();
+        let done = world.rma_done();
+        assert_eq!(done.result, Ok(()), "{:?}", done.kind);
+        let salt = if reads { 1 } else { 2 };
+        assert!(done.buffer == pattern(length, salt) && bytes_of(&region) == done.buffer);
+    }
+}

@@ -251,8 +251,9 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
         for _ in 0..2_000_000 {
             self.step();
             let rests = |End { endpoint, .. }: &End<B>| {
+                // Not whether it is quiet: a peer that is gone may leave a read half done.
                 let waits = endpoint.next_timeout().is_some() || endpoint.has_completions();
-                endpoint.is_quiet() && !waits
+                endpoint.packets_held().sending == 0 && !waits
             };
             let idle = self.network.next_event().is_none() && self.ends.iter().all(rests);
             still = if idle { still + 1 } else { 0 };
