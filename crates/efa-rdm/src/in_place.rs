@@ -180,6 +180,11 @@ impl<Q: QueuePair> InPlace<Q> {
         self.user.as_ref()?.queue_pair.next_event()
     }
 
+    /// Whether receives wait at a queue pair of their own that nothing could be posted to.
+    pub(crate) fn starves(&self) -> bool {
+        !self.receives.is_empty() && self.user.as_ref().is_some_and(|user| user.posted == 0)
+    }
+
     pub(crate) fn trim(&mut self) {
         if let Some(user) = &mut self.user {
             user.spare.trim();

@@ -36,7 +36,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// the right one. Otherwise one of not long ago will do.
     #[must_use]
     pub fn is_timed(&self) -> bool {
-        self.schedule.next_backoff().is_some() || self.transmit.device.next_event().is_some()
+        let user = || self.in_place.as_ref().and_then(|in_place| in_place.next_event());
+        self.schedule.next_backoff().is_some()
+            || self.transmit.device.next_event().is_some()
+            || (Q::IN_PLACE && user().is_some())
     }
 
     /// When [`progress`](Self::progress) should be called next although nothing was started.
@@ -49,7 +52,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let again = self.now + self.config.backoff.first;
         let at = if self.schedule.is_blocked() { again } else { self.now };
         let send = self.schedule.has_ready().then_some(at);
-        let refill = (self.inbound.posted() == 0).then_some(again);
+        let starves = self.in_place.as_ref().is_some_and(|in_place| in_place.starves());
+        let refill = (self.inbound.posted() == 0 || starves).then_some(again);
         // Transfers that wait for memory, while none is under way whose end would give some back.
         let waiting = !self.operations.waiting_transfers.is_empty();
         let stuck = waiting && self.transmit.rdma_in_flight() == 0;

@@ -631,6 +631,55 @@ fn without_a_receive_the_user_queue_pair_is_not_ready() {
 }
 
 #[test]
+fn what_is_under_way_to_the_user_queue_pair_is_timed() {
+    let mut story = user_queue(UnexpectedHeader::Refuse);
+    story.post(0..2);
+    story.send(0, pattern(9, 1));
+    story.drive();
+    assert!(!story.receiver.is_timed());
+    story.send(0, pattern(9, 2));
+    assert!(story.receiver.is_timed(), "a clock that isn't looked at would make it late");
+    story.drive();
+    assert_eq!(story.messages(), [pattern(9, 1), pattern(9, 2)]);
+}
+
+#[test]
+fn a_user_queue_pair_that_lacked_packets_gets_them_later() {
+    let mut story = user_queue(UnexpectedHeader::Refuse);
+    let device = story.world.network.open();
+    let pair = |qkey, receive_depth| {
+        let options = QueuePairOptions { qkey: Qkey(qkey), receive_depth, ..Default::default() };
+        InPlaceQueue(device.create_queue_pair(options).unwrap())
+    };
+    let config = at(Release::V1_22, UnexpectedHeader::Refuse);
+    story.receiver = Endpoint::with_user_queue(pair(3, 64), pair(4, 2), config).unwrap();
+    let address = story.receiver.address();
+    story.peers = vec![story.world.endpoint(0).insert_peer(address).unwrap()];
+    story.post(0..5);
+    story.send(0, pattern(9, 0));
+    story.drive();
+    // The packets for which the queue pair had no room lay unused, and were given back.
+    for _ in 0..3 {
+        story.world.now += Duration::from_secs(2);
+        story.step();
+    }
+    for salt in 1..5 {
+        story.send(0, pattern(9, salt));
+    }
+    story.world.network.set_faults(Faults { allocation_refused: 1.0, ..Faults::default() });
+    // Packets were posted for two of them; the sender leaves it alone for now.
+    while story.received.len() < 3 || story.world.network.next_event().is_some() {
+        story.step();
+    }
+    assert!(story.receiver.next_timeout().is_some(), "it is to be asked again");
+    story.world.network.set_faults(Faults::default());
+    story.idle(Duration::from_millis(50));
+    let sent: BTreeSet<_> = (0..5).map(|salt| pattern(9, salt)).collect();
+    assert_eq!(story.messages().into_iter().collect::<BTreeSet<_>>(), sent);
+    assert_eq!(story.receiver.next_timeout(), None);
+}
+
+#[test]
 fn a_message_with_a_header_beside_the_user_queue_pair_is_refused_or_copied() {
     // This sender doesn't wait for the HANDSHAKE, and so doesn't know of the queue pair.
     for unexpected_header in [UnexpectedHeader::Refuse, UnexpectedHeader::Move] {
