@@ -460,7 +460,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Ends every operation with [`OperationError::Cancelled`], so that all buffers come back.
     ///
-    /// Peers are not told, so this is for an endpoint that is about to be dropped.
+    /// Peers are not told, so this is for an endpoint that is about to be dropped. Until it is, the device
+    /// may still read registered memory that comes back, or write into it.
     pub fn cancel_all(&mut self) {
         let posted = self.matching.posted.iter();
         let posted: Vec<_> = posted.map(|(place, of)| (place, of.post, of.tagged)).collect();

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A transfer stays until the device has given all of its operations back, whatever became of the
-//! message or the peer meanwhile: until then the device may write to the buffer.
+//! message or the peer meanwhile: until then the device may write to the buffer. Only
+//! [`cancel_all`](Endpoint::cancel_all) doesn't wait.
 
 use efa_device::{QueuePair, Region, RegionRange, RemoteMemory, Status, WorkId};
 use efa_proto::{MAX_IOV, OpId, RmaIov};

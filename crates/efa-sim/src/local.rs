@@ -26,7 +26,8 @@
 //! | another queue key | [`Status::BadDestinationQpn`]: the device doesn't tell the two apart |
 //! | a queue pair that was [killed](LocalFabric::kill) | [`Status::UnresponsiveRemote`] after [`unresponsive_after`](LocalOptions::unresponsive_after) |
 //!
-//! Packets under way when their *sender* is dropped still arrive, as on a network.
+//! Packets under way when their *sender* is dropped still arrive, as on a network. RDMA operations
+//! don't: their memory is the application's again.
 
 mod faults;
 mod network;

@@ -193,6 +193,23 @@ fn a_target_that_is_gone_is_noticed() {
     assert_eq!(pair.ends(), [(2, Err(Status::BadDestinationQpn))]);
 }
 
+/// Its owner has its memory back, and may have put something else there.
+#[test]
+fn nothing_of_a_queue_pair_that_is_gone_touches_its_memory_any_more() {
+    let access = Access { remote_read: true, remote_write: true };
+    let mut pair = pair(LocalOptions::default(), access);
+    pair.a.post_read(pair.request(1, (0, 8), 0)).unwrap();
+    pair.a.post_write(pair.request(2, (8, 8), 8), None).unwrap();
+    let Pair { fabric, a, mut b, local, remote, .. } = pair;
+    drop(a);
+    local.write(0, &[0xaa; 64]);
+    while let Some(now) = fabric.next_event() {
+        assert!(b.poll(now).is_none());
+    }
+    assert_eq!(bytes(&local), [0xaa; 64]);
+    assert_eq!(bytes(&remote), (0..64).collect::<Vec<u8>>());
+}
+
 #[test]
 fn immediate_data_of_a_write_takes_a_receive_buffer() {
     let mut pair = pair(LocalOptions::default(), WRITE);

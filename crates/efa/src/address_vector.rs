@@ -168,6 +168,11 @@ impl Shared {
         endpoints.push(endpoint);
     }
 
+    pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
+        let is_it = |bound: &Weak<_>| std::ptr::eq(bound.as_ptr(), Arc::as_ptr(endpoint));
+        self.endpoints().retain(|bound| !is_it(bound));
+    }
+
     /// Tells the endpoints of new peers.
     fn welcome(&self, peers: &[(FiAddr, Address)]) {
         for endpoint in self.endpoints().iter().filter_map(Weak::upgrade) {

@@ -169,6 +169,10 @@ impl Shared {
         self.endpoints.bind(endpoint);
     }
 
+    pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
+        self.endpoints.unbind(endpoint);
+    }
+
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }

@@ -211,6 +211,10 @@ impl Counter {
     pub(crate) fn bind(&self, endpoint: Weak<EndpointShared>) {
         self.0.endpoints.bind(endpoint);
     }
+
+    pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
+        self.0.endpoints.unbind(endpoint);
+    }
 }
 
 /// The counters of an endpoint, at most one for each kind of operation.

@@ -1,6 +1,6 @@
 //! The endpoints that an object moves on when it is read.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use efa_device::Time;
 use parking_lot::Mutex;
@@ -21,6 +21,13 @@ struct Bound {
 impl Driven {
     pub(crate) fn bind(&self, endpoint: Weak<Endpoint>) {
         self.0.lock().endpoints.push(endpoint);
+    }
+
+    /// Forgets an endpoint. Nobody is moving it on any more when this returns.
+    pub(crate) fn unbind(&self, endpoint: &Arc<Endpoint>) {
+        let Bound { endpoints, next } = &mut *self.0.lock();
+        endpoints.retain(|bound| !std::ptr::eq(bound.as_ptr(), Arc::as_ptr(endpoint)));
+        *next = 0;
     }
 
     /// Moves the operations of each on.

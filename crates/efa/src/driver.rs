@@ -41,7 +41,8 @@ pub(crate) struct Bindings {
 pub(crate) type Engine<Q> = efa_rdm::Endpoint<Q, Slot>;
 
 #[derive(Debug)]
-pub(crate) struct Driver<Q: QueuePair> {
+pub(crate) struct Driver<Q: QueuePair<Region: Own, Packet: OwnPacket>> {
+    /// Dropped before the lanes, and its queue pair with it.
     engine: Engine<Q>,
     addresses: Arc<AddressVector>,
     sources: Sources,
@@ -79,6 +80,8 @@ struct Lane {
     /// Completions that found no place: the queue is full, and they are of multi-receive or
     /// injected messages, or came behind such.
     held_back: VecDeque<(Place, Entry)>,
+    /// The endpoint is being dropped: all completions are held back until its queue pair is gone.
+    ends: bool,
 }
 
 /// The engine's peers by their index in the address vector, and back. Both are dense.
@@ -90,7 +93,7 @@ struct PeerMap {
 
 impl Lane {
     fn new(queue: Arc<CompletionQueue>) -> Self {
-        Self { queue, under_way: 0, held_back: VecDeque::new() }
+        Self { queue, under_way: 0, held_back: VecDeque::new(), ends: false }
     }
 
     /// Takes a place for an operation.
@@ -116,7 +119,7 @@ impl Lane {
         if place == Place::Reserved {
             self.under_way -= 1;
         }
-        if !self.held_back.is_empty() {
+        if self.ends || !self.held_back.is_empty() {
             self.held_back.push_back((place, entry));
         } else if let Some(entry) = self.queue.push(place, entry) {
             self.held_back.push_back((place, entry));
@@ -158,7 +161,7 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // Messages that were acknowledged, and buffers: nobody else has them.
+        // Messages that were acknowledged, and buffers: nobody else has them, and no device.
         self.queue.append(self.held_back.drain(..));
         self.queue.give_places(self.under_way);
     }
@@ -420,12 +423,6 @@ impl<Q: QueuePair<Region: Own, Packet: OwnPacket>> Driver<Q> {
             counters.follow(self.engine.statistics());
         }
         false
-    }
-
-    /// Ends all operations.
-    pub(crate) fn shut_down(&mut self) {
-        self.engine.cancel_all();
-        self.deliver();
     }
 
     /// The address vector has new peers: the engine must listen again to those that had left.
@@ -731,6 +728,16 @@ impl<Q: QueuePair<Region: Own, Packet: OwnPacket>> Driver<Q> {
     }
 }
 
+impl<Q: QueuePair<Region: Own, Packet: OwnPacket>> Drop for Driver<Q> {
+    /// Ends all operations. The device may be writing into a buffer or reading one, so their
+    /// completions wait in the lanes, which are dropped after the queue pair.
+    fn drop(&mut self) {
+        (self.transmit.ends, self.receive.ends) = (true, true);
+        self.engine.cancel_all();
+        self.deliver();
+    }
+}
+
 impl<Q: QueuePair<Region: Own, Packet: OwnPacket>> Driver<InPlaceQueue<Q>> {
     pub(crate) fn packet(&mut self) -> Result<Packet, StartError> {
         let packet = self.engine.allocate_packet()?;
@@ -805,5 +812,179 @@ fn translate(error: EngineError, addr: Option<FiAddr>) -> StartError {
             StartError::TooLongToInject { length, limit }
         }
         (other, _) => StartError::Engine(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use efa_device::{
+        Access, AddressHandle, Completion as DeviceCompletion, Device as _, DeviceAttributes,
+        DeviceError, Gid, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest,
+        RegisterError, SendRequest,
+    };
+    use efa_proto::RmaIov;
+    use efa_rdm::Config;
+    use efa_sim::SoftQueuePair;
+    use efa_sim::region::SoftRegion;
+
+    use super::*;
+    use crate::device::Device;
+    use crate::{
+        AddressVector, CompletionQueueOptions, Domain, Fabric, LocalOptions, ManualClock,
+        MemoryRegion,
+    };
+
+    /// A queue pair that notes when it ends whether its endpoint has given anything back by then.
+    #[derive(Debug)]
+    struct Witness {
+        real: SoftQueuePair,
+        queue: Arc<CompletionQueue>,
+        had_entries: Arc<Mutex<Option<bool>>>,
+    }
+
+    impl Drop for Witness {
+        fn drop(&mut self) {
+            *self.had_entries.lock().unwrap() = Some(self.queue.has_entries());
+        }
+    }
+
+    impl QueuePair for Witness {
+        type Packet = Box<[u8]>;
+        type Region = SoftRegion;
+
+        fn attributes(&self) -> &DeviceAttributes {
+            self.real.attributes()
+        }
+
+        fn address(&self) -> QueuePairAddress {
+            self.real.address()
+        }
+
+        fn create_address_handle(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+            self.real.create_address_handle(gid)
+        }
+
+        fn destroy_address_handle(&mut self, handle: AddressHandle) {
+            self.real.destroy_address_handle(handle);
+        }
+
+        fn allocate_packet(&mut self) -> Result<Box<[u8]>, DeviceError> {
+            self.real.allocate_packet()
+        }
+
+        fn post_send(
+            &mut self,
+            request: SendRequest<Box<[u8]>>,
+        ) -> Result<(), PostError<Box<[u8]>>> {
+            self.real.post_send(request)
+        }
+
+        fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
+            self.real.post_receive(packet)
+        }
+
+        fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
+            self.real.register(memory, access)
+        }
+
+        fn region(&self, key: u32) -> Option<SoftRegion> {
+            self.real.region(key)
+        }
+
+        fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
+            self.real.post_read(request)
+        }
+
+        fn poll(&mut self, now: Time) -> Option<DeviceCompletion<Box<[u8]>>> {
+            self.real.poll(now)
+        }
+
+        fn next_event(&self) -> Option<Time> {
+            self.real.next_event()
+        }
+    }
+
+    struct Place {
+        domain: Domain,
+        addresses: AddressVector,
+    }
+
+    impl Place {
+        fn queue(&self) -> crate::CompletionQueue {
+            self.domain.completion_queue(CompletionQueueOptions::default())
+        }
+
+        fn queue_pair(&self) -> SoftQueuePair {
+            match self.domain.device() {
+                Device::Soft(device) => {
+                    device.create_queue_pair(QueuePairOptions::default()).unwrap()
+                }
+                #[cfg(feature = "verbs")]
+                Device::Verbs(_) => panic!("the local link is software"),
+            }
+        }
+
+        fn driver<Q: QueuePair<Region: Own, Packet: OwnPacket>>(
+            &self,
+            queue_pair: Q,
+            queue: &crate::CompletionQueue,
+        ) -> Driver<Q> {
+            let bindings = Bindings {
+                transmit: queue.shared().clone(),
+                receive: queue.shared().clone(),
+                addresses: self.addresses.shared().clone(),
+                sources: Sources::Told,
+                counters: Counters::default(),
+            };
+            Driver::new(Engine::new(queue_pair, Config::default()).unwrap(), bindings)
+        }
+
+        fn region(&self, access: Access) -> MemoryRegion {
+            self.domain.register(vec![7; 10_000], access).unwrap()
+        }
+    }
+
+    #[test]
+    fn what_the_device_writes_into_comes_back_after_the_queue_pair_is_gone() {
+        let clock = ManualClock::new();
+        let fabric = Fabric::local(LocalOptions::default()).with_clock(&clock);
+        let domain = fabric.domain().unwrap();
+        let addresses = domain.address_vector();
+        let place = Place { domain, addresses };
+        let (queue, had_entries) = (place.queue(), Arc::default());
+        let real = place.queue_pair();
+        let witness =
+            Witness { real, queue: queue.shared().clone(), had_entries: Arc::clone(&had_entries) };
+        let mut reader = place.driver(witness, &queue);
+        let mut target = place.driver(place.queue_pair(), &place.queue());
+        let to_target = place.addresses.insert(target.address()).unwrap();
+
+        let far = place.region(Access { remote_read: true, ..Access::default() });
+        let near = place.region(Access::default());
+        let remote = RmaIov::new(far.remote_address(), 10_000, far.key()).into();
+        reader.read(to_target, remote, near.slice(0..10_000).unwrap().into(), 1).unwrap();
+        reader.receive(None, None, near.slice(0..10).unwrap().into(), 2).unwrap();
+        let mut looks = 0;
+        while reader.statistics().rdma_reads == 0 {
+            reader.progress(fabric.clock());
+            target.progress(fabric.clock());
+            clock.advance(Duration::from_micros(1));
+            looks += 1;
+            assert!(looks < 10_000, "the device was not asked to read");
+        }
+
+        drop(reader);
+        assert_eq!(
+            *had_entries.lock().unwrap(),
+            Some(false),
+            "handed back before the device let go"
+        );
+        for _ in 0..2 {
+            assert_eq!(queue.read().unwrap().unwrap_err().error, OperationError::Cancelled);
+        }
+        assert!(queue.read().is_none());
     }
 }

@@ -255,7 +255,7 @@ impl EndpointBuilder {
             domain: self.domain,
         });
         // One that counts several kinds moves the endpoint on as many times; that does no harm.
-        for counter in counters {
+        for counter in &counters {
             counter.bind(Arc::downgrade(&shared));
         }
         addresses.shared().bind(Arc::downgrade(&shared));
@@ -263,7 +263,7 @@ impl EndpointBuilder {
         if !Arc::ptr_eq(transmit.shared(), receive.shared()) {
             receive.shared().bind(Arc::downgrade(&shared));
         }
-        Ok(Endpoint { shared })
+        Ok(Endpoint { shared, transmit, receive, addresses, counters })
     }
 }
 
@@ -367,9 +367,15 @@ pub struct ReceiveId(efa_rdm::ReceiveId);
 ///
 /// When it is dropped, operations under way complete with
 /// [`OperationError::Cancelled`](crate::OperationError::Cancelled), so that their buffers come
-/// back. Dropping never blocks; [`close`](Self::close) first delivers what peers wait for.
+/// back, after the device has let go of them. Dropping waits for nothing but the turns of other
+/// threads; [`close`](Self::close) first delivers what peers wait for.
 pub struct Endpoint {
     shared: Arc<Shared>,
+    // What moves it on, as long as this handle is there.
+    transmit: CompletionQueue,
+    receive: CompletionQueue,
+    addresses: AddressVector,
+    counters: Vec<Counter>,
 }
 
 impl Endpoint {
@@ -747,7 +753,14 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        drive!(self.shared, driver => driver.shut_down());
+        // When nobody else has a handle the queue pair ends with this one, and not when threads that
+        // poll happen to let go of theirs all at once.
+        self.transmit.shared().unbind(&self.shared);
+        self.receive.shared().unbind(&self.shared);
+        self.addresses.shared().unbind(&self.shared);
+        for counter in &self.counters {
+            counter.unbind(&self.shared);
+        }
     }
 }
 

@@ -789,6 +789,10 @@ impl Network {
 
     /// Does an RDMA operation whose target was checked when it arrived.
     fn deliver_rdma(&mut self, time: Time, target: EndpointId, flight: Flight) {
+        // With its queue pair gone the requester's memory is no longer lent to the device.
+        if flight.sender.is_none_or(|(sender, _)| !self.endpoints.contains_key(&sender)) {
+            return;
+        }
         let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
         // Once more: it may have waited for a buffer, and the region may be gone.
         let Some(remote) = rdma_target(&self.hosts[endpoint.host.0].keys, &flight.cargo) else {

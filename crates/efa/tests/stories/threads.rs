@@ -1,11 +1,12 @@
 //! Any thread may use any object.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use efa::{
-    CompletionQueueOptions, Direction, EndpointOptions, Fabric, LocalOptions, Message, Receive,
+    CompletionQueueOptions, Direction, EndpointOptions, Fabric, LocalOptions, Message,
+    OperationError, Receive,
 };
 
 use crate::world::pattern;
@@ -74,6 +75,43 @@ fn threads_share_endpoints_and_queues() {
         }
     });
     assert_eq!((sent.into_inner(), received.into_inner()), (SENDERS * EACH, SENDERS * EACH));
+}
+
+#[test]
+fn what_was_under_way_is_back_when_drop_returns_whoever_polls() {
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let queue = || domain.completion_queue(CompletionQueueOptions::default());
+    let (transmit, receive, addresses) = (queue(), queue(), domain.address_vector());
+    let (polls, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let mut late = 0;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let _ = transmit.read();
+                polls.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        for life in 0..300 {
+            let endpoint = domain
+                .endpoint(EndpointOptions::default())
+                .bind_completion_queue(&transmit, Direction::Transmit)
+                .bind_completion_queue(&receive, Direction::Receive)
+                .bind_address_vector(&addresses)
+                .enable()
+                .unwrap();
+            endpoint.receive(Receive::tagged(1), vec![0; 8], life).unwrap();
+            let polled = polls.load(Ordering::Relaxed);
+            while polls.load(Ordering::Relaxed) == polled {
+                thread::yield_now();
+            }
+            drop(endpoint);
+            let back = matches!(receive.read(), Some(Err(ended))
+                if (ended.error, ended.completion.context) == (OperationError::Cancelled, life));
+            late += u32::from(!back);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(late, 0);
 }
 
 #[test]
