@@ -223,7 +223,8 @@ impl RegionTable {
             Err(error) => {
                 let whole = std::ptr::slice_from_raw_parts_mut(base.as_ptr(), whole);
                 // SAFETY: it came from the box above, and was not registered.
-                let memory = unsafe { Box::from_raw(whole) };
+                let registered = unsafe { Box::from_raw(whole) };
+                let memory = if length == 0 { Box::default() } else { registered };
                 return Err(RegisterError { error, memory });
             }
         };

@@ -378,6 +378,16 @@ fn regions_are_found_by_key_and_given_back() {
 }
 
 #[test]
+fn an_empty_region_that_is_refused_comes_back_empty() {
+    let name = "an_empty_region_that_is_refused_comes_back_empty";
+    on_soft_device(name, &[("EFA_SOFT_REFUSE", "1-1:1")], || {
+        let refused = device().register(Box::default(), ALL).unwrap_err();
+        assert!(matches!(refused.error, DeviceError::System { .. }), "{:?}", refused.error);
+        assert_eq!(*refused.memory, []);
+    });
+}
+
+#[test]
 fn answers_go_at_once_and_receives_together() {
     on_soft_device("answers_go_at_once_and_receives_together", &[], || {
         let device = device();
