@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Removal first ends the peer in every endpoint and then frees the index, so that an index never
-//! means two peers at a time.
+//! means two peers at a time. Peers come and go one by one, under the lock of the endpoints, which is
+//! taken before that of the table: an address that comes back is not taken for the one that goes.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -87,8 +88,9 @@ impl AddressVector {
     /// [`DeviceError::BadAddress`] for an address without interface,
     /// [`DeviceError::LimitReached`] for two thousand million peers.
     pub fn insert(&self, address: Address) -> Result<FiAddr, DeviceError> {
+        let endpoints = self.0.endpoints();
         let peer = self.0.table().insert(address)?;
-        self.0.welcome(&[(peer, address)]);
+        welcome(&endpoints, &[(peer, address)]);
         Ok(peer)
     }
 
@@ -96,17 +98,21 @@ impl AddressVector {
     /// can't be added are added.
     #[must_use]
     pub fn insert_many(&self, addresses: &[Address]) -> Vec<Result<FiAddr, DeviceError>> {
+        let endpoints = self.0.endpoints();
         let mut table = self.0.table();
         let results: Vec<_> = addresses.iter().map(|address| table.insert(*address)).collect();
         drop(table);
         let pairs = results.iter().zip(addresses);
         let pairs = pairs.filter_map(|(peer, address)| Some((*peer.as_ref().ok()?, *address)));
-        self.0.welcome(&pairs.collect::<Vec<_>>());
+        welcome(&endpoints, &pairs.collect::<Vec<_>>());
         results
     }
 
-    /// Takes a peer out and gives its address. Operations with it fail on every endpoint that is
-    /// bound, and what it still sends is dropped.
+    /// Takes a peer out and gives its address. Operations under way with it fail on every endpoint that
+    /// is bound, and what it still sends is dropped.
+    ///
+    /// Receives [from it alone](crate::Receive::from) that no message has matched stay posted, and
+    /// take nothing any more, also if it is inserted again: [cancel](crate::Endpoint::cancel) them.
     ///
     /// Inserted again, it is a new peer, with which everything begins anew. The protocol has no
     /// word for that, so the other side must begin anew too: by a restart, or by taking this
@@ -116,8 +122,9 @@ impl AddressVector {
     ///
     /// `None` if there is no such peer.
     pub fn remove(&self, peer: FiAddr) -> Option<Address> {
+        let endpoints = self.0.endpoints();
         let address = self.0.table().leave(peer)?;
-        for endpoint in self.0.endpoints().iter().filter_map(Weak::upgrade) {
+        for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
             endpoint.forget(peer, &address);
         }
         self.0.table().free(peer);
@@ -173,19 +180,19 @@ impl Shared {
         self.endpoints().retain(|bound| !is_it(bound));
     }
 
-    /// Tells the endpoints of new peers.
-    fn welcome(&self, peers: &[(FiAddr, Address)]) {
-        for endpoint in self.endpoints().iter().filter_map(Weak::upgrade) {
-            endpoint.welcome(peers);
-        }
-    }
-
     pub(crate) fn address(&self, peer: FiAddr) -> Option<Address> {
         self.table().address(peer)
     }
 
     pub(crate) fn find(&self, address: &Address) -> Option<FiAddr> {
         self.table().find(address)
+    }
+}
+
+/// Tells the endpoints of new peers.
+fn welcome(endpoints: &[Weak<EndpointShared>], peers: &[(FiAddr, Address)]) {
+    for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
+        endpoint.welcome(peers);
     }
 }
 
