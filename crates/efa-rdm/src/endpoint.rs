@@ -178,8 +178,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Ok(peer)
     }
 
-    /// Forgets a peer: operations with it fail, and what it still sends is dropped. Receives that
-    /// accept messages of this peer alone stay posted until they are cancelled.
+    /// Forgets a peer: operations under way with it fail, and what it still sends is dropped. Receives
+    /// that accept messages of this peer alone stay posted until they are cancelled, and take nothing
+    /// any more, also if its address is inserted again: that is another peer.
     pub fn remove_peer(&mut self, peer: PeerId) {
         self.end_peer(peer, OperationError::PeerRemoved);
     }

@@ -57,6 +57,24 @@ fn without_the_capability_nobody_tells_the_source() {
 }
 
 #[test]
+fn a_receive_for_a_peer_that_is_taken_out_stays_and_takes_nothing() {
+    let mut world = World::pair(4);
+    let to_bob = world.introduce(ALICE, BOB);
+    let to_alice = world.introduce(BOB, ALICE);
+    let from_alice = Receive::untagged().from(to_alice);
+    let orphan = world.end(BOB).receive(from_alice, vec![0; 8], 1).unwrap();
+    for (end, peer) in [(BOB, to_alice), (ALICE, to_bob)] {
+        let address = world.ends[end].addresses.remove(peer).unwrap();
+        assert_eq!(world.ends[end].addresses.insert(address), Ok(peer));
+    }
+    let (_, received) = world.transfer(Message::to(to_bob), "new life", from_alice, 8);
+    assert_eq!(received.into_message(), *b"new life");
+    assert!(world.end(BOB).cancel(orphan));
+    let ended = world.failed(BOB);
+    assert_eq!((ended.error, ended.completion.context), (OperationError::Cancelled, 1));
+}
+
+#[test]
 fn a_receive_may_be_for_one_sender_or_for_any() {
     let mut world = World::pair(4);
     let carol = world.add(options(3));
