@@ -167,7 +167,7 @@ impl<'a> World<'a> {
     fn key(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let Offload { queue, places, leaving, ops, next_op, last_add, live_to, .. } = &self.offload;
-        let first_op = next_op.wrapping_sub(ops.len() as u32);
+        let first_op = *next_op - ops.len() as u64;
         for (receive, post) in self.posts.iter().enumerate() {
             let Some(post) = post.filter(|&post| self.offload.home(post).is_some()) else {
                 continue;
@@ -196,7 +196,7 @@ impl<'a> World<'a> {
                 Op::Sync => 2.hash(&mut hasher),
             }
         }
-        let unsure = last_add.wrapping_sub(*live_to) as i32 > 0;
+        let unsure = last_add > live_to;
         unsure.then(|| last_add.saturating_sub(first_op)).hash(&mut hasher);
         let Offload { in_device, unsignalled, handled, reported, .. } = self.offload;
         (in_device, unsignalled, handled, reported, &self.list).hash(&mut hasher);
@@ -211,7 +211,7 @@ impl<'a> World<'a> {
         for &report in &self.reports {
             match report {
                 Report::Done { op, succeeded, sync_required } => {
-                    (op - first_op, succeeded, sync_required).hash(&mut hasher);
+                    (u64::from(op) - first_op, succeeded, sync_required).hash(&mut hasher);
                 }
                 matched_or_unexpected => matched_or_unexpected.hash(&mut hasher),
             }

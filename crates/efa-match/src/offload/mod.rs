@@ -174,7 +174,7 @@ enum Place {
     Software,
     /// In the device since this command, under this name.
     Device {
-        add: u32,
+        add: u64,
         handle: u32,
     },
 }
@@ -232,7 +232,8 @@ pub struct Offload<R, M> {
     leaving: VecDeque<Leaving<R, M>>,
     /// Commands that may be under way.
     ops: VecDeque<Op<R, M>>,
-    next_op: u32,
+    /// The number of the next command, of which the device is told 32 bits.
+    next_op: u64,
     /// Commands since the last one with a completion.
     unsignalled: u32,
     /// Unexpected messages handled.
@@ -240,9 +241,9 @@ pub struct Offload<R, M> {
     /// What of it the last command reported.
     reported: u32,
     /// The last command that added an entry.
-    last_add: u32,
+    last_add: u64,
     /// Entries up to this command aren't held back for certain.
-    live_to: u32,
+    live_to: u64,
 }
 
 impl<R: Copy, M: Copy> Offload<R, M> {
@@ -368,14 +369,14 @@ impl<R: Copy, M: Copy> Offload<R, M> {
         if self.leaving.is_empty() {
             self.reported = self.handled;
         }
-        self.next_op = op.wrapping_add(1);
+        self.next_op = op + 1;
         self.unsignalled += 1;
         let signalled = must_signal || self.unsignalled * 2 >= self.limits.max_ops;
         if signalled {
             self.unsignalled = 0;
         }
         self.ops.push_back(record);
-        Some(Command { op, change, unexpected: self.reported, signalled })
+        Some(Command { op: op as u32, change, unexpected: self.reported, signalled })
     }
 
     /// The receive whose turn it is to go to the device.
@@ -439,15 +440,13 @@ impl<R: Copy, M: Copy> Offload<R, M> {
 
     /// Whether the device may hold entries back, for all that is known here.
     fn may_be_held_back(&self) -> bool {
-        self.in_device > 0 && self.last_add.wrapping_sub(self.live_to) as i32 > 0
+        self.in_device > 0 && self.last_add > self.live_to
     }
 
     /// Entries added up to this command are known not to be held back: they are let go together.
     #[inline]
-    fn went_live(&mut self, op: u32) {
-        if op.wrapping_sub(self.live_to) as i32 > 0 {
-            self.live_to = op;
-        }
+    fn went_live(&mut self, op: u64) {
+        self.live_to = self.live_to.max(op);
     }
 
     /// A message was unexpected to the device.
@@ -490,14 +489,15 @@ impl<R: Copy, M: Copy> Offload<R, M> {
         sync_required: bool,
     ) -> Result<Option<Outcome<R, M>>, Breach> {
         let outstanding = self.ops.len();
-        let first = self.next_op.wrapping_sub(outstanding as u32);
+        let begin = self.next_op - outstanding as u64;
+        let first = begin as u32;
         let before = op.wrapping_sub(first) as usize;
         if before >= outstanding {
             return Err(Breach::UnknownCommand { op, first, outstanding });
         }
         let done = self.ops.drain(..=before).next_back();
         if !sync_required {
-            self.went_live(op);
+            self.went_live(begin + before as u64);
         }
         match done {
             Some(Op::Delete(Leaving { post, why, .. })) => match (why, succeeded) {
@@ -575,5 +575,42 @@ impl<R: Copy, M: Copy> Offload<R, M> {
     /// Unexpected messages handled, wrapping.
     pub fn handled(&self) -> u32 {
         self.handled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As if so many commands had come and gone.
+    fn pass(offload: &mut Offload<u32, u32>, commands: u32) {
+        offload.next_op += u64::from(commands);
+        let last = offload.next_op - 1;
+        (offload.last_add, offload.live_to) = (last, last);
+    }
+
+    #[test]
+    fn an_entry_of_long_ago_tells_nothing_of_those_added_since() {
+        for commands in [5, 1 << 31, u32::MAX] {
+            let mut offload = Offload::new(ListLimits { max_tags: 8, max_ops: 8 }, 0);
+            let add = |offload: &mut Offload<u32, u32>, tag, receive| {
+                let Posted::Waiting(post) = offload.post(Pattern::any_source(tag), receive) else {
+                    panic!("nothing has come")
+                };
+                let command = offload.poll_command().unwrap();
+                offload.added(post, receive);
+                (post, command.op)
+            };
+            let (old, op) = add(&mut offload, 1, 1);
+            assert_eq!(offload.op_completed(op, true, false), Ok(None));
+            pass(&mut offload, commands);
+            // A message comes that is unexpected, while another receive is added: that is held back.
+            let (_, op) = add(&mut offload, 2, 2);
+            assert!(matches!(offload.unexpected(Source(1), 3, 9), Handled::Unexpected(_)));
+            assert_eq!(offload.matched(old), Ok(1));
+            assert_eq!(offload.op_completed(op, true, true), Ok(None));
+            let command = offload.poll_command().map(|command| command.change);
+            assert_eq!(command, Some(Change::Sync), "after {commands}");
+        }
     }
 }
