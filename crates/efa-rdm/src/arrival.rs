@@ -500,13 +500,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Some(Target { context: posted.context, buffer: posted.buffer, tagged: posted.tagged })
     }
 
-    /// Gives a multi-receive buffer back that has too little room for another message.
+    /// Whether a multi-receive buffer has too little room for another message.
+    pub(crate) fn is_used_up(&self, buffer: &B) -> bool {
+        buffer.length() < self.config.min_multi_receive
+    }
+
+    /// Gives a multi-receive buffer back that takes no other message.
     fn release_if_used_up(&mut self, place: u32) {
-        let used_up = self
-            .matching
-            .posted
-            .get(place)
-            .is_some_and(|posted| posted.buffer.length() < self.config.min_multi_receive);
+        let posted = self.matching.posted.get(place);
+        let used_up = posted.is_some_and(|posted| self.is_used_up(&posted.buffer));
         if used_up && let Some(posted) = self.matching.posted.remove(place) {
             let Posted { context, buffer, post, .. } = posted;
             let _ = self.matching.matcher(false).cancel(post);

@@ -316,7 +316,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if active.backlog.len() >= self.config.max_sends {
             return Err(busy);
         }
-        if self.peers.active(peer).is_some_and(Active::must_pause) {
+        if active.must_pause() {
             self.await_pause(peer);
             return Err(busy);
         }

@@ -412,7 +412,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         while let Some(message) = self.matching.matcher(false).take(&pattern) {
             self.receive_unexpected_part(&mut buffer, context, message);
-            if buffer.length() < self.config.min_multi_receive {
+            if self.is_used_up(&buffer) {
                 self.schedule.complete(Completion::Released { context, buffer });
                 return Ok(ReceiveId::MATCHED);
             }

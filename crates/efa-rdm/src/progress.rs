@@ -36,10 +36,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// the right one. Otherwise one of not long ago will do.
     #[must_use]
     pub fn is_timed(&self) -> bool {
-        let user = || self.in_place.as_ref().and_then(|in_place| in_place.next_event());
         self.schedule.next_backoff().is_some()
             || self.transmit.device.next_event().is_some()
-            || (Q::IN_PLACE && user().is_some())
+            || self.next_user_event().is_some()
+    }
+
+    /// When something happens at the queue pair of the application, if there is one.
+    fn next_user_event(&self) -> Option<Time> {
+        // Others needn't look.
+        if !Q::IN_PLACE {
+            return None;
+        }
+        self.in_place.as_ref()?.next_event()
     }
 
     /// When [`progress`](Self::progress) should be called next although nothing was started.
@@ -47,7 +55,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub fn next_timeout(&self) -> Option<Time> {
         let backoff = self.schedule.next_backoff();
         let device = self.transmit.device.next_event();
-        let user = self.in_place.as_ref().and_then(|in_place| in_place.next_event());
+        let user = self.next_user_event();
         // The device doesn't tell when it has memory or room again, so it is asked now and then.
         let again = self.now + self.config.backoff.first;
         let at = if self.schedule.is_blocked() { again } else { self.now };

@@ -73,31 +73,28 @@ impl<T> Table<T> {
 
     #[inline(always)]
     pub(crate) fn remove(&mut self, index: u32) -> Option<T> {
-        let entry = self.entries.get_mut(index as usize)?;
-        if matches!(entry, Entry::Free(_)) {
-            return None;
-        }
-        let entry = core::mem::replace(entry, Entry::Free(self.free));
+        let value = self.take_out(index, self.free)?;
         self.free = index;
-        self.live -= 1;
-        match entry {
-            Entry::Live(value) => Some(value),
-            Entry::Free(_) => None,
-        }
+        Some(value)
     }
 
     /// Takes an entry out whose index somebody still holds: it is not used again.
     pub(crate) fn retire(&mut self, index: u32) -> Option<T> {
+        self.take_out(index, NONE)
+    }
+
+    /// Takes an entry out, whose place then has `next` as the next free one.
+    #[inline(always)]
+    fn take_out(&mut self, index: u32, next: u32) -> Option<T> {
         let entry = self.entries.get_mut(index as usize)?;
-        match core::mem::replace(entry, Entry::Free(NONE)) {
-            Entry::Live(value) => {
-                self.live -= 1;
-                Some(value)
-            }
-            free => {
-                *entry = free;
-                None
-            }
+        if matches!(entry, Entry::Free(_)) {
+            return None;
+        }
+        let entry = core::mem::replace(entry, Entry::Free(next));
+        self.live -= 1;
+        match entry {
+            Entry::Live(value) => Some(value),
+            Entry::Free(_) => None,
         }
     }
 

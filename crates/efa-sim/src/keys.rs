@@ -143,14 +143,20 @@ impl Slots {
         fence(Ordering::SeqCst);
     }
 
+    /// How many are copying to or from the region, or about to look whether they may.
+    fn pins(&self, key: u32) -> &AtomicU64 {
+        let [.., pins] = self.slot(key as usize);
+        pins
+    }
+
     /// Whether somebody may be copying to or from the region of a key that was cleared.
     pub(crate) fn is_pinned(&self, key: u32) -> bool {
-        self.slot(key as usize)[5].load(Ordering::Acquire) != 0
+        self.pins(key).load(Ordering::Acquire) != 0
     }
 
     /// [Finds](Self::locate) memory and keeps it where it is until the pin is dropped.
     pub(crate) fn pin(&self, key: u32, start: u64, length: u64, wanted: Use) -> Option<Pin<'_>> {
-        let pins = &self.slot(key as usize)[5];
+        let pins = self.pins(key);
         pins.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let mut pin = Pin { pins, address: 0 };

@@ -517,8 +517,7 @@ mod tests {
     #[test]
     #[allow(unsafe_code)]
     fn a_revoked_region_is_reached_by_nobody() {
-        let slots = Slots::new(Map::anonymous(LENGTH).unwrap());
-        let table = KeyTable::with_slots(2, 10, Rng::with_seed(3), Some(slots));
+        let table = shared(2, PATIENCE);
         let mut bytes = *b"0123";
         let access = Access { remote_read: true, remote_write: false };
         let base = NonNull::from(&mut bytes).cast();

@@ -21,6 +21,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::address::Address;
 use crate::domain::Domain;
+use crate::driven::forget;
 use crate::endpoint::Shared as EndpointShared;
 
 /// A peer: its index in an address vector of type `FI_AV_TABLE`.
@@ -176,8 +177,7 @@ impl Shared {
     }
 
     pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
-        let is_it = |bound: &Weak<_>| std::ptr::eq(bound.as_ptr(), Arc::as_ptr(endpoint));
-        self.endpoints().retain(|bound| !is_it(bound));
+        forget(&mut self.endpoints(), endpoint);
     }
 
     pub(crate) fn address(&self, peer: FiAddr) -> Option<Address> {

@@ -7,6 +7,11 @@ use parking_lot::Mutex;
 
 use crate::endpoint::Shared as Endpoint;
 
+/// Takes an endpoint out of those that are bound to an object.
+pub(crate) fn forget(bound: &mut Vec<Weak<Endpoint>>, endpoint: &Arc<Endpoint>) {
+    bound.retain(|bound| !std::ptr::eq(bound.as_ptr(), Arc::as_ptr(endpoint)));
+}
+
 /// Endpoints that are bound to an object. Those that are gone are forgotten.
 #[derive(Debug, Default)]
 pub(crate) struct Driven(Mutex<Bound>);
@@ -26,7 +31,7 @@ impl Driven {
     /// Forgets an endpoint. Nobody is moving it on any more when this returns.
     pub(crate) fn unbind(&self, endpoint: &Arc<Endpoint>) {
         let Bound { endpoints, next } = &mut *self.0.lock();
-        endpoints.retain(|bound| !std::ptr::eq(bound.as_ptr(), Arc::as_ptr(endpoint)));
+        forget(endpoints, endpoint);
         *next = 0;
     }
 

@@ -151,7 +151,7 @@ pub(crate) fn pair(order: Order) -> [Direct; 2] {
     [0, 1].map(|end| Direct {
         out: wires[end].clone(),
         back: wires[1 - end].clone(),
-        attributes: DeviceAttributes::default(),
+        attributes: DeviceAttributes { mtu: MTU, ..DeviceAttributes::default() },
         end: end as u16,
         order,
     })

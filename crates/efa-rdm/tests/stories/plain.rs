@@ -67,6 +67,13 @@ fn send(world: &mut World, tag: Option<u64>, cq_data: Option<u64>, level: Level,
     world.endpoint(0).send(message).unwrap();
 }
 
+fn inject(world: &mut World) -> Result<(), StartError> {
+    let (peer, level) = (world.peer(0, 1), Level::Transmit);
+    let buffer = &b"short"[..];
+    let message = Message { peer, tag: None, cq_data: None, level, buffer, context: 0 };
+    world.endpoint(0).inject(message)
+}
+
 #[test]
 fn messages_to_it_have_no_header_and_their_data_goes_beside_them() {
     let (mut world, mut user) = world(Config::default());
@@ -123,11 +130,7 @@ fn where_there_may_be_such_peers_messages_wait_for_the_handshake() {
     let config = Config { messages_after_handshake: true, ..Config::default() };
     let (mut world, mut user) = world(config);
     send(&mut world, None, None, Level::Transmit, 10);
-    let peer = world.peer(0, 1);
-    let level = Level::Transmit;
-    let message =
-        Message { peer, tag: None, cq_data: None, level, buffer: &b"short"[..], context: 0 };
-    let refused = world.endpoint(0).inject(message);
+    let refused = inject(&mut world);
     assert!(matches!(refused, Err(StartError::Busy { .. })), "it has nowhere to wait");
     let now = world.now;
     world.endpoint(0).progress(now);
@@ -140,17 +143,13 @@ fn where_there_may_be_such_peers_messages_wait_for_the_handshake() {
 fn so_does_the_first_message_to_a_peer_if_it_is_injected() {
     let config = Config { messages_after_handshake: true, ..Config::default() };
     let (mut world, mut user) = world(config);
-    let peer = world.peer(0, 1);
-    let level = Level::Transmit;
-    let message =
-        Message { peer, tag: None, cq_data: None, level, buffer: &b"short"[..], context: 0 };
-    let refused = world.endpoint(0).inject(message);
+    let refused = inject(&mut world);
     assert!(matches!(refused, Err(StartError::Busy { .. })), "it would be lost: {refused:?}");
     let now = world.now;
     world.endpoint(0).progress(now);
     assert_eq!(world.types_from(0), [PacketType::EagerRtw], "nothing but the question");
     introduce(&mut world, &user);
-    world.endpoint(0).inject(message).unwrap();
+    inject(&mut world).unwrap();
     assert_eq!(arrived(&mut world, &mut user), [(b"short".to_vec(), None)]);
 }
 
