@@ -6,8 +6,10 @@
 //! with others a program would crash before it is here.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use efa_soft::abi::*;
 
@@ -675,15 +677,18 @@ impl<'a> Program<'a> {
 /// program at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// The host of this process, so that nobody else is on it.
-fn settle() {
-    static SETTLED: Once = Once::new();
-    SETTLED.call_once(|| {
-        let name = format!("hostile-calls-{}", std::process::id());
+/// The hosts of this process, so that nobody else is on them.
+fn hosts() -> &'static Path {
+    static HOSTS: OnceLock<PathBuf> = OnceLock::new();
+    HOSTS.get_or_init(|| {
+        let memory = Path::new("/dev/shm");
+        let base = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
+        let hosts = base.join(format!("efa-hostile-calls-{}", std::process::id()));
         // SAFETY: whatever else of this program reads the environment does so by the standard library,
         // whose lock this takes.
-        unsafe { std::env::set_var("EFA_SOFT_NAME", name) };
-    });
+        unsafe { std::env::set_var("EFA_SOFT_DIRECTORY", &hosts) };
+        hosts
+    })
 }
 
 /// Decisions of a program that holds everything right and sends itself a message.
@@ -726,7 +731,7 @@ fn hold_right(memory: &mut [u8]) {
 
 pub(crate) fn run(bytes: &[u8]) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    settle();
+    let hosts = hosts();
     let mut memory = vec![0_u8; MEMORY];
     let mut program = Program::new(bytes, &mut memory);
     for _ in 0..CALLS {
@@ -737,4 +742,6 @@ pub(crate) fn run(bytes: &[u8]) {
     }
     program.give_back();
     hold_right(&mut memory);
+    // All of it is closed: the next program makes it anew.
+    fs::remove_dir_all(hosts).expect("the library made it");
 }

@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use efa_device::{
 };
 use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
 use efa_sim::tcp::{TcpDevice, TcpOptions};
+use tempfile::TempDir;
 
 use crate::input::Input;
 
@@ -124,11 +125,15 @@ fn files_of(device: &ShmDevice, ends: [Qpn; 2]) -> Vec<(PathBuf, File, u64)> {
 
 pub(crate) fn shm(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
+    let memory = Path::new("/dev/shm");
+    let place = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
+    let place = place.expect("there is shared memory");
     let options = ShmOptions {
+        directory: Some(place.path().join("hosts")),
         mtu: MTU,
         ring_slots: 4,
         rnr_delay: Duration::from_micros(1),
-        ..ShmOptions::new(format!("hostile-{}", std::process::id()))
+        ..ShmOptions::new("hostile")
     };
     let device = ShmDevice::open(options).expect("there is shared memory");
     let end = || -> End<ShmQueuePair> {

@@ -186,8 +186,6 @@ struct Range {
     iterations: u32,
     deadline: Duration,
     real_time: bool,
-    /// The host of the device's processes: nobody else's.
-    host: String,
 }
 
 impl Range {
@@ -214,7 +212,6 @@ impl Range {
             iterations: args.iterations,
             deadline: Duration::from_secs(args.deadline),
             real_time: args.real_time,
-            host: format!("bench-{}", std::process::id()),
         })
     }
 
@@ -227,7 +224,7 @@ impl Range {
         words.extend(["taskset", "--cpu-list", &self.processors[side]]);
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).arg(program);
-        command.env("EFA_SOFT_NAME", &self.host).stdin(Stdio::null());
+        command.env("EFA_SOFT_NAME", "bench").stdin(Stdio::null());
         command
     }
 

@@ -9,19 +9,30 @@ use efa::{
     Address, Capabilities, Clock, CompletionQueueOptions, Config, Direction, EndpointOptions,
     Fabric, Link, Message, Receive, Receiving, Release, ShmOptions, TcpOptions,
 };
+use tempfile::TempDir;
 
 use crate::world::pattern;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A host of this test process alone.
-fn host(name: &str) -> Fabric {
-    Fabric::shm(ShmOptions::new(format!("{name}-{}", std::process::id())))
+/// A host of one test.
+struct Host(TempDir);
+
+impl Host {
+    fn new() -> Self {
+        Self(TempDir::new().unwrap())
+    }
+
+    fn fabric(&self) -> Fabric {
+        let directory = Some(self.0.path().join("hosts"));
+        Fabric::shm(ShmOptions { directory, ..ShmOptions::new("test") })
+    }
 }
 
 #[test]
 fn two_threads_play_ping_pong_over_shared_memory() {
-    play_ping_pong(|| host("ping-pong"), Link::Shm);
+    let host = Host::new();
+    play_ping_pong(|| host.fabric(), Link::Shm);
 }
 
 #[test]
@@ -84,7 +95,8 @@ fn play_ping_pong(open: impl Fn() -> Fabric + Sync, link: Link) {
 
 #[test]
 fn messages_are_received_in_place_over_every_link() {
-    for fabric in [host("in-place"), Fabric::tcp(TcpOptions::new([127, 0, 0, 1]))] {
+    let host = Host::new();
+    for fabric in [host.fabric(), Fabric::tcp(TcpOptions::new([127, 0, 0, 1]))] {
         let domain = fabric.domain().unwrap();
         let queue = domain.completion_queue(CompletionQueueOptions::default());
         let addresses = domain.address_vector();
@@ -121,8 +133,8 @@ fn messages_are_received_in_place_over_every_link() {
 
 #[test]
 fn an_address_survives_being_told_as_text() {
-    let fabric = host("text");
-    let domain = fabric.domain().unwrap();
+    let host = Host::new();
+    let domain = host.fabric().domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
     let addresses = domain.address_vector();
     let endpoint = || {

@@ -117,8 +117,7 @@ struct Engine {
 
 impl Engine {
     fn new(waiting: Waiting, depth: u64) -> Result<Self> {
-        let name = format!("bench-match-{}", std::process::id());
-        let domain = Fabric::shm(ShmOptions::new(name)).domain()?;
+        let domain = Fabric::shm(ShmOptions::new("bench-match")).domain()?;
         let capacity = usize::try_from(depth)? + 64;
         let queue = domain.completion_queue(CompletionQueueOptions { capacity });
         let addresses = domain.address_vector();
