@@ -23,7 +23,7 @@ use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer, value}
 use crate::context::{Context, InUse, MAX_COMPLETIONS, not_null};
 use crate::held::HeldLock;
 use crate::process::{Kind, generation, lock, process};
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{QueuePair, Serial};
 
 /// What `slid` says of a sender without address handle.
 const UNKNOWN: u16 = 0xffff;
@@ -39,6 +39,8 @@ pub(crate) struct Completion {
     pub(crate) opcode: c_int,
     pub(crate) length: u32,
     pub(crate) qpn: u32,
+    /// The queue pair: one that was made later can have the same number.
+    pub(crate) of: Serial,
     /// Of receives.
     pub(crate) source: Option<Source>,
     /// Of receives that came with it.
@@ -54,6 +56,7 @@ impl Completion {
         opcode: 0,
         length: 0,
         qpn: 0,
+        of: Serial::NONE,
         source: None,
         immediate: None,
         unsolicited: false,
@@ -158,8 +161,7 @@ impl Queue {
     /// Takes a queue pair out, with its completions.
     pub(crate) fn part(&self, member: &Arc<QueuePair>) {
         lock(&self.members).retain(|other| !Arc::ptr_eq(other, member));
-        let number = member.number();
-        lock(&self.ready).retain(|completion| completion.qpn != number);
+        lock(&self.ready).retain(|completion| completion.of != member.serial());
     }
 }
 
@@ -221,18 +223,24 @@ impl QueueObject {
         Ok(cq)
     }
 
-    /// Takes the next completion for the program to look at; the polling lock must be held.
+    /// Whether it is this process's. In a forked child, locks can be held by threads of the parent.
     ///
     /// # Safety
     /// `this` must be alive.
     #[inline]
+    unsafe fn is_ours(this: *mut Self) -> bool {
+        // SAFETY: the caller's promise. The queue is shared and never changed in place.
+        unsafe { &(*this).queue }.generation == generation()
+    }
+
+    /// Takes the next completion for the program to look at; the polling lock must be held.
+    ///
+    /// # Safety
+    /// `this` must be alive, and [ours](Self::is_ours).
+    #[inline]
     unsafe fn advance(this: *mut Self) -> bool {
         // SAFETY: the caller's promise. The queue is shared and never changed in place.
-        let queue = unsafe { &(*this).queue };
-        if queue.generation != generation() {
-            return false;
-        }
-        let Some(completion) = queue.next() else { return false };
+        let Some(completion) = (unsafe { &(*this).queue }).next() else { return false };
         // SAFETY: the caller's promise; the lock makes us the only one to touch these.
         unsafe {
             (*this).ex.status = completion.status();
@@ -419,6 +427,9 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut ibv_poll_cq
         let this: *mut QueueObject = cq.cast();
         // SAFETY: not null, so alive by the contract of the C function.
         unsafe {
+            if !QueueObject::is_ours(this) {
+                return libc::ENOENT;
+            }
             (*this).polling.take();
             if QueueObject::advance(this) {
                 return 0;
@@ -430,9 +441,11 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut ibv_poll_cq
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    let this: *mut QueueObject = cq.cast();
     // SAFETY: a poll is under way by the contract of the C function, so the queue is alive and the
     // lock held.
-    value(libc::EIO, || unsafe { if QueueObject::advance(cq.cast()) { 0 } else { libc::ENOENT } })
+    let next = || unsafe { QueueObject::is_ours(this) && QueueObject::advance(this) };
+    value(libc::EIO, || if next() { 0 } else { libc::ENOENT })
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {

@@ -15,8 +15,6 @@ use crate::process::{Kind, process};
 use crate::queue_pair;
 use crate::work;
 
-/// Most queue pairs of a process, by which programs size their tables.
-const MAX_QUEUE_PAIRS: c_int = 512;
 const MAX_COMPLETION_QUEUES: c_int = 1024;
 /// Most entries of a completion queue.
 pub(crate) const MAX_COMPLETIONS: u32 = 1 << 16;
@@ -131,7 +129,7 @@ fn device_attributes(device: &Device) -> ibv_device_attr {
     attributes.page_size_cap = 4096;
     attributes.vendor_id = VENDOR_ID;
     attributes.vendor_part_id = VENDOR_PART_ID;
-    attributes.max_qp = MAX_QUEUE_PAIRS;
+    attributes.max_qp = number(device.link.max_queue_pairs());
     attributes.max_qp_wr = number(limits.max_send.min(limits.max_receive));
     attributes.max_sge = number(MAX_SEND_SGE.min(MAX_RECEIVE_SGE));
     attributes.max_sge_rd = 1;

@@ -286,6 +286,8 @@ extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
         // SAFETY: it came from a box and nobody else can take it any more.
         let object = unsafe { Box::from_raw(region.cast::<Region>()) };
         object.memory.revoke();
+        // Whoever copies into a posted buffer of it has begun before.
+        process().progress.wait_for_steps();
         Ok(())
     })
 }

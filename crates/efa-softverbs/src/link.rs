@@ -20,8 +20,7 @@ use crate::settings::{LinkSettings, Settings};
 /// sends to them too early would be told so, and may look no more: it has sent its message and waits
 /// for something else, as `fi_pingpong` does, and its peer for ever.
 const RNR_DELAY: Duration = Duration::from_millis(200);
-/// Ports of queue pairs, above those that systems give to connections. No more than a program sizes
-/// its tables for, as programs find a queue pair by the lower bits of its number.
+/// Ports of queue pairs, above those that systems give to connections.
 const PORTS: std::ops::RangeInclusive<u16> = 0xefa0..=0xefa0 + 511;
 
 /// A link, opened.
@@ -83,6 +82,15 @@ impl Link {
 
     pub(crate) fn attributes(&self) -> &DeviceAttributes {
         each!(Self, self, link => link.attributes())
+    }
+
+    /// One more than the largest number of a queue pair, or how many follow each other from the first:
+    /// in a table of so many, programs find a queue pair by the lower bits of its number.
+    pub(crate) fn max_queue_pairs(&self) -> usize {
+        match self {
+            Self::Shm(_) => 1 << 16,
+            Self::Tcp(_) => PORTS.len(),
+        }
     }
 
     pub(crate) fn gid(&self) -> Gid {

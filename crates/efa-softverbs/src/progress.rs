@@ -39,6 +39,13 @@ impl Progress {
         }
     }
 
+    /// Returns when no queue pair is in a step any more that began before.
+    pub(crate) fn wait_for_steps(&self) {
+        let queue_pairs: Vec<_> =
+            lock(&self.0).queue_pairs.iter().filter_map(Weak::upgrade).collect();
+        queue_pairs.iter().for_each(|queue_pair| queue_pair.wait_for_step());
+    }
+
     /// All queue pairs that are left; without any the thread is to end.
     fn queue_pairs(&self) -> Vec<Arc<QueuePair>> {
         let mut cared = lock(&self.0);

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::zeroed;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use efa_device::{
@@ -23,6 +23,7 @@ use efa_device::{
 };
 use efa_sim::SoftRegion;
 use efa_sim::faults::Faults;
+use efa_sim::region::Use;
 
 use crate::abi::*;
 use crate::boundary::{FULL, INVALID, Outcome, UNSUPPORTED, code, pointer};
@@ -86,9 +87,23 @@ impl Phase {
     }
 }
 
+/// Which queue pair of this process, counted from 1. A number is used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Serial(u64);
+
+impl Serial {
+    pub(crate) const NONE: Self = Self(0);
+
+    fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+}
+
 /// A queue pair.
 pub(crate) struct QueuePair {
     number: Qpn,
+    serial: Serial,
     transport: Transport,
     generation: u32,
     device: Arc<Device>,
@@ -113,9 +128,14 @@ type Packet = SendRequest<Box<[u8]>>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
-    /// Where it is in memory.
-    pub(crate) address: u64,
-    pub(crate) length: usize,
+    /// Where it is, by its key: the program may deregister it.
+    pub(crate) entry: ibv_sge,
+}
+
+impl Receive {
+    fn length(&self) -> usize {
+        self.entry.length as usize
+    }
 }
 
 /// An RDMA operation.
@@ -216,6 +236,16 @@ impl QueuePair {
         self.number.0.into()
     }
 
+    pub(crate) fn serial(&self) -> Serial {
+        self.serial
+    }
+
+    /// Whether it is this process's, and not a parent's.
+    #[inline]
+    pub(crate) fn is_ours(&self) -> bool {
+        self.generation == generation()
+    }
+
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
@@ -231,7 +261,7 @@ impl QueuePair {
     /// Runs `f` with the state, unless it is a parent process's.
     #[inline]
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut State) -> Outcome<T>) -> Outcome<T> {
-        if self.generation != generation() {
+        if !self.is_ours() {
             return Err(INVALID);
         }
         f(&mut lock(&self.state))
@@ -258,6 +288,11 @@ impl QueuePair {
             self.device().statistics.helped();
         }
         moved
+    }
+
+    /// Returns when no step is under way that began before.
+    pub(crate) fn wait_for_step(&self) {
+        drop(lock(&self.state));
     }
 
     /// Moves the work on; true if anything completed.
@@ -303,6 +338,7 @@ impl QueuePair {
             opcode,
             length: 0,
             qpn: self.number(),
+            of: self.serial,
             source: None,
             immediate: None,
             unsolicited: false,
@@ -326,16 +362,13 @@ impl QueuePair {
     ) {
         let Some(receive) = state.receives.pop_front() else { return };
         let headroom = self.headroom();
-        // SAFETY: the program registered this memory for local writing, which was checked when it
-        // was posted, gave it to the device until this completion, and the link took no datagram
-        // longer than the buffer without its headroom.
-        unsafe {
-            let into = std::ptr::with_exposed_provenance_mut::<u8>(receive.address as usize);
-            std::ptr::copy_nonoverlapping(packet.as_ptr(), into.add(headroom), length);
-        }
+        let filled = self.fill(&receive, &packet[..length]);
         state.spare_receives.push(packet);
         state.lent -= 1;
         self.lend(state);
+        if !filled {
+            return self.end_unfilled(receive.wr_id, Status::BadLocalKey);
+        }
         self.device().statistics.received(length);
         self.receives_to.push(Completion {
             wr_id: receive.wr_id,
@@ -343,10 +376,30 @@ impl QueuePair {
             opcode: IBV_WC_RECV,
             length: u32::try_from(length + headroom).unwrap_or(u32::MAX),
             qpn: self.number(),
+            of: self.serial,
             source: Some(source),
             immediate,
             unsolicited: false,
         });
+    }
+
+    /// Puts a datagram into a buffer of the program; `false` if that was deregistered.
+    #[inline]
+    fn fill(&self, receive: &Receive, bytes: &[u8]) -> bool {
+        if bytes.is_empty() {
+            return true;
+        }
+        let keys = self.device().link.keys();
+        let Some(into) = work::find(keys, &receive.entry, Use::LocalWrite) else { return false };
+        // SAFETY: the program registered this memory for local writing, gave it to the device until
+        // this completion, and has not deregistered it, which waits for the lock that is held here.
+        // The link took no datagram longer than the buffer without its headroom.
+        unsafe {
+            let into = std::ptr::with_exposed_provenance_mut::<u8>(into as usize);
+            let into = into.add(self.headroom());
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), into, bytes.len());
+        }
+        true
     }
 
     /// Tells of a write into memory of the program; it takes a receive, whose buffer stays as it is.
@@ -374,6 +427,7 @@ impl QueuePair {
             opcode: IBV_WC_RECV_RDMA_WITH_IMM,
             length: u32::try_from(length).unwrap_or(u32::MAX),
             qpn: self.number(),
+            of: self.serial,
             source: Some(source),
             immediate: Some(immediate),
             unsolicited,
@@ -481,7 +535,7 @@ impl QueuePair {
             return Err(FULL);
         }
         if state.link.is_none() {
-            self.flush_receive(receive.wr_id);
+            self.end_unfilled(receive.wr_id, Status::Flushed);
             return Ok(());
         }
         self.room(&receive).ok_or(INVALID)?;
@@ -492,7 +546,7 @@ impl QueuePair {
 
     /// How long a datagram the buffer has room for.
     fn room(&self, receive: &Receive) -> Option<usize> {
-        let room = receive.length.checked_sub(self.headroom())?;
+        let room = receive.length().checked_sub(self.headroom())?;
         Some(room.min(self.device().settings.mtu))
     }
 
@@ -515,13 +569,16 @@ impl QueuePair {
         }
     }
 
-    fn flush_receive(&self, wr_id: u64) {
+    /// Gives a buffer back in which there is nothing.
+    #[cold]
+    fn end_unfilled(&self, wr_id: u64, why: Status) {
         self.receives_to.push(Completion {
             wr_id,
-            result: Err(Status::Flushed),
+            result: Err(why),
             opcode: IBV_WC_RECV,
             length: 0,
             qpn: self.number(),
+            of: self.serial,
             source: None,
             immediate: None,
             unsolicited: false,
@@ -540,7 +597,7 @@ impl QueuePair {
         }
         state.lent = 0;
         for receive in state.receives.drain(..) {
-            self.flush_receive(receive.wr_id);
+            self.end_unfilled(receive.wr_id, Status::Flushed);
         }
     }
 
@@ -709,6 +766,7 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
     };
     let queue_pair = Arc::new(QueuePair {
         number,
+        serial: Serial::next(),
         transport,
         generation: generation(),
         device,

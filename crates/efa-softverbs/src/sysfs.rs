@@ -95,9 +95,12 @@ fn sweep(base: &Path) {
         let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX))
             && entry.file_type().is_ok_and(|kind| kind.is_dir())
             && entry.metadata().is_ok_and(|data| data.uid() == rustix::process::geteuid().as_raw());
+        if !ours {
+            continue;
+        }
         // Not there means that its maker has not come so far yet.
         let Ok(lock) = File::open(entry.path().join(LOCK)) else { continue };
-        if ours && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -138,6 +141,25 @@ mod tests {
         assert_eq!(fs::read_to_string(version).unwrap(), "6\n");
         sysfs.remove();
         assert_eq!(fs::read_dir(&base.0).unwrap().count(), 0);
+    }
+
+    /// Anybody can make things in the temporary directory. To open a pipe is to wait for its writer.
+    #[test]
+    fn what_others_have_there_is_not_opened() {
+        let base = Base::new();
+        let other = base.0.join("somebody-else");
+        fs::create_dir(&other).unwrap();
+        let (pipe, mode) = (other.join(LOCK), rustix::fs::Mode::RWXU);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+        std::thread::scope(|scope| {
+            let made = scope.spawn(|| Sysfs::create(&base.0, ["a"].into_iter()).unwrap());
+            while !made.is_finished() {
+                // Only where somebody reads it.
+                let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK;
+                assert!(rustix::fs::open(&pipe, flags, mode).is_err(), "it was opened");
+                std::thread::yield_now();
+            }
+        });
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl Data {
 
 /// Where the memory of an entry is.
 #[inline]
-fn find(keys: &KeyTable, entry: &ibv_sge, wanted: Use) -> Option<u64> {
+pub(crate) fn find(keys: &KeyTable, entry: &ibv_sge, wanted: Use) -> Option<u64> {
     keys.locate(entry.lkey, entry.addr, entry.length.into(), wanted)
 }
 
@@ -290,10 +290,11 @@ unsafe fn read_receive(request: &ibv_recv_wr, queue_pair: &QueuePair) -> Outcome
     // SAFETY: the caller's promise.
     let list = unsafe { entries(request.sg_list, request.num_sge, most)? };
     let Some(entry) = list.first() else {
-        return Ok(Receive { wr_id: request.wr_id, address: 0, length: 0 });
+        let entry = ibv_sge { addr: 0, length: 0, lkey: 0 };
+        return Ok(Receive { wr_id: request.wr_id, entry });
     };
-    let address = find(queue_pair.device().link.keys(), entry, Use::LocalWrite).ok_or(INVALID)?;
-    Ok(Receive { wr_id: request.wr_id, address, length: entry.length as usize })
+    find(queue_pair.device().link.keys(), entry, Use::LocalWrite).ok_or(INVALID)?;
+    Ok(Receive { wr_id: request.wr_id, entry: *entry })
 }
 
 /// See `ibv_post_recv(3)`. Posts up to the first request that it refuses; one whose key doesn't
@@ -347,8 +348,12 @@ pub(crate) struct Build {
 unsafe fn building(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut Build) -> Outcome<()>) {
     // SAFETY: the caller's promise: alive, and `wr_start` took the lock, so that nobody else
     // touches these fields meanwhile.
-    let build = unsafe { &mut (*qp.cast::<QueuePairObject>()).build };
-    if build.error.is_none() {
+    let (is_ours, build) = unsafe {
+        let object: *mut QueuePairObject = qp.cast();
+        ((*object).queue_pair.is_ours(), &mut (*object).build)
+    };
+    // A parent process's may be in the middle of a change, for ever.
+    if is_ours && build.error.is_none() {
         let result = value(Err(Errno(libc::EIO)), || f(build));
         build.error = result.err();
     }
@@ -440,9 +445,11 @@ calls! {
         Ok(())
     })
     wr_abort(qp) {
-        let build = &mut (*qp.cast::<QueuePairObject>()).build;
-        build.works.clear();
-        build.lock.give();
+        let object: *mut QueuePairObject = qp.cast();
+        if (*object).queue_pair.is_ours() {
+            (*object).build.works.clear();
+            (*object).build.lock.give();
+        }
     }
 }
 
@@ -450,8 +457,13 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: alive by the contract of the C function; the lock is shared and taken before the rest
     // is touched.
     unsafe {
-        (*qp.cast::<QueuePairObject>()).build.lock.take();
-        let build = &mut (*qp.cast::<QueuePairObject>()).build;
+        let object: *mut QueuePairObject = qp.cast();
+        // In a forked child a thread of the parent may have it.
+        if !(*object).queue_pair.is_ours() {
+            return;
+        }
+        (*object).build.lock.take();
+        let build = &mut (*object).build;
         build.works.clear();
         build.error = None;
     }
@@ -459,6 +471,10 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     let object: *mut QueuePairObject = qp.cast();
+    // SAFETY: alive by the contract of the C function.
+    if !unsafe { &(*object).queue_pair }.is_ours() {
+        return libc::EINVAL;
+    }
     let result = code(|| {
         // SAFETY: alive, and this thread called `wr_start`, by the contract of the C function.
         let (queue_pair, build) = unsafe { (&(*object).queue_pair, &mut (*object).build) };

@@ -565,6 +565,71 @@ fn forks_in_the_midst_of_work_harm_neither_side() {
     }
 }
 
+/// Forks while other threads are in the middle of polling and of building requests, for which they
+/// hold locks; the child finds that nothing of that is its own.
+#[test]
+#[ignore = "a child"]
+fn child_forks_within_calls() {
+    begin();
+    let end = End::new(Wish::default());
+    let handle = end.handle(end.gid());
+    let to = (handle, 0xffff, end.qkey);
+    assert_eq!(end.post_send(1, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
+    // SAFETY: as C does it: through the functions in the queues, between start and end.
+    unsafe {
+        let (cq, qp) = (end.cq, (verbs().ibv_qp_to_qp_ex)(end.qp));
+        let mut attributes = ibv_poll_cq_attr { comp_mask: 0 };
+        while ((*cq).start_poll.unwrap())(cq, &raw mut attributes) != 0 {}
+        ((*qp).wr_start.unwrap())(qp);
+        let child = libc::fork();
+        if child == 0 {
+            begin();
+            let passed = std::panic::catch_unwind(|| {
+                assert_eq!(end.poll(), None);
+                ((*qp).wr_start.unwrap())(qp);
+                ((*qp).wr_send.unwrap())(qp);
+                ((*qp).wr_set_ud_addr.unwrap())(qp, handle, 0xffff, end.qkey);
+                assert_eq!(((*qp).wr_complete.unwrap())(qp), libc::EINVAL);
+            });
+            libc::_exit(i32::from(passed.is_err()));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0);
+        ((*qp).wr_abort.unwrap())(qp);
+        ((*cq).end_poll.unwrap())(cq);
+        assert_eq!((verbs().ibv_destroy_ah)(handle), 0);
+    }
+}
+
+#[test]
+fn a_child_waits_for_nobody_who_is_in_the_parent_only() {
+    Host::new("shm").run("child_forks_within_calls", &[]);
+}
+
+/// Loads the library, and has done with it.
+#[test]
+#[ignore = "a child"]
+fn child_unloads() {
+    begin();
+    let path = std::ffi::CString::new(common::library().into_os_string().into_encoded_bytes());
+    let path = path.unwrap();
+    // SAFETY: loading runs no code of ours that has preconditions.
+    unsafe {
+        let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+        assert!(!handle.is_null());
+        assert_eq!(libc::dlclose(handle), 0);
+        let still = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        assert!(!still.is_null(), "its thread would run in memory that is gone");
+    }
+}
+
+/// The helping thread runs its code.
+#[test]
+fn the_library_stays_when_it_is_unloaded() {
+    Host::new("shm").run("child_unloads", &[]);
+}
+
 // ---- settings -----------------------------------------------------------------------------------
 
 /// Tells how many devices there are, and what the first can do.

@@ -165,6 +165,66 @@ fn a_queue_pair_is_destroyed_in_the_midst_of_its_work() {
     deregister(into);
 }
 
+/// A program may deregister memory that it has posted, and use it for something else.
+#[test]
+fn a_buffer_that_was_deregistered_is_not_written() {
+    let (a, b) = pair(Wish::default());
+    let (buffer, other) = (Memory::of(&[9; 16]), Memory::of(&[0; 16]));
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let still = b.register(&other, IBV_ACCESS_LOCAL_WRITE);
+    assert_eq!(b.post_receive(1, part(into, 0, 16)), 0);
+    assert_eq!(b.post_receive(2, part(still, 0, 16)), 0);
+    deregister(into);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    for wr_id in 3..5 {
+        assert_eq!(a.post_send(wr_id, to, &[inline(b"data")], IBV_SEND_INLINE), 0);
+    }
+    let seen = b.wait();
+    assert_eq!((seen.wr_id, seen.opcode), (1, IBV_WC_RECV));
+    assert_eq!((seen.status, seen.vendor), (IBV_WC_LOC_PROT_ERR, 5));
+    assert_eq!(buffer.bytes(), [9; 16]);
+    assert_eq!((b.wait().wr_id, &other.bytes()[..4]), (2, &b"data"[..]));
+    for _ in 3..5 {
+        a.wait();
+    }
+    destroy(handle);
+    deregister(still);
+}
+
+/// A queue pair that has failed gives its number back, and the next one may have it.
+#[test]
+fn a_queue_pair_takes_no_completions_of_another_along() {
+    let (_, b) = pair(Wish::default());
+    let failed = b.another(Wish::default());
+    let mut attributes: ibv_qp_attr = zeroed();
+    attributes.qp_state = IBV_QPS_ERR;
+    assert_eq!(failed.modify(&mut attributes, IBV_QP_STATE), 0);
+    // The numbers that are free are taken in turn, or the lowest first.
+    let others: Vec<_> = (0..64).map(|_| b.another(Wish::default())).collect();
+    let handle = b.handle(b.gid());
+    for (wr_id, other) in (0..).zip(&others) {
+        assert_eq!(connect(other, FOR_EVER), 0);
+        // Nobody is there.
+        let to = (handle, 0xffff, b.qkey);
+        assert_eq!(other.post_send(wr_id, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
+    }
+    // What has ended waits in the completion queue.
+    let mut ended = vec![b.wait().wr_id];
+    // SAFETY: the queue pair is alive and not used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_destroy_qp)(failed.qp) }, 0);
+    while ended.len() < others.len() {
+        ended.push(b.wait().wr_id);
+    }
+    ended.sort_unstable();
+    assert_eq!(ended, (0..64).collect::<Vec<_>>());
+    for other in others {
+        // SAFETY: as above.
+        assert_eq!(unsafe { (verbs().ibv_destroy_qp)(other.qp) }, 0);
+    }
+    destroy(handle);
+}
+
 fn number_of(handle: *mut ibv_ah) -> u16 {
     let mut answer = efadv_ah_attr::default();
     // SAFETY: all arguments are valid.

@@ -155,6 +155,23 @@ fn what_can_be_asked_is_answered() {
     }
 }
 
+/// Programs find a queue pair in a table of `max_qp` entries by the lower bits of its number.
+#[test]
+fn numbers_of_queue_pairs_differ_in_the_bits_that_programs_look_at() {
+    LazyLock::force(&HOST);
+    let end = End::reset(Wish::default());
+    let mut device: ibv_device_attr = zeroed();
+    // SAFETY: all arguments are valid.
+    assert_eq!(unsafe { (verbs().ibv_query_device)(end.context, &raw mut device) }, 0);
+    let mask = device.max_qp.cast_unsigned().next_power_of_two() - 1;
+    for _ in 0..1200 {
+        let other = end.another(Wish { sends: 1, receives: 1, ..Wish::default() });
+        assert_ne!(other.number() & mask, end.number() & mask, "of {}", end.number());
+        // SAFETY: it is ours and not used afterwards.
+        assert_eq!(unsafe { (verbs().ibv_destroy_qp)(other.qp) }, 0);
+    }
+}
+
 /// The C headers poll through the context that a queue names.
 #[test]
 fn a_context_is_not_closed_while_something_is_made_of_it() {
@@ -446,7 +463,8 @@ fn immediate_data_is_told_with_what_it_came_with() {
     assert_eq!((told.wr_id, told.length, told.immediate), (11, 0, Some(0)));
     assert_eq!(a.wait().status, IBV_WC_SUCCESS);
     // A write that is refused is not told.
-    assert_eq!(b.post_receive(12, part(open, 0, 32)), 0);
+    let buffers = b.register(&theirs, IBV_ACCESS_LOCAL_WRITE);
+    assert_eq!(b.post_receive(12, part(buffers, 0, 32)), 0);
     deregister(open);
     write(4, 7, &[part(local, 0, 4)]);
     assert_eq!(end().vendor, 7);
@@ -463,7 +481,7 @@ fn immediate_data_is_told_with_what_it_came_with() {
     assert_eq!((told[0].wr_id, told[0].opcode, told[0].byte_len), (12, IBV_WC_RECV, 3));
     assert_eq!((told[0].wc_flags, told[0].imm_data), (IBV_WC_WITH_IMM, 0x0102_0304));
     assert_eq!((a.wait().status, &theirs.bytes()[..3]), (IBV_WC_SUCCESS, &b"abc"[..]));
-    deregister(local);
+    [local, buffers].into_iter().for_each(deregister);
     destroy(handle);
 }
 
