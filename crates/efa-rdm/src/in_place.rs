@@ -93,8 +93,8 @@ impl<P: AsRef<[u8]>> MessageInPlace<P> {
     }
 }
 
-/// A message for which no receive was posted: a copy of it, or why it can't be had.
-#[derive(Debug)]
+/// A message for which there was no receive, or no packet: a copy of it, or why it can't be had.
+#[derive(Clone, Copy, Debug)]
 struct Early {
     peer: Option<PeerId>,
     cq_data: Option<u64>,
@@ -180,9 +180,11 @@ impl<Q: QueuePair> InPlace<Q> {
         self.user.as_ref()?.queue_pair.next_event()
     }
 
-    /// Whether receives wait at a queue pair of their own that nothing could be posted to.
+    /// Whether receives wait for packets: at a queue pair of their own that nothing could be posted
+    /// to, or for a message that is here.
     pub(crate) fn starves(&self) -> bool {
-        !self.receives.is_empty() && self.user.as_ref().is_some_and(|user| user.posted == 0)
+        let unposted = self.user.as_ref().is_some_and(|user| user.posted == 0);
+        !self.receives.is_empty() && (unposted || !self.early.is_empty())
     }
 
     pub(crate) fn trim(&mut self) {
@@ -432,24 +434,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
         else {
             return Err(Refused { error: StartError::Busy { limit }, buffer: packet });
         };
-        if let Some(Early { peer, cq_data, content }) = in_place.early.pop_front() {
-            let result = content.map(|chain| {
-                let held = self.matching.held.take(chain.first);
-                let message = copy(packet, in_place.begin, held.bytes());
-                self.matching.held.release(held);
-                message
-            });
-            let cost = result.as_ref().map_or(0, |message| held::cost(message.length));
-            self.statistics.delivered_bytes += result.as_ref().map_or(0, |m| m.length as u64);
-            in_place.completions.push_back(InPlaceCompletion { context, peer, cq_data, result });
-            self.had_early_in_place(peer, cost);
-            return Ok(());
-        }
         in_place.receives.push_back(context);
         match &mut in_place.user {
             Some(user) => user.spare.put(packet),
             None => self.inbound.lend(packet),
         }
+        self.receive_early();
         self.refill_user_queue();
         Ok(())
     }
@@ -466,7 +456,39 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn packet_in_place(&mut self) -> Result<Q::Packet, DeviceError> {
         match self.in_place.as_deref_mut() {
             Some(InPlace { user: Some(user), .. }) => user.packet(),
-            _ => self.transmit.device.allocate_packet(),
+            _ => match self.inbound.borrow() {
+                Some(packet) => Ok(packet),
+                None => self.transmit.device.allocate_packet(),
+            },
+        }
+    }
+
+    /// Gives messages that were kept to receives that wait, as far as there are packets for them.
+    fn receive_early(&mut self) {
+        while let Some(in_place) = self.in_place.as_deref()
+            && !in_place.receives.is_empty()
+            && let Some(&Early { peer, cq_data, content }) = in_place.early.front()
+        {
+            let begin = in_place.begin;
+            let result = match content {
+                Ok(chain) => {
+                    let packet = match self.packet_in_place() {
+                        Ok(packet) => packet,
+                        Err(error) => return self.events.push(Event::DeviceRefused(error)),
+                    };
+                    let held = self.matching.held.take(chain.first);
+                    let message = copy(packet, begin, held.bytes());
+                    self.matching.held.release(held);
+                    Ok(message)
+                }
+                Err(error) => Err(error),
+            };
+            if let Some(in_place) = self.in_place.as_deref_mut() {
+                in_place.early.pop_front();
+            }
+            let length = result.as_ref().map_or(0, |message| message.length);
+            self.received_in_place(peer, cq_data, result);
+            self.had_early_in_place(peer, held::cost(length));
         }
     }
 
@@ -530,9 +552,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     self.consumed(packet);
                     Ok(message)
                 }
+                // It waits for one.
                 Err(error) => {
-                    self.consumed(packet);
-                    return self.events.push(Event::DeviceRefused(error));
+                    self.events.push(Event::DeviceRefused(error));
+                    self.keep_early(Some(peer), cq_data, Ok(&packet.as_ref()[range]));
+                    return self.consumed(packet);
                 }
             },
             None if posted => {
@@ -550,7 +574,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Keeps a message, or why it can't be had, for the next receive.
+    /// Keeps a message, or why it can't be had, until there is a receive and a packet for it.
     fn keep_early(
         &mut self,
         peer: Option<PeerId>,
@@ -561,10 +585,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         let kept = content.map(|bytes| self.matching.held.hold(bytes));
         in_place.early.push_back(Early { peer, cq_data, content: kept });
-        match (peer, content) {
-            (Some(peer), Ok(bytes)) => self.keeps_unexpected(peer, bytes),
-            (None, Ok(bytes)) => self.matching.unexpected.bytes += held::cost(bytes.len()),
-            (_, Err(_)) => {}
+        let bytes = content.unwrap_or_default();
+        match peer {
+            Some(peer) => self.keeps_unexpected(peer, bytes),
+            None => self.matching.unexpected.bytes += held::cost(bytes.len()),
         }
     }
 
@@ -582,8 +606,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let mut freed = 0;
         in_place.early.retain(|early| {
             let stays = early.peer != Some(peer);
-            if let (false, Ok(chain)) = (stays, early.content) {
-                freed += self.matching.held.drop_chain(chain);
+            if !stays {
+                freed += match early.content {
+                    Ok(chain) => self.matching.held.drop_chain(chain),
+                    Err(_) => held::cost(0),
+                };
             }
             stays
         });
@@ -618,6 +645,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 None => break,
             }
         }
+        self.receive_early();
         self.refill_user_queue();
     }
 

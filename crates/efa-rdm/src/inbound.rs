@@ -68,6 +68,11 @@ impl<P> Inbound<P> {
         self.used += 1;
     }
 
+    /// A buffer for the application, if one is free.
+    pub(crate) fn borrow(&mut self) -> Option<P> {
+        self.spare.take()
+    }
+
     /// The application gave a buffer.
     pub(crate) fn lend(&mut self, packet: P) {
         self.spare.put(packet);

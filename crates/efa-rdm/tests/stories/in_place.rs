@@ -713,3 +713,42 @@ fn a_message_with_a_header_beside_the_user_queue_pair_is_refused_or_copied() {
         assert_eq!(story.receiver.packets_held().held, 0);
     }
 }
+
+#[test]
+fn a_message_with_a_header_waits_for_a_packet_beside_the_user_queue_pair() {
+    let mut story = Story::of(Config::default(), at(Release::V2_0, UnexpectedHeader::Move));
+    story.post(7..9);
+    story.step();
+    story.send(0, pattern(80, 1));
+    story.send(0, pattern(80, 2));
+    story.world.network.set_faults(Faults { allocation_refused: 1.0, ..Faults::default() });
+    story.idle(Duration::from_micros(50));
+    assert!(story.received.is_empty());
+    assert!(story.receiver.next_timeout().is_some(), "it is to be asked again");
+    story.world.network.set_faults(Faults::default());
+    story.idle(Duration::from_millis(1));
+    assert_eq!(story.received.iter().map(|done| done.context).collect::<Vec<_>>(), [7, 8]);
+    assert_eq!(BTreeSet::from_iter(story.messages()), [pattern(80, 1), pattern(80, 2)].into());
+    assert_eq!(story.receiver.next_timeout(), None);
+    assert_eq!(story.receiver.packets_held().held, 0);
+}
+
+#[test]
+fn messages_that_will_not_do_are_bounded_as_others_are() {
+    let mut config = at(Release::V1_20, UnexpectedHeader::Refuse);
+    config.bounds.unexpected = 8192;
+    let mut story = Story::of(Config::default(), config);
+    for i in 0..200 {
+        // Data is what makes the header too long.
+        let message = Message { cq_data: Some(i), ..story.message(0, pattern(5, i)) };
+        story.world.endpoint(0).send(message).unwrap();
+    }
+    story.idle(Duration::from_millis(2));
+    assert_eq!(story.receiver.statistics().held_back, 1);
+    story.post(0..200);
+    while story.received.len() < 200 {
+        story.step();
+    }
+    assert_eq!(story.errors().len(), 200);
+    assert_eq!(story.receiver.packets_held().unexpected_bytes, 0);
+}
