@@ -569,7 +569,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             });
         }
         let (memory, coverage) = (Memory::Buffer(target.buffer), self.operations.coverage());
-        let id = self.operations.receives.insert(Receive {
+        let id = self.operations.add_receive(Receive {
             msg_id: rtm.msg_id.0,
             context: target.context,
             tagged: target.tagged,

@@ -284,7 +284,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     pub(crate) fn check_reads(&self) -> Result<(), StartError> {
         let limit = self.matching.limit;
-        let busy = self.matching.posted.len() + self.operations.receives.len() >= limit;
+        let busy = self.matching.posted.len() + self.operations.own_receives() >= limit;
         if busy { Err(StartError::Busy { limit }) } else { Ok(()) }
     }
 

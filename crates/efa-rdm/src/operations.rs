@@ -258,6 +258,8 @@ pub(crate) struct Operations<B, R> {
     pub(crate) atomics: Slab<AtomicState<B>>,
     /// Sends that peers asked for.
     responses: usize,
+    /// Receives that peers asked for.
+    written: usize,
     /// Messages with a buffer that are all in one packet, which have no entry here.
     pub(crate) whole: usize,
     /// The number of the next send that isn't ordered.
@@ -278,6 +280,7 @@ impl<B, R> Operations<B, R> {
             remotes: Slab::new(),
             atomics: Slab::new(),
             responses: 0,
+            written: 0,
             whole: 0,
             serial: 0,
             coverages: Vec::new(),
@@ -293,6 +296,16 @@ impl<B, R> Operations<B, R> {
     /// Whether there is room for another send that a peer asks for.
     pub(crate) fn may_respond(&self) -> bool {
         !self.sends.is_too_many_of_peers(self.responses)
+    }
+
+    /// Receives of this endpoint's own.
+    pub(crate) fn own_receives(&self) -> usize {
+        self.receives.len() - self.written
+    }
+
+    /// Whether there is room for another receive that a peer asks for.
+    pub(crate) fn may_be_written(&self) -> bool {
+        !self.receives.is_too_many_of_peers(self.written)
     }
 
     /// Adds a send. The caller has checked that there is room.
@@ -328,9 +341,16 @@ impl<B, R> Operations<B, R> {
         Some((send.peer, Whole { tag, context, length, buffer: Some(buffer) }))
     }
 
+    /// Adds a receive. The caller has checked that there is room.
+    pub(crate) fn add_receive(&mut self, receive: Receive<Memory<B, R>>) -> OpId {
+        self.written += usize::from(receive.role == ReceiveRole::Written);
+        self.receives.insert(receive)
+    }
+
     /// Takes a receive out.
     pub(crate) fn take_receive(&mut self, id: OpId) -> Option<Receive<Memory<B, R>>> {
         let receive = self.receives.remove(id)?;
+        self.written -= usize::from(receive.role == ReceiveRole::Written);
         if let ReceiveRole::Read { remote } = receive.role {
             self.remotes.try_remove(remote as usize);
         }

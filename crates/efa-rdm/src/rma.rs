@@ -110,7 +110,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let role = ReceiveRole::Read { remote: self.operations.remotes.insert(remote) as RemoteId };
         let (memory, coverage) = (Memory::Buffer(buffer), self.operations.coverage());
         let receive = Receive { context, ..Receive::new(peer, role, memory, length, coverage) };
-        let id = self.operations.receives.insert(receive);
+        let id = self.operations.add_receive(receive);
         if length == 0 {
             self.end_receive(id, None);
         } else {
@@ -161,13 +161,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if length == 0 || !remote.is_of_device() || !self.can_write(peer) {
             return None;
         }
-        let registered = self.make_registered(id);
-        let Some(data) = cq_data else { return Some(None) };
-        // The data goes with one device operation, which must be all of the write.
-        let longest = if registered { u64::MAX } else { self.config.bounce_size as u64 };
-        let single = remote.pieces().len() == 1 && length <= self.longest_rdma().min(longest);
+        let Some(data) = cq_data else {
+            self.make_registered(id);
+            return Some(None);
+        };
+        // The data goes with one device operation, which must be all of the write. Memory that is
+        // registered for the device is not for the peer, so nothing is before that is certain.
+        let single = remote.pieces().len() == 1 && length <= self.longest_rdma();
         let data = u32::try_from(data).ok().filter(|_| single && self.may_send_immediate(peer))?;
-        Some(Some(data))
+        let in_one = self.make_registered(id) || length <= self.config.bounce_size as u64;
+        in_one.then_some(Some(data))
     }
 
     /// Selects how to write, and writes the first packet or lets the device write.
@@ -318,11 +321,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         let Some(memory) = self.exposed(peer, rtw.rma_iov, RemoteUse::Write) else { return };
-        if self.operations.receives.is_full() || !self.may_request(peer) {
+        if !self.operations.may_be_written() || !self.may_request(peer) {
             return self.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
         let (memory, coverage) = (Memory::Exposed(Box::new(memory)), self.operations.coverage());
-        let id = self.operations.receives.insert(Receive {
+        let id = self.operations.add_receive(Receive {
             cq_data: rtw.options.cq_data,
             subprotocol: Some(shape.subprotocol),
             granted: bytes,

@@ -12,6 +12,7 @@ use efa_rdm::{
 use efa_sim::SoftRegion;
 use efa_sim::local::LocalOptions;
 
+use crate::buffer::Buffer;
 use crate::longread::Memory;
 use crate::world::{Net, World, pattern, place};
 
@@ -1008,4 +1009,43 @@ fn an_endpoint_is_not_quiet_in_the_middle_of_a_peers_read_or_write() {
         let salt = if reads { 1 } else { 2 };
         assert!(done.buffer == pattern(length, salt) && bytes_of(&region) == done.buffer);
     }
+}
+
+/// Writes of peers take nothing of what an application may post.
+#[test]
+fn writes_of_peers_leave_room_for_the_receives_of_the_application() {
+    let config = Config { max_receives: 3, cts_window: 1, ..Config::default() };
+    let mut world = world_with(emulated(), config);
+    let (region, iov) = expose(&world, 1, vec![0; 100_000], BOTH);
+    let (_own, readable) = expose(&world, 0, pattern(100, 1), BOTH);
+    for i in 0..5 {
+        world.start_write(&[iov], pattern(100_000, i), None, Level::Transmit).unwrap();
+    }
+    // All five have begun, and none goes on: their windows are granted and not used.
+    let peer = world.peer(1, 0);
+    while world.types_from(1).iter().filter(|of| **of == PacketType::Cts).count() < 5 {
+        world.step();
+    }
+    for context in 0..2 {
+        world.receive(1, 100, context);
+    }
+    let read = Read { peer, remote: Remote::from(readable), buffer: vec![0; 100], context: 9 };
+    world.endpoint(1).read(read).unwrap();
+    world.drive();
+    assert_eq!(world.ends[1].rma.pop_front().unwrap().buffer, pattern(100, 1));
+    assert_eq!(world.ends[0].rma.drain(..).filter(|done| done.result.is_ok()).count(), 5);
+    assert!(bytes_of(&region).iter().any(|byte| *byte != 0));
+}
+
+/// Data that the device can't carry doesn't keep the target from reading the rest.
+#[test]
+fn a_long_write_with_data_that_a_device_cannot_carry_is_read_by_the_target() {
+    let mut world = Net::<Buffer>::pair(1);
+    world.acquaint();
+    let (region, iov) = expose(&world, 1, vec![0; 1 << 20], BOTH);
+    let buffer = Buffer::from(pattern(1 << 20, 1));
+    let done = world.write(&[iov], buffer, Some(1 << 40));
+    assert_eq!((done.result, done.subprotocol), (Ok(()), Some(Subprotocol::LongRead)));
+    assert_eq!(world.ends[1].remote_writes.pop_front().unwrap().cq_data, 1 << 40);
+    assert_eq!(bytes_of(&region), pattern(1 << 20, 1));
 }
