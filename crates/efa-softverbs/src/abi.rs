@@ -168,7 +168,9 @@ pub struct ibv_device_attr {
 pub struct ibv_device_attr_ex {
     pub orig_attr: ibv_device_attr,
     pub comp_mask: u32,
-    pub _rest: [u64; 20],
+    pub _rest: [u64; 19],
+    pub _xrc: u32,
+    pub phys_port_cnt_ex: u32,
 }
 
 pub const IBV_PORT_ACTIVE: c_int = 4;
@@ -396,6 +398,7 @@ pub struct ibv_qp_attr {
 
 pub const IBV_WR_SEND: c_int = 2;
 pub const IBV_WR_SEND_WITH_IMM: c_int = 3;
+pub const IBV_SEND_SIGNALED: c_uint = 2;
 pub const IBV_SEND_INLINE: c_uint = 8;
 
 #[repr(C)]
@@ -566,6 +569,23 @@ pub struct efadv_qp_init_attr {
     pub reserved: u8,
 }
 
+/// [`efadv_qp_init_attr`] as releases from 60 on have it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct efadv_qp_init_attr_newer {
+    pub first: efadv_qp_init_attr,
+    pub wr_flags: u64,
+}
+
+/// In `wr_flags`: sends come with hints how to process them.
+pub const EFADV_WR_EX_WITH_PROCESSING_HINTS: u64 = 1;
+
+#[repr(C)]
+pub struct efadv_qp {
+    pub comp_mask: u64,
+    pub wr_set_processing_hints: Option<unsafe extern "C" fn(*mut efadv_qp, u32)>,
+}
+
 pub const EFADV_DEVICE_ATTR_CAPS_RDMA_READ: u32 = 1;
 pub const EFADV_DEVICE_ATTR_CAPS_RNR_RETRY: u32 = 2;
 pub const EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID: u32 = 4;
@@ -617,4 +637,13 @@ pub const EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV: u32 = 16;
 pub struct efadv_cq_init_attr {
     pub comp_mask: u64,
     pub wc_flags: u64,
+}
+
+/// [`efadv_cq_init_attr`] as newer releases have it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct efadv_cq_init_attr_newer {
+    pub first: efadv_cq_init_attr,
+    pub flags: u64,
+    pub _memory: [u64; 4],
 }

@@ -20,7 +20,7 @@ use efa_device::{Source, Status};
 
 use crate::abi::*;
 use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer, value};
-use crate::context::{Context, InUse, MAX_COMPLETIONS, not_null};
+use crate::context::{Context, InUse, MAX_COMPLETIONS, not_null, take};
 use crate::held::HeldLock;
 use crate::process::{Kind, generation, lock, process};
 use crate::queue_pair::{QueuePair, Serial};
@@ -290,7 +290,7 @@ unsafe fn create_extended(
     if attributes.comp_vector != 0 {
         return Err(INVALID);
     }
-    if attributes.wc_flags & !IBV_WC_STANDARD_FLAGS != 0 {
+    if attributes.comp_mask != 0 || attributes.wc_flags & !IBV_WC_STANDARD_FLAGS != 0 {
         return Err(UNSUPPORTED);
     }
     QueueObject::create(context, attributes.cqe, attributes.cq_context, attributes.channel)
@@ -321,18 +321,19 @@ unsafe extern "C" fn efadv_create_cq(
 ) -> *mut ibv_cq_ex {
     pointer(|| {
         if !efa.is_null() {
-            let mut asked = efadv_cq_init_attr::default();
-            let known = (length as usize).min(size_of::<efadv_cq_init_attr>());
-            // SAFETY: valid for `length` bytes by the caller's promise, and `known` within ours.
-            unsafe {
-                let from = efa.cast::<u8>();
-                std::ptr::copy_nonoverlapping(from, (&raw mut asked).cast::<u8>(), known);
-            }
+            // SAFETY: valid for `length` bytes by the caller's promise.
+            let asked = unsafe {
+                let efa: *mut efadv_cq_init_attr_newer = efa.cast();
+                take(efa, length, size_of::<efadv_cq_init_attr>())?
+            };
             let mut known = EFADV_WC_EX_WITH_SGID;
             if Context::device(context)?.rdma().unsolicited_write_receive {
                 known |= EFADV_WC_EX_WITH_IS_UNSOLICITED;
             }
-            if asked.comp_mask != 0 || asked.wc_flags & !known != 0 {
+            if asked.first.comp_mask != 0 {
+                return Err(INVALID);
+            }
+            if asked.flags != 0 || asked.first.wc_flags & !known != 0 {
                 return Err(UNSUPPORTED);
             }
         }

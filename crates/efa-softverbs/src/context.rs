@@ -108,6 +108,26 @@ pub(crate) unsafe fn fill<T>(into: *mut T, from: &T, room: usize) {
     }
 }
 
+/// Reads a structure that has grown over time: what the caller doesn't know is zero.
+///
+/// # Errors
+/// `EINVAL` for null, for one shorter than `least`, and if something is set that isn't known here.
+///
+/// # Safety
+/// `from` must be null or valid for `length` bytes, and `T` consist of numbers.
+pub(crate) unsafe fn take<T: Default>(from: *mut T, length: u32, least: usize) -> Outcome<T> {
+    let from = not_null(from)?.cast::<u8>();
+    let length = length as usize;
+    let known = length.min(size_of::<T>());
+    let mut taken = T::default();
+    // SAFETY: the caller's promise; `known` is within both.
+    let rest = unsafe {
+        std::ptr::copy_nonoverlapping(from, (&raw mut taken).cast(), known);
+        std::slice::from_raw_parts(from.add(known), length - known)
+    };
+    if length < least || rest.iter().any(|&byte| byte != 0) { Err(INVALID) } else { Ok(taken) }
+}
+
 /// The part of a GID that names the interface, as it stands in memory.
 fn guid(device: &Device) -> u64 {
     let mut bytes = [0; 8];
@@ -194,7 +214,13 @@ extern "C" fn query_device_ex(
             return Err(INVALID);
         }
         let orig_attr = device_attributes(&device);
-        let attributes = ibv_device_attr_ex { orig_attr, comp_mask: 0, _rest: [0; 20] };
+        let attributes = ibv_device_attr_ex {
+            orig_attr,
+            comp_mask: 0,
+            _rest: [0; 19],
+            _xrc: 0,
+            phys_port_cnt_ex: 1,
+        };
         // SAFETY: the caller has this much room there, by the contract of the C function.
         unsafe { fill(into, &attributes, room) };
         Ok(())

@@ -1,6 +1,7 @@
 //! Protection domains, address handles and memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -169,8 +170,12 @@ unsafe extern "C" fn efadv_query_ah(
         // SAFETY: the handle is one of ours.
         let number = unsafe { AddressHandleObject::number(handle)? };
         let attributes = efadv_ah_attr { ahn: number.0, ..efadv_ah_attr::default() };
+        let room = room as usize;
+        if room < offset_of!(efadv_ah_attr, reserved) {
+            return Err(INVALID);
+        }
         // SAFETY: not null, so with this much room by the caller's promise.
-        unsafe { fill(not_null(into)?, &attributes, room as usize) };
+        unsafe { fill(not_null(into)?, &attributes, room) };
         Ok(())
     })
 }

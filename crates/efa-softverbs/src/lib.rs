@@ -29,8 +29,8 @@
 //! one user: all with the same [name](settings) share a host. Or between hosts, over TCP: then a
 //! host is an IP address. Device capability bits say what there is.
 //!
-//! What there is not: shared receive queues, completion channels, multicast, memory windows. Asking
-//! for them gives `EOPNOTSUPP`.
+//! What there is not: shared receive queues, completion channels, multicast, memory windows, the way
+//! of a queue pair back to RESET. Asking for them gives `EOPNOTSUPP`.
 //!
 //! # Threads and forks
 //!

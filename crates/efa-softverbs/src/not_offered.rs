@@ -35,17 +35,21 @@ not_offered! { code -> c_int:
     ibv_query_ece ibv_set_ece
     ibv_resolve_eth_l2_from_gid
     efadv_query_mr efadv_query_qp_wqs efadv_query_cq
+    ibv_query_port_speed ibv_dealloc_dmah _ibv_query_comp_cntr_caps ibv_qp_attach_comp_cntr
+    ibv_destroy_comp_cntr ibv_set_comp_cntr ibv_set_err_comp_cntr ibv_inc_comp_cntr
+    ibv_inc_err_comp_cntr ibv_read_comp_cntr ibv_read_err_comp_cntr
 }
 
 not_offered! { number -> c_int:
     ibv_get_cq_event ibv_init_ah_from_wc ibv_rereg_mr
-    ibv_query_gid_type
+    ibv_query_gid_type ibv_dm_export_dmabuf_fd ibv_export_buf_dmabuf_fd
 }
 
 not_offered! { pointer -> *mut c_void:
     ibv_create_srq ibv_create_comp_channel ibv_create_ah_from_wc ibv_reg_dmabuf_mr
     ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
-    efadv_qp_from_ibv_qp_ex efadv_create_comp_cntr
+    efadv_create_comp_cntr ibv_create_comp_cntr
+    ibv_alloc_dmah ibv_reg_mr_ex ibv_alloc_buf ibv_reg_buf_mr
 }
 
 /// See `efadv_get_max_sq_depth(3)`: as deep as without inline data.
@@ -85,4 +89,4 @@ macro_rules! nothing {
     };
 }
 
-nothing! { ibv_ack_async_event ibv_ack_cq_events ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm }
+nothing! { ibv_free_buf ibv_ack_async_event ibv_ack_cq_events ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm }

@@ -1,7 +1,7 @@
 //! Queue pairs: their life, and the steps in which their work gets done.
 //!
 //! ```text
-//!  RESET ──► INIT ──► RTR ──► RTS ──► ERR       (ERR from everywhere)
+//!  RESET ──► INIT ──► RTR ──► RTS ──► ERR       (ERR from INIT on; nothing leads back)
 //!            queue    │       can send
 //!            key      can receive
 //! ```
@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::mem::zeroed;
+use std::mem::{offset_of, zeroed};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -28,7 +28,7 @@ use efa_sim::region::Use;
 use crate::abi::*;
 use crate::boundary::{FULL, INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::completion_queue::{Completion, Queue, queue};
-use crate::context::{Context, not_null};
+use crate::context::{Context, not_null, take};
 use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
 use crate::domain::Membership;
 use crate::link::LinkQueuePair;
@@ -110,6 +110,8 @@ pub(crate) struct QueuePair {
     sends_to: Arc<Queue>,
     receives_to: Arc<Queue>,
     cap: ibv_qp_cap,
+    /// Whether all sends complete, so that none has to say so.
+    signals_all: bool,
     /// Since the helping thread looked.
     polled: AtomicBool,
     state: Mutex<State>,
@@ -252,6 +254,11 @@ impl QueuePair {
 
     pub(crate) fn cap(&self) -> &ibv_qp_cap {
         &self.cap
+    }
+
+    #[inline]
+    pub(crate) fn signals_all(&self) -> bool {
+        self.signals_all
     }
 
     pub(crate) fn transport(&self) -> Transport {
@@ -603,18 +610,7 @@ impl QueuePair {
 
     fn modify(&self, state: &mut State, change: &Change) -> Outcome<()> {
         let to = change.phase.unwrap_or(state.phase);
-        let next = match state.phase {
-            Phase::Reset => Phase::Init,
-            Phase::Init => Phase::ReadyToReceive,
-            Phase::ReadyToReceive | Phase::ReadyToSend => Phase::ReadyToSend,
-            Phase::Error => Phase::Error,
-        };
-        if to != state.phase && to != next && to != Phase::Error {
-            return Err(INVALID);
-        }
-        if state.phase == Phase::Reset && to == Phase::Init && change.qkey.is_none() {
-            return Err(INVALID);
-        }
+        change.check(state.phase, to)?;
         if let Some(link) = &mut state.link {
             if let Some(qkey) = change.qkey {
                 link.set_qkey(qkey);
@@ -655,7 +651,10 @@ fn status_of(error: &DeviceError) -> Status {
 
 /// What `ibv_modify_qp` asks for.
 struct Change {
+    mask: c_int,
     phase: Option<Phase>,
+    /// That the program thinks it is in.
+    current: Option<Phase>,
     qkey: Option<Qkey>,
     rnr_retry: Option<u8>,
 }
@@ -669,21 +668,49 @@ impl Change {
             | IBV_QP_QKEY
             | IBV_QP_SQ_PSN
             | IBV_QP_RNR_RETRY;
+        if mask & !known != 0 {
+            return Err(UNSUPPORTED);
+        }
         let has = |flag| mask & flag != 0;
         let bad_port = has(IBV_QP_PORT) && attributes.port_num != 1;
         let bad_pkey = has(IBV_QP_PKEY_INDEX) && attributes.pkey_index != 0;
         let rnr_retry = has(IBV_QP_RNR_RETRY).then_some(attributes.rnr_retry);
         let bad_rnr =
             rnr_retry.is_some_and(|count| count > MAX_RNR_RETRY || transport == Transport::Ud);
-        if mask & !known != 0 || bad_port || bad_pkey || bad_rnr {
+        if bad_port || bad_pkey || bad_rnr {
             return Err(INVALID);
         }
         let phase = has(IBV_QP_STATE).then(|| Phase::from_number(attributes.qp_state));
+        let current = has(IBV_QP_CUR_STATE).then(|| Phase::from_number(attributes.cur_qp_state));
         Ok(Self {
+            mask,
             phase: phase.transpose()?,
+            current: current.transpose()?,
             qkey: has(IBV_QP_QKEY).then_some(Qkey(attributes.qkey)),
             rnr_retry,
         })
+    }
+
+    /// Whether this leads from one phase to another: by the table of the kernel's driver, but for the
+    /// way back to the beginning.
+    fn check(&self, from: Phase, to: Phase) -> Outcome<()> {
+        use Phase::{Error, Init, ReadyToReceive, ReadyToSend, Reset};
+        let (needed, possible) = match (from, to) {
+            (Reset, Reset) | (Init | ReadyToReceive | ReadyToSend | Error, Error) => (0, 0),
+            (Reset, Init) => (IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, 0),
+            (Init, Init) => (0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
+            (Init, ReadyToReceive) => (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+            (ReadyToReceive, ReadyToSend) => {
+                (IBV_QP_SQ_PSN, IBV_QP_CUR_STATE | IBV_QP_QKEY | IBV_QP_RNR_RETRY)
+            }
+            (ReadyToSend, ReadyToSend) => (0, IBV_QP_CUR_STATE | IBV_QP_QKEY),
+            (_, Reset) => return Err(UNSUPPORTED),
+            _ => return Err(INVALID),
+        };
+        let complete = self.mask & needed == needed;
+        let beyond = self.mask & !(needed | possible | IBV_QP_STATE) != 0;
+        let mistaken = self.current.is_some_and(|current| current != from);
+        if complete && !beyond && !mistaken { Ok(()) } else { Err(INVALID) }
     }
 }
 
@@ -694,6 +721,7 @@ impl Change {
 pub(crate) struct QueuePairObject {
     /// First, so that a pointer to the one is a pointer to the other.
     pub(crate) ex: ibv_qp_ex,
+    efa: efadv_qp,
     pub(crate) queue_pair: Arc<QueuePair>,
     pub(crate) build: Build,
     /// Here, because it must end when the program destroys the queue pair, which the helping thread
@@ -731,12 +759,13 @@ struct Wish {
     recv_cq: *mut ibv_cq,
     has_srq: bool,
     cap: ibv_qp_cap,
+    signals_all: bool,
     transport: Transport,
     operations: u64,
 }
 
 fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
-    let &Wish { domain, cap, transport, operations, .. } = wish;
+    let &Wish { domain, cap, signals_all, transport, operations, .. } = wish;
     let membership = Membership::new(domain)?;
     let device = Arc::clone(membership.device());
     check_cap(&cap, &device)?;
@@ -773,6 +802,7 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
         sends_to,
         receives_to,
         cap,
+        signals_all,
         polled: AtomicBool::new(false),
         state: Mutex::new(state),
     });
@@ -800,7 +830,8 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
     };
     work::offer(&mut ex);
     let build = Build::default();
-    let object = QueuePairObject { ex, queue_pair, build, _domain: membership };
+    let efa = efadv_qp { comp_mask: 0, wr_set_processing_hints: Some(ignore_hints) };
+    let object = QueuePairObject { ex, efa, queue_pair, build, _domain: membership };
     let qp = Box::into_raw(Box::new(object)).cast();
     process().enter(qp, Handle::QueuePair);
     Ok(qp)
@@ -815,7 +846,8 @@ unsafe fn create_basic(
 ) -> Outcome<*mut ibv_qp> {
     // SAFETY: not null, so valid by the caller's promise.
     let attributes = unsafe { &*not_null(attributes)? };
-    let &ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, .. } = attributes;
+    let &ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all } =
+        attributes;
     let expected = match transport {
         Transport::Srd => IBV_QPT_DRIVER,
         Transport::Ud => IBV_QPT_UD,
@@ -823,8 +855,17 @@ unsafe fn create_basic(
     if qp_type != expected {
         return Err(UNSUPPORTED);
     }
-    let (has_srq, operations) = (!srq.is_null(), IBV_QP_EX_WITH_SEND);
-    create(&Wish { domain, qp_context, send_cq, recv_cq, has_srq, cap, transport, operations })
+    create(&Wish {
+        domain,
+        qp_context,
+        send_cq,
+        recv_cq,
+        has_srq: !srq.is_null(),
+        cap,
+        signals_all: sq_sig_all != 0,
+        transport,
+        operations: IBV_QP_EX_WITH_SEND,
+    })
 }
 
 /// # Safety
@@ -853,8 +894,17 @@ unsafe fn create_extended(
     };
     let &ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, srq, cap, pd: domain, .. } =
         attributes;
-    let has_srq = !srq.is_null();
-    create(&Wish { domain, qp_context, send_cq, recv_cq, has_srq, cap, transport, operations })
+    create(&Wish {
+        domain,
+        qp_context,
+        send_cq,
+        recv_cq,
+        has_srq: !srq.is_null(),
+        cap,
+        signals_all: attributes.sq_sig_all != 0,
+        transport,
+        operations,
+    })
 }
 
 /// See `ibv_create_qp(3)`; UD only.
@@ -913,17 +963,21 @@ unsafe extern "C" fn efadv_create_qp_ex(
     length: u32,
 ) -> *mut ibv_qp {
     pointer(|| {
-        let mut asked = efadv_qp_init_attr::default();
-        let known = (length as usize).min(size_of::<efadv_qp_init_attr>());
-        // SAFETY: not null, so valid for `length` bytes by the caller's promise.
-        unsafe {
-            let from = not_null(efa)?.cast::<u8>();
-            std::ptr::copy_nonoverlapping(from, (&raw mut asked).cast::<u8>(), known);
+        // SAFETY: valid for `length` bytes by the caller's promise.
+        let asked = unsafe {
+            let efa: *mut efadv_qp_init_attr_newer = efa.cast();
+            take(efa, length, offset_of!(efadv_qp_init_attr, flags))?
+        };
+        let efadv_qp_init_attr_newer { first: asked, wr_flags } = asked;
+        // SAFETY: null or valid by the caller's promise.
+        let qp_type = unsafe { attributes.as_ref() }.map(|attributes| attributes.qp_type);
+        if asked.comp_mask != 0 || asked.reserved != 0 || qp_type != Some(IBV_QPT_DRIVER) {
+            return Err(INVALID);
         }
         // The device is of one kind for all its queue pairs.
         let unsolicited = Context::device(context)?.rdma().unsolicited_write_receive;
         let flags = if unsolicited { EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV } else { 0 };
-        if asked.comp_mask != 0 || asked.flags != flags {
+        if asked.flags != flags || wr_flags & !EFADV_WR_EX_WITH_PROCESSING_HINTS != 0 {
             return Err(UNSUPPORTED);
         }
         // SAFETY: the caller's promise.
@@ -941,6 +995,16 @@ fn object(qp: *mut ibv_qp) -> Outcome<*mut QueuePairObject> {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     pointer(|| Ok(object(qp)?.cast()))
+}
+
+/// The extension of libefa: hints how to process sends can be given.
+#[unsafe(no_mangle)]
+extern "C" fn efadv_qp_from_ibv_qp_ex(qp: *mut ibv_qp_ex) -> *mut efadv_qp {
+    pointer(|| Ok(object(qp.cast())?.wrapping_byte_add(offset_of!(QueuePairObject, efa)).cast()))
+}
+
+extern "C" fn ignore_hints(_qp: *mut efadv_qp, _hints: u32) {
+    // A hint promises nothing.
 }
 
 /// See `ibv_modify_qp(3)`.
@@ -1008,7 +1072,7 @@ unsafe extern "C" fn ibv_query_qp(
             srq: std::ptr::null_mut(),
             cap: queue_pair.cap,
             qp_type: ibv.qp_type,
-            sq_sig_all: 1,
+            sq_sig_all: queue_pair.signals_all.into(),
         };
         // SAFETY: not null, so valid by the caller's promise.
         unsafe {

@@ -7,9 +7,9 @@
 //!  wr_complete: all are posted, or none          wr_abort: none
 //! ```
 //!
-//! As on the real device every request completes, whether it asks for that or not.
+//! As on the real device every request completes, and one that says that it need not is refused.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 
 use efa_device::{
     AddressHandle, Destination, Qkey, Qpn, Region as _, RegionRange, RemoteMemory, Status,
@@ -58,15 +58,19 @@ impl Data {
         Ok(Self::Registered { entries, count: list.len() })
     }
 
-    /// Copies buffers of the program.
+    /// Copies buffers of the program, as many bytes as its queue pair takes.
     ///
     /// # Safety
     /// Each must be readable.
-    unsafe fn inline(buffers: impl Iterator<Item = (*const u8, usize)>) -> Outcome<Self> {
+    unsafe fn inline(
+        cap: &ibv_qp_cap,
+        buffers: impl Iterator<Item = (*const u8, usize)>,
+    ) -> Outcome<Self> {
         let mut bytes = [0; MAX_INLINE];
+        let most = MAX_INLINE.min(cap.max_inline_data as usize);
         let mut length = 0;
         for (from, count) in buffers {
-            let into = bytes.get_mut(length..).and_then(|rest| rest.get_mut(..count));
+            let into = bytes[..most].get_mut(length..).and_then(|rest| rest.get_mut(..count));
             let into = into.ok_or(INVALID)?;
             if count > 0 {
                 // SAFETY: readable by the caller's promise; `into` has this length.
@@ -204,20 +208,31 @@ unsafe fn entries<'a>(list: *const ibv_sge, count: c_int, most: usize) -> Outcom
     Ok(unsafe { std::slice::from_raw_parts(list, count) })
 }
 
+/// Refuses what the real device refuses: flags that it doesn't know, and requests that are not to
+/// complete.
+#[inline]
+fn check_flags(queue_pair: &QueuePair, flags: c_uint) -> Outcome<()> {
+    let completes = queue_pair.signals_all() || flags & IBV_SEND_SIGNALED != 0;
+    let beyond = flags & !(IBV_SEND_SIGNALED | IBV_SEND_INLINE) != 0;
+    if completes && !beyond { Ok(()) } else { Err(INVALID) }
+}
+
 /// # Safety
 /// `request` must be valid with all that it points to.
 #[inline]
 unsafe fn read_request(request: &ibv_send_wr, queue_pair: &QueuePair) -> Outcome<Work> {
+    check_flags(queue_pair, request.send_flags)?;
     let immediate = match request.opcode {
         IBV_WR_SEND => None,
         IBV_WR_SEND_WITH_IMM => Some(request.imm_data),
         _ => return Err(UNSUPPORTED),
     };
+    let (cap, is_inline) = (queue_pair.cap(), request.send_flags & IBV_SEND_INLINE != 0);
+    // The device never sees the list of what is copied.
+    let most = if is_inline { usize::MAX } else { cap.max_send_sge as usize };
     // SAFETY: the caller's promise.
-    let list = unsafe {
-        entries(request.sg_list, request.num_sge, queue_pair.cap().max_send_sge as usize)?
-    };
-    let data = if request.send_flags & IBV_SEND_INLINE == 0 {
+    let list = unsafe { entries(request.sg_list, request.num_sge, most)? };
+    let data = if !is_inline {
         Data::registered(list)?
     } else {
         let buffers = list.iter().map(|entry| {
@@ -225,7 +240,7 @@ unsafe fn read_request(request: &ibv_send_wr, queue_pair: &QueuePair) -> Outcome
             (from, entry.length as usize)
         });
         // SAFETY: the caller's promise.
-        unsafe { Data::inline(buffers)? }
+        unsafe { Data::inline(cap, buffers)? }
     };
     // SAFETY: both kinds of queue pairs use this form; the handle is the caller's promise.
     let (number, ibv_ud_target { remote_qpn, remote_qkey, .. }) =
@@ -345,16 +360,16 @@ pub(crate) struct Build {
 /// # Safety
 /// `qp` must be a queue pair that was not destroyed, on which this thread called `wr_start`.
 #[inline]
-unsafe fn building(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut Build) -> Outcome<()>) {
+unsafe fn building(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut Build, &QueuePair) -> Outcome<()>) {
     // SAFETY: the caller's promise: alive, and `wr_start` took the lock, so that nobody else
     // touches these fields meanwhile.
-    let (is_ours, build) = unsafe {
+    let (queue_pair, build) = unsafe {
         let object: *mut QueuePairObject = qp.cast();
-        ((*object).queue_pair.is_ours(), &mut (*object).build)
+        (&(*object).queue_pair, &mut (*object).build)
     };
     // A parent process's may be in the middle of a change, for ever.
-    if is_ours && build.error.is_none() {
-        let result = value(Err(Errno(libc::EIO)), || f(build));
+    if queue_pair.is_ours() && build.error.is_none() {
+        let result = value(Err(Errno(libc::EIO)), || f(build, queue_pair));
         build.error = result.err();
     }
 }
@@ -364,8 +379,9 @@ unsafe fn building(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut Build) -> Outcome<()>
 unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {
     // SAFETY: the caller's promise; the program wrote the id before this call.
     unsafe {
-        let wr_id = (*qp).wr_id;
-        building(qp, |build| {
+        let (wr_id, flags) = ((*qp).wr_id, (*qp).wr_flags);
+        building(qp, |build, queue_pair| {
+            check_flags(queue_pair, flags)?;
             build.works.push(Work { wr_id, operation, target: None, data: Data::NONE });
             Ok(())
         });
@@ -374,16 +390,19 @@ unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {
 
 /// # Safety
 /// As [`building`].
-unsafe fn amend(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut Work) -> Outcome<()>) {
+unsafe fn amend(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut Work, &ibv_qp_cap) -> Outcome<()>) {
+    let last = |build: &mut Build, queue_pair: &QueuePair| {
+        f(build.works.last_mut().ok_or(INVALID)?, queue_pair.cap())
+    };
     // SAFETY: the caller's promise.
-    unsafe { building(qp, |build| f(build.works.last_mut().ok_or(INVALID)?)) };
+    unsafe { building(qp, last) };
 }
 
 /// # Safety
 /// As [`building`].
 unsafe fn refuse(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
-    unsafe { building(qp, |_| Err(UNSUPPORTED)) };
+    unsafe { building(qp, |_, _| Err(UNSUPPORTED)) };
 }
 
 /// Defines functions of `ibv_qp_ex`.
@@ -417,31 +436,31 @@ calls! {
     wr_atomic_write(qp, _key: u32, _address: u64, _value: *const c_void) refuse(qp)
     wr_set_xrc_srqn(qp, _number: u32) refuse(qp)
 
-    wr_set_ud_addr(qp, handle: *mut ibv_ah, qpn: u32, qkey: u32) amend(qp, |work| {
+    wr_set_ud_addr(qp, handle: *mut ibv_ah, qpn: u32, qkey: u32) amend(qp, |work, _| {
         work.target = Some((AddressHandleObject::number(handle)?, qpn, qkey));
         Ok(())
     })
-    wr_set_sge(qp, lkey: u32, addr: u64, length: u32) amend(qp, |work| {
+    wr_set_sge(qp, lkey: u32, addr: u64, length: u32) amend(qp, |work, _| {
         work.data = Data::registered(&[ibv_sge { addr, length, lkey }])?;
         Ok(())
     })
-    wr_set_sge_list(qp, count: usize, list: *const ibv_sge) amend(qp, |work| {
+    wr_set_sge_list(qp, count: usize, list: *const ibv_sge) amend(qp, |work, cap| {
         let count = c_int::try_from(count).unwrap_or(-1);
-        work.data = Data::registered(entries(list, count, MAX_SEND_SGE)?)?;
+        work.data = Data::registered(entries(list, count, cap.max_send_sge as usize)?)?;
         Ok(())
     })
-    wr_set_inline_data(qp, from: *mut c_void, length: usize) amend(qp, |work| {
-        work.data = Data::inline(std::iter::once((from.cast_const().cast(), length)))?;
+    wr_set_inline_data(qp, from: *mut c_void, length: usize) amend(qp, |work, cap| {
+        work.data = Data::inline(cap, std::iter::once((from.cast_const().cast(), length)))?;
         Ok(())
     })
-    wr_set_inline_data_list(qp, count: usize, list: *const ibv_data_buf) amend(qp, |work| {
+    wr_set_inline_data_list(qp, count: usize, list: *const ibv_data_buf) amend(qp, |work, cap| {
         let list = match count {
             0 => &[],
             _ if list.is_null() => return Err(INVALID),
             _ => std::slice::from_raw_parts(list, count),
         };
         let buffers = list.iter().map(|b| (b.addr.cast_const().cast(), b.length));
-        work.data = Data::inline(buffers)?;
+        work.data = Data::inline(cap, buffers)?;
         Ok(())
     })
     wr_abort(qp) {

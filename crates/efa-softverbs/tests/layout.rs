@@ -7,12 +7,13 @@
 
 mod common;
 
+use std::ffi::CString;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::mem::{offset_of, size_of};
 use std::process::{Command, Stdio};
 
-use common::{Directory, is_missing};
+use common::{Directory, is_missing, library};
 use efa_soft::abi::*;
 
 /// One number: what C calls it, and what it is here.
@@ -64,7 +65,7 @@ fn numbers() -> Vec<Number> {
             max_cq, max_cqe, max_mr, max_pd, atomic_cap, max_mw, max_ah, max_pkeys,
             local_ca_ack_delay, phys_port_cnt,
         }
-        ibv_device_attr_ex { orig_attr, comp_mask, _rest = "odp_caps" }
+        ibv_device_attr_ex { orig_attr, comp_mask, _rest = "odp_caps", phys_port_cnt_ex }
         ibv_port_attr {
             state, max_mtu, active_mtu, gid_tbl_len, port_cap_flags, max_msg_sz, bad_pkey_cntr,
             qkey_viol_cntr, pkey_tbl_len, lid, sm_lid, lmc, max_vl_num, sm_sl, subnet_timeout,
@@ -201,4 +202,42 @@ fn structures_are_those_of_the_c_headers() {
         .map(|(number, there)| format!("{}: {there} in C, {} here", number.c, number.here))
         .collect();
     assert!(differing.is_empty(), "{differing:#?}");
+}
+
+/// The functions of libibverbs 64 and libefa 64 that are given an object of the library, or that such
+/// an object comes from. Of one that were missing here, the real one would take ours for its own.
+const FUNCTIONS: &str = "
+    ibv_get_device_list ibv_free_device_list ibv_get_device_name ibv_get_device_guid
+    ibv_get_device_index ibv_open_device ibv_close_device ibv_get_async_event ibv_ack_async_event
+    ibv_query_device ibv_query_port ibv_query_port_speed ibv_query_gid ibv_query_pkey
+    ibv_get_pkey_index _ibv_query_gid_ex _ibv_query_gid_table ibv_alloc_pd ibv_dealloc_pd
+    ibv_reg_mr ibv_reg_mr_iova ibv_reg_mr_iova2 ibv_reg_mr_ex ibv_reg_dmabuf_mr ibv_rereg_mr
+    ibv_dereg_mr ibv_alloc_dmah ibv_dealloc_dmah ibv_alloc_buf ibv_free_buf ibv_reg_buf_mr
+    ibv_export_buf_dmabuf_fd ibv_dm_export_dmabuf_fd ibv_create_comp_channel
+    ibv_destroy_comp_channel ibv_create_cq ibv_resize_cq ibv_destroy_cq ibv_get_cq_event
+    ibv_ack_cq_events ibv_create_srq ibv_modify_srq ibv_query_srq ibv_destroy_srq ibv_create_qp
+    ibv_query_qp ibv_modify_qp ibv_destroy_qp ibv_qp_to_qp_ex ibv_query_qp_data_in_order
+    ibv_query_ece ibv_set_ece ibv_create_ah ibv_create_ah_from_wc ibv_init_ah_from_wc
+    ibv_resolve_eth_l2_from_gid ibv_destroy_ah ibv_attach_mcast ibv_detach_mcast
+    ibv_import_device ibv_import_mr ibv_import_pd ibv_import_dm ibv_unimport_mr ibv_unimport_pd
+    ibv_unimport_dm ibv_fork_init ibv_is_fork_initialized _ibv_query_comp_cntr_caps
+    ibv_create_comp_cntr ibv_destroy_comp_cntr ibv_inc_comp_cntr ibv_inc_err_comp_cntr
+    ibv_set_comp_cntr ibv_set_err_comp_cntr ibv_read_comp_cntr ibv_read_err_comp_cntr
+    ibv_qp_attach_comp_cntr
+    efadv_create_driver_qp efadv_create_qp_ex efadv_query_ah efadv_query_device
+    efadv_cq_from_ibv_cq_ex efadv_create_cq efadv_query_mr efadv_query_qp_wqs efadv_query_cq
+    efadv_get_max_sq_depth efadv_get_max_rq_depth efadv_qp_from_ibv_qp_ex efadv_create_comp_cntr
+";
+
+#[test]
+fn every_function_that_is_given_an_object_is_here() {
+    let path = CString::new(library().into_os_string().into_encoded_bytes()).unwrap();
+    // SAFETY: loading runs no code that has preconditions.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    assert!(!library.is_null());
+    for name in FUNCTIONS.split_whitespace() {
+        let symbol = CString::new(name).unwrap();
+        // SAFETY: the handle is valid; what is found is not used.
+        assert!(!unsafe { libc::dlsym(library, symbol.as_ptr()) }.is_null(), "{name}");
+    }
 }

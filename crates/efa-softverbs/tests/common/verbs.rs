@@ -80,6 +80,7 @@ functions! {
     efadv_cq_from_ibv_cq_ex(*mut ibv_cq_ex) -> *mut efadv_cq;
     efadv_create_qp_ex(*mut ibv_context, *mut ibv_qp_init_attr_ex, *mut efadv_qp_init_attr, u32)
         -> *mut ibv_qp;
+    efadv_qp_from_ibv_qp_ex(*mut ibv_qp_ex) -> *mut efadv_qp;
     efadv_create_driver_qp(*mut ibv_pd, *mut ibv_qp_init_attr, u32) -> *mut ibv_qp;
 }
 
@@ -134,6 +135,9 @@ pub(crate) struct Wish {
     pub(crate) receives: u32,
     /// What it can be asked to do.
     pub(crate) operations: u64,
+    /// Whether every send completes, so that none has to say so.
+    pub(crate) signals_all: bool,
+    pub(crate) max_inline: u32,
 }
 
 impl Default for Wish {
@@ -143,7 +147,16 @@ impl Default for Wish {
             | IBV_QP_EX_WITH_RDMA_WRITE
             | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
             | IBV_QP_EX_WITH_SEND_WITH_IMM;
-        Self { ud: false, qkey: 0x1234, rnr_retry: 7, sends: 64, receives: 64, operations }
+        Self {
+            ud: false,
+            qkey: 0x1234,
+            rnr_retry: 7,
+            sends: 64,
+            receives: 64,
+            operations,
+            signals_all: true,
+            max_inline: 32,
+        }
     }
 }
 
@@ -424,7 +437,7 @@ pub(crate) fn create(
         max_recv_wr: wish.receives,
         max_send_sge: 2,
         max_recv_sge: 1,
-        max_inline_data: 32,
+        max_inline_data: wish.max_inline,
     };
     let v = verbs();
     // SAFETY: the handles are the caller's, everything else is made here.
@@ -435,6 +448,7 @@ pub(crate) fn create(
             attributes.send_cq = cq.cast();
             attributes.recv_cq = cq.cast();
             attributes.qp_type = IBV_QPT_UD;
+            attributes.sq_sig_all = wish.signals_all.into();
             return (v.ibv_create_qp)(pd, &raw mut attributes);
         }
         let mut attributes: ibv_qp_init_attr_ex = zeroed();
@@ -442,6 +456,7 @@ pub(crate) fn create(
         attributes.send_cq = cq.cast();
         attributes.recv_cq = cq.cast();
         attributes.qp_type = IBV_QPT_DRIVER;
+        attributes.sq_sig_all = wish.signals_all.into();
         attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         attributes.pd = pd;
         attributes.send_ops_flags = wish.operations;

@@ -197,6 +197,7 @@ fn a_buffer_that_was_deregistered_is_not_written() {
 fn a_queue_pair_takes_no_completions_of_another_along() {
     let (_, b) = pair(Wish::default());
     let failed = b.another(Wish::default());
+    assert_eq!(connect(&failed, FOR_EVER), 0);
     let mut attributes: ibv_qp_attr = zeroed();
     attributes.qp_state = IBV_QPS_ERR;
     assert_eq!(failed.modify(&mut attributes, IBV_QP_STATE), 0);

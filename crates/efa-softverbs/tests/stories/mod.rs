@@ -591,9 +591,158 @@ fn posts_that_can_not_be_are_refused() {
     attributes.port_num = 2;
     let flags = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
     assert_eq!(early.modify(&mut attributes, flags), libc::EINVAL);
-    assert_eq!(early.modify(&mut attributes, 1 << 8), libc::EINVAL);
+    assert_eq!(early.modify(&mut attributes, 1 << 8), libc::EOPNOTSUPP);
     [into, read_only].into_iter().for_each(deregister);
     destroy(handle);
+}
+
+/// Each step has attributes that it needs and others that it may have, by the table of the kernel's
+/// driver. A program that forgets one must not get on here, and fail on hardware.
+#[test]
+fn a_step_of_a_queue_pair_is_made_with_what_it_needs() {
+    LazyLock::force(&HOST);
+    let end = End::reset(Wish::default());
+    let step = |state, mask| {
+        let mut attributes: ibv_qp_attr = zeroed();
+        (attributes.port_num, attributes.qkey, attributes.qp_state) = (1, 7, state);
+        attributes.cur_qp_state = IBV_QPS_RTR;
+        end.modify(&mut attributes, mask)
+    };
+    let all = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    for missing in [IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY] {
+        assert_eq!(step(IBV_QPS_INIT, all & !missing), libc::EINVAL, "{missing:#x}");
+    }
+    assert_eq!(step(IBV_QPS_INIT, all | IBV_QP_SQ_PSN), libc::EINVAL);
+    assert_eq!(step(IBV_QPS_ERR, IBV_QP_STATE), libc::EINVAL);
+    assert_eq!(step(IBV_QPS_RESET, IBV_QP_STATE), 0);
+    assert_eq!(step(IBV_QPS_INIT, all), 0);
+    assert_eq!(step(IBV_QPS_INIT, IBV_QP_QKEY), 0, "the state stays");
+    assert_eq!(step(IBV_QPS_RTR, IBV_QP_STATE | IBV_QP_RNR_RETRY), libc::EINVAL);
+    assert_eq!(step(IBV_QPS_RTR, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_QKEY), 0);
+    assert_eq!(step(IBV_QPS_RTR, IBV_QP_STATE), libc::EINVAL);
+    assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE), libc::EINVAL);
+    let current = IBV_QP_STATE | IBV_QP_CUR_STATE | IBV_QP_SQ_PSN;
+    assert_eq!(step(IBV_QPS_RTS, current), 0);
+    assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_CUR_STATE), libc::EINVAL, "it is RTS");
+    assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_QKEY), 0);
+    assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_RNR_RETRY), libc::EINVAL);
+    assert_eq!(step(IBV_QPS_RESET, IBV_QP_STATE), libc::EOPNOTSUPP);
+    assert_eq!(step(IBV_QPS_ERR, IBV_QP_STATE), 0);
+    assert_eq!(step(IBV_QPS_ERR, IBV_QP_STATE), 0);
+    assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN), libc::EINVAL);
+}
+
+/// Sends complete all, so the device refuses those that say that they need not.
+#[test]
+fn sends_have_the_flags_and_lengths_that_the_device_knows() {
+    const SIGNALED: u32 = 2;
+    let wish = Wish { signals_all: false, max_inline: 16, ..Wish::default() };
+    let (a, b) = pair(wish);
+    let buffer = Memory::of(&[0; 64]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    for wr_id in 0..4 {
+        assert_eq!(b.post_receive(wr_id, part(into, 0, 64)), 0);
+    }
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    let built = |flags, bytes: &[u8]| {
+        // SAFETY: as C does it: through the functions in the queue pair.
+        unsafe {
+            let qp = (verbs().ibv_qp_to_qp_ex)(a.qp);
+            ((*qp).wr_start.unwrap())(qp);
+            ((*qp).wr_id, (*qp).wr_flags) = (1, flags);
+            ((*qp).wr_send.unwrap())(qp);
+            let from = bytes.as_ptr().cast_mut().cast();
+            ((*qp).wr_set_inline_data.unwrap())(qp, from, bytes.len());
+            ((*qp).wr_set_ud_addr.unwrap())(qp, handle, b.number(), b.qkey);
+            ((*qp).wr_complete.unwrap())(qp)
+        }
+    };
+    let (fits, long) = ([1; 16], [1; 17]);
+    let inlined =
+        |flags, bytes: &[u8]| a.post_send(1, to, &[inline(bytes)], IBV_SEND_INLINE | flags);
+    for flags in [0, SIGNALED | 1, SIGNALED | 4, SIGNALED | 16] {
+        assert_eq!((built(flags, &fits), inlined(flags, &fits)), (libc::EINVAL, libc::EINVAL));
+    }
+    assert_eq!((built(SIGNALED, &long), inlined(SIGNALED, &long)), (libc::EINVAL, libc::EINVAL));
+    assert_eq!((built(SIGNALED, &fits), inlined(SIGNALED, &fits)), (0, 0));
+    // What is copied can lie in as many places as it likes.
+    let pieces = [inline(b"a"), inline(b"b"), inline(b"cd")];
+    assert_eq!(a.post_send(1, to, &pieces, IBV_SEND_INLINE | SIGNALED), 0);
+    let lengths = [(); 3].map(|()| (a.wait().status, b.wait().length));
+    assert_eq!(lengths, [(0, 16), (0, 16), (0, 4)]);
+    assert_eq!(&buffer.bytes()[..4], b"abcd");
+    assert_eq!((a.poll(), b.poll()), (None, None));
+    destroy(handle);
+    deregister(into);
+}
+
+/// Programs may know structures with more at the end, and of other lengths, than this library.
+#[test]
+fn what_is_asked_for_beyond_what_is_known_is_refused() {
+    LazyLock::force(&HOST);
+    let end = End::reset(Wish::default());
+    let v = verbs();
+    let cq = |extra: [u64; 6], length: u32, comp_mask| {
+        let mut attributes: ibv_cq_init_attr_ex = zeroed();
+        (attributes.cqe, attributes.comp_mask, attributes.flags) = (8, comp_mask, comp_mask);
+        let mut efa = [0_u64; 8];
+        efa[2..].copy_from_slice(&extra);
+        // SAFETY: there is room for 64 bytes, and the queue is not used afterwards.
+        unsafe {
+            let cq = (v.efadv_create_cq)(
+                end.context,
+                &raw mut attributes,
+                efa.as_mut_ptr().cast(),
+                length,
+            );
+            if cq.is_null() { errno() } else { (v.ibv_destroy_cq)(cq.cast()) }
+        }
+    };
+    assert_eq!([cq([0; 6], 16, 0), cq([0; 6], 56, 0), cq([0; 6], 64, 0)], [0; 3]);
+    assert_eq!(cq([1, 0, 0, 0, 0, 0], 56, 0), libc::EOPNOTSUPP, "memory of the program's");
+    assert_eq!(cq([0, 0, 0, 0, 0, 1], 64, 0), libc::EINVAL, "something new");
+    assert_eq!(cq([0; 6], 8, 0), libc::EINVAL, "short");
+    assert_eq!(cq([0; 6], 16, 2), libc::EOPNOTSUPP, "a parent domain");
+    let qp = |words: [u32; 8], length| {
+        let mut attributes: ibv_qp_init_attr_ex = zeroed();
+        (attributes.send_cq, attributes.recv_cq) = (end.cq.cast(), end.cq.cast());
+        (attributes.qp_type, attributes.pd) = (IBV_QPT_DRIVER, end.pd);
+        attributes.comp_mask = IBV_QP_INIT_ATTR_PD;
+        let mut words = words;
+        let efa = words.as_mut_ptr().cast();
+        // SAFETY: there is room for 32 bytes, and the queue pair is not used afterwards.
+        unsafe {
+            let qp = (v.efadv_create_qp_ex)(end.context, &raw mut attributes, efa, length);
+            if qp.is_null() { errno() } else { (v.ibv_destroy_qp)(qp) }
+        }
+    };
+    assert_eq!([12, 16, 24, 32].map(|length| qp([0; 8], length)), [0; 4]);
+    assert_eq!(qp([0, 0, 0, 0, 1, 0, 0, 0], 24), 0, "hints, as libfabric 2.6 asks for them");
+    assert_eq!(qp([0, 0, 0, 0, 2, 0, 0, 0], 24), libc::EOPNOTSUPP);
+    assert_eq!(qp([0, 0, 0, 2, 0, 0, 0, 0], 16), libc::EOPNOTSUPP, "writes inline");
+    assert_eq!(qp([0, 0, 0, 1 << 24, 0, 0, 0, 0], 16), libc::EINVAL, "reserved");
+    assert_eq!(qp([1, 0, 0, 0, 0, 0, 0, 0], 16), libc::EINVAL, "a member that nobody knows");
+    assert_eq!(qp([0, 0, 0, 0, 0, 0, 1, 0], 32), libc::EINVAL, "something new");
+    assert_eq!(qp([0; 8], 8), libc::EINVAL, "short");
+    // SAFETY: all arguments are valid; the hint changes nothing.
+    unsafe {
+        let efa = (v.efadv_qp_from_ibv_qp_ex)(end.qp.cast());
+        ((*efa).wr_set_processing_hints.unwrap())(efa, 1);
+        let handle = end.handle(end.gid());
+        let mut answer = efadv_ah_attr::default();
+        assert_eq!((v.efadv_query_ah)(handle, &raw mut answer, 9), libc::EINVAL);
+        assert_eq!((v.efadv_query_ah)(handle, &raw mut answer, 10), 0);
+        destroy(handle);
+        let mut device: ibv_device_attr_ex = zeroed();
+        let query =
+            (*end.context.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>())
+                .query_device_ex
+                .unwrap();
+        let room = size_of::<ibv_device_attr_ex>();
+        assert_eq!(query(end.context, std::ptr::null(), &raw mut device, room), 0);
+        assert_eq!(device.phys_port_cnt_ex, 1);
+    }
 }
 
 #[test]
