@@ -90,7 +90,7 @@ pub fn main() -> ExitCode {
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", in_words(&error));
+            output::tell(format_args!("error: {}", in_words(&error)));
             ExitCode::FAILURE
         }
     }
@@ -126,13 +126,15 @@ fn log_to_stderr() {
     let filter = std::env::var(variable).unwrap_or_default();
     let filter = if filter.is_empty() { "warn".to_owned() } else { filter };
     let filter = EnvFilter::try_new(&filter).unwrap_or_else(|error| {
-        eprintln!("warning: {variable}: {error}");
+        output::tell(format_args!("warning: {variable}: {error}"));
         EnvFilter::new("warn")
     });
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
+        // Where a log can't be written, nothing can be said about that either.
+        .log_internal_errors(false)
         .init();
 }
 

@@ -135,3 +135,22 @@ fn a_log_filter_without_sense_is_told() {
     assert!(outcome.stderr.starts_with("warning: EFA_LOG: "), "{outcome:?}");
     outcome.success();
 }
+
+/// Nobody reads what it says of itself: that is no reason to end otherwise than it would.
+#[test]
+fn standard_error_that_cannot_be_written() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let code = |arguments: &[&str], log: &str| {
+        let mut command = common::efa(arguments);
+        command.env("EFA_LOG", log).stdout(full()).stderr(full());
+        command.status().unwrap().code()
+    };
+    assert_eq!(code(&["decode", "/nonexistent/capture"], "warn"), Some(1));
+    assert_eq!(code(&["decode", "/nonexistent/capture"], "efa=loud"), Some(1));
+    assert_eq!(code(&["decode"], "warn"), Some(2));
+    let run = ["pingpong", "--directory", DEVICES, "--sizes", "8", "--iterations", "3"];
+    assert_eq!(code(&[&run[..], &["--warmup", "0"]].concat(), "trace"), Some(1));
+    let mut command = common::efa(run);
+    let log = command.env("EFA_LOG", "trace").stderr(full()).status().unwrap();
+    assert_eq!(log.code(), Some(0));
+}

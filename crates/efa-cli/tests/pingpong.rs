@@ -4,7 +4,7 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
 
@@ -190,9 +190,44 @@ fn command_lines_without_sense() {
 
 #[test]
 fn nobody_listens() {
-    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = run_pingpong(&unused.to_string()).failure();
+    let unused = unused(3);
+    let error = run_pingpong(&unused).failure();
     assert!(error.contains(&format!("cannot connect to a server at {unused}")), "{error}");
+}
+
+/// An address where nobody listens. Of the loopback network each test takes another host, so that
+/// none is given the port of another.
+fn unused(host: u8) -> String {
+    TcpListener::bind((Ipv4Addr::new(127, 0, 1, host), 0))
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .to_string()
+}
+
+#[test]
+fn a_server_that_is_just_starting() {
+    let address = unused(1);
+    let mut client = pingpong(&format!("{address} --iterations 1 --sizes 0"));
+    let mut client = Running::start(client.env("EFA_LOG", "efa=debug"));
+    client.stderr_line("nobody listens yet");
+    let server = Running::start(&mut pingpong(&format!("--listen {address}")));
+    client.finish().success();
+    server.finish().success();
+}
+
+#[test]
+fn a_server_whose_announcement_nobody_reads() {
+    let address = unused(2);
+    let mut server = pingpong(&format!("--listen {address}")).spawn().unwrap();
+    drop(server.stdout.take());
+    run_pingpong(&format!("{address} --iterations 1 --sizes 0")).success();
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let error = pingpong("--listen 127.0.0.1:0").stdout(full).output().unwrap();
+    let said = String::from_utf8(error.stderr).unwrap();
+    assert!(said.starts_with("error: cannot write the output: No space"), "{said}");
 }
 
 #[test]

@@ -4,12 +4,18 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::str::FromStr;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::control::Stream;
 
 /// Where a server listens if nothing else is said; the port of `fi_pingpong`.
 const DEFAULT_PORT: u16 = 47592;
+/// How long a server may take from its start until it listens, at most: it may have been started by
+/// the command before this one, and nobody sees when it is ready.
+const STARTING: Duration = Duration::from_secs(3);
+/// Pause between two tries.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A host's name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,35 +87,65 @@ pub(crate) enum ConnectError {
     },
 }
 
-/// Connects to a server.
+/// Connects to a server, which may just be starting.
 pub(super) fn connect(host: &HostPort, patience: Duration) -> Result<Stream, ConnectError> {
     let resolved = (host.host.as_str(), host.port).to_socket_addrs();
-    let addresses =
-        resolved.map_err(|source| ConnectError::Resolve { host: host.clone(), source })?;
+    let addresses: Vec<_> =
+        resolved.map_err(|source| ConnectError::Resolve { host: host.clone(), source })?.collect();
+    let begin = Instant::now();
+    loop {
+        match connect_to_any(&addresses, patience) {
+            Ok(stream) => return Ok(Stream::Tcp(stream)),
+            Err(error)
+                if error.kind() == io::ErrorKind::ConnectionRefused
+                    && begin.elapsed() < STARTING.min(patience) =>
+            {
+                tracing::debug!(%host, "nobody listens yet");
+                thread::sleep(PAUSE);
+            }
+            Err(source) => return Err(ConnectError::Connect { host: host.clone(), source }),
+        }
+    }
+}
+
+fn connect_to_any(addresses: &[SocketAddr], patience: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
-        match TcpStream::connect_timeout(&address, patience) {
-            Ok(stream) => return Ok(Stream::Tcp(stream)),
+        match TcpStream::connect_timeout(address, patience) {
+            Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
-    Err(ConnectError::Connect { host: host.clone(), source: last })
+    Err(last)
 }
 
-/// Waits for a client, without limit: a server may be started long before. `announce` is told
-/// where.
-pub(super) fn listen(
-    host: &HostPort,
-    announce: impl FnOnce(SocketAddr) -> io::Result<()>,
-) -> Result<Stream, ConnectError> {
-    let wait = || {
-        let listener = TcpListener::bind((host.host.as_str(), host.port))?;
-        announce(listener.local_addr()?)?;
-        let (stream, client) = listener.accept()?;
+/// A place where a server listens.
+pub(super) struct Listening<'a> {
+    host: &'a HostPort,
+    listener: TcpListener,
+    /// Where that is, whatever port was asked for.
+    pub(super) address: SocketAddr,
+}
+
+impl<'a> Listening<'a> {
+    pub(super) fn at(host: &'a HostPort) -> Result<Self, ConnectError> {
+        let listen = || {
+            let listener = TcpListener::bind((host.host.as_str(), host.port))?;
+            let address = listener.local_addr()?;
+            Ok(Self { host, listener, address })
+        };
+        listen().map_err(|source| ConnectError::Listen { host: host.clone(), source })
+    }
+
+    /// Waits for a client, without limit: a server may be started long before.
+    pub(super) fn accept(self) -> Result<Stream, ConnectError> {
+        let Self { host, listener, .. } = self;
+        let accepted = listener.accept();
+        let (stream, client) =
+            accepted.map_err(|source| ConnectError::Listen { host: host.clone(), source })?;
         tracing::info!(%client, "connected");
         Ok(Stream::Tcp(stream))
-    };
-    wait().map_err(|source| ConnectError::Listen { host: host.clone(), source })
+    }
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use efa_sim::capture::CaptureError;
 
-use self::connect::{ConnectError, HostPort};
+use self::connect::{ConnectError, HostPort, Listening};
 use self::control::ControlError;
 use self::fi::FiControlError;
 use self::plan::{MAX_ITERATIONS, MAX_WINDOW, Mode, Plan, PlanError, Step};
@@ -306,7 +306,10 @@ pub(crate) fn run(args: &Args) -> Result<(), PingpongError> {
     if args.serve_inherited {
         serve_parent(args)
     } else if let Some(at) = &args.listen {
-        let stream = connect::listen(at, |address| announce(args, address))?;
+        let listening = Listening::at(at)?;
+        // Whoever knows the address need not be told.
+        output::tolerate_closed(announce(args, listening.address))?;
+        let stream = listening.accept()?;
         if args.fi { fi::serve(args, stream) } else { run::serve(args, stream) }
     } else if let Some(host) = &args.host {
         let stream = connect::connect(host, args.patience())?;
