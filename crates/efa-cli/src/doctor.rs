@@ -31,6 +31,10 @@ const INTERFACE: &str = "0xefa";
 const LEAST_LOCKED: u64 = 16 << 20;
 /// Memory that hosts of the software device can begin with.
 const LEAST_SHARED: u64 = 64 << 20;
+/// The right to reach the memory of any process, among the capabilities of Linux.
+const CAP_SYS_PTRACE: u64 = 1 << 19;
+/// What the place of the software device's files is called.
+const DEVICE_MEMORY: &str = "memory of the device";
 /// The first kernel that copies pinned pages when a process forks.
 const COPIES_AT_FORK: (u32, u32) = (5, 12);
 /// Where libraries are.
@@ -75,7 +79,7 @@ pub(crate) enum DoctorError {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<(), DoctorError> {
-    let machine = Machine { root: "/".into() };
+    let machine = Machine { root: "/".into(), directory: args.device.soft.directory.clone() };
     let wanted = args.wanted(&machine);
     let mut lines = machine.lines();
     lines.push(args.endpoint(wanted));
@@ -91,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<(), DoctorError> {
 
 /// What is told of a machine with these files, as text and as JSON.
 pub(crate) fn of_files(root: &Path) -> (String, String) {
-    let lines = Machine { root: root.to_owned() }.lines();
+    let lines = Machine { root: root.to_owned(), directory: None }.lines();
     (table(&lines), json(&lines))
 }
 
@@ -224,6 +228,8 @@ fn json(lines: &[Line]) -> String {
 /// A machine, by the files that tell of it.
 struct Machine {
     root: PathBuf,
+    /// Where the files of the software device are to be, if that was said.
+    directory: Option<PathBuf>,
 }
 
 impl Machine {
@@ -381,35 +387,66 @@ impl Machine {
         Line::new("fork", Of::Verbs, state, found, remedy)
     }
 
+    /// The place of the software device's files: its directory, which the device makes if need be.
     fn shared_memory(&self) -> Line {
-        let what = "/dev/shm";
-        let place = self.path("dev/shm");
+        let what = DEVICE_MEMORY;
+        let (place, name) = match &self.directory {
+            Some(directory) if directory.is_dir() => (directory.clone(), directory.clone()),
+            Some(directory) => (parent(directory), parent(directory)),
+            None if self.path("dev/shm").is_dir() => (self.path("dev/shm"), "/dev/shm".into()),
+            None => {
+                let found = "no /dev/shm, so its files are in the directory for temporary files";
+                return Line::new(what, Of::Soft, State::Note, found, "mount a tmpfs at /dev/shm");
+            }
+        };
+        let name = name.display();
         let remedy = "mount a tmpfs there (in a container: --shm-size), or use --directory";
         let line = |state, found: String| Line::new(what, Of::Soft, state, found, remedy);
         if access(&place, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK).is_err() {
-            return line(State::Bad, "this user can't write there".into());
+            return line(State::Bad, format!("this user can't write in {name}"));
         }
         match statvfs(&place) {
             Ok(status) => {
                 let free = status.f_bavail.saturating_mul(status.f_frsize);
                 let state = if free < LEAST_SHARED { State::Bad } else { State::Good };
-                line(state, format!("{} MiB free", free >> 20))
+                line(state, format!("{} MiB free in {name}", free >> 20))
             }
-            Err(error) => line(State::Bad, error.to_string()),
+            Err(error) => line(State::Bad, format!("{name}: {error}")),
         }
     }
 
+    /// Under Yama's scope 1 a process can let others reach its memory, and those of the device do.
     fn ptrace(&self) -> Line {
         let scope = self.read("proc/sys/kernel/yama/ptrace_scope");
         let (state, found) = match scope.as_deref() {
             None => (State::Good, "no Yama: processes of a user reach each other's memory".into()),
-            Some("0") => (State::Good, "ptrace_scope 0".to_owned()),
+            Some(scope @ ("0" | "1")) => (State::Good, format!("ptrace_scope {scope}")),
+            Some("2") if self.may_trace() => {
+                (State::Good, "ptrace_scope 2, and this user has CAP_SYS_PTRACE".to_owned())
+            }
             Some(scope) => {
                 (State::Bad, format!("ptrace_scope {scope}: RDMA between processes fails"))
             }
         };
-        let remedy = "sysctl kernel.yama.ptrace_scope=0, or do without: --device-rdma none";
+        let remedy = "sysctl kernel.yama.ptrace_scope=1 (from 3, not before the next boot), or do \
+                      without: --device-rdma none";
         Line::new("memory of other processes", Of::Soft, state, found, remedy)
+    }
+
+    /// Whether this process has CAP_SYS_PTRACE.
+    fn may_trace(&self) -> bool {
+        let status = self.read("proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        mask.is_some_and(|mask| mask & CAP_SYS_PTRACE != 0)
+    }
+}
+
+/// Where something is.
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent.to_owned(),
+        _ => ".".into(),
     }
 }
 
@@ -463,7 +500,7 @@ mod tests {
         }
 
         fn machine(&self) -> Machine {
-            Machine { root: self.0.clone() }
+            Machine { root: self.0.clone(), directory: None }
         }
     }
 
@@ -498,7 +535,8 @@ mod tests {
         let machine = root.machine();
         assert_eq!(machine.interfaces(), ["0000:00:06.0"]);
         let lines = machine.lines();
-        let of_this_process = ["rdma-core in this build", "locked memory (ulimit -l)", "/dev/shm"];
+        let of_this_process =
+            ["rdma-core in this build", "locked memory (ulimit -l)", DEVICE_MEMORY];
         for line in lines.iter().filter(|line| !of_this_process.contains(&line.what)) {
             assert_eq!((line.state, line.remedy.as_str()), (State::Good, ""), "{line:?}");
         }
@@ -510,7 +548,7 @@ mod tests {
     fn what_is_missing_has_a_remedy() {
         let root = Root::new(&[
             ("proc/sys/kernel/osrelease", "5.4.0-1"),
-            ("proc/sys/kernel/yama/ptrace_scope", "1"),
+            ("proc/sys/kernel/yama/ptrace_scope", "3"),
         ]);
         let lines = root.machine().lines();
         for line in lines.iter().filter(|line| line.state != State::Good) {
@@ -521,12 +559,45 @@ mod tests {
         }
         for (what, expected) in [
             ("memory of other processes", State::Bad),
-            ("/dev/shm", State::Bad),
+            (DEVICE_MEMORY, State::Note),
             ("fork", State::Note),
             ("huge pages", State::Note),
         ] {
             assert_eq!(state(&lines, what), expected, "{what}");
         }
+    }
+
+    #[test]
+    fn processes_of_the_device_admit_each_other_where_they_may() {
+        let scope = |scope, capabilities| {
+            let status = format!("Name:\tefa\nCapEff:\t{capabilities}\n");
+            let root = Root::new(&[
+                ("proc/sys/kernel/yama/ptrace_scope", scope),
+                ("proc/self/status", &status),
+            ]);
+            root.machine().ptrace().state
+        };
+        assert_eq!(scope("1\n", "0000000000000000"), State::Good);
+        assert_eq!(scope("2\n", "0000000000000000"), State::Bad);
+        assert_eq!(scope("2\n", "0000000000080000"), State::Good);
+        assert_eq!(scope("3\n", "000001ffffffffff"), State::Bad);
+    }
+
+    #[test]
+    fn the_directory_that_is_named_is_looked_at() {
+        let root = Root::new(&[("dev/shm", "not a directory"), ("devices/.keep", "")]);
+        let memory = |directory: &str| {
+            let directory = Some(root.0.join(directory));
+            let line = Machine { directory, ..root.machine() }.shared_memory();
+            (line.state, line.found)
+        };
+        // Free space is what the machine has.
+        let found = |(_, found): (State, String)| found;
+        let devices = format!("in {}", root.0.join("devices").display());
+        assert!(found(memory("devices")).ends_with(&devices));
+        assert!(found(memory("devices/to-be-made")).ends_with(&devices));
+        let (state, found) = memory("absent/to-be-made");
+        assert_eq!((state, found.contains("can't write in")), (State::Bad, true), "{found}");
     }
 
     #[test]
