@@ -227,7 +227,9 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
     let mut command = Command::new(&program);
     command.args(words).envs(args.settings()?);
     command.env(PRELOAD, preload(&library, env::var_os(PRELOAD).as_deref())?);
-    let base = env::temp_dir();
+    // The one who removes the place works in another directory, and the program may.
+    let base = std::path::absolute(env::temp_dir())
+        .map_err(|source| SoftEfaError::Path { file: env::temp_dir(), source })?;
     let place = place::make(&base).map_err(|source| SoftEfaError::Place { base, source })?;
     command.env("EFA_SOFT_SYSFS", place);
     tracing::info!(library = %library.display(), ?command, "becomes the program");

@@ -67,6 +67,21 @@ fn the_private_place_goes_with_the_program() {
 }
 
 #[test]
+fn the_private_place_goes_wherever_temporary_files_are() {
+    let directory = Scratch::new("relative");
+    std::fs::create_dir_all(directory.as_ref().join("tmp")).unwrap();
+    let library = directory.as_ref().join("libefa_soft.so");
+    std::fs::write(&library, "").unwrap();
+    let mut command = efa(["soft-efa", "run", "--library", "libefa_soft.so", "--"]);
+    command.args(["sh", "-c", "cd /; echo place $EFA_SOFT_SYSFS; ls -d $EFA_SOFT_SYSFS"]);
+    command.current_dir(&directory).env("TMPDIR", "tmp").env("LD_PRELOAD", "");
+    let output = Running::start(&mut command).finish().success();
+    let place = output.lines().next().unwrap().strip_prefix("place ").unwrap();
+    assert!(PathBuf::from(place).starts_with(&directory), "{place}");
+    until("removed", || !PathBuf::from(place).exists());
+}
+
+#[test]
 fn the_private_place_stays_for_those_left_behind() {
     let fifo = Scratch::new("fifo");
     let made = Command::new("mkfifo").arg(fifo.as_str()).status().unwrap();
