@@ -197,15 +197,22 @@ fn files_that_are_no_captures() {
     let absent = decode(Scratch::new("absent.pcapng"), &[]).failure();
     assert!(absent.contains("absent.pcapng: not readable as a capture"), "{absent}");
 
-    for (name, bytes) in [("empty", vec![]), ("text", b"hello, world\n".repeat(40))] {
+    let pcap = [&[0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0][..], &[0; 1000]].concat();
+    for (name, bytes, says) in [
+        ("empty", vec![], "it is empty"),
+        ("text", b"hello, world\n".repeat(40), "it begins with [68, 65, 6c, 6c]"),
+        ("pcap", pcap, "it is of the older format pcap"),
+    ] {
         let path = Scratch::new(name);
         std::fs::write(&path, bytes).unwrap();
         let error = decode(path, &[]).failure();
-        assert!(error.contains("not readable as a capture"), "{error}");
+        let expected = format!("not readable as a capture: not a sound pcapng file: {says}\n");
+        assert!(error.ends_with(&expected), "{error}");
     }
 
     let directory = decode(env!("CARGO_TARGET_TMPDIR"), &[]).failure();
-    assert!(directory.contains("not readable as a capture"), "{directory}");
+    assert!(directory.contains("not readable as a capture: Is a directory"), "{directory}");
+    assert_eq!(directory.matches("Is a directory").count(), 1, "{directory}");
 }
 
 /// A cut file gives the packets before the cut and an error, wherever it is cut.

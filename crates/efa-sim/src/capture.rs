@@ -40,7 +40,7 @@
 
 use std::borrow::Cow;
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Chain, Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ const NANOSECONDS: u8 = 9;
 #[non_exhaustive]
 pub enum CaptureError {
     /// The operating system refused.
-    #[error("capture file: {0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
     /// The file is no pcapng file, or damaged.
     #[error("not a sound pcapng file: {reason}")]
@@ -259,7 +259,7 @@ fn parse(time: Time, bytes: &[u8]) -> Result<Record<'static>, CaptureError> {
 
 /// Reads a capture: an iterator of its records. After an error it ends.
 pub struct CaptureReader<R: Read> {
-    reader: PcapNgReader<R>,
+    reader: PcapNgReader<Chain<Beginning, R>>,
     ended: bool,
 }
 
@@ -278,8 +278,9 @@ impl<R: Read> CaptureReader<R> {
     ///
     /// # Errors
     /// [`CaptureError::Io`], [`CaptureError::Format`].
-    pub fn new(reader: R) -> Result<Self, CaptureError> {
-        Ok(Self { reader: PcapNgReader::new(reader)?, ended: false })
+    pub fn new(mut reader: R) -> Result<Self, CaptureError> {
+        let beginning = begin(&mut reader)?;
+        Ok(Self { reader: PcapNgReader::new(beginning.chain(reader))?, ended: false })
     }
 
     fn read(&mut self) -> Option<Result<Record<'static>, CaptureError>> {
@@ -315,6 +316,26 @@ impl<R: Read> CaptureReader<R> {
         let ticks = u64::try_from(packet.timestamp.as_nanos()).unwrap_or(u64::MAX);
         parse(to_time(ticks, resolution.unwrap_or(6))?, &packet.data)
     }
+}
+
+/// The first bytes of a file, which were looked at.
+type Beginning = io::Cursor<[u8; 4]>;
+
+/// Looks whether a file begins as pcapng files do, in either order of bytes. The library would read on for
+/// the end of a block, and have no better words for any other file than that there is none.
+fn begin(reader: &mut impl Read) -> Result<Beginning, CaptureError> {
+    let mut bytes = Vec::with_capacity(4);
+    reader.by_ref().take(4).read_to_end(&mut bytes)?;
+    let reason = match bytes[..] {
+        [0x0a, 0x0d, 0x0d, 0x0a] => return Ok(io::Cursor::new([0x0a, 0x0d, 0x0d, 0x0a])),
+        [] => "it is empty".into(),
+        [0xa1, 0xb2, 0xc3, 0xd4]
+        | [0xd4, 0xc3, 0xb2, 0xa1]
+        | [0xa1, 0xb2, 0x3c, 0x4d]
+        | [0x4d, 0x3c, 0xb2, 0xa1] => "it is of the older format pcap".into(),
+        _ => format!("it begins with {bytes:02x?}"),
+    };
+    Err(CaptureError::Format { reason })
 }
 
 /// The time `ticks` units after the origin; the top bit of `resolution` tells powers of two from
@@ -426,6 +447,12 @@ mod tests {
         assert!(matches!(read(b"no capture at all, whatever"), Err(CaptureError::Format { .. })));
         let file = write(&[sample()]);
         assert!(matches!(read(&file[..file.len() - 1]), Err(CaptureError::Format { .. })));
+        let told = |file: &[u8]| read(file).unwrap_err().to_string();
+        assert_eq!(told(b""), "not a sound pcapng file: it is empty");
+        let pcap = [&[0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0][..], &[0; 100]].concat();
+        assert_eq!(told(&pcap), "not a sound pcapng file: it is of the older format pcap");
+        assert_eq!(told(b"text"), "not a sound pcapng file: it begins with [74, 65, 78, 74]");
+        assert_eq!(told(&file[..3]), "not a sound pcapng file: it begins with [0a, 0d, 0d]");
         let missing = std::env::temp_dir().join("efa-sim-no-such-capture");
         assert!(matches!(CaptureReader::open(missing), Err(CaptureError::Io(_))));
     }
