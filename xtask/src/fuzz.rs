@@ -104,11 +104,15 @@ const LONGEST: usize = 1024;
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     match &args.task {
         None | Some(Task::List) => hostile(workspace, &["list"]),
-        Some(Task::Show { target, file }) => hostile(workspace, &["show", target, text(file)?]),
+        Some(Task::Show { target, file }) => {
+            hostile(workspace, &["show", target, text(&from_here(file)?)?])
+        }
         Some(Task::Seeds) => {
             hostile(workspace, &["seeds", text(&workspace.root().join("fuzz/corpus"))?])
         }
-        Some(Task::Shrink { target, file }) => hostile(workspace, &["shrink", target, text(file)?]),
+        Some(Task::Shrink { target, file }) => {
+            hostile(workspace, &["shrink", target, text(&from_here(file)?)?])
+        }
         Some(Task::Run(Run { targets, minutes, jobs, sanitizer })) => {
             let time = Duration::try_from_secs_f64(minutes * 60.0)
                 .ok()
@@ -132,6 +136,11 @@ fn hostile(workspace: &Workspace, arguments: &[&str]) -> Result<()> {
     let mut cargo = workspace.cargo();
     cargo.args(["run", "--quiet", "--release", "--package=efa-hostile", "--"]);
     process::run(cargo.args(arguments))
+}
+
+/// A file that the user names, for a program that works in the root of the repository.
+fn from_here(file: &Path) -> Result<PathBuf> {
+    std::path::absolute(file).with_context(|| format!("cannot tell where {} is", file.display()))
 }
 
 fn text(file: &Path) -> Result<&str> {

@@ -98,4 +98,16 @@ mod tests {
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }
+
+    #[test]
+    fn deadlines_that_no_clock_can_tell_are_refused() {
+        for task in ["interop", "bench soft", "bench match", "bench vs-libfabric"] {
+            let parsed = |seconds: u64| {
+                let line = format!("xtask {task} --deadline {seconds}");
+                Cli::try_parse_from(line.split(' ')).is_ok()
+            };
+            assert!(parsed(60), "{task}");
+            assert!(!parsed(0) && !parsed(u64::MAX), "{task}");
+        }
+    }
 }

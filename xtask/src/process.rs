@@ -7,6 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::builder::RangedU64ValueParser;
 
 /// Runs the command with our own output streams, failing unless it exits with 0.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
@@ -53,6 +54,11 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     }
     String::from_utf8(output.stdout)
         .with_context(|| format!("`{}` printed something else than UTF-8", shown(command)))
+}
+
+/// What a deadline on the command line can be: up to a day, and not beyond what a clock can tell.
+pub(crate) fn seconds() -> RangedU64ValueParser {
+    RangedU64ValueParser::new().range(1..=86_400)
 }
 
 /// A process that is killed if it is still there at the end.

@@ -52,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIRECTORY")]
     output: Option<PathBuf>,
     /// Seconds that a program may take
-    #[arg(long, value_name = "SECONDS", default_value = "120")]
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = process::seconds())]
     deadline: u64,
 }
 

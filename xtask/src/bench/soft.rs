@@ -57,7 +57,7 @@ pub(crate) struct Args {
           value_parser = clap::value_parser!(u32).range(1..1000))]
     rounds: u32,
     /// Seconds that a run may take
-    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = process::seconds())]
     deadline: u64,
     /// Run before all other programs of the machine (chrt, needs root)
     #[arg(long)]

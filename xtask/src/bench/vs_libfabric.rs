@@ -52,7 +52,7 @@ pub(crate) struct Args {
     )]
     rounds: Vec<u32>,
     /// Seconds that a run may take
-    #[arg(long, value_name = "SECONDS", default_value = "120")]
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = process::seconds())]
     deadline: u64,
     /// Fail unless ours costs at most half of libfabric's
     #[arg(long)]

@@ -38,6 +38,7 @@ use self::build::Built;
 use self::cell::{CellResult, Place};
 use self::corpus::Corpus;
 use self::matrix::{Cell, Device, Pair, Rdma};
+use crate::process;
 use crate::setup::{self, Tool};
 use crate::verbs;
 use crate::workspace::Workspace;
@@ -76,7 +77,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
     /// Seconds that a cell may take
-    #[arg(long, value_name = "SECONDS", default_value_t = DEADLINE)]
+    #[arg(long, value_name = "SECONDS", default_value_t = DEADLINE, value_parser = process::seconds())]
     deadline: u64,
     /// Keep captures and output of cells that passed, too
     #[arg(long)]
