@@ -93,7 +93,8 @@ impl Data {
             }
             Self::Registered { entries, count } => {
                 let mut at = 0;
-                for entry in &entries[..*count] {
+                // Where there are no bytes, no memory is named.
+                for entry in entries[..*count].iter().filter(|entry| entry.length > 0) {
                     let length = entry.length as usize;
                     let into = into.get_mut(at..).and_then(|rest| rest.get_mut(..length));
                     let into = into.ok_or(Status::BadLength)?;
@@ -175,8 +176,10 @@ impl Work {
         device: &Device,
         direction: Direction,
     ) -> Result<RegionRange<SoftRegion>, Status> {
-        let Data::Registered { entries: [entry, ..], count: 1 } = &self.data else {
-            return Ok(RegionRange { region: device.nothing.clone(), offset: 0, length: 0 });
+        let nothing = || RegionRange { region: device.nothing.clone(), offset: 0, length: 0 };
+        let entry = match &self.data {
+            Data::Registered { entries: [entry, ..], count: 1 } if entry.length > 0 => entry,
+            _ => return Ok(nothing()),
         };
         let region = device.link.keys().find(entry.lkey).ok_or(Status::BadLocalKey)?;
         if direction == Direction::Read && !region.allows_local_write() {
@@ -308,7 +311,9 @@ unsafe fn read_receive(request: &ibv_recv_wr, queue_pair: &QueuePair) -> Outcome
         let entry = ibv_sge { addr: 0, length: 0, lkey: 0 };
         return Ok(Receive { wr_id: request.wr_id, entry });
     };
-    find(queue_pair.device().link.keys(), entry, Use::LocalWrite).ok_or(INVALID)?;
+    if entry.length > 0 {
+        find(queue_pair.device().link.keys(), entry, Use::LocalWrite).ok_or(INVALID)?;
+    }
     Ok(Receive { wr_id: request.wr_id, entry: *entry })
 }
 

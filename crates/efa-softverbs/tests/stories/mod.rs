@@ -485,6 +485,34 @@ fn immediate_data_is_told_with_what_it_came_with() {
     destroy(handle);
 }
 
+/// Where there are no bytes, no memory is named: libfabric 1.10 sends datagrams of no payload so.
+#[test]
+fn entries_of_no_bytes_need_no_key() {
+    let (a, b) = pair(Wish::default());
+    let buffer = Memory::of(&[0; 16]);
+    let into = b.register(&buffer, ALL);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    let nothing_there = ibv_sge { addr: 0, length: 0, lkey: 0 };
+    assert_eq!(b.post_receive(1, part(into, 0, 16)), 0);
+    assert_eq!(b.post_receive(2, nothing_there), 0);
+    for wr_id in 3..5 {
+        assert_eq!(a.post_send(wr_id, to, &[nothing_there], 0), 0);
+        assert_eq!(a.wait().status, IBV_WC_SUCCESS);
+    }
+    for wr_id in 1..3 {
+        let seen = b.wait();
+        assert_eq!((seen.wr_id, seen.status, seen.length), (wr_id, IBV_WC_SUCCESS, 0));
+    }
+    for write in [false, true] {
+        let remote = (buffer.address() as u64, rkey(into));
+        assert_eq!(a.post_remote(5, to, write, remote, &[nothing_there]), 0);
+        assert_eq!(a.wait().status, IBV_WC_SUCCESS, "{write}");
+    }
+    destroy(handle);
+    deregister(into);
+}
+
 #[test]
 fn a_region_can_have_addresses_of_its_own() {
     let (a, b) = pair(Wish::default());
