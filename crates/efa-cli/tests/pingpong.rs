@@ -118,6 +118,23 @@ fn a_window_wider_than_the_stream() {
 }
 
 #[test]
+fn a_window_wider_than_the_endpoint() {
+    for variable in ["FI_EFA_TX_SIZE", "FI_EFA_RX_SIZE"] {
+        let mut command = pingpong("--bandwidth --iterations 20 --sizes 8,20k,2M --json");
+        let result = Running::start(command.env(variable, "5")).finish().success();
+        assert_eq!(json(&result)["results"][0]["window"], 5, "{variable}");
+    }
+}
+
+#[test]
+fn no_limit_to_what_goes_without_flow_control() {
+    let mut command = pingpong("--iterations 1 --warmup 0 --json");
+    command.env("FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE", u64::MAX.to_string());
+    let result = json(&Running::start(&mut command).finish().success());
+    assert_eq!(result["results"].as_array().unwrap().last().unwrap()["size"], 6 << 20);
+}
+
+#[test]
 fn the_table_is_all_there_is() {
     let outcome = run_pingpong("--iterations 3 --sizes 0,4k");
     assert_eq!(outcome.stderr, "", "no progress bar without a terminal");

@@ -36,6 +36,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
+use efa::EndpointAttributes;
 use efa_sim::capture::CaptureError;
 
 use self::connect::{ConnectError, HostPort, Listening};
@@ -223,23 +224,26 @@ impl Args {
         Duration::from_secs(self.timeout)
     }
 
-    /// What to do, on a device with datagrams of `mtu` bytes and an endpoint that sends messages of
-    /// up to `max_medium` bytes without flow control.
-    fn plan(&self, mtu: u64, max_medium: u64) -> Plan {
+    /// What to do, on a device with datagrams of `mtu` bytes and endpoints like this one.
+    fn plan(&self, mtu: u64, endpoint: &EndpointAttributes) -> Plan {
         let sizes = match &self.sizes {
             Some(Sizes(sizes)) => sizes.clone(),
             None => {
                 let longest_eager = plan::longest_eager(mtu, self.tagged, self.cq_data);
-                plan::usual_sizes(longest_eager, max_medium)
+                plan::usual_sizes(longest_eager, endpoint.max_medium)
             }
         };
+        // Each side sends or receives a whole window at a time.
+        let widest = endpoint.transmit_size.min(endpoint.receive_size) as u64;
         let mode = if self.bandwidth { Mode::Bandwidth } else { Mode::Latency };
         let step = |size| Step {
             size,
             iterations: self.iterations.unwrap_or_else(|| plan::usual_iterations(size)),
             window: match mode {
                 Mode::Latency => 1,
-                Mode::Bandwidth => self.window.unwrap_or_else(|| plan::usual_window(size)),
+                Mode::Bandwidth => {
+                    self.window.unwrap_or_else(|| plan::usual_window(size)).min(widest)
+                }
             },
         };
         Plan {

@@ -110,9 +110,11 @@ pub(crate) fn usual_window(size: u64) -> u64 {
 /// neighbours.
 pub(crate) fn usual_sizes(longest_eager: u64, max_medium: u64) -> Vec<u64> {
     let steps = [0, 1, 8, 64, 512, 4 << 10, 16 << 10, 256 << 10, 1 << 20, 6 << 20];
-    let around = |size: u64| [size.saturating_sub(1), size, size + 1];
+    let around = |size: u64| [size.saturating_sub(1), size, size.saturating_add(1)];
     let changes = [longest_eager, max_medium].into_iter().flat_map(around);
     let mut sizes: Vec<u64> = steps.into_iter().chain(changes).collect();
+    // Somebody may have set no limit to what goes without flow control.
+    sizes.retain(|size| *size <= MAX_SIZE);
     sizes.sort_unstable();
     sizes.dedup();
     sizes
@@ -170,6 +172,8 @@ mod tests {
             assert!(sizes.contains(&size), "{size}");
         }
         assert!(sizes.is_sorted() && sizes.len() <= MAX_SIZES);
+        assert_eq!(usual_sizes(8916, u64::MAX).last(), Some(&(6 << 20)));
+        assert_eq!(usual_sizes(8916, MAX_SIZE).last(), Some(&MAX_SIZE));
     }
 
     #[test]

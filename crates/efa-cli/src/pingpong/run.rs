@@ -37,7 +37,7 @@ fn as_client(args: &Args, channel: &mut Channel) -> Result<Report, PingpongError
     let device = Device::open(args)?;
     let objects = Objects::new(&device.domain, CAPACITY)?;
     let attributes = device.domain.attributes();
-    let plan = args.plan(attributes.mtu as u64, objects.endpoint.attributes().max_medium);
+    let plan = args.plan(attributes.mtu as u64, &objects.endpoint.attributes());
     let address = objects.endpoint.address().to_string();
     channel.send(&Message::Start { plan: plan.clone(), address })?;
     let theirs = channel.receive_ready()?;
@@ -81,8 +81,9 @@ pub(super) fn conclude<T>(
     if let PingpongError::Control(ControlError::Closed | ControlError::PeerFailed { .. }) = error {
         return Err(error);
     }
-    // A message that can't be delivered may be all that is seen of a peer that is gone.
-    if matches!(error, PingpongError::Run(_))
+    // A message that can't be delivered may be all that is seen of a peer that is gone or has failed.
+    // Any other reason is ours, and the other side waits for it.
+    if let PingpongError::Run(RunError { source: Problem::Operation(_), .. }) = error
         && let Some(cause) = channel.last_words(LAST_WORDS)
     {
         return Err(cause.into());
@@ -174,5 +175,43 @@ pub(super) fn progress_bar(steps: usize) -> ProgressBar {
     match style {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use efa::{OperationError, StartError};
+
+    use super::super::plan::Direction;
+    use super::super::session::Turn;
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// What the user is told of a failure here if the other side tells of one too.
+    fn told(source: Problem) -> String {
+        let (a, b) = UnixStream::pair().unwrap();
+        let greeted = thread::spawn(|| Channel::greet(Stream::Unix(a), PATIENCE).unwrap());
+        let mut channel = Channel::greet(Stream::Unix(b), PATIENCE).unwrap();
+        let mut other = greeted.join().unwrap();
+        other.send(&Message::Failed { reason: "theirs".into() }).unwrap();
+        let turn = Turn { step: 0, number: 0, size: 8, direction: Direction::ToServer };
+        let error = conclude(&mut channel, Err::<(), _>(turn.failed(source).into())).unwrap_err();
+        crate::in_words(&error.into())
+    }
+
+    #[test]
+    fn the_reason_is_sought_where_it_is() {
+        assert_eq!(
+            told(Problem::Start(StartError::Busy { limit: 1 })),
+            "message 0 of size 8 to the server: busy: 1 operations under way"
+        );
+        assert_eq!(
+            told(Problem::Operation(OperationError::Cancelled)),
+            "the other side failed: theirs"
+        );
     }
 }

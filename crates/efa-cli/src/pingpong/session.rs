@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use efa::{
-    Completion, CompletionError, CompletionQueue, Endpoint, FiAddr, Kind, Message, Receive,
-    StartError,
+    Completion, CompletionError, CompletionQueue, Endpoint, FiAddr, Kind, Message, OperationError,
+    Receive, StartError,
 };
 
 use super::control::{Channel, ControlError};
@@ -81,7 +81,7 @@ pub(crate) enum Problem {
     Start(StartError),
     /// It fails.
     #[error(transparent)]
-    Operation(#[from] CompletionError),
+    Operation(OperationError),
     /// Nothing happens.
     #[error("nothing happened for {waited:?}")]
     Stalled {
@@ -119,6 +119,13 @@ pub(crate) enum Problem {
     /// Its bytes aren't what was sent.
     #[error("byte {} is {:#04x}, expected {:#04x}", .0.offset, .0.found, .0.expected)]
     Bytes(Mismatch),
+}
+
+impl From<CompletionError> for Problem {
+    /// Which message it was is told beside.
+    fn from(CompletionError { error, .. }: CompletionError) -> Self {
+        Self::Operation(error)
+    }
 }
 
 /// The parts of a session.
