@@ -2,7 +2,10 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of, zeroed};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+
+use rustix::event::EventfdFlags;
 
 use crate::abi::*;
 use crate::boundary::{BUSY, Errno, INVALID, Outcome, code, number, pointer, value};
@@ -27,6 +30,8 @@ const PARTITION: u16 = 0xffff;
 pub(crate) struct Context {
     verbs: verbs_context,
     device: Arc<Device>,
+    /// Becomes readable with an event, of which there are none.
+    events: OwnedFd,
     /// Shared with each object that C reads the context through.
     objects: Arc<()>,
 }
@@ -37,6 +42,7 @@ pub(crate) struct InUse(#[expect(dead_code, reason = "that it is there says all"
 impl Context {
     fn open(entry: &'static DeviceEntry) -> Outcome<*mut ibv_context> {
         let device = entry.open()?;
+        let events = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         // SAFETY: a structure of C for which all zero is valid: pointers and options are null.
         let mut verbs: verbs_context = unsafe { zeroed() };
         verbs.sz = size_of::<verbs_context>();
@@ -51,12 +57,12 @@ impl Context {
         context.ops.post_send = Some(work::post_send);
         context.ops.post_recv = Some(work::post_recv);
         context.cmd_fd = -1;
-        context.async_fd = -1;
+        context.async_fd = events.as_raw_fd();
         context.num_comp_vectors = 1;
         context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         // Says that this is the extended form.
         context.abi_compat = usize::MAX as *mut c_void;
-        let this = Box::into_raw(Box::new(Self { verbs, device, objects: Arc::default() }));
+        let this = Box::into_raw(Box::new(Self { verbs, device, events, objects: Arc::default() }));
         // SAFETY: `this` points to a live object.
         let context = unsafe { &raw mut (*this).verbs.context };
         process().enter(context, Kind::Context);
@@ -305,6 +311,29 @@ extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
         drop(unsafe { Box::from_raw(object) });
         Ok(())
     })
+}
+
+unsafe extern "C-unwind" {
+    /// As C has it: to cancel a thread that waits in it is to unwind its callers.
+    fn read(file: c_int, into: *mut c_void, room: usize) -> isize;
+}
+
+/// See `ibv_get_async_event(3)`. Nothing happens that an event tells of: the thread waits until it is
+/// cancelled or gets a signal, unless the program has set `O_NONBLOCK`.
+#[unsafe(no_mangle)]
+extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, _event: *mut c_void) -> c_int {
+    let events = number(|| {
+        process().check(context, Kind::Context)?;
+        // SAFETY: the handle is one of ours.
+        Ok(unsafe { &(*Context::object(context)).events }.as_raw_fd())
+    });
+    if events >= 0 {
+        let mut count = 0_u64;
+        // SAFETY: there is room for a number. Nothing in this function is to be dropped when the
+        // thread is cancelled.
+        unsafe { read(events, (&raw mut count).cast(), size_of::<u64>()) };
+    }
+    -1
 }
 
 // ---- questions ----------------------------------------------------------------------------------

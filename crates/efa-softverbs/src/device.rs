@@ -162,7 +162,8 @@ impl DeviceList {
             Settings::from_environment().map_err(|error| complain(&error)).and_then(|settings| {
                 let names: Vec<_> = (0..settings.devices).map(name).collect();
                 let base = settings.sysfs.clone().unwrap_or_else(std::env::temp_dir);
-                let sysfs = Sysfs::create(&base, names.iter().map(String::as_str));
+                let sysfs = std::path::absolute(&base)
+                    .and_then(|base| Sysfs::create(&base, names.iter().map(String::as_str)));
                 let sysfs = sysfs.map_err(|error| {
                     complain(&format_args!("no sysfs tree in {}: {error}", base.display()));
                 })?;

@@ -211,6 +211,9 @@ fn register(
         if access & !possible != 0 {
             return Err(UNSUPPORTED);
         }
+        if access & IBV_ACCESS_REMOTE_WRITE != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0 {
+            return Err(INVALID);
+        }
         let base = NonNull::new(address.cast::<u8>()).ok_or(INVALID)?;
         // What is in C is reached from here on.
         let end = (base.as_ptr().expose_provenance() as u64).checked_add(length as u64);

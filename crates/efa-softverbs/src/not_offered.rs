@@ -72,12 +72,6 @@ fn depth(context: *mut ibv_context, of: impl FnOnce(&DeviceAttributes) -> usize)
     }
 }
 
-/// Nothing happens that an event tells of; asks to be called again later.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_get_async_event() -> c_int {
-    number(|| Err(Errno(libc::EAGAIN)))
-}
-
 /// Defines functions without a result, for objects that nobody can have got.
 macro_rules! nothing {
     ($($name:ident)*) => {

@@ -452,7 +452,7 @@ impl QueuePair {
 
     /// Whether `count` more sends fit.
     pub(crate) fn check_room(&self, state: &State, count: usize) -> Outcome<()> {
-        if state.phase < Phase::ReadyToSend {
+        if state.phase != Phase::ReadyToSend {
             return Err(INVALID);
         }
         if state.sends.len() + count > self.cap.max_send_wr as usize { Err(FULL) } else { Ok(()) }
@@ -468,9 +468,6 @@ impl QueuePair {
         immediate: Option<u32>,
         gather: impl FnOnce(&mut [u8]) -> Result<usize, Status>,
     ) {
-        if state.phase == Phase::Error {
-            return self.complete(wr_id, IBV_WC_SEND, Err(Status::Flushed));
-        }
         let mtu = self.device().settings.mtu;
         let mut packet = state.spare.pop().unwrap_or_else(|| vec![0; mtu].into());
         match gather(&mut packet) {
@@ -535,15 +532,11 @@ impl QueuePair {
     /// Posts a buffer that was checked.
     #[inline]
     pub(crate) fn receive(&self, state: &mut State, receive: Receive) -> Outcome<()> {
-        if state.phase == Phase::Reset {
+        if matches!(state.phase, Phase::Reset | Phase::Error) {
             return Err(INVALID);
         }
         if state.receives.len() >= self.cap.max_recv_wr as usize {
             return Err(FULL);
-        }
-        if state.link.is_none() {
-            self.end_unfilled(receive.wr_id, Status::Flushed);
-            return Ok(());
         }
         self.room(&receive).ok_or(INVALID)?;
         state.receives.push_back(receive);

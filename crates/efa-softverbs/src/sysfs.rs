@@ -17,6 +17,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
+use crate::abi::IBV_SYSFS_PATH_MAX;
+
+/// Without the zero at its end.
+const LONGEST_PATH: usize = IBV_SYSFS_PATH_MAX - 1;
 const PREFIX: &str = "efa-soft-";
 /// The file whose lock says that the process lives.
 const LOCK: &str = "lock";
@@ -50,8 +54,13 @@ impl Sysfs {
         flock(&lock, FlockOperation::LockExclusive)?;
         fs::rename(root.join("new-lock"), root.join(LOCK))?;
         let sysfs = Self { root, process, _lock: lock };
-        sysfs.fill(names)?;
-        Ok(sysfs)
+        match sysfs.fill(names) {
+            Ok(()) => Ok(sysfs),
+            Err(error) => {
+                sysfs.remove();
+                Err(error)
+            }
+        }
     }
 
     fn fill<'a>(&self, names: impl Iterator<Item = &'a str>) -> io::Result<()> {
@@ -64,8 +73,14 @@ impl Sysfs {
             let device = self.root.join("devices/pci0000:00").join(pci_address(index));
             fs::create_dir_all(&device)?;
             symlink(&driver, device.join("driver"))?;
-            fs::create_dir_all(self.device(name))?;
-            symlink(&device, self.device(name).join("device"))?;
+            let entry = self.device(name);
+            if entry.as_os_str().len() > LONGEST_PATH {
+                let limit =
+                    format!("more than the {LONGEST_PATH} bytes that programs have for a path");
+                return Err(io::Error::other(limit));
+            }
+            fs::create_dir_all(&entry)?;
+            symlink(&device, entry.join("device"))?;
         }
         Ok(())
     }

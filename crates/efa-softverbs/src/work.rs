@@ -228,7 +228,7 @@ unsafe fn read_request(request: &ibv_send_wr, queue_pair: &QueuePair) -> Outcome
     let immediate = match request.opcode {
         IBV_WR_SEND => None,
         IBV_WR_SEND_WITH_IMM => Some(request.imm_data),
-        _ => return Err(UNSUPPORTED),
+        _ => return Err(INVALID),
     };
     let (cap, is_inline) = (queue_pair.cap(), request.send_flags & IBV_SEND_INLINE != 0);
     // The device never sees the list of what is copied.

@@ -204,7 +204,8 @@ fn child_offers_memory() {
     begin();
     let end = End::new(Wish::default());
     let memory = Memory::of(b"a secret of another process");
-    let region = end.register(&memory, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
+    let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+    let region = end.register(&memory, access);
     say(end.number());
     say(memory.address() as u64);
     say(rkey(region));
@@ -607,6 +608,61 @@ fn a_child_waits_for_nobody_who_is_in_the_parent_only() {
     Host::new("shm").run("child_forks_within_calls", &[]);
 }
 
+type GetAsyncEvent =
+    unsafe extern "C-unwind" fn(*mut ibv_context, *mut libc::c_void) -> libc::c_int;
+
+/// Waits for an event on a context that is no more than a number here.
+extern "C-unwind" fn wait_for_event(context: *mut libc::c_void) -> *mut libc::c_void {
+    let mut event = [0_u64; 2];
+    // SAFETY: the context is alive, and there is room for an event. Nothing here is to be dropped, so
+    // the thread can be cancelled.
+    unsafe {
+        let wait = libc::dlsym(libc::RTLD_DEFAULT, c"ibv_get_async_event".as_ptr());
+        let wait = std::mem::transmute::<*mut libc::c_void, GetAsyncEvent>(wait);
+        wait(context.cast(), event.as_mut_ptr().cast());
+    }
+    std::ptr::null_mut()
+}
+
+/// Programs wait in a thread for events of the device, and cancel it when they have done.
+#[test]
+#[ignore = "a child"]
+fn child_waits_for_events() {
+    begin();
+    let path = std::ffi::CString::new(common::library().into_os_string().into_encoded_bytes());
+    // SAFETY: loading runs no code of ours that has preconditions.
+    unsafe { libc::dlopen(path.unwrap().as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    let context = open();
+    // SAFETY: the context is alive until it is closed; the thread ends before.
+    unsafe {
+        let start = std::mem::transmute::<
+            extern "C-unwind" fn(*mut libc::c_void) -> *mut libc::c_void,
+            extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
+        >(wait_for_event);
+        let mut thread = std::mem::zeroed();
+        assert_eq!(
+            libc::pthread_create(&raw mut thread, std::ptr::null(), start, context.cast()),
+            0
+        );
+        assert_eq!(libc::pthread_cancel(thread), 0);
+        let mut end = std::ptr::null_mut();
+        assert_eq!(libc::pthread_join(thread, &raw mut end), 0);
+        assert_eq!(end as usize, usize::MAX, "it waited until it was cancelled");
+        // Who doesn't want to wait says so as for any file.
+        let file = (*context).async_fd;
+        let flags = libc::fcntl(file, libc::F_GETFL);
+        assert_eq!(libc::fcntl(file, libc::F_SETFL, flags | libc::O_NONBLOCK), 0);
+        assert!(wait_for_event(context.cast()).is_null());
+        assert_eq!(errno(), libc::EAGAIN);
+        assert_eq!((verbs().ibv_close_device)(context), 0);
+    }
+}
+
+#[test]
+fn events_are_waited_for() {
+    Host::new("shm").run("child_waits_for_events", &[]);
+}
+
 /// Loads the library, and has done with it.
 #[test]
 #[ignore = "a child"]
@@ -755,6 +811,30 @@ fn a_bad_setting_is_told_and_there_is_no_device() {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     let expected = "efa-soft: EFA_SOFT_MTU=\"many\" is not a number from 1024 to 32768";
     assert!(errors.contains(expected), "{errors}");
+}
+
+#[test]
+fn a_place_that_programs_can_not_find_is_told_and_there_is_no_device() {
+    let host = Host::new("shm");
+    let deep = host.sysfs().join("d".repeat(200));
+    std::fs::create_dir(&deep).unwrap();
+    let settings = [("EFA_SOFT_SYSFS", deep.to_str().unwrap())];
+    let output = host.run("child_looks_for_devices", &settings);
+    assert_eq!(said(&output), ["0"]);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.contains("more than the 255 bytes that programs have for a path"), "{errors}");
+    assert_eq!(std::fs::read_dir(&deep).unwrap().count(), 0, "what was begun is removed");
+}
+
+/// A program may change its directory before it looks for sysfs.
+#[test]
+fn the_place_of_sysfs_is_absolute() {
+    let host = Host::new("shm");
+    let mut command = host.command("child_looks_for_devices", &[("TMPDIR", ".")]);
+    command.env_remove("EFA_SOFT_SYSFS").current_dir(host.sysfs());
+    let output = command.output().unwrap();
+    let told = said(&output).remove(1);
+    assert!(told.starts_with(host.sysfs().to_str().unwrap()), "{told}");
 }
 
 /// Sends 100 messages from one end to another; tells in which order they came, and what failed.
