@@ -51,6 +51,8 @@ use pcap_file::pcapng::blocks::interface_description::{
 };
 use pcap_file::pcapng::{Block, PcapNgReader, PcapNgWriter};
 use pcap_file::{DataLink, PcapError};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::record::{PacketEvent, QueuePairId, Record, Sink, status_from_code};
 
@@ -149,12 +151,20 @@ pub struct Capture<W: Write> {
 }
 
 impl Capture<File> {
-    /// A new file at `path`, in place of one that is there, for the device called `interface`.
+    /// A new file at `path`, in place of one that is there unless another capture is being written into
+    /// it, for the device called `interface`.
     ///
     /// # Errors
     /// [`CaptureError::Io`].
     pub fn create(path: impl AsRef<Path>, interface: &str) -> Result<Self, CaptureError> {
-        Self::new(File::create(path)?, interface)
+        let file = File::options().create(true).write(true).truncate(false).open(path)?;
+        if file.metadata()?.is_file() {
+            if let Err(Errno::WOULDBLOCK) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                return Err(io::Error::other("another process writes to it").into());
+            }
+            file.set_len(0)?;
+        }
+        Self::new(file, interface)
     }
 }
 
@@ -455,6 +465,20 @@ mod tests {
         assert_eq!(told(&file[..3]), "not a sound pcapng file: it begins with [0a, 0d, 0d]");
         let missing = std::env::temp_dir().join("efa-sim-no-such-capture");
         assert!(matches!(CaptureReader::open(missing), Err(CaptureError::Io(_))));
+    }
+
+    #[test]
+    fn a_file_is_of_one_capture_at_a_time() {
+        let path = std::env::temp_dir().join(format!("efa-sim-capture-{:016x}", fastrand::u64(..)));
+        let mut first = Capture::create(&path, "first").unwrap();
+        let refused = Capture::create(&path, "second").err().unwrap();
+        assert_eq!(refused.to_string(), "another process writes to it");
+        first.write(&sample()).unwrap();
+        first.finish().unwrap();
+        assert_eq!(CaptureReader::open(&path).unwrap().count(), 1);
+        Capture::create(&path, "second").unwrap().finish().unwrap();
+        assert_eq!(CaptureReader::open(&path).unwrap().count(), 0);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
