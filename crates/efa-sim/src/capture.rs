@@ -62,6 +62,9 @@ const LINK_TYPE: DataLink = DataLink::USER0;
 const VERSION: u8 = 1;
 /// Length of the pseudo header.
 const HEADER: usize = 40;
+/// Most interfaces and options of these in a section: the library keeps all, in more memory than they take
+/// in the file.
+const MOST_DESCRIBED: usize = 4096;
 /// `if_tsresol` for nanoseconds; the format's own default is 6, microseconds.
 const NANOSECONDS: u8 = 9;
 
@@ -270,6 +273,8 @@ fn parse(time: Time, bytes: &[u8]) -> Result<Record<'static>, CaptureError> {
 /// Reads a capture: an iterator of its records. After an error it ends.
 pub struct CaptureReader<R: Read> {
     reader: PcapNgReader<Chain<Beginning, R>>,
+    /// Interfaces, and options of these, in this section so far.
+    described: usize,
     ended: bool,
 }
 
@@ -290,13 +295,26 @@ impl<R: Read> CaptureReader<R> {
     /// [`CaptureError::Io`], [`CaptureError::Format`].
     pub fn new(mut reader: R) -> Result<Self, CaptureError> {
         let beginning = begin(&mut reader)?;
-        Ok(Self { reader: PcapNgReader::new(beginning.chain(reader))?, ended: false })
+        let reader = PcapNgReader::new(beginning.chain(reader))?;
+        Ok(Self { reader, described: 0, ended: false })
     }
 
     fn read(&mut self) -> Option<Result<Record<'static>, CaptureError>> {
         loop {
             let packet = match self.reader.next_block()? {
                 Ok(Block::EnhancedPacket(packet)) => packet.into_owned(),
+                Ok(Block::SectionHeader(_)) => {
+                    self.described = 0;
+                    continue;
+                }
+                Ok(Block::InterfaceDescription(interface)) => {
+                    self.described += 1 + interface.options.len();
+                    if self.described > MOST_DESCRIBED {
+                        let reason = format!("more than {MOST_DESCRIBED} interfaces and options");
+                        return Some(Err(CaptureError::Format { reason }));
+                    }
+                    continue;
+                }
                 Ok(_) => continue,
                 Err(error) => return Some(Err(error.into())),
             };
@@ -506,6 +524,26 @@ mod tests {
         // The interface number: behind the file header (28), the interface (20), the block's head (8).
         bytes[56] = 7;
         assert!(matches!(read(&bytes), Err(CaptureError::Interface { interface: 7 })));
+    }
+
+    #[test]
+    fn what_describes_interfaces_is_bounded() {
+        let section = |interfaces: usize, options: usize| {
+            let mut writer = PcapNgWriter::new(Vec::new()).unwrap();
+            for _ in 0..interfaces {
+                let options = vec![InterfaceDescriptionOption::IfName("x".into()); options];
+                let (linktype, snaplen) = (LINK_TYPE, 0);
+                let interface = InterfaceDescriptionBlock { linktype, snaplen, options };
+                writer.write_pcapng_block(interface).unwrap();
+            }
+            writer.into_inner()
+        };
+        assert_eq!(read(&section(MOST_DESCRIBED, 0)).unwrap(), []);
+        assert_eq!(read(&section(MOST_DESCRIBED, 0).repeat(2)).unwrap(), []);
+        for (interfaces, options) in [(MOST_DESCRIBED + 1, 0), (1, MOST_DESCRIBED), (2048, 2)] {
+            let error = read(&section(interfaces, options)).unwrap_err().to_string();
+            assert!(error.ends_with("more than 4096 interfaces and options"), "{error}");
+        }
     }
 
     #[test]
