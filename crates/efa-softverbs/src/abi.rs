@@ -569,7 +569,7 @@ pub struct efadv_qp_init_attr {
     pub reserved: u8,
 }
 
-/// [`efadv_qp_init_attr`] as releases from 60 on have it.
+/// [`efadv_qp_init_attr`] as rdma-core 64 has it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct efadv_qp_init_attr_newer {
@@ -603,6 +603,25 @@ pub struct efadv_device_attr {
     pub reserved: [u8; 2],
     pub device_caps: u32,
     pub max_rdma_size: u32,
+}
+
+/// Of rdma-core 63 and newer; likewise the next one.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct efadv_sq_depth_attr {
+    pub comp_mask: u64,
+    pub flags: u32,
+    pub max_send_sge: u32,
+    pub max_rdma_sge: u32,
+    pub max_inline_data: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct efadv_rq_depth_attr {
+    pub comp_mask: u64,
+    pub max_recv_sge: u32,
+    pub _end: u32,
 }
 
 #[repr(C)]

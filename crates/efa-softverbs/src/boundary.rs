@@ -5,6 +5,7 @@
 //! | `int` | the error number | [`code`] |
 //! | a pointer | null, and `errno` is set | [`pointer`] |
 //! | `int`, a number | −1, and `errno` is set | [`number`] |
+//! | `int`, a number | the error number, negative | [`negative`] |
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -80,6 +81,14 @@ pub(crate) fn number(f: impl FnOnce() -> Outcome<c_int>) -> c_int {
     })
 }
 
+/// The number, or the negative error number.
+pub(crate) fn negative(f: impl FnOnce() -> Outcome<usize>) -> c_int {
+    match run(f) {
+        Ok(number) => c_int::try_from(number).unwrap_or(c_int::MAX),
+        Err(Errno(errno)) => -errno,
+    }
+}
+
 /// The value, or `otherwise` if `f` panics.
 #[inline]
 pub(crate) fn value<T>(otherwise: T, f: impl FnOnce() -> T) -> T {
@@ -104,6 +113,7 @@ mod tests {
             assert_eq!(code(|| panic!()), libc::EIO);
             assert!(pointer::<u8>(|| panic!()).is_null());
             assert_eq!(number(|| panic!()), -1);
+            assert_eq!(negative(|| panic!()), -libc::EIO);
             assert_eq!(value(7, || panic!()), 7);
         });
     }
@@ -179,7 +189,8 @@ mod tests {
         assert!(all.len() > 50, "{} found", all.len());
         for (name, body) in &all {
             // Directly, or by one function that is.
-            let guards = ["code(", "pointer(", "number(", "value(", "query_port(", "register("];
+            let guards =
+                ["code(", "pointer(", "number(", "negative(", "value(", "query_port(", "register("];
             let guarded = guards.iter().any(|guard| body.contains(guard))
                 || (name == "$name (not_offered)" && body.contains("$kind"));
             let exempt = WITHOUT_GUARD.contains(&name.as_str());

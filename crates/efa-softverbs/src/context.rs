@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::event::EventfdFlags;
 
 use crate::abi::*;
-use crate::boundary::{BUSY, Errno, INVALID, Outcome, code, number, pointer, value};
+use crate::boundary::{BUSY, Errno, INVALID, Outcome, code, negative, number, pointer, value};
 use crate::completion_queue::{self, create_cq_ex};
 use crate::device::{
     Device, DeviceEntry, DeviceList, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE, VENDOR_ID,
@@ -19,6 +19,8 @@ use crate::queue_pair;
 use crate::work;
 
 const MAX_COMPLETION_QUEUES: c_int = 1024;
+/// Most local entries of an RDMA operation.
+const MAX_REMOTE_SGE: u32 = 1;
 /// Most entries of a completion queue.
 pub(crate) const MAX_COMPLETIONS: u32 = 1 << 16;
 const MAX_DOMAINS: c_int = 1024;
@@ -91,7 +93,7 @@ impl Context {
 }
 
 /// Refuses a port other than the one.
-fn check_port(port: u32) -> Outcome<()> {
+pub(crate) fn check_port(port: u32) -> Outcome<()> {
     if port == 1 { Ok(()) } else { Err(INVALID) }
 }
 
@@ -158,7 +160,7 @@ fn device_attributes(device: &Device) -> ibv_device_attr {
     attributes.max_qp = number(device.link.max_queue_pairs());
     attributes.max_qp_wr = number(limits.max_send.min(limits.max_receive));
     attributes.max_sge = number(MAX_SEND_SGE.min(MAX_RECEIVE_SGE));
-    attributes.max_sge_rd = 1;
+    attributes.max_sge_rd = MAX_REMOTE_SGE.cast_signed();
     attributes.max_cq = MAX_COMPLETION_QUEUES;
     attributes.max_cqe = number(MAX_COMPLETIONS as usize);
     // One is the device's own.
@@ -515,7 +517,8 @@ unsafe extern "C" fn efadv_query_device(
             max_sq_sge: short(MAX_SEND_SGE),
             max_rq_sge: short(MAX_RECEIVE_SGE),
             inline_buf_size: short(MAX_INLINE),
-            reserved: [0; 2],
+            // By newer releases, what there is of it with shorter queues: no more here.
+            reserved: short(MAX_INLINE).to_ne_bytes(),
             device_caps: capabilities,
             max_rdma_size: u32::try_from(longest).unwrap_or(u32::MAX),
         };
@@ -525,6 +528,47 @@ unsafe extern "C" fn efadv_query_device(
         // SAFETY: the caller has this much room there.
         unsafe { fill(into, &attributes, room as usize) };
         Ok(())
+    })
+}
+
+/// See `efadv_get_max_sq_depth(3)`: the same whatever is asked for, if that is possible at all.
+///
+/// # Safety
+/// `asked` must be null or valid for `length` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_get_max_sq_depth(
+    context: *mut ibv_context,
+    asked: *mut efadv_sq_depth_attr,
+    length: u32,
+) -> c_int {
+    negative(|| {
+        // SAFETY: the caller's promise.
+        let asked = unsafe { take(asked, length, size_of::<efadv_sq_depth_attr>())? };
+        let possible = asked.comp_mask == 0
+            && asked.max_send_sge as usize <= MAX_SEND_SGE
+            && asked.max_rdma_sge <= MAX_REMOTE_SGE
+            && asked.max_inline_data as usize <= MAX_INLINE;
+        let device = Context::device(context)?;
+        if possible { Ok(device.link.attributes().max_send) } else { Err(INVALID) }
+    })
+}
+
+/// See `efadv_get_max_rq_depth(3)`.
+///
+/// # Safety
+/// `asked` must be null or valid for `length` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_get_max_rq_depth(
+    context: *mut ibv_context,
+    asked: *mut efadv_rq_depth_attr,
+    length: u32,
+) -> c_int {
+    negative(|| {
+        // SAFETY: the caller's promise.
+        let asked = unsafe { take(asked, length, offset_of!(efadv_rq_depth_attr, _end))? };
+        let possible = asked.comp_mask == 0 && asked.max_recv_sge as usize <= MAX_RECEIVE_SGE;
+        let device = Context::device(context)?;
+        if possible { Ok(device.link.attributes().max_receive) } else { Err(INVALID) }
     })
 }
 

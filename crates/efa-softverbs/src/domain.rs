@@ -11,8 +11,8 @@ use efa_sim::SoftRegion;
 use efa_sim::region::RawMemory;
 
 use crate::abi::*;
-use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer};
-use crate::context::{Context, InUse, fill, not_null};
+use crate::boundary::{BUSY, Errno, INVALID, Outcome, UNSUPPORTED, code, pointer};
+use crate::context::{Context, InUse, check_port, fill, not_null};
 use crate::device::Device;
 use crate::process::{Kind, process};
 
@@ -131,8 +131,14 @@ unsafe extern "C" fn ibv_create_ah(
 ) -> *mut ibv_ah {
     pointer(|| {
         let membership = Membership::new(domain)?;
-        // SAFETY: not null, so valid by the caller's promise; a GID is any 16 bytes.
-        let gid = unsafe { (*not_null(attributes)?).grh.dgid.raw };
+        // SAFETY: not null, so valid by the caller's promise.
+        let attributes = unsafe { &*not_null(attributes)? };
+        if attributes.is_global == 0 {
+            return Err(INVALID);
+        }
+        check_port(attributes.port_num.into())?;
+        // SAFETY: a GID is any 16 bytes.
+        let gid = unsafe { attributes.grh.dgid.raw };
         let number = membership.device().link.create_address_handle(Gid(gid))?;
         let context = context_of(domain);
         let ibv = ibv_ah { context, pd: domain, handle: number.0.into() };
@@ -191,6 +197,27 @@ struct Region {
     _domain: Membership,
 }
 
+/// Pages that the kernel is asked about at a time.
+const PAGES: usize = 4096;
+
+/// Refuses memory that isn't there with `EFAULT`, as the kernel does, which pins it. Later on, whoever
+/// copies it would crash.
+fn check_mapped(base: NonNull<u8>, length: usize) -> Outcome<()> {
+    // SAFETY: a question without preconditions.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096).cast_unsigned() as usize;
+    let mut states = [0_u8; PAGES];
+    let (start, end) = (base.as_ptr().addr(), base.as_ptr().addr() + length);
+    for at in (start - start % page..end).step_by(PAGES * page) {
+        let count = (end - at).min(PAGES * page);
+        // SAFETY: the kernel checks the range, and writes a byte for each page of it.
+        let asked = unsafe { libc::mincore(at as *mut c_void, count, states.as_mut_ptr()) };
+        if asked != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM) {
+            return Err(Errno(libc::EFAULT));
+        }
+    }
+    Ok(())
+}
+
 fn register(
     domain: *mut ibv_pd,
     address: *mut c_void,
@@ -220,6 +247,7 @@ fn register(
         if length == 0 || end.and(start.checked_add(length as u64)).is_none() {
             return Err(INVALID);
         }
+        check_mapped(base, length)?;
         let has = |flag| access & flag != 0;
         let raw = RawMemory {
             base,

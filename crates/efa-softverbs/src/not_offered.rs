@@ -5,11 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use efa_device::DeviceAttributes;
-
-use crate::abi::ibv_context;
-use crate::boundary::{Errno, Outcome, UNSUPPORTED, code, number, pointer, value};
-use crate::context::Context;
+use crate::boundary::{Outcome, UNSUPPORTED, code, number, pointer};
 
 /// Defines functions that fail in the way of their kind.
 macro_rules! not_offered {
@@ -50,26 +46,6 @@ not_offered! { pointer -> *mut c_void:
     ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
     efadv_create_comp_cntr ibv_create_comp_cntr
     ibv_alloc_dmah ibv_reg_mr_ex ibv_alloc_buf ibv_reg_buf_mr
-}
-
-/// See `efadv_get_max_sq_depth(3)`: as deep as without inline data.
-#[unsafe(no_mangle)]
-extern "C" fn efadv_get_max_sq_depth(context: *mut ibv_context) -> c_int {
-    value(-libc::EIO, || depth(context, |limits| limits.max_send))
-}
-
-/// See `efadv_get_max_rq_depth(3)`.
-#[unsafe(no_mangle)]
-extern "C" fn efadv_get_max_rq_depth(context: *mut ibv_context) -> c_int {
-    value(-libc::EIO, || depth(context, |limits| limits.max_receive))
-}
-
-/// These give a negative error number.
-fn depth(context: *mut ibv_context, of: impl FnOnce(&DeviceAttributes) -> usize) -> c_int {
-    match Context::device(context) {
-        Ok(device) => c_int::try_from(of(device.link.attributes())).unwrap_or(c_int::MAX),
-        Err(Errno(errno)) => -errno,
-    }
 }
 
 /// Defines functions without a result, for objects that nobody can have got.

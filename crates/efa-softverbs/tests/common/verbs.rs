@@ -74,6 +74,8 @@ functions! {
     ibv_create_comp_channel() -> *mut c_void;
     ibv_attach_mcast() -> c_int;
     efadv_query_device(*mut ibv_context, *mut efadv_device_attr, u32) -> c_int;
+    efadv_get_max_sq_depth(*mut ibv_context, *mut efadv_sq_depth_attr, u32) -> c_int;
+    efadv_get_max_rq_depth(*mut ibv_context, *mut efadv_rq_depth_attr, u32) -> c_int;
     efadv_query_ah(*mut ibv_ah, *mut efadv_ah_attr, u32) -> c_int;
     efadv_create_cq(*mut ibv_context, *mut ibv_cq_init_attr_ex, *mut efadv_cq_init_attr, u32)
         -> *mut ibv_cq_ex;

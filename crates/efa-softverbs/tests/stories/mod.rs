@@ -172,6 +172,41 @@ fn numbers_of_queue_pairs_differ_in_the_bits_that_programs_look_at() {
     }
 }
 
+/// How deep queues can be with so many entries and so much inline data, as libfabric 2 asks; negative
+/// numbers are errors.
+#[test]
+fn the_depth_of_queues_is_that_of_what_is_possible() {
+    LazyLock::force(&HOST);
+    let v = verbs();
+    let context = open();
+    let mut efa = efadv_device_attr::default();
+    let send = |max_send_sge, max_rdma_sge, max_inline_data, length| {
+        let mut asked = efadv_sq_depth_attr::default();
+        (asked.max_send_sge, asked.max_rdma_sge) = (max_send_sge, max_rdma_sge);
+        asked.max_inline_data = max_inline_data;
+        // SAFETY: there is room for so much.
+        unsafe { (v.efadv_get_max_sq_depth)(context, &raw mut asked, length) }
+    };
+    let receive = |max_recv_sge, length| {
+        let mut asked = efadv_rq_depth_attr { max_recv_sge, ..efadv_rq_depth_attr::default() };
+        // SAFETY: as above.
+        unsafe { (v.efadv_get_max_rq_depth)(context, &raw mut asked, length) }
+    };
+    // SAFETY: all arguments are valid, and the context is not used afterwards.
+    unsafe {
+        assert_eq!((v.efadv_query_device)(context, &raw mut efa, 32), 0);
+        let newer = u16::from_ne_bytes(efa.reserved);
+        assert_eq!((efa.inline_buf_size, newer), (32, 32), "the same by its newer name");
+        assert_eq!(send(2, 1, 32, 24), efa.max_sq_wr.cast_signed());
+        assert_eq!(receive(1, 16), efa.max_rq_wr.cast_signed());
+        let wrong = [send(3, 1, 0, 24), send(1, 2, 0, 24), send(1, 1, 33, 24), send(1, 1, 0, 16)];
+        assert_eq!(wrong, [-libc::EINVAL; 4]);
+        assert_eq!([receive(2, 16), receive(1, 8)], [-libc::EINVAL; 2]);
+        assert_eq!((v.ibv_close_device)(context), 0);
+        assert_eq!(send(1, 1, 0, 24), -libc::EINVAL, "a context that was closed");
+    }
+}
+
 /// The C headers poll through the context that a queue names.
 #[test]
 fn a_context_is_not_closed_while_something_is_made_of_it() {
@@ -225,8 +260,16 @@ fn null_and_foreign_handles_are_refused() {
             assert!((v.efadv_cq_from_ibv_cq_ex)(wrong.cast()).is_null());
             assert_eq!((v.efadv_query_ah)(wrong.cast(), &raw mut answer, 16), libc::EINVAL);
         }
+        // A GID alone is no address: the driver looks at it if it is said to be there.
+        ah.grh.dgid.raw = end.gid();
+        for (is_global, port_num) in [(0, 1), (1, 0), (1, 2)] {
+            (ah.is_global, ah.port_num) = (is_global, port_num);
+            assert!((v.ibv_create_ah)(end.pd, &raw mut ah).is_null());
+            assert_eq!(errno(), libc::EINVAL);
+        }
         assert_eq!((v.ibv_modify_qp)(end.qp, nothing(), 1), libc::EINVAL);
         // The zero GID is nobody's.
+        ah = ibv_ah_attr { is_global: 1, port_num: 1, ..zeroed() };
         assert!((v.ibv_create_ah)(end.pd, &raw mut ah).is_null());
         // Null where the queue pair's functions are reached through the context.
         let ops = &(*end.context).ops;
@@ -547,6 +590,16 @@ fn a_region_can_have_addresses_of_its_own() {
         // Whom others may write for, may write itself.
         assert!((v.ibv_reg_mr)(b.pd, address, 8, IBV_ACCESS_REMOTE_WRITE.cast_signed()).is_null());
         assert_eq!(errno(), libc::EINVAL);
+        // Where there is no memory.
+        let (length, access) = (3 * 4096, libc::PROT_READ | libc::PROT_WRITE);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let pages = libc::mmap(nothing(), length, access, flags, -1, 0);
+        assert_ne!(pages, libc::MAP_FAILED);
+        deregister((v.ibv_reg_mr)(b.pd, pages.byte_add(1), length - 1, 1));
+        assert_eq!(libc::munmap(pages.byte_add(2 * 4096), 4096), 0);
+        assert!((v.ibv_reg_mr)(b.pd, pages.byte_add(1), length - 1, 1).is_null());
+        assert_eq!(errno(), libc::EFAULT);
+        assert_eq!(libc::munmap(pages, 2 * 4096), 0);
     }
     deregister(local);
     destroy(handle);
