@@ -2,6 +2,12 @@
 //!
 //! An identifier is an index and a generation. The generation of an entry changes when it is
 //! freed, so that an identifier from the wire that is stale, or made up, is caught.
+//!
+//! ```text
+//!                   31  30 ...... 22   21    20 ...... 10  9 ... 0
+//!   first places     0 │ generation │ kind │ generation  │ index │   used most: 20 bits of generation
+//!   others           1 │ generation │ kind │        index        │   9 bits
+//! ```
 
 use efa_proto::OpId;
 
@@ -12,7 +18,19 @@ use crate::table::Table;
 const INDEX_BITS: u32 = 22;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const MOST: usize = OF_RECEIVE as usize;
-const GENERATION_MASK: u32 = u32::MAX >> INDEX_BITS;
+/// Bits of the index of a first place, and of its generation beside it.
+const FIRST_BITS: u32 = 10;
+const FIRST: u32 = 1 << FIRST_BITS;
+const BESIDE_BITS: u32 = INDEX_BITS - 1 - FIRST_BITS;
+/// Bits of the generation before the kind.
+const BEFORE_BITS: u32 = u32::BITS - 1 - INDEX_BITS;
+/// In identifiers of places that are no first ones.
+const OTHER: u32 = 1 << (u32::BITS - 1);
+
+/// The generations of a place.
+const fn generations(index: u32) -> u32 {
+    if index < FIRST { 1 << (BEFORE_BITS + BESIDE_BITS) } else { 1 << BEFORE_BITS }
+}
 
 /// In identifiers of receives, so that none is an identifier of a send, too: a PEER_ERROR doesn't
 /// tell which it means.
@@ -62,15 +80,26 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
     #[inline(always)]
     fn id(&self, index: u32) -> OpId {
         let generation = self.generations.get(index as usize).copied().unwrap_or(0);
-        OpId(generation << INDEX_BITS | index | KIND)
+        Self::name(index, generation)
+    }
+
+    #[inline(always)]
+    const fn name(index: u32, generation: u32) -> OpId {
+        if index < FIRST {
+            let (before, beside) = (generation >> BESIDE_BITS, generation % (1 << BESIDE_BITS));
+            OpId(before << INDEX_BITS | KIND | beside << FIRST_BITS | index)
+        } else {
+            OpId(OTHER | generation << INDEX_BITS | KIND | index)
+        }
     }
 
     /// The place of the operation of this name, if that is not of an earlier one.
     #[inline(always)]
     fn index(&self, id: OpId) -> Option<u32> {
-        let index = (id.0 ^ KIND) & INDEX_MASK;
+        let of = if id.0 & OTHER == 0 { FIRST - 1 } else { INDEX_MASK };
+        let index = (id.0 ^ KIND) & of;
         let generation = *self.generations.get(index as usize)?;
-        (generation == id.0 >> INDEX_BITS).then_some(index)
+        (Self::name(index, generation) == id).then_some(index)
     }
 
     /// Adds an operation. The caller has [checked](Self::is_full) that there is room.
@@ -97,7 +126,7 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         let index = self.index(id)?;
         let operation = self.operations.remove(index)?;
         if let Some(generation) = self.generations.get_mut(index as usize) {
-            *generation = generation.wrapping_add(1) & GENERATION_MASK;
+            *generation = (*generation + 1) % generations(index);
         }
         Some(operation)
     }
@@ -111,6 +140,8 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     // conformance: A122
@@ -121,16 +152,38 @@ mod tests {
         for round in 0..1_000_000_u32 {
             let id = table.insert(round);
             assert_eq!(table.get(id), Some(&round));
-            if let Some(old) = stale.last() {
-                assert_ne!(*old, id, "not reused at once");
+            // The first ones of all, and the last one.
+            for old in &stale {
+                assert_ne!(*old, id, "not used again, after {round}");
                 assert_eq!(table.get(*old), None);
                 assert_eq!(table.remove(*old), None);
             }
             assert_eq!(table.remove(id), Some(round));
             assert_eq!(table.get_mut(id), None);
-            stale = vec![id];
+            stale.truncate(2);
+            stale.push(id);
         }
         assert_eq!(table.generations.len(), 1, "places are used again");
+    }
+
+    #[test]
+    fn names_of_places_beyond_the_first_ones_are_their_own() {
+        let mut receives = OperationTable::<_, OF_RECEIVE>::new();
+        let first: Vec<_> = (0..=FIRST).map(|index| receives.insert(index)).collect();
+        let mut names = first.clone();
+        for round in 1..generations(FIRST) {
+            let last = names[names.len() - 1];
+            assert!(receives.remove(last).is_some());
+            names.push(receives.insert(round));
+            assert_eq!(receives.get(last), None);
+        }
+        let different: HashSet<_> = names.iter().collect();
+        assert_eq!(different.len(), names.len());
+        assert!(names.iter().all(|id| id.0 & OF_RECEIVE != 0));
+        for (index, id) in (0..).zip(&first[..FIRST as usize]) {
+            assert_eq!(receives.get(*id), Some(&index));
+            assert_eq!(receives.get(OpId(id.0 ^ OTHER)), None);
+        }
     }
 
     #[test]

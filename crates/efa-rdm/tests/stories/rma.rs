@@ -10,7 +10,7 @@ use efa_rdm::{
     Remote, RemoteUse, RemoteWrite, RmaCompletion, RmaKind, StartError, Subprotocol, Write,
 };
 use efa_sim::SoftRegion;
-use efa_sim::local::LocalOptions;
+use efa_sim::local::{Faults, LocalOptions};
 
 use crate::buffer::Buffer;
 use crate::longread::Memory;
@@ -1048,4 +1048,46 @@ fn a_long_write_with_data_that_a_device_cannot_carry_is_read_by_the_target() {
     assert_eq!((done.result, done.subprotocol), (Ok(()), Some(Subprotocol::LongRead)));
     assert_eq!(world.ends[1].remote_writes.pop_front().unwrap().cq_data, 1 << 40);
     assert_eq!(bytes_of(&region), pattern(1 << 20, 1));
+}
+
+/// What two endpoints say may still be under way when they have taken each other out and in again.
+#[test]
+fn a_late_answer_to_a_read_of_long_ago_is_no_answer_to_another() {
+    let mut world = world_with(emulated(), Config::default());
+    let (region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
+    world.read(&[iov], 100);
+    let late_by = |seconds| Faults {
+        late: 1.0,
+        late_by: std::time::Duration::from_secs(seconds),
+        ..Faults::default()
+    };
+    world.start_read(&[iov], vec![0; 100]).unwrap();
+    let now = world.now;
+    world.endpoint(0).progress(now);
+    world.network.set_faults(late_by(1));
+    while world.types_from(1).iter().filter(|of| **of == PacketType::ReadRsp).count() < 2 {
+        world.step();
+    }
+    world.network.set_faults(Faults::default());
+    for (end, other) in [(0, 1), (1, 0)] {
+        let peer = world.peer(end, other);
+        world.endpoint(end).remove_peer(peer);
+        world.peer(end, other);
+    }
+    world.ends[0].collect();
+    assert_eq!(world.rma_done().result, Err(OperationError::PeerRemoved));
+    region.write(0, &pattern(100, 2));
+    for _ in 1..1024 {
+        world.start_read(&[iov], vec![0; 100]).unwrap();
+        while world.ends[0].rma.is_empty() {
+            world.step();
+        }
+        assert_eq!(world.rma_done().buffer, pattern(100, 2));
+    }
+    // The answer comes while a request is under way.
+    world.network.set_faults(late_by(5));
+    world.start_read(&[iov], vec![0; 100]).unwrap();
+    world.drive();
+    assert_eq!(world.rma_done().buffer, pattern(100, 2));
+    assert_eq!(world.drop_reasons(0), [DropReason::UnknownOperation]);
 }
