@@ -923,17 +923,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// A send whose first packets were to be written: if any were, the way is chosen. A blocked one
-    /// may be selected anew: its header may have shrunk.
+    /// may be selected anew: its header may have shrunk, or what is known of the peer be other.
     pub(crate) fn began(&mut self, id: OpId, subprotocol: Subprotocol, outstanding_before: u32) {
-        if let Some(send) = self.operations.sends.get_mut(id)
-            && send.outstanding > outstanding_before
+        let Some(send) = self.operations.sends.get_mut(id) else { return };
+        if send.outstanding == outstanding_before {
+            send.in_packets = send.length;
+            return;
+        }
+        send.subprotocol = Some(subprotocol);
+        if send.is_being_read()
+            && let Some(active) = self.peers.active_mut(send.peer)
         {
-            send.subprotocol = Some(subprotocol);
-            if send.is_being_read()
-                && let Some(active) = self.peers.active_mut(send.peer)
-            {
-                active.reads_under_way += 1;
-            }
+            active.reads_under_way += 1;
         }
     }
 

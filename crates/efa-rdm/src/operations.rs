@@ -21,6 +21,7 @@ use crate::longread::Reading;
 use crate::memory::Memory;
 use crate::operation::{OF_RECEIVE, OperationTable};
 use crate::peer::PeerId;
+use crate::pool::Pool;
 use crate::rdma::{Remote, Transfer};
 use crate::rta::AtomicState;
 use crate::select::Subprotocol;
@@ -265,9 +266,9 @@ pub(crate) struct Operations<B, R> {
     /// The number of the next send that isn't ordered.
     serial: u32,
     /// Coverages with memory of their own, to be used again.
-    coverages: Vec<Coverage>,
+    coverages: Pool<Coverage>,
     /// Memory of previous values, to be used again.
-    values: Vec<Vec<u8>>,
+    values: Pool<Vec<u8>>,
 }
 
 impl<B, R> Operations<B, R> {
@@ -283,8 +284,8 @@ impl<B, R> Operations<B, R> {
             written: 0,
             whole: 0,
             serial: 0,
-            coverages: Vec::new(),
-            values: Vec::new(),
+            coverages: Pool::default(),
+            values: Pool::default(),
         }
     }
 
@@ -359,23 +360,29 @@ impl<B, R> Operations<B, R> {
 
     /// An empty coverage.
     pub(crate) fn coverage(&mut self) -> Coverage {
-        self.coverages.pop().unwrap_or_default()
+        self.coverages.take().unwrap_or_default()
     }
 
     /// Keeps a coverage that is not needed any more.
     pub(crate) fn recycle_coverage(&mut self, mut coverage: Coverage) {
         coverage.clear();
-        self.coverages.push(coverage);
+        self.coverages.put(coverage);
     }
 
     /// Memory for previous values.
     pub(crate) fn values(&mut self) -> Vec<u8> {
-        self.values.pop().unwrap_or_default()
+        self.values.take().unwrap_or_default()
     }
 
     /// Keeps memory of previous values that is not needed any more.
     pub(crate) fn recycle_values(&mut self, mut values: Vec<u8>) {
         values.clear();
-        self.values.push(values);
+        self.values.put(values);
+    }
+
+    /// Ends a period: gives memory back that was not needed.
+    pub(crate) fn trim(&mut self) {
+        self.coverages.trim();
+        self.values.trim();
     }
 }

@@ -351,6 +351,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.resume_transfers();
         self.inbound.trim();
         self.transmit.trim();
+        self.operations.trim();
         self.matching.held.trim();
         if let Some(in_place) = self.in_place.as_deref_mut() {
             in_place.trim();

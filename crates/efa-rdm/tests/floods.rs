@@ -10,11 +10,12 @@ use efa_device::{
     Access, Completion as Done, Device, Qkey, QueuePair, QueuePairOptions, Region, Time,
 };
 use efa_proto::{
-    Connid, Header, MsgId, OpId, RawAddress, RawAddressForm, ReqOptions, RmaIov, Rtm, RtmKind, Rtr,
-    RtrKind, Rtw, RtwKind,
+    Connid, Header, MsgId, OpId, RawAddress, RawAddressForm, ReqOptions, RmaIov, Rta, RtaKind, Rtm,
+    RtmKind, Rtr, RtrKind, Rtw, RtwKind,
 };
 use efa_rdm::{
-    Accept, Bounds, Completion, Config, DropReason, Endpoint, Event, Excess, Level, Message, PeerId,
+    Accept, AtomicOp, Bounds, Completion, Config, Datatype, DropReason, Endpoint, Event, Excess,
+    Level, Message, PeerId,
 };
 
 use efa_sim::local::{LocalFabric, LocalOptions, LocalQueuePair, Reorder};
@@ -337,4 +338,29 @@ fn requests_of_a_peer_that_takes_no_answer_are_bounded() {
     siege.endpoint.remove_peer(peer);
     siege.step();
     assert_eq!(region.reclaim().map(|memory| memory.len()).ok(), Some(1 << 16));
+}
+
+#[test]
+fn memory_of_answers_that_a_peer_did_not_take_is_given_back() {
+    let mut siege = Siege::new(Bounds::default());
+    let access = Access { remote_read: true, remote_write: true };
+    let region = siege.endpoint.queue_pair().register(vec![7; 8000].into(), access).unwrap();
+    let rma_iov = [RmaIov::new(region.remote_address(), 8000, region.remote_key().into())];
+    siege.network.drop_receive_buffers(siege.liar.address(), 64).unwrap();
+    for number in 0..1_000 {
+        let kind = RtaKind::Fetch { recv_id: OpId(number) };
+        let (datatype, op) = (Datatype::Uint64.code(), AtomicOp::Read.code());
+        let (msg_id, options) = (MsgId(number), siege.options());
+        let rta = Rta { msg_id, rma_iov: &rma_iov, datatype, op, kind, options };
+        siege.say(Header::Rta(rta), 0);
+    }
+    assert_eq!(siege.endpoint.statistics().remote_reads, 1_000);
+    assert!(siege.grown() > 7 * MIB, "the values are kept: {}", siege.grown());
+    let peer = siege.endpoint.find_peer(&siege.address()).unwrap();
+    siege.endpoint.remove_peer(peer);
+    for _ in 0..4 {
+        siege.now += Config::default().trim_interval;
+        siege.step();
+    }
+    assert!(siege.grown() < MIB, "{}", siege.grown());
 }

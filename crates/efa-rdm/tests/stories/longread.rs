@@ -1,10 +1,10 @@
 //! Sections 4.1, 4.5 and 4.7: long-read and runting read messages, READ_NACK.
 
 use efa_device::{Access, QueuePair, Rdma, Region, RegionRange, RegisterError, Status};
-use efa_handshake::{Profile, Release};
+use efa_handshake::{Extras, Profile, Release};
 use efa_proto::{
-    Connid, Eor, EorForm, Header, MsgId, OpId, Packet, PacketType, ReadNack, ReqOptions, RmaIov,
-    Rtm, RtmKind,
+    Connid, Eor, EorForm, ExtraInfo, Handshake, Header, MsgId, OpId, Packet, PacketType, ReadNack,
+    ReqOptions, RmaIov, Rtm, RtmKind,
 };
 use efa_rdm::{Config, DropReason, Event, OperationError, Payload, Subprotocol};
 use efa_sim::SoftRegion;
@@ -185,7 +185,7 @@ fn devices_without_rdma_announce_nothing_and_send() {
     assert_eq!(world.receive_done(1).subprotocol, Some(Subprotocol::LongCts));
     let peer = world.peer(0, 1);
     let extras = world.endpoint(0).peer_extras(peer).unwrap();
-    assert!(!extras.contains(efa_handshake::Extras::RDMA_READ), "{extras:?}");
+    assert!(!extras.contains(Extras::RDMA_READ), "{extras:?}");
 }
 
 // The device reads at most 4 KiB at a time, and at most three reads are under way.
@@ -755,5 +755,38 @@ fn a_message_of_nothing_is_received_however_it_travels() {
             world.drive();
             assert_eq!(world.receive_done(1).buffer.bytes(), pattern(5, 1));
         }
+    }
+}
+
+/// A second HANDSHAKE may come between the first try to send a request and the next one.
+#[test]
+fn a_message_that_can_be_read_no_more_as_its_request_goes_is_sent() {
+    for runt_size in [0, 60_000] {
+        let mut world = pair(1, Config { runt_size, ..config() }, config());
+        world.receive_into(1, Memory::Heap(vec![0; 200_000]), 1);
+        let message = world.region(0, &pattern(200_000, 1));
+        world.network.set_faults(Faults { send_refused: 1.0, ..Faults::default() });
+        world.send(0, 1, message, 2);
+        let peer = world.peer(0, 1);
+        let extras = world.endpoint(0).peer_extras(peer).unwrap() - Extras::RDMA_READ;
+        let handshake = Handshake {
+            extra_info: ExtraInfo::new(&[extras.bits()]).unwrap(),
+            connid: Some(world.endpoint(1).address().connid),
+            host_id: None,
+            device_version: None,
+            user_recv_qp: None,
+        };
+        world.inject(1, 0, Header::Handshake(handshake), &[]);
+        while world.endpoint(0).peer_extras(peer) != Some(extras) {
+            world.step();
+        }
+        world.network.set_faults(Faults::default());
+        world.drive();
+        let received = world.receive_done(1);
+        assert_eq!((received.subprotocol, received.result), (Some(Subprotocol::LongCts), Ok(())));
+        assert!(received.buffer.bytes() == pattern(200_000, 1));
+        let sent = world.send_done(0);
+        assert_eq!((sent.subprotocol, sent.result), (Some(Subprotocol::LongCts), Ok(())));
+        world.assert_clean();
     }
 }
