@@ -96,6 +96,11 @@ impl Completion {
         if self.immediate.is_some() { IBV_WC_WITH_IMM } else { 0 }
     }
 
+    /// Whether it took a receive.
+    fn is_of_receive(&self) -> bool {
+        self.opcode >= IBV_WC_RECV && !self.unsolicited
+    }
+
     fn source_queue_pair(&self) -> u32 {
         self.source.map_or(0, |source| source.qpn.0.into())
     }
@@ -120,6 +125,20 @@ impl Queue {
     #[inline]
     pub(crate) fn push(&self, completion: Completion) {
         lock(&self.ready).push_back(completion);
+    }
+
+    /// How many completions of receives of a queue pair the program hasn't seen.
+    pub(crate) fn unseen_receives(&self, of: Serial) -> usize {
+        self.count(|completion| completion.of == of && completion.is_of_receive())
+    }
+
+    /// And of sends and RDMA operations.
+    pub(crate) fn unseen_sends(&self, of: Serial) -> usize {
+        self.count(|completion| completion.of == of && completion.opcode < IBV_WC_RECV)
+    }
+
+    fn count(&self, which: impl Fn(&Completion) -> bool) -> usize {
+        lock(&self.ready).iter().filter(|completion| which(completion)).count()
     }
 
     /// The next completion, if there is one or a step brings one about.

@@ -169,6 +169,10 @@ pub(crate) struct State {
     /// How many of them, from the front, the link has a packet for.
     lent: usize,
     sends: Outstanding,
+    /// Places in the queues that are surely free. There may be more: those of which the program has
+    /// seen the completion since they were counted.
+    send_room: usize,
+    receive_room: usize,
     spare: Vec<Box<[u8]>>,
     spare_receives: Vec<Box<[u8]>>,
     faults: Faults<Packet>,
@@ -450,12 +454,17 @@ impl QueuePair {
 
     // ---- posting -----------------------------------------------------------------------------
 
-    /// Whether `count` more sends fit.
-    pub(crate) fn check_room(&self, state: &State, count: usize) -> Outcome<()> {
+    /// Takes the places of `count` more sends.
+    pub(crate) fn take_room(&self, state: &mut State, count: usize) -> Outcome<()> {
         if state.phase != Phase::ReadyToSend {
             return Err(INVALID);
         }
-        if state.sends.len() + count > self.cap.max_send_wr as usize { Err(FULL) } else { Ok(()) }
+        if state.send_room < count {
+            let taken = state.sends.len() + self.sends_to.unseen_sends(self.serial);
+            state.send_room = (self.cap.max_send_wr as usize).saturating_sub(taken);
+        }
+        state.send_room = state.send_room.checked_sub(count).ok_or(FULL)?;
+        Ok(())
     }
 
     /// Posts a send of what `gather` writes to a packet buffer; it gives the length.
@@ -535,10 +544,13 @@ impl QueuePair {
         if matches!(state.phase, Phase::Reset | Phase::Error) {
             return Err(INVALID);
         }
-        if state.receives.len() >= self.cap.max_recv_wr as usize {
-            return Err(FULL);
-        }
         self.room(&receive).ok_or(INVALID)?;
+        if state.receive_room == 0 {
+            let unseen = self.receives_to.unseen_receives(self.serial);
+            let taken = state.receives.len() + unseen;
+            state.receive_room = (self.cap.max_recv_wr as usize).saturating_sub(taken);
+        }
+        state.receive_room = state.receive_room.checked_sub(1).ok_or(FULL)?;
         state.receives.push_back(receive);
         self.lend(state);
         Ok(())
@@ -781,6 +793,8 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
         receives: VecDeque::new(),
         lent: 0,
         sends: Outstanding::default(),
+        send_room: 0,
+        receive_room: 0,
         spare: Vec::new(),
         spare_receives: Vec::new(),
         faults: Faults::new(device.settings.faults(), number),

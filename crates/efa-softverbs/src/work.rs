@@ -285,7 +285,7 @@ pub(crate) unsafe extern "C" fn post_send(
                 // SAFETY: the caller's promise.
                 let work = unsafe { read_request(request, queue_pair)? };
                 work.check(queue_pair)?;
-                queue_pair.check_room(state, 1)?;
+                queue_pair.take_room(state, 1)?;
                 work.post(queue_pair, state);
                 at = request.next;
             }
@@ -509,7 +509,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
             work.check(queue_pair)?;
         }
         queue_pair.with(|state| {
-            queue_pair.check_room(state, build.works.len())?;
+            queue_pair.take_room(state, build.works.len())?;
             for work in &build.works {
                 work.post(queue_pair, state);
             }

@@ -680,6 +680,40 @@ fn posts_that_can_not_be_are_refused() {
     destroy(handle);
 }
 
+/// A place in a queue is free again when the program has seen the completion: a program that forgets
+/// to look would overrun its queues on hardware.
+#[test]
+fn queues_are_as_long_as_what_the_program_has_not_seen() {
+    let (a, b) = pair(Wish { sends: 2, receives: 2, ..Wish::default() });
+    let buffer = Memory::of(&[0; 16]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    for wr_id in 0..2 {
+        assert_eq!(b.post_receive(wr_id, part(into, 0, 16)), 0);
+        assert_eq!(a.post_send(wr_id, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
+    }
+    for _ in 0..2 {
+        assert_eq!(a.wait().status, IBV_WC_SUCCESS);
+    }
+    assert_eq!(b.post_receive(2, part(into, 0, 16)), libc::ENOMEM, "two have come");
+    assert_eq!(b.wait().wr_id, 0);
+    assert_eq!(b.post_receive(2, part(into, 0, 16)), 0);
+    assert_eq!(b.post_receive(3, part(into, 0, 16)), libc::ENOMEM);
+    // These fail at once.
+    let nobodys = ibv_sge { addr: 1, length: 1, lkey: 1 };
+    for wr_id in 0..2 {
+        assert_eq!(a.post_send(wr_id, to, &[nobodys], 0), 0);
+    }
+    assert_eq!(a.post_send(2, to, &[nobodys], 0), libc::ENOMEM);
+    assert_eq!(a.wait().status, IBV_WC_LOC_PROT_ERR);
+    assert_eq!(a.post_send(2, to, &[nobodys], 0), 0);
+    assert_eq!(a.post_remote(3, to, false, (0, 1), &[]), libc::ENOMEM);
+    assert_eq!([a.wait().wr_id, a.wait().wr_id], [1, 2]);
+    destroy(handle);
+    deregister(into);
+}
+
 /// Each step has attributes that it needs and others that it may have, by the table of the kernel's
 /// driver. A program that forgets one must not get on here, and fail on hardware.
 #[test]
