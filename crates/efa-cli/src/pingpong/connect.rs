@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -43,19 +43,26 @@ impl FromStr for HostPort {
 
     fn from_str(text: &str) -> Result<Self, HostPortError> {
         let of = |host: &str, port| Self { host: host.to_owned(), port };
-        if let Ok(address) = text.parse::<SocketAddr>() {
-            return Ok(of(&address.ip().to_string(), address.port()));
-        }
-        if text.parse::<IpAddr>().is_ok() {
-            return Ok(of(text, DEFAULT_PORT));
-        }
-        let parsed = match text.split_once(':') {
-            None => Some(of(text, DEFAULT_PORT)),
-            Some((host, port)) => port.parse().ok().map(|port| of(host, port)),
+        let bracketed = text.strip_prefix('[').and_then(|text| text.split_once(']'));
+        let parsed = match (bracketed, text.split_once(':')) {
+            (Some((host, "")), _) => is_ipv6(host).then(|| of(host, DEFAULT_PORT)),
+            (Some((host, port)), _) => {
+                let port = port.strip_prefix(':').and_then(|port| port.parse().ok());
+                port.filter(|_| is_ipv6(host)).map(|port| of(host, port))
+            }
+            (None, _) if is_ipv6(text) => Some(of(text, DEFAULT_PORT)),
+            (None, None) => Some(of(text, DEFAULT_PORT)),
+            (None, Some((host, port))) => port.parse().ok().map(|port| of(host, port)),
         };
         let named = parsed.filter(|parsed| !parsed.host.is_empty());
         named.ok_or_else(|| HostPortError { text: text.to_owned() })
     }
+}
+
+/// Whether it is an IPv6 address, perhaps of one interface: `fe80::1%eth0`.
+fn is_ipv6(text: &str) -> bool {
+    let address = text.split_once('%').map_or(text, |(address, _)| address);
+    address.parse::<Ipv6Addr>().is_ok()
 }
 
 /// No control channel.
@@ -161,7 +168,21 @@ mod tests {
         assert_eq!(parsed("10.0.0.1"), "10.0.0.1:47592");
         assert_eq!(parsed("::1"), "[::1]:47592");
         assert_eq!(parsed("[::1]:80"), "[::1]:80");
-        for text in ["", ":80", "node7:", "node7:http", "node7:65536", "[::1]:x"] {
+        assert_eq!(parsed("[::1]"), "[::1]:47592");
+        assert_eq!(parsed("fe80::1%eth0"), "[fe80::1%eth0]:47592");
+        assert_eq!(parsed("[fe80::1%2]:80"), "[fe80::1%2]:80");
+        for text in [
+            "",
+            ":80",
+            "node7:",
+            "node7:http",
+            "node7:65536",
+            "[::1]:x",
+            "[::1]80",
+            "[]",
+            "[node7]:80",
+            "::x",
+        ] {
             let error = HostPortError { text: text.to_owned() };
             assert_eq!(text.parse::<HostPort>(), Err(error), "{text}");
         }
