@@ -231,8 +231,8 @@ unsafe fn read_request(request: &ibv_send_wr, queue_pair: &QueuePair) -> Outcome
         _ => return Err(INVALID),
     };
     let (cap, is_inline) = (queue_pair.cap(), request.send_flags & IBV_SEND_INLINE != 0);
-    // The device never sees the list of what is copied.
-    let most = if is_inline { usize::MAX } else { cap.max_send_sge as usize };
+    // The device never sees the list of what is copied, which may be of a byte each.
+    let most = if is_inline { MAX_INLINE } else { cap.max_send_sge as usize };
     // SAFETY: the caller's promise.
     let list = unsafe { entries(request.sg_list, request.num_sge, most)? };
     let data = if !is_inline {

@@ -233,7 +233,7 @@ impl<'a> Program<'a> {
         ibv_sge { addr: self.memory as u64 + offset, length, lkey }
     }
 
-    /// So many entries of two, if one believes it.
+    /// So many entries, if one believes it.
     fn entry_count(&mut self) -> c_int {
         self.input.pick(&[1, 1, 2, 0, -1, 3, 1000, c_int::MAX])
     }
@@ -318,6 +318,7 @@ impl<'a> Program<'a> {
                 if usual {
                     attributes = zeroed();
                     attributes.qp_type = self.input.pick(&[IBV_QPT_UD, IBV_QPT_DRIVER]);
+                    attributes.sq_sig_all = 1;
                 }
                 attributes.cap = cap;
                 (attributes.send_cq, attributes.recv_cq) = (send.cast(), receive.cast());
@@ -336,6 +337,7 @@ impl<'a> Program<'a> {
             if usual {
                 attributes = zeroed();
                 attributes.qp_type = IBV_QPT_DRIVER;
+                attributes.sq_sig_all = 1;
                 attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
                 attributes.send_ops_flags = self.input.about(OPERATIONS);
             }
@@ -473,7 +475,9 @@ impl<'a> Program<'a> {
         if pair.is_null() {
             return;
         }
-        let mut entries = [self.entry(), self.entry()];
+        // Inline, so many are looked at.
+        let two = [self.entry(), self.entry()];
+        let mut entries: [ibv_sge; 32] = std::array::from_fn(|place| two[place % 2]);
         let list = if self.input.byte() < 250 { entries.as_mut_ptr() } else { null_mut() };
         let count = self.entry_count();
         // SAFETY: as C does it, with a queue pair that is alive or null; lists have an end. A count of
