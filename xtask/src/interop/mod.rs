@@ -104,8 +104,7 @@ pub(crate) fn verbs_gate(workspace: &Workspace) -> Result<()> {
 /// `cargo xtask interop`
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     if args.list {
-        report::list();
-        return Ok(());
+        return Ok(report::list(&mut std::io::stdout())?);
     }
     let cells = args.cells()?;
     setup::provide(workspace, TOOLS)?;
@@ -197,6 +196,16 @@ mod tests {
         let only = only.iter().map(|&pattern| pattern.to_owned()).collect();
         let args = Args { only, pair: pair.to_vec(), rdma, ..Args::default() };
         args.cells().unwrap().iter().map(Cell::to_string).collect()
+    }
+
+    #[test]
+    fn the_list_goes_as_far_as_it_is_read() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        drop(reader);
+        report::list(&mut writer).unwrap();
+        let mut all = Vec::new();
+        report::list(&mut all).unwrap();
+        assert_eq!(String::from_utf8(all).unwrap().lines().count(), scenarios::all().count());
     }
 
     #[test]

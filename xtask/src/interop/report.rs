@@ -1,6 +1,6 @@
 //! What is printed: the progress, the table, and a block for each cell that failed.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
@@ -13,7 +13,7 @@ use super::scenarios;
 
 /// A bar that moves with the cells, if there is a terminal to show it.
 pub(crate) fn progress(cells: usize) -> ProgressBar {
-    let target = match std::io::stderr().is_terminal() {
+    let target = match io::stderr().is_terminal() {
         true => ProgressDrawTarget::stderr(),
         false => ProgressDrawTarget::hidden(),
     };
@@ -33,11 +33,15 @@ pub(crate) fn ended(bar: &ProgressBar, result: &CellResult) {
     }
 }
 
-/// `--list`
-pub(crate) fn list() {
+/// `--list`, for somebody who may go away before the end: `head`, or `grep --quiet`.
+pub(crate) fn list(out: &mut impl Write) -> io::Result<()> {
     for scenario in scenarios::all() {
-        println!("{:<28} {}", scenario.name, scenario.about);
+        match writeln!(out, "{:<28} {}", scenario.name, scenario.about) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            result => result?,
+        }
     }
+    Ok(())
 }
 
 /// Everything.
