@@ -1,6 +1,6 @@
 //! What is the same of RDMA operations on the shm and the tcp link.
 
-use efa_device::{DeviceAttributes, DeviceError, RdmaRequest};
+use efa_device::{DeviceAttributes, DeviceError, Rdma, RdmaRequest};
 
 use crate::region::SoftRegion;
 
@@ -10,6 +10,12 @@ pub(crate) enum Direction {
     Read,
     /// With immediate data, which is sent when all is written.
     Write(Option<u32>),
+}
+
+/// The generation of the device that this is most like. The first one alone doesn't read remote
+/// memory; libfabric from 1.18 on aborts if another doesn't.
+pub(crate) fn vendor_part_id(rdma: Rdma) -> u32 {
+    if rdma.read { 0xefa2 } else { 0xefa0 }
 }
 
 /// Whether a device with these attributes does that.

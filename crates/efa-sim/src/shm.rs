@@ -104,6 +104,7 @@ use self::queue_pair::Book;
 pub use self::queue_pair::ShmQueuePair;
 use self::ring::{MAX_MTU, MAX_SLOTS};
 use crate::faults::FaultOptions;
+use crate::rdma;
 use crate::record::SharedSink;
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 use efa_device::{
@@ -226,7 +227,7 @@ impl ShmDevice {
         let directory = HostDirectory::open(options.directory.as_deref(), &options.name)?;
         let attributes = DeviceAttributes {
             name: format!("efa-shm-{}", options.name),
-            vendor_part_id: 0xefa2,
+            vendor_part_id: rdma::vendor_part_id(options.rdma),
             mtu: options.mtu,
             max_send: options.max_send,
             max_receive: options.max_receive,

@@ -110,6 +110,7 @@ pub use self::wire::Violation;
 use crate::book::AddressBook;
 use crate::keys::{self, Slots};
 use crate::map::Map;
+use crate::rdma;
 use crate::record::SharedSink;
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 
@@ -247,7 +248,7 @@ impl TcpDevice {
         }
         let attributes = DeviceAttributes {
             name: format!("efa-tcp-{address}"),
-            vendor_part_id: 0xefa2,
+            vendor_part_id: rdma::vendor_part_id(options.rdma),
             mtu: options.mtu,
             max_send: options.max_send,
             max_receive: options.max_receive,

@@ -12,7 +12,6 @@ use crate::boundary::{BUSY, Errno, INVALID, Outcome, code, negative, number, poi
 use crate::completion_queue::{self, create_cq_ex};
 use crate::device::{
     Device, DeviceEntry, DeviceList, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE, VENDOR_ID,
-    VENDOR_PART_ID,
 };
 use crate::process::{Kind, process};
 use crate::queue_pair;
@@ -156,7 +155,7 @@ fn device_attributes(device: &Device) -> ibv_device_attr {
     attributes.max_mr_size = limits.max_region_size;
     attributes.page_size_cap = 4096;
     attributes.vendor_id = VENDOR_ID;
-    attributes.vendor_part_id = VENDOR_PART_ID;
+    attributes.vendor_part_id = limits.vendor_part_id;
     attributes.max_qp = number(device.link.max_queue_pairs());
     attributes.max_qp_wr = number(limits.max_send.min(limits.max_receive));
     attributes.max_sge = number(MAX_SEND_SGE.min(MAX_RECEIVE_SGE));

@@ -30,8 +30,6 @@ use crate::settings::Settings;
 use crate::statistics::Statistics;
 use crate::sysfs::Sysfs;
 
-/// Part id that makes programs use device RDMA when the device says that it can.
-pub(crate) const VENDOR_PART_ID: u32 = 0xefa2;
 /// Amazon.
 pub(crate) const VENDOR_ID: u32 = 0x1d0f;
 /// Most gather entries of a send.

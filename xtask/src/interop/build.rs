@@ -32,6 +32,11 @@ pub(crate) struct Built {
 pub(crate) struct Release(pub(crate) u32, pub(crate) u32);
 
 impl Release {
+    /// Before all that have this protocol.
+    pub(crate) const FIRST: Self = Self(0, 0);
+    /// One that isn't there yet.
+    pub(crate) const NEVER: Self = Self(u32::MAX, 0);
+
     /// The one that programs find: Debian's, if not another is in the library path.
     fn found() -> Result<Self> {
         let output = Command::new("fi_info").arg("--version").output().context("fi_info")?;

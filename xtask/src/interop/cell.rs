@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::build::{Built, Release};
 use super::corpus::Corpus;
-use super::matrix::{Cell, Device, Stack};
+use super::matrix::{Cell, Device, Rdma, Stack};
 use super::packets::Packets;
 use super::peer::Traces;
 use super::programs::Programs;
@@ -99,6 +99,10 @@ impl<'a> Place<'a> {
         let mut command = Command::new(&self.built.efa);
         command.args(["soft-efa", "run"]);
         self.tell_device(&mut command, host, cell, traces);
+        if cell.rdma == Rdma::On {
+            // Old releases use it only if they are told to.
+            command.env("FI_EFA_USE_DEVICE_RDMA", "1");
+        }
         command.arg("--");
         command
     }
@@ -191,6 +195,8 @@ pub(crate) struct CellResult {
     pub(crate) notes: Vec<String>,
     /// Why it failed.
     pub(crate) failure: Option<Failure>,
+    /// Why a failure is one that libfabric has with itself.
+    pub(crate) known: Option<&'static str>,
 }
 
 /// All that is known of a failure.
@@ -212,12 +218,7 @@ pub(crate) struct LastWords {
 impl CellResult {
     /// Whether it counts as failure.
     pub(crate) fn failed(&self) -> bool {
-        self.failure.is_some() && self.known().is_none()
-    }
-
-    /// Why the failure is one that libfabric has with itself.
-    pub(crate) fn known(&self) -> Option<&'static str> {
-        self.cell.known()
+        self.failure.is_some() && self.known.is_none()
     }
 }
 
@@ -234,7 +235,8 @@ pub(crate) fn run(place: &Place<'_>, index: usize, cell: Cell) -> CellResult {
     let host = format!("cell-{index}");
     let mut traces = Vec::new();
     // Where libfabric is known to hang there is no use in waiting for long.
-    let deadline = if cell.known().is_some() { SHORT_DEADLINE } else { place.deadline };
+    let known = cell.known(place.libfabric());
+    let deadline = if known.is_some() { SHORT_DEADLINE } else { place.deadline };
     let outcome = play(place, &host, &cell, &directory, started + deadline, &mut traces);
     let outcome = outcome.and_then(|notes| place.add_to_corpus(&traces).map(|()| notes));
     let took = started.elapsed();
@@ -249,7 +251,7 @@ pub(crate) fn run(place: &Place<'_>, index: usize, cell: Cell) -> CellResult {
     if failure.is_none() && !place.keep {
         let _ = std::fs::remove_dir_all(&directory);
     }
-    CellResult { cell, took, notes, failure }
+    CellResult { cell, took, notes, failure, known }
 }
 
 fn play(

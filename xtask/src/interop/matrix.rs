@@ -4,6 +4,7 @@ use std::fmt;
 
 use clap::ValueEnum;
 
+use super::build::Release;
 use super::scenarios::{self, Scenario};
 
 /// What a peer is made of.
@@ -106,9 +107,9 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Why libfabric is known to fail here, if it is.
-    pub(crate) fn known(&self) -> Option<&'static str> {
-        let known = self.scenario.known.iter().find(|known| known.is(self));
+    /// Why this release of libfabric is known to fail here, if it is.
+    pub(crate) fn known(&self, libfabric: Release) -> Option<&'static str> {
+        let known = self.scenario.known.iter().find(|known| known.is(self, libfabric));
         known.map(|known| known.reason)
     }
 }

@@ -102,7 +102,7 @@ fn table(results: &[CellResult]) -> Table {
 }
 
 fn verdict(result: &CellResult) -> &'static str {
-    match (&result.failure, result.known()) {
+    match (&result.failure, result.known) {
         (None, _) => "ok",
         (Some(_), None) => "FAILED",
         (Some(_), Some(_)) => "known",
@@ -111,7 +111,7 @@ fn verdict(result: &CellResult) -> &'static str {
 
 fn print_known(results: &[CellResult]) {
     for result in results {
-        if let (Some(failure), Some(reason)) = (&result.failure, result.known()) {
+        if let (Some(failure), Some(reason)) = (&result.failure, result.known) {
             println!("known: {}: {reason}\n    seen: {:#}", result.cell, failure.error);
         }
     }

@@ -14,6 +14,7 @@ use std::fmt;
 
 use anyhow::Result;
 
+use super::build::Release;
 use super::matrix::{Cell, Pair, Rdma};
 use super::packets::Packets;
 use super::programs::Programs;
@@ -78,6 +79,8 @@ pub(crate) struct Known {
     pub(crate) pair: Pair,
     /// With and without device RDMA if `None`.
     pub(crate) rdma: Option<Rdma>,
+    /// The first release that does, and the first after it that doesn't.
+    pub(crate) releases: [Release; 2],
     pub(crate) reason: &'static str,
 }
 
@@ -88,17 +91,20 @@ impl Faults {
 
 impl Known {
     /// In both kinds of cell of a pair.
-    const fn of(pair: Pair, reason: &'static str) -> Self {
-        Self { pair, rdma: None, reason }
+    const fn of(pair: Pair, releases: [Release; 2], reason: &'static str) -> Self {
+        Self { pair, rdma: None, releases, reason }
     }
 
     /// Where there is device RDMA.
-    const fn with_rdma(pair: Pair, reason: &'static str) -> Self {
-        Self { pair, rdma: Some(Rdma::On), reason }
+    const fn with_rdma(pair: Pair, releases: [Release; 2], reason: &'static str) -> Self {
+        Self { pair, rdma: Some(Rdma::On), releases, reason }
     }
 
-    pub(crate) fn is(&self, cell: &Cell) -> bool {
-        self.pair == cell.pair && self.rdma.is_none_or(|rdma| rdma == cell.rdma)
+    pub(crate) fn is(&self, cell: &Cell, libfabric: Release) -> bool {
+        let [first, fixed] = self.releases;
+        self.pair == cell.pair
+            && self.rdma.is_none_or(|rdma| rdma == cell.rdma)
+            && (first..fixed).contains(&libfabric)
     }
 }
 

@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 
 use super::{Known, SIZES, Scenario};
+use crate::interop::build::Release;
 use crate::interop::matrix::{Pair, Stack};
 use crate::interop::stage::{Message, Receive, Side, Stage};
 
@@ -42,7 +43,10 @@ static OTHERS: &[Scenario] = &[
     Scenario::new("eager-limit-later", "±1 byte, after the handshake", eager_limit_later),
     Scenario::new("inject", "injected up to the limit", inject),
     Scenario {
-        known: &[Known::of(Pair::CC, DATA_32), Known::of(Pair::CRust, DATA_32)],
+        known: &[
+            Known::of(Pair::CC, [Release::FIRST, Release(1, 18)], DATA_32),
+            Known::of(Pair::CRust, [Release::FIRST, Release(1, 18)], DATA_32),
+        ],
         ..Scenario::new("data-64", "with 64 bits of CQ data", data_64)
     },
     Scenario::new("delivery", "with delivery complete", delivery),
@@ -135,7 +139,7 @@ fn inject(stage: &mut Stage<'_>) -> Result<()> {
 }
 
 /// `rxr_msg_construct` of `prov/efa/src/rxr/rxr_msg.c`.
-const DATA_32: &str = "libfabric 1.17 offers 64 bits (cq_data_size 8) and sends only the lower 32, \
+const DATA_32: &str = "libfabric before 1.18 offers 64 bits (cq_data_size 8) and sends only the lower 32, \
     except by fi_sendmsg";
 
 fn data_64(stage: &mut Stage<'_>) -> Result<()> {
