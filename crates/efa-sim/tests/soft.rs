@@ -137,6 +137,21 @@ fn the_device_of_any_link_keeps_to_the_seam() {
     story(SoftDevice::from(first), SoftDevice::from(second));
 }
 
+/// From 1.18 on libfabric aborts on a device of a later generation that doesn't read.
+#[test]
+fn a_device_that_does_not_read_is_of_the_first_generation() {
+    for (rdma, part) in [(Rdma::NONE, 0xefa0), (Rdma::READ_WRITE, 0xefa2)] {
+        let directory = Directory::new();
+        let mut shm = ShmOptions::new("host");
+        (shm.directory, shm.rdma) = (Some(directory.path().to_path_buf()), rdma);
+        let mut tcp = TcpOptions::new([127, 0, 0, 3]);
+        tcp.rdma = rdma;
+        let devices: [SoftDevice; 2] =
+            [ShmDevice::open(shm).unwrap().into(), TcpDevice::open(tcp).unwrap().into()];
+        assert_eq!(devices.map(|device| device.attributes().vendor_part_id), [part; 2]);
+    }
+}
+
 #[test]
 fn queue_pairs_can_move_to_other_threads() {
     fn check<T: Send>() {}
