@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::{Duration, Instant};
 
 use efa_sim::capture::{Capture, CaptureError};
 use efa_sim::record::{Record, Sink};
@@ -32,9 +33,21 @@ impl CaptureFile {
         Self(Arc::new(Mutex::new(State::Waiting { path })))
     }
 
-    /// Writes what is still in memory.
-    pub(crate) fn finish(&self) {
-        let state = std::mem::replace(&mut *lock(&self.0), State::Closed);
+    /// Writes what is still in memory, unless a packet is being written and that takes too long: the
+    /// program may be ended by a handler of a signal that came just then, in the same thread.
+    pub(crate) fn finish(&self, patience: Duration) {
+        let start = Instant::now();
+        let mut state = loop {
+            match self.0.try_lock() {
+                Ok(state) => break state,
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if start.elapsed() > patience => {
+                    return complain(&"the capture is not complete");
+                }
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+        };
+        let state = std::mem::replace(&mut *state, State::Closed);
         if let State::Open(capture) = state
             && let Err(error) = capture.finish()
         {
@@ -70,4 +83,21 @@ fn open(path: &str) -> Result<Capture<File>, CaptureError> {
     })?;
     file.set_len(0)?;
     Capture::new(file, "efa_soft")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Some programs end in the handler of a signal, as those with libinfinipath do.
+    #[test]
+    fn a_process_ends_though_it_was_about_to_write_a_packet() {
+        let file = CaptureFile::new("/nowhere");
+        let writing = lock(&file.0);
+        file.finish(Duration::ZERO);
+        assert!(matches!(*writing, State::Waiting { .. }));
+        drop(writing);
+        file.finish(Duration::ZERO);
+        assert!(matches!(*lock(&file.0), State::Closed));
+    }
 }

@@ -13,6 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use efa_device::{Access, DeviceError, Gid, Rdma};
 use efa_sim::SoftRegion;
@@ -38,6 +39,9 @@ pub(crate) const MAX_SEND_SGE: usize = 2;
 pub(crate) const MAX_RECEIVE_SGE: usize = 1;
 /// Longest inline data of a send in bytes.
 pub(crate) const MAX_INLINE: usize = 32;
+
+/// How long the end of the process waits for a packet that is being written to the capture.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A device that can be opened.
 #[repr(C)]
@@ -194,12 +198,13 @@ impl DeviceList {
             sysfs.remove();
         }
         for entry in &self.entries {
-            let opened = lock(&entry.opened).upgrade();
+            // Whoever has the lock may be interrupted by what ends the process.
+            let opened = entry.opened.try_lock().ok().and_then(|opened| opened.upgrade());
             if let Some(device) = opened {
                 device.report();
             }
             if let Some(capture) = &entry.capture {
-                capture.finish();
+                capture.finish(PATIENCE);
             }
         }
     }
