@@ -1,6 +1,7 @@
 //! The programs of the matrix: the device, the tool and our peer by cargo, libfabric's peer by the
 //! C compiler.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -49,6 +50,12 @@ impl Release {
         let version = text.lines().find_map(|line| line.strip_prefix("libfabric: "))?;
         let mut numbers = version.split('.').map_while(|number| number.parse().ok());
         Some(Self(numbers.next()?, numbers.next()?))
+    }
+}
+
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
     }
 }
 
