@@ -311,6 +311,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if transfer.is_over() {
             self.end_transfer(id);
         }
+        // It may have been its turn.
+        self.resume_transfer();
     }
 
     fn end_transfer(&mut self, id: OpId) {

@@ -790,3 +790,43 @@ fn a_message_that_can_be_read_no_more_as_its_request_goes_is_sent() {
         world.assert_clean();
     }
 }
+
+/// Reads take turns at the device, and one that can't go when its turn has come keeps nobody waiting.
+#[test]
+fn a_read_that_fails_when_its_turn_comes_keeps_no_other_waiting() {
+    let mut world = World::new(LocalOptions { seed: 7, ..LocalOptions::default() });
+    world.add(config());
+    world.add(Config { max_rdma: 1, ..config() });
+    world.add(config());
+    world.shake_hands();
+    // End 2 tells by a message who it is.
+    world.receive_into(1, Memory::Heap(vec![0]), 0);
+    world.send(2, 1, Memory::Heap(vec![1]), 0);
+    world.drive();
+    world.receive_done(1);
+    for context in 1..4 {
+        world.receive_into(1, Memory::Heap(vec![0; 200_000]), context);
+    }
+    let start = world.now;
+    let message = world.region(0, &pattern(200_000, 1));
+    world.send(0, 1, message, 2);
+    while world.endpoint(1).statistics().rdma_reads == 0 {
+        world.step();
+    }
+    // No device has such a key.
+    let (msg_length, send_id) = (200_000, OpId(0));
+    let read_iov = [RmaIov::new(0, msg_length, 1 << 40)];
+    let kind = RtmKind::LongRead { msg_length, send_id, read_iov: &read_iov };
+    let connid = Some(world.endpoint(2).address().connid);
+    let options = ReqOptions { raw_address: None, cq_data: None, connid };
+    let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
+    world.inject(2, 1, Header::Rtm(rtm), &[]);
+    let message = world.region(0, &pattern(200_000, 3));
+    world.send(0, 1, message, 4);
+    while world.ends[1].receives.iter().filter(|of| of.result.is_ok()).count() < 2 {
+        world.step();
+    }
+    // Once in a trim interval, which is a second, all that wait are looked after.
+    let took = world.now - start;
+    assert!(took < std::time::Duration::from_millis(100), "{took:?}");
+}
