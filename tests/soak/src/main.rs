@@ -11,6 +11,7 @@
 
 #[path = "../../../crates/efa-rdm/tests/stories/buffer.rs"]
 mod buffer;
+mod minutes;
 #[path = "../../../crates/efa-rdm/tests/stories/random.rs"]
 mod random;
 #[path = "../../../crates/efa-rdm/tests/stories/world.rs"]
@@ -40,8 +41,8 @@ struct Arguments {
     seed: u64,
 
     /// How long to go on.
-    #[arg(long, default_value_t = 2.0)]
-    minutes: f64,
+    #[arg(long, default_value = "2", value_parser = minutes::parse)]
+    minutes: Duration,
 
     /// Stories at the same time [default: the number of processors]
     #[arg(long)]
@@ -98,7 +99,7 @@ fn main() -> ExitCode {
     if let Some(only) = arguments.only {
         return tell(arguments.seed, &only.into_iter().collect());
     }
-    let span = Duration::from_secs_f64(arguments.minutes.clamp(0.0, 1e6) * 60.0);
+    let span = arguments.minutes;
     let end = Instant::now() + span;
     let jobs = arguments.jobs.or_else(|| thread::available_parallelism().ok());
     let (next, failed) = (AtomicU64::new(arguments.seed), Mutex::new(None::<u64>));

@@ -11,6 +11,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
 
+mod minutes;
+
 use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -41,13 +43,13 @@ struct Arguments {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// How long to go on
-    #[arg(long, default_value_t = 2.0)]
-    minutes: f64,
+    #[arg(long, default_value = "2", value_parser = minutes::parse)]
+    minutes: Duration,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let end = Instant::now() + Duration::from_secs_f64(arguments.minutes.clamp(0.0, 1e6) * 60.0);
+    let end = Instant::now() + arguments.minutes;
     let fabric = Fabric::verbs(None);
     let domains = match (fabric.domain(), fabric.domain()) {
         (Ok(alice), Ok(bob)) => [alice, bob],
