@@ -58,8 +58,10 @@ const FETCHING: [&str; 2] = ["FETCH_RTA", "COMPARE_RTA"];
 /// Messages that are read.
 const READ: [&str; 4] =
     ["LONGREAD_MSGRTM", "LONGREAD_TAGRTM", "RUNTREAD_MSGRTM", "RUNTREAD_TAGRTM"];
-/// The first release of libfabric that sends the beginning of what is read.
-const RUNTING: Release = Release(1, 16);
+/// The first releases of libfabric to which the beginning is sent of what is read, and that can be
+/// told to send it so.
+const TAKES_RUNTS: Release = Release(1, 16);
+const SENDS_RUNTS: Release = Release(1, 17);
 /// The first that has its device write, if it was built where the interface tells that it can.
 const DEVICE_WRITES: Release = Release(1, 18);
 /// Writes in packets.
@@ -79,7 +81,11 @@ fn every_type(packets: &Packets) -> Result<Vec<String>> {
             receiver.extend(["READRSP", "CTSDATA"]);
         }
         Rdma::On => {
-            let runting = packets.cell.pair == Pair::RustRust || packets.libfabric >= RUNTING;
+            let runting = match packets.cell.pair {
+                Pair::RustRust => true,
+                Pair::RustC => packets.libfabric >= TAKES_RUNTS,
+                Pair::CC | Pair::CRust => packets.libfabric >= SENDS_RUNTS,
+            };
             sender.extend(READ.into_iter().filter(|name| runting || !name.starts_with("RUNT")));
             receiver.insert("EOR");
             let by_device = packets.libfabric >= DEVICE_WRITES

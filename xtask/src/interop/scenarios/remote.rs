@@ -94,9 +94,9 @@ fn written(stage: &mut Stage<'_>, options: &str, data: Option<u64>) -> Result<()
         completion.expect(&["rma", "write"]).with_context(|| command.clone())?;
         if let Some(data) = data {
             let completion = stage.receiver()?.completion_without_context()?;
-            // libfabric before 1.19 has FI_WRITE among them, too.
+            // libfabric before 1.18 has FI_WRITE among them, too.
             let flags: &[_] = match stage.stack(Side::Receiver) {
-                Stack::C if stage.libfabric() < Release(1, 19) => {
+                Stack::C if stage.libfabric() < Release(1, 18) => {
                     &["rma", "write", "remote-write", "data"]
                 }
                 _ => &["rma", "remote-write", "data"],

@@ -35,13 +35,13 @@ pub(super) static ALL: &[Scenario] = &[
     Scenario::new("absent", "a receiver that doesn't look for a while", absent),
 ];
 
-/// Seen with 1.19 to 1.22.
+/// Seen with 1.19 to 2.0.
 const CRASHES: &[Known] = &[
-    Known::of(Pair::CC, [Release(1, 19), Release(2, 0)], CRASHES_REASON),
-    Known::of(Pair::RustC, [Release(1, 19), Release(2, 0)], CRASHES_REASON),
+    Known::of(Pair::CC, [Release(1, 19), Release(2, 1)], CRASHES_REASON),
+    Known::of(Pair::RustC, [Release(1, 19), Release(2, 1)], CRASHES_REASON),
 ];
 const CRASHES_REASON: &str =
-    "libfabric 1.19 to 1.22 crashes when it is closed after a sender was killed within a message";
+    "libfabric 1.19 to 2.0 crashes when it is closed after a sender was killed within a message";
 
 /// Opens another endpoint at `side`, with the queue pair number of the last, and makes it known.
 fn come_back(stage: &mut Stage<'_>, side: Side, other: Side) -> Result<()> {
