@@ -90,7 +90,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         payload: &[u8],
     ) {
         let Some(receive) = self.operations.receives.get_mut(id) else { return };
-        if receive.length != shape.length
+        // A message that is asked for by READ_NACK goes on by long-CTS. Segments with its number are of
+        // another one: of a sender that has forgotten this endpoint since.
+        if receive.subprotocol != Some(shape.subprotocol)
+            || receive.length != shape.length
             || receive.receipt != shape.receipt
             || receive.runt_length != shape.runt_length
             || receive.tagged != rtm.tag.is_some()

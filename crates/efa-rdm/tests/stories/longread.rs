@@ -402,6 +402,29 @@ fn a_refused_read_goes_on_by_long_cts() {
     }
 }
 
+/// A sender that has forgotten the receiver begins with the first number anew.
+#[test]
+fn a_refused_message_takes_no_segments_of_another_with_its_number() {
+    let mut world = pair(8, config(), config());
+    world.ends[1].device.refuse_registrations(u32::MAX);
+    world.receive_into(1, Memory::Heap(vec![0; 9_000]), 1);
+    let connid = Some(world.ends[0].endpoint.address().connid);
+    let options = ReqOptions { raw_address: None, cq_data: None, connid };
+    let request = |kind| Header::Rtm(Rtm { msg_id: MsgId(1), tag: None, kind, options });
+    let (msg_length, read_iov) = (9_000, [RmaIov::new(0, 9_000, 1)]);
+    let kind = RtmKind::LongRead { msg_length, send_id: OpId(0), read_iov: &read_iov };
+    world.inject(0, 1, request(kind), &[]);
+    world.drive();
+    assert_eq!(world.types_from(1), [PacketType::ReadNack]);
+    for (seg_offset, length) in [(0, 8_000), (8_000, 1_000)] {
+        let segment = request(RtmKind::Medium { msg_length, seg_offset });
+        world.inject(0, 1, segment, &vec![7; length]);
+    }
+    world.drive();
+    assert_eq!(world.drop_reasons(1), [DropReason::SegmentOutOfRange; 2]);
+    assert!(world.take_receives(1).is_empty());
+}
+
 // conformance: A214
 #[test]
 fn a_peer_that_knows_no_nack_is_read_as_soon_as_there_is_memory() {
