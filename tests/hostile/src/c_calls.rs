@@ -14,6 +14,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use efa_soft::abi::*;
 
 use crate::input::Input;
+use crate::memory;
 
 unsafe extern "C" {
     fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device;
@@ -685,9 +686,7 @@ static ONE: Mutex<()> = Mutex::new(());
 fn hosts() -> &'static Path {
     static HOSTS: OnceLock<PathBuf> = OnceLock::new();
     HOSTS.get_or_init(|| {
-        let memory = Path::new("/dev/shm");
-        let base = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
-        let hosts = base.join(format!("efa-hostile-calls-{}", std::process::id()));
+        let hosts = memory().join(format!("efa-hostile-calls-{}", std::process::id()));
         // SAFETY: whatever else of this program reads the environment does so by the standard library,
         // whose lock this takes.
         unsafe { std::env::set_var("EFA_SOFT_DIRECTORY", &hosts) };

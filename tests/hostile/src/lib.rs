@@ -244,6 +244,12 @@ impl Inputs {
     }
 }
 
+/// Where files are in memory, if there is such a place.
+fn memory() -> std::path::PathBuf {
+    let memory = std::path::PathBuf::from("/dev/shm");
+    if memory.is_dir() { memory } else { std::env::temp_dir() }
+}
+
 fn mutate(bytes: &mut Vec<u8>, random: &mut fastrand::Rng) {
     const EDGES: [u64; 8] = [0, 1, 4, 5, 0x7fff_ffff, u32::MAX as u64, i64::MAX as u64, u64::MAX];
     if bytes.is_empty() {

@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use efa_sim::tcp::{TcpDevice, TcpOptions};
 use tempfile::TempDir;
 
 use crate::input::Input;
+use crate::memory;
 
 const MTU: usize = 256;
 const KEY: u32 = 0x77;
@@ -125,9 +126,7 @@ fn files_of(device: &ShmDevice, ends: [Qpn; 2]) -> Vec<(PathBuf, File, u64)> {
 
 pub(crate) fn shm(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    let memory = Path::new("/dev/shm");
-    let place = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
-    let place = place.expect("there is shared memory");
+    let place = TempDir::new_in(memory()).expect("there is shared memory");
     let options = ShmOptions {
         directory: Some(place.path().join("hosts")),
         mtu: MTU,

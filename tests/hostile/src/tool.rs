@@ -9,6 +9,7 @@ use efa_cli::hostile::{self, Form, Side};
 use serde_json::Value;
 
 use crate::input::Input;
+use crate::memory;
 
 /// What the words of both sides are made of, and what is nearly one.
 const WORDS: [&[u8]; 20] = [
@@ -156,9 +157,7 @@ impl Machine {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("efa-hostile-{}-{number}", std::process::id());
-        let memory = PathBuf::from("/dev/shm");
-        let base = if memory.is_dir() { memory } else { std::env::temp_dir() };
-        Self(base.join(name))
+        Self(memory().join(name))
     }
 
     fn write(&self, file: &str, content: &[u8]) {

@@ -45,6 +45,10 @@ pub(crate) enum Pair {
 
 impl Pair {
     pub(crate) const ALL: [Self; 4] = [Self::CC, Self::CRust, Self::RustC, Self::RustRust];
+    /// Those in which libfabric sends, receives, or does anything.
+    pub(crate) const C_SENDS: &[Self] = &[Self::CC, Self::CRust];
+    pub(crate) const C_RECEIVES: &[Self] = &[Self::CC, Self::RustC];
+    pub(crate) const WITH_C: &[Self] = &[Self::CC, Self::CRust, Self::RustC];
 
     /// Sender and receiver.
     pub(crate) const fn stacks(self) -> [Stack; 2] {

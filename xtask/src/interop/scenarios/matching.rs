@@ -151,23 +151,18 @@ fn expect_truncated(
 }
 
 /// The receiver doesn't tell the sender. By the specification it sends EOR when it is done.
-const UNREAD: &[Known] = &[
-    Known::with_rdma(Pair::CC, [Release::FIRST, Release::NEVER], UNREAD_REASON),
-    Known::with_rdma(Pair::RustC, [Release::FIRST, Release::NEVER], UNREAD_REASON),
-];
-const UNREAD_LATE: &[Known] = &[
-    Known::with_rdma(Pair::CC, [Release::FIRST, Release(1, 19)], UNREAD_REASON),
-    Known::with_rdma(Pair::RustC, [Release::FIRST, Release(1, 19)], UNREAD_REASON),
-];
+const UNREAD: &[Known] =
+    &[Known::with_rdma(Pair::C_RECEIVES, [Release::FIRST, Release::NEVER], UNREAD_REASON)];
+const UNREAD_LATE: &[Known] =
+    &[Known::with_rdma(Pair::C_RECEIVES, [Release::FIRST, Release(1, 19)], UNREAD_REASON)];
 const UNREAD_REASON: &str = "libfabric refuses to read a message that is longer than its \
     receive, and leaves the sender waiting";
 
 /// Seen with 1.19 to 1.22.
-const CRASHES: &[Known] = &[
-    Known::of(Pair::CC, [Release(1, 19), Release(2, 0)], CRASHES_REASON),
-    Known::of(Pair::RustC, [Release(1, 19), Release(2, 0)], CRASHES_REASON),
-];
-const CRASHES_REASON: &str = "libfabric 1.19 to 1.22 crashes when FI_OPT_MIN_MULTI_RECV is set before the endpoint is enabled";
+const CRASHES: &[Known] =
+    &[Known::of(Pair::C_RECEIVES, [Release(1, 19), Release(2, 0)], CRASHES_REASON)];
+const CRASHES_REASON: &str = "libfabric 1.19 to 1.22 crashes when FI_OPT_MIN_MULTI_RECV is set \
+    before the endpoint is enabled";
 
 /// Sizes that go without reading.
 fn unread_sizes() -> impl Iterator<Item = u64> {

@@ -76,7 +76,7 @@ pub(crate) struct Refused {
 /// Cells that fail by libfabric's own fault, as the control shows, and why.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
-    pub(crate) pair: Pair,
+    pub(crate) pairs: &'static [Pair],
     /// With and without device RDMA if `None`.
     pub(crate) rdma: Option<Rdma>,
     /// The first release that does, and the first after it that doesn't.
@@ -90,19 +90,23 @@ impl Faults {
 }
 
 impl Known {
-    /// In both kinds of cell of a pair.
-    const fn of(pair: Pair, releases: [Release; 2], reason: &'static str) -> Self {
-        Self { pair, rdma: None, releases, reason }
+    /// With and without device RDMA.
+    const fn of(pairs: &'static [Pair], releases: [Release; 2], reason: &'static str) -> Self {
+        Self { pairs, rdma: None, releases, reason }
     }
 
     /// Where there is device RDMA.
-    const fn with_rdma(pair: Pair, releases: [Release; 2], reason: &'static str) -> Self {
-        Self { pair, rdma: Some(Rdma::On), releases, reason }
+    const fn with_rdma(
+        pairs: &'static [Pair],
+        releases: [Release; 2],
+        reason: &'static str,
+    ) -> Self {
+        Self { pairs, rdma: Some(Rdma::On), releases, reason }
     }
 
     pub(crate) fn is(&self, cell: &Cell, libfabric: Release) -> bool {
         let [first, fixed] = self.releases;
-        self.pair == cell.pair
+        self.pairs.contains(&cell.pair)
             && self.rdma.is_none_or(|rdma| rdma == cell.rdma)
             && (first..fixed).contains(&libfabric)
     }

@@ -38,11 +38,8 @@ pub(super) static ALL: &[Scenario] = &[
 const SIZES: usize = 46;
 const ITERATIONS: &str = "2";
 /// Seen with 2.6, tagged and untagged; 2.3 has it right.
-const PREFIXED: &[Known] = &[
-    Known::of(Pair::CC, [Release(2, 4), Release::NEVER], PREFIXED_REASON),
-    Known::of(Pair::CRust, [Release(2, 4), Release::NEVER], PREFIXED_REASON),
-    Known::of(Pair::RustC, [Release(2, 4), Release::NEVER], PREFIXED_REASON),
-];
+const PREFIXED: &[Known] =
+    &[Known::of(Pair::WITH_C, [Release(2, 4), Release::NEVER], PREFIXED_REASON)];
 const PREFIXED_REASON: &str = "libfabric 2.6 puts a message behind the room that fi_pingpong leaves \
     before it, and sends that room along";
 

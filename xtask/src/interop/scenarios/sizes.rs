@@ -43,10 +43,7 @@ static OTHERS: &[Scenario] = &[
     Scenario::new("eager-limit-later", "±1 byte, after the handshake", eager_limit_later),
     Scenario::new("inject", "injected up to the limit", inject),
     Scenario {
-        known: &[
-            Known::of(Pair::CC, [Release::FIRST, Release(1, 18)], DATA_32),
-            Known::of(Pair::CRust, [Release::FIRST, Release(1, 18)], DATA_32),
-        ],
+        known: &[Known::of(Pair::C_SENDS, [Release::FIRST, Release(1, 18)], DATA_32)],
         ..Scenario::new("data-64", "with 64 bits of CQ data", data_64)
     },
     Scenario::new("delivery", "with delivery complete", delivery),

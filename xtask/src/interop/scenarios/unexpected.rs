@@ -11,10 +11,7 @@ pub(super) static ALL: &[Scenario] = &[
     Scenario::new("unexpected", "the message is there before its receive", untagged),
     Scenario::new("unexpected-tagged", "the same, tagged", tagged),
     Scenario {
-        known: &[
-            Known::of(Pair::CC, [Release::FIRST, Release(1, 19)], NO_FLAG),
-            Known::of(Pair::RustC, [Release::FIRST, Release(1, 19)], NO_FLAG),
-        ],
+        known: &[Known::of(Pair::C_RECEIVES, [Release::FIRST, Release(1, 19)], NO_FLAG)],
         ..Scenario::new("unexpected-data", "the same with CQ data", with_data)
     },
     Scenario::new("unexpected-many", "messages of all kinds are taken in reverse", many),
