@@ -712,6 +712,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && !was_waiting
         {
             self.schedule.leave_alone(peer, until);
+            // It may have been the turn of one of its transfers.
+            self.resume_transfer();
         }
     }
 

@@ -284,11 +284,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Goes on with a transfer that waits for others to end, or for memory. Those that are over
-    /// meanwhile are passed by.
-    fn resume_transfer(&mut self) {
+    /// meanwhile are passed by, and so are those of peers that are left alone for a while: they go on
+    /// after that.
+    pub(crate) fn resume_transfer(&mut self) {
         while let Some(id) = self.operations.waiting_transfers.pop_front() {
-            if let Some(transfer) = self.operations.transfers.get(id) {
-                return self.enqueue(transfer.peer, Work::Transfer(id));
+            let Some(transfer) = self.operations.transfers.get(id) else { continue };
+            let peer = transfer.peer;
+            self.enqueue(peer, Work::Transfer(id));
+            if self.peers.active(peer).is_some_and(|active| !active.backoff.is_waiting()) {
+                return;
             }
         }
     }

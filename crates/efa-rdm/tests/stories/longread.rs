@@ -1,12 +1,16 @@
 //! Sections 4.1, 4.5 and 4.7: long-read and runting read messages, READ_NACK.
 
-use efa_device::{Access, QueuePair, Rdma, Region, RegionRange, RegisterError, Status};
+use std::time::Duration;
+
+use efa_device::{
+    Access, QueuePair, QueuePairOptions, Rdma, Region, RegionRange, RegisterError, Status,
+};
 use efa_handshake::{Extras, Profile, Release};
 use efa_proto::{
     Connid, Eor, EorForm, ExtraInfo, Handshake, Header, MsgId, OpId, Packet, PacketType, ReadNack,
     ReqOptions, RmaIov, Rtm, RtmKind,
 };
-use efa_rdm::{Config, DropReason, Event, OperationError, Payload, Subprotocol};
+use efa_rdm::{BackoffLimits, Config, DropReason, Event, OperationError, Payload, Subprotocol};
 use efa_sim::SoftRegion;
 use efa_sim::local::{Faults, LocalOptions, Reorder};
 
@@ -851,5 +855,63 @@ fn a_read_that_fails_when_its_turn_comes_keeps_no_other_waiting() {
     }
     // Once in a trim interval, which is a second, all that wait are looked after.
     let took = world.now - start;
-    assert!(took < std::time::Duration::from_millis(100), "{took:?}");
+    assert!(took < Duration::from_millis(100), "{took:?}");
+}
+
+/// As above: who is left alone for a while can have no turn.
+#[test]
+fn a_read_from_a_peer_in_backoff_keeps_no_other_waiting() {
+    // With room for one, the interval begins while it is the peer's turn.
+    for send_depth in [1024, 1] {
+        reads_beside_a_peer_in_backoff(send_depth);
+    }
+}
+
+fn reads_beside_a_peer_in_backoff(send_depth: usize) {
+    const LONG: usize = 8 << 20;
+    let mut world = World::new(LocalOptions { seed: 7, ..LocalOptions::default() });
+    let once = QueuePairOptions { rnr_retry: 0, send_depth, ..QueuePairOptions::default() };
+    let second = Duration::from_secs(1);
+    let backoff = BackoffLimits { first: second, longest: second };
+    world.add(config());
+    world.add_with(Config { max_rdma: 1, backoff, trim_interval: second, ..config() }, once);
+    world.add(config());
+    world.acquaint();
+    for (from, context) in [(0, 0), (2, 0)] {
+        world.receive_into(1, Memory::Heap(vec![0]), context);
+        world.send(from, 1, Memory::Heap(vec![1]), context);
+        world.drive();
+        world.receive_done(1);
+    }
+    let start = world.now;
+    for from in [2, 0, 2] {
+        world.receive_into(1, Memory::Heap(vec![0; LONG]), 1);
+        let message = world.region(from, &pattern(LONG, 1));
+        world.send(from, 1, message, 1);
+    }
+    while world.endpoint(1).statistics().rdma_reads < 3 {
+        world.step();
+    }
+    // End 1 has a packet for end 0 that comes back again and again.
+    let target = place(&world.ends[0]);
+    world.network.not_ready(target, u32::MAX).unwrap();
+    world.send(1, 0, Memory::Heap(vec![1]), 0);
+    while world.endpoint(1).statistics().receiver_not_ready < 2 {
+        world.step();
+    }
+    assert!(world.ends[1].receives.is_empty());
+    while world.ends[1].receives.len() < 2 {
+        world.step();
+    }
+    let took = world.now - start;
+    assert!(took < Duration::from_millis(100), "{took:?}");
+    world.network.not_ready(target, 0).unwrap();
+    world.receive_into(0, Memory::Heap(vec![0]), 0);
+    world.drive();
+    assert_eq!(world.ends[1].receives.len(), 3);
+    for end in 0..3 {
+        world.take_sends(end);
+        world.take_receives(end);
+    }
+    world.assert_clean();
 }
