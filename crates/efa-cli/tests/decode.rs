@@ -8,7 +8,10 @@ use std::path::Path;
 
 use common::{Outcome, Scratch, efa, run};
 use efa_device::{Gid, Qpn, Status, Time};
-use efa_proto::{Cts, Header, MsgId, OpId, RawAddress, ReqOptions, Rtm, RtmKind};
+use efa_proto::{
+    Cts, ExtraInfo, Handshake, Header, MsgId, OpId, RawAddress, ReqOptions, Rtm, RtmKind,
+    UserRecvQp,
+};
 use efa_sim::capture::Capture;
 use efa_sim::record::{PacketEvent, QueuePairId, Record};
 
@@ -248,4 +251,48 @@ fn files_with_a_damaged_byte() {
         let outcome = decode(path, &["--json"]);
         assert!(matches!(outcome.code, Some(0 | 1)), "{at}: {outcome:?}");
     }
+}
+
+#[test]
+fn messages_for_the_queue_pair_of_an_application_are_known_by_the_handshake() {
+    let user = UserRecvQp { qpn: 77, qkey: 5 };
+    let handshake = Handshake {
+        extra_info: ExtraInfo::new(&[1 << 7]).unwrap(),
+        connid: None,
+        host_id: None,
+        device_version: None,
+        user_recv_qp: Some(user),
+    };
+    let handshake = datagram(Header::Handshake(handshake), &[]);
+    let to_user = QueuePairId { qpn: Qpn(77), ..queue_pair(1) };
+    let eager = datagram(rtm(0, None, RtmKind::Eager, ReqOptions::NONE), b"x");
+    let story = [
+        (queue_pair(2), to_user, b"nobody told".to_vec()),
+        (queue_pair(1), queue_pair(2), handshake.clone()),
+        (queue_pair(2), to_user, b"told".to_vec()),
+        // What looks like a packet is none there, and other queue pairs take no plain messages.
+        (queue_pair(2), to_user, eager.clone()),
+        (queue_pair(2), queue_pair(1), b"?".to_vec()),
+        // The queue pair was made anew: it sends.
+        (to_user, queue_pair(2), eager.clone()),
+        (queue_pair(2), to_user, eager.clone()),
+    ];
+    let path = Scratch::new("plain.pcapng");
+    let mut capture = Capture::create(&path, "test").unwrap();
+    for (nanos, (source, destination, bytes)) in story.into_iter().enumerate() {
+        let time = Time::from_nanos(nanos as u64);
+        let bytes = Cow::Owned(bytes);
+        capture
+            .write(&Record { time, event: PacketEvent::Sent, source, destination, bytes })
+            .unwrap();
+    }
+    capture.finish().unwrap();
+    insta::assert_snapshot!(decode(&path, &[]).success());
+    assert_eq!(count(&path, &["--type", "plain"]), 2);
+    assert_eq!(count(&path, &["--type", "malformed"]), 2);
+    assert_eq!(count(&path, &["--type", "64"]), 2, "the first byte of a plain message is no type");
+    let json = decode(&path, &["--json", "--type", "plain"]).success();
+    assert!(json.lines().next().unwrap().contains(r#""type":"plain","payload":4,"#), "{json}");
+    let summary = decode(&path, &["--summary"]).success();
+    assert!(summary.lines().any(|line| line.trim().starts_with("plain ")), "{summary}");
 }

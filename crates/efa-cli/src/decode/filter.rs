@@ -8,7 +8,7 @@ use efa_proto::PacketType;
 use efa_sim::record::{PacketEvent, QueuePairId};
 
 use super::ids::Ids;
-use super::{Args, Entry};
+use super::{Args, Content, Entry};
 
 /// A filter that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +40,8 @@ pub(crate) enum TypeFilter {
     Number(u8),
     /// Any of these.
     Among(Vec<PacketType>),
+    /// What has no header by intent.
+    Plain,
     /// What can't be parsed.
     Malformed,
 }
@@ -53,8 +55,10 @@ impl FromStr for TypeFilter {
             return u8::try_from(number).map(Self::Number).map_err(|_| unknown());
         }
         let name = text.to_ascii_uppercase();
-        if name == "MALFORMED" {
-            return Ok(Self::Malformed);
+        match name.as_str() {
+            "PLAIN" => return Ok(Self::Plain),
+            "MALFORMED" => return Ok(Self::Malformed),
+            _ => {}
         }
         let types = |belongs: &dyn Fn(PacketType) -> bool| -> Vec<PacketType> {
             PacketType::ALL.iter().copied().filter(|t| belongs(*t)).collect()
@@ -80,11 +84,12 @@ fn in_family(packet_type: PacketType, family: &str) -> bool {
 
 impl TypeFilter {
     fn matches(&self, entry: &Entry<'_>) -> bool {
-        match (self, &entry.packet) {
+        match (self, &entry.content) {
+            (Self::Number(_), Content::Plain(_)) => false,
             (Self::Number(number), _) => entry.record.bytes.first() == Some(number),
-            (Self::Among(types), Ok(packet)) => types.contains(&packet.packet_type()),
-            (Self::Malformed, packet) => packet.is_err(),
-            (Self::Among(_), Err(_)) => false,
+            (Self::Among(types), Content::Packet(packet)) => types.contains(&packet.packet_type()),
+            (Self::Plain, Content::Plain(_)) | (Self::Malformed, Content::Malformed(_)) => true,
+            (Self::Among(_) | Self::Plain | Self::Malformed, _) => false,
         }
     }
 }
@@ -176,7 +181,7 @@ impl<'a> Filter<'a> {
         let Args { types, peers, events, msg_ids, op_ids, .. } = self.0;
         let record = entry.record;
         let ends = [record.source, record.destination];
-        let ids = entry.packet.as_ref().map(|packet| Ids::of(&packet.header)).unwrap_or_default();
+        let ids = entry.content.packet().map(|packet| Ids::of(&packet.header)).unwrap_or_default();
         let is_op = |n: &Number| [ids.send_id, ids.recv_id].iter().flatten().any(|id| id.0 == n.0);
         (types.is_empty() || types.iter().any(|filter| filter.matches(entry)))
             && (peers.is_empty()
@@ -207,6 +212,7 @@ mod tests {
         assert_eq!("65".parse(), Ok(TypeFilter::Number(65)));
         assert_eq!("0x41".parse(), Ok(TypeFilter::Number(65)));
         assert_eq!("Malformed".parse(), Ok(TypeFilter::Malformed));
+        assert_eq!("plain".parse(), Ok(TypeFilter::Plain));
     }
 
     #[test]

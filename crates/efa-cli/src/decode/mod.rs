@@ -1,13 +1,15 @@
 //! `efa decode FILE`: the packets of a capture, one line each.
 //!
 //! ```text
-//!   file ──► CaptureReader ──► Entry (record + parsed packet) ──► Filter ──► lines │ JSON
+//!   file ──► CaptureReader ──► Entry (record + what it holds) ──► Filter ──► lines │ JSON
 //!                                                                       └──► count │ summary
 //! ```
 //!
 //! One packet is in memory at a time, so that captures may be of any length. The wire is not
-//! trusted: a packet that can't be parsed is shown as malformed, with its first bytes.
+//! trusted: a packet that can't be parsed is shown as malformed, with its first bytes. What goes to
+//! the queue pair of an application has no header, and is known by the HANDSHAKE that told of it.
 
+mod content;
 mod filter;
 pub(crate) mod hostile;
 mod ids;
@@ -17,10 +19,10 @@ mod summary;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::PathBuf;
 
-use efa_proto::{Packet, ParseError};
 use efa_sim::capture::{CaptureError, CaptureReader};
 use efa_sim::record::Record;
 
+use self::content::{Content, PlainQueues};
 use self::filter::{EventFilter, Filter, Number, PeerFilter, TypeFilter};
 use self::summary::Summary;
 use crate::output;
@@ -35,7 +37,8 @@ pub(crate) struct Args {
     /// The capture, a pcapng file written by the software device; `-` reads standard input
     file: PathBuf,
     /// Only packets of this type: a name, a number, a family (rtm, msgrtm, tagrtm, rtw, rtr, rta,
-    /// req, eager, medium, longcts, longread, runtread, dc) or `malformed`
+    /// req, eager, medium, longcts, longread, runtread, dc), `plain` (without a header, for the queue
+    /// pair of an application) or `malformed`
     #[arg(long = "type", value_name = "TYPE", value_delimiter = ',')]
     types: Vec<TypeFilter>,
     /// Only packets from or to this queue pair: GID, QPN or GID/QPN
@@ -95,16 +98,16 @@ struct Entry<'a> {
     /// As captured.
     record: &'a Record<'a>,
     /// As parsed.
-    packet: Result<Packet<'a>, ParseError>,
+    content: Content<'a>,
     /// Nanoseconds since the first packet of the capture; processes that write into one file may
     /// do so out of order, so it can be negative.
     elapsed: i128,
 }
 
 impl<'a> Entry<'a> {
-    fn new(record: &'a Record<'a>, origin: u64) -> Self {
+    fn new(record: &'a Record<'a>, content: Content<'a>, origin: u64) -> Self {
         let elapsed = i128::from(record.time.as_nanos()) - i128::from(origin);
-        Self { record, packet: Packet::parse(&record.bytes), elapsed }
+        Self { record, content, elapsed }
     }
 }
 
@@ -191,6 +194,7 @@ fn print<R: Read>(
 ) -> Result<(), DecodeError> {
     let filter = Filter::new(args);
     let mut report = Report::new(args);
+    let mut plain = PlainQueues::default();
     let mut origin = None;
     let mut packets = 0;
     let mut damage = None;
@@ -199,7 +203,7 @@ fn print<R: Read>(
             Ok(record) => {
                 packets += 1;
                 let origin = *origin.get_or_insert(record.time.as_nanos());
-                let entry = Entry::new(&record, origin);
+                let entry = Entry::new(&record, plain.read(&record), origin);
                 if filter.matches(&entry) {
                     report.take(&entry, out)?;
                 }

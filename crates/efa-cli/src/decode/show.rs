@@ -7,7 +7,7 @@ use efa_sim::record::{PacketEvent, QueuePairId};
 use serde::Serialize;
 
 use super::ids::Ids;
-use super::{Entry, Hex};
+use super::{Content, Entry, Hex};
 
 /// Bytes of a malformed packet that its line shows.
 const PREFIX: usize = 24;
@@ -25,13 +25,14 @@ fn event_names(event: PacketEvent) -> (&'static str, &'static str) {
 
 /// `   0.000012345 sent fe80::1/3 → fe80::2/4 EAGER_TAGRTM msg_id=7 tag=0x2a payload=5`
 pub(super) fn line(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Result<()> {
-    let Entry { record, packet, elapsed } = entry;
+    let Entry { record, content, elapsed } = entry;
     let (source, destination) = (record.source, record.destination);
     let (event, _) = event_names(record.event);
     write!(out, "{} {event} {source} → {destination} ", Seconds(*elapsed))?;
-    match packet {
-        Ok(packet) => write!(out, "{packet}")?,
-        Err(error) => {
+    match content {
+        Content::Packet(packet) => write!(out, "{packet}")?,
+        Content::Plain(bytes) => write!(out, "{}", plain(bytes))?,
+        Content::Malformed(error) => {
             let (bytes, rest) = record.bytes.split_at(record.bytes.len().min(PREFIX));
             let more = if rest.is_empty() { "" } else { " …" };
             let length = record.bytes.len();
@@ -50,6 +51,11 @@ pub(super) fn line(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
     Ok(())
 }
 
+/// A message without a header, in the words of a line.
+fn plain(bytes: &[u8]) -> String {
+    format!("plain payload={}", bytes.len())
+}
+
 /// A line of `--json`.
 #[derive(Serialize)]
 struct Line {
@@ -62,7 +68,7 @@ struct Line {
     source: QueuePairLine,
     destination: QueuePairLine,
     length: usize,
-    /// Name, or nothing if it is malformed.
+    /// Name or `plain`; nothing if it is malformed.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     packet_type: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,8 +111,21 @@ impl From<QueuePairId> for QueuePairLine {
 
 /// One JSON object in one line.
 pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Result<()> {
-    let Entry { record, packet, .. } = entry;
-    let ids = packet.as_ref().map(|packet| Ids::of(&packet.header)).unwrap_or_default();
+    let Entry { record, content, .. } = entry;
+    let ids = content.packet().map(|packet| Ids::of(&packet.header)).unwrap_or_default();
+    let (packet_type, payload, text) = match content {
+        Content::Packet(packet) => (
+            Some(packet.packet_type().name()),
+            Some(packet.payload.len()),
+            Some(packet.to_string()),
+        ),
+        Content::Plain(bytes) => (Some("plain"), Some(bytes.len()), Some(plain(bytes))),
+        Content::Malformed(_) => (None, None, None),
+    };
+    let error = match content {
+        Content::Malformed(error) => Some(error.to_string()),
+        Content::Packet(_) | Content::Plain(_) => None,
+    };
     let status = match record.event {
         PacketEvent::Failed(status) => {
             Some(StatusLine { code: status.code(), text: status.to_string() })
@@ -120,13 +139,13 @@ pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
         source: record.source.into(),
         destination: record.destination.into(),
         length: record.bytes.len(),
-        packet_type: packet.as_ref().ok().map(|packet| packet.packet_type().name()),
+        packet_type,
         msg_id: ids.msg_id.map(|id| id.0),
         send_id: ids.send_id.map(|id| id.0),
         recv_id: ids.recv_id.map(|id| id.0),
-        payload: packet.as_ref().ok().map(|packet| packet.payload.len()),
-        text: packet.as_ref().ok().map(ToString::to_string),
-        error: packet.as_ref().err().map(ToString::to_string),
+        payload,
+        text,
+        error,
         hex: (hex == Hex::Shown).then(|| HexBytes(&record.bytes).to_string()),
     };
     serde_json::to_writer(&mut *out, &line)?;

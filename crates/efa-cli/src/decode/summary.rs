@@ -8,11 +8,29 @@ use efa_proto::PacketType;
 use efa_sim::record::PacketEvent;
 use serde::Serialize;
 
-use super::Entry;
+use super::{Content, Entry};
 
-/// Counts by type; `None` are the malformed.
+/// Counts by kind.
 #[derive(Default)]
-pub(super) struct Summary(BTreeMap<Option<PacketType>, Counts>);
+pub(super) struct Summary(BTreeMap<Kind, Counts>);
+
+/// What is counted together, in the order of the rows.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Packet(PacketType),
+    Plain,
+    Malformed,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Packet(packet_type) => packet_type.name(),
+            Self::Plain => "plain",
+            Self::Malformed => "malformed",
+        }
+    }
+}
 
 #[derive(Clone, Copy, Default, Serialize)]
 struct Counts {
@@ -38,16 +56,18 @@ impl Counts {
 
 impl Summary {
     pub(super) fn add(&mut self, entry: &Entry<'_>) {
-        let packet_type = entry.packet.as_ref().ok().map(|packet| packet.packet_type());
-        let counts = self.0.entry(packet_type).or_default();
+        let kind = match &entry.content {
+            Content::Packet(packet) => Kind::Packet(packet.packet_type()),
+            Content::Plain(_) => Kind::Plain,
+            Content::Malformed(_) => Kind::Malformed,
+        };
+        let counts = self.0.entry(kind).or_default();
         counts.add(entry.record.event, entry.record.bytes.len() as u64);
     }
 
-    /// The types in the order of their numbers, malformed packets behind them.
+    /// The types in the order of their numbers, what has none behind them.
     fn rows(&self) -> impl Iterator<Item = (&'static str, &Counts)> {
-        let named = self.0.iter().filter_map(|(key, counts)| Some((key.as_ref()?.name(), counts)));
-        let malformed = self.0.get(&None).map(|counts| ("malformed", counts));
-        named.chain(malformed)
+        self.0.iter().map(|(kind, counts)| (kind.name(), counts))
     }
 
     pub(super) fn table(&self, out: &mut impl Write) -> io::Result<()> {
