@@ -308,10 +308,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Gives a transfer up; it ends when the device has given everything back.
+    /// Gives a transfer up; it ends when the device has given everything back. Why it is given up counts
+    /// more than a failure before that: who won't send a message otherwise isn't asked for it.
     pub(crate) fn fail_transfer(&mut self, id: OpId, error: OperationError) {
         let Some(transfer) = self.operations.transfers.get_mut(id) else { return };
-        transfer.failed.get_or_insert(error);
+        transfer.failed = Some(error);
         if transfer.is_over() {
             self.end_transfer(id);
         }

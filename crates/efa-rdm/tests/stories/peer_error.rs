@@ -255,3 +255,36 @@ fn a_runt_that_is_given_up_ends_when_the_device_has_done_with_its_memory() {
     let types = world.types_from(1);
     assert!(!types.contains(&PacketType::ReadNack), "{types:?}");
 }
+
+/// A sender that gives a message up doesn't send it again, so it is no use to ask for that.
+#[test]
+fn a_message_that_can_not_be_read_either_is_given_up_all_the_same() {
+    for steps in 0..40 {
+        let mut world = pair(config(), config());
+        // Of its memory only the second half can be read.
+        let access = Access { remote_read: true, remote_write: false };
+        let source = world.ends[0].endpoint.queue_pair();
+        let region = source.register(vec![1; 150_000].into(), access).unwrap();
+        let (address, key) = (region.remote_address(), region.remote_key().into());
+        let iov = [0, key].map(|key| efa_proto::RmaIov::new(address, 150_000, key));
+        world.receive_into(1, heap(300_000), 1);
+        let kind = RtmKind::RuntRead {
+            msg_length: 300_000,
+            send_id: OpId(5),
+            seg_offset: 0,
+            runt_length: 1000,
+            read_iov: &iov,
+        };
+        let connid = Some(world.ends[0].endpoint.address().connid);
+        let options = ReqOptions { raw_address: None, cq_data: None, connid };
+        let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
+        world.inject(0, 1, Header::Rtm(rtm), &pattern(1000, 1));
+        for _ in 0..steps {
+            world.step();
+        }
+        give_up(&mut world, 1, 1);
+        let received = world.take_receives(1);
+        let ends: Vec<_> = received.iter().map(|of| (of.context, of.result)).collect();
+        assert_eq!(ends, [(1, Err(GIVEN_UP))], "after {steps} steps");
+    }
+}
