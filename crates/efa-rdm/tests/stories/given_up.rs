@@ -6,7 +6,7 @@ use efa_handshake::Extras;
 use efa_proto::{Header, Packet, PacketType, PeerError, RmaIov};
 use efa_rdm::{
     Atomic, AtomicOp, Config, Datatype, DropReason, Event, Level, Message, Operands,
-    OperationError, Remote,
+    OperationError, Remote, Write,
 };
 
 use crate::longread::Memory;
@@ -354,3 +354,38 @@ fn each_message_arrives_or_both_sides_know_that_it_will_not() {
 
 /// Failures of packets themselves.
 const OWN: [Status; 3] = [Status::BadLocalKey, Status::BadLength, Status::RemoteBadLength];
+
+/// Only a message has a place by which it can be named.
+#[test]
+fn a_write_that_fails_takes_its_peer_along() {
+    let mut world = pair(config(), config());
+    refuse(&world, 1, STATUS);
+    let peer = world.peer(0, 1);
+    // No device has such a key, so that it goes in a packet.
+    let remote = Remote::from(RmaIov::new(0, 30, 1 << 40));
+    let (buffer, level) = (heap(30), Level::Transmit);
+    let write = Write { peer, remote, buffer, cq_data: None, level, context: 5 };
+    world.endpoint(0).write(write).map_err(|refused| refused.error).unwrap();
+    world.drive();
+    assert_eq!(world.ends[0].rma.pop_front().unwrap().result, Err(FAILED));
+    let lost = world.ends[0].events.pop_front();
+    assert!(matches!(lost, Some(Event::PeerLost { .. })), "{lost:?}");
+    assert_eq!(world.types_from(0), [PacketType::EagerRtw]);
+}
+
+#[test]
+fn a_message_that_is_given_up_is_none_of_those_being_read() {
+    let mut world = pair(Config { runt_size: 25_000, ..config() }, config());
+    let memory = region(&world, 300_000);
+    world.send(0, 1, memory, 5);
+    world.drive();
+    refuse(&world, 1, STATUS);
+    world.send(0, 1, heap(20_000), 6);
+    world.drive();
+    assert_eq!(world.send_done(0).result, Err(FAILED));
+    world.forget_packets();
+    let memory = region(&world, 300_000);
+    world.send(0, 1, memory, 7);
+    world.drive();
+    assert_eq!(world.types_from(0), [PacketType::LongReadMsgRtm], "the first is not read yet");
+}

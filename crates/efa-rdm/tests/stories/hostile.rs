@@ -1,9 +1,17 @@
 //! Packets that no honest peer sends.
 
-use efa_proto::{Header, MsgId, OpId, Packet, PacketType, PeerError, ReqOptions, Rtm, RtmKind};
-use efa_rdm::DropReason;
+use efa_device::{Access, QueuePair, Rdma, RegionRange};
+use efa_proto::{
+    AtomRsp, Cts, CtsData, Eor, EorForm, Header, MsgId, OpId, Packet, PacketType, PeerError,
+    ReadNack, ReadRsp, Receipt, ReqOptions, Rta, RtaKind, Rtm, RtmKind,
+};
+use efa_rdm::{Atomic, AtomicOp, Config, Datatype, DropReason, Level, Message, Operands, Read};
+use efa_sim::local::LocalOptions;
 
-use crate::world::{World, pattern};
+use crate::longread::Memory;
+use crate::peer_error;
+use crate::rma::expose;
+use crate::world::{World, pattern, place};
 
 /// The peer's messages still arrive.
 fn assert_alive(world: &mut World) {
@@ -140,4 +148,150 @@ fn an_unfinished_message_goes_with_its_sender_though_others_bear_its_number() {
     assert_eq!(world.receive_done(1).length, 200, "the message that is whole stays");
     let other = world.receive(1, 600, 1);
     assert!(world.endpoint(1).cancel(other), "no message took it");
+}
+
+/// Names of operations are no secret, they are counted up. Nobody but its peer has a say in one, and
+/// that only what its kind allows.
+#[test]
+fn nobody_has_a_say_in_the_messages_of_others() {
+    let config = Config { cts_window: 1, ..peer_error::config() };
+    let mut world = peer_error::pair(config.clone(), config.clone());
+    let forger = world.add(config);
+    let peer = world.peer(0, 1);
+    world.peer(0, forger);
+    world.peer(1, forger);
+    // Two messages for which there is no receive yet: one to be read, one to be granted.
+    let access = Access { remote_read: true, remote_write: false };
+    let device = world.endpoint(0).queue_pair();
+    let region = device.register(pattern(200_000, 1).into(), access).unwrap();
+    world.send(0, 1, Memory::Region(RegionRange { region, offset: 0, length: 200_000 }), 1);
+    let (level, buffer) = (Level::Delivery, Memory::Heap(pattern(80_000, 2)));
+    let message = Message { peer, tag: None, cq_data: None, level, buffer, context: 2 };
+    world.endpoint(0).send(message).unwrap();
+    world.drive();
+    let packets = world.packets_from(0);
+    let names = packets.iter().filter_map(|bytes| match Packet::parse(bytes).unwrap().header {
+        Header::Rtm(Rtm {
+            kind: RtmKind::LongRead { send_id, .. } | RtmKind::DcLongCts { send_id, .. },
+            ..
+        }) => Some(send_id),
+        _ => None,
+    });
+    let [read, granted] = names.collect::<Vec<_>>()[..] else { panic!("{packets:?}") };
+    let (recv_id, msg_id) = (OpId(0), MsgId(2));
+    let error = |op_id, connid| PeerError { op_id, ref_kind: 0, prov_errno: 1, connid };
+    let connid = Some(world.endpoint(forger).address().connid);
+    for header in [
+        Header::Eor(Eor { send_id: read, recv_id, form: EorForm::Full { connid } }),
+        Header::ReadNack(ReadNack { send_id: read, recv_id, connid }),
+        Header::PeerError(error(read, connid)),
+        Header::Cts(Cts {
+            connid,
+            send_id: granted,
+            recv_id,
+            recv_length: 9,
+            emulated_read: false,
+        }),
+        Header::Receipt(Receipt { send_id: granted, msg_id, connid }),
+    ] {
+        world.inject(forger, 0, header, &[]);
+    }
+    world.drive();
+    assert_eq!(world.drop_reasons(0), [DropReason::UnknownOperation; 5]);
+    let connid = Some(world.endpoint(1).address().connid);
+    world.inject(1, 0, Header::PeerError(error(granted, connid)), &[]);
+    let values = AtomRsp { connid, recv_id: granted, seg_length: 8 };
+    world.inject(1, 0, Header::AtomRsp(values), &[0; 8]);
+    world.drive();
+    assert_eq!(world.drop_reasons(0), [DropReason::UnknownOperation; 2]);
+    assert!(world.take_sends(0).is_empty());
+
+    for (length, context) in [(200_000, 1), (80_000, 2)] {
+        world.receive_into(1, Memory::Heap(vec![0; length]), context);
+    }
+    while world.endpoint(1).statistics().sent.of(PacketType::Cts) == 0 {
+        world.step();
+    }
+    let packets = world.packets_from(1);
+    let name = packets.iter().find_map(|bytes| match Packet::parse(bytes).unwrap().header {
+        Header::Cts(cts) => Some(cts.recv_id),
+        _ => None,
+    });
+    let recv_id = name.unwrap();
+    let connid = Some(world.endpoint(forger).address().connid);
+    let data = CtsData { connid, recv_id, seg_length: 9, seg_offset: 9000 };
+    world.inject(forger, 1, Header::CtsData(data), &[9; 9]);
+    world.inject(forger, 1, Header::PeerError(error(recv_id, connid)), &[]);
+    let connid = Some(world.endpoint(0).address().connid);
+    let answer = ReadRsp { connid, recv_id, send_id: granted, seg_length: 9 };
+    world.inject(0, 1, Header::ReadRsp(answer), &[9; 9]);
+    world.drive();
+    assert_eq!(world.drop_reasons(1), [DropReason::UnknownOperation; 3]);
+    let mut received = world.take_receives(1);
+    received.sort_by_key(|received| received.context);
+    let [first, second] = &received[..] else { panic!("{} receives", received.len()) };
+    assert_eq!((first.result, second.result), (Ok(()), Ok(())));
+    assert!(first.buffer.bytes() == pattern(200_000, 1));
+    assert!(second.buffer.bytes() == pattern(80_000, 2));
+    let sent = world.take_sends(0);
+    assert_eq!(sent.iter().map(|sent| sent.result).collect::<Vec<_>>(), [Ok(()); 2]);
+}
+
+#[test]
+fn nor_in_their_reads_and_atomics() {
+    let mut world = World::new(LocalOptions { rdma: Rdma::NONE, ..LocalOptions::default() });
+    for _ in 0..3 {
+        world.add(Config::default());
+    }
+    world.acquaint();
+    let (peer, forger) = (world.peer(0, 1), 2);
+    world.peer(0, forger);
+    world.receive(1, 1, 0);
+    world.send(0, 1, vec![1], 0);
+    world.drive();
+    world.forget_packets();
+    let access = Access { remote_read: true, remote_write: true };
+    let (_memory, of_read) = expose(&world, 1, pattern(16, 1), access);
+    let (_counter, of_atomic) = expose(&world, 1, 7_u64.to_ne_bytes().to_vec(), access);
+    // The requests don't come through for a while.
+    let target = place(&world.ends[1]);
+    world.network.not_ready(target, u32::MAX).unwrap();
+    let read = Read { peer, remote: of_read.into(), buffer: vec![0; 16], context: 1 };
+    world.endpoint(0).read(read).unwrap();
+    let operands = Operands::Fetch { operand: 1_u64.to_ne_bytes().to_vec(), fetched: vec![0; 8] };
+    let (op, datatype, level) = (AtomicOp::Sum, Datatype::Uint64, Level::Transmit);
+    let remote = of_atomic.into();
+    let atomic = Atomic { peer, remote, datatype, op, operands, level, context: 2 };
+    world.endpoint(0).atomic(atomic).map_err(|refused| refused.error).unwrap();
+    world.step();
+    let (mut read, mut atomic) = (None, None);
+    for bytes in world.packets_from(0) {
+        match Packet::parse(&bytes).unwrap().header {
+            Header::Rtr(rtr) => read = Some(rtr.recv_id),
+            Header::Rta(Rta { kind: RtaKind::Fetch { recv_id }, .. }) => atomic = Some(recv_id),
+            _ => {}
+        }
+    }
+    let (read, atomic) = (read.unwrap(), atomic.unwrap());
+    let answer = |world: &mut World, from, bytes: &[u8]| {
+        let connid = Some(world.endpoint(from).address().connid);
+        let seg_length = bytes.len() as u64;
+        let response = ReadRsp { connid, recv_id: read, send_id: OpId(0), seg_length };
+        world.inject(from, 0, Header::ReadRsp(response), bytes);
+        let response = AtomRsp { connid, recv_id: atomic, seg_length };
+        world.inject(from, 0, Header::AtomRsp(response), bytes);
+        let dropped = world.endpoint(0).statistics().dropped + 2;
+        while world.endpoint(0).statistics().dropped < dropped {
+            world.step();
+        }
+        world.drop_reasons(0)
+    };
+    assert_eq!(answer(&mut world, forger, &[9; 8]), [DropReason::UnknownOperation; 2]);
+    assert_eq!(answer(&mut world, 1, &[9; 4]), [DropReason::SegmentOutOfRange; 2]);
+    world.network.not_ready(target, 0).unwrap();
+    world.drive();
+    let done = world.ends[0].rma.pop_front().unwrap();
+    assert_eq!((done.result, done.buffer), (Ok(()), pattern(16, 1)));
+    let done = world.ends[0].atomics.pop_front().unwrap();
+    assert_eq!((done.result, done.fetched), (Ok(()), Some(7_u64.to_ne_bytes().to_vec())));
 }

@@ -3,7 +3,7 @@
 use efa_device::{Access, QueuePair, Region, RegionRange, Status};
 use efa_handshake::Extras;
 use efa_proto::{Header, MsgId, OpId, Packet, PacketType, PeerError, ReqOptions, Rtm, RtmKind};
-use efa_rdm::{Config, DropReason, Event, OperationError};
+use efa_rdm::{Bounds, Config, DropReason, Event, OperationError};
 
 use crate::longread::Memory;
 use crate::world::{Net, pattern};
@@ -180,9 +180,13 @@ fn a_message_of_several_packets_is_given_up_before_and_after_it_met_a_receive() 
     give_up(&mut world, 1, 2);
     assert_eq!(abandoned(&mut world), [2]);
     assert_eq!(world.endpoint(1).packets_held().held, 0);
+    half(&mut world, 3);
+    half(&mut world, 2);
+    assert_eq!(world.drop_reasons(1), [DropReason::OldMessageId], "it is no part of another");
+    give_up(&mut world, 1, 3);
     world.receive_into(1, heap(2000), 2);
-    eager(&mut world, 3);
-    expect_eager(&mut world, 3);
+    eager(&mut world, 4);
+    expect_eager(&mut world, 4);
 }
 
 #[test]
@@ -287,4 +291,81 @@ fn a_message_that_can_not_be_read_either_is_given_up_all_the_same() {
         let ends: Vec<_> = received.iter().map(|of| (of.context, of.result)).collect();
         assert_eq!(ends, [(1, Err(GIVEN_UP))], "after {steps} steps");
     }
+}
+
+#[test]
+fn the_buffer_of_a_message_that_is_given_up_comes_back_when_the_device_has_done_with_it() {
+    let mut world = pair(config(), Config { max_rdma: 1, rdma_segment: 4096, ..config() });
+    let access = Access { remote_read: true, remote_write: false };
+    let source = world.ends[0].endpoint.queue_pair();
+    let region = source.register(vec![1; 300_000].into(), access).unwrap();
+    let key = region.remote_key().into();
+    let iov = [efa_proto::RmaIov::new(region.remote_address(), 300_000, key)];
+    world.receive_into(1, heap(300_000), 1);
+    let kind = RtmKind::RuntRead {
+        msg_length: 300_000,
+        send_id: OpId(5),
+        seg_offset: 0,
+        runt_length: 2000,
+        read_iov: &iov,
+    };
+    let connid = Some(world.ends[0].endpoint.address().connid);
+    let options = ReqOptions { raw_address: None, cq_data: None, connid };
+    let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
+    world.inject(0, 1, Header::Rtm(rtm), &pattern(1000, 1));
+    while world.endpoint(1).statistics().rdma_reads < 3 {
+        world.step();
+    }
+    let error = PeerError { op_id: OpId(1), ref_kind: 1, prov_errno: CODE, connid };
+    world.inject(0, 1, Header::PeerError(error), &[]);
+    while world.endpoint(1).statistics().received.of(PacketType::PeerError) == 0 {
+        world.step();
+    }
+    assert!(world.take_receives(1).is_empty(), "the device still reads");
+    let reads = world.endpoint(1).statistics().rdma_reads;
+    world.drive();
+    assert_eq!(world.receive_done(1).result, Err(GIVEN_UP));
+    assert_eq!(world.endpoint(1).statistics().rdma_reads, reads, "nothing more is read");
+}
+
+#[test]
+fn a_message_that_was_not_read_counts_no_more_as_one_that_is() {
+    for nack in [false, true] {
+        let mut reader = config();
+        reader.profile.extras.set(Extras::READ_NACK, nack);
+        let mut world = pair(Config { runt_size: 20_000, ..config() }, reader);
+        send_unreadable(&mut world);
+        assert_eq!(world.receive_done(1).result.is_ok(), nack);
+        assert_eq!(world.send_done(0).result.is_ok(), nack);
+        world.forget_packets();
+        // The next one is no second one, so that it begins with a runt.
+        let access = Access { remote_read: true, remote_write: false };
+        let source = world.ends[0].endpoint.queue_pair();
+        let region = source.register(vec![1; 200_000].into(), access).unwrap();
+        let memory = Memory::Region(RegionRange { region, offset: 0, length: 200_000 });
+        world.send(0, 1, memory, 6);
+        world.drive();
+        assert_eq!(world.types_from(0)[0], PacketType::RunReadMsgRtm);
+    }
+}
+
+#[test]
+fn early_packets_count_until_their_turn_has_come_or_they_are_given_up() {
+    let bounds = Bounds { early: 5000, ..Bounds::default() };
+    let mut world = pair(config(), Config { bounds, ..config() });
+    for round in 0..20 {
+        let first = 4 * round + 1;
+        for _ in 0..3 {
+            world.receive_into(1, heap(2000), 1);
+        }
+        half(&mut world, first + 1);
+        give_up(&mut world, 1, first + 1);
+        eager(&mut world, first);
+        expect_eager(&mut world, first);
+        eager(&mut world, first + 3);
+        eager(&mut world, first + 2);
+        expect_eager(&mut world, first + 2);
+        expect_eager(&mut world, first + 3);
+    }
+    assert_eq!(world.endpoint(1).statistics().excluded, 0);
 }
