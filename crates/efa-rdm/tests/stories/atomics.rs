@@ -5,8 +5,8 @@ use efa_proto::{
     AtomRsp, Header, MsgId, OpId, Packet, PacketType, ReqOptions, RmaIov, Rta, RtaKind,
 };
 use efa_rdm::{
-    Atomic, AtomicCompletion, AtomicKind, AtomicOp, Config, Datatype, DropReason, Event, Level,
-    Operands, OperationError, Remote, RemoteUse, StartError,
+    Atomic, AtomicCompletion, AtomicKind, AtomicOp, Bounds, Config, Datatype, DropReason, Event,
+    Level, Operands, OperationError, Remote, RemoteUse, StartError,
 };
 use efa_sim::SoftRegion;
 use efa_sim::local::LocalOptions;
@@ -479,4 +479,21 @@ fn what_is_answered_needs_no_receipt() {
     assert_eq!(world.types_from(0)[0], PacketType::FetchRta, "nothing is waited for");
     assert!(!world.types_from(1).contains(&PacketType::Receipt));
     world.assert_clean();
+}
+
+#[test]
+fn atomics_beyond_the_requests_of_a_peer_are_dropped() {
+    let bounds = Bounds { requests: 1, ..Bounds::default() };
+    let config = Config { bounds, ..Config::default() };
+    let mut world = World::pair_with(1, Config::default(), config);
+    world.acquaint();
+    let (region, iov) = counters(&world, 1, &[0]);
+    for _ in 0..5 {
+        world.start_atomic(0, 1, &[iov], AtomicOp::Sum, fetch(bytes(&[1]))).unwrap();
+    }
+    world.drive();
+    let applied = world.ends[0].atomics.len();
+    assert_eq!(world.drop_reasons(1), vec![DropReason::TooManyOperations; 5 - applied]);
+    assert!((1..5).contains(&applied));
+    assert_eq!(values(&bytes_of(&region)), [applied as u64]);
 }

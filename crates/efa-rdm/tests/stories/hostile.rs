@@ -5,7 +5,9 @@ use efa_proto::{
     AtomRsp, Cts, CtsData, Eor, EorForm, Header, MsgId, OpId, Packet, PacketType, PeerError,
     ReadNack, ReadRsp, Receipt, ReqOptions, Rta, RtaKind, Rtm, RtmKind,
 };
-use efa_rdm::{Atomic, AtomicOp, Config, Datatype, DropReason, Level, Message, Operands, Read};
+use efa_rdm::{
+    Accept, Atomic, AtomicOp, Bounds, Config, Datatype, DropReason, Level, Message, Operands, Read,
+};
 use efa_sim::local::LocalOptions;
 
 use crate::longread::Memory;
@@ -204,6 +206,10 @@ fn nobody_has_a_say_in_the_messages_of_others() {
     world.inject(1, 0, Header::AtomRsp(values), &[0; 8]);
     world.drive();
     assert_eq!(world.drop_reasons(0), [DropReason::UnknownOperation; 2]);
+    let cts = Cts { connid, send_id: read, recv_id, recv_length: 9, emulated_read: false };
+    world.inject(1, 0, Header::Cts(cts), &[]);
+    world.drive();
+    assert_eq!(world.drop_reasons(0), [DropReason::BadCts]);
     assert!(world.take_sends(0).is_empty());
 
     for (length, context) in [(200_000, 1), (80_000, 2)] {
@@ -294,4 +300,32 @@ fn nor_in_their_reads_and_atomics() {
     assert_eq!((done.result, done.buffer), (Ok(()), pattern(16, 1)));
     let done = world.ends[0].atomics.pop_front().unwrap();
     assert_eq!((done.result, done.fetched), (Ok(()), Some(7_u64.to_ne_bytes().to_vec())));
+}
+
+#[test]
+fn whoever_is_excluded_takes_no_message_of_others_along() {
+    let bounds = Bounds { unexpected_per_peer: 5000, ..Bounds::default() };
+    let config = Config { bounds, ..Config::default() };
+    let mut world = World::pair_with(6, Config::default(), config);
+    let other = world.add(Config::default());
+    world.send(other, 1, pattern(1000, 7), 0);
+    world.drive();
+    let source = Some(world.peer(1, 0));
+    for round in 0..20 {
+        world.send(0, 1, pattern(1000, round), 0);
+        world.drive();
+        let accept = Accept::Untagged { source };
+        world.endpoint(1).receive(accept, vec![0; 1000], round).unwrap();
+        assert_eq!(world.receive_done(1).buffer, pattern(1000, round));
+    }
+    assert_eq!(world.endpoint(1).statistics().excluded, 0, "what was received counts no more");
+    for round in 0..4 {
+        world.send(0, 1, pattern(1000, round), 0);
+        world.drive();
+    }
+    assert_eq!(world.endpoint(1).statistics().excluded, 1);
+    world.receive(1, 1000, 1);
+    assert_eq!(world.receive_done(1).buffer, pattern(1000, 7));
+    let held = world.endpoint(1).packets_held();
+    assert_eq!((held.held, held.unexpected_bytes), (0, 0));
 }

@@ -752,3 +752,57 @@ fn messages_that_will_not_do_are_bounded_as_others_are() {
     assert_eq!(story.errors().len(), 200);
     assert_eq!(story.receiver.packets_held().unexpected_bytes, 0);
 }
+
+#[test]
+fn receives_and_messages_go_up_to_their_limits() {
+    let config = Config { max_receives: 2, ..at(Release::V1_20, UnexpectedHeader::Refuse) };
+    let mut story = Story::of(Config::default(), config);
+    story.post(0..2);
+    let packet = story.receiver.allocate_packet().unwrap();
+    let refused = story.receiver.receive_in_place(packet, 2).unwrap_err();
+    assert_eq!((refused.error, refused.buffer.len()), (StartError::Busy { limit: 2 }, MTU));
+    let longest = MTU - HEADER;
+    story.send(0, pattern(longest, 1));
+    story.send(0, pattern(longest, 2));
+    story.drive();
+    let expected = BTreeSet::from([pattern(longest, 1), pattern(longest, 2)]);
+    assert_eq!(BTreeSet::from_iter(story.messages()), expected);
+}
+
+#[test]
+fn packets_whose_messages_were_copied_are_posted_again() {
+    let config = Config {
+        min_receive_buffers: 1,
+        max_receive_buffers: 8,
+        ..at(Release::V2_0, UnexpectedHeader::Move)
+    };
+    // Before the HANDSHAKE has come they don't know of the queue pair.
+    let mut story = Story::new(LocalOptions::default(), &vec![Config::default(); 40], config);
+    for from in 0..40 {
+        story.post(0..1);
+        story.send(from, pattern(80, from as u64));
+        story.idle(Duration::from_millis(1));
+        assert_eq!(story.messages(), [pattern(80, from as u64)], "of sender {from}");
+    }
+    assert_eq!(story.receiver.statistics().unexpected, 0);
+}
+
+#[test]
+fn messages_of_an_excluded_peer_are_forgotten_and_those_of_others_stay() {
+    let mut config = at(Release::V1_20, UnexpectedHeader::Move);
+    config.bounds.unexpected_per_peer = 5000;
+    let options = LocalOptions { seed: 5, ..LocalOptions::default() };
+    let mut story = Story::new(options, &[Config::default(), Config::default()], config);
+    story.send(1, pattern(900, 7));
+    story.idle(Duration::from_millis(1));
+    for salt in 0..10 {
+        story.send(0, pattern(900, salt));
+    }
+    story.idle(Duration::from_millis(1));
+    assert_eq!(story.receiver.statistics().excluded, 1);
+    story.post(0..2);
+    story.idle(Duration::from_millis(1));
+    assert_eq!(story.messages(), [pattern(900, 7)]);
+    let held = story.receiver.packets_held();
+    assert_eq!((held.held, held.unexpected_bytes), (0, 0));
+}

@@ -426,6 +426,20 @@ fn a_refused_message_takes_no_segments_of_another_with_its_number() {
     }
     world.drive();
     assert_eq!(world.drop_reasons(1), [DropReason::SegmentOutOfRange; 2]);
+    // Nor does it go on with one of another length, nor one with it that wasn't refused.
+    world.receive_into(1, Memory::Heap(vec![0; 9_000]), 2);
+    let half = RtmKind::Medium { msg_length, seg_offset: 0 };
+    let rtm = Rtm { msg_id: MsgId(2), tag: None, kind: half, options };
+    world.inject(0, 1, Header::Rtm(rtm), &[7; 8_000]);
+    for (msg_id, msg_length) in [(1, msg_length + 1), (2, msg_length)] {
+        let (send_id, credit_request) = (OpId(0), 1);
+        let kind = RtmKind::LongCts { msg_length, send_id, credit_request, read_nack: true };
+        let rtm = Rtm { msg_id: MsgId(msg_id), tag: None, kind, options };
+        world.drive();
+        world.inject(0, 1, Header::Rtm(rtm), &[]);
+    }
+    world.drive();
+    assert_eq!(world.drop_reasons(1), [DropReason::UnknownOperation; 2]);
     assert!(world.take_receives(1).is_empty());
 }
 
@@ -914,4 +928,122 @@ fn reads_beside_a_peer_in_backoff(send_depth: usize) {
         world.take_receives(end);
     }
     world.assert_clean();
+}
+
+#[test]
+fn what_may_not_be_read_is_sent() {
+    // One side doesn't announce it; the memory is not for that; the devices are no kin.
+    for case in 0..4 {
+        let mut configs = [config(), config()];
+        if case < 2 {
+            configs[case].profile.extras.remove(Extras::RDMA_READ);
+        }
+        let [a, b] = configs;
+        let mut world = pair(1, a, b);
+        let access = Access { remote_read: case != 2, remote_write: true };
+        let source = world.ends[0].endpoint.queue_pair();
+        let region = source.register(pattern(200_000, 1).into(), access).unwrap();
+        if case == 3 {
+            let peer = world.peer(0, 1);
+            let extras = world.endpoint(0).peer_extras(peer).unwrap();
+            let handshake = Handshake {
+                extra_info: ExtraInfo::new(&[extras.bits()]).unwrap(),
+                connid: Some(world.endpoint(1).address().connid),
+                host_id: None,
+                device_version: Some(0xefa0),
+                user_recv_qp: None,
+            };
+            world.inject(1, 0, Header::Handshake(handshake), &[]);
+            world.drive();
+        }
+        world.receive_into(1, Memory::Heap(vec![0; 200_000]), 1);
+        let message = Memory::Region(RegionRange { region, offset: 0, length: 200_000 });
+        world.send(0, 1, message, 2);
+        world.drive();
+        let received = world.receive_done(1);
+        let expected = (Some(Subprotocol::LongCts), Ok(()));
+        assert_eq!((received.subprotocol, received.result), expected, "case {case}");
+        assert!(received.buffer.bytes() == pattern(200_000, 1));
+    }
+}
+
+#[test]
+fn a_device_that_does_not_read_has_it_sent() {
+    let mut world = World::new(LocalOptions { rdma: Rdma::NONE, ..LocalOptions::default() });
+    world.add(config());
+    world.add(config());
+    world.shake_hands();
+    world.receive_into(1, Memory::Heap(vec![0; 9_000]), 1);
+    let connid = Some(world.ends[0].endpoint.address().connid);
+    let options = ReqOptions { raw_address: None, cq_data: None, connid };
+    let read_iov = [RmaIov::new(0, 9_000, 1)];
+    let kind = RtmKind::LongRead { msg_length: 9_000, send_id: OpId(0), read_iov: &read_iov };
+    let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
+    world.inject(0, 1, Header::Rtm(rtm), &[]);
+    world.drive();
+    assert_eq!(world.types_from(1), [PacketType::ReadNack]);
+}
+
+/// What is registered, or is none, takes no other memory.
+#[test]
+fn a_device_that_registers_no_more_reads_where_it_can() {
+    for length in [0, 150_000] {
+        let mut world = pair(1, config(), config());
+        let target = match length {
+            0 => Memory::Heap(Vec::new()),
+            _ => world.region(1, &vec![0; length]),
+        };
+        world.ends[1].device.refuse_registrations(u32::MAX);
+        world.receive_into(1, target, 1);
+        let message = world.region(0, &pattern(150_000, 1));
+        world.send(0, 1, message, 2);
+        world.drive();
+        assert_eq!(world.types_from(1), [PacketType::Eor]);
+        assert!(world.receive_done(1).buffer.bytes() == pattern(150_000, 1)[..length]);
+        assert_eq!(world.send_done(0).result, Ok(()));
+    }
+}
+
+#[test]
+fn a_buffer_that_lets_itself_be_registered_is_read_into() {
+    let mut world = Net::<Lent>::new(LocalOptions::default());
+    world.add(config());
+    world.add(config());
+    world.acquaint();
+    let log = Log::default();
+    let lent = |bytes: Vec<u8>, log: &Log| Lent { bytes, region: None, log: log.clone() };
+    world.receive_into(1, lent(vec![0], &Log::default()), 0);
+    world.send(0, 1, lent(vec![1], &Log::default()), 0);
+    world.drive();
+    world.receive_done(1);
+    world.receive_into(1, lent(vec![0; 300_000], &log), 1);
+    world.send(0, 1, lent(pattern(300_000, 1), &Log::default()), 1);
+    world.drive();
+    assert!(world.receive_done(1).buffer.bytes == pattern(300_000, 1));
+    assert_eq!(*log.borrow(), ["registered", "given back"]);
+    assert_eq!(world.endpoint(1).statistics().rdma_reads, 1, "nothing is copied");
+}
+
+/// Nothing is left to be read, so the device has nothing to do with the buffer.
+#[test]
+fn a_runt_longer_than_its_buffer_ends_with_its_sender() {
+    let mut world = pair(6, config(), config());
+    world.receive_into(1, Memory::Heap(vec![0; 1500]), 1);
+    let connid = Some(world.ends[0].endpoint.address().connid);
+    let options = ReqOptions { raw_address: None, cq_data: None, connid };
+    let read_iov = [RmaIov::new(0, 300_000, 1)];
+    let kind = RtmKind::RuntRead {
+        msg_length: 300_000,
+        send_id: OpId(0),
+        seg_offset: 0,
+        runt_length: 2000,
+        read_iov: &read_iov,
+    };
+    let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
+    world.inject(0, 1, Header::Rtm(rtm), &[7; 1000]);
+    world.drive();
+    assert!(world.take_receives(1).is_empty());
+    let peer = world.peer(1, 0);
+    world.endpoint(1).remove_peer(peer);
+    assert_eq!(world.receive_done(1).result, Err(OperationError::PeerRemoved));
 }

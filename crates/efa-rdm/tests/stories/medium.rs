@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use efa_device::QueuePairOptions;
-use efa_proto::{Header, MsgId, Packet, PacketType, ReqOptions, Rtm, RtmKind};
+use efa_proto::{Header, MsgId, OpId, Packet, PacketType, ReqOptions, Rtm, RtmKind};
 use efa_rdm::{Config, DropReason, Event, OperationError, Subprotocol};
 use efa_sim::local::LocalOptions;
 
@@ -239,4 +239,27 @@ fn a_message_that_stays_unfinished_counts_its_beginning_alone() {
         assert_eq!(received.result, Err(OperationError::PeerRemoved));
         assert_eq!(received.length, counted);
     }
+}
+
+#[test]
+fn segments_that_disagree_with_the_first_are_dropped() {
+    let mut world = World::pair(3);
+    world.acquaint();
+    world.receive(1, 2000, 1);
+    let message = pattern(2000, 3);
+    let segment = |world: &mut World, tag, offset: usize, kind| {
+        let rtm = Rtm { msg_id: MsgId(0), tag, kind, options: ReqOptions::NONE };
+        world.inject(0, 1, Header::Rtm(rtm), &message[offset..offset + 1000]);
+        world.drive();
+    };
+    let medium = |msg_length, seg_offset| RtmKind::Medium { msg_length, seg_offset };
+    segment(&mut world, None, 0, medium(2000, 0));
+    segment(&mut world, Some(0), 1000, medium(2000, 1000));
+    segment(&mut world, None, 1000, medium(2001, 1000));
+    let dc = RtmKind::DcMedium { send_id: OpId(1), msg_length: 2000, seg_offset: 1000 };
+    segment(&mut world, None, 1000, dc);
+    assert_eq!(world.drop_reasons(1), [DropReason::SegmentOutOfRange; 3]);
+    assert!(world.take_receives(1).is_empty());
+    segment(&mut world, None, 1000, medium(2000, 1000));
+    assert_eq!(world.receive_done(1).buffer, message);
 }

@@ -463,3 +463,48 @@ fn a_peer_is_its_interface_its_queue_pair_and_its_connid() {
         seen.push(peer);
     }
 }
+
+#[test]
+fn a_stranger_on_a_known_queue_pair_is_not_taken_for_its_holder() {
+    let mut world = World::pair(8);
+    world.acquaint();
+    for _ in 0..3 {
+        for (from, to) in [(0, 1), (1, 0)] {
+            world.receive(to, 1, 0);
+            world.send(from, to, vec![1], 0);
+        }
+        world.drive();
+    }
+    world.ends[1].receives.clear();
+    world.receive(1, 4, 1);
+    let connid = Some(Connid(0x5555));
+    world.inject(0, 1, eager(3, ReqOptions { connid, ..ReqOptions::NONE }), b"mine");
+    world.drive();
+    assert_eq!(world.drop_reasons(1), [DropReason::Stale]);
+    world.send(0, 1, b"his ".to_vec(), 0);
+    world.drive();
+    assert_eq!(world.receive_done(1).buffer, b"his ");
+}
+
+#[test]
+fn a_removed_peer_is_not_heard_though_another_of_its_interface_is() {
+    let mut world = World::pair(9);
+    let other = world.add_beside(0, Config::default());
+    for from in [0, other] {
+        world.peer(1, from);
+        world.receive(1, 1, 0);
+        world.send(from, 1, vec![1], 0);
+    }
+    world.drive();
+    assert_eq!(world.take_receives(1).len(), 2);
+    let gone = world.peer(1, 0);
+    world.endpoint(1).remove_peer(gone);
+    world.receive(1, 4, 1);
+    world.send(0, 1, b"gone".to_vec(), 0);
+    world.drive();
+    assert_eq!(world.drop_reasons(1).len(), 1);
+    assert!(world.take_receives(1).is_empty());
+    world.send(other, 1, b"here".to_vec(), 0);
+    world.drive();
+    assert_eq!(world.receive_done(1).buffer, b"here");
+}

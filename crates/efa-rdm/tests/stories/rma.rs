@@ -219,8 +219,24 @@ fn lengths_that_differ_are_refused_by_both_sides() {
     let overflow = [iov, RmaIov::new(0, u64::MAX, 0)];
     let write = Rtw { rma_iov: &overflow, kind: RtwKind::Eager, options: ReqOptions::NONE };
     world.inject(0, 1, Header::Rtw(write), &[9; 99]);
+    // Memory to be read that is not as long, or bytes beside it.
+    for (length, payload) in [(99, &[][..]), (100, &[9])] {
+        let read_iov = &[RmaIov::new(0, length, 1)];
+        let kind = RtwKind::LongRead { msg_length: 100, send_id: OpId(1), read_iov };
+        let write = Rtw { rma_iov: &[iov], kind, options: ReqOptions::NONE };
+        world.inject(0, 1, Header::Rtw(write), payload);
+    }
+    let read = Rtr {
+        rma_iov: &[iov],
+        kind: RtrKind::Short,
+        msg_length: 101,
+        recv_id: OpId(0),
+        recv_length: 101,
+        options: ReqOptions::NONE,
+    };
+    world.inject(0, 1, Header::Rtr(read), &[]);
     world.drive();
-    assert_eq!(world.drop_reasons(1), [DropReason::SegmentOutOfRange; 5]);
+    assert_eq!(world.drop_reasons(1), [DropReason::SegmentOutOfRange; 8]);
     assert_eq!(bytes_of(&region), [1; 100]);
     assert_eq!(Remote::new(&[iov; 5]).unwrap_err().count, 5);
 }
@@ -1090,4 +1106,81 @@ fn a_late_answer_to_a_read_of_long_ago_is_no_answer_to_another() {
     world.drive();
     assert_eq!(world.rma_done().buffer, pattern(100, 2));
     assert_eq!(world.drop_reasons(0), [DropReason::UnknownOperation]);
+}
+
+#[test]
+fn the_device_moves_pieces_in_cuts_that_end_with_them() {
+    let config = Config { rdma_segment: 4096, max_rdma: 1, ..Config::default() };
+    let mut world = world_with(LocalOptions::default(), config);
+    let before = pattern(30_000, 1);
+    let (region, iov) = expose(&world, 1, before.clone(), BOTH);
+    let pieces = [part(iov, 0, 6000), part(iov, 20_000, 6000), part(iov, 10_000, 6000)];
+    let parts = [&before[..6000], &before[20_000..26_000], &before[10_000..16_000]];
+    let done = world.read(&pieces, 18_000);
+    assert_eq!((done.result, done.subprotocol), (Ok(()), Some(Subprotocol::Direct)));
+    assert_eq!(done.buffer, parts.concat());
+    assert_eq!(world.endpoint(0).statistics().rdma_reads, 6);
+
+    let bytes = pattern(18_000, 2);
+    let done = world.write(&pieces, bytes.clone(), None);
+    assert_eq!((done.result, done.subprotocol), (Ok(()), Some(Subprotocol::Direct)));
+    assert_eq!(world.endpoint(0).statistics().rdma_writes, 6);
+    let mut after = before;
+    after[..6000].copy_from_slice(&bytes[..6000]);
+    after[20_000..26_000].copy_from_slice(&bytes[6000..12_000]);
+    after[10_000..16_000].copy_from_slice(&bytes[12_000..]);
+    assert_eq!(bytes_of(&region), after);
+
+    world.start_read(&pieces, vec![0; 18_000]).unwrap();
+    world.step();
+    assert_eq!(world.endpoint(0).statistics().rdma_reads, 7, "one at a time");
+    world.drive();
+    world.rma_done();
+    world.assert_clean();
+}
+
+#[test]
+fn memory_between_the_device_and_buffers_is_used_again() {
+    let options = LocalOptions { max_regions: 20, ..LocalOptions::default() };
+    let mut world = world_with(options, Config::default());
+    let (_region, iov) = expose(&world, 1, pattern(1000, 1), BOTH);
+    for _ in 0..50 {
+        assert_eq!(world.read(&[iov], 1000).buffer, pattern(1000, 1));
+        assert_eq!(world.write(&[iov], pattern(1000, 1), None).result, Ok(()));
+    }
+    world.assert_clean();
+}
+
+#[test]
+fn buffers_that_let_themselves_be_registered_are_not_copied() {
+    let mut world = Net::<Buffer>::new(LocalOptions::default());
+    world.add(Config::default());
+    world.add(Config::default());
+    world.acquaint();
+    let length = 300_000;
+    let (region, iov) = expose(&world, 1, vec![0; length], BOTH);
+    for cq_data in [None, Some(5)] {
+        let bytes = pattern(length, cq_data.unwrap_or(0));
+        let done = world.write(&[iov], bytes.clone().into(), cq_data);
+        assert_eq!((done.result, done.subprotocol), (Ok(()), Some(Subprotocol::Direct)));
+        assert!(done.buffer.bytes == bytes && bytes_of(&region) == bytes);
+    }
+    assert_eq!(world.endpoint(0).statistics().rdma_writes, 2);
+    world.start_read(&[iov], vec![0; length].into()).unwrap();
+    world.drive();
+    let done = world.rma_done();
+    assert!(done.result == Ok(()) && done.buffer.bytes == bytes_of(&region));
+    assert_eq!(world.endpoint(0).statistics().rdma_reads, 1);
+}
+
+#[test]
+fn memory_with_a_key_that_no_device_has_is_asked_for_by_packets() {
+    let mut world = world_with(LocalOptions::default(), Config::default());
+    let iov = RmaIov::new(0, 100, 1 << 40);
+    world.start_read(&[iov], vec![0; 100]).unwrap();
+    world.start_write(&[iov], vec![0; 100], None, Level::Transmit).unwrap();
+    world.drive();
+    let types = world.types_from(0);
+    assert!(types.contains(&PacketType::ShortRtr) && types.contains(&PacketType::EagerRtw));
+    assert_eq!(refusals(&mut world).len(), 2);
 }
