@@ -97,6 +97,8 @@ pub(crate) const TOOLS: [Tool; 2] = [Tool::CxxCompiler, Tool::CargoFuzz];
 
 /// Seconds of each target in `cargo xtask test`.
 const GATE: Duration = Duration::from_secs(8);
+/// Seconds that a run of one target may take: libFuzzer counts in 32 bits.
+const LONGEST_RUN: u64 = 366 * 24 * 3600;
 /// Longest input: what can go wrong does so within a few hundred decisions.
 const LONGEST: usize = 1024;
 
@@ -116,8 +118,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         Some(Task::Run(Run { targets, minutes, jobs, sanitizer })) => {
             let time = Duration::try_from_secs_f64(minutes * 60.0)
                 .ok()
-                .filter(|time| *time >= Duration::from_secs(1))
-                .context("--minutes must be a time of at least a second")?;
+                .filter(|time| (1..=LONGEST_RUN).contains(&time.as_secs()))
+                .with_context(|| format!("--minutes {minutes}: a second to a year is expected"))?;
+            targets_among(targets, &workspace.root().join("fuzz"))?;
             setup::provide(workspace, TOOLS)?;
             let fuzzer = Fuzzer::build(workspace, targets, *sanitizer)?;
             fuzzer.run(time, (*jobs).max(1), None)
@@ -162,11 +165,7 @@ const REPORT: usize = 16;
 impl<'a> Fuzzer<'a> {
     fn build(workspace: &'a Workspace, wanted: &[String], sanitizer: Sanitizer) -> Result<Self> {
         let folder = workspace.root().join("fuzz");
-        let all = targets_in(&folder)?;
-        if let Some(unknown) = wanted.iter().find(|target| !all.contains(target)) {
-            bail!("no target {unknown}; there are {}", all.join(", "));
-        }
-        let targets = if wanted.is_empty() { all } else { wanted.to_vec() };
+        let targets = targets_among(wanted, &folder)?;
         let target_folder = sanitizer.target_folder(&folder);
         let mut cargo_fuzz = Command::new(setup::cargo_fuzz(workspace)?);
         cargo_fuzz.current_dir(&folder).args(["fuzz", "build", "--sanitizer", sanitizer.name()]);
@@ -203,7 +202,7 @@ impl<'a> Fuzzer<'a> {
         });
         let failures = failures.into_inner().unwrap_or_default();
         for (target, error) in &failures {
-            println!("\n{target} failed: {error:#}");
+            say!("\n{target} failed: {error:#}");
         }
         match &failures[..] {
             [] => Ok(()),
@@ -279,7 +278,7 @@ impl<'a> Fuzzer<'a> {
         let _ = std::fs::remove_dir_all(&scratch);
         bar.finish_and_clear();
         if status.success() {
-            println!("{target:<22} {last}, no failure");
+            say!("{target:<22} {last}, no failure");
             return Ok(());
         }
         let Some(culprit) = culprit else {
@@ -291,21 +290,30 @@ impl<'a> Fuzzer<'a> {
 
     /// Says all about an input that failed, with the report of a sanitizer if that saw it.
     fn explain(&self, target: &str, culprit: &Path, report: &[String]) -> Result<()> {
-        println!("\n{target} fails. The input, decoded:\n");
+        say!("\n{target} fails. The input, decoded:\n");
         let shown = hostile(self.workspace, &["show", target, text(culprit)?]);
         let file = culprit.display();
         if shown.is_ok() && report.is_empty() {
-            println!("It does not fail by itself: it takes too long, or too much memory.");
+            say!("It does not fail by itself: it takes too long, or too much memory.");
         } else if shown.is_ok() {
-            println!("It fails with the sanitizer alone:\n{}", report.join("\n"));
-            println!("\nreplay it so: {} {file}", self.built.join(target).display());
+            say!("It fails with the sanitizer alone:\n{}", report.join("\n"));
+            say!("\nreplay it so: {} {file}", self.built.join(target).display());
         }
-        println!("\nreplay it:  cargo xtask fuzz show {target} {file}");
-        println!("shorten it: cargo xtask fuzz shrink {target} {file}");
-        println!("keep it:    cp {file}.min fuzz/regressions/{target}/what-is-wrong");
-        println!("            cargo test -p efa-hostile runs it from then on");
+        say!("\nreplay it:  cargo xtask fuzz show {target} {file}");
+        say!("shorten it: cargo xtask fuzz shrink {target} {file}");
+        say!("keep it:    cp {file}.min fuzz/regressions/{target}/what-is-wrong");
+        say!("            cargo test -p efa-hostile runs it from then on");
         bail!("{file}")
     }
+}
+
+/// The targets that are wanted: all unless some are named.
+fn targets_among(wanted: &[String], folder: &Path) -> Result<Vec<String>> {
+    let all = targets_in(folder)?;
+    if let Some(unknown) = wanted.iter().find(|target| !all.contains(target)) {
+        bail!("no target {unknown}; there are {}", all.join(", "));
+    }
+    Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
 }
 
 /// The targets by their files.

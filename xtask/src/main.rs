@@ -9,9 +9,13 @@
 //!       ──► fuzz         hostile input for every part that hears strangers
 //!       ──► conformance  checklist rows ↔ tests that show them
 //!       ──► verbs        the device of rdma-core
-//!            all on top of: workspace (where things are), process (running children)
+//!            all on top of: workspace (where things are), process (running children),
+//!                           output (that may be closed)
 //! ```
 #![forbid(unsafe_code)]
+
+#[macro_use]
+mod output;
 
 mod bench;
 mod conformance;
@@ -64,10 +68,10 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    match run(Cli::parse()).and_then(|()| output::all_written()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            tell!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -75,7 +79,7 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<()> {
     let Some(task) = cli.task else {
-        Cli::command().print_help()?;
+        output::keep(Cli::command().print_help());
         return Ok(());
     };
     let workspace = Workspace::locate()?;

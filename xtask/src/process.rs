@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::builder::RangedU64ValueParser;
 
+use crate::output;
+
 /// Runs the command with our own output streams, failing unless it exits with 0.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     announce(command);
@@ -32,7 +34,7 @@ pub(crate) fn run_inspecting(command: &mut Command, mut inspect: impl FnMut(&str
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line)? != 0 {
         let text = String::from_utf8_lossy(&line);
-        print!("{text}");
+        output::write(format_args!("{text}"));
         inspect(text.trim_end());
         line.clear();
     }
@@ -148,7 +150,7 @@ fn quoted(word: &OsStr) -> String {
 }
 
 fn announce(command: &Command) {
-    println!("$ {}", shown(command));
+    say!("$ {}", shown(command));
 }
 
 #[cfg(test)]

@@ -132,7 +132,7 @@ pub(crate) fn provide_all(workspace: &Workspace) -> Result<()> {
         }
     }
     provide(workspace, tools)?;
-    println!("setup: all that `cargo xtask test` needs is there");
+    say!("setup: all that `cargo xtask test` needs is there");
     Ok(())
 }
 
@@ -165,7 +165,7 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
         install_packages(&packages)?;
     }
     if !components.is_empty() {
-        println!("missing parts of the Rust toolchain: {}", components.join(", "));
+        say!("missing parts of the Rust toolchain: {}", components.join(", "));
         let mut rustup = Command::new("rustup");
         rustup.args(["component", "add"]).args(&components).current_dir(workspace.root());
         process::run(&mut rustup).with_context(|| {
@@ -183,7 +183,7 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
 
 fn install_packages(packages: &[DebianPackage]) -> Result<()> {
     let names: Vec<&str> = packages.iter().map(|package| package.name).collect();
-    println!("missing Debian packages: {}", names.join(", "));
+    say!("missing Debian packages: {}", names.join(", "));
     let by_hand = format!("apt-get install {}", names.join(" "));
     if process::find_in_path("apt-get").is_none() {
         bail!("there is no apt-get here: install what Debian gives with `{by_hand}`");
@@ -252,7 +252,7 @@ pub(crate) fn cargo_fuzz(workspace: &Workspace) -> Result<PathBuf> {
 /// Installs a program of the registry into the target directory.
 fn install(workspace: &Workspace, program: &str, version: Option<&str>) -> Result<()> {
     let tools = workspace.metadata()?.target_directory.join("tools");
-    println!("installing {program} into {} (once, about two minutes)", tools.display());
+    say!("installing {program} into {} (once, about two minutes)", tools.display());
     // Its own build directory: an install that was cut short goes on where it was.
     let build = tools.join("build");
     let mut cargo = workspace.cargo();

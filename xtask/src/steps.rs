@@ -211,9 +211,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     setup::provide(workspace, runnable.iter().flat_map(|step| step.tools().iter().copied()))?;
 
     for (index, step) in runnable.iter().enumerate() {
-        println!("\n==> [{}/{}] {}", index + 1, runnable.len(), step.name());
+        say!("\n==> [{}/{}] {}", index + 1, runnable.len(), step.name());
         let report = Report::of(*step, workspace);
-        println!("<== {}: {report}", step.name());
+        say!("<== {}: {report}", step.name());
         let failed = report.failed();
         reports.push(report);
         if failed && !args.keep_going {
@@ -241,30 +241,30 @@ impl Args {
 /// Prints the closing table, and fails if a step did.
 fn conclude(reports: &mut [Report], planned: usize, took: Duration) -> Result<()> {
     reports.sort_by_key(|report| Step::ALL.iter().position(|step| *step == report.step));
-    println!("\n{:<12} result", "step");
+    say!("\n{:<12} result", "step");
     for report in &*reports {
-        println!("{:<12} {report}", report.step.name());
+        say!("{:<12} {report}", report.step.name());
     }
-    println!();
+    say!("");
 
     let passed = reports.iter().filter(|report| report.passed()).count();
     let mut failed = Vec::new();
     for report in &*reports {
         if let Outcome::Failed(error) = &report.outcome {
             let step = report.step.name();
-            println!("step {step} failed: {error:#}");
-            println!("    run it alone with: cargo xtask test --only {step}");
+            say!("step {step} failed: {error:#}");
+            say!("    run it alone with: cargo xtask test --only {step}");
             failed.push(step);
         }
     }
     if passed + failed.len() < planned {
-        println!("the steps after it were not run; --keep-going would");
+        say!("the steps after it were not run; --keep-going would");
     }
     let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
     let tests = reports.iter().fold(TestCount::default(), |sum, report| sum + report.tests);
     let tests = if tests == TestCount::default() { String::new() } else { format!("{tests}, ") };
     let took = Seconds(took);
-    println!("xtask test: {verdict}, {passed} of {planned} steps passed, {tests}{took}");
+    say!("xtask test: {verdict}, {passed} of {planned} steps passed, {tests}{took}");
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }

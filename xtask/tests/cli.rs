@@ -83,6 +83,69 @@ fn without_a_task_the_tasks_are_listed() {
 }
 
 #[test]
+fn whoever_closes_the_output_changes_nothing() {
+    let repository = Repository::new("closed");
+    assert!(repository.xtask(&["conformance"]).status.success());
+    let tasks: [&[&str]; 5] = [
+        &[],
+        &["conformance"],
+        &["conformance", "--check"],
+        &["test", "--only", "conformance"],
+        &["interop", "--list"],
+    ];
+    for task in tasks {
+        let (reader, closed) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = repository.command(task).stdout(closed).output().unwrap();
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{task:?}");
+    }
+    // Nor does it if it is standard error.
+    repository.write("docs/checklist/claimed.txt", "A1-A2\n");
+    let (reader, closed) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = repository.command(&["conformance"]).stderr(closed).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+}
+
+#[test]
+fn an_output_that_can_not_be_written_is_an_error() {
+    let repository = Repository::new("full");
+    assert!(repository.xtask(&["conformance"]).status.success());
+    let tasks: [&[&str]; 3] = [&[], &["conformance", "--check"], &["interop", "--list"]];
+    for task in tasks {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = repository.command(task).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{task:?}");
+        let text = stderr(&output);
+        assert!(text.starts_with("error: ") && text.contains("No space left"), "{task:?}: {text}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_is_installed() {
+    let repository = Repository::new("senseless");
+    repository.write("fuzz/Cargo.toml", "");
+    repository.write("fuzz/fuzz_targets/f.rs", "fuzz_target!(|data| {});\n");
+    let tasks: [(&[&str], &str); 3] = [
+        (&["fuzz", "run", "g"], "no target g; there are f"),
+        (
+            &["fuzz", "run", "--minutes", "1e9"],
+            "--minutes 1000000000: a second to a year is expected",
+        ),
+        (
+            &["bench", "vs-libfabric", "--rounds", "1000,2000,1000"],
+            "--rounds must have three different numbers at least, not 2",
+        ),
+    ];
+    for (task, expected) in tasks {
+        let output = repository.on_bare_machine(task);
+        assert_eq!(output.status.code(), Some(1), "{task:?}");
+        assert_eq!(stderr(&output), format!("error: {expected}\n"));
+        assert_eq!(stdout(&output), "", "{task:?}");
+    }
+}
+
+#[test]
 fn a_task_or_step_that_does_not_exist_is_refused() {
     let repository = Repository::new("refused");
     assert_eq!(repository.xtask(&["tset"]).status.code(), Some(2));

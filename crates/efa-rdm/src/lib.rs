@@ -31,7 +31,7 @@
 //! use efa_sim::local::{LocalFabric, LocalOptions};
 //!
 //! let network = LocalFabric::new(LocalOptions::default());
-//! let mut endpoint = |key| {
+//! let endpoint = |key| {
 //!     let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
 //!     let queue_pair = network.open().create_queue_pair(options)?;
 //!     Ok::<_, Box<dyn std::error::Error>>(Endpoint::new(queue_pair, Config::default())?)

@@ -40,7 +40,7 @@ pub(crate) fn run(bytes: &[u8]) {
 
 pub(crate) fn show(bytes: &[u8]) {
     for Record { time, event, source, destination, bytes } in read(bytes) {
-        println!("{} ns {source} → {destination} {event:?}: {bytes:02x?}", time.as_nanos());
+        say!("{} ns {source} → {destination} {event:?}: {bytes:02x?}", time.as_nanos());
     }
     run(bytes);
 }

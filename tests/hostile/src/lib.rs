@@ -38,6 +38,16 @@
 
 #![deny(unsafe_code)]
 
+/// A line on standard output. Nobody may read it any more: what a target comes to doesn't depend on that.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! say {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($words)*);
+    }};
+}
+
 #[allow(unsafe_code, reason = "it plays a C program")]
 mod c_calls;
 mod capture;
@@ -77,7 +87,7 @@ impl Target {
         match self.show {
             Some(show) => show(bytes),
             None => {
-                println!("{} bytes: {bytes:02x?}", bytes.len());
+                say!("{} bytes: {bytes:02x?}", bytes.len());
                 (self.run)(bytes);
             }
         }

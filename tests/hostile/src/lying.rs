@@ -78,7 +78,7 @@ struct Teller(World);
 
 impl Drop for Teller {
     fn drop(&mut self) {
-        println!("{}", self.0.story());
+        say!("{}", self.0.story());
     }
 }
 

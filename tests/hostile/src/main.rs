@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use efa_hostile::{Inputs, TARGETS, Target, is_seed, seeds, target};
+use efa_hostile::{Inputs, TARGETS, Target, is_seed, say, seeds, target};
 
 const USAGE: &str = "efa-hostile list
 efa-hostile run TARGET FILE...        run inputs
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     match words[..] {
         ["list"] => {
             for Target { name, about, .. } in TARGETS {
-                println!("{name:<16} {about}");
+                say!("{name:<16} {about}");
             }
             ExitCode::SUCCESS
         }
@@ -31,10 +31,10 @@ fn main() -> ExitCode {
             for file in files {
                 (target.run)(&read(file));
             }
-            println!("{name}: {} inputs", files.len());
+            say!("{name}: {} inputs", files.len());
         }),
         ["show", name, file] => with(name, |target| target.show(&read(file))),
-        ["shrink", name, file] => with(name, |target| shrink(target, file)),
+        ["shrink", name, file] => try_with(name, |target| shrink(target, file)),
         ["seeds", corpus] => write_seeds(Path::new(corpus)),
         ["random", name, seed, count, ref folder @ ..] if folder.len() < 2 => {
             match (seed.parse(), count.parse()) {
@@ -54,11 +54,15 @@ fn usage() -> ExitCode {
 }
 
 fn with(name: &str, act: impl FnOnce(&'static Target)) -> ExitCode {
+    try_with(name, |target| {
+        act(target);
+        ExitCode::SUCCESS
+    })
+}
+
+fn try_with(name: &str, act: impl FnOnce(&'static Target) -> ExitCode) -> ExitCode {
     match target(name) {
-        Some(target) => {
-            act(target);
-            ExitCode::SUCCESS
-        }
+        Some(target) => act(target),
         None => {
             eprintln!("no target {name}; `efa-hostile list` names them");
             ExitCode::FAILURE
@@ -109,11 +113,11 @@ fn random(target: &Target, seed: u64, count: u64, folder: Option<&str>) {
         (target.run)(&culprit.bytes);
         if number % 4096 == 0 && told.elapsed() > Duration::from_secs(60) {
             told = Instant::now();
-            println!("{name}: seed {seed}: {number} of {count}");
+            say!("{name}: seed {seed}: {number} of {count}");
         }
     }
     let took = started.elapsed().as_secs_f64();
-    println!("{name}: seed {seed}: {count} executions in {took:.1} s, all held");
+    say!("{name}: seed {seed}: {count} executions in {took:.1} s, all held");
 }
 
 fn read_all(folder: &str) -> Vec<Vec<u8>> {
@@ -158,12 +162,13 @@ fn write_seeds(corpus: &Path) -> ExitCode {
 }
 
 /// Writes what is left of a failing input to `FILE.min`.
-fn shrink(target: &Target, file: &str) {
+fn shrink(target: &Target, file: &str) -> ExitCode {
     let mut bytes = read(file);
     std::panic::set_hook(Box::new(|_| {}));
     let fails = |bytes: &[u8]| std::panic::catch_unwind(|| (target.run)(bytes)).is_err();
     if !fails(&bytes) {
-        return println!("{file} does not fail");
+        say!("{file} does not fail");
+        return ExitCode::SUCCESS;
     }
     let mut chunk = bytes.len().next_power_of_two() / 2;
     while chunk > 0 {
@@ -190,7 +195,13 @@ fn shrink(target: &Target, file: &str) {
     }
     let smaller = format!("{file}.min");
     match std::fs::write(&smaller, &bytes) {
-        Ok(()) => println!("{smaller}: {} bytes", bytes.len()),
-        Err(error) => eprintln!("cannot write {smaller}: {error}"),
+        Ok(()) => {
+            say!("{smaller}: {} bytes", bytes.len());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("cannot write {smaller}: {error}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -82,8 +82,8 @@ pub(crate) fn run(bytes: &[u8]) {
 
 pub(crate) fn show(bytes: &[u8]) {
     match Packet::parse(bytes) {
-        Ok(packet) => println!("{packet}"),
-        Err(error) => println!("no packet: {error}"),
+        Ok(packet) => say!("{packet}"),
+        Err(error) => say!("no packet: {error}"),
     }
     run(bytes);
 }

@@ -83,7 +83,7 @@ pub(crate) fn show_control(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
     let choice = input.byte();
     let said = if choice & 4 == 0 { speech(input) } else { input.take(bytes.len()).to_vec() };
-    println!("side {}: {}", choice & 3, said.escape_ascii());
+    say!("side {}: {}", choice & 3, said.escape_ascii());
     control(bytes);
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn decode(bytes: &[u8]) {
 
 pub(crate) fn show_decode(bytes: &[u8]) {
     let (lines, told) = hostile::decode(Form::Lines, bytes);
-    println!("{lines}{told:?}");
+    say!("{lines}{told:?}");
     decode(bytes);
 }
 

@@ -31,6 +31,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::random::{OPERATIONS, Story};
 
+/// A line on standard output, where perhaps nobody reads any more.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($words)*);
+    }};
+}
+
 /// Endpoints do everything at random on a simulated network under faults: messages, one-sided
 /// operations, atomics, restarts, deaths. A model checks every byte, completion and order.
 #[derive(Parser)]
@@ -85,12 +93,12 @@ fn tell(seed: u64, needed: &BTreeSet<usize>) -> ExitCode {
     let failed = fails(seed, needed);
     panic::set_hook(hook);
     if !failed {
-        println!("soak: the story of seed {seed} passed");
+        say!("soak: the story of seed {seed} passed");
         return ExitCode::SUCCESS;
     }
     let numbers: Vec<String> = needed.iter().map(usize::to_string).collect();
-    println!("soak: the story of seed {seed} fails; {} of its operations do it:", needed.len());
-    println!("    cargo xtask soak --seed {seed} --only {}", numbers.join(","));
+    say!("soak: the story of seed {seed} fails; {} of its operations do it:", needed.len());
+    say!("    cargo xtask soak --seed {seed} --only {}", numbers.join(","));
     ExitCode::FAILURE
 }
 
@@ -132,10 +140,10 @@ fn main() -> ExitCode {
     progress.finish_and_clear();
     let stories = passed.into_inner();
     let operations = stories * OPERATIONS as u64;
-    println!("soak: {stories} stories of {OPERATIONS} operations passed, {operations} operations");
+    say!("soak: {stories} stories of {OPERATIONS} operations passed, {operations} operations");
     match failed.into_inner() {
         Ok(Some(seed)) => {
-            println!("soak: the story of seed {seed} fails; looking for what does it");
+            say!("soak: the story of seed {seed} fails; looking for what does it");
             tell(seed, &minimised(seed))
         }
         _ => ExitCode::SUCCESS,

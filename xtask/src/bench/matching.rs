@@ -26,6 +26,7 @@ use comfy_table::{CellAlignment, Table};
 use efa_plot::{Corner, Plot, Series};
 
 use super::soft::{BUSY, load, median};
+use crate::output;
 use crate::process::{self, Running};
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
@@ -208,21 +209,21 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let range = Range::build(workspace, &target, args)?;
     let load = load()?;
     if load > BUSY {
-        println!("note: the load of this machine is {load}; nanoseconds say little");
+        say!("note: the load of this machine is {load}; nanoseconds say little");
     }
     let results = range.measure_all(&args.depths)?;
     for waiting in Waiting::ALL {
         for unit in Unit::ALL {
-            println!("{waiting}: {} a round, a random one hit", unit.word());
-            println!("{}", results.table(waiting, unit, &args.depths));
+            say!("{waiting}: {} a round, a random one hit", unit.word());
+            say!("{}", results.table(waiting, unit, &args.depths));
             let file = output.join(format!("{}-{}.svg", waiting.word(), unit.word()));
             let svg = results.plot(waiting, unit).to_svg()?;
             std::fs::write(&file, svg)
                 .with_context(|| format!("cannot write {}", file.display()))?;
         }
     }
-    print!("{}", results.notes());
-    println!("plots: {}", output.join("*.svg").display());
+    output::write(format_args!("{}", results.notes()));
+    say!("plots: {}", output.join("*.svg").display());
     Ok(())
 }
 
@@ -274,7 +275,7 @@ impl Range {
         let mut results = Results { notes: self.missing.clone(), ..Results::default() };
         for waiting in Waiting::ALL {
             for &depth in depths {
-                eprintln!("{depth} {waiting}");
+                tell!("{depth} {waiting}");
                 self.measure(waiting, depth, &mut results)?;
             }
         }

@@ -27,6 +27,7 @@ use anyhow::{Context, Result, ensure};
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, Table};
 
+use crate::output;
 use crate::process::{self, Running};
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
@@ -140,7 +141,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let range = Range::build(workspace, args)?;
     let mut results = Results { real_time: args.real_time, ..Results::default() };
     for round in 1..=args.rounds {
-        eprintln!("round {round} of {}", args.rounds);
+        tell!("round {round} of {}", args.rounds);
         let before = Usage::now()?;
         for size in Size::ALL {
             for contestant in Contestant::PROVIDERS {
@@ -153,8 +154,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         }
         results.others.push(Usage::now()?.others_since(before));
     }
-    println!("{}", results.table());
-    print!("{}", results.verdict());
+    say!("{}", results.table());
+    output::write(format_args!("{}", results.verdict()));
     Ok(())
 }
 

@@ -15,7 +15,7 @@
 //! object of its own and left out for both. Our program has its loop in the same object as the
 //! library, so that is counted; of the C program it isn't.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -77,6 +77,12 @@ impl fmt::Display for Contestant {
 
 /// `cargo xtask bench vs-libfabric`
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    let different: BTreeSet<u32> = args.rounds.iter().copied().collect();
+    ensure!(
+        different.len() >= 3,
+        "--rounds must have three different numbers at least, not {}",
+        different.len()
+    );
     let tools = verbs::BUILD_TOOLS;
     setup::provide(workspace, tools)?;
     setup::provide(workspace, [Tool::Valgrind, Tool::CCompiler, Tool::LibfabricHeaders])?;
@@ -86,18 +92,19 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         let mut runs = Vec::new();
         for rounds in &args.rounds {
             let run = range.measure(contestant, *rounds)?;
-            eprintln!(
+            tell!(
                 "{contestant}: {rounds} rounds, {} calls, {} instructions",
-                run.calls, run.instructions
+                run.calls,
+                run.instructions
             );
             runs.push(run);
         }
         fits.push((contestant, Fit::of(&runs).context("the runs don't differ enough")?));
     }
-    println!("{}", table(&fits));
+    say!("{}", table(&fits));
     let [(_, libfabric), (_, ours)] = fits.as_slice() else { return Ok(()) };
     let ratio = ours.round / libfabric.round;
-    println!(
+    say!(
         "an 8 B tagged round costs {:.0} instructions here and {:.0} in {}: {ratio:.2} of it; the \
          goal is {GOAL}",
         ours.round,

@@ -42,7 +42,7 @@ fn write(workspace: &Workspace) -> Result<()> {
     let path = workspace.root().join(REPORT);
     std::fs::write(&path, table.to_markdown())
         .with_context(|| format!("cannot write {}", path.display()))?;
-    println!("wrote {REPORT}: {}", table.totals());
+    say!("wrote {REPORT}: {}", table.totals());
     judge(&table, None)
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => true,
         Err(error) => return Err(error).context(format!("cannot read {}", path.display())),
     };
-    println!("conformance: {}", table.totals());
+    say!("conformance: {}", table.totals());
     judge(&table, stale.then_some(STALE))
 }
 
@@ -72,7 +72,7 @@ fn judge(table: &Table, stale: Option<&str>) -> Result<()> {
         return Ok(());
     }
     for problem in &problems {
-        eprintln!("error: {problem}");
+        tell!("error: {problem}");
     }
     bail!("conformance: {} problems", problems.len());
 }

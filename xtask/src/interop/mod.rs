@@ -112,7 +112,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         setup::provide(workspace, verbs::BUILD_TOOLS)?;
     }
     let built = Built::build(workspace, args.device)?;
-    println!("with libfabric {}", built.libfabric);
+    say!("with libfabric {}", built.libfabric);
     let mut place = Place::new(&built, Duration::from_secs(args.deadline), args.keep, args.trace)?;
     if args.corpus {
         place.collect_corpus(Corpus::begin(workspace, &built)?);

@@ -112,7 +112,7 @@ impl Peer {
 
     fn tell(&mut self, command: &str) -> Result<()> {
         if self.trace {
-            eprintln!("{} < {command}", self.name);
+            tell!("{} < {command}", self.name);
         }
         let input = self.input.as_mut().context("the peer's input has ended")?;
         writeln!(input, "{command}").with_context(|| format!("{} has ended", self.name))
@@ -175,7 +175,7 @@ impl Peer {
         match self.lines.recv_timeout(left) {
             Ok(line) => {
                 if self.trace {
-                    eprintln!("{} > {line}", self.name);
+                    tell!("{} > {line}", self.name);
                 }
                 Ok(Record::parse(&line))
             }
@@ -237,7 +237,7 @@ impl Drop for Peer {
     fn drop(&mut self) {
         // With its input at the end it ends by itself, and its capture is complete.
         if let Err(error) = self.end() {
-            eprintln!("cannot end {}: {error}", self.name);
+            tell!("cannot end {}: {error}", self.name);
         }
     }
 }

@@ -139,7 +139,7 @@ impl Drop for Programs<'_> {
             // It fails for one that has ended.
             let _ = child.kill();
             if let Err(error) = child.wait() {
-                eprintln!("cannot end the {name}: {error}");
+                tell!("cannot end the {name}: {error}");
             }
         }
     }

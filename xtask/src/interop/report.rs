@@ -29,7 +29,7 @@ pub(crate) fn ended(bar: &ProgressBar, result: &CellResult) {
     bar.inc(1);
     if let Some(failure) = result.failure.as_ref().filter(|_| result.failed()) {
         let line = format!("FAILED {}: {:#}", result.cell, failure.error);
-        if bar.is_hidden() { eprintln!("{line}") } else { bar.println(line) }
+        if bar.is_hidden() { tell!("{line}") } else { bar.println(line) }
     }
 }
 
@@ -46,11 +46,11 @@ pub(crate) fn list(out: &mut impl Write) -> io::Result<()> {
 
 /// Everything.
 pub(crate) fn print(results: &[CellResult]) {
-    println!("{}", table(results));
+    say!("{}", table(results));
     print_known(results);
     for result in results {
         for note in &result.notes {
-            println!("{}: {note}", result.cell);
+            say!("{}: {note}", result.cell);
         }
     }
     for result in results {
@@ -61,7 +61,7 @@ pub(crate) fn print(results: &[CellResult]) {
     let count = |is: fn(&CellResult) -> bool| results.iter().filter(|result| is(result)).count();
     let known = count(|result| result.failure.is_some() && !result.failed());
     let took: Duration = results.iter().map(|result| result.took).sum();
-    println!(
+    say!(
         "interop: {} cells, {} passed, {} failed, {known} known to fail, {:.1} s",
         results.len(),
         count(|result| result.failure.is_none()),
@@ -112,22 +112,22 @@ fn verdict(result: &CellResult) -> &'static str {
 fn print_known(results: &[CellResult]) {
     for result in results {
         if let (Some(failure), Some(reason)) = (&result.failure, result.known) {
-            println!("known: {}: {reason}\n    seen: {:#}", result.cell, failure.error);
+            say!("known: {}: {reason}\n    seen: {:#}", result.cell, failure.error);
         }
     }
 }
 
 fn print_failure(cell: &Cell, failure: &Failure) {
-    println!("\n──── {cell}: {}", cell.scenario.about);
-    println!("{:#}", failure.error);
+    say!("\n──── {cell}: {}", cell.scenario.about);
+    say!("{:#}", failure.error);
     let Cell { scenario, pair, rdma } = cell;
-    println!("again: cargo xtask interop --only {} --pair {pair} --rdma {rdma}", scenario.name);
-    println!("files: {}", failure.directory.display());
+    say!("again: cargo xtask interop --only {} --pair {pair} --rdma {rdma}", scenario.name);
+    say!("files: {}", failure.directory.display());
     for peer in &failure.peers {
         for (what, text) in [("standard error", &peer.stderr), ("last packets", &peer.packets)] {
-            println!("{}, {what}:", peer.name);
+            say!("{}, {what}:", peer.name);
             for line in text.lines() {
-                println!("    {line}");
+                say!("    {line}");
             }
         }
     }

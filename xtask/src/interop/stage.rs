@@ -483,7 +483,7 @@ impl<'a> Stage<'a> {
         if let Some((_, address)) = self.addresses.first()
             && let Err(error) = remove_shm_of(address)
         {
-            eprintln!("cannot remove what libfabric has left: {error:#}");
+            tell!("cannot remove what libfabric has left: {error:#}");
         }
         self.traces
     }
