@@ -82,9 +82,12 @@ impl Command {
 /// The command.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(said) => return answer(&said),
+    };
     if let Some(conflict) = cli.command.conflict() {
-        Cli::command().error(ErrorKind::ArgumentConflict, conflict).exit();
+        return answer(&Cli::command().error(ErrorKind::ArgumentConflict, conflict));
     }
     log_to_stderr();
     match run(cli) {
@@ -93,6 +96,17 @@ pub fn main() -> ExitCode {
             output::tell(format_args!("error: {}", in_words(&error)));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Says what there is to say instead of running a command: help, or that the command line makes no sense.
+fn answer(said: &clap::Error) -> ExitCode {
+    match output::tolerate_closed(said.print()) {
+        Err(error) if !said.use_stderr() => {
+            output::tell(format_args!("error: cannot write the output: {error}"));
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(u8::MAX)),
     }
 }
 

@@ -19,6 +19,21 @@ fn help() {
 }
 
 #[test]
+fn help_that_cannot_be_written() {
+    for line in [["--help"], ["--version"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = common::efa(line).stdout(full).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line:?}: {said}");
+        assert!(said.starts_with("error: cannot write the output: No space"), "{line:?}: {said}");
+        let (reader, closed) = std::io::pipe().unwrap();
+        drop(reader);
+        let status = common::efa(line).stdout(closed).status().unwrap();
+        assert_eq!(status.code(), Some(0), "{line:?}");
+    }
+}
+
+#[test]
 fn version() {
     assert_eq!(run(["--version"]).success(), concat!("efa ", env!("CARGO_PKG_VERSION"), "\n"));
 }

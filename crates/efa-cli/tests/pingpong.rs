@@ -5,7 +5,7 @@ mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use common::{DEADLINE, Outcome, Running, Scratch, efa, run};
@@ -375,6 +375,33 @@ fn a_client_that_is_killed_leaves_nothing_behind() {
     let outcome = client.finish();
     assert_eq!(outcome.code, None, "{outcome:?}");
     assert_eq!(queue_pairs(), 0);
+}
+
+/// Less and more memory for the device than a run needs, in a mount namespace of the run's own.
+#[test]
+fn memory_that_runs_out_is_an_error_that_leaves_nothing_behind() {
+    let devices = Scratch::new("small");
+    for size in ["600k", "1200k", "1800k", "2200k", "2500k", "20m"] {
+        let run = pingpong_in(devices.as_str(), "--sizes 8,64k --iterations 3");
+        let script = "mount -t tmpfs -o size=$1,mode=700 tmpfs $2 || exit 99; place=$2; shift 2; \
+            \"$@\"; code=$?; find $place -name 'qp-*' -o -name 'mem-*'; exit $code";
+        let mut alone = Command::new("unshare");
+        alone.args(["--mount", "sh", "-c", script, "sh", size, devices.as_str()]);
+        alone.arg(run.get_program()).args(run.get_args()).env_remove("EFA_LOG");
+        alone.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let outcome = Running::start(&mut alone).finish();
+        if outcome.code != Some(0) && !outcome.stderr.starts_with("error: ") {
+            eprintln!("NOT TESTED with little memory, for want of rights: {outcome:?}");
+            return;
+        }
+        let left = outcome.stdout.contains("qp-") || outcome.stdout.contains("mem-");
+        assert!(!left, "{size}: {outcome:?}");
+        match size {
+            "600k" | "1200k" => assert!(outcome.failure().contains("errno 28"), "{size}"),
+            "20m" => drop(outcome.success()),
+            _ => assert!(matches!(outcome.code, Some(0 | 1)), "{size}: {outcome:?}"),
+        }
+    }
 }
 
 #[test]

@@ -442,8 +442,8 @@ static PARAMETERS: &[Parameter] = &[
     nothing("FI_EFA_USE_HUGE_PAGE", "packets lie where the device puts them"),
     nothing("FI_EFA_USE_HW_CNTR", "a setting of Amazon's hardware"),
     nothing("FI_EFA_USE_SM2", "there is no way around the device"),
-    nothing("FI_EFA_USE_ZCPY_RX", "receives are always copied"),
-    nothing("FI_EFA_ZCPY_RX_SEED", "receives are always copied"),
+    nothing("FI_EFA_USE_ZCPY_RX", "endpoints receive in place if their program asks for it"),
+    nothing("FI_EFA_ZCPY_RX_SEED", "endpoints receive in place if their program asks for it"),
 ];
 
 #[cfg(test)]

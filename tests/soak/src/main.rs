@@ -57,8 +57,14 @@ struct Arguments {
     jobs: Option<NonZeroUsize>,
 
     /// Run one story, the seed's, with these of its operations only: what a failure prints.
-    #[arg(long, value_delimiter = ',', value_name = "NUMBERS")]
+    #[arg(long, value_delimiter = ',', value_name = "NUMBERS", value_parser = operation)]
     only: Option<Vec<usize>>,
+}
+
+/// The number of an operation of a story.
+fn operation(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number < OPERATIONS);
+    number.ok_or_else(|| format!("a number from 0 to {} is expected", OPERATIONS - 1))
 }
 
 /// Whether a story fails with these operations.

@@ -338,7 +338,11 @@ fn with_own_server(args: &Args) -> Result<Report, PingpongError> {
             Ok(status) => Err(ProcessError::EndedEarly { status }.into()),
             Err(_) => Err(ControlError::Closed.into()),
         },
-        Err(error) => Err(error),
+        Err(error) => {
+            // It has been told, or has told it, and ends. Killed now, it would leave its part of the device.
+            let _ = server.wait(LAST_WORDS);
+            Err(error)
+        }
     }
 }
 
@@ -349,7 +353,8 @@ fn serve_parent(args: &Args) -> Result<(), PingpongError> {
     let stream = process::inherited()?;
     if let Err(error) = run::serve(args, stream) {
         tracing::debug!(error = &error as &dyn std::error::Error, "the server ends early");
-        if parent.ends_within(LAST_WORDS) {
+        let told = matches!(error, PingpongError::Control(ControlError::PeerFailed { .. }));
+        if !told && parent.ends_within(LAST_WORDS) {
             // It was killed. Whoever opens the device removes what dead processes left there.
             args.device.open(&args.properties, None).map_err(PingpongError::Device)?;
         }

@@ -290,7 +290,7 @@ impl Drop for Telling {
     }
 }
 
-// conformance: A21 A217
+// conformance: A21 A39 A217
 #[test]
 fn every_release_talks_to_every_release() {
     let cells = cells();

@@ -94,7 +94,7 @@ fn run(start: Start, length: usize, rdma: Rdma, runt_size: u64) -> Vec<Vec<u8>> 
     world.packets_from(0)
 }
 
-// conformance: A20
+// conformance: A20 A175
 #[test]
 fn every_subprotocol_begins_with_a_request_of_its_own_type() {
     use Level::{Delivery, Transmit};

@@ -37,6 +37,7 @@ fn reads_give_nothing_one_or_many() {
     assert!(queue.read().is_none());
 }
 
+// conformance: C73
 #[test]
 fn a_wait_ends_when_its_time_is_up_or_something_completes() {
     let world = World::new(LocalOptions::default());
