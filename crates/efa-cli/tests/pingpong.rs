@@ -381,6 +381,7 @@ fn a_client_that_is_killed_leaves_nothing_behind() {
 #[test]
 fn memory_that_runs_out_is_an_error_that_leaves_nothing_behind() {
     let devices = Scratch::new("small");
+    std::fs::create_dir(&devices).unwrap();
     for size in ["600k", "1200k", "1800k", "2200k", "2500k", "20m"] {
         let run = pingpong_in(devices.as_str(), "--sizes 8,64k --iterations 3");
         let script = "mount -t tmpfs -o size=$1,mode=700 tmpfs $2 || exit 99; place=$2; shift 2; \
