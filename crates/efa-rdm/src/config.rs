@@ -47,7 +47,7 @@ pub struct Config {
     pub messages_after_handshake: bool,
     /// Most message ids that a peer which may be older than libfabric 2.0 is sent before all of them
     /// are delivered: such a peer drops messages that are its window ahead of the one it expects,
-    /// usually 16,384 (facts 5). 0: no limit.
+    /// usually 16,384. 0: no limit.
     pub old_peer_window: u32,
     /// Most send operations under way.
     pub max_sends: usize,
@@ -205,7 +205,7 @@ impl Config {
     }
 }
 
-/// The largest header of a request (facts 1.5): 24 + 40 + 8 + 4 · 24 bytes.
+/// The largest header of a request: 24 + 40 + 8 + 4 · 24 bytes.
 pub(crate) const MAX_REQ_HEADER: usize = 168;
 
 /// Most bytes that can be injected over a device with datagrams of `mtu` bytes: what is left beside

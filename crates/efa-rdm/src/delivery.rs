@@ -19,8 +19,7 @@ use crate::peer::PeerId;
 use crate::transmit::{Advance, InFlight};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
-    /// Sends a write of nothing to nowhere, which every release answers with its HANDSHAKE
-    /// (facts 3.2).
+    /// Sends a write of nothing to nowhere, which every release answers with its HANDSHAKE.
     pub(crate) fn send_provocation(&mut self, peer: PeerId) -> Advance {
         let options = self.request_options(peer, None);
         let rtw = Rtw { rma_iov: &[], kind: RtwKind::Eager, options };

@@ -131,7 +131,7 @@ fn header_length() -> usize {
     Rtm { msg_id: MsgId(0), tag: None, kind: RtmKind::Eager, options }.len()
 }
 
-/// What a release asks its peers for when it receives in place (facts 3.5).
+/// What a release asks its peers for when it receives in place.
 const fn request(release: Release) -> Option<Extras> {
     match release {
         Release::V1_13 | Release::V1_14 | Release::V1_16 | Release::V1_18 | Release::V1_20 => {

@@ -201,7 +201,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         let registered = receive.memory.registered().is_some();
         // Peers without READ_NACK have to wait until there is memory, and so do writers: releases
-        // before 2.0 answer a READ_NACK for a write with a message (facts 9).
+        // before 2.0 answer a READ_NACK for a write with a message.
         let may_nack = receive.role == ReceiveRole::Message;
         !registered
             && may_nack
@@ -314,8 +314,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 /// What peers do with a message that they read.
 const SOURCE: Access = Access { remote_read: true, remote_write: false };
 
-/// The first generation of the device can't read the others', nor they it (facts 3.4). Releases
-/// before 1.20 don't tell theirs.
+/// The first generation of the device can't read the others', nor they it. Releases before 1.20
+/// don't tell theirs.
 fn interoperable(local: u32, peer: Option<u32>) -> bool {
     const FIRST: u32 = 0xefa0;
     peer.is_none_or(|peer| (local == FIRST) == (peer == FIRST))

@@ -1,4 +1,4 @@
-//! How far messages may run ahead of a receiver that loses those beyond its window (facts 5).
+//! How far messages may run ahead of a receiver that loses those beyond its window.
 //!
 //! ```text
 //!   message ids   ├──── all delivered ────┤├───── window ─────┤├─ wait ─ ─

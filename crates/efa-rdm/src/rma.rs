@@ -130,7 +130,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if remote == buffer { Ok(()) } else { Err(StartError::LengthsDiffer { buffer, remote }) }
     }
 
-    /// Does something as soon as the peer's HANDSHAKE has told what it can do (facts 3.3).
+    /// Does something as soon as the peer's HANDSHAKE has told what it can do.
     fn when_known(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         let active = self.peers.converse(peer, &self.config);
         if active.handshake.is_known() {

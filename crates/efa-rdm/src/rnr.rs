@@ -1,4 +1,4 @@
-//! What happens when a receiver is not ready (section 7 of the facts).
+//! What happens when a receiver is not ready.
 //!
 //! The device tries a few times on its own. Then the packet comes back and is kept: the first
 //! time it is sent again at once, from the second time on its peer is left alone for an interval

@@ -145,7 +145,7 @@ pub(crate) struct AtomicState<B> {
     fetched: Option<B>,
 }
 
-/// The largest header of an atomic (facts 1.5): 24 bytes, four pieces of memory, and a raw
+/// The largest header of an atomic: 24 bytes, four pieces of memory, and a raw
 /// address.
 const MAX_RTA_HEADER: usize = 24 + 4 * 24 + 40;
 
@@ -190,7 +190,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn check_atomic(&self, atomic: &Atomic<B>) -> Result<(), StartError> {
         let Atomic { peer, remote, datatype, op, operands, .. } = atomic;
         let kind = operands.kind();
-        // Releases since 2.0 apply each piece of one that compares to the first (facts 8).
+        // Releases since 2.0 apply each piece of one that compares to the first.
         let one_piece = kind != AtomicKind::Compare || remote.pieces().len() == 1;
         if !kind.allows(*op, *datatype) || !one_piece {
             return Err(StartError::NoSuchAtomic { kind, op: *op, datatype: *datatype });

@@ -63,7 +63,7 @@ pub(crate) enum Operation {
 /// What the choice depends on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Circumstances {
-    /// The devices of both sides do it without packets (facts 4.3).
+    /// The devices of both sides do it without packets.
     pub(crate) direct: bool,
     /// It has at least `min_read` bytes, or a write `min_read_write`, and the peer can read the
     /// buffer.
@@ -77,7 +77,7 @@ pub(crate) struct Circumstances {
     pub(crate) medium: bool,
 }
 
-/// The table of subprotocols: the first line that applies (facts 4.2 and 4.3).
+/// The table of subprotocols: the first line that applies.
 #[inline(always)]
 pub(crate) fn subprotocol(operation: Operation, is: Circumstances) -> Subprotocol {
     use Operation::{Message, Read, Write};

@@ -945,6 +945,7 @@ fn reads_beside_a_peer_in_backoff(send_depth: usize) {
     world.assert_clean();
 }
 
+// conformance: A163
 #[test]
 fn what_may_not_be_read_is_sent() {
     // One side doesn't announce it; the memory is not for that; the devices are no kin.
