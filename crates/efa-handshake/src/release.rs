@@ -202,17 +202,14 @@ mod tests {
         }
     }
 
+    // conformance: A46
     #[test]
     fn releases_announce_what_they_had() {
         let with_rdma =
             DeviceAbilities { rdma_read: true, rdma_write: true, unsolicited_write_receive: true };
         let bits = |release| Profile::with_device(release, with_rdma).extras.bits();
         let announced = Release::ALL.map(bits);
-        assert_eq!(
-            announced,
-            [0x1, 0x3, 0x3, 0xb, 0x1b, 0x3b, 0x7b, 0x7b, 0x7b, 0x17b],
-            "see the release matrix of the facts"
-        );
+        assert_eq!(announced, [0x1, 0x3, 0x3, 0xb, 0x1b, 0x3b, 0x7b, 0x7b, 0x7b, 0x17b]);
         assert_eq!(Profile::of(Release::V1_10).extras, Extras::empty());
     }
 

@@ -1,5 +1,6 @@
 //! Sections 4.2 and 2.1: delivery complete, RECEIPT, and features that must be known first.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use efa_device::QueuePairOptions;
@@ -221,7 +222,7 @@ fn a_peer_that_is_not_there_fails_what_waits_for_its_features() {
     assert!(sends.iter().all(|s| matches!(s.result, Err(OperationError::Device(_)))));
 }
 
-// conformance: A181
+// conformance: A177 A181
 #[test]
 fn receipts_wait_for_room_in_the_devices_queue() {
     let mut world = World::pair(6);
@@ -240,7 +241,14 @@ fn receipts_wait_for_room_in_the_devices_queue() {
     world.drive();
     assert!(world.take_sends(0).iter().all(|send| send.result.is_ok()));
     assert_eq!(world.take_receives(1).len(), 30);
-    assert_eq!(world.count(1, PacketType::Receipt), 30);
+    let receipts = world.packets_from(1).into_iter().filter_map(|packet| {
+        match Packet::parse(&packet).unwrap().header {
+            Header::Receipt(receipt) => Some(receipt.msg_id.0),
+            _ => None,
+        }
+    });
+    let told: BTreeSet<u32> = receipts.clone().collect();
+    assert_eq!((receipts.count(), told), (30, (1..=30).collect()), "one for each message");
 }
 
 // conformance: A182
