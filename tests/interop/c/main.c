@@ -92,6 +92,8 @@ int main(void)
 		if (poll(&in, 1, wait) <= 0)
 			continue;
 		count = read(STDIN_FILENO, input + filled, sizeof(input) - 1 - filled);
+		if (filled == sizeof(input) - 1)
+			die("a line of more than %zu bytes", filled);
 		if (count <= 0)
 			return EXIT_SUCCESS;
 		filled += (size_t)count;

@@ -2,6 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 
+/// The longest buffer that can be asked for: far beyond what scenarios have.
+const LONGEST: u64 = 1 << 32;
+
 /// A command whose words are taken out one by one.
 #[derive(Debug)]
 pub(crate) struct Command<'a> {
@@ -52,12 +55,27 @@ impl<'a> Command<'a> {
 
     /// As [`needed`](Self::needed), for a length or an index.
     pub(crate) fn needed_size(&mut self, key: &str) -> Result<usize> {
-        Ok(self.needed(key)?.try_into()?)
+        let size = self.needed(key)?;
+        ensure!(size <= LONGEST, "{key}={size} is more than {LONGEST}");
+        Ok(size.try_into()?)
     }
 
     /// All words must have been taken.
     pub(crate) fn end(self) -> Result<()> {
         ensure!(self.words.is_empty(), "{} doesn't understand {:?}", self.verb, self.words);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_those_that_memory_can_have() {
+        let size = |line| Command::parse(line).unwrap().needed_size("size");
+        assert_eq!(size("receive size=0x10").unwrap(), 16);
+        let refused = size("receive size=18446744073709551615").unwrap_err().to_string();
+        assert_eq!(refused, "size=18446744073709551615 is more than 4294967296");
     }
 }
