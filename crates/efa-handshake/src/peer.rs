@@ -240,9 +240,15 @@ mod tests {
     #[test]
     fn a_second_handshake_is_idempotent_or_replaces_the_first() {
         let mut peer = PeerState::new();
-        assert_eq!(peer.handshake_received(&handshake(&[8])), Learned::First);
+        assert!(!peer.is_known());
+        assert_eq!((peer.extras(), peer.device_version()), (None, None));
+        let versioned = Handshake { device_version: Some(0xefa1), ..handshake(&[8]) };
+        assert_eq!(peer.handshake_received(&versioned), Learned::First);
+        assert_eq!(peer.device_version(), Some(0xefa1));
         assert_eq!(peer.handshake_received(&handshake(&[8])), Learned::Same);
+        assert_eq!(peer.device_version(), None, "the newest counts");
         assert_eq!(peer.handshake_received(&handshake(&[9])), Learned::Changed);
+        assert!(peer.is_known());
         assert_eq!(peer.extras().map(|e| e.bits()), Some(9));
     }
 

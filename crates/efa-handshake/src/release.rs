@@ -179,6 +179,10 @@ impl Profile {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use std::string::ToString;
+
     use super::*;
 
     // conformance: A34
@@ -217,6 +221,7 @@ mod tests {
     fn release_names_round_trip() {
         for release in Release::ALL {
             assert_eq!(release.as_str().parse(), Ok(release));
+            assert_eq!(release.to_string(), release.as_str());
         }
         assert_eq!("1.11".parse::<Release>(), Err(UnknownRelease));
     }

@@ -207,3 +207,48 @@ fn scramble(x: u64) -> u64 {
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::Source;
+
+    /// Buckets that 1,024 keys fill, of 2,048, the mean of many seeds: a single one may be a bad one for
+    /// certain tags, which nobody can know. A random function fills 806.
+    fn filled(key: impl Fn(&Class, u32) -> Key) -> usize {
+        const SEEDS: u64 = 64;
+        let filled = |seed| {
+            let mut classes = Classes::new(seed);
+            let (at, _) = classes.locate(&Pattern::exact(Source(0), 0));
+            let class = classes.get_mut(at);
+            (0..1024).map(|n| key(class, n).hash % 2048).collect::<HashSet<_>>().len()
+        };
+        (0..SEEDS).map(filled).sum::<usize>() / SEEDS as usize
+    }
+
+    /// Counters, in whatever bits of tag and source a program has them.
+    #[test]
+    fn keys_that_differ_in_few_bits_spread_over_the_buckets() {
+        for shift in (0..=54).step_by(3) {
+            let filled = filled(|class, n| class.key(3, u64::from(n) << shift));
+            assert!(filled > 700, "tags from bit {shift} on: {filled}");
+        }
+        for shift in (0..=22).step_by(2) {
+            let filled = filled(|class, n| class.key(n << shift, 7));
+            assert!(filled > 700, "sources from bit {shift} on: {filled}");
+        }
+    }
+
+    /// Who knows the hashes of one matcher knows nothing of another's.
+    #[test]
+    fn hashes_depend_on_the_seed() {
+        let hashes = |seed| {
+            let mut classes = Classes::new(seed);
+            [1, 2, 3].map(|tag| classes.locate(&Pattern::exact(Source(0), tag)).1.hash)
+        };
+        let all: HashSet<_> = (0..100).map(hashes).collect();
+        assert_eq!(all.len(), 100);
+    }
+}

@@ -111,6 +111,7 @@ mod tests {
         let message = Envelope::new(7, 300, 0xabcdef).unwrap();
         assert_eq!(message.to_tag(), 0x0007_0001_2cab_cdef);
         assert_eq!(Envelope::from_tag(message.to_tag()), message);
+        assert_eq!((message.communicator(), message.rank(), message.tag()), (7, 300, 0xabcdef));
         let accepts = |communicator, rank, tag| {
             let pattern = Envelope::pattern(communicator, rank, tag).unwrap();
             pattern.accepts(Source(0), message.to_tag())

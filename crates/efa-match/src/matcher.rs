@@ -429,3 +429,85 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
         self.unexpected.remove(index)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MASKS: u64 = 40;
+
+    /// A receive for tag `n`, of a class of its own.
+    fn of_class(n: u64) -> Pattern {
+        Pattern { source: None, tag: n, ignore: n << 32 }
+    }
+
+    fn post(matcher: &mut Matcher<u64, u64>, n: u64) -> PostId {
+        let Posted::Waiting(post) = matcher.post(of_class(n), n) else {
+            panic!("{n} got a message")
+        };
+        post
+    }
+
+    fn assert_at_rest(matcher: &Matcher<u64, u64>) {
+        let classes = matcher.classes.in_use().len();
+        assert!(classes <= 4, "{classes} classes in use, none of which anything waits for");
+    }
+
+    /// However many masks a program has used, a message is looked for only in those in use.
+    #[test]
+    fn classes_of_which_nothing_waits_are_given_up() {
+        let mut matcher = Matcher::with_seed(1);
+        for backwards in [false, true] {
+            let order = |n: u64| if backwards { MASKS - 1 - n } else { n };
+            for n in 0..MASKS {
+                post(&mut matcher, n);
+            }
+            for n in (0..MASKS).map(order) {
+                assert_eq!(matcher.match_posted(Source(0), n), Some(Match::Once(n)));
+            }
+            assert_at_rest(&matcher);
+
+            let posts: Vec<_> = (0..MASKS).map(|n| post(&mut matcher, n)).collect();
+            for n in (0..MASKS).map(order) {
+                assert_eq!(matcher.cancel(posts[n as usize]), Some(n));
+            }
+            assert_at_rest(&matcher);
+
+            let keep = |matcher: &mut Matcher<u64, u64>| {
+                let messages = (0..MASKS).map(|n| matcher.keep_message(Source(0), n, n)).collect();
+                assert!((0..MASKS).all(|n| matcher.peek(&of_class(n)) == Some(n)));
+                messages
+            };
+            let _: Vec<_> = keep(&mut matcher);
+            for n in (0..MASKS).map(order) {
+                assert_eq!(matcher.take(&of_class(n)), Some(n));
+            }
+            assert_at_rest(&matcher);
+
+            let messages: Vec<_> = keep(&mut matcher);
+            for n in (0..MASKS).map(order) {
+                assert_eq!(matcher.withdraw(messages[n as usize]), Some(n));
+            }
+            assert_at_rest(&matcher);
+        }
+    }
+
+    /// The last class in use keeps those before it from being given up, not from being used again.
+    #[test]
+    fn classes_of_which_nothing_waits_are_used_again() {
+        let mut matcher = Matcher::with_seed(1);
+        for n in 0..8 {
+            post(&mut matcher, n);
+        }
+        for n in 0..7 {
+            assert_eq!(matcher.match_posted(Source(0), n), Some(Match::Once(n)));
+        }
+        for n in 8..1000 {
+            post(&mut matcher, n);
+            assert_eq!(matcher.match_posted(Source(0), n), Some(Match::Once(n)));
+            assert_eq!(matcher.classes.in_use().len(), 8);
+        }
+        assert_eq!(matcher.match_posted(Source(0), 7), Some(Match::Once(7)));
+        assert_at_rest(&matcher);
+    }
+}

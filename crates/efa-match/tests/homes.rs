@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use efa_match::{
-    Cancelled, Change, Entry, Handled, Home, ListLimits, MatchList, Outcome, Pattern, PostId,
-    Posted, Source, Synchronisation, TagMatcher,
+    Arrived, Cancelled, Change, Entry, Handled, Home, ListLimits, MatchList, Matcher, Outcome,
+    Pattern, PostId, Posted, Source, Synchronisation, TagMatcher,
 };
 
 /// A matcher and the device that goes with it.
@@ -102,51 +102,120 @@ impl Pair {
     }
 }
 
+/// What a plain matcher makes of an arrival.
+fn arrive(matcher: &mut Matcher<u32, u32>, source: Source, tag: u64, message: u32) -> Option<u32> {
+    match matcher.arrive(source, tag, message) {
+        Arrived::Matched(found) => Some(found.receive()),
+        Arrived::Unexpected(_) => None,
+    }
+}
+
+/// Both are held against a plain matcher, so that they can't be wrong alike.
 // conformance: B14 B17
 #[test]
 fn both_homes_match_alike() {
     for (seed, max_tags) in [(1, 1), (2, 4), (3, 16), (4, 256)] {
         let mut random = fastrand::Rng::with_seed(seed);
+        let mut plain = Matcher::with_seed(1);
         let mut software = Pair::new(None);
         let mut shared = Pair::new(Some(ListLimits { max_tags, max_ops: 8 }));
         let mut posts = Vec::new();
+        // A lasting receive, which only software can match, and when it's to be cancelled.
+        let mut lasting = None;
         for n in 0..60_000 {
             // Every so often one with a source, which only software can match.
             let directed = random.u32(..2000) == 0;
             let source = directed.then(|| Source(random.u32(..3)));
             let ignore = *random.choice(&[0, 0, 0, 0x3]).unwrap();
             let pattern = Pattern { source, tag: random.u64(..32), ignore };
+            if random.u32(..2000) == 0 {
+                let source = Source(random.u32(..3));
+                let forgotten = plain.forget_source(source);
+                assert_eq!(forgotten, software.matcher.forget_source(source));
+                assert_eq!(forgotten, shared.matcher.forget_source(source));
+            }
+            if lasting.is_none() && random.u32(..4000) == 0 {
+                let pattern = Pattern { source: None, ..pattern };
+                let one = software.matcher.post_lasting(pattern, n);
+                let other = shared.matcher.post_lasting(pattern, n);
+                lasting = Some((plain.post_lasting(pattern, n), one, other, n + 100));
+                assert_eq!(shared.commands(), None);
+            } else if let Some((post, one, other, until)) = lasting
+                && n == until
+            {
+                let receive = plain.cancel(post);
+                assert_eq!(receive, Some(n - 100));
+                assert_eq!(receive, software.cancel(one));
+                assert_eq!(receive, shared.cancel(other));
+                lasting = None;
+            }
             let more_posts = if n / 500 % 2 == 0 { 12 } else { 7 };
             match random.u32(..16) {
-                0 => assert_eq!(software.matcher.peek(&pattern), shared.matcher.peek(&pattern)),
-                1 => assert_eq!(software.matcher.take(&pattern), shared.matcher.take(&pattern)),
+                0 => {
+                    let message = plain.peek(&pattern);
+                    assert_eq!(message, software.matcher.peek(&pattern));
+                    assert_eq!(message, shared.matcher.peek(&pattern));
+                }
+                1 => {
+                    let message = plain.take(&pattern);
+                    assert_eq!(message, software.matcher.take(&pattern));
+                    assert_eq!(message, shared.matcher.take(&pattern));
+                }
                 2 => {
-                    if let Some(&(one, other)) = random.choice(&posts) {
-                        assert_eq!(software.cancel(one), shared.cancel(other));
+                    if let Some(&(post, one, other)) = random.choice(&posts) {
+                        let receive = plain.cancel(post);
+                        assert_eq!(receive, software.cancel(one));
+                        assert_eq!(receive, shared.cancel(other));
                     }
                 }
                 choice if choice < more_posts => {
-                    match (software.post(pattern, n), shared.post(pattern, n)) {
-                        (Posted::Waiting(one), Posted::Waiting(other)) => posts.push((one, other)),
-                        (one, other) => assert_eq!(one, other),
+                    let posted = [software.post(pattern, n), shared.post(pattern, n)];
+                    match (plain.post(pattern, n), posted) {
+                        (Posted::Waiting(post), [Posted::Waiting(one), Posted::Waiting(other)]) => {
+                            posts.push((post, one, other));
+                        }
+                        (alone, both) => assert_eq!([alone; 2], both),
                     }
                 }
                 _ => {
                     let (source, tag) = (Source(random.u32(..3)), random.u64(..32));
-                    let receive = software.arrive(source, tag, n);
+                    let receive = arrive(&mut plain, source, tag, n);
+                    assert_eq!(receive, software.arrive(source, tag, n));
                     assert_eq!(receive, shared.arrive(source, tag, n));
                 }
             }
-            assert_eq!(software.matcher.posted_len(), shared.matcher.posted_len());
-            assert_eq!(software.matcher.unexpected_len(), shared.matcher.unexpected_len());
+            for pair in [&software, &shared] {
+                assert_eq!(pair.matcher.posted_len(), plain.posted_len());
+                assert_eq!(pair.matcher.unexpected_len(), plain.unexpected_len());
+            }
             if posts.len() > 400 {
                 posts.drain(..200);
             }
         }
         let offload = shared.matcher.offload().unwrap();
         assert!(shared.hits > 100, "the device did something: {}", shared.hits);
-        let homes = posts.iter().filter_map(|&(_, post)| offload.home(post));
+        assert!(shared.syncs > 0, "entries were held back");
+        let homes = posts.iter().filter_map(|&(_, _, post)| offload.home(post));
         assert!(homes.is_sorted_by_key(|home| home == Home::Software));
+    }
+}
+
+/// A message is withdrawn by its name, at either home.
+#[test]
+fn a_message_is_withdrawn_once() {
+    for device in [None, Some(ListLimits { max_tags: 4, max_ops: 4 })] {
+        let mut pair = Pair::new(device);
+        let mut come = |message| match pair.matcher.arrive(Source(1), 7, message) {
+            Handled::Unexpected(name) => name,
+            other => panic!("{other:?}"),
+        };
+        let (first, second) = (come(1), come(2));
+        assert_eq!(pair.matcher.withdraw(first), Some(1));
+        assert_eq!(pair.matcher.withdraw(first), None);
+        assert_eq!(pair.matcher.unexpected_len(), 1);
+        assert_eq!(pair.matcher.peek(&Pattern::any_source(7)), Some(2));
+        assert_eq!(pair.matcher.withdraw(second), Some(2));
+        assert_eq!(pair.matcher.unexpected_len(), 0);
     }
 }
 
@@ -154,7 +223,12 @@ fn both_homes_match_alike() {
 fn software_alone_has_no_commands() {
     let mut matcher = TagMatcher::<u32, u32>::new(None, 1);
     assert!(matcher.offload().is_none());
-    let Posted::Waiting(post) = matcher.post(Pattern::any_source(1), 1) else { panic!() };
+    let first = Pattern::any_source(1);
+    let Posted::Waiting(post) = matcher.post(first, 1) else { panic!() };
     assert_eq!(matcher.cancel(post), Cancelled::Now(1));
+    // Receives of the same kind, and no message: that is short work.
+    assert!(matcher.post_at_once(&first, 2).is_some());
+    assert_eq!(matcher.match_at_once(Source(1), 1), Some(2));
+    assert_eq!(matcher.match_at_once(Source(1), 1), None);
     assert_eq!(matcher.cancel(post), Cancelled::Gone);
 }

@@ -68,6 +68,8 @@ struct Run {
     posts: Vec<(PostId, u32)>,
     waiting: Vec<(MessageId, u32)>,
     next_handle: u32,
+    /// What was short work.
+    at_once: u32,
     terms: Terms,
 }
 
@@ -80,6 +82,7 @@ impl Run {
             posts: Vec::new(),
             waiting: Vec::new(),
             next_handle: 0,
+            at_once: 0,
             terms,
         }
     }
@@ -127,6 +130,13 @@ impl Run {
 
     fn post(&mut self) {
         let (pattern, handle) = (self.pattern(), self.handle());
+        if self.random.bool()
+            && let Some(id) = self.matcher.post_at_once(&pattern, handle)
+        {
+            assert_eq!(None, self.lists.take(&pattern));
+            self.at_once += 1;
+            return self.posted(id, Receive { pattern, handle, lasting: None });
+        }
         match (self.matcher.post(pattern, handle), self.lists.take(&pattern)) {
             (Posted::Matched(message), expected) => assert_eq!(Some(message), expected),
             (Posted::Waiting(id), None) => {
@@ -169,6 +179,12 @@ impl Run {
 
     fn match_posted(&mut self) {
         let (source, tag) = (self.source(), self.tag());
+        if self.random.bool()
+            && let Some(receive) = self.matcher.match_at_once(source, tag)
+        {
+            self.at_once += 1;
+            return assert_eq!(Some(Match::Once(receive)), self.lists.match_posted(source, tag));
+        }
         let expected = self.lists.match_posted(source, tag);
         assert_eq!(self.matcher.match_posted(source, tag), expected);
     }
@@ -257,7 +273,9 @@ fn few_matches_equal_the_lists() {
 fn exact_patterns_equal_the_lists() {
     for seed in 200..204 {
         let terms = Terms { sources: 4, tags: 64, ignores: &[0], any_source: 0, turn: 500 };
-        Run::new(seed, terms).go(180_000);
+        let mut run = Run::new(seed, terms);
+        run.go(180_000);
+        assert!(run.at_once > 0, "nothing was ever short work");
     }
 }
 

@@ -165,6 +165,48 @@ fn ignored_bits_are_the_inverse_of_a_mask_of_compared_bits() {
     }
 }
 
+/// The definition that the matcher is held to, by source as by tag.
+// conformance: B1
+#[test]
+fn a_pattern_accepts_what_the_matcher_matches() {
+    for only in [None, Some(A), Some(B)] {
+        for ignore in [0, 1, 2, !0] {
+            let pattern = Pattern { source: only, tag: 2, ignore };
+            for source in [A, B] {
+                for tag in 0..4 {
+                    let fits = only.is_none_or(|only| only == source)
+                        && (ignore == !0 || tag == 2 || tag == 2 ^ ignore);
+                    assert_eq!(pattern.accepts(source, tag), fits, "{pattern:?}: {source:?} {tag}");
+                    let mut matcher = matcher();
+                    wait(&mut matcher, pattern, "receive");
+                    assert_eq!(matcher.match_posted(source, tag).is_some(), fits);
+                }
+            }
+        }
+    }
+}
+
+/// A device carries the name of a receive as a number.
+#[test]
+fn the_name_of_a_receive_is_the_same_as_a_number() {
+    let mut matcher = matcher();
+    let first = wait(&mut matcher, Pattern::exact(A, 1), "first");
+    let second = wait(&mut matcher, Pattern::exact(A, 2), "second");
+    assert_eq!(matcher.cancel(PostId::from_bits(second.to_bits())), Some("second"));
+    assert_eq!(matcher.cancel(PostId::from_bits(second.to_bits())), None);
+    // The same place again.
+    let third = wait(&mut matcher, Pattern::exact(A, 3), "third");
+    let posts = [first, second, third];
+    for (n, post) in posts.into_iter().enumerate() {
+        assert_eq!(PostId::from_bits(post.to_bits()), post);
+        assert!(posts[..n].iter().all(|other| other.to_bits() != post.to_bits()));
+    }
+    for bits in [u64::MAX, 7 << 32, 7] {
+        assert_eq!(matcher.cancel(PostId::from_bits(bits)), None);
+    }
+    assert_eq!(matcher.cancel(PostId::from_bits(third.to_bits())), Some("third"));
+}
+
 /// Duplicate tags are fine, and ignoring all bits accepts whatever comes.
 // conformance: C110
 #[test]

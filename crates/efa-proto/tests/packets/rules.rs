@@ -3,10 +3,10 @@
 use efa_proto::{
     BaseHeader, CtsFlags, EmitError, EorForm, ExtraInfo, Handshake, HandshakeFlags, Header,
     MAX_IOV, Packet, PacketFlags, PacketType, PacketTypeError, ParseError, ReqFlags, ReqOptions,
-    RmaIov, Rtr, RtrKind, Rtw, RtwKind,
+    RmaIov, Rtw, RtwKind,
 };
 
-use crate::samples::{self, CONNID, RECV_ID, Sample};
+use crate::samples::{self, CONNID, Sample};
 
 /// Flag bits that mean something to the parser; written down here once more on purpose.
 fn meaningful_flags(packet_type: PacketType) -> u16 {
@@ -46,6 +46,7 @@ fn every_number_is_a_type_or_an_error() {
                 assert_eq!(packet_type.as_u8(), value);
                 assert!(PacketType::ALL.contains(&packet_type));
             }
+            Err(error) if error.value() != value => panic!("{error} of {value}"),
             Err(PacketTypeError::Deprecated(found)) => assert!(found == value && value <= 2),
             Err(PacketTypeError::Reserved(found)) => {
                 assert!(found == value && [6, 131, 132].contains(&value));
@@ -185,6 +186,11 @@ fn base_header() {
     let base = BaseHeader::parse(&bytes).unwrap();
     assert_eq!(base, BaseHeader { packet_type: PacketType::Cts, flags: 0x8000 });
     assert_eq!(base.kind_mismatch(), ReqFlags::empty());
+    // Their flags have these bits for something else.
+    for &packet_type in PacketType::ALL.iter().filter(|packet_type| !packet_type.is_req()) {
+        let base = BaseHeader { packet_type, flags: 0xffff };
+        assert_eq!(base.kind_mismatch(), ReqFlags::empty(), "{packet_type}");
+    }
     for len in 0..4 {
         assert!(BaseHeader::parse(&bytes[..len]).unwrap_err().missing().is_some());
     }
@@ -371,17 +377,27 @@ fn too_many_vectors_to_read_are_not_sent() {
         let error = EmitError::Count { packet_type, field: "read_iov", found: 5 };
         assert_eq!(sample.header.emit(&mut buf), Err(error));
     }
-    let rtr = Rtr {
-        rma_iov: &iov,
-        kind: RtrKind::Short,
-        msg_length: 0,
-        recv_id: RECV_ID,
-        recv_length: 0,
-        options: ReqOptions::NONE,
-    };
-    let packet_type = PacketType::ShortRtr;
-    let error = EmitError::Count { packet_type, field: "rma_iov", found: 5 };
-    assert_eq!(rtr.emit(&mut buf), Err(error));
+}
+
+/// The same in every request that has vectors to write to or read from.
+#[test]
+fn too_many_vectors_of_the_peer_are_not_sent() {
+    let iov = [RmaIov::new(1, 2, 3); 5];
+    let mut types = 0;
+    for mut sample in samples::all() {
+        match &mut sample.header {
+            Header::Rtw(rtw) => rtw.rma_iov = iov.to_vec().leak(),
+            Header::Rtr(rtr) => rtr.rma_iov = iov.to_vec().leak(),
+            Header::Rta(rta) => rta.rma_iov = iov.to_vec().leak(),
+            _ => continue,
+        }
+        types |= 1 << (sample.header.packet_type().as_u8() - 64);
+        let packet_type = sample.header.packet_type();
+        let error = EmitError::Count { packet_type, field: "rma_iov", found: 5 };
+        assert_eq!(sample.header.emit(&mut [0; 400]), Err(error));
+    }
+    let all = [70, 71, 72, 73, 74, 75, 76, 130, 139, 140, 141];
+    assert_eq!(types, all.iter().fold(0_u128, |types, number| types | 1 << (number - 64)));
 }
 
 /// Length fields that contradict the packet, in both directions.
@@ -477,7 +493,14 @@ fn id_is_bit_of_word() {
         assert!(extra_info.iter().eq(words));
     }
     assert!(ExtraInfo::new(&[]).unwrap().is_empty());
-    assert_eq!(ExtraInfo::from(5), ExtraInfo::new(&[5]).unwrap());
+    let five = ExtraInfo::from(5);
+    assert_eq!(five, ExtraInfo::new(&[5]).unwrap());
+    assert!(!five.is_empty());
+    // A word that was left out is zero, but sent isn't left out.
+    for other in [&[][..], &[4], &[5, 0], &[0, 5]] {
+        assert_ne!(five, ExtraInfo::new(other).unwrap());
+    }
+    assert_eq!(format!("{five:?}"), "ExtraInfo([0x5])");
 }
 
 /// The crate needs nobody: no crate of this workspace, no standard library.
