@@ -166,7 +166,6 @@ fn ignored_bits_are_the_inverse_of_a_mask_of_compared_bits() {
 }
 
 /// The definition that the matcher is held to, by source as by tag.
-// conformance: B1
 #[test]
 fn a_pattern_accepts_what_the_matcher_matches() {
     for only in [None, Some(A), Some(B)] {

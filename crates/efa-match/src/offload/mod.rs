@@ -399,6 +399,17 @@ impl<R: Copy, M: Copy> Offload<R, M> {
         if let Some(Place::Device { handle, .. }) = self.places.get_mut(post.index as usize) {
             *handle = name;
         }
+        if !self.leaving.is_empty() {
+            self.leaving_added(post, name);
+        }
+    }
+
+    /// The device's name of an entry whose receive may have been matched or cancelled meanwhile.
+    #[cold]
+    fn leaving_added(&mut self, post: PostId, name: u32) {
+        for leaving in self.leaving.iter_mut().filter(|leaving| leaving.post == post) {
+            leaving.handle = name;
+        }
     }
 
     /// The device matched an entry of its list with a message: the receive is used up.
@@ -612,5 +623,61 @@ mod tests {
             let command = offload.poll_command().map(|command| command.change);
             assert_eq!(command, Some(Change::Sync), "after {commands}");
         }
+    }
+
+    #[test]
+    fn a_name_told_when_its_receive_is_leaving_already_is_the_one_to_delete() {
+        let limits = ListLimits { max_tags: 8, max_ops: 8 };
+        let add = |offload: &mut Offload<u32, u32>| {
+            let Posted::Waiting(post) = offload.post(Pattern::any_source(1), 1) else {
+                panic!("nothing has come")
+            };
+            assert!(matches!(offload.poll_command().unwrap().change, Change::Add { .. }));
+            post
+        };
+        let deletes = |offload: &mut Offload<u32, u32>, post| {
+            offload.added(post, 77);
+            let command = offload.poll_command().map(|command| command.change);
+            assert_eq!(command, Some(Change::Delete { post, handle: 77 }));
+        };
+        let mut cancelled = Offload::new(limits, 0);
+        let post = add(&mut cancelled);
+        assert_eq!(cancelled.cancel(post), Cancelled::Leaving);
+        deletes(&mut cancelled, post);
+
+        let mut matched = Offload::new(limits, 0);
+        let post = add(&mut matched);
+        assert_eq!(matched.unexpected(Source(1), 1, 9), Handled::Leaving);
+        // Another receive takes its place.
+        let Posted::Waiting(other) = matched.post(Pattern::any_source(2), 2) else { panic!() };
+        assert_eq!(other.index, post.index);
+        deletes(&mut matched, post);
+    }
+
+    #[test]
+    fn receives_that_come_and_go_behind_one_that_stays_leave_nothing_behind() {
+        let mut offload = Offload::<u32, u32>::new(ListLimits { max_tags: 4, max_ops: 4 }, 0);
+        let Posted::Waiting(stays) = offload.post(Pattern::exact(Source(1), 1), 0) else {
+            panic!()
+        };
+        for n in 1..10_000 {
+            let Posted::Waiting(post) = offload.post(Pattern::any_source(2), n) else { panic!() };
+            assert_eq!(offload.poll_command(), None, "the one before it has to stay here");
+            assert_eq!(
+                (offload.receive(post), offload.home(post)),
+                (Some(n), Some(Home::Software))
+            );
+            assert_eq!(offload.cancel(post), Cancelled::Now(n));
+            assert_eq!((offload.receive(post), offload.home(post)), (None, None));
+        }
+        assert!(offload.queue.capacity() <= 64, "{}", offload.queue.capacity());
+        assert_eq!((offload.posted_len(), offload.in_device(), offload.handled()), (1, 0, 0));
+        // It was what kept the others from the device.
+        assert_eq!(offload.cancel(stays), Cancelled::Now(0));
+        let Posted::Waiting(post) = offload.post(Pattern::any_source(2), 1) else { panic!() };
+        assert!(matches!(offload.poll_command().unwrap().change, Change::Add { .. }));
+        assert_eq!((offload.in_device(), offload.home(post)), (1, Some(Home::Device)));
+        offload.unexpected_other();
+        assert_eq!(offload.handled(), 1);
     }
 }
