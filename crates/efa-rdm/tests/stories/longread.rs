@@ -980,6 +980,7 @@ fn what_may_not_be_read_is_sent() {
         let expected = (Some(Subprotocol::LongCts), Ok(()));
         assert_eq!((received.subprotocol, received.result), expected, "case {case}");
         assert!(received.buffer.bytes() == pattern(200_000, 1));
+        assert_eq!(world.types_from(0)[0], PacketType::LongCtsMsgRtm, "case {case}");
     }
 }
 

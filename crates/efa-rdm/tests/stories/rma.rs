@@ -1141,12 +1141,12 @@ fn the_device_moves_pieces_in_cuts_that_end_with_them() {
 
 #[test]
 fn memory_between_the_device_and_buffers_is_used_again() {
-    let options = LocalOptions { max_regions: 20, ..LocalOptions::default() };
-    let mut world = world_with(options, Config::default());
+    let mut world = world_with(LocalOptions::default(), Config::default());
     let (_region, iov) = expose(&world, 1, pattern(1000, 1), BOTH);
-    for _ in 0..50 {
+    for _ in 0..10 {
         assert_eq!(world.read(&[iov], 1000).buffer, pattern(1000, 1));
         assert_eq!(world.write(&[iov], pattern(1000, 1), None).result, Ok(()));
+        world.ends[0].device.refuse_registrations(u32::MAX);
     }
     world.assert_clean();
 }
@@ -1183,4 +1183,54 @@ fn memory_with_a_key_that_no_device_has_is_asked_for_by_packets() {
     let types = world.types_from(0);
     assert!(types.contains(&PacketType::ShortRtr) && types.contains(&PacketType::EagerRtw));
     assert_eq!(refusals(&mut world).len(), 2);
+}
+
+#[test]
+fn nothing_begins_with_a_peer_that_is_gone() {
+    let mut world = world_with(LocalOptions::default(), Config::default());
+    let (_region, iov) = expose(&world, 1, vec![0; 8], BOTH);
+    let peer = world.peer(0, 1);
+    world.endpoint(0).remove_peer(peer);
+    let write = |peer| {
+        let (buffer, level) = (vec![0; 8], Level::Transmit);
+        Write { peer, remote: iov.into(), buffer, cq_data: None, level, context: 7 }
+    };
+    let read = |peer| Read { peer, remote: iov.into(), buffer: vec![0; 8], context: 8 };
+    let error = StartError::PeerGone(peer);
+    assert_eq!(world.endpoint(0).write(write(peer)).unwrap_err().error, error);
+    assert_eq!(world.endpoint(0).read(read(peer)).unwrap_err().error, error);
+}
+
+#[test]
+fn a_device_that_can_not_reach_a_peer_tells_that_it_is_gone() {
+    for reads in [false, true] {
+        let mut world = world_with(LocalOptions::default(), Config::default());
+        let (_region, iov) = expose(&world, 1, vec![0; 100], BOTH);
+        assert_eq!(world.write(&[iov], vec![1; 100], None).result, Ok(()));
+        world.network.kill(place(&world.ends[1])).unwrap();
+        let done = match reads {
+            true => world.read(&[iov], 100),
+            false => world.write(&[iov], vec![1; 100], None),
+        };
+        assert_eq!(done.result, Err(OperationError::Device(Status::UnresponsiveRemote)));
+        let lost = world.ends[0].events.pop_front();
+        assert!(matches!(lost, Some(Event::PeerLost { .. })), "{lost:?}");
+    }
+}
+
+#[test]
+fn a_write_that_ends_in_the_middle_is_told_as_failed() {
+    let mut world = world_with(emulated(), Config { cts_window: 1, ..Config::default() });
+    let (_region, iov) = expose(&world, 1, vec![0; 100_000], BOTH);
+    world.start_write(&[iov], pattern(100_000, 1), Some(5), Level::Transmit).unwrap();
+    while world.endpoint(1).statistics().sent.of(PacketType::Cts) < 2 {
+        world.step();
+    }
+    world.ends[1].events.clear();
+    let peer = world.peer(1, 0);
+    world.endpoint(1).remove_peer(peer);
+    world.ends[1].collect();
+    let error = OperationError::PeerRemoved;
+    assert_eq!(world.ends[1].events.pop_front(), Some(Event::WriteFailed { peer, error }));
+    assert!(world.ends[1].remote_writes.is_empty());
 }
