@@ -603,4 +603,32 @@ mod tests {
         let busy = StartError::Busy { limit: 3 };
         assert_eq!(requester.read(read(peer)).unwrap_err().error, busy);
     }
+    #[test]
+    fn nothing_is_left_of_writes_and_reads_that_are_over() {
+        let network = LocalFabric::new(LocalOptions::default());
+        let end = |qkey| {
+            let options = QueuePairOptions { qkey: efa_device::Qkey(qkey), ..Default::default() };
+            let queue_pair = network.open().create_queue_pair(options).unwrap();
+            Endpoint::<_, Vec<u8>>::new(queue_pair, Config::default()).unwrap()
+        };
+        let (mut requester, mut target) = (end(1), end(2));
+        let access = Access { remote_read: true, remote_write: true };
+        let region = target.queue_pair().register(vec![7; 100].into(), access).unwrap();
+        let key = region.remote_key().into();
+        let remote = Remote::from(RmaIov::new(region.remote_address(), 100, key));
+        let peer = requester.insert_peer(target.address()).unwrap();
+        let (buffer, level) = (vec![1; 100], Level::Transmit);
+        let write = Write { peer, remote, buffer, cq_data: None, level, context: 0 };
+        requester.write(write).unwrap();
+        requester.read(Read { peer, remote, buffer: vec![0; 100], context: 0 }).unwrap();
+        assert_eq!(requester.operations.remotes.len(), 2);
+        let (mut now, mut ended) = (Time::ZERO, 0);
+        while ended < 2 {
+            now += Duration::from_micros(1);
+            requester.progress(now);
+            target.progress(now);
+            ended += std::iter::from_fn(|| requester.poll_completion()).count();
+        }
+        assert!(requester.operations.remotes.is_empty());
+    }
 }
