@@ -680,4 +680,20 @@ mod tests {
         offload.unexpected_other();
         assert_eq!(offload.handled(), 1);
     }
+
+    #[test]
+    fn what_the_device_cannot_have_done_is_a_breach() {
+        let mut offload = Offload::<u32, u32>::new(ListLimits { max_tags: 8, max_ops: 8 }, 0);
+        let unknown = |op, outstanding| Err(Breach::UnknownCommand { op, first: 1, outstanding });
+        assert_eq!(offload.op_completed(1, true, false), unknown(1, 0));
+        let Posted::Waiting(post) = offload.post(Pattern::any_source(1), 1) else { panic!() };
+        assert_eq!(offload.matched(post), Err(Breach::UnknownEntry { post }), "it's not there yet");
+        assert_eq!(offload.poll_command().unwrap().op, 1);
+        for op in [0, 2, u32::MAX] {
+            assert_eq!(offload.op_completed(op, true, false), unknown(op, 1));
+        }
+        assert_eq!(offload.op_completed(1, false, false), Err(Breach::AddRefused { post }));
+        let post = PostId::from_bits(u64::MAX);
+        assert_eq!(offload.matched(post), Err(Breach::UnknownEntry { post }));
+    }
 }
