@@ -28,6 +28,9 @@ pub(crate) enum Tool {
     LibfabricHeaders,
     /// libfabric's own programs, and the library with them.
     FiInfo,
+    /// MPI programs for the software device, and what they are compiled with.
+    OpenMpi,
+    OpenMpiHeaders,
     /// What the layout of the software device is tested with.
     VerbsHeaders,
     /// Headers that rdma-sys binds along with those.
@@ -103,6 +106,12 @@ impl Tool {
                 Source::Debian(DebianPackage::file("libfabric-dev", "/usr/include/rdma/fabric.h"))
             }
             Self::FiInfo => Source::Debian(DebianPackage::program("libfabric-bin", "fi_info")),
+            Self::OpenMpi => Source::Debian(DebianPackage::program("openmpi-bin", "mpicc.openmpi")),
+            // Where the headers are depends on the processor; of every package, this is kept.
+            Self::OpenMpiHeaders => Source::Debian(DebianPackage::file(
+                "libopenmpi-dev",
+                "/usr/share/doc/libopenmpi-dev/copyright",
+            )),
             Self::VerbsHeaders => Source::Debian(DebianPackage::file(
                 "libibverbs-dev",
                 "/usr/include/infiniband/efadv.h",

@@ -123,7 +123,13 @@ impl Step {
             ],
             Self::Doc => &verbs::BUILD_TOOLS,
             Self::Verbs => &verbs::TOOLS,
-            Self::Libfabric => &[Tool::FiInfo, Tool::VerbsHeaders, Tool::CCompiler],
+            Self::Libfabric => &[
+                Tool::FiInfo,
+                Tool::VerbsHeaders,
+                Tool::CCompiler,
+                Tool::OpenMpi,
+                Tool::OpenMpiHeaders,
+            ],
             Self::Fuzz => &fuzz::TOOLS,
             Self::Interop => &interop::TOOLS,
             Self::Bench => &[Tool::Valgrind, Tool::GungraunRunner],
@@ -172,7 +178,12 @@ impl Step {
             }
             Self::Libfabric => {
                 cargo.args(["test", "--package=efa-softverbs", "--package=efa-cli"]);
-                cargo.args(["--no-fail-fast", "--test=libfabric", "--test=layout"]);
+                cargo.args([
+                    "--no-fail-fast",
+                    "--test=libfabric",
+                    "--test=layout",
+                    "--test=openmpi",
+                ]);
                 // Says that the packages are there, so that none of these is skipped.
                 run_tests(cargo.env("EFA_INTEROP", "1"), tests)
             }

@@ -3,9 +3,12 @@
 //! ```text
 //! <EFA_SOFT_SYSFS or temporary directory>/efa-soft-<process>-<nonce>/   SYSFS_PATH
 //!     class/infiniband_verbs/abi_version                 6
-//!     class/infiniband/efa_soft0/device ─► devices/pci0000:00/0000:00:06.0
-//!     devices/pci0000:00/0000:00:06.0/driver ─► bus/pci/drivers/efa
+//!     class/infiniband/efa_soft0/device ─► devices/pci0000:00/0000:00:03.0
+//!     devices/pci0000:00/0000:00:03.0/driver ─► bus/pci/drivers/efa
 //! ```
+//!
+//! A device has the PCI address of one that the machine has, if it has any: programs that choose their
+//! interfaces by distance look the address up, and some (Intel MPI) crash where it isn't found.
 //!
 //! The tree belongs to one process, which removes it when it ends; trees of processes that were
 //! killed are removed by whoever makes the next one, or with the place of the run by `soft-efa run`.
@@ -34,9 +37,35 @@ pub(crate) struct Sysfs {
     _lock: File,
 }
 
-/// The PCI address of device `index`: one slot each, from 6 on as on the first machines with EFA.
-fn pci_address(index: usize) -> String {
-    format!("0000:00:{:02x}.0", index + 6)
+/// Where the machine's PCI devices are listed.
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+
+/// PCI addresses for `count` devices: those of the machine's, which `devices` lists, its network
+/// interfaces first and its bridges last; then made-up ones, from slot 6 on as on the first machines with
+/// EFA.
+fn pci_addresses(devices: &Path, count: usize) -> Vec<String> {
+    let entries = fs::read_dir(devices).into_iter().flatten().flatten();
+    let mut known: Vec<(u8, String)> = entries
+        .filter_map(|entry| {
+            let address = entry.file_name().into_string().ok()?;
+            let class = fs::read_to_string(entry.path().join("class")).unwrap_or_default();
+            let rank = match class.get(..4) {
+                Some("0x02") => 0,
+                Some("0x06") => 2,
+                _ => 1,
+            };
+            // Readers have 16 bits for the domain.
+            (address.len() == "0000:00:00.0".len()).then_some((rank, address))
+        })
+        .collect();
+    known.sort_unstable();
+    let mut addresses: Vec<String> = known.into_iter().map(|(_, address)| address).collect();
+    let made_up = (6..).map(|slot| format!("0000:00:{slot:02x}.0"));
+    let made_up: Vec<String> =
+        made_up.filter(|address| !addresses.contains(address)).take(count).collect();
+    addresses.extend(made_up);
+    addresses.truncate(count);
+    addresses
 }
 
 impl Sysfs {
@@ -69,8 +98,10 @@ impl Sysfs {
         fs::write(class.join("infiniband_verbs/abi_version"), "6\n")?;
         let driver = self.root.join("bus/pci/drivers/efa");
         fs::create_dir_all(&driver)?;
-        for (index, name) in names.enumerate() {
-            let device = self.root.join("devices/pci0000:00").join(pci_address(index));
+        let names: Vec<&str> = names.collect();
+        let addresses = pci_addresses(Path::new(PCI_DEVICES), names.len());
+        for (name, address) in names.into_iter().zip(addresses) {
+            let device = self.root.join("devices/pci0000:00").join(address);
             fs::create_dir_all(&device)?;
             symlink(&driver, device.join("driver"))?;
             let entry = self.device(name);
@@ -146,9 +177,10 @@ mod tests {
     fn links_resolve_to_a_pci_address_and_a_driver() {
         let base = Base::new();
         let sysfs = Sysfs::create(&base.0, ["efa_soft0", "efa_soft1"].into_iter()).unwrap();
-        for (name, address) in [("efa_soft0", "0000:00:06.0"), ("efa_soft1", "0000:00:07.0")] {
+        let addresses = pci_addresses(Path::new(PCI_DEVICES), 2);
+        for (name, address) in ["efa_soft0", "efa_soft1"].into_iter().zip(addresses) {
             let device = fs::canonicalize(sysfs.device(name).join("device")).unwrap();
-            assert_eq!(device.file_name().unwrap(), address);
+            assert_eq!(device.file_name().unwrap(), address.as_str());
             let driver = fs::canonicalize(device.join("driver")).unwrap();
             assert_eq!(driver.file_name().unwrap(), "efa");
         }
@@ -156,6 +188,26 @@ mod tests {
         assert_eq!(fs::read_to_string(version).unwrap(), "6\n");
         sysfs.remove();
         assert_eq!(fs::read_dir(&base.0).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn addresses_are_those_of_the_machine_as_long_as_there_are_any() {
+        let base = Base::new();
+        for (address, class) in [
+            ("0000:00:00.0", "0x060000\n"),
+            ("0000:00:07.0", "0x018000\n"),
+            ("0000:3a:00.1", "0x020000\n"),
+            ("10000:00:01.0", "0x020000\n"),
+        ] {
+            fs::create_dir(base.0.join(address)).unwrap();
+            fs::write(base.0.join(address).join("class"), class).unwrap();
+        }
+        let expected =
+            ["0000:3a:00.1", "0000:00:07.0", "0000:00:00.0", "0000:00:06.0", "0000:00:08.0"];
+        for count in 0..=expected.len() {
+            assert_eq!(pci_addresses(&base.0, count), expected[..count]);
+        }
+        assert_eq!(pci_addresses(&base.0.join("none"), 1), ["0000:00:06.0"]);
     }
 
     /// Anybody can make things in the temporary directory. To open a pipe is to wait for its writer.

