@@ -248,7 +248,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         };
         let Some(memory) = self.exposed(peer, rta.rma_iov, asked.wanted()) else { return };
         let answered = asked.kind != AtomicKind::Write;
-        if (answered && !self.operations.may_respond()) || !self.may_request(peer) {
+        if answered && !(self.operations.may_respond() && self.may_request(peer)) {
             return self.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
         let Asked { kind, op, datatype, operand, comparand } = asked;
