@@ -603,6 +603,7 @@ mod tests {
         let busy = StartError::Busy { limit: 3 };
         assert_eq!(requester.read(read(peer)).unwrap_err().error, busy);
     }
+
     #[test]
     fn nothing_is_left_of_writes_and_reads_that_are_over() {
         let network = LocalFabric::new(LocalOptions::default());
