@@ -66,16 +66,24 @@ fn story() -> Vec<(PacketEvent, u8, u8, Vec<u8>)> {
 
 /// A capture of [`story`].
 fn capture(name: &str) -> Scratch {
-    let path = Scratch::new(name);
-    let mut capture = Capture::create(&path, "test").unwrap();
-    for (index, (event, source, destination, bytes)) in story().into_iter().enumerate() {
-        let record = Record {
+    let story = story().into_iter().enumerate();
+    written(
+        name,
+        story.map(|(index, (event, source, destination, bytes))| Record {
             time: Time::from_nanos(5_000_000_000 + 1_234 * index as u64),
             event,
             source: queue_pair(source),
             destination: queue_pair(destination),
             bytes: Cow::Owned(bytes),
-        };
+        }),
+    )
+}
+
+/// A capture of these.
+fn written(name: &str, records: impl Iterator<Item = Record<'static>>) -> Scratch {
+    let path = Scratch::new(name);
+    let mut capture = Capture::create(&path, "test").unwrap();
+    for record in records {
         capture.write(&record).unwrap();
     }
     capture.finish().unwrap();
@@ -277,16 +285,11 @@ fn messages_for_the_queue_pair_of_an_application_are_known_by_the_handshake() {
         (to_user, queue_pair(2), eager.clone()),
         (queue_pair(2), to_user, eager.clone()),
     ];
-    let path = Scratch::new("plain.pcapng");
-    let mut capture = Capture::create(&path, "test").unwrap();
-    for (nanos, (source, destination, bytes)) in story.into_iter().enumerate() {
-        let time = Time::from_nanos(nanos as u64);
-        let bytes = Cow::Owned(bytes);
-        capture
-            .write(&Record { time, event: PacketEvent::Sent, source, destination, bytes })
-            .unwrap();
-    }
-    capture.finish().unwrap();
+    let records = story.into_iter().enumerate().map(|(nanos, (source, destination, bytes))| {
+        let (time, bytes) = (Time::from_nanos(nanos as u64), Cow::Owned(bytes));
+        Record { time, event: PacketEvent::Sent, source, destination, bytes }
+    });
+    let path = written("plain.pcapng", records);
     insta::assert_snapshot!(decode(&path, &[]).success());
     assert_eq!(count(&path, &["--type", "plain"]), 2);
     assert_eq!(count(&path, &["--type", "malformed"]), 2);

@@ -13,16 +13,8 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use common::{Running, Scratch, efa, run, until};
+use common::{Running, Scratch, efa, run, until, with_c_packages};
 use namespaces::Namespaces;
-
-fn with_libfabric() -> bool {
-    let wanted = std::env::var_os("EFA_INTEROP").is_some_and(|value| value == "1");
-    if !wanted {
-        eprintln!("skipped: EFA_INTEROP=1 is not set");
-    }
-    wanted
-}
 
 /// `efa soft-efa run OPTIONS -- PROGRAM`, in a network namespace perhaps.
 fn soft_efa(namespace: Option<&str>, options: &[&str], program: &[&str]) -> Command {
@@ -50,7 +42,7 @@ fn fi_info(options: &[&str], arguments: &[&str]) -> String {
 
 #[test]
 fn both_endpoint_types_are_listed() {
-    if !with_libfabric() {
+    if !with_c_packages() {
         return;
     }
     let text = fi_info(&[], &[]);
@@ -65,7 +57,7 @@ fn both_endpoint_types_are_listed() {
 
 #[test]
 fn devices_and_mtu_are_as_asked_for() {
-    if !with_libfabric() {
+    if !with_c_packages() {
         return;
     }
     let text = fi_info(&["--devices", "3"], &[]);
@@ -77,7 +69,7 @@ fn devices_and_mtu_are_as_asked_for() {
 
 #[test]
 fn an_address_of_another_host_is_told() {
-    if !with_libfabric() {
+    if !with_c_packages() {
         return;
     }
     // One for documentation, which is nobody's.
@@ -164,7 +156,7 @@ const DATAGRAM_SIZES: usize = 4;
 
 #[test]
 fn the_default_sizes_go_both_ways() {
-    if !with_libfabric() {
+    if !with_c_packages() {
         return;
     }
     let texts = pingpong_here(&[], &["-e", "rdm", "-I", "50"]);
@@ -178,7 +170,7 @@ fn the_default_sizes_go_both_ways() {
 // conformance: A217
 #[test]
 fn our_pingpong_and_libfabrics_understand_each_other() {
-    if !with_libfabric() {
+    if !with_c_packages() {
         return;
     }
     let directory = Scratch::new("ours-and-theirs");
@@ -214,7 +206,7 @@ fn our_pingpong_and_libfabrics_understand_each_other() {
 
 #[test]
 fn device_rdma_is_as_asked_for() {
-    if !with_libfabric() {
+    if !with_c_packages() {
         return;
     }
     let arguments = ["-e", "rdm", "-I", "10", "-S", "1048576"];
@@ -226,7 +218,7 @@ fn device_rdma_is_as_asked_for() {
 
 #[test]
 fn the_way_around_the_device_is_closed_unless_asked_for() {
-    if !with_libfabric() {
+    if !with_c_packages() {
         return;
     }
     let arguments = ["-e", "rdm", "-I", "10", "-S", "64"];
@@ -238,7 +230,7 @@ fn the_way_around_the_device_is_closed_unless_asked_for() {
 
 #[test]
 fn receivers_are_not_ready_as_asked_for() {
-    if !with_libfabric() {
+    if !with_c_packages() {
         return;
     }
     let arguments = ["-e", "rdm", "-I", "20", "-S", "65536"];
@@ -249,7 +241,7 @@ fn receivers_are_not_ready_as_asked_for() {
 
 #[test]
 fn packets_are_captured_in_the_order_that_a_seed_gives() {
-    if !with_libfabric() {
+    if !with_c_packages() {
         return;
     }
     let arguments = ["-e", "rdm", "-I", "10", "-S", "65536"];
@@ -284,7 +276,7 @@ fn packets_are_captured_in_the_order_that_a_seed_gives() {
 /// The place of a server that is killed while it waits for what its client has to say.
 #[test]
 fn a_killed_program_leaves_no_sysfs_tree() {
-    if !with_libfabric() {
+    if !with_c_packages() {
         return;
     }
     let directory = Scratch::new("killed");
@@ -317,7 +309,7 @@ fn a_killed_program_leaves_no_sysfs_tree() {
 /// Two hosts, each a network namespace, with nothing between them but the tcp link.
 #[test]
 fn two_hosts_talk_over_the_tcp_link() {
-    if !with_libfabric() {
+    if !with_c_packages() {
         return;
     }
     let Some(namespaces) = Namespaces::new() else { return };

@@ -9,7 +9,7 @@ mod common;
 
 use std::process::Command;
 
-use common::{Running, Scratch, efa};
+use common::{Running, Scratch, efa, run, with_c_packages};
 
 /// The way of Open MPI's messages, and those of its windows, that leads to libfabric's EFA provider.
 const BY_EFA: &str =
@@ -35,15 +35,12 @@ fn ranks(program: &Scratch, options: &[&str]) -> String {
 
     let files: Vec<_> = captures.as_ref().read_dir().unwrap().map(|e| e.unwrap().path()).collect();
     assert_eq!(files.len(), 3, "one of each process");
-    Running::start(&mut efa(["decode".as_ref(), files[0].as_os_str(), "--summary".as_ref()]))
-        .finish()
-        .success()
+    run(["decode".as_ref(), files[0].as_os_str(), "--summary".as_ref()]).success()
 }
 
 #[test]
 fn mpi_programs_run_on_the_software_device() {
-    if std::env::var_os("EFA_INTEROP").is_none_or(|value| value != "1") {
-        eprintln!("skipped: EFA_INTEROP=1 is not set");
+    if !with_c_packages() {
         return;
     }
     let program = Scratch::new("ranks-of-mpi");

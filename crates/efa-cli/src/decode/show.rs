@@ -113,18 +113,13 @@ impl From<QueuePairId> for QueuePairLine {
 pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Result<()> {
     let Entry { record, content, .. } = entry;
     let ids = content.packet().map(|packet| Ids::of(&packet.header)).unwrap_or_default();
-    let (packet_type, payload, text) = match content {
-        Content::Packet(packet) => (
-            Some(packet.packet_type().name()),
-            Some(packet.payload.len()),
-            Some(packet.to_string()),
-        ),
-        Content::Plain(bytes) => (Some("plain"), Some(bytes.len()), Some(plain(bytes))),
-        Content::Malformed(_) => (None, None, None),
-    };
-    let error = match content {
-        Content::Malformed(error) => Some(error.to_string()),
-        Content::Packet(_) | Content::Plain(_) => None,
+    let (packet_type, payload, text, error) = match content {
+        Content::Packet(packet) => {
+            let name = packet.packet_type().name();
+            (Some(name), Some(packet.payload.len()), Some(packet.to_string()), None)
+        }
+        Content::Plain(bytes) => (Some("plain"), Some(bytes.len()), Some(plain(bytes)), None),
+        Content::Malformed(error) => (None, None, None, Some(error.to_string())),
     };
     let status = match record.event {
         PacketEvent::Failed(status) => {

@@ -22,6 +22,15 @@ pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Whether Debian's packages that the test is about are there, by the word of who runs it.
+pub(crate) fn with_c_packages() -> bool {
+    let wanted = std::env::var_os("EFA_INTEROP").is_some_and(|value| value == "1");
+    if !wanted {
+        eprintln!("skipped: EFA_INTEROP=1 is not set");
+    }
+    wanted
+}
+
 /// How a run ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {

@@ -744,20 +744,28 @@ impl Payload<SoftRegion> for Lent {
     }
 }
 
-// conformance: A216
-#[test]
-fn the_sender_gives_its_registration_back_when_it_switches() {
-    let mut world = Net::<Lent>::new(LocalOptions::default());
+fn lent(bytes: Vec<u8>, log: &Log) -> Lent {
+    Lent { bytes, region: None, log: log.clone() }
+}
+
+/// Two ends that lend their buffers, and know each other's features.
+fn lenders() -> Net<Lent> {
+    let mut world = Net::new(LocalOptions::default());
     world.add(config());
     world.add(config());
     world.acquaint();
-    let log = Log::default();
-    let lent = |bytes: Vec<u8>, log: &Log| Lent { bytes, region: None, log: log.clone() };
     world.receive_into(1, lent(vec![0], &Log::default()), 0);
     world.send(0, 1, lent(vec![1], &Log::default()), 0);
     world.drive();
     world.receive_done(1);
     world.send_done(0);
+    world
+}
+
+// conformance: A216
+#[test]
+fn the_sender_gives_its_registration_back_when_it_switches() {
+    let (mut world, log) = (lenders(), Log::default());
     world.ends[1].device.refuse_registrations(u32::MAX);
     world.send(0, 1, lent(pattern(300_000, 1), &log), 1);
     world.drive();
@@ -1023,16 +1031,7 @@ fn a_device_that_registers_no_more_reads_where_it_can() {
 
 #[test]
 fn a_buffer_that_lets_itself_be_registered_is_read_into() {
-    let mut world = Net::<Lent>::new(LocalOptions::default());
-    world.add(config());
-    world.add(config());
-    world.acquaint();
-    let log = Log::default();
-    let lent = |bytes: Vec<u8>, log: &Log| Lent { bytes, region: None, log: log.clone() };
-    world.receive_into(1, lent(vec![0], &Log::default()), 0);
-    world.send(0, 1, lent(vec![1], &Log::default()), 0);
-    world.drive();
-    world.receive_done(1);
+    let (mut world, log) = (lenders(), Log::default());
     world.receive_into(1, lent(vec![0; 300_000], &log), 1);
     world.send(0, 1, lent(pattern(300_000, 1), &Log::default()), 1);
     world.drive();

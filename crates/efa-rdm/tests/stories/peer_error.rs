@@ -2,8 +2,11 @@
 
 use efa_device::{Access, QueuePair, Region, RegionRange, Status};
 use efa_handshake::Extras;
-use efa_proto::{Header, MsgId, OpId, Packet, PacketType, PeerError, ReqOptions, Rtm, RtmKind};
+use efa_proto::{
+    Header, MsgId, OpId, Packet, PacketType, PeerError, ReqOptions, RmaIov, Rtm, RtmKind,
+};
 use efa_rdm::{Bounds, Config, DropReason, Event, OperationError};
+use efa_sim::SoftRegion;
 
 use crate::longread::Memory;
 use crate::world::{Net, pattern};
@@ -41,18 +44,42 @@ fn heap(length: usize) -> Memory {
 
 /// A message by the test's own hand, as if from end 0.
 fn inject(world: &mut World, msg_id: u32, kind: RtmKind<'_>, payload: &[u8]) {
+    begin(world, msg_id, kind, payload);
+    world.drive();
+}
+
+/// The same, which is on its way yet.
+fn begin(world: &mut World, msg_id: u32, kind: RtmKind<'_>, payload: &[u8]) {
     let connid = Some(world.ends[0].endpoint.address().connid);
     let options = ReqOptions { raw_address: None, cq_data: None, connid };
     let rtm = Rtm { msg_id: MsgId(msg_id), tag: None, kind, options };
     world.inject(0, 1, Header::Rtm(rtm), payload);
-    world.drive();
+}
+
+/// The first 1,000 bytes of message 1, 300,000 long, and of more to be read at once.
+fn begin_runt(world: &mut World, runt_length: u64, read_iov: &[RmaIov]) {
+    let (msg_length, send_id, seg_offset) = (300_000, OpId(5), 0);
+    let kind = RtmKind::RuntRead { msg_length, send_id, seg_offset, runt_length, read_iov };
+    begin(world, 1, kind, &pattern(1000, 1));
 }
 
 fn give_up(world: &mut World, ref_kind: u8, op_id: u32) {
+    begin_to_give_up(world, ref_kind, op_id);
+    world.drive();
+}
+
+/// The same, which is on its way yet.
+fn begin_to_give_up(world: &mut World, ref_kind: u8, op_id: u32) {
     let connid = Some(world.ends[0].endpoint.address().connid);
     let error = PeerError { op_id: OpId(op_id), ref_kind, prov_errno: CODE, connid };
     world.inject(0, 1, Header::PeerError(error), &[]);
-    world.drive();
+}
+
+/// Memory of an end that others may read.
+fn readable(world: &World, end: usize, length: usize) -> SoftRegion {
+    let access = Access { remote_read: true, remote_write: false };
+    let queue_pair = world.ends[end].endpoint.queue_pair();
+    queue_pair.register(vec![1; length].into(), access).unwrap()
 }
 
 /// The first half of a medium message.
@@ -84,9 +111,7 @@ fn abandoned(world: &mut World) -> Vec<u32> {
 /// Sends a message whose memory can't be read: its key is another device's.
 fn send_unreadable(world: &mut World) {
     world.add(Config::default());
-    let access = Access { remote_read: true, remote_write: false };
-    let stranger = world.ends[2].endpoint.queue_pair();
-    let region = stranger.register(vec![1; 200_000].into(), access).unwrap();
+    let region = readable(world, 2, 200_000);
     let memory = Memory::Region(RegionRange { region, offset: 0, length: 200_000 });
     world.receive_into(1, heap(200_000), 5);
     world.send(0, 1, memory, 6);
@@ -232,23 +257,11 @@ fn messages_behind_one_that_will_not_come_go_on() {
 #[test]
 fn a_runt_that_is_given_up_ends_when_the_device_has_done_with_its_memory() {
     let mut world = pair(config(), config());
-    let access = Access { remote_read: true, remote_write: false };
-    let source = world.ends[0].endpoint.queue_pair();
-    let region = source.register(vec![1; 300_000].into(), access).unwrap();
+    let region = readable(&world, 0, 300_000);
     let key = region.remote_key().into();
-    let iov = [efa_proto::RmaIov::new(region.remote_address(), 300_000, key)];
+    let iov = [RmaIov::new(region.remote_address(), 300_000, key)];
     world.receive_into(1, heap(300_000), 1);
-    let kind = RtmKind::RuntRead {
-        msg_length: 300_000,
-        send_id: OpId(5),
-        seg_offset: 0,
-        runt_length: 2000,
-        read_iov: &iov,
-    };
-    let connid = Some(world.ends[0].endpoint.address().connid);
-    let options = ReqOptions { raw_address: None, cq_data: None, connid };
-    let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
-    world.inject(0, 1, Header::Rtm(rtm), &pattern(1000, 1));
+    begin_runt(&mut world, 2000, &iov);
     while world.endpoint(1).statistics().rdma_reads == 0 {
         world.step();
     }
@@ -266,23 +279,11 @@ fn a_message_that_can_not_be_read_either_is_given_up_all_the_same() {
     for steps in 0..40 {
         let mut world = pair(config(), config());
         // Of its memory only the second half can be read.
-        let access = Access { remote_read: true, remote_write: false };
-        let source = world.ends[0].endpoint.queue_pair();
-        let region = source.register(vec![1; 150_000].into(), access).unwrap();
+        let region = readable(&world, 0, 150_000);
         let (address, key) = (region.remote_address(), region.remote_key().into());
-        let iov = [0, key].map(|key| efa_proto::RmaIov::new(address, 150_000, key));
+        let iov = [0, key].map(|key| RmaIov::new(address, 150_000, key));
         world.receive_into(1, heap(300_000), 1);
-        let kind = RtmKind::RuntRead {
-            msg_length: 300_000,
-            send_id: OpId(5),
-            seg_offset: 0,
-            runt_length: 1000,
-            read_iov: &iov,
-        };
-        let connid = Some(world.ends[0].endpoint.address().connid);
-        let options = ReqOptions { raw_address: None, cq_data: None, connid };
-        let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
-        world.inject(0, 1, Header::Rtm(rtm), &pattern(1000, 1));
+        begin_runt(&mut world, 1000, &iov);
         for _ in 0..steps {
             world.step();
         }
@@ -296,28 +297,15 @@ fn a_message_that_can_not_be_read_either_is_given_up_all_the_same() {
 #[test]
 fn the_buffer_of_a_message_that_is_given_up_comes_back_when_the_device_has_done_with_it() {
     let mut world = pair(config(), Config { max_rdma: 1, rdma_segment: 4096, ..config() });
-    let access = Access { remote_read: true, remote_write: false };
-    let source = world.ends[0].endpoint.queue_pair();
-    let region = source.register(vec![1; 300_000].into(), access).unwrap();
+    let region = readable(&world, 0, 300_000);
     let key = region.remote_key().into();
-    let iov = [efa_proto::RmaIov::new(region.remote_address(), 300_000, key)];
+    let iov = [RmaIov::new(region.remote_address(), 300_000, key)];
     world.receive_into(1, heap(300_000), 1);
-    let kind = RtmKind::RuntRead {
-        msg_length: 300_000,
-        send_id: OpId(5),
-        seg_offset: 0,
-        runt_length: 2000,
-        read_iov: &iov,
-    };
-    let connid = Some(world.ends[0].endpoint.address().connid);
-    let options = ReqOptions { raw_address: None, cq_data: None, connid };
-    let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
-    world.inject(0, 1, Header::Rtm(rtm), &pattern(1000, 1));
+    begin_runt(&mut world, 2000, &iov);
     while world.endpoint(1).statistics().rdma_reads < 3 {
         world.step();
     }
-    let error = PeerError { op_id: OpId(1), ref_kind: 1, prov_errno: CODE, connid };
-    world.inject(0, 1, Header::PeerError(error), &[]);
+    begin_to_give_up(&mut world, 1, 1);
     while world.endpoint(1).statistics().received.of(PacketType::PeerError) == 0 {
         world.step();
     }
@@ -339,9 +327,7 @@ fn a_message_that_was_not_read_counts_no_more_as_one_that_is() {
         assert_eq!(world.send_done(0).result.is_ok(), nack);
         world.forget_packets();
         // The next one is no second one, so that it begins with a runt.
-        let access = Access { remote_read: true, remote_write: false };
-        let source = world.ends[0].endpoint.queue_pair();
-        let region = source.register(vec![1; 200_000].into(), access).unwrap();
+        let region = readable(&world, 0, 200_000);
         let memory = Memory::Region(RegionRange { region, offset: 0, length: 200_000 });
         world.send(0, 1, memory, 6);
         world.drive();
