@@ -232,3 +232,19 @@ fn software_alone_has_no_commands() {
     assert_eq!(matcher.match_at_once(Source(1), 1), None);
     assert_eq!(matcher.cancel(post), Cancelled::Gone);
 }
+
+/// What the model tells of itself.
+#[test]
+fn a_list_tells_what_it_holds() {
+    let mut list = MatchList::new(Synchronisation::Required, u32::MAX);
+    assert!(list.is_empty());
+    list.count_unexpected();
+    assert_eq!((list.unexpected(), list.sync_required()), (0, true));
+    list.add(Entry { handle: 1, tag: 7, mask: u64::MAX }, u32::MAX);
+    assert_eq!((list.is_empty(), list.len(), list.live_len()), (false, 1, 0), "held back");
+    list.sync(0);
+    assert_eq!((list.unexpected(), list.live_len()), (0, 1));
+    list.count_unexpected();
+    list.count_unexpected();
+    assert_eq!(list.unexpected(), 2);
+}

@@ -318,3 +318,47 @@ fn forgetting_source_zero_leaves_any_source_receives() {
     assert_eq!(matcher.forget_source(A), nothing);
     assert_eq!(arrive(&mut matcher, B, 7), "any");
 }
+
+/// What is short work gives way to a message that waits.
+#[test]
+fn no_receive_is_posted_at_once_while_a_message_waits() {
+    let mut matcher = matcher();
+    let pattern = Pattern::any_source(7);
+    let first = wait(&mut matcher, pattern, "first");
+    // Nothing needs to grow for two more.
+    for gone in [(); 2].map(|()| wait(&mut matcher, pattern, "gone")) {
+        assert_eq!(matcher.cancel(gone), Some("gone"));
+    }
+    assert!(matcher.post_at_once(&pattern, "second").is_some());
+    early(&mut matcher, A, 8, "another");
+    assert_eq!(matcher.post_at_once(&pattern, "third"), None);
+    assert_eq!(matcher.take(&Pattern::any_source(8)), Some("another"));
+    assert_eq!(matcher.cancel(first), Some("first"));
+    assert_eq!(arrive(&mut matcher, A, 7), "second");
+    assert_eq!(matcher.posted_len(), 0, "what was refused isn't posted");
+}
+
+#[test]
+fn nothing_is_left_of_a_receive_that_was_matched_at_once() {
+    let mut matcher = matcher();
+    for _ in 0..3 {
+        wait(&mut matcher, Pattern::any_source(7), "receive");
+        assert_eq!(matcher.posted_len(), 1);
+        assert_eq!(matcher.match_at_once(A, 7), Some("receive"));
+        assert_eq!(matcher.posted_len(), 0);
+    }
+}
+
+/// Also where a receive has the place of an earlier one.
+#[test]
+fn receives_are_drained_in_the_order_of_posting() {
+    let mut matcher = matcher();
+    let first = wait(&mut matcher, Pattern::any_source(1), "first");
+    wait(&mut matcher, Pattern::any_source(2), "second");
+    wait(&mut matcher, Pattern::exact(A, 2), "third");
+    assert_eq!(matcher.cancel(first), Some("first"));
+    wait(&mut matcher, Pattern::exact(A, 3), "fourth");
+    wait(&mut matcher, Pattern::any_source(3), "fifth");
+    assert_eq!(matcher.forget_source(A).receives, ["third", "fourth"]);
+    assert_eq!(matcher.drain().receives, ["second", "fifth"]);
+}

@@ -214,6 +214,43 @@ fn shrinking_loses_nothing() {
     assert_eq!(window.pop_ready(), Some('d'));
 }
 
+/// Wherever the first early item lies, those between and behind it have places of their own.
+// conformance: A100
+#[test]
+fn the_ring_grows_with_what_it_holds() {
+    for size in [16, 64] {
+        for (first, rest) in (1..70).flat_map(|first| (1..70).map(move |rest| (first, rest))) {
+            let mut window = Window::new(size).starting_at(u32::MAX - 30);
+            let id = |ahead: u32| (u32::MAX - 30).wrapping_add(ahead);
+            if first == rest {
+                continue;
+            }
+            for ahead in [first, rest] {
+                assert_eq!(window.admit(id(ahead), id(ahead)), Admit::Kept);
+            }
+            let between = (0..70).filter(|ahead| ![first, rest].contains(ahead)).map(id);
+            assert_eq!(deliver(&mut window, between), ids(u32::MAX - 30, 70), "{first} {rest}");
+        }
+    }
+}
+
+/// The short way is the long one for items that come in order, and does nothing for others.
+#[test]
+fn what_passes_is_what_is_expected_while_nothing_is_kept() {
+    let mut window = Window::new(16).starting_at(u32::MAX);
+    assert!(!window.pass(0) && !window.pass(u32::MAX - 1));
+    assert!(window.pass(u32::MAX));
+    assert_eq!(window.expected(), 0);
+    assert!(!window.pass(u32::MAX));
+    assert_eq!(window.admit(1, 'b'), Admit::Kept);
+    assert!(!window.pass(0), "the one that is kept is to follow it");
+    assert_eq!(window.admit(0, 'a'), Admit::InOrder('a'));
+    assert!(!window.pass(1) && !window.pass(2));
+    assert_eq!(window.pop_ready(), Some('b'));
+    assert!(window.pass(2));
+    assert_eq!(window.expected(), 3);
+}
+
 /// Any ids in any order, duplicates, old and far ones too, fetched sooner or later, against a map.
 // conformance: A100
 #[test]

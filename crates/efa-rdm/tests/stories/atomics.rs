@@ -1,8 +1,9 @@
 //! Section 3.3: atomics on a peer's memory.
 
-use efa_device::Access;
+use efa_device::{Access, QueuePair};
 use efa_proto::{
-    AtomRsp, Header, MsgId, OpId, Packet, PacketType, ReqOptions, RmaIov, Rta, RtaKind,
+    AtomRsp, Header, MsgId, OpId, Packet, PacketType, RawAddressForm, ReqOptions, RmaIov, Rta,
+    RtaKind,
 };
 use efa_rdm::{
     Atomic, AtomicCompletion, AtomicKind, AtomicOp, Bounds, Config, Datatype, DropReason, Event,
@@ -499,4 +500,80 @@ fn atomics_beyond_the_requests_of_a_peer_are_dropped() {
     assert_eq!(world.drop_reasons(1), vec![DropReason::TooManyOperations; 5 - applied]);
     assert!((1..5).contains(&applied));
     assert_eq!(values(&bytes_of(&region)), [applied as u64 + 100]);
+}
+
+#[test]
+fn atomics_that_are_answered_leave_room_for_others() {
+    let bounds = Bounds { requests: 1, ..Bounds::default() };
+    let config = Config { bounds, ..Config::default() };
+    let mut world = World::pair_with(1, Config::default(), config);
+    world.acquaint();
+    let (_region, iov) = counters(&world, 1, &[0]);
+    for before in 0..3 {
+        let done = world.atomic(&[iov], AtomicOp::Sum, fetch(bytes(&[1])));
+        assert_eq!((done.result, done.fetched), (Ok(()), Some(bytes(&[before]))));
+    }
+    assert!(world.endpoint(1).is_quiet());
+    assert_eq!(world.endpoint(1).statistics().remote_reads, 3);
+    world.assert_clean();
+}
+
+#[test]
+fn an_atomic_whose_answer_fits_no_packet_is_dropped() {
+    let mut world = world(14);
+    let mtu = world.endpoint(0).queue_pair().attributes().mtu as u64;
+    // Behind a header of 24 bytes.
+    let most = (mtu - 24) / 8 * 8;
+    let (_region, iov) = counters(&world, 1, &vec![7; most as usize / 8 + 1]);
+    for (msg_id, length) in [(0, most), (1, most + 8)] {
+        let (kind, options) = (RtaKind::Fetch { recv_id: OpId(9) }, introduced(&world));
+        let rma_iov = [RmaIov::new(iov.addr(), length, iov.key())];
+        let (datatype, op) = (Datatype::Uint64.code(), AtomicOp::Read.code());
+        let rta = Rta { msg_id: MsgId(msg_id), rma_iov: &rma_iov, datatype, op, kind, options };
+        world.inject(0, 1, Header::Rta(rta), &[]);
+        world.drive();
+    }
+    assert_eq!(world.drop_reasons(1), [DropReason::BadAtomic]);
+    let answers = world.packets_from(1).into_iter().filter_map(|packet| {
+        match Packet::parse(&packet).unwrap().header {
+            Header::AtomRsp(response) => Some((response.seg_length, packet.len() as u64)),
+            _ => None,
+        }
+    });
+    assert_eq!(answers.collect::<Vec<_>>(), [(most, most + 24)]);
+}
+
+fn introduced(world: &World) -> ReqOptions {
+    let raw_address = Some((world.ends[0].endpoint.address(), RawAddressForm::Padded));
+    ReqOptions { raw_address, ..ReqOptions::NONE }
+}
+
+#[test]
+fn operands_are_as_long_as_the_target() {
+    let mut world = world(15);
+    let (_region, iov) = counters(&world, 1, &[1, 2]);
+    let buffer = |count: usize| vec![0; 8 * count];
+    let compare = |operand, comparand, fetched| Operands::Compare {
+        operand: buffer(operand),
+        comparand: buffer(comparand),
+        fetched: buffer(fetched),
+    };
+    let fetch =
+        |operand, fetched| Operands::Fetch { operand: buffer(operand), fetched: buffer(fetched) };
+    for (op, operands, buffer) in [
+        (AtomicOp::Sum, Operands::Write { operand: buffer(1) }, 8),
+        (AtomicOp::Sum, fetch(3, 2), 24),
+        (AtomicOp::Sum, fetch(2, 3), 24),
+        // What is only read has no operand, but a place for what is read.
+        (AtomicOp::Sum, fetch(0, 2), 0),
+        (AtomicOp::Read, fetch(0, 0), 0),
+        (AtomicOp::Read, fetch(1, 2), 8),
+        (AtomicOp::CompareSwap, compare(1, 2, 2), 8),
+        (AtomicOp::CompareSwap, compare(2, 1, 2), 8),
+        (AtomicOp::CompareSwap, compare(2, 2, 1), 8),
+    ] {
+        let error = StartError::LengthsDiffer { buffer, remote: 16 };
+        assert_eq!(world.start_atomic(0, 1, &[iov], op, operands), Err(error));
+    }
+    assert!(world.all_packets().is_empty());
 }

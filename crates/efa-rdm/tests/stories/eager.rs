@@ -3,6 +3,8 @@
 use efa_proto::{Header, Packet, PacketType, RtmKind};
 use efa_rdm::{Accept, Level, Message, OperationError, PeerId, StartError, Subprotocol};
 
+use efa_sim::local::Faults;
+
 use crate::world::{World, pattern};
 
 // conformance: A103 A104
@@ -215,4 +217,49 @@ fn every_packet_is_version_4_and_fits_the_mtu() {
         }
         world.assert_clean();
     }
+}
+
+#[test]
+fn what_goes_out_and_comes_in_is_counted() {
+    let mut world = World::pair(8);
+    world.acquaint();
+    // Packets that the device has no room for at first are counted once.
+    let faults = Faults { send_refused: 0.3, ..Faults::default() };
+    world.network.set_faults(faults);
+    let peer = world.peer(0, 1);
+    for i in 0..50 {
+        world.receive(1, 20_000, i);
+        world.send(0, 1, pattern(if i % 2 == 0 { 20_000 } else { 10 }, i), i);
+    }
+    world.drive();
+    world.network.set_faults(Faults::default());
+    for _ in 0..3 {
+        let (cq_data, level, buffer) = (None, Level::Transmit, &[5; 9][..]);
+        let message = Message { peer, tag: None, cq_data, level, buffer, context: 0 };
+        world.ends[0].endpoint.inject(message).unwrap();
+        world.receive(1, 9, 0);
+    }
+    world.drive();
+    assert_eq!(world.take_receives(1).len(), 53);
+    for (from, to) in [(0, 1), (1, 0)] {
+        let packets = world.packets_from(from);
+        let bytes: usize = packets.iter().map(Vec::len).sum();
+        let types = world.types_from(from);
+        let statistics = world.endpoint(from).statistics();
+        assert!(statistics.sent.iter().all(|(of, count)| {
+            types.iter().filter(|packet_type| **packet_type == of).count() as u64 == count
+        }));
+        assert_eq!(
+            (statistics.sent.total(), statistics.sent_bytes),
+            (packets.len() as u64, bytes as u64)
+        );
+        assert_eq!(statistics.injected, if from == 0 { 3 } else { 0 });
+        assert_eq!(world.endpoint(to).statistics().received_bytes, bytes as u64);
+    }
+    // One that comes again.
+    let again = world.packets_from(0).pop().unwrap();
+    world.inject_bytes(0, 1, &again);
+    world.drive();
+    let statistics = world.endpoint(1).statistics();
+    assert_eq!((statistics.dropped, statistics.old_message_ids), (1, 1));
 }

@@ -462,3 +462,20 @@ fn who_asks_for_connids_gets_them_in_every_kind_of_packet() {
         assert!(kinds.contains(&kind.as_u8()), "no {kind:?}");
     }
 }
+
+#[test]
+fn a_host_that_has_a_name_tells_it_where_its_release_does() {
+    for (host_id, tells) in [(0x0123_4567_89ab_cdef, true), (0x0123, false), (0, true)] {
+        let mut config = Config { host_id, ..Config::default() };
+        config.profile.host_id = tells;
+        let mut world = World::pair_with(1, Config::default(), config);
+        world.receive(1, 1, 0);
+        world.send(0, 1, vec![1], 0);
+        world.drive();
+        let packets = world.packets_from(1);
+        let Header::Handshake(handshake) = Packet::parse(&packets[0]).unwrap().header else {
+            panic!("the HANDSHAKE is the answer to the first packet")
+        };
+        assert_eq!(handshake.host_id, (tells && host_id != 0).then_some(host_id));
+    }
+}

@@ -917,6 +917,25 @@ fn hazard_21_immediate_data_waits_for_its_receiver_and_arrives_whole() {
     }
     assert_eq!(world.network.statistics().receiver_not_ready, 9);
     assert!(world.ends[0].events.is_empty(), "and nobody is lost");
+    // The patience is that of packets: 80 µs, 160, 320, … after the first that is sent again at once.
+    let mut took = |times: u32| {
+        world.network.not_ready(target, times).unwrap();
+        let (start, remote, level) = (world.now, Remote::from(iov), Level::Transmit);
+        let buffer = pattern(777, 1);
+        let write = Write { peer, remote, buffer, cq_data: Some(1), level, context: 1 };
+        world.endpoint(0).write(write).unwrap();
+        while world.ends[0].rma.is_empty() {
+            world.step();
+        }
+        assert_eq!(world.ends[0].rma.pop_front().unwrap().result, Ok(()));
+        world.now - start
+    };
+    let micros = Duration::from_micros;
+    assert!(took(9) > micros(80 * 255));
+    for _ in 0..5 {
+        let once = took(2);
+        assert!(once > micros(80) && once < micros(80 + 200), "{once:?}");
+    }
 }
 
 fn handshake(extras: Extras) -> Header<'static> {

@@ -227,8 +227,14 @@ fn reads_are_cut_to_the_limit_of_the_device_and_bounded_in_number() {
 
 #[test]
 fn a_shorter_buffer_takes_what_fits_and_the_sender_is_told() {
-    for capacity in [0, 1, 99_999] {
-        let mut world = pair(7, config(), config());
+    // In one read, and in several.
+    let uncut = LocalOptions::default().max_rdma_size;
+    for (capacity, max_rdma_size) in [(0, uncut), (1, uncut), (99_999, uncut), (99_999, 10_000)] {
+        let options = LocalOptions { max_rdma_size, seed: 7, ..LocalOptions::default() };
+        let mut world = World::new(options);
+        world.add(config());
+        world.add(config());
+        world.shake_hands();
         let target = world.region(1, &vec![0; capacity]);
         world.receive_into(1, target, 1);
         let message = world.region(0, &pattern(100_000, 7));

@@ -1,12 +1,13 @@
 //! Feature 9: one side gives a message up and tells the other.
 
-use efa_device::{Access, QueuePair, Region, RegionRange, Status};
+use efa_device::{Access, QueuePair, Rdma, Region, RegionRange, Status};
 use efa_handshake::Extras;
 use efa_proto::{
     Header, MsgId, OpId, Packet, PacketType, PeerError, ReqOptions, RmaIov, Rtm, RtmKind,
 };
-use efa_rdm::{Bounds, Config, DropReason, Event, OperationError};
+use efa_rdm::{Bounds, Config, DropReason, Event, Level, OperationError, Read, Remote, Write};
 use efa_sim::SoftRegion;
+use efa_sim::local::LocalOptions;
 
 use crate::longread::Memory;
 use crate::world::{Net, pattern};
@@ -354,4 +355,65 @@ fn early_packets_count_until_their_turn_has_come_or_they_are_given_up() {
         expect_eager(&mut world, first + 3);
     }
     assert_eq!(world.endpoint(1).statistics().excluded, 0);
+}
+
+/// Who is read from has no say in whether that is given up.
+#[test]
+fn a_read_or_write_is_no_message_that_its_target_could_give_up() {
+    let mut world = World::new(LocalOptions { rdma: Rdma::NONE, ..LocalOptions::default() });
+    world.add(config());
+    world.add(config());
+    world.acquaint();
+    world.receive_into(1, heap(1), 0);
+    world.send(0, 1, heap(1), 0);
+    world.drive();
+    world.receive_done(1);
+    world.send_done(0);
+    let access = Access { remote_read: true, remote_write: true };
+    let queue_pair = world.ends[0].endpoint.queue_pair();
+    let region = queue_pair.register(pattern(1_000_000, 1).into(), access).unwrap();
+    let iov = RmaIov::new(region.remote_address(), 1_000_000, region.remote_key().into());
+    let (peer, remote) = (world.peer(1, 0), Remote::from(iov));
+    // A read by end 1, by the name that end 0 knows it by.
+    world.forget_packets();
+    let (buffer, level) = (heap(1_000_000), Level::Transmit);
+    world.endpoint(1).read(Read { peer, remote, buffer, context: 1 }).unwrap();
+    let recv_id = loop {
+        world.step();
+        let packets = world.packets_from(1);
+        if let Some(packet) = packets.first()
+            && let Header::Rtr(rtr) = Packet::parse(packet).unwrap().header
+        {
+            break rtr.recv_id;
+        }
+    };
+    give_up(&mut world, 0, recv_id.0);
+    assert_eq!(world.drop_reasons(1), [DropReason::UnknownOperation]);
+    let done = world.ends[1].rma.pop_front().unwrap();
+    assert_eq!((done.context, done.result), (1, Ok(())));
+    assert!(done.buffer.bytes() == pattern(1_000_000, 1));
+    // A write of end 1 to end 0, whose grants name the receive there; end 1 gives it up.
+    world.forget_packets();
+    let buffer = Memory::Heap(pattern(1_000_000, 2));
+    let write = Write { peer, remote, buffer, cq_data: None, level, context: 2 };
+    world.endpoint(1).write(write).unwrap();
+    let recv_id = loop {
+        world.step();
+        let packets = world.packets_from(0);
+        if let Some(packet) = packets.first()
+            && let Header::Cts(cts) = Packet::parse(packet).unwrap().header
+        {
+            break cts.recv_id;
+        }
+    };
+    let connid = Some(world.ends[1].endpoint.address().connid);
+    let error = PeerError { op_id: recv_id, ref_kind: 0, prov_errno: CODE, connid };
+    world.inject(1, 0, Header::PeerError(error), &[]);
+    world.drive();
+    assert_eq!(world.drop_reasons(0), [DropReason::UnknownOperation]);
+    let done = world.ends[1].rma.pop_front().unwrap();
+    assert_eq!((done.context, done.result), (2, Ok(())));
+    let mut bytes = vec![0; 1_000_000];
+    region.read(0, &mut bytes);
+    assert!(bytes == pattern(1_000_000, 2));
 }

@@ -287,11 +287,17 @@ fn a_zero_byte_write_to_nowhere_is_answered_by_a_handshake() {
     world.drive();
     let peer = world.peer(0, 1);
     assert!(world.endpoint(0).peer_extras(peer).is_some());
-    assert_eq!(world.endpoint(1).statistics().dropped, 0);
+    let statistics = world.endpoint(1).statistics();
+    assert_eq!((statistics.dropped, statistics.remote_writes), (0, 0));
     world.receive(1, 10, 0);
     world.send(0, 1, pattern(10, 1), 0);
     world.drive();
     assert_eq!(world.receive_done(1).buffer, pattern(10, 1), "it took no message id");
+    // One with data is to be written somewhere.
+    let write = Rtw { rma_iov: &[], kind: RtwKind::Eager, options };
+    world.inject(0, 1, Header::Rtw(write), &[1]);
+    world.drive();
+    assert_eq!(world.drop_reasons(1), [DropReason::SegmentOutOfRange]);
 }
 
 #[test]
@@ -507,4 +513,55 @@ fn a_removed_peer_is_not_heard_though_another_of_its_interface_is() {
     world.send(other, 1, b"here".to_vec(), 0);
     world.drive();
     assert_eq!(world.receive_done(1).buffer, b"here");
+}
+
+// The application may learn of a restart before a packet tells of it.
+#[test]
+fn an_address_that_takes_a_queue_pair_over_ends_what_is_under_way_with_its_holder() {
+    let mut world = World::pair(11);
+    world.acquaint();
+    let old = world.peer(0, 1);
+    // Nobody grants the rest of it.
+    world.send(0, 1, pattern(100_000, 1), 5);
+    world.drive();
+    assert!(world.take_sends(0).is_empty());
+    let address = world.endpoint(1).address();
+    let successor = RawAddress { connid: Connid(address.connid.0 ^ 1), ..address };
+    let new = world.endpoint(0).insert_peer(successor).unwrap();
+    let ended = world.send_done(0);
+    assert_eq!((ended.context, ended.result), (5, Err(OperationError::PeerRestarted)));
+    assert!(world.ends[0].events.contains(&Event::PeerRestarted { old, new }));
+    assert_eq!(world.endpoint(0).find_peer(&address), None);
+    assert_eq!(world.endpoint(0).find_peer(&successor), Some(new));
+}
+
+#[test]
+fn a_removed_peer_takes_no_messages_of_others_along() {
+    let mut world = World::pair(12);
+    let other = world.add(Config::default());
+    world.acquaint();
+    for from in [0, other] {
+        world.receive(1, 1, 0);
+        world.send(from, 1, vec![1], 0);
+        world.drive();
+        world.receive_done(1);
+    }
+    let segment = |world: &mut World, from: usize, seg_offset: u64| {
+        let connid = Some(world.endpoint(from).address().connid);
+        let kind = RtmKind::Medium { msg_length: 2000, seg_offset };
+        let options = ReqOptions { connid, ..ReqOptions::NONE };
+        let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
+        let bytes = pattern(2000, from as u64);
+        let at = seg_offset as usize;
+        world.inject(from, 1, Header::Rtm(rtm), &bytes[at..at + 1000]);
+        world.drive();
+    };
+    // Half of a message of each, which no receive waits for.
+    segment(&mut world, 0, 0);
+    segment(&mut world, other, 0);
+    let gone = world.peer(1, 0);
+    world.endpoint(1).remove_peer(gone);
+    world.receive(1, 2000, 1);
+    segment(&mut world, other, 1000);
+    assert_eq!(world.receive_done(1).buffer, pattern(2000, other as u64));
 }

@@ -1234,3 +1234,82 @@ fn a_write_that_ends_in_the_middle_is_told_as_failed() {
     assert_eq!(world.ends[1].events.pop_front(), Some(Event::WriteFailed { peer, error }));
     assert!(world.ends[1].remote_writes.is_empty());
 }
+
+#[test]
+fn the_answer_to_a_short_read_fits_a_packet() {
+    let mut world = world_with(emulated(), Config::default());
+    let most = MTU - 24;
+    let (_region, iov) = expose(&world, 1, pattern(most + 1, 1), BOTH);
+    for length in [most, most + 1] {
+        let rtr = Rtr {
+            rma_iov: &[part(iov, 0, length)],
+            kind: RtrKind::Short,
+            msg_length: length as u64,
+            recv_id: OpId(1),
+            recv_length: length as u32,
+            options: ReqOptions::NONE,
+        };
+        world.inject(0, 1, Header::Rtr(rtr), &[]);
+        world.drive();
+    }
+    assert_eq!(world.drop_reasons(1), [DropReason::SegmentOutOfRange]);
+    let answers = world
+        .packets_from(1)
+        .into_iter()
+        .filter(|packet| matches!(Packet::parse(packet).unwrap().header, Header::ReadRsp(_)));
+    assert_eq!(answers.map(|packet| packet.len()).collect::<Vec<_>>(), [MTU]);
+}
+
+#[test]
+fn a_long_read_is_not_answered_with_nothing_or_too_much() {
+    let config = Config { cts_window: 1, ..Config::default() };
+    let mut world = world_with(emulated(), config);
+    let length = MTU - 20;
+    let (_region, iov) = expose(&world, 1, pattern(length, 1), BOTH);
+    world.receive(1, 1, 0);
+    world.send(0, 1, vec![1], 0);
+    world.drive();
+    world.take_sends(0);
+    world.receive_done(1);
+    world.start_read(&[iov], vec![0; length]).unwrap();
+    let recv_id = loop {
+        world.step();
+        let request = world.packets_from(0).pop().unwrap();
+        if let Header::Rtr(rtr) = Packet::parse(&request).unwrap().header {
+            assert_eq!(rtr.kind, RtrKind::LongCts);
+            break rtr.recv_id;
+        }
+    };
+    world.forget_packets();
+    let response = ReadRsp { connid: None, recv_id, send_id: OpId(3), seg_length: 0 };
+    world.inject(1, 0, Header::ReadRsp(response), &[]);
+    world.drive();
+    assert_eq!(world.drop_reasons(0), [DropReason::SegmentOutOfRange]);
+    let done = world.rma_done();
+    assert_eq!((done.result, done.buffer), (Ok(()), pattern(length, 1)));
+    let grants = world.packets_from(0).into_iter().filter_map(|packet| {
+        match Packet::parse(&packet).unwrap().header {
+            Header::Cts(cts) => Some(cts.recv_length),
+            _ => None,
+        }
+    });
+    assert_eq!(grants.collect::<Vec<_>>(), [4], "one, of the rest");
+}
+
+#[test]
+fn what_moves_by_writes_and_reads_is_counted() {
+    let devices = [emulated(), LocalOptions::default()];
+    for (options, data) in devices.into_iter().flat_map(|of| [(of.clone(), None), (of, Some(5))]) {
+        let mut world = world_with(options, Config::default());
+        let (_region, iov) = expose(&world, 1, vec![0; 1000], BOTH);
+        world.write(&[iov], pattern(1000, 1), data);
+        let direct = world.endpoint(0).statistics().rdma_writes == 1;
+        world.read(&[iov], 1000);
+        let requester = world.endpoint(0).statistics();
+        assert_eq!(requester.delivered_bytes, 1000, "what was written isn't");
+        let target = world.endpoint(1).statistics();
+        // The target's device tells of what has data.
+        let told = !direct || data.is_some();
+        assert_eq!((target.remote_writes, target.remote_reads), (told.into(), (!direct).into()));
+    }
+}
