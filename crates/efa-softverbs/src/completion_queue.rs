@@ -20,7 +20,7 @@ use efa_device::{Source, Status};
 
 use crate::abi::*;
 use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer, value};
-use crate::context::{Context, InUse, MAX_COMPLETIONS, not_null, take};
+use crate::context::{Context, MAX_COMPLETIONS, not_null, take};
 use crate::held::HeldLock;
 use crate::process::{Kind, generation, lock, process};
 use crate::queue_pair::{QueuePair, Serial};
@@ -194,7 +194,6 @@ pub(crate) struct QueueObject {
     polling: HeldLock,
     /// What the program looks at, while it holds the lock.
     current: Completion,
-    _context: InUse,
 }
 
 impl QueueObject {
@@ -204,7 +203,7 @@ impl QueueObject {
         cq_context: *mut c_void,
         channel: *mut c_void,
     ) -> Outcome<*mut ibv_cq_ex> {
-        let in_use = Context::hold(context)?;
+        process().check(context, Kind::Context)?;
         if entries == 0 || entries > MAX_COMPLETIONS {
             return Err(INVALID);
         }
@@ -236,9 +235,9 @@ impl QueueObject {
         let queue = Arc::new(Queue { generation: generation(), ..Queue::default() });
         let polling = HeldLock::default();
         let current = Completion::NONE;
-        let object = Self { ex, efa, queue, polling, current, _context: in_use };
+        let object = Self { ex, efa, queue, polling, current };
         let cq: *mut ibv_cq_ex = Box::into_raw(Box::new(object)).cast();
-        process().enter(cq, Kind::CompletionQueue);
+        process().enter(cq, Kind::CompletionQueue, context);
         Ok(cq)
     }
 
@@ -372,7 +371,7 @@ extern "C" fn efadv_cq_from_ibv_cq_ex(cq: *mut ibv_cq_ex) -> *mut efadv_cq {
 
 /// See `ibv_destroy_cq(3)`; fails with `EBUSY` while a queue pair uses it.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+pub(crate) extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     code(|| {
         if !lock(&queue(cq)?.members).is_empty() {
             return Err(BUSY);

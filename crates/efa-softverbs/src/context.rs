@@ -3,18 +3,20 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use rustix::event::EventfdFlags;
 
 use crate::abi::*;
-use crate::boundary::{BUSY, Errno, INVALID, Outcome, code, negative, number, pointer, value};
-use crate::completion_queue::{self, create_cq_ex};
+use crate::boundary::{Errno, INVALID, Outcome, code, negative, number, pointer, value};
+use crate::completion_queue::{self, create_cq_ex, ibv_destroy_cq};
 use crate::device::{
     Device, DeviceEntry, DeviceList, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE, VENDOR_ID,
 };
+use crate::domain::{ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_ah};
 use crate::process::{Kind, process};
-use crate::queue_pair;
+use crate::queue_pair::{self, ibv_destroy_qp};
 use crate::work;
 
 const MAX_COMPLETION_QUEUES: c_int = 1024;
@@ -23,6 +25,9 @@ const MAX_REMOTE_SGE: u32 = 1;
 /// Most entries of a completion queue.
 pub(crate) const MAX_COMPLETIONS: u32 = 1 << 16;
 const MAX_DOMAINS: c_int = 1024;
+/// Width and speed of a port, as InfiniBand counts them: 8 would be twelve lanes.
+const FOUR_LANES: u8 = 2;
+const EDR: u8 = 32;
 /// The one partition: default, full member.
 const PARTITION: u16 = 0xffff;
 
@@ -33,12 +38,7 @@ pub(crate) struct Context {
     device: Arc<Device>,
     /// Becomes readable with an event, of which there are none.
     events: OwnedFd,
-    /// Shared with each object that C reads the context through.
-    objects: Arc<()>,
 }
-
-/// An object's part in a context, which can't be closed meanwhile.
-pub(crate) struct InUse(#[expect(dead_code, reason = "that it is there says all")] Arc<()>);
 
 impl Context {
     fn open(entry: &'static DeviceEntry) -> Outcome<*mut ibv_context> {
@@ -63,23 +63,16 @@ impl Context {
         context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         // Says that this is the extended form.
         context.abi_compat = usize::MAX as *mut c_void;
-        let this = Box::into_raw(Box::new(Self { verbs, device, events, objects: Arc::default() }));
+        let this = Box::into_raw(Box::new(Self { verbs, device, events }));
         // SAFETY: `this` points to a live object.
         let context = unsafe { &raw mut (*this).verbs.context };
-        process().enter(context, Kind::Context);
+        process().enter(context, Kind::Context, null_mut());
         Ok(context)
     }
 
     /// The object whose part `context` is.
     fn object(context: *mut ibv_context) -> *mut Self {
         context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
-    }
-
-    /// For an object with a pointer to the context.
-    pub(crate) fn hold(context: *mut ibv_context) -> Outcome<InUse> {
-        process().check(context, Kind::Context)?;
-        // SAFETY: as in `device`.
-        Ok(InUse(Arc::clone(unsafe { &(*Self::object(context)).objects })))
     }
 
     /// The device of a context.
@@ -181,8 +174,8 @@ fn port_attributes(device: &Device) -> ibv_port_attr {
     attributes.max_msg_sz = u32::try_from(device.settings.mtu).unwrap_or(u32::MAX);
     attributes.pkey_tbl_len = 1;
     // As the real one: four lanes, 25 Gbit/s each.
-    attributes.active_width = 8;
-    attributes.active_speed = 32;
+    attributes.active_width = FOUR_LANES;
+    attributes.active_speed = EDR;
     attributes.phys_state = 5;
     attributes.link_layer = IBV_LINK_LAYER_UNSPECIFIED;
     attributes
@@ -296,22 +289,29 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     pointer(|| Context::open(DeviceEntry::find(device)?))
 }
 
-/// See `ibv_close_device(3)`; fails with `EBUSY` while there are domains or completion queues of the
-/// context, through which the C headers look at it.
+/// See `ibv_close_device(3)`. Programs leave things behind (perftest a completion queue), and the kernel
+/// takes them away with the file; so they end here, users before what they use.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     code(|| {
-        process().check(context, Kind::Context)?;
-        let object = Context::object(context);
-        // SAFETY: the handle is one of ours.
-        if Arc::strong_count(unsafe { &(*object).objects }) > 1 {
-            return Err(BUSY);
-        }
         process().leave(context, Kind::Context)?;
+        end_all(context, Kind::QueuePair, ibv_destroy_qp);
+        end_all(context, Kind::AddressHandle, ibv_destroy_ah);
+        end_all(context, Kind::Region, ibv_dereg_mr);
+        end_all(context, Kind::CompletionQueue, ibv_destroy_cq);
+        end_all(context, Kind::Domain, ibv_dealloc_pd);
         // SAFETY: it came from `Context::open` and nobody else can take it any more.
-        drop(unsafe { Box::from_raw(object) });
+        drop(unsafe { Box::from_raw(Context::object(context)) });
         Ok(())
     })
+}
+
+/// Ends what there is of a kind, of a context that is being closed.
+fn end_all<T>(context: *mut ibv_context, kind: Kind, end: extern "C" fn(*mut T) -> c_int) {
+    for handle in process().made_of(context, kind) {
+        // It can only fail where another thread was first.
+        end(handle);
+    }
 }
 
 unsafe extern "C-unwind" {

@@ -178,7 +178,7 @@ impl DeviceList {
         let entry = |index| {
             let entry = DeviceEntry::new(index, &settings, &sysfs, capture.clone());
             let entry: &'static _ = Box::leak(Box::new(entry));
-            process().enter(entry.as_ptr(), Kind::Device);
+            process().enter(entry.as_ptr(), Kind::Device, std::ptr::null_mut());
             entry
         };
         let entries = (0..settings.devices).map(entry).collect();

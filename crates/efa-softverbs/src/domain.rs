@@ -12,7 +12,7 @@ use efa_sim::region::RawMemory;
 
 use crate::abi::*;
 use crate::boundary::{BUSY, Errno, INVALID, Outcome, UNSUPPORTED, code, pointer};
-use crate::context::{Context, InUse, check_port, fill, not_null};
+use crate::context::{Context, check_port, fill, not_null};
 use crate::device::Device;
 use crate::process::{Kind, process};
 
@@ -24,7 +24,6 @@ pub(crate) struct Domain {
     /// First, so that a pointer to the one is a pointer to the other; likewise below.
     ibv: ibv_pd,
     shared: Arc<DomainShared>,
-    _context: InUse,
 }
 
 /// What objects of a domain hold of it.
@@ -70,9 +69,8 @@ pub(crate) extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
         let device = Context::device(context)?;
         let shared = Arc::new(DomainShared { device, members: AtomicUsize::new(0) });
         let ibv = ibv_pd { context, handle: 0 };
-        let domain = Domain { ibv, shared, _context: Context::hold(context)? };
-        let domain = Box::into_raw(Box::new(domain)).cast();
-        process().enter(domain, Kind::Domain);
+        let domain = Box::into_raw(Box::new(Domain { ibv, shared })).cast();
+        process().enter(domain, Kind::Domain, context);
         Ok(domain)
     })
 }
@@ -144,14 +142,14 @@ unsafe extern "C" fn ibv_create_ah(
         let ibv = ibv_ah { context, pd: domain, handle: number.0.into() };
         let object = AddressHandleObject { ibv, number, domain: membership };
         let handle = Box::into_raw(Box::new(object)).cast();
-        process().enter(handle, Kind::AddressHandle);
+        process().enter(handle, Kind::AddressHandle, context);
         Ok(handle)
     })
 }
 
 /// See `ibv_destroy_ah(3)`.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
+pub(crate) extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
     code(|| {
         process().leave(handle, Kind::AddressHandle)?;
         // SAFETY: it came from a box and nobody else can take it any more.
@@ -274,7 +272,7 @@ fn register(
             rkey: key,
         };
         let region = Box::into_raw(Box::new(Region { ibv, memory, _domain: membership })).cast();
-        process().enter(region, Kind::Region);
+        process().enter(region, Kind::Region, context);
         Ok(region)
     })
 }
@@ -316,7 +314,7 @@ extern "C" fn ibv_reg_mr_iova2(
 
 /// See `ibv_dereg_mr(3)`.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
+pub(crate) extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
     code(|| {
         process().leave(region, Kind::Region)?;
         // SAFETY: it came from a box and nobody else can take it any more.

@@ -13,6 +13,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::abi::ibv_context;
 use crate::boundary::{INVALID, Outcome};
 use crate::device::{DeviceList, complain};
 use crate::progress::Progress;
@@ -29,12 +30,23 @@ pub(crate) enum Kind {
     QueuePair,
 }
 
+/// What is known of a handle.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    kind: Kind,
+    /// The context that it was made of, if any.
+    context: *mut ibv_context,
+}
+
+// SAFETY: the pointer is compared and never followed.
+unsafe impl Send for Given {}
+
 /// The state of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Process {
     pub(crate) devices: Mutex<Option<DeviceList>>,
     pub(crate) progress: Progress,
-    handles: Mutex<HashMap<usize, Kind>>,
+    handles: Mutex<HashMap<usize, Given>>,
 }
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(null_mut());
@@ -118,15 +130,23 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Process {
-    /// Notes a handle that is given out.
-    pub(crate) fn enter<T>(&self, handle: *mut T, kind: Kind) {
-        lock(&self.handles).insert(handle as usize, kind);
+    /// Notes a handle that is given out, and of which context it was made; null if of none.
+    pub(crate) fn enter<T>(&self, handle: *mut T, kind: Kind, context: *mut ibv_context) {
+        lock(&self.handles).insert(handle as usize, Given { kind, context });
+    }
+
+    /// The handles of `kind` that were made of a context.
+    pub(crate) fn made_of<T>(&self, context: *mut ibv_context, kind: Kind) -> Vec<*mut T> {
+        let handles = lock(&self.handles);
+        let made =
+            handles.iter().filter(|(_, given)| given.kind == kind && given.context == context);
+        made.map(|(&handle, _)| std::ptr::with_exposed_provenance_mut(handle)).collect()
     }
 
     /// Checks that `handle` was given out, is of `kind` and was not destroyed.
     pub(crate) fn check<T>(&self, handle: *const T, kind: Kind) -> Outcome<()> {
         match lock(&self.handles).get(&(handle as usize)) {
-            Some(&found) if found == kind => Ok(()),
+            Some(given) if given.kind == kind => Ok(()),
             _ => Err(INVALID),
         }
     }
@@ -135,7 +155,7 @@ impl Process {
     pub(crate) fn leave<T>(&self, handle: *const T, kind: Kind) -> Outcome<()> {
         let mut handles = lock(&self.handles);
         match handles.get(&(handle as usize)) {
-            Some(&found) if found == kind => {
+            Some(given) if given.kind == kind => {
                 handles.remove(&(handle as usize));
                 Ok(())
             }
@@ -154,11 +174,17 @@ mod tests {
         let mut thing = 0_u8;
         let handle = &raw mut thing;
         assert_eq!(process.check(handle, Kind::Domain), Err(INVALID));
-        process.enter(handle, Kind::Domain);
+        let mut context = 0_u64;
+        let context: *mut ibv_context = (&raw mut context).cast();
+        process.enter(handle, Kind::Domain, context);
         assert_eq!(process.check(handle, Kind::Domain), Ok(()));
         assert_eq!(process.check(handle, Kind::Region), Err(INVALID));
         assert_eq!(process.leave(handle, Kind::Region), Err(INVALID));
+        assert_eq!(process.made_of(context, Kind::Domain), [handle]);
+        assert!(process.made_of::<u8>(context, Kind::Region).is_empty());
+        assert!(process.made_of::<u8>(null_mut(), Kind::Domain).is_empty());
         assert_eq!(process.leave(handle, Kind::Domain), Ok(()));
+        assert!(process.made_of::<u8>(context, Kind::Domain).is_empty());
         assert_eq!(process.leave(handle, Kind::Domain), Err(INVALID));
         assert_eq!(process.check(null_mut::<u8>(), Kind::Domain), Err(INVALID));
     }

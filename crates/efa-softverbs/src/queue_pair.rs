@@ -815,10 +815,11 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
     });
     queue_pair.sends_to.join(&queue_pair);
     queue_pair.receives_to.join(&queue_pair);
+    let context = crate::domain::context_of(domain);
     // SAFETY: a structure of C for which all zero is valid: pointers and options are null.
     let mut ex: ibv_qp_ex = unsafe { zeroed() };
     ex.qp_base = ibv_qp {
-        context: crate::domain::context_of(domain),
+        context,
         qp_context: wish.qp_context,
         pd: domain,
         send_cq: wish.send_cq,
@@ -840,7 +841,7 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
     let efa = efadv_qp { comp_mask: 0, wr_set_processing_hints: Some(ignore_hints) };
     let object = QueuePairObject { ex, efa, queue_pair, build, _domain: membership };
     let qp = Box::into_raw(Box::new(object)).cast();
-    process().enter(qp, Handle::QueuePair);
+    process().enter(qp, Handle::QueuePair, context);
     Ok(qp)
 }
 
@@ -1102,7 +1103,7 @@ extern "C" fn ibv_query_qp_data_in_order(
 
 /// See `ibv_destroy_qp(3)`. What is outstanding ends without a completion.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+pub(crate) extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     code(|| {
         process().leave(qp, Handle::QueuePair)?;
         // SAFETY: it came from a box and nobody else can take it any more.

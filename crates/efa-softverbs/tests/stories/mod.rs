@@ -128,6 +128,7 @@ fn what_can_be_asked_is_answered() {
         assert_eq!((device.phys_port_cnt, device.max_sge_rd), (1, 1));
         assert_eq!((v.ibv_query_port)(context, 1, &raw mut port), 0);
         assert_eq!((port.state, port.max_msg_sz, port.gid_tbl_len), (IBV_PORT_ACTIVE, 8928, 1));
+        assert_eq!((port.active_width, port.active_speed), (2, 32), "4X of 25 Gbit/s");
         assert_eq!((v.ibv_query_gid)(context, 1, 0, &raw mut gid), 0);
         match LINK {
             "shm" => assert_eq!(gid.raw[..2], [0xfe, 0x80]),
@@ -211,24 +212,34 @@ fn the_depth_of_queues_is_that_of_what_is_possible() {
     }
 }
 
-/// The C headers poll through the context that a queue names.
+/// Programs leave things behind, as perftest's `ib_send_bw` a completion queue, and expect that the
+/// device can be closed; then the kernel takes them away, and so does this device.
 #[test]
-fn a_context_is_not_closed_while_something_is_made_of_it() {
-    LazyLock::force(&HOST);
+fn a_closed_context_takes_away_what_was_made_of_it_and_nothing_else() {
+    let (a, b) = pair(Wish::default());
     let v = verbs();
-    let context = open();
-    // SAFETY: the handles are alive until they are given back.
+    let memory = [0_u8; 64];
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    let b = std::mem::ManuallyDrop::new(b);
+    // SAFETY: what was made of the context is only asked about afterwards, as handles.
     unsafe {
-        let domain = (v.ibv_alloc_pd)(context);
-        let queue = (v.ibv_create_cq)(context, 8, nothing(), nothing(), 0);
-        assert_eq!((v.ibv_close_device)(context), libc::EBUSY);
-        assert_eq!((v.ibv_dealloc_pd)(domain), 0);
-        assert_eq!((v.ibv_close_device)(context), libc::EBUSY);
-        let poll = (*(*queue).context).ops.poll_cq.unwrap();
-        assert_eq!(poll(queue, 0, nothing()), 0);
-        assert_eq!((v.ibv_destroy_cq)(queue), 0);
-        assert_eq!((v.ibv_close_device)(context), 0);
+        let all = IBV_ACCESS_LOCAL_WRITE.cast_signed();
+        let region = (v.ibv_reg_mr)(b.pd, memory.as_ptr().cast_mut().cast(), memory.len(), all);
+        let unused = (v.ibv_create_cq)(b.context, 8, nothing(), nothing(), 0);
+        let back = b.handle(a.gid());
+        assert_eq!((v.ibv_close_device)(b.context), 0);
+        assert_eq!((v.ibv_destroy_qp)(b.qp), libc::EINVAL);
+        assert_eq!((v.ibv_destroy_ah)(back), libc::EINVAL);
+        assert_eq!((v.ibv_dereg_mr)(region), libc::EINVAL);
+        assert_eq!([unused, b.cq.cast()].map(|cq| (v.ibv_destroy_cq)(cq)), [libc::EINVAL; 2]);
+        assert_eq!((v.ibv_dealloc_pd)(b.pd), libc::EINVAL);
+        assert_eq!((v.ibv_close_device)(b.context), libc::EINVAL);
     }
+    assert_eq!(a.post_send(1, to, &[inline(b"to nobody")], IBV_SEND_INLINE), 0);
+    assert_eq!(a.wait().vendor, 9, "no such queue pair");
+    // SAFETY: it is ours and not used afterwards.
+    assert_eq!(unsafe { (v.ibv_destroy_ah)(handle) }, 0);
 }
 
 #[test]
