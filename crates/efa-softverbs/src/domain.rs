@@ -200,9 +200,7 @@ const PAGES: usize = 4096;
 
 /// Refuses memory that isn't there with `EFAULT`, as the kernel does, which pins it. Later on, whoever
 /// copies it would crash.
-fn check_mapped(base: NonNull<u8>, length: usize) -> Outcome<()> {
-    // SAFETY: a question without preconditions.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096).cast_unsigned() as usize;
+fn check_mapped(base: NonNull<u8>, length: usize, page: usize) -> Outcome<()> {
     let mut states = [0_u8; PAGES];
     let (start, end) = (base.as_ptr().addr(), base.as_ptr().addr() + length);
     for at in (start - start % page..end).step_by(PAGES * page) {
@@ -212,6 +210,27 @@ fn check_mapped(base: NonNull<u8>, length: usize) -> Outcome<()> {
         if asked != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM) {
             return Err(Errno(libc::EFAULT));
         }
+    }
+    Ok(())
+}
+
+/// The same for memory that may not be read, or not be written, which the device is to do if it `writes`.
+///
+/// Only the first and the last page are asked for: that brings them into memory, and a program may
+/// register much more than it ever uses.
+fn check_allowed(base: NonNull<u8>, length: usize, page: usize, writes: bool) -> Outcome<()> {
+    let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    let refuses = |address: usize| {
+        let at = (address - address % page) as *mut c_void;
+        // SAFETY: this touches the page as a program does, and changes nothing in it.
+        let asked = unsafe { libc::madvise(at, page, advice) };
+        let number = std::io::Error::last_os_error().raw_os_error();
+        asked != 0 && matches!(number, Some(libc::EINVAL | libc::EFAULT))
+    };
+    let (start, mine) = (base.as_ptr().addr(), 0_u8);
+    // A kernel before 5.14 doesn't know the question, and refuses our own stack as well.
+    if (refuses(start) || refuses(start + length - 1)) && !refuses((&raw const mine).addr()) {
+        return Err(Errno(libc::EFAULT));
     }
     Ok(())
 }
@@ -245,8 +264,11 @@ fn register(
         if length == 0 || end.and(start.checked_add(length as u64)).is_none() {
             return Err(INVALID);
         }
-        check_mapped(base, length)?;
         let has = |flag| access & flag != 0;
+        // SAFETY: a question without preconditions.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096).cast_unsigned() as usize;
+        check_mapped(base, length, page)?;
+        check_allowed(base, length, page, has(IBV_ACCESS_LOCAL_WRITE))?;
         let raw = RawMemory {
             base,
             length,

@@ -620,6 +620,44 @@ fn a_region_can_have_addresses_of_its_own() {
     destroy(handle);
 }
 
+/// Registration pins memory for what the device may do with it, which fails where that isn't allowed.
+#[test]
+fn memory_is_registered_for_what_its_pages_allow() {
+    use libc::{PROT_NONE, PROT_READ, PROT_WRITE};
+    const PAGE: usize = 4096;
+    let (v, end) = (verbs(), End::new(Wish::default()));
+    let write = IBV_ACCESS_LOCAL_WRITE;
+    for (first, last, access, allowed) in [
+        (PROT_READ, PROT_READ, 0, true),
+        (PROT_READ, PROT_READ, IBV_ACCESS_REMOTE_READ, true),
+        (PROT_READ, PROT_READ, write, false),
+        (PROT_READ, PROT_READ, write | IBV_ACCESS_REMOTE_WRITE, false),
+        (PROT_READ | PROT_WRITE, PROT_READ, write, false),
+        (PROT_READ, PROT_READ | PROT_WRITE, write, false),
+        (PROT_READ | PROT_WRITE, PROT_READ | PROT_WRITE, write, true),
+        (PROT_READ, PROT_NONE, 0, false),
+        (PROT_NONE, PROT_READ, IBV_ACCESS_REMOTE_READ, false),
+    ] {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: pages of nobody else's, which are given back after the region is.
+        unsafe {
+            let pages = libc::mmap(nothing(), 2 * PAGE, first, flags, -1, 0);
+            assert_ne!(pages, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(pages.byte_add(PAGE), PAGE, last), 0);
+            // From within the first page into the last one.
+            let (address, length) = (pages.byte_add(PAGE - 8), 16);
+            let region = (v.ibv_reg_mr)(end.pd, address, length, access.cast_signed());
+            let seen = if region.is_null() { errno() } else { 0 };
+            let expected = if allowed { 0 } else { libc::EFAULT };
+            assert_eq!(seen, expected, "protection {first} and {last}, access {access}");
+            if allowed {
+                deregister(region);
+            }
+            assert_eq!(libc::munmap(pages, 2 * PAGE), 0);
+        }
+    }
+}
+
 #[test]
 fn sends_that_can_not_arrive_say_why() {
     let (a, b) = pair(Wish { rnr_retry: 0, ..Wish::default() });
