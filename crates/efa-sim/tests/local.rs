@@ -433,6 +433,34 @@ fn a_lost_peer_is_noticed_by_both_sides() {
 }
 
 #[test]
+fn packets_that_wait_for_a_buffer_end_with_either_side() {
+    let fabric = fabric(0);
+    let (mut a, mut b) = pair(&fabric);
+    let mut c = queue_pair(&fabric.open());
+    let (to_b, to_c) = (destination(&mut a, b.address()), destination(&mut b, c.address()));
+    // One to who is to be lost, one of its own, and one of somebody else.
+    send(&mut a, to_b, 1);
+    send(&mut b, to_c, 2);
+    let to_c = destination(&mut a, c.address());
+    send(&mut a, to_c, 3);
+    while fabric.statistics().waited < 3 {
+        let now = fabric.next_event().unwrap();
+        assert!([a.poll(now), b.poll(now), c.poll(now)].iter().all(Option::is_none));
+    }
+    let killed = fabric.now();
+    fabric.kill(b.address()).unwrap();
+    post_receives(&mut b, 1);
+    post_receives(&mut c, 2);
+    let [mut seen_a, seen_b, seen_c] = settle(&fabric, [&mut a, &mut b, &mut c]);
+    seen_a.sends.sort_unstable_by_key(|(id, _)| *id);
+    assert_eq!(seen_a.sends, [(1, Err(Status::UnresponsiveRemote)), (3, Ok(()))]);
+    assert!(fabric.now() - killed >= Duration::from_millis(5));
+    assert_eq!((seen_b.sends, seen_b.receives), (vec![(2, Err(Status::Flushed))], vec![]));
+    assert_eq!(seen_c.numbers(), [3]);
+    assert_eq!(fabric.statistics().receiver_not_ready, 0, "nobody gave up");
+}
+
+#[test]
 fn stale_packets_reach_a_reused_number_only_by_injection() {
     let fabric = fabric(0);
     fabric.set_faults(Faults { keep_stale: 8, ..Faults::default() });

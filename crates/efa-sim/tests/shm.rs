@@ -203,6 +203,32 @@ fn posts_are_checked() {
 }
 
 #[test]
+fn what_was_used_leaves_room_for_another() {
+    let directory = Directory::new();
+    let device = ShmDevice::open(options(&directory)).unwrap();
+    let depths =
+        QueuePairOptions { qkey: KEY, send_depth: 3, receive_depth: 2, ..Default::default() };
+    let (mut a, mut b) =
+        (device.create_queue_pair(depths).unwrap(), device.create_queue_pair(depths).unwrap());
+    assert_eq!((a.attributes().max_send, a.attributes().max_receive), (3, 2));
+    let to = destination(&mut a, b.address());
+    for round in 0..5 {
+        post_receives(&mut b, 2);
+        let packet = b.allocate_packet().unwrap();
+        let refused = b.post_receive(packet).unwrap_err();
+        assert_eq!(refused.error, DeviceError::QueueFull { depth: 2 }, "round {round}");
+        for id in 0..3 {
+            send(&mut a, to, id, b"x").unwrap();
+        }
+        assert_eq!(send(&mut a, to, 3, b"x"), Err(DeviceError::QueueFull { depth: 3 }));
+        assert_eq!(poll(&mut b, at(0)).receives.len(), 2);
+        post_receives(&mut b, 1);
+        assert_eq!(poll(&mut b, at(0)).receives.len(), 1);
+        assert_eq!(poll(&mut a, at(0)).sends.len(), 3);
+    }
+}
+
+#[test]
 fn targets_that_are_not_there_fail_the_send() {
     let directory = Directory::new();
     let (mut a, mut b) = pair(&directory);

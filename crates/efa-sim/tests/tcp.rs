@@ -187,6 +187,32 @@ fn a_queue_pair_can_send_to_itself() {
 }
 
 #[test]
+fn what_was_used_leaves_room_for_another() {
+    let mut world = World::default();
+    for host in 1..=2 {
+        let depths = QueuePairOptions { send_depth: 3, receive_depth: 2, ..PATIENT };
+        world.add(&device(host), depths);
+    }
+    let attributes = world.qp(0).attributes();
+    assert_eq!((attributes.max_send, attributes.max_receive), (3, 2));
+    let to = world.destination(0, 1);
+    for round in 0..5 {
+        world.post_receives(1, 2);
+        let packet = world.qp(1).allocate_packet().unwrap();
+        let refused = world.qp(1).post_receive(packet).unwrap_err();
+        assert_eq!(refused.error, DeviceError::QueueFull { depth: 2 }, "round {round}");
+        for id in 0..3 {
+            world.send(0, to, id, b"x");
+        }
+        assert_eq!(world.try_send(0, to, 3, b"x"), Err(DeviceError::QueueFull { depth: 3 }));
+        world.received(1, 2);
+        world.post_receives(1, 1);
+        world.received(1, 1);
+        world.ended(0, 3);
+    }
+}
+
+#[test]
 fn many_to_one_with_few_buffers_lose_nothing() {
     let mut world = World::new(5);
     for sender in 1..5 {
