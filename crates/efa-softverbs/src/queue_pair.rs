@@ -1110,6 +1110,10 @@ pub(crate) extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         let object = unsafe { Box::from_raw(qp.cast::<QueuePairObject>()) };
         let queue_pair = &object.queue_pair;
         queue_pair.with(|state| {
+            // The real device has them on the wire by now: programs leave without a look at how their
+            // last sends end.
+            let held: Vec<Packet> = state.faults.take_all().collect();
+            held.into_iter().for_each(|packet| queue_pair.launch(state, packet));
             queue_pair.fail(state);
             Ok(())
         })?;

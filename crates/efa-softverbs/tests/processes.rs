@@ -949,6 +949,45 @@ fn sends_that_wait_end_though_their_address_handle_is_destroyed() {
     }
 }
 
+/// Posts sends and destroys its queue pair without a look at how they end.
+#[test]
+#[ignore = "a child"]
+fn child_leaves_early() {
+    const COUNT: u64 = 32;
+    begin();
+    let (a, b) = (End::new(Wish::default()), End::new(Wish::default()));
+    let buffer = Memory::of(&[0; 64]);
+    let region = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    // The first, so that over tcp they are connected.
+    assert_eq!(b.post_receive(0, part(region, 0, 64)), 0);
+    assert_eq!(a.post_send(0, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
+    assert_eq!((a.wait().status, b.wait().wr_id), (IBV_WC_SUCCESS, 0));
+    for wr_id in 1..=COUNT {
+        assert_eq!(b.post_receive(wr_id, part(region, 0, 64)), 0);
+        assert_eq!(a.post_send(wr_id, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
+    }
+    // SAFETY: nothing of it is used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_close_device)(a.context) }, 0);
+    std::mem::forget(a);
+    for _ in 0..COUNT {
+        assert_eq!(b.wait().status, IBV_WC_SUCCESS);
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { (verbs().ibv_dereg_mr)(region) }, 0);
+}
+
+/// MPICH ends so: its last messages are on their way when libfabric 2.5 destroys the queue pair.
+#[test]
+fn what_overtakes_or_is_overtaken_arrives_though_its_sender_leaves() {
+    for link in LINKS {
+        let host = Host::new(link);
+        host.run("child_leaves_early", &[]);
+        host.run("child_leaves_early", &[("EFA_SOFT_REORDER", "3")]);
+    }
+}
+
 #[test]
 fn a_capture_is_complete_when_the_process_ends() {
     let host = Host::new("shm");
