@@ -86,6 +86,7 @@ fn a_write_atomic_is_one_packet_and_no_answer() {
     // No HANDSHAKE is waited for: this is in the baseline.
     assert_eq!(world.types_from(0)[0], PacketType::WriteRta);
     assert_eq!(world.types_from(1), [PacketType::Handshake]);
+    assert_eq!(world.endpoint(1).statistics().remote_writes, 1);
     world.assert_clean();
 }
 

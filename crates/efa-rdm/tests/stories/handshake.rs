@@ -256,9 +256,12 @@ fn a_peer_that_writes_once_and_leaves_is_no_error() {
         // The sender leaves before our HANDSHAKE can reach it.
         world.step();
     }
+    let address = world.endpoint(0).address();
+    assert!(world.endpoint(1).find_peer(&address).is_some());
     world.ends.remove(0);
     world.drive();
     let one = &mut world.ends[0];
+    assert_eq!(one.endpoint.find_peer(&address), None, "it is gone");
     assert_eq!(one.receives.pop_front().unwrap().result, Ok(()));
     assert!(one.sends.is_empty());
     assert!(

@@ -1,8 +1,11 @@
 //! What goes to which receive.
 
+use efa_device::QueuePairOptions;
+use efa_proto::PacketType;
 use efa_rdm::{Accept, Config, Level, Message, OperationError, PeerId, Refused, StartError};
+use efa_sim::local::LocalOptions;
 
-use crate::world::{World, pattern};
+use crate::world::{World, pattern, place};
 
 // conformance: A64
 #[test]
@@ -241,4 +244,50 @@ fn operations_are_limited_and_refused_with_their_buffers() {
     world.drive();
     let bytes: Vec<_> = world.ends[1].receives.drain(..).map(|r| r.buffer[0]).collect();
     assert_eq!(bytes, [0, 1, 2, 3], "refused messages took no message id");
+}
+
+/// Whatever an operation waits for, and once.
+#[test]
+fn all_operations_can_be_cancelled_at_once() {
+    let mut world = World::new(LocalOptions::default());
+    let options = QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() };
+    for _ in 0..3 {
+        world.add_with(Config::default(), options);
+    }
+    // A receive under way, and one that nothing came for.
+    world.receive(1, 200_000, 10);
+    world.send(0, 1, pattern(200_000, 1), 0);
+    while world.endpoint(1).statistics().sent.of(PacketType::Cts) == 0 {
+        world.step();
+    }
+    world.receive(1, 20, 11);
+    // A send that nobody grants anything, and a packet that comes back again and again.
+    world.send(1, 0, pattern(100_000, 2), 20);
+    while world.endpoint(1).statistics().sent.of(PacketType::LongCtsMsgRtm) == 0 {
+        world.step();
+    }
+    let target = place(&world.ends[0]);
+    world.network.not_ready(target, u32::MAX).unwrap();
+    world.send(1, 0, pattern(10, 3), 21);
+    while world.endpoint(1).statistics().receiver_not_ready < 2 {
+        world.step();
+    }
+    assert!(world.take_receives(1).is_empty() && world.take_sends(1).is_empty());
+    // One behind it, and one that the device has.
+    world.send(1, 0, pattern(10, 4), 22);
+    world.send(1, 2, pattern(10, 5), 23);
+    world.endpoint(1).cancel_all();
+    let mut sends = world.take_sends(1);
+    sends.sort_unstable_by_key(|send| send.context);
+    let cancelled = Err(OperationError::Cancelled);
+    let lengths = [(20, 100_000), (21, 10), (22, 10), (23, 10)];
+    assert!(sends.iter().map(|of| (of.context, of.length)).eq(lengths));
+    assert!(sends.iter().all(|of| of.result == cancelled && of.buffer.is_some()));
+    let mut receives = world.take_receives(1);
+    receives.sort_unstable_by_key(|receive| receive.context);
+    let lengths = receives.iter().map(|of| (of.context, of.buffer.len(), of.result));
+    assert!(lengths.eq([(10, 200_000, cancelled), (11, 20, cancelled)]));
+    world.network.not_ready(target, 0).unwrap();
+    world.drive();
+    assert!(world.take_receives(1).is_empty() && world.take_sends(1).is_empty());
 }

@@ -561,7 +561,7 @@ fn a_removed_peer_takes_no_messages_of_others_along() {
     segment(&mut world, other, 0);
     let gone = world.peer(1, 0);
     world.endpoint(1).remove_peer(gone);
-    world.receive(1, 2000, 1);
     segment(&mut world, other, 1000);
+    world.receive(1, 2000, 1);
     assert_eq!(world.receive_done(1).buffer, pattern(2000, other as u64));
 }
