@@ -138,6 +138,10 @@ impl LinkQueuePair {
         each!(Self, self, link => link.set_qkey(qkey));
     }
 
+    pub(crate) fn take_buffers_for_writes(&mut self) {
+        each!(Self, self, link => link.take_buffers_for_writes());
+    }
+
     pub(crate) fn set_rnr_retry(&mut self, rnr_retry: u8) {
         each!(Self, self, link => link.set_rnr_retry(rnr_retry));
     }

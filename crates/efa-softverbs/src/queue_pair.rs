@@ -767,6 +767,8 @@ struct Wish {
     signals_all: bool,
     transport: Transport,
     operations: u64,
+    /// Immediate data of writes to it takes no receive buffer.
+    unsolicited: bool,
 }
 
 fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
@@ -785,7 +787,10 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
         receive_depth: cap.max_recv_wr as usize,
         rnr_retry: FOR_EVER,
     };
-    let link = device.link.create_queue_pair(options)?;
+    let mut link = device.link.create_queue_pair(options)?;
+    if !wish.unsolicited {
+        link.take_buffers_for_writes();
+    }
     let number = link.address().qpn;
     let state = State {
         phase: Phase::Reset,
@@ -873,6 +878,7 @@ unsafe fn create_basic(
         signals_all: sq_sig_all != 0,
         transport,
         operations: IBV_QP_EX_WITH_SEND,
+        unsolicited: false,
     })
 }
 
@@ -880,11 +886,11 @@ unsafe fn create_basic(
 /// `attributes` must be null or valid, and its `comp_mask` tell which members are set.
 unsafe fn create_extended(
     attributes: *mut ibv_qp_init_attr_ex,
-    srd_type: Option<u32>,
+    efa: Option<&efadv_qp_init_attr>,
 ) -> Outcome<*mut ibv_qp> {
     // SAFETY: not null, so valid by the caller's promise.
     let attributes = unsafe { &*not_null(attributes)? };
-    let transport = match (attributes.qp_type, srd_type) {
+    let transport = match (attributes.qp_type, efa.map(|efa| efa.driver_qp_type)) {
         (IBV_QPT_DRIVER, Some(EFADV_QP_DRIVER_TYPE_SRD)) => Transport::Srd,
         (IBV_QPT_UD, _) => Transport::Ud,
         _ => return Err(UNSUPPORTED),
@@ -912,6 +918,7 @@ unsafe fn create_extended(
         signals_all: attributes.sq_sig_all != 0,
         transport,
         operations,
+        unsolicited: efa.is_some_and(|efa| efa.flags & EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV != 0),
     })
 }
 
@@ -982,14 +989,13 @@ unsafe extern "C" fn efadv_create_qp_ex(
         if asked.comp_mask != 0 || asked.reserved != 0 || qp_type != Some(IBV_QPT_DRIVER) {
             return Err(INVALID);
         }
-        // The device is of one kind for all its queue pairs.
         let unsolicited = Context::device(context)?.rdma().unsolicited_write_receive;
-        let flags = if unsolicited { EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV } else { 0 };
-        if asked.flags != flags || wr_flags & !EFADV_WR_EX_WITH_PROCESSING_HINTS != 0 {
+        let known = if unsolicited { EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV } else { 0 };
+        if asked.flags & !known != 0 || wr_flags & !EFADV_WR_EX_WITH_PROCESSING_HINTS != 0 {
             return Err(UNSUPPORTED);
         }
         // SAFETY: the caller's promise.
-        unsafe { create_extended(attributes, Some(asked.driver_qp_type)) }
+        unsafe { create_extended(attributes, Some(&asked)) }
     })
 }
 

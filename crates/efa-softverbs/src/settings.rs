@@ -9,7 +9,7 @@
 //! | `EFA_SOFT_MTU` | largest datagram in bytes, 1024 to 32768 | 8928 |
 //! | `EFA_SOFT_DEVICES` | number of devices, 1 to 16; each is a host of its own; 1 on tcp | 1 |
 //! | `EFA_SOFT_RDMA` | `read`, `write`, `read,write` or `none` | `read,write` |
-//! | `EFA_SOFT_UNSOLICITED` | `1`: immediate data of a write takes no receive buffer; every queue pair must ask for that, as programs of rdma-core 52 and newer can | `0` |
+//! | `EFA_SOFT_UNSOLICITED` | `1`: immediate data of a write takes no receive buffer of a queue pair that asked for that, as programs of rdma-core 52 and newer can | `0` |
 //! | `EFA_SOFT_REORDER` | a seed: datagrams overtake each other | they don't |
 //! | `EFA_SOFT_RNR` | chance 0 to 1 that a datagram finds the receiver not ready | 0 |
 //! | `EFA_SOFT_RNR_EACH` | how many datagrams that begin with the same byte find the receiver not ready before one gets through | 0 |
@@ -55,7 +55,7 @@ pub struct Settings {
     pub rdma_read: bool,
     /// Whether the device writes remote memory.
     pub rdma_write: bool,
-    /// Whether immediate data of a write takes no receive buffer.
+    /// Whether queue pairs can ask that immediate data of a write takes no receive buffer.
     pub unsolicited: bool,
     /// Seed for reordering.
     pub reorder: Option<u64>,

@@ -902,6 +902,42 @@ fn registrations_fail_as_asked_for() {
     }
 }
 
+/// A queue pair that asked for it is told of writes without a receive buffer, and another one not.
+#[test]
+#[ignore = "a child"]
+fn child_is_written_to() {
+    begin();
+    let (a, b) = (End::new(Wish::default()), End::new(Wish::default()));
+    let unasked = End::new(Wish { unsolicited: true, ..Wish::default() });
+    for (number, end, takes) in [(1, &unasked, false), (2, &b, true), (3, &unasked, false)] {
+        let memory = Memory::of(&[0; 64]);
+        let region = end.register(&memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+        let handle = a.handle(end.gid());
+        if takes {
+            assert_eq!(end.post_receive(10, part(region, 0, 64)), 0);
+        }
+        let to = (handle, end.number(), end.qkey);
+        let remote = (memory.address() as u64, rkey(region));
+        assert_eq!(a.post_write_immediate(number.into(), to, remote, &[], number), 0);
+        let told = end.wait();
+        assert_eq!((told.opcode, told.status), (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS));
+        assert_eq!((told.immediate, told.wr_id == 10), (Some(number), takes));
+        assert_eq!(a.wait().status, IBV_WC_SUCCESS);
+        // SAFETY: both are ours and not used afterwards.
+        unsafe {
+            assert_eq!((verbs().ibv_destroy_ah)(handle), 0);
+            assert_eq!((verbs().ibv_dereg_mr)(region), 0);
+        }
+    }
+}
+
+#[test]
+fn queue_pairs_choose_whether_writes_take_a_buffer() {
+    for link in LINKS {
+        Host::new(link).run("child_is_written_to", &[("EFA_SOFT_UNSOLICITED", "1")]);
+    }
+}
+
 #[test]
 fn misfortune_can_be_ordered() {
     for link in LINKS {

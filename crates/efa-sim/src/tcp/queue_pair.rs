@@ -152,6 +152,11 @@ impl TcpQueuePair {
         self.address.qkey = qkey;
     }
 
+    /// Has immediate data of writes take a receive buffer, also on a device that can do without.
+    pub fn take_buffers_for_writes(&mut self) {
+        self.attributes.rdma.unsolicited_write_receive = false;
+    }
+
     /// Sets how often the device tries again when a receiver is not ready; 7 means for ever. It
     /// holds for receivers that nothing was sent to yet.
     pub fn set_rnr_retry(&mut self, rnr_retry: u8) {

@@ -140,6 +140,8 @@ pub(crate) struct Wish {
     /// Whether every send completes, so that none has to say so.
     pub(crate) signals_all: bool,
     pub(crate) max_inline: u32,
+    /// Whether immediate data of writes to it takes no receive buffer.
+    pub(crate) unsolicited: bool,
 }
 
 impl Default for Wish {
@@ -158,6 +160,7 @@ impl Default for Wish {
             operations,
             signals_all: true,
             max_inline: 32,
+            unsolicited: false,
         }
     }
 }
@@ -364,6 +367,27 @@ impl End {
         }
     }
 
+    /// Starts an RDMA write with immediate data; gives the error number.
+    pub(crate) fn post_write_immediate(
+        &self,
+        wr_id: u64,
+        (handle, qpn, qkey): (*mut ibv_ah, u32, u32),
+        (address, key): (u64, u32),
+        entries: &[ibv_sge],
+        immediate: u32,
+    ) -> c_int {
+        // SAFETY: as C does it: through the functions in the queue pair.
+        unsafe {
+            let qp = (verbs().ibv_qp_to_qp_ex)(self.qp);
+            ((*qp).wr_start.unwrap())(qp);
+            (*qp).wr_id = wr_id;
+            ((*qp).wr_rdma_write_imm.unwrap())(qp, key, address, immediate);
+            ((*qp).wr_set_sge_list.unwrap())(qp, entries.len(), entries.as_ptr());
+            ((*qp).wr_set_ud_addr.unwrap())(qp, handle, qpn, qkey);
+            ((*qp).wr_complete.unwrap())(qp)
+        }
+    }
+
     /// The next completion, if there is one now.
     pub(crate) fn poll(&self) -> Option<Seen> {
         let cq = self.cq;
@@ -463,6 +487,9 @@ pub(crate) fn create(
         attributes.pd = pd;
         attributes.send_ops_flags = wish.operations;
         let mut efa = efadv_qp_init_attr::default();
+        if wish.unsolicited {
+            efa.flags = EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV;
+        }
         let length = size_of::<efadv_qp_init_attr>() as u32;
         (v.efadv_create_qp_ex)(context, &raw mut attributes, &raw mut efa, length)
     }

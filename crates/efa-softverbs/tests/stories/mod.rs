@@ -484,19 +484,8 @@ fn immediate_data_is_told_with_what_it_came_with() {
         assert_eq!(b.poll(), None);
     };
     let remote = (theirs.address() as u64 + 40, rkey(open));
-    let v = verbs();
     let write = |wr_id, immediate, entries: &[ibv_sge]| {
-        // SAFETY: as C does it: through the functions in the queue pair.
-        let posted = unsafe {
-            let qp = (v.ibv_qp_to_qp_ex)(a.qp);
-            ((*qp).wr_start.unwrap())(qp);
-            (*qp).wr_id = wr_id;
-            ((*qp).wr_rdma_write_imm.unwrap())(qp, remote.1, remote.0, immediate);
-            ((*qp).wr_set_sge_list.unwrap())(qp, entries.len(), entries.as_ptr());
-            ((*qp).wr_set_ud_addr.unwrap())(qp, handle, b.number(), b.qkey);
-            ((*qp).wr_complete.unwrap())(qp)
-        };
-        assert_eq!(posted, 0);
+        assert_eq!(a.post_write_immediate(wr_id, to, remote, entries, immediate), 0);
     };
     // Without a buffer there, as a send.
     write(1, 7, &[part(local, 0, 4)]);
