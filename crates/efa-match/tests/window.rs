@@ -215,7 +215,6 @@ fn shrinking_loses_nothing() {
 }
 
 /// Wherever the first early item lies, those between and behind it have places of their own.
-// conformance: A100
 #[test]
 fn the_ring_grows_with_what_it_holds() {
     for size in [16, 64] {
