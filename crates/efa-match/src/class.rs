@@ -22,7 +22,8 @@ pub(crate) struct Key {
     pub(crate) tag: u64,
     /// Zero where any source fits.
     pub(crate) source: u32,
-    pub(crate) hash: u32,
+    /// As wide as a mask of buckets, so that a look-up needn't narrow that.
+    pub(crate) hash: u64,
 }
 
 /// One class: what it compares, and what of it is waiting.
@@ -75,11 +76,16 @@ impl Class {
     }
 
     /// The secrets are unknown to who chooses the tags, so that tags can't be chosen to collide.
+    ///
+    /// Tags, or sources, that go up in equal steps make products that do. Halves added or xored still
+    /// nearly do, and such numbers crowd on few buckets with one secret in a hundred, as the
+    /// multiples of a number near a simple fraction of the buckets' count. So the halves are multiplied.
     #[inline]
     fn hashed(&self, source: u32, tag: u64) -> Key {
         let product =
             u128::from(tag ^ self.tag_secret) * u128::from(u64::from(source) ^ self.source_secret);
-        Key { tag, source, hash: (product as u64 ^ (product >> 64) as u64) as u32 }
+        let halves = u128::from(product as u64) * (product >> 64);
+        Key { tag, source, hash: (halves >> 64) as u64 }
     }
 }
 
@@ -215,8 +221,8 @@ mod tests {
     use super::*;
     use crate::Source;
 
-    /// Buckets that 1,024 keys fill, of 2,048, the mean of many seeds: a single one may be a bad one for
-    /// certain tags, which nobody can know. A random function fills 806.
+    /// Buckets that 1,024 keys fill, of 2,048, with the second worst of many seeds. A random function
+    /// fills 806.
     fn filled(key: impl Fn(&Class, u32) -> Key) -> usize {
         const SEEDS: u64 = 64;
         let filled = |seed| {
@@ -225,7 +231,9 @@ mod tests {
             let class = classes.get_mut(at);
             (0..1024).map(|n| key(class, n).hash % 2048).collect::<HashSet<_>>().len()
         };
-        (0..SEEDS).map(filled).sum::<usize>() / SEEDS as usize
+        let mut all: Vec<usize> = (0..SEEDS).map(filled).collect();
+        all.sort_unstable();
+        all[1]
     }
 
     /// Counters, in whatever bits of tag and source a program has them.

@@ -20,8 +20,9 @@ pub(crate) const NIL: u32 = u32::MAX;
 const BEHIND: u32 = u32::MAX - 1;
 /// `chain` of an entry that is in no queue.
 const LOOSE: u32 = u32::MAX - 2;
-/// Indexes from here on have a meaning of their own, see above.
-pub(crate) const MAX_ENTRIES: usize = LOOSE as usize;
+/// So many entries at most: their indexes stay below those with a meaning of their own, and of a hash
+/// no more than the 32 bits that a link keeps are needed to tell the buckets of all their queues.
+pub(crate) const MAX_ENTRIES: usize = 1 << 31;
 
 /// The first time a bucket is needed, this many are made.
 const FIRST_BUCKETS: usize = 32;
@@ -91,7 +92,7 @@ impl Queues {
     pub(crate) fn front<T>(
         &self,
         entries: &[T],
-        hash: u32,
+        hash: u64,
         is_it: impl Fn(&T) -> bool,
         chain: impl Fn(u32, &T) -> u32,
     ) -> Option<Front> {
@@ -141,18 +142,18 @@ impl Queues {
         &mut self,
         entries: &mut [E],
         at: u32,
-        hash: u32,
+        hash: u64,
         front: Option<Front>,
     ) -> Link {
         if let Some(Front { at: front, .. }) = front {
             let last = std::mem::replace(&mut entries[front as usize].link_mut().prev, at);
             entries[last as usize].link_mut().next = at;
-            return Link { hash, chain: BEHIND, next: NIL, prev: last };
+            return Link { hash: hash as u32, chain: BEHIND, next: NIL, prev: last };
         }
         self.queues += 1;
         let bucket = hash as usize & (self.heads.len() - 1);
         let chain = std::mem::replace(&mut self.heads[bucket], at);
-        Link { hash, chain, next: NIL, prev: at }
+        Link { hash: hash as u32, chain, next: NIL, prev: at }
     }
 
     /// Takes the front out of its queue.

@@ -40,7 +40,7 @@ impl<T: Reusable> Slots<T> {
 
     /// Makes a free place with something in it.
     pub(crate) fn add_free(&mut self, entry: T) {
-        assert!(self.all.len() < MAX_ENTRIES, "indexes are 32 bits wide");
+        assert!(self.all.len() < MAX_ENTRIES, "no more than {MAX_ENTRIES} fit");
         let index = self.all.len() as u32;
         self.all.push(entry);
         *self.all[index as usize].next_free() = std::mem::replace(&mut self.free, index);
