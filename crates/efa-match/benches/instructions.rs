@@ -227,30 +227,30 @@ fn nothing(mut work: Work) -> (Work, u32) {
 #[library_benchmark]
 #[bench::depth_1(args = (1, Hit::Random, Tags::Random), setup = posted, config = shallow(70))]
 #[bench::depth_16(args = (16, Hit::Random, Tags::Random), setup = posted, config = shallow(70))]
-#[bench::depth_256(args = (256, Hit::Random, Tags::Random), setup = posted, config = deep(70))]
-#[bench::depth_4096(args = (4096, Hit::Random, Tags::Random), setup = posted, config = deep(69))]
-#[bench::depth_65536(args = (1 << 16, Hit::Random, Tags::Random), setup = posted, config = deep(69))]
-#[bench::depth_1000000(args = (1_000_000, Hit::Random, Tags::Random), setup = posted, config = deep(69))]
+#[bench::depth_256(args = (256, Hit::Random, Tags::Random), setup = posted, config = deep(63))]
+#[bench::depth_4096(args = (4096, Hit::Random, Tags::Random), setup = posted, config = deep(63))]
+#[bench::depth_65536(args = (1 << 16, Hit::Random, Tags::Random), setup = posted, config = deep(63))]
+#[bench::depth_1000000(args = (1_000_000, Hit::Random, Tags::Random), setup = posted, config = deep(63))]
 #[bench::first_of_16(args = (16, Hit::First, Tags::Random), setup = posted, config = shallow(70))]
-#[bench::first_of_256(args = (256, Hit::First, Tags::Random), setup = posted, config = deep(70))]
-#[bench::first_of_4096(args = (4096, Hit::First, Tags::Random), setup = posted, config = deep(69))]
-#[bench::first_of_65536(args = (1 << 16, Hit::First, Tags::Random), setup = posted, config = deep(69))]
-#[bench::first_of_1000000(args = (1_000_000, Hit::First, Tags::Random), setup = posted, config = deep(69))]
+#[bench::first_of_256(args = (256, Hit::First, Tags::Random), setup = posted, config = deep(63))]
+#[bench::first_of_4096(args = (4096, Hit::First, Tags::Random), setup = posted, config = deep(63))]
+#[bench::first_of_65536(args = (1 << 16, Hit::First, Tags::Random), setup = posted, config = deep(63))]
+#[bench::first_of_1000000(args = (1_000_000, Hit::First, Tags::Random), setup = posted, config = deep(63))]
 #[bench::last_of_16(args = (16, Hit::Last, Tags::Random), setup = posted, config = shallow(70))]
-#[bench::last_of_256(args = (256, Hit::Last, Tags::Random), setup = posted, config = deep(70))]
-#[bench::last_of_4096(args = (4096, Hit::Last, Tags::Random), setup = posted, config = deep(69))]
-#[bench::last_of_65536(args = (1 << 16, Hit::Last, Tags::Random), setup = posted, config = deep(69))]
-#[bench::last_of_1000000(args = (1_000_000, Hit::Last, Tags::Random), setup = posted, config = deep(69))]
-#[bench::churned(args = (1 << 20), setup = churned, config = deep(69))]
-#[bench::one_key(args = (1 << 16, Hit::Random, Tags::One), setup = posted, config = deep(72))]
-#[bench::equal_low_bits(args = (1 << 16, Hit::Random, Tags::Stride(1 << 48)), setup = posted, config = deep(72))]
-#[bench::stride_4096(args = (1 << 16, Hit::Random, Tags::Stride(1 << 12)), setup = posted, config = deep(72))]
-#[bench::stride_2_32(args = (1 << 16, Hit::Random, Tags::Stride(1 << 32)), setup = posted, config = deep(72))]
-#[bench::stride_1021(args = (1 << 16, Hit::Random, Tags::Stride(1021)), setup = posted, config = deep(72))]
-#[bench::classes_1(args = (1 << 14, 1), setup = classes, config = deep(100))]
+#[bench::last_of_256(args = (256, Hit::Last, Tags::Random), setup = posted, config = deep(63))]
+#[bench::last_of_4096(args = (4096, Hit::Last, Tags::Random), setup = posted, config = deep(63))]
+#[bench::last_of_65536(args = (1 << 16, Hit::Last, Tags::Random), setup = posted, config = deep(63))]
+#[bench::last_of_1000000(args = (1_000_000, Hit::Last, Tags::Random), setup = posted, config = deep(63))]
+#[bench::churned(args = (1 << 20), setup = churned, config = deep(63))]
+#[bench::one_key(args = (1 << 16, Hit::Random, Tags::One), setup = posted, config = deep(66))]
+#[bench::equal_low_bits(args = (1 << 16, Hit::Random, Tags::Stride(1 << 48)), setup = posted, config = deep(66))]
+#[bench::stride_4096(args = (1 << 16, Hit::Random, Tags::Stride(1 << 12)), setup = posted, config = deep(66))]
+#[bench::stride_2_32(args = (1 << 16, Hit::Random, Tags::Stride(1 << 32)), setup = posted, config = deep(66))]
+#[bench::stride_1021(args = (1 << 16, Hit::Random, Tags::Stride(1021)), setup = posted, config = deep(66))]
+#[bench::classes_1(args = (1 << 14, 1), setup = classes, config = deep(63))]
 #[bench::classes_2(args = (1 << 14, 2), setup = classes, config = deep(160))]
-#[bench::classes_8(args = (1 << 14, 8), setup = classes, config = deep(400))]
-#[bench::classes_64(args = (1 << 14, 64), setup = classes, config = deep(2400))]
+#[bench::classes_8(args = (1 << 14, 8), setup = classes, config = deep(360))]
+#[bench::classes_64(args = (1 << 14, 64), setup = classes, config = deep(2_040))]
 #[bench::classes_2_of_1000000(args = (1_000_000, 2), setup = classes, config = deep(160))]
 fn match_posted(mut work: Work) -> (Work, u32) {
     let mut sum = 0;
@@ -278,11 +278,11 @@ fn empty(depth: u64) -> Work {
 
 // No goal of its own: 70 is what a receive is to cost in the whole engine.
 #[library_benchmark]
-#[bench::depth_1(args = (1), setup = empty, config = shallow(101))]
-#[bench::depth_16(args = (16), setup = empty, config = shallow(101))]
-#[bench::depth_65536(args = (1 << 16), setup = empty, config = deep(101))]
-#[bench::beside_16(args = (16), setup = beside, config = shallow(280))]
-#[bench::beside_65536(args = (1 << 16), setup = beside, config = deep(280))]
+#[bench::depth_1(args = (1), setup = empty, config = shallow(99))]
+#[bench::depth_16(args = (16), setup = empty, config = shallow(99))]
+#[bench::depth_65536(args = (1 << 16), setup = empty, config = deep(99))]
+#[bench::beside_16(args = (16), setup = beside, config = shallow(273))]
+#[bench::beside_65536(args = (1 << 16), setup = beside, config = deep(273))]
 fn post_waiting(mut work: Work) -> (Work, Option<PostId>) {
     let mut last = None;
     for (matcher, steps) in &mut work {
@@ -342,8 +342,8 @@ fn beside(depth: u64) -> Work {
 #[bench::any_source_65536(args = (1 << 16, Hit::Random, Tags::Random, any_source), setup = unexpected, config = deep(120))]
 #[bench::masked_16(args = (16, Hit::Random, Tags::Random, masked), setup = unexpected, config = shallow(120))]
 #[bench::masked_65536(args = (1 << 16, Hit::Random, Tags::Random, masked), setup = unexpected, config = deep(120))]
-#[bench::classes_2(args = (1 << 14, 2), setup = unexpected_classes, config = deep(265))]
-#[bench::classes_8(args = (1 << 14, 8), setup = unexpected_classes, config = deep(600))]
+#[bench::classes_2(args = (1 << 14, 2), setup = unexpected_classes, config = deep(260))]
+#[bench::classes_8(args = (1 << 14, 8), setup = unexpected_classes, config = deep(592))]
 #[bench::classes_64(args = (1 << 14, 64), setup = unexpected_classes, config = deep(3_200))]
 fn post_against_unexpected(mut work: Work) -> (Work, u32) {
     let mut sum = 0;
@@ -360,8 +360,8 @@ fn post_against_unexpected(mut work: Work) -> (Work, u32) {
 
 // The whole way of an unexpected message: it is kept, indexed and claimed.
 #[library_benchmark]
-#[bench::depth_16(args = (16, Hit::Random, Tags::Random, exact), setup = unexpected, config = shallow(430))]
-#[bench::depth_65536(args = (1 << 16, Hit::Random, Tags::Random, exact), setup = unexpected, config = deep(430))]
+#[bench::depth_16(args = (16, Hit::Random, Tags::Random, exact), setup = unexpected, config = shallow(415))]
+#[bench::depth_65536(args = (1 << 16, Hit::Random, Tags::Random, exact), setup = unexpected, config = deep(415))]
 fn arrive_unexpected_and_take(mut work: Work) -> (Work, u32) {
     let mut sum = 0;
     for (matcher, steps) in &mut work {
@@ -378,8 +378,8 @@ fn arrive_unexpected_and_take(mut work: Work) -> (Work, u32) {
 }
 
 #[library_benchmark]
-#[bench::depth_16(args = (16, Hit::Random, Tags::Random, any_source), setup = unexpected, config = shallow(60))]
-#[bench::depth_65536(args = (1 << 16, Hit::Random, Tags::Random, any_source), setup = unexpected, config = deep(60))]
+#[bench::depth_16(args = (16, Hit::Random, Tags::Random, any_source), setup = unexpected, config = shallow(56))]
+#[bench::depth_65536(args = (1 << 16, Hit::Random, Tags::Random, any_source), setup = unexpected, config = deep(56))]
 fn peek(mut work: Work) -> (Work, u32) {
     let mut sum = 0;
     for (matcher, steps) in &mut work {
