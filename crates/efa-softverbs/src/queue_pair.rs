@@ -37,6 +37,10 @@ use crate::work::{self, Build};
 
 /// Most completions that one step takes from the link.
 const STEP: usize = 16;
+/// Steps at a time for a program that doesn't poll. Some things take several polls, which come in quick
+/// succession from one that does: what is held back to be overtaken, and sockets, which aren't looked
+/// at in each.
+const HELP: usize = 32;
 /// Most receives that the link has a packet for. It takes some at a time from a ring, and gets new
 /// ones as each completion is taken; with so many it never finds none where the program has more.
 const LENT: usize = 64;
@@ -287,14 +291,17 @@ impl QueuePair {
         self.step(&mut lock(&self.state));
     }
 
-    /// A step, if nobody polled since the last call; true if something came of it.
+    /// Some steps, if nobody polled since the last call; true if something came of them.
     pub(crate) fn help(&self) -> bool {
         if self.polled.swap(false, Ordering::Relaxed) {
             return false;
         }
         // Whoever has the lock works at this very moment.
         let Ok(mut state) = self.state.try_lock() else { return false };
-        let moved = self.step(&mut state);
+        let mut moved = false;
+        for _ in 0..HELP {
+            moved |= self.step(&mut state);
+        }
         if moved {
             self.device().statistics.helped();
         }
@@ -1131,16 +1138,23 @@ pub(crate) extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 
 #[cfg(test)]
 mod tests {
+    use efa_sim::faults::FaultOptions;
+
     use super::*;
     use crate::completion_queue::create_cq_ex;
     use crate::context::TestHost;
     use crate::domain::{ibv_alloc_pd, ibv_dealloc_pd};
 
-    /// The helping thread may have a queue pair in its hands when the program destroys it. The
-    /// program can free the domain all the same, as libfabric does at once.
+    /// One after the other, as a process has one host.
     #[test]
-    fn a_destroyed_queue_pair_leaves_its_domain_whoever_still_has_it() {
+    fn the_helping_thread_and_queue_pairs() {
         let host = TestHost::new();
+        help_sends_what_is_held_back(&host);
+        a_destroyed_queue_pair_leaves_its_domain_whoever_still_has_it(&host);
+    }
+
+    /// A domain and a queue pair in it.
+    fn create(host: &TestHost) -> (*mut ibv_pd, *mut ibv_qp, Arc<QueuePair>) {
         let context = host.open();
         let domain = ibv_alloc_pd(context);
         // SAFETY: structures of C for which all zero is valid, with valid pointers put in.
@@ -1154,11 +1168,37 @@ mod tests {
             ibv_create_qp(domain, &raw mut attributes)
         };
         assert!(!qp.is_null());
-        assert_eq!(ibv_dealloc_pd(domain), libc::EBUSY);
         // SAFETY: the queue pair is alive.
-        let held = unsafe { Arc::clone(&(*qp.cast::<QueuePairObject>()).queue_pair) };
+        let queue_pair = unsafe { Arc::clone(&(*qp.cast::<QueuePairObject>()).queue_pair) };
+        (domain, qp, queue_pair)
+    }
+
+    /// The helping thread may have a queue pair in its hands when the program destroys it. The
+    /// program can free the domain all the same, as libfabric does at once.
+    fn a_destroyed_queue_pair_leaves_its_domain_whoever_still_has_it(host: &TestHost) {
+        let (domain, qp, held) = create(host);
+        assert_eq!(ibv_dealloc_pd(domain), libc::EBUSY);
         assert_eq!(ibv_destroy_qp(qp), 0);
         assert_eq!(ibv_dealloc_pd(domain), 0);
         assert!(!held.help(), "nothing is left to be done");
+    }
+
+    /// What is held back is so for a number of polls. Each look of the helping thread is worth all of
+    /// them, or a send of a program that doesn't poll would take half a second.
+    fn help_sends_what_is_held_back(host: &TestHost) {
+        let (_, qp, queue_pair) = create(host);
+        {
+            let mut state = lock(&queue_pair.state);
+            // Without the thread, which cares for those that a program has made ready.
+            state.phase = Phase::ReadyToSend;
+            let reorder = FaultOptions { reorder: Some(1), ..FaultOptions::NONE };
+            state.faults = Faults::new(reorder, Qpn(1));
+            for wr_id in 0..16 {
+                queue_pair.send(&mut state, wr_id, Destination::default(), None, |_| Ok(0));
+            }
+        }
+        queue_pair.help();
+        assert_eq!(lock(&queue_pair.state).faults.take_all().count(), 0);
+        assert_eq!(ibv_destroy_qp(qp), 0);
     }
 }
