@@ -151,6 +151,18 @@ impl Process {
         }
     }
 
+    /// Checks that `handle` was made of `context`, with which it will end.
+    pub(crate) fn check_made_of<T>(
+        &self,
+        handle: *const T,
+        context: *mut ibv_context,
+    ) -> Outcome<()> {
+        match lock(&self.handles).get(&(handle as usize)) {
+            Some(given) if given.context == context => Ok(()),
+            _ => Err(INVALID),
+        }
+    }
+
     /// Forgets a handle, which is then the caller's to free; fails as [`check`](Self::check).
     pub(crate) fn leave<T>(&self, handle: *const T, kind: Kind) -> Outcome<()> {
         let mut handles = lock(&self.handles);
@@ -181,6 +193,8 @@ mod tests {
         assert_eq!(process.check(handle, Kind::Region), Err(INVALID));
         assert_eq!(process.leave(handle, Kind::Region), Err(INVALID));
         assert_eq!(process.made_of(context, Kind::Domain), [handle]);
+        assert_eq!(process.check_made_of(handle, context), Ok(()));
+        assert_eq!(process.check_made_of(handle, null_mut()), Err(INVALID));
         assert!(process.made_of::<u8>(context, Kind::Region).is_empty());
         assert!(process.made_of::<u8>(null_mut(), Kind::Domain).is_empty());
         assert_eq!(process.leave(handle, Kind::Domain), Ok(()));

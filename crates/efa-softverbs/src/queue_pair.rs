@@ -787,6 +787,10 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
         return Err(UNSUPPORTED);
     }
     let (sends_to, receives_to) = (queue(wish.send_cq)?, queue(wish.recv_cq)?);
+    // The kernel knows no handles of other contexts, which may be closed earlier.
+    let context = crate::domain::context_of(domain);
+    process().check_made_of(wish.send_cq, context)?;
+    process().check_made_of(wish.recv_cq, context)?;
     let options = QueuePairOptions {
         // Nobody can know it, so nobody gets through before the program sets its own.
         qkey: Qkey(fastrand::u32(..)),
@@ -827,7 +831,6 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
     });
     queue_pair.sends_to.join(&queue_pair);
     queue_pair.receives_to.join(&queue_pair);
-    let context = crate::domain::context_of(domain);
     // SAFETY: a structure of C for which all zero is valid: pointers and options are null.
     let mut ex: ibv_qp_ex = unsafe { zeroed() };
     ex.qp_base = ibv_qp {
@@ -892,6 +895,7 @@ unsafe fn create_basic(
 /// # Safety
 /// `attributes` must be null or valid, and its `comp_mask` tell which members are set.
 unsafe fn create_extended(
+    context: *mut ibv_context,
     attributes: *mut ibv_qp_init_attr_ex,
     efa: Option<&efadv_qp_init_attr>,
 ) -> Outcome<*mut ibv_qp> {
@@ -915,6 +919,7 @@ unsafe fn create_extended(
     };
     let &ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, srq, cap, pd: domain, .. } =
         attributes;
+    process().check_made_of(domain, context)?;
     create(&Wish {
         domain,
         qp_context,
@@ -966,11 +971,11 @@ unsafe extern "C" fn efadv_create_driver_qp(
 /// # Safety
 /// `attributes` must be null or valid.
 pub(crate) unsafe extern "C" fn create_qp_ex(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     attributes: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     // SAFETY: the caller's promise.
-    pointer(|| unsafe { create_extended(attributes, None) })
+    pointer(|| unsafe { create_extended(context, attributes, None) })
 }
 
 /// See `efadv_create_qp_ex(3)`.
@@ -1002,7 +1007,7 @@ unsafe extern "C" fn efadv_create_qp_ex(
             return Err(UNSUPPORTED);
         }
         // SAFETY: the caller's promise.
-        unsafe { create_extended(attributes, Some(&asked)) }
+        unsafe { create_extended(context, attributes, Some(&asked)) }
     })
 }
 

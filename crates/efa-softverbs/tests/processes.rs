@@ -768,7 +768,7 @@ fn child_tries_everything() {
         // SAFETY: the memory lives to the end of this function.
         let region = unsafe { (v.ibv_reg_mr)(b.pd, address, length, access) };
         assert_eq!(region.is_null(), !has, "registration");
-        let qp = create(context, plain.pd, plain.cq, Wish { operations, ..sends });
+        let qp = create(plain.context, plain.pd, plain.cq, Wish { operations, ..sends });
         assert_eq!(qp.is_null(), !has, "a queue pair for it");
         let remote = (address as u64, if has { rkey(region) } else { 1 });
         let posted = plain.post_remote(1, to, is_write, remote, &[part(local, 0, 6)]);

@@ -133,10 +133,18 @@ fn zeroed<T>() -> T {
     unsafe { std::mem::zeroed() }
 }
 
+/// What the library gave and has not taken back.
+struct Alive {
+    kind: Kind,
+    handle: Handle,
+    /// That it was made of and ends with; itself, if it is one.
+    context: Handle,
+}
+
 /// What a program has got hold of, alive or not.
 struct Program<'a> {
     input: Input<'a>,
-    alive: Vec<(Kind, Handle)>,
+    alive: Vec<Alive>,
     dead: Vec<Handle>,
     memory: *mut u8,
     /// Completions that came and were good.
@@ -155,46 +163,58 @@ impl<'a> Program<'a> {
             0..=199 => self.right(kind),
             200..=209 => null_mut(),
             210..=225 if !self.dead.is_empty() => self.input.pick(&self.dead),
-            226..=241 if !self.alive.is_empty() => self.input.pick(&self.alive).1,
+            226..=241 if !self.alive.is_empty() => self.any_alive(),
             242..=248 => (1 + (self.input.number(5) as usize)) as Handle,
             _ => 16 as Handle,
         }
     }
 
+    fn any_alive(&mut self) -> Handle {
+        let all: Vec<Handle> = self.alive.iter().map(|alive| alive.handle).collect();
+        self.input.pick(&all)
+    }
+
     /// One that is alive and of this kind, or null.
     fn right(&mut self, kind: Kind) -> Handle {
-        let of_kind = self.alive.iter().filter(|(of, _)| of.is(kind)).map(|(_, handle)| *handle);
+        let of_kind = self.alive.iter().filter(|of| of.kind.is(kind)).map(|of| of.handle);
         let of_kind: Vec<Handle> = of_kind.collect();
         if of_kind.is_empty() { null_mut() } else { self.input.pick(&of_kind) }
     }
 
     /// One with functions of its own, or null.
     fn extended(&mut self, kind: Kind) -> Handle {
-        let of_kind = self.alive.iter().filter(|(of, _)| *of == kind).map(|(_, handle)| *handle);
+        let of_kind = self.alive.iter().filter(|of| of.kind == kind).map(|of| of.handle);
         let of_kind: Vec<Handle> = of_kind.collect();
         if of_kind.is_empty() { null_mut() } else { self.input.pick(&of_kind) }
     }
 
     fn is_alive(&self, kind: Kind, handle: Handle) -> bool {
-        self.alive.iter().any(|(of, alive)| of.is(kind) && *alive == handle)
+        self.alive.iter().any(|of| of.kind.is(kind) && of.handle == handle)
     }
 
     fn made<T>(&mut self, kind: Kind, made: *mut T, by: Handle, of: Kind) {
         if made.is_null() {
             return;
         }
-        assert!(self.is_alive(of, by), "{kind:?} made of no {of:?}");
-        assert!(self.alive.iter().all(|(_, alive)| *alive != made.cast()), "{kind:?} given twice");
-        self.dead.retain(|dead| *dead != made.cast());
-        self.alive.push((kind, made.cast()));
+        let maker = self.alive.iter().find(|alive| alive.kind.is(of) && alive.handle == by);
+        let Some(&Alive { context, .. }) = maker else { panic!("{kind:?} made of no {of:?}") };
+        self.hold(kind, made.cast(), context);
+    }
+
+    fn hold(&mut self, kind: Kind, handle: Handle, context: Handle) {
+        assert!(self.alive.iter().all(|alive| alive.handle != handle), "{kind:?} given twice");
+        self.dead.retain(|dead| *dead != handle);
+        self.alive.push(Alive { kind, handle, context });
     }
 
     fn ended(&mut self, kind: Kind, handle: Handle, said: c_int) {
-        assert!(ENDS.contains(&said), "{kind:?}: {said}");
+        let ends = if kind == Kind::Context { &ENDS[..2] } else { &ENDS };
+        assert!(ends.contains(&said), "{kind:?}: {said}");
         assert_eq!(said == EINVAL, !self.is_alive(kind, handle), "{kind:?} {handle:?}: {said}");
         if said == 0 {
-            self.alive.retain(|entry| entry.1 != handle);
-            self.dead.push(handle);
+            // All that was made of a context ends with it.
+            let ends = |of: &mut Alive| of.handle == handle || of.context == handle;
+            self.dead.extend(self.alive.extract_if(.., ends).map(|of| of.handle));
         }
     }
 
@@ -249,8 +269,7 @@ impl<'a> Program<'a> {
             assert_eq!(context.is_null(), device != *list);
             ibv_free_device_list(list);
             if !context.is_null() {
-                self.dead.retain(|dead| *dead != context.cast());
-                self.alive.push((Kind::Context, context.cast()));
+                self.hold(Kind::Context, context.cast(), context.cast());
             }
         }
     }
@@ -673,8 +692,8 @@ impl<'a> Program<'a> {
     }
 
     fn last(&self, kind: Kind) -> Handle {
-        let last = self.alive.iter().rev().find(|(of, _)| of.is(kind));
-        last.map_or(null_mut(), |(_, handle)| *handle)
+        let last = self.alive.iter().rev().find(|of| of.kind.is(kind));
+        last.map_or(null_mut(), |of| of.handle)
     }
 }
 

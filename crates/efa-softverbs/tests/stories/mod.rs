@@ -275,6 +275,16 @@ fn null_and_foreign_handles_are_refused() {
             assert!((v.efadv_cq_from_ibv_cq_ex)(wrong.cast()).is_null());
             assert_eq!((v.efadv_query_ah)(wrong.cast(), &raw mut answer, 16), libc::EINVAL);
         }
+        // What is another context's ends with that.
+        let other = End::reset(Wish::default());
+        for (context, pd, cq) in [
+            (other.context, end.pd, end.cq),
+            (end.context, other.pd, end.cq),
+            (end.context, end.pd, other.cq),
+        ] {
+            assert!(create(context, pd, cq, Wish::default()).is_null());
+            assert_eq!(errno(), libc::EINVAL);
+        }
         // A GID alone is no address: the driver looks at it if it is said to be there.
         ah.grh.dgid.raw = end.gid();
         for (is_global, port_num) in [(0, 1), (1, 0), (1, 2)] {
