@@ -236,6 +236,20 @@ impl Story {
         lives(a) && lives(b) && !self.broken.contains(&Self::pair(a, b))
     }
 
+    /// Whether this is made of messages that can't be told from `message`: between ends of which one forgot
+    /// the other, and alike in tag and size, so that late segments of before pass for those of now.
+    fn is_mixed(&self, message: usize, got: &[u8]) -> bool {
+        let Sent { from, to, tag, size, .. } = self.sent[message];
+        let alike = |other: &(usize, &Sent)| {
+            let sent = other.1;
+            (sent.from, sent.to, sent.tag, sent.size) == (from, to, tag, size)
+        };
+        let sent = self.sent.iter().enumerate().filter(alike);
+        let all: Vec<_> = sent.map(|(number, _)| pattern(size, number as u64)).collect();
+        self.broken.contains(&Self::pair(from, to))
+            && (0..got.len()).all(|at| all.iter().any(|pattern| pattern[at] == got[at]))
+    }
+
     fn life_of(&mut self, at: usize, peer: PeerId) -> Option<Life> {
         let address = self.world.endpoint(at).peer_address(peer).unwrap();
         self.lives
@@ -591,7 +605,11 @@ impl Story {
         };
         if result == expected {
             assert_eq!(length, fitting as u64);
-            assert!(buffer[..fitting] == pattern(size, message as u64)[..fitting], "{message}");
+            let got = &buffer[..fitting];
+            assert!(
+                *got == pattern(size, message as u64)[..fitting] || self.is_mixed(message, got),
+                "{message}"
+            );
         } else {
             assert!(!self.sound(from, to), "receive {context} of {message}: {result:?}");
         }
