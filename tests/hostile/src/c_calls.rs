@@ -163,29 +163,27 @@ impl<'a> Program<'a> {
             0..=199 => self.right(kind),
             200..=209 => null_mut(),
             210..=225 if !self.dead.is_empty() => self.input.pick(&self.dead),
-            226..=241 if !self.alive.is_empty() => self.any_alive(),
+            226..=241 if !self.alive.is_empty() => self.pick(|_| true),
             242..=248 => (1 + (self.input.number(5) as usize)) as Handle,
             _ => 16 as Handle,
         }
     }
 
-    fn any_alive(&mut self) -> Handle {
-        let all: Vec<Handle> = self.alive.iter().map(|alive| alive.handle).collect();
-        self.input.pick(&all)
-    }
-
     /// One that is alive and of this kind, or null.
     fn right(&mut self, kind: Kind) -> Handle {
-        let of_kind = self.alive.iter().filter(|of| of.kind.is(kind)).map(|of| of.handle);
-        let of_kind: Vec<Handle> = of_kind.collect();
-        if of_kind.is_empty() { null_mut() } else { self.input.pick(&of_kind) }
+        self.pick(|of| of.kind.is(kind))
     }
 
     /// One with functions of its own, or null.
     fn extended(&mut self, kind: Kind) -> Handle {
-        let of_kind = self.alive.iter().filter(|of| of.kind == kind).map(|of| of.handle);
-        let of_kind: Vec<Handle> = of_kind.collect();
-        if of_kind.is_empty() { null_mut() } else { self.input.pick(&of_kind) }
+        self.pick(|of| of.kind == kind)
+    }
+
+    /// One that is alive and fits, or null.
+    fn pick(&mut self, fits: impl Fn(&Alive) -> bool) -> Handle {
+        let fitting = self.alive.iter().filter(|of| fits(of)).map(|of| of.handle);
+        let fitting: Vec<Handle> = fitting.collect();
+        if fitting.is_empty() { null_mut() } else { self.input.pick(&fitting) }
     }
 
     fn is_alive(&self, kind: Kind, handle: Handle) -> bool {

@@ -71,9 +71,14 @@ fn give_up(world: &mut World, ref_kind: u8, op_id: u32) {
 
 /// The same, which is on its way yet.
 fn begin_to_give_up(world: &mut World, ref_kind: u8, op_id: u32) {
-    let connid = Some(world.ends[0].endpoint.address().connid);
-    let error = PeerError { op_id: OpId(op_id), ref_kind, prov_errno: CODE, connid };
-    world.inject(0, 1, Header::PeerError(error), &[]);
+    inject_error(world, 0, ref_kind, OpId(op_id));
+}
+
+/// A PEER_ERROR of one end for the other.
+fn inject_error(world: &mut World, from: usize, ref_kind: u8, op_id: OpId) {
+    let connid = Some(world.ends[from].endpoint.address().connid);
+    let error = PeerError { op_id, ref_kind, prov_errno: CODE, connid };
+    world.inject(from, 1 - from, Header::PeerError(error), &[]);
 }
 
 /// Memory of an end that others may read.
@@ -357,6 +362,18 @@ fn early_packets_count_until_their_turn_has_come_or_they_are_given_up() {
     assert_eq!(world.endpoint(1).statistics().excluded, 0);
 }
 
+/// The id in the first packet of an end, once that is one that has it.
+fn first_id(world: &mut World, end: usize, id: fn(&Header<'_>) -> Option<OpId>) -> OpId {
+    loop {
+        world.step();
+        let packets = world.packets_from(end);
+        let first = packets.first().map(|packet| Packet::parse(packet).unwrap());
+        if let Some(id) = first.and_then(|packet| id(&packet.header)) {
+            return id;
+        }
+    }
+}
+
 /// Who is read from has no say in whether that is given up.
 #[test]
 fn a_read_or_write_is_no_message_that_its_target_could_give_up() {
@@ -378,15 +395,10 @@ fn a_read_or_write_is_no_message_that_its_target_could_give_up() {
     world.forget_packets();
     let (buffer, level) = (heap(1_000_000), Level::Transmit);
     world.endpoint(1).read(Read { peer, remote, buffer, context: 1 }).unwrap();
-    let recv_id = loop {
-        world.step();
-        let packets = world.packets_from(1);
-        if let Some(packet) = packets.first()
-            && let Header::Rtr(rtr) = Packet::parse(packet).unwrap().header
-        {
-            break rtr.recv_id;
-        }
-    };
+    let recv_id = first_id(&mut world, 1, |header| match header {
+        Header::Rtr(rtr) => Some(rtr.recv_id),
+        _ => None,
+    });
     give_up(&mut world, 0, recv_id.0);
     assert_eq!(world.drop_reasons(1), [DropReason::UnknownOperation]);
     let done = world.ends[1].rma.pop_front().unwrap();
@@ -397,18 +409,11 @@ fn a_read_or_write_is_no_message_that_its_target_could_give_up() {
     let buffer = Memory::Heap(pattern(1_000_000, 2));
     let write = Write { peer, remote, buffer, cq_data: None, level, context: 2 };
     world.endpoint(1).write(write).unwrap();
-    let recv_id = loop {
-        world.step();
-        let packets = world.packets_from(0);
-        if let Some(packet) = packets.first()
-            && let Header::Cts(cts) = Packet::parse(packet).unwrap().header
-        {
-            break cts.recv_id;
-        }
-    };
-    let connid = Some(world.ends[1].endpoint.address().connid);
-    let error = PeerError { op_id: recv_id, ref_kind: 0, prov_errno: CODE, connid };
-    world.inject(1, 0, Header::PeerError(error), &[]);
+    let recv_id = first_id(&mut world, 0, |header| match header {
+        Header::Cts(cts) => Some(cts.recv_id),
+        _ => None,
+    });
+    inject_error(&mut world, 1, 0, recv_id);
     world.drive();
     assert_eq!(world.drop_reasons(0), [DropReason::UnknownOperation]);
     let done = world.ends[1].rma.pop_front().unwrap();
