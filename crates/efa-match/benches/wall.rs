@@ -5,7 +5,7 @@
 #![allow(missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use efa_match::{Admit, Arrived, Matcher, Pattern, Posted, Source, Window};
+use efa_match::{Admit, Arrived, Match, Matcher, Pattern, Posted, Source, Window};
 
 /// A message takes a random one of `depth` posted receives, which is posted again.
 fn match_and_repost(criterion: &mut Criterion) {
@@ -20,10 +20,11 @@ fn match_and_repost(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::from_parameter(depth), |bencher| {
             bencher.iter(|| {
                 let tag = tags[random.usize(..tags.len())];
-                let Arrived::Matched(found) = matcher.arrive(Source(1), tag, ()) else {
+                let Arrived::Matched(Match::Once(receive)) = matcher.arrive(Source(1), tag, ())
+                else {
                     unreachable!("all tags are posted");
                 };
-                let _ = matcher.post(Pattern::exact(Source(1), tag), found.receive());
+                let _ = matcher.post(Pattern::exact(Source(1), tag), receive);
             });
         });
     }
@@ -42,7 +43,7 @@ fn receive_and_rearrive(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::from_parameter(depth), |bencher| {
             bencher.iter(|| {
                 let tag = tags[random.usize(..tags.len())];
-                let Posted::Matched(message) = matcher.post(Pattern::exact(Source(1), tag), ())
+                let Posted::Matched((), message) = matcher.post(Pattern::exact(Source(1), tag), ())
                 else {
                     unreachable!("all tags have come");
                 };

@@ -16,7 +16,7 @@
 
 use crate::{
     Arrived, Cancelled, Forgotten, Handled, ListLimits, Matcher, MessageId, Offload, Pattern,
-    PostId, Posted, Source,
+    PostId, Posted, Source, Vacancy,
 };
 
 /// Posted receives and unexpected messages, at one home or at two.
@@ -38,7 +38,7 @@ macro_rules! each {
     };
 }
 
-impl<R: Copy, M: Copy> TagMatcher<R, M> {
+impl<R, M: Copy> TagMatcher<R, M> {
     /// A matcher for a device that offers this, or nothing. See [`Matcher::with_seed`] for the
     /// seed.
     pub fn new(device: Option<ListLimits>, seed: u64) -> Self {
@@ -59,15 +59,15 @@ impl<R: Copy, M: Copy> TagMatcher<R, M> {
 
     /// See [`Matcher::post`] and [`Offload::post`].
     #[inline]
-    pub fn post(&mut self, pattern: Pattern, receive: R) -> Posted<M> {
+    pub fn post(&mut self, pattern: Pattern, receive: R) -> Posted<R, M> {
         each!(self, matcher => matcher.post(pattern, receive))
     }
 
-    /// See [`Matcher::post_at_once`]. With a device it never is short work.
+    /// See [`Matcher::vacancy`]. With a device posting never is short work.
     #[inline(always)]
-    pub fn post_at_once(&mut self, pattern: &Pattern, receive: R) -> Option<PostId> {
+    pub fn vacancy(&mut self, pattern: &Pattern) -> Option<Vacancy<'_, R>> {
         match self {
-            Self::Software(matcher) => matcher.post_at_once(pattern, receive),
+            Self::Software(matcher) => matcher.vacancy(pattern),
             Self::Offloaded(_) => None,
         }
     }
@@ -122,6 +122,22 @@ impl<R: Copy, M: Copy> TagMatcher<R, M> {
     /// See [`Matcher::withdraw`].
     pub fn withdraw(&mut self, message: MessageId) -> Option<M> {
         each!(self, matcher => matcher.withdraw(message))
+    }
+
+    /// This receive, if it is posted.
+    pub fn receive_mut(&mut self, post: PostId) -> Option<&mut R> {
+        each!(self, matcher => matcher.receive_mut(post))
+    }
+
+    /// Takes out all receives, and the messages that waited for a device to let go of one of them. Other
+    /// messages stay.
+    pub fn drain_receives(&mut self) -> Forgotten<R, M> {
+        match self {
+            Self::Software(matcher) => {
+                Forgotten { receives: matcher.drain_receives(), messages: Vec::new() }
+            }
+            Self::Offloaded(offload) => offload.drain_receives(),
+        }
     }
 
     /// See [`Matcher::forget_source`].

@@ -23,9 +23,10 @@
 //!   either, for an engine that serves devices with a list and without. [`Envelope`] puts what MPI
 //!   matches by into such a tag.
 //!
-//! Neither knows packets or addresses. Handles of the caller's choice go in and come out: small
-//! `Copy` values such as indexes. Costs don't grow with the number of things that wait, and don't
-//! depend on which tags a peer chooses.
+//! Neither knows packets or addresses. A receive is a value of the caller's choice, such as a buffer,
+//! which the matcher keeps until it's matched; a message is a handle, a small `Copy` value such as an
+//! index. Costs don't grow with the number of things that wait, and don't depend on which tags a peer
+//! chooses.
 //!
 //! # Example
 //!
@@ -53,7 +54,7 @@
 //! // A third message finds no receive; the next receive that fits gets it.
 //! let Arrived::Unexpected(_) = matcher.arrive(peer, 0x0107, "c") else { panic!() };
 //! let low_byte = Pattern { source: None, tag: 7, ignore: !0xff };
-//! assert_eq!(matcher.post(low_byte, "third"), Posted::Matched("c"));
+//! assert_eq!(matcher.post(low_byte, "third"), Posted::Matched("third", "c"));
 //! ```
 
 #![forbid(unsafe_code)]
@@ -71,7 +72,9 @@ mod window;
 
 pub use envelope::{Envelope, EnvelopeError};
 pub use homes::TagMatcher;
-pub use matcher::{Arrived, Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source};
+pub use matcher::{
+    Arrived, Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source, Vacancy,
+};
 pub use offload::{
     Breach, Cancelled, Change, Command, Entry, Handled, Home, ListLimits, MatchList, Offload,
     Outcome, Synchronisation,

@@ -13,7 +13,7 @@
 use std::hash::{BuildHasher, RandomState};
 
 use crate::{
-    class::{Classes, Key},
+    class::{Class, Classes, Key},
     posted::{PostedReceives, Stay},
     queues::Front,
     unexpected::UnexpectedMessages,
@@ -87,9 +87,9 @@ pub struct MessageId {
 /// What became of a receive that was posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a matched message is no longer in the matcher"]
-pub enum Posted<M> {
-    /// It goes with this message, the earliest that fits.
-    Matched(M),
+pub enum Posted<R, M> {
+    /// The receive, given back, goes with this message, the earliest that fits.
+    Matched(R, M),
     /// It waits for a message.
     Waiting(PostId),
 }
@@ -109,15 +109,16 @@ pub enum Arrived<R> {
 pub enum Match<R> {
     /// An ordinary receive, used up by this.
     Once(R),
-    /// One posted with [`Matcher::post_lasting`], which is still posted.
-    Lasting(R, PostId),
+    /// One posted with [`Matcher::post_lasting`], which is still posted: [`Matcher::receive_mut`] has it.
+    Lasting(PostId),
 }
 
 impl<R> Match<R> {
-    /// The receive, lasting or not.
-    pub fn receive(self) -> R {
+    /// The receive, if it is used up.
+    pub fn once(self) -> Option<R> {
         match self {
-            Self::Once(receive) | Self::Lasting(receive, _) => receive,
+            Self::Once(receive) => Some(receive),
+            Self::Lasting(_) => None,
         }
     }
 }
@@ -136,8 +137,8 @@ pub struct Forgotten<R, M> {
 /// posted first among those that accept it, a receive gets the message that arrived first among
 /// those it accepts.
 ///
-/// `R` and `M` are the caller's handles of a receive and of a message; they are given back
-/// untouched.
+/// `R` is the caller's receive, such as a buffer and a context: the matcher keeps it and gives it back.
+/// `M` is the caller's handle of a message.
 ///
 /// No cost grows with how much is waiting. A message is looked for once in each class of patterns
 /// in use (a class is an ignore mask with or without a source); nothing is allocated once the
@@ -149,7 +150,7 @@ pub struct Matcher<R, M> {
     unexpected: UnexpectedMessages<M>,
 }
 
-impl<R: Copy, M: Copy> Default for Matcher<R, M> {
+impl<R, M: Copy> Default for Matcher<R, M> {
     fn default() -> Self {
         Self::new()
     }
@@ -158,7 +159,7 @@ impl<R: Copy, M: Copy> Default for Matcher<R, M> {
 // The short ways through a post and an arrival are inlined by force: saving and restoring
 // registers around a call would be a third of their cost. What they leave over is never inlined,
 // and called last, so that they needn't save registers for it.
-impl<R: Copy, M: Copy> Matcher<R, M> {
+impl<R, M: Copy> Matcher<R, M> {
     /// An empty matcher whose hashes are keyed with a random secret.
     pub fn new() -> Self {
         Self::with_seed(RandomState::new().hash_one(0u64))
@@ -200,50 +201,50 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
 
     /// Posts a receive: it gets the earliest unexpected message that fits, else it is kept.
     #[inline(always)]
-    pub fn post(&mut self, pattern: Pattern, receive: R) -> Posted<M> {
+    pub fn post(&mut self, pattern: Pattern, receive: R) -> Posted<R, M> {
         if let Some((class_at, key)) = self.classes.locate_again(&pattern) {
             let class = self.classes.get_mut(class_at);
             if self.unexpected.is_empty() {
                 if self.posted.has_room(class) {
-                    let receive = Stay::Once(receive);
-                    return Posted::Waiting(self.posted.push(class, class_at, &key, receive));
+                    let post = self.posted.push(class, class_at, &key, receive, Stay::Once);
+                    return Posted::Waiting(post);
                 }
             } else if let Some(front) = self.unexpected.front(class, &key) {
-                return Posted::Matched(self.remove_front(class_at, front));
+                return Posted::Matched(receive, self.remove_front(class_at, front));
             }
         }
         self.post_otherwise(&pattern, receive)
     }
 
-    /// [Posts](Self::post) a receive that is kept, if that is short work: no message waits, the receive
-    /// before it was of the same kind, and there is room. `None`: nothing was done.
+    /// The place for a receive that is to wait, if [posting](Self::post) it is short work: no message
+    /// waits, the receive before it was of the same kind, and there is room.
     #[inline(always)]
-    pub fn post_at_once(&mut self, pattern: &Pattern, receive: R) -> Option<PostId> {
+    pub fn vacancy(&mut self, pattern: &Pattern) -> Option<Vacancy<'_, R>> {
         let (class_at, key) = self.classes.locate_again(pattern)?;
         let class = self.classes.get_mut(class_at);
         if !self.unexpected.is_empty() || !self.posted.has_room(class) {
             return None;
         }
-        Some(self.posted.push(class, class_at, &key, Stay::Once(receive)))
+        Some(Vacancy { posted: &mut self.posted, class, class_at, key })
     }
 
     /// All that the short ways of [`post`](Self::post) leave over.
     #[inline(never)]
-    fn post_otherwise(&mut self, pattern: &Pattern, receive: R) -> Posted<M> {
+    fn post_otherwise(&mut self, pattern: &Pattern, receive: R) -> Posted<R, M> {
         let (class_at, key) = self.classes.locate(pattern);
         match self.find_in(class_at, &key) {
-            Some(front) => Posted::Matched(self.remove_front(class_at, front)),
-            None => Posted::Waiting(self.keep(class_at, key, Stay::Once(receive))),
+            Some(front) => Posted::Matched(receive, self.remove_front(class_at, front)),
+            None => Posted::Waiting(self.keep(class_at, key, receive, Stay::Once)),
         }
     }
 
     #[inline(never)]
-    fn keep(&mut self, class_at: usize, key: Key, receive: Stay<R>) -> PostId {
+    fn keep(&mut self, class_at: usize, key: Key, receive: R, stay: Stay) -> PostId {
         let class = self.classes.get_mut(class_at);
         if !self.posted.has_room(class) {
-            self.posted.make_room(class, receive.receive());
+            self.posted.make_room(class);
         }
-        self.posted.push(class, class_at, &key, receive)
+        self.posted.push(class, class_at, &key, receive, stay)
     }
 
     /// Posts a receive that stays after a match (a multi-receive buffer) and keeps its place in
@@ -252,7 +253,7 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     /// Unexpected messages aren't looked at: [`take`](Self::take) those that fit first.
     pub fn post_lasting(&mut self, pattern: Pattern, receive: R) -> PostId {
         let (class_at, key) = self.classes.locate(&pattern);
-        self.keep(class_at, key, Stay::Lasting(receive))
+        self.keep(class_at, key, receive, Stay::Lasting)
     }
 
     /// Takes the earliest posted receive that fits a message, if that is short work: all receives are of
@@ -279,7 +280,7 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
         // With one class there is nothing to compare.
         if let Some(only) = self.classes.only_mut() {
             let front = self.posted.front(only, &only.key(source.0, tag))?;
-            return Some(self.posted.consume_front(only, front));
+            return self.posted.consume_front(only, front);
         }
         self.match_among_classes(source, tag)
     }
@@ -289,18 +290,17 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
         let (class_at, front) = self.posted.earliest(self.classes.in_use(), source.0, tag)?;
         let found = self.posted.consume_front(self.classes.get_mut(class_at), front);
         self.classes.trim();
-        Some(found)
+        found
     }
 
-    /// The earliest posted receive that fits; it stays.
-    pub(crate) fn find_posted(&self, source: Source, tag: u64) -> Option<(PostId, Match<R>)> {
-        let (_, front) = self.posted.earliest(self.classes.in_use(), source.0, tag)?;
-        let post = self.posted.get(front.at);
-        let id = post.id(front.at);
-        Some(match post.receive {
-            Stay::Once(receive) => (id, Match::Once(receive)),
-            Stay::Lasting(receive) => (id, Match::Lasting(receive, id)),
-        })
+    /// Like [`match_posted`](Self::match_posted), with the name that the receive has, or had.
+    #[inline(always)]
+    pub(crate) fn match_named(&mut self, source: Source, tag: u64) -> Option<(PostId, Match<R>)> {
+        let (class_at, front) = self.posted.earliest(self.classes.in_use(), source.0, tag)?;
+        let post = self.posted.get(front.at).id(front.at);
+        let found = self.posted.consume_front(self.classes.get_mut(class_at), front)?;
+        self.classes.trim();
+        Some((post, found))
     }
 
     /// Keeps an unexpected message, which must fit no posted receive.
@@ -308,9 +308,14 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
         self.unexpected.push(source.0, tag, message)
     }
 
-    /// The handle of this receive, if it is posted.
-    pub(crate) fn posted_handle(&self, post: PostId) -> Option<R> {
-        self.posted.find(post).map(|index| self.posted.get(index).receive.receive())
+    /// This receive, lasting or not, if it is still posted.
+    pub fn receive(&self, post: PostId) -> Option<&R> {
+        self.posted.receive(post)
+    }
+
+    /// This receive, lasting or not, if it is still posted.
+    pub fn receive_mut(&mut self, post: PostId) -> Option<&mut R> {
+        self.posted.receive_mut(post)
     }
 
     /// Whether this receive is posted.
@@ -345,9 +350,7 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     /// Takes this receive, lasting or not, out of the matcher, if it is still posted.
     pub fn cancel(&mut self, post: PostId) -> Option<R> {
         let index = self.posted.find(post)?;
-        let receive = self.posted.get(index).receive.receive();
-        self.remove_receive(index);
-        Some(receive)
+        self.remove_receive(index)
     }
 
     /// Takes out everything of a source: its unexpected messages, and the receives that accept no
@@ -355,7 +358,7 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     pub fn forget_source(&mut self, source: Source) -> Forgotten<R, M> {
         let classes = self.classes.in_use();
         let receives = self.posted.select(|post| {
-            let directed = classes[post.class as usize].is_directed();
+            let directed = classes[post.class_at()].is_directed();
             directed && post.source == source.0
         });
         let messages = self.unexpected.select(|from| from == source.0);
@@ -369,14 +372,22 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
         self.remove_all(&receives, &messages)
     }
 
+    /// Takes out all receives; messages stay.
+    pub fn drain_receives(&mut self) -> Vec<R> {
+        let receives = self.posted.select(|_| true);
+        self.remove_all(&receives, &[]).receives
+    }
+
+    /// The names of all receives, in the order of posting.
+    pub(crate) fn posts(&self) -> Vec<PostId> {
+        let posts = self.posted.select(|_| true).into_iter();
+        posts.map(|index| self.posted.get(index).id(index)).collect()
+    }
+
     fn remove_all(&mut self, receives: &[u32], messages: &[u32]) -> Forgotten<R, M> {
-        let handle = |&index: &u32| self.posted.get(index).receive.receive();
-        let handles = receives.iter().map(handle).collect();
-        for &index in receives {
-            self.remove_receive(index);
-        }
+        let receives = receives.iter().filter_map(|&index| self.remove_receive(index)).collect();
         let messages = messages.iter().map(|&index| self.remove_message(index)).collect();
-        Forgotten { receives: handles, messages }
+        Forgotten { receives, messages }
     }
 
     #[inline(always)]
@@ -411,10 +422,11 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     }
 
     #[inline(always)]
-    fn remove_receive(&mut self, index: u32) {
-        let class_at = self.posted.get(index).class as usize;
-        self.posted.remove(self.classes.get_mut(class_at), index);
+    fn remove_receive(&mut self, index: u32) -> Option<R> {
+        let class_at = self.posted.get(index).class_at();
+        let receive = self.posted.remove(self.classes.get_mut(class_at), index);
         self.classes.trim();
+        receive
     }
 
     #[inline(always)]
@@ -427,6 +439,23 @@ impl<R: Copy, M: Copy> Matcher<R, M> {
     fn remove_message(&mut self, index: u32) -> M {
         self.classes.forget_message(index);
         self.unexpected.remove(index)
+    }
+}
+
+/// A place for a receive; see [`Matcher::vacancy`].
+#[derive(Debug)]
+pub struct Vacancy<'a, R> {
+    posted: &'a mut PostedReceives<R>,
+    class: &'a mut Class,
+    class_at: usize,
+    key: Key,
+}
+
+impl<R> Vacancy<'_, R> {
+    /// Posts the receive.
+    #[inline(always)]
+    pub fn fill(self, receive: R) -> PostId {
+        self.posted.push(self.class, self.class_at, &self.key, receive, Stay::Once)
     }
 }
 

@@ -1,6 +1,8 @@
 //! Posted receives. Each is in one queue, by its key, of one class; which of several classes'
 //! candidates was posted first is told by a sequence number.
 
+use std::mem;
+
 use crate::{
     Match, PostId,
     class::{Class, Key},
@@ -9,33 +11,52 @@ use crate::{
 };
 
 /// What becomes of a receive when it is matched.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Stay<R> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stay {
     /// It is used up.
-    Once(R),
+    Once,
     /// It keeps its place until it's cancelled.
-    Lasting(R),
-}
-
-impl<R> Stay<R> {
-    pub(crate) fn receive(self) -> R {
-        match self {
-            Self::Once(receive) | Self::Lasting(receive) => receive,
-        }
-    }
+    Lasting,
 }
 
 /// A posted receive.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Post<R> {
     link: Link,
     tag: u64,
     pub(crate) source: u32,
-    /// Where its class is.
-    pub(crate) class: u32,
+    class: ClassAndStay,
     /// Order of posting, over all classes.
     sequence: u64,
-    pub(crate) receive: Stay<R>,
+    /// The caller's. A free place has none.
+    receive: Option<R>,
+}
+
+/// Where the class of a receive is, and whether the receive stays after a match, in one word: there
+/// is no memory for so many classes that they would need the last bit.
+#[derive(Debug, Clone, Copy)]
+struct ClassAndStay(u32);
+
+impl ClassAndStay {
+    const LASTING: u32 = 1 << 31;
+
+    #[inline]
+    fn new(class_at: usize, stay: Stay) -> Self {
+        match stay {
+            Stay::Once => Self(class_at as u32),
+            Stay::Lasting => Self(class_at as u32 | Self::LASTING),
+        }
+    }
+
+    #[inline]
+    fn stay(self) -> Stay {
+        if self.0 & Self::LASTING == 0 { Stay::Once } else { Stay::Lasting }
+    }
+
+    #[inline]
+    fn class_at(self) -> usize {
+        (self.0 & !Self::LASTING) as usize
+    }
 }
 
 // A posted receive of the whole engine is to cost at most 96 bytes (goal 17 of the performance
@@ -48,6 +69,12 @@ impl<R> Post<R> {
     pub(crate) fn id(&self, index: u32) -> PostId {
         PostId { index, stamp: self.sequence as u32 }
     }
+
+    /// Where its class is.
+    #[inline]
+    pub(crate) fn class_at(&self) -> usize {
+        self.class.class_at()
+    }
 }
 
 impl<R> Linked for Post<R> {
@@ -57,6 +84,8 @@ impl<R> Linked for Post<R> {
     fn link_mut(&mut self) -> &mut Link {
         &mut self.link
     }
+    /// That it has no receive any more tells it.
+    fn loosen(&mut self) {}
 }
 
 impl<R> Reusable for Post<R> {
@@ -72,7 +101,7 @@ pub(crate) struct PostedReceives<R> {
     next_sequence: u64,
 }
 
-impl<R: Copy> PostedReceives<R> {
+impl<R> PostedReceives<R> {
     pub(crate) fn new() -> Self {
         Self { posts: Slots::new(), next_sequence: 0 }
     }
@@ -90,10 +119,20 @@ impl<R: Copy> PostedReceives<R> {
         &self.posts[index as usize]
     }
 
+    /// What the caller gave, if the receive is still posted.
+    pub(crate) fn receive(&self, id: PostId) -> Option<&R> {
+        self.get(self.find(id)?).receive.as_ref()
+    }
+
+    pub(crate) fn receive_mut(&mut self, id: PostId) -> Option<&mut R> {
+        let index = self.find(id)?;
+        self.posts[index as usize].receive.as_mut()
+    }
+
     /// Where the receive is, if it is still posted.
     pub(crate) fn find(&self, id: PostId) -> Option<u32> {
         let post = self.posts.get(id.index as usize)?;
-        (!post.link.is_loose() && post.sequence as u32 == id.stamp).then_some(id.index)
+        (post.receive.is_some() && post.sequence as u32 == id.stamp).then_some(id.index)
     }
 
     /// Whether one more receive of this class has room.
@@ -104,14 +143,15 @@ impl<R: Copy> PostedReceives<R> {
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn make_room(&mut self, class: &mut Class, receive: R) {
+    pub(crate) fn make_room(&mut self, class: &mut Class) {
         if !class.posted.has_room() {
             class.posted.make_room(&mut self.posts);
         }
         if !self.posts.has_free() {
-            let receive = Stay::Once(receive);
+            let class = ClassAndStay::new(0, Stay::Once);
             let link = Link::LOOSE;
-            self.posts.add_free(Post { link, tag: 0, source: 0, class: 0, sequence: 0, receive });
+            let receive = None;
+            self.posts.add_free(Post { link, tag: 0, source: 0, class, sequence: 0, receive });
         }
     }
 
@@ -122,7 +162,8 @@ impl<R: Copy> PostedReceives<R> {
         class: &mut Class,
         class_at: usize,
         key: &Key,
-        receive: Stay<R>,
+        receive: R,
+        stay: Stay,
     ) -> PostId {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
@@ -130,8 +171,10 @@ impl<R: Copy> PostedReceives<R> {
         let front = self.front(class, key);
         let index = self.posts.take();
         let link = class.posted.push(&mut self.posts, index, hash, front);
-        self.posts[index as usize] =
-            Post { link, tag, source, class: class_at as u32, sequence, receive };
+        let class = ClassAndStay::new(class_at, stay);
+        let post = Post { link, tag, source, class, sequence, receive: Some(receive) };
+        // A free place has nothing to be dropped, which the compiler doesn't see.
+        mem::forget(mem::replace(&mut self.posts[index as usize], post));
         PostId { index, stamp: sequence as u32 }
     }
 
@@ -168,38 +211,48 @@ impl<R: Copy> PostedReceives<R> {
 
     /// Gives the front of a queue of this class to a message.
     #[inline(always)]
-    pub(crate) fn consume_front(&mut self, class: &mut Class, front: Front) -> Match<R> {
+    pub(crate) fn consume_front(&mut self, class: &mut Class, front: Front) -> Option<Match<R>> {
         let post = self.get(front.at);
-        match post.receive {
-            Stay::Once(receive) => {
-                class.posted.remove_front(&mut self.posts, front);
-                self.posts.free(front.at);
-                Match::Once(receive)
-            }
-            Stay::Lasting(receive) => Match::Lasting(receive, post.id(front.at)),
+        match post.class.stay() {
+            Stay::Once => self.take_front(class, front).map(Match::Once),
+            Stay::Lasting => Some(Match::Lasting(post.id(front.at))),
         }
     }
 
     /// Takes the front of a queue of this class, unless it stays after a match.
     #[inline(always)]
     pub(crate) fn consume_once(&mut self, class: &mut Class, front: Front) -> Option<R> {
-        let Stay::Once(receive) = self.get(front.at).receive else { return None };
+        match self.get(front.at).class.stay() {
+            Stay::Once => self.take_front(class, front),
+            Stay::Lasting => None,
+        }
+    }
+
+    /// Takes the front of a queue of this class out. There is one: what is in a queue has a receive.
+    #[inline(always)]
+    fn take_front(&mut self, class: &mut Class, front: Front) -> Option<R> {
         class.posted.remove_front(&mut self.posts, front);
-        self.posts.free(front.at);
-        Some(receive)
+        self.take_out(front.at)
+    }
+
+    /// Takes a receive out, wherever in the order it is.
+    #[inline(always)]
+    pub(crate) fn remove(&mut self, class: &mut Class, index: u32) -> Option<R> {
+        class.posted.remove(&mut self.posts, index);
+        self.take_out(index)
     }
 
     #[inline(always)]
-    pub(crate) fn remove(&mut self, class: &mut Class, index: u32) {
-        class.posted.remove(&mut self.posts, index);
+    fn take_out(&mut self, index: u32) -> Option<R> {
         self.posts.free(index);
+        self.posts[index as usize].receive.take()
     }
 
     /// The receives that `which` chooses, in the order of posting.
     pub(crate) fn select(&self, which: impl Fn(&Post<R>) -> bool) -> Vec<u32> {
         let mut chosen: Vec<u32> = (0..)
             .zip(self.posts.iter())
-            .filter(|(_, post)| !post.link.is_loose() && which(post))
+            .filter(|(_, post)| post.receive.is_some() && which(post))
             .map(|(index, _)| index)
             .collect();
         chosen.sort_unstable_by_key(|&index| self.get(index).sequence);

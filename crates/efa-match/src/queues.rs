@@ -50,6 +50,8 @@ impl Link {
 pub(crate) trait Linked {
     fn link(&self) -> &Link;
     fn link_mut(&mut self) -> &mut Link;
+    /// It has left its queue.
+    fn loosen(&mut self);
 }
 
 impl Linked for Link {
@@ -58,6 +60,9 @@ impl Linked for Link {
     }
     fn link_mut(&mut self) -> &mut Link {
         self
+    }
+    fn loosen(&mut self) {
+        self.chain = LOOSE;
     }
 }
 
@@ -160,9 +165,9 @@ impl Queues {
     #[inline(always)]
     pub(crate) fn remove_front<E: Linked>(&mut self, entries: &mut [E], front: Front) {
         let Front { at, before, bucket } = front;
-        let link = entries[at as usize].link_mut();
-        let Link { chain, next, prev, .. } = *link;
-        link.chain = LOOSE;
+        let entry = &mut entries[at as usize];
+        let Link { chain, next, prev, .. } = *entry.link();
+        entry.loosen();
         let mut successor = chain;
         if next == NIL {
             self.queues -= 1;
@@ -185,7 +190,7 @@ impl Queues {
         debug_assert_ne!(chain, LOOSE, "entry {at} is in no queue");
         let is_behind = chain == BEHIND;
         if is_behind {
-            entries[at as usize].link_mut().chain = LOOSE;
+            entries[at as usize].loosen();
             entries[prev as usize].link_mut().next = next;
             if next != NIL {
                 entries[next as usize].link_mut().prev = prev;

@@ -35,7 +35,8 @@ impl<T: Reusable> Slots<T> {
     /// Whether [`take`](Self::take) finds a place.
     #[inline]
     pub(crate) fn has_free(&self) -> bool {
-        self.free != NIL
+        // NIL is never an index, and of any other the compiler learns that it is one.
+        (self.free as usize) < self.all.len()
     }
 
     /// Makes a free place with something in it.

@@ -136,7 +136,9 @@ impl<T> Window<T> {
     #[inline]
     pub fn pass(&mut self, msg_id: u32) -> bool {
         let passes = msg_id == self.expected && self.len == 0;
-        self.expected = self.expected.wrapping_add(u32::from(passes));
+        if passes {
+            self.expected = msg_id.wrapping_add(1);
+        }
         passes
     }
 

@@ -59,7 +59,7 @@ impl Pair {
         outcome
     }
 
-    fn post(&mut self, pattern: Pattern, receive: u32) -> Posted<u32> {
+    fn post(&mut self, pattern: Pattern, receive: u32) -> Posted<u32, u32> {
         let posted = self.matcher.post(pattern, receive);
         assert_eq!(self.commands(), None);
         posted
@@ -72,14 +72,14 @@ impl Pair {
                 self.hits += 1;
                 let receive = offload.matched(self.names[entry.handle as usize]).unwrap();
                 assert_eq!(self.commands(), None);
-                return Some(receive);
+                return receive;
             }
             self.list.count_unexpected();
         }
         let handled = self.matcher.arrive(source, tag, message);
         let outcome = self.commands();
         match handled {
-            Handled::Matched(found) => Some(found.receive()),
+            Handled::Matched(found) => found.once(),
             Handled::Unexpected(_) => None,
             Handled::Leaving => match outcome {
                 Some(Outcome::Matched(receive, with)) if with == message => Some(receive),
@@ -105,7 +105,7 @@ impl Pair {
 /// What a plain matcher makes of an arrival.
 fn arrive(matcher: &mut Matcher<u32, u32>, source: Source, tag: u64, message: u32) -> Option<u32> {
     match matcher.arrive(source, tag, message) {
-        Arrived::Matched(found) => Some(found.receive()),
+        Arrived::Matched(found) => found.once(),
         Arrived::Unexpected(_) => None,
     }
 }
@@ -227,7 +227,9 @@ fn software_alone_has_no_commands() {
     let Posted::Waiting(post) = matcher.post(first, 1) else { panic!() };
     assert_eq!(matcher.cancel(post), Cancelled::Now(1));
     // Receives of the same kind, and no message: that is short work.
-    assert!(matcher.post_at_once(&first, 2).is_some());
+    assert!(matcher.vacancy(&first).is_some(), "and nothing is done yet");
+    assert_eq!(matcher.posted_len(), 0);
+    matcher.vacancy(&first).unwrap().fill(2);
     assert_eq!(matcher.match_at_once(Source(1), 1), Some(2));
     assert_eq!(matcher.match_at_once(Source(1), 1), None);
     assert_eq!(matcher.cancel(post), Cancelled::Gone);

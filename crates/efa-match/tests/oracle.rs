@@ -41,9 +41,8 @@ impl Lists {
                 && (r.pattern.source.is_none() || r.pattern.source == Some(source))
         };
         let at = self.receives.iter().position(fits)?;
-        let Receive { handle, lasting, .. } = self.receives[at];
-        Some(match lasting {
-            Some(id) => Match::Lasting(handle, id),
+        Some(match self.receives[at].lasting {
+            Some(id) => Match::Lasting(id),
             None => Match::Once(self.receives.remove(at).handle),
         })
     }
@@ -131,14 +130,17 @@ impl Run {
     fn post(&mut self) {
         let (pattern, handle) = (self.pattern(), self.handle());
         if self.random.bool()
-            && let Some(id) = self.matcher.post_at_once(&pattern, handle)
+            && let Some(vacancy) = self.matcher.vacancy(&pattern)
         {
+            let id = vacancy.fill(handle);
             assert_eq!(None, self.lists.take(&pattern));
             self.at_once += 1;
             return self.posted(id, Receive { pattern, handle, lasting: None });
         }
         match (self.matcher.post(pattern, handle), self.lists.take(&pattern)) {
-            (Posted::Matched(message), expected) => assert_eq!(Some(message), expected),
+            (Posted::Matched(receive, message), expected) => {
+                assert_eq!((receive, Some(message)), (handle, expected));
+            }
             (Posted::Waiting(id), None) => {
                 self.posted(id, Receive { pattern, handle, lasting: None })
             }
@@ -213,6 +215,8 @@ impl Run {
     fn cancel(&mut self) {
         let Some(&(id, handle)) = self.random.choice(&self.posts) else { return };
         let at = self.lists.receives.iter().position(|receive| receive.handle == handle);
+        assert_eq!(self.matcher.receive(id), at.map(|_| &handle));
+        assert_eq!(self.matcher.receive_mut(id), at.map(|_| handle).as_mut());
         let expected = at.map(|at| self.lists.receives.remove(at).handle);
         assert_eq!(self.matcher.cancel(id), expected);
     }

@@ -15,7 +15,7 @@ fn matcher() -> Names {
 fn wait(matcher: &mut Names, pattern: Pattern, receive: &'static str) -> PostId {
     match matcher.post(pattern, receive) {
         Posted::Waiting(id) => id,
-        Posted::Matched(message) => panic!("{receive} got {message}"),
+        Posted::Matched(_, message) => panic!("{receive} got {message}"),
     }
 }
 
@@ -30,7 +30,10 @@ fn early(matcher: &mut Names, source: Source, tag: u64, message: &'static str) -
 /// Lets a message come and names the receive that gets it.
 fn arrive(matcher: &mut Names, source: Source, tag: u64) -> &'static str {
     match matcher.arrive(source, tag, "message") {
-        Arrived::Matched(found) => found.receive(),
+        Arrived::Matched(Match::Once(receive)) => receive,
+        Arrived::Matched(Match::Lasting(post)) => {
+            matcher.receive(post).expect("it is still posted")
+        }
         Arrived::Unexpected(_) => panic!("no receive for {tag:#x} from {source:?}"),
     }
 }
@@ -109,10 +112,10 @@ fn equal_messages_are_received_in_the_order_of_arrival() {
     for message in ["first", "second", "third"] {
         early(&mut matcher, A, 7, message);
     }
-    assert_eq!(matcher.post(Pattern::exact(A, 7), "x"), Posted::Matched("first"));
-    assert_eq!(matcher.post(Pattern::any_source(7), "y"), Posted::Matched("second"));
+    assert_eq!(matcher.post(Pattern::exact(A, 7), "x"), Posted::Matched("x", "first"));
+    assert_eq!(matcher.post(Pattern::any_source(7), "y"), Posted::Matched("y", "second"));
     let low_bits = Pattern { source: None, tag: 7, ignore: !0xf };
-    assert_eq!(matcher.post(low_bits, "z"), Posted::Matched("third"));
+    assert_eq!(matcher.post(low_bits, "z"), Posted::Matched("z", "third"));
     assert_eq!(matcher.unexpected_len(), 0);
 }
 
@@ -124,9 +127,9 @@ fn a_receive_takes_the_earliest_message_of_any_source() {
     early(&mut matcher, B, 7, "b first");
     early(&mut matcher, A, 7, "a second");
     early(&mut matcher, B, 7, "b third");
-    assert_eq!(matcher.post(Pattern::any_source(7), "x"), Posted::Matched("b first"));
-    assert_eq!(matcher.post(Pattern::exact(B, 7), "y"), Posted::Matched("b third"));
-    assert_eq!(matcher.post(Pattern::any_source(7), "z"), Posted::Matched("a second"));
+    assert_eq!(matcher.post(Pattern::any_source(7), "x"), Posted::Matched("x", "b first"));
+    assert_eq!(matcher.post(Pattern::exact(B, 7), "y"), Posted::Matched("y", "b third"));
+    assert_eq!(matcher.post(Pattern::any_source(7), "z"), Posted::Matched("z", "a second"));
 }
 
 // conformance: B4 B5
@@ -227,7 +230,8 @@ fn a_lasting_receive_keeps_its_place_until_it_is_cancelled() {
     assert_eq!(arrive(&mut matcher, A, 7), "oldest");
     for source in [A, B, A] {
         let found = matcher.match_posted(source, 7);
-        assert_eq!(found, Some(Match::Lasting("lasting", lasting)));
+        assert_eq!(found, Some(Match::Lasting(lasting)));
+        assert_eq!(matcher.receive(lasting), Some(&"lasting"));
     }
     assert_eq!(matcher.cancel(lasting), Some("lasting"));
     assert_eq!(matcher.cancel(lasting), None);
@@ -277,7 +281,7 @@ fn a_peeked_message_stays_and_a_taken_one_is_no_receive_s() {
     assert_eq!(matcher.peek(&seven), Some("first"));
     assert_eq!(matcher.peek(&seven), Some("first"));
     assert_eq!(matcher.take(&seven), Some("first"));
-    assert_eq!(matcher.post(seven, "receive"), Posted::Matched("second"));
+    assert_eq!(matcher.post(seven, "receive"), Posted::Matched("receive", "second"));
 }
 
 /// `match_posted` is for messages that aren't to be kept.
@@ -329,9 +333,9 @@ fn no_receive_is_posted_at_once_while_a_message_waits() {
     for gone in [(); 2].map(|()| wait(&mut matcher, pattern, "gone")) {
         assert_eq!(matcher.cancel(gone), Some("gone"));
     }
-    assert!(matcher.post_at_once(&pattern, "second").is_some());
+    matcher.vacancy(&pattern).unwrap().fill("second");
     early(&mut matcher, A, 8, "another");
-    assert_eq!(matcher.post_at_once(&pattern, "third"), None);
+    assert!(matcher.vacancy(&pattern).is_none());
     assert_eq!(matcher.take(&Pattern::any_source(8)), Some("another"));
     assert_eq!(matcher.cancel(first), Some("first"));
     assert_eq!(arrive(&mut matcher, A, 7), "second");

@@ -9,25 +9,24 @@
 
 use efa_device::{QueuePair, Source};
 use efa_handshake::{AddressHeader, Extras, Learned, Reply};
-use efa_match::{Admit, Handled, Match, Source as MatchSource};
+use efa_match::{Admit, Cancelled, Handled, Match, PostId, Source as MatchSource};
 use efa_proto::{
     EagerConnid, Handshake, Header, OpId, Packet, RawAddress, RmaIov, Rtm, RtmKind, Tag, UserRecvQp,
 };
 
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
 use crate::coverage::Coverage;
-use crate::eager::fill;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::held::{self, Chain};
-use crate::matching::{Assembly, Message, Posted, Target};
+use crate::matching::{Assembly, Message, Posted, Target, Waiting};
 use crate::memory::Memory;
 use crate::operations::{Receive, ReceiveRole};
 use crate::payload::Payload;
 use crate::peer::{PeerId, Standing};
 use crate::rdma;
 use crate::select::Subprotocol;
-use crate::taglist::Verdict;
+use crate::taglist::{Verdict, Word};
 use crate::transmit::Work;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
@@ -48,28 +47,29 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && active.window.pass(eager.msg_id.0)
         {
             self.statistics.received.count(eager.packet_type());
-            if let Some(receive) = self.matching.match_at_once(peer, eager.tag)
-                && let Some(target) = self.take_posted(receive)
-            {
-                let Target { context, mut buffer, tagged } = target;
-                let (length, result) = fill(&mut buffer, eager.payload);
-                let tag = eager.tag.unwrap_or(0);
-                self.statistics.delivered_bytes += length;
-                // Before the completion is written, which then needn't be moved.
-                self.consumed(packet);
-                return Some(Completion::Receive(ReceiveCompletion {
-                    context,
-                    peer: Some(peer),
-                    tagged,
-                    tag,
-                    length,
-                    cq_data: None,
-                    subprotocol: Some(Subprotocol::Eager),
-                    buffer,
-                    result,
-                }));
+            let (tag, length) = (eager.tag, eager.payload.len() as u64);
+            match self.matching.match_at_once(peer, tag) {
+                Some(posted) if length <= posted.buffer.length() => {
+                    let Posted { context, mut buffer, .. } = posted;
+                    buffer.write(0, eager.payload);
+                    self.statistics.delivered_bytes += length;
+                    // Before the completion is written, which then needn't be moved.
+                    self.consumed(packet);
+                    return Some(Completion::Receive(ReceiveCompletion {
+                        context,
+                        peer: Some(peer),
+                        tagged: tag.is_some(),
+                        tag: tag.unwrap_or(0),
+                        length,
+                        cq_data: None,
+                        subprotocol: Some(Subprotocol::Eager),
+                        buffer,
+                        result: Ok(()),
+                    }));
+                }
+                Some(posted) => self.eager_too_long(posted, peer, bytes),
+                None => self.eager_arrived(peer, bytes),
             }
-            self.eager_arrived(peer, bytes);
         } else {
             self.other_packet_arrived(bytes, source);
         }
@@ -396,6 +396,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.handled(handled, peer, rtm, shape, payload, bytes);
     }
 
+    /// The one packet of a message has more bytes than its receive has room for.
+    #[inline(never)]
+    fn eager_too_long(&mut self, posted: Posted<B>, peer: PeerId, bytes: &[u8]) {
+        let Some(eager) = EagerConnid::peek(bytes) else { return };
+        let payload = eager.payload;
+        let shape = Shape { length: payload.len() as u64, ..Shape::EAGER };
+        let target = posted.target(eager.tag.is_some());
+        self.begin_receive(target, peer, &eager.rtm(), &shape, payload);
+    }
+
     /// The one packet of a message has another receive than one for it alone, or none.
     #[inline(never)]
     fn eager_arrived(&mut self, peer: PeerId, bytes: &[u8]) {
@@ -406,24 +416,26 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.handled(found, peer, &eager.rtm(), &shape, payload, bytes);
     }
 
-    /// Looks for the receive of a message.
+    /// Looks for the receive of a message. `None`: it has ended with all others.
     #[inline(always)]
-    fn find_receive(&mut self, peer: PeerId, tag: Option<Tag>) -> Handled<u32> {
+    fn find_receive(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<Handled<Waiting<B>>> {
         let tagged = tag.is_some();
-        if self.matching.verdict != Verdict::None
-            && let Some(found) = self.matching.by_verdict(tagged, &mut self.events)
-        {
-            return found;
+        if self.matching.verdict != Verdict::None {
+            match self.matching.by_verdict(tagged, &mut self.events) {
+                Word::None => {}
+                Word::Receive(waiting) => return Some(Handled::Matched(Match::Once(waiting))),
+                Word::Ended => return None,
+            }
         }
         let key = self.matching.messages.vacant_key() as u32;
-        self.matching.matcher(tagged).arrive(MatchSource(peer.0), tag.unwrap_or(0), key)
+        Some(self.matching.matcher(tagged).arrive(MatchSource(peer.0), tag.unwrap_or(0), key))
     }
 
     /// Gives a message to the receive that was found, or keeps it.
     #[inline(never)]
     fn handled(
         &mut self,
-        handled: Handled<u32>,
+        handled: Option<Handled<Waiting<B>>>,
         peer: PeerId,
         rtm: &Rtm<'_>,
         shape: &Shape,
@@ -432,23 +444,21 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ) {
         let tagged = rtm.tag.is_some();
         let entry = match handled {
-            Handled::Matched(Match::Once(receive)) => {
-                if let Some(target) = self.take_posted(receive) {
-                    self.begin_receive(target, peer, rtm, shape, payload);
-                }
-                return;
+            None => return self.drop_packet(Some(peer), DropReason::UnknownOperation),
+            Some(Handled::Matched(Match::Once(waiting))) => {
+                let posted = self.matching.end_wait(waiting);
+                return self.begin_receive(posted.target(tagged), peer, rtm, shape, payload);
             }
-            Handled::Matched(Match::Lasting(receive, _)) => {
-                if let Some(Posted { buffer, context, .. }) = self.matching.posted.get_mut(receive)
-                {
+            Some(Handled::Matched(Match::Lasting(post))) => {
+                if let Some(waiting) = self.matching.matcher(tagged).receive_mut(post) {
+                    let Posted { buffer, context, .. } = waiting.posted_mut();
                     let target = part_of(buffer, *context, shape.length);
                     self.begin_receive(target, peer, rtm, shape, payload);
                 }
-                self.release_if_used_up(receive);
-                return;
+                return self.release_if_used_up(post);
             }
-            Handled::Unexpected(entry) => Some(entry),
-            Handled::Leaving => None,
+            Some(Handled::Unexpected(entry)) => Some(entry),
+            Some(Handled::Leaving) => None,
         };
         let packets = self.matching.held.hold(bytes);
         let msg_id = rtm.msg_id.0;
@@ -494,24 +504,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.keeps_unexpected(peer, bytes);
     }
 
-    #[inline(always)]
-    pub(crate) fn take_posted(&mut self, receive: u32) -> Option<Target<B>> {
-        let posted = self.matching.posted.remove(receive)?;
-        Some(Target { context: posted.context, buffer: posted.buffer, tagged: posted.tagged })
-    }
-
     /// Whether a multi-receive buffer has too little room for another message.
     pub(crate) fn is_used_up(&self, buffer: &B) -> bool {
         buffer.length() < self.config.min_multi_receive
     }
 
     /// Gives a multi-receive buffer back that takes no other message.
-    fn release_if_used_up(&mut self, place: u32) {
-        let posted = self.matching.posted.get(place);
-        let used_up = posted.is_some_and(|posted| self.is_used_up(&posted.buffer));
-        if used_up && let Some(posted) = self.matching.posted.remove(place) {
-            let Posted { context, buffer, post, .. } = posted;
-            let _ = self.matching.matcher(false).cancel(post);
+    fn release_if_used_up(&mut self, post: PostId) {
+        let least = self.config.min_multi_receive;
+        let matcher = self.matching.matcher(false);
+        let waiting = matcher.receive_mut(post);
+        if waiting.is_some_and(|waiting| waiting.posted_mut().buffer.length() < least)
+            && let Cancelled::Now(waiting) = matcher.cancel(post)
+        {
+            let Posted { context, buffer, .. } = self.matching.end_wait(waiting);
             self.schedule.complete(Completion::Released { context, buffer });
         }
     }

@@ -2,7 +2,7 @@
 
 use efa_device::{Destination, QueuePair, QueuePairAddress, Rdma, Status, Time, WorkId};
 use efa_handshake::Extras;
-use efa_match::{Cancelled, Posted as Posting};
+use efa_match::{Cancelled, Forgotten, Posted as Posting};
 use efa_proto::{Connid, ExtraInfo, Handshake, OpId, PacketType, RawAddress, ReqOptions};
 
 use crate::arrival::is_whole;
@@ -16,7 +16,7 @@ use crate::event::{DropReason, Event, Events};
 use crate::in_place::InPlace;
 use crate::inbound::Inbound;
 use crate::longread::Reading;
-use crate::matching::{Assembly, Matching, Posted, Target, pattern};
+use crate::matching::{Assembly, Matching, Posted, Waiting, pattern};
 use crate::memory::Memory;
 use crate::operations::{Heard, Operations, Receive, ReceiveRole, Send, SendRole};
 use crate::payload::Payload;
@@ -88,15 +88,6 @@ pub enum Accept {
         /// Bits of the tag that don't count.
         ignore: u64,
     },
-}
-
-impl Accept {
-    fn parts(self) -> (bool, efa_match::Pattern) {
-        match self {
-            Self::Untagged { source } => (false, pattern(source, 0, u64::MAX)),
-            Self::Tagged { source, tag, ignore } => (true, pattern(source, tag, ignore)),
-        }
-    }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
@@ -284,7 +275,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     pub(crate) fn check_reads(&self) -> Result<(), StartError> {
         let limit = self.matching.limit;
-        let busy = self.matching.posted.len() + self.operations.own_receives() >= limit;
+        let busy = self.matching.waiting + self.operations.own_receives() >= limit;
         if busy { Err(StartError::Busy { limit }) } else { Ok(()) }
     }
 
@@ -362,9 +353,27 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Err(error) = self.check_receives() {
             return Err(Refused { error, buffer });
         }
-        let (tagged, pattern) = accept.parts();
-        if let Some((post, place)) = self.matching.post_at_once(tagged, &pattern) {
-            place.insert(Posted { context, buffer, post, tagged, tag: pattern.tag });
+        match accept {
+            Accept::Untagged { source } => {
+                self.post(false, pattern(source, 0, u64::MAX), buffer, context)
+            }
+            Accept::Tagged { source, tag, ignore } => {
+                self.post(true, pattern(source, tag, ignore), buffer, context)
+            }
+        }
+    }
+
+    /// Inlined by force: each kind of receive goes to a matcher of its own.
+    #[inline(always)]
+    fn post(
+        &mut self,
+        tagged: bool,
+        pattern: efa_match::Pattern,
+        buffer: B,
+        context: u64,
+    ) -> Result<ReceiveId, Refused<B>> {
+        if let Some(place) = self.matching.vacancy(tagged, &pattern) {
+            let post = place.fill(Posted { context, buffer, tag: pattern.tag });
             return Ok(ReceiveId { post, tagged });
         }
         self.receive_otherwise(tagged, pattern, buffer, context)
@@ -380,15 +389,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         buffer: B,
         context: u64,
     ) -> Result<ReceiveId, Refused<B>> {
-        let place = self.matching.posted.next_index();
-        match self.matching.matcher(tagged).post(pattern, place) {
-            Posting::Waiting(post) => {
-                let posted = Posted { context, buffer, post, tagged, tag: pattern.tag };
-                self.matching.posted.insert(posted);
-                Ok(ReceiveId { post, tagged })
-            }
-            Posting::Matched(message) => {
-                self.receive_unexpected(Target { context, buffer, tagged }, message);
+        let posted = Posted { context, buffer, tag: pattern.tag };
+        let waiting = self.matching.begin_wait(posted);
+        match self.matching.matcher(tagged).post(pattern, waiting) {
+            Posting::Waiting(post) => Ok(ReceiveId { post, tagged }),
+            Posting::Matched(waiting, message) => {
+                let posted = self.matching.end_wait(waiting);
+                self.receive_unexpected(posted.target(tagged), message);
                 Ok(ReceiveId::MATCHED)
             }
         }
@@ -417,9 +424,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 return Ok(ReceiveId::MATCHED);
             }
         }
-        let place = self.matching.posted.next_index();
-        let post = self.matching.matcher(false).post_lasting(pattern, place);
-        self.matching.posted.insert(Posted { context, buffer, post, tagged: false, tag: 0 });
+        let waiting = self.matching.begin_wait(Posted { context, buffer, tag: 0 });
+        let post = self.matching.matcher(false).post_lasting(pattern, waiting);
         Ok(ReceiveId { post, tagged: false })
     }
 
@@ -428,8 +434,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub fn cancel(&mut self, receive: ReceiveId) -> bool {
         let ReceiveId { post, tagged } = receive;
         match self.matching.matcher(tagged).cancel(post) {
-            Cancelled::Now(place) => {
-                self.end_posted(place, OperationError::Cancelled);
+            Cancelled::Now(waiting) => {
+                self.wait_failed(waiting, tagged, OperationError::Cancelled);
                 true
             }
             // The device holds it: it ends when the device has let go of it, or matched it.
@@ -438,18 +444,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Ends a receive that has no message.
-    pub(crate) fn end_posted(&mut self, place: u32, error: OperationError) {
-        if let Some(posted) = self.matching.posted.remove(place) {
-            self.posted_ended(posted, error);
-        }
-    }
-
-    fn posted_ended(&mut self, posted: Posted<B>, error: OperationError) {
+    /// A receive ends without a message.
+    pub(crate) fn wait_failed(&mut self, waiting: Waiting<B>, tagged: bool, error: OperationError) {
+        let posted = self.matching.end_wait(waiting);
         self.schedule.complete(Completion::Receive(ReceiveCompletion {
             context: posted.context,
             peer: None,
-            tagged: posted.tagged,
+            tagged,
             tag: posted.tag,
             length: 0,
             cq_data: None,
@@ -464,16 +465,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Peers are not told, so this is for an endpoint that is about to be dropped. Until it is, the device
     /// may still read registered memory that comes back, or write into it.
     pub fn cancel_all(&mut self) {
-        let posted = self.matching.posted.iter();
-        let posted: Vec<_> = posted.map(|(place, of)| (place, of.post, of.tagged)).collect();
-        for (place, post, tagged) in posted {
-            // The device may still hold it, and the matcher its place.
-            let ended = match self.matching.matcher(tagged).cancel(post) {
-                Cancelled::Now(_) => self.matching.posted.remove(place),
-                Cancelled::Leaving | Cancelled::Gone => self.matching.posted.retire(place),
-            };
-            if let Some(ended) = ended {
-                self.posted_ended(ended, OperationError::Cancelled);
+        for tagged in [true, false] {
+            let Forgotten { receives, messages } = self.matching.matcher(tagged).drain_receives();
+            for waiting in receives {
+                self.wait_failed(waiting, tagged, OperationError::Cancelled);
+            }
+            for message in messages {
+                self.forget_message(message as usize);
+                self.matching.messages.try_remove(message as usize);
             }
         }
         for id in self.operations.receives.find(|_| true) {

@@ -1,6 +1,6 @@
 //! Posted receives and unexpected messages: what stands between the wire and the matcher.
 
-use efa_match::{MessageId, Pattern, PostId, Source, TagMatcher};
+use efa_match::{MessageId, Pattern, PostId, Source, TagMatcher, Vacancy};
 use efa_proto::{OpId, Tag};
 use hashbrown::HashMap;
 use slab::Slab;
@@ -9,19 +9,35 @@ use crate::bounds::Unexpected;
 use crate::hash::Keyed;
 use crate::held::{Chain, Held};
 use crate::peer::PeerId;
-use crate::table::{Table, Vacancy};
 use crate::taglist::Verdict;
 
-/// A receive that waits for a message.
+/// A receive as it was posted.
 #[derive(Debug)]
 pub(crate) struct Posted<B> {
     pub(crate) context: u64,
     pub(crate) buffer: B,
-    /// Its entry in the matcher.
-    pub(crate) post: PostId,
-    pub(crate) tagged: bool,
     /// For the report of a cancelled receive.
     pub(crate) tag: u64,
+}
+
+impl<B> Posted<B> {
+    /// It has its message.
+    #[inline(always)]
+    pub(crate) fn target(self, tagged: bool) -> Target<B> {
+        let Self { context, buffer, .. } = self;
+        Target { context, buffer, tagged }
+    }
+}
+
+/// A receive that waits for a message. It is counted: [`Matching::begin_wait`], [`Matching::end_wait`].
+#[derive(Debug)]
+pub(crate) struct Waiting<B>(Posted<B>);
+
+impl<B> Waiting<B> {
+    /// Of a receive that goes on waiting.
+    pub(crate) fn posted_mut(&mut self) -> &mut Posted<B> {
+        &mut self.0
+    }
 }
 
 /// Where a message goes.
@@ -54,18 +70,18 @@ pub(crate) enum Assembly {
     Unexpected(u32),
 }
 
-/// More receives than there is memory for; places have 32 bits.
+/// More receives than there is memory for; the matchers' places have 32 bits.
 const MOST: usize = i32::MAX as usize;
 
 /// Tagged and untagged messages never match each other (section 3.1), so each has a matcher.
 #[derive(Debug)]
 pub(crate) struct Matching<B> {
-    /// Receives, whose places the matchers know them by: what a matcher gives out is taken from here.
-    pub(crate) posted: Table<Posted<B>>,
     /// Most receives posted, and most messages being received.
     pub(crate) limit: usize,
-    tagged: TagMatcher<u32, u32>,
-    untagged: TagMatcher<u32, u32>,
+    /// Receives that wait, those too which wait for the device to let go of them.
+    pub(crate) waiting: usize,
+    tagged: TagMatcher<Waiting<B>, u32>,
+    untagged: TagMatcher<Waiting<B>, u32>,
     /// Whether the device matches tagged messages itself.
     pub(crate) has_tag_list: bool,
     /// Of the packet in hand, if it does.
@@ -78,10 +94,10 @@ pub(crate) struct Matching<B> {
 }
 
 impl<B> Matching<B> {
-    pub(crate) fn new(limit: usize, tagged: TagMatcher<u32, u32>, seed: u64) -> Self {
+    pub(crate) fn new(limit: usize, tagged: TagMatcher<Waiting<B>, u32>, seed: u64) -> Self {
         Self {
-            posted: Table::new(),
             limit: limit.min(MOST),
+            waiting: 0,
             has_tag_list: matches!(tagged, TagMatcher::Offloaded(_)),
             tagged,
             untagged: TagMatcher::new(None, seed),
@@ -93,28 +109,55 @@ impl<B> Matching<B> {
         }
     }
 
-    /// Posts a receive, if that is short work: no message waits, and nothing has to grow.
+    /// A receive goes to a matcher.
+    pub(crate) fn begin_wait(&mut self, posted: Posted<B>) -> Waiting<B> {
+        self.waiting += 1;
+        Waiting(posted)
+    }
+
+    /// A receive has come from a matcher.
     #[inline(always)]
-    pub(crate) fn post_at_once(
-        &mut self,
-        tagged: bool,
-        pattern: &Pattern,
-    ) -> Option<(PostId, Vacancy<'_, Posted<B>>)> {
+    pub(crate) fn end_wait(&mut self, waiting: Waiting<B>) -> Posted<B> {
+        self.waiting -= 1;
+        waiting.0
+    }
+
+    /// The place for a receive, if posting it is short work: no message waits, and nothing has to grow.
+    #[inline(always)]
+    pub(crate) fn vacancy(&mut self, tagged: bool, pattern: &Pattern) -> Option<Place<'_, B>> {
         let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
-        let place = self.posted.vacancy()?;
-        let post = matcher.post_at_once(pattern, place.index())?;
-        Some((post, place))
+        Some(Place { vacancy: matcher.vacancy(pattern)?, waiting: &mut self.waiting })
     }
 
     /// Takes the receive that a message goes to, if that is short work.
     #[inline(always)]
-    pub(crate) fn match_at_once(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<u32> {
-        self.matcher(tag.is_some()).match_at_once(Source(peer.0), tag.unwrap_or(0))
+    pub(crate) fn match_at_once(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<Posted<B>> {
+        let source = Source(peer.0);
+        let waiting = match tag {
+            Some(tag) => self.tagged.match_at_once(source, tag)?,
+            None => self.untagged.match_at_once(source, 0)?,
+        };
+        Some(self.end_wait(waiting))
     }
 
     /// The matcher for a kind of message.
-    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut TagMatcher<u32, u32> {
+    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut TagMatcher<Waiting<B>, u32> {
         if tagged { &mut self.tagged } else { &mut self.untagged }
+    }
+}
+
+/// A place in a matcher.
+#[derive(Debug)]
+pub(crate) struct Place<'a, B> {
+    vacancy: Vacancy<'a, Waiting<B>>,
+    waiting: &'a mut usize,
+}
+
+impl<B> Place<'_, B> {
+    #[inline(always)]
+    pub(crate) fn fill(self, posted: Posted<B>) -> PostId {
+        *self.waiting += 1;
+        self.vacancy.fill(Waiting(posted))
     }
 }
 

@@ -249,12 +249,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(transfer) = self.operations.transfers.get_mut(id) else { return };
         transfer.outstanding -= 1;
         let (peer, owner, retried) = (transfer.peer, transfer.owner, transfer.retried);
+        // Only immediate data needs a receiver, and it goes with a single operation.
+        let again = result == Err(Status::ReceiverNotReady) && transfer.failed.is_none();
         match result {
             Ok(()) => self.statistics.rdma_bytes += length,
-            // Only immediate data needs a receiver, and it goes with a single operation.
-            Err(Status::ReceiverNotReady) if transfer.failed.is_none() => {
-                (transfer.next, transfer.retried) = (offset, true);
-            }
+            Err(_) if again => (transfer.next, transfer.retried) = (offset, true),
             Err(status) => {
                 transfer.failed.get_or_insert(OperationError::Device(status));
             }
@@ -271,7 +270,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         if over {
             self.end_transfer(id);
-        } else if result == Err(Status::ReceiverNotReady) {
+        } else if again {
             self.back_off(peer);
             self.enqueue_first(peer, Work::Transfer(id));
         }

@@ -28,31 +28,37 @@ impl<T> Table<T> {
         self.live
     }
 
-    /// The index that the next entry will have.
-    #[inline]
-    pub(crate) fn next_index(&self) -> u32 {
-        if self.free == NONE { self.entries.len() as u32 } else { self.free }
-    }
-
     /// Adds an entry; gives its index. There are fewer than 2³² - 1.
     #[inline(always)]
     pub(crate) fn insert(&mut self, value: T) -> u32 {
-        if let Some(vacancy) = self.vacancy() {
-            return vacancy.insert(value);
-        }
-        self.live += 1;
-        self.entries.push(Entry::Live(value));
-        self.entries.len() as u32 - 1
+        let vacancy = self.vacancy();
+        let index = vacancy.index();
+        vacancy.fill(value);
+        index
     }
 
-    /// The place of the next entry, if the table needn't grow for it.
+    /// The place of the next entry. There are fewer than 2³² - 1.
     #[inline(always)]
-    pub(crate) fn vacancy(&mut self) -> Option<Vacancy<'_, T>> {
-        let index = self.free;
-        match *self.entries.get(index as usize)? {
-            Entry::Free(_) => Some(Vacancy { table: self, index }),
-            Entry::Live(_) => None,
+    pub(crate) fn vacancy(&mut self) -> Vacancy<'_, T> {
+        if self.free == NONE {
+            self.grow();
         }
+        let Self { entries, free, live } = self;
+        let index = *free;
+        let entry = &mut entries[index as usize];
+        let next = match *entry {
+            Entry::Free(next) => next,
+            // Not on the list of those that are free.
+            Entry::Live(_) => NONE,
+        };
+        Vacancy { entry, free, live, index, next }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) {
+        self.entries.push(Entry::Free(NONE));
+        self.free = self.entries.len() as u32 - 1;
     }
 
     #[inline(always)]
@@ -73,24 +79,12 @@ impl<T> Table<T> {
 
     #[inline(always)]
     pub(crate) fn remove(&mut self, index: u32) -> Option<T> {
-        let value = self.take_out(index, self.free)?;
-        self.free = index;
-        Some(value)
-    }
-
-    /// Takes an entry out whose index somebody still holds: it is not used again.
-    pub(crate) fn retire(&mut self, index: u32) -> Option<T> {
-        self.take_out(index, NONE)
-    }
-
-    /// Takes an entry out, whose place then has `next` as the next free one.
-    #[inline(always)]
-    fn take_out(&mut self, index: u32, next: u32) -> Option<T> {
         let entry = self.entries.get_mut(index as usize)?;
         if matches!(entry, Entry::Free(_)) {
             return None;
         }
-        let entry = core::mem::replace(entry, Entry::Free(next));
+        let entry = core::mem::replace(entry, Entry::Free(self.free));
+        self.free = index;
         self.live -= 1;
         match entry {
             Entry::Live(value) => Some(value),
@@ -134,8 +128,11 @@ impl<T> Table<T> {
 /// A place for an entry.
 #[derive(Debug)]
 pub(crate) struct Vacancy<'a, T> {
-    table: &'a mut Table<T>,
+    entry: &'a mut Entry<T>,
+    free: &'a mut u32,
+    live: &'a mut usize,
     index: u32,
+    next: u32,
 }
 
 impl<T> Vacancy<'_, T> {
@@ -144,15 +141,10 @@ impl<T> Vacancy<'_, T> {
     }
 
     #[inline(always)]
-    pub(crate) fn insert(self, value: T) -> u32 {
-        let Table { entries, free, live } = self.table;
-        let entry = &mut entries[self.index as usize];
-        if let Entry::Free(next) = *entry {
-            *free = next;
-        }
-        *live += 1;
+    pub(crate) fn fill(self, value: T) {
+        *self.free = self.next;
+        *self.live += 1;
         // A free entry has nothing to be dropped, which the compiler doesn't see.
-        core::mem::forget(core::mem::replace(entry, Entry::Live(value)));
-        self.index
+        core::mem::forget(core::mem::replace(self.entry, Entry::Live(value)));
     }
 }

@@ -10,7 +10,7 @@
 //! ```
 
 use efa_device::{QueuePair, Source, TagChange, TagCommand};
-use efa_match::{Change, Command, Handled, ListLimits, Match, Outcome, PostId, TagMatcher};
+use efa_match::{Change, Command, ListLimits, Outcome, PostId, TagMatcher};
 use efa_proto::{Header, Packet, Rtm};
 
 use crate::arrival::Shape;
@@ -18,7 +18,7 @@ use crate::completion::OperationError;
 use crate::endpoint::Endpoint;
 use crate::event::{Event, Events};
 use crate::held::Chain;
-use crate::matching::Matching;
+use crate::matching::{Matching, Waiting};
 use crate::payload::Payload;
 use crate::peer::PeerId;
 
@@ -46,26 +46,41 @@ pub fn leading_tag(bytes: &[u8]) -> Option<u64> {
 }
 
 /// A matcher for a queue pair's tagged messages.
-pub(crate) fn tagged_matcher(queue_pair: &impl QueuePair, seed: u64) -> TagMatcher<u32, u32> {
+pub(crate) fn tagged_matcher<B>(
+    queue_pair: &impl QueuePair,
+    seed: u64,
+) -> TagMatcher<Waiting<B>, u32> {
     let limits = queue_pair.attributes().tag_list;
     let limits = limits.map(|list| ListLimits { max_tags: list.max_tags, max_ops: list.max_ops });
     TagMatcher::new(limits, seed)
 }
 
+/// What follows from the device's word on a message.
+pub(crate) enum Word<B> {
+    /// It is to be looked up.
+    None,
+    /// It goes to this receive.
+    Receive(Waiting<B>),
+    /// It goes to a receive that has ended with all others.
+    Ended,
+}
+
 impl<B> Matching<B> {
-    /// Who gets a message by the device's word. `None`: it is to be looked up.
+    /// Who gets a message by the device's word.
     #[cold]
-    pub(crate) fn by_verdict(&mut self, tagged: bool, events: &mut Events) -> Option<Handled<u32>> {
+    pub(crate) fn by_verdict(&mut self, tagged: bool, events: &mut Events) -> Word<B> {
         if !tagged {
-            return None;
+            return Word::None;
         }
-        let Verdict::Receive(post) = std::mem::take(&mut self.verdict) else { return None };
-        match self.matcher(true).offload()?.matched(post) {
-            Ok(receive) => Some(Handled::Matched(Match::Once(receive))),
-            Err(breach) => {
+        let Verdict::Receive(post) = std::mem::take(&mut self.verdict) else { return Word::None };
+        match self.matcher(true).offload().map(|list| list.matched(post)) {
+            Some(Ok(Some(waiting))) => Word::Receive(waiting),
+            Some(Ok(None)) => Word::Ended,
+            Some(Err(breach)) => {
                 events.push(Event::TagListBroken(breach));
-                None
+                Word::None
             }
+            None => Word::None,
         }
     }
 }
@@ -132,11 +147,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Verdict::Receive(post) => {
                 let matched = self.matching.matcher(true).offload().map(|list| list.matched(post));
                 match matched {
-                    Some(Ok(receive)) => {
-                        self.end_posted(receive, OperationError::WronglyMatched);
+                    Some(Ok(Some(waiting))) => {
+                        self.wait_failed(waiting, true, OperationError::WronglyMatched);
                     }
                     Some(Err(breach)) => self.events.push(Event::TagListBroken(breach)),
-                    None => {}
+                    Some(Ok(None)) | None => {}
                 }
             }
         }
@@ -147,25 +162,23 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(offload) = self.matching.matcher(true).offload() else { return };
         match offload.op_completed(id, succeeded, sync_required) {
             Ok(None) => {}
-            Ok(Some(Outcome::Cancelled(receive))) => {
-                self.end_posted(receive, OperationError::Cancelled);
+            Ok(Some(Outcome::Cancelled(waiting))) => {
+                self.wait_failed(waiting, true, OperationError::Cancelled);
             }
-            Ok(Some(Outcome::Matched(receive, key))) => self.receive_awaited(receive, key),
+            Ok(Some(Outcome::Matched(waiting, key))) => self.receive_awaited(waiting, key),
             Err(breach) => self.events.push(Event::TagListBroken(breach)),
         }
     }
 
     /// The device has let go of a receive that a message waited for.
-    fn receive_awaited(&mut self, receive: u32, key: u32) {
-        if self.matching.messages[key as usize].packets != Chain::NONE
-            && let Some(target) = self.take_posted(receive)
-        {
-            return self.receive_unexpected(target, key);
+    fn receive_awaited(&mut self, waiting: Waiting<B>, key: u32) {
+        if self.matching.messages[key as usize].packets != Chain::NONE {
+            let posted = self.matching.end_wait(waiting);
+            return self.receive_unexpected(posted.target(true), key);
         }
-        // The message was dropped, or the receive ended with all others.
-        self.forget_message(key as usize);
-        self.matching.messages.try_remove(key as usize);
-        self.end_posted(receive, OperationError::PeerRemoved);
+        // The message was dropped.
+        self.matching.messages.remove(key as usize);
+        self.wait_failed(waiting, true, OperationError::PeerRemoved);
     }
 
     /// Posts the commands that are due.

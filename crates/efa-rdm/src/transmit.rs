@@ -237,11 +237,12 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         destination: Destination,
         record: impl FnOnce() -> InFlight<B>,
     ) -> Result<(), Unposted<Q::Packet, B>> {
-        let id = WorkId(self.in_flight.next_index().into());
+        let place = self.in_flight.vacancy();
+        let id = WorkId(place.index().into());
         let request = SendRequest { id, packet, length: length as usize, destination, immediate };
         match self.device.post_send(request) {
             Ok(()) => {
-                self.in_flight.insert(record());
+                place.fill(record());
                 Ok(())
             }
             Err(PostError { error, packet }) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use efa_device::{Device, Qkey, QueuePairOptions, Rdma, TagListLimits, Time};
 use efa_rdm::{
-    Accept, Completion, Config, Endpoint, Level, Message, OperationError, PeerId, ReceiveId,
+    Accept, Completion, Config, Endpoint, Event, Level, Message, OperationError, PeerId, ReceiveId,
     leading_tag,
 };
 use efa_sim::local::{LocalFabric, LocalOptions, LocalQueuePair, Reorder};
@@ -88,7 +88,9 @@ impl Net {
             self.received.push((receive.context, receive.result.map(|()| number)));
         }
         while let Some(event) = self.receiver.poll_event() {
-            assert!(matches!(event, efa_rdm::Event::PeerDiscovered(_)), "{event:?}");
+            // What is dropped is counted, and its stories say what may be.
+            let expected = matches!(event, Event::PeerDiscovered(_) | Event::PacketDropped { .. });
+            assert!(expected, "{event:?}");
         }
         self.now += Duration::from_nanos(500);
     }
@@ -261,4 +263,38 @@ fn all_buffers_come_back_at_once_from_an_endpoint_that_ends() {
     net.settle(6);
     net.received.sort_unstable_by_key(|pair| pair.0);
     assert_eq!(net.received, Vec::from_iter((10..16).map(|tag| (tag, Ok(tag)))));
+}
+
+/// Whether the device matches it before it is told to forget the receive, or after.
+#[test]
+fn a_message_for_a_receive_that_ended_with_all_others_is_dropped_or_waits() {
+    let mut ends = [0; 2];
+    for seed in 0..40 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut net = Net::new(seed, LIST, 1, Rdma::NONE);
+        net.post(7, 0, 1);
+        (0..40).for_each(|_| net.step());
+        net.send(0, 7, 5, 100);
+        (0..random.usize(..60)).for_each(|_| net.step());
+        if !net.received.is_empty() {
+            continue;
+        }
+        net.receiver.cancel_all();
+        net.settle(1);
+        assert_eq!(net.received, [(1, Err(OperationError::Cancelled))]);
+        let dropped = net.receiver.statistics().dropped;
+        assert_eq!(dropped, net.matched_by_device(), "only what the device had given away");
+        ends[dropped as usize] += 1;
+        // The next receive gets what waits, and the device and the engine still count alike.
+        net.post(7, 0, 2);
+        net.post(8, 0, 3);
+        if dropped > 0 {
+            net.send(0, 7, 6, 100);
+        }
+        net.send(0, 8, 9, 100);
+        net.settle(3);
+        net.received.sort_unstable_by_key(|pair| pair.0);
+        assert_eq!(net.received[1..], [(2, Ok(5 + dropped)), (3, Ok(9))]);
+    }
+    assert!(ends.iter().all(|&count| count > 0), "waits and dropped: {ends:?}");
 }

@@ -33,9 +33,9 @@ impl Lists {
 
     fn arrive(&mut self, source: Source, tag: u64) -> Option<Match<u32>> {
         let at = self.receives.iter().position(|(pattern, ..)| fits(pattern, source, tag))?;
-        let (_, handle, lasting) = self.receives[at];
+        let (.., lasting) = self.receives[at];
         Some(match lasting {
-            Some(id) => Match::Lasting(handle, id),
+            Some(id) => Match::Lasting(id),
             None => Match::Once(self.receives.remove(at).1),
         })
     }
@@ -69,7 +69,9 @@ pub(crate) fn matcher(bytes: &[u8]) {
             0..=99 => {
                 let pattern = pattern(input);
                 match (matcher.post(pattern, next), lists.take(&pattern)) {
-                    (Posted::Matched(message), expected) => assert_eq!(Some(message), expected),
+                    (Posted::Matched(receive, message), expected) => {
+                        assert_eq!((receive, Some(message)), (next, expected));
+                    }
                     (Posted::Waiting(id), expected) => {
                         assert_eq!(expected, None);
                         posts.push((id, next));
@@ -106,6 +108,7 @@ pub(crate) fn matcher(bytes: &[u8]) {
             222..=231 if !posts.is_empty() => {
                 let (id, handle) = posts[input.below(posts.len())];
                 let at = lists.receives.iter().position(|(_, of, _)| *of == handle);
+                assert_eq!(matcher.receive(id), at.map(|_| &handle));
                 let expected = at.map(|at| lists.receives.remove(at).1);
                 assert_eq!(matcher.cancel(id), expected);
             }
@@ -225,7 +228,7 @@ impl Device {
         self.pairs.push(None);
         match self.offload.post(pattern, receive) {
             Posted::Waiting(post) => self.posts.push(Some(post)),
-            Posted::Matched(message) => {
+            Posted::Matched(receive, message) => {
                 self.posts.push(None);
                 self.pair(receive, message);
             }
@@ -282,13 +285,14 @@ impl Device {
         match report {
             Report::Matched { receive, message } => {
                 let post = self.posts[receive as usize].expect("it was in the device");
-                self.offload.matched(post).expect("the device keeps to the rules");
+                let matched = self.offload.matched(post).expect("the device keeps to the rules");
+                assert_eq!(matched, Some(receive));
                 self.pair(receive, message);
             }
             Report::Unexpected { message } => {
                 let tag = self.tags[message];
                 if let Handled::Matched(found) = self.offload.unexpected(Source(0), tag, message) {
-                    self.pair(found.receive(), message);
+                    self.pair(found.once().expect("none is lasting"), message);
                 }
             }
             Report::Done { op, succeeded, sync_required } => {

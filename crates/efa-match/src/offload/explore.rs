@@ -185,6 +185,7 @@ impl<'a> World<'a> {
                 Why::Matched(_, message) => (0, message),
                 Why::Cancelled(_) => (1, 0),
                 Why::TooLate => (2, 0),
+                Why::Drained => (3, 0),
             };
             (self.number(leaving.post), why)
         };
@@ -238,7 +239,7 @@ impl<'a> World<'a> {
         let Some(accepts) = self.case.receives.get(receive) else { return Ok(false) };
         match self.offload.post(accepts.pattern(), receive) {
             Posted::Waiting(post) => self.posts.push(Some(post)),
-            Posted::Matched(message) => {
+            Posted::Matched(receive, message) => {
                 self.posts.push(None);
                 self.pair(receive, message)?;
             }
@@ -300,13 +301,13 @@ impl<'a> World<'a> {
         match report {
             Report::Matched { receive, message } => {
                 let post = self.posts[receive].expect("it has been in the device");
-                self.offload.matched(post)?;
+                assert_eq!(self.offload.matched(post)?, Some(receive));
                 self.pair(receive, message)?;
             }
             Report::Unexpected { message } => {
                 let tag = self.case.messages[message];
                 if let Handled::Matched(found) = self.offload.unexpected(Source(0), tag, message) {
-                    self.pair(found.receive(), message)?;
+                    self.pair(found.once().expect("none is lasting"), message)?;
                 }
             }
             Report::Done { op, succeeded, sync_required } => {

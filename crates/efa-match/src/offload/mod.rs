@@ -188,24 +188,26 @@ struct Queued {
 }
 
 /// A receive that is to be deleted from the device, and why.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Leaving<R, M> {
     post: PostId,
     handle: u32,
     why: Why<R, M>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Why<R, M> {
     /// An unexpected message fits it.
     Matched(R, M),
     Cancelled(R),
-    /// It was to be cancelled, but the device matched it first.
+    /// It was given out without waiting for the device.
+    Drained,
+    /// It was to be cancelled, or given out, but the device matched it first.
     TooLate,
 }
 
 /// A command under way.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Op<R, M> {
     Add(PostId),
     Delete(Leaving<R, M>),
@@ -215,7 +217,7 @@ enum Op<R, M> {
 /// Posted receives in a device's list and in software, and unexpected messages.
 ///
 /// Fed with what the device reports, *in the order in which it does*, and polled for commands.
-/// Handles of receives and messages are the caller's, as with [`Matcher`]. Sources take part in
+/// Receives and handles of messages are the caller's, as with [`Matcher`]. Sources take part in
 /// the matching of software only; what the device is to tell apart must be in the tag
 /// ([`Envelope`](crate::Envelope)).
 #[derive(Debug, Clone)]
@@ -246,7 +248,7 @@ pub struct Offload<R, M> {
     live_to: u64,
 }
 
-impl<R: Copy, M: Copy> Offload<R, M> {
+impl<R, M: Copy> Offload<R, M> {
     /// Nothing posted, nothing in the device. The seed keys the hashes, see
     /// [`Matcher::with_seed`].
     ///
@@ -282,18 +284,18 @@ impl<R: Copy, M: Copy> Offload<R, M> {
     /// goes to the device when its turn comes. One for a certain source stays in software, and so
     /// do those posted after it while it does.
     #[inline]
-    pub fn post(&mut self, pattern: Pattern, receive: R) -> Posted<M> {
+    pub fn post(&mut self, pattern: Pattern, receive: R) -> Posted<R, M> {
         let key = pattern.source.is_none().then_some((pattern.tag, !pattern.ignore));
         self.post_with(pattern, receive, key)
     }
 
     /// Posts a receive that the device can't hold, such as one with too many buffers.
-    pub fn post_in_software(&mut self, pattern: Pattern, receive: R) -> Posted<M> {
+    pub fn post_in_software(&mut self, pattern: Pattern, receive: R) -> Posted<R, M> {
         self.post_with(pattern, receive, None)
     }
 
     #[inline]
-    fn post_with(&mut self, pattern: Pattern, receive: R, key: Option<(u64, u64)>) -> Posted<M> {
+    fn post_with(&mut self, pattern: Pattern, receive: R, key: Option<(u64, u64)>) -> Posted<R, M> {
         let posted = self.matcher.post(pattern, receive);
         if let Posted::Waiting(post) = posted {
             self.enqueue(post, key);
@@ -412,41 +414,47 @@ impl<R: Copy, M: Copy> Offload<R, M> {
         }
     }
 
-    /// The device matched an entry of its list with a message: the receive is used up.
+    /// The device matched an entry of its list with a message: the receive is used up. `None`: it has
+    /// been [given out](Self::drain_receives) already.
     ///
     /// # Errors
     ///
     /// If the device can't have done that by the rules.
     #[inline]
-    pub fn matched(&mut self, post: PostId) -> Result<R, Breach> {
+    pub fn matched(&mut self, post: PostId) -> Result<Option<R>, Breach> {
         let Some(&Place::Device { add, .. }) = self.places.get(post.index as usize) else {
             return self.matched_late(post);
         };
         let Some(receive) = self.matcher.cancel(post) else { return self.matched_late(post) };
         self.in_device -= 1;
         self.went_live(add);
-        Ok(receive)
+        Ok(Some(receive))
     }
 
     /// A match for a receive that is to be deleted.
     #[cold]
-    fn matched_late(&mut self, post: PostId) -> Result<R, Breach> {
+    fn matched_late(&mut self, post: PostId) -> Result<Option<R>, Breach> {
+        let Some(leaving) = self.all_leaving().find(|leaving| leaving.post == post) else {
+            return Err(Breach::UnknownEntry { post });
+        };
+        match std::mem::replace(&mut leaving.why, Why::TooLate) {
+            Why::Cancelled(receive) => Ok(Some(receive)),
+            Why::Drained => Ok(None),
+            why @ Why::Matched(..) => {
+                leaving.why = why;
+                Err(Breach::OutOfOrder { post })
+            }
+            Why::TooLate => Err(Breach::UnknownEntry { post }),
+        }
+    }
+
+    /// Receives that are to be deleted from the device, in the order in which they are.
+    fn all_leaving(&mut self) -> impl Iterator<Item = &mut Leaving<R, M>> {
         let under_way = self.ops.iter_mut().filter_map(|op| match op {
             Op::Delete(leaving) => Some(leaving),
             _ => None,
         });
-        let mut leaving = under_way.chain(&mut self.leaving);
-        let Some(leaving) = leaving.find(|leaving| leaving.post == post) else {
-            return Err(Breach::UnknownEntry { post });
-        };
-        match leaving.why {
-            Why::Cancelled(receive) => {
-                leaving.why = Why::TooLate;
-                Ok(receive)
-            }
-            Why::Matched(..) => Err(Breach::OutOfOrder { post }),
-            Why::TooLate => Err(Breach::UnknownEntry { post }),
-        }
+        under_way.chain(&mut self.leaving)
     }
 
     /// Whether the device may hold entries back, for all that is known here.
@@ -464,21 +472,16 @@ impl<R: Copy, M: Copy> Offload<R, M> {
     #[inline]
     pub fn unexpected(&mut self, source: Source, tag: u64, message: M) -> Handled<R> {
         self.handled = self.handled.wrapping_add(1);
-        let Some((post, found)) = self.matcher.find_posted(source, tag) else {
-            return Handled::Unexpected(self.matcher.keep_message(source, tag, message));
+        let (post, receive) = match self.matcher.match_named(source, tag) {
+            None => return Handled::Unexpected(self.matcher.keep_message(source, tag, message)),
+            Some((_, Match::Lasting(post))) => return Handled::Matched(Match::Lasting(post)),
+            Some((post, Match::Once(receive))) => (post, receive),
         };
-        if let Match::Once(receive) = found {
-            self.matcher.cancel(post);
-            if let Place::Device { handle, .. } = self.places[post.index as usize] {
-                self.leaving.push_back(Leaving {
-                    post,
-                    handle,
-                    why: Why::Matched(receive, message),
-                });
-                return Handled::Leaving;
-            }
-        }
-        Handled::Matched(found)
+        let Place::Device { handle, .. } = self.places[post.index as usize] else {
+            return Handled::Matched(Match::Once(receive));
+        };
+        self.leaving.push_back(Leaving { post, handle, why: Why::Matched(receive, message) });
+        Handled::Leaving
     }
 
     /// Something was unexpected to the device, and counted by it, that no receive is for: the end
@@ -516,7 +519,7 @@ impl<R: Copy, M: Copy> Offload<R, M> {
                     Ok(Some(Outcome::Matched(receive, message)))
                 }
                 (Why::Cancelled(receive), true) => Ok(Some(Outcome::Cancelled(receive))),
-                (Why::TooLate, false) => Ok(None),
+                (Why::Drained, true) | (Why::TooLate, false) => Ok(None),
                 _ => Err(Breach::DeleteContradicted { post }),
             },
             Some(Op::Add(post)) if !succeeded => Err(Breach::AddRefused { post }),
@@ -555,9 +558,37 @@ impl<R: Copy, M: Copy> Offload<R, M> {
         self.matcher.forget_source(source)
     }
 
-    /// The handle of a receive, if it is posted.
-    pub fn receive(&self, post: PostId) -> Option<R> {
-        self.matcher.posted_handle(post)
+    /// Takes out all receives at once, those too that the device holds, and the messages that waited for
+    /// the device to let go of one of them. Other messages stay. What the device holds is deleted there.
+    pub fn drain_receives(&mut self) -> Forgotten<R, M> {
+        let (mut receives, mut messages) = (Vec::new(), Vec::new());
+        for post in self.matcher.posts() {
+            if let Cancelled::Now(receive) = self.cancel(post) {
+                receives.push(receive);
+            }
+        }
+        for leaving in self.all_leaving() {
+            match std::mem::replace(&mut leaving.why, Why::Drained) {
+                Why::Cancelled(receive) => receives.push(receive),
+                Why::Matched(receive, message) => {
+                    receives.push(receive);
+                    messages.push(message);
+                }
+                Why::Drained => {}
+                Why::TooLate => leaving.why = Why::TooLate,
+            }
+        }
+        Forgotten { receives, messages }
+    }
+
+    /// This receive, if it is posted.
+    pub fn receive(&self, post: PostId) -> Option<&R> {
+        self.matcher.receive(post)
+    }
+
+    /// This receive, if it is posted.
+    pub fn receive_mut(&mut self, post: PostId) -> Option<&mut R> {
+        self.matcher.receive_mut(post)
     }
 
     /// Where a receive is, if it is posted.
@@ -618,7 +649,7 @@ mod tests {
             // A message comes that is unexpected, while another receive is added: that is held back.
             let (_, op) = add(&mut offload, 2, 2);
             assert!(matches!(offload.unexpected(Source(1), 3, 9), Handled::Unexpected(_)));
-            assert_eq!(offload.matched(old), Ok(1));
+            assert_eq!(offload.matched(old), Ok(Some(1)));
             assert_eq!(offload.op_completed(op, true, true), Ok(None));
             let command = offload.poll_command().map(|command| command.change);
             assert_eq!(command, Some(Change::Sync), "after {commands}");
@@ -665,7 +696,7 @@ mod tests {
             assert_eq!(offload.poll_command(), None, "the one before it has to stay here");
             assert_eq!(
                 (offload.receive(post), offload.home(post)),
-                (Some(n), Some(Home::Software))
+                (Some(&n), Some(Home::Software))
             );
             assert_eq!(offload.cancel(post), Cancelled::Now(n));
             assert_eq!((offload.receive(post), offload.home(post)), (None, None));
@@ -679,6 +710,46 @@ mod tests {
         assert_eq!((offload.in_device(), offload.home(post)), (1, Some(Home::Device)));
         offload.unexpected_other();
         assert_eq!(offload.handled(), 1);
+    }
+
+    /// Whatever the device was about to do with them.
+    #[test]
+    fn all_receives_come_out_at_once_and_the_device_is_told() {
+        let mut offload = Offload::<u32, u32>::new(ListLimits { max_tags: 8, max_ops: 8 }, 0);
+        let posts = [0, 1, 2, 3].map(|n| {
+            let Posted::Waiting(post) = offload.post(Pattern::any_source(n.into()), n) else {
+                panic!("nothing has come")
+            };
+            assert!(matches!(offload.poll_command().unwrap().change, Change::Add { .. }));
+            offload.added(post, n);
+            post
+        });
+        let waiting = offload.post_in_software(Pattern::any_source(4), 4);
+        assert!(matches!(waiting, Posted::Waiting(_)));
+        assert!(matches!(offload.unexpected(Source(1), 9, 90), Handled::Unexpected(_)));
+        // The first is being cancelled, the second has a message that waits for it.
+        assert_eq!(offload.cancel(posts[0]), Cancelled::Leaving);
+        let cancel = offload.poll_command().unwrap();
+        assert!(matches!(cancel.change, Change::Delete { handle: 0, .. }));
+        assert_eq!(offload.unexpected(Source(1), 1, 91), Handled::Leaving);
+
+        let Forgotten { mut receives, messages } = offload.drain_receives();
+        receives.sort_unstable();
+        assert_eq!((receives, messages), (vec![0, 1, 2, 3, 4], vec![91]));
+        assert_eq!((offload.posted_len(), offload.unexpected_len()), (0, 1));
+        let nothing = Forgotten { receives: vec![], messages: vec![] };
+        assert_eq!(offload.drain_receives(), nothing);
+
+        // The device matches the third before it is told.
+        assert_eq!(offload.matched(posts[2]), Ok(None));
+        assert_eq!(offload.matched(posts[2]), Err(Breach::UnknownEntry { post: posts[2] }));
+        assert_eq!(offload.op_completed(cancel.op, true, false), Ok(None));
+        for (n, succeeded) in [(1, true), (2, false), (3, true)] {
+            let command = offload.poll_command().unwrap();
+            assert_eq!(command.change, Change::Delete { post: posts[n as usize], handle: n });
+            assert_eq!(offload.op_completed(command.op, succeeded, false), Ok(None));
+        }
+        assert_eq!((offload.in_device(), offload.poll_command()), (0, None));
     }
 
     #[test]

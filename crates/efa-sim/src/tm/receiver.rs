@@ -188,7 +188,7 @@ impl TmReceiver {
         };
         let waiting = match posted {
             Posted::Waiting(post) => Some(post),
-            Posted::Matched(message) => {
+            Posted::Matched(key, message) => {
                 self.join(key, message);
                 None
             }
@@ -292,7 +292,7 @@ impl TmReceiver {
                 result,
             } => {
                 let key = match flags.matched {
-                    true => Some(self.offload.matched(PostId::from_bits(recv_wr_id))?),
+                    true => self.offload.matched(PostId::from_bits(recv_wr_id))?,
                     false => self.filling.remove(&recv_wr_id),
                 };
                 let Some(key) = key else { return Ok(true) };
@@ -377,7 +377,10 @@ impl TmReceiver {
         };
         let key = self.messages.insert(message) as u32;
         if let Handled::Matched(found) = self.offload.unexpected(Source(connection.0), tag, key) {
-            self.join(found.receive(), key);
+            // None is lasting.
+            if let Some(receive) = found.once() {
+                self.join(receive, key);
+            }
         }
     }
 
@@ -434,7 +437,7 @@ impl TmReceiver {
         while let Some(command) = self.offload.poll_command() {
             let opcode = match command.change {
                 Change::Add { post, tag, mask } => {
-                    let key = self.offload.receive(post).expect("it is posted");
+                    let key = *self.offload.receive(post).expect("it is posted");
                     let sg_list = std::mem::take(&mut self.receives[key as usize].buffer);
                     let recv_wr_id = post.to_bits();
                     OpsOpcode::Add(TaggedReceive { recv_wr_id, sg_list, tag, mask })

@@ -216,7 +216,7 @@ impl Alone {
     fn post(&mut self, tag: u64) -> Result<()> {
         match self.matcher.post(Pattern::any_source(tag), tag as u32) {
             Posted::Waiting(_) => Ok(()),
-            Posted::Matched(message) => bail!("message {message} was not to be there"),
+            Posted::Matched(_, message) => bail!("message {message} was not to be there"),
         }
     }
 
@@ -238,7 +238,7 @@ impl Contestant for Alone {
                 self.post(tag)
             }
             Waiting::Messages => {
-                let Posted::Matched(_) = self.matcher.post(Pattern::any_source(tag), tag as u32)
+                let Posted::Matched(..) = self.matcher.post(Pattern::any_source(tag), tag as u32)
                 else {
                     bail!("no message {tag}");
                 };
