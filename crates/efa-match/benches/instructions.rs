@@ -278,9 +278,9 @@ fn empty(depth: u64) -> Work {
 
 // No goal of its own: 70 is what a receive is to cost in the whole engine.
 #[library_benchmark]
-#[bench::depth_1(args = (1), setup = empty, config = shallow(101))]
-#[bench::depth_16(args = (16), setup = empty, config = shallow(101))]
-#[bench::depth_65536(args = (1 << 16), setup = empty, config = deep(99))]
+#[bench::depth_1(args = (1), setup = empty, config = shallow(98))]
+#[bench::depth_16(args = (16), setup = empty, config = shallow(98))]
+#[bench::depth_65536(args = (1 << 16), setup = empty, config = deep(97))]
 #[bench::beside_16(args = (16), setup = beside, config = shallow(273))]
 #[bench::beside_65536(args = (1 << 16), setup = beside, config = deep(273))]
 fn post_waiting(mut work: Work) -> (Work, Option<PostId>) {
@@ -342,7 +342,7 @@ fn beside(depth: u64) -> Work {
 #[bench::any_source_65536(args = (1 << 16, Hit::Random, Tags::Random, any_source), setup = unexpected, config = deep(120))]
 #[bench::masked_16(args = (16, Hit::Random, Tags::Random, masked), setup = unexpected, config = shallow(120))]
 #[bench::masked_65536(args = (1 << 16, Hit::Random, Tags::Random, masked), setup = unexpected, config = deep(120))]
-#[bench::classes_2(args = (1 << 14, 2), setup = unexpected_classes, config = deep(260))]
+#[bench::classes_2(args = (1 << 14, 2), setup = unexpected_classes, config = deep(263))]
 #[bench::classes_8(args = (1 << 14, 8), setup = unexpected_classes, config = deep(592))]
 #[bench::classes_64(args = (1 << 14, 64), setup = unexpected_classes, config = deep(3_200))]
 fn post_against_unexpected(mut work: Work) -> (Work, u32) {
@@ -496,7 +496,7 @@ fn device_hit((mut offload, posts): (Offload<u32, u32>, Vec<PostId>)) -> (Offloa
 
 // No goal of its own: a hit, and the next receive's way to the device.
 #[library_benchmark]
-#[bench::refilled(args = (1 << 16), setup = in_device, config = deep(335))]
+#[bench::refilled(args = (1 << 16), setup = in_device, config = deep(358))]
 fn device_hit_and_refill(
     (mut offload, posts): (Offload<u32, u32>, Vec<PostId>),
 ) -> (Offload<u32, u32>, u32) {
@@ -510,8 +510,8 @@ fn device_hit_and_refill(
 
 // Goal: linear. The same limit for each receive, whether there are so many or ten times that.
 #[library_benchmark]
-#[bench::receives_1024(args = (1024), setup = overflowing, config = at_most(550))]
-#[bench::receives_10240(args = (10_240), setup = overflowing, config = at_most(5_500))]
+#[bench::receives_1024(args = (1024), setup = overflowing, config = at_most(560))]
+#[bench::receives_10240(args = (10_240), setup = overflowing, config = at_most(5_600))]
 fn resynchronise((mut offload, receives): (Offload<u32, u32>, u64)) -> (Offload<u32, u32>, u32) {
     let mut sum = 0;
     for n in 0..receives {

@@ -124,13 +124,12 @@ impl<R, M: Copy> TagMatcher<R, M> {
         each!(self, matcher => matcher.withdraw(message))
     }
 
-    /// This receive, if it is posted.
+    /// See [`Matcher::receive_mut`].
     pub fn receive_mut(&mut self, post: PostId) -> Option<&mut R> {
         each!(self, matcher => matcher.receive_mut(post))
     }
 
-    /// Takes out all receives, and the messages that waited for a device to let go of one of them. Other
-    /// messages stay.
+    /// See [`Matcher::drain_receives`] and [`Offload::drain_receives`]. Without a device there are no messages.
     pub fn drain_receives(&mut self) -> Forgotten<R, M> {
         match self {
             Self::Software(matcher) => {

@@ -123,13 +123,13 @@ impl<R> Match<R> {
     }
 }
 
-/// What a matcher held of a source that was forgotten.
+/// What was taken out of a matcher at once: all of a source, or all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[must_use = "the handles are no longer in the matcher"]
+#[must_use = "they are no longer in the matcher"]
 pub struct Forgotten<R, M> {
-    /// Receives for this source alone, in the order of posting.
+    /// Receives, in the order of posting; of a source those for it alone.
     pub receives: Vec<R>,
-    /// Unexpected messages, in the order of arrival.
+    /// Messages that got no receive, in the order of arrival.
     pub messages: Vec<M>,
 }
 
@@ -444,6 +444,7 @@ impl<R, M: Copy> Matcher<R, M> {
 
 /// A place for a receive; see [`Matcher::vacancy`].
 #[derive(Debug)]
+#[must_use = "nothing is posted until it is filled"]
 pub struct Vacancy<'a, R> {
     posted: &'a mut PostedReceives<R>,
     class: &'a mut Class,

@@ -28,7 +28,7 @@ pub(crate) struct Post<R> {
     class: ClassAndStay,
     /// Order of posting, over all classes.
     sequence: u64,
-    /// The caller's. A free place has none.
+    /// The caller's. What has none is free, and in no queue.
     receive: Option<R>,
 }
 
@@ -59,8 +59,8 @@ impl ClassAndStay {
     }
 }
 
-// A posted receive of the whole engine is to cost at most 96 bytes (goal 17 of the performance
-// goals); the buckets add 8 to 16 to this.
+// What a posted receive takes besides the caller's; the buckets add 8 to 16. Of the whole engine it is to be
+// at most 96 bytes (goal 17 of the performance goals), which efa-rdm's `tests/footprint.rs` holds.
 const _: () = assert!(size_of::<Post<u32>>() <= 48);
 const _: () = assert!(size_of::<Post<u64>>() <= 56);
 
@@ -84,8 +84,6 @@ impl<R> Linked for Post<R> {
     fn link_mut(&mut self) -> &mut Link {
         &mut self.link
     }
-    /// That it has no receive any more tells it.
-    fn loosen(&mut self) {}
 }
 
 impl<R> Reusable for Post<R> {
@@ -238,6 +236,7 @@ impl<R> PostedReceives<R> {
     /// Takes a receive out, wherever in the order it is.
     #[inline(always)]
     pub(crate) fn remove(&mut self, class: &mut Class, index: u32) -> Option<R> {
+        debug_assert!(self.get(index).receive.is_some(), "receive {index} isn't posted");
         class.posted.remove(&mut self.posts, index);
         self.take_out(index)
     }

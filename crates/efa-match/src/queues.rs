@@ -40,6 +40,12 @@ impl Link {
     /// In no queue.
     pub(crate) const LOOSE: Self = Self { hash: 0, chain: LOOSE, next: NIL, prev: NIL };
 
+    /// Marks that the entry has left its queue.
+    #[inline]
+    pub(crate) fn loosen(&mut self) {
+        self.chain = LOOSE;
+    }
+
     #[inline]
     pub(crate) fn is_loose(&self) -> bool {
         self.chain == LOOSE
@@ -50,8 +56,6 @@ impl Link {
 pub(crate) trait Linked {
     fn link(&self) -> &Link;
     fn link_mut(&mut self) -> &mut Link;
-    /// It has left its queue.
-    fn loosen(&mut self);
 }
 
 impl Linked for Link {
@@ -60,9 +64,6 @@ impl Linked for Link {
     }
     fn link_mut(&mut self) -> &mut Link {
         self
-    }
-    fn loosen(&mut self) {
-        self.chain = LOOSE;
     }
 }
 
@@ -161,13 +162,11 @@ impl Queues {
         Link { hash: hash as u32, chain, next: NIL, prev: at }
     }
 
-    /// Takes the front out of its queue.
+    /// Takes the front out of its queue. That it is in none is for the caller to mark.
     #[inline(always)]
     pub(crate) fn remove_front<E: Linked>(&mut self, entries: &mut [E], front: Front) {
         let Front { at, before, bucket } = front;
-        let entry = &mut entries[at as usize];
-        let Link { chain, next, prev, .. } = *entry.link();
-        entry.loosen();
+        let Link { chain, next, prev, .. } = *entries[at as usize].link();
         let mut successor = chain;
         if next == NIL {
             self.queues -= 1;
@@ -183,14 +182,13 @@ impl Queues {
         }
     }
 
-    /// Takes `at` out of its queue, wherever it stands in it.
+    /// Takes `at` out of its queue, wherever it stands in it. That it is in none is for the caller to mark.
     #[inline(always)]
     pub(crate) fn remove<E: Linked>(&mut self, entries: &mut [E], at: u32) {
         let Link { hash, chain, next, prev } = *entries[at as usize].link();
         debug_assert_ne!(chain, LOOSE, "entry {at} is in no queue");
         let is_behind = chain == BEHIND;
         if is_behind {
-            entries[at as usize].loosen();
             entries[prev as usize].link_mut().next = next;
             if next != NIL {
                 entries[next as usize].link_mut().prev = prev;

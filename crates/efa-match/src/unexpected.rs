@@ -43,6 +43,7 @@ impl Index {
     pub(crate) fn remove(&mut self, message: u32) {
         if self.contains(message) {
             self.queues.remove(&mut self.links, message);
+            self.links[message as usize].loosen();
         }
     }
 }
@@ -173,6 +174,7 @@ impl<M: Copy> UnexpectedMessages<M> {
     pub(crate) fn remove_front(&mut self, class: &mut Class, front: Front) -> M {
         let Index { queues, links, .. } = &mut class.index;
         queues.remove_front(links, front);
+        links[front.at as usize].loosen();
         self.remove(front.at)
     }
 

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use efa_match::{
-    Arrived, Cancelled, Change, Entry, Handled, Home, ListLimits, MatchList, Matcher, Outcome,
-    Pattern, PostId, Posted, Source, Synchronisation, TagMatcher,
+    Arrived, Cancelled, Change, Entry, Forgotten, Handled, Home, ListLimits, MatchList, Matcher,
+    Outcome, Pattern, PostId, Posted, Source, Synchronisation, TagMatcher,
 };
 
 /// A matcher and the device that goes with it.
@@ -148,6 +148,15 @@ fn both_homes_match_alike() {
                 assert_eq!(receive, software.cancel(one));
                 assert_eq!(receive, shared.cancel(other));
                 lasting = None;
+            }
+            if random.u32(..5000) == 0 {
+                let receives = plain.drain_receives();
+                lasting = None;
+                for pair in [&mut software, &mut shared] {
+                    let all = Forgotten { receives: receives.clone(), messages: vec![] };
+                    assert_eq!(pair.matcher.drain_receives(), all);
+                    assert_eq!(pair.commands(), None, "nobody waits for them");
+                }
             }
             let more_posts = if n / 500 % 2 == 0 { 12 } else { 7 };
             match random.u32(..16) {

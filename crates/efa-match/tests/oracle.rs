@@ -1,6 +1,8 @@
 //! The matcher against a list that is searched from its beginning, the definition of MPI's order
 //! law, over long random runs.
 
+use std::rc::Rc;
+
 use efa_match::{Arrived, Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source};
 
 /// The law, word for word: two lists in order of time, the first that fits.
@@ -308,4 +310,49 @@ fn many_masks_equal_the_lists() {
         let terms = Terms { sources: 3, tags: 16, ignores: &IGNORES, any_source: 8, turn: 40 };
         Run::new(seed, terms).go(120_000);
     }
+}
+
+/// Those that were matched, cancelled, forgotten and drained, those of a matcher that is dropped, and
+/// those whose place another one got.
+#[test]
+fn every_receive_is_dropped_once() {
+    let receive = Rc::new(());
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut matcher = Matcher::<Rc<()>, u32>::with_seed(1);
+    let mut posts = Vec::new();
+    for _ in 0..20_000 {
+        let source = Source(random.u32(..2));
+        let tag = random.u64(..8);
+        let pattern = match random.bool() {
+            true => Pattern::exact(source, tag),
+            false => Pattern::any_source(tag),
+        };
+        match random.u32(..1000) {
+            0 => drop(matcher.drain()),
+            1 => drop(matcher.drain_receives()),
+            2..10 => drop(matcher.forget_source(source)),
+            10..50 => posts.push(matcher.post_lasting(pattern, receive.clone())),
+            50..200 => {
+                if let Some(at) = random.usize(..=posts.len()).checked_sub(1) {
+                    matcher.cancel(posts.swap_remove(at));
+                }
+            }
+            200..300 => drop(matcher.match_at_once(source, tag)),
+            300..600 => drop(matcher.arrive(source, tag, 0)),
+            600..700 => {
+                if let Some(vacancy) = matcher.vacancy(&pattern) {
+                    posts.push(vacancy.fill(receive.clone()));
+                }
+            }
+            _ => {
+                if let Posted::Waiting(post) = matcher.post(pattern, receive.clone()) {
+                    posts.push(post);
+                }
+            }
+        }
+        assert_eq!(Rc::strong_count(&receive), 1 + matcher.posted_len());
+    }
+    assert!(matcher.posted_len() > 0);
+    drop(matcher);
+    assert_eq!(Rc::strong_count(&receive), 1);
 }

@@ -422,7 +422,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let tagged = tag.is_some();
         if self.matching.verdict != Verdict::None {
             match self.matching.by_verdict(tagged, &mut self.events) {
-                Word::None => {}
+                Word::LookUp => {}
                 Word::Receive(waiting) => return Some(Handled::Matched(Match::Once(waiting))),
                 Word::Ended => return None,
             }
@@ -504,17 +504,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.keeps_unexpected(peer, bytes);
     }
 
-    /// Whether a multi-receive buffer has too little room for another message.
-    pub(crate) fn is_used_up(&self, buffer: &B) -> bool {
-        buffer.length() < self.config.min_multi_receive
-    }
-
     /// Gives a multi-receive buffer back that takes no other message.
     fn release_if_used_up(&mut self, post: PostId) {
         let least = self.config.min_multi_receive;
         let matcher = self.matching.matcher(false);
         let waiting = matcher.receive_mut(post);
-        if waiting.is_some_and(|waiting| waiting.posted_mut().buffer.length() < least)
+        if waiting.is_some_and(|waiting| is_used_up(&waiting.posted_mut().buffer, least))
             && let Cancelled::Now(waiting) = matcher.cancel(post)
         {
             let Posted { context, buffer, .. } = self.matching.end_wait(waiting);
@@ -706,6 +701,11 @@ fn shape_of(bytes: &[u8]) -> Option<Shape> {
         Ok(Packet { header: Header::Rtm(rtm), payload }) => Shape::of(&rtm, payload).ok(),
         _ => None,
     }
+}
+
+/// Whether a multi-receive buffer has too little room for another message.
+pub(crate) fn is_used_up<R>(buffer: &impl Payload<R>, least: u64) -> bool {
+    buffer.length() < least
 }
 
 /// Whether the packets of a message are all of it.

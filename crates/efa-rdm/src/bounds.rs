@@ -20,6 +20,7 @@ use crate::completion::OperationError;
 use crate::endpoint::Endpoint;
 use crate::event::Event;
 use crate::held::{self, Chain, Held};
+use crate::matching::Assembly;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::transmit::Work;
@@ -227,7 +228,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(message) = self.matching.messages.get_mut(key) else { return };
         let chain = std::mem::replace(&mut message.packets, Chain::NONE);
         let (peer, tagged) = (message.peer, message.tagged);
-        if let Some(entry) = message.entry {
+        let of = (peer.0, message.msg_id);
+        if self.matching.assembling.get(&of) == Some(&Assembly::Unexpected(key as u32)) {
+            self.matching.assembling.remove(&of);
+        }
+        if let Some(entry) = self.matching.messages[key].entry {
             self.matching.messages.remove(key);
             self.matching.matcher(tagged).withdraw(entry);
         }

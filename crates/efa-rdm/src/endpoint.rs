@@ -5,7 +5,7 @@ use efa_handshake::Extras;
 use efa_match::{Cancelled, Forgotten, Posted as Posting};
 use efa_proto::{Connid, ExtraInfo, Handshake, OpId, PacketType, RawAddress, ReqOptions};
 
-use crate::arrival::is_whole;
+use crate::arrival::{is_used_up, is_whole};
 use crate::completion::{
     Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused, RmaCompletion,
     RmaKind, SendCompletion, StartError,
@@ -419,7 +419,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         while let Some(message) = self.matching.matcher(false).take(&pattern) {
             self.receive_unexpected_part(&mut buffer, context, message);
-            if self.is_used_up(&buffer) {
+            if is_used_up(&buffer, self.config.min_multi_receive) {
                 self.schedule.complete(Completion::Released { context, buffer });
                 return Ok(ReceiveId::MATCHED);
             }
@@ -475,6 +475,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.matching.messages.try_remove(message as usize);
             }
         }
+        debug_assert_eq!(self.matching.waiting, 0);
         for id in self.operations.receives.find(|_| true) {
             self.end_receive(id, Some(OperationError::Cancelled));
         }

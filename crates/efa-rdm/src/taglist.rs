@@ -58,7 +58,7 @@ pub(crate) fn tagged_matcher<B>(
 /// What follows from the device's word on a message.
 pub(crate) enum Word<B> {
     /// It is to be looked up.
-    None,
+    LookUp,
     /// It goes to this receive.
     Receive(Waiting<B>),
     /// It goes to a receive that has ended with all others.
@@ -70,17 +70,17 @@ impl<B> Matching<B> {
     #[cold]
     pub(crate) fn by_verdict(&mut self, tagged: bool, events: &mut Events) -> Word<B> {
         if !tagged {
-            return Word::None;
+            return Word::LookUp;
         }
-        let Verdict::Receive(post) = std::mem::take(&mut self.verdict) else { return Word::None };
+        let Verdict::Receive(post) = std::mem::take(&mut self.verdict) else { return Word::LookUp };
         match self.matcher(true).offload().map(|list| list.matched(post)) {
             Some(Ok(Some(waiting))) => Word::Receive(waiting),
             Some(Ok(None)) => Word::Ended,
             Some(Err(breach)) => {
                 events.push(Event::TagListBroken(breach));
-                Word::None
+                Word::LookUp
             }
-            None => Word::None,
+            None => Word::LookUp,
         }
     }
 }

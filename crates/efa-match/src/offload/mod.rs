@@ -101,7 +101,7 @@ pub enum Handled<R> {
     /// It goes to the earliest posted receive that fits.
     Matched(Match<R>),
     /// It goes to a receive that the device still holds: both come as [`Outcome::Matched`] when
-    /// the device has let go of it.
+    /// the device has let go of it, or from [`Offload::drain_receives`].
     Leaving,
     /// It waits for a receive.
     Unexpected(MessageId),
@@ -113,7 +113,8 @@ pub enum Handled<R> {
 pub enum Cancelled<R> {
     /// It is cancelled.
     Now(R),
-    /// The device holds it: it comes as [`Outcome::Cancelled`], or its match comes instead.
+    /// The device holds it: it comes as [`Outcome::Cancelled`], or its match comes instead, or it comes
+    /// from [`Offload::drain_receives`].
     Leaving,
     /// It isn't posted any more.
     Gone,
@@ -232,6 +233,8 @@ pub struct Offload<R, M> {
     in_device: u32,
     /// Deletes that haven't been posted.
     leaving: VecDeque<Leaving<R, M>>,
+    /// Those whose delete the device never answered, or answered against the rules.
+    stranded: Vec<Leaving<R, M>>,
     /// Commands that may be under way.
     ops: VecDeque<Op<R, M>>,
     /// The number of the next command, of which the device is told 32 bits.
@@ -264,6 +267,7 @@ impl<R, M: Copy> Offload<R, M> {
             queue: VecDeque::new(),
             in_device: 0,
             leaving: VecDeque::new(),
+            stranded: Vec::new(),
             ops: VecDeque::with_capacity(limits.max_ops as usize),
             next_op: 1,
             unsignalled: 0,
@@ -448,13 +452,13 @@ impl<R, M: Copy> Offload<R, M> {
         }
     }
 
-    /// Receives that are to be deleted from the device, in the order in which they are.
+    /// Receives that are to be deleted from the device, or should have been, in the order in which they are.
     fn all_leaving(&mut self) -> impl Iterator<Item = &mut Leaving<R, M>> {
         let under_way = self.ops.iter_mut().filter_map(|op| match op {
             Op::Delete(leaving) => Some(leaving),
             _ => None,
         });
-        under_way.chain(&mut self.leaving)
+        self.stranded.iter_mut().chain(under_way).chain(&mut self.leaving)
     }
 
     /// Whether the device may hold entries back, for all that is known here.
@@ -495,7 +499,8 @@ impl<R, M: Copy> Offload<R, M> {
     ///
     /// # Errors
     ///
-    /// If the device can't have done that by the rules.
+    /// If the device can't have done that by the rules. A receive of whose delete that is so, or which the
+    /// device passes over, isn't lost: [`drain_receives`](Self::drain_receives) has it.
     pub fn op_completed(
         &mut self,
         op: u32,
@@ -509,18 +514,26 @@ impl<R, M: Copy> Offload<R, M> {
         if before >= outstanding {
             return Err(Breach::UnknownCommand { op, first, outstanding });
         }
-        let done = self.ops.drain(..=before).next_back();
+        for _ in 0..before {
+            if let Some(Op::Delete(leaving)) = self.ops.pop_front() {
+                self.stranded.push(leaving);
+            }
+        }
+        let done = self.ops.pop_front();
         if !sync_required {
             self.went_live(begin + before as u64);
         }
         match done {
-            Some(Op::Delete(Leaving { post, why, .. })) => match (why, succeeded) {
+            Some(Op::Delete(Leaving { post, handle, why })) => match (why, succeeded) {
                 (Why::Matched(receive, message), true) => {
                     Ok(Some(Outcome::Matched(receive, message)))
                 }
                 (Why::Cancelled(receive), true) => Ok(Some(Outcome::Cancelled(receive))),
                 (Why::Drained, true) | (Why::TooLate, false) => Ok(None),
-                _ => Err(Breach::DeleteContradicted { post }),
+                (why, _) => {
+                    self.stranded.push(Leaving { post, handle, why });
+                    Err(Breach::DeleteContradicted { post })
+                }
             },
             Some(Op::Add(post)) if !succeeded => Err(Breach::AddRefused { post }),
             _ => Ok(None),
@@ -558,15 +571,14 @@ impl<R, M: Copy> Offload<R, M> {
         self.matcher.forget_source(source)
     }
 
-    /// Takes out all receives at once, those too that the device holds, and the messages that waited for
-    /// the device to let go of one of them. Other messages stay. What the device holds is deleted there.
+    /// Takes out all receives at once: those that the device was to let go of, with the messages that
+    /// waited for that, then the others in the order of posting. Other messages stay.
+    ///
+    /// What the device holds is deleted there, without an [`Outcome`]. Until that is done it may still match
+    /// such an entry, whatever the rules: [`matched`](Self::matched) says then that nobody is to get the
+    /// message.
     pub fn drain_receives(&mut self) -> Forgotten<R, M> {
         let (mut receives, mut messages) = (Vec::new(), Vec::new());
-        for post in self.matcher.posts() {
-            if let Cancelled::Now(receive) = self.cancel(post) {
-                receives.push(receive);
-            }
-        }
         for leaving in self.all_leaving() {
             match std::mem::replace(&mut leaving.why, Why::Drained) {
                 Why::Cancelled(receive) => receives.push(receive),
@@ -578,6 +590,14 @@ impl<R, M: Copy> Offload<R, M> {
                 Why::TooLate => leaving.why = Why::TooLate,
             }
         }
+        self.stranded.clear();
+        for post in self.matcher.posts() {
+            if let Place::Device { handle, .. } = self.places[post.index as usize] {
+                self.leaving.push_back(Leaving { post, handle, why: Why::Drained });
+            }
+        }
+        self.queue.clear();
+        receives.extend(self.matcher.drain_receives());
         Forgotten { receives, messages }
     }
 
@@ -733,9 +753,8 @@ mod tests {
         assert!(matches!(cancel.change, Change::Delete { handle: 0, .. }));
         assert_eq!(offload.unexpected(Source(1), 1, 91), Handled::Leaving);
 
-        let Forgotten { mut receives, messages } = offload.drain_receives();
-        receives.sort_unstable();
-        assert_eq!((receives, messages), (vec![0, 1, 2, 3, 4], vec![91]));
+        let all = Forgotten { receives: vec![0, 1, 2, 3, 4], messages: vec![91] };
+        assert_eq!(offload.drain_receives(), all);
         assert_eq!((offload.posted_len(), offload.unexpected_len()), (0, 1));
         let nothing = Forgotten { receives: vec![], messages: vec![] };
         assert_eq!(offload.drain_receives(), nothing);
@@ -750,6 +769,29 @@ mod tests {
             assert_eq!(offload.op_completed(command.op, succeeded, false), Ok(None));
         }
         assert_eq!((offload.in_device(), offload.poll_command()), (0, None));
+    }
+
+    /// The device says that it didn't delete one, and passes over the other.
+    #[test]
+    fn a_receive_that_the_device_does_not_let_go_of_by_the_rules_is_not_lost() {
+        let mut offload = Offload::<u32, u32>::new(ListLimits { max_tags: 8, max_ops: 8 }, 0);
+        let posts = [0, 1, 2].map(|n| {
+            let Posted::Waiting(post) = offload.post(Pattern::any_source(n.into()), n) else {
+                panic!("nothing has come")
+            };
+            let _ = offload.poll_command();
+            offload.added(post, n);
+            post
+        });
+        assert_eq!(offload.cancel(posts[0]), Cancelled::Leaving);
+        assert_eq!(offload.unexpected(Source(1), 1, 91), Handled::Leaving);
+        assert_eq!(offload.cancel(posts[2]), Cancelled::Leaving);
+        let ops = [0; 3].map(|_| offload.poll_command().unwrap().op);
+        let contradicted = Err(Breach::DeleteContradicted { post: posts[0] });
+        assert_eq!(offload.op_completed(ops[0], false, false), contradicted);
+        assert_eq!(offload.op_completed(ops[2], true, false), Ok(Some(Outcome::Cancelled(2))));
+        let all = Forgotten { receives: vec![0, 1], messages: vec![91] };
+        assert_eq!(offload.drain_receives(), all);
     }
 
     #[test]
