@@ -401,7 +401,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn eager_too_long(&mut self, posted: Posted<B>, peer: PeerId, bytes: &[u8]) {
         let Some(eager) = EagerConnid::peek(bytes) else { return };
         let payload = eager.payload;
-        let shape = Shape { length: payload.len() as u64, ..Shape::EAGER };
+        let shape = Shape::eager(payload.len() as u64);
         let target = posted.target(eager.tag.is_some());
         self.begin_receive(target, peer, &eager.rtm(), &shape, payload);
     }
@@ -412,7 +412,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(eager) = EagerConnid::peek(bytes) else { return };
         let found = self.find_receive(peer, eager.tag);
         let payload = eager.payload;
-        let shape = Shape { length: payload.len() as u64, ..Shape::EAGER };
+        let shape = Shape::eager(payload.len() as u64);
         self.handled(found, peer, &eager.rtm(), &shape, payload, bytes);
     }
 
@@ -629,20 +629,22 @@ pub(crate) struct Shape {
 
 impl Shape {
     /// Of a request that is all of its message.
-    pub(crate) const EAGER: Self = Self {
-        subprotocol: Subprotocol::Eager,
-        length: 0,
-        offset: 0,
-        send_id: OpId(0),
-        runt_length: 0,
-        read_nack: false,
-        receipt: false,
-    };
+    pub(crate) const fn eager(length: u64) -> Self {
+        Self {
+            subprotocol: Subprotocol::Eager,
+            length,
+            offset: 0,
+            send_id: OpId(0),
+            runt_length: 0,
+            read_nack: false,
+            receipt: false,
+        }
+    }
 
     /// Refuses what this endpoint doesn't do, and segments that don't fit their message.
     pub(crate) fn of(rtm: &Rtm<'_>, payload: &[u8]) -> Result<Self, DropReason> {
         let bytes = payload.len() as u64;
-        let mut shape = Self { length: bytes, ..Self::EAGER };
+        let mut shape = Self::eager(bytes);
         let readable = |iov: &[RmaIov], length| rdma::total(iov) == Some(length);
         let carries = match rtm.kind {
             RtmKind::Eager => true,

@@ -355,10 +355,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         match accept {
             Accept::Untagged { source } => {
-                self.post(false, pattern(source, 0, u64::MAX), buffer, context)
+                let posted = Posted { context, buffer, tag: 0 };
+                self.post(false, pattern(source, 0, u64::MAX), posted)
             }
             Accept::Tagged { source, tag, ignore } => {
-                self.post(true, pattern(source, tag, ignore), buffer, context)
+                let posted = Posted { context, buffer, tag };
+                self.post(true, pattern(source, tag, ignore), posted)
             }
         }
     }
@@ -369,14 +371,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         &mut self,
         tagged: bool,
         pattern: efa_match::Pattern,
-        buffer: B,
-        context: u64,
+        posted: Posted<B>,
     ) -> Result<ReceiveId, Refused<B>> {
         if let Some(place) = self.matching.vacancy(tagged, &pattern) {
-            let post = place.fill(Posted { context, buffer, tag: pattern.tag });
+            let post = place.fill(posted);
             return Ok(ReceiveId { post, tagged });
         }
-        self.receive_otherwise(tagged, pattern, buffer, context)
+        self.receive_otherwise(tagged, pattern, posted)
     }
 
     /// Posts a receive that may have its message already, or needs something to grow. It never fails:
@@ -386,10 +387,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         &mut self,
         tagged: bool,
         pattern: efa_match::Pattern,
-        buffer: B,
-        context: u64,
+        posted: Posted<B>,
     ) -> Result<ReceiveId, Refused<B>> {
-        let posted = Posted { context, buffer, tag: pattern.tag };
         let waiting = self.matching.begin_wait(posted);
         match self.matching.matcher(tagged).post(pattern, waiting) {
             Posting::Waiting(post) => Ok(ReceiveId { post, tagged }),

@@ -294,7 +294,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return;
         }
         let bytes = payload.len() as u64;
-        let mut shape = Shape { length: bytes, ..Shape::EAGER };
+        let mut shape = Shape::eager(bytes);
         let mut read_iov: &[RmaIov] = &[];
         let carries = match rtw.kind {
             RtwKind::Eager => true,

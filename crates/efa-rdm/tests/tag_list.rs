@@ -50,6 +50,17 @@ impl Net {
         Self { fabric, now: Time::ZERO, receiver, senders, received: Vec::new() }
     }
 
+    /// The device holds receive 1, and message 5 for it is somewhere on its way.
+    fn meeting(seed: u64) -> (Self, ReceiveId) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut net = Self::new(seed, LIST, 1, Rdma::NONE);
+        let receive = net.post(7, 0, 1);
+        (0..40).for_each(|_| net.step());
+        net.send(0, 7, 5, 100);
+        (0..random.usize(..60)).for_each(|_| net.step());
+        (net, receive)
+    }
+
     fn post(&mut self, tag: u64, ignore: u64, context: u64) -> ReceiveId {
         let accept = Accept::Tagged { source: None, tag, ignore };
         self.receiver.receive(accept, vec![0; 3 << 20], context).unwrap()
@@ -219,12 +230,7 @@ fn random_runs_pair_as_two_lists_do_whatever_the_device_holds() {
 fn a_cancelled_receive_ends_once_when_the_device_has_let_go_of_it_or_matched_it() {
     let mut ends = [0; 2];
     for seed in 0..40 {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let mut net = Net::new(seed, LIST, 1, Rdma::NONE);
-        let receive = net.post(7, 0, 1);
-        (0..40).for_each(|_| net.step());
-        net.send(0, 7, 5, 100);
-        (0..random.usize(..60)).for_each(|_| net.step());
+        let (mut net, receive) = Net::meeting(seed);
         if !net.receiver.cancel(receive) {
             assert!(!net.received.is_empty());
             continue;
@@ -270,12 +276,7 @@ fn all_buffers_come_back_at_once_from_an_endpoint_that_ends() {
 fn a_message_for_a_receive_that_ended_with_all_others_is_dropped_or_waits() {
     let mut ends = [0; 2];
     for seed in 0..40 {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let mut net = Net::new(seed, LIST, 1, Rdma::NONE);
-        net.post(7, 0, 1);
-        (0..40).for_each(|_| net.step());
-        net.send(0, 7, 5, 100);
-        (0..random.usize(..60)).for_each(|_| net.step());
+        let (mut net, _) = Net::meeting(seed);
         if !net.received.is_empty() {
             continue;
         }
