@@ -71,6 +71,7 @@ mod book;
 pub mod capture;
 mod delivered;
 pub mod faults;
+mod kept;
 mod keys;
 pub mod local;
 mod map;
@@ -83,5 +84,6 @@ mod soft;
 pub mod tcp;
 pub mod tm;
 
+pub use self::kept::KeptNumber;
 pub use self::region::SoftRegion;
 pub use self::soft::{SoftDevice, SoftQueuePair};

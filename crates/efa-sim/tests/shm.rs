@@ -413,6 +413,33 @@ fn dropping_the_target_ends_the_sends_to_it() {
 }
 
 #[test]
+fn a_retired_target_is_reached_no_more_and_keeps_its_number() {
+    let directory = Directory::new();
+    let device = ShmDevice::open(options(&directory)).unwrap();
+    let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+    let to = destination(&mut a, b.address());
+    post_receives(&mut b, 1);
+    send(&mut a, to, 1, b"taken").unwrap();
+    send(&mut a, to, 2, b"not taken").unwrap();
+    assert_eq!(poll(&mut b, at(0)).receives.len(), 1);
+    let number = b.retire();
+    let nobody = Err(Status::BadDestinationQpn);
+    assert_eq!(poll(&mut a, at(0)).sends, [(1, Ok(())), (2, nobody)]);
+    let next = || {
+        std::fs::write(directory.path().join("host/next"), to.qpn.0.to_le_bytes()).unwrap();
+        queue_pair(&device)
+    };
+    assert_ne!(next().address().qpn, to.qpn);
+    // Whoever opens the host removes what the dead have left, and this isn't.
+    drop(ShmDevice::open(options(&directory)).unwrap());
+    assert_ne!(next().address().qpn, to.qpn);
+    send(&mut a, to, 3, b"still nobody").unwrap();
+    assert_eq!(poll(&mut a, at(0)).sends, [(3, nobody)]);
+    drop(number);
+    assert_eq!(next().address().qpn, to.qpn);
+}
+
+#[test]
 fn dropping_a_target_that_never_looked_ends_the_sends_too() {
     let directory = Directory::new();
     let (mut a, b) = pair(&directory);

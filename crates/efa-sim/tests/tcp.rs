@@ -406,6 +406,29 @@ fn a_dropped_receiver_ends_the_sends_to_it() {
 }
 
 #[test]
+fn a_retired_receiver_is_reached_no_more_and_keeps_its_number() {
+    let mut world = World::new(2);
+    let to = world.destination(0, 1);
+    world.post_receives(1, 1);
+    world.send(0, to, 1, b"taken");
+    assert_eq!(world.received(1, 1).len(), 1);
+    world.send(0, to, 2, b"not taken");
+    let number = world.sides[1].qp.take().unwrap().retire();
+    world.send(0, to, 3, b"not taken");
+    let nobody = Err(Status::BadDestinationQpn);
+    assert_eq!(world.ended(0, 3), [(1, Ok(())), (2, nobody), (3, nobody)]);
+
+    let ports = Some(to.qpn.0..=to.qpn.0);
+    let same = TcpDevice::open(TcpOptions { ports, ..options(2) }).unwrap();
+    let refused = same.create_queue_pair(PATIENT).unwrap_err();
+    assert!(matches!(refused, DeviceError::System { errno: libc::EADDRINUSE, .. }), "{refused}");
+    world.send(0, to, 4, b"still nobody");
+    assert_eq!(world.ended(0, 1), [(4, nobody)]);
+    drop(number);
+    assert_eq!(same.create_queue_pair(PATIENT).unwrap().address().qpn, to.qpn);
+}
+
+#[test]
 fn one_that_was_dropped_before_it_took_the_connection_ends_the_sends_too() {
     let mut world = World::new(2);
     let to = world.destination(0, 1);

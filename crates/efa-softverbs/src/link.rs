@@ -7,11 +7,11 @@ use efa_device::{
     Qkey, QueuePair as _, QueuePairAddress, QueuePairOptions, Rdma, RdmaRequest, RegisterError,
     SendRequest, Time,
 };
-use efa_sim::SoftRegion;
 use efa_sim::record::SharedSink;
 use efa_sim::region::KeyTable;
 use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair};
+use efa_sim::{KeptNumber, SoftRegion};
 
 use crate::settings::{LinkSettings, Settings};
 
@@ -132,6 +132,11 @@ impl Link {
 impl LinkQueuePair {
     pub(crate) fn address(&self) -> QueuePairAddress {
         each!(Self, self, link => link.address())
+    }
+
+    /// Ends it; the number stays its own as long as the result lives.
+    pub(crate) fn retire(self) -> KeptNumber {
+        each!(Self, self, link => link.retire())
     }
 
     pub(crate) fn set_qkey(&mut self, qkey: Qkey) {

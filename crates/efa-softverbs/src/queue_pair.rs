@@ -21,9 +21,9 @@ use efa_device::{
     Completion as LinkCompletion, Destination, DeviceError, Qkey, Qpn, QueuePairOptions,
     RdmaRequest, RegionRange, RemoteMemory, SendRequest, Source, Status, Time, WorkId,
 };
-use efa_sim::SoftRegion;
 use efa_sim::faults::Faults;
 use efa_sim::region::Use;
+use efa_sim::{KeptNumber, SoftRegion};
 
 use crate::abi::*;
 use crate::boundary::{FULL, INVALID, Outcome, UNSUPPORTED, code, pointer};
@@ -168,6 +168,8 @@ pub(crate) struct State {
     phase: Phase,
     /// `None` after an error.
     link: Option<LinkQueuePair>,
+    /// After an error, as programs find queue pairs by their numbers until they destroy them.
+    _number: Option<KeptNumber>,
     /// The program's buffers, in the order of the link's.
     receives: VecDeque<Receive>,
     /// How many of them, from the front, the link has a packet for.
@@ -609,7 +611,9 @@ impl QueuePair {
     /// Ends everything that is outstanding; nobody reaches this queue pair any more.
     fn fail(&self, state: &mut State) {
         state.phase = Phase::Error;
-        drop(state.link.take());
+        if let Some(link) = state.link.take() {
+            state._number = Some(link.retire());
+        }
         state.faults.take_all().for_each(drop);
         for Outgoing { wr_id, opcode } in state.sends.drain() {
             self.complete(wr_id, opcode, Err(Status::Flushed));
@@ -806,6 +810,7 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
     let state = State {
         phase: Phase::Reset,
         link: Some(link),
+        _number: None,
         receives: VecDeque::new(),
         lent: 0,
         sends: Outstanding::default(),

@@ -119,13 +119,19 @@ impl Shared {
     }
 }
 
-/// Our own queue pair's file. Dropping it closes and removes it.
+/// Our own queue pair's file. Dropping it closes it.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     shared: Shared,
+    name: Arc<Name>,
+    generation: u32,
+}
+
+/// The name of a queue pair's file, and so its number. Dropping it removes the file.
+#[derive(Debug)]
+pub(super) struct Name {
     directory: Arc<HostDirectory>,
     qpn: Qpn,
-    generation: u32,
     /// Holds the lock.
     _file: OwnedFd,
 }
@@ -157,16 +163,22 @@ impl Mailbox {
             magic.store(MAGIC, Ordering::Release);
         };
         let (file, shared, qpn) = directory.create_queue_pair(length, fill, publish)?;
-        Ok(Self { shared, directory: Arc::clone(directory), qpn, generation, _file: file })
+        let name = Name { directory: Arc::clone(directory), qpn, _file: file };
+        Ok(Self { shared, name: Arc::new(name), generation })
     }
 
     pub(super) fn qpn(&self) -> Qpn {
-        self.qpn
+        self.name.qpn
+    }
+
+    /// Keeps the number from others also when this is dropped.
+    pub(super) fn name(&self) -> Arc<Name> {
+        Arc::clone(&self.name)
     }
 
     /// Us, as a sender to others.
     pub(super) fn as_sender(&self) -> Sender {
-        Sender { qpn: self.qpn, generation: self.generation }
+        Sender { qpn: self.qpn(), generation: self.generation }
     }
 
     /// Whether anybody rang. This is all that an idle queue pair looks at.
@@ -218,6 +230,11 @@ impl Mailbox {
 impl Drop for Mailbox {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
         self.directory.remove(FileName::QueuePair(self.qpn));
     }
 }

@@ -33,6 +33,7 @@ use super::{ShmDevice, ShmOptions};
 use crate::book::{AddressBook, HeldHandles};
 use crate::delivered::Delivered;
 use crate::faults::{FaultOptions, Faults};
+use crate::kept::KeptNumber;
 use crate::rdma::{self, Direction};
 use crate::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink};
 use crate::region::SoftRegion;
@@ -253,6 +254,12 @@ impl ShmQueuePair {
     /// Sets the key that senders must present from now on.
     pub fn set_qkey(&mut self, qkey: Qkey) {
         self.address.qkey = qkey;
+    }
+
+    /// Ends it as a device ends one that has failed: nobody reaches it any more, and no other queue
+    /// pair gets its number before the result is dropped.
+    pub fn retire(self) -> KeptNumber {
+        KeptNumber::new(self.mailbox.name())
     }
 
     /// Has immediate data of writes take a receive buffer, also on a device that can do without.

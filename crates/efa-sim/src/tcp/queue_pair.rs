@@ -31,6 +31,7 @@ use super::statistics::TcpStatistics;
 use super::wire::{Hello, Violation};
 use super::{Book, TcpDevice, TcpOptions, system};
 use crate::book::HeldHandles;
+use crate::kept::KeptNumber;
 use crate::rdma::{self, Direction};
 use crate::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink};
 use crate::region::{KeyTable, SoftRegion};
@@ -81,7 +82,7 @@ pub struct TcpQueuePair {
     outgoing: Slab<Outgoing>,
     ways: HashMap<QueuePairId, usize>,
 
-    listener: Listener,
+    listener: Arc<Listener>,
     /// Whether connections can be there to be taken.
     knocking: bool,
     poller: Poller,
@@ -135,7 +136,7 @@ impl TcpQueuePair {
             sends: 0,
             outgoing: Slab::new(),
             ways: HashMap::new(),
-            listener,
+            listener: Arc::new(listener),
             knocking: false,
             poller,
             dirty: Vec::new(),
@@ -161,6 +162,17 @@ impl TcpQueuePair {
     /// holds for receivers that nothing was sent to yet.
     pub fn set_rnr_retry(&mut self, rnr_retry: u8) {
         self.rnr_retry = rnr_retry;
+    }
+
+    /// Ends it as a device ends one that has failed: nobody reaches it any more, and no other queue
+    /// pair gets its number before the result is dropped.
+    pub fn retire(self) -> KeptNumber {
+        let listener = Arc::clone(&self.listener);
+        drop(self);
+        if let Err(errno) = listener.close() {
+            tracing::warn!(%errno, "a port can't be kept");
+        }
+        KeptNumber::new(listener)
     }
 
     /// What happened so far.

@@ -157,6 +157,25 @@ impl Listener {
         Ok(SocketAddr::try_from(address)?.port())
     }
 
+    /// Takes no more connections, but keeps the port from everybody else.
+    pub(super) fn close(&self) -> Result<(), Errno> {
+        let at = net::getsockname(&self.0)?;
+        // In this order: a port whose sockets may all be used again is anybody's once none listens.
+        sockopt::set_socket_reuseaddr(&self.0, false)?;
+        net::shutdown(&self.0, Shutdown::Both)?;
+        match net::bind(&self.0, &at) {
+            // A port that was asked for is still ours, and no socket has two.
+            Err(Errno::INVAL) => Ok(()),
+            // One that the system chose was free, and what is left of connections may keep it so.
+            Err(Errno::ADDRINUSE) => {
+                sockopt::set_socket_reuseaddr(&self.0, true)?;
+                net::bind(&self.0, &at)?;
+                sockopt::set_socket_reuseaddr(&self.0, false)
+            }
+            rebound => rebound,
+        }
+    }
+
     /// The next connection and who made it; `None` if there is none.
     pub(super) fn accept(
         &self,

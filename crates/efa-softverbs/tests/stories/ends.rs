@@ -192,9 +192,9 @@ fn a_buffer_that_was_deregistered_is_not_written() {
     deregister(still);
 }
 
-/// A queue pair that has failed gives its number back, and the next one may have it.
+/// Programs find a queue pair by its number until they destroy it, also one that has failed.
 #[test]
-fn a_queue_pair_takes_no_completions_of_another_along() {
+fn a_queue_pair_that_has_failed_shares_neither_its_number_nor_completions() {
     let (_, b) = pair(Wish::default());
     let failed = b.another(Wish::default());
     assert_eq!(connect(&failed, FOR_EVER), 0);
@@ -203,6 +203,7 @@ fn a_queue_pair_takes_no_completions_of_another_along() {
     assert_eq!(failed.modify(&mut attributes, IBV_QP_STATE), 0);
     // The numbers that are free are taken in turn, or the lowest first.
     let others: Vec<_> = (0..64).map(|_| b.another(Wish::default())).collect();
+    assert!(others.iter().all(|other| other.number() != failed.number()));
     let handle = b.handle(b.gid());
     for (wr_id, other) in (0..).zip(&others) {
         assert_eq!(connect(other, FOR_EVER), 0);

@@ -1,0 +1,19 @@
+//! The number of a queue pair that has ended.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// Keeps the number of a queue pair that was [retired](crate::shm::ShmQueuePair::retire) from all
+/// others of its host, until it is dropped.
+#[derive(Debug)]
+#[must_use = "another queue pair may have the number once this is dropped"]
+pub struct KeptNumber {
+    /// What the number hangs on.
+    _by: Arc<dyn Debug + Send + Sync>,
+}
+
+impl KeptNumber {
+    pub(crate) fn new(by: Arc<impl Debug + Send + Sync + 'static>) -> Self {
+        Self { _by: by }
+    }
+}
