@@ -34,7 +34,7 @@ fn soft_efa(namespace: Option<&str>, options: &[&str], program: &[&str]) -> Comm
 }
 
 fn fi_info(options: &[&str], arguments: &[&str]) -> String {
-    let directory = Scratch::new(&format!("info{}", options.join("")));
+    let directory = Scratch::new("info");
     let options = [&["--directory", directory.as_str()], options].concat();
     let program = [&["fi_info", "-p", "efa"], arguments].concat();
     Running::start(&mut soft_efa(None, &options, &program)).finish().success()
@@ -119,8 +119,7 @@ fn pingpong(server: Side<'_>, client: Side<'_>, host: &str, arguments: &[&str]) 
 
 /// The same between two processes of this host, on devices of their own.
 fn pingpong_here(options: &[&str], arguments: &[&str]) -> [String; 2] {
-    let name = [options, arguments].concat().join("").replace('/', "-");
-    let directory = Scratch::new(&name);
+    let directory = Scratch::new("pingpong");
     let options = [&["--directory", directory.as_str()], options].concat();
     let side = Side { namespace: None, options: &options };
     pingpong(side, side, "127.0.0.1", arguments)
@@ -246,7 +245,7 @@ fn packets_are_captured_in_the_order_that_a_seed_gives() {
     }
     let arguments = ["-e", "rdm", "-I", "10", "-S", "65536"];
     let in_order = |seed: Option<&str>| {
-        let captures = Scratch::new(&format!("captures-{}", seed.unwrap_or("none")));
+        let captures = Scratch::new("captures");
         std::fs::create_dir(&captures).unwrap();
         let file = captures.as_ref().join("%p.pcapng");
         let mut options = vec!["--capture", file.to_str().unwrap()];

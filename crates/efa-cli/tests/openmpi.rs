@@ -20,9 +20,7 @@ const HERE: &str = "-n 3 --oversubscribe --bind-to none --mca plm isolated --mca
 
 /// Runs `program` in three processes; gives the summary of what one of them has sent.
 fn ranks(program: &Scratch, options: &[&str]) -> String {
-    let name = options.join("");
-    let (directory, captures) =
-        (Scratch::new(&format!("ranks{name}")), Scratch::new(&format!("seen{name}")));
+    let (directory, captures) = (Scratch::new("ranks"), Scratch::new("seen"));
     std::fs::create_dir(&captures).unwrap();
     let capture = captures.as_ref().join("%p.pcapng");
     let mut command = efa(["soft-efa", "run", "--directory", directory.as_str(), "--capture"]);

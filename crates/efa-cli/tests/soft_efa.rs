@@ -7,16 +7,12 @@ use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Outcome, Running, Scratch, efa, run, until};
 
 /// `efa soft-efa run` with a stand-in for the library, which the loader complains about and leaves.
 fn soft_efa(options: &[&str], program: &[&str]) -> Outcome {
-    // Tests run side by side, and each removes its own.
-    static NUMBER: AtomicUsize = AtomicUsize::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let library = Scratch::new(&format!("{number}-libefa_soft.so"));
+    let library = Scratch::new("libefa_soft.so");
     std::fs::write(&library, "").unwrap();
     let start = ["soft-efa", "run", "--library", library.as_str()];
     let arguments = start.iter().chain(options).chain(&["--"]).chain(program);
@@ -43,7 +39,7 @@ fn the_end_of_the_program_is_the_end_of_the_command() {
 /// A program that tells its private place and ends when its input does, or by a signal.
 fn tell_place(then: &str) -> (Running, PathBuf) {
     let script = format!("echo place $EFA_SOFT_SYSFS; touch $EFA_SOFT_SYSFS/litter; {then}");
-    let library = Scratch::new(&format!("{}-libefa_soft.so", then.len()));
+    let library = Scratch::new("libefa_soft.so");
     std::fs::write(&library, "").unwrap();
     let arguments = ["soft-efa", "run", "--library", library.as_str(), "--", "sh", "-c", &script];
     let mut command = efa(arguments);

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -185,14 +186,16 @@ impl Pipe {
     }
 }
 
-/// A path for a file or directory of one test, where nothing is; what comes there is removed when
-/// this is dropped.
+/// A path of its own for a file or directory, where nothing is; what comes there is removed when this
+/// is dropped.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
     pub(crate) fn new(name: &str) -> Self {
-        // Runs that share a target directory don't meet.
-        let name = format!("{}-{name}", std::process::id());
+        // Neither tests side by side nor runs that share a target directory meet.
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}-{number}-{name}", std::process::id());
         Self(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name))
     }
 
