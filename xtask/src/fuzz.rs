@@ -256,8 +256,9 @@ impl<'a> Fuzzer<'a> {
         let mut last = Progress::default();
         let mut culprit = None;
         let (mut tail, mut report) = (Vec::new(), Vec::new());
-        for line in BufReader::new(output).lines() {
-            let line = line?;
+        // A report may quote the input, which is any bytes.
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
             if let Some(progress) = Progress::of_line(&line) {
                 bar.set_message(progress.to_string());
                 last = progress;

@@ -5,17 +5,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A repository with one crate, one test and a checklist of two rows.
+/// A repository with one crate, one test and a checklist of two rows; removed when this is dropped.
 struct Repository {
     root: PathBuf,
 }
 
 impl Repository {
     fn new(name: &str) -> Self {
+        // Runs that share a target directory don't meet.
+        let name = format!("{}-{name}", std::process::id());
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        if root.exists() {
-            std::fs::remove_dir_all(&root).unwrap();
-        }
         let repository = Self { root };
         repository.write("docs/checklist/README.md", "# About\n\n| file |\n|---|\n| x |\n");
         repository.write(
@@ -59,6 +58,12 @@ impl Repository {
     /// Runs xtask where no program is installed but those of the test.
     fn on_bare_machine(&self, arguments: &[&str]) -> Output {
         self.command(arguments).env("PATH", self.root.join("bin")).output().unwrap()
+    }
+}
+
+impl Drop for Repository {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.root);
     }
 }
 

@@ -185,6 +185,14 @@ pub(crate) enum SoftEfaError {
         /// Why not.
         source: io::Error,
     },
+    /// The capture has no place to be.
+    #[error("cannot write the capture {}", file.display())]
+    Capture {
+        /// The file as it was named.
+        file: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// The program doesn't start.
     #[error("cannot run {}", program.display())]
     Program {
@@ -221,6 +229,9 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
                 .map_err(|source| SoftEfaError::Path { file: "this program".into(), source })?,
         )?,
     };
+    if let Some(file) = &args.capture {
+        check_place(file).map_err(|source| SoftEfaError::Capture { file: file.clone(), source })?;
+    }
     let mut words = args.program.iter();
     // There is one at least; no program has an empty name.
     let program = words.next().cloned().unwrap_or_default();
@@ -239,6 +250,21 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
 /// A library that the user names.
 fn named(file: &Path) -> Result<PathBuf, SoftEfaError> {
     file.canonicalize().map_err(|source| SoftEfaError::Library { file: file.to_owned(), source })
+}
+
+/// Whether a file can be there; each process makes its own with its first packet, far too late for
+/// anybody to look at what it has to say about it.
+fn check_place(file: &Path) -> io::Result<()> {
+    if file.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    let directory = std::path::absolute(file)?;
+    match directory.parent() {
+        Some(directory) if !directory.metadata()?.is_dir() => {
+            Err(io::ErrorKind::NotADirectory.into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The library beside this program.

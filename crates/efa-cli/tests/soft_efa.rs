@@ -100,6 +100,23 @@ fn no_program() {
 }
 
 #[test]
+fn a_capture_that_has_no_place_is_told_before_the_program_runs() {
+    let here = env!("CARGO_MANIFEST_DIR");
+    let no_directory = format!("{here}/Cargo.toml/%p.pcapng");
+    for (file, reason) in [
+        ("/nonexistent/%p.pcapng", "No such file or directory"),
+        (here, "is a directory"),
+        (&no_directory, "not a directory"),
+    ] {
+        let error = soft_efa(&["--capture", file], &["echo", "runs"]);
+        assert_eq!(error.stdout, "");
+        let error = error.failure();
+        assert!(error.contains(&format!("cannot write the capture {file}")), "{error}");
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[test]
 fn no_library() {
     let error = run(["soft-efa", "run", "--library", "/nonexistent/l.so", "--", "true"]).failure();
     assert!(error.contains("cannot read the library /nonexistent/l.so"), "{error}");
