@@ -10,7 +10,7 @@ const RNR_DELAY: Duration = Duration::from_millis(200);
 const FOR_EVER: u8 = 7;
 
 /// Moves a queue pair that was just made to where it can send.
-fn connect(end: &End, rnr_retry: u8) -> i32 {
+pub(super) fn connect(end: &End, rnr_retry: u8) -> i32 {
     let mut attributes: ibv_qp_attr = zeroed();
     (attributes.port_num, attributes.qkey) = (1, end.qkey);
     let flags = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;

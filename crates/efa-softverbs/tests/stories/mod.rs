@@ -778,6 +778,49 @@ fn queues_are_as_long_as_what_the_program_has_not_seen() {
     deregister(into);
 }
 
+#[test]
+fn each_queue_has_its_own_room_also_where_completions_wait_together() {
+    let wish = Wish { sends: 2, receives: 2, ..Wish::default() };
+    let (a, b) = pair(wish);
+    let other = a.another(wish);
+    assert_eq!(ends::connect(&other, 7), 0);
+    let buffer = Memory::of(&[0; 16]);
+    let into = a.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let (to_b, to_a) = (a.handle(b.gid()), b.handle(a.gid()));
+    // They fail at once, and nobody looks.
+    let nobodys = ibv_sge { addr: 1, length: 1, lkey: 1 };
+    for wr_id in 0..2 {
+        assert_eq!(other.post_send(wr_id, (to_b, b.number(), b.qkey), &[nobodys], 0), 0);
+    }
+    let fill = || {
+        for wr_id in 2..4 {
+            assert_eq!(a.post_receive(wr_id, part(into, 0, 16)), 0);
+        }
+        assert_eq!(a.post_receive(4, part(into, 0, 16)), libc::ENOMEM);
+    };
+    fill();
+    for wr_id in 0..2 {
+        let to_a = (to_a, a.number(), a.qkey);
+        assert_eq!(b.post_send(wr_id, to_a, &[inline(b"x")], IBV_SEND_INLINE), 0);
+        assert_eq!(b.wait().status, IBV_WC_SUCCESS);
+    }
+    // Both receives have ended, unseen too.
+    for wr_id in 4..6 {
+        assert_eq!(a.post_send(wr_id, (to_b, b.number(), b.qkey), &[nobodys], 0), 0);
+    }
+    assert_eq!(a.post_send(6, (to_b, b.number(), b.qkey), &[nobodys], 0), libc::ENOMEM);
+    assert_eq!(a.post_receive(6, part(into, 0, 16)), libc::ENOMEM);
+    let seen: Vec<_> = (0..4).map(|_| a.wait().wr_id).collect();
+    assert_eq!(seen, [0, 1, 2, 3]);
+    // Its own sends, which have ended and wait to be seen, take no place of a receive.
+    fill();
+    assert_eq!([a.wait().wr_id, a.wait().wr_id], [4, 5]);
+    // SAFETY: it is ours and not used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_destroy_qp)(other.qp) }, 0);
+    [to_b, to_a].into_iter().for_each(destroy);
+    deregister(into);
+}
+
 /// Each step has attributes that it needs and others that it may have, by the table of the kernel's
 /// driver. A program that forgets one must not get on here, and fail on hardware.
 #[test]
