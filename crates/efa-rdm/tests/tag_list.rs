@@ -33,6 +33,11 @@ impl Net {
     fn new(seed: u64, limits: TagListLimits, senders: u32, rdma: Rdma) -> Self {
         let options =
             LocalOptions { seed, reorder: Reorder::None, rdma, ..LocalOptions::default() };
+        Self::over(options, limits, senders)
+    }
+
+    fn over(options: LocalOptions, limits: TagListLimits, senders: u32) -> Self {
+        let seed = options.seed;
         let fabric = LocalFabric::new(options);
         let queue_pair = |key| {
             let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
@@ -152,6 +157,33 @@ fn a_device_with_a_list_matches_what_it_holds_and_the_engine_the_rest() {
         assert!((8..10).contains(&matched), "{matched} of 10 by the device");
         assert_eq!(net.receiver.statistics().dropped, 0);
     }
+}
+
+/// What comes too early is looked up and counted in its turn. Counted twice, the device would put
+/// nothing more into its list: it believes that messages are on their way to the engine.
+#[test]
+fn the_device_and_the_engine_count_alike_what_comes_out_of_order() {
+    let options = LocalOptions { seed: 4, reorder: Reorder::Shuffle, ..LocalOptions::default() };
+    let mut net = Net::over(options, LIST, 1);
+    for number in 0..50 {
+        net.send(0, number, number, 100);
+    }
+    net.settle(0);
+    let early = net.receiver.statistics().reordered;
+    assert!(early > 10, "{early} of 50 came too early");
+    for tag in 0..50 {
+        net.post(tag, 0, tag);
+    }
+    net.settle(50);
+    assert_eq!(net.matched_by_device(), 0);
+    for number in 50..60 {
+        net.post(number, 0, number);
+        (0..40).for_each(|_| net.step());
+        net.send(0, number, number, 100);
+        net.settle(number as usize + 1);
+    }
+    assert_eq!(net.matched_by_device(), 10);
+    assert_eq!(net.received, Vec::from_iter((0..60).map(|tag| (tag, Ok(tag)))));
 }
 
 #[test]
