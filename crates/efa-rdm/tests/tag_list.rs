@@ -186,6 +186,31 @@ fn the_device_and_the_engine_count_alike_what_comes_out_of_order() {
     assert_eq!(net.received, Vec::from_iter((0..60).map(|tag| (tag, Ok(tag)))));
 }
 
+/// The device looks for the first segment of a message alone. Where another one comes before it, the
+/// message would take the receive that the device then gives to the first.
+#[test]
+fn a_message_that_begins_with_another_segment_takes_nothing() {
+    let mut ends = [0; 2];
+    for seed in 0..40 {
+        let options = LocalOptions { seed, reorder: Reorder::Shuffle, ..LocalOptions::default() };
+        let mut net = Net::over(options, LIST, 1);
+        net.post(7, 0, 1);
+        (0..40).for_each(|_| net.step());
+        net.send(0, 7, 5, 20_000);
+        (0..400).for_each(|_| net.step());
+        net.receiver.cancel_all();
+        net.settle(1);
+        let dropped = net.receiver.statistics().dropped;
+        match net.received[..] {
+            [(1, Ok(5))] => assert_eq!(dropped, 0),
+            [(1, Err(OperationError::Cancelled))] => assert!(dropped > 0),
+            ref other => panic!("{other:?}"),
+        }
+        ends[usize::from(dropped > 0)] += 1;
+    }
+    assert!(ends.iter().all(|&count| count > 0), "in order and not: {ends:?}");
+}
+
 #[test]
 fn without_a_list_the_engine_asks_nothing_of_the_device() {
     let mut net = Net::new(1, TagListLimits { max_tags: 0, max_ops: 1 }, 1, Rdma::NONE);

@@ -59,7 +59,7 @@ fn a_receiver_that_is_not_ready_gets_the_time_that_was_set() {
             let asked = unsafe {
                 (verbs().ibv_query_qp)(end.qp, &raw mut now, IBV_QP_RNR_RETRY, &raw mut made)
             };
-            assert_eq!((asked, now.rnr_retry), (0, rnr_retry));
+            assert_eq!((asked, now.rnr_retry, now.qp_state), (0, rnr_retry, IBV_QPS_RTS));
             end
         })
         .collect();

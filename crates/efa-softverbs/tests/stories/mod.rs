@@ -169,6 +169,33 @@ fn what_can_be_asked_is_answered() {
     }
 }
 
+#[test]
+fn completion_queues_are_made_as_long_as_the_device_says() {
+    LazyLock::force(&HOST);
+    let (v, context) = (verbs(), open());
+    let mut device: ibv_device_attr = zeroed();
+    // SAFETY: all arguments are valid or what is tested, and what is made is destroyed.
+    unsafe {
+        assert_eq!((v.ibv_query_device)(context, &raw mut device), 0);
+        for (entries, vector, possible) in [
+            (device.max_cqe, 0, true),
+            (1, 0, true),
+            (device.max_cqe + 1, 0, false),
+            (0, 0, false),
+            (-1, 0, false),
+            (1, 1, false),
+        ] {
+            let made = (v.ibv_create_cq)(context, entries, nothing(), nothing(), vector);
+            assert_eq!(!made.is_null(), possible, "{entries} entries, vector {vector}");
+            match possible {
+                true => assert_eq!((v.ibv_destroy_cq)(made), 0),
+                false => assert_eq!(errno(), libc::EINVAL),
+            }
+        }
+        assert_eq!((v.ibv_close_device)(context), 0);
+    }
+}
+
 /// Programs find a queue pair in a table of `max_qp` entries by the lower bits of its number.
 #[test]
 fn numbers_of_queue_pairs_differ_in_the_bits_that_programs_look_at() {
@@ -616,16 +643,16 @@ fn a_region_can_have_addresses_of_its_own() {
         // Whom others may write for, may write itself.
         assert!((v.ibv_reg_mr)(b.pd, address, 8, IBV_ACCESS_REMOTE_WRITE.cast_signed()).is_null());
         assert_eq!(errno(), libc::EINVAL);
-        // Where there is no memory.
-        let (length, access) = (3 * 4096, libc::PROT_READ | libc::PROT_WRITE);
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let pages = libc::mmap(nothing(), length, access, flags, -1, 0);
+        // Where there is no memory: far from where the system puts that of other threads.
+        let (length, access) = (8 * 4096, libc::PROT_READ | libc::PROT_WRITE);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let pages = libc::mmap(0x10_0000_0000 as *mut _, length, access, flags, -1, 0);
         assert_ne!(pages, libc::MAP_FAILED);
         deregister((v.ibv_reg_mr)(b.pd, pages.byte_add(1), length - 1, 1));
-        assert_eq!(libc::munmap(pages.byte_add(2 * 4096), 4096), 0);
+        assert_eq!(libc::munmap(pages.byte_add(6 * 4096), 4096), 0);
         assert!((v.ibv_reg_mr)(b.pd, pages.byte_add(1), length - 1, 1).is_null());
         assert_eq!(errno(), libc::EFAULT);
-        assert_eq!(libc::munmap(pages, 2 * 4096), 0);
+        assert_eq!(libc::munmap(pages, length), 0);
     }
     deregister(local);
     destroy(handle);
