@@ -15,6 +15,7 @@ impl Repository {
         // Runs that share a target directory don't meet.
         let name = format!("{}-{name}", std::process::id());
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let _ = std::fs::remove_dir_all(&root);
         let repository = Self { root };
         repository.write("docs/checklist/README.md", "# About\n\n| file |\n|---|\n| x |\n");
         repository.write(

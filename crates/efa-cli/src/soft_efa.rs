@@ -24,6 +24,7 @@ use std::process::Command;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Subcommand, ValueEnum};
+use rustix::fs::{Access, access};
 
 use crate::device::{PropertyArgs, SoftArgs};
 
@@ -230,7 +231,8 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
         )?,
     };
     if let Some(file) = &args.capture {
-        check_place(file).map_err(|source| SoftEfaError::Capture { file: file.clone(), source })?;
+        check_capture(file)
+            .map_err(|source| SoftEfaError::Capture { file: file.clone(), source })?;
     }
     let mut words = args.program.iter();
     // There is one at least; no program has an empty name.
@@ -252,18 +254,21 @@ fn named(file: &Path) -> Result<PathBuf, SoftEfaError> {
     file.canonicalize().map_err(|source| SoftEfaError::Library { file: file.to_owned(), source })
 }
 
-/// Whether a file can be there; each process makes its own with its first packet, far too late for
-/// anybody to look at what it has to say about it.
-fn check_place(file: &Path) -> io::Result<()> {
-    if file.is_dir() {
-        return Err(io::ErrorKind::IsADirectory.into());
-    }
-    let directory = std::path::absolute(file)?;
-    match directory.parent() {
-        Some(directory) if !directory.metadata()?.is_dir() => {
-            Err(io::ErrorKind::NotADirectory.into())
+/// Whether the first process can write its capture; it would make the file with its first packet, far
+/// too late for anybody to look at what it has to say about it.
+fn check_capture(file: &Path) -> io::Result<()> {
+    // This process becomes the program.
+    let number = std::process::id().to_string();
+    let file = PathBuf::from(file.as_os_str().to_string_lossy().replace("%p", &number));
+    match file.metadata() {
+        Ok(data) if data.is_file() => Ok(access(&file, Access::WRITE_OK)?),
+        Ok(_) => Err(io::Error::other("it is not a regular file")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let directory = std::path::absolute(file)?;
+            let directory = directory.parent().unwrap_or(Path::new("/"));
+            Ok(access(directory, Access::WRITE_OK | Access::EXEC_OK)?)
         }
-        _ => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

@@ -105,8 +105,9 @@ fn a_capture_that_has_no_place_is_told_before_the_program_runs() {
     let no_directory = format!("{here}/Cargo.toml/%p.pcapng");
     for (file, reason) in [
         ("/nonexistent/%p.pcapng", "No such file or directory"),
-        (here, "is a directory"),
-        (&no_directory, "not a directory"),
+        (&no_directory, "Not a directory"),
+        (here, "it is not a regular file"),
+        ("/dev/null", "it is not a regular file"),
     ] {
         let error = soft_efa(&["--capture", file], &["echo", "runs"]);
         assert_eq!(error.stdout, "");
@@ -114,6 +115,21 @@ fn a_capture_that_has_no_place_is_told_before_the_program_runs() {
         assert!(error.contains(&format!("cannot write the capture {file}")), "{error}");
         assert!(error.contains(reason), "{error}");
     }
+}
+
+/// The program has the number that the command has, so whoever starts that can know it.
+#[test]
+fn a_capture_may_be_in_a_directory_of_the_process() {
+    let (directory, library) = (Scratch::new("captures"), Scratch::new("libefa_soft.so"));
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(&library, "").unwrap();
+    let script = r#"mkdir "$1/$$"
+        exec "$0" soft-efa run --library "$2" --capture "$1/%p/packets" -- echo runs"#;
+    let arguments = [env!("CARGO_BIN_EXE_efa"), directory.as_str(), library.as_str()];
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script).args(arguments).env("LD_PRELOAD", "");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    assert_eq!(Running::start(&mut command).finish().success(), "runs\n");
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Keeps the number of a queue pair that was [retired](crate::shm::ShmQueuePair::retire) from all
-/// others of its host, until it is dropped.
+/// Keeps the number of a queue pair that was retired, on the [shm](crate::shm::ShmQueuePair::retire)
+/// or the [tcp link](crate::tcp::TcpQueuePair::retire), from all others of its host, until it is
+/// dropped.
 #[derive(Debug)]
 #[must_use = "another queue pair may have the number once this is dropped"]
 pub struct KeptNumber {

@@ -27,7 +27,7 @@
 //! | a posted buffer | `Ok` |
 //! | no buffer within `rnr_retry` × [`rnr_delay`](ShmOptions::rnr_delay) of its polling | [`Status::ReceiverNotReady`]; never for `rnr_retry` 7 |
 //! | a shorter buffer | [`Status::RemoteBadLength`]; the buffer stays posted |
-//! | no such queue pair, or one that is dropped, or another queue key | [`Status::BadDestinationQpn`] |
+//! | no such queue pair, or one that is dropped or retired, or another queue key | [`Status::BadDestinationQpn`] |
 //! | a process that died | [`Status::UnresponsiveRemote`] |
 //! | a process that lives and doesn't poll | nothing until it does |
 //! | [`max_peers`](ShmOptions::max_peers) other senders for [`attach_patience`](ShmOptions::attach_patience) | [`Status::UnreachableRemote`] |

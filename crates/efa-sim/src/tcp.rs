@@ -33,7 +33,7 @@
 //! | a posted buffer | `Ok` |
 //! | no buffer within `rnr_retry` × [`rnr_delay`](TcpOptions::rnr_delay) of its polling | [`Status::ReceiverNotReady`]; never for `rnr_retry` 7 |
 //! | a shorter buffer | [`Status::RemoteBadLength`]; the buffer stays posted |
-//! | nobody who listens, a queue pair that is dropped meanwhile, or another queue key | [`Status::BadDestinationQpn`] |
+//! | nobody who listens, a queue pair that is dropped or retired meanwhile, or another queue key | [`Status::BadDestinationQpn`] |
 //! | a process that died | [`Status::UnresponsiveRemote`] |
 //! | a host that fell silent, for [`dead_after`](TcpOptions::dead_after) | [`Status::UnresponsiveRemote`] |
 //! | a process that lives and doesn't poll | nothing until it does |

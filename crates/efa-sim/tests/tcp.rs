@@ -413,7 +413,7 @@ fn a_retired_receiver_is_reached_no_more_and_keeps_its_number() {
     world.send(0, to, 1, b"taken");
     assert_eq!(world.received(1, 1).len(), 1);
     world.send(0, to, 2, b"not taken");
-    let number = world.sides[1].qp.take().unwrap().retire();
+    let number = world.sides[1].qp.take().unwrap().retire().unwrap();
     world.send(0, to, 3, b"not taken");
     let nobody = Err(Status::BadDestinationQpn);
     assert_eq!(world.ended(0, 3), [(1, Ok(())), (2, nobody), (3, nobody)]);

@@ -135,8 +135,11 @@ impl LinkQueuePair {
     }
 
     /// Ends it; the number stays its own as long as the result lives.
-    pub(crate) fn retire(self) -> KeptNumber {
-        each!(Self, self, link => link.retire())
+    pub(crate) fn retire(self) -> Result<KeptNumber, DeviceError> {
+        match self {
+            Self::Shm(link) => Ok(link.retire()),
+            Self::Tcp(link) => link.retire(),
+        }
     }
 
     pub(crate) fn set_qkey(&mut self, qkey: Qkey) {

@@ -29,7 +29,7 @@ use crate::abi::*;
 use crate::boundary::{FULL, INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::completion_queue::{Completion, Queue, queue};
 use crate::context::{Context, not_null, take};
-use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
+use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE, complain};
 use crate::domain::Membership;
 use crate::link::LinkQueuePair;
 use crate::process::{Kind as Handle, generation, lock, process};
@@ -169,7 +169,7 @@ pub(crate) struct State {
     /// `None` after an error.
     link: Option<LinkQueuePair>,
     /// After an error, as programs find queue pairs by their numbers until they destroy them.
-    _number: Option<KeptNumber>,
+    number: Option<KeptNumber>,
     /// The program's buffers, in the order of the link's.
     receives: VecDeque<Receive>,
     /// How many of them, from the front, the link has a packet for.
@@ -611,8 +611,10 @@ impl QueuePair {
     /// Ends everything that is outstanding; nobody reaches this queue pair any more.
     fn fail(&self, state: &mut State) {
         state.phase = Phase::Error;
-        if let Some(link) = state.link.take() {
-            state._number = Some(link.retire());
+        match state.link.take().map(LinkQueuePair::retire) {
+            Some(Ok(number)) => state.number = Some(number),
+            Some(Err(error)) => complain(&error),
+            None => {}
         }
         state.faults.take_all().for_each(drop);
         for Outgoing { wr_id, opcode } in state.sends.drain() {
@@ -810,7 +812,7 @@ fn create(wish: &Wish) -> Outcome<*mut ibv_qp> {
     let state = State {
         phase: Phase::Reset,
         link: Some(link),
-        _number: None,
+        number: None,
         receives: VecDeque::new(),
         lent: 0,
         sends: Outstanding::default(),
@@ -1142,7 +1144,12 @@ pub(crate) extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         })?;
         queue_pair.sends_to.part(queue_pair);
         queue_pair.receives_to.part(queue_pair);
-        Ok(())
+        // Now, whoever still has the queue pair, and not before: nothing of it is left that could be
+        // taken for the next one's.
+        queue_pair.with(|state| {
+            drop(state.number.take());
+            Ok(())
+        })
     })
 }
 
@@ -1191,6 +1198,7 @@ mod tests {
         assert_eq!(ibv_destroy_qp(qp), 0);
         assert_eq!(ibv_dealloc_pd(domain), 0);
         assert!(!held.help(), "nothing is left to be done");
+        assert!(lock(&held.state).number.is_none(), "the next one may have it");
     }
 
     /// What is held back is so for a number of polls. Each look of the helping thread is worth all of

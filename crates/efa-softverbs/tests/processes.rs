@@ -574,7 +574,7 @@ fn child_forks_within_calls() {
     begin();
     let end = End::new(Wish::default());
     let handle = end.handle(end.gid());
-    let to = (handle, 0xffff, end.qkey);
+    let to = (handle, nobody(), end.qkey);
     assert_eq!(end.post_send(1, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
     // SAFETY: as C does it: through the functions in the queues, between start and end.
     unsafe {
@@ -589,7 +589,7 @@ fn child_forks_within_calls() {
                 assert_eq!(end.poll(), None);
                 ((*qp).wr_start.unwrap())(qp);
                 ((*qp).wr_send.unwrap())(qp);
-                ((*qp).wr_set_ud_addr.unwrap())(qp, handle, 0xffff, end.qkey);
+                ((*qp).wr_set_ud_addr.unwrap())(qp, handle, nobody(), end.qkey);
                 assert_eq!(((*qp).wr_complete.unwrap())(qp), libc::EINVAL);
             });
             libc::_exit(i32::from(passed.is_err()));

@@ -713,10 +713,11 @@ fn record(
     sink.record(&Record { time, event, source, destination, bytes: Cow::Borrowed(bytes) });
 }
 
-/// Whether the queue pair of this sender is still there. If the system can't tell, it is.
+/// Whether the queue pair of this sender is still there, and has not retired. If the system can't
+/// tell, it is.
 fn is_alive(directory: &HostDirectory, sender: Sender) -> bool {
     match PeerMailbox::open(directory, sender.qpn) {
-        Ok(Some(mailbox)) => mailbox.is(sender),
+        Ok(Some(mailbox)) => mailbox.is(sender) && !mailbox.is_closed(),
         Ok(None) => false,
         Err(_) => true,
     }

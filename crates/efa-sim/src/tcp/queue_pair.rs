@@ -166,13 +166,14 @@ impl TcpQueuePair {
 
     /// Ends it as a device ends one that has failed: nobody reaches it any more, and no other queue
     /// pair gets its number before the result is dropped.
-    pub fn retire(self) -> KeptNumber {
+    ///
+    /// # Errors
+    /// [`DeviceError::System`] if the port can't be kept. The queue pair has ended all the same.
+    pub fn retire(self) -> Result<KeptNumber, DeviceError> {
         let listener = Arc::clone(&self.listener);
         drop(self);
-        if let Err(errno) = listener.close() {
-            tracing::warn!(%errno, "a port can't be kept");
-        }
-        KeptNumber::new(listener)
+        listener.close().map_err(|errno| system("keeping a port", errno))?;
+        Ok(KeptNumber::new(listener))
     }
 
     /// What happened so far.

@@ -166,7 +166,7 @@ impl Listener {
         match net::bind(&self.0, &at) {
             // A port that was asked for is still ours, and no socket has two.
             Err(Errno::INVAL) => Ok(()),
-            // One that the system chose was free, and what is left of connections may keep it so.
+            // One that the system chose was let go of, and what is left of connections is on it.
             Err(Errno::ADDRINUSE) => {
                 sockopt::set_socket_reuseaddr(&self.0, true)?;
                 net::bind(&self.0, &at)?;

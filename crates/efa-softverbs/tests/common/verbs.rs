@@ -127,6 +127,14 @@ pub(crate) fn open() -> *mut ibv_context {
     }
 }
 
+/// A number that no queue pair has. On the tcp link it takes a connection to find that out.
+pub(crate) fn nobody() -> u32 {
+    match std::env::var("EFA_SOFT_LINK").as_deref() {
+        Ok("tcp") => 0xffff,
+        _ => 0,
+    }
+}
+
 /// What an end is made of.
 #[derive(Clone, Copy)]
 pub(crate) struct Wish {

@@ -210,7 +210,7 @@ fn a_queue_pair_that_has_failed_shares_neither_its_number_nor_completions() {
     for (wr_id, other) in (0..).zip(&others) {
         assert_eq!(connect(other, FOR_EVER), 0);
         // Nobody is there.
-        let to = (handle, 0xffff, b.qkey);
+        let to = (handle, nobody(), b.qkey);
         assert_eq!(other.post_send(wr_id, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
     }
     // What has ended waits in the completion queue.

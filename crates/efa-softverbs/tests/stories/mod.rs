@@ -506,8 +506,8 @@ fn remote_memory_is_read_and_written_within_its_bounds() {
     }
     let (status, vendor, _) = run(4, false, (base, rkey(open)), &[part(read_only, 0, 8)]);
     assert_eq!((status, vendor), (IBV_WC_LOC_PROT_ERR, 5));
-    let nobody = (handle, 0xffff, b.qkey);
-    assert_eq!(a.post_remote(5, nobody, false, (base, rkey(open)), &one), 0);
+    let to_nobody = (handle, nobody(), b.qkey);
+    assert_eq!(a.post_remote(5, to_nobody, false, (base, rkey(open)), &one), 0);
     assert_eq!(a.wait().vendor, 9);
     // A region that is gone.
     let key = rkey(open);
@@ -717,7 +717,7 @@ fn sends_that_can_not_arrive_say_why() {
     run(to, part(from, 0, 8), (IBV_WC_RNR_RETRY_EXC_ERR, 10));
     assert_eq!(b.post_receive(1, part(into, 0, 100)), 0);
     run((handle, b.number(), b.qkey + 1), part(from, 0, 8), (IBV_WC_REM_INV_RD_REQ_ERR, 9));
-    run((handle, 0xffff, b.qkey), part(from, 0, 8), (IBV_WC_REM_INV_RD_REQ_ERR, 9));
+    run((handle, nobody(), b.qkey), part(from, 0, 8), (IBV_WC_REM_INV_RD_REQ_ERR, 9));
     run((handle, 0x1_0000 | b.number(), b.qkey), part(from, 0, 8), (IBV_WC_REM_INV_RD_REQ_ERR, 9));
     run(to, part(from, 0, 101), (IBV_WC_REM_INV_REQ_ERR, 11));
     run(to, part(from, 0, 8929), (IBV_WC_LOC_LEN_ERR, 6));
@@ -1162,7 +1162,7 @@ fn a_destroyed_queue_pair_leaves_no_completions() {
     let handle = a.handle(b.gid());
     let to = (handle, b.number(), b.qkey);
     // Long gone when its end is looked for.
-    assert_eq!(a.post_send(1, (handle, 0xffff, 1), &[inline(b"x")], IBV_SEND_INLINE), 0);
+    assert_eq!(a.post_send(1, (handle, nobody(), 1), &[inline(b"x")], IBV_SEND_INLINE), 0);
     let other = create(a.context, a.pd, a.cq, Wish::default());
     assert!(!other.is_null());
     // SAFETY: the queue pair is alive and not used afterwards.
