@@ -186,7 +186,7 @@ pub(crate) enum SoftEfaError {
         /// Why not.
         source: io::Error,
     },
-    /// The capture has no place to be.
+    /// The capture can't be written.
     #[error("cannot write the capture {}", file.display())]
     Capture {
         /// The file as it was named.
