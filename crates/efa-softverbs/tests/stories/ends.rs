@@ -106,7 +106,8 @@ fn retries_that_there_are_not_are_refused() {
 fn sends_and_reads_end_though_their_address_handle_is_destroyed() {
     const COUNT: u64 = 32;
     let (a, b) = pair(Wish::default());
-    let (buffer, ours) = (Memory::of(&[7; 64]), Memory::of(&[0; 64]));
+    // What is read comes before what is received into.
+    let (buffer, ours) = (Memory::of(&[7; 64 + COUNT as usize]), Memory::of(&[0; 64]));
     let (into, local) = (b.register(&buffer, ALL), a.register(&ours, IBV_ACCESS_LOCAL_WRITE));
     let handle = a.handle(b.gid());
     let to = (handle, b.number(), b.qkey);
@@ -118,9 +119,10 @@ fn sends_and_reads_end_though_their_address_handle_is_destroyed() {
     // They wait for buffers at this point.
     destroy(handle);
     for wr_id in 0..COUNT {
-        assert_eq!(b.post_receive(wr_id, part(into, wr_id as usize, 1)), 0);
+        assert_eq!(b.post_receive(wr_id, part(into, 64 + wr_id as usize, 1)), 0);
     }
-    let mut ended: Vec<_> = (0..=COUNT).map(|_| (a.wait().wr_id, IBV_WC_SUCCESS)).collect();
+    let ended = (0..=COUNT).map(|_| a.wait());
+    let mut ended: Vec<_> = ended.map(|seen| (seen.wr_id, seen.status)).collect();
     ended.sort_unstable();
     assert_eq!(ended, (0..=COUNT).map(|wr_id| (wr_id, IBV_WC_SUCCESS)).collect::<Vec<_>>());
     assert_eq!(ours.bytes(), [7; 64]);
