@@ -7,7 +7,6 @@
 //!
 //! What the targets do is in `tests/hostile`; `cargo test -p efa-hostile` runs their kept inputs.
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -256,9 +255,7 @@ impl<'a> Fuzzer<'a> {
         let mut last = Progress::default();
         let mut culprit = None;
         let (mut tail, mut report) = (Vec::new(), Vec::new());
-        // A report may quote the input, which is any bytes.
-        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-            let line = String::from_utf8_lossy(&line).into_owned();
+        for line in process::lines_of(output) {
             if let Some(progress) = Progress::of_line(&line) {
                 bar.set_message(progress.to_string());
                 last = progress;

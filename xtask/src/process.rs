@@ -45,6 +45,12 @@ pub(crate) fn run_inspecting(command: &mut Command, mut inspect: impl FnMut(&str
     Ok(())
 }
 
+/// The lines that a child prints, which may be any bytes.
+pub(crate) fn lines_of(output: impl Read) -> impl Iterator<Item = String> {
+    let lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
+    lines.map(|line| String::from_utf8_lossy(&line).into_owned())
+}
+
 /// Runs the command quietly and returns its standard output.
 pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     let output = command

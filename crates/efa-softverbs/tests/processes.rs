@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
-use common::Directory;
 use common::verbs::*;
+use common::{Directory, loopback};
 use efa_sim::capture::CaptureReader;
 use efa_sim::record::PacketEvent;
 use efa_soft::abi::*;
@@ -41,8 +41,7 @@ impl Host {
     fn new(link: &'static str) -> Self {
         static NUMBER: AtomicU8 = AtomicU8::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let [.., high, low] = std::process::id().to_be_bytes();
-        let address = format!("127.{}.{low}.{number}", high.max(1));
+        let address = loopback(number).to_string();
         let directory = Directory::new();
         std::fs::create_dir(directory.path().join("sysfs")).unwrap();
         Self { link, directory, address }

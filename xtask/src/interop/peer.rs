@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::matrix::Stack;
 use super::record::{Completion, Record};
+use crate::process::lines_of;
 
 /// How long a peer may take to end when its input has ended.
 const GRACE: Duration = Duration::from_secs(2);
@@ -78,7 +79,7 @@ impl Peer {
         let output = child.stdout.take().context("the peer has no standard output")?;
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
+            for line in lines_of(output) {
                 if sender.send(line).is_err() {
                     break;
                 }

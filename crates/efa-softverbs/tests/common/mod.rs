@@ -4,6 +4,7 @@
 
 pub(crate) mod verbs;
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 /// A directory of its own, removed at the end.
@@ -26,6 +27,12 @@ impl Drop for Directory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// An address of this machine that no other test program has, for a host on the tcp link.
+pub(crate) fn loopback(number: u8) -> Ipv4Addr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, high.max(1), low, number)
 }
 
 /// Whether the C packages are said to be there, and their tests wanted.

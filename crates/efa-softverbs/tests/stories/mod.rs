@@ -7,14 +7,13 @@ mod ends;
 
 use std::ffi::CStr;
 use std::mem::offset_of;
-use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::LazyLock;
 
 use efa_soft::abi::*;
 
-use crate::common::Directory;
 use crate::common::verbs::*;
+use crate::common::{Directory, loopback};
 use crate::{DEVICES, LINK};
 
 const ALL: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
@@ -28,7 +27,7 @@ static HOST: LazyLock<Directory> = LazyLock::new(|| {
         std::env::set_var("EFA_SOFT_DIRECTORY", directory.path().join("hosts"));
         std::env::set_var("EFA_SOFT_LINK", LINK);
         // On tcp, nobody else's host.
-        std::env::set_var("EFA_SOFT_ADDRESS", address().to_string());
+        std::env::set_var("EFA_SOFT_ADDRESS", loopback(1).to_string());
         std::env::set_var("EFA_SOFT_DEVICES", DEVICES.to_string());
     }
     // The list is made now, with the environment.
@@ -36,12 +35,6 @@ static HOST: LazyLock<Directory> = LazyLock::new(|| {
     unsafe { (verbs().ibv_free_device_list)((verbs().ibv_get_device_list)(nothing())) };
     directory
 });
-
-/// On tcp.
-fn address() -> Ipv4Addr {
-    let [.., high, low] = std::process::id().to_be_bytes();
-    Ipv4Addr::new(127, high.max(1), low, 254)
-}
 
 fn pair(wish: Wish) -> (End, End) {
     LazyLock::force(&HOST);
@@ -141,7 +134,7 @@ fn what_can_be_asked_is_answered() {
         assert_eq!((v.ibv_query_gid)(context, 1, 0, &raw mut gid), 0);
         match LINK {
             "shm" => assert_eq!(gid.raw[..2], [0xfe, 0x80]),
-            _ => assert_eq!(gid.raw, address().to_ipv6_mapped().octets()),
+            _ => assert_eq!(gid.raw, loopback(1).to_ipv6_mapped().octets()),
         }
         assert_eq!((v.ibv_query_pkey)(context, 1, 0, &raw mut pkey), 0);
         assert_eq!((v.ibv_get_pkey_index)(context, 1, pkey), 0);
