@@ -107,10 +107,8 @@ fn files_of(device: &ShmDevice, ends: [Qpn; 2]) -> Vec<(PathBuf, File, u64)> {
     for entry in entries {
         let path = entry.expect("the host is there").path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        let numbers: Vec<u16> = name
-            .split(|letter: char| !letter.is_ascii_digit())
-            .filter_map(|digits| digits.parse().ok())
-            .collect();
+        // Digits within a nonce are no numbers.
+        let numbers: Vec<u16> = name.split('-').filter_map(|part| part.parse().ok()).collect();
         let between =
             numbers.len() >= 2 && numbers[..2].iter().all(|qpn| ends.contains(&Qpn(*qpn)));
         if between
