@@ -1,8 +1,9 @@
 //! The seam between the EFA RDM engine and a device.
 //!
 //! A [`Device`] is an opened network interface; a [`QueuePair`] is one unordered, reliable
-//! datagram endpoint on it (EFA calls the transport SRD). Nothing here moves a byte: the crate
-//! holds two traits and plain data, and depends on nothing else in the workspace.
+//! datagram endpoint on it (EFA calls the transport SRD); a [`Region`] is registered memory. A queue
+//! pair of a device that matches tagged messages itself has a [`TagList`] besides. The crate holds
+//! these four traits and plain data, and depends on nothing else in the workspace.
 //!
 //! ```text
 //!   engine ── post_send(packet) ──►  QueuePair  ──► (other queue pairs)
@@ -48,6 +49,7 @@
 //! impl QueuePair for Loopback {
 //!     type Packet = Box<[u8]>;
 //!     type Region = NoRegion;
+//!     type TagList = NoTagList;
 //!     fn attributes(&self) -> &DeviceAttributes { &self.attributes }
 //!     fn address(&self) -> QueuePairAddress {
 //!         QueuePairAddress { gid: Gid([1; 16]), qpn: Qpn(1), qkey: Qkey(7) }
@@ -102,11 +104,15 @@
 
 extern crate alloc;
 
+mod tag_list;
+
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 use core::time::Duration;
+
+pub use tag_list::{NoTagList, TagChange, TagCommand, TagList, TagListLimits, TagReport};
 
 /// A point in time, in nanoseconds since an origin that the caller chooses.
 ///
@@ -249,56 +255,6 @@ pub struct DeviceAttributes {
     pub rdma: Rdma,
     /// Most bytes of one RDMA operation.
     pub max_rdma_size: u64,
-    /// What its list of tags holds, if it matches tagged messages itself. EFA devices don't.
-    pub tag_list: Option<TagListLimits>,
-}
-
-/// What a device's list of tags can hold.
-///
-/// Such a device matches messages as the RFC "RDMA tag matching offload" has it: it looks for each
-/// datagram that begins a tagged message in its list of receives, oldest first, and tells what it
-/// found with [`Completion::Tagged`]. It delivers the datagrams of a sender in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TagListLimits {
-    /// Entries (`max_num_tags`).
-    pub max_tags: u32,
-    /// Commands under way at a time (`max_ops`), at least one.
-    pub max_ops: u32,
-}
-
-/// A command for a device's list of tags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TagCommand {
-    /// The caller's name of it.
-    pub id: u32,
-    /// What to do.
-    pub change: TagChange,
-    /// Unexpected messages that the caller has handled, wrapping. While it differs from what the
-    /// device has counted, the device holds back entries that are added.
-    pub unexpected: u32,
-    /// Whether a completion is wanted if all goes well.
-    pub signalled: bool,
-}
-
-/// What a command does to the list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TagChange {
-    /// Appends an entry.
-    Add {
-        /// The caller's name of the receive.
-        receive: u64,
-        /// The tag.
-        tag: u64,
-        /// The bits of it that are compared.
-        mask: u64,
-    },
-    /// Removes an entry.
-    Delete {
-        /// What posting its [`Add`](Self::Add) returned.
-        handle: u32,
-    },
-    /// Only tells how many unexpected messages were handled.
-    Sync,
 }
 
 /// What a device does to memory of remote interfaces.
@@ -332,7 +288,6 @@ impl Default for DeviceAttributes {
             max_region_size: 1 << 40,
             rdma: Rdma::NONE,
             max_rdma_size: 1 << 30,
-            tag_list: None,
         }
     }
 }
@@ -643,27 +598,6 @@ pub enum Completion<P> {
         /// The receive buffer that it took, unless [`Rdma::unsolicited_write_receive`].
         packet: Option<P>,
     },
-    /// A datagram arrived that begins a tagged message, on a device with a list of tags.
-    Tagged {
-        /// The buffer it lies in.
-        packet: P,
-        /// Its length in bytes.
-        length: usize,
-        /// Who sent it.
-        source: Source,
-        /// The receive whose entry it matched, which is no longer in the list. `None`: it was
-        /// unexpected, and the device has counted it.
-        receive: Option<u64>,
-    },
-    /// A command for the list of tags ended, and with it those posted before it.
-    TagCommand {
-        /// The caller's name of it.
-        id: u32,
-        /// Whether the list is as the command wanted it.
-        succeeded: bool,
-        /// Whether the device waits to hear of unexpected messages.
-        sync_required: bool,
-    },
 }
 
 /// How a queue pair is to be made.
@@ -691,6 +625,8 @@ pub trait QueuePair {
     type Packet: AsRef<[u8]> + AsMut<[u8]> + fmt::Debug;
     /// Memory that the device can read and write.
     type Region: Region;
+    /// Its tag list: [`NoTagList`], unless the device matches tagged messages itself.
+    type TagList: TagList;
 
     /// Whether the receive buffers are the application's, which gets them with the messages in them.
     /// No device says so, but a caller that wraps a queue pair may, for an engine that knows of it.
@@ -785,15 +721,9 @@ pub trait QueuePair {
     /// Posts that were kept back since [`hold`](Self::hold) go now.
     fn release(&mut self) {}
 
-    /// Queues a command for the device's list of tags; gives the device's name of an entry that is
-    /// to be added. A device without such a list needs no method of its own.
-    ///
-    /// # Errors
-    /// [`DeviceError::QueueFull`] when [`TagListLimits::max_ops`] commands are under way,
-    /// [`DeviceError::Unsupported`].
-    fn post_tag_command(&mut self, command: TagCommand) -> Result<u32, DeviceError> {
-        let _ = command;
-        Err(DeviceError::Unsupported { operation: "tag list" })
+    /// The tag list of a device that matches tagged messages itself; `None` for all others.
+    fn tag_list(&mut self) -> Option<&mut Self::TagList> {
+        None
     }
 
     /// Moves the device on to `now` and takes one completion.

@@ -101,7 +101,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// An endpoint, with a queue pair for messages in place if there is to be one.
     pub(crate) fn assemble(
-        queue_pair: Q,
+        mut queue_pair: Q,
         user: Option<Q>,
         mut config: Config,
     ) -> Result<Self, ConfigError> {
@@ -110,7 +110,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         config.profile.extras.remove(missing(attributes.rdma));
         let in_place = InPlace::new(&mut config, user)?;
         let most = config.max_receive_buffers.min(attributes.max_receive);
-        let tagged = tagged_matcher(&queue_pair, config.hash_seed);
+        let tagged = tagged_matcher(&mut queue_pair, config.hash_seed);
         let mut endpoint = Self {
             local: queue_pair.address(),
             inbound: Inbound::new(config.min_receive_buffers, most),

@@ -27,8 +27,8 @@ use std::ops::Range;
 
 use efa_device::{
     Access, AddressHandle, Completion as DeviceCompletion, DeviceAttributes, DeviceError, Gid,
-    PostError, QueuePair, QueuePairAddress, RdmaRequest, RegisterError, SendRequest, Source,
-    TagCommand, Time,
+    NoTagList, PostError, QueuePair, QueuePairAddress, RdmaRequest, RegisterError, SendRequest,
+    Source, Time,
 };
 use efa_handshake::{Extras, Release};
 use efa_proto::{Connid, Header, MsgId, Packet, RawAddress, ReqOptions, Rtm, RtmKind, UserRecvQp};
@@ -248,6 +248,7 @@ pub struct InPlaceQueue<Q>(pub Q);
 impl<Q: QueuePair> QueuePair for InPlaceQueue<Q> {
     type Packet = Q::Packet;
     type Region = Q::Region;
+    type TagList = NoTagList;
 
     const IN_PLACE: bool = true;
 
@@ -305,10 +306,6 @@ impl<Q: QueuePair> QueuePair for InPlaceQueue<Q> {
 
     fn release(&mut self) {
         self.0.release();
-    }
-
-    fn post_tag_command(&mut self, command: TagCommand) -> Result<u32, DeviceError> {
-        self.0.post_tag_command(command)
     }
 
     fn poll(&mut self, now: Time) -> Option<DeviceCompletion<Q::Packet>> {

@@ -76,7 +76,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline]
     pub fn poll(&mut self, now: Time) -> Option<Completion<B>> {
         // Most calls are told something by the device and nothing else, or find nothing.
-        if Q::IN_PLACE || self.schedule.is_due(now) {
+        if Q::IN_PLACE || self.transmit.device.tag_list().is_some() || self.schedule.is_due(now) {
             return self.poll_due(now);
         }
         self.now = now;
@@ -243,6 +243,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.arrived_in_place(packet, length, source);
                 None
             }
+            DeviceCompletion::Receive { packet, length, source, .. }
+                if self.transmit.device.tag_list().is_some() =>
+            {
+                self.packet_matched_by_device(packet, length, source);
+                None
+            }
             DeviceCompletion::Receive { packet, length, source, .. } => {
                 self.packet_arrived(packet, length, source)
             }
@@ -256,14 +262,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 if let Some(packet) = packet {
                     self.consumed(packet);
                 }
-                None
-            }
-            DeviceCompletion::Tagged { packet, length, source, receive } => {
-                self.tagged_packet_arrived(packet, length, source, receive);
-                None
-            }
-            DeviceCompletion::TagCommand { id, succeeded, sync_required } => {
-                self.tag_command_done(id, succeeded, sync_required);
                 None
             }
         }
@@ -308,6 +306,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.refill();
         }
         if self.matching.has_tag_list {
+            self.take_tag_reports();
+            self.void_verdict();
             self.post_tag_commands();
         }
         while let Some(peer) = self.schedule.end_backoff(self.now) {

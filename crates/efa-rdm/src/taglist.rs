@@ -3,13 +3,13 @@
 //! [`efa_match::Offload`]'s business.
 //!
 //! ```text
-//!   device ── Tagged, its receive ──► message begins ──► that receive, nothing is looked up
-//!          ── Tagged, unexpected ───► message begins ──► looked up here ─┬► receive
+//!   device ── Matched, receive ─────► message begins ──► that receive, nothing is looked up
+//!          ── Unexpected ───────────► message begins ──► looked up here ─┬► receive
 //!          ◄─ ADD DEL SYNC ── after each round                           ├► kept
-//!          ── TagCommand ──► a message or a cancel that waited           └► waits for a DEL
+//!          ── CommandDone ─► a message or a cancel that waited           └► waits for a DEL
 //! ```
 
-use efa_device::{QueuePair, Source, TagChange, TagCommand};
+use efa_device::{QueuePair, Source, TagChange, TagCommand, TagList, TagReport};
 use efa_match::{Change, Command, ListLimits, Outcome, PostId, TagMatcher};
 use efa_proto::{Header, Packet, Rtm};
 
@@ -35,7 +35,7 @@ pub(crate) enum Verdict {
 }
 
 /// The tag of a datagram that begins a tagged message: what a device with a list of tags
-/// ([`TagListLimits`](efa_device::TagListLimits)) is to look for. A segment that goes on with a message has none.
+/// ([`TagList`]) is to look for. A segment that goes on with a message has none.
 #[must_use]
 pub fn leading_tag(bytes: &[u8]) -> Option<u64> {
     let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes) else {
@@ -47,10 +47,10 @@ pub fn leading_tag(bytes: &[u8]) -> Option<u64> {
 
 /// A matcher for a queue pair's tagged messages.
 pub(crate) fn tagged_matcher<B>(
-    queue_pair: &impl QueuePair,
+    queue_pair: &mut impl QueuePair,
     seed: u64,
 ) -> TagMatcher<Waiting<B>, u32> {
-    let limits = queue_pair.attributes().tag_list;
+    let limits = queue_pair.tag_list().map(|list| list.limits());
     let limits = limits.map(|list| ListLimits { max_tags: list.max_tags, max_ops: list.max_ops });
     TagMatcher::new(limits, seed)
 }
@@ -86,22 +86,33 @@ impl<B> Matching<B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
-    /// A datagram arrived that the device looked for in its list.
+    /// Handles a datagram that a device with a tag list delivered.
     #[inline(never)]
-    pub(crate) fn tagged_packet_arrived(
+    pub(crate) fn packet_matched_by_device(
         &mut self,
         packet: Q::Packet,
         length: usize,
         source: Source,
-        receive: Option<u64>,
     ) {
-        self.matching.verdict = match receive {
-            Some(receive) => Verdict::Receive(PostId::from_bits(receive)),
-            None => Verdict::Unexpected,
-        };
+        self.take_tag_reports();
         let ended = self.packet_arrived(packet, length, source);
         self.complete(ended);
         self.void_verdict();
+    }
+
+    /// Handles what the tag list reports. The last report is about the packet in hand.
+    pub(crate) fn take_tag_reports(&mut self) {
+        while let Some(report) = self.transmit.device.tag_list().and_then(TagList::poll) {
+            match report {
+                TagReport::Matched { receive } => {
+                    self.matching.verdict = Verdict::Receive(PostId::from_bits(receive));
+                }
+                TagReport::Unexpected => self.matching.verdict = Verdict::Unexpected,
+                TagReport::CommandDone { id, succeeded, sync_required } => {
+                    self.tag_command_done(id, succeeded, sync_required);
+                }
+            }
+        }
     }
 
     /// The packet in hand is kept until its turn, when it is looked up and counted.
@@ -158,7 +169,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// A command for the list ended.
-    pub(crate) fn tag_command_done(&mut self, id: u32, succeeded: bool, sync_required: bool) {
+    fn tag_command_done(&mut self, id: u32, succeeded: bool, sync_required: bool) {
         let Some(offload) = self.matching.matcher(true).offload() else { return };
         match offload.op_completed(id, succeeded, sync_required) {
             Ok(None) => {}
@@ -194,7 +205,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Change::Sync => (None, TagChange::Sync),
             };
             let command = TagCommand { id: op, change, unexpected, signalled };
-            match (self.transmit.device.post_tag_command(command), post) {
+            let Some(list) = self.transmit.device.tag_list() else { return };
+            match (list.post(command), post) {
                 (Ok(handle), Some(post)) => {
                     if let Some(offload) = self.matching.matcher(true).offload() {
                         offload.added(post, handle);

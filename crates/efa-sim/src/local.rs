@@ -37,9 +37,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    Access, AddressHandle, Completion, Device, DeviceAttributes, DeviceError, Gid, PostError, Qpn,
-    QueuePair, QueuePairAddress, QueuePairOptions, Rdma, RdmaRequest, RegisterError, SendRequest,
-    Status, Time,
+    Access, AddressHandle, Completion, Device, DeviceAttributes, DeviceError, Gid, NoTagList,
+    PostError, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, Rdma, RdmaRequest,
+    RegisterError, SendRequest, Status, Time,
 };
 
 pub use self::faults::{Faults, Statistics};
@@ -153,7 +153,6 @@ impl LocalFabric {
             max_region_size: options.max_region_size,
             rdma: options.rdma,
             max_rdma_size: options.max_rdma_size,
-            tag_list: None,
         };
         drop(network);
         LocalDevice {
@@ -404,6 +403,7 @@ pub struct LocalQueuePair {
 impl QueuePair for LocalQueuePair {
     type Packet = Box<[u8]>;
     type Region = SoftRegion;
+    type TagList = NoTagList;
 
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes

@@ -236,7 +236,6 @@ impl ShmDevice {
             max_region_size: options.max_region_size,
             rdma: options.rdma,
             max_rdma_size: options.max_rdma_size,
-            tag_list: None,
         };
         let directory = Arc::new(directory);
         let (limit, max_size) = (options.max_regions, options.max_region_size);

@@ -1,8 +1,9 @@
 //! One type for every link, so that who uses the device need not be generic over it.
 
 use efa_device::{
-    Access, AddressHandle, Completion, Device, DeviceAttributes, DeviceError, Gid, PostError,
-    QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest, RegisterError, SendRequest, Time,
+    Access, AddressHandle, Completion, Device, DeviceAttributes, DeviceError, Gid, NoTagList,
+    PostError, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest, RegisterError,
+    SendRequest, Time,
 };
 
 use crate::local::{LocalDevice, LocalQueuePair};
@@ -91,6 +92,7 @@ impl Device for SoftDevice {
 impl QueuePair for SoftQueuePair {
     type Packet = Box<[u8]>;
     type Region = SoftRegion;
+    type TagList = NoTagList;
 
     fn attributes(&self) -> &DeviceAttributes {
         each!(SoftQueuePair, self, qp => qp.attributes())

@@ -257,7 +257,6 @@ impl TcpDevice {
             max_region_size: options.max_region_size,
             rdma: options.rdma,
             max_rdma_size: options.max_rdma_size,
-            tag_list: None,
         };
         let (limit, max_size) = (options.max_regions, options.max_region_size);
         let map = Map::anonymous(keys::LENGTH).map_err(|errno| system("mmap", errno))?;

@@ -343,8 +343,6 @@ impl QueuePair {
                 LinkCompletion::Written { immediate, length, source, packet } => {
                     self.end_written(state, packet, length, (source, immediate));
                 }
-                // The links have no list of tags.
-                LinkCompletion::Tagged { .. } | LinkCompletion::TagCommand { .. } => {}
             }
         }
         moved

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use efa_device::{
     Access, AddressHandle, Completion, Destination, Device, DeviceAttributes, DeviceError, Gid,
-    PostError, QueuePairAddress, QueuePairOptions, RdmaRequest, RegionRange, RegisterError,
-    SendRequest, Status, Time, WorkId,
+    NoTagList, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest, RegionRange,
+    RegisterError, SendRequest, Status, Time, WorkId,
 };
 
 use crate::completion_queue::{Batch, CompletionQueue, End, Finished};
@@ -81,7 +81,6 @@ impl VerbsDevice {
             max_region_size: limits.max_region_size,
             rdma,
             max_rdma_size: limits.efa.max_rdma_size.into(),
-            tag_list: None,
         };
         let regions =
             RegionTable::new(Arc::clone(&domain), limits.max_regions, limits.max_region_size, rdma);
@@ -388,6 +387,7 @@ fn written(finished: &Finished, packet: Option<Packet>) -> Completion<Packet> {
 impl efa_device::QueuePair for VerbsQueuePair {
     type Packet = Packet;
     type Region = VerbsRegion;
+    type TagList = NoTagList;
 
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes

@@ -822,7 +822,7 @@ mod tests {
 
     use efa_device::{
         Access, AddressHandle, Completion as DeviceCompletion, Device as _, DeviceAttributes,
-        DeviceError, Gid, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest,
+        DeviceError, Gid, NoTagList, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest,
         RegisterError, SendRequest,
     };
     use efa_proto::RmaIov;
@@ -854,6 +854,7 @@ mod tests {
     impl QueuePair for Witness {
         type Packet = Box<[u8]>;
         type Region = SoftRegion;
+        type TagList = NoTagList;
 
         fn attributes(&self) -> &DeviceAttributes {
             self.real.attributes()

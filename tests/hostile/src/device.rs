@@ -16,11 +16,11 @@ use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
 use efa_device::{
-    Access, AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, Qkey, Qpn,
-    QueuePair, QueuePairAddress, Rdma, RdmaRequest, Region, RegisterError, SendRequest, Source,
-    Status, TagCommand, TagListLimits, Time,
+    Access, AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, NoTagList, PostError,
+    Qkey, Qpn, QueuePair, QueuePairAddress, Rdma, RdmaRequest, Region, RegisterError, SendRequest,
+    Source, Status, TagListLimits, Time,
 };
-use efa_sim::tm::TagQueuePair;
+use efa_sim::tm::{ModelTagList, TagQueuePair};
 
 /// Largest datagram.
 pub(crate) const MTU: usize = 512;
@@ -286,6 +286,7 @@ impl std::fmt::Debug for Wire {
 impl QueuePair for Wire {
     type Packet = Buffer;
     type Region = Mem;
+    type TagList = NoTagList;
 
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
@@ -456,6 +457,7 @@ macro_rules! either {
 impl QueuePair for Port {
     type Packet = Buffer;
     type Region = Mem;
+    type TagList = ModelTagList;
 
     fn attributes(&self) -> &DeviceAttributes {
         either!(self, queue_pair => queue_pair.attributes())
@@ -505,8 +507,11 @@ impl QueuePair for Port {
         either!(self, queue_pair => queue_pair.post_write(request, immediate))
     }
 
-    fn post_tag_command(&mut self, command: TagCommand) -> Result<u32, DeviceError> {
-        either!(self, queue_pair => queue_pair.post_tag_command(command))
+    fn tag_list(&mut self) -> Option<&mut ModelTagList> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Listed(listed) => listed.tag_list(),
+        }
     }
 
     fn poll(&mut self, now: Time) -> Option<Completion<Buffer>> {

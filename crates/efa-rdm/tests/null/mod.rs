@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use efa_device::{
-    AddressHandle, Completion as Done, DeviceAttributes, DeviceError, Gid, NoRegion, PostError,
-    Qkey, Qpn, QueuePair, QueuePairAddress, SendRequest, Source, Time, WorkId,
+    AddressHandle, Completion as Done, DeviceAttributes, DeviceError, Gid, NoRegion, NoTagList,
+    PostError, Qkey, Qpn, QueuePair, QueuePairAddress, SendRequest, Source, Time, WorkId,
 };
 
 /// In which order packets arrive.
@@ -166,6 +166,7 @@ impl Direct {
 impl QueuePair for Direct {
     type Packet = Packet;
     type Region = NoRegion;
+    type TagList = NoTagList;
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
     }
@@ -219,6 +220,7 @@ pub(crate) struct Silent(DeviceAttributes);
 impl QueuePair for Silent {
     type Packet = Box<[u8]>;
     type Region = NoRegion;
+    type TagList = NoTagList;
     fn attributes(&self) -> &DeviceAttributes {
         &self.0
     }

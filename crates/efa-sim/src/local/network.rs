@@ -627,7 +627,6 @@ impl Network {
             Completion::Written { packet, .. } => {
                 endpoint.receives -= usize::from(packet.is_some())
             }
-            Completion::Tagged { .. } | Completion::TagCommand { .. } => {}
         }
         Some(completion)
     }

@@ -18,9 +18,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use efa_device::{
-    Access, AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, PostError,
-    Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest, RegisterError,
-    SendRequest, Source, Status, Time,
+    Access, AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, NoTagList,
+    PostError, Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest,
+    RegisterError, SendRequest, Source, Status, Time,
 };
 
 use super::directory::HostDirectory;
@@ -244,9 +244,7 @@ impl ShmQueuePair {
             Completion::Receive { .. } | Completion::Written { packet: Some(_), .. } => {
                 self.receives -= 1;
             }
-            Completion::Written { packet: None, .. }
-            | Completion::Tagged { .. }
-            | Completion::TagCommand { .. } => {}
+            Completion::Written { packet: None, .. } => {}
         }
         Some(completion)
     }
@@ -726,6 +724,7 @@ fn is_alive(directory: &HostDirectory, sender: Sender) -> bool {
 impl QueuePair for ShmQueuePair {
     type Packet = Packet;
     type Region = SoftRegion;
+    type TagList = NoTagList;
 
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes

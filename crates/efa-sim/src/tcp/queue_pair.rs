@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    Access, AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, PostError,
-    Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest, RegisterError,
-    SendRequest, Source, Status, Time,
+    Access, AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, NoTagList,
+    PostError, Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest,
+    RegisterError, SendRequest, Source, Status, Time,
 };
 use fastrand::Rng;
 use rustix::io::Errno;
@@ -191,9 +191,7 @@ impl TcpQueuePair {
             Completion::Receive { .. } | Completion::Written { packet: Some(_), .. } => {
                 self.receives -= 1;
             }
-            Completion::Written { packet: None, .. }
-            | Completion::Tagged { .. }
-            | Completion::TagCommand { .. } => {}
+            Completion::Written { packet: None, .. } => {}
         }
         Some(completion)
     }
@@ -377,10 +375,7 @@ impl TcpQueuePair {
                         }
                     }
                     Completion::Written { source, .. } => *source = of_sender,
-                    Completion::Send { .. }
-                    | Completion::Rdma { .. }
-                    | Completion::Tagged { .. }
-                    | Completion::TagCommand { .. } => {}
+                    Completion::Send { .. } | Completion::Rdma { .. } => {}
                 }
             }
         }
@@ -731,6 +726,7 @@ fn record(
 impl QueuePair for TcpQueuePair {
     type Packet = Packet;
     type Region = SoftRegion;
+    type TagList = NoTagList;
 
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes

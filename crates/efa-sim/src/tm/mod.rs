@@ -23,7 +23,7 @@ mod sender;
 mod srq;
 mod wire;
 
-pub use self::queue_pair::{TagOf, TagQueuePair};
+pub use self::queue_pair::{ModelTagList, TagOf, TagQueuePair};
 pub use self::receiver::{ReceiveError, Received, TmReceiver, TmReceiverOptions};
 pub use self::sender::{Link, SendError, SendId, TmSender};
 pub use self::srq::{

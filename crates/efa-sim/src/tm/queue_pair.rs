@@ -1,13 +1,13 @@
-//! A queue pair whose device matches tagged messages, of which EFA has none: the list of a TM-SRQ in
-//! front of any other queue pair.
+//! A queue pair whose device matches tagged messages: the tag list of a TM-SRQ in front of any other
+//! queue pair.
 //!
 //! ```text
-//!                   post_tag_command: ADD DEL SYNC
+//!                   TagList::post: ADD DEL SYNC
 //!                        │ carried out some time later, in order
 //!                        ▼
-//!   inner queue pair  ┌───────────┐ ──► Tagged { receive: Some }   fits an entry
-//!   ── datagrams ───► │ MatchList │ ──► Tagged { receive: None }   has a tag, is counted
-//!                     └───────────┘ ──► Receive                    has no tag
+//!   inner queue pair  ┌───────────┐ ──► Receive, reported as Matched      its tag fits an entry
+//!   ── datagrams ───► │ MatchList │ ──► Receive, reported as Unexpected   has a tag, is counted
+//!                     └───────────┘ ──► Receive, not reported             has no tag
 //! ```
 //!
 //! The inner one must keep the order of each sender ([`Reorder::None`](crate::local::Reorder::None)).
@@ -16,8 +16,8 @@ use std::collections::{HashMap, VecDeque};
 
 use efa_device::{
     Access, AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, QueuePair,
-    QueuePairAddress, RdmaRequest, RegisterError, SendRequest, TagChange, TagCommand,
-    TagListLimits, Time,
+    QueuePairAddress, RdmaRequest, RegisterError, SendRequest, TagChange, TagCommand, TagList,
+    TagListLimits, TagReport, Time,
 };
 use efa_match::{Entry, MatchList, Synchronisation};
 
@@ -31,67 +31,46 @@ struct Posted {
     handle: u32,
 }
 
-/// A queue pair with a list of tags.
+/// The tag list of a [`TagQueuePair`].
 #[derive(Debug)]
-pub struct TagQueuePair<Q> {
-    inner: Q,
-    attributes: DeviceAttributes,
+pub struct ModelTagList {
     limits: TagListLimits,
-    tag_of: TagOf,
     list: MatchList,
-    /// The receives of the entries, by handle.
+    /// The receive that each entry was added for, by handle.
     receives: HashMap<u32, u64>,
     next_handle: u32,
     commands: VecDeque<Posted>,
-    /// When commands are carried out, among the datagrams.
-    random: fastrand::Rng,
+    reports: VecDeque<TagReport>,
     matched: u64,
-    now: Time,
 }
 
-impl<Q: QueuePair> TagQueuePair<Q> {
-    /// Puts a list in front of a queue pair. The seed decides when commands are carried out.
-    pub fn new(inner: Q, limits: TagListLimits, tag_of: TagOf, seed: u64) -> Self {
-        let attributes = DeviceAttributes { tag_list: Some(limits), ..inner.attributes().clone() };
+impl ModelTagList {
+    fn new(limits: TagListLimits) -> Self {
         Self {
-            inner,
-            attributes,
             limits,
-            tag_of,
             list: MatchList::new(Synchronisation::Required, 0),
             receives: HashMap::new(),
             next_handle: 0,
             commands: VecDeque::new(),
-            random: fastrand::Rng::with_seed(seed),
+            reports: VecDeque::new(),
             matched: 0,
-            now: Time::ZERO,
         }
     }
 
-    /// Messages that went to an entry.
-    pub fn matched(&self) -> u64 {
-        self.matched
-    }
-
-    /// The list.
-    pub fn list(&self) -> &MatchList {
-        &self.list
-    }
-
-    /// Carries out the next command; gives its completion, if one is due.
-    fn carry_out(&mut self) -> Option<Completion<Q::Packet>> {
-        let Posted { command, handle } = self.commands.pop_front()?;
+    /// Carries out the next command.
+    fn carry_out(&mut self) {
+        let Some(Posted { command, handle }) = self.commands.pop_front() else { return };
         let TagCommand { id, change, unexpected, signalled } = command;
         let succeeded = match change {
             TagChange::Add { receive, tag, mask } => {
-                let has_room = self.list.len() < self.limits.max_tags as usize;
-                if has_room {
+                let fits = self.list.len() < self.limits.max_tags as usize;
+                if fits {
                     self.receives.insert(handle, receive);
                     self.list.add(Entry { handle, tag, mask }, unexpected);
                 } else {
                     self.list.sync(unexpected);
                 }
-                has_room
+                fits
             }
             TagChange::Delete { handle } => {
                 self.receives.remove(&handle);
@@ -103,28 +82,85 @@ impl<Q: QueuePair> TagQueuePair<Q> {
             }
         };
         let sync_required = self.list.sync_required();
-        let is_due = signalled || !succeeded;
-        is_due.then_some(Completion::TagCommand { id, succeeded, sync_required })
+        if signalled || !succeeded {
+            self.reports.push_back(TagReport::CommandDone { id, succeeded, sync_required });
+        }
     }
 
-    /// Who gets a datagram with this tag.
-    fn find(&mut self, tag: u64) -> Option<u64> {
+    /// Searches the list for the tag of a datagram and reports the outcome.
+    fn search(&mut self, tag: u64) {
         let entry = self.list.find(tag).and_then(|at| self.list.remove(at));
-        let Some(Entry { handle, .. }) = entry else {
-            self.list.count_unexpected();
-            return None;
-        };
-        self.matched += 1;
-        self.receives.remove(&handle)
+        let receive = entry.and_then(|entry| self.receives.remove(&entry.handle));
+        self.reports.push_back(match receive {
+            Some(receive) => {
+                self.matched += 1;
+                TagReport::Matched { receive }
+            }
+            None => {
+                self.list.count_unexpected();
+                TagReport::Unexpected
+            }
+        });
+    }
+}
+
+impl TagList for ModelTagList {
+    fn limits(&self) -> TagListLimits {
+        self.limits
+    }
+
+    fn post(&mut self, command: TagCommand) -> Result<u32, DeviceError> {
+        let depth = self.limits.max_ops as usize;
+        if self.commands.len() >= depth {
+            return Err(DeviceError::QueueFull { depth });
+        }
+        let handle = self.next_handle;
+        self.next_handle = handle.wrapping_add(1);
+        self.commands.push_back(Posted { command, handle });
+        Ok(handle)
+    }
+
+    fn poll(&mut self) -> Option<TagReport> {
+        self.reports.pop_front()
+    }
+}
+
+/// A queue pair with a tag list.
+#[derive(Debug)]
+pub struct TagQueuePair<Q> {
+    inner: Q,
+    list: ModelTagList,
+    tag_of: TagOf,
+    /// Decides when commands are carried out, among the datagrams.
+    random: fastrand::Rng,
+    now: Time,
+}
+
+impl<Q: QueuePair> TagQueuePair<Q> {
+    /// Puts a tag list in front of a queue pair. The seed decides when commands are carried out.
+    pub fn new(inner: Q, limits: TagListLimits, tag_of: TagOf, seed: u64) -> Self {
+        let random = fastrand::Rng::with_seed(seed);
+        Self { inner, list: ModelTagList::new(limits), tag_of, random, now: Time::ZERO }
+    }
+
+    /// Messages that matched an entry.
+    pub fn matched(&self) -> u64 {
+        self.list.matched
+    }
+
+    /// The entries.
+    pub fn list(&self) -> &MatchList {
+        &self.list.list
     }
 }
 
 impl<Q: QueuePair> QueuePair for TagQueuePair<Q> {
     type Packet = Q::Packet;
     type Region = Q::Region;
+    type TagList = ModelTagList;
 
     fn attributes(&self) -> &DeviceAttributes {
-        &self.attributes
+        self.inner.attributes()
     }
 
     fn address(&self) -> QueuePairAddress {
@@ -171,42 +207,26 @@ impl<Q: QueuePair> QueuePair for TagQueuePair<Q> {
         self.inner.post_write(request, immediate)
     }
 
-    fn post_tag_command(&mut self, command: TagCommand) -> Result<u32, DeviceError> {
-        if self.commands.len() >= self.limits.max_ops as usize {
-            return Err(DeviceError::QueueFull { depth: self.limits.max_ops as usize });
-        }
-        let handle = self.next_handle;
-        self.next_handle = handle.wrapping_add(1);
-        self.commands.push_back(Posted { command, handle });
-        Ok(handle)
+    fn tag_list(&mut self) -> Option<&mut ModelTagList> {
+        Some(&mut self.list)
     }
 
     fn poll(&mut self, now: Time) -> Option<Completion<Q::Packet>> {
         self.now = now;
-        loop {
-            if !self.commands.is_empty() && self.random.bool() {
-                if let Some(completion) = self.carry_out() {
-                    return Some(completion);
-                }
-                continue;
-            }
-            return match self.inner.poll(now) {
-                Some(Completion::Receive { packet, length, source, immediate }) => {
-                    let bytes = packet.as_ref().get(..length).unwrap_or_default();
-                    Some(match (self.tag_of)(bytes) {
-                        Some(tag) => {
-                            let receive = self.find(tag);
-                            Completion::Tagged { packet, length, source, receive }
-                        }
-                        None => Completion::Receive { packet, length, source, immediate },
-                    })
-                }
-                other => other,
-            };
+        while !self.list.commands.is_empty() && self.random.bool() {
+            self.list.carry_out();
         }
+        let completion = self.inner.poll(now)?;
+        if let Completion::Receive { packet, length, .. } = &completion
+            && let Some(tag) = (self.tag_of)(packet.as_ref().get(..*length).unwrap_or_default())
+        {
+            self.list.search(tag);
+        }
+        Some(completion)
     }
 
     fn next_event(&self) -> Option<Time> {
-        if self.commands.is_empty() { self.inner.next_event() } else { Some(self.now) }
+        let is_idle = self.list.commands.is_empty() && self.list.reports.is_empty();
+        if is_idle { self.inner.next_event() } else { Some(self.now) }
     }
 }
