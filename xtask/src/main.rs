@@ -9,6 +9,7 @@
 //!       ──► fuzz         hostile input for every part that hears strangers
 //!       ──► conformance  checklist rows ↔ tests that show them
 //!       ──► verbs        the device of rdma-core
+//!       ──► package      crates can be published; their oldest Rust; `no_std`
 //!            all on top of: workspace (where things are), process (running children),
 //!                           output (that may be closed)
 //! ```
@@ -21,6 +22,7 @@ mod bench;
 mod conformance;
 mod fuzz;
 mod interop;
+mod package;
 mod process;
 mod setup;
 mod soak;

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
-use crate::{bench, conformance, fuzz, interop, process, soak, verbs};
+use crate::{bench, conformance, fuzz, interop, package, process, soak, verbs};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -42,6 +42,8 @@ pub(crate) enum Step {
     Doctests,
     /// The documentation builds without a warning
     Doc,
+    /// Crates for others can be published, and build with the features and toolchain they name
+    Package,
     /// Each claimed row of the checklist has a test, and docs/conformance.md is up to date
     Conformance,
     /// Every fuzz target runs for some seconds
@@ -78,7 +80,7 @@ struct TestCount {
 }
 
 impl Step {
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Fmt,
         Self::Clippy,
         Self::Tests,
@@ -86,6 +88,7 @@ impl Step {
         Self::Verbs,
         Self::Doctests,
         Self::Doc,
+        Self::Package,
         Self::Conformance,
         Self::Fuzz,
         Self::Interop,
@@ -102,6 +105,7 @@ impl Step {
             Self::Verbs => "verbs",
             Self::Doctests => "doctests",
             Self::Doc => "doc",
+            Self::Package => "package",
             Self::Conformance => "conformance",
             Self::Fuzz => "fuzz",
             Self::Interop => "interop",
@@ -121,7 +125,7 @@ impl Step {
                 Tool::PkgConfig,
                 Tool::Libclang,
             ],
-            Self::Doc => &verbs::BUILD_TOOLS,
+            Self::Doc | Self::Package => &verbs::BUILD_TOOLS,
             Self::Verbs => &verbs::TOOLS,
             Self::Libfabric => &[
                 Tool::FiInfo,
@@ -157,7 +161,10 @@ impl Step {
         match self {
             Self::Fmt => {
                 process::run(cargo.args(["fmt", "--all", "--check"]))?;
-                // The fuzz targets are a workspace of their own.
+                // Workspaces of their own.
+                let mut cargo = workspace.cargo();
+                let arguments = ["fmt", "--check", "--manifest-path", package::NO_STD];
+                process::run(cargo.args(arguments))?;
                 let Some(fuzz) = workspace.fuzz_manifest() else { return Ok(()) };
                 let mut cargo = workspace.cargo();
                 process::run(cargo.args(["fmt", "--check", "--manifest-path"]).arg(fuzz))
@@ -197,6 +204,7 @@ impl Step {
                 "--workspace",
                 "--no-deps",
             ])),
+            Self::Package => package::step(workspace),
             Self::Conformance => conformance::check(workspace),
             Self::Fuzz => fuzz::gate(workspace),
             Self::Interop => interop::gate(workspace),

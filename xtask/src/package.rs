@@ -1,0 +1,204 @@
+//! The step `package` of `cargo xtask test`: crates that others may use can be published, and build
+//! where they say they build.
+//!
+//! 1. Their manifests have what a registry and docs.rs show.
+//! 2. No dependency needs a newer Rust than `rust-version`. Only one toolchain is expected here, so the
+//!    oldest one isn't tried: clippy's `incompatible_msrv` (denied) refuses newer parts of the standard
+//!    library, and this refuses newer dependencies. Newer *syntax* is what neither would find.
+//! 3. `cargo package` builds each one from its package alone.
+//! 4. `efa` builds without its default features, and [`NO_STD`] links without `std`.
+//!
+//! Crates with `publish = false` are left out: tests, tools, and `efa-cli` and `efa-softverbs`, which
+//! `cargo install` would part from each other.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::process;
+use crate::workspace::Workspace;
+
+/// A static library of `efa-proto` and `efa-handshake`, a workspace of its own: it aborts on panics.
+pub(crate) const NO_STD: &str = "tests/no-std/Cargo.toml";
+
+/// What `cargo metadata` says of the workspace and all its dependencies.
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    workspace_members: Vec<String>,
+    target_directory: PathBuf,
+}
+
+/// A package's manifest, as far as this step reads it.
+#[derive(Debug, Deserialize)]
+struct Package {
+    id: String,
+    name: String,
+    version: String,
+    manifest_path: PathBuf,
+    /// `None`: to any registry; empty: `publish = false`.
+    publish: Option<Vec<String>>,
+    description: Option<String>,
+    license: Option<String>,
+    readme: Option<String>,
+    rust_version: Option<String>,
+    #[serde(default)]
+    keywords: Vec<String>,
+    #[serde(default)]
+    categories: Vec<String>,
+    #[serde(default)]
+    metadata: Option<serde_json::Value>,
+}
+
+/// Runs the step.
+pub(crate) fn step(workspace: &Workspace) -> Result<()> {
+    let metadata = Metadata::read(workspace)?;
+    let crates = metadata.published();
+    ensure!(!crates.is_empty(), "no crate can be published");
+    let mut problems = metadata.too_new();
+    for package in &crates {
+        problems.extend(package.problems());
+        problems.extend(package.lints_of_its_own()?);
+    }
+    if !problems.is_empty() {
+        bail!("{} problems in manifests:\n{}", problems.len(), problems.join("\n"));
+    }
+
+    // Changes that aren't committed are packaged too: the step judges the tree as it is.
+    let options = ["--offline", "--allow-dirty", "--no-metadata"];
+    let names = crates.iter().map(|package| format!("--package={}", package.name));
+    process::run(workspace.cargo().arg("package").args(options).args(names))?;
+
+    let check = ["check", "--package=efa", "--lib", "--no-default-features"];
+    process::run(workspace.cargo().args(check))?;
+
+    let mut build = workspace.cargo();
+    build.args(["build", "--offline", "--locked", "--manifest-path", NO_STD, "--target-dir"]);
+    process::run(build.arg(metadata.target_directory.join("no-std")))
+}
+
+impl Metadata {
+    fn read(workspace: &Workspace) -> Result<Self> {
+        let arguments = ["metadata", "--offline", "--format-version=1"];
+        let json = process::output_of(workspace.cargo().args(arguments))?;
+        serde_json::from_str(&json).context("cannot read the output of cargo metadata")
+    }
+
+    /// The members of the workspace that may be published.
+    fn published(&self) -> Vec<&Package> {
+        let member = |package: &&Package| self.workspace_members.contains(&package.id);
+        let may_be = |package: &&Package| package.publish.is_none();
+        self.packages.iter().filter(member).filter(may_be).collect()
+    }
+
+    /// Packages that need a newer Rust than a crate that may be published.
+    fn too_new(&self) -> Vec<String> {
+        let versions = self.published().into_iter().filter_map(Package::oldest_rust);
+        let Some(oldest) = versions.min() else { return Vec::new() };
+        let needs_more = |package: &&Package| package.oldest_rust() > Some(oldest);
+        let problem = |package: &Package| {
+            let Package { name, version, rust_version, .. } = package;
+            let needed = rust_version.as_deref().unwrap_or("?");
+            format!("{name} {version} needs Rust {needed}; ours is 1.{}", oldest.1)
+        };
+        self.packages.iter().filter(needs_more).map(problem).collect()
+    }
+}
+
+impl Package {
+    /// `rust-version` as (major, minor).
+    fn oldest_rust(&self) -> Option<(u32, u32)> {
+        let mut parts = self.rust_version.as_ref()?.split('.').map(|part| part.parse().ok());
+        Some((parts.next()??, parts.next()??))
+    }
+
+    /// What the manifest lacks for a registry, docs.rs, or users of older toolchains.
+    fn problems(&self) -> Vec<String> {
+        let all_features = "/docs/rs/all-features";
+        let metadata = self.metadata.as_ref();
+        let fields = [
+            ("description", self.description.is_some()),
+            ("license", self.license.is_some()),
+            ("readme", self.readme.is_some()),
+            ("keywords", !self.keywords.is_empty()),
+            ("categories", !self.categories.is_empty()),
+            ("rust-version", self.oldest_rust().is_some()),
+            (
+                "package.metadata.docs.rs.all-features = true",
+                metadata.and_then(|value| value.pointer(all_features)) == Some(&true.into()),
+            ),
+        ];
+        let missing = fields.into_iter().filter(|(_, present)| !present);
+        missing.map(|(field, _)| format!("{}: no {field}", self.name)).collect()
+    }
+
+    /// Whether the manifest leaves the workspace's lints, `incompatible_msrv` among them.
+    fn lints_of_its_own(&self) -> Result<Option<String>> {
+        let path = &self.manifest_path;
+        let manifest =
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let inherits = manifest.contains("[lints]\nworkspace = true");
+        Ok((!inherits).then(|| format!("{}: no `[lints] workspace = true`", self.name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A crate to publish, a tool, and a dependency that needs Rust `rust`.
+    fn metadata(rust: &str) -> Metadata {
+        let json = r#"{"target_directory": "/t", "workspace_members": ["a", "b"], "packages": [
+            {"id": "a", "name": "efa-proto", "version": "0.1.0", "manifest_path": "/a/Cargo.toml",
+             "publish": null, "description": "Packets", "license": "MIT", "readme": "README.md",
+             "rust_version": "1.88", "keywords": ["efa"], "categories": ["encoding"],
+             "metadata": {"docs": {"rs": {"all-features": true}}}},
+            {"id": "b", "name": "xtask", "version": "0.1.0", "manifest_path": "/b/Cargo.toml",
+             "publish": [], "description": null, "license": null, "readme": null, "rust_version": "1.88"},
+            {"id": "c", "name": "slab", "version": "0.4.12", "manifest_path": "/c/Cargo.toml",
+             "publish": null, "description": null, "license": null, "readme": null,
+             "rust_version": "RUST"}]}"#;
+        serde_json::from_str(&json.replace("RUST", rust)).unwrap()
+    }
+
+    #[test]
+    fn only_members_without_publish_false_are_packaged() {
+        let metadata = metadata("1.60");
+        let names: Vec<_> = metadata.published().iter().map(|package| &*package.name).collect();
+        assert_eq!(names, ["efa-proto"]);
+    }
+
+    #[test]
+    fn complete_manifest_has_no_problems_and_empty_one_lists_each_field() {
+        let metadata = metadata("1.60");
+        assert_eq!(metadata.packages[0].problems(), [""; 0]);
+        let problems = metadata.packages[1].problems().join(", ");
+        assert_eq!(
+            problems,
+            "xtask: no description, xtask: no license, xtask: no readme, xtask: no keywords, \
+             xtask: no categories, xtask: no package.metadata.docs.rs.all-features = true"
+        );
+    }
+
+    #[test]
+    fn dependency_that_needs_newer_rust_is_reported_with_both_versions() {
+        assert_eq!(metadata("1.88.3").too_new(), [""; 0]);
+        assert_eq!(metadata("1.90").too_new(), ["slab 0.4.12 needs Rust 1.90; ours is 1.88"]);
+    }
+
+    #[test]
+    fn manifest_without_workspace_lints_is_reported() {
+        let directory = std::env::temp_dir().join(format!("efa-lints-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let mut package = metadata("1.60").packages.remove(0);
+        package.manifest_path = directory.join("Cargo.toml");
+        fs::write(&package.manifest_path, "[package]\n\n[lints]\nworkspace = true\n").unwrap();
+        assert_eq!(package.lints_of_its_own().unwrap(), None);
+        fs::write(&package.manifest_path, "[package]\n").unwrap();
+        let problem = package.lints_of_its_own().unwrap();
+        assert_eq!(problem.as_deref(), Some("efa-proto: no `[lints] workspace = true`"));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}
