@@ -16,11 +16,9 @@
 
 use efa_device::QueuePair;
 
-use crate::completion::OperationError;
 use crate::endpoint::Endpoint;
 use crate::event::Event;
-use crate::held::{self, Chain, Held};
-use crate::matching::Assembly;
+use crate::held;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::transmit::Work;
@@ -107,16 +105,6 @@ pub(crate) struct Unexpected {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
-    /// Ends the life of a peer that goes too far, and forgets all that it sent.
-    #[cold]
-    fn exclude(&mut self, peer: PeerId, excess: Excess) {
-        self.statistics.excluded += 1;
-        self.end_peer(peer, OperationError::PeerExcluded(excess));
-        self.forget_messages(peer, |_, _| true);
-        self.forget_early_in_place(peer);
-        self.events.push(Event::PeerExcluded { peer, excess });
-    }
-
     /// Packets of a peer are kept until their turn.
     pub(crate) fn keeps_early(&mut self, peer: PeerId, packet: &[u8]) {
         let limit = self.config.bounds.early;
@@ -209,34 +197,5 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Some(active) = self.peers.active_mut(peer) {
             active.requests -= 1;
         }
-    }
-
-    /// Drops unexpected messages of a gone peer.
-    pub(crate) fn forget_messages(&mut self, peer: PeerId, doomed: impl Fn(&Held, Chain) -> bool) {
-        let held = &self.matching.held;
-        let messages = self.matching.messages.iter().filter(|(_, message)| {
-            message.peer == peer && message.packets != Chain::NONE && doomed(held, message.packets)
-        });
-        let keys: Vec<usize> = messages.map(|(key, _)| key).collect();
-        for key in keys {
-            self.forget_message(key);
-        }
-    }
-
-    /// Drops an unexpected message.
-    pub(crate) fn forget_message(&mut self, key: usize) {
-        let Some(message) = self.matching.messages.get_mut(key) else { return };
-        let chain = std::mem::replace(&mut message.packets, Chain::NONE);
-        let (peer, tagged) = (message.peer, message.tagged);
-        let of = (peer.0, message.msg_id);
-        if self.matching.assembling.get(&of) == Some(&Assembly::Unexpected(key as u32)) {
-            self.matching.assembling.remove(&of);
-        }
-        if let Some(entry) = self.matching.messages[key].entry {
-            self.matching.messages.remove(key);
-            self.matching.matcher(tagged).withdraw(entry);
-        }
-        let freed = self.matching.held.drop_chain(chain);
-        self.had_unexpected(peer, freed);
     }
 }

@@ -213,7 +213,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         };
         match self.transmit.post_for(packet, end as u32, None, destination, record) {
             Ok(()) => self.count_sent((eager_type(tag), end as u32)),
-            Err(unposted) => self.keep_written(unposted),
+            Err(unposted) => {
+                self.keep_written(unposted);
+                self.settle();
+            }
         }
     }
 
@@ -238,7 +241,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(end) = written else {
             self.transmit.recycle(packet);
             self.fail_send(id, OperationError::Device(efa_device::Status::BadLength));
-            return Advance::Done;
+            return Advance::Stopped;
         };
         let record = InFlight {
             peer: send.peer,
@@ -274,7 +277,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Err((_, PostFailure::Blocked)) => Advance::Blocked,
             Err((record, PostFailure::Refused(status))) => {
                 self.packet_failed(record, status);
-                Advance::Done
+                Advance::Stopped
             }
         }
     }
@@ -292,9 +295,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Some((packet, end)) = self.write_at_once(peer, &eager, copy) {
             let message = Whole { tag, context: 0, length: bytes.len() as u32, buffer: None };
             self.post_written(packet, whole(peer, end, message));
+            self.settle();
             return Ok(());
         }
-        self.inject_later(peer, &eager, bytes)
+        let injected = self.inject_later(peer, &eager, bytes);
+        self.settle();
+        injected
     }
 
     /// Sends one that doesn't go at once.

@@ -5,7 +5,7 @@ use efa_handshake::Extras;
 use efa_match::{Cancelled, Forgotten, Posted as Posting};
 use efa_proto::{Connid, ExtraInfo, Handshake, OpId, PacketType, RawAddress, ReqOptions};
 
-use crate::arrival::{is_used_up, is_whole};
+use crate::arrival::is_used_up;
 use crate::completion::{
     Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused, RmaCompletion,
     RmaKind, SendCompletion, StartError,
@@ -15,12 +15,12 @@ use crate::eager::{Eager, options};
 use crate::event::{DropReason, Event, Events};
 use crate::in_place::InPlace;
 use crate::inbound::Inbound;
-use crate::longread::Reading;
-use crate::matching::{Assembly, Matching, Posted, Waiting, pattern};
+use crate::matching::{Matching, Posted, Waiting, pattern};
 use crate::memory::Memory;
 use crate::operations::{Heard, Operations, Receive, ReceiveRole, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::{PeerId, Peers, Standing, gid};
+use crate::peer_end::{EndedPeer, abandon};
 use crate::progress::PROGRESS_BUDGET;
 use crate::rnr::Retry;
 use crate::schedule::Schedule;
@@ -48,6 +48,8 @@ pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) schedule: Schedule<B>,
     pub(crate) events: Events,
     pub(crate) statistics: Statistics,
+    /// Peers whose end is not settled.
+    pub(crate) ended: Vec<EndedPeer<Q::Packet, B>>,
     pub(crate) now: Time,
     pub(crate) trim_at: Time,
     /// Device completions that may be handled before what is due besides has its turn.
@@ -122,6 +124,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             schedule: Schedule::new(),
             events: Events::default(),
             statistics: Statistics::default(),
+            ended: Vec::new(),
             now: Time::ZERO,
             trim_at: Time::ZERO + config.trim_interval,
             turn: PROGRESS_BUDGET,
@@ -165,6 +168,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Some(old) = replaced {
             self.end_peer(old, OperationError::PeerRestarted);
             self.events.push(Event::PeerRestarted { old, new: peer });
+            // Before anything of the new peer is handled.
+            self.settle();
         }
         Ok(peer)
     }
@@ -174,6 +179,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// any more, also if its address is inserted again: that is another peer.
     pub fn remove_peer(&mut self, peer: PeerId) {
         self.end_peer(peer, OperationError::PeerRemoved);
+        self.settle();
     }
 
     /// The address of a peer.
@@ -228,6 +234,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let mut send = Send::new(peer, SendRole::Message, Memory::Buffer(buffer), length, context);
         (send.tag, send.cq_data, send.level) = (tag, cq_data, level);
         self.start_ordered(send);
+        self.settle();
         Ok(())
     }
 
@@ -250,7 +257,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
         } else if !missing.is_empty() {
             self.fail_send(id, OperationError::PeerLacks { missing });
-        } else if !clear || self.advance_send(id) != Advance::Done {
+        } else if !clear || self.advance_send(id).goes_on() {
             self.enqueue(peer, Work::Send(id));
         }
         id
@@ -395,6 +402,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Posting::Matched(waiting, message) => {
                 let posted = self.matching.end_wait(waiting);
                 self.receive_unexpected(posted.target(tagged), message);
+                self.settle();
                 Ok(ReceiveId::MATCHED)
             }
         }
@@ -418,6 +426,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         while let Some(message) = self.matching.matcher(false).take(&pattern) {
             self.receive_unexpected_part(&mut buffer, context, message);
+            self.settle();
             if is_used_up(&buffer, self.config.min_multi_receive) {
                 self.schedule.complete(Completion::Released { context, buffer });
                 return Ok(ReceiveId::MATCHED);
@@ -739,12 +748,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// The conversation with a peer can't go on.
-    pub(crate) fn lose_peer(&mut self, peer: PeerId, status: Status) {
-        self.end_peer(peer, OperationError::Device(status));
-        self.events.push(Event::PeerLost { peer, status });
-    }
-
     /// A message of one packet has ended, besides what the device just told.
     pub(crate) fn message_ended(
         &mut self,
@@ -1015,48 +1018,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Err((_, PostFailure::Blocked)) => Advance::Blocked,
             Err((record, PostFailure::Refused(status))) => {
                 self.packet_failed(record, status);
-                Advance::Done
+                Advance::Stopped
             }
         }
-    }
-
-    /// Ends the life of a peer: fails what is under way with it and forgets what it sent.
-    ///
-    /// Messages of it that have arrived whole stay and can still be received.
-    pub(crate) fn end_peer(&mut self, peer: PeerId, error: OperationError) {
-        let Some((handle, active)) = self.peers.retire(peer) else { return };
-        self.transmit.device.destroy_address_handle(handle);
-        // What the device reads or writes ends when it has given it back.
-        for id in self.operations.transfers.find(|transfer| transfer.peer == peer) {
-            self.fail_transfer(id, error);
-        }
-        for id in self.operations.sends.find(|send| send.peer == peer && !send.is_direct()) {
-            self.fail_send(id, error);
-        }
-        let packets = self.transmit.records_mut().filter(|record| record.peer == peer);
-        for (peer, message) in abandon(packets) {
-            self.message_ended(peer, message, Err(error));
-        }
-        let is_read = |reading| matches!(reading, Reading::UnderWay(_));
-        for id in self.operations.receives.find(|of| of.peer == peer && !is_read(of.reading)) {
-            self.end_receive(id, Some(error));
-        }
-        let Some(mut active) = active else { return };
-        for work in active.backlog.drain(..) {
-            if let Work::Packet { packet, record } = work {
-                self.transmit.recycle(packet);
-                if let Some(message) = record.purpose.message() {
-                    self.message_ended(peer, message, Err(error));
-                }
-            }
-        }
-        for (_, chain) in active.window.drain() {
-            self.drop_early(chain);
-        }
-        self.forget_messages(peer, |held, packets| !is_whole(held.chain(packets)));
-        self.matching.assembling.retain(|(of, _), assembly| {
-            *of != peer.0 || matches!(assembly, Assembly::Receiving(_))
-        });
     }
 
     /// Counts and reports a packet that is dropped.
@@ -1070,13 +1034,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         self.events.push(Event::PacketDropped { peer, reason });
     }
-}
-
-/// Takes the messages whose buffers are to be given back from their packets, which go on without.
-fn abandon<'a, B: 'a>(
-    packets: impl Iterator<Item = &'a mut InFlight<B>>,
-) -> Vec<(PeerId, Whole<B>)> {
-    packets.filter_map(|record| Some((record.peer, record.purpose.abandon()?))).collect()
 }
 
 /// What an endpoint on such a device doesn't announce.

@@ -84,6 +84,7 @@ mod operations;
 mod pace;
 mod payload;
 mod peer;
+mod peer_end;
 mod peer_error;
 mod plain;
 mod pool;

@@ -183,6 +183,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Goes on until an operation has ended.
     #[inline(never)]
     fn poll_on(&mut self) -> Option<Completion<B>> {
+        self.settle();
         while !self.schedule.has_completions() && self.turn > 0 {
             match self.step() {
                 Step::Handled(None) => {}
@@ -216,6 +217,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.now = now;
         if Q::IN_PLACE {
             self.poll_user_queue(now, PROGRESS_BUDGET as usize);
+            self.settle();
         }
         if self.turn == 0 {
             self.end_turn();
@@ -233,7 +235,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn step(&mut self) -> Step<B> {
         let Some(completion) = self.transmit.device.poll(self.now) else { return Step::Idle };
         self.takes_turn();
-        Step::Handled(self.handle(completion))
+        let ended = self.handle(completion);
+        self.settle();
+        Step::Handled(ended)
     }
 
     #[inline(never)]
@@ -383,7 +387,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Sends what waits, peer by peer, until the device takes no more.
     fn serve(&mut self) {
         while let Some(peer) = self.schedule.next_ready() {
-            if self.serve_peer(peer) == Advance::Blocked {
+            let served = self.serve_peer(peer);
+            self.settle();
+            if served == Advance::Blocked {
                 return self.schedule.put_back(peer);
             }
             if let Some(active) = self.peers.active_mut(peer) {
@@ -422,7 +428,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             };
             let Some(active) = self.peers.active_mut(peer) else { return Advance::Done };
             match advance {
-                Advance::Done => {}
+                Advance::Done | Advance::Stopped => {}
                 Advance::More => active.backlog.push_back(work),
                 Advance::Blocked => {
                     active.backlog.push_front(work);

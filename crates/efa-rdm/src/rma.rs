@@ -247,16 +247,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.lose_if_gone(peer, failed);
     }
 
-    /// A device operation failed in a way that tells that the peer is gone.
-    pub(crate) fn lose_if_gone(&mut self, peer: Option<PeerId>, failed: Option<OperationError>) {
-        if let (Some(peer), Some(OperationError::Device(status))) = (peer, failed)
-            && status.is_peer_gone()
-            && self.peers.active(peer).is_some()
-        {
-            self.lose_peer(peer, status);
-        }
-    }
-
     fn send_longcts_write(&mut self, id: OpId, remote: &Remote, options: ReqOptions) -> Advance {
         let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
         let (msg_length, credit_request) = (send.length, self.config.cts_window);

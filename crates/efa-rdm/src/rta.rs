@@ -177,6 +177,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let mut send = Send::new(peer, role, memory, length, context);
         send.level = if fetches { Level::Transmit } else { level };
         self.start_ordered(send);
+        self.settle();
         Ok(())
     }
 

@@ -117,6 +117,15 @@ pub(crate) enum Advance {
     More,
     /// The device takes no more at present.
     Blocked,
+    /// Its operation or its peer has ended.
+    Stopped,
+}
+
+impl Advance {
+    /// Whether the rest is to be sent later.
+    pub(crate) fn goes_on(self) -> bool {
+        matches!(self, Self::More | Self::Blocked)
+    }
 }
 
 /// Why a packet was not posted.

@@ -1,0 +1,165 @@
+//! The end of a peer, in two phases.
+//!
+//! ```text
+//!   reason seen (device error, restart, bound, remove_peer)
+//!      └─► end_peer: the peer is gone at once, and noted          operations stay as they are
+//!             └─► settle, before the call returns: ─┬─► transfers, sends, packets, receives fail
+//!                                                   └─► out-of-order and incomplete messages are dropped
+//! ```
+//!
+//! Code that handles a packet may end its peer and go on: the operation in its hands is still there, and
+//! what it completes is completed. Only [`settle`](Endpoint::settle) takes operations away. Every public
+//! call that can end a peer settles before it returns, and the loop settles after each device completion.
+
+use efa_device::{QueuePair, Status};
+
+use crate::arrival::is_whole;
+use crate::bounds::Excess;
+use crate::completion::OperationError;
+use crate::endpoint::Endpoint;
+use crate::event::Event;
+use crate::held::{Chain, Held};
+use crate::longread::Reading;
+use crate::matching::Assembly;
+use crate::payload::Payload;
+use crate::peer::{Active, PeerId};
+use crate::transmit::{InFlight, Whole, Work};
+
+/// A peer that is gone, and what is left of it until it is settled.
+#[derive(Debug)]
+pub(crate) struct EndedPeer<P, B> {
+    peer: PeerId,
+    active: Active<P, B>,
+    /// What its operations fail with.
+    error: OperationError,
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// Ends a peer, unless it is gone already: nothing is sent to it any more, and what it sends is
+    /// dropped. Its operations fail when the end is settled.
+    pub(crate) fn end_peer(&mut self, peer: PeerId, error: OperationError) {
+        let Some((handle, active)) = self.peers.retire(peer) else { return };
+        self.transmit.device.destroy_address_handle(handle);
+        // A peer without a conversation has no operations.
+        if let Some(active) = active {
+            self.ended.push(EndedPeer { peer, active, error });
+        }
+    }
+
+    /// Ends a peer that the device can't reach.
+    pub(crate) fn lose_peer(&mut self, peer: PeerId, status: Status) {
+        self.end_peer(peer, OperationError::Device(status));
+        self.events.push(Event::PeerLost { peer, status });
+    }
+
+    /// Ends a peer if a device operation failed in a way that says that it is gone.
+    pub(crate) fn lose_if_gone(&mut self, peer: Option<PeerId>, failed: Option<OperationError>) {
+        if let (Some(peer), Some(OperationError::Device(status))) = (peer, failed)
+            && status.is_peer_gone()
+            && self.peers.active(peer).is_some()
+        {
+            self.lose_peer(peer, status);
+        }
+    }
+
+    /// Ends a peer that exceeds a bound. Nothing that it sent is kept.
+    #[cold]
+    pub(crate) fn exclude(&mut self, peer: PeerId, excess: Excess) {
+        self.statistics.excluded += 1;
+        self.end_peer(peer, OperationError::PeerExcluded(excess));
+        self.events.push(Event::PeerExcluded { peer, excess });
+    }
+
+    /// Settles the ends of peers: the only place where operations fail because of their peer.
+    #[inline]
+    pub(crate) fn settle(&mut self) {
+        if !self.ended.is_empty() {
+            self.settle_ended();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn settle_ended(&mut self) {
+        while let Some(ended) = self.ended.pop() {
+            self.settle_peer(ended);
+        }
+    }
+
+    /// Fails what is under way with a peer and drops what it sent. Complete messages of a peer stay and
+    /// can still be received, unless it was excluded.
+    fn settle_peer(&mut self, ended: EndedPeer<Q::Packet, B>) {
+        let EndedPeer { peer, mut active, error } = ended;
+        // What the device reads or writes ends when the device has given it back.
+        for id in self.operations.transfers.find(|transfer| transfer.peer == peer) {
+            self.fail_transfer(id, error);
+        }
+        for id in self.operations.sends.find(|send| send.peer == peer && !send.is_direct()) {
+            self.fail_send(id, error);
+        }
+        let packets = self.transmit.records_mut().filter(|record| record.peer == peer);
+        for (peer, message) in abandon(packets) {
+            self.message_ended(peer, message, Err(error));
+        }
+        let is_read = |reading| matches!(reading, Reading::UnderWay(_));
+        for id in self.operations.receives.find(|of| of.peer == peer && !is_read(of.reading)) {
+            self.end_receive(id, Some(error));
+        }
+        for work in active.backlog.drain(..) {
+            if let Work::Packet { packet, record } = work {
+                self.transmit.recycle(packet);
+                if let Some(message) = record.purpose.message() {
+                    self.message_ended(peer, message, Err(error));
+                }
+            }
+        }
+        for (_, chain) in active.window.drain() {
+            self.drop_early(chain);
+        }
+        if let OperationError::PeerExcluded(_) = error {
+            self.forget_messages(peer, |_, _| true);
+            self.forget_early_in_place(peer);
+        } else {
+            self.forget_messages(peer, |held, packets| !is_whole(held.chain(packets)));
+        }
+        self.matching.assembling.retain(|(of, _), assembly| {
+            *of != peer.0 || matches!(assembly, Assembly::Receiving(_))
+        });
+    }
+
+    /// Drops unexpected messages of a peer.
+    fn forget_messages(&mut self, peer: PeerId, doomed: impl Fn(&Held, Chain) -> bool) {
+        let held = &self.matching.held;
+        let messages = self.matching.messages.iter().filter(|(_, message)| {
+            message.peer == peer && message.packets != Chain::NONE && doomed(held, message.packets)
+        });
+        let keys: Vec<usize> = messages.map(|(key, _)| key).collect();
+        for key in keys {
+            self.forget_message(key);
+        }
+    }
+
+    /// Drops an unexpected message.
+    pub(crate) fn forget_message(&mut self, key: usize) {
+        let Some(message) = self.matching.messages.get_mut(key) else { return };
+        let chain = std::mem::replace(&mut message.packets, Chain::NONE);
+        let (peer, tagged) = (message.peer, message.tagged);
+        let of = (peer.0, message.msg_id);
+        if self.matching.assembling.get(&of) == Some(&Assembly::Unexpected(key as u32)) {
+            self.matching.assembling.remove(&of);
+        }
+        if let Some(entry) = self.matching.messages[key].entry {
+            self.matching.messages.remove(key);
+            self.matching.matcher(tagged).withdraw(entry);
+        }
+        let freed = self.matching.held.drop_chain(chain);
+        self.had_unexpected(peer, freed);
+    }
+}
+
+/// Takes the messages whose buffers are to be given back from their packets, which go on without.
+pub(crate) fn abandon<'a, B: 'a>(
+    packets: impl Iterator<Item = &'a mut InFlight<B>>,
+) -> Vec<(PeerId, Whole<B>)> {
+    packets.filter_map(|record| Some((record.peer, record.purpose.abandon()?))).collect()
+}
