@@ -311,6 +311,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         if self.matching.has_tag_list {
             self.take_tag_reports();
+            self.settle();
             self.void_verdict();
             self.post_tag_commands();
         }
