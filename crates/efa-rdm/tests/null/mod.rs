@@ -158,6 +158,12 @@ pub(crate) fn pair(order: Order) -> [Direct; 2] {
 }
 
 impl Direct {
+    /// How many packets were sent.
+    #[allow(dead_code, reason = "some users of this module don't count")]
+    pub(crate) fn sent(&self) -> usize {
+        self.out.sent.get()
+    }
+
     fn qpn(end: u16) -> Qpn {
         Qpn(end + 1)
     }

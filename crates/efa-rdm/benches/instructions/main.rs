@@ -1,33 +1,44 @@
-//! Instructions of an 8-byte tagged message through the engine, with hard limits: in all, and of
-//! each of the four calls that it takes.
+//! Instructions of operations through the engine, with hard limits: of an 8-byte tagged message in
+//! all and of each of the four calls that it takes, and of each packet of long messages, writes and
+//! reads ([`segmented`]).
 //!
-//! What is counted are the calls, those of the module [`counted`], and not the loops around them. The
-//! device is a pair of queues in memory; what it costs is counted with the engine's.
+//! Only the calls in the module [`counted`] are counted, not the loops around them. The device is a
+//! pair of queues in memory; its instructions are counted with the engine's.
 
 // The macros of gungraun expand to such.
 #![allow(missing_docs, unused_qualifications)]
 #![allow(clippy::unwrap_used, reason = "a bench that can't go on fails")]
 
-#[path = "../tests/null/mod.rs"]
+#[path = "../../tests/null/mod.rs"]
 mod null;
+mod segmented;
 
 use efa_device::{Completion as Done, Destination, QueuePair, SendRequest, Time, WorkId};
 use efa_proto::{Connid, RawAddress};
-use efa_rdm::{Accept, Completion, Config, Endpoint, Level, Message, PeerId, ReceiveId, Refused};
+use efa_rdm::{
+    Accept, Completion, Config, Endpoint, Level, Message, Payload, PeerId, Read, ReceiveId,
+    Refused, Write,
+};
 use gungraun::{Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, prelude::*};
 
 use crate::null::{Direct, Order, Packet, Silent};
+use crate::segmented::Exchange;
 
 /// Messages of a run.
 const MESSAGES: u64 = 1024;
 /// Messages under way at a time, where all four calls are counted.
 const WINDOW: u64 = 16;
 
-/// Of the counted calls.
+/// Of the counted calls, for each message.
 fn at_most(each: u64) -> LibraryBenchmarkConfig {
+    counted_at_most(each * MESSAGES)
+}
+
+/// Of all counted calls.
+fn counted_at_most(limit: u64) -> LibraryBenchmarkConfig {
     let mut callgrind = Callgrind::default();
     callgrind.entry_point(EntryPoint::Custom("*::counted::*".to_owned()));
-    with_limit(callgrind, each * MESSAGES)
+    with_limit(callgrind, limit)
 }
 
 /// Of a whole bench.
@@ -44,27 +55,49 @@ fn with_limit(mut callgrind: Callgrind, limit: u64) -> LibraryBenchmarkConfig {
 
 type End = Endpoint<Direct, Vec<u8>>;
 
-/// Each a call as of somebody who knows nothing of the endpoint.
+/// The calls that are counted, as an application makes them: not inlined into their caller.
 mod counted {
     use super::*;
 
     #[inline(never)]
-    pub(crate) fn send(end: &mut End, message: Message<Vec<u8>>) -> Result<(), Refused<Vec<u8>>> {
+    pub(crate) fn send<Q: QueuePair, B: Payload<Q::Region>>(
+        end: &mut Endpoint<Q, B>,
+        message: Message<B>,
+    ) -> Result<(), Refused<B>> {
         end.send(message)
     }
 
     #[inline(never)]
-    pub(crate) fn receive(
-        end: &mut End,
+    pub(crate) fn receive<Q: QueuePair, B: Payload<Q::Region>>(
+        end: &mut Endpoint<Q, B>,
         accept: Accept,
-        buffer: Vec<u8>,
+        buffer: B,
         context: u64,
-    ) -> Result<ReceiveId, Refused<Vec<u8>>> {
+    ) -> Result<ReceiveId, Refused<B>> {
         end.receive(accept, buffer, context)
     }
 
     #[inline(never)]
-    pub(crate) fn poll(end: &mut End, now: Time) -> Option<Completion<Vec<u8>>> {
+    pub(crate) fn write<Q: QueuePair, B: Payload<Q::Region>>(
+        end: &mut Endpoint<Q, B>,
+        write: Write<B>,
+    ) -> Result<(), Refused<B>> {
+        end.write(write)
+    }
+
+    #[inline(never)]
+    pub(crate) fn read<Q: QueuePair, B: Payload<Q::Region>>(
+        end: &mut Endpoint<Q, B>,
+        read: Read<B>,
+    ) -> Result<(), Refused<B>> {
+        end.read(read)
+    }
+
+    #[inline(never)]
+    pub(crate) fn poll<Q: QueuePair, B: Payload<Q::Region>>(
+        end: &mut Endpoint<Q, B>,
+        now: Time,
+    ) -> Option<Completion<B>> {
         end.poll(now)
     }
 
@@ -288,13 +321,40 @@ fn insert_peers(mut known: Box<Known>) -> Box<Known> {
     known
 }
 
+// Of each work request of an operation.
+#[library_benchmark]
+#[bench::medium_64k(args = (&segmented::MEDIUM_64K), setup = Exchange::new, config = counted_at_most(segmented::MEDIUM_64K.limit()))]
+#[bench::medium_1m(args = (&segmented::MEDIUM_1M), setup = Exchange::new, config = counted_at_most(segmented::MEDIUM_1M.limit()))]
+#[bench::long_cts_64k(args = (&segmented::LONG_CTS_64K), setup = Exchange::new, config = counted_at_most(segmented::LONG_CTS_64K.limit()))]
+#[bench::long_cts_1m(args = (&segmented::LONG_CTS_1M), setup = Exchange::new, config = counted_at_most(segmented::LONG_CTS_1M.limit()))]
+#[bench::long_read_64k(args = (&segmented::LONG_READ_64K), setup = Exchange::new, config = counted_at_most(segmented::LONG_READ_64K.limit()))]
+#[bench::long_read_1m(args = (&segmented::LONG_READ_1M), setup = Exchange::new, config = counted_at_most(segmented::LONG_READ_1M.limit()))]
+#[bench::runting_read_1m(args = (&segmented::RUNTING_READ_1M), setup = Exchange::new, config = counted_at_most(segmented::RUNTING_READ_1M.limit()))]
+#[bench::emulated_write_64k(args = (&segmented::EMULATED_WRITE_64K), setup = Exchange::new, config = counted_at_most(segmented::EMULATED_WRITE_64K.limit()))]
+#[bench::emulated_write_1m(args = (&segmented::EMULATED_WRITE_1M), setup = Exchange::new, config = counted_at_most(segmented::EMULATED_WRITE_1M.limit()))]
+#[bench::long_read_write_64k(args = (&segmented::LONG_READ_WRITE_64K), setup = Exchange::new, config = counted_at_most(segmented::LONG_READ_WRITE_64K.limit()))]
+#[bench::long_read_write_1m(args = (&segmented::LONG_READ_WRITE_1M), setup = Exchange::new, config = counted_at_most(segmented::LONG_READ_WRITE_1M.limit()))]
+#[bench::emulated_read_64k(args = (&segmented::EMULATED_READ_64K), setup = Exchange::new, config = counted_at_most(segmented::EMULATED_READ_64K.limit()))]
+#[bench::emulated_read_1m(args = (&segmented::EMULATED_READ_1M), setup = Exchange::new, config = counted_at_most(segmented::EMULATED_READ_1M.limit()))]
+#[bench::direct_write_64k(args = (&segmented::DIRECT_WRITE_64K), setup = Exchange::new, config = counted_at_most(segmented::DIRECT_WRITE_64K.limit()))]
+#[bench::direct_write_1m(args = (&segmented::DIRECT_WRITE_1M), setup = Exchange::new, config = counted_at_most(segmented::DIRECT_WRITE_1M.limit()))]
+#[bench::direct_read_64k(args = (&segmented::DIRECT_READ_64K), setup = Exchange::new, config = counted_at_most(segmented::DIRECT_READ_64K.limit()))]
+#[bench::direct_read_1m(args = (&segmented::DIRECT_READ_1M), setup = Exchange::new, config = counted_at_most(segmented::DIRECT_READ_1M.limit()))]
+fn segments(mut exchange: Box<Exchange>) -> Box<Exchange> {
+    for _ in 0..segmented::OPERATIONS {
+        exchange.run(&segmented::COUNTED);
+    }
+    exchange
+}
+
 library_benchmark_group!(
     name = engine,
-    benchmarks = [message, post, send, receive, complete, device_alone, idle, insert_peers]
+    benchmarks =
+        [message, post, send, receive, complete, device_alone, idle, insert_peers, segments]
 );
 main!(library_benchmark_groups = engine);
 
-/// Ratchets: what is measured and a little. The goals are 500, 70, 150, 250, 30 and 30.
+/// Limits: what is measured and a little. The goals are 500, 70, 150, 250, 30 and 30.
 const TOTAL: u64 = 710;
 const POST: u64 = 138;
 const SEND: u64 = 200;
