@@ -3,6 +3,7 @@
 //! ```text
 //!  main ──► steps        what `test` runs, in which order, and the closing table
 //!       ──► setup        Debian packages, rustup components, gungraun-runner
+//!       ──► install      the tool and the C library, where they find each other
 //!       ──► bench        instruction counts (gungraun) and wall clock (criterion)
 //!       ──► interop      libfabric and our stack with each other
 //!       ──► soak         everything at random under faults, for minutes or hours
@@ -21,6 +22,7 @@ mod output;
 mod bench;
 mod conformance;
 mod fuzz;
+mod install;
 mod interop;
 mod package;
 mod process;
@@ -57,6 +59,8 @@ enum Task {
     Test(steps::Args),
     /// Install what the other tasks need, and do nothing else
     Setup,
+    /// Install the tool `efa` and the C library that `efa soft-efa run` preloads
+    Install(install::Args),
     /// Count instructions of the benches (gungraun), or measure wall clock (criterion)
     Bench(bench::Args),
     /// Let libfabric and our stack talk to each other, scenario by scenario
@@ -88,6 +92,7 @@ fn run(cli: Cli) -> Result<()> {
     match task {
         Task::Test(args) => steps::run(&workspace, &args),
         Task::Setup => setup::provide_all(&workspace),
+        Task::Install(args) => install::run(&workspace, &args),
         Task::Bench(args) => bench::run(&workspace, &args),
         Task::Interop(args) => interop::run(&workspace, &args),
         Task::Soak(args) => soak::run(&workspace, &args),

@@ -250,3 +250,60 @@ fn an_installation_that_does_not_help_is_an_error() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("`c++` is still not on PATH"), "{}", stderr(&output));
 }
+
+/// A cargo that builds nothing: it writes its arguments to `cargo.log`, and a tool that does so, too.
+fn recording_cargo(repository: &Repository) {
+    let root = repository.root.display();
+    let script = format!(
+        r#"[ "$1" = metadata ] && echo '{{"target_directory": "{root}/target", "packages": []}}' && exit
+echo "$@" >>{root}/cargo.log
+for profile in debug release; do
+    mkdir -p {root}/target/$profile
+    printf '#!/bin/sh\necho "$0 $@" >>{root}/efa.log\n' >{root}/target/$profile/efa
+    chmod +x {root}/target/$profile/efa
+    echo $profile >{root}/target/$profile/libefa_soft.so
+done"#
+    );
+    repository.program("cargo", &script);
+}
+
+#[test]
+fn install_puts_tool_and_library_where_they_find_each_other() {
+    let repository = Repository::new("install");
+    recording_cargo(&repository);
+    let prefix = repository.root.join("prefix");
+    let read = |file: &str| std::fs::read_to_string(repository.root.join(file)).unwrap();
+    for (option, profile) in [(None, "release"), (Some("--debug"), "debug")] {
+        let mut command = repository.command(&["install", "--prefix", "prefix"]);
+        command.current_dir(&repository.root).args(option);
+        let output = command.env("CARGO", repository.root.join("bin/cargo")).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(read("prefix/lib/libefa_soft.so"), format!("{profile}\n"));
+        let said = stdout(&output);
+        assert!(said.contains(&format!("installed {}\n", prefix.join("bin/efa").display())));
+        assert!(said.contains("is not in PATH"), "{said}");
+    }
+    let build = "build --locked --package=efa-cli --package=efa-softverbs --profile=";
+    assert_eq!(read("cargo.log"), format!("{build}release\n{build}dev\n"));
+    let tool = prefix.join("bin/efa").display().to_string();
+    let check = format!("{tool} soft-efa run -- {tool} --version\n");
+    assert_eq!(read("efa.log"), check.repeat(2), "the installed tool is run with the library");
+}
+
+#[test]
+fn install_into_unwritable_prefix_names_the_directory() {
+    let repository = Repository::new("unwritable");
+    recording_cargo(&repository);
+    let mut command = repository.command(&["install", "--prefix", "/dev/null"]);
+    let output = command.env("CARGO", repository.root.join("bin/cargo")).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("cannot create /dev/null/lib"), "{}", stderr(&output));
+}
+
+#[test]
+fn install_without_home_directory_asks_for_a_prefix() {
+    let mut command = Repository::new("homeless").command(&["install"]);
+    let output = command.env_remove("CARGO_HOME").env_remove("HOME").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("name one by --prefix"), "{}", stderr(&output));
+}

@@ -140,8 +140,8 @@ fn address(text: &str) -> Result<IpAddr, String> {
 pub(crate) enum SoftEfaError {
     /// The library is nowhere.
     #[error(
-        "no {LIBRARY} in {}: build it by `cargo build --release -p efa-softverbs`, or name it by \
-         --library",
+        "no {LIBRARY} in {}: in a checkout of the repository, `cargo xtask install` installs both \
+         this tool and the library; or name the library by --library",
         list(.looked)
     )]
     NoLibrary {

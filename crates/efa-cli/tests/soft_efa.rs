@@ -133,21 +133,45 @@ fn a_capture_may_be_in_a_directory_of_the_process() {
 }
 
 #[test]
-fn no_library() {
+fn library_that_was_named_and_is_absent_is_an_error() {
     let error = run(["soft-efa", "run", "--library", "/nonexistent/l.so", "--", "true"]).failure();
     assert!(error.contains("cannot read the library /nonexistent/l.so"), "{error}");
-    // The program in a place where no library is. A link: a fork of another test could hold a copy
-    // open for writing, which can't be run then.
-    let place = Scratch::new("alone");
-    let bin = place.as_ref().join("some/bin");
+}
+
+/// The program under another path. A link: a fork of another test could hold a copy open for writing,
+/// which can't be run then.
+fn installed(prefix: &Scratch) -> PathBuf {
+    let bin = prefix.as_ref().join("bin");
     std::fs::create_dir_all(&bin).unwrap();
-    std::fs::hard_link(env!("CARGO_BIN_EXE_efa"), bin.join("efa")).unwrap();
-    let mut command = Command::new(bin.join("efa"));
+    let program = bin.join("efa");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_efa"), &program).unwrap();
+    program
+}
+
+#[test]
+fn without_library_the_error_names_the_command_that_installs_it() {
+    let prefix = Scratch::new("alone");
+    let mut command = Command::new(installed(&prefix));
     let output = command.args(["soft-efa", "run", "--", "true"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.contains("some/bin/../release"), "{error}");
-    assert!(error.contains("cargo build --release -p efa-softverbs"), "{error}");
+    assert!(error.contains("bin/../release"), "{error}");
+    assert!(error.contains("`cargo xtask install`"), "{error}");
+}
+
+#[test]
+fn installed_tool_finds_the_library_in_lib() {
+    let prefix = Scratch::new("installed");
+    let program = installed(&prefix);
+    let lib = prefix.as_ref().join("lib");
+    std::fs::create_dir(&lib).unwrap();
+    let library = lib.join("libefa_soft.so");
+    std::fs::write(&library, "").unwrap();
+    let mut command = Command::new(program);
+    command.args(["soft-efa", "run", "--", "sh", "-c", "echo $LD_PRELOAD"]);
+    let output = command.env("LD_PRELOAD", "").output().unwrap();
+    let library = library.canonicalize().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), library.to_str().unwrap());
 }
 
 #[test]
