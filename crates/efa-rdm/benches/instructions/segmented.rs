@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 
 use efa_device::{
-    Access, AddressHandle, Completion as Done, DeviceAttributes, DeviceError, Gid, PostError,
-    QueuePair, QueuePairAddress, Rdma, RdmaRequest, Region, RegionRange, RegisterError,
+    Access, AddressHandle, Completion as Done, DeviceAttributes, DeviceError, Gid, NoTagList,
+    PostError, QueuePair, QueuePairAddress, Rdma, RdmaRequest, Region, RegionRange, RegisterError,
     SendRequest, Time,
 };
 use efa_rdm::{
@@ -178,6 +178,7 @@ impl WithRdma {
 impl QueuePair for WithRdma {
     type Packet = Packet;
     type Region = Span;
+    type TagList = NoTagList;
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
     }
