@@ -1,64 +1,58 @@
-//! The completion queue: several completions a poll, taken out of the library's form.
+//! The completion queue. A poll takes several completions out of the library's queue.
 
+use std::ffi::c_int;
 use std::mem::zeroed;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use efa_device::{AddressHandle, DeviceError, Gid, Qpn, Source, Status};
-use rdma_sys::{
-    ibv_cq, ibv_cq_ex, ibv_cq_ex_to_cq, ibv_cq_init_attr_ex, ibv_create_cq_wc_flags,
-    ibv_destroy_cq, ibv_end_poll, ibv_gid, ibv_next_poll, ibv_poll_cq_attr, ibv_start_poll,
-    ibv_wc_flags, ibv_wc_opcode, ibv_wc_read_byte_len, ibv_wc_read_imm_data, ibv_wc_read_opcode,
-    ibv_wc_read_slid, ibv_wc_read_src_qp, ibv_wc_read_vendor_err, ibv_wc_read_wc_flags,
-    ibv_wc_status,
-};
 
+use crate::abi::*;
 use crate::context::{Context, Limits};
-use crate::efadv::*;
-use crate::failure::{object, stays};
+use crate::failure::{destroy_failed, object};
 use crate::handles::UNKNOWN;
 
-/// Completions of one poll, at most.
+/// Most completions of one poll.
 pub(crate) const BATCH: usize = 16;
 
-/// What was finished, as the library tells it.
+/// A completion queue entry.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Finished {
-    /// The number given at the post; 0 for a write without a receive buffer.
-    pub(crate) work: u64,
-    pub(crate) end: End,
-    /// What follows is of what came in.
+pub(crate) struct WorkCompletion {
+    /// The number given at the post; 0 for a write that took no receive buffer.
+    pub(crate) wr_id: u64,
+    pub(crate) outcome: Outcome,
+    /// Bytes received. Like the members below, set only for what came in.
     pub(crate) length: u32,
     pub(crate) immediate: Option<u32>,
     pub(crate) source: Source,
 }
 
-/// How it was.
+/// What happened to a work request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum End {
-    /// A send, read or write of our own: whoever has its number knows which.
+pub(crate) enum Outcome {
+    /// A send, read or write of this side succeeded; its `wr_id` says which.
     Done,
     Failed(Status),
     /// A datagram came in.
-    Arrived,
-    /// A remote write with immediate data.
+    Received,
+    /// A remote write with immediate data came in and took a receive buffer.
     Written,
-    /// The same, that took no receive buffer.
+    /// A remote write with immediate data came in and took no receive buffer.
     WrittenUnsolicited,
 }
 
-const NOTHING: Finished = Finished {
-    work: 0,
-    end: End::Done,
+const NOTHING: WorkCompletion = WorkCompletion {
+    wr_id: 0,
+    outcome: Outcome::Done,
     length: 0,
     immediate: None,
     source: Source { address_handle: None, qpn: Qpn(0), gid: None },
 };
 
-/// Those of one poll, in their order.
+/// The completions of one poll, oldest first.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    entries: [Finished; BATCH],
+    entries: [WorkCompletion; BATCH],
     next: usize,
     end: usize,
 }
@@ -77,7 +71,7 @@ impl Batch {
     }
 
     #[inline]
-    pub(crate) fn pop(&mut self) -> Option<&Finished> {
+    pub(crate) fn pop(&mut self) -> Option<&WorkCompletion> {
         if self.is_empty() {
             return None;
         }
@@ -87,171 +81,268 @@ impl Batch {
     }
 }
 
-/// A completion queue, destroyed at the end.
+/// A completion queue, destroyed on drop.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     raw: NonNull<ibv_cq_ex>,
-    /// Its EFA form, if it tells the GIDs of unknown senders or of unsolicited writes.
-    efa: Option<NonNull<efadv_cq>>,
-    tells_gid: bool,
-    tells_unsolicited: bool,
+    functions: PollFunctions,
+    /// Where the interface reports GIDs of unknown senders.
+    source_gid: Option<SourceGid>,
+    /// Where the interface has writes that take no receive buffer.
+    is_unsolicited: Option<IsUnsolicited>,
     context: Arc<Context>,
 }
 
-// SAFETY: libibverbs lets any thread use a completion queue.
+// SAFETY: libibverbs and libefa have no thread-local state, so any thread may use the queue.
 unsafe impl Send for CompletionQueue {}
 
+/// The functions in `ibv_cq_ex`. libefa sets them when it makes the queue and never changes them.
+#[derive(Clone, Copy, Debug)]
+struct PollFunctions {
+    start_poll: StartPoll,
+    next_poll: NextPoll,
+    end_poll: EndPoll,
+    read_opcode: ReadOpcode,
+    read_vendor_err: ReadU32,
+    read_byte_len: ReadU32,
+    read_imm_data: ReadU32,
+    read_src_qp: ReadU32,
+    read_wc_flags: ReadU32,
+    read_slid: ReadU32,
+}
+
+/// `efadv_wc_read_sgid` and its queue.
+#[derive(Clone, Copy, Debug)]
+struct SourceGid {
+    queue: NonNull<efadv_cq>,
+    read: unsafe extern "C" fn(*mut efadv_cq, *mut ibv_gid) -> c_int,
+}
+
+/// `efadv_wc_is_unsolicited` and its queue.
+#[derive(Clone, Copy, Debug)]
+struct IsUnsolicited {
+    queue: NonNull<efadv_cq>,
+    is: unsafe extern "C" fn(*mut efadv_cq) -> bool,
+}
+
+impl PollFunctions {
+    /// `None` if one is missing, which the queue was created with.
+    fn of(cq: &ibv_cq_ex) -> Option<Self> {
+        Some(Self {
+            start_poll: cq.start_poll?,
+            next_poll: cq.next_poll?,
+            end_poll: cq.end_poll?,
+            read_opcode: cq.read_opcode?,
+            read_vendor_err: cq.read_vendor_err?,
+            read_byte_len: cq.read_byte_len?,
+            read_imm_data: cq.read_imm_data?,
+            read_src_qp: cq.read_src_qp?,
+            read_wc_flags: cq.read_wc_flags?,
+            read_slid: cq.read_slid?,
+        })
+    }
+}
+
 impl CompletionQueue {
-    /// One with room for so many completions. `Err` for one that the library refuses.
+    /// A queue of `entries` completions.
     pub(crate) fn new(
         context: Arc<Context>,
         limits: &Limits,
         entries: usize,
     ) -> Result<Self, DeviceError> {
-        // SAFETY: a structure of C for which all zero is valid.
+        let libraries = context.libraries();
+        // SAFETY: a structure of numbers and pointers, for which zeros are valid.
         let mut attributes: ibv_cq_init_attr_ex = unsafe { zeroed() };
         attributes.cqe = u32::try_from(entries).unwrap_or(u32::MAX);
-        let standard = [
-            ibv_create_cq_wc_flags::IBV_WC_EX_WITH_BYTE_LEN,
-            ibv_create_cq_wc_flags::IBV_WC_EX_WITH_IMM,
-            ibv_create_cq_wc_flags::IBV_WC_EX_WITH_SRC_QP,
-            ibv_create_cq_wc_flags::IBV_WC_EX_WITH_SLID,
-        ];
-        attributes.wc_flags = standard.iter().fold(0, |all, flag| all | u64::from(flag.0));
-        let tells_gid = limits.tells_source_gid();
-        let tells_unsolicited = limits.rdma().unsolicited_write_receive;
+        attributes.wc_flags = IBV_WC_EX_WITH_BYTE_LEN
+            | IBV_WC_EX_WITH_IMM
+            | IBV_WC_EX_WITH_SRC_QP
+            | IBV_WC_EX_WITH_SLID;
         let mut wanted = 0;
-        if tells_gid {
+        if limits.reports_source_gid() {
             wanted |= EFADV_WC_EX_WITH_SGID;
         }
-        if tells_unsolicited {
+        if limits.rdma().unsolicited_write_receive {
             wanted |= EFADV_WC_EX_WITH_IS_UNSOLICITED;
         }
         let mut efa = efadv_cq_init_attr::new(wanted);
-        // SAFETY: the context is open; both structures are complete, and the length is that of what
-        // is said in the second one.
+        // SAFETY: the context is open, `attributes` is complete, and `efa` is longer than the length
+        // that is passed.
         let raw = unsafe {
-            efadv_create_cq(context.raw(), &mut attributes, &mut efa, FIRST_CQ_INIT_ATTR)
+            (libraries.efa.efadv_create_cq)(
+                context.raw(),
+                &mut attributes,
+                &mut efa,
+                FIRST_CQ_INIT_ATTR,
+            )
         };
         let raw = object(raw, "efadv_create_cq", context.name())?;
-        // SAFETY: the queue is new and of libefa.
-        let efa = NonNull::new(unsafe { efadv_cq_from_ibv_cq_ex(raw.as_ptr()) });
-        Ok(Self { raw, efa, tells_gid, tells_unsolicited, context })
+        // SAFETY: `raw` was made above, and nobody else has it.
+        let functions = PollFunctions::of(unsafe { raw.as_ref() });
+        // SAFETY: `raw` was made by `efadv_create_cq` above.
+        let efa = unsafe { (libraries.efa.efadv_cq_from_ibv_cq_ex)(raw.as_ptr()) };
+        let efa = NonNull::new(efa);
+        let Some(functions) = functions else {
+            // SAFETY: `raw` was made above and is not used afterwards.
+            let code = unsafe { (libraries.ibverbs.ibv_destroy_cq)(raw.as_ptr().cast()) };
+            destroy_failed(code, "ibv_destroy_cq", context.name());
+            return Err(DeviceError::Unsupported { operation: "extended completion queue" });
+        };
+        let source_gid = efa.filter(|_| wanted & EFADV_WC_EX_WITH_SGID != 0).and_then(|queue| {
+            // SAFETY: `queue` is valid as long as the completion queue, and has this member in every
+            // release with `efadv_create_cq`.
+            let read = unsafe { (*queue.as_ptr()).wc_read_sgid };
+            read.map(|read| SourceGid { queue, read })
+        });
+        let unsolicited = wanted & EFADV_WC_EX_WITH_IS_UNSOLICITED != 0;
+        let is_unsolicited = efa.filter(|_| unsolicited).and_then(|queue| {
+            // SAFETY: `queue` is valid as long as the completion queue. It has this member, as the
+            // library accepted the flag, which came with the member.
+            let is = unsafe { (*queue.as_ptr()).wc_is_unsolicited };
+            is.map(|is| IsUnsolicited { queue, is })
+        });
+        Ok(Self { raw, functions, source_gid, is_unsolicited, context })
     }
 
-    /// In the form that queue pairs are made with.
+    /// In the form that queue pairs are created with: `ibv_cq_ex` begins with the members of `ibv_cq`.
     pub(crate) fn plain(&self) -> *mut ibv_cq {
-        // SAFETY: the one begins with the members of the other.
-        unsafe { ibv_cq_ex_to_cq(self.raw.as_ptr()) }
+        self.raw.as_ptr().cast()
     }
 
-    /// Takes what is finished; a poll of the interface, and one lock of the library's.
+    /// Replaces `batch` by what is completed. Polls the interface once and takes the library's lock
+    /// once.
     #[inline]
     pub(crate) fn poll(&mut self, batch: &mut Batch) {
         batch.next = 0;
         batch.end = 0;
-        let cq = self.raw.as_ptr();
-        let mut nothing_special = ibv_poll_cq_attr { comp_mask: 0 };
-        // SAFETY: the queue lives; `&mut self` makes this the only poll of it.
-        if unsafe { ibv_start_poll(cq, &mut nothing_special) } != 0 {
+        let (cq, functions) = (self.raw.as_ptr(), self.functions);
+        let mut attributes = ibv_poll_cq_attr { comp_mask: 0 };
+        // SAFETY: the queue exists until `self` is dropped, and `&mut self` makes this its only poll.
+        if unsafe { (functions.start_poll)(cq, &mut attributes) } != 0 {
             return;
         }
         for entry in &mut batch.entries {
-            // SAFETY: a poll is under way and has a current completion.
-            unsafe { self.current(entry) };
+            // SAFETY: `start_poll` or `next_poll` returned 0, so the poll has a current completion.
+            unsafe { self.read_current(entry) };
             batch.end += 1;
-            // SAFETY: a poll is under way.
-            if batch.end == BATCH || unsafe { ibv_next_poll(cq) } != 0 {
+            // SAFETY: the poll was started and not ended.
+            if batch.end == BATCH || unsafe { (functions.next_poll)(cq) } != 0 {
                 break;
             }
         }
-        // SAFETY: a poll is under way.
-        unsafe { ibv_end_poll(cq) };
+        // SAFETY: the poll was started and is ended here alone.
+        unsafe { (functions.end_poll)(cq) };
     }
 
-    /// Takes the current completion down. Each field is put where it stays.
+    /// Writes the current completion into `entry`, each member in place.
     ///
     /// # Safety
-    /// A poll must be under way and have a current completion.
+    /// A poll must have been started, and have a current completion.
     #[inline]
-    unsafe fn current(&self, entry: &mut Finished) {
-        let cq = self.raw.as_ptr();
-        // SAFETY: the queue lives; the library sets these two itself.
-        let (status, work) = unsafe { ((*cq).status, (*cq).wr_id) };
-        entry.work = work;
-        if status != ibv_wc_status::IBV_WC_SUCCESS {
-            // SAFETY: the caller's promise.
-            entry.end = End::Failed(meaning(unsafe { ibv_wc_read_vendor_err(cq) }));
+    unsafe fn read_current(&self, entry: &mut WorkCompletion) {
+        let (cq, functions) = (self.raw.as_ptr(), self.functions);
+        // SAFETY: the queue exists, and nobody writes these members between `next_poll` calls.
+        let (status, wr_id) = unsafe { ((*cq).status, (*cq).wr_id) };
+        entry.wr_id = wr_id;
+        if status != IBV_WC_SUCCESS {
+            // SAFETY: the poll has a current completion, as the caller promises.
+            entry.outcome = Outcome::Failed(status_of(unsafe { (functions.read_vendor_err)(cq) }));
             return;
         }
-        // SAFETY: the caller's promise.
-        entry.end = match unsafe { ibv_wc_read_opcode(cq) } {
-            ibv_wc_opcode::IBV_WC_RECV => End::Arrived,
-            ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM if self.is_unsolicited() => {
-                End::WrittenUnsolicited
+        // SAFETY: the poll has a current completion, as the caller promises.
+        entry.outcome = match unsafe { (functions.read_opcode)(cq) } {
+            IBV_WC_RECV => Outcome::Received,
+            // SAFETY: the poll has a current completion, as the caller promises.
+            IBV_WC_RECV_RDMA_WITH_IMM if unsafe { self.is_unsolicited() } => {
+                Outcome::WrittenUnsolicited
             }
-            ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => End::Written,
-            _ => End::Done,
+            IBV_WC_RECV_RDMA_WITH_IMM => Outcome::Written,
+            _ => Outcome::Done,
         };
-        if let End::Done = entry.end {
+        if let Outcome::Done = entry.outcome {
             return;
         }
-        // SAFETY: the caller's promise; the queue was made to tell these.
+        // SAFETY: the poll has a current completion, as the caller promises, and it is of a receive.
         unsafe {
-            let flags = ibv_wc_read_wc_flags(cq);
-            let has_immediate = flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-            entry.length = ibv_wc_read_byte_len(cq);
-            entry.immediate = has_immediate.then(|| ibv_wc_read_imm_data(cq));
+            let has_immediate = (functions.read_wc_flags)(cq) & IBV_WC_WITH_IMM != 0;
+            entry.length = (functions.read_byte_len)(cq);
+            entry.immediate = has_immediate.then(|| (functions.read_imm_data)(cq));
             entry.source = self.source();
         }
     }
 
     /// # Safety
-    /// As [`current`](Self::current), and the completion must be of a receive.
+    /// A poll must have been started, and have a current completion of a receive.
     #[inline(always)]
     unsafe fn source(&self) -> Source {
         let cq = self.raw.as_ptr();
-        // SAFETY: the caller's promise; the queue was made to tell these.
-        let (handle, qpn) = unsafe { (ibv_wc_read_slid(cq), ibv_wc_read_src_qp(cq)) };
+        // SAFETY: the poll has a current completion of a receive, as the caller promises.
+        let (handle, qpn) =
+            unsafe { ((self.functions.read_slid)(cq), (self.functions.read_src_qp)(cq)) };
         // Queue pair numbers of EFA have 16 bits.
         let qpn = Qpn(qpn as u16);
         if handle != UNKNOWN {
             return Source { address_handle: Some(AddressHandle(handle as u16)), qpn, gid: None };
         }
-        Source { address_handle: None, qpn, gid: self.source_gid() }
+        // SAFETY: the poll has a current completion of a receive, as the caller promises.
+        Source { address_handle: None, qpn, gid: unsafe { self.read_source_gid() } }
     }
 
-    /// The GID of a sender without address handle, if the interface tells it.
+    /// The GID of a sender without address handle, if the interface reports it.
+    ///
+    /// # Safety
+    /// A poll must have been started, and have a current completion of a receive.
     #[cold]
-    fn source_gid(&self) -> Option<Gid> {
-        let efa = self.efa.filter(|_| self.tells_gid)?.as_ptr();
+    unsafe fn read_source_gid(&self) -> Option<Gid> {
+        let SourceGid { queue, read } = self.source_gid?;
         let mut gid = ibv_gid { raw: [0; 16] };
-        // SAFETY: the EFA form lives with the queue and has this function, as it was asked for. It
-        // is called while a poll is under way, and has room for a GID.
-        let told = unsafe { (*efa).wc_read_sgid.is_some_and(|read| read(efa, &mut gid) >= 0) };
-        // SAFETY: a GID is any 16 bytes.
-        told.then_some(Gid(unsafe { gid.raw }))
+        // SAFETY: `queue` exists as long as the completion queue, `gid` may be written, and the poll has
+        // a current completion, as the caller promises.
+        let code = unsafe { read(queue.as_ptr(), &mut gid) };
+        (code >= 0).then_some(Gid(gid.raw))
     }
 
+    /// # Safety
+    /// A poll must have been started, and have a current completion of a write with immediate data.
     #[cold]
-    fn is_unsolicited(&self) -> bool {
-        let Some(efa) = self.efa.filter(|_| self.tells_unsolicited) else { return false };
-        let efa = efa.as_ptr();
-        // SAFETY: as in `source_gid`; the structure is long enough, as the library took the flag.
-        unsafe { (*efa).wc_is_unsolicited.is_some_and(|is| is(efa)) }
+    unsafe fn is_unsolicited(&self) -> bool {
+        let Some(IsUnsolicited { queue, is }) = self.is_unsolicited else { return false };
+        // SAFETY: `queue` exists as long as the completion queue, and the poll has a current completion,
+        // as the caller promises.
+        unsafe { is(queue.as_ptr()) }
     }
 }
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: it came from `efadv_create_cq`, and the queue pair that has it is dropped first.
-        stays(unsafe { ibv_destroy_cq(self.plain()) }, "ibv_destroy_cq", self.context.name());
-        self.efa = None;
+        // SAFETY: `raw` is of `efadv_create_cq` and destroyed here alone. The queue pair that uses it
+        // owns it, and is destroyed before its members are dropped.
+        let code = unsafe { (self.context.libraries().ibverbs.ibv_destroy_cq)(self.plain()) };
+        destroy_failed(code, "ibv_destroy_cq", self.context.name());
     }
 }
 
-/// What the interface's number means; one that is not known is an error like any.
-fn meaning(code: u32) -> Status {
+/// The status of the interface's number; an unknown number is `BadStatus`.
+fn status_of(code: u32) -> Status {
     let status = u8::try_from(code).ok().and_then(Status::from_code);
     status.unwrap_or(Status::BadStatus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_that_lacks_a_poll_function_is_refused() {
+        // SAFETY: a structure of numbers, pointers and optional functions, for which zeros are valid.
+        let cq: ibv_cq_ex = unsafe { zeroed() };
+        assert!(cq.context.is_null());
+        assert!(PollFunctions::of(&cq).is_none());
+    }
+
+    #[test]
+    fn unknown_status_number_is_bad_status() {
+        assert_eq!(status_of(0x1_0000), Status::BadStatus);
+        assert_eq!(status_of(255), Status::BadStatus);
+    }
 }

@@ -1,4 +1,4 @@
-//! The list of devices, and one of them opened.
+//! The device list of libibverbs, opened interfaces, and their attributes.
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -6,45 +6,44 @@ use std::mem::zeroed;
 use std::ptr::NonNull;
 
 use efa_device::{DeviceError, Gid, Rdma};
-use rdma_sys::{
-    ___ibv_query_port, ibv_close_device, ibv_context, ibv_device, ibv_device_attr,
-    ibv_free_device_list, ibv_get_device_list, ibv_get_device_name, ibv_gid, ibv_open_device,
-    ibv_port_attr, ibv_query_device, ibv_query_gid,
-};
 
-use crate::efadv::*;
-use crate::failure::{check, object, stays};
+use crate::abi::*;
+use crate::failure::{check, destroy_failed, object};
+use crate::library::{Libraries, LoadError, libraries};
 
-/// An interface has one.
+/// An EFA interface has one port.
 const PORT: u8 = 1;
-/// Largest datagram that the protocol uses, whatever the device could.
+/// Largest datagram in bytes that the protocol uses, whatever the interface allows.
 const MAX_MTU: u32 = 32 << 10;
 
-/// What libibverbs finds on this machine.
+/// The interfaces that libibverbs finds on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Presence {
-    /// EFA interfaces, by name.
+    /// Names of EFA interfaces.
     Interfaces(Vec<String>),
-    /// Interfaces, but none that libefa knows.
+    /// Names of RDMA interfaces; none is of EFA.
     OthersOnly(Vec<String>),
-    /// The list is empty.
+    /// The device list is empty.
     Empty,
-    /// There is no list.
+    /// `ibv_get_device_list` failed.
     NoList {
-        /// Why not; `ENOSYS` where the kernel has no RDMA.
+        /// Error number; `ENOSYS` where the kernel has no RDMA.
         errno: i32,
     },
+    /// A library of rdma-core is missing or too old.
+    NoLibrary(LoadError),
 }
 
 impl Presence {
-    /// What is the matter in one line, with what to do; `None` where there are EFA interfaces.
+    /// One line that says what is missing and what to do; `None` where there are EFA interfaces.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
-        let (found, remedy) = match self {
+        let (problem, remedy) = match self {
             Self::Interfaces(_) => return None,
             Self::OthersOnly(names) => {
-                let found = format!("libefa knows none of the interfaces {}", names.join(", "));
-                (found, "install ibverbs-providers, and run on an instance with EFA")
+                let problem = format!("none of the interfaces {} is of EFA", names.join(", "));
+                (problem, "install ibverbs-providers, and run on an instance with EFA")
             }
             Self::Empty => (
                 "ibv_get_device_list finds no RDMA interface".to_owned(),
@@ -56,24 +55,29 @@ impl Presence {
             ),
             Self::NoList { errno } => (
                 format!("ibv_get_device_list failed: errno {errno}"),
-                "look for what libibverbs says on standard error",
+                "read the messages of libibverbs on standard error",
             ),
+            Self::NoLibrary(error) => return Some(format!("{error}, or use the software device")),
         };
-        Some(format!("{found}: {remedy}, or use the software device"))
+        Some(format!("{problem}: {remedy}, or use the software device"))
+    }
+
+    fn into_error(self) -> DeviceError {
+        DeviceError::Absent { reason: self.trouble().unwrap_or_default() }
     }
 }
 
-/// What libibverbs finds on this machine.
+/// Looks for the interfaces of this machine.
 #[must_use]
 pub fn presence() -> Presence {
     let list = match DeviceList::get() {
         Ok(list) => list,
-        Err(errno) => return Presence::NoList { errno },
+        Err(absent) => return absent,
     };
     let (mut ours, mut others) = (Vec::new(), Vec::new());
     for entry in list.entries() {
         let name = entry.name();
-        // One that can't be opened is told by who opens it.
+        // One that can't be opened counts as EFA: opening it again reports the error.
         let other = entry.open().is_ok_and(|context| context.efa_attributes().is_err());
         if other { others.push(name) } else { ours.push(name) }
     }
@@ -87,105 +91,113 @@ pub fn presence() -> Presence {
 /// The names of the EFA interfaces of this machine.
 ///
 /// # Errors
-/// [`DeviceError::Absent`] says why there are none, and what to do.
+/// [`DeviceError::Absent`] where there are none, with a line that says why and what to do.
 pub fn interfaces() -> Result<Vec<String>, DeviceError> {
     match presence() {
         Presence::Interfaces(names) => Ok(names),
-        nothing => Err(absent(nothing.trouble().unwrap_or_default())),
+        absent => Err(absent.into_error()),
     }
 }
 
-fn absent(reason: String) -> DeviceError {
-    DeviceError::Absent { reason }
-}
-
-/// The list of libibverbs, freed at the end.
+/// The device list of libibverbs, freed on drop.
 struct DeviceList {
     list: NonNull<*mut ibv_device>,
     count: usize,
+    libraries: &'static Libraries,
 }
 
 impl DeviceList {
-    /// The list, or the error number why there is none.
-    fn get() -> Result<Self, i32> {
+    /// The list, or why there is none.
+    fn get() -> Result<Self, Presence> {
+        let libraries = libraries().map_err(Presence::NoLibrary)?;
         let mut count: c_int = 0;
-        // SAFETY: the count is a number that may be written.
-        let list = unsafe { ibv_get_device_list(&mut count) };
-        let list = NonNull::new(list);
-        let list =
-            list.ok_or_else(|| io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOSYS))?;
-        Ok(Self { list, count: usize::try_from(count).unwrap_or(0) })
+        // SAFETY: `count` may be written.
+        let list = unsafe { (libraries.ibverbs.ibv_get_device_list)(&mut count) };
+        let list = NonNull::new(list).ok_or_else(|| {
+            let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOSYS);
+            Presence::NoList { errno }
+        })?;
+        Ok(Self { list, count: usize::try_from(count).unwrap_or(0), libraries })
     }
 
     fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        // SAFETY: the list has so many entries, none null, and lives as long as `self`.
+        // SAFETY: `ibv_get_device_list` made an array of `count` pointers, which is freed when `self`
+        // is dropped.
         let devices = unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.count) };
         devices
             .iter()
             .filter_map(|device| NonNull::new(*device))
-            .map(|device| Entry { device, _list: self })
+            .map(|device| Entry { device, list: self })
     }
 }
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: it came from `ibv_get_device_list` and is freed once; opened devices keep theirs.
-        unsafe { ibv_free_device_list(self.list.as_ptr()) };
+        // SAFETY: the list is of `ibv_get_device_list` and freed here alone. Contexts that were opened
+        // from it hold references of their own to their devices.
+        unsafe { (self.libraries.ibverbs.ibv_free_device_list)(self.list.as_ptr()) };
     }
 }
 
 /// A device of the list.
 struct Entry<'a> {
     device: NonNull<ibv_device>,
-    _list: &'a DeviceList,
+    list: &'a DeviceList,
 }
 
 impl Entry<'_> {
     fn name(&self) -> String {
-        // SAFETY: the list is not freed yet, so the device is valid.
-        let name = unsafe { ibv_get_device_name(self.device.as_ptr()) };
+        // SAFETY: the device is valid until its list is freed, and `list` is borrowed.
+        let name =
+            unsafe { (self.list.libraries.ibverbs.ibv_get_device_name)(self.device.as_ptr()) };
         if name.is_null() {
             return String::new();
         }
-        // SAFETY: not null, so a text that ends in zero.
+        // SAFETY: the name is a zero-terminated array within the device, which is valid as above.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 
     fn open(&self) -> Result<Context, DeviceError> {
-        let name = self.name();
-        // SAFETY: as in `name`.
-        let raw =
-            object(unsafe { ibv_open_device(self.device.as_ptr()) }, "ibv_open_device", &name);
-        raw.map(|raw| Context { raw, name })
+        let (name, libraries) = (self.name(), self.list.libraries);
+        // SAFETY: the device is valid until its list is freed, and `list` is borrowed.
+        let raw = unsafe { (libraries.ibverbs.ibv_open_device)(self.device.as_ptr()) };
+        let raw = object(raw, "ibv_open_device", &name)?;
+        Ok(Context { raw, name, libraries })
     }
 }
 
-/// An opened interface, closed at the end.
+/// An opened interface, closed on drop.
 #[derive(Debug)]
 pub(crate) struct Context {
     raw: NonNull<ibv_context>,
     name: String,
+    libraries: &'static Libraries,
 }
 
-// SAFETY: libibverbs lets any thread use a context, several at a time too.
+// SAFETY: libibverbs and libefa have no thread-local state, so any thread may use the context.
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: the calls that take a context (queries, ibv_alloc_pd, efadv_create_cq) are thread-safe in
+// libibverbs.
 unsafe impl Sync for Context {}
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: it came from `ibv_open_device`, and all that was made from it holds it.
-        stays(unsafe { ibv_close_device(self.raw.as_ptr()) }, "ibv_close_device", &self.name);
+        // SAFETY: `raw` is of `ibv_open_device` and closed here alone. Domains and completion queues
+        // hold the context, so none is left in it.
+        let code = unsafe { (self.libraries.ibverbs.ibv_close_device)(self.raw.as_ptr()) };
+        destroy_failed(code, "ibv_close_device", &self.name);
     }
 }
 
-/// What an interface is and can do, as it says itself.
+/// Attributes of an interface.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) vendor_part_id: u32,
+    /// In bytes.
     pub(crate) mtu: usize,
     pub(crate) max_address_handles: usize,
     pub(crate) max_regions: usize,
+    /// In bytes.
     pub(crate) max_region_size: u64,
     pub(crate) max_completions: usize,
     pub(crate) efa: efadv_device_attr,
@@ -204,11 +216,11 @@ impl Limits {
         }
     }
 
-    pub(crate) fn retries_receiver_not_ready(&self) -> bool {
+    pub(crate) fn retries_rnr(&self) -> bool {
         self.has(EFADV_DEVICE_ATTR_CAPS_RNR_RETRY)
     }
 
-    pub(crate) fn tells_source_gid(&self) -> bool {
+    pub(crate) fn reports_source_gid(&self) -> bool {
         self.has(EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID)
     }
 }
@@ -216,8 +228,7 @@ impl Limits {
 impl Context {
     /// The interface `name`, or the first EFA interface.
     pub(crate) fn open(name: Option<&str>) -> Result<Self, DeviceError> {
-        let nothing = |presence: Presence| absent(presence.trouble().unwrap_or_default());
-        let list = DeviceList::get().map_err(|errno| nothing(Presence::NoList { errno }))?;
+        let list = DeviceList::get().map_err(Presence::into_error)?;
         let mut names = Vec::new();
         for entry in list.entries() {
             if name.is_some_and(|name| name != entry.name()) {
@@ -227,15 +238,18 @@ impl Context {
             let context = entry.open()?;
             match context.efa_attributes() {
                 Ok(_) => return Ok(context),
-                // Asked for by name, so this is what is wrong.
+                // The caller named this one, so its error is what the caller needs.
                 Err(error) if name.is_some() => return Err(error),
                 Err(_) => names.push(entry.name()),
             }
         }
         Err(match name {
-            _ if names.is_empty() => nothing(Presence::Empty),
-            Some(name) => absent(format!("no interface {name}, but {}", names.join(", "))),
-            None => nothing(Presence::OthersOnly(names)),
+            _ if names.is_empty() => Presence::Empty.into_error(),
+            Some(name) => {
+                let reason = format!("no interface {name}, but {}", names.join(", "));
+                DeviceError::Absent { reason }
+            }
+            None => Presence::OthersOnly(names).into_error(),
         })
     }
 
@@ -247,29 +261,36 @@ impl Context {
         &self.name
     }
 
+    pub(crate) fn libraries(&self) -> &'static Libraries {
+        self.libraries
+    }
+
     fn efa_attributes(&self) -> Result<efadv_device_attr, DeviceError> {
         let mut efa = efadv_device_attr::default();
         let length = size_of::<efadv_device_attr>() as u32;
-        // SAFETY: the context is open, and there is room for `length` bytes.
-        let code = unsafe { efadv_query_device(self.raw(), &mut efa, length) };
+        // SAFETY: the context is open, and `efa` has room for the `length` bytes that may be written.
+        let code = unsafe { (self.libraries.efa.efadv_query_device)(self.raw(), &mut efa, length) };
         check(code, "efadv_query_device", &self.name).map(|()| efa)
     }
 
     pub(crate) fn limits(&self) -> Result<Limits, DeviceError> {
+        let ibverbs = &self.libraries.ibverbs;
         let efa = self.efa_attributes()?;
-        // SAFETY: structures of C for which all zero is valid.
+        // SAFETY: both are structures of numbers, for which zeros are valid.
         let (mut device, mut port): (ibv_device_attr, ibv_port_attr) = unsafe { zeroed() };
-        // SAFETY: the context is open, and the structure is of libibverbs's own length.
-        let code = unsafe { ibv_query_device(self.raw(), &mut device) };
+        // SAFETY: the context is open, and `device` has the layout that `ibv_query_device` of version
+        // 1.1 fills, which never grew.
+        let code = unsafe { (ibverbs.ibv_query_device)(self.raw(), &mut device) };
         check(code, "ibv_query_device", &self.name)?;
-        // SAFETY: as above; this form passes the length.
-        let code = unsafe { ___ibv_query_port(self.raw(), PORT, &mut port) };
+        // SAFETY: the context is open, and `ibv_query_port` of version 1.1 fills no member behind
+        // `flags`, which `port` has.
+        let code = unsafe { (ibverbs.ibv_query_port)(self.raw(), PORT, &mut port) };
         check(code, "ibv_query_port", &self.name)?;
         let count = |number: c_int| usize::try_from(number).unwrap_or(0);
         Ok(Limits {
             vendor_part_id: device.vendor_part_id,
             mtu: port.max_msg_sz.min(MAX_MTU) as usize,
-            // The numbers are of 16 bits, and 65535 is none.
+            // Address handle numbers have 16 bits, and 65535 means none.
             max_address_handles: match count(device.max_ah) {
                 0 => usize::from(u16::MAX),
                 limit => limit.min(usize::from(u16::MAX)),
@@ -283,11 +304,10 @@ impl Context {
 
     pub(crate) fn gid(&self) -> Result<Gid, DeviceError> {
         let mut gid = ibv_gid { raw: [0; 16] };
-        // SAFETY: the context is open, and there is room for a GID.
-        let code = unsafe { ibv_query_gid(self.raw(), PORT, 0, &mut gid) };
+        // SAFETY: the context is open, and `gid` may be written.
+        let code = unsafe { (self.libraries.ibverbs.ibv_query_gid)(self.raw(), PORT, 0, &mut gid) };
         check(code, "ibv_query_gid", &self.name)?;
-        // SAFETY: a GID is any 16 bytes.
-        Ok(Gid(unsafe { gid.raw }))
+        Ok(Gid(gid.raw))
     }
 }
 
@@ -296,15 +316,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_missing_is_one_line_with_a_remedy() {
-        for (presence, says, remedy) in [
+    fn each_reason_for_no_interface_is_one_line_with_a_remedy() {
+        let missing = LoadError::Missing {
+            library: "libefa.so.1",
+            package: "ibverbs-providers",
+            reason: "libefa.so.1: cannot open shared object file".into(),
+        };
+        for (presence, problem, remedy) in [
             (Presence::NoList { errno: libc::ENOSYS }, "ENOSYS", "modprobe ib_uverbs efa"),
             (Presence::NoList { errno: libc::EACCES }, "errno 13", "standard error"),
             (Presence::Empty, "no RDMA interface", "modprobe efa"),
             (Presence::OthersOnly(vec!["mlx5_0".into()]), "mlx5_0", "ibverbs-providers"),
+            (Presence::NoLibrary(missing), "libefa.so.1", "install ibverbs-providers"),
         ] {
             let trouble = presence.trouble().unwrap();
-            assert!(trouble.contains(says) && trouble.contains(remedy), "{trouble}");
+            assert!(trouble.contains(problem) && trouble.contains(remedy), "{trouble}");
             assert!(trouble.ends_with("or use the software device"), "{trouble}");
             assert!(!trouble.contains('\n'), "{trouble}");
         }

@@ -1,17 +1,17 @@
 //! An EFA interface as the engine's device.
 //!
 //! ```text
-//!   post_send ─► sends[place] = packet ─► QueuePair::send ─► ring, or with those that follow
-//!                                                                  │
-//!   poll ◄─ Completion ◄─ sends[place] ◄─ Batch ◄─ CompletionQueue ◄┘
+//!   post_send ─► QueuePair::send, sends[key] = packet ─► doorbell, or part of a batch
+//!                                                              │
+//!   poll ◄─ Completion ◄─ sends[key] ◄─ Batch ◄─ CompletionQueue ◄┘
 //! ```
 //!
 //! # When the doorbell rings
 //!
-//! At once, except while the caller [holds](efa_device::QueuePair::hold) the queue pair: what is
-//! posted then goes with one doorbell, at the release, at the next poll of the interface or when
-//! [`SENDS`] have come together. Receives wait until the interface has nothing to tell, or
-//! [`RECEIVES`] have come together; never more than a quarter of those that are posted.
+//! At once, except while the caller [holds](efa_device::QueuePair::hold) the queue pair. Work that is
+//! posted then shares a doorbell: at the release, at the next poll of the interface, or when [`SENDS`]
+//! are batched. Receives are posted when a poll finds nothing, or when [`RECEIVES`] are waiting; at most
+//! a quarter of the posted ones wait.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -23,21 +23,23 @@ use efa_device::{
     RegisterError, SendRequest, Status, Time, WorkId,
 };
 
-use crate::completion_queue::{Batch, CompletionQueue, End, Finished};
+use slab::Slab;
+
+use crate::completion_queue::{Batch, CompletionQueue, Outcome, WorkCompletion};
 use crate::context::{Context, Limits};
 use crate::domain::ProtectionDomain;
 use crate::handles::{HandleCache, HandleTable};
 use crate::memory::{RegionTable, VerbsRegion};
 use crate::packet::{Packet, PacketPool};
-use crate::queue_pair::{Place, QueuePair, RECEIVES, Remote, Target};
-use crate::slots::Slots;
+use crate::queue_pair::{LocalBuffer, QueuePair, RECEIVES, Remote, Target};
 
-/// Most sends with one doorbell.
+/// Most sends of one doorbell.
 const SENDS: usize = 16;
-/// In the number of a work request: it is a receive.
+/// The bit in the `wr_id` of a receive; the bits below it are a key of `Outstanding::receives`, or
+/// without it of `Outstanding::sends`.
 const RECEIVE: u64 = 1 << 32;
 
-/// An EFA interface, opened. Clones are the same device.
+/// An opened EFA interface. Clones are handles to the same one.
 #[derive(Clone, Debug)]
 pub struct VerbsDevice(Arc<Opened>);
 
@@ -53,17 +55,17 @@ struct Opened {
 }
 
 impl VerbsDevice {
-    /// Whether a packet is memory that this device registered: its queue pairs take no others.
+    /// Whether this device registered the memory of a packet. Its queue pairs take no others.
     #[must_use]
     pub fn owns(&self, packet: &Packet) -> bool {
-        packet.is_of(&self.0.domain)
+        packet.belongs_to(&self.0.domain)
     }
 
     /// Opens the interface of this name, or the first EFA interface.
     ///
     /// # Errors
-    /// [`DeviceError::Absent`] where there is none, with what to do; [`DeviceError::System`] for a
-    /// call that failed.
+    /// [`DeviceError::Absent`] where there is none, with a line that says why and what to do;
+    /// [`DeviceError::System`] for a call that failed.
     pub fn open(name: Option<&str>) -> Result<Self, DeviceError> {
         let context = Arc::new(Context::open(name)?);
         let limits = context.limits()?;
@@ -133,11 +135,11 @@ impl Device for VerbsDevice {
         let address = QueuePairAddress { gid: self.0.gid, qpn: pair.number(), qkey: options.qkey };
         Ok(VerbsQueuePair {
             address,
-            held: ManuallyDrop::new(Held {
-                sends: Slots::new(pair.send_depth),
-                receives: Slots::new(pair.receive_depth),
+            outstanding: ManuallyDrop::new(Outstanding {
+                sends: Slab::with_capacity(pair.send_depth),
+                receives: Slab::with_capacity(pair.receive_depth),
             }),
-            unrung: Vec::with_capacity(SENDS),
+            batched: Vec::with_capacity(SENDS),
             is_held: false,
             batch: Batch::EMPTY,
             failed: VecDeque::with_capacity(SENDS),
@@ -155,24 +157,24 @@ impl Device for VerbsDevice {
     }
 }
 
-/// What a queue pair did.
+/// Counts of what a queue pair did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Sends, reads and writes that were posted.
+    /// Sends, reads and writes posted.
     pub posts: u64,
-    /// Sends among them that were put into the queue itself.
+    /// Sends among them whose data was copied into the send queue.
     pub inline_sends: u64,
-    /// Doorbells for them.
+    /// Doorbells rung for `posts`.
     pub send_doorbells: u64,
-    /// Receive buffers that were posted.
+    /// Receive buffers posted.
     pub receives: u64,
-    /// Doorbells for them.
+    /// Doorbells rung for `receives`.
     pub receive_doorbells: u64,
-    /// Polls that found something.
+    /// Polls that found completions.
     pub polls: u64,
-    /// What they found.
+    /// Completions found.
     pub completions: u64,
-    /// Receive buffers that the interface gave back without a datagram, or didn't take.
+    /// Receive buffers that the interface refused, or returned without a datagram.
     pub receives_lost: u64,
 }
 
@@ -180,14 +182,14 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct VerbsQueuePair {
     pair: QueuePair,
-    /// Dropped by hand, as an interface that doesn't end the queue pair keeps it.
-    held: ManuallyDrop<Held>,
-    /// Places of the sends of the open batch.
-    unrung: Vec<u32>,
-    /// Whether the caller posts more.
+    /// Leaked if the queue pair can't be destroyed, as the interface may still access it.
+    outstanding: ManuallyDrop<Outstanding>,
+    /// Keys of the sends that wait for a doorbell.
+    batched: Vec<usize>,
+    /// Whether the caller announced more posts.
     is_held: bool,
     batch: Batch,
-    /// Sends that were accepted, and refused with their batch.
+    /// Completions of sends that were accepted and then refused with their batch.
     failed: VecDeque<Completion<Packet>>,
     counters: Counters,
     address: QueuePairAddress,
@@ -197,18 +199,18 @@ pub struct VerbsQueuePair {
     device: VerbsDevice,
 }
 
-/// What the interface has.
+/// Work requests that have not completed. Neither table grows beyond its capacity.
 #[derive(Debug)]
-struct Held {
-    sends: Slots<Sent>,
-    receives: Slots<Packet>,
+struct Outstanding {
+    sends: Slab<OutstandingSend>,
+    receives: Slab<Packet>,
 }
 
-/// A send, read or write under way.
+/// A send, read or write that has not completed.
 #[derive(Debug)]
-struct Sent {
+struct OutstandingSend {
     id: WorkId,
-    /// Held for the interface.
+    /// Owned here while the interface accesses it.
     memory: Memory,
 }
 
@@ -218,7 +220,7 @@ enum Memory {
     Region { _range: RegionRange<VerbsRegion> },
 }
 
-impl Sent {
+impl OutstandingSend {
     fn complete(self, result: Result<(), Status>) -> Completion<Packet> {
         match self.memory {
             Memory::Packet(packet) => Completion::Send { id: self.id, packet, result },
@@ -228,7 +230,7 @@ impl Sent {
 }
 
 impl VerbsQueuePair {
-    /// What it did so far.
+    /// Counts since it was created.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
@@ -238,6 +240,13 @@ impl VerbsQueuePair {
         DeviceError::QueueFull { depth: self.pair.send_depth }
     }
 
+    /// The key that the next send gets, if the queue has room.
+    #[inline]
+    fn next_send(&self) -> Option<usize> {
+        let sends = &self.outstanding.sends;
+        (sends.len() < self.pair.send_depth).then(|| sends.vacant_key())
+    }
+
     #[inline]
     fn target(&self, to: Destination) -> Result<Target, DeviceError> {
         let handle = self.handles.get(to.address_handle);
@@ -245,73 +254,79 @@ impl VerbsQueuePair {
         Ok(Target { handle, qpn: to.qpn, qkey: to.qkey })
     }
 
-    /// A send was put into the open batch. Rings, unless more may come; gives the send back if it
-    /// was refused alone.
+    /// Rings the doorbell for a send that was added to the batch, unless more may follow. Returns the
+    /// send if it was refused and was the only one.
     #[inline]
-    fn posted(&mut self, place: u32) -> Result<(), (DeviceError, Sent)> {
+    fn posted(&mut self, key: usize) -> Result<(), (DeviceError, OutstandingSend)> {
         self.counters.posts += 1;
-        if self.is_held && self.unrung.len() + 1 < SENDS {
-            self.unrung.push(place);
+        if self.is_held && self.batched.len() + 1 < SENDS {
+            self.batched.push(key);
             return Ok(());
         }
-        self.ring().or_else(|error| self.refused(place, error))
+        self.ring_doorbell().or_else(|error| self.refused(key, error))
     }
 
-    /// The batch that this send was put into last was refused.
+    /// The batch whose last send has this key was refused.
     #[cold]
-    fn refused(&mut self, place: u32, error: DeviceError) -> Result<(), (DeviceError, Sent)> {
-        if self.unrung.is_empty()
-            && let Some(sent) = self.held.sends.take(place)
+    fn refused(
+        &mut self,
+        key: usize,
+        error: DeviceError,
+    ) -> Result<(), (DeviceError, OutstandingSend)> {
+        if self.batched.is_empty()
+            && let Some(send) = self.outstanding.sends.try_remove(key)
         {
-            return Err((error, sent));
+            return Err((error, send));
         }
-        self.unrung.push(place);
-        self.fail();
+        self.batched.push(key);
+        self.fail_batch();
         Ok(())
     }
 
     #[inline]
-    fn ring(&mut self) -> Result<(), DeviceError> {
+    fn ring_doorbell(&mut self) -> Result<(), DeviceError> {
         self.counters.send_doorbells += 1;
-        self.pair.ring()?;
-        self.unrung.clear();
+        self.pair.ring_doorbell()?;
+        self.batched.clear();
         Ok(())
     }
 
-    /// Rings for what waits; what is refused now had been accepted and so completes.
+    /// Rings the doorbell if sends wait for it. They were accepted, so they complete with an error if
+    /// they are refused now.
     #[inline]
-    fn ring_for_all(&mut self) {
-        if self.pair.is_open() {
-            self.ring_for_these();
+    fn flush(&mut self) {
+        if self.pair.has_batched() {
+            self.flush_batch();
         }
     }
 
     #[inline(never)]
-    fn ring_for_these(&mut self) {
-        if let Err(error) = self.ring() {
-            tracing::warn!(%error, sends = self.unrung.len(), "refused");
-            self.fail();
+    fn flush_batch(&mut self) {
+        if let Err(error) = self.ring_doorbell() {
+            tracing::warn!(%error, sends = self.batched.len(), "batch of sends refused");
+            self.fail_batch();
         }
     }
 
     #[cold]
-    fn fail(&mut self) {
-        for place in self.unrung.drain(..) {
-            if let Some(sent) = self.held.sends.take(place) {
-                self.failed.push_back(sent.complete(Err(Status::QueuePairInternal)));
+    fn fail_batch(&mut self) {
+        for key in self.batched.drain(..) {
+            if let Some(send) = self.outstanding.sends.try_remove(key) {
+                self.failed.push_back(send.complete(Err(Status::QueuePairInternal)));
             }
         }
     }
 
-    /// Posts the receives that wait; gives the last one back if it was refused.
+    /// Posts the waiting receives. Returns the last one if it was refused; others that were refused are
+    /// dropped and counted.
     #[inline]
     fn post_receives(&mut self) -> Result<(), PostError<Packet>> {
         let waiting = self.pair.waiting_receives();
         self.counters.receive_doorbells += 1;
         let Err((refused, error)) = self.pair.post_receives() else { return Ok(()) };
         let mut last = None;
-        for work in self.pair.refused(waiting, refused) {
-            last = self.held.receives.take((work & !RECEIVE) as u32);
+        for wr_id in self.pair.refused(waiting, refused) {
+            last = self.outstanding.receives.try_remove(key_of(wr_id));
             self.counters.receives_lost += 1;
         }
         match last {
@@ -329,48 +344,52 @@ impl VerbsQueuePair {
         request: RdmaRequest<VerbsRegion>,
     ) -> Result<(), DeviceError> {
         let RdmaRequest { id, local, remote, destination } = request;
-        let place = self.held.sends.next().ok_or_else(|| self.full())?;
+        let key = self.next_send().ok_or_else(|| self.full())?;
         local.check()?;
         let limit = self.attributes.max_rdma_size;
         let length = u32::try_from(local.length).ok().filter(|length| u64::from(*length) <= limit);
         let length = length.ok_or(DeviceError::TooLong { length: local.length as u64, limit })?;
         let target = self.target(destination)?;
-        let from = Place {
+        let buffer = LocalBuffer {
             address: local.region.address(local.offset),
             length,
             local_key: local.region.local_key(),
         };
         let remote = (remote.key, remote.address);
-        self.pair.remote(place.into(), operation, from, remote, target);
-        self.held.sends.put(Sent { id, memory: Memory::Region { _range: local } });
-        self.posted(place).map_err(|(error, _)| error)
+        // SAFETY: `outstanding` owns the region until the operation completes. Address handles are
+        // destroyed only after a flush, and the library copies what it needs of them at the post.
+        unsafe { self.pair.remote(key as u64, operation, buffer, remote, target) }?;
+        let memory = Memory::Region { _range: local };
+        self.outstanding.sends.insert(OutstandingSend { id, memory });
+        self.posted(key).map_err(|(error, _)| error)
     }
 }
 
-impl Held {
-    /// What a completion of the interface means; `None` if it means nothing to anybody.
+impl Outstanding {
+    /// The completion that a completion queue entry means; `None` if it is for nobody.
     #[inline]
     fn complete(
         &mut self,
-        finished: &Finished,
+        entry: &WorkCompletion,
         counters: &mut Counters,
     ) -> Option<Completion<Packet>> {
-        if let End::WrittenUnsolicited = finished.end {
-            return Some(written(finished, None));
+        if let Outcome::WrittenUnsolicited = entry.outcome {
+            return Some(written(entry, None));
         }
-        let place = finished.work as u32;
-        if finished.work & RECEIVE == 0 {
-            let result = if let End::Failed(status) = finished.end { Err(status) } else { Ok(()) };
-            return self.sends.take(place).map(|sent| sent.complete(result));
+        let key = key_of(entry.wr_id);
+        if entry.wr_id & RECEIVE == 0 {
+            let result =
+                if let Outcome::Failed(status) = entry.outcome { Err(status) } else { Ok(()) };
+            return self.sends.try_remove(key).map(|send| send.complete(result));
         }
-        let packet = self.receives.take(place)?;
-        match finished.end {
-            End::Arrived => {
-                let &Finished { length, immediate, source, .. } = finished;
+        let packet = self.receives.try_remove(key)?;
+        match entry.outcome {
+            Outcome::Received => {
+                let &WorkCompletion { length, immediate, source, .. } = entry;
                 Some(Completion::Receive { packet, length: length as usize, source, immediate })
             }
-            End::Written | End::WrittenUnsolicited => Some(written(finished, Some(packet))),
-            End::Done | End::Failed(_) => {
+            Outcome::Written | Outcome::WrittenUnsolicited => Some(written(entry, Some(packet))),
+            Outcome::Done | Outcome::Failed(_) => {
                 counters.receives_lost += 1;
                 None
             }
@@ -378,8 +397,13 @@ impl Held {
     }
 }
 
-fn written(finished: &Finished, packet: Option<Packet>) -> Completion<Packet> {
-    let &Finished { length, immediate, source, .. } = finished;
+/// The key in the number of a work request.
+fn key_of(wr_id: u64) -> usize {
+    (wr_id & (RECEIVE - 1)) as usize
+}
+
+fn written(entry: &WorkCompletion, packet: Option<Packet>) -> Completion<Packet> {
+    let &WorkCompletion { length, immediate, source, .. } = entry;
     let (immediate, length) = (immediate.unwrap_or(0), length.into());
     Completion::Written { immediate, length, source, packet }
 }
@@ -402,8 +426,8 @@ impl efa_device::QueuePair for VerbsQueuePair {
     }
 
     fn destroy_address_handle(&mut self, handle: AddressHandle) {
-        // A send that waits for its doorbell has the handle still.
-        self.ring_for_all();
+        // Sends that wait for a doorbell may use the handle.
+        self.flush();
         self.handles.remove(handle);
     }
 
@@ -414,7 +438,7 @@ impl efa_device::QueuePair for VerbsQueuePair {
     #[inline]
     fn post_send(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
         let SendRequest { id, mut packet, length, destination, immediate } = request;
-        let Some(place) = self.held.sends.next() else {
+        let Some(key) = self.next_send() else {
             return Err(PostError { error: self.full(), packet });
         };
         if length > self.attributes.mtu {
@@ -425,39 +449,46 @@ impl efa_device::QueuePair for VerbsQueuePair {
             Ok(target) => target,
             Err(error) => return Err(PostError { error, packet }),
         };
-        let from = Place {
+        let from = LocalBuffer {
             address: packet.address(),
             length: length as u32,
             local_key: packet.local_key(),
         };
         self.counters.inline_sends += u64::from(length <= self.pair.max_inline);
-        self.pair.send(place.into(), from, packet.as_mut_ptr(), target, immediate);
-        self.held.sends.put(Sent { id, memory: Memory::Packet(packet) });
-        match self.posted(place) {
-            Err((error, Sent { memory: Memory::Packet(packet), .. })) => {
+        // SAFETY: address, pointer and key are those of the packet, which is registered and at least
+        // `length` bytes long. `outstanding` owns it until the send completes. Address handles are
+        // destroyed only after a flush, and the library copies what it needs of them at the post.
+        unsafe { self.pair.send(key as u64, from, packet.as_mut_ptr(), target, immediate) };
+        self.outstanding.sends.insert(OutstandingSend { id, memory: Memory::Packet(packet) });
+        match self.posted(key) {
+            Err((error, OutstandingSend { memory: Memory::Packet(packet), .. })) => {
                 Err(PostError { error, packet })
             }
             _ => Ok(()),
         }
     }
 
-    // Into each engine's way of posting several at a time.
+    // Inlined into the engine's loop that posts several.
     #[inline(always)]
     fn post_receive(&mut self, packet: Packet) -> Result<(), PostError<Packet>> {
-        let Some(place) = self.held.receives.next() else {
+        let receives = &mut self.outstanding.receives;
+        if receives.len() >= self.pair.receive_depth {
             let error = DeviceError::QueueFull { depth: self.pair.receive_depth };
             return Err(PostError { error, packet });
-        };
-        let into = Place {
+        }
+        let into = LocalBuffer {
             address: packet.address(),
             length: packet.as_ref().len() as u32,
             local_key: packet.local_key(),
         };
-        self.pair.add_receive(RECEIVE | u64::from(place), into);
-        self.held.receives.put(packet);
+        let key = receives.insert(packet);
+        let outstanding = receives.len();
+        // SAFETY: the memory is that of the packet, which is registered. `outstanding` owns it until the
+        // receive completes or is refused, and doesn't access it.
+        unsafe { self.pair.add_receive(RECEIVE | key as u64, into) };
         self.counters.receives += 1;
         let waiting = self.pair.waiting_receives();
-        let posted = self.held.receives.len() - waiting;
+        let posted = outstanding - waiting;
         if waiting < RECEIVES && waiting * 4 <= posted {
             return Ok(());
         }
@@ -472,7 +503,7 @@ impl efa_device::QueuePair for VerbsQueuePair {
     #[inline]
     fn release(&mut self) {
         self.is_held = false;
-        self.ring_for_all();
+        self.flush();
     }
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<VerbsRegion, RegisterError> {
@@ -505,13 +536,13 @@ impl efa_device::QueuePair for VerbsQueuePair {
     #[inline]
     fn poll(&mut self, _: Time) -> Option<Completion<Packet>> {
         loop {
-            while let Some(finished) = self.batch.pop() {
-                let completion = self.held.complete(finished, &mut self.counters);
+            while let Some(entry) = self.batch.pop() {
+                let completion = self.outstanding.complete(entry, &mut self.counters);
                 if completion.is_some() {
                     return completion;
                 }
             }
-            self.ring_for_all();
+            self.flush();
             if let Some(failed) = self.failed.pop_front() {
                 return Some(failed);
             }
@@ -520,7 +551,7 @@ impl efa_device::QueuePair for VerbsQueuePair {
                 if self.pair.waiting_receives() > 0
                     && let Err(PostError { error, .. }) = self.post_receives()
                 {
-                    tracing::warn!(%error, "receives refused");
+                    tracing::warn!(%error, "waiting receives refused");
                 }
                 return None;
             }
@@ -530,17 +561,18 @@ impl efa_device::QueuePair for VerbsQueuePair {
     }
 
     fn next_event(&self) -> Option<Time> {
-        // The interface has a clock of its own.
+        // The interface doesn't run on the caller's clock.
         None
     }
 }
 
 impl Drop for VerbsQueuePair {
     fn drop(&mut self) {
-        if self.pair.destroy() {
-            // SAFETY: the interface has no queue pair any more, so nothing of this; it is dropped
-            // here alone.
-            unsafe { ManuallyDrop::drop(&mut self.held) };
+        // SAFETY: nothing is called on `pair` afterwards but its drop.
+        if unsafe { self.pair.destroy() } {
+            // SAFETY: the interface has no queue pair that accesses the packets and regions in it any
+            // more, and it is dropped here alone.
+            unsafe { ManuallyDrop::drop(&mut self.outstanding) };
         }
     }
 }

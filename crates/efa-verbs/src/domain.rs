@@ -1,30 +1,33 @@
-//! The protection domain: what address handles, memory regions and queue pairs belong to.
+//! The protection domain, to which address handles, memory regions and queue pairs belong.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use efa_device::DeviceError;
-use rdma_sys::{ibv_alloc_pd, ibv_dealloc_pd, ibv_pd};
 
+use crate::abi::ibv_pd;
 use crate::context::Context;
-use crate::failure::{object, stays};
+use crate::failure::{destroy_failed, object};
+use crate::library::Libraries;
 
-/// A protection domain, freed at the end. All that is made in it holds it.
+/// A protection domain, deallocated on drop. Every object made in it holds it.
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
     raw: NonNull<ibv_pd>,
     context: Arc<Context>,
 }
 
-// SAFETY: libibverbs lets any thread use a protection domain, several at a time too.
+// SAFETY: libibverbs and libefa have no thread-local state, so any thread may use the domain.
 unsafe impl Send for ProtectionDomain {}
-// SAFETY: as above.
+// SAFETY: the calls that take a domain (ibv_reg_mr, ibv_create_ah, efadv_create_qp_ex) are
+// thread-safe in libibverbs.
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
     pub(crate) fn new(context: Arc<Context>) -> Result<Self, DeviceError> {
-        // SAFETY: the context is open, and stays so as it is held.
-        let raw = object(unsafe { ibv_alloc_pd(context.raw()) }, "ibv_alloc_pd", context.name())?;
+        // SAFETY: `context.raw()` is open as long as `context` is held.
+        let raw = unsafe { (context.libraries().ibverbs.ibv_alloc_pd)(context.raw()) };
+        let raw = object(raw, "ibv_alloc_pd", context.name())?;
         Ok(Self { raw, context })
     }
 
@@ -36,6 +39,10 @@ impl ProtectionDomain {
         &self.context
     }
 
+    pub(crate) fn libraries(&self) -> &'static Libraries {
+        self.context.libraries()
+    }
+
     /// Name of the interface.
     pub(crate) fn name(&self) -> &str {
         self.context.name()
@@ -44,7 +51,9 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        // SAFETY: it came from `ibv_alloc_pd`, and whoever made something in it held it.
-        stays(unsafe { ibv_dealloc_pd(self.raw()) }, "ibv_dealloc_pd", self.name());
+        // SAFETY: `raw` is of `ibv_alloc_pd` and deallocated here alone. Regions, handles and queue
+        // pairs hold the domain, so none is left in it.
+        let code = unsafe { (self.libraries().ibverbs.ibv_dealloc_pd)(self.raw()) };
+        destroy_failed(code, "ibv_dealloc_pd", self.name());
     }
 }

@@ -1,12 +1,12 @@
-//! Address handles: one an interface and domain, however many ask for it.
+//! Address handles: one per remote interface and domain, counted by the queue pairs that use it.
 //!
 //! ```text
-//!   queue pair ── by number ──► Handle ─┐
-//!   queue pair ── by number ──► Handle ─┴─ counts ─► HandleCache ── ibv_create_ah, once a GID
+//!   HandleTable of a queue pair ─┐
+//!   HandleTable of a queue pair ─┴─ counts ─► HandleCache ── ibv_create_ah, once per GID
 //! ```
 //!
-//! The cache is under a lock, and asked when a peer comes or goes. Sending looks into the table of
-//! its own queue pair, which needs none.
+//! The cache has a lock, taken when a peer is added or removed. Sends look into the table of their
+//! own queue pair, which needs none.
 
 use std::collections::HashMap;
 use std::mem::zeroed;
@@ -14,52 +14,51 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use efa_device::{AddressHandle, DeviceError, Gid};
-use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_create_ah, ibv_destroy_ah, ibv_gid};
 
+use crate::abi::{efadv_ah_attr, ibv_ah, ibv_ah_attr, ibv_gid};
 use crate::domain::ProtectionDomain;
-use crate::efadv::{efadv_ah_attr, efadv_query_ah};
-use crate::failure::{check, object, stays};
+use crate::failure::{check, destroy_failed, object};
 
-/// What a receive completion says when there is no handle for the sender.
+/// The handle number in a receive completion whose sender has no address handle here.
 pub(crate) const UNKNOWN: u32 = 0xffff;
 
 /// The address handles of a domain, by GID.
 #[derive(Debug)]
 pub(crate) struct HandleCache {
-    by_gid: Mutex<HashMap<Gid, Cached>>,
+    by_gid: Mutex<HashMap<Gid, Counted>>,
     limit: usize,
     domain: Arc<ProtectionDomain>,
 }
 
 #[derive(Debug)]
-struct Cached {
+struct Counted {
     handle: Handle,
     count: usize,
 }
 
-/// An address handle as sends need it. It is valid until its count in the cache is given back.
+/// An address handle, valid until its count in the cache is given back.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Handle {
-    pub(crate) raw: NonNull<ibv_ah>,
-    pub(crate) number: AddressHandle,
+struct Handle {
+    raw: NonNull<ibv_ah>,
+    number: AddressHandle,
     gid: Gid,
 }
 
-// SAFETY: libibverbs lets any thread use an address handle.
+// SAFETY: libibverbs and libefa have no thread-local state, so any thread may use the handle.
 unsafe impl Send for Handle {}
 
 impl HandleCache {
-    /// An empty one, of at most `limit` handles.
+    /// An empty cache of at most `limit` handles.
     pub(crate) fn new(domain: Arc<ProtectionDomain>, limit: usize) -> Self {
         Self { by_gid: Mutex::default(), limit, domain }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Gid, Cached>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Gid, Counted>> {
         self.by_gid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The handle for an interface, counted once more.
-    fn take(&self, gid: Gid) -> Result<Handle, DeviceError> {
+    fn acquire(&self, gid: Gid) -> Result<Handle, DeviceError> {
         if gid == Gid::ZERO {
             return Err(DeviceError::BadAddress { gid });
         }
@@ -72,12 +71,12 @@ impl HandleCache {
             return Err(DeviceError::LimitReached { object: "address handle", limit: self.limit });
         }
         let handle = self.create(gid)?;
-        by_gid.insert(gid, Cached { handle, count: 1 });
+        by_gid.insert(gid, Counted { handle, count: 1 });
         Ok(handle)
     }
 
-    /// Gives a count back; the handle ends with its last.
-    fn give_back(&self, gid: Gid) {
+    /// Gives a count back; the last one destroys the handle.
+    fn release(&self, gid: Gid) {
         let mut by_gid = self.lock();
         let Some(known) = by_gid.get_mut(&gid) else { return };
         known.count -= 1;
@@ -88,19 +87,19 @@ impl HandleCache {
     }
 
     fn create(&self, gid: Gid) -> Result<Handle, DeviceError> {
-        let name = self.domain.name();
-        // SAFETY: a structure of C for which all zero is valid.
+        let (name, libraries) = (self.domain.name(), self.domain.libraries());
+        // SAFETY: a structure of numbers, for which zeros are valid.
         let mut attributes: ibv_ah_attr = unsafe { zeroed() };
         attributes.grh.dgid = ibv_gid { raw: gid.0 };
         attributes.is_global = 1;
         attributes.port_num = 1;
-        // SAFETY: the domain lives, and the attributes are complete.
-        let raw = unsafe { ibv_create_ah(self.domain.raw(), &mut attributes) };
+        // SAFETY: the domain is allocated as long as it is held, and `attributes` is complete.
+        let raw = unsafe { (libraries.ibverbs.ibv_create_ah)(self.domain.raw(), &mut attributes) };
         let raw = object(raw, "ibv_create_ah", name)?;
         let mut efa = efadv_ah_attr::default();
-        // SAFETY: the handle is new and valid, and there is room for as much as is said.
-        let code =
-            unsafe { efadv_query_ah(raw.as_ptr(), &mut efa, size_of::<efadv_ah_attr>() as u32) };
+        let length = size_of::<efadv_ah_attr>() as u32;
+        // SAFETY: `raw` was made above, and `efa` has room for the `length` bytes that may be written.
+        let code = unsafe { (libraries.efa.efadv_query_ah)(raw.as_ptr(), &mut efa, length) };
         if let Err(error) = check(code, "efadv_query_ah", name) {
             self.destroy(raw);
             return Err(error);
@@ -109,21 +108,23 @@ impl HandleCache {
     }
 
     fn destroy(&self, raw: NonNull<ibv_ah>) {
-        // SAFETY: it came from `ibv_create_ah`, is destroyed once, and nobody has a count of it.
-        stays(unsafe { ibv_destroy_ah(raw.as_ptr()) }, "ibv_destroy_ah", self.domain.name());
+        // SAFETY: `raw` is of `ibv_create_ah`. Callers drop their last copy of it: it has no count, or
+        // was never put into the cache.
+        let code = unsafe { (self.domain.libraries().ibverbs.ibv_destroy_ah)(raw.as_ptr()) };
+        destroy_failed(code, "ibv_destroy_ah", self.domain.name());
     }
 }
 
 impl Drop for HandleCache {
     fn drop(&mut self) {
-        // Tables hold the cache, so there is none left with a count.
-        for cached in std::mem::take(&mut *self.lock()).into_values() {
-            self.destroy(cached.handle.raw);
+        // Tables hold the cache, so no handle has a count any more.
+        for known in std::mem::take(&mut *self.lock()).into_values() {
+            self.destroy(known.handle.raw);
         }
     }
 }
 
-/// The handles that a queue pair has counts of, by number.
+/// The handles that a queue pair uses, by number, each with the queue pair's share of its count.
 #[derive(Debug)]
 pub(crate) struct HandleTable {
     by_number: Vec<Option<(Handle, usize)>>,
@@ -135,7 +136,7 @@ impl HandleTable {
         Self { by_number: Vec::new(), cache }
     }
 
-    /// The handle of a number, for a send.
+    /// The handle of this number, for a send.
     #[inline]
     pub(crate) fn get(&self, number: AddressHandle) -> Option<NonNull<ibv_ah>> {
         match self.by_number.get(usize::from(number.0)) {
@@ -144,14 +145,14 @@ impl HandleTable {
         }
     }
 
-    /// The handle for an interface, counted once more.
+    /// The number of the handle for an interface, counted once more.
     pub(crate) fn add(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
-        let handle = self.cache.take(gid)?;
-        let place = usize::from(handle.number.0);
-        if place >= self.by_number.len() {
-            self.by_number.resize_with(place + 1, || None);
+        let handle = self.cache.acquire(gid)?;
+        let index = usize::from(handle.number.0);
+        if index >= self.by_number.len() {
+            self.by_number.resize_with(index + 1, || None);
         }
-        let (_, count) = self.by_number[place].get_or_insert((handle, 0));
+        let (_, count) = self.by_number[index].get_or_insert((handle, 0));
         *count += 1;
         Ok(handle.number)
     }
@@ -165,14 +166,14 @@ impl HandleTable {
         if *count == 0 {
             *entry = None;
         }
-        self.cache.give_back(gid);
+        self.cache.release(gid);
     }
 }
 
 impl Drop for HandleTable {
     fn drop(&mut self) {
         for (handle, count) in self.by_number.drain(..).flatten() {
-            (0..count).for_each(|_| self.cache.give_back(handle.gid));
+            (0..count).for_each(|_| self.cache.release(handle.gid));
         }
     }
 }

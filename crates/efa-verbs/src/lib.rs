@@ -1,43 +1,44 @@
-//! An EFA device through rdma-core: libibverbs, and libefa for what is EFA's own.
+//! An EFA interface through rdma-core: libibverbs, and libefa for what is specific to EFA.
 //!
-//! It is one of the devices under [`efa_device`]'s seam. Whoever has a network interface of the
-//! Elastic Fabric Adapter runs the protocol on it with this crate, and whoever has none runs the
-//! very same code on the software device: preload `libefa_soft.so` of `efa-softverbs`, as the tests
-//! here do.
+//! It implements the traits of [`efa_device`]. Both libraries are loaded at run time, so a program needs
+//! neither them nor their headers to be built, and runs on machines without them. Where there is no
+//! interface, the same code runs on the software device: preload `libefa_soft.so` of `efa-softverbs`, as
+//! the tests here do.
 //!
 //! ```text
-//!   VerbsDevice ── attributes, gid ─────────────────┐  one interface, opened
+//!   VerbsDevice ── attributes, gid ─────────────────┐  one opened interface
 //!    │  ├─ Context            ibv_open_device       │
-//!    │  ├─ ProtectionDomain   ibv_alloc_pd          │  each owner ends what it made,
-//!    │  │   └─ HandleCache    ibv_create_ah         │  after all that depend on it
+//!    │  ├─ ProtectionDomain   ibv_alloc_pd          │  each owner destroys what it created,
+//!    │  │   └─ HandleCache    ibv_create_ah         │  after everything that depends on it
 //!    │  └─ RegionTable        ibv_reg_mr            │
 //!    └► VerbsQueuePair ── post_send, poll, … ───────┘
-//!        ├─ QueuePair         efadv_create_qp_ex (SRD), ibv_wr_… with one doorbell a batch
-//!        ├─ CompletionQueue   efadv_create_cq, several completions a poll
-//!        ├─ Slots             who owns the buffers that the device has
-//!        └─ PacketPool        slabs of packets, registered
+//!        ├─ QueuePair         efadv_create_qp_ex (SRD), ibv_wr_… with one doorbell per batch
+//!        ├─ CompletionQueue   efadv_create_cq, several completions per poll
+//!        ├─ Outstanding       packets and regions of posted work requests
+//!        └─ PacketPool        slabs of registered packets
 //! ```
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | [`efadv`] | libefa's direct verbs, by hand: rdma-sys has none |
-//! | `context` | the list of devices, an opened one, what it is and can do |
+//! | `library` | loads libibverbs and libefa: function pointers by name and symbol version |
+//! | `abi` | their C structures and constants |
+//! | `context` | the device list, an opened interface, its attributes |
 //! | `domain`, `handles`, `memory` | protection domain, address handles, memory regions |
 //! | `packet` | packets in registered slabs |
 //! | `completion_queue`, `queue_pair` | the hot path |
-//! | `device` | all of that as [`efa_device::Device`] and [`efa_device::QueuePair`] |
+//! | `device` | [`efa_device::Device`] and [`efa_device::QueuePair`] on top of these |
 //!
-//! # Promises
+//! # Guarantees
 //!
-//! * Nothing on the way of a packet (post, poll) takes a lock, allocates, or makes a system call;
-//!   libefa takes a spin lock a batch. Registered memory of applications is copied under a lock of
-//!   its region.
-//! * The device never has memory that can be freed: a buffer is owned by the queue pair from its
-//!   post to its completion, and the queue pair is destroyed before its buffers are.
+//! * Posts and polls take no lock, allocate nothing and make no system call; libefa takes a spin lock
+//!   per batch. They call the libraries through function pointers that were read when the queue pair was
+//!   created. Registered memory of applications is copied under a lock of its region.
+//! * The interface never accesses freed memory: the queue pair owns a buffer from its post to its
+//!   completion, and is destroyed before its buffers are freed.
 //! * Errors name the call, the interface and the error number:
 //!   `efadv_create_qp_ex on rdmap0s6 failed: errno 12`.
-//! * What newer releases of rdma-core brought is used where it is found at run time. Version 44
-//!   (Debian 12) is enough.
+//! * rdma-core 43 is enough. A missing or older library is an error that says what to install
+//!   ([`LoadError`]). Functions of newer releases are used where the loaded library has them.
 //!
 //! # Example
 //!
@@ -53,22 +54,23 @@
 //! # Ok::<(), DeviceError>(())
 //! ```
 
-// Every block says why it holds.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "calls of C libraries, and memory that an interface accesses")]
 
+#[doc(hidden)]
+pub mod abi;
 mod completion_queue;
 mod context;
 mod device;
 mod domain;
-pub mod efadv;
 mod failure;
 mod handles;
+mod library;
 mod memory;
 mod packet;
 mod queue_pair;
-mod slots;
 
 pub use context::{Presence, interfaces, presence};
 pub use device::{Counters, VerbsDevice, VerbsQueuePair};
+pub use library::{LibraryReport, LoadError, Symbol, library_reports};
 pub use memory::VerbsRegion;
 pub use packet::Packet;

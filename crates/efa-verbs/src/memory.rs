@@ -1,7 +1,7 @@
 //! Memory regions: memory of an application that the interface reads and writes, and its keys.
 //!
 //! Remote interfaces may read and write a region at any time. So its bytes are kept as a raw pointer
-//! and reached by copying, and no reference to them exists while it is registered.
+//! and accessed by copying, and no reference to them exists while it is registered.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -9,21 +9,21 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use efa_device::{Access, DeviceError, Rdma, Region, RegisterError};
-use rdma_sys::{ibv_access_flags, ibv_dereg_mr, ibv_mr, ibv_reg_mr};
 
+use crate::abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_mr};
 use crate::domain::ProtectionDomain;
-use crate::failure::{object, stays};
+use crate::failure::{destroy_failed, object};
 
-/// A registration, ended at the end of this.
+/// A memory region, deregistered on drop.
 #[derive(Debug)]
 pub(crate) struct Registration {
     raw: NonNull<ibv_mr>,
     domain: Arc<ProtectionDomain>,
 }
 
-// SAFETY: libibverbs lets any thread use a memory region, several at a time too.
+// SAFETY: libibverbs and libefa have no thread-local state, so any thread may deregister it.
 unsafe impl Send for Registration {}
-// SAFETY: as above.
+// SAFETY: by a shared reference its keys are read, which nobody writes.
 unsafe impl Sync for Registration {}
 
 impl Registration {
@@ -31,66 +31,79 @@ impl Registration {
     /// `access` says.
     ///
     /// # Safety
-    /// The memory must stay until this is dropped or [ended](Self::end), and whoever reads it must
-    /// put up with what the interface writes.
+    /// * `base` to `base + length` must stay allocated until this is dropped or
+    ///   [deregistered](Self::deregister).
+    /// * Interfaces write to it without synchronization: no reference to it may exist while one may be
+    ///   writing.
     pub(crate) unsafe fn new(
         domain: &Arc<ProtectionDomain>,
         base: NonNull<u8>,
         length: usize,
         access: Access,
     ) -> Result<Self, DeviceError> {
-        let mut flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        let mut flags = IBV_ACCESS_LOCAL_WRITE;
         if access.remote_read {
-            flags |= ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+            flags |= IBV_ACCESS_REMOTE_READ;
         }
         if access.remote_write {
-            flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+            flags |= IBV_ACCESS_REMOTE_WRITE;
         }
-        // SAFETY: the domain lives as it is held; the rest is the caller's promise.
-        let raw = unsafe { ibv_reg_mr(domain.raw(), base.as_ptr().cast(), length, flags as c_int) };
+        let (at, flags) = (base.as_ptr().cast(), flags as c_int);
+        // SAFETY: the domain is allocated as long as it is held. That the memory stays allocated and is
+        // not referenced during writes is promised by the caller of this function.
+        let raw =
+            unsafe { (domain.libraries().ibverbs.ibv_reg_mr)(domain.raw(), at, length, flags) };
         let raw = object(raw, "ibv_reg_mr", domain.name())?;
         Ok(Self { raw, domain: Arc::clone(domain) })
     }
 
-    pub(crate) fn is_of(&self, domain: &Arc<ProtectionDomain>) -> bool {
+    pub(crate) fn belongs_to(&self, domain: &Arc<ProtectionDomain>) -> bool {
         Arc::ptr_eq(&self.domain, domain)
     }
 
     #[inline]
     pub(crate) fn local_key(&self) -> u32 {
-        // SAFETY: the registration lives; nobody writes these members.
+        // SAFETY: `raw` is registered until `self` is dropped, and the library writes `lkey` only at
+        // the registration.
         unsafe { self.raw.as_ref().lkey }
     }
 
     pub(crate) fn remote_key(&self) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: `raw` is registered until `self` is dropped, and the library writes `rkey` only at
+        // the registration.
         unsafe { self.raw.as_ref().rkey }
     }
 
-    fn deregister(&self) -> bool {
-        // SAFETY: it came from `ibv_reg_mr`, and callers do this once.
-        !stays(unsafe { ibv_dereg_mr(self.raw.as_ptr()) }, "ibv_dereg_mr", self.domain.name())
+    /// # Safety
+    /// Must be called once, and the registration not used afterwards.
+    unsafe fn deregister_raw(&self) -> bool {
+        // SAFETY: `raw` is of `ibv_reg_mr`. That this happens once is promised by the caller.
+        let code = unsafe { (self.domain.libraries().ibverbs.ibv_dereg_mr)(self.raw.as_ptr()) };
+        !destroy_failed(code, "ibv_dereg_mr", self.domain.name())
     }
 
-    /// Ends it; `false` if the interface keeps the memory.
-    pub(crate) fn end(self) -> bool {
-        let ended = self.deregister();
+    /// Deregisters it; `false` if that failed, and the interface may still access the memory.
+    pub(crate) fn deregister(self) -> bool {
         let mut this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the domain is dropped here alone, as the drop of the whole doesn't happen.
+        // SAFETY: `this` is not used afterwards, and its drop, which would deregister again, doesn't
+        // run.
+        let deregistered = unsafe { this.deregister_raw() };
+        // SAFETY: the drop of `this` doesn't run, so the domain is dropped here alone.
         unsafe { std::ptr::drop_in_place(&mut this.domain) };
-        ended
+        deregistered
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.deregister();
+        // SAFETY: a drop happens once, and not after `deregister`.
+        unsafe { self.deregister_raw() };
     }
 }
 
 /// Registered memory of an EFA interface.
 ///
-/// The last clone that is dropped takes the registration and the memory with it.
+/// The drop of the last clone deregisters and frees the memory.
 #[derive(Clone, Debug)]
 pub struct VerbsRegion(Arc<Registered>);
 
@@ -101,19 +114,19 @@ struct Registered {
     local_key: u32,
     remote_key: u32,
     access: Access,
-    /// One copy at a time, of those that this process makes.
+    /// Held while this process copies from or to the memory.
     copying: Mutex<()>,
     table: Arc<RegionTable>,
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.table.forget(self.remote_key);
+        self.table.remove(self.remote_key);
     }
 }
 
-/// Memory and its registration. An empty region has a byte that nobody reaches, as the interface
-/// registers no empty memory.
+/// Memory and its registration. An empty region has one byte that is out of everybody's bounds, as the
+/// interface can't register empty memory.
 #[derive(Debug)]
 struct Memory {
     base: NonNull<u8>,
@@ -121,21 +134,22 @@ struct Memory {
     registration: Option<Registration>,
 }
 
-// SAFETY: memory belongs to the process and not to a thread, and is copied under a lock.
+// SAFETY: the memory is the heap allocation of a box, which any thread may free.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: by a shared reference the memory is accessed only under `Registered::copying`.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Ends the registration and gives the memory back; `None` if the interface keeps it.
+    /// Deregisters the memory and returns it; `None` if that failed before or fails now, and then the
+    /// memory is leaked, as the interface may still access it.
     fn take(&mut self) -> Option<Box<[u8]>> {
         let registration = self.registration.take()?;
-        if !registration.end() {
+        if !registration.deregister() {
             return None;
         }
         let whole = std::ptr::slice_from_raw_parts_mut(self.base.as_ptr(), self.length);
-        // SAFETY: pointer and length are those of the box that was registered. The interface has it
-        // no more, and this was the one registration that there was.
+        // SAFETY: pointer and length are those of the box that `RegionTable::register` leaked. The
+        // interface doesn't access it any more, and `registration` was taken, so this happens once.
         Some(unsafe { Box::from_raw(whole) })
     }
 }
@@ -146,7 +160,7 @@ impl Drop for Memory {
     }
 }
 
-/// The regions of an interface by key.
+/// The regions of a device, by remote key.
 #[derive(Debug)]
 pub(crate) struct RegionTable {
     by_key: Mutex<HashMap<u32, Weak<Registered>>>,
@@ -157,7 +171,7 @@ pub(crate) struct RegionTable {
 }
 
 impl RegionTable {
-    /// An empty one, of at most `limit` regions of at most `max_size` bytes.
+    /// An empty table, for at most `limit` regions of at most `max_size` bytes each.
     pub(crate) fn new(
         domain: Arc<ProtectionDomain>,
         limit: usize,
@@ -171,9 +185,9 @@ impl RegionTable {
         self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets the region of a key, unless the interface has given the key to another one meanwhile,
-    /// as it may when the memory was reclaimed.
-    fn forget(&self, key: u32) {
+    /// Removes the region of a key, unless the interface has given the key to another region
+    /// meanwhile, as it may once the memory is reclaimed.
+    fn remove(&self, key: u32) {
         let mut by_key = self.lock();
         if by_key.get(&key).is_some_and(|region| region.strong_count() == 0) {
             by_key.remove(&key);
@@ -181,7 +195,7 @@ impl RegionTable {
     }
 
     pub(crate) fn find(&self, key: u32) -> Option<VerbsRegion> {
-        // The guard ends with this statement: the region could be the last handle, and dropping it
+        // The guard is dropped with this statement: `region` could become the last handle, and its drop
         // locks the table.
         let region = self.lock().get(&key).and_then(Weak::upgrade);
         region.map(VerbsRegion)
@@ -206,7 +220,8 @@ impl RegionTable {
         if let Err(error) = checked() {
             return Err(RegisterError { error, memory });
         }
-        // The interface refuses access that it never makes; the engine checks what it does itself.
+        // The interface refuses remote access that it has no RDMA for. Accesses that the engine
+        // emulates are checked by the engine.
         let offered = Access {
             remote_read: access.remote_read && self.rdma.read,
             remote_write: access.remote_write && self.rdma.write,
@@ -214,17 +229,18 @@ impl RegionTable {
         let memory = if length == 0 { Box::from([0]) } else { memory };
         let whole = memory.len();
         let base: NonNull<u8> = NonNull::from(Box::leak(memory)).cast();
-        // Others name it by its address.
+        // Remote peers name it by its address.
         base.as_ptr().expose_provenance();
-        // SAFETY: the memory is leaked, and taken back after the registration has ended.
+        // SAFETY: the memory is leaked, and `Memory::take` takes it back only after deregistering it.
+        // No reference to it exists until then: `Registered` copies by raw pointers.
         let registration = unsafe { Registration::new(&self.domain, base, whole, offered) };
         let registration = match registration {
             Ok(registration) => registration,
             Err(error) => {
                 let whole = std::ptr::slice_from_raw_parts_mut(base.as_ptr(), whole);
-                // SAFETY: it came from the box above, and was not registered.
-                let registered = unsafe { Box::from_raw(whole) };
-                let memory = if length == 0 { Box::default() } else { registered };
+                // SAFETY: pointer and length are those of the box leaked above; it is not registered.
+                let leaked = unsafe { Box::from_raw(whole) };
+                let memory = if length == 0 { Box::default() } else { leaked };
                 return Err(RegisterError { error, memory });
             }
         };
@@ -249,8 +265,9 @@ impl Registered {
         self.copying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many of `wanted` bytes there are from `offset` on, and where; under the lock.
-    fn part(&self, offset: usize, wanted: usize) -> (*mut u8, usize) {
+    /// Address of the byte at `offset`, and how many of the `wanted` bytes there the region has. To be
+    /// used under the lock.
+    fn range(&self, offset: usize, wanted: usize) -> (*mut u8, usize) {
         let count = wanted.min(self.length.saturating_sub(offset));
         let offset = offset.min(self.length);
         (self.memory.base.as_ptr().wrapping_add(offset), count)
@@ -289,28 +306,31 @@ impl Region for VerbsRegion {
 
     fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         let _alone = self.0.copying();
-        let (from, count) = self.0.part(offset, into.len());
-        // SAFETY: so many bytes are there, and `into` is a reference of the caller's to other memory.
-        // In this process the lock keeps others from writing; what the interface writes is bytes.
+        let (from, count) = self.0.range(offset, into.len());
+        // SAFETY: `count` bytes at `from` are in the region, and `into` has as many. They don't overlap:
+        // no reference to registered memory exists. The lock excludes other copies of this process;
+        // remote interfaces may change bytes meanwhile, and any byte is a valid `u8`.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), count) };
         count
     }
 
     fn write(&self, offset: usize, from: &[u8]) -> usize {
         let _alone = self.0.copying();
-        let (into, count) = self.0.part(offset, from.len());
-        // SAFETY: as in `read`, with the roles exchanged.
+        let (into, count) = self.0.range(offset, from.len());
+        // SAFETY: `count` bytes at `into` are in the region, and `from` has as many. They don't overlap:
+        // no reference to registered memory exists. The lock excludes other copies of this process.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, count) };
         count
     }
 
     fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {
         let _alone = self.0.copying();
-        let (place, count) = self.0.part(offset, bytes.len());
-        // SAFETY: as in `read`.
+        let (place, count) = self.0.range(offset, bytes.len());
+        // SAFETY: `count` bytes at `place` are in the region, `bytes` has as many, and they don't
+        // overlap, as no reference to registered memory exists. The lock excludes other copies.
         unsafe { std::ptr::copy_nonoverlapping(place, bytes.as_mut_ptr(), count) };
         change(&mut bytes[..count]);
-        // SAFETY: as in `write`.
+        // SAFETY: the same `count` bytes, the other way; the lock is still held.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, count) };
         count
     }
@@ -318,16 +338,17 @@ impl Region for VerbsRegion {
     fn reclaim(self) -> Result<Box<[u8]>, Self> {
         let mut registered = Arc::try_unwrap(self.0).map_err(Self)?;
         let length = registered.length;
-        // Before the memory is somebody's again, nobody finds it any more.
-        registered.table.forget(registered.remote_key);
+        // Removed first, so that nobody finds the region while its memory is handed out.
+        registered.table.remove(registered.remote_key);
         match registered.memory.take() {
             Some(_) if length == 0 => Ok(Box::default()),
             Some(memory) => Ok(memory),
             None => {
-                // The interface keeps it: it stays leaked, and the application gets a copy.
+                // Not deregistered: the memory stays leaked, and the application gets a copy.
                 let mut copy = vec![0; length];
                 let from = registered.memory.base.as_ptr();
-                // SAFETY: the memory is there for good, and as long as the copy.
+                // SAFETY: the leaked memory is never freed and at least `length` bytes long, and `copy`
+                // is other memory of `length` bytes.
                 unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), length) };
                 Ok(copy.into())
             }

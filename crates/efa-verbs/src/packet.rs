@@ -4,11 +4,11 @@
 //!   slab  ┌────────┬────────┬────────┬─ ─ ─      one ibv_reg_mr for all of them
 //!         │ packet │ packet │ packet │
 //!         └────────┴────────┴────────┴─ ─ ─
-//!             ▲ owned by the engine, or by the queue pair while the interface has it
+//!             ▲ owned by the engine, or by the queue pair while it is posted
 //! ```
 //!
-//! A slab lives as long as a packet of it. Packets are made and dropped when the engine's stock of
-//! them grows and shrinks, which takes the lock of a slab; on their way they are only moved.
+//! A slab is freed with its last packet. Packets are allocated and dropped when the engine's pool of
+//! them grows and shrinks, which takes the lock of a slab. Posts and polls only move them.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -20,14 +20,14 @@ use efa_device::{Access, DeviceError};
 use crate::domain::ProtectionDomain;
 use crate::memory::Registration;
 
-/// Packets in a slab.
+/// Packets of a slab.
 const SLAB: usize = 16;
-/// A page: what the interface pins.
+/// Bytes of a page, the unit in which the kernel pins memory.
 const PAGE: usize = 4096;
-/// Packets begin at multiples of it, so that two never share a cache line.
+/// Bytes of a cache line. Packets begin at multiples of it, so that no two share one.
 const LINE: usize = 64;
 
-/// A packet buffer that an EFA interface can reach.
+/// A packet buffer that is registered with an EFA interface.
 pub struct Packet {
     at: NonNull<u8>,
     length: u32,
@@ -35,9 +35,9 @@ pub struct Packet {
     slab: Arc<Slab>,
 }
 
-// SAFETY: a packet is memory that it alone owns, as a box is.
+// SAFETY: a packet owns its bytes as a box does, and the slab it returns them to has a lock.
 unsafe impl Send for Packet {}
-// SAFETY: as above; by a shared reference it is only read.
+// SAFETY: by a shared reference its bytes are only read.
 unsafe impl Sync for Packet {}
 
 impl Packet {
@@ -51,9 +51,9 @@ impl Packet {
         self.local_key
     }
 
-    /// Whether the interface reaches it by this domain.
-    pub(crate) fn is_of(&self, domain: &Arc<ProtectionDomain>) -> bool {
-        self.slab.registration.as_ref().is_some_and(|registration| registration.is_of(domain))
+    /// Whether it is registered in this domain.
+    pub(crate) fn belongs_to(&self, domain: &Arc<ProtectionDomain>) -> bool {
+        self.slab.registration.as_ref().is_some_and(|registration| registration.belongs_to(domain))
     }
 
     #[inline]
@@ -65,8 +65,9 @@ impl Packet {
 impl AsRef<[u8]> for Packet {
     #[inline]
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the part of the slab that this packet alone owns; it was zeroed at first. The
-        // interface has it only while the queue pair owns the packet, and then nobody calls this.
+        // SAFETY: `at` is the begin of `length` initialized bytes of the slab that this packet alone
+        // owns. The interface accesses them only while the packet is posted; then the queue pair owns
+        // the packet and makes no reference to its bytes.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.length as usize) }
     }
 }
@@ -74,7 +75,7 @@ impl AsRef<[u8]> for Packet {
 impl AsMut<[u8]> for Packet {
     #[inline]
     fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above.
+        // SAFETY: the bytes of `as_ref`, and `&mut self` makes this the only reference to them.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.length as usize) }
     }
 }
@@ -86,10 +87,10 @@ impl fmt::Debug for Packet {
 }
 
 impl Drop for Packet {
-    // Not among the instructions of those that only move packets.
+    // Out of line, as most code that handles packets only moves them.
     #[inline(never)]
     fn drop(&mut self) {
-        self.slab.free().push(self.at);
+        self.slab.lock_free().push(self.at);
     }
 }
 
@@ -98,13 +99,13 @@ struct Slab {
     base: NonNull<u8>,
     layout: Layout,
     free: Mutex<Vec<NonNull<u8>>>,
-    /// Dropped before the memory goes.
+    /// Deregistered before the memory is freed.
     registration: Option<Registration>,
 }
 
-// SAFETY: memory belongs to the process and not to a thread; the list is under a lock.
+// SAFETY: any thread may free the memory, and any may deregister it.
 unsafe impl Send for Slab {}
-// SAFETY: as above.
+// SAFETY: by a shared reference only the list of free packets is changed, which has a lock.
 unsafe impl Sync for Slab {}
 
 impl Slab {
@@ -113,25 +114,26 @@ impl Slab {
         let bytes = (stride * SLAB).next_multiple_of(PAGE);
         let layout = Layout::from_size_align(bytes, PAGE)
             .map_err(|_| DeviceError::TooLong { length: mtu as u64, limit: u64::from(u32::MAX) })?;
-        // SAFETY: the layout has a length above zero, being a multiple of a page that holds `mtu`.
+        // SAFETY: the size of the layout is not zero: a multiple of a page that holds 16 packets of at
+        // least one byte.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) });
         let base = base.unwrap_or_else(|| handle_alloc_error(layout));
-        // SAFETY: the packets lie within the slab.
-        let free = (0..SLAB).rev().map(|place| unsafe { base.add(place * stride) }).collect();
+        // SAFETY: `index < SLAB`, and the allocation has at least `SLAB * stride` bytes.
+        let free = (0..SLAB).rev().map(|index| unsafe { base.add(index * stride) }).collect();
         let mut slab = Self { base, layout, free: Mutex::new(free), registration: None };
-        // SAFETY: the memory stays until the drop of the slab, which first ends the registration;
-        // the interface writes what is posted to it alone.
+        // SAFETY: the memory is freed in the drop of the slab, after it is deregistered. The interface
+        // writes to posted packets only, of which no reference exists (see `Packet::as_ref`).
         let registered = unsafe { Registration::new(domain, base, bytes, Access::default()) };
         slab.registration = Some(registered?);
         Ok(slab)
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<NonNull<u8>>> {
+    fn lock_free(&self) -> MutexGuard<'_, Vec<NonNull<u8>>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn packet(self: &Arc<Self>, mtu: u32) -> Option<Packet> {
-        let at = self.free().pop()?;
+        let at = self.lock_free().pop()?;
         let local_key = self.registration.as_ref().map_or(0, Registration::local_key);
         Some(Packet { at, length: mtu, local_key, slab: Arc::clone(self) })
     }
@@ -139,16 +141,16 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        let ended = self.registration.take().is_none_or(Registration::end);
-        // What the interface keeps is left to it.
-        if ended {
-            // SAFETY: allocated with this layout, and no packet is left, as each holds the slab.
+        let deregistered = self.registration.take().is_none_or(Registration::deregister);
+        // Otherwise the memory is leaked, as the interface may still access it.
+        if deregistered {
+            // SAFETY: `base` was allocated with this layout. Each packet holds the slab, so none is left.
             unsafe { dealloc(self.base.as_ptr(), self.layout) };
         }
     }
 }
 
-/// The slabs that a queue pair has packets of.
+/// The slabs that the packets of a queue pair are in.
 #[derive(Debug)]
 pub(crate) struct PacketPool {
     domain: Arc<ProtectionDomain>,
@@ -161,9 +163,9 @@ impl PacketPool {
         Self { domain, mtu: u32::try_from(mtu).unwrap_or(u32::MAX), slabs: Vec::new() }
     }
 
-    /// A packet out of a slab that has one, or of a new one.
+    /// A packet of a slab that has a free one, or of a new slab.
     pub(crate) fn allocate(&mut self) -> Result<Packet, DeviceError> {
-        // The newest first: while the stock grows, that is the one with room.
+        // The newest first: while the pool grows, that is the one with free packets.
         let slabs = self.slabs.iter().rev().filter_map(Weak::upgrade);
         if let Some(packet) = slabs.filter_map(|slab| slab.packet(self.mtu)).next() {
             return Ok(packet);

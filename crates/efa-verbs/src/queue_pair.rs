@@ -1,12 +1,12 @@
-//! The SRD queue pair: its life, and the posts of work, several with one doorbell.
+//! The SRD queue pair: its states, and posts of work requests, several with one doorbell.
 //!
 //! ```text
-//!   RESET ─► INIT (queue key) ─► RTR ─► RTS (tries at a receiver that is not ready)
+//!   RESET ─► INIT (queue key) ─► RTR ─► RTS (RNR retries)
 //!
-//!   open ── ibv_wr_start
-//!   send ── ibv_wr_send, set_sge or set_inline_data, set_ud_addr ┐ any number
-//!   read, write ── ibv_wr_rdma_…, set_sge, set_ud_addr           ┘
-//!   ring ── ibv_wr_complete: one doorbell for all since `open`
+//!   begin ── wr_start, unless a batch is open
+//!   send ── wr_send, wr_set_sge or wr_set_inline_data, wr_set_ud_addr ┐ any number
+//!   remote ── wr_rdma_…, wr_set_sge, wr_set_ud_addr                   ┘
+//!   ring_doorbell ── wr_complete: one doorbell for the batch
 //! ```
 
 use std::ffi::{c_int, c_void};
@@ -15,42 +15,80 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use efa_device::{DeviceError, Qkey, Qpn, QueuePairOptions};
-use rdma_sys::*;
 
+use crate::abi::*;
 use crate::completion_queue::CompletionQueue;
-use crate::context::Limits;
+use crate::context::{Context, Limits};
 use crate::domain::ProtectionDomain;
-use crate::efadv::*;
-use crate::failure::{check, object, stays};
+use crate::failure::{check, destroy_failed, object};
 
 /// Longest chain of receives that is posted at once.
 pub(crate) const RECEIVES: usize = 16;
 
-/// A queue pair, destroyed at the end, before its completion queue.
+/// A queue pair, destroyed on drop, before its completion queue.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     raw: NonNull<ibv_qp>,
     ex: NonNull<ibv_qp_ex>,
-    /// Most bytes of a send that are put into the queue itself.
+    functions: SendFunctions,
+    post_recv: PostRecv,
+    /// Most bytes of a send that are copied into the send queue.
     pub(crate) max_inline: usize,
     pub(crate) send_depth: usize,
     pub(crate) receive_depth: usize,
-    /// Posts since the last doorbell.
-    open: u32,
+    /// Work requests since the last doorbell.
+    batched: u32,
     destroyed: bool,
     receives: Receives,
     pub(crate) completions: CompletionQueue,
     domain: Arc<ProtectionDomain>,
 }
 
-// SAFETY: libibverbs lets any thread use a queue pair; by `&mut` one at a time does. The pointers in
-// `receives` are written before each use.
+// SAFETY: libibverbs and libefa have no thread-local state, so any thread may use the queue pair. The
+// pointers in `receives` are written before each use.
 unsafe impl Send for QueuePair {}
 
-/// Receives that wait to be posted.
+type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+
+/// The functions in `ibv_qp_ex`. libefa sets them when it makes the queue pair and never changes them.
+#[derive(Clone, Copy, Debug)]
+struct SendFunctions {
+    wr_start: WrStart,
+    wr_complete: WrComplete,
+    wr_abort: WrStart,
+    wr_send: WrSend,
+    wr_send_imm: WrSendImm,
+    wr_set_sge: WrSetSge,
+    wr_set_inline_data: WrSetInlineData,
+    wr_set_ud_addr: WrSetUdAddr,
+    wr_rdma_read: Option<WrRdma>,
+    wr_rdma_write: Option<WrRdma>,
+    wr_rdma_write_imm: Option<WrRdmaImm>,
+}
+
+impl SendFunctions {
+    /// `None` if one is missing that sends need.
+    fn of(qp: &ibv_qp_ex) -> Option<Self> {
+        Some(Self {
+            wr_start: qp.wr_start?,
+            wr_complete: qp.wr_complete?,
+            wr_abort: qp.wr_abort?,
+            wr_send: qp.wr_send?,
+            wr_send_imm: qp.wr_send_imm?,
+            wr_set_sge: qp.wr_set_sge?,
+            wr_set_inline_data: qp.wr_set_inline_data?,
+            wr_set_ud_addr: qp.wr_set_ud_addr?,
+            wr_rdma_read: qp.wr_rdma_read,
+            wr_rdma_write: qp.wr_rdma_write,
+            wr_rdma_write_imm: qp.wr_rdma_write_imm,
+        })
+    }
+}
+
+/// Receives that are not posted yet.
 struct Receives {
     requests: [ibv_recv_wr; RECEIVES],
-    places: [ibv_sge; RECEIVES],
+    buffers: [ibv_sge; RECEIVES],
     count: usize,
 }
 
@@ -60,15 +98,15 @@ impl std::fmt::Debug for Receives {
     }
 }
 
-/// Memory on this side.
+/// Registered memory of this side.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct LocalBuffer {
     pub(crate) address: u64,
     pub(crate) length: u32,
     pub(crate) local_key: u32,
 }
 
-/// Where a work request goes.
+/// The queue pair that a work request goes to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) handle: NonNull<ibv_ah>,
@@ -91,32 +129,29 @@ impl QueuePair {
         limits: &Limits,
         options: &QueuePairOptions,
     ) -> Result<Self, DeviceError> {
-        let context = domain.context();
+        let (context, libraries) = (domain.context(), domain.libraries());
         let rdma = limits.rdma();
-        // SAFETY: a structure of C for which all zero is valid.
+        // SAFETY: a structure of numbers and pointers, for which zeros are valid.
         let mut attributes: ibv_qp_init_attr_ex = unsafe { zeroed() };
         attributes.send_cq = completions.plain();
         attributes.recv_cq = completions.plain();
-        attributes.cap.max_send_wr = number(options.send_depth);
-        attributes.cap.max_recv_wr = number(options.receive_depth);
+        attributes.cap.max_send_wr = saturated(options.send_depth);
+        attributes.cap.max_recv_wr = saturated(options.receive_depth);
         attributes.cap.max_send_sge = 1;
         attributes.cap.max_recv_sge = 1;
-        attributes.cap.max_inline_data = inline_length(context.raw(), limits, options);
-        attributes.qp_type = ibv_qp_type::IBV_QPT_DRIVER;
+        attributes.cap.max_inline_data = inline_length(context, limits, options);
+        attributes.qp_type = IBV_QPT_DRIVER;
         attributes.sq_sig_all = 1;
         attributes.pd = domain.raw();
-        attributes.comp_mask = ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0
-            | ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
-        use ibv_qp_create_send_ops_flags as ops;
-        let mut wanted = ops::IBV_QP_EX_WITH_SEND.0 | ops::IBV_QP_EX_WITH_SEND_WITH_IMM.0;
+        attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        attributes.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
         if rdma.read {
-            wanted |= ops::IBV_QP_EX_WITH_RDMA_READ.0;
+            attributes.send_ops_flags |= IBV_QP_EX_WITH_RDMA_READ;
         }
         if rdma.write {
-            wanted |= ops::IBV_QP_EX_WITH_RDMA_WRITE.0;
-            wanted |= ops::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0;
+            attributes.send_ops_flags |=
+                IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
         }
-        attributes.send_ops_flags = u64::from(wanted);
         let mut efa = efadv_qp_init_attr {
             driver_qp_type: EFADV_QP_DRIVER_TYPE_SRD,
             ..efadv_qp_init_attr::default()
@@ -124,34 +159,39 @@ impl QueuePair {
         if rdma.unsolicited_write_receive {
             efa.flags |= EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV;
         }
-        // SAFETY: the context is open; both structures are complete, and the length is that of what
-        // is said in the second one.
+        // SAFETY: the context is open, the completion queue and the domain in `attributes` exist, and
+        // `efa` is longer than the length that is passed.
         let raw = unsafe {
-            efadv_create_qp_ex(context.raw(), &mut attributes, &mut efa, FIRST_QP_INIT_ATTR)
+            (libraries.efa.efadv_create_qp_ex)(
+                context.raw(),
+                &mut attributes,
+                &mut efa,
+                FIRST_QP_INIT_ATTR,
+            )
         };
         let raw = object(raw, "efadv_create_qp_ex", domain.name())?;
-        // SAFETY: the queue pair is new, and was asked for with operations of the extended form.
-        let ex = unsafe { ibv_qp_to_qp_ex(raw.as_ptr()) };
-        let ex = match object(ex, "ibv_qp_to_qp_ex", domain.name()) {
-            Ok(ex) => ex,
+        let (ex, functions, post_recv) = match functions(&domain, raw) {
+            Ok(functions) => functions,
             Err(error) => {
-                // SAFETY: it was made above and is destroyed once.
-                stays(unsafe { ibv_destroy_qp(raw.as_ptr()) }, "ibv_destroy_qp", domain.name());
+                // SAFETY: `raw` was made above and is not used afterwards.
+                let code = unsafe { (libraries.ibverbs.ibv_destroy_qp)(raw.as_ptr()) };
+                destroy_failed(code, "ibv_destroy_qp", domain.name());
                 return Err(error);
             }
         };
-        // SAFETY: structures of C for which all zero is valid.
-        let (requests, places) = unsafe { (zeroed(), zeroed()) };
-        let receives = Receives { requests, places, count: 0 };
+        // SAFETY: structures of numbers and pointers, for which zeros are valid.
+        let (requests, buffers) = unsafe { (zeroed(), zeroed()) };
         let this = Self {
             raw,
             ex,
+            functions,
+            post_recv,
             max_inline: attributes.cap.max_inline_data as usize,
             send_depth: options.send_depth,
             receive_depth: options.receive_depth,
-            open: 0,
+            batched: 0,
             destroyed: false,
-            receives,
+            receives: Receives { requests, buffers, count: 0 },
             completions,
             domain,
         };
@@ -160,227 +200,283 @@ impl QueuePair {
     }
 
     fn make_ready(&self, limits: &Limits, options: &QueuePairOptions) -> Result<(), DeviceError> {
-        use ibv_qp_attr_mask as mask;
-        // SAFETY: a structure of C for which all zero is valid.
+        // SAFETY: a structure of numbers, for which zeros are valid.
         let mut attributes: ibv_qp_attr = unsafe { zeroed() };
-        attributes.qp_state = ibv_qp_state::IBV_QPS_INIT;
+        attributes.qp_state = IBV_QPS_INIT;
         attributes.port_num = 1;
         attributes.qkey = options.qkey.0;
-        let init = mask::IBV_QP_STATE.0
-            | mask::IBV_QP_PKEY_INDEX.0
-            | mask::IBV_QP_PORT.0
-            | mask::IBV_QP_QKEY.0;
+        let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
         self.modify(&mut attributes, init, "ibv_modify_qp to INIT")?;
-        attributes.qp_state = ibv_qp_state::IBV_QPS_RTR;
-        self.modify(&mut attributes, mask::IBV_QP_STATE.0, "ibv_modify_qp to RTR")?;
-        attributes.qp_state = ibv_qp_state::IBV_QPS_RTS;
-        let mut rts = mask::IBV_QP_STATE.0 | mask::IBV_QP_SQ_PSN.0;
-        if limits.retries_receiver_not_ready() {
+        attributes.qp_state = IBV_QPS_RTR;
+        self.modify(&mut attributes, IBV_QP_STATE, "ibv_modify_qp to RTR")?;
+        attributes.qp_state = IBV_QPS_RTS;
+        let mut rts = IBV_QP_STATE | IBV_QP_SQ_PSN;
+        if limits.retries_rnr() {
             attributes.rnr_retry = options.rnr_retry.min(7);
-            rts |= mask::IBV_QP_RNR_RETRY.0;
+            rts |= IBV_QP_RNR_RETRY;
         }
         self.modify(&mut attributes, rts, "ibv_modify_qp to RTS")
     }
 
-    fn modify(&self, to: &mut ibv_qp_attr, mask: u32, verb: &str) -> Result<(), DeviceError> {
-        // SAFETY: the queue pair lives, and the attributes that the mask names are set.
-        let code = unsafe { ibv_modify_qp(self.raw.as_ptr(), to, mask as c_int) };
-        check(code, verb, self.domain.name())
+    fn modify(&self, to: &mut ibv_qp_attr, mask: c_int, call: &str) -> Result<(), DeviceError> {
+        let modify = self.domain.libraries().ibverbs.ibv_modify_qp;
+        // SAFETY: the queue pair exists until `self` is dropped, and `to` is a complete structure.
+        let code = unsafe { modify(self.raw.as_ptr(), to, mask) };
+        check(code, call, self.domain.name())
     }
 
     pub(crate) fn number(&self) -> Qpn {
-        // SAFETY: the queue pair lives; nobody writes this member.
-        Qpn(unsafe { self.raw.as_ref().qp_num } as u16)
+        // SAFETY: the queue pair exists until `self` is dropped, and the library writes `qp_num` only
+        // when it makes the queue pair.
+        Qpn(unsafe { (*self.raw.as_ptr()).qp_num } as u16)
     }
 
     // ---- sends ----------------------------------------------------------------------------------
 
-    /// Posts without a doorbell yet.
-    pub(crate) fn is_open(&self) -> bool {
-        self.open > 0
+    /// Whether work requests wait for a doorbell.
+    pub(crate) fn has_batched(&self) -> bool {
+        self.batched > 0
     }
 
-    /// Begins a work request; the operation follows.
+    /// Begins a work request. The caller calls the function of an operation next.
     #[inline]
-    fn begin(&mut self, work: u64) -> *mut ibv_qp_ex {
+    fn begin(&mut self, wr_id: u64) -> *mut ibv_qp_ex {
         let qp = self.ex.as_ptr();
-        if self.open == 0 {
-            // SAFETY: the queue pair lives, and no batch is open.
-            unsafe { ibv_wr_start(qp) };
+        if self.batched == 0 {
+            // SAFETY: the queue pair exists, and no batch is open.
+            unsafe { (self.functions.wr_start)(qp) };
         }
-        self.open += 1;
-        // SAFETY: members for the caller to set; `&mut self` makes this the only one.
+        self.batched += 1;
+        // SAFETY: callers set these members before an operation. `&mut self` excludes other callers, and
+        // the library reads them only in calls.
         unsafe {
-            (*qp).wr_id = work;
+            (*qp).wr_id = wr_id;
             (*qp).wr_flags = 0;
         }
         qp
     }
 
-    /// Puts a datagram into the open batch. `from` must stay until the send has completed.
+    /// Adds a datagram to the batch.
+    ///
+    /// # Safety
+    /// * `bytes` must be the pointer to the `from.length` bytes at `from.address`, registered with
+    ///   `from.local_key`.
+    /// * They must stay allocated and registered, and `to.handle` must exist, until the send completes.
     #[inline]
-    pub(crate) fn send(
+    pub(crate) unsafe fn send(
         &mut self,
-        work: u64,
-        from: Place,
+        wr_id: u64,
+        from: LocalBuffer,
         bytes: *mut u8,
         to: Target,
         immediate: Option<u32>,
     ) {
         let inline = from.length as usize <= self.max_inline;
-        let qp = self.begin(work);
-        // SAFETY: a batch is open, which `begin` sees to. The place is registered memory of
-        // `length` bytes at `bytes`, and the handle lives, by the caller's word.
+        let qp = self.begin(wr_id);
+        let functions = &self.functions;
+        // SAFETY: `begin` opened a batch. `bytes` are readable, and memory and handle stay valid until
+        // the send completes, as the caller promises.
         unsafe {
             match immediate {
-                None => ibv_wr_send(qp),
-                Some(immediate) => ibv_wr_send_imm(qp, immediate),
+                None => (functions.wr_send)(qp),
+                Some(immediate) => (functions.wr_send_imm)(qp, immediate),
             }
             if inline {
-                ibv_wr_set_inline_data(qp, bytes.cast::<c_void>(), from.length as usize);
+                (functions.wr_set_inline_data)(qp, bytes.cast::<c_void>(), from.length as usize);
             } else {
-                ibv_wr_set_sge(qp, from.local_key, from.address, from.length);
+                (functions.wr_set_sge)(qp, from.local_key, from.address, from.length);
             }
-            ibv_wr_set_ud_addr(qp, to.handle.as_ptr(), to.qpn.0.into(), to.qkey.0);
+            (functions.wr_set_ud_addr)(qp, to.handle.as_ptr(), to.qpn.0.into(), to.qkey.0);
         }
     }
 
-    /// Puts an operation on remote memory into the open batch.
-    pub(crate) fn remote(
+    /// Adds an operation on remote memory to the batch.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] for an operation that the queue pair was not created with.
+    ///
+    /// # Safety
+    /// The memory of `local` must stay allocated and registered, and `to.handle` must exist, until the
+    /// operation completes.
+    pub(crate) unsafe fn remote(
         &mut self,
-        work: u64,
+        wr_id: u64,
         operation: Remote,
-        local: Place,
+        local: LocalBuffer,
         (key, address): (u32, u64),
         to: Target,
-    ) {
-        let qp = self.begin(work);
-        // SAFETY: as in `send`; the queue pair was made with what the interface can do, and callers
-        // ask for that alone.
-        unsafe {
-            match operation {
-                Remote::Read => ibv_wr_rdma_read(qp, key, address),
-                Remote::Write => ibv_wr_rdma_write(qp, key, address),
-                Remote::WriteWithImmediate(immediate) => {
-                    ibv_wr_rdma_write_imm(qp, key, address, immediate);
-                }
-            }
-            ibv_wr_set_sge(qp, local.local_key, local.address, local.length);
-            ibv_wr_set_ud_addr(qp, to.handle.as_ptr(), to.qpn.0.into(), to.qkey.0);
+    ) -> Result<(), DeviceError> {
+        enum Start {
+            Plain(WrRdma),
+            WithImmediate(WrRdmaImm, u32),
         }
+        let functions = self.functions;
+        let (start, operation) = match operation {
+            Remote::Read => (functions.wr_rdma_read.map(Start::Plain), "RDMA read"),
+            Remote::Write => (functions.wr_rdma_write.map(Start::Plain), "RDMA write"),
+            Remote::WriteWithImmediate(immediate) => {
+                let with = |function| Start::WithImmediate(function, immediate);
+                (functions.wr_rdma_write_imm.map(with), "RDMA write with immediate data")
+            }
+        };
+        let start = start.ok_or(DeviceError::Unsupported { operation })?;
+        let qp = self.begin(wr_id);
+        // SAFETY: `begin` opened a batch. Memory and handle stay valid until the operation completes, as
+        // the caller promises.
+        unsafe {
+            match start {
+                Start::Plain(function) => function(qp, key, address),
+                Start::WithImmediate(function, immediate) => function(qp, key, address, immediate),
+            }
+            (functions.wr_set_sge)(qp, local.local_key, local.address, local.length);
+            (functions.wr_set_ud_addr)(qp, to.handle.as_ptr(), to.qpn.0.into(), to.qkey.0);
+        }
+        Ok(())
     }
 
-    /// Rings the doorbell for the open batch. After an error none of it was posted.
+    /// Rings the doorbell for the batch. After an error none of it was posted.
     #[inline]
-    pub(crate) fn ring(&mut self) -> Result<(), DeviceError> {
-        if self.open == 0 {
+    pub(crate) fn ring_doorbell(&mut self) -> Result<(), DeviceError> {
+        if self.batched == 0 {
             return Ok(());
         }
-        self.open = 0;
-        // SAFETY: the queue pair lives and a batch is open.
-        let code = unsafe { ibv_wr_complete(self.ex.as_ptr()) };
+        self.batched = 0;
+        // SAFETY: the queue pair exists, and `begin` opened the batch that is closed here.
+        let code = unsafe { (self.functions.wr_complete)(self.ex.as_ptr()) };
         check(code, "ibv_wr_complete", self.domain.name())
     }
 
     // ---- receives -------------------------------------------------------------------------------
 
-    /// Receives that wait to be posted.
+    /// How many receives were added and not posted yet.
     #[inline]
     pub(crate) fn waiting_receives(&self) -> usize {
         self.receives.count
     }
 
-    /// Adds a receive to those that wait; callers post them before there are more than
-    /// [`RECEIVES`].
+    /// Adds a receive to the chain of the next [`post_receives`](Self::post_receives). Does nothing if
+    /// the chain has [`RECEIVES`] already.
+    ///
+    /// # Safety
+    /// The memory of `into` must stay allocated and registered, and nobody may access it, until the
+    /// receive completes or is refused.
     #[inline]
-    pub(crate) fn add_receive(&mut self, work: u64, into: Place) {
-        let Receives { requests, places, count } = &mut self.receives;
-        let (Some(request), Some(place)) = (requests.get_mut(*count), places.get_mut(*count))
+    pub(crate) unsafe fn add_receive(&mut self, wr_id: u64, into: LocalBuffer) {
+        let Receives { requests, buffers, count } = &mut self.receives;
+        let (Some(request), Some(buffer)) = (requests.get_mut(*count), buffers.get_mut(*count))
         else {
             return;
         };
-        *place = ibv_sge { addr: into.address, length: into.length, lkey: into.local_key };
-        request.wr_id = work;
+        *buffer = ibv_sge { addr: into.address, length: into.length, lkey: into.local_key };
+        request.wr_id = wr_id;
         request.num_sge = 1;
         *count += 1;
     }
 
-    /// Posts the receives that wait; gives how many were not taken, the last ones, and why.
+    /// Posts the receives that were added. An error says how many of them were refused, counted from
+    /// the last, and why.
     #[inline]
     pub(crate) fn post_receives(&mut self) -> Result<(), (usize, DeviceError)> {
-        let Receives { requests, places, count } = &mut self.receives;
+        let Receives { requests, buffers, count } = &mut self.receives;
         let posted = std::mem::take(count);
         if posted == 0 {
             return Ok(());
         }
-        let (first, place) = (requests.as_mut_ptr(), places.as_mut_ptr());
+        let (first, buffer) = (requests.as_mut_ptr(), buffers.as_mut_ptr());
         for index in 0..posted {
             let next = if index + 1 < posted { first.wrapping_add(index + 1) } else { null_mut() };
-            // SAFETY: `posted` is at most the length of both arrays.
+            // SAFETY: `index < posted`, which is at most the length of both arrays.
             unsafe {
                 let request = first.add(index);
-                (*request).sg_list = place.add(index);
+                (*request).sg_list = buffer.add(index);
                 (*request).next = next;
             }
         }
         let mut refused = null_mut();
-        // SAFETY: the queue pair lives, the chain is complete and in our arrays, and its memory
-        // stays until the receives complete, which the owner of the buffers sees to.
-        let code = unsafe { ibv_post_recv(self.raw.as_ptr(), first, &mut refused) };
+        // SAFETY: the queue pair exists, and the chain is complete and in our arrays. Its memory stays
+        // valid until the receives complete, which the callers of `add_receive` promised.
+        let code = unsafe { (self.post_recv)(self.raw.as_ptr(), first, &mut refused) };
         check(code, "ibv_post_recv", self.domain.name()).map_err(|error| {
-            let all = first as usize;
-            let taken = (refused as usize).saturating_sub(all) / size_of::<ibv_recv_wr>();
+            let taken =
+                (refused as usize).saturating_sub(first as usize) / size_of::<ibv_recv_wr>();
             (posted - taken.min(posted), error)
         })
     }
 
-    /// The numbers of the last `count` receives of the chain that was posted last.
+    /// The numbers of the last `count` receives of the last chain, which had `posted`.
     pub(crate) fn refused(&self, posted: usize, count: usize) -> impl Iterator<Item = u64> + '_ {
         self.receives.requests[posted - count..posted].iter().map(|request| request.wr_id)
     }
 
-    /// Destroys it, for who owns the buffers and must not use it afterwards; `false` if the
-    /// interface keeps it, and with it the buffers.
-    pub(crate) fn destroy(&mut self) -> bool {
+    /// Destroys the queue pair. Returns `false` if that failed; then the interface may still access the
+    /// buffers of its work requests.
+    ///
+    /// # Safety
+    /// No other function of it may be called afterwards.
+    pub(crate) unsafe fn destroy(&mut self) -> bool {
         self.destroyed = true;
-        if self.open > 0 {
-            self.open = 0;
-            // SAFETY: the queue pair lives and a batch is open.
-            unsafe { ibv_wr_abort(self.ex.as_ptr()) };
+        if self.batched > 0 {
+            self.batched = 0;
+            // SAFETY: the queue pair exists, and `begin` opened the batch that is closed here.
+            unsafe { (self.functions.wr_abort)(self.ex.as_ptr()) };
         }
-        // SAFETY: it came from `efadv_create_qp_ex`; the owner doesn't use it afterwards.
-        !stays(unsafe { ibv_destroy_qp(self.raw.as_ptr()) }, "ibv_destroy_qp", self.domain.name())
+        let destroy = self.domain.libraries().ibverbs.ibv_destroy_qp;
+        // SAFETY: `raw` is of `efadv_create_qp_ex` and not used afterwards, as the caller promises; the
+        // drop sees `destroyed`.
+        let code = unsafe { destroy(self.raw.as_ptr()) };
+        !destroy_failed(code, "ibv_destroy_qp", self.domain.name())
     }
 }
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if !self.destroyed {
-            self.destroy();
+            // SAFETY: nothing is called on a dropped queue pair.
+            unsafe { self.destroy() };
         }
     }
 }
 
-fn number(value: usize) -> u32 {
+/// The extended form of a new queue pair, and the functions of posts.
+fn functions(
+    domain: &ProtectionDomain,
+    raw: NonNull<ibv_qp>,
+) -> Result<(NonNull<ibv_qp_ex>, SendFunctions, PostRecv), DeviceError> {
+    // SAFETY: the caller made the queue pair, with operations of the extended form.
+    let ex = unsafe { (domain.libraries().ibverbs.ibv_qp_to_qp_ex)(raw.as_ptr()) };
+    let ex = object(ex, "ibv_qp_to_qp_ex", domain.name())?;
+    // SAFETY: the queue pair is new, and only the caller has it.
+    let send = SendFunctions::of(unsafe { ex.as_ref() });
+    // SAFETY: the domain holds the context, and nobody writes its functions after `ibv_open_device`.
+    let receive = unsafe { (*domain.context().raw()).ops.post_recv };
+    match (send, receive) {
+        (Some(send), Some(receive)) => Ok((ex, send, receive)),
+        _ => Err(DeviceError::Unsupported { operation: "extended queue pair" }),
+    }
+}
+
+fn saturated(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// How much inline data to ask for. Newer interfaces take more than `inline_buf_size`, but may have
-/// shorter queues then; libefa tells how short where it has the function.
-fn inline_length(context: *mut ibv_context, limits: &Limits, options: &QueuePairOptions) -> u32 {
+/// How much inline data to request, in bytes. Newer interfaces take more than `inline_buf_size`, but
+/// may have shorter send queues then; newer releases of libefa say how short.
+fn inline_length(context: &Context, limits: &Limits, options: &QueuePairOptions) -> u32 {
     let usual = u32::from(limits.efa.inline_buf_size);
-    let more = u32::from(limits.efa.inline_buf_size_ex);
-    let Some(depth) = Newer::find().get_max_sq_depth.filter(|_| more > usual) else {
+    let wide = u32::from(limits.efa.inline_buf_size_ex);
+    let query = context.libraries().efa_optional.efadv_get_max_sq_depth;
+    let Some(query) = query.filter(|_| wide > usual) else {
         return usual;
     };
     let mut attributes = efadv_sq_depth_attr {
         max_send_sge: 1,
         max_rdma_sge: 1,
-        max_inline_data: more,
+        max_inline_data: wide,
         ..efadv_sq_depth_attr::default()
     };
-    // SAFETY: the context is open, and the structure is of the length that is said.
-    let depth = unsafe { depth(context, &mut attributes, size_of::<efadv_sq_depth_attr>() as u32) };
+    let length = size_of::<efadv_sq_depth_attr>() as u32;
+    // SAFETY: the context is open, and `attributes` is of the `length` that is passed.
+    let depth = unsafe { query(context.raw(), &mut attributes, length) };
     let enough = usize::try_from(depth).is_ok_and(|depth| depth >= options.send_depth);
-    if enough { more } else { usual }
+    if enough { wide } else { usual }
 }

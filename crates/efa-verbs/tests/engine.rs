@@ -1,7 +1,7 @@
-//! Two protocol engines on this device: messages of every subprotocol that needs no registered memory,
-//! both ways at once, while datagrams overtake each other and receivers are not ready.
+//! Two protocol engines on this device exchange messages of every subprotocol that needs no registered
+//! memory, both ways at once, with reordered datagrams and RNR errors.
 //!
-//! What goes over registered memory is played by `cargo xtask soak --device verbs`.
+//! `cargo xtask soak --device verbs` tests subprotocols that need registered memory.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 
@@ -16,7 +16,7 @@ use efa_rdm::{
 };
 use efa_verbs::{VerbsDevice, VerbsQueuePair};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Messages of each length, each way.
 const ROUNDS: usize = 12;
 const LENGTHS: [(usize, Subprotocol); 5] = [
@@ -34,20 +34,20 @@ fn end(device: &VerbsDevice, qkey: u32) -> End {
     Endpoint::new(device.create_queue_pair(options).unwrap(), Config::default()).unwrap()
 }
 
-/// Bytes that tell their message and who sent it.
+/// Bytes that differ by message and sender.
 fn bytes(who: usize, tag: usize) -> Vec<u8> {
     let (length, _) = LENGTHS[tag % LENGTHS.len()];
     (0..length).map(|place| (place * 7 + tag * 31 + who) as u8).collect()
 }
 
 fn start(end: &mut End, peer: PeerId, who: usize) {
-    for tag in 0..ROUNDS * LENGTHS.len() {
-        let room = vec![0; bytes(who, tag).len()];
-        let accept = Accept::Tagged { source: Some(peer), tag: tag as u64, ignore: 0 };
-        end.receive(accept, room, 0).unwrap();
-        let (tag_of_it, level) = (Some(tag as u64), Level::Transmit);
-        let buffer = bytes(who, tag);
-        let message = Message { peer, tag: tag_of_it, cq_data: None, level, buffer, context: 0 };
+    for number in 0..ROUNDS * LENGTHS.len() {
+        let buffer = vec![0; bytes(who, number).len()];
+        let accept = Accept::Tagged { source: Some(peer), tag: number as u64, ignore: 0 };
+        end.receive(accept, buffer, 0).unwrap();
+        let (tag, level) = (Some(number as u64), Level::Transmit);
+        let buffer = bytes(who, number);
+        let message = Message { peer, tag, cq_data: None, level, buffer, context: 0 };
         end.send(message).unwrap();
     }
 }
@@ -60,7 +60,7 @@ fn check(of: usize, received: ReceiveCompletion<Vec<u8>>) {
     assert_eq!(received.subprotocol, Some(expected), "message {tag}");
 }
 
-fn play() {
+fn exchange() {
     let device = VerbsDevice::open(None).unwrap();
     let mut ends = [end(&device, 1), end(&device, 2)];
     let addresses = [ends[0].address(), ends[1].address()];
@@ -83,32 +83,32 @@ fn play() {
                 }
             }
         }
-        assert!(begin.elapsed() < PATIENCE, "{left} completions are missing");
+        assert!(begin.elapsed() < TIMEOUT, "{left} completions are missing");
     }
     let counters = ends[0].queue_pair().counters();
-    assert!(counters.send_doorbells < counters.posts, "nothing was batched: {counters:?}");
-    assert!(counters.receive_doorbells < counters.receives, "nothing was batched: {counters:?}");
+    assert!(counters.send_doorbells < counters.posts, "no doorbell was shared: {counters:?}");
+    assert!(counters.receive_doorbells < counters.receives, "no doorbell was shared: {counters:?}");
 }
 
 #[test]
 fn engines_exchange_messages_of_all_lengths() {
-    on_soft_device("engines_exchange_messages_of_all_lengths", &[], play);
+    on_soft_device("engines_exchange_messages_of_all_lengths", &[], exchange);
 }
 
 #[test]
-fn engines_put_in_order_what_overtakes() {
+fn engines_deliver_reordered_datagrams_in_order() {
     let settings = [("EFA_SOFT_REORDER", "5")];
-    on_soft_device("engines_put_in_order_what_overtakes", &settings, play);
+    on_soft_device("engines_deliver_reordered_datagrams_in_order", &settings, exchange);
 }
 
 #[test]
-fn engines_send_again_what_found_no_buffer() {
+fn engines_send_again_after_rnr_errors() {
     let settings = [("EFA_SOFT_RNR", "0.02"), ("EFA_SOFT_REORDER", "6")];
-    on_soft_device("engines_send_again_what_found_no_buffer", &settings, play);
+    on_soft_device("engines_send_again_after_rnr_errors", &settings, exchange);
 }
 
 #[test]
-fn engines_need_no_rdma() {
+fn engines_exchange_messages_without_rdma() {
     let settings = [("EFA_SOFT_RDMA", "none")];
-    on_soft_device("engines_need_no_rdma", &settings, play);
+    on_soft_device("engines_exchange_messages_without_rdma", &settings, exchange);
 }

@@ -1,5 +1,5 @@
-//! Posts and polls allocate nothing. The device below them is a C library with an allocator of its own,
-//! so what is counted is of this crate.
+//! Posts and polls allocate nothing. The software device is a C library with an allocator of its own, so
+//! only the calls of this crate are counted.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 #![allow(unsafe_code, reason = "an allocator that counts")]
@@ -15,11 +15,11 @@ use efa_device::{
 };
 use efa_verbs::{Packet, VerbsDevice, VerbsQueuePair};
 
-/// The system's, and how often it was asked. The C library that is preloaded has one of its own.
+/// The system allocator, with a count of its calls.
 struct Counting;
 
 thread_local! {
-    /// Of this thread: the one that the test harness waits in has its own affairs.
+    /// Calls of this thread. The thread that the test harness waits in allocates too.
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -30,22 +30,22 @@ fn count() {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: all is left to the system's allocator.
+// SAFETY: both functions forward to `System`, which is a valid allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: the layout has a non-zero size, as the caller of `alloc` promises.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: `memory` is of `alloc` with this layout, as the caller of `dealloc` promises.
         unsafe { System.dealloc(memory, layout) }
     }
 }
 
-/// A packet from `from` to `to`, which posts its buffer again; gives the packet that was sent.
+/// Sends a packet from `from` to `to`, which posts its buffer again. Returns the sent packet.
 fn round(
     from: &mut VerbsQueuePair,
     to: &mut VerbsQueuePair,

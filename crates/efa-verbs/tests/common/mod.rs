@@ -1,34 +1,46 @@
-//! A process of its own for each test, with the software device under it.
+//! A child process for each test, with the software device or other libraries in place of rdma-core.
 //!
 //! ```text
-//!   test ──► on_soft_device ── LD_PRELOAD, the same test again ──► child: the story itself
+//!   test ──► on_soft_device ── LD_PRELOAD, the same test again ──► child: the body of the test
 //! ```
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Says that this process is the child.
-const CHILD: &str = "EFA_VERBS_STORY";
-/// Far beyond what any story takes, so that only a hang reaches it.
+/// Set to the name of the test in the child.
+const CHILD: &str = "EFA_VERBS_TEST";
+/// Far longer than any test takes, so that only a hang reaches it.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Runs a story in a child with the software device preloaded. `name` is that of the test that
-/// calls this; `settings` are variables of the device.
+/// Runs the body of a test in a child with the software device preloaded. `name` is that of the test;
+/// `settings` are variables of the device.
 #[track_caller]
-pub(crate) fn on_soft_device(name: &str, settings: &[(&str, &str)], story: fn()) {
-    if std::env::var_os(CHILD).is_some_and(|child| child == name) {
-        return story();
-    }
+pub(crate) fn on_soft_device(name: &str, settings: &[(&str, &str)], body: fn()) {
     let directory = Directory::new();
+    in_child(name, body, |command| {
+        command.env("LD_PRELOAD", soft_library()).envs(settings.iter().copied());
+        soft_settings(command, directory.path());
+    });
+}
+
+/// Makes the software device keep its files in a directory.
+pub(crate) fn soft_settings(command: &mut Command, directory: &Path) {
+    command.env("EFA_SOFT_DIRECTORY", directory.join("hosts")).env("EFA_SOFT_SYSFS", directory);
+}
+
+/// Runs the body of a test in a child; `prepare` sets its environment.
+#[track_caller]
+pub(crate) fn in_child(name: &str, body: fn(), prepare: impl FnOnce(&mut Command)) {
+    if std::env::var_os(CHILD).is_some_and(|child| child == name) {
+        return body();
+    }
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
-    command.env(CHILD, name).env("LD_PRELOAD", library());
-    command.env("EFA_SOFT_DIRECTORY", directory.0.join("hosts"));
-    command.env("EFA_SOFT_SYSFS", &directory.0);
-    command.envs(settings.iter().copied()).stdin(Stdio::null()).stdout(Stdio::piped());
+    command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, name);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    prepare(&mut command);
     let mut child = Killed(command.spawn().unwrap());
     let begin = Instant::now();
     let status = loop {
@@ -43,7 +55,7 @@ pub(crate) fn on_soft_device(name: &str, settings: &[(&str, &str)], story: fn())
     assert!(output.contains("1 passed"), "no test has the name {name}");
 }
 
-/// A child that doesn't outlive its test.
+/// A child process that is killed on drop.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -53,8 +65,8 @@ impl Drop for Killed {
     }
 }
 
-/// A directory of its own, removed at the end.
-pub(crate) struct Directory(pub(crate) PathBuf);
+/// A directory of its own, removed on drop.
+pub(crate) struct Directory(PathBuf);
 
 impl Directory {
     pub(crate) fn new() -> Self {
@@ -62,6 +74,10 @@ impl Directory {
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir(&path).unwrap();
         Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 }
 
@@ -71,8 +87,16 @@ impl Drop for Directory {
     }
 }
 
-/// The C library, which cargo has built for these tests.
-fn library() -> PathBuf {
+/// Ends a test that needs something that isn't installed. `EFA_INTEROP=1` says that it is, and then
+/// this is a failure.
+pub(crate) fn is_missing(what: &str) {
+    let required = std::env::var_os("EFA_INTEROP").is_some_and(|value| value == "1");
+    assert!(!required, "{what} is missing, and EFA_INTEROP=1 says that it is installed");
+    eprintln!("skipped: {what} is not installed");
+}
+
+/// The C library of the software device, which cargo builds for these tests.
+pub(crate) fn soft_library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let built = test.parent().unwrap();
     let library = [built, built.parent().unwrap()].map(|place| place.join("libefa_soft.so"));

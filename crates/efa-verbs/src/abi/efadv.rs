@@ -1,21 +1,13 @@
-//! libefa's direct verbs: `infiniband/efadv.h`, by hand.
+//! libefa's direct verbs, as rdma-core 65 declares them in `infiniband/efadv.h`.
 //!
-//! rdma-sys binds libibverbs alone. These are the structures in the form of rdma-core 65 and the
-//! functions of versions EFA_1.1 and EFA_1.2, which every supported release exports; those that came
-//! later are looked up at run time ([`Newer`]).
-//!
-//! Structures grew at their end and into reserved bytes. Each call passes the length of what it
-//! means ([`FIRST_QP_INIT_ATTR`], [`FIRST_CQ_INIT_ATTR`]), so that a release which doesn't know the
-//! rest isn't shown it. `tests/layout.rs` compares sizes, offsets and numbers with the header that is
-//! installed.
+//! Structures grew at their end and into reserved bytes. Each call passes the length of its structure
+//! ([`FIRST_QP_INIT_ATTR`], [`FIRST_CQ_INIT_ATTR`]), so that an older release, which refuses lengths
+//! that it doesn't know, takes it.
 
-#![allow(non_camel_case_types, missing_docs, reason = "the names of the C side")]
-
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::mem::offset_of;
 
-use rdma_sys::{ibv_ah, ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_gid};
-use rdma_sys::{ibv_qp, ibv_qp_init_attr_ex};
+use super::ibv_gid;
 
 pub const EFADV_DEVICE_ATTR_CAPS_RDMA_READ: u32 = 1 << 0;
 pub const EFADV_DEVICE_ATTR_CAPS_RNR_RETRY: u32 = 1 << 1;
@@ -54,7 +46,7 @@ pub const EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV: u16 = 1 << 0;
 pub struct efadv_qp_init_attr {
     pub comp_mask: u64,
     pub driver_qp_type: u32,
-    /// These three were reserved at first.
+    /// Reserved bytes in the first releases, as are `sl` and `reserved`.
     pub flags: u16,
     pub sl: u8,
     pub reserved: u8,
@@ -73,7 +65,7 @@ pub struct efadv_cq_init_attr {
     pub ext_mem_dmabuf: efadv_ext_mem_dmabuf,
 }
 
-/// Without a name in C.
+/// An anonymous structure in C.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct efadv_ext_mem_dmabuf {
@@ -85,7 +77,7 @@ pub struct efadv_ext_mem_dmabuf {
 }
 
 impl efadv_cq_init_attr {
-    /// Memory of libefa's own, and these completion flags.
+    /// A queue in memory that libefa allocates, with these completion flags.
     #[must_use]
     pub const fn new(wc_flags: u64) -> Self {
         let ext_mem_dmabuf = efadv_ext_mem_dmabuf {
@@ -104,7 +96,7 @@ impl efadv_cq_init_attr {
 pub struct efadv_cq {
     pub comp_mask: u64,
     pub wc_read_sgid: Option<unsafe extern "C" fn(*mut efadv_cq, *mut ibv_gid) -> c_int>,
-    /// There only if it was asked for with [`EFADV_WC_EX_WITH_IS_UNSOLICITED`].
+    /// A member only of queues that were created with [`EFADV_WC_EX_WITH_IS_UNSOLICITED`].
     pub wc_is_unsolicited: Option<unsafe extern "C" fn(*mut efadv_cq) -> bool>,
 }
 
@@ -118,12 +110,12 @@ pub struct efadv_sq_depth_attr {
     pub max_inline_data: u32,
 }
 
-/// Length of [`efadv_qp_init_attr`] in every release; the flags are in it.
+/// Length of [`efadv_qp_init_attr`] that every release takes. It covers `flags`.
 pub const FIRST_QP_INIT_ATTR: u32 = offset_of!(efadv_qp_init_attr, wr_flags) as u32;
-/// Length of [`efadv_cq_init_attr`] in every release; the completion flags are in it.
+/// Length of [`efadv_cq_init_attr`] that every release takes. It covers `wc_flags`.
 pub const FIRST_CQ_INIT_ATTR: u32 = offset_of!(efadv_cq_init_attr, flags) as u32;
 
-// As the C compiler of a 64-bit machine lays them out.
+// The layout of the C compiler on 64-bit machines.
 const _: () = {
     assert!(size_of::<efadv_device_attr>() == 32);
     assert!(offset_of!(efadv_device_attr, inline_buf_size_ex) == 22);
@@ -137,53 +129,3 @@ const _: () = {
     assert!(size_of::<efadv_cq>() == 24);
     assert!(size_of::<efadv_sq_depth_attr>() == 24);
 };
-
-#[link(name = "efa")]
-unsafe extern "C" {
-    pub fn efadv_query_device(
-        context: *mut ibv_context,
-        attributes: *mut efadv_device_attr,
-        length: u32,
-    ) -> c_int;
-    pub fn efadv_query_ah(
-        handle: *mut ibv_ah,
-        attributes: *mut efadv_ah_attr,
-        length: u32,
-    ) -> c_int;
-    pub fn efadv_create_qp_ex(
-        context: *mut ibv_context,
-        attributes: *mut ibv_qp_init_attr_ex,
-        efa: *mut efadv_qp_init_attr,
-        length: u32,
-    ) -> *mut ibv_qp;
-    pub fn efadv_create_cq(
-        context: *mut ibv_context,
-        attributes: *mut ibv_cq_init_attr_ex,
-        efa: *mut efadv_cq_init_attr,
-        length: u32,
-    ) -> *mut ibv_cq_ex;
-    pub fn efadv_cq_from_ibv_cq_ex(cq: *mut ibv_cq_ex) -> *mut efadv_cq;
-}
-
-type GetMaxSqDepth = unsafe extern "C" fn(*mut ibv_context, *mut efadv_sq_depth_attr, u32) -> c_int;
-
-/// Functions that not every release has: what is `None` is not used.
-#[derive(Clone, Copy, Debug)]
-pub struct Newer {
-    /// EFA_1.5: how deep a send queue can be with so much inline data.
-    pub get_max_sq_depth: Option<GetMaxSqDepth>,
-}
-
-impl Newer {
-    /// Those of the library that this process runs with.
-    #[must_use]
-    pub fn find() -> Self {
-        // SAFETY: a name that ends in zero; the search has no other effect.
-        let found: *mut c_void =
-            unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"efadv_get_max_sq_depth".as_ptr()) };
-        // SAFETY: null is `None`, and what has this name has this type in every release.
-        let get_max_sq_depth =
-            unsafe { std::mem::transmute::<*mut c_void, Option<GetMaxSqDepth>>(found) };
-        Self { get_max_sq_depth }
-    }
-}

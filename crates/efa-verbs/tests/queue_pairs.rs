@@ -1,4 +1,4 @@
-//! Queue pairs on the software device, through libibverbs and libefa: what the seam promises.
+//! What `efa_device` requires of devices and queue pairs, on the software device through its C functions.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 
@@ -16,7 +16,7 @@ use efa_verbs::{Packet, VerbsDevice, VerbsQueuePair, VerbsRegion};
 
 type Done = Completion<Packet>;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn device() -> VerbsDevice {
     VerbsDevice::open(None).unwrap()
@@ -56,7 +56,7 @@ fn post(to: &mut VerbsQueuePair, count: usize) {
     }
 }
 
-/// Polls all in turn until one has something; gives which.
+/// Polls all in turn until one has a completion; returns the index of the queue pair too.
 fn next(pairs: &mut [&mut VerbsQueuePair]) -> (usize, Done) {
     let begin = Instant::now();
     loop {
@@ -65,11 +65,11 @@ fn next(pairs: &mut [&mut VerbsQueuePair]) -> (usize, Done) {
                 return (index, done);
             }
         }
-        assert!(begin.elapsed() < PATIENCE, "nothing happens");
+        assert!(begin.elapsed() < TIMEOUT, "no completion");
     }
 }
 
-/// Polls all until `done` says that it was this.
+/// Polls all until `found` returns a value.
 fn until<T>(
     pairs: &mut [&mut VerbsQueuePair],
     mut found: impl FnMut(usize, Done) -> Option<T>,
@@ -83,37 +83,42 @@ fn until<T>(
 }
 
 #[test]
-fn a_machine_without_rdma_says_so_and_what_to_do() {
+fn machine_without_interface_is_an_error_with_a_remedy() {
     if std::path::Path::new("/sys/class/infiniband").exists() {
         return eprintln!("skipped: this machine has RDMA");
     }
     let Err(DeviceError::Absent { reason }) = VerbsDevice::open(None).map(drop) else { panic!() };
-    assert!(reason.contains("modprobe"), "{reason}");
+    // What is missing, without interfaces: the libraries, or else the driver.
+    assert!(reason.contains("modprobe") || reason.contains("install lib"), "{reason}");
     assert_eq!(efa_verbs::interfaces(), Err(DeviceError::Absent { reason }));
 }
 
 #[test]
-fn interfaces_are_found_and_described() {
-    on_soft_device("interfaces_are_found_and_described", &[("EFA_SOFT_DEVICES", "2")], || {
-        let names = efa_verbs::interfaces().unwrap();
-        assert_eq!(names, ["efa_soft0", "efa_soft1"]);
-        let second = VerbsDevice::open(Some("efa_soft1")).unwrap();
-        let attributes = second.attributes();
-        assert_eq!((attributes.name.as_str(), attributes.mtu), ("efa_soft1", 8928));
-        assert!(attributes.rdma.read && attributes.rdma.write && attributes.max_regions > 1000);
-        assert_ne!(second.gid(), device().gid());
-        let Err(error) = VerbsDevice::open(Some("efa_soft7")) else { panic!() };
-        assert_eq!(
-            error.to_string(),
-            "no device: no interface efa_soft7, but efa_soft0, efa_soft1"
-        );
-    });
+fn interfaces_are_listed_and_opened_by_name() {
+    on_soft_device(
+        "interfaces_are_listed_and_opened_by_name",
+        &[("EFA_SOFT_DEVICES", "2")],
+        || {
+            let names = efa_verbs::interfaces().unwrap();
+            assert_eq!(names, ["efa_soft0", "efa_soft1"]);
+            let second = VerbsDevice::open(Some("efa_soft1")).unwrap();
+            let attributes = second.attributes();
+            assert_eq!((attributes.name.as_str(), attributes.mtu), ("efa_soft1", 8928));
+            assert!(attributes.rdma.read && attributes.rdma.write && attributes.max_regions > 1000);
+            assert_ne!(second.gid(), device().gid());
+            let Err(error) = VerbsDevice::open(Some("efa_soft7")) else { panic!() };
+            assert_eq!(
+                error.to_string(),
+                "no device: no interface efa_soft7, but efa_soft0, efa_soft1"
+            );
+        },
+    );
 }
 
 // conformance: A29
 #[test]
-fn datagrams_arrive_with_their_source_and_immediate_data() {
-    on_soft_device("datagrams_arrive_with_their_source_and_immediate_data", &[], || {
+fn datagrams_arrive_with_source_and_immediate_data() {
+    on_soft_device("datagrams_arrive_with_source_and_immediate_data", &[], || {
         let device = device();
         let (mut a, mut b) = pair(&device);
         post(&mut b, 4);
@@ -148,7 +153,7 @@ fn datagrams_arrive_with_their_source_and_immediate_data() {
         assert_eq!((&arrived[1].0, arrived[1].2), (&big, Some(0x1234_5678)));
         assert_eq!(sent, [(WorkId(7), Ok(())), (WorkId(8), Ok(()))]);
         assert_eq!(source.qpn, a.address().qpn);
-        // One address handle an interface, and both queue pairs are on this one.
+        // There is one address handle per interface, and both queue pairs are on this one.
         assert_eq!(source.address_handle, Some(to.address_handle));
         let counters = a.counters();
         assert_eq!((counters.posts, counters.inline_sends, counters.send_doorbells), (2, 1, 2));
@@ -157,13 +162,13 @@ fn datagrams_arrive_with_their_source_and_immediate_data() {
 
 // conformance: A29
 #[test]
-fn an_unknown_sender_is_told_by_gid() {
-    on_soft_device("an_unknown_sender_is_told_by_gid", &[], || {
+fn unknown_sender_is_reported_by_gid() {
+    on_soft_device("unknown_sender_is_reported_by_gid", &[], || {
         let device = device();
         let (mut a, mut b) = pair(&device);
         let to = destination(&mut a, b.address());
         send(&mut a, to, 1, b"x");
-        // The datagram arrives when there is a buffer, and by then nobody has a handle any more.
+        // The datagram arrives once there is a buffer, after the last handle is destroyed.
         a.destroy_address_handle(to.address_handle);
         post(&mut b, 1);
         let source: Source = until(&mut [&mut a, &mut b], |_, done| match done {
@@ -177,8 +182,8 @@ fn an_unknown_sender_is_told_by_gid() {
 }
 
 #[test]
-fn what_is_refused_comes_back() {
-    on_soft_device("what_is_refused_comes_back", &[], || {
+fn refused_sends_return_the_reason() {
+    on_soft_device("refused_sends_return_the_reason", &[], || {
         let device = device();
         let deep = QueuePairOptions { send_depth: 1 << 20, ..options(1) };
         let Err(DeviceError::TooLong { length, limit }) = device.create_queue_pair(deep) else {
@@ -211,14 +216,14 @@ fn what_is_refused_comes_back() {
 }
 
 #[test]
-fn address_handles_are_counted() {
-    on_soft_device("address_handles_are_counted", &[], || {
+fn address_handle_is_usable_until_its_last_release() {
+    on_soft_device("address_handle_is_usable_until_its_last_release", &[], || {
         let device = device();
         let (mut a, mut b) = pair(&device);
         let gid = Gid([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
         let first = a.create_address_handle(gid).unwrap();
         assert_eq!(a.create_address_handle(gid), Ok(first));
-        assert_eq!(b.create_address_handle(gid), Ok(first), "one an interface");
+        assert_eq!(b.create_address_handle(gid), Ok(first), "one handle per interface");
         let usable = |a: &mut VerbsQueuePair| {
             let packet = a.allocate_packet().unwrap();
             let destination = Destination { address_handle: first, qpn: Qpn(1), qkey: Qkey(1) };
@@ -231,15 +236,15 @@ fn address_handles_are_counted() {
         assert!(usable(&mut a), "one count is left");
         a.destroy_address_handle(first);
         a.destroy_address_handle(first);
-        assert!(!usable(&mut a), "none is left");
-        assert!(usable(&mut b), "the other one has its own");
+        assert!(!usable(&mut a), "no count is left");
+        assert!(usable(&mut b), "the other queue pair has its own counts");
         b.destroy_address_handle(first);
     });
 }
 
 #[test]
-fn a_queue_pair_that_is_not_there_is_told() {
-    on_soft_device("a_queue_pair_that_is_not_there_is_told", &[], || {
+fn send_to_absent_queue_pair_fails_with_bad_destination() {
+    on_soft_device("send_to_absent_queue_pair_fails_with_bad_destination", &[], || {
         let device = device();
         let (mut a, b) = pair(&device);
         let to = destination(&mut a, b.address());
@@ -253,12 +258,12 @@ fn a_queue_pair_that_is_not_there_is_told() {
 }
 
 #[test]
-fn a_receiver_without_buffers_is_told_after_the_retries() {
-    on_soft_device("a_receiver_without_buffers_is_told_after_the_retries", &[], || {
+fn send_to_receiver_without_buffers_fails_after_rnr_retries() {
+    on_soft_device("send_to_receiver_without_buffers_fails_after_rnr_retries", &[], || {
         let device = device();
         let (mut a, mut b) = pair(&device);
         let to = destination(&mut a, b.address());
-        // The device waits for the first buffer of a queue pair without counting.
+        // Retries count only after the queue pair's first buffer.
         post(&mut b, 1);
         send(&mut a, to, 1, b"taken");
         send(&mut a, to, 2, b"refused");
@@ -306,14 +311,14 @@ fn remote_memory_is_read_and_written() {
         let (_, done) = next(&mut [&mut a]);
         assert!(matches!(done, Completion::Rdma { id: WorkId(2), result: Ok(()) }), "{done:?}");
         assert_eq!(&bytes(&remote), b"89cdefghij");
-        // Beyond the end of the remote region, which the other side notices.
+        // Beyond the end of the remote region, which the remote side detects.
         a.post_read(request(3, 0, 4, 8)).unwrap();
         let (_, done) = next(&mut [&mut a]);
         let failed = Err(Status::RemoteBadAddress);
         assert!(matches!(done, Completion::Rdma { id: WorkId(3), result } if result == failed));
         let outside = DeviceError::OutOfRegion { offset: 8, length: 4, region: 10 };
         assert_eq!(a.post_read(request(4, 8, 4, 0)), Err(outside));
-        // With immediate data the target is told; it takes a buffer.
+        // A write with immediate data completes at the target and takes a buffer.
         post(&mut b, 1);
         a.post_write(request(5, 0, 1, 9), Some(77)).unwrap();
         let written = until(&mut [&mut a, &mut b], |_, done| match done {
@@ -328,15 +333,15 @@ fn remote_memory_is_read_and_written() {
 }
 
 #[test]
-fn without_the_capability_there_is_no_rdma() {
+fn rdma_without_device_capability_is_refused() {
     let settings = [("EFA_SOFT_RDMA", "none")];
-    on_soft_device("without_the_capability_there_is_no_rdma", &settings, || {
+    on_soft_device("rdma_without_device_capability_is_refused", &settings, || {
         let device = device();
         let rdma = device.attributes().rdma;
         assert!(!rdma.read && !rdma.write && !rdma.unsolicited_write_receive);
         let (mut a, b) = pair(&device);
         let to = destination(&mut a, b.address());
-        // Memory is registered all the same: the protocol emulates reads and writes.
+        // Memory is still registered, as the protocol emulates reads and writes.
         let memory = region(&device, b"bytes", ALL);
         assert_eq!(memory.access(), ALL);
         let request = RdmaRequest {
@@ -353,8 +358,8 @@ fn without_the_capability_there_is_no_rdma() {
 }
 
 #[test]
-fn regions_are_found_by_key_and_given_back() {
-    on_soft_device("regions_are_found_by_key_and_given_back", &[], || {
+fn regions_are_found_by_key_and_reclaimed() {
+    on_soft_device("regions_are_found_by_key_and_reclaimed", &[], || {
         let device = device();
         let (a, _) = pair(&device);
         let region = region(&device, b"some bytes", ALL);
@@ -378,8 +383,8 @@ fn regions_are_found_by_key_and_given_back() {
 }
 
 #[test]
-fn an_empty_region_that_is_refused_comes_back_empty() {
-    let name = "an_empty_region_that_is_refused_comes_back_empty";
+fn refused_registration_of_empty_memory_returns_it_empty() {
+    let name = "refused_registration_of_empty_memory_returns_it_empty";
     on_soft_device(name, &[("EFA_SOFT_REFUSE", "1-1:1")], || {
         let refused = device().register(Box::default(), ALL).unwrap_err();
         assert!(matches!(refused.error, DeviceError::System { .. }), "{:?}", refused.error);
@@ -388,8 +393,8 @@ fn an_empty_region_that_is_refused_comes_back_empty() {
 }
 
 #[test]
-fn answers_go_at_once_and_receives_together() {
-    on_soft_device("answers_go_at_once_and_receives_together", &[], || {
+fn sends_ring_at_once_and_receives_are_batched() {
+    on_soft_device("sends_ring_at_once_and_receives_are_batched", &[], || {
         let device = device();
         let (mut a, mut b) = pair(&device);
         post(&mut b, 32);
@@ -398,7 +403,7 @@ fn answers_go_at_once_and_receives_together() {
         for id in 0..8 {
             send(&mut a, to_b, id, b"question");
         }
-        assert_eq!(a.counters().send_doorbells, 8, "nothing is kept back while nothing is read");
+        assert_eq!(a.counters().send_doorbells, 8, "sends are not batched");
         let mut answers = 0;
         let begin = Instant::now();
         while answers < 8 {
@@ -407,23 +412,23 @@ fn answers_go_at_once_and_receives_together() {
                 let answer = SendRequest { id, packet, length: 8, destination, immediate: None };
                 b.post_send(answer).unwrap();
             }
-            // Not before all are answered: then `b` finds them all in one poll.
+            // Only after all are answered: then `b` finds them all in one poll.
             if b.counters().posts == 8
                 && let Some(Completion::Receive { .. }) = a.poll(Time::ZERO)
             {
                 answers += 1;
             }
-            assert!(begin.elapsed() < PATIENCE, "{:?}", b.counters());
+            assert!(begin.elapsed() < TIMEOUT, "{:?}", b.counters());
         }
         let counters = b.counters();
-        assert_eq!((counters.posts, counters.send_doorbells), (8, 8), "though more was to be read");
+        assert_eq!((counters.posts, counters.send_doorbells), (8, 8), "sends are not batched");
         assert!(counters.receive_doorbells < counters.receives, "{counters:?}");
     });
 }
 
 #[test]
-fn posts_of_a_held_queue_pair_share_a_doorbell() {
-    on_soft_device("posts_of_a_held_queue_pair_share_a_doorbell", &[], || {
+fn sends_of_held_queue_pair_share_a_doorbell() {
+    on_soft_device("sends_of_held_queue_pair_share_a_doorbell", &[], || {
         let device = device();
         let (mut a, mut b) = pair(&device);
         post(&mut b, 32);
@@ -432,7 +437,7 @@ fn posts_of_a_held_queue_pair_share_a_doorbell() {
         for id in 0..20 {
             send(&mut a, to, id, b"one of many");
         }
-        // The first sixteen are as many as go together.
+        // Sixteen is the largest batch.
         assert_eq!((a.counters().posts, a.counters().send_doorbells), (20, 1));
         a.release();
         assert_eq!(a.counters().send_doorbells, 2);
@@ -448,8 +453,8 @@ fn posts_of_a_held_queue_pair_share_a_doorbell() {
 }
 
 #[test]
-fn immediate_data_of_a_write_takes_no_buffer_where_the_interface_can() {
-    let name = "immediate_data_of_a_write_takes_no_buffer_where_the_interface_can";
+fn immediate_write_takes_no_buffer_on_capable_interface() {
+    let name = "immediate_write_takes_no_buffer_on_capable_interface";
     on_soft_device(name, &[("EFA_SOFT_UNSOLICITED", "1")], || {
         let device = device();
         assert!(device.attributes().rdma.unsolicited_write_receive);
