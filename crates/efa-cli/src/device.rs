@@ -236,7 +236,7 @@ pub(crate) struct Objects {
 impl Objects {
     /// With room for `capacity` operations under way.
     pub(crate) fn new(domain: &Domain, capacity: usize) -> Result<Self, EnableError> {
-        let queue = domain.completion_queue(CompletionQueueOptions { capacity });
+        let queue = domain.completion_queue(CompletionQueueOptions::new().capacity(capacity));
         let addresses = domain.address_vector();
         let endpoint = domain
             .endpoint(Environment::read().endpoint)

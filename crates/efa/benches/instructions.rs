@@ -50,8 +50,7 @@ fn setting(known: u32, more: u32) -> Setting {
 }
 
 fn enable(setting: &Setting) -> Endpoint {
-    let options =
-        EndpointOptions { connid: Some(1), hash_seed: Some(1), ..EndpointOptions::default() };
+    let options = EndpointOptions::new().connid(1).hash_seed(1);
     setting
         .domain
         .endpoint(options)

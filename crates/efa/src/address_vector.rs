@@ -20,8 +20,8 @@ use efa_device::{DeviceError, Gid};
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::address::Address;
+use crate::bound_endpoints::remove;
 use crate::domain::Domain;
-use crate::driven::forget;
 use crate::endpoint::Shared as EndpointShared;
 
 /// A peer: its index in an address vector of type `FI_AV_TABLE`.
@@ -126,7 +126,7 @@ impl AddressVector {
         let endpoints = self.0.endpoints();
         let address = self.0.table().leave(peer)?;
         for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
-            endpoint.forget(peer, &address);
+            endpoint.peer_removed(peer, &address);
         }
         self.0.table().free(peer);
         Some(address)
@@ -177,7 +177,7 @@ impl Shared {
     }
 
     pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
-        forget(&mut self.endpoints(), endpoint);
+        remove(&mut self.endpoints(), endpoint);
     }
 
     pub(crate) fn address(&self, peer: FiAddr) -> Option<Address> {
@@ -192,7 +192,7 @@ impl Shared {
 /// Tells the endpoints of new peers.
 fn welcome(endpoints: &[Weak<EndpointShared>], peers: &[(FiAddr, Address)]) {
     for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
-        endpoint.welcome(peers);
+        endpoint.peers_inserted(peers);
     }
 }
 

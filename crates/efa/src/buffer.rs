@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use efa_device::{Region as _, RegionRange, RegisterError};
 use efa_rdm::Payload;
 
-use crate::device::{Own, Region};
+use crate::device::{AnyRegion, ConcreteRegion};
 use crate::packet::Packet;
 use crate::region::RegionSlice;
 
@@ -358,7 +358,7 @@ pub(crate) enum Role {
     /// All that there is.
     Whole,
     /// The same: a vector whose memory is registered for the time of its operation.
-    Lent(Region),
+    Lent(AnyRegion),
     /// What is left of a multi-receive buffer.
     Rest(Parts),
     /// The part of a multi-receive buffer that one message lies in. It lives until the message
@@ -405,7 +405,7 @@ fn index(offset: u64) -> usize {
 }
 
 /// The memory of a region that nobody else should have.
-fn reclaim(region: Region) -> Buffer {
+fn reclaim(region: AnyRegion) -> Buffer {
     match region.reclaim() {
         Ok(memory) => memory.into(),
         // The device has a handle still; it may go on reading, so the application gets a copy.
@@ -417,7 +417,7 @@ fn reclaim(region: Region) -> Buffer {
     }
 }
 
-impl<R: Own> Payload<R> for Slot {
+impl<R: ConcreteRegion> Payload<R> for Slot {
     fn length(&self) -> u64 {
         let length = match &self.role {
             Role::Lent(region) => region.length(),
@@ -459,7 +459,7 @@ impl<R: Own> Payload<R> for Slot {
             _ => self.buffer.region()?.place(),
         };
         // Endpoints take no memory of other domains, so it is of the kind of their device.
-        Some(RegionRange { region: R::of(region.clone())?, offset, length })
+        Some(RegionRange { region: R::from_any(region.clone())?, offset, length })
     }
 
     fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>) {

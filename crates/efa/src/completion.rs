@@ -6,6 +6,7 @@ use efa_rdm::{OperationError, Subprotocol};
 use crate::address::Address;
 use crate::address_vector::FiAddr;
 use crate::buffer::Buffer;
+use crate::endpoint::EndpointId;
 use crate::info::Capabilities;
 
 /// What kind of operation ended.
@@ -35,6 +36,9 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Completion {
+    /// The endpoint that the operation was started on, or that was written to
+    /// ([`Endpoint::id`](crate::Endpoint::id)).
+    pub endpoint: EndpointId,
     /// The context that was given with the operation.
     pub context: u64,
     /// What kind of operation it was.
@@ -90,6 +94,9 @@ pub struct CompletionError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
+    /// The endpoint is closed, or being closed.
+    #[error("the endpoint is closed")]
+    Closed,
     /// The address vector has no such address.
     #[error("no address {0} in the address vector")]
     UnknownAddress(FiAddr),

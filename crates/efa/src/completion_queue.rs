@@ -1,19 +1,19 @@
-//! The completion queue, which also moves its endpoints on.
+//! Completion queues. Reading one progresses the endpoints that are bound to it.
 //!
 //! ```text
-//!   read ─► an entry? ── yes ─► give it
+//!   read ─► an entry? ── yes ─► return it
 //!             │ no
-//!             └─► move the endpoints on that are bound, in turn ─► something ended? ─► give it
-//!                                                                    │ for another queue
-//!                                                                    └─► an entry there
+//!             └─► poll the bound endpoints in turn ─► a completion? ─► for this queue: return it
+//!                                                                   └► for another: append it there
 //! ```
 //!
-//! An operation takes a place in its queue when it starts, and keeps it until its completion is
-//! read. So a queue can't overrun: when all places are taken, the next operation doesn't start.
-//! Completions that no operation foresees (of messages in a multi-receive buffer, and of injected
-//! messages that failed) are taken while there is something less than a full queue to read; after
-//! that their endpoint rests until somebody reads. What such an endpoint has for the queue when it is
-//! dropped goes there all the same.
+//! An operation takes a credit of its queue when it starts. The credit is returned when its completion
+//! is read. So a queue can't overrun: without a credit left, the next operation doesn't start.
+//!
+//! Some completions have no operation that could have taken a credit: those of messages in a
+//! multi-receive buffer, of remote writes with data, and of failed injected messages. The queue takes
+//! them while it holds fewer entries than its capacity; after that their endpoint makes no progress
+//! until entries are read. An endpoint that is dropped appends what it still has in any case.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,17 +22,37 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::bound_endpoints::BoundEndpoints;
 use crate::completion::{Completion, CompletionError};
 use crate::domain::Domain;
-use crate::driven::Driven;
 use crate::endpoint::Shared as EndpointShared;
 
-/// How a completion queue is to be made.
+/// Options of a completion queue.
+///
+/// ```
+/// use efa::CompletionQueueOptions;
+/// let options = CompletionQueueOptions::new().capacity(1024);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CompletionQueueOptions {
-    /// Completions that it holds, with those of operations under way; messages of multi-receive
-    /// buffers don't count. At least 1.
+    /// Most operations that may be under way or have unread completions; 8192 by default, at least 1.
+    /// Messages in multi-receive buffers don't count.
     pub capacity: usize,
+}
+
+impl CompletionQueueOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets [`capacity`](Self#structfield.capacity).
+    #[must_use]
+    pub fn capacity(self, capacity: usize) -> Self {
+        Self { capacity }
+    }
 }
 
 impl Default for CompletionQueueOptions {
@@ -41,40 +61,44 @@ impl Default for CompletionQueueOptions {
     }
 }
 
-/// An entry of a completion queue.
+/// An entry of a completion queue: an operation that completed, or one that failed.
 pub type Entry = Result<Completion, CompletionError>;
 
-/// Where operations end. Clones are handles to the same one.
+/// A queue of completions (`fi_cq`). Clones are handles to the same queue.
 ///
-/// It may serve any number of endpoints. Reading is what moves their operations on
-/// (`FI_PROGRESS_MANUAL`): nothing happens between two reads.
+/// Any number of endpoints may be bound to it. Reading it progresses their operations
+/// (`FI_PROGRESS_MANUAL`): between two reads nothing happens.
+///
+/// This release has no descriptor or waker to wait on: programs poll with [`read`](Self::read) or
+/// [`read_many`](Self::read_many), or block a thread in [`wait`](Self::wait), which polls too.
+/// Descriptors come with a later release.
 #[derive(Clone, Debug)]
 pub struct CompletionQueue(Arc<Shared>);
 
-/// Why a wait gave no completion.
+/// Why [`CompletionQueue::wait`] returned no completion.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum WaitError {
-    /// Nothing ended in time.
+    /// Nothing completed in time.
     #[error("nothing completed within {0:?}")]
     TimedOut(Duration),
-    /// The operation that ended had failed.
+    /// The operation that completed had failed.
     #[error(transparent)]
     Failed(#[from] CompletionError),
 }
 
-/// Whose place a completion has in its queue.
+/// Whether the operation of a completion holds a credit of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// The one that its operation took when it started.
-    Reserved,
-    /// None: nobody could know that it would come.
-    Spare,
+pub(crate) enum Credit {
+    /// The operation took one when it started.
+    Held,
+    /// No operation could have taken one: the completion was not foreseeable.
+    None,
 }
 
-/// Somebody who reads a queue, and where the next entry is to be put: it is made there, and not moved
-/// from hand to hand.
+/// A reader of a queue, and the slot for its next entry, which is built in place.
 pub(crate) struct Reader<'a> {
-    /// `None` when nobody reads and operations are only to be moved on.
+    /// `None` to progress operations without reading a queue.
     pub(crate) queue: Option<&'a Shared>,
     pub(crate) entry: &'a mut Option<Entry>,
 }
@@ -91,12 +115,12 @@ impl Reader<'_> {
 pub(crate) struct Shared {
     pub(crate) domain: Domain,
     capacity: usize,
-    /// Places of operations under way, and of their completions.
-    taken: AtomicUsize,
-    entries: Mutex<VecDeque<(Place, Entry)>>,
-    /// How many there are, to see without the lock that there are none.
+    /// Credits taken: by operations under way and by unread completions.
+    credits_taken: AtomicUsize,
+    entries: Mutex<VecDeque<(Credit, Entry)>>,
+    /// The number of entries, readable without the lock.
     waiting: AtomicUsize,
-    endpoints: Driven,
+    endpoints: BoundEndpoints,
 }
 
 impl CompletionQueue {
@@ -104,21 +128,21 @@ impl CompletionQueue {
         Self(Arc::new(Shared {
             domain: domain.clone(),
             capacity: options.capacity.max(1),
-            taken: AtomicUsize::new(0),
+            credits_taken: AtomicUsize::new(0),
             entries: Mutex::default(),
             waiting: AtomicUsize::new(0),
-            endpoints: Driven::default(),
+            endpoints: BoundEndpoints::default(),
         }))
     }
 
-    /// Completions that it holds.
+    /// Most operations that may be under way or have unread completions.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.0.capacity
     }
 
-    /// The next completion, if there is one (none is `FI_EAGAIN`). Failed operations come in their
-    /// turn.
+    /// Returns the next completion, if there is one (none is `FI_EAGAIN`). Completions of failed
+    /// operations come in order with the others.
     #[inline]
     pub fn read(&self) -> Option<Entry> {
         let mut entry = None;
@@ -126,7 +150,7 @@ impl CompletionQueue {
         entry
     }
 
-    /// Appends up to `most` completions to `into`, and gives how many there were.
+    /// Appends up to `most` completions to `into` and returns their number.
     pub fn read_many(&self, into: &mut Vec<Entry>, most: usize) -> usize {
         let count = self.0.pop_many(into, most);
         if count > 0 || most == 0 {
@@ -136,17 +160,22 @@ impl CompletionQueue {
         self.0.pop_many(into, most)
     }
 
-    /// The next completion, waited for by reading again and again, with the processor offered to
-    /// others in between.
+    /// Waits for the next completion (`fi_cq_sread`).
     ///
-    /// A [`ManualClock`](crate::ManualClock) is moved on instead, to what is due next.
+    /// It polls, and blocks the thread, so don't call it in an async task: it reads the queue again and
+    /// again, with a `yield` of the processor every 64 reads, and never sleeps. An idle wait takes
+    /// as much of a core as the scheduler gives it. An alternative for idle times is a loop of
+    /// [`read`](Self::read) with sleeps of its own.
+    ///
+    /// If the fabric has a [`ManualClock`](crate::ManualClock), the wait advances that clock to the next
+    /// timeout instead.
     ///
     /// # Errors
-    /// Nothing completed in time, or what completed had failed.
+    /// Nothing completed in time, or the operation that completed had failed.
     pub fn wait(&self, timeout: Duration) -> Result<Completion, WaitError> {
         let clock = self.0.domain.fabric().clock();
         let deadline = clock.now() + timeout;
-        let mut looks = 0_u32;
+        let mut polls = 0_u32;
         loop {
             if let Some(entry) = self.read() {
                 return Ok(entry?);
@@ -154,8 +183,8 @@ impl CompletionQueue {
             if clock.now() >= deadline {
                 return Err(WaitError::TimedOut(timeout));
             }
-            looks = looks.wrapping_add(1);
-            clock.pass(self.0.endpoints.next_timeout().map(|next| next.min(deadline)), looks);
+            polls = polls.wrapping_add(1);
+            clock.pass(self.0.endpoints.next_timeout().map(|next| next.min(deadline)), polls);
         }
     }
 
@@ -177,19 +206,17 @@ impl Shared {
         self.capacity
     }
 
-    /// Takes a place for a completion to come. Tells whether there was one.
+    /// Takes a credit for a completion to come. Returns whether one was left.
     #[must_use]
-    pub(crate) fn take_place(&self) -> bool {
+    pub(crate) fn take_credit(&self) -> bool {
         let take = |taken| (taken < self.capacity).then_some(taken + 1);
-        self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
+        self.credits_taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
     }
 
-    /// Gives places back whose completions will not come.
-    pub(crate) fn give_places(&self, count: usize) {
-        self.taken.fetch_sub(count, Ordering::AcqRel);
+    pub(crate) fn return_credits(&self, count: usize) {
+        self.credits_taken.fetch_sub(count, Ordering::AcqRel);
     }
 
-    /// Makes the next entry, if there is one.
     fn read(&self, entry: &mut Option<Entry>) {
         if self.has_entries() {
             *entry = self.pop();
@@ -205,36 +232,35 @@ impl Shared {
         }
     }
 
-    /// Whether there is an entry.
     #[inline]
     pub(crate) fn has_entries(&self) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    /// Appends a completion, or gives it back if it has no place and there is enough to read.
+    /// Appends a completion. Returns it if it holds no credit and the queue is full.
     #[must_use]
-    pub(crate) fn push(&self, place: Place, entry: Entry) -> Option<Entry> {
+    pub(crate) fn push(&self, credit: Credit, entry: Entry) -> Option<Entry> {
         let mut entries = self.entries.lock();
-        if place == Place::Spare && entries.len() >= self.capacity {
+        if credit == Credit::None && entries.len() >= self.capacity {
             return Some(entry);
         }
-        entries.push_back((place, entry));
+        entries.push_back((credit, entry));
         self.waiting.store(entries.len(), Ordering::Release);
         None
     }
 
-    /// Appends what an endpoint leaves that is gone, however much there is to read.
-    pub(crate) fn append(&self, left: impl Iterator<Item = (Place, Entry)>) {
+    /// Appends the completions of an endpoint that is dropped, even to a full queue.
+    pub(crate) fn append(&self, completions: impl Iterator<Item = (Credit, Entry)>) {
         let mut entries = self.entries.lock();
-        entries.extend(left);
+        entries.extend(completions);
         self.waiting.store(entries.len(), Ordering::Release);
     }
 
     #[inline(always)]
     fn pop(&self) -> Option<Entry> {
         let mut entries = self.entries.lock();
-        if let Some((Place::Reserved, _)) = entries.front() {
-            self.give_places(1);
+        if let Some((Credit::Held, _)) = entries.front() {
+            self.return_credits(1);
         }
         self.waiting.store(entries.len().saturating_sub(1), Ordering::Release);
         entries.pop_front().map(|(_, entry)| entry)
@@ -246,14 +272,14 @@ impl Shared {
         }
         let mut entries = self.entries.lock();
         let count = entries.len().min(most);
-        let mut reserved = 0;
-        for (place, entry) in entries.drain(..count) {
-            reserved += usize::from(place == Place::Reserved);
+        let mut credits = 0;
+        for (credit, entry) in entries.drain(..count) {
+            credits += usize::from(credit == Credit::Held);
             into.push(entry);
         }
         self.waiting.store(entries.len(), Ordering::Release);
         drop(entries);
-        self.give_places(reserved);
+        self.return_credits(credits);
         count
     }
 }

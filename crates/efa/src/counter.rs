@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use efa_rdm::Statistics;
 
+use crate::bound_endpoints::BoundEndpoints;
 use crate::completion::Kind;
 use crate::domain::Domain;
-use crate::driven::Driven;
 use crate::endpoint::Shared as EndpointShared;
 
 bitflags::bitflags! {
@@ -109,7 +109,7 @@ struct Shared {
     domain: Domain,
     value: AtomicU64,
     errors: AtomicU64,
-    endpoints: Driven,
+    endpoints: BoundEndpoints,
 }
 
 /// Why a counter was not waited for to the end.
@@ -140,7 +140,7 @@ impl Counter {
             domain: domain.clone(),
             value: AtomicU64::new(0),
             errors: AtomicU64::new(0),
-            endpoints: Driven::default(),
+            endpoints: BoundEndpoints::default(),
         }))
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use efa_device::Access;
 
@@ -9,7 +10,9 @@ use crate::address_vector::AddressVector;
 use crate::completion_queue::{CompletionQueue, CompletionQueueOptions};
 use crate::counter::{Counter, CounterEvents, CounterOptions};
 use crate::device::Device;
-use crate::endpoint::{EndpointBuilder, EndpointOptions};
+use crate::endpoint::EndpointId;
+use crate::endpoint_builder::EndpointBuilder;
+use crate::endpoint_options::EndpointOptions;
 use crate::error::{Error, Wanted};
 use crate::fabric::Fabric;
 use crate::info::DomainAttributes;
@@ -25,11 +28,17 @@ struct Shared {
     fabric: Fabric,
     device: Device,
     registrations: Arc<Cache>,
+    endpoints: AtomicU64,
 }
 
 impl Domain {
     pub(crate) fn new(fabric: Fabric, device: Device) -> Self {
-        Self(Arc::new(Shared { fabric, device, registrations: Arc::default() }))
+        Self(Arc::new(Shared {
+            fabric,
+            device,
+            registrations: Arc::default(),
+            endpoints: AtomicU64::new(0),
+        }))
     }
 
     /// The fabric it is of.
@@ -88,6 +97,10 @@ impl Domain {
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(crate) fn next_endpoint_id(&self) -> EndpointId {
+        EndpointId(self.0.endpoints.fetch_add(1, Ordering::Relaxed))
     }
 
     pub(crate) fn cache(&self) -> &Arc<Cache> {

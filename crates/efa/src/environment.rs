@@ -15,7 +15,7 @@ use std::time::Duration;
 use efa_handshake::Extras;
 
 use crate::completion_queue::CompletionQueueOptions;
-use crate::endpoint::EndpointOptions;
+use crate::endpoint_options::EndpointOptions;
 use crate::registrations::RegistrationLimits;
 
 /// Every name that this module knows begins so.

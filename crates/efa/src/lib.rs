@@ -54,22 +54,28 @@
 
 mod address;
 mod address_vector;
+mod any_driver;
+mod bound_endpoints;
 mod buffer;
 mod clock;
 mod completion;
 mod completion_queue;
 mod counter;
+mod cq_binding;
 mod device;
 mod domain;
-mod driven;
 mod driver;
 mod endpoint;
+mod endpoint_builder;
+mod endpoint_options;
 mod environment;
 mod error;
 mod event;
 mod fabric;
 mod info;
+mod message;
 mod packet;
+mod peer_map;
 mod region;
 mod registrations;
 mod rma;
@@ -94,9 +100,9 @@ pub use efa_sim as sim;
 pub use efa_sim::local::LocalOptions;
 pub use efa_sim::shm::ShmOptions;
 pub use efa_sim::tcp::TcpOptions;
-pub use endpoint::{
-    Direction, Endpoint, EndpointBuilder, EndpointOptions, Message, Receive, ReceiveId, Receiving,
-};
+pub use endpoint::{Endpoint, EndpointId};
+pub use endpoint_builder::{Direction, EndpointBuilder};
+pub use endpoint_options::{EndpointOptions, Receiving};
 pub use environment::{Environment, Mistake, Parameter, ParameterKind, Value};
 pub use error::{Bound, CloseError, EnableError, Error, Wanted};
 pub use event::Event;
@@ -105,6 +111,7 @@ pub use info::{
     AddressVectorKind, Capabilities, DomainAttributes, EndpointAttributes, EndpointKind, Hints,
     Info, Link, MessageOrder, Progress, ResourceManagement, Threading,
 };
+pub use message::{Message, Receive, ReceiveId};
 pub use packet::Packet;
 pub use region::{MemoryRegion, OutOfRegion, RegionSlice, RegisterError};
 pub use registrations::{RegistrationCounts, RegistrationLimits};

@@ -7,13 +7,13 @@
 //!                         └──── Buffer ◄─ Completion        the message lies in it
 //! ```
 
-use crate::device::Packet as Memory;
+use crate::device::AnyPacket;
 
 /// A packet of a device, for a [receive in place](crate::Endpoint::receive_in_place). It holds one
 /// message at a time, and serves again and again. Dropping it gives its memory back.
 #[derive(Debug)]
 pub struct Packet {
-    memory: Memory,
+    memory: AnyPacket,
     /// Where the message lies: lengths of datagrams fit easily.
     begin: u32,
     length: u32,
@@ -21,7 +21,7 @@ pub struct Packet {
 
 impl Packet {
     /// A packet with a message, or room for one, from `begin` on.
-    pub(crate) fn new(memory: Memory, begin: usize, length: usize) -> Self {
+    pub(crate) fn new(memory: AnyPacket, begin: usize, length: usize) -> Self {
         let [begin, length] = [begin, length].map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
         Self { memory, begin, length }
     }
@@ -46,11 +46,11 @@ impl Packet {
         self.length = self.length.min(u32::try_from(length).unwrap_or(u32::MAX));
     }
 
-    pub(crate) fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &AnyPacket {
         &self.memory
     }
 
-    pub(crate) fn into_memory(self) -> Memory {
+    pub(crate) fn into_memory(self) -> AnyPacket {
         self.memory
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use efa_device::{Access, DeviceError, Region as _};
 
-use crate::device::Region;
+use crate::device::AnyRegion;
 use crate::domain::Domain;
 use crate::registrations::Lease;
 
@@ -18,7 +18,7 @@ use crate::registrations::Lease;
 pub struct MemoryRegion(Arc<Shared>);
 
 struct Shared {
-    region: Region,
+    region: AnyRegion,
     domain: Domain,
     /// Brings it back to the domain's cache, if it is of that, when the last handle is dropped.
     _lease: Option<Lease>,
@@ -60,11 +60,11 @@ impl MemoryRegion {
     }
 
     /// One that goes back to the domain's cache.
-    pub(crate) fn leased(domain: &Domain, region: Region, lease: Lease) -> Self {
+    pub(crate) fn leased(domain: &Domain, region: AnyRegion, lease: Lease) -> Self {
         Self::new(domain, region, Some(lease))
     }
 
-    fn new(domain: &Domain, region: Region, lease: Option<Lease>) -> Self {
+    fn new(domain: &Domain, region: AnyRegion, lease: Option<Lease>) -> Self {
         Self(Arc::new(Shared { region, domain: domain.clone(), _lease: lease }))
     }
 
@@ -196,7 +196,7 @@ impl RegionSlice {
     }
 
     /// Where it is, for the device: region, offset and length.
-    pub(crate) fn place(&self) -> (&Region, usize, usize) {
+    pub(crate) fn place(&self) -> (&AnyRegion, usize, usize) {
         (&self.region.0.region, self.range.start, self.range.len())
     }
 

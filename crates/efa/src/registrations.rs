@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use efa_device::{Access, DeviceError, Region as _};
 
-use crate::device::Region;
+use crate::device::AnyRegion;
 use crate::domain::Domain;
 use crate::region::{MemoryRegion, RegionSlice, RegisterError};
 
@@ -64,13 +64,13 @@ pub(crate) struct Cache(Mutex<State>);
 struct State {
     limits: RegistrationLimits,
     /// The one used last is the last.
-    idle: VecDeque<Region>,
+    idle: VecDeque<AnyRegion>,
     counts: RegistrationCounts,
 }
 
 /// Brings a region back to its cache with the last handle to it.
 pub(crate) struct Lease {
-    region: Region,
+    region: AnyRegion,
     cache: Weak<Cache>,
 }
 
@@ -86,8 +86,8 @@ impl Cache {
 
 impl State {
     /// Takes idle memory of this length out, the one that was used last.
-    fn take(&mut self, length: usize, access: Access) -> Option<Region> {
-        let suits = |region: &Region| region.length() == length && region.access() == access;
+    fn take(&mut self, length: usize, access: Access) -> Option<AnyRegion> {
+        let suits = |region: &AnyRegion| region.length() == length && region.access() == access;
         let place = self.idle.iter().rposition(suits)?;
         let region = self.idle.remove(place)?;
         self.counts.idle_bytes -= length;
@@ -95,7 +95,7 @@ impl State {
         Some(region)
     }
 
-    fn put(&mut self, region: Region) {
+    fn put(&mut self, region: AnyRegion) {
         self.counts.idle_bytes += region.length();
         self.idle.push_back(region);
         self.keep_to_limits();
@@ -116,7 +116,7 @@ impl State {
         true
     }
 
-    fn end_where(&mut self, doomed: impl Fn(&Region) -> bool) -> usize {
+    fn end_where(&mut self, doomed: impl Fn(&AnyRegion) -> bool) -> usize {
         let before = self.idle.len();
         self.idle.retain(|region| !doomed(region));
         let ended = before - self.idle.len();
@@ -169,7 +169,11 @@ impl Domain {
     }
 
     /// Registers new memory, in the place of idle memory if the device has no room.
-    fn register_for_cache(&self, length: usize, access: Access) -> Result<Region, RegisterError> {
+    fn register_for_cache(
+        &self,
+        length: usize,
+        access: Access,
+    ) -> Result<AnyRegion, RegisterError> {
         let mut memory = vec![0; length].into_boxed_slice();
         loop {
             match self.device().register(memory, access) {

@@ -6,14 +6,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
 
-#[path = "../stories/ends.rs"]
+#[path = "../integration/ends.rs"]
 mod ends;
-#[path = "../stories/in_place.rs"]
+#[path = "../integration/in_place.rs"]
 mod in_place;
-#[path = "../stories/messages.rs"]
+#[path = "../integration/messages.rs"]
 mod messages;
-#[path = "../stories/peers.rs"]
+#[path = "../integration/peers.rs"]
 mod peers;
-#[path = "../stories/rma.rs"]
+#[path = "../integration/rma.rs"]
 mod rma;
 mod world;

@@ -1,4 +1,4 @@
-//! Hosts on the first interface of this machine. What `stories/world.rs` offers, as far as an interface
+//! Hosts on the first interface of this machine. What `integration/world.rs` offers, as far as an interface
 //! of rdma-core can.
 
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const QUIET: u32 = 20_000;
 
 pub(crate) fn options(connid: u32) -> EndpointOptions {
-    EndpointOptions { connid: Some(connid), ..EndpointOptions::default() }
+    EndpointOptions::new().connid(connid)
 }
 
 pub(crate) struct World {

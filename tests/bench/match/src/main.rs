@@ -119,7 +119,7 @@ impl Engine {
     fn new(waiting: Waiting, depth: u64) -> Result<Self> {
         let domain = Fabric::shm(ShmOptions::new("bench-match")).domain()?;
         let capacity = usize::try_from(depth)? + 64;
-        let queue = domain.completion_queue(CompletionQueueOptions { capacity });
+        let queue = domain.completion_queue(CompletionQueueOptions::new().capacity(capacity));
         let addresses = domain.address_vector();
         let mut options = EndpointOptions::default();
         options.protocol.max_receives = capacity;

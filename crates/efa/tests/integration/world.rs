@@ -9,11 +9,7 @@ pub(crate) use crate::ends::{ALICE, BOB, End, pattern, with};
 
 /// Everything that is drawn is given, so that a run can be repeated.
 pub(crate) fn options(connid: u32) -> EndpointOptions {
-    EndpointOptions {
-        connid: Some(connid),
-        hash_seed: Some(u64::from(connid)),
-        ..EndpointOptions::default()
-    }
+    EndpointOptions::new().connid(connid).hash_seed(connid.into())
 }
 
 pub(crate) struct World {

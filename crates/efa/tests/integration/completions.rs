@@ -100,8 +100,14 @@ fn endpoints_of_one_queue_take_turns() {
         assert!(outbox.read().is_none());
     }
     // Bob has more than enough for every read, and Carol has her turn all the same.
-    let contexts: Vec<u64> =
-        std::iter::from_fn(|| inbox.read()).map(|entry| entry.unwrap().context).collect();
+    assert_ne!(bob.id(), carol.id());
+    let received = std::iter::from_fn(|| inbox.read()).map(|entry| {
+        let completion = entry.unwrap();
+        let receiver = if completion.context == 99 { &carol } else { &bob };
+        assert_eq!(completion.endpoint, receiver.id());
+        completion.context
+    });
+    let contexts: Vec<u64> = received.collect();
     assert_eq!(contexts.len(), 33);
     let place = contexts.iter().position(|context| *context == 99).unwrap();
     assert!(place < 2, "{contexts:?}");
@@ -194,7 +200,7 @@ fn a_full_queue_refuses_the_next_operation_and_loses_nothing() {
     const CAPACITY: usize = 10;
     let mut world = World::new(LocalOptions { seed: 5, ..LocalOptions::default() });
     for connid in [1, 2] {
-        world.add_with(options(connid), CompletionQueueOptions { capacity: CAPACITY });
+        world.add_with(options(connid), CompletionQueueOptions::new().capacity(CAPACITY));
     }
     let to_bob = world.introduce(ALICE, BOB);
     let full = StartError::QueueFull { capacity: CAPACITY };

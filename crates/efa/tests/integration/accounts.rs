@@ -103,7 +103,7 @@ impl Program {
         for connid in 1..=ENDS as u32 {
             world.add_with(
                 with(connid, |c| c.min_multi_receive = 500),
-                CompletionQueueOptions { capacity: 40 },
+                CompletionQueueOptions::new().capacity(40),
             );
         }
         let random = Rng::with_seed(seed);

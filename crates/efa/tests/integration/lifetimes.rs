@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use efa::{
-    Access, AddressVector, CloseError, CompletionQueue, CompletionQueueOptions, Direction, Domain,
-    Endpoint, Fabric, Kind, LocalOptions, ManualClock, MemoryRegion, Message, OperationError,
-    Receive,
+    Access, AddressVector, AtomicOp, CloseError, CompletionQueue, CompletionQueueOptions,
+    Direction, Domain, Endpoint, Fabric, Kind, LocalOptions, ManualClock, MemoryRegion, Message,
+    Operation, OperationError, Receive, RemoteMemory, Rma, StartError,
 };
 
 use crate::world::{ALICE, BOB, World, options, pattern, with};
@@ -294,9 +294,44 @@ fn closing_gives_up_on_peers_that_never_listen() {
 }
 
 #[test]
+fn closed_endpoint_starts_nothing_and_keeps_its_statistics() {
+    let mut world = World::pair(4);
+    let to_bob = world.introduce(ALICE, BOB);
+    world.end(ALICE).receive(Receive::untagged(), vec![3; 8], 1).unwrap();
+    world.transfer(Message::to(to_bob), "hello", Receive::untagged(), 8);
+    let second = Duration::from_secs(1);
+    world.end(ALICE).close(second).unwrap();
+    let cancelled = world.failed(ALICE);
+    assert_eq!((cancelled.error, cancelled.completion.context), (OperationError::Cancelled, 1));
+    assert_eq!(cancelled.completion.buffer, [3; 8]);
+
+    let alice = world.end(ALICE);
+    let memory = RemoteMemory { address: 0, length: 8, key: 0 };
+    let (rma, add) = (Rma::at(to_bob, memory), Operation::new(AtomicOp::Sum, &[1_u64]));
+    let refused = [
+        alice.send(Message::to(to_bob), vec![7; 8], 2),
+        alice.receive(Receive::tagged(1), vec![7; 8], 2).map(drop),
+        alice.receive_many(None, vec![7; 8], 2).map(drop),
+        alice.write(rma, vec![7; 8], 2),
+        alice.read(rma, vec![7; 8], 2),
+        alice.fetch_atomic(rma, add.clone(), vec![7; 8], 2),
+    ];
+    for refused in refused.map(Result::unwrap_err) {
+        assert_eq!((refused.error, refused.buffer), (StartError::Closed, vec![7; 8].into()));
+    }
+    assert_eq!(alice.inject(Message::to(to_bob), b"x"), Err(StartError::Closed));
+    assert_eq!(alice.atomic(rma, add, 2), Err(StartError::Closed));
+    assert_eq!(alice.packet().map(drop), Err(StartError::Closed));
+    assert_eq!(alice.event(), None);
+    assert!(alice.statistics().sent.total() > 0);
+    assert_eq!(alice.close(second), Ok(()), "a second call does nothing");
+    assert!(world.is_silent(ALICE));
+}
+
+#[test]
 fn places_of_a_dropped_endpoint_are_free_again() {
     let mut world = World::new(LocalOptions::default());
-    world.add_with(options(1), CompletionQueueOptions { capacity: 3 });
+    world.add_with(options(1), CompletionQueueOptions::new().capacity(3));
     let end = world.ends.remove(0);
     for i in 0..3 {
         end.endpoint.receive(Receive::untagged(), vec![0; 1], i).unwrap();
@@ -323,7 +358,7 @@ fn a_full_queue_gets_what_an_endpoint_leaves_all_the_same() {
     let mut world = World::new(LocalOptions { seed: 9, ..LocalOptions::default() });
     world.add(options(1));
     let domain = world.fabric.domain().unwrap();
-    let queue = domain.completion_queue(CompletionQueueOptions { capacity: 2 });
+    let queue = domain.completion_queue(CompletionQueueOptions::new().capacity(2));
     let sends = domain.completion_queue(CompletionQueueOptions::default());
     let bob = domain
         .endpoint(with(2, |c| c.min_multi_receive = 64))

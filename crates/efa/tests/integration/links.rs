@@ -108,12 +108,12 @@ fn messages_are_received_in_place_over_every_link() {
             let mut options = EndpointOptions::default();
             options.protocol.messages_after_handshake = true;
             let alice = enable(options);
-            let bob = enable(EndpointOptions {
-                capabilities: Capabilities::MSG,
-                receiving: Receiving::InPlace,
-                protocol: Config::as_release(release),
-                ..EndpointOptions::default()
-            });
+            let bob = enable(
+                EndpointOptions::new()
+                    .capabilities(Capabilities::MSG)
+                    .receiving(Receiving::InPlace)
+                    .protocol(Config::as_release(release)),
+            );
             let to_bob = addresses.insert(bob.address()).unwrap();
             let mut packet = bob.packet().unwrap();
             for length in [8, packet.capacity(), 0] {

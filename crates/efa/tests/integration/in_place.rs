@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use efa::{
-    Capabilities, CompletionQueueOptions, ConfigError, Counted, CounterOptions, Direction,
+    Capabilities, CompletionQueueOptions, Config, ConfigError, Counted, CounterOptions, Direction,
     DropReason, EnableError, EndpointOptions, Event, Fabric, LocalOptions, Message, MessageOrder,
     OperationError, Packet, PacketType, Receive, Receiving, Release, StartError, Subprotocol,
     UnexpectedHeader,
@@ -16,14 +16,12 @@ const RELEASES: [Release; 2] = [Release::V1_20, Release::V2_0];
 
 /// Bob's options, with the habits of a release.
 fn in_place(release: Release, unexpected_header: UnexpectedHeader) -> EndpointOptions {
-    let mut protocol = efa::Config::as_release(release);
+    let mut protocol = Config::as_release(release);
     protocol.unexpected_header = unexpected_header;
-    EndpointOptions {
-        capabilities: Capabilities::MSG | Capabilities::RMA | Capabilities::SOURCE,
-        receiving: Receiving::InPlace,
-        protocol,
-        ..options(2)
-    }
+    options(2)
+        .capabilities(Capabilities::MSG | Capabilities::RMA | Capabilities::SOURCE)
+        .receiving(Receiving::InPlace)
+        .protocol(protocol)
 }
 
 /// Bob receives in place, and Alice lets him say so before she sends anything.
@@ -116,7 +114,7 @@ fn one_that_receives_in_place_sends_messages_of_any_length() {
 #[test]
 fn a_message_with_another_header_fails_its_receive() {
     // 1.12 has shorter addresses, and leaves them out when the HANDSHAKE has come.
-    let old = EndpointOptions { protocol: efa::Config::as_release(Release::V1_12), ..options(1) };
+    let old = options(1).protocol(Config::as_release(Release::V1_12));
     // The other one knows the request, but sends before it can know that there is one.
     for (alice, release) in [(old, Release::V1_20), (options(1), Release::V2_0)] {
         let mut world = World::pair_with(7, alice, in_place(release, UnexpectedHeader::Refuse));
@@ -134,7 +132,7 @@ fn a_message_with_another_header_fails_its_receive() {
 // conformance: A43 A45 A189
 #[test]
 fn or_it_is_moved_to_where_it_should_be() {
-    let old = EndpointOptions { protocol: efa::Config::as_release(Release::V1_12), ..options(1) };
+    let old = options(1).protocol(Config::as_release(Release::V1_12));
     for (alice, release) in [(old, Release::V1_20), (options(1), Release::V2_0)] {
         let mut world = World::pair_with(7, alice, in_place(release, UnexpectedHeader::Move));
         let to_bob = world.introduce(ALICE, BOB);
@@ -177,7 +175,7 @@ fn receives_in_place_are_counted_and_may_keep_their_senders_to_themselves() {
     let mut world = World::empty();
     world.add(options(1));
     let domain = world.ends[ALICE].domain.clone();
-    let queue = domain.completion_queue(CompletionQueueOptions { capacity: 2 });
+    let queue = domain.completion_queue(CompletionQueueOptions::new().capacity(2));
     let counter = domain.counter(CounterOptions::default()).unwrap();
     let mut anyone = in_place(Release::V1_20, UnexpectedHeader::Move);
     anyone.capabilities = Capabilities::MSG;
@@ -258,10 +256,10 @@ fn what_does_not_go_together_is_told() {
         | Capabilities::ATOMIC
         | Capabilities::MULTI_RECV
         | Capabilities::DIRECTED_RECV;
-    let everything = EndpointOptions { capabilities: Capabilities::OFFERED, ..bob() };
+    let everything = bob().capabilities(Capabilities::OFFERED);
     assert_eq!(enable(everything), Err(EnableError::NotInPlace(matched)));
     for capability in matched.iter() {
-        let one = EndpointOptions { capabilities: Capabilities::MSG | capability, ..bob() };
+        let one = bob().capabilities(Capabilities::MSG | capability);
         assert_eq!(enable(one), Err(EnableError::NotInPlace(capability)));
     }
     for release in [Release::V1_12, Release::V2_6] {

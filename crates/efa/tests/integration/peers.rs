@@ -1,8 +1,8 @@
 //! Who can be reached, who writes, and what happens when a peer goes away.
 
 use efa::{
-    Address, Capabilities, DeviceError, EndpointOptions, Event, FiAddr, Gid, Message,
-    OperationError, Receive, StartError,
+    Address, Capabilities, DeviceError, Event, FiAddr, Gid, Message, OperationError, Receive,
+    StartError,
 };
 
 use crate::world::{ALICE, BOB, World, options, pattern};
@@ -48,7 +48,7 @@ fn messages_of_strangers_arrive_without_index() {
 #[test]
 fn without_the_capability_nobody_tells_the_source() {
     let silent = Capabilities::OFFERED - Capabilities::SOURCE;
-    let bob = EndpointOptions { capabilities: silent, ..options(2) };
+    let bob = options(2).capabilities(silent);
     let mut world = World::pair_with(3, options(1), bob);
     let to_bob = world.introduce(ALICE, BOB);
     world.introduce(BOB, ALICE);

@@ -1,8 +1,8 @@
 //! Writes, reads and atomics on memory of a peer.
 
 use efa::{
-    Access, AtomicKind, AtomicOp, Capabilities, Datatype, EndpointOptions, Event, Kind,
-    MemoryRegion, Operation, RemoteMemory, Rma, StartError, Subprotocol,
+    Access, AtomicKind, AtomicOp, Capabilities, Datatype, Event, Kind, MemoryRegion, Operation,
+    RemoteMemory, Rma, StartError, Subprotocol,
 };
 use efa_device::Rdma;
 
@@ -137,7 +137,7 @@ fn memory_that_is_not_offered_is_not_touched_and_the_owner_is_told() {
 fn services_that_were_not_asked_for_are_refused() {
     let mut world = World::empty();
     let messages = Capabilities::MSG;
-    world.add(EndpointOptions { capabilities: messages, ..options(1) });
+    world.add(options(1).capabilities(messages));
     world.add(options(2));
     let to_bob = world.introduce(ALICE, BOB);
     let memory = RemoteMemory { address: 0, length: 8, key: 0 };

@@ -78,20 +78,20 @@ fn threads_share_endpoints_and_queues() {
 }
 
 #[test]
-fn what_was_under_way_is_back_when_drop_returns_whoever_polls() {
+fn drop_and_close_return_buffers_while_another_thread_polls() {
     let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
     let queue = || domain.completion_queue(CompletionQueueOptions::default());
     let (transmit, receive, addresses) = (queue(), queue(), domain.address_vector());
-    let (polls, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (polls, done) = (AtomicU64::new(0), AtomicBool::new(false));
     let mut late = 0;
     thread::scope(|scope| {
         scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
+            while !done.load(Ordering::Relaxed) {
                 let _ = transmit.read();
                 polls.fetch_add(1, Ordering::Relaxed);
             }
         });
-        for life in 0..300 {
+        for run in 0..300 {
             let endpoint = domain
                 .endpoint(EndpointOptions::default())
                 .bind_completion_queue(&transmit, Direction::Transmit)
@@ -99,17 +99,20 @@ fn what_was_under_way_is_back_when_drop_returns_whoever_polls() {
                 .bind_address_vector(&addresses)
                 .enable()
                 .unwrap();
-            endpoint.receive(Receive::tagged(1), vec![0; 8], life).unwrap();
+            endpoint.receive(Receive::tagged(1), vec![0; 8], run).unwrap();
             let polled = polls.load(Ordering::Relaxed);
             while polls.load(Ordering::Relaxed) == polled {
                 thread::yield_now();
             }
-            drop(endpoint);
+            match run % 2 {
+                0 => drop(endpoint),
+                _ => endpoint.close(Duration::from_secs(20)).unwrap(),
+            }
             let back = matches!(receive.read(), Some(Err(ended))
-                if (ended.error, ended.completion.context) == (OperationError::Cancelled, life));
+                if (ended.error, ended.completion.context) == (OperationError::Cancelled, run));
             late += u32::from(!back);
         }
-        over.store(true, Ordering::Relaxed);
+        done.store(true, Ordering::Relaxed);
     });
     assert_eq!(late, 0);
 }

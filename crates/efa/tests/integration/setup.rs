@@ -146,7 +146,7 @@ fn how_much_data_a_device_carries_with_a_write_is_an_attribute() {
 fn the_attributes_follow_device_and_settings() {
     let mut world = World::new(LocalOptions { mtu: 4096, ..LocalOptions::default() });
     let protocol = Config { max_sends: 5, max_medium: 10_000, ..Config::default() };
-    world.add(EndpointOptions { protocol, ..options(1) });
+    world.add(options(1).protocol(protocol));
     assert_eq!(world.ends[0].domain.attributes().mtu, 4096);
     let attributes = world.end(0).attributes();
     assert_eq!((attributes.transmit_size, attributes.max_medium), (5, 10_000));
@@ -229,7 +229,7 @@ fn an_endpoint_does_what_it_was_asked_for_and_no_more() {
         (Capabilities::empty(), [false; 4]),
     ];
     for (capabilities, allowed) in table {
-        let narrow = EndpointOptions { capabilities, ..options(1) };
+        let narrow = options(1).capabilities(capabilities);
         let world = World::pair_with(1, narrow, options(2));
         let to_bob = world.introduce(ALICE, BOB);
         let alice = world.end(ALICE);
@@ -274,16 +274,16 @@ fn settings_that_make_no_sense_are_told() {
     };
     let protocol = Config { max_sends: 0, ..Config::default() };
     assert_eq!(
-        enable(EndpointOptions { protocol, ..EndpointOptions::default() }).unwrap_err(),
+        enable(EndpointOptions::new().protocol(protocol)).unwrap_err(),
         EnableError::Config(ConfigError::TooSmall { setting: "max_sends", value: 0, least: 1 })
     );
     let capabilities = Capabilities::MSG | Capabilities::TRIGGER;
     assert_eq!(
-        enable(EndpointOptions { capabilities, ..EndpointOptions::default() }).unwrap_err(),
+        enable(EndpointOptions::new().capabilities(capabilities)).unwrap_err(),
         EnableError::NotOffered(Capabilities::TRIGGER)
     );
     let send_depth = 1 << 30;
-    let error = enable(EndpointOptions { send_depth, ..EndpointOptions::default() }).unwrap_err();
+    let error = enable(EndpointOptions::new().send_depth(send_depth)).unwrap_err();
     assert!(matches!(error, EnableError::Device(DeviceError::TooLong { .. })));
     let nameless = Fabric::shm(ShmOptions::new("")).domain().unwrap_err();
     assert!(matches!(nameless, Error::Device(DeviceError::Inconsistent { .. })));

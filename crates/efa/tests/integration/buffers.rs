@@ -2,8 +2,8 @@
 
 use bytes::{Bytes, BytesMut};
 use efa::{
-    Access, CompletionQueueOptions, DeviceError, Direction, EndpointOptions, FiAddr, Kind,
-    LocalOptions, Message, OutOfRegion, Receive, StartError, Subprotocol,
+    Access, CompletionQueueOptions, DeviceError, Direction, FiAddr, Kind, LocalOptions, Message,
+    OutOfRegion, Receive, StartError, Subprotocol,
 };
 
 use crate::world::{ALICE, BOB, World, options, pattern, with};
@@ -135,7 +135,7 @@ fn a_multi_receive_buffer_takes_what_came_before_it() {
 fn an_endpoint_rests_while_its_messages_find_the_queue_full() {
     let mut world = World::new(LocalOptions { seed: 5, ..LocalOptions::default() });
     world.add(options(1));
-    world.add_with(with(2, |c| c.min_multi_receive = 1), CompletionQueueOptions { capacity: 4 });
+    world.add_with(with(2, |c| c.min_multi_receive = 1), CompletionQueueOptions::new().capacity(4));
     let to_bob = world.introduce(ALICE, BOB);
     world.end(BOB).receive_many(None, vec![0; 1 << 20], 1).unwrap();
     for i in 0..1000 {
@@ -293,7 +293,7 @@ fn memory_of_another_domain_is_refused() {
 // conformance: C52
 #[test]
 fn a_message_above_the_limit_is_refused_whole() {
-    let limited = EndpointOptions { max_message_size: 10_000, ..options(1) };
+    let limited = options(1).max_message_size(10_000);
     let mut world = World::pair_with(9, limited, options(2));
     let to_bob = world.introduce(ALICE, BOB);
     assert_eq!(world.end(ALICE).attributes().max_message_size, 10_000);

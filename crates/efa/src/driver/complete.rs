@@ -1,0 +1,278 @@
+//! From a completion of the engine to one of the application.
+
+use efa_device::QueuePair;
+use efa_rdm::{
+    AtomicCompletion, Completion as EngineCompletion, InPlaceCompletion, OperationError, PeerId,
+    ReceiveCompletion, RemoteWrite, RmaCompletion, RmaKind, SendCompletion, Subprotocol,
+};
+
+use super::{Driver, Sources};
+use crate::address::Address;
+use crate::address_vector::FiAddr;
+use crate::buffer::{Buffer, Role, Slot};
+use crate::completion::{Completion, CompletionError, Kind};
+use crate::completion_queue::{Credit, Entry, Reader};
+use crate::device::{ConcretePacket, ConcreteRegion};
+use crate::packet::Packet;
+
+/// A peer as completions name it: index in the address vector, if it is there, and address.
+type PeerName = (Option<FiAddr>, Option<Address>);
+
+const UNNAMED: PeerName = (None, None);
+
+impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
+    /// Appends the completions that the engine has to the completion queues.
+    pub(super) fn deliver(&mut self) {
+        while let Some(completion) = self.engine.poll_completion() {
+            self.complete(completion, &mut Reader { queue: None, entry: &mut None });
+        }
+        if Q::IN_PLACE {
+            self.complete_in_place(&mut Reader { queue: None, entry: &mut None });
+        }
+        if let Some(counters) = &mut self.counters {
+            counters.follow(self.engine.statistics());
+        }
+    }
+
+    /// Gives a completion to the reader if it is for that queue, and returns whether it is; otherwise
+    /// appends it to its queue.
+    #[inline(always)]
+    pub(super) fn complete(
+        &mut self,
+        completion: EngineCompletion<Slot>,
+        reader: &mut Reader<'_>,
+    ) -> bool {
+        match completion {
+            // The most frequent case, taken apart here so that nothing is moved twice.
+            EngineCompletion::Receive(ReceiveCompletion {
+                context,
+                peer,
+                tagged,
+                tag,
+                length,
+                cq_data,
+                subprotocol,
+                buffer: Slot { buffer, role: Role::Whole },
+                result: Ok(()),
+            }) if self.receive.is_read_by(reader) => {
+                self.count(Kind::Receive, false, &Ok(()));
+                let from = self.sender(peer);
+                *reader.entry = Some(Ok(Completion {
+                    tag: tagged.then_some(tag),
+                    cq_data,
+                    subprotocol,
+                    ..self.completion(Kind::Receive, context, length, buffer, from)
+                }));
+                self.receive.end();
+                true
+            }
+            other => self.complete_other(other, reader),
+        }
+    }
+
+    #[inline(never)]
+    fn complete_other(
+        &mut self,
+        completion: EngineCompletion<Slot>,
+        reader: &mut Reader<'_>,
+    ) -> bool {
+        match completion {
+            EngineCompletion::Send(send) => self.sent(send, reader),
+            EngineCompletion::Receive(receive) => self.received(receive, reader),
+            EngineCompletion::Rma(rma) => self.rma_ended(rma, reader),
+            EngineCompletion::Atomic(atomic) => self.atomic_ended(*atomic, reader),
+            EngineCompletion::RemoteWrite(write) => self.remotely_written(write, reader),
+            EngineCompletion::Released { context, buffer } => {
+                let (buffer, role) = buffer.into_parts();
+                let completion = self.completion(Kind::Released, context, 0, buffer, UNNAMED);
+                self.receive_ended(role, Ok(completion), reader)
+            }
+        }
+    }
+
+    /// A completion with what every operation has. The rest is `None`.
+    #[inline(always)]
+    fn completion(
+        &self,
+        kind: Kind,
+        context: u64,
+        length: u64,
+        buffer: Buffer,
+        (peer, peer_address): PeerName,
+    ) -> Completion {
+        Completion {
+            endpoint: self.id,
+            context,
+            kind,
+            length,
+            buffer,
+            tag: None,
+            cq_data: None,
+            peer,
+            peer_address,
+            subprotocol: None,
+        }
+    }
+
+    fn sent(&mut self, send: SendCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
+        self.count(Kind::Send, false, &send.result);
+        // Only an injected message has no buffer, and it took no credit.
+        let credit = if send.buffer.is_some() { Credit::Held } else { Credit::None };
+        let to = self.name(send.peer);
+        let buffer = send.buffer.map(Slot::into_buffer).unwrap_or_default();
+        let completion = Completion {
+            tag: send.tag,
+            subprotocol: send.subprotocol,
+            ..self.completion(Kind::Send, send.context, send.length, buffer, to)
+        };
+        self.transmit.give(reader, credit, entry(completion, send.result))
+    }
+
+    fn rma_ended(&mut self, rma: RmaCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
+        let kind = match rma.kind {
+            RmaKind::Write => Kind::Write,
+            RmaKind::Read => Kind::Read,
+        };
+        self.count(kind, false, &rma.result);
+        let (peer, buffer) = (self.name(rma.peer), rma.buffer.into_buffer());
+        let completion = Completion {
+            subprotocol: rma.subprotocol,
+            ..self.completion(kind, rma.context, rma.length, buffer, peer)
+        };
+        self.transmit.give(reader, Credit::Held, entry(completion, rma.result))
+    }
+
+    fn atomic_ended(&mut self, atomic: AtomicCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
+        self.count(Kind::Atomic, atomic.fetched.is_some(), &atomic.result);
+        let peer = self.name(atomic.peer);
+        let buffer = atomic.fetched.map(Slot::into_buffer).unwrap_or_default();
+        let completion = self.completion(Kind::Atomic, atomic.context, atomic.length, buffer, peer);
+        self.transmit.give(reader, Credit::Held, entry(completion, atomic.result))
+    }
+
+    fn remotely_written(&mut self, write: RemoteWrite, reader: &mut Reader<'_>) -> bool {
+        let from = self.sender(write.peer);
+        let completion = Completion {
+            cq_data: Some(write.cq_data),
+            ..self.completion(Kind::RemoteWrite, 0, write.length, Buffer::default(), from)
+        };
+        self.receive.give(reader, Credit::None, Ok(completion))
+    }
+
+    fn received(&mut self, receive: ReceiveCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
+        let (buffer, role) = receive.buffer.into_parts();
+        let kind = match role {
+            Role::Whole | Role::Lent(_) => Kind::Receive,
+            Role::Part(_) => Kind::MultiReceive,
+            Role::Rest(_) => Kind::Released,
+        };
+        self.count(kind, false, &receive.result);
+        let from = self.sender(receive.peer);
+        let completion = Completion {
+            tag: receive.tagged.then_some(receive.tag),
+            cq_data: receive.cq_data,
+            subprotocol: receive.subprotocol,
+            ..self.completion(kind, receive.context, receive.length, buffer, from)
+        };
+        self.receive_ended(role, entry(completion, receive.result), reader)
+    }
+
+    /// Gives the completion of a receive, of one message in a multi-receive buffer, or of the release
+    /// of such a buffer, which comes after those of its messages.
+    fn receive_ended(&mut self, role: Role, entry: Entry, reader: &mut Reader<'_>) -> bool {
+        match role {
+            Role::Whole | Role::Lent(_) => self.receive.give(reader, Credit::Held, entry),
+            Role::Part(parts) => {
+                let given = self.receive.give(reader, Credit::None, entry);
+                drop(parts);
+                self.release_complete();
+                given
+            }
+            Role::Rest(parts) => {
+                self.releases.push((parts, entry));
+                self.release_complete();
+                false
+            }
+        }
+    }
+
+    /// Releases the multi-receive buffers whose messages have all completed.
+    fn release_complete(&mut self) {
+        for (_, entry) in self.releases.extract_if(.., |(parts, _)| parts.are_complete()) {
+            self.receive.deliver(Credit::Held, entry);
+        }
+    }
+
+    /// Gives completions of receives in place until one is for the reader, and returns whether one was.
+    pub(super) fn complete_in_place(&mut self, reader: &mut Reader<'_>) -> bool {
+        while let Some(received) = self.engine.poll_in_place() {
+            if self.received_in_place(received, reader) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn received_in_place(
+        &mut self,
+        received: InPlaceCompletion<Q::Packet>,
+        reader: &mut Reader<'_>,
+    ) -> bool {
+        let InPlaceCompletion { context, peer, cq_data, result } = received;
+        let (buffer, subprotocol, result) = match result {
+            Ok(message) => {
+                let range = message.range();
+                let packet = message.into_packet().into_any();
+                let buffer = Packet::new(packet, range.start, range.len()).into();
+                (buffer, Some(Subprotocol::Eager), Ok(()))
+            }
+            Err(error) => (Buffer::default(), None, Err(error)),
+        };
+        self.count(Kind::Receive, false, &result);
+        let (length, from) = (buffer.len() as u64, self.sender(peer));
+        let completion = Completion {
+            cq_data,
+            subprotocol,
+            ..self.completion(Kind::Receive, context, length, buffer, from)
+        };
+        self.receive.give(reader, Credit::Held, entry(completion, result))
+    }
+
+    /// Counts an operation that ended. `fetched`: it was an atomic that fetched values.
+    fn count(&self, kind: Kind, fetched: bool, result: &Result<(), OperationError>) {
+        if let Some(counters) = &self.counters {
+            counters.ended(kind, fetched, result.is_ok());
+        }
+    }
+
+    /// The sender of a message, if completions are to name it.
+    fn sender(&self, peer: Option<PeerId>) -> PeerName {
+        match peer {
+            Some(peer) if self.sources == Sources::Reported => self.name(peer),
+            _ => UNNAMED,
+        }
+    }
+
+    fn name(&self, peer: PeerId) -> PeerName {
+        (self.addr(peer), self.engine.peer_address(peer).map(Address::from))
+    }
+
+    /// A peer's index in the address vector.
+    #[inline]
+    fn addr(&self, peer: PeerId) -> Option<FiAddr> {
+        self.peers.addr(peer).or_else(|| self.find_addr(peer))
+    }
+
+    #[cold]
+    fn find_addr(&self, peer: PeerId) -> Option<FiAddr> {
+        self.addresses.find(&self.engine.peer_address(peer)?.into())
+    }
+}
+
+#[inline(always)]
+fn entry(completion: Completion, result: Result<(), OperationError>) -> Entry {
+    match result {
+        Ok(()) => Ok(completion),
+        Err(error) => Err(CompletionError { error, completion: Box::new(completion) }),
+    }
+}

@@ -1,0 +1,172 @@
+//! When buffers come back from an endpoint that is dropped.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use efa_device::{
+    Access, AddressHandle, Completion as DeviceCompletion, Device as _, DeviceAttributes,
+    DeviceError, Gid, NoTagList, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest,
+    RegisterError, SendRequest,
+};
+use efa_proto::RmaIov;
+use efa_rdm::{Config, OperationError};
+use efa_sim::SoftQueuePair;
+use efa_sim::region::SoftRegion;
+
+use super::*;
+use crate::device::Device;
+use crate::endpoint::EndpointId;
+use crate::{
+    AddressVector, CompletionQueueOptions, Domain, Fabric, LocalOptions, ManualClock, MemoryRegion,
+};
+
+/// A queue pair that records when it is dropped whether the completion queue had an entry by then.
+#[derive(Debug)]
+struct RecordingQueuePair {
+    real: SoftQueuePair,
+    queue: Arc<CompletionQueue>,
+    had_entries: Arc<Mutex<Option<bool>>>,
+}
+
+impl Drop for RecordingQueuePair {
+    fn drop(&mut self) {
+        *self.had_entries.lock().unwrap() = Some(self.queue.has_entries());
+    }
+}
+
+impl QueuePair for RecordingQueuePair {
+    type Packet = Box<[u8]>;
+    type Region = SoftRegion;
+    type TagList = NoTagList;
+
+    fn attributes(&self) -> &DeviceAttributes {
+        self.real.attributes()
+    }
+
+    fn address(&self) -> QueuePairAddress {
+        self.real.address()
+    }
+
+    fn create_address_handle(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        self.real.create_address_handle(gid)
+    }
+
+    fn destroy_address_handle(&mut self, handle: AddressHandle) {
+        self.real.destroy_address_handle(handle);
+    }
+
+    fn allocate_packet(&mut self) -> Result<Box<[u8]>, DeviceError> {
+        self.real.allocate_packet()
+    }
+
+    fn post_send(&mut self, request: SendRequest<Box<[u8]>>) -> Result<(), PostError<Box<[u8]>>> {
+        self.real.post_send(request)
+    }
+
+    fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
+        self.real.post_receive(packet)
+    }
+
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
+        self.real.register(memory, access)
+    }
+
+    fn region(&self, key: u32) -> Option<SoftRegion> {
+        self.real.region(key)
+    }
+
+    fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
+        self.real.post_read(request)
+    }
+
+    fn poll(&mut self, now: Time) -> Option<DeviceCompletion<Box<[u8]>>> {
+        self.real.poll(now)
+    }
+
+    fn next_event(&self) -> Option<Time> {
+        self.real.next_event()
+    }
+}
+
+struct Host {
+    domain: Domain,
+    addresses: AddressVector,
+}
+
+impl Host {
+    fn queue(&self) -> crate::CompletionQueue {
+        self.domain.completion_queue(CompletionQueueOptions::default())
+    }
+
+    fn queue_pair(&self) -> SoftQueuePair {
+        match self.domain.device() {
+            Device::Soft(device) => device.create_queue_pair(QueuePairOptions::default()).unwrap(),
+            #[cfg(feature = "verbs")]
+            Device::Verbs(_) => panic!("the local link is software"),
+        }
+    }
+
+    fn driver<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>>(
+        &self,
+        queue_pair: Q,
+        queue: &crate::CompletionQueue,
+    ) -> Driver<Q> {
+        let bindings = Bindings {
+            endpoint: EndpointId(0),
+            transmit: queue.shared().clone(),
+            receive: queue.shared().clone(),
+            addresses: self.addresses.shared().clone(),
+            sources: Sources::Reported,
+            counters: Counters::default(),
+        };
+        Driver::new(Engine::new(queue_pair, Config::default()).unwrap(), bindings)
+    }
+
+    fn region(&self, access: Access) -> MemoryRegion {
+        self.domain.register(vec![7; 10_000], access).unwrap()
+    }
+}
+
+#[test]
+fn buffer_of_an_rdma_read_returns_after_the_queue_pair_is_destroyed() {
+    let clock = ManualClock::new();
+    let fabric = Fabric::local(LocalOptions::default()).with_clock(&clock);
+    let domain = fabric.domain().unwrap();
+    let addresses = domain.address_vector();
+    let host = Host { domain, addresses };
+    let (queue, had_entries) = (host.queue(), Arc::default());
+    let real = host.queue_pair();
+    let queue_pair = RecordingQueuePair {
+        real,
+        queue: queue.shared().clone(),
+        had_entries: Arc::clone(&had_entries),
+    };
+    let mut reader = host.driver(queue_pair, &queue);
+    let mut target = host.driver(host.queue_pair(), &host.queue());
+    let to_target = host.addresses.insert(target.address()).unwrap();
+
+    let far = host.region(Access { remote_read: true, ..Access::default() });
+    let near = host.region(Access::default());
+    let remote = RmaIov::new(far.remote_address(), 10_000, far.key()).into();
+    reader.read(to_target, remote, near.slice(0..10_000).unwrap().into(), 1).unwrap();
+    reader.receive(None, None, near.slice(0..10).unwrap().into(), 2).unwrap();
+    let mut polls = 0;
+    while reader.statistics().rdma_reads == 0 {
+        reader.progress(fabric.clock());
+        target.progress(fabric.clock());
+        clock.advance(Duration::from_micros(1));
+        polls += 1;
+        assert!(polls < 10_000, "no RDMA read was posted");
+    }
+
+    drop(reader);
+    assert_eq!(
+        *had_entries.lock().unwrap(),
+        Some(false),
+        "a buffer came back while the queue pair existed"
+    );
+    for _ in 0..2 {
+        assert_eq!(queue.read().unwrap().unwrap_err().error, OperationError::Cancelled);
+    }
+    assert!(queue.read().is_none());
+}

@@ -1,0 +1,201 @@
+//! Builds an endpoint: binds it to other objects, then enables it.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+
+use efa_device::{Qkey, QueuePairOptions};
+use efa_rdm::Config;
+use parking_lot::Mutex;
+
+use crate::address_vector::AddressVector;
+use crate::any_driver::CreatedDriver;
+use crate::completion_queue::CompletionQueue;
+use crate::counter::{Counted, Counter, Counters};
+use crate::domain::Domain;
+use crate::driver::{Bindings, Sources};
+use crate::endpoint::{Endpoint, Shared, Usable};
+use crate::endpoint_options::{EndpointOptions, Receiving};
+use crate::error::{Bound, EnableError};
+use crate::info::{Capabilities, EndpointAttributes, MessageOrder};
+
+/// Capabilities that need matching or order, which an endpoint that receives in place lacks.
+const NEED_MATCHING: Capabilities = Capabilities::TAGGED
+    .union(Capabilities::ATOMIC)
+    .union(Capabilities::MULTI_RECV)
+    .union(Capabilities::DIRECTED_RECV);
+
+/// Which operations of an endpoint complete on a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Sends, writes, reads and atomics (`FI_TRANSMIT`).
+    Transmit,
+    /// Receives, and remote writes with data (`FI_RECV`).
+    Receive,
+    /// All.
+    Both,
+}
+
+/// An endpoint that is not enabled. It takes completion queues, an address vector and counters, and
+/// can't transfer anything: that is what [`Endpoint`] is for.
+///
+/// ```compile_fail,E0599
+/// # use efa::{EndpointOptions, Fabric, LocalOptions, Receive};
+/// let domain = Fabric::local(LocalOptions::default()).domain()?;
+/// let disabled = domain.endpoint(EndpointOptions::default());
+/// disabled.receive(Receive::untagged(), vec![0; 64], 1)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// An enabled endpoint can't be bound to anything:
+///
+/// ```compile_fail,E0599
+/// # use efa::{AddressVector, Endpoint};
+/// # fn f(endpoint: Endpoint, addresses: AddressVector) {
+/// endpoint.bind_address_vector(&addresses);
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "an endpoint does nothing before it is enabled"]
+pub struct EndpointBuilder {
+    domain: Domain,
+    options: EndpointOptions,
+    transmit: Option<CompletionQueue>,
+    receive: Option<CompletionQueue>,
+    addresses: Option<AddressVector>,
+    counters: Counters,
+    /// The first error of a bind call; `enable` returns it.
+    error: Option<EnableError>,
+}
+
+impl EndpointBuilder {
+    pub(crate) fn new(domain: &Domain, options: EndpointOptions) -> Self {
+        Self {
+            domain: domain.clone(),
+            options,
+            transmit: None,
+            receive: None,
+            addresses: None,
+            counters: Counters::default(),
+            error: None,
+        }
+    }
+
+    /// Binds a completion queue. Each direction needs one, even if nothing is ever sent or received.
+    pub fn bind_completion_queue(mut self, queue: &CompletionQueue, direction: Direction) -> Self {
+        let other_domain = !queue.shared().domain.is(&self.domain);
+        let mut bind = |slot: &mut Option<CompletionQueue>, bound| {
+            if other_domain {
+                self.error.get_or_insert(EnableError::OtherDomain(bound));
+            } else if slot.replace(queue.clone()).is_some() {
+                self.error.get_or_insert(EnableError::Twice(bound));
+            }
+        };
+        if matches!(direction, Direction::Transmit | Direction::Both) {
+            bind(&mut self.transmit, Bound::TransmitQueue);
+        }
+        if matches!(direction, Direction::Receive | Direction::Both) {
+            bind(&mut self.receive, Bound::ReceiveQueue);
+        }
+        self
+    }
+
+    /// Binds the address vector.
+    pub fn bind_address_vector(mut self, addresses: &AddressVector) -> Self {
+        if !addresses.shared().domain.is(&self.domain) {
+            self.error.get_or_insert(EnableError::OtherDomain(Bound::AddressVector));
+        } else if self.addresses.replace(addresses.clone()).is_some() {
+            self.error.get_or_insert(EnableError::Twice(Bound::AddressVector));
+        }
+        self
+    }
+
+    /// Binds a counter of some kinds of operations, which also complete on their queues.
+    pub fn bind_counter(mut self, counter: &Counter, kinds: Counted) -> Self {
+        if !counter.is_of(&self.domain) {
+            self.error.get_or_insert(EnableError::OtherDomain(Bound::Counter));
+        } else if !self.counters.add(counter, kinds) {
+            self.error.get_or_insert(EnableError::CountedTwice(kinds));
+        }
+        self
+    }
+
+    /// Enables the endpoint: from now on it sends and receives.
+    ///
+    /// # Errors
+    /// Something is missing, bound twice or of another domain; an option is invalid; the device fails.
+    pub fn enable(self) -> Result<Endpoint, EnableError> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let transmit = self.transmit.ok_or(EnableError::Missing(Bound::TransmitQueue))?;
+        let receive = self.receive.ok_or(EnableError::Missing(Bound::ReceiveQueue))?;
+        let addresses = self.addresses.ok_or(EnableError::Missing(Bound::AddressVector))?;
+        let not_offered = self.options.capabilities - Capabilities::OFFERED;
+        if !not_offered.is_empty() {
+            return Err(EnableError::NotOffered(not_offered));
+        }
+        let options = self.options;
+        let need_matching = options.capabilities & NEED_MATCHING;
+        if options.receiving == Receiving::InPlace && !need_matching.is_empty() {
+            return Err(EnableError::NotInPlace(need_matching));
+        }
+        let queue_pair = QueuePairOptions {
+            qkey: Qkey(options.connid.unwrap_or_else(|| random() as u32 & CONNID_MASK)),
+            send_depth: options.send_depth,
+            receive_depth: options.receive_depth,
+            rnr_retry: options.rnr_retry,
+        };
+        let hash_seed = options.hash_seed.unwrap_or_else(random);
+        let config = Config { hash_seed, ..options.protocol };
+        let capabilities = options.capabilities.enabled();
+        let sources = match capabilities.contains(Capabilities::SOURCE) {
+            true => Sources::Reported,
+            false => Sources::Omitted,
+        };
+        let id = self.domain.next_endpoint_id();
+        let counters: Vec<Counter> = self.counters.iter().cloned().collect();
+        let bindings = Bindings {
+            endpoint: id,
+            transmit: transmit.shared().clone(),
+            receive: receive.shared().clone(),
+            addresses: addresses.shared().clone(),
+            sources,
+            counters: self.counters,
+        };
+        let device = self.domain.device();
+        let created =
+            CreatedDriver::new(device, queue_pair, config.clone(), options.receiving, bindings)?;
+        let mut attributes =
+            EndpointAttributes::of(&config, created.inject_limit, options.max_message_size);
+        if options.receiving == Receiving::InPlace {
+            attributes.message_order = MessageOrder::Unordered;
+        }
+        let shared = Arc::new(Shared {
+            id,
+            address: created.address,
+            capabilities,
+            usable: Usable::new(capabilities),
+            attributes,
+            driver: Mutex::new(created.driver),
+            domain: self.domain,
+        });
+        // A counter of several kinds is bound as many times, and progresses the endpoint as often.
+        for counter in &counters {
+            counter.bind(Arc::downgrade(&shared));
+        }
+        addresses.shared().bind(Arc::downgrade(&shared));
+        transmit.shared().bind(Arc::downgrade(&shared));
+        if !Arc::ptr_eq(transmit.shared(), receive.shared()) {
+            receive.shared().bind(Arc::downgrade(&shared));
+        }
+        Ok(Endpoint { shared, transmit, receive, addresses, counters })
+    }
+}
+
+/// Connids have 31 bits, as those of libfabric.
+const CONNID_MASK: u32 = u32::MAX >> 1;
+
+/// A random number: the standard library seeds its hash tables from the operating system.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
