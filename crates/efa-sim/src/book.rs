@@ -1,6 +1,8 @@
-//! The address book of a device: which interfaces it knows, and under which number.
+//! Address handles of a device: which interfaces it knows, and under which number.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use efa_device::{AddressHandle, DeviceError, Gid};
 
@@ -75,6 +77,62 @@ impl AddressBook {
 
     pub(crate) fn handle(&self, gid: Gid) -> Option<AddressHandle> {
         self.by_gid.get(&gid).copied()
+    }
+}
+
+/// The address handles of a device with queue pairs in many threads. The handle of its own interface
+/// is kept where it is found without a lock.
+#[derive(Debug)]
+pub(crate) struct Book {
+    own_gid: Gid,
+    own: AtomicU32,
+    entries: Mutex<AddressBook>,
+}
+
+impl Book {
+    /// No handle has this number.
+    const NONE: u32 = u32::MAX;
+
+    pub(crate) fn new(own_gid: Gid, limit: usize) -> Self {
+        let entries = Mutex::new(AddressBook::new(limit));
+        Self { own_gid, own: AtomicU32::new(Self::NONE), entries }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, AddressBook> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn acquire(&self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        let mut entries = self.lock();
+        let handle = entries.acquire(gid)?;
+        if gid == self.own_gid {
+            self.own.store(u32::from(handle.0), Ordering::Relaxed);
+        }
+        Ok(handle)
+    }
+
+    pub(crate) fn release(&self, handle: AddressHandle, count: u64) {
+        let mut entries = self.lock();
+        if entries.release(handle, count) && self.own.load(Ordering::Relaxed) == handle.0.into() {
+            self.own.store(Self::NONE, Ordering::Relaxed);
+        }
+    }
+
+    /// The handle for the device's own interface, if there is one.
+    #[inline]
+    pub(crate) fn own(&self) -> Option<AddressHandle> {
+        u16::try_from(self.own.load(Ordering::Relaxed)).ok().map(AddressHandle)
+    }
+
+    /// The interface that a handle stands for.
+    pub(crate) fn gid(&self, handle: AddressHandle) -> Option<Gid> {
+        if self.own() == Some(handle) { Some(self.own_gid) } else { self.lock().gid(handle) }
+    }
+
+    /// The handle for an interface, if there is one.
+    #[inline]
+    pub(crate) fn handle(&self, gid: Gid) -> Option<AddressHandle> {
+        if gid == self.own_gid { self.own() } else { self.lock().handle(gid) }
     }
 }
 

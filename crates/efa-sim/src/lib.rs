@@ -69,14 +69,12 @@
 
 mod book;
 pub mod capture;
-mod delivered;
 pub mod faults;
-mod kept;
 mod keys;
+mod link;
 pub mod local;
 mod map;
 mod memory;
-mod rdma;
 pub mod record;
 pub mod region;
 pub mod shm;
@@ -84,6 +82,6 @@ mod soft;
 pub mod tcp;
 pub mod tm;
 
-pub use self::kept::KeptNumber;
+pub use self::link::{KeptNumber, LinkQueuePair};
 pub use self::region::SoftRegion;
 pub use self::soft::{SoftDevice, SoftQueuePair};

@@ -87,11 +87,11 @@
 
 mod directory;
 mod incoming;
+mod link;
 mod mailbox;
 mod memory;
 mod operation;
 mod outgoing;
-mod queue_pair;
 mod ring;
 
 use std::path::{Path, PathBuf};
@@ -99,12 +99,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::directory::HostDirectory;
+pub use self::link::{ShmLink, ShmQueuePair};
 use self::memory::HostMemory;
-use self::queue_pair::Book;
-pub use self::queue_pair::ShmQueuePair;
 use self::ring::{MAX_MTU, MAX_SLOTS};
+use crate::book::Book;
 use crate::faults::FaultOptions;
-use crate::rdma;
+use crate::link::vendor_part_id;
 use crate::record::SharedSink;
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 use efa_device::{
@@ -227,7 +227,7 @@ impl ShmDevice {
         let directory = HostDirectory::open(options.directory.as_deref(), &options.name)?;
         let attributes = DeviceAttributes {
             name: format!("efa-shm-{}", options.name),
-            vendor_part_id: rdma::vendor_part_id(options.rdma),
+            vendor_part_id: vendor_part_id(options.rdma),
             mtu: options.mtu,
             max_send: options.max_send,
             max_receive: options.max_receive,
@@ -296,7 +296,7 @@ impl Device for ShmDevice {
     }
 
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<ShmQueuePair, DeviceError> {
-        ShmQueuePair::new(self, &self.settings, options)
+        link::create(self, &self.settings, options)
     }
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {

@@ -84,16 +84,16 @@
 //! [`Status::BadStatus`]: efa_device::Status::BadStatus
 
 mod incoming;
+mod link;
 mod operation;
 mod outgoing;
-mod queue_pair;
 mod socket;
 mod statistics;
 mod wire;
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
@@ -103,29 +103,19 @@ use efa_device::{
 use fastrand::Rng;
 use rustix::io::Errno;
 
-pub use self::queue_pair::TcpQueuePair;
+pub use self::link::{TcpLink, TcpQueuePair};
 use self::socket::{Listener, endpoint, gid_of};
 pub use self::statistics::{TcpStatistics, Violations};
 pub use self::wire::Violation;
-use crate::book::AddressBook;
+use crate::book::Book;
 use crate::keys::{self, Slots};
+use crate::link::vendor_part_id;
 use crate::map::Map;
-use crate::rdma;
 use crate::record::SharedSink;
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 
 /// Most connections to one queue pair.
 const MAX_PEERS: usize = 4096;
-
-/// The address book of a device. Clones are the same book.
-#[derive(Clone, Debug)]
-struct Book(Arc<Mutex<AddressBook>>);
-
-impl Book {
-    fn lock(&self) -> MutexGuard<'_, AddressBook> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 fn system(operation: impl Into<String>, errno: Errno) -> DeviceError {
     DeviceError::System { operation: operation.into(), errno: errno.raw_os_error() }
@@ -215,7 +205,7 @@ impl TcpOptions {
 #[derive(Clone, Debug)]
 pub struct TcpDevice {
     attributes: DeviceAttributes,
-    book: Book,
+    book: Arc<Book>,
     keys: KeyTable,
     options: Arc<TcpOptions>,
 }
@@ -248,7 +238,7 @@ impl TcpDevice {
         }
         let attributes = DeviceAttributes {
             name: format!("efa-tcp-{address}"),
-            vendor_part_id: rdma::vendor_part_id(options.rdma),
+            vendor_part_id: vendor_part_id(options.rdma),
             mtu: options.mtu,
             max_send: options.max_send,
             max_receive: options.max_receive,
@@ -262,7 +252,7 @@ impl TcpDevice {
         let map = Map::anonymous(keys::LENGTH).map_err(|errno| system("mmap", errno))?;
         Ok(Self {
             attributes,
-            book: Book(Arc::new(Mutex::new(AddressBook::new(options.max_address_handles)))),
+            book: Arc::new(Book::new(gid_of(address), options.max_address_handles)),
             keys: KeyTable::with_slots(limit, max_size, Rng::new(), Some(Slots::new(map))),
             options: Arc::new(options),
         })
@@ -286,12 +276,12 @@ impl TcpDevice {
     /// # Errors
     /// [`DeviceError::BadAddress`] for the zero GID, [`DeviceError::LimitReached`].
     pub fn create_address_handle(&self, gid: Gid) -> Result<AddressHandle, DeviceError> {
-        self.book.lock().acquire(gid)
+        self.book.acquire(gid)
     }
 
     /// Gives one count of a handle of [`create_address_handle`](Self::create_address_handle) back.
     pub fn destroy_address_handle(&self, handle: AddressHandle) {
-        self.book.lock().release(handle, 1);
+        self.book.release(handle, 1);
     }
 }
 
@@ -308,7 +298,7 @@ impl Device for TcpDevice {
     }
 
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<TcpQueuePair, DeviceError> {
-        TcpQueuePair::new(self, options)
+        link::create(self, options)
     }
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {

@@ -1,21 +1,18 @@
 //! Receiving from one other queue pair: our end of its ring, and how long its packets have waited.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
-use efa_device::{Qkey, Qpn, Status, Time};
+use efa_device::{Qpn, Status, Time};
 
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
 use super::ring::{Arrived, Broken, Kind, RingReceiver, WRITTEN};
-use crate::delivered::Delivered;
+use crate::link::{Delivered, ReceiveQueue};
 
 /// Most packets taken from a ring in one go, so that no sender starves the others.
 const BATCH: usize = 16;
 /// Empty looks at a ring before it has to ring the bell again.
 const DROWSY: u32 = 4096;
-/// `rnr_retry` that means for ever.
-const FOR_EVER: u8 = 7;
 
 /// What a look at a ring found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,18 +23,6 @@ pub(super) enum Found {
     Nothing,
     /// The sender has left, and everything it sent is dealt with.
     End,
-}
-
-/// What a receiver needs to judge packets.
-pub(super) struct Judge<'a> {
-    pub(super) qkey: Qkey,
-    pub(super) rnr_delay: Duration,
-    /// Since when it is to have buffers; `None` before its first one.
-    pub(super) ready_since: Option<Time>,
-    pub(super) posted: &'a mut VecDeque<Box<[u8]>>,
-    pub(super) now: Time,
-    /// Whether the immediate data of a write takes no buffer.
-    pub(super) unsolicited: bool,
 }
 
 /// A sender's ring, attached.
@@ -101,7 +86,7 @@ impl Incoming {
     #[inline]
     pub(super) fn poll(
         &mut self,
-        judge: &mut Judge<'_>,
+        queue: &mut ReceiveQueue<'_>,
         receive: impl FnMut(Delivered),
     ) -> Result<Found, Broken> {
         if !self.ring.has_next() {
@@ -109,29 +94,29 @@ impl Incoming {
         }
         self.empty = 0;
         self.active = true;
-        let taken = self.take(judge, receive);
+        let taken = self.take(queue, receive);
         self.ring.tell();
         taken.map(|()| Found::Packets)
     }
 
     fn take(
         &mut self,
-        judge: &mut Judge<'_>,
+        queue: &mut ReceiveQueue<'_>,
         mut receive: impl FnMut(Delivered),
     ) -> Result<(), Broken> {
         for _ in 0..BATCH {
             let Some(arrived) = self.ring.peek()? else { break };
             if arrived.kind == Kind::Written {
-                let Some(written) = self.take_written(judge, arrived) else { break };
+                let Some(written) = self.take_written(queue, arrived) else { break };
                 receive(written);
                 continue;
             }
-            if arrived.qkey != judge.qkey {
+            if arrived.qkey != queue.qkey {
                 self.reject(Status::BadDestinationQpn);
                 continue;
             }
-            let Some(mut buffer) = judge.posted.pop_front() else {
-                self.wait(judge);
+            let Some(mut buffer) = queue.posted.pop_front() else {
+                self.wait(queue);
                 break;
             };
             match buffer.get_mut(..arrived.length) {
@@ -143,7 +128,7 @@ impl Incoming {
                     receive(Delivered::Datagram { packet: buffer, length, immediate });
                 }
                 None => {
-                    judge.posted.push_front(buffer);
+                    queue.posted.push_front(buffer);
                     self.reject(Status::RemoteBadLength);
                 }
             }
@@ -153,10 +138,14 @@ impl Incoming {
 
     /// Takes the immediate data of a write; `None` if it waits for a buffer.
     #[cold]
-    fn take_written(&mut self, judge: &mut Judge<'_>, arrived: Arrived) -> Option<Delivered> {
-        let packet = if judge.unsolicited { None } else { judge.posted.pop_front() };
-        if packet.is_none() && !judge.unsolicited {
-            self.wait(judge);
+    fn take_written(
+        &mut self,
+        queue: &mut ReceiveQueue<'_>,
+        arrived: Arrived,
+    ) -> Option<Delivered> {
+        let packet = if queue.unsolicited { None } else { queue.posted.pop_front() };
+        if packet.is_none() && !queue.unsolicited {
+            self.wait(queue);
             return None;
         }
         let mut length = [0; WRITTEN];
@@ -173,15 +162,15 @@ impl Incoming {
 
     /// Notes which packets wait for a buffer, and rejects those that have waited long enough.
     #[cold]
-    fn wait(&mut self, judge: &Judge<'_>) {
-        if self.ring.rnr_retry() >= FOR_EVER || judge.ready_since.is_none() {
+    fn wait(&mut self, queue: &ReceiveQueue<'_>) {
+        let rnr_retry = self.ring.rnr_retry();
+        if !queue.has_rnr_timeout(rnr_retry) {
             return;
         }
         while self.ring.has(self.waiting.len()) {
-            self.waiting.push_back(judge.now);
+            self.waiting.push_back(queue.now);
         }
-        let patience = judge.rnr_delay.saturating_mul(u32::from(self.ring.rnr_retry()));
-        while self.waiting.front().is_some_and(|&since| judge.now - since >= patience) {
+        while self.waiting.front().is_some_and(|&since| queue.rnr_expired(rnr_retry, since)) {
             self.reject(Status::ReceiverNotReady);
         }
     }

@@ -3,7 +3,7 @@
 use efa_device::{Qpn, RdmaRequest, RegionRange, RemoteMemory, Status, WorkId};
 
 use super::memory::HostMemory;
-use crate::rdma::Direction;
+use crate::link::Direction;
 use crate::region::SoftRegion;
 
 /// Most bytes copied in one go.

@@ -164,7 +164,7 @@ impl Outgoing {
 
     /// Whether nothing is under way, and nobody is there who would take what is sent. Of a peer with
     /// sends under way their end tells.
-    pub(super) fn is_of_no_use(&self) -> bool {
+    pub(super) fn is_useless(&self) -> bool {
         self.is_idle()
             && (self.is_abandoned() || self.mailbox.is_closed() || !self.mailbox.is_alive())
     }

@@ -20,14 +20,14 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::time::Duration;
 
-use efa_device::{Gid, Qkey, Qpn, Region as _, RegionRange, RemoteMemory, Status, Time};
+use efa_device::{Gid, Qpn, Region as _, RegionRange, RemoteMemory, Status, Time};
 use fastrand::Rng;
 
 use super::socket::{Received, Socket};
 use super::wire::{
     ANSWER, Answer, CHUNK, HEADER, HELLO, Header, Hello, LONGEST, Prefix, Violation, emit_welcome,
 };
-use crate::delivered::Delivered;
+use crate::link::{Delivered, ReceiveQueue};
 use crate::record::QueuePairId;
 use crate::region::{KeyTable, SoftRegion};
 
@@ -35,8 +35,6 @@ use crate::region::{KeyTable, SoftRegion};
 const BUFFER: usize = 2 * LONGEST;
 /// Bytes of answers not taken by the sender at which no more frames are.
 const MANY_ANSWERS: usize = 8 * (CHUNK + ANSWER);
-/// `rnr_retry` that means for ever.
-const FOR_EVER: u8 = 7;
 
 /// A frame in the buffer.
 #[derive(Clone, Copy, Debug)]
@@ -71,18 +69,10 @@ pub(super) enum Found {
     End,
 }
 
-/// What a receiver needs to judge packets.
-pub(super) struct Judge<'a> {
-    pub(super) qkey: Qkey,
-    pub(super) rnr_delay: Duration,
-    /// Since when it is to have buffers; `None` before its first one.
-    pub(super) ready_since: Option<Time>,
-    pub(super) posted: &'a mut VecDeque<Box<[u8]>>,
-    pub(super) now: Time,
-    pub(super) keys: &'a KeyTable,
-    /// Whether the immediate data of a write takes no buffer.
-    pub(super) unsolicited: bool,
-    /// Draws which of what has arrived is next.
+/// Where a sender's packets go.
+pub(super) struct Target<'a> {
+    pub(super) queue: ReceiveQueue<'a>,
+    /// Draws which of the packets that have arrived is next.
     pub(super) reorder: Option<&'a mut Rng>,
 }
 
@@ -178,16 +168,16 @@ fn find(
 
 /// Puts a datagram into the next posted buffer; there is one, unless its key is wrong.
 fn deliver(
-    judge: &mut Judge<'_>,
+    target: &mut Target<'_>,
     arrived: &Arrived,
     payload: &[u8],
     immediate: Option<u32>,
     receive: &mut impl FnMut(Delivered),
 ) -> Result<(), Status> {
-    if arrived.key != judge.qkey.0 {
+    if arrived.key != target.queue.qkey.0 {
         return Err(Status::BadDestinationQpn);
     }
-    let mut packet = judge.posted.pop_front().ok_or(Status::ReceiverNotReady)?;
+    let mut packet = target.queue.posted.pop_front().ok_or(Status::ReceiverNotReady)?;
     let length = payload.len();
     match packet.get_mut(..length) {
         Some(bytes) => {
@@ -196,7 +186,7 @@ fn deliver(
             Ok(())
         }
         None => {
-            judge.posted.push_front(packet);
+            target.queue.posted.push_front(packet);
             Err(Status::RemoteBadLength)
         }
     }
@@ -268,15 +258,15 @@ impl Incoming {
     /// Takes packets; `receive` gets each. `calls` counts system calls.
     pub(super) fn poll(
         &mut self,
-        judge: &mut Judge<'_>,
+        target: &mut Target<'_>,
         calls: &mut u64,
-        receive: impl FnMut(Delivered),
+        receive: impl FnMut(QueuePairId, Delivered),
     ) -> Result<Found, Violation> {
         if self.arrived.is_empty() {
             self.fill(calls);
-            self.read(judge.now)?;
+            self.read(target.queue.now)?;
         }
-        self.take(judge, receive);
+        self.take(target, receive);
         if !self.arrived.is_empty() || self.readable {
             return Ok(Found::More);
         }
@@ -355,13 +345,15 @@ impl Incoming {
         Ok(Some((Some(Arrived { prefix, at, length, sequence, key, since }), end)))
     }
 
-    fn take(&mut self, judge: &mut Judge<'_>, mut receive: impl FnMut(Delivered)) {
-        let posted = judge.posted.len();
+    fn take(&mut self, target: &mut Target<'_>, mut receive: impl FnMut(QueuePairId, Delivered)) {
+        let sender = self.sender();
+        let mut receive = |delivered| receive(sender, delivered);
+        let posted = target.queue.posted.len();
         while !self.answers.are_many() {
-            let Some(place) = self.next_place(judge) else {
+            let Some(place) = self.next_place(target) else {
                 // Whoever gets these may post more, so what is left can wait for the next poll.
-                if judge.posted.len() == posted {
-                    self.wait(judge);
+                if target.queue.posted.len() == posted {
+                    self.wait(target);
                 }
                 break;
             };
@@ -369,18 +361,22 @@ impl Incoming {
             let sequence = arrived.sequence;
             let payload = &self.buffer[arrived.at..arrived.at + arrived.length];
             let result = match arrived.prefix {
-                Prefix::Datagram => deliver(judge, &arrived, payload, None, &mut receive),
+                Prefix::Datagram => deliver(target, &arrived, payload, None, &mut receive),
                 Prefix::Immediate(immediate) => {
-                    deliver(judge, &arrived, payload, Some(immediate), &mut receive)
+                    deliver(target, &arrived, payload, Some(immediate), &mut receive)
                 }
                 Prefix::Written { immediate, length } => {
-                    let packet = if judge.unsolicited { None } else { judge.posted.pop_front() };
+                    let packet = if target.queue.unsolicited {
+                        None
+                    } else {
+                        target.queue.posted.pop_front()
+                    };
                     receive(Delivered::Written { packet, length, immediate });
                     Ok(())
                 }
                 Prefix::Read { address, count } => {
                     let memory = RemoteMemory { address, key: arrived.key };
-                    let read = find(judge.keys, memory, count as usize, Wanted::Read)
+                    let read = find(target.queue.keys, memory, count as usize, Wanted::Read)
                         .and_then(|part| self.answers.add_data(sequence, &part));
                     match read {
                         Ok(()) => {
@@ -392,7 +388,7 @@ impl Incoming {
                 }
                 Prefix::Write { address } => {
                     let memory = RemoteMemory { address, key: arrived.key };
-                    find(judge.keys, memory, payload.len(), Wanted::Write).and_then(|part| {
+                    find(target.queue.keys, memory, payload.len(), Wanted::Write).and_then(|part| {
                         let written = part.region.write(part.offset, payload);
                         let all = written == payload.len();
                         if all { Ok(()) } else { Err(Status::RemoteBadAddress) }
@@ -405,35 +401,31 @@ impl Incoming {
     }
 
     /// Which frame is next, if any can be dealt with.
-    fn next_place(&self, judge: &mut Judge<'_>) -> Option<usize> {
+    fn next_place(&self, target: &mut Target<'_>) -> Option<usize> {
         let waiting = self.arrived.len();
-        let place = match &mut judge.reorder {
+        let place = match &mut target.reorder {
             Some(rng) if waiting > 1 => rng.usize(..waiting),
             _ => 0,
         };
         let first = self.arrived.get(place)?;
-        if !judge.posted.is_empty() || !first.takes_buffer(judge.unsolicited) {
+        if !target.queue.posted.is_empty() || !first.takes_buffer(target.queue.unsolicited) {
             return Some(place);
         }
         // Another key needs no buffer to be found wrong.
         let mut needing = self.arrived.iter();
         needing.position(|arrived| {
             let datagram = matches!(arrived.prefix, Prefix::Datagram | Prefix::Immediate(_));
-            !arrived.takes_buffer(judge.unsolicited) || (datagram && arrived.key != judge.qkey.0)
+            !arrived.takes_buffer(target.queue.unsolicited)
+                || (datagram && arrived.key != target.queue.qkey.0)
         })
     }
 
     /// Gives up what has waited for a buffer long enough.
     #[cold]
-    fn wait(&mut self, judge: &Judge<'_>) {
+    fn wait(&mut self, target: &Target<'_>) {
         let rnr_retry = self.hello.map_or(0, |hello| hello.rnr_retry);
-        if rnr_retry >= FOR_EVER {
-            return;
-        }
-        let Some(ready_since) = judge.ready_since else { return };
-        let patience = judge.rnr_delay.saturating_mul(rnr_retry.into());
         while let Some(&Arrived { sequence, since, .. }) = self.arrived.front()
-            && judge.now - since.max(ready_since) >= patience
+            && target.queue.rnr_expired(rnr_retry, since)
         {
             self.arrived.pop_front();
             self.answers.add(sequence, Err(Status::ReceiverNotReady));
@@ -489,6 +481,6 @@ impl Incoming {
         self.answers.end_run();
         self.answers.push(Answer::Goodbye(status));
         self.flush();
-        self.socket.part(scratch);
+        self.socket.close(scratch);
     }
 }

@@ -9,7 +9,7 @@
 use efa_device::{RdmaRequest, Region as _, RegionRange, RemoteMemory, Status, WorkId};
 
 use super::wire::{CHUNK, Prefix};
-use crate::rdma::Direction;
+use crate::link::Direction;
 use crate::region::SoftRegion;
 
 /// Most frames under way on a connection for operations.

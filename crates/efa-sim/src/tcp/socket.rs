@@ -128,9 +128,9 @@ impl Socket {
         }
     }
 
-    /// Says that nothing more will be sent, and takes what came, up to a limit: closing a socket
-    /// with unread bytes would be a reset, which can overtake what was sent before.
-    pub(super) fn part(&self, scratch: &mut [u8]) {
+    /// Shuts down the sending side, and reads what has arrived, up to a limit: closing a socket with
+    /// unread bytes would be a reset, which can overtake what was sent before.
+    pub(super) fn close(&self, scratch: &mut [u8]) {
         let _ = net::shutdown(&self.0, Shutdown::Write);
         for _ in 0..16 {
             if !matches!(self.receive(scratch), Ok(Received::Bytes(_))) {

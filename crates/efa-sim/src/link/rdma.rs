@@ -1,24 +1,25 @@
-//! What is the same of RDMA operations on the shm and the tcp link.
+//! RDMA requests, checked against the device's attributes.
 
 use efa_device::{DeviceAttributes, DeviceError, Rdma, RdmaRequest};
 
 use crate::region::SoftRegion;
 
-/// Which way the bytes go.
+/// The direction of an RDMA operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub enum Direction {
+    /// From remote to local memory.
     Read,
-    /// With immediate data, which is sent when all is written.
+    /// From local to remote memory; the immediate data, if any, is sent when all is written.
     Write(Option<u32>),
 }
 
-/// The generation of the device that this is most like. The first one alone doesn't read remote
-/// memory; libfabric from 1.18 on aborts if another doesn't.
+/// The EFA device generation with these abilities. Only the first doesn't read remote memory;
+/// libfabric from 1.18 on aborts if a later one doesn't.
 pub(crate) fn vendor_part_id(rdma: Rdma) -> u32 {
     if rdma.read { 0xefa2 } else { 0xefa0 }
 }
 
-/// Whether a device with these attributes does that.
+/// Checks that a device with these attributes carries the request out.
 pub(crate) fn check(
     attributes: &DeviceAttributes,
     request: &RdmaRequest<SoftRegion>,

@@ -1,15 +1,15 @@
-//! The number of a queue pair that has ended.
+//! The number of a queue pair that was retired.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Keeps the number of a queue pair that was retired, on the [shm](crate::shm::ShmQueuePair::retire)
-/// or the [tcp link](crate::tcp::TcpQueuePair::retire), from all others of its host, until it is
-/// dropped.
+/// Reserves the number of a queue pair that was retired on the
+/// [shm](crate::shm::ShmQueuePair::retire) or the [tcp link](crate::tcp::TcpQueuePair::retire), until
+/// it is dropped.
 #[derive(Debug)]
 #[must_use = "another queue pair may have the number once this is dropped"]
 pub struct KeptNumber {
-    /// What the number hangs on.
+    /// The file or socket that reserves the number.
     _by: Arc<dyn Debug + Send + Sync>,
 }
 

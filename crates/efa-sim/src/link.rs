@@ -1,0 +1,221 @@
+//! The queue pair of the shm and the tcp link: one outer half, and a [`Link`] that moves packets.
+//!
+//! ```text
+//!              LinkQueuePair
+//!   post ────► │ QueueState: limits, posted receives, completions, address handles, capture
+//!              │     ▲
+//!   poll ────► │ Link: rings in shared memory, or TCP connections
+//! ```
+
+mod kept_number;
+mod rdma;
+mod state;
+
+use std::fmt;
+
+use efa_device::{
+    Access, AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, NoTagList,
+    PostError, Qkey, QueuePair, QueuePairAddress, RdmaRequest, RegisterError, SendRequest, Status,
+    Time,
+};
+
+pub use self::kept_number::KeptNumber;
+pub(crate) use self::rdma::{Direction, vendor_part_id};
+pub(crate) use self::state::{Delivered, QueueState, ReceiveQueue, Settings, granted};
+use crate::record::QueuePairId;
+use crate::region::SoftRegion;
+
+/// A packet buffer.
+pub(crate) type Packet = Box<[u8]>;
+
+/// This number of retries at a receiver that is not ready (RNR) stands for retries without end.
+pub(crate) const RNR_RETRY_INFINITE: u8 = 7;
+
+/// Where a destination leads.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    pub(crate) peer: QueuePairId,
+    /// Key of the connection to the peer, or how sends to it complete at once.
+    pub(crate) connection: Result<usize, Status>,
+}
+
+/// How the packets of a queue pair move.
+pub trait Link: fmt::Debug {
+    /// The path to a destination, opened if need be.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadAddressHandle`], [`DeviceError::System`].
+    fn path_to(&mut self, state: &mut QueueState, to: Destination) -> Result<Path, DeviceError>;
+
+    /// Sends a datagram that was accepted, or completes it.
+    fn send(&mut self, state: &mut QueueState, path: Path, request: SendRequest<Packet>);
+
+    /// Begins an RDMA operation within the limits of the device.
+    ///
+    /// # Errors
+    /// As [`path_to`](Self::path_to).
+    fn start_rdma(
+        &mut self,
+        state: &mut QueueState,
+        request: RdmaRequest<SoftRegion>,
+        direction: Direction,
+    ) -> Result<(), DeviceError>;
+
+    /// Moves packets, as long as there are no completions.
+    fn progress(&mut self, state: &mut QueueState);
+
+    /// Ends the sends of others to this queue pair.
+    fn close(&mut self, state: &mut QueueState);
+}
+
+/// A queue pair of the [shm](crate::shm) or the [tcp link](crate::tcp).
+///
+/// Dropping it rejects the packets that others have sent to it, so that their sends complete.
+#[derive(Debug)]
+pub struct LinkQueuePair<L: Link> {
+    state: QueueState,
+    pub(crate) link: L,
+}
+
+impl<L: Link> LinkQueuePair<L> {
+    pub(crate) fn new(state: QueueState, link: L) -> Self {
+        Self { state, link }
+    }
+
+    /// Sets the key that senders must present from now on.
+    pub fn set_qkey(&mut self, qkey: Qkey) {
+        self.state.address.qkey = qkey;
+    }
+
+    /// Makes immediate data of writes take a receive buffer, even if the device needs none for it.
+    pub fn take_buffers_for_writes(&mut self) {
+        self.state.attributes.rdma.unsolicited_write_receive = false;
+    }
+
+    /// Accepts a send as if its target had no buffer for it: it completes with
+    /// [`Status::ReceiverNotReady`].
+    ///
+    /// # Errors
+    /// As [`post_send`](QueuePair::post_send).
+    pub fn bounce(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
+        let path = match self.accept(&request) {
+            Ok(path) => path,
+            Err(error) => return Err(PostError { error, packet: request.packet }),
+        };
+        let SendRequest { id, packet, length, .. } = request;
+        self.state.record_sent(path.peer, &packet[..length]);
+        self.state.complete_send(path.peer, id, packet, length, Err(Status::ReceiverNotReady));
+        Ok(())
+    }
+
+    /// Checks and counts a send.
+    #[inline]
+    fn accept(&mut self, request: &SendRequest<Packet>) -> Result<Path, DeviceError> {
+        self.state.check_send(request)?;
+        let path = self.link.path_to(&mut self.state, request.destination)?;
+        self.state.count_send();
+        Ok(path)
+    }
+
+    fn post_rdma(
+        &mut self,
+        request: RdmaRequest<SoftRegion>,
+        direction: Direction,
+    ) -> Result<(), DeviceError> {
+        rdma::check(&self.state.attributes, &request, direction)?;
+        self.state.check_depth()?;
+        self.link.start_rdma(&mut self.state, request, direction)
+    }
+}
+
+impl<L: Link> QueuePair for LinkQueuePair<L> {
+    type Packet = Packet;
+    type Region = SoftRegion;
+    type TagList = NoTagList;
+
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.state.attributes
+    }
+
+    fn address(&self) -> QueuePairAddress {
+        self.state.address
+    }
+
+    fn create_address_handle(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
+        let handle = self.state.book.acquire(gid)?;
+        self.state.held.add(handle);
+        Ok(handle)
+    }
+
+    fn destroy_address_handle(&mut self, handle: AddressHandle) {
+        if self.state.held.take(handle) {
+            self.state.book.release(handle, 1);
+        }
+    }
+
+    fn allocate_packet(&mut self) -> Result<Packet, DeviceError> {
+        Ok(vec![0; self.state.attributes.mtu].into())
+    }
+
+    #[inline]
+    fn post_send(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
+        match self.accept(&request) {
+            Ok(path) => {
+                self.link.send(&mut self.state, path, request);
+                Ok(())
+            }
+            Err(error) => Err(PostError { error, packet: request.packet }),
+        }
+    }
+
+    #[inline]
+    fn post_receive(&mut self, packet: Packet) -> Result<(), PostError<Packet>> {
+        self.state.post_receive(packet).map_err(|(error, packet)| PostError { error, packet })
+    }
+
+    fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
+        self.state.keys.register(memory, access)
+    }
+
+    fn region(&self, key: u32) -> Option<SoftRegion> {
+        self.state.keys.find(key)
+    }
+
+    fn post_read(&mut self, request: RdmaRequest<SoftRegion>) -> Result<(), DeviceError> {
+        self.post_rdma(request, Direction::Read)
+    }
+
+    fn post_write(
+        &mut self,
+        request: RdmaRequest<SoftRegion>,
+        immediate: Option<u32>,
+    ) -> Result<(), DeviceError> {
+        self.post_rdma(request, Direction::Write(immediate))
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Time) -> Option<Completion<Packet>> {
+        if !self.state.has_completions() {
+            self.state.now = now;
+            self.link.progress(&mut self.state);
+            if !self.state.has_completions() {
+                return None;
+            }
+        }
+        self.state.take_completion()
+    }
+
+    /// `None` unless a completion is queued: when other processes act is not known.
+    fn next_event(&self) -> Option<Time> {
+        self.state.has_completions().then_some(self.state.now)
+    }
+}
+
+impl<L: Link> Drop for LinkQueuePair<L> {
+    fn drop(&mut self) {
+        for (handle, count) in self.state.held.drain() {
+            self.state.book.release(handle, count);
+        }
+        self.link.close(&mut self.state);
+    }
+}

@@ -1,0 +1,537 @@
+//! The shm link of a queue pair: everything that happens, happens in a poll.
+//!
+//! ```text
+//!  progress ─► next watched ring: take packets into posted buffers
+//!    ├─► doorbell rung? attach and watch who rang
+//!    ├─► next peer with sends in flight: take acknowledgements
+//!    ├─► first RDMA operation: copy a piece
+//!    └─► once a second: free what dead processes left
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use efa_device::{
+    AddressHandle, Destination, DeviceError, Qkey, Qpn, QueuePairAddress, QueuePairOptions,
+    RdmaRequest, SendRequest, Status, Time,
+};
+use slab::Slab;
+
+use super::directory::HostDirectory;
+use super::incoming::{Found, Incoming};
+use super::mailbox::{EntryState, Mailbox, PeerMailbox, Sender};
+use super::memory::HostMemory;
+use super::operation::Operation;
+use super::outgoing::{Content, Local, Outgoing, Posted};
+use super::{ShmDevice, ShmOptions};
+use crate::faults::{FaultOptions, Faults};
+use crate::link::{
+    Direction, KeptNumber, Link, LinkQueuePair, Packet, Path, QueueState, RNR_RETRY_INFINITE,
+    Settings, granted,
+};
+use crate::record::QueuePairId;
+use crate::region::SoftRegion;
+
+/// How often entries of dead senders are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// A queue pair of a [`ShmDevice`].
+///
+/// Dropping it rejects the packets that others have sent to it, so that their sends complete, and
+/// removes its file. Its own packets that are in rings are still delivered.
+pub type ShmQueuePair = LinkQueuePair<ShmLink>;
+
+/// Rings to and from other queue pairs of the host.
+#[derive(Debug)]
+pub struct ShmLink {
+    memory: Arc<HostMemory>,
+    me: QueuePairId,
+    next_sweep: Time,
+
+    /// By entry of the mailbox.
+    incoming: Vec<Option<Incoming>>,
+    /// Entries whose rings are polled in turn; all others ring the doorbell.
+    watched: Vec<usize>,
+    next_watched: usize,
+
+    outgoing: Slab<Outgoing>,
+    /// Key in `outgoing` + 1 by queue pair number, 0 for none.
+    by_number: Box<[u16]>,
+    /// Keys of those with sends in flight.
+    active: Vec<usize>,
+    next_active: usize,
+    local: Arc<Local>,
+    /// RDMA operations in flight, which count as sends.
+    operations: VecDeque<Operation>,
+    /// Faults to be injected into sends, if any.
+    faults: Option<Box<Faults<SendRequest<Packet>>>>,
+
+    /// Last, so that rings are left before the file goes.
+    mailbox: Mailbox,
+}
+
+/// Creates a queue pair.
+pub(super) fn create(
+    device: &ShmDevice,
+    settings: &ShmOptions,
+    options: QueuePairOptions,
+) -> Result<ShmQueuePair, DeviceError> {
+    let attributes = granted(&device.attributes, &options)?;
+    let mailbox = Mailbox::create(&device.directory, settings.max_peers, attributes.mtu)?;
+    let local = Arc::new(Local {
+        directory: Arc::clone(&device.directory),
+        sender: mailbox.as_sender(),
+        mtu: attributes.mtu,
+        ring_slots: settings.ring_slots,
+        rnr_retry: options.rnr_retry,
+        probe_after: settings.probe_after,
+        attach_patience: settings.attach_patience,
+    });
+    let (gid, qpn) = (device.directory.gid(), mailbox.qpn());
+    device.memory.add_queue_pair(qpn)?;
+    let faults = settings.faults;
+    let link = ShmLink {
+        memory: Arc::clone(&device.memory),
+        me: QueuePairId { gid, qpn },
+        next_sweep: Time::ZERO,
+        incoming: (0..mailbox.peers()).map(|_| None).collect(),
+        watched: Vec::new(),
+        next_watched: 0,
+        outgoing: Slab::new(),
+        by_number: vec![0; 1 << 16].into(),
+        active: Vec::new(),
+        next_active: 0,
+        local,
+        operations: VecDeque::new(),
+        faults: (faults != FaultOptions::NONE).then(|| Box::new(Faults::new(faults, qpn))),
+        mailbox,
+    };
+    let settings = Settings {
+        attributes,
+        keys: device.keys().clone(),
+        book: Arc::clone(&device.book),
+        capture: settings.capture.clone(),
+        rnr_delay: settings.rnr_delay,
+        rnr_at_start: settings.rnr_at_start,
+        tell_unknown_gid: settings.tell_unknown_gid,
+    };
+    let address = QueuePairAddress { gid, qpn, qkey: options.qkey };
+    Ok(LinkQueuePair::new(QueueState::new(settings, address), link))
+}
+
+impl LinkQueuePair<ShmLink> {
+    /// Ends the queue pair as a device ends one that has failed: nobody reaches it any more, and no
+    /// other queue pair gets its number before the result is dropped.
+    pub fn retire(self) -> KeptNumber {
+        KeptNumber::new(self.link.mailbox.name())
+    }
+
+    /// Sets how often the device tries again when a receiver is not ready; 7 means without end. It
+    /// holds for receivers that nothing was sent to yet.
+    pub fn set_rnr_retry(&mut self, rnr_retry: u8) {
+        let link = &mut self.link;
+        link.local = Arc::new(Local { rnr_retry, ..(*link.local).clone() });
+    }
+}
+
+impl ShmLink {
+    fn peer(&self, qpn: Qpn) -> QueuePairId {
+        QueuePairId { gid: self.me.gid, qpn }
+    }
+
+    // ---- receiving ---------------------------------------------------------------------------
+
+    /// The next watched ring, if it has packets, or has had none for so long that watching it may
+    /// end.
+    #[inline]
+    fn next_ring(&mut self) -> Option<usize> {
+        if self.next_watched >= self.watched.len() {
+            self.next_watched = 0;
+        }
+        let &slot = self.watched.get(self.next_watched)?;
+        self.next_watched += 1;
+        let incoming = self.incoming[slot].as_mut()?;
+        incoming.wants_poll().then_some(slot)
+    }
+
+    #[inline(never)]
+    fn poll_ring(&mut self, state: &mut QueueState, slot: usize) {
+        let Some(incoming) = &mut self.incoming[slot] else { return };
+        let sender = QueuePairId { gid: self.me.gid, qpn: incoming.sender().qpn };
+        let (mut queue, mut deliveries) = state.receiving();
+        let source = deliveries.source(sender);
+        let found =
+            incoming.poll(&mut queue, |delivered| deliveries.push(sender, source, delivered));
+        match found {
+            Ok(Found::Packets) => {}
+            // One ring may stay: looking at it costs no more than looking at the doorbell.
+            Ok(Found::Nothing) if self.watched.len() > 1 => self.unwatch(slot),
+            Ok(Found::Nothing) => {}
+            Ok(Found::End) => self.detach(slot),
+            Err(broken) => {
+                tracing::warn!(from = sender.qpn.0, ?broken, "detaching an inconsistent ring");
+                self.detach(slot);
+            }
+        }
+    }
+
+    fn watch(&mut self, slot: usize) {
+        if let Some(incoming) = &mut self.incoming[slot]
+            && !incoming.is_watched()
+        {
+            incoming.set_watched(true);
+            self.watched.push(slot);
+        }
+    }
+
+    fn unwatch(&mut self, slot: usize) {
+        self.watched.retain(|&watched| watched != slot);
+        if let Some(incoming) = &mut self.incoming[slot] {
+            incoming.set_watched(false);
+        }
+    }
+
+    fn detach(&mut self, slot: usize) {
+        self.unwatch(slot);
+        if let Some(mut incoming) = self.incoming[slot].take() {
+            incoming.leave();
+            self.mailbox.set_entry(slot, EntryState::Free, incoming.sender());
+        }
+    }
+
+    #[cold]
+    fn answer_doorbell(&mut self) {
+        let mut rang = Vec::new();
+        self.mailbox.answer(|slot| rang.push(slot));
+        for slot in rang {
+            self.look_at_entry(slot);
+        }
+    }
+
+    fn look_at_entry(&mut self, slot: usize) {
+        let (state, sender, nonce) = self.mailbox.entry(slot);
+        if state == EntryState::Announced && self.incoming[slot].is_none() {
+            self.attach(slot, sender, nonce);
+        }
+        if self.incoming[slot].as_ref().is_some_and(Incoming::is_finished) {
+            self.detach(slot);
+        } else {
+            self.watch(slot);
+        }
+    }
+
+    fn attach(&mut self, slot: usize, sender: Sender, nonce: u64) {
+        let directory = &self.local.directory;
+        let incoming = Incoming::open(directory, self.me.qpn, sender, nonce);
+        let state = match incoming {
+            Some(_) => EntryState::Attached,
+            None => EntryState::Refused,
+        };
+        tracing::debug!(from = sender.qpn.0, ?state, "a sender announced its ring");
+        self.mailbox.set_entry(slot, state, sender);
+        self.incoming[slot] = incoming;
+    }
+
+    /// Frees entries of dead senders, finds rings whose doorbell was lost, and drops rings to peers
+    /// that are gone: each takes memory and an open file.
+    #[cold]
+    fn sweep(&mut self, now: Time) {
+        self.next_sweep = now + SWEEP_EVERY;
+        let useless = self.outgoing.iter().filter(|(_, outgoing)| outgoing.is_useless());
+        for key in useless.map(|(key, _)| key).collect::<Vec<_>>() {
+            self.forget(key);
+        }
+        for slot in 0..self.mailbox.peers() {
+            let (state, sender, _) = self.mailbox.entry(slot);
+            match (&mut self.incoming[slot], state) {
+                (None, EntryState::Free) => {}
+                (None, EntryState::Announced) => self.look_at_entry(slot),
+                (None, _) => {
+                    if !is_alive(&self.local.directory, sender) {
+                        self.mailbox.set_entry(slot, EntryState::Free, sender);
+                    }
+                }
+                (Some(incoming), _) if incoming.has_packets() => self.watch(slot),
+                (Some(incoming), _) => {
+                    let gone = incoming.is_finished()
+                        || (incoming.quiet()
+                            && !is_alive(&self.local.directory, incoming.sender()));
+                    // Checked again: it may have sent just before it died.
+                    if gone && !incoming.has_packets() {
+                        self.detach(slot);
+                    }
+                }
+            }
+        }
+    }
+
+    // ---- sending -----------------------------------------------------------------------------
+
+    /// Takes the acknowledgements of the next peer with sends in flight.
+    #[inline(never)]
+    fn poll_active(&mut self, state: &mut QueueState) {
+        if self.next_active >= self.active.len() {
+            self.next_active = 0;
+        }
+        let Some(&key) = self.active.get(self.next_active) else { return };
+        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
+        let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
+        let there =
+            outgoing.poll(state.now(), |(posted, result)| complete(state, peer, posted, result));
+        if there && !outgoing.is_idle() {
+            self.next_active += 1;
+            return;
+        }
+        self.active.swap_remove(self.next_active);
+        if !there {
+            self.forget(key);
+        }
+    }
+
+    fn forget(&mut self, key: usize) {
+        if let Some(outgoing) = self.outgoing.try_remove(key) {
+            self.by_number[usize::from(outgoing.peer().0)] = 0;
+        }
+    }
+
+    /// The ring to `peer`, created if need be; `None` if there is no such queue pair. Another key
+    /// than before may be that of a successor with the same number.
+    #[inline]
+    fn ring_to(
+        &mut self,
+        state: &mut QueueState,
+        peer: Qpn,
+        qkey: Option<Qkey>,
+    ) -> Result<Option<usize>, DeviceError> {
+        let known = usize::from(self.by_number[usize::from(peer.0)]);
+        if known > 0
+            && let Some(outgoing) = self.outgoing.get_mut(known - 1)
+            && !outgoing.is_abandoned()
+            && outgoing.leads_to(qkey)
+        {
+            return Ok(Some(known - 1));
+        }
+        self.open_ring(state, peer, qkey, known.checked_sub(1))
+    }
+
+    #[cold]
+    fn open_ring(
+        &mut self,
+        state: &mut QueueState,
+        peer: Qpn,
+        qkey: Option<Qkey>,
+        old: Option<usize>,
+    ) -> Result<Option<usize>, DeviceError> {
+        if let Some(key) = old {
+            let id = self.peer(peer);
+            if let Some(outgoing) = self.outgoing.get_mut(key) {
+                outgoing.end(Status::BadDestinationQpn, |(posted, result)| {
+                    complete(state, id, posted, result);
+                });
+            }
+            self.active.retain(|&active| active != key);
+            self.forget(key);
+        }
+        let Some(outgoing) = Outgoing::open(&self.local, peer, qkey)? else { return Ok(None) };
+        let key = self.outgoing.insert(outgoing);
+        // There are fewer keys than numbers, since 0 is no queue pair's.
+        self.by_number[usize::from(peer.0)] = u16::try_from(key + 1).unwrap_or(0);
+        Ok(Some(key))
+    }
+
+    /// Whether the interface of an address handle can be reached.
+    #[inline]
+    fn check_handle(
+        &self,
+        state: &QueueState,
+        handle: AddressHandle,
+    ) -> Result<Result<(), Status>, DeviceError> {
+        let book = state.book();
+        if book.own() == Some(handle) {
+            return Ok(Ok(()));
+        }
+        match book.gid(handle) {
+            Some(_) => Ok(Err(Status::UnreachableRemote)),
+            None => Err(DeviceError::BadAddressHandle { handle }),
+        }
+    }
+
+    #[inline]
+    fn send_datagram(&mut self, state: &mut QueueState, path: Path, request: SendRequest<Packet>) {
+        let SendRequest { id, packet, length, destination, immediate } = request;
+        state.record_sent(path.peer, &packet[..length]);
+        let content = Content::Datagram { packet, length };
+        self.post(state, path, Posted { id, content, immediate, qkey: destination.qkey });
+    }
+
+    #[cold]
+    fn send_with_faults(&mut self, state: &mut QueueState, request: SendRequest<Packet>) {
+        if let Some(request) = self.faults.as_mut().and_then(|faults| faults.hold(request)) {
+            self.send_as_drawn(state, request);
+        }
+    }
+
+    #[cold]
+    fn send_due(&mut self, state: &mut QueueState) {
+        if let Some(faults) = &mut self.faults {
+            faults.poll();
+        }
+        while let Some(request) = self.faults.as_mut().and_then(|faults| faults.due()) {
+            self.send_as_drawn(state, request);
+        }
+    }
+
+    fn send_as_drawn(&mut self, state: &mut QueueState, request: SendRequest<Packet>) {
+        let datagram = &request.packet[..request.length];
+        let not_ready = self.faults.as_mut().is_some_and(|faults| faults.draw_not_ready(datagram));
+        let to = request.destination;
+        let failed = |status| Path { peer: self.peer(to.qpn), connection: Err(status) };
+        let path = match not_ready && self.local.rnr_retry < RNR_RETRY_INFINITE {
+            true => failed(Status::ReceiverNotReady),
+            // It was accepted, but its address handle may be destroyed by now.
+            false => {
+                let unreachable = failed(Status::UnreachableRemote);
+                self.path_to(state, to).unwrap_or(unreachable)
+            }
+        };
+        self.send_datagram(state, path, request);
+    }
+
+    /// Puts a send into the ring to its peer, or completes it.
+    #[inline]
+    fn post(&mut self, state: &mut QueueState, path: Path, posted: Posted) {
+        match path.connection {
+            Ok(key) => {
+                if let Some(outgoing) = self.outgoing.get_mut(key) {
+                    if outgoing.is_idle() {
+                        self.active.push(key);
+                    }
+                    outgoing.post(posted);
+                }
+            }
+            Err(status) => complete(state, path.peer, posted, Err(status)),
+        }
+    }
+
+    // ---- RDMA --------------------------------------------------------------------------------
+
+    /// Copies a piece for the first operation.
+    #[inline(never)]
+    fn copy_piece(&mut self, state: &mut QueueState) {
+        let Some(operation) = self.operations.front_mut() else { return };
+        let result = match operation.step(&self.memory) {
+            Ok(true) => return,
+            Ok(false) => Ok(()),
+            Err(status) => Err(status),
+        };
+        let (id, peer, length) = (operation.id, operation.peer, operation.length());
+        let direction = operation.direction;
+        self.operations.pop_front();
+        match (result, direction) {
+            (Ok(()), Direction::Write(Some(immediate))) => {
+                let connection = match self.ring_to(state, peer, None) {
+                    Ok(ring) => ring.ok_or(Status::BadDestinationQpn),
+                    Err(error) => {
+                        tracing::warn!(%error, "no ring for immediate data");
+                        Err(Status::QueuePairInternal)
+                    }
+                };
+                let path = Path { peer: self.peer(peer), connection };
+                let (content, immediate) = (Content::Written(length), Some(immediate));
+                self.post(state, path, Posted { id, content, immediate, qkey: Qkey(0) });
+            }
+            (result, _) => state.complete_rdma(id, result),
+        }
+    }
+}
+
+impl Link for ShmLink {
+    #[inline]
+    fn path_to(&mut self, state: &mut QueueState, to: Destination) -> Result<Path, DeviceError> {
+        let connection = match self.check_handle(state, to.address_handle)? {
+            Ok(()) => self.ring_to(state, to.qpn, Some(to.qkey))?.ok_or(Status::BadDestinationQpn),
+            Err(status) => Err(status),
+        };
+        Ok(Path { peer: self.peer(to.qpn), connection })
+    }
+
+    #[inline]
+    fn send(&mut self, state: &mut QueueState, path: Path, request: SendRequest<Packet>) {
+        match self.faults {
+            None => self.send_datagram(state, path, request),
+            Some(_) => self.send_with_faults(state, request),
+        }
+    }
+
+    fn start_rdma(
+        &mut self,
+        state: &mut QueueState,
+        request: RdmaRequest<SoftRegion>,
+        direction: Direction,
+    ) -> Result<(), DeviceError> {
+        let reached = self.check_handle(state, request.destination.address_handle)?;
+        state.count_send();
+        match reached {
+            Ok(()) => self.operations.push_back(Operation::new(request, direction)),
+            Err(status) => state.complete_rdma(request.id, Err(status)),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn progress(&mut self, state: &mut QueueState) {
+        if self.faults.is_some() {
+            self.send_due(state);
+        }
+        if let Some(slot) = self.next_ring() {
+            self.poll_ring(state, slot);
+        }
+        if self.mailbox.rings() {
+            self.answer_doorbell();
+        }
+        if !self.active.is_empty() {
+            self.poll_active(state);
+        }
+        if !self.operations.is_empty() {
+            self.copy_piece(state);
+        }
+        if state.now() >= self.next_sweep {
+            self.sweep(state.now());
+        }
+    }
+
+    fn close(&mut self, _: &mut QueueState) {
+        self.memory.remove_queue_pair(self.me.qpn);
+        // First no more senders, then the end of those that are there.
+        self.mailbox.close();
+        for incoming in self.incoming.iter_mut().flatten() {
+            incoming.leave();
+        }
+    }
+}
+
+/// Completes a send to `peer`.
+#[inline]
+fn complete(state: &mut QueueState, peer: QueuePairId, posted: Posted, result: Result<(), Status>) {
+    let Posted { id, content, .. } = posted;
+    match content {
+        Content::Datagram { packet, length } => {
+            state.complete_send(peer, id, packet, length, result);
+        }
+        Content::Written(_) => state.complete_rdma(id, result),
+    }
+}
+
+/// Whether the queue pair of this sender is still there, and has not retired. If the system can't
+/// report it, it is taken to be.
+fn is_alive(directory: &HostDirectory, sender: Sender) -> bool {
+    match PeerMailbox::open(directory, sender.qpn) {
+        Ok(Some(mailbox)) => mailbox.is(sender) && !mailbox.is_closed(),
+        Ok(None) => false,
+        Err(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,216 @@
+//! Queue pairs of the shm link, with a look at their shared files.
+
+use std::sync::atomic::Ordering;
+
+use efa_device::{Completion, Destination, Device, QueuePair, WorkId};
+
+use super::*;
+use crate::map::Map;
+
+/// A host of its own, removed at the end.
+struct Host(std::path::PathBuf);
+
+impl Host {
+    fn new() -> Self {
+        let name = format!("efa-sim-{}-{:016x}", std::process::id(), fastrand::u64(..));
+        Self(std::env::temp_dir().join(name))
+    }
+
+    fn device(&self) -> ShmDevice {
+        let mut options = ShmOptions::new("host");
+        options.directory = Some(self.0.clone());
+        options.ring_slots = 4;
+        options.mtu = 64;
+        options.max_peers = 2;
+        ShmDevice::open(options).unwrap()
+    }
+}
+
+impl Host {
+    fn map(&self, name: &str) -> Option<Map> {
+        let path = self.0.join("host").join(name);
+        let file = std::fs::File::options().read(true).write(true).open(path).ok()?;
+        let length = file.metadata().unwrap().len() as usize;
+        Some(Map::new(&file, length).unwrap())
+    }
+
+    /// A ring that nobody has attached yet.
+    fn ring(&self) -> Option<Map> {
+        let mut entries = std::fs::read_dir(self.0.join("host")).unwrap();
+        entries.find_map(|entry| {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            name.starts_with("ring-").then(|| self.map(&name)).flatten()
+        })
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn queue_pair(device: &ShmDevice) -> ShmQueuePair {
+    device.create_queue_pair(QueuePairOptions::default()).unwrap()
+}
+
+#[test]
+fn a_ring_that_is_none_is_refused() {
+    let host = Host::new();
+    let device = host.device();
+    let mut qp = queue_pair(&device);
+    let mailbox = PeerMailbox::open(&device.directory, qp.address().qpn).unwrap().unwrap();
+    let other = queue_pair(&device);
+    let sender = other.link.mailbox.as_sender();
+    let slot = mailbox.claim(sender).unwrap();
+    mailbox.announce(slot, sender, 0x1234);
+    assert!(qp.poll(Time::ZERO).is_none());
+    assert!(mailbox.take_refusal(slot, sender));
+    assert_eq!(qp.link.mailbox.entry(slot).0, EntryState::Free);
+    // One that dies before it takes the refusal leaves the entry to the sweep.
+    let slot = mailbox.claim(sender).unwrap();
+    drop(other);
+    assert!(qp.poll(Time::ZERO + SWEEP_EVERY).is_none());
+    assert_eq!(qp.link.mailbox.entry(slot).0, EntryState::Free);
+}
+
+#[test]
+fn a_lost_bell_is_made_good() {
+    let host = Host::new();
+    let device = host.device();
+    let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+    assert!(b.poll(Time::ZERO).is_none());
+    let to = b.address();
+    let handle = a.create_address_handle(to.gid).unwrap();
+    let destination = Destination { address_handle: handle, qpn: to.qpn, qkey: Qkey(0) };
+    let packet = a.allocate_packet().unwrap();
+    a.post_send(SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None })
+        .unwrap();
+    assert!(b.link.mailbox.rings());
+    b.link.mailbox.answer(|_| {});
+    let buffer = b.allocate_packet().unwrap();
+    b.post_receive(buffer).unwrap();
+    assert!(b.poll(Time::ZERO).is_none(), "nobody rang and nothing is watched");
+    let later = Time::ZERO + SWEEP_EVERY;
+    assert!(b.poll(later).is_none(), "now it is attached");
+    assert!(matches!(b.poll(later), Some(Completion::Receive { length: 5, .. })));
+}
+
+#[test]
+fn a_ring_without_traffic_is_watched_no_longer_and_rings_again() {
+    let host = Host::new();
+    let device = host.device();
+    let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+    let mut c = queue_pair(&device);
+    let to = c.address();
+    let send = |from: &mut ShmQueuePair, c: &mut ShmQueuePair| {
+        let address_handle = from.create_address_handle(to.gid).unwrap();
+        let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
+        let packet = from.allocate_packet().unwrap();
+        from.post_send(SendRequest {
+            id: WorkId(1),
+            packet,
+            length: 5,
+            destination,
+            immediate: None,
+        })
+        .unwrap();
+        let buffer = c.allocate_packet().unwrap();
+        c.post_receive(buffer).unwrap();
+        let mut polls = 0;
+        while c.poll(Time::ZERO).is_none() {
+            polls += 1;
+            assert!(polls < 10);
+        }
+        assert!(matches!(from.poll(Time::ZERO), Some(Completion::Send { result: Ok(()), .. })));
+    };
+    send(&mut a, &mut c);
+    send(&mut b, &mut c);
+    assert_eq!(c.link.watched.len(), 2);
+    for _ in 0..10_000 {
+        assert!(c.poll(Time::ZERO).is_none());
+    }
+    assert_eq!(c.link.watched.len(), 1);
+    for from in [&mut a, &mut b] {
+        send(from, &mut c);
+    }
+    assert_eq!(c.link.watched.len(), 2);
+}
+
+#[test]
+fn the_way_to_a_peer_that_has_left_is_given_up() {
+    let host = Host::new();
+    let device = host.device();
+    let mut server = queue_pair(&device);
+    let address_handle = server.create_address_handle(server.address().gid).unwrap();
+    let mut now = Time::ZERO;
+    for _ in 0..5 {
+        let mut client = queue_pair(&device);
+        let QueuePairAddress { qpn, qkey, .. } = client.address();
+        let destination = Destination { address_handle, qpn, qkey };
+        let packet = server.allocate_packet().unwrap();
+        let request =
+            SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None };
+        server.post_send(request).unwrap();
+        let buffer = client.allocate_packet().unwrap();
+        client.post_receive(buffer).unwrap();
+        assert!((0..10).any(|_| client.poll(now).is_some()));
+        assert!(matches!(server.poll(now), Some(Completion::Send { result: Ok(()), .. })));
+        drop(client);
+        now += SWEEP_EVERY;
+        assert!(server.poll(now).is_none());
+    }
+    assert!(server.link.outgoing.is_empty(), "rings are kept");
+}
+
+/// Somebody writes anything anywhere into the shared files, all the time.
+#[test]
+fn whatever_is_in_shared_memory_nothing_panics_and_every_send_ends() {
+    for seed in 0..50 {
+        scribble(seed);
+    }
+}
+
+fn scribble(seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let host = Host::new();
+    let device = host.device();
+    let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+    let to = b.address();
+    let address_handle = a.create_address_handle(to.gid).unwrap();
+    let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
+    let mut now = Time::ZERO;
+    let mut maps = vec![host.map(&format!("qp-{}", to.qpn.0)).unwrap()];
+    let (mut posted, mut ended) = (0, 0);
+    for _ in 0..300 {
+        if rng.u8(..) < 60 {
+            let map = &maps[rng.usize(..maps.len())];
+            // Most words of interest are near the front; small numbers are the likely lies.
+            let words = map.length() / 8;
+            let at = if rng.bool() { rng.usize(..words) } else { rng.usize(..words.min(80)) };
+            let value = if rng.bool() { rng.u64(..) } else { rng.u64(..8) };
+            map.words::<1>(at * 8)[0].store(value, Ordering::Relaxed);
+        }
+        let packet = a.allocate_packet().unwrap();
+        let request =
+            SendRequest { id: WorkId(0), packet, length: 64, destination, immediate: None };
+        posted += usize::from(a.post_send(request).is_ok());
+        // Each ring as soon as it is made; attached, its file is gone.
+        maps.extend(host.ring());
+        let buffer = b.allocate_packet().unwrap();
+        let _ = b.post_receive(buffer);
+        for _ in 0..rng.u8(..40) {
+            now += Duration::from_micros(rng.u64(..200_000));
+            if let Some(Completion::Receive { length, .. }) = b.poll(now) {
+                assert!(length <= 64);
+            }
+            ended += usize::from(matches!(a.poll(now), Some(Completion::Send { .. })));
+        }
+    }
+    drop(b);
+    for _ in 0..100_000 {
+        now += Duration::from_millis(1);
+        ended += usize::from(matches!(a.poll(now), Some(Completion::Send { .. })));
+    }
+    assert_eq!(ended, posted, "seed {seed}");
+}

@@ -1,0 +1,574 @@
+//! The tcp link of a queue pair: everything that happens, happens in a poll.
+//!
+//! ```text
+//!  progress ─► write posted packets and pending acknowledgements
+//!    ├─► every few polls: ask the system which sockets are ready
+//!    ├─► serve those: take acknowledgements, or packets into posted buffers
+//!    └─► once a second: close connections whose senders don't identify themselves
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use efa_device::{
+    Destination, DeviceError, Gid, Qpn, QueuePairAddress, QueuePairOptions, RdmaRequest,
+    SendRequest, Status, Time,
+};
+use fastrand::Rng;
+use rustix::io::Errno;
+use slab::Slab;
+
+use super::incoming::{Found, Incoming, Target};
+use super::operation::Operation;
+use super::outgoing::{Ending, Finished, Outgoing, Posted, status_of};
+use super::socket::{Event, Listener, Poller, Socket, Token, address_of, endpoint, gid_of};
+use super::statistics::TcpStatistics;
+use super::wire::{Hello, Violation};
+use super::{TcpDevice, TcpOptions, system};
+use crate::link::{
+    Direction, KeptNumber, Link, LinkQueuePair, Packet, Path, QueueState, Settings, granted,
+};
+use crate::record::QueuePairId;
+use crate::region::SoftRegion;
+
+/// How often connections whose sender is unknown are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// Idle polls between two questions to the system. Asking in each makes an idle poll take five times
+/// as long, and ping-pong no faster: with sends outstanding each poll asks anyway.
+const LOOK_EVERY: u32 = 8;
+/// Most connections accepted at a time.
+const ACCEPTS: usize = 64;
+/// Most connections served in a poll.
+const SERVES: usize = 32;
+/// Bytes of acknowledgements and of read data received at a time.
+const SCRATCH: usize = 1 << 16;
+
+/// A queue pair of a [`TcpDevice`].
+///
+/// Dropping it rejects the packets that others have sent to it, so that their sends complete. Its own
+/// packets are still delivered as far as the system has taken them.
+pub type TcpQueuePair = LinkQueuePair<TcpLink>;
+
+/// Connections to and from other queue pairs.
+#[derive(Debug)]
+pub struct TcpLink {
+    me: QueuePairId,
+    rnr_retry: u8,
+    options: Arc<TcpOptions>,
+    next_sweep: Time,
+    statistics: TcpStatistics,
+    reorder: Option<Rng>,
+
+    incoming: Slab<Incoming>,
+    outgoing: Slab<Outgoing>,
+    /// Keys in `outgoing`.
+    connections: HashMap<QueuePairId, usize>,
+
+    listener: Arc<Listener>,
+    /// Whether there may be connections to accept.
+    accept_pending: bool,
+    poller: Poller,
+    /// Connections with something to write.
+    dirty: Vec<Token>,
+    /// Connections to be served.
+    ready: VecDeque<Token>,
+    /// Polls since the system was asked.
+    unasked: u32,
+    /// Polls that found no completion queued.
+    turn: u64,
+    scratch: Box<[u8]>,
+}
+
+/// Creates a queue pair.
+pub(super) fn create(
+    device: &TcpDevice,
+    options: QueuePairOptions,
+) -> Result<TcpQueuePair, DeviceError> {
+    let attributes = granted(&device.attributes, &options)?;
+    let settings = &device.options;
+    let listener = listen(settings)?;
+    let qpn = listener.port().map_err(|errno| system("getsockname", errno))?;
+    let poller = Poller::new().map_err(|errno| system("epoll_create", errno))?;
+    poller.add_listener(&listener).map_err(|errno| system("epoll_ctl", errno))?;
+    let (gid, qpn) = (gid_of(settings.address), Qpn(qpn));
+    let link = TcpLink {
+        me: QueuePairId { gid, qpn },
+        rnr_retry: options.rnr_retry,
+        options: Arc::clone(settings),
+        next_sweep: Time::ZERO,
+        statistics: TcpStatistics::default(),
+        reorder: settings.reorder.map(|seed| Rng::with_seed(seed ^ u64::from(qpn.0))),
+        incoming: Slab::new(),
+        outgoing: Slab::new(),
+        connections: HashMap::new(),
+        listener: Arc::new(listener),
+        accept_pending: false,
+        poller,
+        dirty: Vec::new(),
+        ready: VecDeque::new(),
+        unasked: 0,
+        turn: 0,
+        scratch: vec![0; SCRATCH].into(),
+    };
+    let settings = Settings {
+        attributes,
+        keys: device.keys.clone(),
+        book: Arc::clone(&device.book),
+        capture: settings.capture.clone(),
+        rnr_delay: settings.rnr_delay,
+        rnr_at_start: settings.rnr_at_start,
+        tell_unknown_gid: settings.tell_unknown_gid,
+    };
+    let address = QueuePairAddress { gid, qpn, qkey: options.qkey };
+    Ok(LinkQueuePair::new(QueueState::new(settings, address), link))
+}
+
+impl LinkQueuePair<TcpLink> {
+    /// Sets how often the device tries again when a receiver is not ready; 7 means without end. It
+    /// holds for receivers that nothing was sent to yet.
+    pub fn set_rnr_retry(&mut self, rnr_retry: u8) {
+        self.link.rnr_retry = rnr_retry;
+    }
+
+    /// Ends the queue pair as a device ends one that has failed: nobody reaches it any more, and no
+    /// other queue pair gets its number before the result is dropped.
+    ///
+    /// # Errors
+    /// [`DeviceError::System`] if the port can't be reserved. The queue pair has ended all the same.
+    pub fn retire(self) -> Result<KeptNumber, DeviceError> {
+        let listener = Arc::clone(&self.link.listener);
+        drop(self);
+        listener.close().map_err(|errno| system("keeping a port", errno))?;
+        Ok(KeptNumber::new(listener))
+    }
+
+    /// Counts since the queue pair was created.
+    #[must_use]
+    pub fn statistics(&self) -> TcpStatistics {
+        let link = &self.link;
+        let (outgoing, incoming) = (link.outgoing.len(), link.incoming.len());
+        TcpStatistics { outgoing, incoming, ..link.statistics }
+    }
+}
+
+impl TcpLink {
+    /// Asks the system which sockets are ready.
+    #[inline(never)]
+    fn look(&mut self, state: &mut QueueState) {
+        self.unasked = 0;
+        self.statistics.looks += 1;
+        let Self { poller, incoming, outgoing, ready, dirty, accept_pending, .. } = self;
+        poller.look(|Event { token, readable, writable, hung_up }| {
+            let (wants_flush, is_dirty, is_queued) = match token {
+                Token::Listener => {
+                    *accept_pending = true;
+                    return;
+                }
+                Token::Outgoing(place) => {
+                    let Some(connection) = outgoing.get_mut(place) else { return };
+                    connection.note(readable, writable, hung_up);
+                    (connection.wants_flush(), &mut connection.dirty, &mut connection.queued)
+                }
+                Token::Incoming(place) => {
+                    let Some(connection) = incoming.get_mut(place) else { return };
+                    connection.note(readable, writable, hung_up);
+                    (connection.wants_flush(), &mut connection.dirty, &mut connection.queued)
+                }
+            };
+            if readable && !std::mem::replace(is_queued, true) {
+                ready.push_back(token);
+            }
+            if wants_flush && !std::mem::replace(is_dirty, true) {
+                dirty.push(token);
+            }
+        });
+        if self.accept_pending {
+            self.accept();
+        }
+        if !self.dirty.is_empty() {
+            self.flush(state);
+        }
+    }
+
+    /// Serves ready connections in turn, each once at most, until there is a completion.
+    #[inline(never)]
+    fn serve(&mut self, state: &mut QueueState) {
+        for _ in 0..self.ready.len().min(SERVES) {
+            match self.ready.pop_front() {
+                Some(Token::Incoming(key)) => self.serve_incoming(state, key),
+                Some(Token::Outgoing(key)) => self.serve_outgoing(state, key),
+                Some(Token::Listener) | None => {}
+            }
+            if state.has_completions() {
+                break;
+            }
+        }
+    }
+
+    /// Writes posted packets and pending acknowledgements.
+    #[inline(never)]
+    fn flush(&mut self, state: &mut QueueState) {
+        while let Some(token) = self.dirty.pop() {
+            match token {
+                Token::Incoming(key) => {
+                    if let Some(incoming) = self.incoming.get_mut(key) {
+                        incoming.dirty = false;
+                        self.statistics.sends += incoming.flush();
+                    }
+                }
+                Token::Outgoing(key) => {
+                    if let Some(outgoing) = self.outgoing.get_mut(key) {
+                        outgoing.dirty = false;
+                        self.flush_outgoing(state, key);
+                    }
+                }
+                Token::Listener => {}
+            }
+        }
+    }
+
+    // ---- receiving ---------------------------------------------------------------------------
+
+    #[cold]
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTS {
+            match self.listener.accept(self.options.dead_after) {
+                Ok(Some((socket, address))) => self.accepted(socket, gid_of(address)),
+                Ok(None) => {
+                    self.accept_pending = false;
+                    return;
+                }
+                Err(errno) => {
+                    // Tried again in the next sweep: the system doesn't report when it can.
+                    self.accept_pending = false;
+                    self.statistics.failed_accepts += 1;
+                    tracing::warn!(%errno, "a connection could not be accepted");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn accepted(&mut self, socket: Socket, gid: Gid) {
+        let mut incoming = Incoming::new(gid, socket);
+        if self.incoming.len() >= self.options.max_peers {
+            self.statistics.turned_away += 1;
+            incoming.leave(Status::UnreachableRemote, &mut self.scratch);
+            return;
+        }
+        let entry = self.incoming.vacant_entry();
+        let token = Token::Incoming(entry.key());
+        if let Err(errno) = self.poller.add_connection(incoming.socket(), token) {
+            self.statistics.failed_accepts += 1;
+            tracing::warn!(%errno, %gid, "a connection could not be watched");
+            return;
+        }
+        self.statistics.accepts += 1;
+        tracing::debug!(%gid, "accepted a connection");
+        incoming.dirty = true;
+        incoming.queued = true;
+        entry.insert(incoming);
+        self.dirty.push(token);
+        self.ready.push_back(token);
+    }
+
+    fn serve_incoming(&mut self, state: &mut QueueState, key: usize) {
+        let Some(incoming) = self.incoming.get_mut(key) else { return };
+        let (queue, mut deliveries) = state.receiving();
+        let mut target = Target { queue, reorder: self.reorder.as_mut() };
+        let calls = &mut self.statistics.receives;
+        let mut known = None;
+        let found = incoming.poll(&mut target, calls, |sender, delivered| {
+            let source = *known.get_or_insert_with(|| deliveries.source(sender));
+            deliveries.push(sender, source, delivered);
+        });
+        let sender = incoming.sender();
+        match found {
+            Ok(found) => {
+                // Later, so that what is posted in reply leaves first.
+                let token = Token::Incoming(key);
+                if incoming.wants_flush() && !std::mem::replace(&mut incoming.dirty, true) {
+                    self.dirty.push(token);
+                }
+                incoming.queued = found == Found::More;
+                match found {
+                    Found::More => self.ready.push_back(token),
+                    Found::Nothing => {}
+                    Found::End => {
+                        tracing::debug!(%sender, "a sender closed its connection");
+                        self.close_incoming(key, Status::BadDestinationQpn);
+                    }
+                }
+            }
+            Err(violation) => self.reject(key, violation),
+        }
+    }
+
+    #[cold]
+    fn reject(&mut self, key: usize, violation: Violation) {
+        let sender = self.incoming.get(key).map(Incoming::sender).unwrap_or_default();
+        tracing::warn!(%sender, %violation, "closing a connection");
+        self.statistics.violations.count(violation);
+        self.close_incoming(key, Status::BadStatus);
+    }
+
+    fn close_incoming(&mut self, key: usize, status: Status) {
+        if let Some(mut incoming) = self.incoming.try_remove(key) {
+            incoming.leave(status, &mut self.scratch);
+            self.forget(Token::Incoming(key));
+        }
+    }
+
+    /// Removes a connection from the lists, as another may soon have its key.
+    fn forget(&mut self, token: Token) {
+        self.ready.retain(|&ready| ready != token);
+        self.dirty.retain(|&dirty| dirty != token);
+    }
+
+    /// Closes connections whose senders don't identify themselves.
+    #[cold]
+    fn sweep(&mut self, state: &mut QueueState) {
+        let now = state.now();
+        self.next_sweep = now + SWEEP_EVERY;
+        self.accept_pending = true;
+        self.accept();
+        let limit = self.options.patience;
+        let late = |incoming: &mut Incoming| {
+            incoming.nameless_for(now).is_some_and(|waited| waited >= limit)
+        };
+        let all = self.incoming.iter_mut();
+        let slow = all.filter_map(|(key, incoming)| late(incoming).then_some(key));
+        for key in slow.collect::<Vec<_>>() {
+            // The rest may have arrived since the socket was last read.
+            if let Some(incoming) = self.incoming.get_mut(key) {
+                incoming.note(true, false, false);
+                self.ready.retain(|&token| token != Token::Incoming(key));
+                self.serve_incoming(state, key);
+            }
+            if self.incoming.get_mut(key).is_some_and(late) {
+                self.reject(key, Violation::Slow { limit });
+            }
+        }
+    }
+
+    // ---- sending -----------------------------------------------------------------------------
+
+    fn flush_outgoing(&mut self, state: &mut QueueState, key: usize) {
+        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
+        match outgoing.flush() {
+            Ok(calls) => {
+                self.statistics.sends += calls;
+                if outgoing.wants_poll() && !std::mem::replace(&mut outgoing.queued, true) {
+                    self.ready.push_back(Token::Outgoing(key));
+                }
+            }
+            Err(ending) => self.end(state, key, ending),
+        }
+    }
+
+    fn serve_outgoing(&mut self, state: &mut QueueState, key: usize) {
+        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
+        outgoing.queued = false;
+        let peer = outgoing.peer();
+        let calls = &mut self.statistics.receives;
+        let finish = |finished| complete(state, peer, finished);
+        match outgoing.poll(&mut self.scratch, calls, finish) {
+            Ok(()) => {
+                if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
+                    self.dirty.push(Token::Outgoing(key));
+                }
+            }
+            Err(ending) => self.end(state, key, ending),
+        }
+    }
+
+    #[cold]
+    fn end(&mut self, state: &mut QueueState, key: usize, ending: Ending) {
+        let Some(mut outgoing) = self.outgoing.try_remove(key) else { return };
+        let peer = outgoing.peer();
+        self.connections.remove(&peer);
+        self.forget(Token::Outgoing(key));
+        match ending {
+            Ending::Over(status) => tracing::debug!(%peer, %status, "a connection ended"),
+            Ending::Broken(violation) => {
+                tracing::warn!(%peer, %violation, "closing a connection");
+                self.statistics.violations.count(violation);
+            }
+        }
+        outgoing.fail(ending.status(), |finished| complete(state, peer, finished));
+    }
+
+    /// The connection to `peer`, opened if need be, or how sends to it complete at once.
+    fn connection_to(
+        &mut self,
+        state: &mut QueueState,
+        peer: QueuePairId,
+    ) -> Result<Result<usize, Status>, DeviceError> {
+        if let Some(&key) = self.connections.get(&peer) {
+            // An idle one may have been closed, and `peer` be another queue pair by now.
+            if self.outgoing.get(key).is_some_and(Outgoing::is_idle) {
+                if let Some(outgoing) = self.outgoing.get_mut(key) {
+                    outgoing.note(true, false, false);
+                }
+                self.ready.retain(|&ready| ready != Token::Outgoing(key));
+                self.serve_outgoing(state, key);
+            }
+            if self.outgoing.contains(key) && self.connections.contains_key(&peer) {
+                return Ok(Ok(key));
+            }
+        }
+        self.connect(state, peer)
+    }
+
+    #[cold]
+    fn connect(
+        &mut self,
+        state: &QueueState,
+        peer: QueuePairId,
+    ) -> Result<Result<usize, Status>, DeviceError> {
+        let options = &self.options;
+        let from = endpoint(options.address, 0, options.scope_id);
+        let to = endpoint(address_of(peer.gid), peer.qpn.0, options.scope_id);
+        if peer.qpn == Qpn(0) {
+            return Ok(Err(Status::BadDestinationQpn));
+        }
+        if from.is_ipv4() != to.is_ipv4() {
+            return Ok(Err(Status::UnreachableRemote));
+        }
+        self.statistics.connects += 1;
+        let socket = match Socket::connect(from, to, options.dead_after) {
+            Ok(socket) => socket,
+            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
+                return Err(system(format!("connecting to {peer}"), errno));
+            }
+            Err(errno) => {
+                tracing::debug!(%peer, %errno, "not connected");
+                return Ok(Err(status_of(errno, false)));
+            }
+        };
+        tracing::debug!(%peer, "connecting");
+        let mtu = u32::try_from(state.attributes().mtu).unwrap_or(u32::MAX);
+        let hello = Hello { qpn: self.me.qpn, mtu, rnr_retry: self.rnr_retry };
+        let entry = self.outgoing.vacant_entry();
+        let key = entry.key();
+        self.poller
+            .add_connection(&socket, Token::Outgoing(key))
+            .map_err(|errno| system(format!("watching {peer}"), errno))?;
+        entry.insert(Outgoing::new(peer, socket, hello));
+        self.connections.insert(peer, key);
+        Ok(Ok(key))
+    }
+
+    /// Writes to a peer at once if this is the first write in this turn; otherwise the next flush
+    /// does.
+    fn write_soon(&mut self, state: &mut QueueState, key: usize) {
+        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
+        if outgoing.is_first_in(self.turn) {
+            self.flush_outgoing(state, key);
+        } else if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
+            self.dirty.push(Token::Outgoing(key));
+        }
+    }
+}
+
+impl Link for TcpLink {
+    fn path_to(&mut self, state: &mut QueueState, to: Destination) -> Result<Path, DeviceError> {
+        let handle = to.address_handle;
+        let gid = state.book().gid(handle).ok_or(DeviceError::BadAddressHandle { handle })?;
+        let peer = QueuePairId { gid, qpn: to.qpn };
+        Ok(Path { peer, connection: self.connection_to(state, peer)? })
+    }
+
+    fn send(&mut self, state: &mut QueueState, path: Path, request: SendRequest<Packet>) {
+        let SendRequest { id, packet, length, destination, immediate } = request;
+        state.record_sent(path.peer, &packet[..length]);
+        let posted = Posted { id, packet, length, immediate, qkey: destination.qkey };
+        match path.connection {
+            Ok(key) => {
+                let Some(outgoing) = self.outgoing.get_mut(key) else { return };
+                outgoing.push(posted);
+                self.write_soon(state, key);
+            }
+            Err(status) => complete(state, path.peer, Finished::Send(posted, Err(status))),
+        }
+    }
+
+    fn start_rdma(
+        &mut self,
+        state: &mut QueueState,
+        request: RdmaRequest<SoftRegion>,
+        direction: Direction,
+    ) -> Result<(), DeviceError> {
+        let path = self.path_to(state, request.destination)?;
+        state.count_send();
+        match path.connection {
+            Ok(key) => {
+                let Some(outgoing) = self.outgoing.get_mut(key) else { return Ok(()) };
+                let operation = Operation::new(request, direction);
+                outgoing.start(operation, |finished| complete(state, path.peer, finished));
+                self.write_soon(state, key);
+            }
+            Err(status) => state.complete_rdma(request.id, Err(status)),
+        }
+        Ok(())
+    }
+
+    fn progress(&mut self, state: &mut QueueState) {
+        if !self.dirty.is_empty() {
+            self.flush(state);
+        }
+        self.turn += 1;
+        self.unasked += 1;
+        if self.unasked >= LOOK_EVERY || (state.has_sends() && self.ready.is_empty()) {
+            self.look(state);
+        }
+        if !self.ready.is_empty() {
+            self.serve(state);
+        }
+        if state.now() >= self.next_sweep {
+            self.sweep(state);
+        }
+    }
+
+    fn close(&mut self, _: &mut QueueState) {
+        for (_, outgoing) in &mut self.outgoing {
+            let _ = outgoing.flush();
+            outgoing.socket().close(&mut self.scratch);
+        }
+        // Those too that have connected and were not accepted yet, as many as can be waiting.
+        for _ in 0..=self.options.max_peers / ACCEPTS {
+            self.accept();
+        }
+        for (_, incoming) in &mut self.incoming {
+            incoming.leave(Status::BadDestinationQpn, &mut self.scratch);
+        }
+    }
+}
+
+/// Completes a send or RDMA operation to `peer`.
+fn complete(state: &mut QueueState, peer: QueuePairId, finished: Finished) {
+    match finished {
+        Finished::Send(Posted { id, packet, length, .. }, result) => {
+            state.complete_send(peer, id, packet, length, result);
+        }
+        Finished::Rdma(id, result) => state.complete_rdma(id, result),
+    }
+}
+
+/// Listens on the first free port of those allowed.
+fn listen(options: &TcpOptions) -> Result<Listener, DeviceError> {
+    let mut refused = Errno::ADDRINUSE;
+    let at = |port| endpoint(options.address, port, options.scope_id);
+    let ports = options.ports.clone().unwrap_or(0..=0);
+    for port in ports {
+        match Listener::bind(at(port), options.max_peers) {
+            Ok(listener) => return Ok(listener),
+            Err(errno) => refused = errno,
+        }
+        if refused != Errno::ADDRINUSE {
+            break;
+        }
+    }
+    Err(system(format!("listening on {}", options.address), refused))
+}
