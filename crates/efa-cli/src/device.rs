@@ -8,13 +8,14 @@
 //! ```
 
 use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::ValueEnum;
 use efa::{
     AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, EnableError,
-    Endpoint, Environment, Fabric, Link, ShmOptions,
+    Endpoint, Environment, Fabric, Link, ShmOptions, TcpOptions,
 };
 use efa_device::Rdma;
 use efa_sim::capture::{Capture, CaptureError};
@@ -54,6 +55,76 @@ impl SoftArgs {
     /// The name that was given, or the usual one.
     pub(crate) fn name(&self) -> &str {
         self.device_name.as_deref().unwrap_or(USUAL_NAME)
+    }
+}
+
+/// What connects endpoints of the software device in different processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SoftLink {
+    Shm,
+    Tcp,
+}
+
+impl SoftLink {
+    /// As on the command line.
+    pub(crate) const fn setting(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// Parses the IP address of one host.
+pub(crate) fn host_address(text: &str) -> Result<IpAddr, String> {
+    let address = text.parse().ok().filter(|address: &IpAddr| !address.is_unspecified());
+    address.ok_or_else(|| "the IP address of one host is expected".to_owned())
+}
+
+/// An address of this host on the tcp link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TcpHost {
+    pub(crate) address: IpAddr,
+    /// Index of the network interface of a link-local IPv6 address, else 0.
+    scope_id: u32,
+}
+
+impl TcpHost {
+    /// Reached by processes of this host only.
+    pub(crate) const LOOPBACK: Self =
+        Self { address: IpAddr::V4(Ipv4Addr::LOCALHOST), scope_id: 0 };
+
+    /// Opens the software device at this address.
+    pub(crate) fn open(
+        self,
+        properties: &PropertyArgs,
+        capture: Option<&CaptureFile>,
+    ) -> Result<Domain, efa::Error> {
+        let usual = TcpOptions::new(self.address);
+        let options = TcpOptions {
+            scope_id: self.scope_id,
+            rdma: properties.device_rdma.map_or(usual.rdma, RdmaArg::rdma),
+            reorder: properties.reorder,
+            capture: capture.cloned().map(SharedSink::new),
+            ..usual
+        };
+        Fabric::tcp(options).domain()
+    }
+}
+
+impl From<IpAddr> for TcpHost {
+    fn from(address: IpAddr) -> Self {
+        Self { address, scope_id: 0 }
+    }
+}
+
+impl From<SocketAddr> for TcpHost {
+    fn from(address: SocketAddr) -> Self {
+        let scope_id = match address {
+            SocketAddr::V4(_) => 0,
+            SocketAddr::V6(address) => address.scope_id(),
+        };
+        Self { address: address.ip().to_canonical(), scope_id }
     }
 }
 
@@ -186,22 +257,11 @@ impl DeviceArgs {
     pub(crate) fn open_interface(&self) -> Result<Domain, efa::Error> {
         Fabric::verbs(self.interface.as_deref()).domain()
     }
-
-    /// Opens the device; if there is a capture file, all its packets go into that.
-    pub(crate) fn open(
-        &self,
-        properties: &PropertyArgs,
-        capture: Option<&CaptureFile>,
-    ) -> Result<Domain, efa::Error> {
-        match self.kind(properties, capture.map(|_| "--capture")) {
-            Kind::Verbs => self.open_interface(),
-            Kind::Auto | Kind::Soft => self.soft.open(properties, capture),
-        }
-    }
 }
 
 impl SoftArgs {
-    /// Opens the software device; if there is a capture file, all its packets go into that.
+    /// Opens the software device on the shm link; if there is a capture file, all its packets go into
+    /// that.
     pub(crate) fn open(
         &self,
         properties: &PropertyArgs,

@@ -7,13 +7,14 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::net::IpAddr;
 
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
 use efa::{DomainAttributes, Endpoint, Fabric, Hints, Link};
 use serde::Serialize;
 
-use crate::device::{DeviceArgs, Kind, Objects, PropertyArgs};
+use crate::device::{DeviceArgs, Kind, Objects, PropertyArgs, TcpHost, host_address};
 use crate::environment::Variables;
 use crate::output;
 
@@ -26,6 +27,9 @@ pub(crate) struct Args {
     /// How packets get from one endpoint of the software device to another [default: shm]
     #[arg(long, value_name = "LINK")]
     link: Option<LinkName>,
+    /// With --link tcp, the address of this host [default: 127.0.0.1]
+    #[arg(long, value_name = "IP", requires = "link", value_parser = host_address)]
+    address: Option<IpAddr>,
     /// Print what environment variables set in programs that ask for that, as endpoints of this tool do
     #[arg(long)]
     env: bool,
@@ -41,6 +45,8 @@ pub(crate) struct Args {
 enum LinkName {
     /// Shared memory between the processes of this host
     Shm,
+    /// TCP between hosts
+    Tcp,
     /// A simulated network in one process
     Local,
 }
@@ -126,6 +132,9 @@ struct EndpointFacts {
 
 impl Args {
     pub(crate) fn conflict(&self) -> Option<String> {
+        if self.address.is_some() && !matches!(self.link, Some(LinkName::Tcp)) {
+            return Some("--address is of the tcp link".into());
+        }
         self.device.conflict(&PropertyArgs::default(), self.link.map(|_| "--link"))
     }
 
@@ -134,6 +143,7 @@ impl Args {
         match (self.device.kind(&PropertyArgs::default(), soft), self.link) {
             (Kind::Verbs, _) => Link::Verbs,
             (_, None | Some(LinkName::Shm)) => Link::Shm,
+            (_, Some(LinkName::Tcp)) => Link::Tcp,
             (_, Some(LinkName::Local)) => Link::Local,
         }
     }
@@ -151,6 +161,10 @@ impl Facts {
         let info = found.first().ok_or(InfoError::Absent { link })?;
         let domain = match link {
             Link::Shm => args.device.soft.open(&PropertyArgs::default(), None)?,
+            Link::Tcp => {
+                let host = args.address.map_or(TcpHost::LOOPBACK, TcpHost::from);
+                host.open(&PropertyArgs::default(), None)?
+            }
             _ => Fabric::open(info).domain()?,
         };
         let (interfaces, no_interfaces) = match efa::interfaces() {

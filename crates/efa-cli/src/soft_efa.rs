@@ -22,11 +22,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use clap::Subcommand;
 use clap::builder::RangedU64ValueParser;
-use clap::{Subcommand, ValueEnum};
 use rustix::fs::{Access, access};
 
-use crate::device::{PropertyArgs, SoftArgs};
+use crate::device::{PropertyArgs, SoftArgs, SoftLink, host_address};
 
 /// File name of the library.
 const LIBRARY: &str = "libefa_soft.so";
@@ -82,9 +82,9 @@ networks.")]
 struct Run {
     /// What is under the device: shared memory of this host, or TCP between hosts [default: shm]
     #[arg(long)]
-    link: Option<Link>,
+    link: Option<SoftLink>,
     /// On the tcp link, the IP address by which others reach this host [default: 127.0.0.1]
-    #[arg(long, value_name = "IP", requires = "link", value_parser = address)]
+    #[arg(long, value_name = "IP", requires = "link", value_parser = host_address)]
     address: Option<IpAddr>,
     /// Largest datagram in bytes [default: 8928]
     #[arg(long, value_name = "BYTES",
@@ -112,27 +112,6 @@ struct Run {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, last = true)]
     program: Vec<OsString>,
-}
-
-/// What is under the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Link {
-    Shm,
-    Tcp,
-}
-
-impl Link {
-    const fn setting(self) -> &'static str {
-        match self {
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
-        }
-    }
-}
-
-fn address(text: &str) -> Result<IpAddr, String> {
-    let address = text.parse().ok().filter(|address: &IpAddr| !address.is_unspecified());
-    address.ok_or_else(|| "the IP address of one host is expected".to_owned())
 }
 
 /// Why the program doesn't run.
@@ -298,8 +277,8 @@ impl Args {
     pub(crate) fn conflict(&self) -> Option<&'static str> {
         let SoftEfa::Run(Run { link, address, devices, .. }) = &self.command else { return None };
         match link {
-            Some(Link::Shm) if address.is_some() => Some("--address is of the tcp link"),
-            Some(Link::Tcp) if devices.is_some_and(|devices| devices > 1) => {
+            Some(SoftLink::Shm) if address.is_some() => Some("--address is of the tcp link"),
+            Some(SoftLink::Tcp) if devices.is_some_and(|devices| devices > 1) => {
                 Some("--devices above 1 is of the shm link: on the tcp link a host has one address")
             }
             _ => None,

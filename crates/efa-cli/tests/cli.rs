@@ -53,6 +53,11 @@ fn options_of_one_device_are_refused_for_the_other() {
         ("pingpong --interface a --device-name b", "--device-name is of the software device"),
         ("info --device soft --interface a", "--interface is not of --device soft"),
         ("info --device verbs --link local", "--link is of the software device"),
+        ("pingpong --device verbs --link tcp", "--link is of the software device"),
+        ("pingpong --link shm --address 10.0.0.1", "--address is of the tcp link"),
+        ("pingpong --link tcp --rnr 0.1", "--rnr is of the shm link"),
+        ("pingpong --address 10.0.0.1", "--link <LINK>"),
+        ("info --link local --address 10.0.0.1", "--address is of the tcp link"),
         ("doctor --device verbs --directory /x", "--directory is of the software device"),
     ] {
         let error = run(line.split(' ')).usage();
@@ -70,7 +75,7 @@ fn info_for_people() {
 
 #[test]
 fn info_for_programs() {
-    for link in ["shm", "local"] {
+    for link in ["shm", "tcp", "local"] {
         let text = run(["info", "--json", "--link", link, "--directory", DEVICES]).success();
         let info: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(info["link"], link);
@@ -79,6 +84,15 @@ fn info_for_programs() {
         let capabilities = info["endpoint"]["capabilities"].as_array().unwrap();
         assert!(capabilities.contains(&"TAGGED".into()));
     }
+}
+
+#[test]
+fn info_of_the_tcp_link_has_the_address_of_this_host() {
+    let text = run(["info", "--json", "--link", "tcp", "--address", "127.0.0.9"]).success();
+    let info: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(info["device"]["name"], "efa-tcp-127.0.0.9");
+    let error = run(["info", "--link", "tcp", "--address", "192.0.2.1"]).failure();
+    assert!(error.contains("192.0.2.1 is not an address of this host"), "{error}");
 }
 
 // conformance: C31

@@ -35,7 +35,12 @@ fn json(text: &str) -> Value {
 
 /// A server by hand, and where it listens.
 fn server(arguments: &str) -> (Running, String) {
-    let arguments = format!("--listen 127.0.0.1:0 {arguments}");
+    server_at("127.0.0.1", arguments)
+}
+
+/// The same, at an address of this host.
+fn server_at(address: &str, arguments: &str) -> (Running, String) {
+    let arguments = format!("--listen {address}:0 {arguments}");
     let mut server = Running::start(pingpong(&arguments).env("EFA_LOG", "efa=info"));
     let line = server.stdout_line("listening on ");
     let address = line.strip_prefix("listening on ").unwrap().to_owned();
@@ -74,6 +79,52 @@ fn every_subprotocol_by_size() {
         assert!(one_way("min") > 0.0 && one_way("min") <= one_way("median"));
         assert!(one_way("median") <= one_way("max"));
     }
+}
+
+/// The longest message is read by the device, which polling moves on.
+const TCP_SIZES: &str = "--iterations 4 --warmup 1 --sizes 0,8916,20k,128k,1M";
+
+#[test]
+fn tcp_link_with_a_server_of_its_own() {
+    let result = json(&run_pingpong(&format!("--link tcp --json {TCP_SIZES}")).success());
+    assert_eq!(result["device"], "efa-tcp-127.0.0.1");
+    let subprotocols = ["eager", "eager", "medium", "long-CTS", "long-read"];
+    for (row, subprotocol) in result["results"].as_array().unwrap().iter().zip(subprotocols) {
+        assert_eq!(row["subprotocols"], Value::from(vec![subprotocol]));
+    }
+}
+
+#[test]
+fn tcp_link_takes_the_address_of_the_control_connection() {
+    let (server, address) = server_at("127.0.0.1", "--link tcp");
+    let result = format!("--link tcp --json {TCP_SIZES} {address}");
+    assert_eq!(json(&run_pingpong(&result).success())["results"].as_array().unwrap().len(), 5);
+    server.finish().success();
+
+    // The whole of 127.0.0.0/8 is this host's: two devices at different addresses.
+    let (server, address) = server_at("127.0.0.3", "--link tcp");
+    let client = format!("--link tcp --address 127.0.0.2 --json {TCP_SIZES} {address}");
+    assert_eq!(json(&run_pingpong(&client).success())["device"], "efa-tcp-127.0.0.2");
+    let server = server.finish();
+    assert!(server.stderr.is_empty() || !server.stderr.contains("WARN"), "{server:?}");
+    server.success();
+}
+
+#[test]
+fn tcp_link_on_one_side_only_is_refused() {
+    let (server, address) = server_at("127.0.0.1", "");
+    let error = run_pingpong(&format!("--link tcp --sizes 8 {address}")).failure();
+    assert!(
+        error.contains("different devices") && error.contains("both with --link tcp"),
+        "{error}"
+    );
+    assert!(server.finish().failure().contains("different devices"));
+}
+
+#[test]
+fn tcp_link_at_the_address_of_another_host_is_refused() {
+    let error = run_pingpong("--link tcp --address 192.0.2.1 --sizes 8").failure();
+    assert!(error.contains("192.0.2.1 is not an address of this host"), "{error}");
 }
 
 #[test]

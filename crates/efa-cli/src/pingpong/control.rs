@@ -15,7 +15,7 @@
 //! may come, with the reason. What the other side sends is not trusted, and every wait has an end.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -169,6 +169,14 @@ impl Stream {
         each!(self, stream => stream.set_read_timeout(Some(limit)))
     }
 
+    /// The address of this side, on TCP.
+    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(stream) => stream.local_addr().ok(),
+            Self::Unix(_) => None,
+        }
+    }
+
     /// Reads wait not at all, or as long as was set.
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         each!(self, stream => stream.set_nonblocking(nonblocking))
@@ -217,6 +225,11 @@ impl Channel {
             }
             Hello { .. } => Ok(channel),
         }
+    }
+
+    /// The address of this side, if the channel is a TCP connection.
+    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+        self.stream.local_address()
     }
 
     /// Sends a message.

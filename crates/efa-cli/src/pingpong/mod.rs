@@ -31,12 +31,12 @@ mod sizes;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
-use efa::EndpointAttributes;
+use efa::{Domain, EndpointAttributes};
 use efa_sim::capture::CaptureError;
 
 use self::connect::{ConnectError, HostPort, Listening};
@@ -47,7 +47,7 @@ use self::process::{ProcessError, ServerProcess};
 use self::report::Report;
 use self::session::RunError;
 use self::sizes::Sizes;
-use crate::device::{DeviceArgs, Kind, PropertyArgs};
+use crate::device::{CaptureFile, DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address};
 use crate::output;
 
 /// Repetitions before those that count, if nothing else is asked for.
@@ -59,8 +59,10 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Without HOST and --listen, the server is started as a second process on this host, and ended with \
-the run. By hand, start `efa pingpong --listen` first and `efa pingpong HOST` then; the software \
-device reaches processes of one host, so both must run on the same.
+the run. By hand, start `efa pingpong --listen` first and `efa pingpong HOST` then, both on the same \
+host; or on two hosts, both with --link tcp:
+  there$ efa pingpong --link tcp --listen 0.0.0.0
+  here$  efa pingpong --link tcp THERE
 
 With --fi, the other side is libfabric's fi_pingpong, on the same software device:
   efa soft-efa run -- fi_pingpong -p efa -e rdm -c & efa pingpong --fi 127.0.0.1
@@ -122,6 +124,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "listen", requires = "bandwidth",
         value_parser = RangedU64ValueParser::<u64>::new().range(1..=MAX_WINDOW))]
     window: Option<u64>,
+    /// What connects the software devices of the two sides: shared memory of this host, or TCP
+    /// [default: shm]
+    #[arg(long)]
+    link: Option<SoftLink>,
+    /// With --link tcp, the address by which the other side reaches this host [default: this host's
+    /// address in the connection to HOST or from the client]
+    #[arg(long, value_name = "IP", requires = "link", value_parser = host_address)]
+    address: Option<IpAddr>,
     /// Write all packets that this side sends and receives into a file for `efa decode`
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
@@ -155,14 +165,25 @@ pub(crate) enum PingpongError {
     Peer(#[source] efa::DeviceError),
     /// The other side is not on this host, or uses another device.
     #[error(
-        "the server's device {theirs} is not ours, {ours}: both must run on one host, by one user, \
-         with the same --device-name and --directory"
+        "the two sides use different devices, {ours} and {theirs}: both must run on one host, by one user, \
+         with the same --device-name and --directory, or both with --link tcp"
     )]
     NotOneHost {
-        /// The interface of the server's device.
+        /// The other side's.
         theirs: Ipv6Addr,
-        /// That of ours.
+        /// This side's.
         ours: Ipv6Addr,
+    },
+    /// One side is at an address that reaches only its own host.
+    #[error(
+        "this side's device is at {ours} and the other's at {theirs}: a loopback address reaches its own \
+         host only; give both sides --link tcp with the --address by which the other reaches them"
+    )]
+    Loopback {
+        /// The other side's.
+        theirs: IpAddr,
+        /// This side's.
+        ours: IpAddr,
     },
     /// The plan is refused.
     #[error(transparent)]
@@ -211,12 +232,44 @@ impl Args {
                 "the argument '{option}' cannot be used with '--listen' without '--fi'"
             ));
         }
-        self.device.conflict(&self.properties, self.of_soft())
+        match self.link {
+            Some(SoftLink::Tcp) if self.properties.rnr.is_some() => {
+                Some("--rnr is of the shm link".into())
+            }
+            None | Some(SoftLink::Shm) if self.address.is_some() => {
+                Some("--address is of the tcp link".into())
+            }
+            _ => self.device.conflict(&self.properties, self.of_soft()),
+        }
     }
 
     /// An option that is of the software device alone, beside those of the device.
     fn of_soft(&self) -> Option<&'static str> {
-        self.capture.is_some().then_some("--capture")
+        let capture = self.capture.is_some().then_some("--capture");
+        capture.or(self.link.is_some().then_some("--link"))
+    }
+
+    fn kind(&self) -> Kind {
+        self.device.kind(&self.properties, self.of_soft())
+    }
+
+    /// Opens the device for a run with the side at the other end of a control connection from `local`;
+    /// if there is a capture file, all packets go into that.
+    fn open_device(
+        &self,
+        local: Option<SocketAddr>,
+        capture: Option<&CaptureFile>,
+    ) -> Result<Domain, PingpongError> {
+        let opened = match (self.kind(), self.link) {
+            (Kind::Verbs, _) => self.device.open_interface(),
+            (_, Some(SoftLink::Tcp)) => {
+                let of_connection = local.map_or(TcpHost::LOOPBACK, TcpHost::from);
+                let host = self.address.map_or(of_connection, TcpHost::from);
+                host.open(&self.properties, capture)
+            }
+            _ => self.device.soft.open(&self.properties, capture),
+        };
+        opened.map_err(PingpongError::Device)
     }
 
     /// How long to wait for the other side in any one place.
@@ -278,7 +331,7 @@ impl Args {
     /// The arguments of a server process for this client.
     fn for_server(&self) -> Vec<OsString> {
         let DeviceArgs { interface, soft, .. } = &self.device;
-        let kind = self.device.kind(&self.properties, self.of_soft());
+        let kind = self.kind();
         let mut arguments: Vec<OsString> = ["pingpong", "--serve-inherited"].map(Into::into).into();
         arguments.extend(["--timeout".into(), self.timeout.to_string().into()]);
         arguments.extend(["--device".into(), kind.setting().into()]);
@@ -296,6 +349,8 @@ impl Args {
             ("--device-rdma", device_rdma.map(|which| which.setting().to_owned())),
             ("--reorder", reorder.map(|seed| seed.to_string())),
             ("--rnr", rnr.map(|rate| rate.to_string())),
+            ("--link", self.link.map(|link| link.setting().to_owned())),
+            ("--address", self.address.map(|address| address.to_string())),
         ] {
             if let Some(value) = value {
                 arguments.extend([option.into(), value.into()]);
@@ -356,7 +411,7 @@ fn serve_parent(args: &Args) -> Result<(), PingpongError> {
         let told = matches!(error, PingpongError::Control(ControlError::PeerFailed { .. }));
         if !told && parent.ends_within(LAST_WORDS) {
             // It was killed. Whoever opens the device removes what dead processes left there.
-            args.device.open(&args.properties, None).map_err(PingpongError::Device)?;
+            args.open_device(None, None)?;
         }
     }
     Ok(())

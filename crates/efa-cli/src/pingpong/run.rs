@@ -1,6 +1,6 @@
 //! A run from greeting to farewell, for both sides.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use efa::{Address, AddressVector, Domain, Endpoint, FiAddr, Link};
@@ -34,7 +34,7 @@ pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
 }
 
 fn as_client(args: &Args, channel: &mut Channel) -> Result<Report, PingpongError> {
-    let device = Device::open(args)?;
+    let device = Device::open(args, channel.local_address())?;
     let objects = Objects::new(&device.domain, CAPACITY)?;
     let attributes = device.domain.attributes();
     let plan = args.plan(attributes.mtu as u64, objects.endpoint.attributes());
@@ -56,7 +56,7 @@ fn as_client(args: &Args, channel: &mut Channel) -> Result<Report, PingpongError
 fn as_server(args: &Args, channel: &mut Channel) -> Result<(), PingpongError> {
     let (plan, theirs) = channel.receive_start()?;
     plan.check_bounds()?;
-    let device = Device::open(args)?;
+    let device = Device::open(args, channel.local_address())?;
     let objects = Objects::new(&device.domain, CAPACITY)?;
     let address = objects.endpoint.address().to_string();
     let mut session = session(objects, &theirs, channel, plan, args)?;
@@ -109,8 +109,9 @@ pub(super) struct Device<'a> {
 }
 
 impl<'a> Device<'a> {
-    pub(super) fn open(args: &'a Args) -> Result<Self, PingpongError> {
-        let Args { device, properties, capture: file, .. } = args;
+    /// `local` is this side's address in the control connection.
+    pub(super) fn open(args: &'a Args, local: Option<SocketAddr>) -> Result<Self, PingpongError> {
+        let Args { device, capture: file, .. } = args;
         let capture = match file {
             Some(file) => {
                 let created = CaptureFile::create(file, device.soft.name());
@@ -119,8 +120,8 @@ impl<'a> Device<'a> {
             }
             None => None,
         };
-        let domain = device.open(properties, capture.as_ref());
-        Ok(Self { domain: domain.map_err(PingpongError::Device)?, args, capture })
+        let domain = args.open_device(local, capture.as_ref())?;
+        Ok(Self { domain, args, capture })
     }
 
     /// Says farewell to the other side, and ends the capture.
@@ -152,8 +153,7 @@ fn session<'a>(
     Ok(Session { endpoint, queue, peer, channel, plan, patience, early })
 }
 
-/// Makes the other side's endpoint our peer. On the software device it must be on the host where
-/// ours is.
+/// Inserts the other side's endpoint into the address vector.
 pub(super) fn insert(
     addresses: &AddressVector,
     link: Link,
@@ -161,11 +161,23 @@ pub(super) fn insert(
     ours: Address,
 ) -> Result<FiAddr, PingpongError> {
     let interface = |address| Ipv6Addr::from(RawAddress::from(address).gid);
-    let (ours, others) = (interface(ours), interface(theirs));
-    if link != Link::Verbs && ours != others {
-        return Err(PingpongError::NotOneHost { ours, theirs: others });
-    }
+    check_reach(link, interface(ours), interface(theirs))?;
     addresses.insert(theirs).map_err(PingpongError::Peer)
+}
+
+/// Checks that devices at these addresses reach each other: on the shm link it is one device, on the
+/// tcp link both or neither are at a loopback address.
+fn check_reach(link: Link, ours: Ipv6Addr, theirs: Ipv6Addr) -> Result<(), PingpongError> {
+    match link {
+        Link::Verbs => Ok(()),
+        Link::Tcp => {
+            let [ours, theirs] = [ours, theirs].map(|address| IpAddr::from(address).to_canonical());
+            let reached = ours.is_loopback() == theirs.is_loopback();
+            if reached { Ok(()) } else { Err(PingpongError::Loopback { ours, theirs }) }
+        }
+        _ if ours == theirs => Ok(()),
+        _ => Err(PingpongError::NotOneHost { ours, theirs }),
+    }
 }
 
 /// On a terminal only; standard error, so that the result stays alone.
@@ -201,6 +213,25 @@ mod tests {
         let turn = Turn { step: 0, number: 0, size: 8, direction: Direction::ToServer };
         let error = conclude(&mut channel, Err::<(), _>(turn.failed(source).into())).unwrap_err();
         crate::in_words(&error.into())
+    }
+
+    #[test]
+    fn devices_that_cannot_reach_each_other_are_refused() {
+        let check = |link, ours: &str, theirs: &str| {
+            let result = check_reach(link, ours.parse().unwrap(), theirs.parse().unwrap());
+            result.map_err(|error| error.to_string())
+        };
+        assert_eq!(check(Link::Shm, "fe80::1", "fe80::1"), Ok(()));
+        assert!(
+            check(Link::Shm, "fe80::1", "fe80::2").unwrap_err().contains("fe80::1 and fe80::2")
+        );
+        assert_eq!(check(Link::Verbs, "fe80::1", "fe80::2"), Ok(()));
+        assert_eq!(check(Link::Tcp, "::ffff:127.0.0.1", "::ffff:127.0.0.2"), Ok(()));
+        assert_eq!(check(Link::Tcp, "::ffff:10.0.0.1", "2001:db8::1"), Ok(()));
+        for (ours, theirs) in [("::ffff:10.0.0.1", "::ffff:127.0.0.1"), ("::1", "2001:db8::1")] {
+            let error = check(Link::Tcp, ours, theirs).unwrap_err();
+            assert!(error.contains("a loopback address reaches its own host only"), "{error}");
+        }
     }
 
     #[test]

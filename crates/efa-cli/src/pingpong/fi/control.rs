@@ -15,6 +15,7 @@
 //! the other side sends is not trusted, and every wait has an end.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use efa::Address;
@@ -104,6 +105,11 @@ impl FiControl {
     pub(super) fn new(stream: Stream, patience: Duration) -> Result<Self, FiControlError> {
         stream.set_write_timeout(patience)?;
         Ok(Self { stream, received: Vec::new(), closed: false, patience })
+    }
+
+    /// The address of this side, if the channel is a TCP connection.
+    pub(super) fn local_address(&self) -> Option<SocketAddr> {
+        self.stream.local_address()
     }
 
     /// Tells where our endpoint is.

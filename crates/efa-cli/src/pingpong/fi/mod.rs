@@ -38,7 +38,7 @@ const CAPACITY: usize = 16;
 pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongError> {
     let mut control = FiControl::new(stream, args.patience())?;
     let theirs = control.receive_name()?;
-    let device = Device::open(args)?;
+    let device = Device::open(args, control.local_address())?;
     let Objects { endpoint, queue, addresses, link } = Objects::new(&device.domain, CAPACITY)?;
     let peer = insert(&addresses, link, theirs, endpoint.address())?;
     let plan = args.fi_plan();
@@ -78,7 +78,7 @@ pub(super) fn hear_as_server(stream: Stream, patience: Duration) -> Result<(), F
 /// The server: answers.
 pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
     let mut control = FiControl::new(stream, args.patience())?;
-    let device = Device::open(args)?;
+    let device = Device::open(args, control.local_address())?;
     let Objects { endpoint, queue, addresses, link } = Objects::new(&device.domain, CAPACITY)?;
     control.send_name(endpoint.address())?;
     let theirs = control.receive_name()?;
