@@ -34,7 +34,7 @@ bitflags::bitflags! {
 
 /// Whether a bit announces an ability or asks for something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ExtraKind {
     /// "I can": use it only with peers that announce it.
     Feature,
     /// "Please do": a peer may ignore it.
@@ -45,16 +45,16 @@ impl Extras {
     /// The known ones with identifier, name, kind and the first release that has them.
     ///
     /// `None` as the release says that no release has it yet.
-    pub const TABLE: [(u32, &'static str, Kind, Option<Release>); 10] = [
-        (0, "RDMA read", Kind::Feature, Some(Release::V1_10)),
-        (1, "delivery complete", Kind::Feature, Some(Release::V1_12)),
-        (2, "constant header length", Kind::Request, Some(Release::V1_13)),
-        (3, "connid header", Kind::Request, Some(Release::V1_14)),
-        (4, "runting read", Kind::Feature, Some(Release::V1_16)),
-        (5, "RDMA write", Kind::Feature, Some(Release::V1_18)),
-        (6, "read nack", Kind::Feature, Some(Release::V1_20)),
-        (7, "user receive QP", Kind::Request, Some(Release::V1_22)),
-        (8, "unsolicited write receive", Kind::Feature, Some(Release::V2_6)),
-        (9, "peer error", Kind::Feature, None),
+    pub const TABLE: [(u32, &'static str, ExtraKind, Option<Release>); 10] = [
+        (0, "RDMA read", ExtraKind::Feature, Some(Release::V1_10)),
+        (1, "delivery complete", ExtraKind::Feature, Some(Release::V1_12)),
+        (2, "constant header length", ExtraKind::Request, Some(Release::V1_13)),
+        (3, "connid header", ExtraKind::Request, Some(Release::V1_14)),
+        (4, "runting read", ExtraKind::Feature, Some(Release::V1_16)),
+        (5, "RDMA write", ExtraKind::Feature, Some(Release::V1_18)),
+        (6, "read nack", ExtraKind::Feature, Some(Release::V1_20)),
+        (7, "user receive QP", ExtraKind::Request, Some(Release::V1_22)),
+        (8, "unsolicited write receive", ExtraKind::Feature, Some(Release::V2_6)),
+        (9, "peer error", ExtraKind::Feature, None),
     ];
 }

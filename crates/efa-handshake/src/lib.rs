@@ -46,6 +46,6 @@ mod extras;
 mod peer;
 mod release;
 
-pub use extras::{Extras, Kind};
+pub use extras::{ExtraKind, Extras};
 pub use peer::{AddressHeader, Learned, PeerState, Reply, Support};
-pub use release::{DeviceAbilities, EorHabit, Profile, Release};
+pub use release::{DeviceAbilities, EorLayout, Profile, Release};

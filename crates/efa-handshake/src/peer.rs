@@ -98,7 +98,7 @@ impl PeerState {
 
     /// Whether the peer still waits for our HANDSHAKE.
     #[must_use]
-    pub fn owes_handshake(&self) -> bool {
+    pub fn handshake_pending(&self) -> bool {
         self.ours == Ours::Owed
     }
 
@@ -124,7 +124,7 @@ impl PeerState {
     /// Whether a HANDSHAKE has to be provoked, because none came and nothing was sent that the
     /// peer would answer.
     #[must_use]
-    pub fn must_provoke(&self) -> bool {
+    pub fn must_elicit_handshake(&self) -> bool {
         self.theirs.is_none() && !self.provoked
     }
 
@@ -265,24 +265,24 @@ mod tests {
     #[test]
     fn a_returned_handshake_is_owed_again() {
         let mut peer = PeerState::new();
-        assert!(!peer.owes_handshake());
+        assert!(!peer.handshake_pending());
         assert_eq!(peer.packet_received(), Some(Reply::Handshake));
-        assert!(peer.owes_handshake());
+        assert!(peer.handshake_pending());
         peer.handshake_posted();
-        assert!(!peer.owes_handshake());
+        assert!(!peer.handshake_pending());
         peer.handshake_returned();
-        assert!(peer.owes_handshake());
+        assert!(peer.handshake_pending());
     }
 
     #[test]
     fn a_handshake_is_provoked_only_if_nothing_else_does() {
         let mut peer = PeerState::new();
-        assert!(peer.must_provoke());
+        assert!(peer.must_elicit_handshake());
         peer.request_posted();
-        assert!(!peer.must_provoke());
+        assert!(!peer.must_elicit_handshake());
         let mut other = PeerState::new();
         other.handshake_received(&handshake(&[0]));
-        assert!(!other.must_provoke());
+        assert!(!other.must_elicit_handshake());
     }
 
     // conformance: A42

@@ -14,6 +14,7 @@ use crate::Extras;
 /// A release line of libfabric, named by the first release that shows its behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum Release {
     V1_10,
     V1_12,
@@ -91,7 +92,7 @@ pub struct DeviceAbilities {
 
 /// How EOR packets are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EorHabit {
+pub enum EorLayout {
     /// 12 bytes, up to 1.13.
     Short,
     /// 16 bytes with connid, since 1.14.
@@ -115,7 +116,7 @@ pub struct Profile {
     /// Whether requests carry the connid even to peers that did not ask for it.
     pub connid_unasked: bool,
     /// How EOR packets are written.
-    pub eor: EorHabit,
+    pub eor: EorLayout,
     /// Whether the HANDSHAKE carries the host id.
     pub host_id: bool,
     /// Whether the HANDSHAKE carries the device version.
@@ -161,7 +162,7 @@ impl Profile {
             constant_header: since(Release::V1_13),
             connid: since(Release::V1_14),
             connid_unasked: since(Release::V2_6),
-            eor: if since(Release::V1_14) { EorHabit::Full } else { EorHabit::Short },
+            eor: if since(Release::V1_14) { EorLayout::Full } else { EorLayout::Short },
             host_id: since(Release::V1_18),
             device_version: since(Release::V1_20),
             ctsdata_after_handshake: since(Release::V1_14),
@@ -188,7 +189,7 @@ mod tests {
     // conformance: A34
     #[test]
     fn extras_have_the_identifiers_kinds_and_releases_of_the_table() {
-        use crate::Kind::{Feature, Request};
+        use crate::ExtraKind::{Feature, Request};
         let bits = [
             (Extras::RDMA_READ, Feature, Some(Release::V1_10)),
             (Extras::DELIVERY_COMPLETE, Feature, Some(Release::V1_12)),

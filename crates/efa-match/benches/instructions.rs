@@ -516,7 +516,7 @@ fn resynchronise((mut offload, receives): (Offload<u32, u32>, u64)) -> (Offload<
     let mut sum = 0;
     for n in 0..receives {
         // The receive is in the device and held back: it is deleted there, and the next is added.
-        let Handled::Leaving = offload.unexpected(Source(0), Tags::Random.nth(n), n as u32) else {
+        let Handled::Pending = offload.unexpected(Source(0), Tags::Random.nth(n), n as u32) else {
             unreachable!("the device holds the first receives");
         };
         sum += commands(&mut offload);

@@ -61,22 +61,22 @@
 
 mod class;
 mod envelope;
-mod homes;
 mod matcher;
 mod offload;
 mod posted;
 mod queues;
 mod slots;
+mod tag_matcher;
 mod unexpected;
 mod window;
 
 pub use envelope::{Envelope, EnvelopeError};
-pub use homes::TagMatcher;
 pub use matcher::{
     Arrived, Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source, Vacancy,
 };
 pub use offload::{
-    Breach, Cancelled, Change, Command, Entry, Handled, Home, ListLimits, MatchList, Offload,
-    Outcome, Synchronisation,
+    Cancelled, Change, Command, Entry, Handled, ListLimits, Location, MatchList, Offload, Outcome,
+    Synchronisation, Violation,
 };
+pub use tag_matcher::TagMatcher;
 pub use window::{Admit, Window};

@@ -7,6 +7,7 @@ use crate::{MAX_IOV, PacketType, PacketTypeError, VERSION};
 /// Why bytes are not a packet. Carries the packet type as far as it is known, the field, the value
 /// found and what would have been allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
 pub enum ParseError {
     /// The bytes end inside a header.
     #[error("{}: {field} ends at byte {needed}, the packet has {available}", name(.packet_type))]
@@ -105,6 +106,7 @@ fn name(packet_type: &Option<PacketType>) -> &'static str {
 
 /// Why a header was not written. The buffer's content is unspecified then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
 pub enum EmitError {
     /// The header does not fit.
     #[error("{packet_type}: the header takes {needed} bytes, the buffer has {available}")]

@@ -97,8 +97,8 @@ impl ReqFlags {
             | T::DcEagerMsgRtm
             | T::DcMediumMsgRtm
             | T::DcLongCtsMsgRtm
-            | T::RunCtsMsgRtm
-            | T::RunReadMsgRtm => Self::MSG,
+            | T::RuntCtsMsgRtm
+            | T::RuntReadMsgRtm => Self::MSG,
             T::EagerTagRtm
             | T::MediumTagRtm
             | T::LongCtsTagRtm
@@ -106,8 +106,8 @@ impl ReqFlags {
             | T::DcEagerTagRtm
             | T::DcMediumTagRtm
             | T::DcLongCtsTagRtm
-            | T::RunCtsTagRtm
-            | T::RunReadTagRtm => Self::MSG.union(Self::TAGGED),
+            | T::RuntCtsTagRtm
+            | T::RuntReadTagRtm => Self::MSG.union(Self::TAGGED),
             T::WriteRta | T::FetchRta | T::CompareRta | T::DcWriteRta => Self::ATOMIC,
             _ => Self::empty(),
         }

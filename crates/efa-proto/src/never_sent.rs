@@ -49,7 +49,7 @@ impl<'a> NeverSent<'a> {
 pub(crate) fn read<'a>(rest: &mut Cursor<'a>, _: ReqFlags) -> Read<'a> {
     let packet_type = rest.packet_type();
     let header =
-        rest.take_slice("header", if packet_type == PacketType::RunCtsTagRtm { 48 } else { 40 })?;
+        rest.take_slice("header", if packet_type == PacketType::RuntCtsTagRtm { 48 } else { 40 })?;
     Ok(Header::NeverSent(NeverSent { packet_type, header }))
 }
 

@@ -23,6 +23,7 @@ pub struct Packet<'a> {
 
 /// The header of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Header<'a> {
     /// Request to send a message.
     Rtm(Rtm<'a>),
@@ -167,8 +168,8 @@ const fn parser(packet_type: PacketType) -> Parser {
         T::DcMediumTagRtm => req!(DcMediumTagRtm, rtm::read_dc_medium),
         T::DcLongCtsMsgRtm => req!(DcLongCtsMsgRtm, rtm::read_dc_longcts),
         T::DcLongCtsTagRtm => req!(DcLongCtsTagRtm, rtm::read_dc_longcts),
-        T::RunReadMsgRtm => req!(RunReadMsgRtm, rtm::read_runtread),
-        T::RunReadTagRtm => req!(RunReadTagRtm, rtm::read_runtread),
+        T::RuntReadMsgRtm => req!(RuntReadMsgRtm, rtm::read_runtread),
+        T::RuntReadTagRtm => req!(RuntReadTagRtm, rtm::read_runtread),
         T::EagerRtw => req!(EagerRtw, rtw::read_eager),
         T::DcEagerRtw => req!(DcEagerRtw, rtw::read_dc_eager),
         T::LongCtsRtw => req!(LongCtsRtw, rtw::read_longcts),
@@ -189,10 +190,10 @@ const fn parser(packet_type: PacketType) -> Parser {
         T::PeerError => plain!(PeerError, PacketFlags, error_report::read),
         T::Cts => plain!(Cts, CtsFlags, cts::read_cts),
         T::Handshake => plain!(Handshake, HandshakeFlags, handshake::read),
-        T::RunCtsMsgRtm => plain!(RunCtsMsgRtm, ReqFlags, never_sent::read),
-        T::RunCtsTagRtm => plain!(RunCtsTagRtm, ReqFlags, never_sent::read),
-        T::RunCtsRtw => plain!(RunCtsRtw, ReqFlags, never_sent::read),
-        T::RunReadRtw => plain!(RunReadRtw, ReqFlags, never_sent::read),
+        T::RuntCtsMsgRtm => plain!(RuntCtsMsgRtm, ReqFlags, never_sent::read),
+        T::RuntCtsTagRtm => plain!(RuntCtsTagRtm, ReqFlags, never_sent::read),
+        T::RuntCtsRtw => plain!(RuntCtsRtw, ReqFlags, never_sent::read),
+        T::RuntReadRtw => plain!(RuntReadRtw, ReqFlags, never_sent::read),
     }
 }
 

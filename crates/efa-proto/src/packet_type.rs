@@ -11,6 +11,7 @@ use thiserror::Error;
 
 /// A number that is not the type of any packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
 pub enum PacketTypeError {
     /// No release of the protocol gives this number a meaning.
     #[error("packet type {0} is unknown")]
@@ -37,6 +38,7 @@ macro_rules! packet_types {
         /// Type of a packet; the number is byte 0 of the packet.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
+        #[non_exhaustive]
         pub enum PacketType {
             $(#[doc = $doc] $variant = $value,)*
         }
@@ -91,14 +93,14 @@ packet_types! {
     DcEagerRtw = 139, "DC_EAGER_RTW", "EAGER_RTW that asks for a RECEIPT.";
     DcLongCtsRtw = 140, "DC_LONGCTS_RTW", "LONGCTS_RTW that asks for a RECEIPT.";
     DcWriteRta = 141, "DC_WRITE_RTA", "WRITE_RTA that asks for a RECEIPT.";
-    RunCtsMsgRtm = 142, "RUNTCTS_MSGRTM", "Never sent by any release.";
-    RunCtsTagRtm = 143, "RUNTCTS_TAGRTM", "Never sent by any release.";
-    RunCtsRtw = 144, "RUNTCTS_RTW", "Never sent by any release.";
-    RunReadMsgRtm = 145, "RUNTREAD_MSGRTM",
+    RuntCtsMsgRtm = 142, "RUNTCTS_MSGRTM", "Never sent by any release.";
+    RuntCtsTagRtm = 143, "RUNTCTS_TAGRTM", "Never sent by any release.";
+    RuntCtsRtw = 144, "RUNTCTS_RTW", "Never sent by any release.";
+    RuntReadMsgRtm = 145, "RUNTREAD_MSGRTM",
         "Leading part of a message; the receiver reads the rest. The specification omits the number.";
-    RunReadTagRtm = 146, "RUNTREAD_TAGRTM",
+    RuntReadTagRtm = 146, "RUNTREAD_TAGRTM",
         "Leading part of a tagged message; the receiver reads the rest.";
-    RunReadRtw = 147, "RUNTREAD_RTW", "Never sent by any release.";
+    RuntReadRtw = 147, "RUNTREAD_RTW", "Never sent by any release.";
 }
 
 impl PacketType {
@@ -126,14 +128,17 @@ impl PacketType {
                 | Self::DcEagerTagRtm
                 | Self::DcMediumTagRtm
                 | Self::DcLongCtsTagRtm
-                | Self::RunCtsTagRtm
-                | Self::RunReadTagRtm
+                | Self::RuntCtsTagRtm
+                | Self::RuntReadTagRtm
         )
     }
 
     /// Whether the type has a name and a size but no sender in any release.
     pub const fn is_never_sent(self) -> bool {
-        matches!(self, Self::RunCtsMsgRtm | Self::RunCtsTagRtm | Self::RunCtsRtw | Self::RunReadRtw)
+        matches!(
+            self,
+            Self::RuntCtsMsgRtm | Self::RuntCtsTagRtm | Self::RuntCtsRtw | Self::RuntReadRtw
+        )
     }
 }
 

@@ -45,6 +45,7 @@ pub struct Rta<'a> {
 
 /// Subprotocol of an [`Rta`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RtaKind {
     /// Nothing comes back.
     Write,
@@ -63,6 +64,24 @@ pub enum RtaKind {
         /// The requester's operation.
         send_id: OpId,
     },
+}
+
+impl RtaKind {
+    /// The requester's operation, if a RECEIPT ends it.
+    pub const fn send_id(&self) -> Option<OpId> {
+        match *self {
+            Self::DcWrite { send_id } => Some(send_id),
+            Self::Write | Self::Fetch { .. } | Self::Compare { .. } => None,
+        }
+    }
+
+    /// The requester's operation, if an ATOMRSP ends it.
+    pub const fn recv_id(&self) -> Option<OpId> {
+        match *self {
+            Self::Fetch { recv_id } | Self::Compare { recv_id } => Some(recv_id),
+            Self::Write | Self::DcWrite { .. } => None,
+        }
+    }
 }
 
 /// Previous values of a fetch or compare atomic, as payload.

@@ -47,6 +47,7 @@ pub struct Rtm<'a> {
 
 /// Subprotocol of an [`Rtm`]. Lengths and offsets are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RtmKind<'a> {
     /// The payload is the message.
     Eager,
@@ -117,6 +118,21 @@ pub enum RtmKind<'a> {
     },
 }
 
+impl RtmKind<'_> {
+    /// The sender's operation, if the packet names one.
+    pub const fn send_id(&self) -> Option<OpId> {
+        match *self {
+            Self::Eager | Self::Medium { .. } => None,
+            Self::LongCts { send_id, .. }
+            | Self::LongRead { send_id, .. }
+            | Self::DcEager { send_id }
+            | Self::DcMedium { send_id, .. }
+            | Self::DcLongCts { send_id, .. }
+            | Self::RuntRead { send_id, .. } => Some(send_id),
+        }
+    }
+}
+
 wire!(EagerRtm: 8 { msg_id: U32 });
 wire!(MediumRtm: 24 { msg_id: U32, msg_length: U64, seg_offset: U64 });
 wire!(LongCtsRtm: 24 { msg_id: U32, msg_length: U64, send_id: U32, credit_request: U32 });
@@ -158,7 +174,7 @@ impl Rtm<'_> {
             RtmKind::DcEager { .. } => (T::DcEagerMsgRtm, T::DcEagerTagRtm),
             RtmKind::DcMedium { .. } => (T::DcMediumMsgRtm, T::DcMediumTagRtm),
             RtmKind::DcLongCts { .. } => (T::DcLongCtsMsgRtm, T::DcLongCtsTagRtm),
-            RtmKind::RuntRead { .. } => (T::RunReadMsgRtm, T::RunReadTagRtm),
+            RtmKind::RuntRead { .. } => (T::RuntReadMsgRtm, T::RuntReadTagRtm),
         };
         if self.tag.is_some() { tagged } else { msg }
     }

@@ -38,6 +38,7 @@ pub struct Rtr<'a> {
 
 /// Subprotocol of an [`Rtr`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RtrKind {
     /// One READRSP holds all the data.
     Short,

@@ -35,6 +35,7 @@ pub struct Rtw<'a> {
 
 /// Subprotocol of an [`Rtw`]. Lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RtwKind<'a> {
     /// The payload is all the data.
     Eager,
@@ -70,6 +71,19 @@ pub enum RtwKind<'a> {
         /// The requester's memory, at most [`MAX_IOV`] pieces.
         read_iov: &'a [RmaIov],
     },
+}
+
+impl RtwKind<'_> {
+    /// The requester's operation, if the packet names one.
+    pub const fn send_id(&self) -> Option<OpId> {
+        match *self {
+            Self::Eager => None,
+            Self::DcEager { send_id }
+            | Self::LongCts { send_id, .. }
+            | Self::DcLongCts { send_id, .. }
+            | Self::LongRead { send_id, .. } => Some(send_id),
+        }
+    }
 }
 
 wire!(EagerRtw: 8 { rma_iov_count: U32 });

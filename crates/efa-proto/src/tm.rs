@@ -130,6 +130,7 @@ pub enum Message<'a> {
 
 /// Why bytes are no message of the offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
 pub enum TmParseError {
     /// No byte at all, so no opcode.
     #[error("the message is empty, at least an opcode is needed")]

@@ -458,7 +458,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 return self.release_if_used_up(post);
             }
             Some(Handled::Unexpected(entry)) => Some(entry),
-            Some(Handled::Leaving) => None,
+            Some(Handled::Pending) => None,
         };
         let packets = self.matching.held.hold(bytes);
         let msg_id = rtm.msg_id.0;
@@ -686,6 +686,7 @@ impl Shape {
                 let in_runt = seg_offset.checked_add(bytes).is_some_and(|end| end <= runt_length);
                 bytes > 0 && in_runt && runt_length <= msg_length && readable(read_iov, msg_length)
             }
+            _ => return Err(DropReason::Unsupported(rtm.packet_type())),
         };
         let fits = shape.offset.checked_add(bytes).is_some_and(|end| end <= shape.length);
         if fits && carries { Ok(shape) } else { Err(DropReason::SegmentOutOfRange) }

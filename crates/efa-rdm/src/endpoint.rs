@@ -296,7 +296,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Sees to it that the peer's HANDSHAKE comes.
     pub(crate) fn provoke(&mut self, peer: PeerId) {
         let Some(active) = self.peers.active_mut(peer) else { return };
-        if active.handshake.must_provoke() {
+        if active.handshake.must_elicit_handshake() {
             active.handshake.request_posted();
             self.enqueue(peer, Work::Provoke);
         }
@@ -447,8 +447,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 true
             }
             // The device holds it: it ends when the device has let go of it, or matched it.
-            Cancelled::Leaving => true,
-            Cancelled::Gone => false,
+            Cancelled::Pending => true,
+            Cancelled::NotPosted => false,
         }
     }
 

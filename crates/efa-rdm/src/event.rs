@@ -87,7 +87,7 @@ pub enum Event {
     DeviceRefused(DeviceError),
     /// The device, which matches tagged messages, did it against the rules. From here on messages
     /// may go to other receives than they should.
-    TagListBroken(efa_match::Breach),
+    TagListBroken(efa_match::Violation),
 }
 
 /// Why a packet was dropped.

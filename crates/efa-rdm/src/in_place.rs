@@ -138,7 +138,7 @@ const fn request(release: Release) -> Option<Extras> {
             Some(Extras::CONSTANT_HEADER_LENGTH)
         }
         Release::V1_22 | Release::V2_0 => Some(Extras::USER_RECV_QP),
-        Release::V1_10 | Release::V1_12 | Release::V2_6 => None,
+        _ => None,
     }
 }
 

@@ -107,7 +107,7 @@ pub use completion::{
     RemoteWrite, RmaCompletion, RmaKind, SendCompletion, StartError,
 };
 pub use config::{Config, ConfigError, inject_limit};
-pub use efa_match::Breach;
+pub use efa_match::Violation;
 pub use efa_proto::RmaIov;
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};
 pub use event::{DropReason, Event};

@@ -16,7 +16,7 @@
 //! ```
 
 use efa_device::{Access, QueuePair, Region};
-use efa_handshake::{EorHabit, Extras, Support};
+use efa_handshake::{EorLayout, Extras, Support};
 use efa_proto::{Eor, EorForm, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, RtmKind};
 
 use crate::arrival::Shape;
@@ -295,8 +295,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     pub(crate) fn send_eor(&mut self, peer: PeerId, send_id: OpId, recv_id: OpId) -> Advance {
         let form = match self.config.profile.eor {
-            EorHabit::Short => EorForm::Short,
-            EorHabit::Full => EorForm::Full { connid: self.packet_connid() },
+            EorLayout::Short => EorForm::Short,
+            EorLayout::Full => EorForm::Full { connid: self.packet_connid() },
         };
         let eor = Eor { send_id, recv_id, form };
         let record = |length| InFlight::control(peer, PacketType::Eor, length);

@@ -306,6 +306,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 read_iov = iov;
                 bytes == 0 && rdma::total(iov) == Some(msg_length)
             }
+            _ => {
+                let reason = DropReason::Unsupported(rtw.packet_type());
+                return self.drop_packet(Some(peer), reason);
+            }
         };
         if !carries || rdma::total(rtw.rma_iov) != Some(shape.length) {
             return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
@@ -420,6 +424,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let sensible = match rtr.kind {
             RtrKind::Short => rtr.msg_length <= room,
             RtrKind::LongCts => rtr.recv_length > 0,
+            _ => false,
         };
         if !sensible || rdma::total(rtr.rma_iov) != Some(rtr.msg_length) {
             return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);

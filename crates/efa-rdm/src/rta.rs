@@ -268,7 +268,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             AtomicKind::Fetch | AtomicKind::Compare => self.statistics.remote_reads += 1,
         }
         match rta.kind {
-            RtaKind::Write => self.operations.recycle_values(values),
             RtaKind::DcWrite { send_id } => {
                 self.operations.recycle_values(values);
                 self.owe(peer, Work::Receipt { send_id, msg_id: rta.msg_id.0 });
@@ -281,6 +280,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.request_began(peer);
                 self.enqueue(peer, Work::Send(id));
             }
+            _ => self.operations.recycle_values(values),
         }
     }
 
@@ -361,6 +361,7 @@ impl<'a> Asked<'a> {
             RtaKind::Write | RtaKind::DcWrite { .. } => AtomicKind::Write,
             RtaKind::Fetch { .. } => AtomicKind::Fetch,
             RtaKind::Compare { .. } => AtomicKind::Compare,
+            _ => return None,
         };
         let size = datatype.size() as u64;
         let of_elements = rta.rma_iov.iter().all(|piece| piece.len().is_multiple_of(size));

@@ -65,8 +65,8 @@ pub(crate) fn run(bytes: &[u8]) {
                 assert_eq!(peer.supports(wanted), support);
             }
         }
-        assert_eq!(peer.owes_handshake(), owed);
-        assert_eq!(peer.must_provoke(), heard.is_none() && !asked);
+        assert_eq!(peer.handshake_pending(), owed);
+        assert_eq!(peer.must_elicit_handshake(), heard.is_none() && !asked);
         assert_eq!(peer.extras().map(|extras| extras.bits()), heard);
         assert_eq!((peer.is_known(), peer.device_version()), (heard.is_some(), version));
         let header = peer.address_header(&local);

@@ -112,25 +112,24 @@ impl Liar {
         let Ok(packet) = Packet::parse(bytes) else { return };
         match packet.header {
             Header::Rtm(rtm) => {
-                if let Some(id) = send_id(&rtm.kind) {
+                if let Some(id) = rtm.kind.send_id() {
                     note(&mut self.send_ids, id.0);
                 }
             }
-            Header::Rtw(rtw) => match rtw.kind {
-                RtwKind::Eager => {}
-                RtwKind::DcEager { send_id }
-                | RtwKind::LongCts { send_id, .. }
-                | RtwKind::DcLongCts { send_id, .. }
-                | RtwKind::LongRead { send_id, .. } => note(&mut self.send_ids, send_id.0),
-            },
-            Header::Rtr(rtr) => note(&mut self.recv_ids, rtr.recv_id.0),
-            Header::Rta(rta) => match rta.kind {
-                RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => {
-                    note(&mut self.recv_ids, recv_id.0);
+            Header::Rtw(rtw) => {
+                if let Some(id) = rtw.kind.send_id() {
+                    note(&mut self.send_ids, id.0);
                 }
-                RtaKind::DcWrite { send_id } => note(&mut self.send_ids, send_id.0),
-                RtaKind::Write => {}
-            },
+            }
+            Header::Rtr(rtr) => note(&mut self.recv_ids, rtr.recv_id.0),
+            Header::Rta(rta) => {
+                if let Some(id) = rta.kind.recv_id() {
+                    note(&mut self.recv_ids, id.0);
+                }
+                if let Some(id) = rta.kind.send_id() {
+                    note(&mut self.send_ids, id.0);
+                }
+            }
             Header::Cts(cts) => {
                 note(&mut self.recv_ids, cts.recv_id.0);
                 let begun = self.grants.iter_mut().find(|grant| grant.0 == cts.recv_id.0);
@@ -443,7 +442,7 @@ impl Liar {
         };
         match packet.header {
             Header::Rtm(rtm) => {
-                let Some(send_id) = send_id(&rtm.kind) else { return };
+                let Some(send_id) = rtm.kind.send_id() else { return };
                 let header = match rtm.kind {
                     RtmKind::LongCts { .. } => grant(send_id, false, input),
                     RtmKind::DcLongCts { .. } if !input.one_in(4) => grant(send_id, false, input),
@@ -473,6 +472,7 @@ impl Liar {
                     let header = Header::Eor(Eor { send_id, recv_id: own, form });
                     self.say(world, header, &[], input);
                 }
+                _ => {}
             },
             Header::Rtr(rtr) => {
                 let bytes = input.about(rtr.msg_length.min(480)).min(480) as usize;
@@ -487,7 +487,6 @@ impl Liar {
                 self.data(world, rtr.recv_id.0, input);
             }
             Header::Rta(rta) => match rta.kind {
-                RtaKind::Write => {}
                 RtaKind::DcWrite { send_id } => {
                     let header = Header::Receipt(Receipt { send_id, msg_id: rta.msg_id, connid });
                     self.say(world, header, &[], input);
@@ -497,6 +496,7 @@ impl Liar {
                     let header = Header::AtomRsp(AtomRsp { connid, recv_id, seg_length: bytes });
                     self.say(world, header, pattern(bytes as usize, 8), input);
                 }
+                _ => {}
             },
             Header::Cts(cts) => self.data(world, cts.recv_id.0, input),
             Header::ReadNack(nack) => {
@@ -607,17 +607,5 @@ impl Liar {
             248..=251 => Self::device_answers(world, input),
             _ => self.device_writes(world, input),
         }
-    }
-}
-
-fn send_id(kind: &RtmKind<'_>) -> Option<OpId> {
-    match *kind {
-        RtmKind::Eager | RtmKind::Medium { .. } => None,
-        RtmKind::LongCts { send_id, .. }
-        | RtmKind::LongRead { send_id, .. }
-        | RtmKind::DcEager { send_id }
-        | RtmKind::DcMedium { send_id, .. }
-        | RtmKind::DcLongCts { send_id, .. }
-        | RtmKind::RuntRead { send_id, .. } => Some(send_id),
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use efa_match::{
-    Admit, Arrived, Cancelled, Change, Command, Entry, Forgotten, Handled, Home, ListLimits, Match,
-    MatchList, Matcher, MessageId, Offload, Outcome, Pattern, PostId, Posted, Source,
+    Admit, Arrived, Cancelled, Change, Command, Entry, Forgotten, Handled, ListLimits, Location,
+    Match, MatchList, Matcher, MessageId, Offload, Outcome, Pattern, PostId, Posted, Source,
     Synchronisation, Window,
 };
 
@@ -372,8 +372,12 @@ pub(crate) fn offload(bytes: &[u8]) {
             }
             _ => {}
         }
-        let homes = device.posts.iter().flatten().filter_map(|post| device.offload.home(*post));
-        assert!(homes.is_sorted_by_key(|home| home == Home::Software), "not a prefix");
+        let locations =
+            device.posts.iter().flatten().filter_map(|post| device.offload.location(*post));
+        assert!(
+            locations.is_sorted_by_key(|location| location == Location::Software),
+            "not a prefix"
+        );
         assert!(device.commands.len() <= max_ops as usize);
     }
     while device.handle() || device.command() || device.carry_out() {}

@@ -88,6 +88,7 @@ fn of_liar(Packet { mut header, payload }: Packet<'_>) -> Vec<u8> {
             }
         }
         Header::NeverSent(_) => {}
+        other => panic!("no seed is made of {other:?}"),
     }
     let mut bytes = vec![0; header.len()];
     header.emit(&mut bytes).expect("there is room");
@@ -179,6 +180,7 @@ impl Parts {
                     RtaKind::Fetch { recv_id } => self.named(1, recv_id, 16),
                     RtaKind::Compare { recv_id } => self.named(1, recv_id, 17),
                     RtaKind::DcWrite { send_id } => self.named(0, send_id, 18),
+                    other => panic!("no seed is made of {other:?}"),
                 }
             }
             Header::Cts(cts) => {
@@ -232,6 +234,7 @@ impl Parts {
                 26
             }
             Header::NeverSent(_) => 0,
+            other => panic!("no seed is made of {other:?}"),
         }
     }
 
@@ -272,6 +275,7 @@ impl Parts {
                 (self.runt_length, self.iov[1]) = (runt_length, read_iov.to_vec());
                 self.named(0, send_id, 7)
             }
+            other => panic!("no seed is made of {other:?}"),
         }
     }
 
@@ -291,6 +295,7 @@ impl Parts {
                 (self.msg_length, self.iov[1]) = (msg_length, read_iov.to_vec());
                 self.named(0, send_id, 12)
             }
+            other => panic!("no seed is made of {other:?}"),
         }
     }
 

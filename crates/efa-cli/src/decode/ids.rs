@@ -2,7 +2,7 @@
 
 use efa_proto::{
     AtomRsp, Cts, CtsData, Eor, Header, MsgId, OpId, PeerError, ReadNack, ReadRsp, Receipt, Rta,
-    RtaKind, Rtm, RtmKind, Rtr, Rtw, RtwKind,
+    Rtm, Rtr, Rtw,
 };
 
 /// Ids of one packet.
@@ -22,11 +22,13 @@ impl Ids {
         let none = Self::default();
         match *header {
             Header::Rtm(Rtm { msg_id, kind, .. }) => {
-                Self { msg_id: Some(msg_id), send_id: of_rtm(kind), recv_id: None }
+                Self { msg_id: Some(msg_id), send_id: kind.send_id(), recv_id: None }
             }
-            Header::Rtw(Rtw { kind, .. }) => Self { send_id: of_rtw(kind), ..none },
+            Header::Rtw(Rtw { kind, .. }) => Self { send_id: kind.send_id(), ..none },
             Header::Rtr(Rtr { recv_id, .. }) => Self { recv_id: Some(recv_id), ..none },
-            Header::Rta(Rta { msg_id, kind, .. }) => Self { msg_id: Some(msg_id), ..of_rta(kind) },
+            Header::Rta(Rta { msg_id, kind, .. }) => {
+                Self { msg_id: Some(msg_id), send_id: kind.send_id(), recv_id: kind.recv_id() }
+            }
             Header::Receipt(Receipt { msg_id, send_id, .. }) => {
                 Self { msg_id: Some(msg_id), send_id: Some(send_id), recv_id: None }
             }
@@ -42,39 +44,7 @@ impl Ids {
             Header::PeerError(PeerError { op_id, .. }) => {
                 Self { send_id: Some(op_id), recv_id: Some(op_id), ..none }
             }
-            Header::Handshake(_) | Header::NeverSent(_) => none,
+            _ => none,
         }
-    }
-}
-
-fn of_rtm(kind: RtmKind<'_>) -> Option<OpId> {
-    match kind {
-        RtmKind::Eager | RtmKind::Medium { .. } => None,
-        RtmKind::LongCts { send_id, .. }
-        | RtmKind::LongRead { send_id, .. }
-        | RtmKind::DcEager { send_id }
-        | RtmKind::DcMedium { send_id, .. }
-        | RtmKind::DcLongCts { send_id, .. }
-        | RtmKind::RuntRead { send_id, .. } => Some(send_id),
-    }
-}
-
-fn of_rtw(kind: RtwKind<'_>) -> Option<OpId> {
-    match kind {
-        RtwKind::Eager => None,
-        RtwKind::DcEager { send_id }
-        | RtwKind::LongCts { send_id, .. }
-        | RtwKind::DcLongCts { send_id, .. }
-        | RtwKind::LongRead { send_id, .. } => Some(send_id),
-    }
-}
-
-fn of_rta(kind: RtaKind) -> Ids {
-    match kind {
-        RtaKind::Write => Ids::default(),
-        RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => {
-            Ids { recv_id: Some(recv_id), ..Ids::default() }
-        }
-        RtaKind::DcWrite { send_id } => Ids { send_id: Some(send_id), ..Ids::default() },
     }
 }

@@ -16,8 +16,8 @@ use std::collections::{HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::{
-    Breach, Cancelled, Change, Command, Entry, Handled, Home, Leaving, ListLimits, MatchList,
-    Offload, Op, Outcome, Place, Synchronisation, Why,
+    Cancelled, Change, Command, Deletion, Entry, Handled, Holder, ListLimits, Location, MatchList,
+    Offload, Outcome, Reason, Synchronisation, UnderWay, Violation as DeviceViolation,
 };
 use crate::{Pattern, PostId, Posted, Source};
 
@@ -105,8 +105,8 @@ const EVENTS: [Event; 6] =
 
 /// What went wrong.
 #[derive(Debug, PartialEq, Eq)]
-enum Violation {
-    Breach(Breach),
+enum Fault {
+    Device(DeviceViolation),
     /// A receive or a message was given out a second time.
     Twice,
     /// Receives that software alone holds come before such as the device holds.
@@ -120,9 +120,9 @@ enum Violation {
     },
 }
 
-impl From<Breach> for Violation {
-    fn from(breach: Breach) -> Self {
-        Self::Breach(breach)
+impl From<DeviceViolation> for Fault {
+    fn from(violation: DeviceViolation) -> Self {
+        Self::Device(violation)
     }
 }
 
@@ -166,35 +166,36 @@ impl<'a> World<'a> {
     /// for what comes are left out: where the matcher put things, and how often.
     fn key(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        let Offload { queue, places, leaving, ops, next_op, last_add, live_to, .. } = &self.offload;
+        let Offload { queue, holders, deletions, ops, next_op, last_add, live_to, .. } =
+            &self.offload;
         let first_op = *next_op - ops.len() as u64;
         for (receive, post) in self.posts.iter().enumerate() {
-            let Some(post) = post.filter(|&post| self.offload.home(post).is_some()) else {
+            let Some(post) = post.filter(|&post| self.offload.location(post).is_some()) else {
                 continue;
             };
-            let add = match places[post.index as usize] {
-                Place::Software => None,
-                Place::Device { add, .. } => Some(add == *last_add),
+            let add = match holders[post.index as usize] {
+                Holder::Software => None,
+                Holder::Device { add, .. } => Some(add == *last_add),
             };
             (receive, add).hash(&mut hasher);
         }
-        let waiting = queue.iter().filter(|queued| self.offload.home(queued.post).is_some());
+        let waiting = queue.iter().filter(|queued| self.offload.location(queued.post).is_some());
         waiting.for_each(|queued| self.number(queued.post).hash(&mut hasher));
-        let leaving_key = |leaving: &Leaving<usize, usize>| {
-            let why = match leaving.why {
-                Why::Matched(_, message) => (0, message),
-                Why::Cancelled(_) => (1, 0),
-                Why::TooLate => (2, 0),
-                Why::Drained => (3, 0),
+        let deletion_key = |deletion: &Deletion<usize, usize>| {
+            let reason = match deletion.reason {
+                Reason::Matched(_, message) => (0, message),
+                Reason::Cancelled(_) => (1, 0),
+                Reason::AlreadyMatched => (2, 0),
+                Reason::Drained => (3, 0),
             };
-            (self.number(leaving.post), why)
+            (self.number(deletion.post), reason)
         };
-        leaving.iter().for_each(|leaving| leaving_key(leaving).hash(&mut hasher));
+        deletions.iter().for_each(|deletion| deletion_key(deletion).hash(&mut hasher));
         for op in ops {
             match op {
-                Op::Add(post) => (0, self.number(*post)).hash(&mut hasher),
-                Op::Delete(leaving) => (1, leaving_key(leaving)).hash(&mut hasher),
-                Op::Sync => 2.hash(&mut hasher),
+                UnderWay::Add(post) => (0, self.number(*post)).hash(&mut hasher),
+                UnderWay::Delete(deletion) => (1, deletion_key(deletion)).hash(&mut hasher),
+                UnderWay::Sync => 2.hash(&mut hasher),
             }
         }
         let unsure = last_add > live_to;
@@ -223,7 +224,7 @@ impl<'a> World<'a> {
     }
 
     /// Does what is next, if it can be.
-    fn step(&mut self, event: Event) -> Result<bool, Violation> {
+    fn step(&mut self, event: Event) -> Result<bool, Fault> {
         match event {
             Event::Post => self.post(),
             Event::Cancel => Ok(self.cancel()),
@@ -234,7 +235,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn post(&mut self) -> Result<bool, Violation> {
+    fn post(&mut self) -> Result<bool, Fault> {
         let receive = self.posts.len();
         let Some(accepts) = self.case.receives.get(receive) else { return Ok(false) };
         match self.offload.post(accepts.pattern(), receive) {
@@ -296,7 +297,7 @@ impl<'a> World<'a> {
         true
     }
 
-    fn handle(&mut self) -> Result<bool, Violation> {
+    fn handle(&mut self) -> Result<bool, Fault> {
         let Some(report) = self.reports.pop_front() else { return Ok(false) };
         match report {
             Report::Matched { receive, message } => {
@@ -331,33 +332,33 @@ impl<'a> World<'a> {
         true
     }
 
-    fn pair(&mut self, receive: usize, message: usize) -> Result<(), Violation> {
+    fn pair(&mut self, receive: usize, message: usize) -> Result<(), Fault> {
         if self.pairs.contains(&Some(message)) || self.cancelled.contains(&receive) {
-            return Err(Violation::Twice);
+            return Err(Fault::Twice);
         }
         match self.pairs[receive].replace(message) {
-            Some(_) => Err(Violation::Twice),
+            Some(_) => Err(Fault::Twice),
             None => Ok(()),
         }
     }
 
     /// What holds in every state.
-    fn check(&self) -> Result<(), Violation> {
-        let homes = self.posts.iter().flatten().filter_map(|&post| self.offload.home(post));
-        let prefix = homes.is_sorted_by_key(|home| home == Home::Software);
-        if prefix { Ok(()) } else { Err(Violation::NotAPrefix) }
+    fn check(&self) -> Result<(), Fault> {
+        let homes = self.posts.iter().flatten().filter_map(|&post| self.offload.location(post));
+        let prefix = homes.is_sorted_by_key(|home| home == Location::Software);
+        if prefix { Ok(()) } else { Err(Fault::NotAPrefix) }
     }
 
     /// What holds when nothing can happen any more.
-    fn check_end(&self) -> Result<(), Violation> {
+    fn check_end(&self) -> Result<(), Fault> {
         if self.pairs != self.case.pairs(&self.cancelled) {
-            return Err(Violation::Pairs(self.pairs.clone()));
+            return Err(Fault::Pairs(self.pairs.clone()));
         }
         let (live, entries) = (self.list.live_len(), self.list.len());
         let wanted = self.offload.posted_len().min(self.case.limits.max_tags as usize);
         match live == wanted && entries == wanted {
             true => Ok(()),
-            false => Err(Violation::Idle { live, entries }),
+            false => Err(Fault::Idle { live, entries }),
         }
     }
 }
@@ -366,7 +367,7 @@ impl<'a> World<'a> {
 struct Explored {
     states: usize,
     /// The events that lead to a violation.
-    violation: Option<(Vec<Event>, Violation)>,
+    violation: Option<(Vec<Event>, Fault)>,
 }
 
 /// Goes through every state that the case can come to, the nearest first.
@@ -437,7 +438,10 @@ fn without_synchronisation_the_second_message_overtakes_the_first() {
     use Event::{Arrive, CarryOut, Command, Handle, Post};
     let explored = explore(&literal(Synchronisation::Ignored));
     let (mut trace, violation) = explored.violation.expect("the race of the proposal");
-    assert!(matches!(violation, Violation::Breach(Breach::OutOfOrder { .. })), "{violation:?}");
+    assert!(
+        matches!(violation, Fault::Device(DeviceViolation::OutOfOrder { .. })),
+        "{violation:?}"
+    );
     // Software handles m1, which fits b1, and then learns that b1 has got m2.
     assert_eq!(trace.split_off(trace.len() - 2), [Handle, Handle]);
     let position = |event| trace.iter().position(|&at| at == event).expect("it is needed");

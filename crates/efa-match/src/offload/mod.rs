@@ -12,7 +12,7 @@
 //!        └─── receive, message ──────┘   └── matched, unexpected, op_completed ─┘
 //! ```
 //!
-//! # Why the order holds
+//! # Reason the order holds
 //!
 //! A message that fits an entry of the device's list goes to the earliest one; all receives that
 //! software alone holds were posted later. A message that fits none is *unexpected* to the device:
@@ -30,148 +30,18 @@
 #[cfg(test)]
 mod explore;
 mod list;
+mod types;
 
 use std::collections::VecDeque;
 
-use thiserror::Error;
-
 pub use list::{Entry, MatchList, Synchronisation};
+pub use types::{Cancelled, Change, Command, Handled, ListLimits, Location, Outcome, Violation};
 
 use crate::{Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source};
 
-/// What a device's matching list can hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ListLimits {
-    /// Entries (`max_num_tags`). With zero all receives stay in software.
-    pub max_tags: u32,
-    /// Commands under way at a time (`max_ops`), at least one.
-    pub max_ops: u32,
-}
-
-/// A command for the device, to be posted before the next one is polled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "the device must carry it out"]
-pub struct Command {
-    /// Numbers the commands, wrapping; the `wr_id` of its completion.
-    pub op: u32,
-    /// What to do.
-    pub change: Change,
-    /// Unexpected messages handled, wrapping (`unexpected_cnt`).
-    pub unexpected: u32,
-    /// Whether a completion is wanted if all goes well (`IBV_OPS_SIGNALED`).
-    pub signalled: bool,
-}
-
-/// A change to the device's list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
-    /// Append an entry for this receive. The device's name of it is told with [`Offload::added`].
-    Add {
-        /// The receive; its `recv_wr_id`, see [`PostId::to_bits`].
-        post: PostId,
-        /// The tag.
-        tag: u64,
-        /// The tag bits compared: the complement of [`Pattern::ignore`].
-        mask: u64,
-    },
-    /// Remove the entry.
-    Delete {
-        /// The receive.
-        post: PostId,
-        /// The device's name of the entry.
-        handle: u32,
-    },
-    /// Only report the unexpected messages handled.
-    Sync,
-}
-
-/// Where a receive is that waits for its message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Home {
-    /// Here alone.
-    Software,
-    /// In the device's list, or on its way there.
-    Device,
-}
-
-/// What became of a message that was unexpected to the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a matched receive may be no longer in the matcher"]
-pub enum Handled<R> {
-    /// It goes to the earliest posted receive that fits.
-    Matched(Match<R>),
-    /// It goes to a receive that the device still holds: both come as [`Outcome::Matched`] when
-    /// the device has let go of it, or from [`Offload::drain_receives`].
-    Leaving,
-    /// It waits for a receive.
-    Unexpected(MessageId),
-}
-
-/// What became of a receive that was to be cancelled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a cancelled receive is no longer in the matcher"]
-pub enum Cancelled<R> {
-    /// It is cancelled.
-    Now(R),
-    /// The device holds it: it comes as [`Outcome::Cancelled`], or its match comes instead, or it comes
-    /// from [`Offload::drain_receives`].
-    Leaving,
-    /// It isn't posted any more.
-    Gone,
-}
-
-/// What the completion of a command brought about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "the receive is no longer in the matcher"]
-pub enum Outcome<R, M> {
-    /// This message goes to this receive.
-    Matched(R, M),
-    /// The receive is cancelled.
-    Cancelled(R),
-}
-
-/// The device did what the proposal rules out. MPI's order isn't warranted from here on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum Breach {
-    /// A match for an entry that isn't in its list.
-    #[error("the device matched {post:?}, which isn't in its list")]
-    UnknownEntry {
-        /// The entry.
-        post: PostId,
-    },
-    /// A match for an entry that had to be held back: an earlier message fits it.
-    #[error("the device matched {post:?}, which belongs to an earlier message")]
-    OutOfOrder {
-        /// The entry.
-        post: PostId,
-    },
-    /// The completion of a command that isn't under way.
-    #[error("completion of command {op}, {outstanding} commands from {first} on are under way")]
-    UnknownCommand {
-        /// Its number.
-        op: u32,
-        /// The first number that would do.
-        first: u32,
-        /// How many would do.
-        outstanding: usize,
-    },
-    /// An entry wasn't added, though there had to be room.
-    #[error("the device refused to add {post:?}")]
-    AddRefused {
-        /// The entry.
-        post: PostId,
-    },
-    /// An entry was deleted although its match was reported, or wasn't although it was not.
-    #[error("the device's answer to deleting {post:?} contradicts the matches it reported")]
-    DeleteContradicted {
-        /// The entry.
-        post: PostId,
-    },
-}
-
 /// The receive of a post, by the index of its [`PostId`].
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum Holder {
     Software,
     /// In the device since this command, under this name.
     Device {
@@ -188,30 +58,30 @@ struct Queued {
     key: Option<(u64, u64)>,
 }
 
-/// A receive that is to be deleted from the device, and why.
+/// A receive that is to be deleted from the device, and reason.
 #[derive(Debug, Clone)]
-struct Leaving<R, M> {
+struct Deletion<R, M> {
     post: PostId,
     handle: u32,
-    why: Why<R, M>,
+    reason: Reason<R, M>,
 }
 
 #[derive(Debug, Clone)]
-enum Why<R, M> {
+enum Reason<R, M> {
     /// An unexpected message fits it.
     Matched(R, M),
     Cancelled(R),
     /// It was given out without waiting for the device.
     Drained,
     /// It was to be cancelled, or given out, but the device matched it first.
-    TooLate,
+    AlreadyMatched,
 }
 
 /// A command under way.
 #[derive(Debug, Clone)]
-enum Op<R, M> {
+enum UnderWay<R, M> {
     Add(PostId),
-    Delete(Leaving<R, M>),
+    Delete(Deletion<R, M>),
     Sync,
 }
 
@@ -226,17 +96,17 @@ pub struct Offload<R, M> {
     limits: ListLimits,
     /// All receives, wherever they are, and the unexpected messages.
     matcher: Matcher<R, M>,
-    places: Vec<Place>,
+    holders: Vec<Holder>,
     /// Receives in software, in the order of posting, and such as are no longer posted.
     queue: VecDeque<Queued>,
     /// Entries that the device's list can have at the most.
     in_device: u32,
     /// Deletes that haven't been posted.
-    leaving: VecDeque<Leaving<R, M>>,
+    deletions: VecDeque<Deletion<R, M>>,
     /// Those whose delete the device never answered, or answered against the rules.
-    stranded: Vec<Leaving<R, M>>,
+    unanswered: Vec<Deletion<R, M>>,
     /// Commands that may be under way.
-    ops: VecDeque<Op<R, M>>,
+    ops: VecDeque<UnderWay<R, M>>,
     /// The number of the next command, of which the device is told 32 bits.
     next_op: u64,
     /// Commands since the last one with a completion.
@@ -263,11 +133,11 @@ impl<R, M: Copy> Offload<R, M> {
         Self {
             limits,
             matcher: Matcher::with_seed(seed),
-            places: Vec::new(),
+            holders: Vec::new(),
             queue: VecDeque::new(),
             in_device: 0,
-            leaving: VecDeque::new(),
-            stranded: Vec::new(),
+            deletions: VecDeque::new(),
+            unanswered: Vec::new(),
             ops: VecDeque::with_capacity(limits.max_ops as usize),
             next_op: 1,
             unsignalled: 0,
@@ -317,10 +187,10 @@ impl<R, M: Copy> Offload<R, M> {
     #[inline]
     fn enqueue(&mut self, post: PostId, key: Option<(u64, u64)>) {
         let index = post.index as usize;
-        if self.places.len() <= index {
-            self.places.resize(index + 1, Place::Software);
+        if self.holders.len() <= index {
+            self.holders.resize(index + 1, Holder::Software);
         }
-        self.places[index] = Place::Software;
+        self.holders[index] = Holder::Software;
         if self.queue.len() == self.queue.capacity() {
             self.forget_stale();
         }
@@ -344,7 +214,7 @@ impl<R, M: Copy> Offload<R, M> {
     /// seen all is in order, but may be followed by a SYNC that needn't be.
     #[inline]
     pub fn poll_command(&mut self) -> Option<Command> {
-        if self.leaving.is_empty() && self.queue.is_empty() && self.handled == self.reported {
+        if self.deletions.is_empty() && self.queue.is_empty() && self.handled == self.reported {
             return None;
         }
         self.next_command()
@@ -355,24 +225,24 @@ impl<R, M: Copy> Offload<R, M> {
             return None;
         }
         let op = self.next_op;
-        let (change, record, must_signal) = if let Some(leaving) = self.leaving.pop_front() {
-            let Leaving { post, handle, .. } = leaving;
+        let (change, record, must_signal) = if let Some(deletion) = self.deletions.pop_front() {
+            let Deletion { post, handle, .. } = deletion;
             // Commands are carried out in order: what follows finds the entry gone.
             self.in_device -= 1;
-            (Change::Delete { post, handle }, Op::Delete(leaving), true)
+            (Change::Delete { post, handle }, UnderWay::Delete(deletion), true)
         } else if let Some((post, (tag, mask))) = self.next_to_add() {
             self.queue.pop_front();
-            self.places[post.index as usize] = Place::Device { add: op, handle: 0 };
+            self.holders[post.index as usize] = Holder::Device { add: op, handle: 0 };
             self.in_device += 1;
             self.last_add = op;
-            (Change::Add { post, tag, mask }, Op::Add(post), false)
+            (Change::Add { post, tag, mask }, UnderWay::Add(post), false)
         } else if self.handled != self.reported && self.may_be_held_back() {
-            (Change::Sync, Op::Sync, true)
+            (Change::Sync, UnderWay::Sync, true)
         } else {
             return None;
         };
         // Rule 3: as long as a delete isn't posted, its message isn't reported.
-        if self.leaving.is_empty() {
+        if self.deletions.is_empty() {
             self.reported = self.handled;
         }
         self.next_op = op + 1;
@@ -402,19 +272,19 @@ impl<R, M: Copy> Offload<R, M> {
     /// The device's name of an entry that it was told to add; due before the next poll.
     #[inline]
     pub fn added(&mut self, post: PostId, name: u32) {
-        if let Some(Place::Device { handle, .. }) = self.places.get_mut(post.index as usize) {
+        if let Some(Holder::Device { handle, .. }) = self.holders.get_mut(post.index as usize) {
             *handle = name;
         }
-        if !self.leaving.is_empty() {
-            self.leaving_added(post, name);
+        if !self.deletions.is_empty() {
+            self.name_deletion(post, name);
         }
     }
 
     /// The device's name of an entry whose receive may have been matched or cancelled meanwhile.
     #[cold]
-    fn leaving_added(&mut self, post: PostId, name: u32) {
-        for leaving in self.leaving.iter_mut().filter(|leaving| leaving.post == post) {
-            leaving.handle = name;
+    fn name_deletion(&mut self, post: PostId, name: u32) {
+        for deletion in self.deletions.iter_mut().filter(|deletion| deletion.post == post) {
+            deletion.handle = name;
         }
     }
 
@@ -425,40 +295,42 @@ impl<R, M: Copy> Offload<R, M> {
     ///
     /// If the device can't have done that by the rules.
     #[inline]
-    pub fn matched(&mut self, post: PostId) -> Result<Option<R>, Breach> {
-        let Some(&Place::Device { add, .. }) = self.places.get(post.index as usize) else {
-            return self.matched_late(post);
+    pub fn matched(&mut self, post: PostId) -> Result<Option<R>, Violation> {
+        let Some(&Holder::Device { add, .. }) = self.holders.get(post.index as usize) else {
+            return self.matched_during_deletion(post);
         };
-        let Some(receive) = self.matcher.cancel(post) else { return self.matched_late(post) };
+        let Some(receive) = self.matcher.cancel(post) else {
+            return self.matched_during_deletion(post);
+        };
         self.in_device -= 1;
-        self.went_live(add);
+        self.note_live(add);
         Ok(Some(receive))
     }
 
     /// A match for a receive that is to be deleted.
     #[cold]
-    fn matched_late(&mut self, post: PostId) -> Result<Option<R>, Breach> {
-        let Some(leaving) = self.all_leaving().find(|leaving| leaving.post == post) else {
-            return Err(Breach::UnknownEntry { post });
+    fn matched_during_deletion(&mut self, post: PostId) -> Result<Option<R>, Violation> {
+        let Some(deletion) = self.all_deletions().find(|deletion| deletion.post == post) else {
+            return Err(Violation::UnknownEntry { post });
         };
-        match std::mem::replace(&mut leaving.why, Why::TooLate) {
-            Why::Cancelled(receive) => Ok(Some(receive)),
-            Why::Drained => Ok(None),
-            why @ Why::Matched(..) => {
-                leaving.why = why;
-                Err(Breach::OutOfOrder { post })
+        match std::mem::replace(&mut deletion.reason, Reason::AlreadyMatched) {
+            Reason::Cancelled(receive) => Ok(Some(receive)),
+            Reason::Drained => Ok(None),
+            reason @ Reason::Matched(..) => {
+                deletion.reason = reason;
+                Err(Violation::OutOfOrder { post })
             }
-            Why::TooLate => Err(Breach::UnknownEntry { post }),
+            Reason::AlreadyMatched => Err(Violation::UnknownEntry { post }),
         }
     }
 
     /// Receives that are to be deleted from the device, or should have been, in the order in which they are.
-    fn all_leaving(&mut self) -> impl Iterator<Item = &mut Leaving<R, M>> {
+    fn all_deletions(&mut self) -> impl Iterator<Item = &mut Deletion<R, M>> {
         let under_way = self.ops.iter_mut().filter_map(|op| match op {
-            Op::Delete(leaving) => Some(leaving),
+            UnderWay::Delete(deletion) => Some(deletion),
             _ => None,
         });
-        self.stranded.iter_mut().chain(under_way).chain(&mut self.leaving)
+        self.unanswered.iter_mut().chain(under_way).chain(&mut self.deletions)
     }
 
     /// Whether the device may hold entries back, for all that is known here.
@@ -468,7 +340,7 @@ impl<R, M: Copy> Offload<R, M> {
 
     /// Entries added up to this command are known not to be held back: they are let go together.
     #[inline]
-    fn went_live(&mut self, op: u64) {
+    fn note_live(&mut self, op: u64) {
         self.live_to = self.live_to.max(op);
     }
 
@@ -481,11 +353,15 @@ impl<R, M: Copy> Offload<R, M> {
             Some((_, Match::Lasting(post))) => return Handled::Matched(Match::Lasting(post)),
             Some((post, Match::Once(receive))) => (post, receive),
         };
-        let Place::Device { handle, .. } = self.places[post.index as usize] else {
+        let Holder::Device { handle, .. } = self.holders[post.index as usize] else {
             return Handled::Matched(Match::Once(receive));
         };
-        self.leaving.push_back(Leaving { post, handle, why: Why::Matched(receive, message) });
-        Handled::Leaving
+        self.deletions.push_back(Deletion {
+            post,
+            handle,
+            reason: Reason::Matched(receive, message),
+        });
+        Handled::Pending
     }
 
     /// Something was unexpected to the device, and counted by it, that no receive is for: the end
@@ -506,48 +382,50 @@ impl<R, M: Copy> Offload<R, M> {
         op: u32,
         succeeded: bool,
         sync_required: bool,
-    ) -> Result<Option<Outcome<R, M>>, Breach> {
+    ) -> Result<Option<Outcome<R, M>>, Violation> {
         let outstanding = self.ops.len();
         let begin = self.next_op - outstanding as u64;
         let first = begin as u32;
         let before = op.wrapping_sub(first) as usize;
         if before >= outstanding {
-            return Err(Breach::UnknownCommand { op, first, outstanding });
+            return Err(Violation::UnknownCommand { op, first, outstanding });
         }
         for _ in 0..before {
-            if let Some(Op::Delete(leaving)) = self.ops.pop_front() {
-                self.stranded.push(leaving);
+            if let Some(UnderWay::Delete(deletion)) = self.ops.pop_front() {
+                self.unanswered.push(deletion);
             }
         }
         let done = self.ops.pop_front();
         if !sync_required {
-            self.went_live(begin + before as u64);
+            self.note_live(begin + before as u64);
         }
         match done {
-            Some(Op::Delete(Leaving { post, handle, why })) => match (why, succeeded) {
-                (Why::Matched(receive, message), true) => {
-                    Ok(Some(Outcome::Matched(receive, message)))
+            Some(UnderWay::Delete(Deletion { post, handle, reason })) => {
+                match (reason, succeeded) {
+                    (Reason::Matched(receive, message), true) => {
+                        Ok(Some(Outcome::Matched(receive, message)))
+                    }
+                    (Reason::Cancelled(receive), true) => Ok(Some(Outcome::Cancelled(receive))),
+                    (Reason::Drained, true) | (Reason::AlreadyMatched, false) => Ok(None),
+                    (reason, _) => {
+                        self.unanswered.push(Deletion { post, handle, reason });
+                        Err(Violation::DeleteContradicted { post })
+                    }
                 }
-                (Why::Cancelled(receive), true) => Ok(Some(Outcome::Cancelled(receive))),
-                (Why::Drained, true) | (Why::TooLate, false) => Ok(None),
-                (why, _) => {
-                    self.stranded.push(Leaving { post, handle, why });
-                    Err(Breach::DeleteContradicted { post })
-                }
-            },
-            Some(Op::Add(post)) if !succeeded => Err(Breach::AddRefused { post }),
+            }
+            Some(UnderWay::Add(post)) if !succeeded => Err(Violation::AddRefused { post }),
             _ => Ok(None),
         }
     }
 
     /// Takes this receive back, if it is still posted.
     pub fn cancel(&mut self, post: PostId) -> Cancelled<R> {
-        let Some(receive) = self.matcher.cancel(post) else { return Cancelled::Gone };
-        let Place::Device { handle, .. } = self.places[post.index as usize] else {
+        let Some(receive) = self.matcher.cancel(post) else { return Cancelled::NotPosted };
+        let Holder::Device { handle, .. } = self.holders[post.index as usize] else {
             return Cancelled::Now(receive);
         };
-        self.leaving.push_back(Leaving { post, handle, why: Why::Cancelled(receive) });
-        Cancelled::Leaving
+        self.deletions.push_back(Deletion { post, handle, reason: Reason::Cancelled(receive) });
+        Cancelled::Pending
     }
 
     /// The earliest unexpected message that fits; it stays. See [`Matcher::peek`].
@@ -579,21 +457,21 @@ impl<R, M: Copy> Offload<R, M> {
     /// message.
     pub fn drain_receives(&mut self) -> Forgotten<R, M> {
         let (mut receives, mut messages) = (Vec::new(), Vec::new());
-        for leaving in self.all_leaving() {
-            match std::mem::replace(&mut leaving.why, Why::Drained) {
-                Why::Cancelled(receive) => receives.push(receive),
-                Why::Matched(receive, message) => {
+        for deletion in self.all_deletions() {
+            match std::mem::replace(&mut deletion.reason, Reason::Drained) {
+                Reason::Cancelled(receive) => receives.push(receive),
+                Reason::Matched(receive, message) => {
                     receives.push(receive);
                     messages.push(message);
                 }
-                Why::Drained => {}
-                Why::TooLate => leaving.why = Why::TooLate,
+                Reason::Drained => {}
+                Reason::AlreadyMatched => deletion.reason = Reason::AlreadyMatched,
             }
         }
-        self.stranded.clear();
+        self.unanswered.clear();
         for post in self.matcher.posts() {
-            if let Place::Device { handle, .. } = self.places[post.index as usize] {
-                self.leaving.push_back(Leaving { post, handle, why: Why::Drained });
+            if let Holder::Device { handle, .. } = self.holders[post.index as usize] {
+                self.deletions.push_back(Deletion { post, handle, reason: Reason::Drained });
             }
         }
         self.queue.clear();
@@ -612,10 +490,10 @@ impl<R, M: Copy> Offload<R, M> {
     }
 
     /// Where a receive is, if it is posted.
-    pub fn home(&self, post: PostId) -> Option<Home> {
-        self.matcher.is_posted(post).then(|| match self.places[post.index as usize] {
-            Place::Software => Home::Software,
-            Place::Device { .. } => Home::Device,
+    pub fn location(&self, post: PostId) -> Option<Location> {
+        self.matcher.is_posted(post).then(|| match self.holders[post.index as usize] {
+            Holder::Software => Location::Software,
+            Holder::Device { .. } => Location::Device,
         })
     }
 
@@ -693,12 +571,12 @@ mod tests {
         };
         let mut cancelled = Offload::new(limits, 0);
         let post = add(&mut cancelled);
-        assert_eq!(cancelled.cancel(post), Cancelled::Leaving);
+        assert_eq!(cancelled.cancel(post), Cancelled::Pending);
         deletes(&mut cancelled, post);
 
         let mut matched = Offload::new(limits, 0);
         let post = add(&mut matched);
-        assert_eq!(matched.unexpected(Source(1), 1, 9), Handled::Leaving);
+        assert_eq!(matched.unexpected(Source(1), 1, 9), Handled::Pending);
         // Another receive takes its place.
         let Posted::Waiting(other) = matched.post(Pattern::any_source(2), 2) else { panic!() };
         assert_eq!(other.index, post.index);
@@ -715,11 +593,11 @@ mod tests {
             let Posted::Waiting(post) = offload.post(Pattern::any_source(2), n) else { panic!() };
             assert_eq!(offload.poll_command(), None, "the one before it has to stay here");
             assert_eq!(
-                (offload.receive(post), offload.home(post)),
-                (Some(&n), Some(Home::Software))
+                (offload.receive(post), offload.location(post)),
+                (Some(&n), Some(Location::Software))
             );
             assert_eq!(offload.cancel(post), Cancelled::Now(n));
-            assert_eq!((offload.receive(post), offload.home(post)), (None, None));
+            assert_eq!((offload.receive(post), offload.location(post)), (None, None));
         }
         assert!(offload.queue.capacity() <= 64, "{}", offload.queue.capacity());
         assert_eq!((offload.posted_len(), offload.in_device(), offload.handled()), (1, 0, 0));
@@ -727,7 +605,7 @@ mod tests {
         assert_eq!(offload.cancel(stays), Cancelled::Now(0));
         let Posted::Waiting(post) = offload.post(Pattern::any_source(2), 1) else { panic!() };
         assert!(matches!(offload.poll_command().unwrap().change, Change::Add { .. }));
-        assert_eq!((offload.in_device(), offload.home(post)), (1, Some(Home::Device)));
+        assert_eq!((offload.in_device(), offload.location(post)), (1, Some(Location::Device)));
         offload.unexpected_other();
         assert_eq!(offload.handled(), 1);
     }
@@ -748,10 +626,10 @@ mod tests {
         assert!(matches!(waiting, Posted::Waiting(_)));
         assert!(matches!(offload.unexpected(Source(1), 9, 90), Handled::Unexpected(_)));
         // The first is being cancelled, the second has a message that waits for it.
-        assert_eq!(offload.cancel(posts[0]), Cancelled::Leaving);
+        assert_eq!(offload.cancel(posts[0]), Cancelled::Pending);
         let cancel = offload.poll_command().unwrap();
         assert!(matches!(cancel.change, Change::Delete { handle: 0, .. }));
-        assert_eq!(offload.unexpected(Source(1), 1, 91), Handled::Leaving);
+        assert_eq!(offload.unexpected(Source(1), 1, 91), Handled::Pending);
 
         let all = Forgotten { receives: vec![0, 1, 2, 3, 4], messages: vec![91] };
         assert_eq!(offload.drain_receives(), all);
@@ -761,7 +639,7 @@ mod tests {
 
         // The device matches the third before it is told.
         assert_eq!(offload.matched(posts[2]), Ok(None));
-        assert_eq!(offload.matched(posts[2]), Err(Breach::UnknownEntry { post: posts[2] }));
+        assert_eq!(offload.matched(posts[2]), Err(Violation::UnknownEntry { post: posts[2] }));
         assert_eq!(offload.op_completed(cancel.op, true, false), Ok(None));
         for (n, succeeded) in [(1, true), (2, false), (3, true)] {
             let command = offload.poll_command().unwrap();
@@ -783,11 +661,11 @@ mod tests {
             offload.added(post, n);
             post
         });
-        assert_eq!(offload.cancel(posts[0]), Cancelled::Leaving);
-        assert_eq!(offload.unexpected(Source(1), 1, 91), Handled::Leaving);
-        assert_eq!(offload.cancel(posts[2]), Cancelled::Leaving);
+        assert_eq!(offload.cancel(posts[0]), Cancelled::Pending);
+        assert_eq!(offload.unexpected(Source(1), 1, 91), Handled::Pending);
+        assert_eq!(offload.cancel(posts[2]), Cancelled::Pending);
         let ops = [0; 3].map(|_| offload.poll_command().unwrap().op);
-        let contradicted = Err(Breach::DeleteContradicted { post: posts[0] });
+        let contradicted = Err(Violation::DeleteContradicted { post: posts[0] });
         assert_eq!(offload.op_completed(ops[0], false, false), contradicted);
         assert_eq!(offload.op_completed(ops[2], true, false), Ok(Some(Outcome::Cancelled(2))));
         let all = Forgotten { receives: vec![0, 1], messages: vec![91] };
@@ -797,16 +675,21 @@ mod tests {
     #[test]
     fn what_the_device_cannot_have_done_is_a_breach() {
         let mut offload = Offload::<u32, u32>::new(ListLimits { max_tags: 8, max_ops: 8 }, 0);
-        let unknown = |op, outstanding| Err(Breach::UnknownCommand { op, first: 1, outstanding });
+        let unknown =
+            |op, outstanding| Err(Violation::UnknownCommand { op, first: 1, outstanding });
         assert_eq!(offload.op_completed(1, true, false), unknown(1, 0));
         let Posted::Waiting(post) = offload.post(Pattern::any_source(1), 1) else { panic!() };
-        assert_eq!(offload.matched(post), Err(Breach::UnknownEntry { post }), "it's not there yet");
+        assert_eq!(
+            offload.matched(post),
+            Err(Violation::UnknownEntry { post }),
+            "it's not there yet"
+        );
         assert_eq!(offload.poll_command().unwrap().op, 1);
         for op in [0, 2, u32::MAX] {
             assert_eq!(offload.op_completed(op, true, false), unknown(op, 1));
         }
-        assert_eq!(offload.op_completed(1, false, false), Err(Breach::AddRefused { post }));
+        assert_eq!(offload.op_completed(1, false, false), Err(Violation::AddRefused { post }));
         let post = PostId::from_bits(u64::MAX);
-        assert_eq!(offload.matched(post), Err(Breach::UnknownEntry { post }));
+        assert_eq!(offload.matched(post), Err(Violation::UnknownEntry { post }));
     }
 }

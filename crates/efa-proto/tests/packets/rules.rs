@@ -55,6 +55,7 @@ fn every_number_is_a_type_or_an_error() {
                 let known = [1..=12, 64..=76, 128..=147].iter().any(|range| range.contains(&value));
                 assert!(found == value && !known, "{value}");
             }
+            Err(error) => panic!("{error:?} of {value}"),
         }
     }
 }
@@ -221,7 +222,7 @@ fn connid_position() {
             // Last of the optional headers, behind which only a read_iov can be.
             _ => {
                 let read_iov = match sample.header.packet_type() {
-                    T::LongReadTagRtm | T::RunReadMsgRtm | T::LongReadRtw => RmaIov::SIZE,
+                    T::LongReadTagRtm | T::RuntReadMsgRtm | T::LongReadRtw => RmaIov::SIZE,
                     _ => 0,
                 };
                 sample.header.len() - 4 - read_iov

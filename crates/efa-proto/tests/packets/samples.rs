@@ -487,10 +487,10 @@ fn option_layout(options: &ReqOptions) -> Layout {
 /// Packets that nobody sends. There is no way to build them other than from bytes.
 pub(crate) fn never_sent() -> Vec<Sample> {
     let sizes = [
-        (PacketType::RunCtsMsgRtm, 40),
-        (PacketType::RunCtsTagRtm, 48),
-        (PacketType::RunCtsRtw, 40),
-        (PacketType::RunReadRtw, 40),
+        (PacketType::RuntCtsMsgRtm, 40),
+        (PacketType::RuntCtsTagRtm, 48),
+        (PacketType::RuntCtsRtw, 40),
+        (PacketType::RuntReadRtw, 40),
     ];
     let mut samples = Vec::new();
     for (packet_type, size) in sizes {

@@ -201,7 +201,7 @@ fn so_does_a_runt_while_the_rest_is_being_read() {
         refuse(&world, failures, STATUS);
         world.send(0, 1, memory, 5);
         world.drive();
-        assert!(world.types_from(0).starts_with(&[PacketType::RunReadMsgRtm; 3]));
+        assert!(world.types_from(0).starts_with(&[PacketType::RuntReadMsgRtm; 3]));
         assert_eq!(world.send_done(0).result, Err(FAILED));
         let received = world.receive_done(1);
         assert_eq!((received.context, received.result), (7, Err(given_up())));
@@ -216,7 +216,7 @@ fn so_does_a_runt_while_the_rest_is_being_read() {
         let memory = region(&world, 300_000);
         world.send(0, 1, memory, 6);
         world.drive();
-        assert_eq!(world.types_from(0), [PacketType::RunReadMsgRtm; 3]);
+        assert_eq!(world.types_from(0), [PacketType::RuntReadMsgRtm; 3]);
         assert_eq!(world.receive_done(1).buffer.bytes(), heap(300_000).bytes());
         assert_eq!(world.send_done(0).result, Ok(()));
     }

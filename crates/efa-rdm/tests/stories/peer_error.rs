@@ -337,7 +337,7 @@ fn a_message_that_was_not_read_counts_no_more_as_one_that_is() {
         let memory = Memory::Region(RegionRange { region, offset: 0, length: 200_000 });
         world.send(0, 1, memory, 6);
         world.drive();
-        assert_eq!(world.types_from(0)[0], PacketType::RunReadMsgRtm);
+        assert_eq!(world.types_from(0)[0], PacketType::RuntReadMsgRtm);
     }
 }
 

@@ -15,8 +15,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use efa_match::{
-    Breach, Cancelled, Change, Handled, ListLimits, Offload, Outcome, Pattern, PostId, Posted,
-    Source,
+    Cancelled, Change, Handled, ListLimits, Offload, Outcome, Pattern, PostId, Posted, Source,
+    Violation,
 };
 use efa_proto::tm::{Message, Rvh, Tmh};
 use slab::Slab;
@@ -178,7 +178,7 @@ impl TmReceiver {
         tag: u64,
         ignore: u64,
         buffer: SgeList,
-    ) -> Result<Option<PostId>, Breach> {
+    ) -> Result<Option<PostId>, Violation> {
         let pattern = Pattern { source: None, tag, ignore };
         let fits_device = buffer.0.len() <= self.max_sge;
         let key = self.receives.insert(Receive { context, buffer }) as u32;
@@ -265,7 +265,7 @@ impl TmReceiver {
     /// # Errors
     ///
     /// If the device broke the rules.
-    pub fn handle_completion(&mut self) -> Result<bool, Breach> {
+    pub fn handle_completion(&mut self) -> Result<bool, Violation> {
         let Some(Completion { sync_req, report }) = self.srq.poll() else { return Ok(false) };
         match report {
             Report::Added { wr_id, result, .. } => {
@@ -345,7 +345,7 @@ impl TmReceiver {
         succeeded: bool,
         sync_req: bool,
         receive: Option<TaggedReceive>,
-    ) -> Result<(), Breach> {
+    ) -> Result<(), Violation> {
         let outcome = self.offload.op_completed(wr_id as u32, succeeded, sync_req)?;
         let (key, message) = match outcome {
             None => return Ok(()),

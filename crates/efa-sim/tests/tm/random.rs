@@ -1,6 +1,6 @@
 //! Long random runs against the definition: two lists in order of time, the first that fits.
 
-use efa_match::Home;
+use efa_match::Location;
 use efa_proto::tm::Tmh;
 use efa_sim::tm::{ReceiveError, SgeList, TmReceiverOptions};
 
@@ -86,9 +86,12 @@ fn run(seed: u64, options: TmReceiverOptions, rounds: usize) {
                     }
                 }
             }
-            let homes = lists.receives.iter().filter_map(|(_, receive)| receive.post);
-            let homes = homes.filter_map(|post| net.receiver.offload().home(post));
-            assert!(homes.is_sorted_by_key(|home| home == Home::Software), "seed {seed}, {round}");
+            let locations = lists.receives.iter().filter_map(|(_, receive)| receive.post);
+            let locations = locations.filter_map(|post| net.receiver.offload().location(post));
+            assert!(
+                locations.is_sorted_by_key(|location| location == Location::Software),
+                "seed {seed}, {round}"
+            );
         }
         for received in net.over() {
             match received.result {

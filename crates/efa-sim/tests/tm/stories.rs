@@ -295,11 +295,12 @@ fn the_device_holds_the_first_receives_and_software_the_others() {
         [(9, b"nine".to_vec()), (0, b"zero".to_vec())]
     );
     assert_eq!(net.receiver.offload().handled(), 1);
-    let homes: Vec<_> = posts.iter().map(|&post| net.receiver.offload().home(post)).collect();
-    use efa_match::Home::{Device, Software};
+    let locations: Vec<_> =
+        posts.iter().map(|&post| net.receiver.offload().location(post)).collect();
+    use efa_match::Location::{Device, Software};
     let expected = [Device, Device, Device, Device, Software, Software, Software, Software];
-    assert_eq!(homes[1..9], expected.map(Some));
-    assert_eq!((homes[0], homes[9]), (None, None));
+    assert_eq!(locations[1..9], expected.map(Some));
+    assert_eq!((locations[0], locations[9]), (None, None));
 }
 
 // conformance: B64

@@ -87,7 +87,7 @@ impl<R, M: Copy> TagMatcher<R, M> {
     }
 
     /// A message arrived that software is to match: with a device, one that was unexpected to it.
-    /// Never [`Handled::Leaving`] without one.
+    /// Never [`Handled::Pending`] without one.
     #[inline(always)]
     pub fn arrive(&mut self, source: Source, tag: u64, message: M) -> Handled<R> {
         match self {
@@ -99,11 +99,13 @@ impl<R, M: Copy> TagMatcher<R, M> {
         }
     }
 
-    /// Takes this receive back, if it is still posted. Never [`Cancelled::Leaving`] without a
+    /// Takes this receive back, if it is still posted. Never [`Cancelled::Pending`] without a
     /// device.
     pub fn cancel(&mut self, post: PostId) -> Cancelled<R> {
         match self {
-            Self::Software(matcher) => matcher.cancel(post).map_or(Cancelled::Gone, Cancelled::Now),
+            Self::Software(matcher) => {
+                matcher.cancel(post).map_or(Cancelled::NotPosted, Cancelled::Now)
+            }
             Self::Offloaded(offload) => offload.cancel(post),
         }
     }

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use efa_match::{
-    Arrived, Cancelled, Change, Entry, Forgotten, Handled, Home, ListLimits, MatchList, Matcher,
-    Outcome, Pattern, PostId, Posted, Source, Synchronisation, TagMatcher,
+    Arrived, Cancelled, Change, Entry, Forgotten, Handled, ListLimits, Location, MatchList,
+    Matcher, Outcome, Pattern, PostId, Posted, Source, Synchronisation, TagMatcher,
 };
 
 /// A matcher and the device that goes with it.
@@ -81,7 +81,7 @@ impl Pair {
         match handled {
             Handled::Matched(found) => found.once(),
             Handled::Unexpected(_) => None,
-            Handled::Leaving => match outcome {
+            Handled::Pending => match outcome {
                 Some(Outcome::Matched(receive, with)) if with == message => Some(receive),
                 other => panic!("{other:?}"),
             },
@@ -93,8 +93,8 @@ impl Pair {
         let outcome = self.commands();
         match cancelled {
             Cancelled::Now(receive) => Some(receive),
-            Cancelled::Gone => None,
-            Cancelled::Leaving => match outcome {
+            Cancelled::NotPosted => None,
+            Cancelled::Pending => match outcome {
                 Some(Outcome::Cancelled(receive)) => Some(receive),
                 other => panic!("{other:?}"),
             },
@@ -204,8 +204,8 @@ fn both_homes_match_alike() {
         let offload = shared.matcher.offload().unwrap();
         assert!(shared.hits > 100, "the device did something: {}", shared.hits);
         assert!(shared.syncs > 0, "entries were held back");
-        let homes = posts.iter().filter_map(|&(_, _, post)| offload.home(post));
-        assert!(homes.is_sorted_by_key(|home| home == Home::Software));
+        let homes = posts.iter().filter_map(|&(_, _, post)| offload.location(post));
+        assert!(homes.is_sorted_by_key(|home| home == Location::Software));
     }
 }
 
@@ -241,7 +241,7 @@ fn software_alone_has_no_commands() {
     matcher.vacancy(&first).unwrap().fill(2);
     assert_eq!(matcher.match_at_once(Source(1), 1), Some(2));
     assert_eq!(matcher.match_at_once(Source(1), 1), None);
-    assert_eq!(matcher.cancel(post), Cancelled::Gone);
+    assert_eq!(matcher.cancel(post), Cancelled::NotPosted);
 }
 
 /// What the model tells of itself.
