@@ -2,6 +2,6 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // It stays when a program unloads it: its thread runs in it, and so do C's handlers of forks.
+    // `dlclose` must not unmap the library: its progress thread and its fork handlers run in it.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

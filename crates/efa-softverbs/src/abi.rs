@@ -1,11 +1,11 @@
 //! The C structures of libibverbs and libefa, as rdma-core 44 lays them out.
 //!
-//! Written by hand, with the names of the C side and only the members that are read or written
-//! here; what lies between keeps its place under a name that says so. `tests/layout.rs` compares
-//! every size and offset with the C headers.
+//! Written by hand, with the names of the C side and only the members that are read or written here.
+//! Members between them are placeholders with a leading underscore. `tests/layout.rs` compares every
+//! size and offset with the C headers.
 //!
 //! ```text
-//!   struct verbs_context            what a caller holds
+//!   struct verbs_context            what programs point to
 //!  ┌──────────────────────┐
 //!  │ query_port … close   │  grows at this end
 //!  │ sz                   │
@@ -15,15 +15,45 @@
 //!  └──────────────────────┘
 //! ```
 //!
-//! Structures grew over time. Those that callers allocate come with their length where the C API
-//! passes one (`inlen`), and then no more than that is touched.
+//! Structures have grown over time. Where the C function passes the length of a structure that the
+//! caller allocated (`inlen`), no more than that is read or written.
 
 #![allow(non_camel_case_types, missing_docs)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::offset_of;
 
-/// A function that is not offered.
+/// A C structure of which zeros are a valid value: it consists of numbers, raw pointers and optional
+/// function pointers.
+///
+/// # Safety
+/// All-zero bytes must be a value of the type.
+#[allow(unsafe_code)]
+pub(crate) unsafe trait Zeroable: Sized {}
+
+/// A structure of zeros, as C programs initialise it.
+#[allow(unsafe_code)]
+pub(crate) fn zeroed<T: Zeroable>() -> T {
+    // SAFETY: `Zeroable` requires that this is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+macro_rules! zeroable {
+    ($($type:ty)*) => {
+        $(
+            // SAFETY: all members are numbers, raw pointers, options of function pointers, `pthread`
+            // objects, which are numbers too, or structures of these.
+            #[allow(unsafe_code)]
+            unsafe impl Zeroable for $type {}
+        )*
+    };
+}
+
+zeroable! { ibv_cq_ex ibv_device_attr ibv_port_attr ibv_qp_attr ibv_qp_ex verbs_context }
+#[cfg(test)]
+zeroable! { ibv_cq_init_attr_ex ibv_qp_init_attr }
+
+/// A pointer to a function that this device doesn't offer.
 pub type Absent = Option<unsafe extern "C" fn()>;
 
 pub const IBV_SYSFS_NAME_MAX: usize = 64;
@@ -109,9 +139,9 @@ pub struct verbs_context {
     pub _shared_receive: [Absent; 2],
     pub _xrc: [Absent; 2],
     pub _placeholder: u64,
-    /// Stands directly before the context.
+    /// Directly before the context.
     pub sz: usize,
-    /// Stands last.
+    /// The last member.
     pub context: ibv_context,
 }
 
@@ -176,7 +206,7 @@ pub struct ibv_device_attr_ex {
 pub const IBV_PORT_ACTIVE: c_int = 4;
 pub const IBV_MTU_4096: c_int = 5;
 pub const IBV_LINK_LAYER_UNSPECIFIED: u8 = 0;
-/// What `ibv_query_port` of old programs knows of: everything before `port_cap_flags2`.
+/// Length of the structure in old programs: everything before `port_cap_flags2`.
 pub const COMPAT_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
 #[repr(C)]
@@ -224,10 +254,11 @@ pub const IBV_WC_RDMA_WRITE: c_int = 1;
 pub const IBV_WC_RECV: c_int = 128;
 pub const IBV_WC_RECV_RDMA_WITH_IMM: c_int = 129;
 
-/// In the flags of a completion: it has immediate data.
+/// In `wc_flags`: the completion has immediate data.
 pub const IBV_WC_WITH_IMM: c_uint = 2;
 
-/// The completion flags that a program may ask for: length, immediate, queue pairs, slid, sl, path.
+/// What a program may want to read of completions: length, immediate data, queue pairs, slid, sl, path
+/// bits.
 pub const IBV_WC_STANDARD_FLAGS: u64 = 0x7f;
 
 #[repr(C)]
@@ -250,7 +281,7 @@ pub struct ibv_wc {
 pub const IBV_ACCESS_LOCAL_WRITE: c_uint = 1;
 pub const IBV_ACCESS_REMOTE_WRITE: c_uint = 2;
 pub const IBV_ACCESS_REMOTE_READ: c_uint = 4;
-/// Flags from here on may be ignored by a device.
+/// Access flags that a device may ignore.
 pub const IBV_ACCESS_OPTIONAL: c_uint = 0x3ff0_0000;
 
 #[repr(C)]
@@ -303,7 +334,7 @@ pub const IBV_QPT_UD: c_int = 4;
 pub const IBV_QPT_DRIVER: c_int = 255;
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_qp_cap {
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
@@ -522,7 +553,7 @@ pub struct ibv_poll_cq_attr {
 
 #[repr(C)]
 pub struct ibv_cq_ex {
-    /// Begins as the other.
+    /// The same members as at the start of `ibv_cq`.
     pub cq_base: ibv_cq,
     pub comp_mask: u32,
     pub status: c_int,
@@ -577,7 +608,7 @@ pub struct efadv_qp_init_attr_newer {
     pub wr_flags: u64,
 }
 
-/// In `wr_flags`: sends come with hints how to process them.
+/// In `wr_flags`: the program gives hints how to process sends.
 pub const EFADV_WR_EX_WITH_PROCESSING_HINTS: u64 = 1;
 
 #[repr(C)]
@@ -605,7 +636,7 @@ pub struct efadv_device_attr {
     pub max_rdma_size: u32,
 }
 
-/// Of rdma-core 63 and newer; likewise the next one.
+/// As of rdma-core 63, like [`efadv_rq_depth_attr`].
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct efadv_sq_depth_attr {
@@ -646,7 +677,7 @@ pub struct efadv_cq_newer {
 }
 
 pub const EFADV_WC_EX_WITH_SGID: u64 = 1;
-/// Not known to rdma-core 44; likewise the flag of queue pairs and the capability.
+/// Newer than rdma-core 44, like the two constants below.
 pub const EFADV_WC_EX_WITH_IS_UNSOLICITED: u64 = 2;
 pub const EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV: u16 = 1;
 pub const EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV: u32 = 16;

@@ -1,4 +1,4 @@
-//! The capture file of a process, made with its first packet and complete at its end.
+//! The capture file of a process, created with its first packet and completed when it exits.
 
 use std::fs::File;
 use std::io;
@@ -9,40 +9,40 @@ use efa_sim::capture::{Capture, CaptureError};
 use efa_sim::record::{Record, Sink};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::device::complain;
+use crate::message::report;
 use crate::process::lock;
 
-/// A capture file, in the hands of all devices of the process.
+/// A capture file, shared by all devices of the process.
 #[derive(Clone)]
 pub(crate) struct CaptureFile(Arc<Mutex<State>>);
 
 enum State {
-    /// Nothing passed yet.
-    Waiting {
+    /// No packet was sent or received yet.
+    NotCreated {
         path: String,
     },
     Open(Box<Capture<File>>),
-    /// At the end, or because the file can't be written.
+    /// The process exits, or the file can't be written.
     Closed,
 }
 
 impl CaptureFile {
-    /// A file at `path`, in which `%p` stands for the process.
+    /// A file at `path`, in which `%p` stands for the process ID.
     pub(crate) fn new(path: &str) -> Self {
         let path = path.replace("%p", &std::process::id().to_string());
-        Self(Arc::new(Mutex::new(State::Waiting { path })))
+        Self(Arc::new(Mutex::new(State::NotCreated { path })))
     }
 
-    /// Writes what is still in memory, unless a packet is being written and that takes too long: the
-    /// program may be ended by a handler of a signal that came just then, in the same thread.
-    pub(crate) fn finish(&self, patience: Duration) {
+    /// Writes what is still in memory and closes the file. Waits at most `timeout` for a packet that is
+    /// being written: a signal handler that exits may have interrupted that very thread.
+    pub(crate) fn finish(&self, timeout: Duration) {
         let start = Instant::now();
         let mut state = loop {
             match self.0.try_lock() {
                 Ok(state) => break state,
                 Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) if start.elapsed() > patience => {
-                    return complain(&"the capture is not complete");
+                Err(TryLockError::WouldBlock) if start.elapsed() > timeout => {
+                    return report(&"the capture is incomplete: a packet is being written");
                 }
                 Err(TryLockError::WouldBlock) => std::thread::yield_now(),
             }
@@ -51,7 +51,7 @@ impl CaptureFile {
         if let State::Open(capture) = state
             && let Err(error) = capture.finish()
         {
-            complain(&error);
+            report(&error);
         }
     }
 }
@@ -59,11 +59,11 @@ impl CaptureFile {
 impl Sink for CaptureFile {
     fn record(&mut self, record: &Record<'_>) {
         let mut state = lock(&self.0);
-        if let State::Waiting { path } = &*state {
+        if let State::NotCreated { path } = &*state {
             *state = match open(path) {
                 Ok(capture) => State::Open(Box::new(capture)),
                 Err(error) => {
-                    complain(&format_args!("no capture in {path}: {error}"));
+                    report(&format_args!("cannot write the capture {path}: {error}"));
                     State::Closed
                 }
             };
@@ -74,11 +74,11 @@ impl Sink for CaptureFile {
     }
 }
 
-/// A new file, in place of one that is there unless another process writes to it.
+/// Creates the file, or replaces one that no other process writes to.
 fn open(path: &str) -> Result<Capture<File>, CaptureError> {
     let file = File::options().create(true).write(true).truncate(false).open(path)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-        let advice = "another process writes to it; give each its own with %p in the name";
+        let advice = "another process writes to it; `%p` in the name gives each process its own";
         io::Error::other(advice)
     })?;
     file.set_len(0)?;
@@ -89,13 +89,13 @@ fn open(path: &str) -> Result<Capture<File>, CaptureError> {
 mod tests {
     use super::*;
 
-    /// Some programs end in the handler of a signal, as those with libinfinipath do.
+    /// Some programs exit in a signal handler, those with libinfinipath among them.
     #[test]
-    fn a_process_ends_though_it_was_about_to_write_a_packet() {
+    fn process_exits_although_a_packet_is_being_written() {
         let file = CaptureFile::new("/nowhere");
         let writing = lock(&file.0);
         file.finish(Duration::ZERO);
-        assert!(matches!(*writing, State::Waiting { .. }));
+        assert!(matches!(*writing, State::NotCreated { .. }));
         drop(writing);
         file.finish(Duration::ZERO);
         assert!(matches!(*lock(&file.0), State::Closed));

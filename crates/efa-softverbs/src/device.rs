@@ -1,7 +1,7 @@
-//! The devices of a process: listed, opened, queried.
+//! The devices of a process: listed, opened, closed.
 //!
 //! ```text
-//!  ibv_get_device_list ─► DeviceEntry (an ibv_device, for the life of the process)
+//!  ibv_get_device_list ─► DeviceEntry (an ibv_device, until the process exits)
 //!                              │ ibv_open_device
 //!                              ▼
 //!                         Device: the link with its memory keys, shared by all contexts of the
@@ -9,8 +9,6 @@
 //! ```
 
 use std::ffi::c_char;
-use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -23,30 +21,31 @@ use crate::abi::{
     IBV_NODE_UNSPECIFIED, IBV_SYSFS_NAME_MAX, IBV_SYSFS_PATH_MAX, IBV_TRANSPORT_UNSPECIFIED,
     ibv_device,
 };
-use crate::boundary::{Errno, Outcome};
+use crate::boundary::{INVALID, Outcome};
 use crate::capture::CaptureFile;
 use crate::link::Link;
-use crate::process::{Kind, START, lock, process};
+use crate::message::{print, report, reported};
+use crate::process::{DEVICE_LISTING, lock, process};
 use crate::settings::Settings;
 use crate::statistics::Statistics;
-use crate::sysfs::Sysfs;
+use crate::sysfs::{self, Sysfs};
 
-/// Amazon.
+/// Amazon's PCI vendor ID.
 pub(crate) const VENDOR_ID: u32 = 0x1d0f;
 /// Most gather entries of a send.
 pub(crate) const MAX_SEND_SGE: usize = 2;
 /// Most scatter entries of a receive.
 pub(crate) const MAX_RECEIVE_SGE: usize = 1;
-/// Longest inline data of a send in bytes.
+/// Most inline data of a send in bytes.
 pub(crate) const MAX_INLINE: usize = 32;
 
-/// How long the end of the process waits for a packet that is being written to the capture.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the exit of the process waits for a packet that is being written to the capture.
+const CAPTURE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A device that can be opened.
 #[repr(C)]
 pub(crate) struct DeviceEntry {
-    /// First, so that a pointer to the one is a pointer to the other.
+    /// First, so that the address of an entry is that of its `ibv_device`.
     ibv: ibv_device,
     index: usize,
     settings: Arc<Settings>,
@@ -61,21 +60,16 @@ pub(crate) struct DeviceList {
     sysfs: Option<Sysfs>,
 }
 
-// SAFETY: the obsolete pointers in `ibv_device` are null and everything else is plain data.
-unsafe impl Sync for DeviceEntry {}
-// SAFETY: as above.
-unsafe impl Send for DeviceEntry {}
-
 impl std::fmt::Debug for DeviceEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DeviceEntry").field("index", &self.index).finish_non_exhaustive()
     }
 }
 
+/// Copies as much text as fits in front of the terminating zero, which is there already.
 fn copy_text(into: &mut [c_char], text: &str) {
-    // One shorter, so that a zero stays at the end.
-    let room = into.len() - 1;
-    for (to, &from) in into[..room].iter_mut().zip(text.as_bytes()) {
+    let capacity = into.len() - 1;
+    for (to, &from) in into[..capacity].iter_mut().zip(text.as_bytes()) {
         *to = c_char::from_ne_bytes([from]);
     }
 }
@@ -119,25 +113,21 @@ impl DeviceEntry {
         self.ibv.name.as_ptr()
     }
 
-    /// The entry that a program names.
+    /// The entry behind a pointer that a program got from `ibv_get_device_list`.
     pub(crate) fn find(device: *const ibv_device) -> Outcome<&'static Self> {
-        process().check(device, Kind::Device)?;
-        // SAFETY: the handle is one of ours, so it points to an entry, which is never freed.
-        Ok(unsafe { &*device.cast() })
+        let devices = lock(&process().devices);
+        let mut entries = devices.iter().flat_map(|list| &list.entries);
+        entries.find(|entry| entry.as_ptr().cast_const() == device).copied().ok_or(INVALID)
     }
 
-    /// The device, opened if it isn't.
+    /// The device; opens it unless a context of this process has it open.
     pub(crate) fn open(&self) -> Outcome<Arc<Device>> {
         let mut opened = lock(&self.opened);
         if let Some(device) = opened.upgrade() {
             return Ok(device);
         }
         let capture = self.capture.clone().map(SharedSink::new);
-        let device = Device::open(self.index, &self.settings, capture).map_err(|error| {
-            complain(&error);
-            Errno::from(error)
-        })?;
-        let device = Arc::new(device);
+        let device = Arc::new(Device::open(self.index, &self.settings, capture).map_err(reported)?);
         *opened = Arc::downgrade(&device);
         Ok(device)
     }
@@ -147,75 +137,64 @@ fn name(index: usize) -> String {
     format!("efa_soft{index}")
 }
 
-/// Tells the user; without the lock of standard error, which another thread may have had when this
-/// process was forked.
-pub(crate) fn complain(error: &dyn std::fmt::Display) {
-    let text = format!("efa-soft: {error}\n");
-    // SAFETY: C programs have this descriptor for this purpose.
-    let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
-    // Where nobody can be told, nobody is.
-    let _ = rustix::io::write(stderr, text.as_bytes());
-}
-
 impl DeviceList {
-    /// The devices that the environment asks for; none, and a message, if it can't be.
+    /// The devices that the environment asks for; none, and a message, if they can't be made.
     fn new() -> Self {
-        let made =
-            Settings::from_environment().map_err(|error| complain(&error)).and_then(|settings| {
-                let names: Vec<_> = (0..settings.devices).map(name).collect();
-                let base = settings.sysfs.clone().unwrap_or_else(std::env::temp_dir);
-                let sysfs = std::path::absolute(&base)
-                    .and_then(|base| Sysfs::create(&base, names.iter().map(String::as_str)));
-                let sysfs = sysfs.map_err(|error| {
-                    complain(&format_args!("no sysfs tree in {}: {error}", base.display()));
-                })?;
-                Ok((Arc::new(settings), sysfs))
-            });
-        let Ok((settings, sysfs)) = made else {
+        let Some((settings, sysfs)) = Self::prepare() else {
             return Self { entries: Vec::new(), sysfs: None };
         };
+        if let Some(warning) = settings.warning() {
+            report(&warning);
+        }
+        let settings = Arc::new(settings);
         let capture = settings.capture.as_deref().map(CaptureFile::new);
-        let entry = |index| {
-            let entry = DeviceEntry::new(index, &settings, &sysfs, capture.clone());
-            let entry: &'static _ = Box::leak(Box::new(entry));
-            process().enter(entry.as_ptr(), Kind::Device, std::ptr::null_mut());
-            entry
+        let entry = |index| -> &'static DeviceEntry {
+            Box::leak(Box::new(DeviceEntry::new(index, &settings, &sysfs, capture.clone())))
         };
         let entries = (0..settings.devices).map(entry).collect();
-        set_sysfs_path(sysfs.root());
+        sysfs::set_path_variable(sysfs.root());
         Self { entries, sysfs: Some(sysfs) }
+    }
+
+    /// The settings, and the sysfs tree for their devices.
+    fn prepare() -> Option<(Settings, Sysfs)> {
+        let settings = Settings::from_environment().map_err(|error| report(&error)).ok()?;
+        let names: Vec<_> = (0..settings.devices).map(name).collect();
+        let base = settings.sysfs.clone().unwrap_or_else(std::env::temp_dir);
+        let sysfs = std::path::absolute(&base)
+            .and_then(|base| Sysfs::create(&base, names.iter().map(String::as_str)));
+        match sysfs {
+            Ok(sysfs) => Some((settings, sysfs)),
+            Err(error) => {
+                let base = base.display();
+                report(&format_args!("cannot create the sysfs tree in {base}: {error}"));
+                None
+            }
+        }
     }
 
     /// The devices of this process.
     pub(crate) fn get() -> Vec<&'static DeviceEntry> {
-        let _start = lock(&START);
+        let _listing = DEVICE_LISTING.lock();
         lock(&process().devices).get_or_insert_with(Self::new).entries.clone()
     }
 
-    /// At the end of the process.
+    /// When the process exits.
     pub(crate) fn at_exit(&self) {
         if let Some(sysfs) = &self.sysfs {
             sysfs.remove();
         }
         for entry in &self.entries {
-            // Whoever has the lock may be interrupted by what ends the process.
+            // A thread that holds the lock may have been interrupted by what ends the process.
             let opened = entry.opened.try_lock().ok().and_then(|opened| opened.upgrade());
             if let Some(device) = opened {
-                device.report();
+                device.report_statistics("at exit");
             }
             if let Some(capture) = &entry.capture {
-                capture.finish(PATIENCE);
+                capture.finish(CAPTURE_TIMEOUT);
             }
         }
     }
-}
-
-/// Tells programs that look for sysfs themselves where it is.
-fn set_sysfs_path(root: &Path) {
-    // SAFETY: not safe if another thread reads the environment at this very moment through C. It
-    // happens once in a process, at its first look for devices, where programs that use verbs
-    // initialise; libfabric itself sets variables at that stage.
-    unsafe { std::env::set_var("SYSFS_PATH", root) };
 }
 
 /// An opened device.
@@ -223,7 +202,7 @@ fn set_sysfs_path(root: &Path) {
 pub(crate) struct Device {
     pub(crate) link: Link,
     /// For RDMA operations of no bytes, which name no region.
-    pub(crate) nothing: SoftRegion,
+    pub(crate) empty_region: SoftRegion,
     pub(crate) settings: Arc<Settings>,
     pub(crate) statistics: Statistics,
     name: String,
@@ -237,13 +216,13 @@ impl Device {
         capture: Option<SharedSink>,
     ) -> Result<Self, DeviceError> {
         let link = Link::open(settings, index, capture)?;
-        let nothing = link.register(Box::default(), Access::default());
-        let nothing = nothing.map_err(|refused| refused.error)?;
+        let empty_region = link.register(Box::default(), Access::default());
+        let empty_region = empty_region.map_err(|refused| refused.error)?;
         link.keys().refuse(settings.refusals);
         let settings = Arc::clone(settings);
         Ok(Self {
             link,
-            nothing,
+            empty_region,
             settings,
             statistics: Statistics::default(),
             name: name(index),
@@ -255,21 +234,25 @@ impl Device {
         self.link.gid()
     }
 
-    /// What it does to memory of others.
+    /// Which RDMA operations the device offers.
     pub(crate) fn rdma(&self) -> Rdma {
         self.link.attributes().rdma
     }
 
-    /// Prints the counters, if that is wished and was not done.
-    fn report(&self) {
-        if self.settings.statistics && !self.reported.swap(true, Ordering::Relaxed) {
-            complain(&format_args!("{} {}: {}", self.name, std::process::id(), self.statistics));
+    /// Prints the counters once, if the settings ask for that and the device was used.
+    fn report_statistics(&self, when: &str) {
+        if self.settings.statistics
+            && !self.statistics.are_zero()
+            && !self.reported.swap(true, Ordering::Relaxed)
+        {
+            let (name, process) = (&self.name, std::process::id());
+            print(&format_args!("{name} of process {process}, {when}: {}", self.statistics));
         }
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        self.report();
+        self.report_statistics("closed");
     }
 }

@@ -1,8 +1,8 @@
-//! The software EFA device for programs that know libibverbs and libefa.
+//! The software EFA device for programs that use libibverbs and libefa.
 //!
 //! `libefa_soft.so` exports the functions of both libraries on top of [`efa_sim`]. Preloaded, it
-//! takes their place, so that an unmodified program, libfabric with its EFA provider above all,
-//! finds an EFA device where there is none:
+//! replaces them, so that an unmodified program, for example libfabric with its EFA provider, finds an
+//! EFA device on any machine:
 //!
 //! ```text
 //! $ LD_PRELOAD=target/release/libefa_soft.so fi_info -p efa
@@ -11,71 +11,69 @@
 //! ```text
 //!     libfabric, or any other program
 //!   ibv_…, efadv_…  │           │  calls through structures
-//!  ┌────────────────▼───────────▼─────────────────────────────────────────┐
-//!  │ boundary: error numbers, panics, known handles     abi: C structures │
-//!  │ context ─ domain ─ completion_queue ─ queue_pair ─ work              │
-//!  │ process: what is this process's own                                  │
-//!  │ device ─ link ─ settings ─ sysfs ─ capture                           │
-//!  │ progress: goes on while the program does something else              │
-//!  └────────────────┬─────────────────────────────────────────────────────┘
+//!  ┌────────────────▼───────────▼──────────────────────────────────────────┐
+//!  │ c: the entry points, one file per kind of object; abi: C structures   │
+//!  │ boundary: error numbers, panics                                       │
+//!  ├───────────────────────────────────────────────────────────────────────┤
+//!  │ queue_pair (state, outstanding, data_path), completion_queue          │
+//!  │ work_request, completion, memory, domain, attributes                  │
+//!  │ process: handles, forks     progress: the thread for idle programs    │
+//!  │ device ─ link ─ settings ─ sysfs ─ capture ─ statistics ─ message     │
+//!  └────────────────┬──────────────────────────────────────────────────────┘
 //!                   ▼
 //!      efa_sim: datagrams and RDMA, between the processes of a host (shm) or hosts (tcp)
 //! ```
 //!
-//! # What the device is
+//! # What the device offers
 //!
-//! SRD and UD queue pairs, address handles, completion queues with and without the source's GID,
-//! memory regions, RDMA read and write, immediate data of sends and of writes. Between processes of
-//! one user: all with the same [name](settings) share a host. Or between hosts, over TCP: then a
-//! host is an IP address. Device capability bits say what there is.
+//! SRD and UD queue pairs, address handles, completion queues with and without the sender's GID,
+//! memory regions, RDMA read and write, immediate data of sends and writes. On the shm link between
+//! processes of one user: all with the same [name](settings) are on one host. On the tcp link between
+//! hosts, each with its IP address. The device's capability bits say which RDMA operations it offers.
 //!
-//! What there is not: shared receive queues, completion channels, multicast, memory windows, the way
-//! of a queue pair back to RESET. Asking for them gives `EOPNOTSUPP`.
+//! It doesn't offer shared receive queues, completion channels, multicast, memory windows, and the
+//! transition of a queue pair back to RESET. These fail with `EOPNOTSUPP`.
 //!
 //! # Threads and forks
 //!
-//! Every function can be called by any thread at any time, as with the real libraries. No thread
-//! exists before the first queue pair is ready to receive; then one goes on with the work of the
-//! device whenever the program doesn't poll, as hardware would. A forked child finds a fresh device
-//! list and must open its own; handles of the parent are refused there and not harmed.
+//! Any thread may call any function at any time, as with the real libraries. The library starts no
+//! thread before the first queue pair is ready to receive; then one makes progress for the program
+//! while it doesn't poll, as hardware would. A forked child has a device list of its own and must open
+//! its own devices; it can't use handles of its parent, and can't harm them.
+//!
+//! # Messages
+//!
+//! Programs get error numbers. Where those don't show the cause, a line `efa-soft: …` on standard error
+//! does, once per process.
 //!
 //! # Real devices
 //!
-//! They are not seen while the library is preloaded.
+//! They are invisible while the library is preloaded.
 
-#![allow(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod abi;
+mod attributes;
 mod boundary;
+#[allow(unsafe_code)]
+mod c;
 mod capture;
+#[allow(unsafe_code)]
+mod clock;
+mod completion;
 mod completion_queue;
-mod context;
 mod device;
 mod domain;
-mod held;
 mod link;
-mod not_offered;
+#[allow(unsafe_code)]
+mod memory;
+mod message;
+#[allow(unsafe_code)]
 mod process;
 mod progress;
 mod queue_pair;
 pub mod settings;
+mod spin_lock;
 mod statistics;
 mod sysfs;
-mod work;
-
-/// Runs when the process ends: removes the sysfs tree, completes the capture, prints counters.
-extern "C" fn at_exit() {
-    boundary::value((), || {
-        if let Ok(devices) = process::process().devices.try_lock()
-            && let Some(devices) = &*devices
-        {
-            devices.at_exit();
-        }
-    });
-}
-
-// SAFETY: the section holds pointers to functions without arguments, called by the loader after
-// main; `at_exit` uses the standard library only in ways that need no thread-local state.
-#[unsafe(link_section = ".fini_array")]
-#[used]
-static AT_EXIT: extern "C" fn() = at_exit;
+mod work_request;

@@ -1,5 +1,6 @@
-//! The link under a device: between the processes of a host, or between hosts.
+//! The link under a device: shared memory between processes of a host, or TCP between hosts.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use efa_device::{
@@ -15,15 +16,18 @@ use efa_sim::{KeptNumber, SoftRegion};
 
 use crate::settings::{LinkSettings, Settings};
 
-/// Pause between two tries at a receiver without buffers, once it has had some. Programs post their
-/// first buffers when they first look for completions, which takes them long on a busy machine. Who
-/// sends to them too early would be told so, and may look no more: it has sent its message and waits
-/// for something else, as `fi_pingpong` does, and its peer for ever.
+/// Pause before another attempt at a receiver without buffers, once it has had some.
+///
+/// Programs post their first buffers when they first poll, which takes them long on a busy machine. If
+/// a sender's retries ran out by then, it would see an error and might not poll again: `fi_pingpong`
+/// waits for something else by then, and its peer would wait without end for the message.
 const RNR_DELAY: Duration = Duration::from_millis(200);
-/// Ports of queue pairs, above those that systems give to connections.
+/// TCP ports of queue pairs, above the ephemeral ports of Linux.
 const PORTS: std::ops::RangeInclusive<u16> = 0xefa0..=0xefa0 + 511;
+/// The address on the tcp link if the settings have none.
+pub(crate) const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// A link, opened.
+/// An opened link.
 #[derive(Debug)]
 pub(crate) enum Link {
     Shm(ShmDevice),
@@ -37,7 +41,7 @@ pub(crate) enum LinkQueuePair {
     Tcp(Box<TcpQueuePair>),
 }
 
-/// Calls the same method on whichever it is.
+/// Runs the same expression for each link.
 macro_rules! each {
     ($kind:ident, $on:expr, $name:ident => $call:expr) => {
         match $on {
@@ -48,14 +52,14 @@ macro_rules! each {
 }
 
 impl Link {
-    /// The link of device `index`.
+    /// Opens the link of device `index`.
     pub(crate) fn open(
         settings: &Settings,
         index: usize,
         capture: Option<SharedSink>,
     ) -> Result<Self, DeviceError> {
         let (read, write) = (settings.rdma_read, settings.rdma_write);
-        let rdma = Rdma { read, write, unsolicited_write_receive: settings.unsolicited };
+        let rdma = Rdma { read, write, unsolicited_write_receive: settings.unsolicited_writes };
         match &settings.link {
             LinkSettings::Shm => {
                 let mut options = ShmOptions::new(settings.host(index));
@@ -68,7 +72,7 @@ impl Link {
                 Ok(Self::Shm(ShmDevice::open(options)?))
             }
             LinkSettings::Tcp { address } => {
-                let mut options = TcpOptions::new(*address);
+                let mut options = TcpOptions::new(address.unwrap_or(DEFAULT_ADDRESS));
                 options.ports = Some(PORTS);
                 options.mtu = settings.mtu;
                 options.capture = capture;
@@ -84,8 +88,8 @@ impl Link {
         each!(Self, self, link => link.attributes())
     }
 
-    /// One more than the largest number of a queue pair, or how many follow each other from the first:
-    /// in a table of so many, programs find a queue pair by the lower bits of its number.
+    /// The `max_qp` of the device. Programs find a queue pair in a table of this size by the lower bits
+    /// of its number, so it spans all numbers of the link.
     pub(crate) fn max_queue_pairs(&self) -> usize {
         match self {
             Self::Shm(_) => 1 << 16,
@@ -134,7 +138,7 @@ impl LinkQueuePair {
         each!(Self, self, link => link.address())
     }
 
-    /// Ends it; the number stays its own as long as the result lives.
+    /// Closes the queue pair. No other gets its number while the result exists.
     pub(crate) fn retire(self) -> Result<KeptNumber, DeviceError> {
         match self {
             Self::Shm(link) => Ok(link.retire()),
@@ -162,7 +166,7 @@ impl LinkQueuePair {
         each!(Self, self, link => link.post_send(request))
     }
 
-    /// Takes a send as if its target had no buffer for it.
+    /// Posts a send that is treated as if its receiver had no buffer for it.
     pub(crate) fn bounce(
         &mut self,
         request: SendRequest<Box<[u8]>>,

@@ -1,8 +1,8 @@
-//! The thread that goes on with the work of the device while the program doesn't poll.
+//! The thread that makes progress for queue pairs that the program doesn't poll.
 //!
 //! A real device takes datagrams into posted buffers by itself. Here that happens when the program
 //! polls. If it waits for something else instead, its peers would wait with it; so a thread looks
-//! now and then, and takes a step for every queue pair that was not polled since.
+//! every few milliseconds and takes steps for each queue pair that was not polled since.
 //!
 //! The thread exists while there are queue pairs that can receive.
 
@@ -10,65 +10,68 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
-use crate::device::complain;
+use crate::message::report;
 use crate::process::{lock, process};
 use crate::queue_pair::QueuePair;
 
 /// Pause between two looks while there is something to do.
-const SHORTEST: Duration = Duration::from_millis(1);
-/// And when there was nothing for long.
-const LONGEST: Duration = Duration::from_millis(16);
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+/// Pause when there has been nothing to do for long.
+const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 
-/// What the thread cares for.
+/// The queue pairs that the thread looks at.
 #[derive(Debug, Default)]
-pub(crate) struct Progress(Mutex<Cared>);
+pub(crate) struct Progress(Mutex<Watched>);
 
 #[derive(Debug, Default)]
-struct Cared {
+struct Watched {
     queue_pairs: Vec<Weak<QueuePair>>,
-    running: bool,
+    thread_runs: bool,
 }
 
 impl Progress {
-    /// Cares for `queue_pair` from now on, until it is gone.
-    pub(crate) fn care(&self, queue_pair: &Arc<QueuePair>) {
-        let mut cared = lock(&self.0);
-        cared.queue_pairs.push(Arc::downgrade(queue_pair));
-        if !cared.running {
-            cared.running = start();
+    /// Looks at `queue_pair` until it is gone.
+    pub(crate) fn watch(&self, queue_pair: &Arc<QueuePair>) {
+        let mut watched = lock(&self.0);
+        watched.queue_pairs.push(Arc::downgrade(queue_pair));
+        if !watched.thread_runs {
+            watched.thread_runs = start();
         }
     }
 
-    /// Returns when no queue pair is in a step any more that began before.
+    /// Returns when every step that was running has ended.
     pub(crate) fn wait_for_steps(&self) {
         let queue_pairs: Vec<_> =
             lock(&self.0).queue_pairs.iter().filter_map(Weak::upgrade).collect();
         queue_pairs.iter().for_each(|queue_pair| queue_pair.wait_for_step());
     }
 
-    /// All queue pairs that are left; without any the thread is to end.
+    /// The queue pairs that exist. If there are none, the thread must end.
     fn queue_pairs(&self) -> Vec<Arc<QueuePair>> {
-        let mut cared = lock(&self.0);
-        cared.queue_pairs.retain(|queue_pair| queue_pair.strong_count() > 0);
-        let queue_pairs: Vec<_> = cared.queue_pairs.iter().filter_map(Weak::upgrade).collect();
-        cared.running = !queue_pairs.is_empty();
+        let mut watched = lock(&self.0);
+        watched.queue_pairs.retain(|queue_pair| queue_pair.strong_count() > 0);
+        let queue_pairs: Vec<_> = watched.queue_pairs.iter().filter_map(Weak::upgrade).collect();
+        watched.thread_runs = !queue_pairs.is_empty();
         queue_pairs
     }
 }
 
-/// Starts the thread, without signals: those are the program's.
+/// Starts the thread, with all signals blocked: they are the program's.
 fn start() -> bool {
-    let thread = without_signals(|| thread::Builder::new().name("efa-soft".into()).spawn(run));
+    let thread = with_signals_blocked(|| thread::Builder::new().name("efa-soft".into()).spawn(run));
     if let Err(error) = &thread {
-        complain(&format_args!("no thread, so nothing moves unless the program polls: {error}"));
+        report(&format_args!(
+            "cannot start the progress thread, so only polling makes progress: {error}"
+        ));
     }
     thread.is_ok()
 }
 
-/// Runs `f` with all signals blocked, so that a thread that it starts gets none.
-fn without_signals<T>(f: impl FnOnce() -> T) -> T {
-    // SAFETY: the sets are initialised by the first two calls; the calls change this thread alone,
-    // and what they changed is put back.
+/// Runs `f` with all signals blocked in this thread and in those that `f` starts.
+#[allow(unsafe_code)]
+fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: `sigset_t` is an array of integers, so zeros are a value. `sigfillset` writes `all`; the
+    // first `pthread_sigmask` reads `all` and writes `before`, the second reads `before`.
     unsafe {
         let mut all = std::mem::zeroed();
         let mut before = std::mem::zeroed();
@@ -82,17 +85,17 @@ fn without_signals<T>(f: impl FnOnce() -> T) -> T {
 
 fn run() {
     let progress = &process().progress;
-    let mut pause = SHORTEST;
+    let mut pause = SHORTEST_PAUSE;
     loop {
         thread::sleep(pause);
         let queue_pairs = progress.queue_pairs();
         if queue_pairs.is_empty() {
             return;
         }
-        let mut moved = false;
+        let mut progressed = false;
         for queue_pair in &queue_pairs {
-            moved |= queue_pair.help();
+            progressed |= queue_pair.progress_unpolled();
         }
-        pause = if moved { SHORTEST } else { LONGEST.min(pause * 2) };
+        pause = if progressed { SHORTEST_PAUSE } else { LONGEST_PAUSE.min(pause * 2) };
     }
 }

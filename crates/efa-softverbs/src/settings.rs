@@ -1,75 +1,100 @@
-//! What the environment says about the device.
+//! The settings of the device: environment variables.
 //!
-//! | variable | means | default |
+//! | variable | meaning | default |
 //! |---|---|---|
-//! | `EFA_SOFT_LINK` | `shm`: processes of this host reach each other; `tcp`: those of several | `shm` |
-//! | `EFA_SOFT_ADDRESS` | on tcp, the IP address of this host by which the others reach it | `127.0.0.1` |
-//! | `EFA_SOFT_NAME` | on shm, the host: processes with the same name reach each other | `default` |
-//! | `EFA_SOFT_DIRECTORY` | on shm, where hosts are | `/dev/shm/efa-<uid>` |
+//! | `EFA_SOFT_LINK` | `shm`: connects processes of this host; `tcp`: connects hosts | `shm` |
+//! | `EFA_SOFT_ADDRESS` | on tcp, this host's IP address, as the other hosts reach it | `127.0.0.1`, which other hosts don't reach; a message warns |
+//! | `EFA_SOFT_NAME` | on shm, the name of the host: processes with the same name reach each other | `default` |
+//! | `EFA_SOFT_DIRECTORY` | on shm, the directory of the hosts, which must belong to the user | `/dev/shm/efa-<uid>` |
 //! | `EFA_SOFT_MTU` | largest datagram in bytes, 1024 to 32768 | 8928 |
-//! | `EFA_SOFT_DEVICES` | number of devices, 1 to 16; each is a host of its own; 1 on tcp | 1 |
-//! | `EFA_SOFT_RDMA` | `read`, `write`, `read,write` or `none` | `read,write` |
-//! | `EFA_SOFT_UNSOLICITED` | `1`: immediate data of a write takes no receive buffer of a queue pair that asked for that, as programs of rdma-core 52 and newer can | `0` |
-//! | `EFA_SOFT_REORDER` | a seed: datagrams overtake each other | they don't |
-//! | `EFA_SOFT_RNR` | chance 0 to 1 that a datagram finds the receiver not ready | 0 |
-//! | `EFA_SOFT_RNR_EACH` | how many datagrams that begin with the same byte find the receiver not ready before one gets through | 0 |
-//! | `EFA_SOFT_REFUSE` | `LEAST-MOST:COUNT`: so many registrations of so many bytes fail with `ENOMEM` | none |
-//! | `EFA_SOFT_CAPTURE` | pcapng file to write; `%p` stands for the process | none |
-//! | `EFA_SOFT_STATISTICS` | `1`: print counters at the end of the process | `0` |
-//! | `EFA_SOFT_SYSFS` | where processes make their sysfs trees | the temporary directory |
+//! | `EFA_SOFT_DEVICES` | number of devices, 1 to 16, each on a host of its own; 1 on tcp | 1 |
+//! | `EFA_SOFT_RDMA` | RDMA operations that the device offers: `read`, `write`, `read,write` or `none` | `read,write` |
+//! | `EFA_SOFT_UNSOLICITED` | `1`: queue pairs can be created for which immediate data of a write uses no receive buffer (rdma-core 52 and newer) | `0` |
+//! | `EFA_SOFT_REORDER` | delays datagrams at random, so that they arrive out of order: the seed | in order |
+//! | `EFA_SOFT_RNR` | probability, 0 to 1, that a datagram finds the receiver not ready (RNR) | 0 |
+//! | `EFA_SOFT_RNR_EACH` | for each value of the first byte of a datagram, how many datagrams fail with RNR before one is delivered | 0 |
+//! | `EFA_SOFT_REFUSE` | `MIN-MAX:COUNT`: the first COUNT registrations of MIN to MAX bytes fail with `ENOMEM` | none |
+//! | `EFA_SOFT_CAPTURE` | pcapng file to write; `%p` in the name is replaced by the process ID | none |
+//! | `EFA_SOFT_STATISTICS` | `1`: prints [counters](#counters) | `0` |
+//! | `EFA_SOFT_SYSFS` | directory in which each process creates its sysfs tree | the temporary directory |
 //!
-//! A bad value is told on standard error, and there is no device then.
+//! With an invalid value there is no device, and a message on standard error names it.
+//!
+//! **Containers.** On shm, RDMA copies directly between the memory of two processes, which Linux allows
+//! only within one PID namespace. Between processes in different PID namespaces reads and writes fail:
+//! set `EFA_SOFT_RDMA=none` for both (`efa soft-efa run --device-rdma none`). Datagrams need no more
+//! than the same directory.
+//!
+//! # Counters
+//!
+//! With `EFA_SOFT_STATISTICS=1` each device that was used prints a line on standard error when the
+//! program closes it, or when the process exits if it is open then:
+//!
+//! ```text
+//! efa-soft: efa_soft0 of process 4711, closed: sends 100 of 800 B, receives 99 of 792 B, …
+//! ```
+//!
+//! | counter | counts |
+//! |---|---|
+//! | `sends`, `receives` | datagrams that were posted, and that arrived, with their bytes |
+//! | `reads`, `writes` | RDMA operations that were posted, with their bytes |
+//! | `receiver not ready` | sends and writes that failed because the receiver had no buffer |
+//! | `failed` | sends, reads and writes that failed for other reasons |
+//! | `background progress` | times that the library's thread moved data because the program didn't poll; many mean that the program is slowed down by that |
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::fmt::Display;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use efa_device::DeviceAttributes;
 use efa_sim::faults::{FaultOptions, Refusals};
 
-/// What is under the device.
+use crate::link::DEFAULT_ADDRESS;
+
+/// The link under the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkSettings {
-    /// Shared memory of this host.
+    /// Shared memory, between processes of this host.
     Shm,
-    /// TCP.
+    /// TCP, between hosts.
     Tcp {
-        /// The address of this host.
-        address: IpAddr,
+        /// The address of this host; `None` for one that only this host reaches.
+        address: Option<IpAddr>,
     },
 }
 
 /// The settings of a process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// What is under the device.
+    /// The link under the device.
     pub link: LinkSettings,
-    /// The host.
+    /// Name of the host, on shm.
     pub name: String,
-    /// Where hosts are, if not at the usual place.
+    /// Directory of the hosts, on shm, instead of the default.
     pub directory: Option<PathBuf>,
     /// Largest datagram in bytes.
     pub mtu: usize,
     /// Number of devices.
     pub devices: usize,
-    /// Whether the device reads remote memory.
+    /// Whether the device offers RDMA read.
     pub rdma_read: bool,
-    /// Whether the device writes remote memory.
+    /// Whether the device offers RDMA write.
     pub rdma_write: bool,
-    /// Whether queue pairs can ask that immediate data of a write takes no receive buffer.
-    pub unsolicited: bool,
-    /// Seed for reordering.
+    /// Whether queue pairs can be created for which immediate data of a write uses no receive buffer.
+    pub unsolicited_writes: bool,
+    /// Seed for delays of datagrams.
     pub reorder: Option<u64>,
-    /// Chance of a receiver that is not ready.
+    /// Probability that a datagram finds the receiver not ready.
     pub receiver_not_ready: f64,
-    /// Of the datagrams that begin with the same byte, how many find the receiver not ready first.
+    /// For each value of the first byte, how many datagrams find the receiver not ready.
     pub not_ready_of_each: u32,
-    /// Registrations that fail.
+    /// Memory registrations that fail.
     pub refusals: Option<Refusals>,
     /// Capture file.
     pub capture: Option<String>,
-    /// Whether counters are printed at the end.
+    /// Whether counters are printed.
     pub statistics: bool,
-    /// Where the sysfs tree is made, if not in the temporary directory.
+    /// Directory for the sysfs tree, instead of the temporary directory.
     pub sysfs: Option<PathBuf>,
 }
 
@@ -83,7 +108,7 @@ impl Default for Settings {
             devices: 1,
             rdma_read: true,
             rdma_write: true,
-            unsolicited: false,
+            unsolicited_writes: false,
             reorder: None,
             receiver_not_ready: 0.0,
             not_ready_of_each: 0,
@@ -96,7 +121,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What is to go wrong.
+    /// The faults that the settings ask for.
     pub(crate) fn faults(&self) -> FaultOptions {
         FaultOptions {
             reorder: self.reorder,
@@ -105,9 +130,21 @@ impl Settings {
             refusals: self.refusals,
         }
     }
+
+    /// What the user should know about these settings.
+    pub(crate) fn warning(&self) -> Option<impl Display> {
+        let no_address = self.link == LinkSettings::Tcp { address: None };
+        no_address.then(|| {
+            format!(
+                "EFA_SOFT_LINK=tcp without EFA_SOFT_ADDRESS: the device has the address \
+                 {DEFAULT_ADDRESS}, which no other host reaches; set EFA_SOFT_ADDRESS \
+                 (`efa soft-efa run --address`) to this host's IP address"
+            )
+        })
+    }
 }
 
-/// A variable with a value that it can't have.
+/// A variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}={value:?} is not {expected}")]
 pub struct SettingsError {
@@ -115,28 +152,28 @@ pub struct SettingsError {
     pub variable: &'static str,
     /// Its value.
     pub value: String,
-    /// What is allowed.
+    /// What is valid.
     pub expected: &'static str,
 }
 
-/// Longest name, with room for the number of the device.
+/// Longest name in bytes; the number of the device is appended to it.
 const MAX_NAME: usize = 60;
 
 impl Settings {
-    /// The settings that the environment of this process gives.
+    /// Reads the environment of this process.
     ///
     /// # Errors
-    /// [`SettingsError`] for the first variable with a bad value.
+    /// [`SettingsError`] for the first variable with an invalid value.
     pub fn from_environment() -> Result<Self, SettingsError> {
         Self::from_variables(|name| {
             std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
         })
     }
 
-    /// The settings that variables give; an empty variable counts as absent.
+    /// Reads variables; an empty one counts as absent.
     ///
     /// # Errors
-    /// [`SettingsError`] for the first variable with a bad value.
+    /// [`SettingsError`] for the first variable with an invalid value.
     pub fn from_variables(
         variable: impl Fn(&'static str) -> Option<String>,
     ) -> Result<Self, SettingsError> {
@@ -147,10 +184,7 @@ impl Settings {
         })?;
         let link = read.parse("EFA_SOFT_LINK", "shm or tcp", |value| match value {
             "shm" => Some(LinkSettings::Shm),
-            "tcp" => {
-                let address = address.unwrap_or(Ipv4Addr::LOCALHOST.into());
-                Some(LinkSettings::Tcp { address })
-            }
+            "tcp" => Some(LinkSettings::Tcp { address }),
             _ => None,
         })?;
         let link = link.unwrap_or(default.link);
@@ -167,7 +201,7 @@ impl Settings {
         })?;
         let (most, expected) = match link {
             LinkSettings::Shm => (16, "a number from 1 to 16"),
-            LinkSettings::Tcp { .. } => (1, "1, as a host has one address on the tcp link"),
+            LinkSettings::Tcp { .. } => (1, "1: a host on the tcp link has one address"),
         };
         let devices = read.parse("EFA_SOFT_DEVICES", expected, |value| {
             value.parse().ok().filter(|devices| (1..=most).contains(devices))
@@ -187,11 +221,11 @@ impl Settings {
         })?;
         let of_each = read.parse("EFA_SOFT_RNR_EACH", "a number", |value| value.parse().ok())?;
         let refusals =
-            read.parse("EFA_SOFT_REFUSE", "LEAST-MOST:COUNT", |value| value.parse().ok())?;
+            read.parse("EFA_SOFT_REFUSE", "MIN-MAX:COUNT", |value| value.parse().ok())?;
         let capture =
             read.parse("EFA_SOFT_CAPTURE", "a file name", |value| Some(value.to_owned()))?;
         let statistics = read.parse("EFA_SOFT_STATISTICS", "0 or 1", zero_or_one)?;
-        let unsolicited = read.parse("EFA_SOFT_UNSOLICITED", "0 or 1", zero_or_one)?;
+        let unsolicited_writes = read.parse("EFA_SOFT_UNSOLICITED", "0 or 1", zero_or_one)?;
         let (rdma_read, rdma_write) = rdma.unwrap_or((default.rdma_read, default.rdma_write));
         Ok(Self {
             link,
@@ -201,7 +235,7 @@ impl Settings {
             devices: devices.unwrap_or(default.devices),
             rdma_read,
             rdma_write,
-            unsolicited: unsolicited.unwrap_or(default.unsolicited),
+            unsolicited_writes: unsolicited_writes.unwrap_or(default.unsolicited_writes),
             reorder,
             receiver_not_ready: rnr.unwrap_or(default.receiver_not_ready),
             not_ready_of_each: of_each.unwrap_or(default.not_ready_of_each),
@@ -212,7 +246,7 @@ impl Settings {
         })
     }
 
-    /// The host that device `index` is on: the first is the one of the plain name.
+    /// The host that device `index` is on, on shm; the first has the name without a number.
     #[must_use]
     pub fn host(&self, index: usize) -> String {
         match index {
@@ -230,7 +264,7 @@ fn zero_or_one(value: &str) -> Option<bool> {
     }
 }
 
-const NAME: &str = "1 to 60 of letters, digits, '.', '_', '-', not '.' first";
+const NAME: &str = "1 to 60 letters, digits, '.', '_', '-', and no '.' at the start";
 
 struct Variables<F> {
     variable: F,
@@ -265,13 +299,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_gives_the_defaults() {
+    fn settings_without_variables_are_the_defaults() {
         assert_eq!(parse(&[]), Ok(Settings::default()));
         assert_eq!(parse(&[("EFA_SOFT_MTU", "")]), Ok(Settings::default()));
     }
 
     #[test]
-    fn everything_set_is_taken() {
+    fn settings_follow_their_variables() {
         let settings = parse(&[
             ("EFA_SOFT_NAME", "a.b-c_1"),
             ("EFA_SOFT_DIRECTORY", "/tmp/x"),
@@ -295,7 +329,7 @@ mod tests {
             devices: 2,
             rdma_read: true,
             rdma_write: false,
-            unsolicited: true,
+            unsolicited_writes: true,
             reorder: Some(u64::MAX),
             receiver_not_ready: 0.25,
             not_ready_of_each: 2,
@@ -309,19 +343,23 @@ mod tests {
     }
 
     #[test]
-    fn the_tcp_link_has_an_address() {
+    fn tcp_link_without_address_is_warned_about() {
         let link = |variables: &[_]| parse(variables).unwrap().link;
-        let tcp = |address: &str| LinkSettings::Tcp { address: address.parse().unwrap() };
-        assert_eq!(link(&[("EFA_SOFT_LINK", "tcp")]), tcp("127.0.0.1"));
+        let tcp = |address: &str| LinkSettings::Tcp { address: Some(address.parse().unwrap()) };
+        let alone = parse(&[("EFA_SOFT_LINK", "tcp")]).unwrap();
+        assert_eq!(alone.link, LinkSettings::Tcp { address: None });
+        let warning = alone.warning().unwrap().to_string();
+        assert!(warning.contains("address 127.0.0.1, which no other host reaches"), "{warning}");
         let both = [("EFA_SOFT_LINK", "tcp"), ("EFA_SOFT_ADDRESS", "fd00::7")];
         assert_eq!(link(&both), tcp("fd00::7"));
+        assert!(parse(&both).unwrap().warning().is_none());
         assert_eq!(link(&[("EFA_SOFT_ADDRESS", "10.0.0.1")]), LinkSettings::Shm);
         let two = parse(&[("EFA_SOFT_LINK", "tcp"), ("EFA_SOFT_DEVICES", "2")]).unwrap_err();
         assert!(two.to_string().contains("one address"), "{two}");
     }
 
     #[test]
-    fn bad_values_are_named() {
+    fn invalid_value_is_an_error_with_variable_and_value() {
         for (variable, value) in [
             ("EFA_SOFT_LINK", "udp"),
             ("EFA_SOFT_ADDRESS", "localhost"),

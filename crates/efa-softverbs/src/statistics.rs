@@ -1,11 +1,11 @@
-//! Counters of a device, printed at the end of the process on request.
+//! Counters of a device, printed when it is closed or the process exits, if the program asks for it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use efa_device::Status;
 
-/// What an opened device did.
+/// What a device did since it was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Statistics {
     sends: Counter,
@@ -18,8 +18,7 @@ pub(crate) struct Statistics {
     write_bytes: Counter,
     receiver_not_ready: Counter,
     failed: Counter,
-    /// Steps taken because nobody polled.
-    helped: Counter,
+    background_progress: Counter,
 }
 
 #[derive(Debug, Default)]
@@ -29,16 +28,20 @@ impl Counter {
     fn add(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl fmt::Display for Counter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.load(Ordering::Relaxed).fmt(f)
+        self.get().fmt(f)
     }
 }
 
 impl Statistics {
-    pub(crate) fn posted(&self, bytes: usize) {
+    pub(crate) fn sent(&self, bytes: usize) {
         self.sends.add(1);
         self.send_bytes.add(bytes as u64);
     }
@@ -58,7 +61,8 @@ impl Statistics {
         self.write_bytes.add(bytes);
     }
 
-    pub(crate) fn ended(&self, result: Result<(), Status>) {
+    /// Counts how a send, read or write completed.
+    pub(crate) fn completed(&self, result: Result<(), Status>) {
         match result {
             Ok(()) => {}
             Err(Status::ReceiverNotReady) => self.receiver_not_ready.add(1),
@@ -66,8 +70,15 @@ impl Statistics {
         }
     }
 
-    pub(crate) fn helped(&self) {
-        self.helped.add(1);
+    /// Counts that the progress thread found something to do, as the program didn't poll.
+    pub(crate) fn progressed_unpolled(&self) {
+        self.background_progress.add(1);
+    }
+
+    /// Whether the device was not used.
+    pub(crate) fn are_zero(&self) -> bool {
+        let used = [&self.sends, &self.receives, &self.reads, &self.writes, &self.failed];
+        used.into_iter().all(|counter| counter.get() == 0)
     }
 }
 
@@ -78,6 +89,20 @@ impl fmt::Display for Statistics {
         write!(f, "reads {} of {} B, ", self.reads, self.read_bytes)?;
         write!(f, "writes {} of {} B, ", self.writes, self.write_bytes)?;
         write!(f, "receiver not ready {}, ", self.receiver_not_ready)?;
-        write!(f, "failed {}, helped {}", self.failed, self.helped)
+        write!(f, "failed {}, background progress {}", self.failed, self.background_progress)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_of_unused_device_are_zero() {
+        let statistics = Statistics::default();
+        statistics.progressed_unpolled();
+        assert!(statistics.are_zero());
+        statistics.completed(Err(Status::BadLocalKey));
+        assert!(!statistics.are_zero());
     }
 }

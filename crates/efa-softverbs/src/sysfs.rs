@@ -1,4 +1,4 @@
-//! The few files of sysfs that programs look for before they believe in a device.
+//! The files of sysfs that programs look for to recognise a device.
 //!
 //! ```text
 //! <EFA_SOFT_SYSFS or temporary directory>/efa-soft-<process>-<nonce>/   SYSFS_PATH
@@ -7,11 +7,11 @@
 //!     devices/pci0000:00/0000:00:03.0/driver ─► bus/pci/drivers/efa
 //! ```
 //!
-//! A device has the PCI address of one that the machine has, if it has any: programs that choose their
-//! interfaces by distance look the address up, and some (Intel MPI) crash where it isn't found.
+//! Each device has the PCI address of a device of the machine, as long as there are any: programs that
+//! choose interfaces by distance look the address up, and Intel MPI crashes if it isn't found.
 //!
-//! The tree belongs to one process, which removes it when it ends; trees of processes that were
-//! killed are removed by whoever makes the next one, or with the place of the run by `soft-efa run`.
+//! The tree belongs to one process, which removes it when it exits. Trees of killed processes are
+//! removed by the next process that creates one, or by `efa soft-efa run` with the directory of the run.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -22,27 +22,27 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::abi::IBV_SYSFS_PATH_MAX;
 
-/// Without the zero at its end.
-const LONGEST_PATH: usize = IBV_SYSFS_PATH_MAX - 1;
+/// Without the terminating zero.
+const MAX_PATH: usize = IBV_SYSFS_PATH_MAX - 1;
 const PREFIX: &str = "efa-soft-";
-/// The file whose lock says that the process lives.
+/// The file that the process keeps locked while it exists.
 const LOCK: &str = "lock";
 
-/// A tree, until it is removed.
+/// A sysfs tree.
 #[derive(Debug)]
 pub(crate) struct Sysfs {
     root: PathBuf,
     process: u32,
-    /// Held locked while the process lives.
+    /// Locked until the process exits.
     _lock: File,
 }
 
-/// Where the machine's PCI devices are listed.
+/// The machine's PCI devices.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
-/// PCI addresses for `count` devices: those of the machine's, which `devices` lists, its network
-/// interfaces first and its bridges last; then made-up ones, from slot 6 on as on the first machines with
-/// EFA.
+/// PCI addresses for `count` devices: first those of the machine's devices, listed in `devices`, network
+/// interfaces first and bridges last; then unused ones from slot 6 on, where instances have their first
+/// EFA interface.
 fn pci_addresses(devices: &Path, count: usize) -> Vec<String> {
     let entries = fs::read_dir(devices).into_iter().flatten().flatten();
     let mut known: Vec<(u8, String)> = entries
@@ -54,31 +54,31 @@ fn pci_addresses(devices: &Path, count: usize) -> Vec<String> {
                 Some("0x06") => 2,
                 _ => 1,
             };
-            // Readers have 16 bits for the domain.
+            // Programs read a domain of 16 bits.
             (address.len() == "0000:00:00.0".len()).then_some((rank, address))
         })
         .collect();
     known.sort_unstable();
     let mut addresses: Vec<String> = known.into_iter().map(|(_, address)| address).collect();
-    let made_up = (6..).map(|slot| format!("0000:00:{slot:02x}.0"));
-    let made_up: Vec<String> =
-        made_up.filter(|address| !addresses.contains(address)).take(count).collect();
-    addresses.extend(made_up);
+    let unused = (6..).map(|slot| format!("0000:00:{slot:02x}.0"));
+    let unused: Vec<String> =
+        unused.filter(|address| !addresses.contains(address)).take(count).collect();
+    addresses.extend(unused);
     addresses.truncate(count);
     addresses
 }
 
 impl Sysfs {
-    /// Makes the tree for devices of these names below `base`.
+    /// Creates the tree of devices with these names in `base`.
     pub(crate) fn create<'a>(
         base: &Path,
         names: impl Iterator<Item = &'a str>,
     ) -> io::Result<Self> {
-        sweep(base);
+        remove_stale_trees(base);
         let process = std::process::id();
         let root = base.join(format!("{PREFIX}{process}-{:016x}", fastrand::u64(..)));
         DirBuilder::new().mode(0o700).create(&root)?;
-        // Under its name it is locked from the beginning: others may look for dead trees just now.
+        // Locked before it has its name: another process may be removing trees without a lock.
         let lock = File::create(root.join("new-lock"))?;
         flock(&lock, FlockOperation::LockExclusive)?;
         fs::rename(root.join("new-lock"), root.join(LOCK))?;
@@ -105,9 +105,11 @@ impl Sysfs {
             fs::create_dir_all(&device)?;
             symlink(&driver, device.join("driver"))?;
             let entry = self.device(name);
-            if entry.as_os_str().len() > LONGEST_PATH {
-                let limit =
-                    format!("more than the {LONGEST_PATH} bytes that programs have for a path");
+            if entry.as_os_str().len() > MAX_PATH {
+                let limit = format!(
+                    "{} is longer than {MAX_PATH} bytes, the most that verbs allow",
+                    entry.display()
+                );
                 return Err(io::Error::other(limit));
             }
             fs::create_dir_all(&entry)?;
@@ -116,17 +118,17 @@ impl Sysfs {
         Ok(())
     }
 
-    /// Where the tree is.
+    /// The root of the tree.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where the device is in it.
+    /// The directory of a device in the tree.
     pub(crate) fn device(&self, name: &str) -> PathBuf {
         self.root.join("class/infiniband").join(name)
     }
 
-    /// Removes the tree, unless it is that of a parent process.
+    /// Removes the tree, unless it belongs to a parent process.
     pub(crate) fn remove(&self) {
         if std::process::id() == self.process {
             let _ = fs::remove_dir_all(&self.root);
@@ -134,8 +136,17 @@ impl Sysfs {
     }
 }
 
-/// Removes our trees whose process is gone.
-fn sweep(base: &Path) {
+/// Sets `SYSFS_PATH`, by which programs that read sysfs themselves find the tree.
+#[allow(unsafe_code)]
+pub(crate) fn set_path_variable(root: &Path) {
+    // SAFETY: unsound only if another thread reads the environment through C at this moment, which
+    // the library can't exclude. This runs once in a process, when it first lists devices. Programs
+    // do that when they initialise, and libfabric sets variables at that stage itself.
+    unsafe { std::env::set_var("SYSFS_PATH", root) };
+}
+
+/// Removes trees of this user whose process has ended.
+fn remove_stale_trees(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else { return };
     for entry in entries.flatten() {
         let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX))
@@ -144,7 +155,7 @@ fn sweep(base: &Path) {
         if !ours {
             continue;
         }
-        // Not there means that its maker has not come so far yet.
+        // Its process is still creating the tree if there is no lock yet.
         let Ok(lock) = File::open(entry.path().join(LOCK)) else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = fs::remove_dir_all(entry.path());
@@ -174,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn links_resolve_to_a_pci_address_and_a_driver() {
+    fn sysfs_links_resolve_to_pci_address_and_driver() {
         let base = Base::new();
         let sysfs = Sysfs::create(&base.0, ["efa_soft0", "efa_soft1"].into_iter()).unwrap();
         let addresses = pci_addresses(Path::new(PCI_DEVICES), 2);
@@ -191,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_those_of_the_machine_as_long_as_there_are_any() {
+    fn pci_addresses_of_the_machine_come_before_unused_ones() {
         let base = Base::new();
         for (address, class) in [
             ("0000:00:00.0", "0x060000\n"),
@@ -210,18 +221,18 @@ mod tests {
         assert_eq!(pci_addresses(&base.0.join("none"), 1), ["0000:00:06.0"]);
     }
 
-    /// Anybody can make things in the temporary directory. To open a pipe is to wait for its writer.
+    /// Other users can create files in the temporary directory. Opening a pipe waits for its writer.
     #[test]
-    fn what_others_have_there_is_not_opened() {
+    fn removal_of_stale_trees_does_not_open_files_of_others() {
         let base = Base::new();
         let other = base.0.join("somebody-else");
         fs::create_dir(&other).unwrap();
         let (pipe, mode) = (other.join(LOCK), rustix::fs::Mode::RWXU);
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
         std::thread::scope(|scope| {
-            let made = scope.spawn(|| Sysfs::create(&base.0, ["a"].into_iter()).unwrap());
-            while !made.is_finished() {
-                // Only where somebody reads it.
+            let created = scope.spawn(|| Sysfs::create(&base.0, ["a"].into_iter()).unwrap());
+            while !created.is_finished() {
+                // Fails unless another thread reads it.
                 let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK;
                 assert!(rustix::fs::open(&pipe, flags, mode).is_err(), "it was opened");
                 std::thread::yield_now();
@@ -230,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn trees_of_the_dead_go_and_those_of_the_living_stay() {
+    fn trees_of_ended_processes_are_removed_and_others_stay() {
         let base = Base::new();
         let dead = Sysfs::create(&base.0, ["a"].into_iter()).unwrap();
         let dead_root = dead.root().to_path_buf();

@@ -1,17 +1,17 @@
-//! Functions of libibverbs and libefa that this device doesn't have, or not more than the name of.
+//! Functions of libibverbs and libefa that this device doesn't offer; they fail with `EOPNOTSUPP`.
 //!
-//! They are exported all the same: the real ones would take our objects for theirs and crash.
-//! Arguments are not looked at, so none are declared; the C calling convention allows that.
+//! They are exported because the real ones would take our objects for theirs and crash. None declares
+//! its parameters, as none reads them; the C calling convention allows that.
 
 use std::ffi::{c_int, c_void};
 
 use crate::boundary::{Outcome, UNSUPPORTED, code, number, pointer};
 
-/// Defines functions that fail in the way of their kind.
+/// Defines functions that fail as those with their return type do.
 macro_rules! not_offered {
     ($kind:ident -> $type:ty: $($name:ident)*) => {
         $(
-            /// Not offered.
+            /// Not offered: fails with `EOPNOTSUPP`.
             #[unsafe(no_mangle)]
             extern "C" fn $name() -> $type {
                 $kind(refuse)
@@ -48,11 +48,11 @@ not_offered! { pointer -> *mut c_void:
     ibv_alloc_dmah ibv_reg_mr_ex ibv_alloc_buf ibv_reg_buf_mr
 }
 
-/// Defines functions without a result, for objects that nobody can have got.
+/// Defines functions without a result.
 macro_rules! nothing {
     ($($name:ident)*) => {
         $(
-            /// Does nothing: there is no object to do it to.
+            /// Does nothing: no function returns an object of this type.
             #[unsafe(no_mangle)]
             extern "C" fn $name() {}
         )*

@@ -1,0 +1,352 @@
+//! Queue pairs: created, modified, queried, destroyed.
+
+use std::ffi::c_int;
+use std::mem::offset_of;
+use std::sync::Arc;
+
+use super::completion_queue::queue_of;
+use super::context::device_of;
+use super::domain::domain_of;
+use super::wr::{self, RequestBatch};
+use super::{not_null, read_sized};
+use crate::abi::*;
+use crate::boundary::{INVALID, Outcome, UNSUPPORTED, code, pointer};
+use crate::domain::DomainRef;
+use crate::process::{HandleType, process};
+use crate::queue_pair::{ModifyRequest, QpInitAttr, QpState, QueuePair, Transport};
+use crate::spin_lock::SpinLock;
+
+/// The object that an `ibv_qp` is a member of.
+#[repr(C)]
+pub(crate) struct QueuePairObject {
+    /// First, so that the handle is a pointer to the object.
+    pub(super) ex: ibv_qp_ex,
+    efa: efadv_qp,
+    pub(crate) queue_pair: Arc<QueuePair>,
+    pub(super) batch_lock: SpinLock,
+    pub(super) batch: RequestBatch,
+    /// Not in [`QueuePair`], which the progress thread may keep a little longer than the program.
+    _domain: DomainRef,
+}
+
+/// The object of a handle; fails with `EINVAL` for any other pointer.
+fn object_of(qp: *mut ibv_qp) -> Outcome<*mut QueuePairObject> {
+    process().check_handle(qp, HandleType::QueuePair)?;
+    Ok(qp.cast())
+}
+
+/// The queue pair of a handle; fails with `EINVAL` for any other pointer.
+fn queue_pair_of(qp: *mut ibv_qp) -> Outcome<Arc<QueuePair>> {
+    let object = object_of(qp)?;
+    // SAFETY: the handle is entered, so the object exists, and no thread destroys it while this one uses
+    // it ("Handles").
+    Ok(Arc::clone(unsafe { &(*object).queue_pair }))
+}
+
+// ---- creation -----------------------------------------------------------------------------------
+
+/// Creates a queue pair with the handles in `basic`; its other members are in `attributes` already.
+fn create(
+    pd: *mut ibv_pd,
+    basic: &ibv_qp_init_attr,
+    attributes: &QpInitAttr,
+) -> Outcome<*mut ibv_qp> {
+    let &ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, .. } = basic;
+    let (domain, context) = domain_of(pd)?;
+    if !srq.is_null() {
+        return Err(UNSUPPORTED);
+    }
+    let (send_queue, receive_queue) = (queue_of(send_cq)?, queue_of(recv_cq)?);
+    // As the kernel does: other contexts may be closed earlier.
+    process().check_context_of(send_cq, context)?;
+    process().check_context_of(recv_cq, context)?;
+    let device = Arc::clone(domain.device());
+    let queue_pair = QueuePair::create(device, attributes, send_queue, receive_queue)?;
+    let mut ex: ibv_qp_ex = zeroed();
+    ex.qp_base = ibv_qp {
+        context,
+        qp_context,
+        pd,
+        send_cq,
+        recv_cq,
+        srq: std::ptr::null_mut(),
+        handle: queue_pair.number(),
+        qp_num: queue_pair.number(),
+        state: QpState::Reset.number(),
+        qp_type: match attributes.transport {
+            Transport::Srd => IBV_QPT_DRIVER,
+            Transport::Ud => IBV_QPT_UD,
+        },
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    wr::set_functions(&mut ex);
+    let efa = efadv_qp { comp_mask: 0, wr_set_processing_hints: Some(ignore_hints) };
+    let object = QueuePairObject {
+        ex,
+        efa,
+        queue_pair,
+        batch_lock: SpinLock::new(),
+        batch: RequestBatch::default(),
+        _domain: domain,
+    };
+    let qp = Box::into_raw(Box::new(object)).cast();
+    process().add_handle(qp, HandleType::QueuePair, context);
+    Ok(qp)
+}
+
+/// Creates a queue pair for sends.
+///
+/// # Safety
+/// `attributes` must be null or valid.
+unsafe fn create_basic(
+    pd: *mut ibv_pd,
+    attributes: *mut ibv_qp_init_attr,
+    transport: Transport,
+) -> Outcome<*mut ibv_qp> {
+    // SAFETY: `attributes` is not null, so valid for reading, as required above.
+    let basic = unsafe { &*not_null(attributes)? };
+    let expected = match transport {
+        Transport::Srd => IBV_QPT_DRIVER,
+        Transport::Ud => IBV_QPT_UD,
+    };
+    if basic.qp_type != expected {
+        return Err(UNSUPPORTED);
+    }
+    let attributes = QpInitAttr {
+        transport,
+        cap: basic.cap,
+        signals_all: basic.sq_sig_all != 0,
+        operations: IBV_QP_EX_WITH_SEND,
+        unsolicited_writes: false,
+    };
+    create(pd, basic, &attributes)
+}
+
+/// Creates a queue pair as `ibv_create_qp_ex` does, or `efadv_create_qp_ex` with `efa`.
+///
+/// # Safety
+/// `attributes` must be null or valid.
+unsafe fn create_extended(
+    context: *mut ibv_context,
+    attributes: *mut ibv_qp_init_attr_ex,
+    efa: Option<&efadv_qp_init_attr>,
+) -> Outcome<*mut ibv_qp> {
+    // SAFETY: `attributes` is not null, so valid for reading, as required above.
+    let attributes = unsafe { &*not_null(attributes)? };
+    let transport = match (attributes.qp_type, efa.map(|efa| efa.driver_qp_type)) {
+        (IBV_QPT_DRIVER, Some(EFADV_QP_DRIVER_TYPE_SRD)) => Transport::Srd,
+        (IBV_QPT_UD, _) => Transport::Ud,
+        _ => return Err(UNSUPPORTED),
+    };
+    let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    if attributes.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+        return Err(INVALID);
+    }
+    if attributes.comp_mask & !known != 0 {
+        return Err(UNSUPPORTED);
+    }
+    let operations = match attributes.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS {
+        0 => IBV_QP_EX_WITH_SEND,
+        _ => attributes.send_ops_flags,
+    };
+    let &ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, srq, cap, .. } = attributes;
+    let &ibv_qp_init_attr_ex { pd, qp_type, sq_sig_all, .. } = attributes;
+    process().check_context_of(pd, context)?;
+    let basic = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
+    let unsolicited_writes =
+        efa.is_some_and(|efa| efa.flags & EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV != 0);
+    let signals_all = sq_sig_all != 0;
+    let attributes = QpInitAttr { transport, cap, signals_all, operations, unsolicited_writes };
+    create(pd, &basic, &attributes)
+}
+
+/// See `ibv_create_qp(3)`; UD only.
+///
+/// # Safety
+/// `attributes` must be null or valid.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn ibv_create_qp(
+    pd: *mut ibv_pd,
+    attributes: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    // SAFETY: `attributes` is null or valid, as required above.
+    pointer(|| unsafe { create_basic(pd, attributes, Transport::Ud) })
+}
+
+/// See `efadv_create_driver_qp(3)`.
+///
+/// # Safety
+/// `attributes` must be null or valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_create_driver_qp(
+    pd: *mut ibv_pd,
+    attributes: *mut ibv_qp_init_attr,
+    driver_type: u32,
+) -> *mut ibv_qp {
+    pointer(|| {
+        if driver_type != EFADV_QP_DRIVER_TYPE_SRD {
+            return Err(UNSUPPORTED);
+        }
+        // SAFETY: `attributes` is null or valid, as required above.
+        unsafe { create_basic(pd, attributes, Transport::Srd) }
+    })
+}
+
+/// `ibv_create_qp_ex`, which programs call through the context; UD only.
+///
+/// # Safety
+/// `attributes` must be null or valid.
+pub(super) unsafe extern "C" fn create_qp_ex(
+    context: *mut ibv_context,
+    attributes: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: `attributes` is null or valid, as required above.
+    pointer(|| unsafe { create_extended(context, attributes, None) })
+}
+
+/// See `efadv_create_qp_ex(3)`.
+///
+/// # Safety
+/// `attributes` must be null or valid, `efa` null or readable for `length` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_create_qp_ex(
+    context: *mut ibv_context,
+    attributes: *mut ibv_qp_init_attr_ex,
+    efa: *mut efadv_qp_init_attr,
+    length: u32,
+) -> *mut ibv_qp {
+    pointer(|| {
+        // SAFETY: `efa` is null or readable for `length` bytes, as required above; the structure
+        // consists of numbers.
+        let wanted = unsafe {
+            let efa: *mut efadv_qp_init_attr_newer = efa.cast();
+            read_sized(efa, length, offset_of!(efadv_qp_init_attr, flags))?
+        };
+        let efadv_qp_init_attr_newer { first: wanted, wr_flags } = wanted;
+        // SAFETY: `attributes` is null or valid for reading, as required above.
+        let qp_type = unsafe { attributes.as_ref() }.map(|attributes| attributes.qp_type);
+        if wanted.comp_mask != 0 || wanted.reserved != 0 || qp_type != Some(IBV_QPT_DRIVER) {
+            return Err(INVALID);
+        }
+        let unsolicited = device_of(context)?.rdma().unsolicited_write_receive;
+        let offered = if unsolicited { EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV } else { 0 };
+        if wanted.flags & !offered != 0 || wr_flags & !EFADV_WR_EX_WITH_PROCESSING_HINTS != 0 {
+            return Err(UNSUPPORTED);
+        }
+        // SAFETY: `attributes` is null or valid, as required above.
+        unsafe { create_extended(context, attributes, Some(&wanted)) }
+    })
+}
+
+// ---- other forms of a handle --------------------------------------------------------------------
+
+/// See `ibv_qp_to_qp_ex(3)`.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    pointer(|| Ok(object_of(qp)?.cast()))
+}
+
+/// libefa's part of a queue pair, through which programs give processing hints.
+#[unsafe(no_mangle)]
+extern "C" fn efadv_qp_from_ibv_qp_ex(qp: *mut ibv_qp_ex) -> *mut efadv_qp {
+    pointer(|| {
+        let object = object_of(qp.cast())?;
+        Ok(object.wrapping_byte_add(offset_of!(QueuePairObject, efa)).cast())
+    })
+}
+
+/// `wr_set_processing_hints`: hints require nothing.
+extern "C" fn ignore_hints(_qp: *mut efadv_qp, _hints: u32) {}
+
+// ---- modification and destruction ---------------------------------------------------------------
+
+/// See `ibv_modify_qp(3)`.
+///
+/// # Safety
+/// `attributes` must be null or valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_modify_qp(
+    qp: *mut ibv_qp,
+    attributes: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    code(|| {
+        let queue_pair = queue_pair_of(qp)?;
+        // SAFETY: `attributes` is not null, so valid for reading, as required above.
+        let attributes = unsafe { &*not_null(attributes)? };
+        let request = ModifyRequest::new(attributes, mask, queue_pair.transport())?;
+        let (before, after) = queue_pair.modify(&request)?;
+        // SAFETY: `queue_pair_of` has found the handle, so the object exists. The program must not read
+        // `state` while it calls this function, as with the real library, which writes it in the same
+        // way.
+        unsafe { (*qp).state = after.number() };
+        if before < QpState::Rtr && after == QpState::Rtr {
+            process().progress.watch(&queue_pair);
+        }
+        Ok(())
+    })
+}
+
+/// See `ibv_query_qp(3)`.
+///
+/// # Safety
+/// `attributes` and `init` must be null or valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attributes: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    code(|| {
+        let queue_pair = queue_pair_of(qp)?;
+        let (attributes, init) = (not_null(attributes)?, not_null(init)?);
+        let (state, qkey, rnr_retry) = queue_pair.query()?;
+        let mut current: ibv_qp_attr = zeroed();
+        current.qp_state = state.number();
+        current.cur_qp_state = state.number();
+        current.qkey = qkey.0;
+        current.cap = *queue_pair.cap();
+        current.port_num = 1;
+        current.rnr_retry = rnr_retry;
+        // SAFETY: `queue_pair_of` has found the handle, so the object exists; these members don't change
+        // while it does. `attributes` and `init` are not null, so valid for writing, as required above.
+        unsafe {
+            attributes.write(current);
+            init.write(ibv_qp_init_attr {
+                qp_context: (*qp).qp_context,
+                send_cq: (*qp).send_cq,
+                recv_cq: (*qp).recv_cq,
+                srq: std::ptr::null_mut(),
+                cap: *queue_pair.cap(),
+                qp_type: (*qp).qp_type,
+                sq_sig_all: queue_pair.signals_all().into(),
+            });
+        }
+        Ok(())
+    })
+}
+
+/// See `ibv_query_qp_data_in_order(3)`: no order is guaranteed.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_query_qp_data_in_order(
+    _qp: *mut ibv_qp,
+    _operation: c_int,
+    _flags: u32,
+) -> c_int {
+    0
+}
+
+/// See `ibv_destroy_qp(3)`. What is outstanding ends without completions.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    code(|| {
+        process().remove_handle(qp, HandleType::QueuePair)?;
+        // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which
+        // succeeds once, so it is freed once and not found any more.
+        let object = unsafe { Box::from_raw(qp.cast::<QueuePairObject>()) };
+        object.queue_pair.destroy()
+    })
+}

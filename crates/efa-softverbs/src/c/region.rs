@@ -1,0 +1,123 @@
+//! Memory regions.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::NonNull;
+
+use efa_device::{Access, Region as _};
+use efa_sim::SoftRegion;
+use efa_sim::region::RawMemory;
+
+use super::domain::domain_of;
+use crate::abi::*;
+use crate::boundary::{INVALID, UNSUPPORTED, code, pointer};
+use crate::domain::DomainRef;
+use crate::memory::check_accessible;
+use crate::process::{HandleType, process};
+
+/// The object that an `ibv_mr` is a member of.
+#[repr(C)]
+struct RegionObject {
+    /// First, so that the handle is a pointer to the object.
+    ibv: ibv_mr,
+    region: SoftRegion,
+    _domain: DomainRef,
+}
+
+/// Registers `length` bytes at `address`, which peers and work requests name by addresses from `start`
+/// on.
+fn register(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    start: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    pointer(|| {
+        let (domain, context) = domain_of(pd)?;
+        let device = domain.device();
+        let mut offered = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_OPTIONAL;
+        if device.rdma().read {
+            offered |= IBV_ACCESS_REMOTE_READ;
+        }
+        if device.rdma().write {
+            offered |= IBV_ACCESS_REMOTE_WRITE;
+        }
+        if access & !offered != 0 {
+            return Err(UNSUPPORTED);
+        }
+        let has = |flag| access & flag != 0;
+        let (local_write, remote_write) =
+            (has(IBV_ACCESS_LOCAL_WRITE), has(IBV_ACCESS_REMOTE_WRITE));
+        if remote_write && !local_write {
+            return Err(INVALID);
+        }
+        let base = NonNull::new(address.cast::<u8>()).ok_or(INVALID)?;
+        // Work requests name the memory by its address from now on.
+        let end = (base.as_ptr().expose_provenance() as u64).checked_add(length as u64);
+        if length == 0 || end.and(start.checked_add(length as u64)).is_none() {
+            return Err(INVALID);
+        }
+        check_accessible(base, length, local_write)?;
+        let access = Access { remote_read: has(IBV_ACCESS_REMOTE_READ), remote_write };
+        let raw = RawMemory { base, length, address: start, local_write, access };
+        // SAFETY: `ibv_reg_mr(3)` asks the program to keep the memory mapped, and to leave it to the
+        // device as far as `access` says, until it deregisters the region; `ibv_dereg_mr` revokes it.
+        let region = unsafe { device.link.keys().register_raw(raw)? };
+        let key = region.remote_key();
+        let ibv = ibv_mr { context, pd, addr: address, length, handle: key, lkey: key, rkey: key };
+        let object = Box::new(RegionObject { ibv, region, _domain: domain });
+        let mr = Box::into_raw(object).cast();
+        process().add_handle(mr, HandleType::Region, context);
+        Ok(mr)
+    })
+}
+
+/// See `ibv_reg_mr(3)`.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    register(pd, address, length, address as u64, access.cast_unsigned())
+}
+
+/// See `ibv_reg_mr_iova(3)`.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    start: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    register(pd, address, length, start, access.cast_unsigned())
+}
+
+/// As [`ibv_reg_mr_iova`], with unsigned access flags.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    start: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    register(pd, address, length, start, access)
+}
+
+/// See `ibv_dereg_mr(3)`.
+#[unsafe(no_mangle)]
+pub(super) extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    code(|| {
+        process().remove_handle(mr, HandleType::Region)?;
+        // SAFETY: the object comes from the box in `register`. Its handle was removed just now, which
+        // succeeds once, so it is freed once and not found any more.
+        let object = unsafe { Box::from_raw(mr.cast::<RegionObject>()) };
+        object.region.revoke();
+        // A step that copies to or from the region has found it before.
+        process().progress.wait_for_steps();
+        Ok(())
+    })
+}

@@ -1,0 +1,117 @@
+//! Memory of the program that the device reads and writes: checks at registration, and copies.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use efa_sim::region::{KeyTable, Use};
+
+use crate::abi::ibv_sge;
+use crate::boundary::{Errno, Outcome};
+use crate::queue_pair::Locked;
+
+/// Pages that one call of `mincore` reports on.
+const PAGES: usize = 4096;
+
+/// The size of a page in bytes, at least 4096.
+fn page_size() -> usize {
+    // SAFETY: `sysconf` has no preconditions.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096).cast_unsigned() as usize
+}
+
+/// Fails with `EFAULT` unless all pages of the range are mapped and its first and last page can be
+/// read, or written if the device `writes`. The kernel fails in the same way when it pins memory for
+/// a real device; here a bad range would crash whoever copies it later.
+pub(crate) fn check_accessible(base: NonNull<u8>, length: usize, writes: bool) -> Outcome<()> {
+    let page = page_size();
+    check_mapped(base, length, page)?;
+    check_protection(base, length, page, writes)
+}
+
+fn check_mapped(base: NonNull<u8>, length: usize, page: usize) -> Outcome<()> {
+    let mut states = [0_u8; PAGES];
+    let (start, end) = (base.as_ptr().addr(), base.as_ptr().addr() + length);
+    for at in (start - start % page..end).step_by(PAGES * page) {
+        let count = (end - at).min(PAGES * page);
+        // SAFETY: the kernel checks the range itself, and writes one byte per page of it: at most
+        // `PAGES`, the length of `states`.
+        let result = unsafe { libc::mincore(at as *mut c_void, count, states.as_mut_ptr()) };
+        if result != 0 && last_errno() == Some(libc::ENOMEM) {
+            return Err(Errno(libc::EFAULT));
+        }
+    }
+    Ok(())
+}
+
+/// Asks for the first and the last page alone: populating them brings them into memory, and a program
+/// may register far more than it uses.
+fn check_protection(base: NonNull<u8>, length: usize, page: usize, writes: bool) -> Outcome<()> {
+    let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    let refuses = |address: usize| {
+        let at = (address - address % page) as *mut c_void;
+        // SAFETY: this advice faults the page in as an access would and changes no content; the
+        // kernel checks the address.
+        let result = unsafe { libc::madvise(at, page, advice) };
+        result != 0 && matches!(last_errno(), Some(libc::EINVAL | libc::EFAULT))
+    };
+    let (start, own) = (base.as_ptr().addr(), 0_u8);
+    // A kernel before 5.14 doesn't know the advice, and refuses our own stack as well.
+    if (refuses(start) || refuses(start + length - 1)) && !refuses((&raw const own).addr()) {
+        return Err(Errno(libc::EFAULT));
+    }
+    Ok(())
+}
+
+fn last_errno() -> Option<i32> {
+    std::io::Error::last_os_error().raw_os_error()
+}
+
+/// The address of an entry's memory, if its key is registered, covers it, and allows `wanted`.
+#[inline]
+pub(crate) fn locate(keys: &KeyTable, entry: &ibv_sge, wanted: Use) -> Option<u64> {
+    keys.locate(entry.lkey, entry.addr, entry.length.into(), wanted)
+}
+
+/// Copies an entry's memory into `into`, which is as long; `None` if the key doesn't allow that.
+#[inline]
+pub(crate) fn copy_from(
+    _locked: &Locked,
+    keys: &KeyTable,
+    entry: &ibv_sge,
+    into: &mut [u8],
+) -> Option<()> {
+    let from = locate(keys, entry, Use::LocalRead)?;
+    let length = into.len().min(entry.length as usize);
+    // SAFETY: the range is within a region that the program registered and has not deregistered:
+    // `ibv_dereg_mr` waits for the lock whose holder `_locked` proves. `register_raw` requires that
+    // the memory is readable until then, and the program doesn't write it while it posts.
+    unsafe {
+        let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
+        std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), length);
+    }
+    Some(())
+}
+
+/// Copies `bytes` into an entry's memory, `offset` bytes from its start; `None` if the key doesn't
+/// allow that or the entry is too short.
+#[inline]
+pub(crate) fn copy_into(
+    _locked: &Locked,
+    keys: &KeyTable,
+    entry: &ibv_sge,
+    offset: usize,
+    bytes: &[u8],
+) -> Option<()> {
+    if bytes.is_empty() {
+        return Some(());
+    }
+    (entry.length as usize).checked_sub(offset)?.checked_sub(bytes.len())?;
+    let into = locate(keys, entry, Use::LocalWrite)?;
+    // SAFETY: the range is within a region that the program registered for local writing and has
+    // not deregistered: `ibv_dereg_mr` waits for the lock whose holder `_locked` proves. The program
+    // leaves a posted buffer to the device until its completion, which is made after this.
+    unsafe {
+        let into = std::ptr::with_exposed_provenance_mut::<u8>(into as usize).add(offset);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), into, bytes.len());
+    }
+    Some(())
+}
