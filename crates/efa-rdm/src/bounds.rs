@@ -16,9 +16,10 @@
 
 use efa_device::QueuePair;
 
-use crate::endpoint::Endpoint;
+use crate::core::Core;
 use crate::event::Event;
 use crate::held;
+use crate::matching::Matching;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::transmit::Work;
@@ -104,7 +105,7 @@ pub(crate) struct Unexpected {
     pub(crate) holding_back: bool,
 }
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Packets of a peer are kept until their turn.
     pub(crate) fn keeps_early(&mut self, peer: PeerId, packet: &[u8]) {
         let limit = self.config.bounds.early;
@@ -120,48 +121,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub(crate) fn had_early(&mut self, peer: PeerId, bytes: usize) {
         if let Some(active) = self.peers.active_mut(peer) {
             active.early -= bytes;
-        }
-    }
-
-    /// A packet of an unexpected message is kept.
-    pub(crate) fn keeps_unexpected(&mut self, peer: PeerId, packet: &[u8]) {
-        let limit = self.config.bounds.unexpected_per_peer;
-        let cost = held::cost(packet.len());
-        self.matching.unexpected.bytes += cost;
-        let Some(active) = self.peers.active_mut(peer) else { return };
-        active.unexpected += cost;
-        let bytes = active.unexpected;
-        if bytes > limit {
-            self.exclude(peer, Excess::Unexpected { bytes, limit });
-        }
-    }
-
-    /// Packets of an unexpected message were received or forgotten.
-    pub(crate) fn had_unexpected(&mut self, peer: PeerId, bytes: usize) {
-        self.matching.unexpected.bytes -= bytes;
-        if let Some(active) = self.peers.active_mut(peer) {
-            active.unexpected -= bytes;
-        }
-    }
-
-    /// Whether senders have to wait until unexpected messages are received.
-    #[inline]
-    pub(crate) fn holds_back(&mut self) -> bool {
-        let over = self.matching.unexpected.bytes > self.config.bounds.unexpected;
-        if over != self.matching.unexpected.holding_back {
-            self.hold_back(over);
-        }
-        over
-    }
-
-    #[cold]
-    fn hold_back(&mut self, begins: bool) {
-        self.matching.unexpected.holding_back = begins;
-        if begins {
-            self.statistics.held_back += 1;
-            let (bytes, limit) = (self.matching.unexpected.bytes, self.config.bounds.unexpected);
-            let most = self.peers.with_most_unexpected();
-            self.events.push(Event::HoldingBack { bytes, limit, most });
         }
     }
 
@@ -196,6 +155,50 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub(crate) fn request_ended(&mut self, peer: PeerId) {
         if let Some(active) = self.peers.active_mut(peer) {
             active.requests -= 1;
+        }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
+    /// A packet of an unexpected message is kept.
+    pub(crate) fn keeps_unexpected(&mut self, peer: PeerId, packet: &[u8]) {
+        let limit = self.ops.core.config.bounds.unexpected_per_peer;
+        let cost = held::cost(packet.len());
+        self.unexpected.bytes += cost;
+        let Some(active) = self.ops.core.peers.active_mut(peer) else { return };
+        active.unexpected += cost;
+        let bytes = active.unexpected;
+        if bytes > limit {
+            self.ops.core.exclude(peer, Excess::Unexpected { bytes, limit });
+        }
+    }
+
+    /// Packets of an unexpected message were received or forgotten.
+    pub(crate) fn had_unexpected(&mut self, peer: PeerId, bytes: usize) {
+        self.unexpected.bytes -= bytes;
+        if let Some(active) = self.ops.core.peers.active_mut(peer) {
+            active.unexpected -= bytes;
+        }
+    }
+
+    /// Whether senders have to wait until unexpected messages are received.
+    #[inline]
+    pub(crate) fn holds_back(&mut self) -> bool {
+        let over = self.unexpected.bytes > self.ops.core.config.bounds.unexpected;
+        if over != self.unexpected.holding_back {
+            self.hold_back(over);
+        }
+        over
+    }
+
+    #[cold]
+    fn hold_back(&mut self, begins: bool) {
+        self.unexpected.holding_back = begins;
+        if begins {
+            self.ops.core.statistics.held_back += 1;
+            let (bytes, limit) = (self.unexpected.bytes, self.ops.core.config.bounds.unexpected);
+            let most = self.ops.core.peers.with_most_unexpected();
+            self.ops.core.events.push(Event::HoldingBack { bytes, limit, most });
         }
     }
 }

@@ -12,23 +12,23 @@
 use efa_device::QueuePair;
 use efa_proto::{MsgId, OpId, PacketType, Receipt, Rtw, RtwKind};
 
-use crate::endpoint::Endpoint;
 use crate::event::DropReason;
+use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::transmit::{Advance, InFlight};
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Sends a write of nothing to nowhere, which every release answers with its HANDSHAKE.
     pub(crate) fn send_provocation(&mut self, peer: PeerId) -> Advance {
-        let options = self.request_options(peer, None);
+        let options = self.core.request_options(peer, None);
         let rtw = Rtw { rma_iov: &[], kind: RtwKind::Eager, options };
         let record = |length| InFlight::control(peer, PacketType::EagerRtw, length);
         self.post_control(record, |packet| rtw.emit(packet))
     }
 
     pub(crate) fn send_receipt(&mut self, peer: PeerId, send_id: OpId, msg_id: u32) -> Advance {
-        let receipt = Receipt { send_id, msg_id: MsgId(msg_id), connid: self.packet_connid() };
+        let receipt = Receipt { send_id, msg_id: MsgId(msg_id), connid: self.core.packet_connid() };
         let record = |length| InFlight::control(peer, PacketType::Receipt, length);
         self.post_control(record, |packet| receipt.emit(packet))
     }
@@ -36,9 +36,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// A message lies in its buffer. The message id is not looked at: releases leave it undefined
     /// for some operations.
     pub(crate) fn receipt_arrived(&mut self, peer: PeerId, receipt: &Receipt) {
-        let send = self.operations.sends.get_mut(receipt.send_id);
+        let send = self.sends.get_mut(receipt.send_id);
         let Some(send) = send.filter(|send| send.peer == peer && send.awaits_receipt()) else {
-            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
         send.confirmed = true;
         self.end_send_if_done(receipt.send_id);

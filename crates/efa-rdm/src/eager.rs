@@ -15,8 +15,10 @@ use efa_proto::{
 
 use crate::arrival::Shape;
 use crate::completion::{Level, OperationError, ReceiveCompletion, StartError};
+use crate::core::Core;
 use crate::endpoint::{Endpoint, Message};
 use crate::matching::Target;
+use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::{Active, PeerId};
 use crate::select::{self, Circumstances, Operation, Subprotocol};
@@ -98,11 +100,11 @@ fn whole<B>(peer: PeerId, length: usize, message: Whole<B>) -> InFlight<B> {
     }
 }
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Selects the subprotocol of a send and writes its first packets.
     pub(crate) fn begin_send(&mut self, id: OpId) -> Advance {
-        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
-        if self.takes_plain(send.peer) {
+        let Some(send) = self.sends.get(id) else { return Advance::Done };
+        if self.core.takes_plain(send.peer) {
             return self.send_plain(id);
         }
         let rtm = Rtm {
@@ -112,24 +114,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Level::Transmit => RtmKind::Eager,
                 Level::Delivery => RtmKind::DcEager { send_id: id },
             },
-            options: self.request_options(send.peer, send.cq_data),
+            options: self.core.request_options(send.peer, send.cq_data),
         };
         let level = send.level;
         let (peer, length, before) = (send.peer, send.length, send.outstanding);
         let subprotocol = if send.read_nack {
             Subprotocol::LongCts
         } else {
-            let fits = (self.transmit.mtu() - rtm.len()) as u64;
+            let fits = (self.core.transmit.mtu() - rtm.len()) as u64;
             // Nothing is never read, whatever the settings.
-            let long = length > 0 && length >= self.config.min_read;
+            let long = length > 0 && length >= self.core.config.min_read;
             let readable = long && self.make_readable(id, peer);
-            let runting = readable && level == Level::Transmit && self.may_runt(peer);
+            let runting = readable && level == Level::Transmit && self.core.may_runt(peer);
             let message = Circumstances {
                 direct: false,
                 readable,
                 runting,
                 fits: length <= fits,
-                medium: length <= self.config.max_medium,
+                medium: length <= self.core.config.max_medium,
             };
             select::subprotocol(Operation::Message, message)
         };
@@ -147,7 +149,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     fn send_eager(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
-        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        let Some(send) = self.sends.get(id) else { return Advance::Done };
         if send.level == Level::Transmit {
             return self.send_whole(id, rtm);
         }
@@ -156,9 +158,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Sends a message that waited, and now goes in one packet and needs no operation any more.
     fn send_whole(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
-        let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
-        let Some((peer, message)) = self.operations.take_whole(id) else {
-            self.transmit.recycle(packet);
+        let Ok(mut packet) = self.core.transmit.packet() else { return Advance::Blocked };
+        let Some((peer, message)) = self.take_whole(id) else {
+            self.core.transmit.recycle(packet);
             return Advance::Done;
         };
         let end = rtm.emit(packet.as_mut()).ok().and_then(|header| {
@@ -168,56 +170,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Some(end)
         });
         let Some(end) = end else {
-            self.transmit.recycle(packet);
+            self.core.transmit.recycle(packet);
             let error = OperationError::Device(efa_device::Status::BadLength);
             self.message_ended(peer, message, Err(error));
             return Advance::Done;
         };
-        if let Some(active) = self.peers.active_mut(peer) {
+        if let Some(active) = self.core.peers.active_mut(peer) {
             active.handshake.request_posted();
         }
         self.post_written(packet, whole(peer, end, message));
         Advance::Done
-    }
-
-    /// Writes a message that fits one packet with the next message id, if it may go at once; gives
-    /// the packet and its length.
-    #[inline(always)]
-    pub(crate) fn write_at_once(
-        &mut self,
-        peer: PeerId,
-        message: &Eager,
-        copy: impl FnOnce(&mut [u8]),
-    ) -> Option<(Q::Packet, usize)> {
-        // A peer that is gone has no conversation.
-        let active = self.peers.active_mut(peer)?;
-        let at_once = active.next_msg_id != active.pace.stop
-            && active.is_clear()
-            && !active.must_hold(Level::Transmit, &self.config);
-        if !at_once {
-            return None;
-        }
-        let own = (&self.local, &self.config.profile);
-        write_eager(active, &mut self.transmit, own, message, copy)
-    }
-
-    /// Posts what [`write_at_once`](Self::write_at_once) wrote.
-    #[inline(always)]
-    pub(crate) fn post_whole(&mut self, packet: Q::Packet, end: usize, message: Message<B>) {
-        let Message { peer, tag, buffer, context, .. } = message;
-        self.operations.whole += 1;
-        let destination = self.peers.destination(peer);
-        let record = || {
-            let length = buffer.length() as u32;
-            whole(peer, end, Whole { tag, context, length, buffer: Some(buffer) })
-        };
-        match self.transmit.post_for(packet, end as u32, None, destination, record) {
-            Ok(()) => self.count_sent((eager_type(tag), end as u32)),
-            Err(unposted) => {
-                self.keep_written(unposted);
-                self.settle();
-            }
-        }
     }
 
     /// Writes and posts a packet of a send: a header and `length` bytes from `offset` on.
@@ -229,8 +191,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         length: u64,
         emit: impl FnOnce(&mut [u8]) -> Result<usize, efa_proto::EmitError>,
     ) -> Advance {
-        let Some(send) = self.operations.sends.get_mut(id) else { return Advance::Done };
-        let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
+        let Some(send) = self.sends.get_mut(id) else { return Advance::Done };
+        let Ok(mut packet) = self.core.transmit.packet() else { return Advance::Blocked };
         let bytes = packet.as_mut();
         // The caller made sure that header and segment fit the MTU.
         let written = emit(bytes).ok().and_then(|header| {
@@ -239,7 +201,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Some(end)
         });
         let Some(end) = written else {
-            self.transmit.recycle(packet);
+            self.core.transmit.recycle(packet);
             self.fail_send(id, OperationError::Device(efa_device::Status::BadLength));
             return Advance::Stopped;
         };
@@ -263,13 +225,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         length: u64,
     ) -> Advance {
         let peer = record.peer;
-        match self.post_packet(packet, record) {
+        match self.core.post_packet(packet, record) {
             Ok(()) => {
-                if let Some(send) = self.operations.sends.get_mut(id) {
+                if let Some(send) = self.sends.get_mut(id) {
                     send.sent += length;
                     send.outstanding += 1;
                 }
-                if let Some(active) = self.peers.active_mut(peer) {
+                if let Some(active) = self.core.peers.active_mut(peer) {
                     active.handshake.request_posted();
                 }
                 Advance::Done
@@ -282,27 +244,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Sends a whole message whose bytes may be reused at once.
-    pub(crate) fn inject_eager(
-        &mut self,
-        peer: PeerId,
-        tag: Option<Tag>,
-        cq_data: Option<u64>,
-        bytes: &[u8],
-    ) -> Result<(), StartError> {
-        let eager = Eager { tag, cq_data, length: bytes.len() };
-        let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
-        if let Some((packet, end)) = self.write_at_once(peer, &eager, copy) {
-            let message = Whole { tag, context: 0, length: bytes.len() as u32, buffer: None };
-            self.post_written(packet, whole(peer, end, message));
-            self.settle();
-            return Ok(());
-        }
-        let injected = self.inject_later(peer, &eager, bytes);
-        self.settle();
-        injected
-    }
-
     /// Sends one that doesn't go at once.
     #[inline(never)]
     fn inject_later(
@@ -311,28 +252,28 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         eager: &Eager,
         bytes: &[u8],
     ) -> Result<(), StartError> {
-        self.check_peer(peer)?;
-        let busy = StartError::Busy { limit: self.config.max_sends };
-        let active = self.peers.converse(peer, &self.config);
+        self.core.check_peer(peer)?;
+        let busy = StartError::Busy { limit: self.core.config.max_sends };
+        let active = self.core.peers.converse(peer, &self.core.config);
         // Without an operation it can't be held behind others.
-        if active.must_hold(Level::Transmit, &self.config) {
-            self.provoke(peer);
+        if active.must_hold(Level::Transmit, &self.core.config) {
+            self.core.provoke(peer);
             return Err(busy);
         }
-        if active.backlog.len() >= self.config.max_sends {
+        if active.backlog.len() >= self.core.config.max_sends {
             return Err(busy);
         }
         if active.must_pause() {
-            self.await_pause(peer);
+            self.core.await_pause(peer);
             return Err(busy);
         }
-        if self.takes_plain(peer) {
+        if self.core.takes_plain(peer) {
             return self.inject_plain(peer, eager.tag, eager.cq_data, bytes);
         }
         let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
-        let own = (&self.local, &self.config.profile);
-        let active = self.peers.converse(peer, &self.config);
-        let written = write_eager(active, &mut self.transmit, own, eager, copy);
+        let own = (&self.core.local, &self.core.config.profile);
+        let active = self.core.peers.converse(peer, &self.core.config);
+        let written = write_eager(active, &mut self.core.transmit, own, eager, copy);
         let Some((packet, end)) = written else { return Err(busy) };
         let length = bytes.len() as u32;
         let message = Whole { tag: eager.tag, context: 0, length, buffer: None };
@@ -342,11 +283,34 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Posts a packet, or puts it behind what waits before it.
     pub(crate) fn post_or_queue_up(&mut self, packet: Q::Packet, record: InFlight<B>) {
-        if self.peers.active(record.peer).is_some_and(Active::is_clear) {
+        if self.core.peers.active(record.peer).is_some_and(Active::is_clear) {
             self.post_written(packet, record);
         } else {
-            self.enqueue(record.peer, Work::Packet { packet, record });
+            self.core.enqueue(record.peer, Work::Packet { packet, record });
         }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Writes a message that fits one packet with the next message id, if it may go at once; gives
+    /// the packet and its length.
+    #[inline(always)]
+    pub(crate) fn write_at_once(
+        &mut self,
+        peer: PeerId,
+        message: &Eager,
+        copy: impl FnOnce(&mut [u8]),
+    ) -> Option<(Q::Packet, usize)> {
+        // A peer that is gone has no conversation.
+        let active = self.peers.active_mut(peer)?;
+        let at_once = active.next_msg_id != active.pace.stop
+            && active.is_clear()
+            && !active.must_hold(Level::Transmit, &self.config);
+        if !at_once {
+            return None;
+        }
+        let own = (&self.local, &self.config.profile);
+        write_eager(active, &mut self.transmit, own, message, copy)
     }
 
     /// All bytes of a message are in one packet: copies what fits and completes.
@@ -375,6 +339,54 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             buffer,
             result,
         });
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// Posts what [`write_at_once`](Self::write_at_once) wrote.
+    #[inline(always)]
+    pub(crate) fn post_whole(&mut self, packet: Q::Packet, end: usize, message: Message<B>) {
+        let Message { peer, tag, buffer, context, .. } = message;
+        self.matching.ops.whole += 1;
+        let destination = self.matching.ops.core.peers.destination(peer);
+        let record = || {
+            let length = buffer.length() as u32;
+            whole(peer, end, Whole { tag, context, length, buffer: Some(buffer) })
+        };
+        match self.matching.ops.core.transmit.post_for(
+            packet,
+            end as u32,
+            None,
+            destination,
+            record,
+        ) {
+            Ok(()) => self.matching.ops.core.count_sent((eager_type(tag), end as u32)),
+            Err(unposted) => {
+                self.matching.ops.keep_written(unposted);
+                self.settle();
+            }
+        }
+    }
+
+    /// Sends a whole message whose bytes may be reused at once.
+    pub(crate) fn inject_eager(
+        &mut self,
+        peer: PeerId,
+        tag: Option<Tag>,
+        cq_data: Option<u64>,
+        bytes: &[u8],
+    ) -> Result<(), StartError> {
+        let eager = Eager { tag, cq_data, length: bytes.len() };
+        let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
+        if let Some((packet, end)) = self.matching.ops.core.write_at_once(peer, &eager, copy) {
+            let message = Whole { tag, context: 0, length: bytes.len() as u32, buffer: None };
+            self.matching.ops.post_written(packet, whole(peer, end, message));
+            self.settle();
+            return Ok(());
+        }
+        let injected = self.matching.ops.inject_later(peer, &eager, bytes);
+        self.settle();
+        injected
     }
 }
 

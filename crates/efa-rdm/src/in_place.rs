@@ -38,6 +38,7 @@ use crate::config::{Config, ConfigError};
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::held::{self, Chain};
+use crate::matching::Matching;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::pool::Pool;
@@ -425,7 +426,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
         packet: Q::Packet,
         context: u64,
     ) -> Result<(), Refused<Q::Packet>> {
-        let limit = self.config.max_receives;
+        let limit = self.matching.ops.core.config.max_receives;
         let Some(in_place) =
             self.in_place.as_deref_mut().filter(|in_place| in_place.receives.len() < limit)
         else {
@@ -455,7 +456,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Some(InPlace { user: Some(user), .. }) => user.packet(),
             _ => match self.inbound.borrow() {
                 Some(packet) => Ok(packet),
-                None => self.transmit.device.allocate_packet(),
+                None => self.matching.ops.core.transmit.device.allocate_packet(),
             },
         }
     }
@@ -471,7 +472,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Ok(chain) => {
                     let packet = match self.packet_in_place() {
                         Ok(packet) => packet,
-                        Err(error) => return self.events.push(Event::DeviceRefused(error)),
+                        Err(error) => {
+                            return self.matching.ops.core.events.push(Event::DeviceRefused(error));
+                        }
                     };
                     let held = self.matching.held.take(chain.first);
                     let message = copy(packet, begin, held.bytes());
@@ -485,7 +488,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
             let length = result.as_ref().map_or(0, |message| message.length);
             self.received_in_place(peer, cq_data, result);
-            self.had_early_in_place(peer, held::cost(length));
+            self.matching.had_early_in_place(peer, held::cost(length));
         }
     }
 
@@ -496,17 +499,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Ok(parsed) if matches!(parsed.header, Header::Rtm(_) | Header::Rta(_)) => parsed,
             _ => {
                 let ended = self.packet_arrived(packet, length, source);
-                return self.complete(ended);
+                return self.matching.ops.core.complete(ended);
             }
         };
-        self.statistics.received_bytes += length as u64;
+        self.matching.ops.core.statistics.received_bytes += length as u64;
         let begin = length - parsed.payload.len();
         let peer = self.introduced(&parsed, source);
         let Header::Rtm(Rtm { kind: RtmKind::Eager, tag: None, options, .. }) = parsed.header
         else {
             if peer.is_some() {
                 let reason = DropReason::NotInPlace(parsed.packet_type());
-                self.drop_packet(peer, reason);
+                self.matching.ops.core.drop_packet(peer, reason);
             }
             return self.consumed(packet);
         };
@@ -527,15 +530,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Some(in_place) = self.in_place.as_deref() else { return };
         let (found, expected) = (range.start, in_place.begin);
         let (length, capacity) = (range.len(), packet.as_ref().len().saturating_sub(expected));
-        let error =
-            if found != expected && self.config.unexpected_header == UnexpectedHeader::Refuse {
-                Some(OperationError::UnexpectedHeader { found, expected })
-            } else if length > capacity {
-                let (length, capacity) = (length as u64, capacity as u64);
-                Some(OperationError::Truncated { length, capacity })
-            } else {
-                None
-            };
+        let error = if found != expected
+            && self.matching.ops.core.config.unexpected_header == UnexpectedHeader::Refuse
+        {
+            Some(OperationError::UnexpectedHeader { found, expected })
+        } else if length > capacity {
+            let (length, capacity) = (length as u64, capacity as u64);
+            Some(OperationError::Truncated { length, capacity })
+        } else {
+            None
+        };
         let (posted, user) = (!in_place.receives.is_empty(), in_place.user.is_some());
         let result = match error {
             Some(error) => {
@@ -551,7 +555,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 }
                 // It waits for one.
                 Err(error) => {
-                    self.events.push(Event::DeviceRefused(error));
+                    self.matching.ops.core.events.push(Event::DeviceRefused(error));
                     self.keep_early(Some(peer), cq_data, Ok(&packet.as_ref()[range]));
                     return self.consumed(packet);
                 }
@@ -578,22 +582,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         cq_data: Option<u64>,
         content: Result<&[u8], OperationError>,
     ) {
-        self.statistics.unexpected += 1;
+        self.matching.ops.core.statistics.unexpected += 1;
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         let kept = content.map(|bytes| self.matching.held.hold(bytes));
         in_place.early.push_back(Early { peer, cq_data, content: kept });
         let bytes = content.unwrap_or_default();
         match peer {
-            Some(peer) => self.keeps_unexpected(peer, bytes),
+            Some(peer) => self.matching.keeps_unexpected(peer, bytes),
             None => self.matching.unexpected.bytes += held::cost(bytes.len()),
-        }
-    }
-
-    /// A message that was kept is received or forgotten.
-    fn had_early_in_place(&mut self, peer: Option<PeerId>, cost: usize) {
-        match peer {
-            Some(peer) => self.had_unexpected(peer, cost),
-            None => self.matching.unexpected.bytes -= cost,
         }
     }
 
@@ -611,7 +607,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
             stays
         });
-        self.had_unexpected(peer, freed);
+        self.matching.had_unexpected(peer, freed);
     }
 
     /// Ends the oldest receive.
@@ -621,7 +617,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         cq_data: Option<u64>,
         result: Result<MessageInPlace<Q::Packet>, OperationError>,
     ) {
-        self.statistics.delivered_bytes += result.as_ref().map_or(0, |m| m.length as u64);
+        self.matching.ops.core.statistics.delivered_bytes +=
+            result.as_ref().map_or(0, |m| m.length as u64);
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         if let Some(context) = in_place.receives.pop_front() {
             in_place.completions.push_back(InPlaceCompletion { context, peer, cq_data, result });
@@ -654,10 +651,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         source: Source,
         immediate: Option<u32>,
     ) {
-        self.statistics.received_bytes += length as u64;
-        self.statistics.received.count(efa_proto::PacketType::EagerMsgRtm);
-        self.statistics.unverified += 1;
-        let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
+        self.matching.ops.core.statistics.received_bytes += length as u64;
+        self.matching.ops.core.statistics.received.count(efa_proto::PacketType::EagerMsgRtm);
+        self.matching.ops.core.statistics.unverified += 1;
+        let peer = source
+            .address_handle
+            .and_then(|h| self.matching.ops.core.peers.by_source(h, source.qpn));
         let cq_data = immediate.map(u64::from);
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         if in_place.receives.is_empty() {
@@ -689,8 +688,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             match posted {
                 Ok(()) => user.posted += 1,
                 Err(DeviceError::QueueFull { .. }) => return,
-                Err(error) => return self.events.push(Event::DeviceRefused(error)),
+                Err(error) => {
+                    return self.matching.ops.core.events.push(Event::DeviceRefused(error));
+                }
             }
+        }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
+    /// A message that was kept is received or forgotten.
+    fn had_early_in_place(&mut self, peer: Option<PeerId>, cost: usize) {
+        match peer {
+            Some(peer) => self.had_unexpected(peer, cost),
+            None => self.unexpected.bytes -= cost,
         }
     }
 }

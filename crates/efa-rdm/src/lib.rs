@@ -65,6 +65,7 @@ mod atomic;
 mod bounds;
 mod completion;
 mod config;
+mod core;
 mod coverage;
 mod delivery;
 mod eager;

@@ -15,10 +15,9 @@ use efa_device::QueuePair;
 use efa_proto::{Cts, CtsData, MsgId, OpId, PacketType, Rtm, RtmKind};
 
 use crate::completion::Level;
-use crate::endpoint::Endpoint;
 use crate::event::DropReason;
 use crate::medium::Segment;
-use crate::operations::{Heard, ReceiveRole, SendRole};
+use crate::operations::{Heard, Operations, ReceiveRole, SendRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::select::Subprotocol;
@@ -27,14 +26,14 @@ use crate::transmit::{Advance, InFlight, Work};
 /// CTSDATA packets of one operation in a row before others have their turn.
 const BURST: usize = 16;
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Sends the request with the first bytes.
     pub(crate) fn send_longcts(&mut self, id: OpId) -> Advance {
-        let Some(send) = self.operations.sends.get_mut(id) else { return Advance::Done };
+        let Some(send) = self.sends.get_mut(id) else { return Advance::Done };
         // Until the first grant the window is what the request carries.
         let (peer, msg_id, tag, length) = (send.peer, MsgId(send.msg_id), send.tag, send.length);
         let read_nack = send.read_nack;
-        let (msg_length, send_id, credit_request) = (length, id, self.config.cts_window);
+        let (msg_length, send_id, credit_request) = (length, id, self.core.config.cts_window);
         let kind = match send.level {
             Level::Transmit => RtmKind::LongCts { msg_length, send_id, credit_request, read_nack },
             Level::Delivery => {
@@ -42,14 +41,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
         };
         let cq_data = send.cq_data;
-        let rtm = Rtm { msg_id, tag, kind, options: self.request_options(peer, cq_data) };
+        let rtm = Rtm { msg_id, tag, kind, options: self.core.request_options(peer, cq_data) };
         let packet_type = rtm.packet_type();
         // At least a byte must be left, or the receiver would have nothing to grant. After a
         // READ_NACK the request carries nothing (section 4.7).
-        let room = (self.transmit.mtu() - rtm.len()) as u64;
+        let room = (self.core.transmit.mtu() - rtm.len()) as u64;
         let first = if read_nack { 0 } else { room.min(length - 1) };
         let advance = self.post_segment(id, packet_type, 0, first, |packet| rtm.emit(packet));
-        if let Some(send) = self.operations.sends.get_mut(id) {
+        if let Some(send) = self.sends.get_mut(id) {
             send.window_end = send.sent;
         }
         advance
@@ -57,14 +56,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// A grant came.
     pub(crate) fn cts_arrived(&mut self, peer: PeerId, cts: &Cts) {
-        let send = self.operations.sends.get_mut(cts.send_id);
+        let send = self.sends.get_mut(cts.send_id);
         let Some(send) = send.filter(|send| send.peer == peer) else {
-            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
         let expected = send.subprotocol == Some(Subprotocol::LongCts) && send.sent < send.length;
         let of_read = send.role == SendRole::ReadResponse;
         if !expected || cts.recv_length == 0 || cts.emulated_read != of_read {
-            return self.drop_packet(Some(peer), DropReason::BadCts);
+            return self.core.drop_packet(Some(peer), DropReason::BadCts);
         }
         let had_window = send.sent < send.window_end;
         send.window_end = send.sent.saturating_add(cts.recv_length).min(send.length);
@@ -75,34 +74,34 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         // Receivers since 1.14 can't tell who sent CTSDATA before they have our connid, which
         // goes with the HANDSHAKE that theirs answers. Older ones write no connid in the CTS.
-        let Some(active) = self.peers.active_mut(peer) else { return };
-        let must_wait = self.config.profile.ctsdata_after_handshake
+        let Some(active) = self.core.peers.active_mut(peer) else { return };
+        let must_wait = self.core.config.profile.ctsdata_after_handshake
             && cts.connid.is_some()
             && !active.handshake.is_known();
         if must_wait {
             active.awaiting_handshake.push(Work::Send(cts.send_id));
         } else {
-            self.enqueue(peer, Work::Send(cts.send_id));
+            self.core.enqueue(peer, Work::Send(cts.send_id));
         }
     }
 
     /// Sends what the window allows.
     pub(crate) fn send_ctsdata(&mut self, id: OpId) -> Advance {
         for _ in 0..BURST {
-            let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+            let Some(send) = self.sends.get(id) else { return Advance::Done };
             if send.sent >= send.window_end {
                 return Advance::Done;
             }
-            let active = self.peers.active(send.peer);
-            let connid =
-                active.is_some_and(|active| active.handshake.gets_connid(&self.config.profile));
+            let active = self.core.peers.active(send.peer);
+            let connid = active
+                .is_some_and(|active| active.handshake.gets_connid(&self.core.config.profile));
             let mut data = CtsData {
-                connid: connid.then(|| self.connid()),
+                connid: connid.then(|| self.core.connid()),
                 recv_id: send.recv_id,
                 seg_length: 0,
                 seg_offset: send.sent,
             };
-            let room = (self.transmit.mtu() - data.len()) as u64;
+            let room = (self.core.transmit.mtu() - data.len()) as u64;
             data.seg_length = room.min(send.window_end - send.sent);
             let CtsData { seg_offset, seg_length, .. } = data;
             let advance =
@@ -121,17 +120,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if !payload.is_empty() {
             self.segment_arrived(id, 0, payload);
         }
-        self.enqueue(peer, Work::Cts(id));
+        self.core.enqueue(peer, Work::Cts(id));
     }
 
     /// Grants the next window: never nothing, and at least a packet if so much is left.
     pub(crate) fn send_cts(&mut self, peer: PeerId, id: OpId) -> Advance {
-        let Some(receive) = self.operations.receives.get(id) else { return Advance::Done };
-        let largest = (self.transmit.mtu() - CTSDATA_HEADER) as u64;
-        let window = largest.saturating_mul(u64::from(self.config.cts_window));
+        let Some(receive) = self.receives.get(id) else { return Advance::Done };
+        let largest = (self.core.transmit.mtu() - CTSDATA_HEADER) as u64;
+        let window = largest.saturating_mul(u64::from(self.core.config.cts_window));
         let recv_length = window.min(receive.length - receive.granted);
         let cts = Cts {
-            connid: self.packet_connid(),
+            connid: self.core.packet_connid(),
             send_id: receive.send_id,
             recv_id: id,
             recv_length,
@@ -140,7 +139,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let record = |length| InFlight::control(peer, PacketType::Cts, length);
         let advance = self.post_control(record, |packet| cts.emit(packet));
         if advance == Advance::Done
-            && let Some(receive) = self.operations.receives.get_mut(id)
+            && let Some(receive) = self.receives.get_mut(id)
         {
             receive.granted += recv_length;
         }
@@ -149,15 +148,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// A segment came.
     pub(crate) fn ctsdata_arrived(&mut self, peer: PeerId, data: &CtsData, payload: &[u8]) {
-        let receive = self.operations.receives.get(data.recv_id);
+        let receive = self.receives.get(data.recv_id);
         let receive =
             receive.filter(|of| of.peer == peer && of.subprotocol == Some(Subprotocol::LongCts));
         let Some(receive) = receive else {
-            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
         let end = data.seg_offset.checked_add(payload.len() as u64);
         if payload.is_empty() || end.is_none_or(|end| end > receive.granted) {
-            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         if self.segment_arrived(data.recv_id, data.seg_offset, payload) != Segment::Taken {
             return;
@@ -167,10 +166,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Grants the next window if all of the last is here.
     pub(crate) fn grant_if_used_up(&mut self, peer: PeerId, id: OpId) {
-        if let Some(receive) = self.operations.receives.get(id)
+        if let Some(receive) = self.receives.get(id)
             && receive.coverage.bytes() == receive.granted
         {
-            self.enqueue(peer, Work::Cts(id));
+            self.core.enqueue(peer, Work::Cts(id));
         }
     }
 }

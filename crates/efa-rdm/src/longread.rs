@@ -21,10 +21,10 @@ use efa_proto::{Eor, EorForm, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, Rt
 
 use crate::arrival::Shape;
 use crate::completion::OperationError;
-use crate::endpoint::Endpoint;
+use crate::core::Core;
 use crate::event::DropReason;
 use crate::matching::Assembly;
-use crate::operations::ReceiveRole;
+use crate::operations::{Operations, ReceiveRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::rdma::{Owner, Remote, Transfer};
@@ -45,7 +45,7 @@ pub(crate) enum Reading {
     Nacked,
 }
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Whether a peer and this endpoint can read each other's memory.
     pub(crate) fn can_read(&self, peer: PeerId) -> bool {
         let Some(active) = self.peers.active(peer) else { return false };
@@ -53,28 +53,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.config.profile.extras.contains(Extras::RDMA_READ)
             && active.handshake.supports(Extras::RDMA_READ) == Support::Yes
             && interoperable(local.vendor_part_id, active.handshake.device_version())
-    }
-
-    /// The memory of a send as the peer's device names it, if it was registered for that.
-    pub(crate) fn read_iov(&self, id: OpId) -> Option<RmaIov> {
-        let send = self.operations.sends.get(id)?;
-        let range = send.memory.registered().filter(|range| range.region.access().remote_read)?;
-        let address = range.region.remote_address() + range.offset as u64;
-        Some(RmaIov::new(address, send.length, range.region.remote_key().into()))
-    }
-
-    /// Whether the receiver of a send could read it, which is registered for that if need be.
-    pub(crate) fn make_readable(&mut self, id: OpId, peer: PeerId) -> bool {
-        if !self.can_read(peer) {
-            return false;
-        }
-        if let Some(send) = self.operations.sends.get_mut(id)
-            && send.memory.registered().is_none()
-        {
-            let device = &self.transmit.device;
-            send.memory.register(|memory| device.register(memory, SOURCE));
-        }
-        self.read_iov(id).is_some()
     }
 
     /// Whether the leading part of a message to a peer may go in packets while the rest is read:
@@ -89,9 +67,46 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && self.peers.active(peer).is_some_and(runting)
     }
 
+    pub(crate) fn read_is_over(&mut self, peer: PeerId) {
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.reads_under_way = active.reads_under_way.saturating_sub(1);
+        }
+    }
+
+    fn can_nack(&self, peer: PeerId) -> bool {
+        let support =
+            |active: &crate::peer::Active<_, _>| active.handshake.supports(Extras::READ_NACK);
+        self.config.profile.extras.contains(Extras::READ_NACK)
+            && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+    /// The memory of a send as the peer's device names it, if it was registered for that.
+    pub(crate) fn read_iov(&self, id: OpId) -> Option<RmaIov> {
+        let send = self.sends.get(id)?;
+        let range = send.memory.registered().filter(|range| range.region.access().remote_read)?;
+        let address = range.region.remote_address() + range.offset as u64;
+        Some(RmaIov::new(address, send.length, range.region.remote_key().into()))
+    }
+
+    /// Whether the receiver of a send could read it, which is registered for that if need be.
+    pub(crate) fn make_readable(&mut self, id: OpId, peer: PeerId) -> bool {
+        if !self.core.can_read(peer) {
+            return false;
+        }
+        if let Some(send) = self.sends.get_mut(id)
+            && send.memory.registered().is_none()
+        {
+            let device = &self.core.transmit.device;
+            send.memory.register(|memory| device.register(memory, SOURCE));
+        }
+        self.read_iov(id).is_some()
+    }
+
     /// Sends the request; the receiver reads all.
     pub(crate) fn send_longread(&mut self, id: OpId) -> Advance {
-        let (Some(iov), Some(send)) = (self.read_iov(id), self.operations.sends.get_mut(id)) else {
+        let (Some(iov), Some(send)) = (self.read_iov(id), self.sends.get_mut(id)) else {
             return Advance::Done;
         };
         send.in_packets = 0;
@@ -99,7 +114,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let kind = RtmKind::LongRead { msg_length: send.length, send_id: id, read_iov: &read_iov };
         let (peer, tag, cq_data) = (send.peer, send.tag, send.cq_data);
         let msg_id = MsgId(send.msg_id);
-        let rtm = Rtm { msg_id, tag, kind, options: self.request_options(peer, cq_data) };
+        let rtm = Rtm { msg_id, tag, kind, options: self.core.request_options(peer, cq_data) };
         self.post_segment(id, rtm.packet_type(), 0, 0, |packet| rtm.emit(packet))
     }
 
@@ -107,11 +122,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub(crate) fn send_runtread(&mut self, id: OpId) -> Advance {
         let Some(iov) = self.read_iov(id) else { return Advance::Done };
         let read_iov = [iov];
-        let runt_length = self.config.runt_size;
-        if let Some(send) = self.operations.sends.get_mut(id) {
+        let runt_length = self.core.config.runt_size;
+        if let Some(send) = self.sends.get_mut(id) {
             send.in_packets = runt_length.min(send.length);
         }
-        while let Some(send) = self.operations.sends.get(id)
+        while let Some(send) = self.sends.get(id)
             && send.sent < send.in_packets
         {
             let runt_length = send.in_packets;
@@ -122,9 +137,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 runt_length,
                 read_iov: &read_iov,
             };
-            let options = self.request_options(send.peer, send.cq_data);
+            let options = self.core.request_options(send.peer, send.cq_data);
             let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
-            let room = (self.transmit.mtu() - rtm.len()) as u64;
+            let room = (self.core.transmit.mtu() - rtm.len()) as u64;
             let (offset, length) = (send.sent, room.min(runt_length - send.sent));
             let advance =
                 self.post_segment(id, rtm.packet_type(), offset, length, |packet| rtm.emit(packet));
@@ -137,39 +152,33 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// The receiver has read all that it wanted.
     pub(crate) fn eor_arrived(&mut self, peer: PeerId, eor: &Eor) {
-        let send = self.operations.sends.get_mut(eor.send_id);
+        let send = self.sends.get_mut(eor.send_id);
         let Some(send) = send.filter(|send| send.peer == peer && send.is_being_read()) else {
-            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
         send.confirmed = true;
-        self.read_is_over(peer);
+        self.core.read_is_over(peer);
         self.end_send_if_done(eor.send_id);
     }
 
     /// The receiver can't read: the message goes by long-CTS, from where the packets ended.
     pub(crate) fn read_nack_arrived(&mut self, peer: PeerId, nack: &ReadNack) {
         let id = nack.send_id;
-        let send = self.operations.sends.get_mut(id);
+        let send = self.sends.get_mut(id);
         let Some(send) = send.filter(|send| send.peer == peer && send.is_being_read()) else {
-            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
         send.memory.deregister();
         send.subprotocol = None;
         send.read_nack = true;
         send.in_packets = send.length;
-        self.read_is_over(peer);
-        self.enqueue(peer, Work::Send(id));
-    }
-
-    pub(crate) fn read_is_over(&mut self, peer: PeerId) {
-        if let Some(active) = self.peers.active_mut(peer) {
-            active.reads_under_way = active.reads_under_way.saturating_sub(1);
-        }
+        self.core.read_is_over(peer);
+        self.core.enqueue(peer, Work::Send(id));
     }
 
     /// A request has been matched: read what fits the buffer.
     pub(crate) fn begin_longread(&mut self, peer: PeerId, id: OpId, shape: &Shape, iov: &[RmaIov]) {
-        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        let Some(receive) = self.receives.get_mut(id) else { return };
         if receive.runt_length == receive.length
             && receive.subprotocol == Some(Subprotocol::RuntRead)
         {
@@ -182,8 +191,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         let transfer = Transfer::new(peer, Owner::Receive(id), Remote::named(iov), start, end);
         let transfer = self.begin_transfer(transfer);
-        if let Some(receive) = self.operations.receives.get_mut(id)
-            && self.operations.transfers.get(transfer).is_some()
+        if let Some(receive) = self.receives.get_mut(id)
+            && self.transfers.get(transfer).is_some()
         {
             receive.reading = Reading::UnderWay(transfer);
         }
@@ -191,11 +200,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Whether a message can't be read here: the device doesn't, or it has no memory to read into.
     fn must_refuse(&mut self, peer: PeerId, id: OpId) -> bool {
-        let device = &self.transmit.device;
+        let device = &self.core.transmit.device;
         if !device.attributes().rdma.read {
             return true;
         }
-        let Some(receive) = self.operations.receives.get_mut(id) else { return true };
+        let Some(receive) = self.receives.get_mut(id) else { return true };
         if receive.memory.registered().is_none() {
             receive.memory.register(|memory| device.register(memory, Access::default()));
         }
@@ -205,23 +214,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let may_nack = receive.role == ReceiveRole::Message;
         !registered
             && may_nack
-            && self.can_nack(peer)
-            && !self.transmit.has_bounce(self.config.bounce_size)
-    }
-
-    fn can_nack(&self, peer: PeerId) -> bool {
-        let support =
-            |active: &crate::peer::Active<_, _>| active.handshake.supports(Extras::READ_NACK);
-        self.config.profile.extras.contains(Extras::READ_NACK)
-            && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
+            && self.core.can_nack(peer)
+            && !self.core.transmit.has_bounce(self.core.config.bounce_size)
     }
 
     /// A message can't be read: its sender is asked to send it, if it understands that.
     fn refuse_reading(&mut self, id: OpId, error: OperationError) {
-        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        let Some(receive) = self.receives.get_mut(id) else { return };
         receive.reading = Reading::Refused;
         let (peer, role) = (receive.peer, receive.role);
-        if role == ReceiveRole::Message && self.can_nack(peer) {
+        if role == ReceiveRole::Message && self.core.can_nack(peer) {
             self.nack_if_due(id);
         } else {
             self.give_up_reading(id, error);
@@ -232,38 +234,38 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Asks for a message that can't be read, if the packets of its runt are here: the sender goes
     /// on behind them.
     pub(crate) fn nack_if_due(&mut self, id: OpId) {
-        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        let Some(receive) = self.receives.get_mut(id) else { return };
         if receive.reading == Reading::Refused && receive.coverage.bytes() >= receive.runt_length {
             receive.reading = Reading::Nacked;
             let peer = receive.peer;
             let key = (peer.0, receive.msg_id);
-            self.matching.assembling.insert(key, Assembly::Receiving(id));
-            self.enqueue(peer, Work::ReadNack(id));
+            self.assembling.insert(key, Assembly::Receiving(id));
+            self.core.enqueue(peer, Work::ReadNack(id));
         }
     }
 
     /// The sender goes on by long-CTS with a message that could not be read.
     pub(crate) fn nacked_message_arrived(&mut self, peer: PeerId, rtm: &Rtm<'_>, shape: &Shape) {
-        let known = self.matching.assembling.get(&(peer.0, rtm.msg_id.0)).copied();
+        let known = self.assembling.get(&(peer.0, rtm.msg_id.0)).copied();
         let Some(Assembly::Receiving(id)) = known else {
-            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
-        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        let Some(receive) = self.receives.get_mut(id) else { return };
         if receive.reading != Reading::Nacked || receive.length != shape.length {
-            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         }
         receive.reading = Reading::No;
         receive.subprotocol = Some(Subprotocol::LongCts);
         receive.granted = receive.coverage.bytes();
         receive.send_id = shape.send_id;
         receive.receipt = shape.receipt;
-        self.matching.assembling.remove(&(peer.0, rtm.msg_id.0));
-        self.enqueue(peer, Work::Cts(id));
+        self.assembling.remove(&(peer.0, rtm.msg_id.0));
+        self.core.enqueue(peer, Work::Cts(id));
     }
 
     /// The device has read all that was asked for, or failed to.
     pub(crate) fn memory_read(&mut self, id: OpId, start: u64, failed: Option<OperationError>) {
-        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        let Some(receive) = self.receives.get_mut(id) else { return };
         receive.reading = Reading::No;
         let (peer, length, role) = (receive.peer, receive.length, receive.role);
         if failed.is_none() {
@@ -272,12 +274,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         match failed {
             _ if matches!(role, ReceiveRole::Read { .. }) => {
                 self.end_receive(id, failed);
-                self.lose_if_gone(Some(peer), failed);
+                self.core.lose_if_gone(Some(peer), failed);
             }
             None => {
                 let (send_id, recv_id) = (receive.send_id, id);
                 let whole = receive.coverage.bytes() == length;
-                self.owe(peer, Work::Eor { send_id, recv_id });
+                self.core.owe(peer, Work::Eor { send_id, recv_id });
                 if whole {
                     self.end_receive(id, None);
                 }
@@ -285,18 +287,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Some(OperationError::GivenUp { .. }) => self.end_receive(id, failed),
             Some(OperationError::Device(status)) if status.is_peer_gone() => {
                 self.end_receive(id, failed);
-                self.lose_if_gone(Some(peer), failed);
+                self.core.lose_if_gone(Some(peer), failed);
             }
             // The peer is gone already, and the receive was kept for the device's sake.
-            Some(error) if self.peers.active(peer).is_none() => self.end_receive(id, Some(error)),
+            Some(error) if self.core.peers.active(peer).is_none() => {
+                self.end_receive(id, Some(error))
+            }
             Some(error) => self.refuse_reading(id, error),
         }
     }
 
     pub(crate) fn send_eor(&mut self, peer: PeerId, send_id: OpId, recv_id: OpId) -> Advance {
-        let form = match self.config.profile.eor {
+        let form = match self.core.config.profile.eor {
             EorLayout::Short => EorForm::Short,
-            EorLayout::Full => EorForm::Full { connid: self.packet_connid() },
+            EorLayout::Full => EorForm::Full { connid: self.core.packet_connid() },
         };
         let eor = Eor { send_id, recv_id, form };
         let record = |length| InFlight::control(peer, PacketType::Eor, length);
@@ -304,8 +308,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     pub(crate) fn send_read_nack(&mut self, peer: PeerId, id: OpId) -> Advance {
-        let Some(receive) = self.operations.receives.get(id) else { return Advance::Done };
-        let nack = ReadNack { send_id: receive.send_id, recv_id: id, connid: self.packet_connid() };
+        let Some(receive) = self.receives.get(id) else { return Advance::Done };
+        let nack =
+            ReadNack { send_id: receive.send_id, recv_id: id, connid: self.core.packet_connid() };
         let record = |length| InFlight::control(peer, PacketType::ReadNack, length);
         self.post_control(record, |packet| nack.emit(packet))
     }

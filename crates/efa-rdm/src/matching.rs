@@ -1,13 +1,13 @@
 //! Posted receives and unexpected messages: what stands between the wire and the matcher.
 
+use efa_device::QueuePair;
 use efa_match::{MessageId, Pattern, PostId, Source, TagMatcher, Vacancy};
 use efa_proto::{OpId, Tag};
-use hashbrown::HashMap;
 use slab::Slab;
 
 use crate::bounds::Unexpected;
-use crate::hash::Keyed;
 use crate::held::{Chain, Held};
+use crate::operations::Operations;
 use crate::peer::PeerId;
 use crate::taglist::Verdict;
 
@@ -75,7 +75,8 @@ const MOST: usize = i32::MAX as usize;
 
 /// Tagged and untagged messages never match each other (section 3.1), so each has a matcher.
 #[derive(Debug)]
-pub(crate) struct Matching<B> {
+pub(crate) struct Matching<Q: QueuePair, B> {
+    pub(crate) ops: Operations<Q, B>,
     /// Most receives posted, and most messages being received.
     pub(crate) limit: usize,
     /// Receives that wait, those too which wait for the device to let go of them.
@@ -89,13 +90,13 @@ pub(crate) struct Matching<B> {
     pub(crate) messages: Slab<Message>,
     pub(crate) held: Held,
     pub(crate) unexpected: Unexpected,
-    /// By peer and message id.
-    pub(crate) assembling: HashMap<(u32, u32), Assembly, Keyed>,
 }
 
-impl<B> Matching<B> {
-    pub(crate) fn new(limit: usize, tagged: TagMatcher<Waiting<B>, u32>, seed: u64) -> Self {
+impl<Q: QueuePair, B> Matching<Q, B> {
+    pub(crate) fn new(ops: Operations<Q, B>, tagged: TagMatcher<Waiting<B>, u32>) -> Self {
+        let (limit, seed) = (ops.core.config.max_receives, ops.core.config.hash_seed);
         Self {
+            ops,
             limit: limit.min(MOST),
             waiting: 0,
             has_tag_list: matches!(tagged, TagMatcher::Offloaded(_)),
@@ -105,7 +106,6 @@ impl<B> Matching<B> {
             messages: Slab::new(),
             held: Held::default(),
             unexpected: Unexpected::default(),
-            assembling: HashMap::with_capacity_and_hasher(64, Keyed(seed)),
         }
     }
 

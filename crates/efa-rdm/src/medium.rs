@@ -17,10 +17,10 @@ use efa_proto::{MsgId, OpId, Rtm, RtmKind};
 use crate::arrival::Shape;
 use crate::completion::Level;
 use crate::coverage::Covered;
-use crate::endpoint::Endpoint;
 use crate::event::DropReason;
 use crate::longread::Reading;
 use crate::matching::Assembly;
+use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::transmit::Advance;
@@ -36,10 +36,10 @@ pub(crate) enum Segment {
     Dropped,
 }
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Sends the segments that are left.
     pub(crate) fn send_medium(&mut self, id: OpId) -> Advance {
-        while let Some(send) = self.operations.sends.get(id)
+        while let Some(send) = self.sends.get(id)
             && send.sent < send.length
         {
             let rtm = Rtm {
@@ -55,10 +55,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                         seg_offset: send.sent,
                     },
                 },
-                options: self.request_options(send.peer, send.cq_data),
+                options: self.core.request_options(send.peer, send.cq_data),
             };
             let packet_type = rtm.packet_type();
-            let room = (self.transmit.mtu() - rtm.len()) as u64;
+            let room = (self.core.transmit.mtu() - rtm.len()) as u64;
             let (offset, length) = (send.sent, room.min(send.length - send.sent));
             let advance =
                 self.post_segment(id, packet_type, offset, length, |packet| rtm.emit(packet));
@@ -77,7 +77,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         shape: &Shape,
         payload: &[u8],
     ) {
-        self.matching.assembling.insert((peer.0, msg_id.0), Assembly::Receiving(id));
+        self.assembling.insert((peer.0, msg_id.0), Assembly::Receiving(id));
         self.segment_arrived(id, shape.offset, payload);
     }
 
@@ -89,7 +89,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         shape: &Shape,
         payload: &[u8],
     ) {
-        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        let Some(receive) = self.receives.get_mut(id) else { return };
         // A message that is asked for by READ_NACK goes on by long-CTS. Segments with its number are of
         // another one: of a sender that has forgotten this endpoint since.
         if receive.subprotocol != Some(shape.subprotocol)
@@ -100,7 +100,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             || receive.tag != rtm.tag.unwrap_or(0)
         {
             let peer = receive.peer;
-            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         receive.cq_data = receive.cq_data.or(rtm.options.cq_data);
         self.segment_arrived(id, shape.offset, payload);
@@ -108,7 +108,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Copies a segment that lies within its message, once; completes the receive with the last.
     pub(crate) fn segment_arrived(&mut self, id: OpId, offset: u64, payload: &[u8]) -> Segment {
-        let Some(receive) = self.operations.receives.get_mut(id) else { return Segment::Dropped };
+        let Some(receive) = self.receives.get_mut(id) else { return Segment::Dropped };
         let peer = receive.peer;
         let end = offset + payload.len() as u64;
         let reason = match receive.coverage.insert(offset, end) {
@@ -117,7 +117,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Covered::TooScattered => Some(DropReason::TooScattered),
         };
         if let Some(reason) = reason {
-            self.drop_packet(Some(peer), reason);
+            self.core.drop_packet(Some(peer), reason);
             return Segment::Dropped;
         }
         let capacity = receive.memory.length();

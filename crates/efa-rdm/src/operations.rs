@@ -11,13 +11,17 @@
 
 use std::collections::VecDeque;
 
-use efa_device::Status;
+use efa_device::{QueuePair, Status};
 use efa_proto::OpId;
+use hashbrown::HashMap;
 use slab::Slab;
 
 use crate::completion::Level;
+use crate::core::Core;
 use crate::coverage::Coverage;
+use crate::hash::Keyed;
 use crate::longread::Reading;
+use crate::matching::Assembly;
 use crate::memory::Memory;
 use crate::operation::{OF_RECEIVE, OperationTable};
 use crate::peer::PeerId;
@@ -247,9 +251,10 @@ impl<M> Receive<M> {
 
 /// Operations under way.
 #[derive(Debug)]
-pub(crate) struct Operations<B, R> {
-    pub(crate) sends: OperationTable<Send<Memory<B, R>>>,
-    pub(crate) receives: OperationTable<Receive<Memory<B, R>>, OF_RECEIVE>,
+pub(crate) struct Operations<Q: QueuePair, B> {
+    pub(crate) core: Core<Q, B>,
+    pub(crate) sends: OperationTable<Send<Memory<B, Q::Region>>>,
+    pub(crate) receives: OperationTable<Receive<Memory<B, Q::Region>>, OF_RECEIVE>,
     pub(crate) transfers: OperationTable<Transfer>,
     /// Transfers that wait for others to end, or for memory.
     pub(crate) waiting_transfers: VecDeque<OpId>,
@@ -261,6 +266,8 @@ pub(crate) struct Operations<B, R> {
     responses: usize,
     /// Receives that peers asked for.
     written: usize,
+    /// Messages of several packets whose first one has been seen, by peer and message id.
+    pub(crate) assembling: HashMap<(u32, u32), Assembly, Keyed>,
     /// Messages with a buffer that are all in one packet, which have no entry here.
     pub(crate) whole: usize,
     /// The number of the next send that isn't ordered.
@@ -271,9 +278,11 @@ pub(crate) struct Operations<B, R> {
     values: Pool<Vec<u8>>,
 }
 
-impl<B, R> Operations<B, R> {
-    pub(crate) fn new() -> Self {
+impl<Q: QueuePair, B> Operations<Q, B> {
+    pub(crate) fn new(core: Core<Q, B>) -> Self {
+        let assembling = HashMap::with_capacity_and_hasher(64, Keyed(core.config.hash_seed));
         Self {
+            core,
             sends: OperationTable::new(),
             receives: OperationTable::new(),
             transfers: OperationTable::new(),
@@ -282,6 +291,7 @@ impl<B, R> Operations<B, R> {
             atomics: Slab::new(),
             responses: 0,
             written: 0,
+            assembling,
             whole: 0,
             serial: 0,
             coverages: Pool::default(),
@@ -311,7 +321,7 @@ impl<B, R> Operations<B, R> {
 
     /// Adds a send. The caller has checked that there is room.
     #[inline(always)]
-    pub(crate) fn add_send(&mut self, mut send: Send<Memory<B, R>>) -> OpId {
+    pub(crate) fn add_send(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
         if !send.role.is_ordered() {
             self.serial = self.serial.wrapping_add(1);
             send.msg_id = self.serial;
@@ -322,7 +332,7 @@ impl<B, R> Operations<B, R> {
 
     /// Takes a send out.
     #[inline(always)]
-    pub(crate) fn take_send(&mut self, id: OpId) -> Option<Send<Memory<B, R>>> {
+    pub(crate) fn take_send(&mut self, id: OpId) -> Option<Send<Memory<B, Q::Region>>> {
         let send = self.sends.remove(id)?;
         self.responses -= usize::from(send.role.is_response());
         if let SendRole::Write { remote } = send.role {
@@ -343,13 +353,13 @@ impl<B, R> Operations<B, R> {
     }
 
     /// Adds a receive. The caller has checked that there is room.
-    pub(crate) fn add_receive(&mut self, receive: Receive<Memory<B, R>>) -> OpId {
+    pub(crate) fn add_receive(&mut self, receive: Receive<Memory<B, Q::Region>>) -> OpId {
         self.written += usize::from(receive.role == ReceiveRole::Written);
         self.receives.insert(receive)
     }
 
     /// Takes a receive out.
-    pub(crate) fn take_receive(&mut self, id: OpId) -> Option<Receive<Memory<B, R>>> {
+    pub(crate) fn take_receive(&mut self, id: OpId) -> Option<Receive<Memory<B, Q::Region>>> {
         let receive = self.receives.remove(id)?;
         self.written -= usize::from(receive.role == ReceiveRole::Written);
         if let ReceiveRole::Read { remote } = receive.role {

@@ -15,7 +15,8 @@
 use efa_device::QueuePair;
 use efa_handshake::Extras;
 
-use crate::endpoint::Endpoint;
+use crate::core::Core;
+use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 
@@ -57,7 +58,7 @@ impl Pace {
     }
 }
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Has a peer's messages go on when nothing is in flight to it.
     #[cold]
     pub(crate) fn await_pause(&mut self, peer: PeerId) {
@@ -67,15 +68,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.schedule.pause(peer);
         }
     }
+}
 
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Goes on with the messages to peers that nothing is in flight to.
     #[cold]
     pub(crate) fn end_pauses(&mut self) {
-        for peer in self.schedule.take_pausing() {
-            let in_flight = self.transmit.records_mut().any(|record| record.peer == peer);
-            let Some(active) = self.peers.active_mut(peer) else { continue };
+        for peer in self.core.schedule.take_pausing() {
+            let in_flight = self.core.transmit.records_mut().any(|record| record.peer == peer);
+            let Some(active) = self.core.peers.active_mut(peer) else { continue };
             if in_flight || !active.backlog.is_empty() {
-                self.schedule.pause(peer);
+                self.core.schedule.pause(peer);
                 continue;
             }
             active.pace.paused(active.next_msg_id);

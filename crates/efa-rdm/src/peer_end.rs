@@ -16,11 +16,12 @@ use efa_device::{QueuePair, Status};
 use crate::arrival::is_whole;
 use crate::bounds::Excess;
 use crate::completion::OperationError;
+use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::event::Event;
 use crate::held::{Chain, Held};
 use crate::longread::Reading;
-use crate::matching::Assembly;
+use crate::matching::{Assembly, Matching};
 use crate::payload::Payload;
 use crate::peer::{Active, PeerId};
 use crate::transmit::{InFlight, Whole, Work};
@@ -34,7 +35,7 @@ pub(crate) struct EndedPeer<P, B> {
     error: OperationError,
 }
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Ends a peer, unless it is gone already: nothing is sent to it any more, and what it sends is
     /// dropped. Its operations fail when the end is settled.
     pub(crate) fn end_peer(&mut self, peer: PeerId, error: OperationError) {
@@ -69,11 +70,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.end_peer(peer, OperationError::PeerExcluded(excess));
         self.events.push(Event::PeerExcluded { peer, excess });
     }
+}
 
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Settles the ends of peers: the only place where operations fail because of their peer.
     #[inline]
     pub(crate) fn settle(&mut self) {
-        if !self.ended.is_empty() {
+        if !self.matching.ops.core.ended.is_empty() {
             self.settle_ended();
         }
     }
@@ -81,7 +84,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[cold]
     #[inline(never)]
     fn settle_ended(&mut self) {
-        while let Some(ended) = self.ended.pop() {
+        while let Some(ended) = self.matching.ops.core.ended.pop() {
             self.settle_peer(ended);
         }
     }
@@ -91,46 +94,49 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn settle_peer(&mut self, ended: EndedPeer<Q::Packet, B>) {
         let EndedPeer { peer, mut active, error } = ended;
         // What the device reads or writes ends when the device has given it back.
-        for id in self.operations.transfers.find(|transfer| transfer.peer == peer) {
-            self.fail_transfer(id, error);
+        for id in self.matching.ops.transfers.find(|transfer| transfer.peer == peer) {
+            self.matching.ops.fail_transfer(id, error);
         }
-        for id in self.operations.sends.find(|send| send.peer == peer && !send.is_direct()) {
-            self.fail_send(id, error);
+        for id in self.matching.ops.sends.find(|send| send.peer == peer && !send.is_direct()) {
+            self.matching.ops.fail_send(id, error);
         }
-        let packets = self.transmit.records_mut().filter(|record| record.peer == peer);
+        let packets =
+            self.matching.ops.core.transmit.records_mut().filter(|record| record.peer == peer);
         for (peer, message) in abandon(packets) {
-            self.message_ended(peer, message, Err(error));
+            self.matching.ops.message_ended(peer, message, Err(error));
         }
         let is_read = |reading| matches!(reading, Reading::UnderWay(_));
-        for id in self.operations.receives.find(|of| of.peer == peer && !is_read(of.reading)) {
-            self.end_receive(id, Some(error));
+        for id in self.matching.ops.receives.find(|of| of.peer == peer && !is_read(of.reading)) {
+            self.matching.ops.end_receive(id, Some(error));
         }
         for work in active.backlog.drain(..) {
             if let Work::Packet { packet, record } = work {
-                self.transmit.recycle(packet);
+                self.matching.ops.core.transmit.recycle(packet);
                 if let Some(message) = record.purpose.message() {
-                    self.message_ended(peer, message, Err(error));
+                    self.matching.ops.message_ended(peer, message, Err(error));
                 }
             }
         }
         for (_, chain) in active.window.drain() {
-            self.drop_early(chain);
+            self.matching.drop_early(chain);
         }
         if let OperationError::PeerExcluded(_) = error {
-            self.forget_messages(peer, |_, _| true);
+            self.matching.forget_messages(peer, |_, _| true);
             self.forget_early_in_place(peer);
         } else {
-            self.forget_messages(peer, |held, packets| !is_whole(held.chain(packets)));
+            self.matching.forget_messages(peer, |held, packets| !is_whole(held.chain(packets)));
         }
-        self.matching.assembling.retain(|(of, _), assembly| {
+        self.matching.ops.assembling.retain(|(of, _), assembly| {
             *of != peer.0 || matches!(assembly, Assembly::Receiving(_))
         });
     }
+}
 
+impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     /// Drops unexpected messages of a peer.
     fn forget_messages(&mut self, peer: PeerId, doomed: impl Fn(&Held, Chain) -> bool) {
-        let held = &self.matching.held;
-        let messages = self.matching.messages.iter().filter(|(_, message)| {
+        let held = &self.held;
+        let messages = self.messages.iter().filter(|(_, message)| {
             message.peer == peer && message.packets != Chain::NONE && doomed(held, message.packets)
         });
         let keys: Vec<usize> = messages.map(|(key, _)| key).collect();
@@ -141,18 +147,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Drops an unexpected message.
     pub(crate) fn forget_message(&mut self, key: usize) {
-        let Some(message) = self.matching.messages.get_mut(key) else { return };
+        let Some(message) = self.messages.get_mut(key) else { return };
         let chain = std::mem::replace(&mut message.packets, Chain::NONE);
         let (peer, tagged) = (message.peer, message.tagged);
         let of = (peer.0, message.msg_id);
-        if self.matching.assembling.get(&of) == Some(&Assembly::Unexpected(key as u32)) {
-            self.matching.assembling.remove(&of);
+        if self.ops.assembling.get(&of) == Some(&Assembly::Unexpected(key as u32)) {
+            self.ops.assembling.remove(&of);
         }
-        if let Some(entry) = self.matching.messages[key].entry {
-            self.matching.messages.remove(key);
-            self.matching.matcher(tagged).withdraw(entry);
+        if let Some(entry) = self.messages[key].entry {
+            self.messages.remove(key);
+            self.matcher(tagged).withdraw(entry);
         }
-        let freed = self.matching.held.drop_chain(chain);
+        let freed = self.held.drop_chain(chain);
         self.had_unexpected(peer, freed);
     }
 }

@@ -31,11 +31,11 @@ use efa_match::Admit;
 use efa_proto::{Header, OpId, Packet, PacketType, PeerError};
 
 use crate::completion::OperationError;
-use crate::endpoint::Endpoint;
+use crate::core::Core;
 use crate::event::{DropReason, Event};
 use crate::held::Chain;
-use crate::matching::Assembly;
-use crate::operations::{Heard, ReceiveRole};
+use crate::matching::{Assembly, Matching};
+use crate::operations::{Heard, Operations, ReceiveRole};
 use crate::payload::Payload;
 use crate::peer::{Active, PeerId};
 use crate::transmit::{Advance, InFlight, Purpose, Work};
@@ -54,7 +54,7 @@ fn is_of_packet(status: Status) -> bool {
     matches!(status, Status::BadLocalKey | Status::BadLength | Status::RemoteBadLength)
 }
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     fn has_peer_error(&self) -> bool {
         self.config.profile.extras.contains(Extras::PEER_ERROR)
     }
@@ -66,20 +66,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
     }
 
-    /// Tells the sender of a message that it won't be read, if it understands that.
-    #[cold]
-    pub(crate) fn give_up_reading(&mut self, id: OpId, error: OperationError) {
-        let Some(receive) = self.operations.receives.get(id) else { return };
-        let (peer, op_id) = (receive.peer, receive.send_id);
-        if receive.role == ReceiveRole::Message && self.can_tell(peer) {
-            let code = match error {
-                OperationError::Device(status) => status.code().into(),
-                _ => OTHER,
-            };
-            self.enqueue(peer, Work::PeerError { op_id, ref_kind: OPERATION, code });
-        }
-    }
-
     /// The place among the messages of the one that a packet is all of.
     #[cold]
     pub(crate) fn whole_message_id(&self, packet: &Q::Packet, record: &InFlight<B>) -> Option<u32> {
@@ -87,6 +73,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         match (&record.purpose, Packet::parse(bytes).ok()?.header) {
             (Purpose::Message(_), Header::Rtm(rtm)) => Some(rtm.msg_id.0),
             _ => None,
+        }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+    /// Tells the sender of a message that it won't be read, if it understands that.
+    #[cold]
+    pub(crate) fn give_up_reading(&mut self, id: OpId, error: OperationError) {
+        let Some(receive) = self.receives.get(id) else { return };
+        let (peer, op_id) = (receive.peer, receive.send_id);
+        if receive.role == ReceiveRole::Message && self.core.can_tell(peer) {
+            let code = match error {
+                OperationError::Device(status) => status.code().into(),
+                _ => OTHER,
+            };
+            self.core.enqueue(peer, Work::PeerError { op_id, ref_kind: OPERATION, code });
         }
     }
 
@@ -100,19 +102,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         status: Status,
     ) {
         let InFlight { peer, packet_type, length, retransmitted, .. } = record;
-        let gives_up = is_of_packet(status) && self.can_tell(peer);
+        let gives_up = is_of_packet(status) && self.core.can_tell(peer);
         match (record.purpose, msg_id) {
             (Purpose::Message(message), Some(msg_id)) if gives_up => {
-                self.statistics.send_errors += 1;
+                self.core.statistics.send_errors += 1;
                 self.message_ended(peer, message, Err(OperationError::Device(status)));
                 let (op_id, ref_kind, code) = (OpId(msg_id), MSG_ID_SKIP, status.code().into());
-                self.enqueue(peer, Work::PeerError { op_id, ref_kind, code });
+                self.core.enqueue(peer, Work::PeerError { op_id, ref_kind, code });
             }
             (Purpose::Send { id, msg_id }, _)
                 if gives_up && self.part_of_message(id, peer, msg_id) =>
             {
-                self.statistics.send_errors += 1;
-                if let Some(send) = self.operations.sends.get_mut(id) {
+                self.core.statistics.send_errors += 1;
+                if let Some(send) = self.sends.get_mut(id) {
                     send.outstanding -= 1;
                     send.given_up.get_or_insert(status);
                 }
@@ -127,14 +129,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Whether an operation is still that of this message.
     fn part_of_message(&self, id: OpId, peer: PeerId, msg_id: u32) -> bool {
-        let send = self.operations.sends.get(id);
+        let send = self.sends.get(id);
         send.is_some_and(|send| send.is(peer, msg_id) && send.role.is_ordered())
     }
 
     /// Ends a send that is given up and tells the peer, when the device has done with its packets.
     #[cold]
     pub(crate) fn give_up_if_drained(&mut self, id: OpId, status: Status) {
-        let Some(send) = self.operations.sends.get(id) else { return };
+        let Some(send) = self.sends.get(id) else { return };
         if send.outstanding > 0 {
             return;
         }
@@ -145,10 +147,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Heard::Granted => (send.recv_id, OPERATION),
         };
         if send.is_being_read() {
-            self.read_is_over(peer);
+            self.core.read_is_over(peer);
         }
         let code = status.code().into();
-        self.enqueue(peer, Work::PeerError { op_id, ref_kind, code });
+        self.core.enqueue(peer, Work::PeerError { op_id, ref_kind, code });
         self.fail_send(id, OperationError::Device(status));
     }
 
@@ -159,61 +161,32 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         ref_kind: u8,
         code: u32,
     ) -> Advance {
-        let connid = self.packet_connid();
+        let connid = self.core.packet_connid();
         let error = PeerError { op_id, ref_kind, prov_errno: code, connid };
         let record = |length| InFlight::control(peer, PacketType::PeerError, length);
         self.post_control(record, |packet| error.emit(packet))
     }
 
-    /// A peer gave a message up.
-    #[cold]
-    pub(crate) fn peer_error_arrived(&mut self, peer: PeerId, error: &PeerError) {
-        if !self.has_peer_error() {
-            let reason = DropReason::Unsupported(PacketType::PeerError);
-            return self.drop_packet(Some(peer), reason);
-        }
-        let PeerError { op_id, ref_kind, prov_errno: code, .. } = *error;
-        match ref_kind {
-            OPERATION => self.operation_given_up(peer, op_id, code),
-            MSG_ID => self.message_given_up(peer, op_id.0, code),
-            MSG_ID_SKIP => self.message_skipped(peer, op_id.0, code),
-            _ => self.drop_packet(Some(peer), DropReason::UnknownOperation),
-        }
-    }
-
     fn operation_given_up(&mut self, peer: PeerId, id: OpId, code: u32) {
-        let send = self.operations.sends.get(id);
+        let send = self.sends.get(id);
         if send.is_some_and(|send| send.peer == peer && send.is_being_read()) {
-            self.read_is_over(peer);
+            self.core.read_is_over(peer);
             return self.fail_send(id, OperationError::GivenUp { code });
         }
-        let receive = self.operations.receives.get(id);
+        let receive = self.receives.get(id);
         let is_message = receive
             .is_some_and(|receive| receive.peer == peer && receive.role == ReceiveRole::Message);
         if is_message {
             self.fail_message(id, code);
         } else {
-            self.drop_packet(Some(peer), DropReason::UnknownOperation);
-        }
-    }
-
-    /// Some of the message may have come, in its turn or before.
-    fn message_given_up(&mut self, peer: PeerId, msg_id: u32, code: u32) {
-        match self.matching.assembling.get(&(peer.0, msg_id)).copied() {
-            Some(Assembly::Receiving(id)) => self.fail_message(id, code),
-            Some(Assembly::Unexpected(key)) => {
-                self.matching.assembling.remove(&(peer.0, msg_id));
-                self.forget_message(key as usize);
-                self.events.push(Event::MessageAbandoned { peer, msg_id, code });
-            }
-            None => self.message_skipped(peer, msg_id, code),
+            self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         }
     }
 
     /// A receive under way fails; one whose memory the device is reading into, when that ends.
     fn fail_message(&mut self, id: OpId, code: u32) {
         let error = OperationError::GivenUp { code };
-        let reading = self.operations.receives.get(id).map(|receive| receive.reading);
+        let reading = self.receives.get(id).map(|receive| receive.reading);
         match reading {
             Some(crate::longread::Reading::UnderWay(transfer)) => {
                 self.fail_transfer(transfer, error);
@@ -221,10 +194,41 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             _ => self.end_receive(id, Some(error)),
         }
     }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
+    /// A peer gave a message up.
+    #[cold]
+    pub(crate) fn peer_error_arrived(&mut self, peer: PeerId, error: &PeerError) {
+        if !self.ops.core.has_peer_error() {
+            let reason = DropReason::Unsupported(PacketType::PeerError);
+            return self.ops.core.drop_packet(Some(peer), reason);
+        }
+        let PeerError { op_id, ref_kind, prov_errno: code, .. } = *error;
+        match ref_kind {
+            OPERATION => self.ops.operation_given_up(peer, op_id, code),
+            MSG_ID => self.message_given_up(peer, op_id.0, code),
+            MSG_ID_SKIP => self.message_skipped(peer, op_id.0, code),
+            _ => self.ops.core.drop_packet(Some(peer), DropReason::UnknownOperation),
+        }
+    }
+
+    /// Some of the message may have come, in its turn or before.
+    fn message_given_up(&mut self, peer: PeerId, msg_id: u32, code: u32) {
+        match self.ops.assembling.get(&(peer.0, msg_id)).copied() {
+            Some(Assembly::Receiving(id)) => self.ops.fail_message(id, code),
+            Some(Assembly::Unexpected(key)) => {
+                self.ops.assembling.remove(&(peer.0, msg_id));
+                self.forget_message(key as usize);
+                self.ops.core.events.push(Event::MessageAbandoned { peer, msg_id, code });
+            }
+            None => self.message_skipped(peer, msg_id, code),
+        }
+    }
 
     /// The message will never come, be it its turn or not: those behind it go on.
     fn message_skipped(&mut self, peer: PeerId, msg_id: u32, code: u32) {
-        let Some(active) = self.peers.active_mut(peer) else { return };
+        let Some(active) = self.ops.core.peers.active_mut(peer) else { return };
         match active.window.admit(msg_id, Chain::NONE) {
             Admit::InOrder(_) => self.release_early(peer),
             Admit::Kept => {}
@@ -232,13 +236,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Some(early) if *early != Chain::NONE => {
                     let chain = core::mem::replace(early, Chain::NONE);
                     let freed = self.drop_early(chain);
-                    self.had_early(peer, freed);
+                    self.ops.core.had_early(peer, freed);
                 }
-                _ => return self.drop_packet(Some(peer), DropReason::OldMessageId),
+                _ => return self.ops.core.drop_packet(Some(peer), DropReason::OldMessageId),
             },
-            Admit::Old(_) => return self.drop_packet(Some(peer), DropReason::OldMessageId),
-            Admit::Beyond(_) => return self.drop_packet(Some(peer), DropReason::MessageIdTooFar),
+            Admit::Old(_) => {
+                return self.ops.core.drop_packet(Some(peer), DropReason::OldMessageId);
+            }
+            Admit::Beyond(_) => {
+                return self.ops.core.drop_packet(Some(peer), DropReason::MessageIdTooFar);
+            }
         }
-        self.events.push(Event::MessageAbandoned { peer, msg_id, code });
+        self.ops.core.events.push(Event::MessageAbandoned { peer, msg_id, code });
     }
 }

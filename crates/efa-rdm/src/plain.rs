@@ -14,12 +14,13 @@ use efa_device::QueuePair;
 use efa_proto::{OpId, PacketType, Tag};
 
 use crate::completion::{Level, OperationError, StartError};
-use crate::endpoint::Endpoint;
+use crate::core::Core;
+use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::transmit::{Advance, InFlight, Purpose, Whole};
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Whether messages to a peer must be plain.
     pub(crate) fn takes_plain(&self, peer: PeerId) -> bool {
         self.peers.active(peer).is_some_and(|active| active.user_queue.is_some())
@@ -34,20 +35,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let fits = tag.is_none() && length <= self.transmit.mtu() as u64;
         fits.then_some(immediate)
     }
+}
 
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Sends a message without a header.
     #[cold]
     pub(crate) fn send_plain(&mut self, id: OpId) -> Advance {
-        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
-        let beside = self.beside(send.tag, send.cq_data, send.length);
+        let Some(send) = self.sends.get(id) else { return Advance::Done };
+        let beside = self.core.beside(send.tag, send.cq_data, send.length);
         let Some(immediate) = beside.filter(|_| send.level == Level::Transmit) else {
-            let limit = self.transmit.mtu();
+            let limit = self.core.transmit.mtu();
             self.fail_send(id, OperationError::PlainOnly { limit });
             return Advance::Done;
         };
-        let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
-        let Some((peer, message)) = self.operations.take_whole(id) else {
-            self.transmit.recycle(packet);
+        let Ok(mut packet) = self.core.transmit.packet() else { return Advance::Blocked };
+        let Some((peer, message)) = self.take_whole(id) else {
+            self.core.transmit.recycle(packet);
             return Advance::Done;
         };
         if let Some(buffer) = &message.buffer {
@@ -66,11 +69,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         cq_data: Option<u64>,
         bytes: &[u8],
     ) -> Result<(), StartError> {
-        let limit = self.transmit.mtu();
-        let beside = self.beside(tag, cq_data, bytes.len() as u64);
+        let limit = self.core.transmit.mtu();
+        let beside = self.core.beside(tag, cq_data, bytes.len() as u64);
         let immediate = beside.ok_or(StartError::PlainOnly { limit })?;
-        let busy = StartError::Busy { limit: self.config.max_sends };
-        let mut packet = self.transmit.packet().map_err(|_| busy)?;
+        let busy = StartError::Busy { limit: self.core.config.max_sends };
+        let mut packet = self.core.transmit.packet().map_err(|_| busy)?;
         packet.as_mut()[..bytes.len()].copy_from_slice(bytes);
         let message = Whole { tag, context: 0, length: bytes.len() as u32, buffer: None };
         self.post_or_queue_up(packet, plain(peer, message, immediate));

@@ -11,8 +11,10 @@ use efa_device::{
 };
 
 use crate::completion::Completion;
+use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::event::Event;
+use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::transmit::{Advance, Work};
@@ -36,8 +38,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// the right one. Otherwise one of not long ago will do.
     #[must_use]
     pub fn is_timed(&self) -> bool {
-        self.schedule.next_backoff().is_some()
-            || self.transmit.device.next_event().is_some()
+        self.matching.ops.core.schedule.next_backoff().is_some()
+            || self.matching.ops.core.transmit.device.next_event().is_some()
             || self.next_user_event().is_some()
     }
 
@@ -53,20 +55,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// When [`progress`](Self::progress) should be called next although nothing was started.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Time> {
-        let backoff = self.schedule.next_backoff();
-        let device = self.transmit.device.next_event();
+        let backoff = self.matching.ops.core.schedule.next_backoff();
+        let device = self.matching.ops.core.transmit.device.next_event();
         let user = self.next_user_event();
         // The device doesn't tell when it has memory or room again, so it is asked now and then.
-        let again = self.now + self.config.backoff.first;
-        let at = if self.schedule.is_blocked() { again } else { self.now };
-        let send = self.schedule.has_ready().then_some(at);
+        let again = self.matching.ops.core.now + self.matching.ops.core.config.backoff.first;
+        let at = if self.matching.ops.core.schedule.is_blocked() {
+            again
+        } else {
+            self.matching.ops.core.now
+        };
+        let send = self.matching.ops.core.schedule.has_ready().then_some(at);
         let starves = self.in_place.as_ref().is_some_and(|in_place| in_place.starves());
         let refill = (self.inbound.posted() == 0 || starves).then_some(again);
         // Transfers that wait for memory, while none is under way whose end would give some back.
-        let waiting = !self.operations.waiting_transfers.is_empty();
-        let stuck = waiting && self.transmit.rdma_in_flight() == 0;
+        let waiting = !self.matching.ops.waiting_transfers.is_empty();
+        let stuck = waiting && self.matching.ops.core.transmit.rdma_in_flight() == 0;
         let memory = stuck.then_some(self.trim_at);
-        let pause = self.schedule.has_pausing().then_some(again);
+        let pause = self.matching.ops.core.schedule.has_pausing().then_some(again);
         [backoff, device, user, send, refill, memory, pause].into_iter().flatten().min()
     }
 
@@ -76,12 +82,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline]
     pub fn poll(&mut self, now: Time) -> Option<Completion<B>> {
         // Most calls are told something by the device and nothing else, or find nothing.
-        if Q::IN_PLACE || self.transmit.device.tag_list().is_some() || self.schedule.is_due(now) {
+        if Q::IN_PLACE
+            || self.matching.ops.core.transmit.device.tag_list().is_some()
+            || self.matching.ops.core.schedule.is_due(now)
+        {
             return self.poll_due(now);
         }
-        self.now = now;
+        self.matching.ops.core.now = now;
         // Each way ends with a call that this one turns into, so that it has next to nothing to keep.
-        match self.transmit.device.poll(now) {
+        match self.matching.ops.core.transmit.device.poll(now) {
             None if self.turn == PROGRESS_BUDGET => None,
             None => {
                 self.end_turn();
@@ -106,11 +115,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     fn poll_after_sent(&mut self, id: WorkId, packet: Q::Packet) -> Option<Completion<B>> {
         self.takes_turn();
-        if let Err(packet) = self.transmit.recycle_at_once(packet) {
+        if let Err(packet) = self.matching.ops.core.transmit.recycle_at_once(packet) {
             return self.poll_after_sent_otherwise(id, Some(packet));
         }
-        match self.transmit.completed_message(id) {
-            Some((peer, message)) => self.message_end(peer, message, Ok(())),
+        match self.matching.ops.core.transmit.completed_message(id) {
+            Some((peer, message)) => self.matching.ops.message_end(peer, message, Ok(())),
             None => self.poll_after_sent_otherwise(id, None),
         }
     }
@@ -123,9 +132,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         packet: Option<Q::Packet>,
     ) -> Option<Completion<B>> {
         if let Some(packet) = packet {
-            self.transmit.recycle(packet);
+            self.matching.ops.core.transmit.recycle(packet);
         }
-        match self.packet_delivered(id) {
+        match self.matching.ops.packet_delivered(id) {
             None => self.poll_on(),
             ended => ended,
         }
@@ -163,7 +172,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn takes_turn(&mut self) {
         self.turn -= 1;
         if self.turn == 0 {
-            self.schedule.at_once();
+            self.matching.ops.core.schedule.at_once();
         }
     }
 
@@ -171,7 +180,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     fn poll_due(&mut self, now: Time) -> Option<Completion<B>> {
         self.begin(now);
-        if let Some(ended) = self.schedule.next_completion() {
+        if let Some(ended) = self.matching.ops.core.schedule.next_completion() {
             return Some(ended);
         }
         // An application that takes one completion at a time, and always finds one, must not keep
@@ -184,16 +193,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     fn poll_on(&mut self) -> Option<Completion<B>> {
         self.settle();
-        while !self.schedule.has_completions() && self.turn > 0 {
+        while !self.matching.ops.core.schedule.has_completions() && self.turn > 0 {
             match self.step() {
                 Step::Handled(None) => {}
                 Step::Handled(ended) => return ended,
                 Step::Idle => break,
             }
         }
-        if !self.schedule.has_completions() {
+        if !self.matching.ops.core.schedule.has_completions() {
             self.end_turn();
-        } else if self.schedule.has_ready() {
+        } else if self.matching.ops.core.schedule.has_ready() {
             // A peer that waits for an answer needn't wait for the application's next call as well.
             self.follow_up();
         }
@@ -207,14 +216,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         while self.turn > 0
             && let Step::Handled(ended) = self.step()
         {
-            self.complete(ended);
+            self.matching.ops.core.complete(ended);
         }
         self.end_turn();
     }
 
     /// Begins a call.
     fn begin(&mut self, now: Time) {
-        self.now = now;
+        self.matching.ops.core.now = now;
         if Q::IN_PLACE {
             self.poll_user_queue(now, PROGRESS_BUDGET as usize);
             self.settle();
@@ -224,16 +233,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Keeps the completion of an operation, if one ended.
-    pub(crate) fn complete(&mut self, ended: Option<Completion<B>>) {
-        if let Some(ended) = ended {
-            self.schedule.complete(ended);
-        }
-    }
-
     /// Handles one thing that the device finished.
     fn step(&mut self) -> Step<B> {
-        let Some(completion) = self.transmit.device.poll(self.now) else { return Step::Idle };
+        let Some(completion) =
+            self.matching.ops.core.transmit.device.poll(self.matching.ops.core.now)
+        else {
+            return Step::Idle;
+        };
         self.takes_turn();
         let ended = self.handle(completion);
         self.settle();
@@ -248,7 +254,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 None
             }
             DeviceCompletion::Receive { packet, length, source, .. }
-                if self.transmit.device.tag_list().is_some() =>
+                if self.matching.ops.core.transmit.device.tag_list().is_some() =>
             {
                 self.packet_matched_by_device(packet, length, source);
                 None
@@ -256,13 +262,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             DeviceCompletion::Receive { packet, length, source, .. } => {
                 self.packet_arrived(packet, length, source)
             }
-            DeviceCompletion::Send { id, packet, result } => self.packet_sent(id, packet, result),
+            DeviceCompletion::Send { id, packet, result } => {
+                self.matching.ops.packet_sent(id, packet, result)
+            }
             DeviceCompletion::Rdma { id, result } => {
-                self.rdma_done(id, result);
+                self.matching.ops.rdma_done(id, result);
                 None
             }
             DeviceCompletion::Written { immediate, length, source, packet } => {
-                self.written_by_device(source, immediate, length);
+                self.matching.ops.core.written_by_device(source, immediate, length);
                 if let Some(packet) = packet {
                     self.consumed(packet);
                 }
@@ -284,7 +292,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub(crate) fn handed_over(&mut self) {
         self.inbound.handed_over();
         if self.inbound.runs_low() {
-            self.schedule.at_once();
+            self.matching.ops.core.schedule.at_once();
         }
     }
 
@@ -298,7 +306,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.inbound.drained();
             }
         }
-        if self.schedule.is_due(self.now) {
+        if self.matching.ops.core.schedule.is_due(self.matching.ops.core.now) {
             self.follow_up();
         }
     }
@@ -310,56 +318,84 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.refill();
         }
         if self.matching.has_tag_list {
-            self.take_tag_reports();
+            self.matching.take_tag_reports();
             self.settle();
-            self.void_verdict();
-            self.post_tag_commands();
+            self.matching.void_verdict();
+            self.matching.post_tag_commands();
         }
-        while let Some(peer) = self.schedule.end_backoff(self.now) {
-            if let Some(active) = self.peers.active_mut(peer)
-                && active.backoff.expired(self.now)
+        while let Some(peer) =
+            self.matching.ops.core.schedule.end_backoff(self.matching.ops.core.now)
+        {
+            if let Some(active) = self.matching.ops.core.peers.active_mut(peer)
+                && active.backoff.expired(self.matching.ops.core.now)
             {
-                self.schedule(peer);
+                self.matching.ops.core.schedule(peer);
             }
         }
-        if self.now >= self.trim_at {
+        if self.matching.ops.core.now >= self.trim_at {
             self.trim();
         }
-        if self.schedule.has_pausing() {
-            self.end_pauses();
+        if self.matching.ops.core.schedule.has_pausing() {
+            self.matching.ops.end_pauses();
         }
-        if self.schedule.has_ready() {
-            self.transmit.device.hold();
+        if self.matching.ops.core.schedule.has_ready() {
+            self.matching.ops.core.transmit.device.hold();
             self.serve();
-            self.transmit.device.release();
+            self.matching.ops.core.transmit.device.release();
         }
-        self.schedule.settle(self.trim_at);
+        self.matching.ops.core.schedule.settle(self.trim_at);
         // A device with a list of tags is asked in each call, and one that lacked memory as well.
         if self.matching.has_tag_list || self.inbound.runs_low() {
-            self.schedule.at_once();
+            self.matching.ops.core.schedule.at_once();
         }
     }
 
     pub(crate) fn refill(&mut self) {
-        if !self.holds_back()
-            && let Err(error) = self.inbound.refill(&mut self.transmit.device, self.now)
+        if !self.matching.holds_back()
+            && let Err(error) = self
+                .inbound
+                .refill(&mut self.matching.ops.core.transmit.device, self.matching.ops.core.now)
         {
-            self.events.push(Event::DeviceRefused(error));
+            self.matching.ops.core.events.push(Event::DeviceRefused(error));
         }
         if self.inbound.runs_low() {
-            self.schedule.at_once();
+            self.matching.ops.core.schedule.at_once();
         }
     }
 
     fn trim(&mut self) {
-        self.trim_at = self.now + self.config.trim_interval;
-        self.resume_transfers();
+        self.trim_at = self.matching.ops.core.now + self.matching.ops.core.config.trim_interval;
+        self.matching.ops.resume_transfers();
         self.inbound.trim();
-        self.transmit.trim();
-        self.operations.trim();
+        self.matching.ops.core.transmit.trim();
+        self.matching.ops.trim();
         self.matching.held.trim();
         if let Some(in_place) = self.in_place.as_deref_mut() {
             in_place.trim();
+        }
+    }
+
+    /// Sends what waits, peer by peer, until the device takes no more.
+    fn serve(&mut self) {
+        while let Some(peer) = self.matching.ops.core.schedule.next_ready() {
+            let served = self.matching.ops.serve_peer(peer);
+            self.settle();
+            if served == Advance::Blocked {
+                return self.matching.ops.core.schedule.put_back(peer);
+            }
+            if let Some(active) = self.matching.ops.core.peers.active_mut(peer) {
+                active.scheduled = false;
+            }
+            self.matching.ops.core.schedule(peer);
+        }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Keeps the completion of an operation, if one ended.
+    pub(crate) fn complete(&mut self, ended: Option<Completion<B>>) {
+        if let Some(ended) = ended {
+            self.schedule.complete(ended);
         }
     }
 
@@ -384,25 +420,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.schedule.make_ready(peer);
         }
     }
+}
 
-    /// Sends what waits, peer by peer, until the device takes no more.
-    fn serve(&mut self) {
-        while let Some(peer) = self.schedule.next_ready() {
-            let served = self.serve_peer(peer);
-            self.settle();
-            if served == Advance::Blocked {
-                return self.schedule.put_back(peer);
-            }
-            if let Some(active) = self.peers.active_mut(peer) {
-                active.scheduled = false;
-            }
-            self.schedule(peer);
-        }
-    }
-
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     fn serve_peer(&mut self, peer: PeerId) -> Advance {
         for _ in 0..BURST {
-            let Some(active) = self.peers.active_mut(peer) else { return Advance::Done };
+            let Some(active) = self.core.peers.active_mut(peer) else { return Advance::Done };
             if active.backoff.is_waiting() {
                 return Advance::Done;
             }
@@ -427,7 +450,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     Err(work) => (Advance::Blocked, work),
                 },
             };
-            let Some(active) = self.peers.active_mut(peer) else { return Advance::Done };
+            let Some(active) = self.core.peers.active_mut(peer) else { return Advance::Done };
             match advance {
                 Advance::Done | Advance::Stopped => {}
                 Advance::More => active.backlog.push_back(work),

@@ -17,9 +17,10 @@ use efa_device::{QueuePair, Region, RegionRange, RemoteMemory, Status, WorkId};
 use efa_proto::{MAX_IOV, OpId, RmaIov};
 
 use crate::completion::OperationError;
-use crate::endpoint::Endpoint;
+use crate::core::Core;
 use crate::event::Event;
 use crate::memory::Memory;
+use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::transmit::{Advance, PostFailure, RdmaFlight, Work};
@@ -132,34 +133,29 @@ impl Transfer {
     }
 }
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Begins a transfer; it may be over at once.
     pub(crate) fn begin_transfer(&mut self, transfer: Transfer) -> OpId {
         let peer = transfer.peer;
         let over = transfer.is_over();
-        let id = self.operations.transfers.insert(transfer);
+        let id = self.transfers.insert(transfer);
         if over {
             self.end_transfer(id);
         } else {
-            self.enqueue(peer, Work::Transfer(id));
+            self.core.enqueue(peer, Work::Transfer(id));
         }
         id
-    }
-
-    /// Most bytes of one device operation.
-    pub(crate) fn longest_rdma(&self) -> u64 {
-        self.transmit.device.attributes().max_rdma_size.min(self.config.rdma_segment)
     }
 
     /// Posts what the device takes.
     pub(crate) fn advance_transfer(&mut self, id: OpId) -> Advance {
         loop {
-            let Some(transfer) = self.operations.transfers.get(id) else { return Advance::Done };
+            let Some(transfer) = self.transfers.get(id) else { return Advance::Done };
             if transfer.next == transfer.end || transfer.failed.is_some() {
                 return Advance::Done;
             }
-            if self.transmit.rdma_in_flight() >= self.config.max_rdma {
-                self.operations.waiting_transfers.push_back(id);
+            if self.core.transmit.rdma_in_flight() >= self.core.config.max_rdma {
+                self.waiting_transfers.push_back(id);
                 return Advance::Done;
             }
             let Some((remote, left)) = transfer.remote.at(transfer.next) else {
@@ -167,26 +163,28 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 return Advance::Done;
             };
             let (peer, offset, owner) = (transfer.peer, transfer.next, transfer.owner);
-            let length = left.min(transfer.end - offset).min(self.longest_rdma());
+            let length = left.min(transfer.end - offset).min(self.core.longest_rdma());
             let Some((local, bounce)) = self.local(id, owner, offset, length) else {
                 return Advance::Done;
             };
             let length = local.length as u64;
             let flight = RdmaFlight { transfer: id, offset, length, bounce };
-            let destination = self.peers.destination(peer);
+            let destination = self.core.peers.destination(peer);
             let posted = match owner {
-                Owner::Receive(_) => self.transmit.post_read(destination, local, remote, flight),
+                Owner::Receive(_) => {
+                    self.core.transmit.post_read(destination, local, remote, flight)
+                }
                 Owner::Write { immediate, .. } => {
-                    self.transmit.post_write(destination, local, remote, immediate, flight)
+                    self.core.transmit.post_write(destination, local, remote, immediate, flight)
                 }
             };
             match posted {
                 Ok(()) => {
                     match owner {
-                        Owner::Receive(_) => self.statistics.rdma_reads += 1,
-                        Owner::Write { .. } => self.statistics.rdma_writes += 1,
+                        Owner::Receive(_) => self.core.statistics.rdma_reads += 1,
+                        Owner::Write { .. } => self.core.statistics.rdma_writes += 1,
                     }
-                    if let Some(transfer) = self.operations.transfers.get_mut(id) {
+                    if let Some(transfer) = self.transfers.get_mut(id) {
                         transfer.next += length;
                         transfer.outstanding += 1;
                     }
@@ -202,8 +200,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     fn memory_of(&self, owner: Owner) -> Option<&Memory<B, Q::Region>> {
         match owner {
-            Owner::Receive(id) => Some(&self.operations.receives.get(id)?.memory),
-            Owner::Write { send, .. } => Some(&self.operations.sends.get(send)?.memory),
+            Owner::Receive(id) => Some(&self.receives.get(id)?.memory),
+            Owner::Write { send, .. } => Some(&self.sends.get(send)?.memory),
         }
     }
 
@@ -221,7 +219,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             let (offset, length) = (place.offset + offset as usize, length as usize);
             return Some((RegionRange { region: place.region, offset, length }, None));
         }
-        match self.transmit.bounce(self.config.bounce_size) {
+        match self.core.transmit.bounce(self.core.config.bounce_size) {
             Ok(region) => {
                 let length = (length as usize).min(region.length());
                 if let Owner::Write { .. } = owner {
@@ -231,8 +229,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Some((local, Some(region)))
             }
             Err(error) => {
-                self.events.push(Event::DeviceRefused(error));
-                self.operations.waiting_transfers.push_back(transfer);
+                self.core.events.push(Event::DeviceRefused(error));
+                self.waiting_transfers.push_back(transfer);
                 None
             }
         }
@@ -241,18 +239,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The device ended an RDMA operation.
     pub(crate) fn rdma_done(&mut self, id: WorkId, result: Result<(), Status>) {
         let Some(RdmaFlight { transfer: id, offset, length, bounce }) =
-            self.transmit.rdma_ended(id)
+            self.core.transmit.rdma_ended(id)
         else {
             return;
         };
         self.resume_transfer();
-        let Some(transfer) = self.operations.transfers.get_mut(id) else { return };
+        let Some(transfer) = self.transfers.get_mut(id) else { return };
         transfer.outstanding -= 1;
         let (peer, owner, retried) = (transfer.peer, transfer.owner, transfer.retried);
         // Only immediate data needs a receiver, and it goes with a single operation.
         let again = result == Err(Status::ReceiverNotReady) && transfer.failed.is_none();
         match result {
-            Ok(()) => self.statistics.rdma_bytes += length,
+            Ok(()) => self.core.statistics.rdma_bytes += length,
             Err(_) if again => (transfer.next, transfer.retried) = (offset, true),
             Err(status) => {
                 transfer.failed.get_or_insert(OperationError::Device(status));
@@ -262,21 +260,21 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Some(region) = bounce {
             if result.is_ok()
                 && let Owner::Receive(receive) = owner
-                && let Some(receive) = self.operations.receives.get_mut(receive)
+                && let Some(receive) = self.receives.get_mut(receive)
             {
                 copy_out(&region, length as usize, &mut receive.memory, offset);
             }
-            self.transmit.recycle_bounce(region);
+            self.core.transmit.recycle_bounce(region);
         }
         if over {
             self.end_transfer(id);
         } else if again {
             self.back_off(peer);
-            self.enqueue_first(peer, Work::Transfer(id));
+            self.core.enqueue_first(peer, Work::Transfer(id));
         }
         if result.is_ok()
             && retried
-            && let Some(active) = self.peers.active_mut(peer)
+            && let Some(active) = self.core.peers.active_mut(peer)
         {
             active.backoff.delivered();
         }
@@ -286,11 +284,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// meanwhile are passed by, and so are those of peers that are left alone for a while: they go on
     /// after that.
     pub(crate) fn resume_transfer(&mut self) {
-        while let Some(id) = self.operations.waiting_transfers.pop_front() {
-            let Some(transfer) = self.operations.transfers.get(id) else { continue };
+        while let Some(id) = self.waiting_transfers.pop_front() {
+            let Some(transfer) = self.transfers.get(id) else { continue };
             let peer = transfer.peer;
-            self.enqueue(peer, Work::Transfer(id));
-            if self.peers.active(peer).is_some_and(|active| !active.backoff.is_waiting()) {
+            self.core.enqueue(peer, Work::Transfer(id));
+            if self.core.peers.active(peer).is_some_and(|active| !active.backoff.is_waiting()) {
                 return;
             }
         }
@@ -298,10 +296,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Goes on with all of them, if none is under way whose end would do that.
     pub(crate) fn resume_transfers(&mut self) {
-        if self.transmit.rdma_in_flight() == 0 {
-            for id in core::mem::take(&mut self.operations.waiting_transfers) {
-                if let Some(transfer) = self.operations.transfers.get(id) {
-                    self.enqueue(transfer.peer, Work::Transfer(id));
+        if self.core.transmit.rdma_in_flight() == 0 {
+            for id in core::mem::take(&mut self.waiting_transfers) {
+                if let Some(transfer) = self.transfers.get(id) {
+                    self.core.enqueue(transfer.peer, Work::Transfer(id));
                 }
             }
         }
@@ -310,7 +308,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Gives a transfer up; it ends when the device has given everything back. Why it is given up counts
     /// more than a failure before that: who won't send a message otherwise isn't asked for it.
     pub(crate) fn fail_transfer(&mut self, id: OpId, error: OperationError) {
-        let Some(transfer) = self.operations.transfers.get_mut(id) else { return };
+        let Some(transfer) = self.transfers.get_mut(id) else { return };
         transfer.failed = Some(error);
         if transfer.is_over() {
             self.end_transfer(id);
@@ -320,13 +318,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     fn end_transfer(&mut self, id: OpId) {
-        let Some(transfer) = self.operations.transfers.remove(id) else { return };
+        let Some(transfer) = self.transfers.remove(id) else { return };
         match transfer.owner {
             Owner::Receive(receive) => {
                 self.memory_read(receive, transfer.start, transfer.failed);
             }
             Owner::Write { send, .. } => self.memory_written(send, transfer.failed),
         }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Most bytes of one device operation.
+    pub(crate) fn longest_rdma(&self) -> u64 {
+        self.transmit.device.attributes().max_rdma_size.min(self.config.rdma_segment)
     }
 }
 

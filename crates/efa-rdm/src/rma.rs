@@ -28,12 +28,13 @@ use crate::arrival::Shape;
 use crate::completion::{
     Completion, Level, OperationError, Refused, RemoteWrite, RmaCompletion, RmaKind, StartError,
 };
+use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::longread::Reading;
 use crate::medium::Segment;
 use crate::memory::{Exposed, Memory, RemoteUse};
-use crate::operations::{Receive, ReceiveRole, RemoteId, Send, SendRole};
+use crate::operations::{Operations, Receive, ReceiveRole, RemoteId, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::rdma::{self, Owner, Remote, Transfer};
@@ -83,15 +84,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub fn write(&mut self, write: Write<B>) -> Result<(), Refused<B>> {
         let Write { peer, remote, buffer, cq_data, level, context } = write;
         let length = buffer.length();
-        let started = self.check_remote(peer, &remote, length).and_then(|()| self.check_new_send());
+        let started = self
+            .matching
+            .ops
+            .core
+            .check_remote(peer, &remote, length)
+            .and_then(|()| self.matching.ops.check_new_send());
         if let Err(error) = started {
             return Err(Refused { error, buffer });
         }
-        let role = SendRole::Write { remote: self.operations.remotes.insert(remote) as RemoteId };
+        let role = SendRole::Write { remote: self.matching.ops.remotes.insert(remote) as RemoteId };
         let mut send = Send::new(peer, role, Memory::Buffer(buffer), length, context);
         (send.cq_data, send.level) = (cq_data, level);
-        let id = self.operations.add_send(send);
-        self.when_known(peer, Work::Send(id));
+        let id = self.matching.ops.add_send(send);
+        self.matching.ops.core.when_known(peer, Work::Send(id));
         Ok(())
     }
 
@@ -102,23 +108,31 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub fn read(&mut self, read: Read<B>) -> Result<(), Refused<B>> {
         let Read { peer, remote, buffer, context } = read;
         let length = buffer.length();
-        let started = self.check_remote(peer, &remote, length).and_then(|()| self.check_reads());
-        let started = started.and_then(|()| self.operations.receives.check());
+        let started = self
+            .matching
+            .ops
+            .core
+            .check_remote(peer, &remote, length)
+            .and_then(|()| self.matching.check_reads());
+        let started = started.and_then(|()| self.matching.ops.receives.check());
         if let Err(error) = started {
             return Err(Refused { error, buffer });
         }
-        let role = ReceiveRole::Read { remote: self.operations.remotes.insert(remote) as RemoteId };
-        let (memory, coverage) = (Memory::Buffer(buffer), self.operations.coverage());
+        let role =
+            ReceiveRole::Read { remote: self.matching.ops.remotes.insert(remote) as RemoteId };
+        let (memory, coverage) = (Memory::Buffer(buffer), self.matching.ops.coverage());
         let receive = Receive { context, ..Receive::new(peer, role, memory, length, coverage) };
-        let id = self.operations.add_receive(receive);
+        let id = self.matching.ops.add_receive(receive);
         if length == 0 {
-            self.end_receive(id, None);
+            self.matching.ops.end_receive(id, None);
         } else {
-            self.when_known(peer, Work::Read(id));
+            self.matching.ops.core.when_known(peer, Work::Read(id));
         }
         Ok(())
     }
+}
 
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     pub(crate) fn check_remote(
         &self,
         peer: PeerId,
@@ -155,10 +169,64 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         ours == theirs
     }
 
+    /// Memory of this side that a peer names, or an event.
+    pub(crate) fn exposed(
+        &mut self,
+        peer: PeerId,
+        iov: &[RmaIov],
+        wanted: RemoteUse,
+    ) -> Option<Exposed<Q::Region>> {
+        let device = &self.transmit.device;
+        match Exposed::find(iov, wanted, |key| device.region(key)) {
+            Ok(exposed) => Some(exposed),
+            Err(error) => {
+                self.statistics.access_refused += 1;
+                self.events.push(Event::AccessRefused { peer, error });
+                None
+            }
+        }
+    }
+
+    /// A peer's device wrote to memory of this side and sent data along.
+    pub(crate) fn written_by_device(&mut self, source: Source, data: u32, length: u64) {
+        let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
+        self.statistics.remote_writes += 1;
+        let (cq_data, written) = (u64::from(data), Completion::RemoteWrite);
+        self.schedule.complete(written(RemoteWrite { peer, cq_data, length }));
+    }
+
+    /// A peer's write that is all there, or can't be finished.
+    pub(crate) fn written(
+        &mut self,
+        peer: PeerId,
+        length: u64,
+        cq_data: Option<u64>,
+        error: Option<OperationError>,
+    ) {
+        if let Some(error) = error {
+            return self.events.push(Event::WriteFailed { peer, error });
+        }
+        self.statistics.remote_writes += 1;
+        if let Some(cq_data) = cq_data {
+            let peer = Some(peer);
+            self.schedule.complete(Completion::RemoteWrite(RemoteWrite { peer, cq_data, length }));
+        }
+    }
+
+    /// Tells the application of a write or read that ended.
+    pub(crate) fn rma_ended(&mut self, completion: RmaCompletion<B>) {
+        if completion.kind == RmaKind::Read {
+            self.statistics.delivered_bytes += completion.length;
+        }
+        self.schedule.complete(Completion::Rma(completion));
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Whether the device can do a write of this operation, and the immediate data for it.
     fn directly(&mut self, id: OpId, remote: &Remote) -> Option<Option<u32>> {
-        let Send { peer, length, cq_data, .. } = *self.operations.sends.get(id)?;
-        if length == 0 || !remote.is_of_device() || !self.can_write(peer) {
+        let Send { peer, length, cq_data, .. } = *self.sends.get(id)?;
+        if length == 0 || !remote.is_of_device() || !self.core.can_write(peer) {
             return None;
         }
         let Some(data) = cq_data else {
@@ -167,30 +235,31 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         };
         // The data goes with one device operation, which must be all of the write. Memory that is
         // registered for the device is not for the peer, so nothing is before that is certain.
-        let single = remote.pieces().len() == 1 && length <= self.longest_rdma();
-        let data = u32::try_from(data).ok().filter(|_| single && self.may_send_immediate(peer))?;
-        let in_one = self.make_registered(id) || length <= self.config.bounce_size as u64;
+        let single = remote.pieces().len() == 1 && length <= self.core.longest_rdma();
+        let data =
+            u32::try_from(data).ok().filter(|_| single && self.core.may_send_immediate(peer))?;
+        let in_one = self.make_registered(id) || length <= self.core.config.bounce_size as u64;
         in_one.then_some(Some(data))
     }
 
     /// Selects how to write, and writes the first packet or lets the device write.
     pub(crate) fn begin_write(&mut self, id: OpId, remote: RemoteId) -> Advance {
-        let Some(remote) = self.operations.remotes.get(remote as usize).copied() else {
+        let Some(remote) = self.remotes.get(remote as usize).copied() else {
             return Advance::Done;
         };
-        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        let Some(send) = self.sends.get(id) else { return Advance::Done };
         let Send { peer, length, level, cq_data, read_nack, outstanding: before, .. } = *send;
         let direct = if read_nack { None } else { self.directly(id, &remote) };
-        let options = self.request_options(peer, cq_data);
+        let options = self.core.request_options(peer, cq_data);
         let kind = match level {
             Level::Transmit => RtwKind::Eager,
             Level::Delivery => RtwKind::DcEager { send_id: id },
         };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
-        let fits = (self.transmit.mtu() - rtw.len()) as u64;
+        let fits = (self.core.transmit.mtu() - rtw.len()) as u64;
         let readable = direct.is_none()
             && !read_nack
-            && length >= self.config.min_read_write
+            && length >= self.core.config.min_read_write
             && self.make_readable(id, peer);
         let circumstances = Circumstances {
             direct: direct.is_some(),
@@ -199,7 +268,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             ..Circumstances::default()
         };
         let how = select::subprotocol(Operation::Write, circumstances);
-        let missing = self.peers.active(peer).map(|active| active.missing(level));
+        let missing = self.core.peers.active(peer).map(|active| active.missing(level));
         let missing = missing.unwrap_or(Extras::empty());
         if matches!(how, Subprotocol::Eager | Subprotocol::LongCts) && !missing.is_empty() {
             self.fail_send(id, OperationError::PeerLacks { missing });
@@ -223,16 +292,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Registers the buffer of a send with the device for its operation, if that is worth it; tells
     /// whether it is registered.
     fn make_registered(&mut self, id: OpId) -> bool {
-        let Some(send) = self.operations.sends.get_mut(id) else { return false };
-        if send.memory.registered().is_none() && send.length > self.config.bounce_size as u64 {
-            let device = &self.transmit.device;
+        let Some(send) = self.sends.get_mut(id) else { return false };
+        if send.memory.registered().is_none() && send.length > self.core.config.bounce_size as u64 {
+            let device = &self.core.transmit.device;
             send.memory.register(|memory| device.register(memory, Access::default()));
         }
         send.memory.registered().is_some()
     }
 
     fn write_directly(&mut self, id: OpId, remote: Remote, immediate: Option<u32>) {
-        let Some(send) = self.operations.sends.get_mut(id) else { return };
+        let Some(send) = self.sends.get_mut(id) else { return };
         send.subprotocol = Some(Subprotocol::Direct);
         send.in_packets = 0;
         let (peer, owner) = (send.peer, Owner::Write { send: id, immediate });
@@ -242,24 +311,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// The device has written all, or failed to.
     pub(crate) fn memory_written(&mut self, id: OpId, failed: Option<OperationError>) {
-        let peer = self.operations.sends.get(id).map(|send| send.peer);
+        let peer = self.sends.get(id).map(|send| send.peer);
         self.end_send(id, failed.map_or(Ok(()), Err));
-        self.lose_if_gone(peer, failed);
+        self.core.lose_if_gone(peer, failed);
     }
 
     fn send_longcts_write(&mut self, id: OpId, remote: &Remote, options: ReqOptions) -> Advance {
-        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
-        let (msg_length, credit_request) = (send.length, self.config.cts_window);
+        let Some(send) = self.sends.get(id) else { return Advance::Done };
+        let (msg_length, credit_request) = (send.length, self.core.config.cts_window);
         let kind = match send.level {
             Level::Transmit => RtwKind::LongCts { msg_length, send_id: id, credit_request },
             Level::Delivery => RtwKind::DcLongCts { msg_length, send_id: id, credit_request },
         };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
-        let room = (self.transmit.mtu() - rtw.len()) as u64;
+        let room = (self.core.transmit.mtu() - rtw.len()) as u64;
         // At least a byte must be left to be granted.
         let first = room.min(msg_length - 1);
         let advance = self.post_segment(id, rtw.packet_type(), 0, first, |packet| rtw.emit(packet));
-        if let Some(send) = self.operations.sends.get_mut(id) {
+        if let Some(send) = self.sends.get_mut(id) {
             send.window_end = send.sent;
         }
         advance
@@ -267,7 +336,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     fn send_longread_write(&mut self, id: OpId, remote: &Remote, options: ReqOptions) -> Advance {
         let Some(iov) = self.read_iov(id) else { return Advance::Done };
-        let Some(send) = self.operations.sends.get_mut(id) else { return Advance::Done };
+        let Some(send) = self.sends.get_mut(id) else { return Advance::Done };
         send.in_packets = 0;
         let read_iov = [iov];
         let kind = RtwKind::LongRead { msg_length: send.length, send_id: id, read_iov: &read_iov };
@@ -312,14 +381,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
         };
         if !carries || rdma::total(rtw.rma_iov) != Some(shape.length) {
-            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
-        let Some(memory) = self.exposed(peer, rtw.rma_iov, RemoteUse::Write) else { return };
-        if !self.operations.may_be_written() || !self.may_request(peer) {
-            return self.drop_packet(Some(peer), DropReason::TooManyOperations);
+        let Some(memory) = self.core.exposed(peer, rtw.rma_iov, RemoteUse::Write) else { return };
+        if !self.may_be_written() || !self.core.may_request(peer) {
+            return self.core.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
-        let (memory, coverage) = (Memory::Exposed(Box::new(memory)), self.operations.coverage());
-        let id = self.operations.add_receive(Receive {
+        let (memory, coverage) = (Memory::Exposed(Box::new(memory)), self.coverage());
+        let id = self.add_receive(Receive {
             cq_data: rtw.options.cq_data,
             subprotocol: Some(shape.subprotocol),
             granted: bytes,
@@ -327,7 +396,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             receipt: shape.receipt,
             ..Receive::new(peer, ReceiveRole::Written, memory, shape.length, coverage)
         });
-        self.request_began(peer);
+        self.core.request_began(peer);
         match shape.subprotocol {
             Subprotocol::LongRead => self.begin_longread(peer, id, &shape, read_iov),
             Subprotocol::LongCts => self.begin_longcts(peer, id, payload),
@@ -338,35 +407,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Memory of this side that a peer names, or an event.
-    pub(crate) fn exposed(
-        &mut self,
-        peer: PeerId,
-        iov: &[RmaIov],
-        wanted: RemoteUse,
-    ) -> Option<Exposed<Q::Region>> {
-        let device = &self.transmit.device;
-        match Exposed::find(iov, wanted, |key| device.region(key)) {
-            Ok(exposed) => Some(exposed),
-            Err(error) => {
-                self.statistics.access_refused += 1;
-                self.events.push(Event::AccessRefused { peer, error });
-                None
-            }
-        }
-    }
-
     /// Selects how to read, and asks for it or lets the device read.
     pub(crate) fn begin_read(&mut self, id: OpId) -> Advance {
-        let Some(receive) = self.operations.receives.get(id) else { return Advance::Done };
+        let Some(receive) = self.receives.get(id) else { return Advance::Done };
         let ReceiveRole::Read { remote } = receive.role else { return Advance::Done };
         let (peer, length) = (receive.peer, receive.length);
-        let Some(remote) = self.operations.remotes.get(remote as usize).copied() else {
+        let Some(remote) = self.remotes.get(remote as usize).copied() else {
             return Advance::Done;
         };
-        let room = (self.transmit.mtu() - READRSP_HEADER) as u64;
+        let room = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
         let circumstances = Circumstances {
-            direct: remote.is_of_device() && self.can_read(peer),
+            direct: remote.is_of_device() && self.core.can_read(peer),
             // Of as many bytes as fit a READRSP libfabric takes the long form, too.
             fits: length < room,
             ..Circumstances::default()
@@ -379,7 +430,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
             Subprotocol::Eager => (RtrKind::Short, length),
             _ => {
-                let window = room.saturating_mul(self.config.cts_window.into());
+                let window = room.saturating_mul(self.core.config.cts_window.into());
                 (RtrKind::LongCts, length.min(window))
             }
         };
@@ -390,12 +441,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             msg_length: length,
             recv_id: id,
             recv_length,
-            options: self.request_options(peer, None),
+            options: self.core.request_options(peer, None),
         };
         let record = |length| InFlight::control(peer, rtr.packet_type(), length);
         let advance = self.post_control(record, |packet| rtr.emit(packet));
         if advance == Advance::Done
-            && let Some(receive) = self.operations.receives.get_mut(id)
+            && let Some(receive) = self.receives.get_mut(id)
         {
             receive.subprotocol = Some(how);
             receive.granted = recv_length.into();
@@ -404,50 +455,51 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     fn read_directly(&mut self, id: OpId, remote: Remote) {
-        let Some(receive) = self.operations.receives.get_mut(id) else { return };
+        let Some(receive) = self.receives.get_mut(id) else { return };
         receive.subprotocol = Some(Subprotocol::Direct);
-        if receive.memory.registered().is_none() && receive.length > self.config.bounce_size as u64
+        if receive.memory.registered().is_none()
+            && receive.length > self.core.config.bounce_size as u64
         {
-            let device = &self.transmit.device;
+            let device = &self.core.transmit.device;
             receive.memory.register(|memory| device.register(memory, Access::default()));
         }
         let transfer = Transfer::new(receive.peer, Owner::Receive(id), remote, 0, receive.length);
         let transfer = self.begin_transfer(transfer);
-        if let Some(receive) = self.operations.receives.get_mut(id) {
+        if let Some(receive) = self.receives.get_mut(id) {
             receive.reading = Reading::UnderWay(transfer);
         }
     }
 
     /// A peer asks to read: memory of this side is sent as if it were a message under a window.
     pub(crate) fn rtr_arrived(&mut self, peer: PeerId, rtr: &Rtr<'_>) {
-        let room = (self.transmit.mtu() - READRSP_HEADER) as u64;
+        let room = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
         let sensible = match rtr.kind {
             RtrKind::Short => rtr.msg_length <= room,
             RtrKind::LongCts => rtr.recv_length > 0,
             _ => false,
         };
         if !sensible || rdma::total(rtr.rma_iov) != Some(rtr.msg_length) {
-            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
-        let Some(memory) = self.exposed(peer, rtr.rma_iov, RemoteUse::Read) else { return };
-        if !self.operations.may_respond() || !self.may_request(peer) {
-            return self.drop_packet(Some(peer), DropReason::TooManyOperations);
+        let Some(memory) = self.core.exposed(peer, rtr.rma_iov, RemoteUse::Read) else { return };
+        if !self.may_respond() || !self.core.may_request(peer) {
+            return self.core.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
         let (role, memory) = (SendRole::ReadResponse, Memory::Exposed(Box::new(memory)));
         let mut send = Send::new(peer, role, memory, rtr.msg_length, 0);
         send.recv_id = rtr.recv_id;
         send.window_end = u64::from(rtr.recv_length).min(rtr.msg_length);
-        let id = self.operations.add_send(send);
-        self.request_began(peer);
-        self.enqueue(peer, Work::Send(id));
+        let id = self.add_send(send);
+        self.core.request_began(peer);
+        self.core.enqueue(peer, Work::Send(id));
     }
 
     /// Sends the first data of a read.
     pub(crate) fn send_readrsp(&mut self, id: OpId) -> Advance {
-        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
-        let room = (self.transmit.mtu() - READRSP_HEADER) as u64;
+        let Some(send) = self.sends.get(id) else { return Advance::Done };
+        let room = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
         let response = ReadRsp {
-            connid: self.packet_connid(),
+            connid: self.core.packet_connid(),
             recv_id: send.recv_id,
             send_id: id,
             seg_length: room.min(send.length),
@@ -459,7 +511,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if advance != Advance::Done {
             return advance;
         }
-        let Some(send) = self.operations.sends.get_mut(id) else { return Advance::Done };
+        let Some(send) = self.sends.get_mut(id) else { return Advance::Done };
         send.subprotocol = Some(Subprotocol::LongCts);
         // The first packet may be more than the window.
         send.window_end = send.window_end.max(send.sent);
@@ -469,62 +521,28 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The first data of a read came.
     pub(crate) fn readrsp_arrived(&mut self, peer: PeerId, response: &ReadRsp, payload: &[u8]) {
         let id = response.recv_id;
-        let receive = self.operations.receives.get(id);
+        let receive = self.receives.get(id);
         let is_asked_for = |receive: &&Receive<_>| {
             receive.peer == peer
                 && matches!(receive.role, ReceiveRole::Read { .. })
                 && matches!(receive.subprotocol, Some(Subprotocol::Eager | Subprotocol::LongCts))
         };
         let Some(receive) = receive.filter(is_asked_for) else {
-            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
         let bytes = payload.len() as u64;
         let whole = receive.subprotocol == Some(Subprotocol::LongCts) || bytes == receive.length;
         if bytes == 0 || bytes > receive.length || !whole {
-            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         // One that comes again changes nothing: its window has been granted.
         if self.segment_arrived(id, 0, payload) == Segment::Taken
-            && let Some(receive) = self.operations.receives.get_mut(id)
+            && let Some(receive) = self.receives.get_mut(id)
         {
             receive.send_id = response.send_id;
             receive.granted = receive.granted.max(bytes);
             self.grant_if_used_up(peer, id);
         }
-    }
-
-    /// A peer's device wrote to memory of this side and sent data along.
-    pub(crate) fn written_by_device(&mut self, source: Source, data: u32, length: u64) {
-        let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
-        self.statistics.remote_writes += 1;
-        let (cq_data, written) = (u64::from(data), Completion::RemoteWrite);
-        self.schedule.complete(written(RemoteWrite { peer, cq_data, length }));
-    }
-
-    /// A peer's write that is all there, or can't be finished.
-    pub(crate) fn written(
-        &mut self,
-        peer: PeerId,
-        length: u64,
-        cq_data: Option<u64>,
-        error: Option<OperationError>,
-    ) {
-        if let Some(error) = error {
-            return self.events.push(Event::WriteFailed { peer, error });
-        }
-        self.statistics.remote_writes += 1;
-        if let Some(cq_data) = cq_data {
-            let peer = Some(peer);
-            self.schedule.complete(Completion::RemoteWrite(RemoteWrite { peer, cq_data, length }));
-        }
-    }
-
-    /// Tells the application of a write or read that ended.
-    pub(crate) fn rma_ended(&mut self, completion: RmaCompletion<B>) {
-        if completion.kind == RmaKind::Read {
-            self.statistics.delivered_bytes += completion.length;
-        }
-        self.schedule.complete(Completion::Rma(completion));
     }
 }
 
@@ -552,7 +570,7 @@ mod tests {
         let ((queue_pair, _, config), other) = (endpoint(1), endpoint(2));
         let mut requester = Endpoint::<_, Vec<u8>>::new(queue_pair, config).unwrap();
         let mut responder = Endpoint::<_, Vec<u8>>::new(other.0, other.2).unwrap();
-        responder.operations.sends.limit(4);
+        responder.matching.ops.sends.limit(4);
         let length = 100_000;
         let access = Access { remote_read: true, remote_write: true };
         let region = other.1.register(vec![7; length].into(), access).unwrap();
@@ -574,7 +592,7 @@ mod tests {
             responder.progress(now);
             now += Duration::from_micros(1);
         }
-        assert_eq!(responder.operations.sends.len(), 2);
+        assert_eq!(responder.matching.ops.sends.len(), 2);
         let events = std::iter::from_fn(|| responder.poll_event());
         let reason = DropReason::TooManyOperations;
         let of_names = |event: &Event| matches!(event, Event::PacketDropped { reason: of, .. } if *of == reason);
@@ -594,7 +612,7 @@ mod tests {
         responder.send(message()).unwrap();
         let busy = StartError::Busy { limit: 4 };
         assert_eq!(responder.send(message()).unwrap_err().error, busy);
-        requester.operations.receives.limit(3);
+        requester.matching.ops.receives.limit(3);
         let busy = StartError::Busy { limit: 3 };
         assert_eq!(requester.read(read(peer)).unwrap_err().error, busy);
     }
@@ -617,7 +635,7 @@ mod tests {
         let write = Write { peer, remote, buffer, cq_data: None, level, context: 0 };
         requester.write(write).unwrap();
         requester.read(Read { peer, remote, buffer: vec![0; 100], context: 0 }).unwrap();
-        assert_eq!(requester.operations.remotes.len(), 2);
+        assert_eq!(requester.matching.ops.remotes.len(), 2);
         let (mut now, mut ended) = (Time::ZERO, 0);
         while ended < 2 {
             now += Duration::from_micros(1);
@@ -625,6 +643,6 @@ mod tests {
             target.progress(now);
             ended += std::iter::from_fn(|| requester.poll_completion()).count();
         }
-        assert!(requester.operations.remotes.is_empty());
+        assert!(requester.matching.ops.remotes.is_empty());
     }
 }

@@ -25,7 +25,7 @@ use crate::completion::{AtomicCompletion, Completion, Level, OperationError, Sta
 use crate::endpoint::Endpoint;
 use crate::event::DropReason;
 use crate::memory::{Memory, RemoteUse};
-use crate::operations::{Send, SendRole};
+use crate::operations::{Operations, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::rdma::{self, Remote};
@@ -156,7 +156,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The buffers come back if the peer is unknown or gone, too many operations are under way, the
     /// lengths don't fit each other or a packet, or there is no such atomic.
     pub fn atomic(&mut self, atomic: Atomic<B>) -> Result<(), AtomicRefused<B>> {
-        let checked = self.check_atomic(&atomic).and_then(|()| self.check_new_send());
+        let checked = self.check_atomic(&atomic).and_then(|()| self.matching.ops.check_new_send());
         let Atomic { peer, remote, datatype, op, operands, level, context } = atomic;
         if let Err(error) = checked {
             return Err(AtomicRefused { error, operands });
@@ -172,11 +172,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let fetches = fetched.is_some();
         let state = AtomicState { remote, datatype, op, kind, fetched };
         let role =
-            SendRole::Atomic { atomic: self.operations.atomics.insert(state) as u32, fetches };
+            SendRole::Atomic { atomic: self.matching.ops.atomics.insert(state) as u32, fetches };
         let length = memory.length();
         let mut send = Send::new(peer, role, memory, length, context);
         send.level = if fetches { Level::Transmit } else { level };
-        self.start_ordered(send);
+        self.matching.ops.start_ordered(send);
         self.settle();
         Ok(())
     }
@@ -184,7 +184,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Most bytes of the target of an atomic.
     #[must_use]
     pub fn atomic_limit(&self, kind: AtomicKind) -> usize {
-        let room = self.transmit.mtu() - MAX_RTA_HEADER;
+        let room = self.matching.ops.core.transmit.mtu() - MAX_RTA_HEADER;
         if kind == AtomicKind::Compare { room / 2 } else { room }
     }
 
@@ -200,7 +200,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for (place, buffer) in operands.all().enumerate() {
             let unused = place == 0 && *op == AtomicOp::Read && buffer.length() == 0;
             if !unused {
-                self.check_remote(*peer, remote, buffer.length())?;
+                self.matching.ops.core.check_remote(*peer, remote, buffer.length())?;
             }
         }
         let size = datatype.size();
@@ -214,11 +214,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         Ok(())
     }
+}
 
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Sends the request.
     pub(crate) fn send_rta(&mut self, id: OpId, atomic: u32) -> Advance {
-        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
-        let Some(state) = self.operations.atomics.get(atomic as usize) else {
+        let Some(send) = self.sends.get(id) else { return Advance::Done };
+        let Some(state) = self.atomics.get(atomic as usize) else {
             return Advance::Done;
         };
         let remote = state.remote;
@@ -233,7 +235,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 (AtomicKind::Fetch, _) => RtaKind::Fetch { recv_id: id },
                 (AtomicKind::Compare, _) => RtaKind::Compare { recv_id: id },
             },
-            options: self.request_options(send.peer, None),
+            options: self.core.request_options(send.peer, None),
         };
         let (length, before) = (send.length, send.outstanding);
         let advance =
@@ -244,17 +246,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// A peer's atomic, whose turn it is.
     pub(crate) fn rta_arrived(&mut self, peer: PeerId, rta: &Rta<'_>, payload: &[u8]) {
-        let Some(asked) = Asked::of(rta, payload, self.transmit.mtu()) else {
-            return self.drop_packet(Some(peer), DropReason::BadAtomic);
+        let Some(asked) = Asked::of(rta, payload, self.core.transmit.mtu()) else {
+            return self.core.drop_packet(Some(peer), DropReason::BadAtomic);
         };
-        let Some(memory) = self.exposed(peer, rta.rma_iov, asked.wanted()) else { return };
+        let Some(memory) = self.core.exposed(peer, rta.rma_iov, asked.wanted()) else { return };
         let answered = asked.kind != AtomicKind::Write;
-        if answered && !(self.operations.may_respond() && self.may_request(peer)) {
-            return self.drop_packet(Some(peer), DropReason::TooManyOperations);
+        if answered && !(self.may_respond() && self.core.may_request(peer)) {
+            return self.core.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
         let Asked { kind, op, datatype, operand, comparand } = asked;
         let size = datatype.size();
-        let mut values = self.operations.values();
+        let mut values = self.values();
         memory.update(size, |number, target| {
             if kind != AtomicKind::Write {
                 values.extend_from_slice(target);
@@ -264,32 +266,35 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             apply(op, datatype, target, operand, comparand.get(part).unwrap_or(operand));
         });
         match kind {
-            AtomicKind::Write => self.statistics.remote_writes += 1,
-            AtomicKind::Fetch | AtomicKind::Compare => self.statistics.remote_reads += 1,
+            AtomicKind::Write => self.core.statistics.remote_writes += 1,
+            AtomicKind::Fetch | AtomicKind::Compare => self.core.statistics.remote_reads += 1,
         }
         match rta.kind {
             RtaKind::DcWrite { send_id } => {
-                self.operations.recycle_values(values);
-                self.owe(peer, Work::Receipt { send_id, msg_id: rta.msg_id.0 });
+                self.recycle_values(values);
+                self.core.owe(peer, Work::Receipt { send_id, msg_id: rta.msg_id.0 });
             }
             RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => {
                 let (role, length) = (SendRole::AtomicResponse, values.len() as u64);
                 let mut send = Send::new(peer, role, Memory::Values(values), length, 0);
                 send.recv_id = recv_id;
-                let id = self.operations.add_send(send);
-                self.request_began(peer);
-                self.enqueue(peer, Work::Send(id));
+                let id = self.add_send(send);
+                self.core.request_began(peer);
+                self.core.enqueue(peer, Work::Send(id));
             }
-            _ => self.operations.recycle_values(values),
+            _ => self.recycle_values(values),
         }
     }
 
     /// Sends previous values.
     pub(crate) fn send_atomrsp(&mut self, id: OpId) -> Advance {
-        let Some(send) = self.operations.sends.get(id) else { return Advance::Done };
+        let Some(send) = self.sends.get(id) else { return Advance::Done };
         let (length, before) = (send.length, send.outstanding);
-        let response =
-            AtomRsp { connid: self.packet_connid(), recv_id: send.recv_id, seg_length: length };
+        let response = AtomRsp {
+            connid: self.core.packet_connid(),
+            recv_id: send.recv_id,
+            seg_length: length,
+        };
         let advance =
             self.post_segment(id, PacketType::AtomRsp, 0, length, |packet| response.emit(packet));
         self.began(id, Subprotocol::Eager, before);
@@ -299,17 +304,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Previous values came.
     pub(crate) fn atomrsp_arrived(&mut self, peer: PeerId, response: &AtomRsp, payload: &[u8]) {
         let id = response.recv_id;
-        let send = self.operations.sends.get_mut(id);
+        let send = self.sends.get_mut(id);
         let Some(send) = send.filter(|send| send.peer == peer && send.awaits_values()) else {
-            return self.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
         let SendRole::Atomic { atomic, .. } = send.role else { return };
-        let state = self.operations.atomics.get_mut(atomic as usize);
+        let state = self.atomics.get_mut(atomic as usize);
         let Some(fetched) = state.and_then(|state| state.fetched.as_mut()) else { return };
         let bytes = payload.len() as u64;
         // An answer to what wasn't asked yet is none.
         if send.subprotocol.is_none() || fetched.length() != bytes {
-            return self.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         fetched.write(0, payload);
         send.confirmed = true;
@@ -324,13 +329,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         memory: Memory<B, Q::Region>,
         result: Result<(), OperationError>,
     ) {
-        let Some(state) = self.operations.atomics.try_remove(atomic as usize) else { return };
+        let Some(state) = self.atomics.try_remove(atomic as usize) else { return };
         let (operand, comparand) = match memory {
             Memory::Buffer(operand) => (operand, None),
             Memory::Buffers(both) => (both.0, Some(both.1)),
             Memory::Exposed(_) | Memory::Values(_) => return,
         };
-        self.schedule.complete(Completion::Atomic(Box::new(AtomicCompletion {
+        self.core.schedule.complete(Completion::Atomic(Box::new(AtomicCompletion {
             context,
             peer,
             length: rdma::total(state.remote.pieces()).unwrap_or(0),
@@ -361,7 +366,6 @@ impl<'a> Asked<'a> {
             RtaKind::Write | RtaKind::DcWrite { .. } => AtomicKind::Write,
             RtaKind::Fetch { .. } => AtomicKind::Fetch,
             RtaKind::Compare { .. } => AtomicKind::Compare,
-            _ => return None,
         };
         let size = datatype.size() as u64;
         let of_elements = rta.rma_iov.iter().all(|piece| piece.len().is_multiple_of(size));

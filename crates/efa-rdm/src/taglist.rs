@@ -15,8 +15,9 @@ use efa_proto::{Header, Packet, Rtm};
 
 use crate::arrival::Shape;
 use crate::completion::OperationError;
+use crate::core::Core;
 use crate::endpoint::Endpoint;
-use crate::event::{Event, Events};
+use crate::event::Event;
 use crate::held::Chain;
 use crate::matching::{Matching, Waiting};
 use crate::payload::Payload;
@@ -65,10 +66,10 @@ pub(crate) enum Word<B> {
     Ended,
 }
 
-impl<B> Matching<B> {
+impl<Q: QueuePair, B> Matching<Q, B> {
     /// Who gets a message by the device's word.
     #[cold]
-    pub(crate) fn by_verdict(&mut self, tagged: bool, events: &mut Events) -> Word<B> {
+    pub(crate) fn by_verdict(&mut self, tagged: bool) -> Word<B> {
         if !tagged {
             return Word::LookUp;
         }
@@ -77,7 +78,7 @@ impl<B> Matching<B> {
             Some(Ok(Some(waiting))) => Word::Receive(waiting),
             Some(Ok(None)) => Word::Ended,
             Some(Err(breach)) => {
-                events.push(Event::TagListBroken(breach));
+                self.ops.core.events.push(Event::TagListBroken(breach));
                 Word::LookUp
             }
             None => Word::LookUp,
@@ -94,20 +95,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         length: usize,
         source: Source,
     ) {
-        self.take_tag_reports();
+        self.matching.take_tag_reports();
         let ended = self.packet_arrived(packet, length, source);
-        self.complete(ended);
-        self.void_verdict();
+        self.matching.ops.core.complete(ended);
+        self.matching.void_verdict();
     }
+}
 
+impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     /// Handles what the tag list reports. The last report is about the packet in hand.
     pub(crate) fn take_tag_reports(&mut self) {
-        while let Some(report) = self.transmit.device.tag_list().and_then(TagList::poll) {
+        while let Some(report) = self.ops.core.transmit.device.tag_list().and_then(TagList::poll) {
             match report {
                 TagReport::Matched { receive } => {
-                    self.matching.verdict = Verdict::Receive(PostId::from_bits(receive));
+                    self.verdict = Verdict::Receive(PostId::from_bits(receive));
                 }
-                TagReport::Unexpected => self.matching.verdict = Verdict::Unexpected,
+                TagReport::Unexpected => self.verdict = Verdict::Unexpected,
                 TagReport::CommandDone { id, succeeded, sync_required } => {
                     self.tag_command_done(id, succeeded, sync_required);
                 }
@@ -117,51 +120,41 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// The packet in hand is kept until its turn, when it is looked up and counted.
     pub(crate) fn defer_verdict(&mut self) {
-        if self.matching.verdict == Verdict::Unexpected {
-            self.matching.verdict = Verdict::None;
+        if self.verdict == Verdict::Unexpected {
+            self.verdict = Verdict::None;
         }
-    }
-
-    /// Whether a message would begin with a segment that isn't its first, for which the device
-    /// doesn't look and which it doesn't count. It delivers in order, so that no honest sender's
-    /// does; looked up here, such a message could take a receive that the device gives to another.
-    #[cold]
-    pub(crate) fn begins_unseen(&mut self, peer: PeerId, rtm: &Rtm<'_>, shape: &Shape) -> bool {
-        let active = self.peers.active_mut(peer);
-        let is_kept = active.is_some_and(|of| of.window.get_mut(rtm.msg_id.0).is_some());
-        rtm.tag.is_some() && shape.offset > 0 && !is_kept
     }
 
     /// Drops packets whose turn doesn't come any more, and counts what the device has counted.
     pub(crate) fn drop_early(&mut self, chain: Chain) -> usize {
-        if self.matching.has_tag_list
+        if self.has_tag_list
             && chain != Chain::NONE
-            && leading_tag(self.matching.held.bytes(chain.first)).is_some()
-            && let Some(offload) = self.matching.matcher(true).offload()
+            && leading_tag(self.held.bytes(chain.first)).is_some()
+            && let Some(offload) = self.matcher(true).offload()
         {
             offload.unexpected_other();
         }
-        self.matching.held.drop_chain(chain)
+        self.held.drop_chain(chain)
     }
 
     /// No message begins with the packet in hand: it is dropped.
     pub(crate) fn void_verdict(&mut self) {
-        match std::mem::take(&mut self.matching.verdict) {
+        match std::mem::take(&mut self.verdict) {
             Verdict::None => {}
             Verdict::Unexpected => {
-                if let Some(offload) = self.matching.matcher(true).offload() {
+                if let Some(offload) = self.matcher(true).offload() {
                     offload.unexpected_other();
                 }
             }
             // The device took a receive for what is no message here, or none whose turn it is. It can't
             // go back to its place.
             Verdict::Receive(post) => {
-                let matched = self.matching.matcher(true).offload().map(|list| list.matched(post));
+                let matched = self.matcher(true).offload().map(|list| list.matched(post));
                 match matched {
                     Some(Ok(Some(waiting))) => {
                         self.wait_failed(waiting, true, OperationError::WronglyMatched);
                     }
-                    Some(Err(breach)) => self.events.push(Event::TagListBroken(breach)),
+                    Some(Err(breach)) => self.ops.core.events.push(Event::TagListBroken(breach)),
                     Some(Ok(None)) | None => {}
                 }
             }
@@ -170,31 +163,31 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// A command for the list ended.
     fn tag_command_done(&mut self, id: u32, succeeded: bool, sync_required: bool) {
-        let Some(offload) = self.matching.matcher(true).offload() else { return };
+        let Some(offload) = self.matcher(true).offload() else { return };
         match offload.op_completed(id, succeeded, sync_required) {
             Ok(None) => {}
             Ok(Some(Outcome::Cancelled(waiting))) => {
                 self.wait_failed(waiting, true, OperationError::Cancelled);
             }
             Ok(Some(Outcome::Matched(waiting, key))) => self.receive_awaited(waiting, key),
-            Err(breach) => self.events.push(Event::TagListBroken(breach)),
+            Err(breach) => self.ops.core.events.push(Event::TagListBroken(breach)),
         }
     }
 
     /// The device has let go of a receive that a message waited for.
     fn receive_awaited(&mut self, waiting: Waiting<B>, key: u32) {
-        if self.matching.messages[key as usize].packets != Chain::NONE {
-            let posted = self.matching.end_wait(waiting);
+        if self.messages[key as usize].packets != Chain::NONE {
+            let posted = self.end_wait(waiting);
             return self.receive_unexpected(posted.target(true), key);
         }
         // The message was dropped.
-        self.matching.messages.remove(key as usize);
+        self.messages.remove(key as usize);
         self.wait_failed(waiting, true, OperationError::PeerRemoved);
     }
 
     /// Posts the commands that are due.
     pub(crate) fn post_tag_commands(&mut self) {
-        while let Some(offload) = self.matching.matcher(true).offload()
+        while let Some(offload) = self.matcher(true).offload()
             && let Some(Command { op, change, unexpected, signalled }) = offload.poll_command()
         {
             let (post, change) = match change {
@@ -205,17 +198,29 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Change::Sync => (None, TagChange::Sync),
             };
             let command = TagCommand { id: op, change, unexpected, signalled };
-            let Some(list) = self.transmit.device.tag_list() else { return };
+            let Some(list) = self.ops.core.transmit.device.tag_list() else { return };
             match (list.post(command), post) {
                 (Ok(handle), Some(post)) => {
-                    if let Some(offload) = self.matching.matcher(true).offload() {
+                    if let Some(offload) = self.matcher(true).offload() {
                         offload.added(post, handle);
                     }
                 }
                 (Ok(_), None) => {}
                 // It has room for as many as are sent, by its own word.
-                (Err(error), _) => self.events.push(Event::DeviceRefused(error)),
+                (Err(error), _) => self.ops.core.events.push(Event::DeviceRefused(error)),
             }
         }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Whether a message would begin with a segment that isn't its first, for which the device
+    /// doesn't look and which it doesn't count. It delivers in order, so that no honest sender's
+    /// does; looked up here, such a message could take a receive that the device gives to another.
+    #[cold]
+    pub(crate) fn begins_unseen(&mut self, peer: PeerId, rtm: &Rtm<'_>, shape: &Shape) -> bool {
+        let active = self.peers.active_mut(peer);
+        let is_kept = active.is_some_and(|of| of.window.get_mut(rtm.msg_id.0).is_some());
+        rtm.tag.is_some() && shape.offset > 0 && !is_kept
     }
 }
