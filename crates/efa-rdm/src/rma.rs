@@ -377,7 +377,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             _ => {
                 let reason = DropReason::Unsupported(rtw.packet_type());
-                return self.drop_packet(Some(peer), reason);
+                return self.core.drop_packet(Some(peer), reason);
             }
         };
         if !carries || rdma::total(rtw.rma_iov) != Some(shape.length) {

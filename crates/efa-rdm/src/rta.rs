@@ -366,6 +366,7 @@ impl<'a> Asked<'a> {
             RtaKind::Write | RtaKind::DcWrite { .. } => AtomicKind::Write,
             RtaKind::Fetch { .. } => AtomicKind::Fetch,
             RtaKind::Compare { .. } => AtomicKind::Compare,
+            _ => return None,
         };
         let size = datatype.size() as u64;
         let of_elements = rta.rma_iov.iter().all(|piece| piece.len().is_multiple_of(size));
