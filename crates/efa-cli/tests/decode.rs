@@ -32,8 +32,8 @@ fn rtm(msg_id: u32, tag: Option<u64>, kind: RtmKind<'_>, options: ReqOptions) ->
     Header::Rtm(Rtm { msg_id: MsgId(msg_id), tag, kind, options })
 }
 
-/// A small story: two messages, a grant, rubbish, a packet that nobody took.
-fn story() -> Vec<(PacketEvent, u8, u8, Vec<u8>)> {
+/// Two messages, a CTS, malformed packets, and a packet that met a receiver that wasn't ready.
+fn packets() -> Vec<(PacketEvent, u8, u8, Vec<u8>)> {
     let address = RawAddress { gid: queue_pair(1).gid.0, qpn: 1, connid: efa_proto::Connid(0x11) };
     let with_address =
         ReqOptions { raw_address: Some((address, Default::default())), ..ReqOptions::NONE };
@@ -64,12 +64,12 @@ fn story() -> Vec<(PacketEvent, u8, u8, Vec<u8>)> {
     ]
 }
 
-/// A capture of [`story`].
+/// A capture of [`packets`].
 fn capture(name: &str) -> Scratch {
-    let story = story().into_iter().enumerate();
+    let packets = packets().into_iter().enumerate();
     written(
         name,
-        story.map(|(index, (event, source, destination, bytes))| Record {
+        packets.map(|(index, (event, source, destination, bytes))| Record {
             time: Time::from_nanos(5_000_000_000 + 1_234 * index as u64),
             event,
             source: queue_pair(source),
@@ -105,19 +105,19 @@ fn count(file: &Scratch, options: &[&str]) -> usize {
 }
 
 #[test]
-fn one_line_a_packet() {
+fn lines_hold_time_event_queue_pairs_and_packet() {
     let text = decode(capture("lines.pcapng"), &[]).success();
     insta::assert_snapshot!(text);
 }
 
 #[test]
-fn bytes_of_each_packet() {
+fn hex_prints_the_bytes_of_each_packet() {
     let text = decode(capture("hex.pcapng"), &["--hex", "--type", "eager", "--peer", "2"]);
     insta::assert_snapshot!(text.success());
 }
 
 #[test]
-fn summary_by_type() {
+fn summary_counts_packets_by_type() {
     insta::assert_snapshot!(decode(capture("summary.pcapng"), &["--summary"]).success());
     let json = decode(capture("summary-json.pcapng"), &["--summary", "--json"]).success();
     let sent: u64 = json
@@ -129,27 +129,28 @@ fn summary_by_type() {
 }
 
 #[test]
-fn json_lines() {
+fn json_has_ids_tag_lengths_and_bytes() {
     let json = decode(capture("json.pcapng"), &["--json", "--hex"]).success();
     let lines: Vec<serde_json::Value> =
         json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    for (line, (_, source, destination, bytes)) in lines.iter().zip(story()) {
+    for (line, (_, source, destination, bytes)) in lines.iter().zip(packets()) {
         assert_eq!(line["source"]["qpn"], source);
         assert_eq!(line["destination"]["gid"], queue_pair(destination).gid.to_string());
         assert_eq!(line["length"], bytes.len());
         let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(line["hex"], hex.join(" "));
     }
-    assert_eq!(lines.len(), story().len());
+    assert_eq!(lines.len(), packets().len());
     assert_eq!(lines[2]["type"], "LONGCTS_MSGRTM");
     assert_eq!((&lines[2]["msg_id"], &lines[2]["send_id"]), (&1.into(), &0x1234.into()));
-    assert_eq!(lines[2]["payload"], 100);
+    assert_eq!((&lines[2]["payload"], &lines[2]["msg_length"]), (&100.into(), &100_000.into()));
+    assert_eq!((&lines[0]["tag"], &lines[2]["tag"]), (&0x2a.into(), &serde_json::Value::Null));
     assert!(lines[4].get("type").is_none() && lines[4]["error"].is_string());
     assert_eq!(lines[6]["status"]["code"], 10);
 }
 
 #[test]
-fn filters() {
+fn filters_of_one_kind_are_alternatives_and_kinds_combine() {
     let file = &capture("filters.pcapng");
     assert_eq!(count(file, &[]), 7);
     assert_eq!(count(file, &["--type", "rtm"]), 4);
@@ -162,6 +163,8 @@ fn filters() {
     assert_eq!(count(file, &["--peer", "fe00::2"]), 4);
     assert_eq!(count(file, &["--peer", "fe00::2/3"]), 0);
     assert_eq!(count(file, &["--msg-id", "0"]), 2);
+    assert_eq!(count(file, &["--tag", "0x2a"]), 2);
+    assert_eq!(count(file, &["--tag", "42,7", "--event", "sent"]), 1);
     assert_eq!(count(file, &["--op-id", "0x1234"]), 2);
     assert_eq!(count(file, &["--op-id", "9"]), 1);
     assert_eq!(count(file, &["--event", "failed"]), 1);
@@ -169,15 +172,16 @@ fn filters() {
 }
 
 #[test]
-fn filters_without_sense_are_refused() {
+fn invalid_filters_are_usage_errors() {
     let refused = |option: &str, value: &str| run(["decode", "x", option, value]).usage();
     assert!(refused("--type", "eagre").contains("no packet type or family `eagre`"));
     assert!(refused("--peer", "host").contains("`host` is neither a GID"));
+    assert!(refused("--tag", "hello").contains("`hello` is not a tag"));
     assert!(refused("--msg-id", "4294967296").contains("not a number from 0 to 4294967295"));
 }
 
 #[test]
-fn standard_input() {
+fn standard_input_is_read_as_a_capture() {
     let capture = capture("stdin.pcapng");
     let file = std::fs::File::open(&capture).unwrap();
     let output = efa(["decode", "-", "--count"]).stdin(file).output().unwrap();
@@ -185,7 +189,33 @@ fn standard_input() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn several_captures_are_merged_by_time() {
+    let part = |name: &str, keep: fn(usize) -> bool| {
+        let packets = packets().into_iter().enumerate().filter(|(index, _)| keep(*index));
+        let records = packets.map(|(index, (event, source, destination, bytes))| Record {
+            time: Time::from_nanos(5_000_000_000 + 1_234 * index as u64),
+            event,
+            source: queue_pair(source),
+            destination: queue_pair(destination),
+            bytes: Cow::Owned(bytes),
+        });
+        written(name, records.collect::<Vec<_>>().into_iter())
+    };
+    let whole = decode(capture("whole.pcapng"), &[]).success();
+    let (odd, even) = (part("odd", |index| index % 2 == 1), part("even", |index| index % 2 == 0));
+    assert_eq!(run(["decode", odd.as_str(), even.as_str()]).success(), whole);
+    assert_eq!(run(["decode", even.as_str(), odd.as_str(), "--count"]).success(), "7\n");
+
+    // Damage in one of them is reported after all packets of the others.
+    let bytes = std::fs::read(&even).unwrap();
+    std::fs::write(&even, &bytes[..bytes.len() - 1]).unwrap();
+    let outcome = run(["decode", even.as_str(), odd.as_str(), "--count"]);
+    assert_eq!(outcome.stdout, "6\n");
+    assert!(outcome.failure().contains("even: after 3 packets: "));
+}
+
+#[test]
+fn closed_output_pipe_is_no_error() {
     // More than a pipe holds, so that the program meets the closed end.
     let path = Scratch::new("pipe.pcapng");
     let mut capture = Capture::create(&path, "test").unwrap();
@@ -204,7 +234,7 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[test]
-fn files_that_are_no_captures() {
+fn files_that_are_no_captures_are_errors_that_say_what_they_are() {
     let absent = decode(Scratch::new("absent.pcapng"), &[]).failure();
     assert!(absent.contains("absent.pcapng: not readable as a capture"), "{absent}");
 
@@ -226,16 +256,16 @@ fn files_that_are_no_captures() {
     assert_eq!(directory.matches("Is a directory").count(), 1, "{directory}");
 }
 
-/// A cut file gives the packets before the cut and an error, wherever it is cut.
+/// And an error, wherever the file is cut.
 #[test]
-fn files_that_end_too_early() {
+fn cut_file_prints_the_packets_before_the_cut() {
     let whole = std::fs::read(capture("whole.pcapng")).unwrap();
     for length in (0..whole.len()).step_by(41).chain([whole.len() - 1]) {
         let path = Scratch::new("cut.pcapng");
         std::fs::write(&path, &whole[..length]).unwrap();
         let outcome = decode(path, &[]);
         let lines = outcome.stdout.lines().count();
-        assert!(lines < story().len());
+        assert!(lines < packets().len());
         if outcome.code == Some(0) {
             // Cut between two packets: nothing tells that there was more.
             continue;
@@ -247,9 +277,8 @@ fn files_that_end_too_early() {
     }
 }
 
-/// Damaged bytes never make it panic.
 #[test]
-fn files_with_a_damaged_byte() {
+fn file_with_a_damaged_byte_is_decoded_or_refused() {
     let whole = std::fs::read(capture("sound.pcapng")).unwrap();
     for at in (0..whole.len()).step_by(13) {
         let mut damaged = whole.clone();
@@ -262,7 +291,7 @@ fn files_with_a_damaged_byte() {
 }
 
 #[test]
-fn messages_for_the_queue_pair_of_an_application_are_known_by_the_handshake() {
+fn packets_to_an_announced_user_queue_pair_are_plain() {
     let user = UserRecvQp { qpn: 77, qkey: 5 };
     let handshake = Handshake {
         extra_info: ExtraInfo::new(&[1 << 7]).unwrap(),

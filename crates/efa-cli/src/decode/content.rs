@@ -1,4 +1,4 @@
-//! What a datagram holds.
+//! The parsed content of a datagram.
 
 use std::collections::HashSet;
 
@@ -6,16 +6,16 @@ use efa_device::Qpn;
 use efa_proto::{Header, Packet, ParseError};
 use efa_sim::record::{QueuePairId, Record};
 
-/// Queue pairs of applications that are kept in mind; more are of no honest capture.
-const MOST: usize = 4096;
+/// Most user queue pairs remembered, so that a hostile capture can't fill the memory.
+const MAX_USER_QUEUES: usize = 4096;
 
-/// What a datagram holds.
+/// The parsed content of a datagram.
 pub(super) enum Content<'a> {
     /// A packet of the protocol.
     Packet(Packet<'a>),
-    /// Bytes for the queue pair of an application, without a header (feature 7).
+    /// A message without a header, to a user queue pair (extra request 7).
     Plain(&'a [u8]),
-    /// Neither.
+    /// Not a packet.
     Malformed(ParseError),
 }
 
@@ -29,14 +29,14 @@ impl<'a> Content<'a> {
     }
 }
 
-/// The queue pairs that applications receive at themselves, as far as the capture has told.
+/// The user queue pairs that HANDSHAKEs of the capture announced.
 #[derive(Default)]
-pub(super) struct PlainQueues(HashSet<QueuePairId>);
+pub(super) struct UserQueues(HashSet<QueuePairId>);
 
-impl PlainQueues {
-    /// Reads the next datagram of a capture.
+impl UserQueues {
+    /// Parses the next datagram of a capture.
     pub(super) fn read<'a>(&mut self, record: &'a Record<'_>) -> Content<'a> {
-        // They never send: the number is another's now.
+        // User queue pairs don't send: one that sends got the number anew.
         self.0.remove(&record.source);
         if self.0.contains(&record.destination) {
             return Content::Plain(&record.bytes);
@@ -50,13 +50,13 @@ impl PlainQueues {
         }
     }
 
-    /// A HANDSHAKE tells of the queue pair that messages to its sender are to go to.
+    /// Remembers the user queue pair that a HANDSHAKE announces.
     fn learn(&mut self, record: &Record<'_>, packet: &Packet<'_>) {
         if let Header::Handshake(handshake) = packet.header
             && let Some(user) = handshake.user_recv_qp
             && let Ok(qpn) = u16::try_from(user.qpn).map(Qpn)
             && qpn != record.source.qpn
-            && self.0.len() < MOST
+            && self.0.len() < MAX_USER_QUEUES
         {
             self.0.insert(QueuePairId { gid: record.source.gid, qpn });
         }

@@ -1,4 +1,4 @@
-//! Which packets are wanted.
+//! The filters of `efa decode`.
 
 use std::net::Ipv6Addr;
 use std::str::FromStr;
@@ -7,13 +7,13 @@ use clap::ValueEnum;
 use efa_proto::PacketType;
 use efa_sim::record::{PacketEvent, QueuePairId};
 
-use super::ids::Ids;
+use super::fields::Fields;
 use super::{Args, Content, Entry};
 
-/// A filter that makes no sense.
+/// An invalid filter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FilterError {
-    /// No packet type and no family is called that.
+    /// No packet type or family has this name.
     #[error("no packet type or family `{name}`")]
     UnknownType {
         /// What was given.
@@ -25,6 +25,12 @@ pub(crate) enum FilterError {
         /// What was given.
         text: String,
     },
+    /// Not a number of 64 bits.
+    #[error("`{text}` is not a tag: a number of 64 bits, decimal or 0x…")]
+    BadTag {
+        /// What was given.
+        text: String,
+    },
     /// Not a number of 32 bits.
     #[error("`{text}` is not a number from 0 to 4294967295, decimal or 0x…")]
     BadNumber {
@@ -33,16 +39,16 @@ pub(crate) enum FilterError {
     },
 }
 
-/// A type, several, or what is no packet at all.
+/// Packet types, or datagrams that are no packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TypeFilter {
     /// Byte 0 of the packet, also of malformed ones.
     Number(u8),
-    /// Any of these.
+    /// One of these.
     Among(Vec<PacketType>),
-    /// What has no header by intent.
+    /// Messages without a header, for user queue pairs.
     Plain,
-    /// What can't be parsed.
+    /// Datagrams that can't be parsed.
     Malformed,
 }
 
@@ -94,7 +100,7 @@ impl TypeFilter {
     }
 }
 
-/// A queue pair, as far as it is given.
+/// A queue pair, or all of an interface, or all with a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerFilter {
     gid: Option<[u8; 16]>,
@@ -127,12 +133,12 @@ impl PeerFilter {
 /// What happened to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EventFilter {
-    /// It left its sender
+    /// The source posted it, and it left
     Sent,
-    /// It reached its receiver
+    /// It is in a receive buffer of the destination
     #[value(alias = "recv")]
     Received,
-    /// It was given up
+    /// The send failed, with a status
     #[value(alias = "fail")]
     Failed,
 }
@@ -144,6 +150,20 @@ impl EventFilter {
             PacketEvent::Received => self == Self::Received,
             PacketEvent::Failed(_) => self == Self::Failed,
         }
+    }
+}
+
+/// A tag, decimal or `0x…`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tag(u64);
+
+impl FromStr for Tag {
+    type Err = FilterError;
+
+    fn from_str(text: &str) -> Result<Self, FilterError> {
+        number_of_64_bits(text)
+            .map(Self)
+            .ok_or_else(|| FilterError::BadTag { text: text.to_owned() })
     }
 }
 
@@ -160,9 +180,13 @@ impl FromStr for Number {
 }
 
 fn number(text: &str) -> Option<u32> {
+    number_of_64_bits(text).and_then(|number| number.try_into().ok())
+}
+
+fn number_of_64_bits(text: &str) -> Option<u64> {
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) if digits.starts_with('+') => None,
-        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None if text.starts_with('+') => None,
         None => text.parse().ok(),
     }
@@ -176,18 +200,22 @@ impl<'a> Filter<'a> {
         Self(args)
     }
 
-    /// Whether the entry is wanted by each kind of filter that was given.
+    /// Whether the entry matches a filter of each kind that was given.
     pub(super) fn matches(&self, entry: &Entry<'_>) -> bool {
-        let Args { types, peers, events, msg_ids, op_ids, .. } = self.0;
+        let Args { types, peers, events, msg_ids, tags, op_ids, .. } = self.0;
         let record = entry.record;
         let ends = [record.source, record.destination];
-        let ids = entry.content.packet().map(|packet| Ids::of(&packet.header)).unwrap_or_default();
-        let is_op = |n: &Number| [ids.send_id, ids.recv_id].iter().flatten().any(|id| id.0 == n.0);
+        let packet = entry.content.packet();
+        let fields = packet.map(|packet| Fields::of(&packet.header)).unwrap_or_default();
+        let is_op =
+            |n: &Number| [fields.send_id, fields.recv_id].iter().flatten().any(|id| id.0 == n.0);
         (types.is_empty() || types.iter().any(|filter| filter.matches(entry)))
             && (peers.is_empty()
                 || peers.iter().any(|peer| ends.iter().any(|id| peer.matches(*id))))
             && (events.is_empty() || events.iter().any(|event| event.matches(record.event)))
-            && (msg_ids.is_empty() || ids.msg_id.is_some_and(|id| msg_ids.contains(&Number(id.0))))
+            && (msg_ids.is_empty()
+                || fields.msg_id.is_some_and(|id| msg_ids.contains(&Number(id.0))))
+            && (tags.is_empty() || fields.tag.is_some_and(|tag| tags.contains(&Tag(tag))))
             && (op_ids.is_empty() || op_ids.iter().any(is_op))
     }
 }
@@ -204,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_is_found_by_its_name_and_by_its_number() {
+    fn packet_types_parse_by_name_and_by_number() {
         for packet_type in PacketType::ALL {
             assert_eq!(names(packet_type.name()), [packet_type.name()]);
             assert_eq!(names(&packet_type.name().to_lowercase()), [packet_type.name()]);
@@ -216,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn families() {
+    fn family_names_stand_for_all_their_types() {
         assert_eq!(names("cts"), ["CTS"]);
         assert_eq!(names("rtr"), ["SHORT_RTR", "LONGCTS_RTR"]);
         assert_eq!(names("runtread"), ["RUNTREAD_MSGRTM", "RUNTREAD_TAGRTM", "RUNTREAD_RTW"]);
@@ -229,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_types() {
+    fn unknown_type_names_are_refused() {
         for text in ["", "eagre", "256", "-1", "read", "0x", "+3", "rt"] {
             let error = FilterError::UnknownType { name: text.to_owned() };
             assert_eq!(text.parse::<TypeFilter>(), Err(error), "{text}");
@@ -237,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn peers() {
+    fn peer_filter_matches_gid_or_qpn_or_both() {
         let id = |gid: u8, qpn| {
             let mut id = QueuePairId::default();
             (id.gid.0[0], id.gid.0[15], id.qpn.0) = (0xfe, gid, qpn);
@@ -255,12 +283,17 @@ mod tests {
     }
 
     #[test]
-    fn numbers() {
+    fn numbers_parse_in_decimal_and_hexadecimal_within_their_bits() {
         assert_eq!("4294967295".parse(), Ok(Number(u32::MAX)));
         assert_eq!("0X2a".parse(), Ok(Number(42)));
         for text in ["4294967296", "", "x", "-1", "0x+1"] {
             let error = FilterError::BadNumber { text: text.to_owned() };
             assert_eq!(text.parse::<Number>(), Err(error), "{text}");
+        }
+        assert_eq!("0xffffFFFFffffFFFF".parse(), Ok(Tag(u64::MAX)));
+        for text in ["0x10000000000000000", "", "x", "-1", "+1"] {
+            let error = FilterError::BadTag { text: text.to_owned() };
+            assert_eq!(text.parse::<Tag>(), Err(error), "{text}");
         }
     }
 }

@@ -1,25 +1,24 @@
 //! `efa decode` of any bytes, for `tests/hostile`.
 
-use efa_sim::capture::CaptureReader;
+use super::captures::Captures;
+use super::{Args, print};
 
-use super::{Args, DecodeError, print};
-
-/// What is printed.
+/// A form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// A line a packet, and its bytes.
+    /// One line a packet, with its bytes.
     Lines,
     /// The same as JSON.
     Json,
-    /// A table.
+    /// A table of packet types.
     Summary,
-    /// A JSON object a row.
+    /// The same as JSON, one object a row.
     SummaryJson,
-    /// How many there are.
+    /// The number of packets.
     Count,
 }
 
-/// What is printed of a capture, and what the user is told if it is no good one.
+/// The output for a capture, and the error if it is damaged.
 #[must_use]
 pub fn decode(form: Form, capture: &[u8]) -> (String, Option<String>) {
     let args = Args {
@@ -30,10 +29,7 @@ pub fn decode(form: Form, capture: &[u8]) -> (String, Option<String>) {
         ..Args::default()
     };
     let mut out = Vec::new();
-    let opened = |source| DecodeError::Open { file: args.file.clone(), source };
-    let printed = CaptureReader::new(capture)
-        .map_err(opened)
-        .and_then(|reader| print(&args, reader, &mut out));
-    let told = printed.err().map(|error| crate::in_words(&error.into()));
-    (String::from_utf8_lossy(&out).into_owned(), told)
+    let printed = Captures::of_bytes(capture).and_then(|captures| print(&args, captures, &mut out));
+    let error = printed.err().map(|error| crate::in_words(&error.into()));
+    (String::from_utf8_lossy(&out).into_owned(), error)
 }

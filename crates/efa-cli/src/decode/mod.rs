@@ -1,29 +1,31 @@
-//! `efa decode FILE`: the packets of a capture, one line each.
+//! `efa decode FILE…`: the packets of captures, one line each.
 //!
 //! ```text
-//!   file ──► CaptureReader ──► Entry (record + what it holds) ──► Filter ──► lines │ JSON
-//!                                                                       └──► count │ summary
+//!   files ──► Captures (merged by time) ──► Entry (record + parsed packet) ──► Filter ──► lines │ JSON
+//!                                                                                └──► count │ summary
 //! ```
 //!
-//! One packet is in memory at a time, so that captures may be of any length. The wire is not
-//! trusted: a packet that can't be parsed is shown as malformed, with its first bytes. What goes to
-//! the queue pair of an application has no header, and is known by the HANDSHAKE that told of it.
+//! One packet of each file is in memory at a time, so that captures may be of any length. A packet that
+//! can't be parsed is shown as malformed, with its first bytes. Packets for a user queue pair have no
+//! header; the HANDSHAKE that announces the queue pair identifies them.
 
+mod captures;
 mod content;
+mod fields;
 mod filter;
 pub(crate) mod hostile;
-mod ids;
 mod show;
 mod summary;
 
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
-use efa_sim::capture::{CaptureError, CaptureReader};
+use efa_sim::capture::CaptureError;
 use efa_sim::record::Record;
 
-use self::content::{Content, PlainQueues};
-use self::filter::{EventFilter, Filter, Number, PeerFilter, TypeFilter};
+use self::captures::Captures;
+use self::content::{Content, UserQueues};
+use self::filter::{EventFilter, Filter, Number, PeerFilter, Tag, TypeFilter};
 use self::summary::Summary;
 use crate::output;
 
@@ -31,14 +33,24 @@ use crate::output;
 #[derive(Debug, Default, clap::Args)]
 #[command(after_help = "\
 Each line holds the time since the first packet in seconds, what happened (sent, recv, fail), \
-source → destination as gid/qpn, and the packet. A packet is listed once for each thing that \
-happened to it. Filters of different kinds must all match; of filters of one kind, one.")]
+source → destination as GID/QPN, and the packet. A packet is listed once for each event: sent by its \
+source, received by its destination. Times are those of the poll that handled the event: packets of \
+one poll have the same time. Filters of different kinds must all match; of filters of one kind, one.
+
+Several files are merged by their times. The captures that `efa soft-efa run --capture F-%p` writes on \
+one host share a clock; those of `efa pingpong --capture` each count from the start of their process.
+
+A list of messages (first to last packet of each, subprotocol, duration) is not there yet: EAGER, MEDIUM, \
+LONGCTS, … packets have a msg_id, and their CTS, CTSDATA and EOR are found by --op-id.
+
+The file format: docs/capture.md in the repository.")]
 pub(crate) struct Args {
-    /// The capture, a pcapng file written by the software device; `-` reads standard input
-    file: PathBuf,
+    /// Captures, pcapng files written by the software device; `-` reads standard input
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
     /// Only packets of this type: a name, a number, a family (rtm, msgrtm, tagrtm, rtw, rtr, rta,
-    /// req, eager, medium, longcts, longread, runtread, dc), `plain` (without a header, for the queue
-    /// pair of an application) or `malformed`
+    /// req, eager, medium, longcts, longread, runtread, dc), `plain` (without a header, for a user
+    /// queue pair) or `malformed`
     #[arg(long = "type", value_name = "TYPE", value_delimiter = ',')]
     types: Vec<TypeFilter>,
     /// Only packets from or to this queue pair: GID, QPN or GID/QPN
@@ -47,10 +59,13 @@ pub(crate) struct Args {
     /// Only packets with this msg_id
     #[arg(long = "msg-id", value_name = "N", value_delimiter = ',')]
     msg_ids: Vec<Number>,
+    /// Only packets with this tag, decimal or 0x…
+    #[arg(long = "tag", value_name = "TAG", value_delimiter = ',')]
+    tags: Vec<Tag>,
     /// Only packets that name this operation as send_id or recv_id
     #[arg(long = "op-id", value_name = "N", value_delimiter = ',')]
     op_ids: Vec<Number>,
-    /// Only packets to which this happened
+    /// Only packets with this event
     #[arg(long = "event", value_name = "EVENT", value_delimiter = ',')]
     events: Vec<EventFilter>,
     /// Print how many packets match, and nothing else
@@ -67,40 +82,40 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Why a capture could not be printed, or not to its end.
+/// Why captures can't be printed, or not to their end.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DecodeError {
-    /// It can't be opened, or doesn't begin as a capture does.
+    /// The file can't be opened, or doesn't begin as a capture does.
     #[error("{}: not readable as a capture", file.display())]
     Open {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The reason.
         source: CaptureError,
     },
-    /// It can't be read to its end.
+    /// The file can't be read to its end.
     #[error("{}: after {packets} packets", file.display())]
     Packet {
         /// The file.
         file: PathBuf,
-        /// Packets that could be read.
+        /// Number of packets read from it.
         packets: u64,
-        /// What is wrong.
+        /// The reason.
         source: CaptureError,
     },
-    /// What was read can't be written.
+    /// The output can't be written.
     #[error("cannot write the output")]
     Output(#[from] io::Error),
 }
 
-/// One thing that happened to one packet.
+/// One event of one packet.
 struct Entry<'a> {
     /// As captured.
     record: &'a Record<'a>,
     /// As parsed.
     content: Content<'a>,
-    /// Nanoseconds since the first packet of the capture; processes that write into one file may
-    /// do so out of order, so it can be negative.
+    /// Nanoseconds since the first packet of the captures; negative if the records of a file are out of
+    /// order.
     elapsed: i128,
 }
 
@@ -111,7 +126,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// What is made of the entries that match.
+/// The output for the entries that match.
 enum Report {
     Lines(Hex),
     Json(Hex),
@@ -139,7 +154,7 @@ impl Report {
         }
     }
 
-    /// One entry.
+    /// Adds one entry.
     fn take(&mut self, entry: &Entry<'_>, out: &mut impl Write) -> io::Result<()> {
         match self {
             Self::Lines(hex) => show::line(entry, *hex, out),
@@ -155,7 +170,7 @@ impl Report {
         }
     }
 
-    /// There are no more.
+    /// Ends the output.
     fn finish(self, out: &mut impl Write) -> io::Result<()> {
         match self {
             Self::Lines(_) | Self::Json(_) => Ok(()),
@@ -175,46 +190,24 @@ pub(crate) fn run(args: &Args) -> Result<(), DecodeError> {
 }
 
 fn decode(args: &Args) -> Result<(), DecodeError> {
-    let mut out = BufWriter::new(io::stdout().lock());
-    let opened = |source| DecodeError::Open { file: args.file.clone(), source };
-    if args.file.as_os_str() == "-" {
-        let reader = CaptureReader::new(io::stdin().lock()).map_err(opened)?;
-        print(args, reader, &mut out)
-    } else {
-        let reader = CaptureReader::open(&args.file).map_err(opened)?;
-        print(args, reader, &mut out)
-    }
+    let captures = Captures::open(&args.files)?;
+    print(args, captures, &mut BufWriter::new(io::stdout().lock()))
 }
 
-/// Prints what matches. Damage is reported after the packets before it.
-fn print<R: Read>(
-    args: &Args,
-    reader: CaptureReader<R>,
-    out: &mut impl Write,
-) -> Result<(), DecodeError> {
+/// Prints the packets that match. Damage is reported after the packets before it.
+fn print(args: &Args, mut captures: Captures, out: &mut impl Write) -> Result<(), DecodeError> {
     let filter = Filter::new(args);
     let mut report = Report::new(args);
-    let mut plain = PlainQueues::default();
+    let mut user_queues = UserQueues::default();
     let mut origin = None;
-    let mut packets = 0;
-    let mut damage = None;
-    for record in reader {
-        match record {
-            Ok(record) => {
-                packets += 1;
-                let origin = *origin.get_or_insert(record.time.as_nanos());
-                let entry = Entry::new(&record, plain.read(&record), origin);
-                if filter.matches(&entry) {
-                    report.take(&entry, out)?;
-                }
-            }
-            Err(source) => damage = Some(source),
+    while let Some(record) = captures.next() {
+        let origin = *origin.get_or_insert(record.time.as_nanos());
+        let entry = Entry::new(&record, user_queues.read(&record), origin);
+        if filter.matches(&entry) {
+            report.take(&entry, out)?;
         }
     }
     report.finish(out)?;
     out.flush()?;
-    match damage {
-        Some(source) => Err(DecodeError::Packet { file: args.file.clone(), packets, source }),
-        None => Ok(()),
-    }
+    captures.finish()
 }

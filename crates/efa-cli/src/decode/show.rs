@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use efa_sim::record::{PacketEvent, QueuePairId};
 use serde::Serialize;
 
-use super::ids::Ids;
+use super::fields::Fields;
 use super::{Content, Entry, Hex};
 
 /// Bytes of a malformed packet that its line shows.
@@ -51,7 +51,7 @@ pub(super) fn line(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
     Ok(())
 }
 
-/// A message without a header, in the words of a line.
+/// The text for a message without a header.
 fn plain(bytes: &[u8]) -> String {
     format!("plain payload={}", bytes.len())
 }
@@ -62,13 +62,13 @@ struct Line {
     /// Nanoseconds by the clock of the capture.
     time_ns: u64,
     event: &'static str,
-    /// Number and meaning of the status of a packet that failed.
+    /// The status of a send that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<StatusLine>,
     source: QueuePairLine,
     destination: QueuePairLine,
     length: usize,
-    /// Name or `plain`; nothing if it is malformed.
+    /// Its name, or `plain`; absent if malformed.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     packet_type: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,13 +77,21 @@ struct Line {
     send_id: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     recv_id: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tag: Option<u64>,
+    /// Length of the whole message in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    msg_length: Option<u64>,
+    /// Offset of the payload in the message in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seg_offset: Option<u64>,
     /// Bytes behind the header.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<usize>,
-    /// The packet in the words of a line.
+    /// The packet as in the text output.
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
-    /// Why it is malformed.
+    /// The reason why it is malformed.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     /// All bytes.
@@ -112,7 +120,7 @@ impl From<QueuePairId> for QueuePairLine {
 /// One JSON object in one line.
 pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Result<()> {
     let Entry { record, content, .. } = entry;
-    let ids = content.packet().map(|packet| Ids::of(&packet.header)).unwrap_or_default();
+    let fields = content.packet().map(|packet| Fields::of(&packet.header)).unwrap_or_default();
     let (packet_type, payload, text, error) = match content {
         Content::Packet(packet) => {
             let name = packet.packet_type().name();
@@ -135,9 +143,12 @@ pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
         destination: record.destination.into(),
         length: record.bytes.len(),
         packet_type,
-        msg_id: ids.msg_id.map(|id| id.0),
-        send_id: ids.send_id.map(|id| id.0),
-        recv_id: ids.recv_id.map(|id| id.0),
+        msg_id: fields.msg_id.map(|id| id.0),
+        send_id: fields.send_id.map(|id| id.0),
+        recv_id: fields.recv_id.map(|id| id.0),
+        tag: fields.tag,
+        msg_length: fields.msg_length,
+        seg_offset: fields.seg_offset,
         payload,
         text,
         error,

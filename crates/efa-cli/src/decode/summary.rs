@@ -1,4 +1,4 @@
-//! How many packets of each type.
+//! `--summary`: how many packets of each type.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use super::{Content, Entry};
 #[derive(Default)]
 pub(super) struct Summary(BTreeMap<Kind, Counts>);
 
-/// What is counted together, in the order of the rows.
+/// A row of the table; the order is that of the rows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Packet(PacketType),
@@ -37,7 +37,7 @@ struct Counts {
     sent: u64,
     received: u64,
     failed: u64,
-    /// Of the packets that were sent, headers included.
+    /// Bytes of the packets sent, with headers.
     sent_bytes: u64,
 }
 
@@ -65,7 +65,7 @@ impl Summary {
         counts.add(entry.record.event, entry.record.bytes.len() as u64);
     }
 
-    /// The types in the order of their numbers, what has none behind them.
+    /// The types in the order of their numbers, then plain and malformed.
     fn rows(&self) -> impl Iterator<Item = (&'static str, &Counts)> {
         self.0.iter().map(|(kind, counts)| (kind.name(), counts))
     }

@@ -1,0 +1,92 @@
+//! Several captures read as one, in the order of their times.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+use efa_sim::capture::{CaptureError, CaptureReader};
+use efa_sim::record::Record;
+
+use super::DecodeError;
+
+/// Captures that are read side by side.
+pub(super) struct Captures {
+    files: Vec<Capture>,
+    damage: Option<DecodeError>,
+}
+
+/// A capture and its next record.
+struct Capture {
+    file: PathBuf,
+    reader: CaptureReader<Box<dyn Read>>,
+    next: Option<Record<'static>>,
+    /// Number of packets read.
+    packets: u64,
+}
+
+impl Captures {
+    /// Opens all of them; `-` is standard input.
+    pub(super) fn open(files: &[PathBuf]) -> Result<Self, DecodeError> {
+        let mut captures = Self { files: Vec::new(), damage: None };
+        for file in files {
+            let open = || -> Result<_, CaptureError> {
+                CaptureReader::new(if file.as_os_str() == "-" {
+                    Box::new(io::stdin().lock()) as Box<dyn Read>
+                } else {
+                    Box::new(File::open(file)?)
+                })
+            };
+            let opened = |source| DecodeError::Open { file: file.clone(), source };
+            captures.add(file.clone(), open().map_err(opened)?);
+        }
+        Ok(captures)
+    }
+
+    /// Bytes that are a capture.
+    pub(super) fn of_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let file = PathBuf::new();
+        let reader: Box<dyn Read> = Box::new(io::Cursor::new(bytes.to_vec()));
+        let opened = |source| DecodeError::Open { file: file.clone(), source };
+        let reader = CaptureReader::new(reader).map_err(opened)?;
+        let mut captures = Self { files: Vec::new(), damage: None };
+        captures.add(file, reader);
+        Ok(captures)
+    }
+
+    fn add(&mut self, file: PathBuf, reader: CaptureReader<Box<dyn Read>>) {
+        self.files.push(Capture { file, reader, next: None, packets: 0 });
+        let last = self.files.len() - 1;
+        self.advance(last);
+    }
+
+    /// Reads the next record of a file, in place of the one that is given.
+    fn advance(&mut self, index: usize) -> Option<Record<'static>> {
+        let capture = &mut self.files[index];
+        let next = match capture.reader.next() {
+            Some(Ok(record)) => {
+                capture.packets += 1;
+                Some(record)
+            }
+            Some(Err(source)) => {
+                let (file, packets) = (capture.file.clone(), capture.packets);
+                self.damage.get_or_insert(DecodeError::Packet { file, packets, source });
+                None
+            }
+            None => None,
+        };
+        std::mem::replace(&mut capture.next, next)
+    }
+
+    /// The earliest record that is left; of equal times, that of the file named first.
+    pub(super) fn next(&mut self) -> Option<Record<'static>> {
+        let times = self.files.iter().enumerate();
+        let times = times.filter_map(|(index, capture)| Some((capture.next.as_ref()?.time, index)));
+        let (_, index) = times.min()?;
+        self.advance(index)
+    }
+
+    /// The first damage that was met.
+    pub(super) fn finish(self) -> Result<(), DecodeError> {
+        self.damage.map_or(Ok(()), Err)
+    }
+}
