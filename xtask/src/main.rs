@@ -9,7 +9,7 @@
 //!       ──► soak         everything at random under faults, for minutes or hours
 //!       ──► fuzz         hostile input for every part that hears strangers
 //!       ──► conformance  checklist rows ↔ tests that show them
-//!       ──► verbs        the device of rdma-core
+//!       ──► verbs        efa-verbs with rdma-core, and on the software device
 //!       ──► package      crates can be published; their oldest Rust; `no_std`
 //!            all on top of: workspace (where things are), process (running children),
 //!                           output (that may be closed)

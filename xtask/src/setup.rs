@@ -31,13 +31,13 @@ pub(crate) enum Tool {
     /// MPI programs for the software device, and what they are compiled with.
     OpenMpi,
     OpenMpiHeaders,
-    /// What the layout of the software device is tested with.
+    /// Headers of libibverbs and libefa, with which declarations are compared.
     VerbsHeaders,
-    /// Headers that rdma-sys binds along with those.
+    /// Headers of librdmacm, which the build of rdma-sys reads.
     RdmaCmHeaders,
-    /// What rdma-sys finds them by.
+    /// The build of rdma-sys finds the headers with it.
     PkgConfig,
-    /// What rdma-sys reads them with: of version 14, newer ones it doesn't know.
+    /// The build of rdma-sys parses the headers with it. It can't use version 16 or newer.
     Libclang,
     /// A C++ compiler, for the libFuzzer in the fuzz targets.
     CxxCompiler,

@@ -7,8 +7,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::process;
-use crate::setup;
-use crate::verbs::{self, SoftInterface};
+use crate::verbs::SoftInterface;
 use crate::workspace::Workspace;
 
 /// Arguments of `cargo xtask soak`: those of the program `efa-soak`.
@@ -51,11 +50,10 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 }
 
 fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
-    setup::provide(workspace, verbs::BUILD_TOOLS)?;
     let interface = SoftInterface::new(workspace)?;
     let mut cargo = workspace.cargo();
     cargo.args(["build", "--quiet", "--release", "--package=efa-soak"]);
-    process::run(cargo.args(["--bin=efa-soak-verbs", "--features=efa-soak/verbs"]))?;
+    process::run(cargo.arg("--bin=efa-soak-verbs"))?;
     let program = workspace.metadata()?.target_directory.join("release/efa-soak-verbs");
     DEVICES.iter().try_for_each(|settings| {
         let mut program = std::process::Command::new(&program);

@@ -36,7 +36,7 @@ pub(crate) enum Step {
     Tests,
     /// Tests of the software device with Debian's libfabric and its programs
     Libfabric,
-    /// The device of rdma-core, on the software device by the C interface
+    /// efa-verbs against rdma-core, and our stack on it (on the software device) against libfabric
     Verbs,
     /// The examples in the documentation
     Doctests,
@@ -118,14 +118,7 @@ impl Step {
     pub(crate) fn tools(self) -> &'static [Tool] {
         match self {
             Self::Fmt => &[Tool::Rustfmt],
-            Self::Clippy => &[
-                Tool::Clippy,
-                Tool::VerbsHeaders,
-                Tool::RdmaCmHeaders,
-                Tool::PkgConfig,
-                Tool::Libclang,
-            ],
-            Self::Doc | Self::Package => &verbs::BUILD_TOOLS,
+            Self::Clippy => &[Tool::Clippy],
             Self::Verbs => &verbs::TOOLS,
             Self::Libfabric => &[
                 Tool::FiInfo,
@@ -137,7 +130,12 @@ impl Step {
             Self::Fuzz => &fuzz::TOOLS,
             Self::Interop => &interop::TOOLS,
             Self::Bench => &[Tool::Valgrind, Tool::GungraunRunner],
-            Self::Tests | Self::Doctests | Self::Conformance | Self::Soak => &[],
+            Self::Tests
+            | Self::Doctests
+            | Self::Doc
+            | Self::Package
+            | Self::Conformance
+            | Self::Soak => &[],
         }
     }
 
@@ -162,9 +160,10 @@ impl Step {
             Self::Fmt => {
                 process::run(cargo.args(["fmt", "--all", "--check"]))?;
                 // Workspaces of their own.
-                let mut cargo = workspace.cargo();
-                let arguments = ["fmt", "--check", "--manifest-path", package::NO_STD];
-                process::run(cargo.args(arguments))?;
+                for manifest in [package::NO_STD, verbs::RDMA_SYS] {
+                    let arguments = ["fmt", "--check", "--manifest-path", manifest];
+                    process::run(workspace.cargo().args(arguments))?;
+                }
                 let Some(fuzz) = workspace.fuzz_manifest() else { return Ok(()) };
                 let mut cargo = workspace.cargo();
                 process::run(cargo.args(["fmt", "--check", "--manifest-path"]).arg(fuzz))
@@ -178,7 +177,7 @@ impl Step {
             ])),
             // Not --all-targets: that would run the benches too.
             Self::Tests => {
-                cargo.args(["test", "--workspace", "--exclude=efa-verbs", "--no-fail-fast"]);
+                cargo.args(["test", "--workspace", "--no-fail-fast"]);
                 cargo.args(["--lib", "--bins", "--tests", "--examples"]);
                 // A snapshot that differs is a failure, never a file to be accepted later.
                 run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
@@ -196,7 +195,7 @@ impl Step {
             }
             Self::Verbs => verbs::step(workspace, |cargo| run_tests(cargo, tests)),
             Self::Doctests => {
-                cargo.args(["test", "--workspace", "--exclude=efa-verbs", "--no-fail-fast"]);
+                cargo.args(["test", "--workspace", "--no-fail-fast"]);
                 run_tests(cargo.arg("--doc"), tests)
             }
             Self::Doc => process::run(cargo.env("RUSTDOCFLAGS", "-D warnings").args([

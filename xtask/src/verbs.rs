@@ -1,7 +1,8 @@
-//! The step `verbs` of `cargo xtask test`: the device of rdma-core, which needs C packages to build.
+//! The step `verbs` of `cargo xtask test`: `efa-verbs` against the C headers and libraries of rdma-core,
+//! and our stack on it against libfabric.
 //!
-//! There is no EFA interface where this runs; the tests preload the software device, so that the
-//! way is our stack → efa-verbs → C interface → efa-softverbs.
+//! Where this runs there is no EFA interface. Programs preload the software device instead:
+//! our stack → efa-verbs → C functions → efa-softverbs.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,51 +12,48 @@ use anyhow::{Context, Result, ensure};
 use crate::bench::vs_libfabric;
 use crate::interop;
 use crate::process;
-use crate::setup::Tool;
+use crate::setup::{self, Tool};
 use crate::soak;
 use crate::workspace::Workspace;
 
-/// What a build with rdma-core needs.
-pub(crate) const BUILD_TOOLS: [Tool; 4] =
+/// What the step needs.
+pub(crate) const TOOLS: [Tool; 5] =
+    [Tool::VerbsHeaders, Tool::CCompiler, Tool::LibfabricHeaders, Tool::FiInfo, Tool::Valgrind];
+
+/// A comparison of the declarations of `efa-verbs` with rdma-sys. It is a workspace of its own, as
+/// rdma-sys can't be built everywhere.
+pub(crate) const RDMA_SYS: &str = "tests/rdma-sys/Cargo.toml";
+
+/// What rdma-sys needs to be built.
+const RDMA_SYS_TOOLS: [Tool; 4] =
     [Tool::VerbsHeaders, Tool::RdmaCmHeaders, Tool::PkgConfig, Tool::Libclang];
 
-/// What its tests, its matrix and its comparison with libfabric need.
-pub(crate) const TOOLS: [Tool; 8] = [
-    Tool::VerbsHeaders,
-    Tool::RdmaCmHeaders,
-    Tool::PkgConfig,
-    Tool::Libclang,
-    Tool::CCompiler,
-    Tool::LibfabricHeaders,
-    Tool::FiInfo,
-    Tool::Valgrind,
-];
-
-/// The software device as an interface of rdma-core, for programs that are given its environment.
+/// The software device as an EFA interface, for programs that get its environment.
 pub(crate) struct SoftInterface {
     library: PathBuf,
-    /// Of its own, removed at the end.
-    place: PathBuf,
+    /// Removed at the end.
+    directory: PathBuf,
 }
 
 impl SoftInterface {
-    /// Builds the library, and makes a place for what the programs share.
+    /// Builds the library, and creates a directory for what the programs share.
     pub(crate) fn new(workspace: &Workspace) -> Result<Self> {
         let build = ["build", "--quiet", "--release", "--package=efa-softverbs", "--lib"];
         process::run(workspace.cargo().args(build))?;
         let library = workspace.metadata()?.target_directory.join("release/libefa_soft.so");
         ensure!(library.is_file(), "there is no {}", library.display());
-        let place = std::env::temp_dir().join(format!("efa-verbs-{}", std::process::id()));
-        std::fs::create_dir(&place).with_context(|| format!("cannot make {}", place.display()))?;
-        Ok(Self { library, place })
+        let directory = std::env::temp_dir().join(format!("efa-verbs-{}", std::process::id()));
+        std::fs::create_dir(&directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
+        Ok(Self { library, directory })
     }
 
     /// Variables that make a program find it.
     pub(crate) fn environment(&self) -> [(&'static str, PathBuf); 3] {
         [
             ("LD_PRELOAD", self.library.clone()),
-            ("EFA_SOFT_SYSFS", self.place.clone()),
-            ("EFA_SOFT_DIRECTORY", self.place.join("hosts")),
+            ("EFA_SOFT_SYSFS", self.directory.clone()),
+            ("EFA_SOFT_DIRECTORY", self.directory.join("hosts")),
         ]
     }
 
@@ -71,7 +69,7 @@ impl SoftInterface {
 
 impl Drop for SoftInterface {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.place);
+        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -80,30 +78,31 @@ pub(crate) fn step(
     workspace: &Workspace,
     mut test: impl FnMut(&mut Command) -> Result<()>,
 ) -> Result<()> {
-    // What depends on the feature isn't seen by the step `clippy`.
-    process::run(workspace.cargo().args([
-        "clippy",
-        "--package=efa",
-        "--package=efa-cli",
-        "--features=efa/verbs,efa-cli/verbs",
-        "--all-targets",
-        "--",
-        "--deny=warnings",
-    ]))?;
-    test(workspace.cargo().args(["test", "--package=efa-verbs", "--no-fail-fast"]))?;
-    // The object model, told apart at run time from what it is without the feature.
-    let model = ["--package=efa", "--features=efa/verbs", "--lib", "--tests"];
-    test(workspace.cargo().arg("test").args(model))?;
+    // Says that rdma-core is installed, so that no test that needs it is skipped.
+    let tests = ["test", "--package=efa-verbs", "--no-fail-fast", "--lib", "--tests"];
+    test(workspace.cargo().args(tests).env("EFA_INTEROP", "1"))?;
+    compare_with_rdma_sys(workspace, &mut test)?;
     let interface = SoftInterface::new(workspace)?;
-    let stories = ["--package=efa", "--features=efa/verbs", "--test=on_verbs"];
-    let mut command = workspace.cargo();
-    test(
-        command.args(interface.runner()).arg("test").args(stories).args(["--", "--test-threads=1"]),
-    )?;
+    let tests = ["test", "--package=efa", "--test=on_verbs", "--", "--test-threads=1"];
+    test(workspace.cargo().args(interface.runner()).args(tests))?;
     drop(interface);
-    let tool = ["--package=efa-cli", "--features=efa-cli/verbs", "--test=verbs"];
-    test(workspace.cargo().arg("test").args(tool))?;
     interop::verbs_gate(workspace)?;
     soak::verbs_gate(workspace)?;
     vs_libfabric::gate(workspace)
+}
+
+/// Compares the declarations with rdma-sys where that can be built: Debian 12 has the libclang that it
+/// needs, newer releases don't.
+fn compare_with_rdma_sys(
+    workspace: &Workspace,
+    mut test: impl FnMut(&mut Command) -> Result<()>,
+) -> Result<()> {
+    if let Err(error) = setup::provide(workspace, RDMA_SYS_TOOLS) {
+        say!("not compared with rdma-sys, only with the C headers: {error:#}");
+        return Ok(());
+    }
+    let target = workspace.metadata()?.target_directory.join("rdma-sys");
+    let mut cargo = workspace.cargo();
+    cargo.args(["test", "--locked", "--manifest-path", RDMA_SYS, "--target-dir"]);
+    test(cargo.arg(target))
 }

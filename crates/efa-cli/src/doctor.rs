@@ -1,12 +1,14 @@
-//! `efa doctor`: what a machine needs for the device, each a line, with what to do where it is missing.
+//! `efa doctor`: checks what a machine needs for a device, a line each, with what to do where something is
+//! missing.
 //!
 //! ```text
-//!   Machine (files of /sys, /proc, /dev, limits) ─► checks ─► lines, exit code
-//!   the device itself: opened, and an endpoint on it ─┘
+//!   Machine: files of /sys, /proc, /dev ──────────┐
+//!   this process: rdma-core, limits ──────────────┼─► lines, exit code
+//!   the device, opened, with an endpoint on it ───┘
 //! ```
 //!
-//! The order is that in which trouble is looked for: a line explains those below it. What is of the
-//! device that isn't used is told, and doesn't count. docs/hardware.md says more of each.
+//! A line explains failures of the lines below it. Checks for the device that isn't used are shown and
+//! don't count. docs/hardware.md says more about each.
 
 use std::fmt;
 use std::fs;
@@ -14,6 +16,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use efa::{DeviceError, Domain};
+use efa_verbs::{LibraryReport, LoadError};
 use rustix::fs::{Access, access, statvfs};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -23,36 +26,26 @@ use crate::output;
 
 /// Version of the JSON form.
 const VERSION: u32 = 1;
-/// Amazon, in PCI configuration.
+/// PCI vendor id of Amazon.
 const VENDOR: &str = "0x1d0f";
-/// What device ids of EFA interfaces begin with.
+/// Prefix of the PCI device ids of EFA interfaces.
 const INTERFACE: &str = "0xefa";
-/// Locked memory with which an endpoint can begin: its first packets and queues.
+/// Bytes of locked memory for the first packets and queues of an endpoint.
 const LEAST_LOCKED: u64 = 16 << 20;
-/// Memory that hosts of the software device can begin with.
+/// Bytes of shared memory for the first hosts of the software device.
 const LEAST_SHARED: u64 = 64 << 20;
-/// The right to reach the memory of any process, among the capabilities of Linux.
+/// Bit of the Linux capability to access the memory of any process.
 const CAP_SYS_PTRACE: u64 = 1 << 19;
-/// What the place of the software device's files is called.
+/// Name of the check of the file system that holds the software device's files.
 const DEVICE_MEMORY: &str = "memory of the device";
 /// The first kernel that copies pinned pages when a process forks.
 const COPIES_AT_FORK: (u32, u32) = (5, 12);
-/// Where libraries are.
-const LIBRARIES: [&str; 6] = [
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib",
-    "opt/amazon/efa/lib64",
-    "opt/amazon/efa/lib",
-];
-
 /// Arguments of `efa doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Each line is `ok`, `note` (works, could be better), or `BAD` with what to do. The exit code is 1 if \
-something is bad that the device needs: with --device auto, that of an EFA interface if the machine \
-has one, and else of the software device.")]
+the device needs something that is BAD. With --device auto that is an EFA interface if the machine \
+has one, and otherwise the software device.")]
 pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
@@ -61,18 +54,18 @@ pub(crate) struct Args {
     device: DeviceArgs,
 }
 
-/// Why there is no good news.
+/// Why the command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DoctorError {
-    /// The lines say what.
+    /// Checks failed; the printed lines say which.
     #[error("{bad} of {checks} checks failed")]
     Bad {
-        /// How many.
+        /// How many failed.
         bad: usize,
-        /// Of how many.
+        /// How many were made.
         checks: usize,
     },
-    /// What there is can't be written.
+    /// Standard output can't be written.
     #[error("cannot write the output")]
     Output(#[from] io::Error),
 }
@@ -81,9 +74,12 @@ pub(crate) enum DoctorError {
 pub(crate) fn run(args: &Args) -> Result<(), DoctorError> {
     let machine = Machine { root: "/".into(), directory: args.device.soft.directory.clone() };
     let wanted = args.wanted(&machine);
-    let mut lines = machine.lines();
+    let mut lines = machine.hardware();
+    lines.extend(rdma_core());
+    lines.push(locked_memory());
+    lines.extend(machine.system());
     lines.push(args.endpoint(wanted));
-    lines.iter_mut().for_each(|line| line.counts &= line.of.is_none_or(|of| of == wanted));
+    lines.iter_mut().for_each(|line| line.counts &= line.device.is_none_or(|of| of == wanted));
     let text = if args.json { json(&lines) } else { table(&lines) };
     output::tolerate_closed(writeln!(io::stdout(), "{text}"))?;
     let bad = lines.iter().filter(|line| line.fails()).count();
@@ -93,9 +89,10 @@ pub(crate) fn run(args: &Args) -> Result<(), DoctorError> {
     }
 }
 
-/// What is told of a machine with these files, as text and as JSON.
+/// The checks of a machine that has these files below `root`, as text and as JSON.
 pub(crate) fn of_files(root: &Path) -> (String, String) {
-    let lines = Machine { root: root.to_owned(), directory: None }.lines();
+    let machine = Machine { root: root.to_owned(), directory: None };
+    let lines = [machine.hardware(), machine.system()].concat();
     (table(&lines), json(&lines))
 }
 
@@ -104,23 +101,25 @@ impl Args {
         self.device.conflict(&PropertyArgs::default(), None)
     }
 
-    /// The device that is to work.
-    fn wanted(&self, machine: &Machine) -> Of {
+    /// The device whose checks count.
+    fn wanted(&self, machine: &Machine) -> Needs {
         match self.device.device {
-            Kind::Verbs => Of::Verbs,
-            Kind::Soft => Of::Soft,
-            Kind::Auto if self.device.interface.is_some() => Of::Verbs,
-            Kind::Auto if machine.interfaces().is_empty() && efa::interfaces().is_err() => Of::Soft,
-            Kind::Auto => Of::Verbs,
+            Kind::Verbs => Needs::Verbs,
+            Kind::Soft => Needs::Soft,
+            Kind::Auto if self.device.interface.is_some() => Needs::Verbs,
+            Kind::Auto if machine.interfaces().is_empty() && efa::interfaces().is_err() => {
+                Needs::Soft
+            }
+            Kind::Auto => Needs::Verbs,
         }
     }
 
-    /// The device itself.
-    fn endpoint(&self, wanted: Of) -> Line {
+    /// Opens the device and makes an endpoint on it.
+    fn endpoint(&self, wanted: Needs) -> Line {
         let properties = PropertyArgs::default();
         let (what, domain) = match wanted {
-            Of::Verbs => ("endpoint on the interface", self.device.open_interface()),
-            Of::Soft => {
+            Needs::Verbs => ("endpoint on the interface", self.device.open_interface()),
+            Needs::Soft => {
                 ("endpoint on the software device", self.device.soft.open(&properties, None))
             }
         };
@@ -131,25 +130,25 @@ impl Args {
             endpoint.map(|address| format!("{name}, {address}")).map_err(|error| error.to_string())
         };
         let line = |state, found, remedy: &str| Line::new(what, None, state, found, remedy);
-        match domain.map_err(|error| remedied(&error)).and_then(made) {
+        match domain.map_err(|error| reason(&error)).and_then(made) {
             Ok(found) => line(State::Good, found, ""),
             Err(error) => line(State::Bad, error, "see the lines above"),
         }
     }
 }
 
-/// The reason alone, where that says all.
-fn remedied(error: &efa::Error) -> String {
+/// The reason for an absent device, which says what to do; any other error as it is.
+fn reason(error: &efa::Error) -> String {
     match error {
         efa::Error::Device(DeviceError::Absent { reason }) => reason.clone(),
         error => error.to_string(),
     }
 }
 
-/// Whose need something is.
+/// The device that needs something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Of {
+enum Needs {
     Verbs,
     Soft,
 }
@@ -172,31 +171,32 @@ impl fmt::Display for State {
     }
 }
 
-/// One thing that was looked at.
-#[derive(Debug, Serialize)]
+/// The result of a check.
+#[derive(Clone, Debug, Serialize)]
 struct Line {
     what: &'static str,
-    /// Whose need it is; `None` for both.
-    of: Option<Of>,
+    /// The device that needs it; `None` for both.
+    #[serde(rename = "of")]
+    device: Option<Needs>,
     state: State,
-    /// Whether it is a need of the device that is to work.
+    /// Whether it is a check of the device that is used.
     counts: bool,
     found: String,
-    /// What to do, if something.
+    /// What to do; empty where nothing is to be done.
     remedy: String,
 }
 
 impl Line {
     fn new(
         what: &'static str,
-        of: impl Into<Option<Of>>,
+        device: impl Into<Option<Needs>>,
         state: State,
         found: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        let (of, found, remedy) = (of.into(), found.into(), remedy.into());
+        let (device, found, remedy) = (device.into(), found.into(), remedy.into());
         let remedy = if state == State::Good { String::new() } else { remedy };
-        Self { what, of, state, counts: true, found, remedy }
+        Self { what, device, state, counts: true, found, remedy }
     }
 
     fn fails(&self) -> bool {
@@ -225,10 +225,10 @@ fn json(lines: &[Line]) -> String {
     value.to_string()
 }
 
-/// A machine, by the files that tell of it.
+/// The files that describe a machine.
 struct Machine {
     root: PathBuf,
-    /// Where the files of the software device are to be, if that was said.
+    /// The directory of the software device, if one was given.
     directory: Option<PathBuf>,
 }
 
@@ -250,22 +250,14 @@ impl Machine {
         names
     }
 
-    fn lines(&self) -> Vec<Line> {
-        vec![
-            self.interface(),
-            self.driver(),
-            self.rdma_class(),
-            self.nodes(),
-            self.library("libibverbs", "libibverbs.so.1", "apt install libibverbs1"),
-            self.library("libefa", "libefa.so.1", "apt install ibverbs-providers"),
-            self.provider(),
-            build(),
-            locked_memory(),
-            self.huge_pages(),
-            self.forks(),
-            self.shared_memory(),
-            self.ptrace(),
-        ]
+    /// Interface, driver and device nodes.
+    fn hardware(&self) -> Vec<Line> {
+        vec![self.interface(), self.driver(), self.rdma_class(), self.nodes(), self.provider()]
+    }
+
+    /// Settings of the system.
+    fn system(&self) -> Vec<Line> {
+        vec![self.huge_pages(), self.forks(), self.shared_memory(), self.ptrace()]
     }
 
     /// PCI addresses of EFA interfaces.
@@ -287,7 +279,7 @@ impl Machine {
             false => (State::Good, found.join(", ")),
         };
         let remedy = "run on an instance type with EFA, and attach an interface of type efa to it";
-        Line::new("EFA interface", Of::Verbs, state, found, remedy)
+        Line::new("EFA interface", Needs::Verbs, state, found, remedy)
     }
 
     fn driver(&self) -> Line {
@@ -297,8 +289,8 @@ impl Machine {
             None if there => (State::Good, "loaded".into()),
             None => (State::Bad, "not loaded".into()),
         };
-        let remedy = "modprobe efa; if there is none, install the EFA installer's or the kernel's";
-        Line::new("driver module efa", Of::Verbs, state, found, remedy)
+        let remedy = "modprobe efa; if there is no such module, run the EFA installer of AWS";
+        Line::new("driver module efa", Needs::Verbs, state, found, remedy)
     }
 
     fn rdma_class(&self) -> Line {
@@ -307,7 +299,13 @@ impl Machine {
             true => (State::Bad, "no device in /sys/class/infiniband".to_owned()),
             false => (State::Good, found.join(", ")),
         };
-        Line::new("RDMA devices of the kernel", Of::Verbs, state, found, "modprobe ib_uverbs efa")
+        Line::new(
+            "RDMA devices of the kernel",
+            Needs::Verbs,
+            state,
+            found,
+            "modprobe ib_uverbs efa",
+        )
     }
 
     fn nodes(&self) -> Line {
@@ -332,20 +330,10 @@ impl Machine {
                 "chmod 666 /dev/infiniband/uverbs*, as the udev rules of rdma-core do",
             ),
         };
-        Line::new("device nodes", Of::Verbs, state, found, remedy)
+        Line::new("device nodes", Needs::Verbs, state, found, remedy)
     }
 
-    fn library(&self, what: &'static str, file: &str, remedy: &str) -> Line {
-        let places = LIBRARIES.iter().map(|place| format!("{place}/{file}"));
-        let found = places.map(|place| self.path(&place)).find(|path| path.exists());
-        let (state, found) = match found {
-            Some(path) => (State::Good, path.display().to_string()),
-            None => (State::Bad, format!("{file} is in none of the usual places")),
-        };
-        Line::new(what, Of::Verbs, state, found, remedy)
-    }
-
-    /// What tells libibverbs of libefa.
+    /// The file by which libibverbs finds libefa as a driver.
     fn provider(&self) -> Line {
         let places = ["etc/libibverbs.d/efa.driver", "usr/etc/libibverbs.d/efa.driver"];
         let found = places.into_iter().map(|place| self.path(place)).find(|path| path.exists());
@@ -354,7 +342,7 @@ impl Machine {
             None => (State::Bad, "no efa.driver in /etc/libibverbs.d".into()),
         };
         let remedy = "apt install ibverbs-providers";
-        Line::new("libefa known to libibverbs", Of::Verbs, state, found, remedy)
+        Line::new("libefa is a driver of libibverbs", Needs::Verbs, state, found, remedy)
     }
 
     fn huge_pages(&self) -> Line {
@@ -364,13 +352,12 @@ impl Machine {
             let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
             line.split_whitespace().next()?.parse::<u64>().ok()
         };
-        let remedy =
-            "not needed here; libfabric takes them if there are some (sysctl vm.nr_hugepages)";
+        let remedy = "not needed by this program; libfabric uses them (sysctl vm.nr_hugepages)";
         match (value("HugePages_Total:"), value("HugePages_Free:")) {
             (Some(total), Some(free)) if total > 0 => {
-                Line::new(what, Of::Verbs, State::Good, format!("{free} of {total} free"), "")
+                Line::new(what, Needs::Verbs, State::Good, format!("{free} of {total} free"), "")
             }
-            _ => Line::new(what, Of::Verbs, State::Note, "none are set aside", remedy),
+            _ => Line::new(what, Needs::Verbs, State::Note, "none are reserved", remedy),
         }
     }
 
@@ -379,15 +366,15 @@ impl Machine {
         let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
         let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         let good = version >= COPIES_AT_FORK;
-        let remedy = "set RDMAV_FORK_SAFE=1 for programs that fork, or take a kernel from 5.12 on";
+        let remedy = "set RDMAV_FORK_SAFE=1 for programs that fork, or use kernel 5.12 or newer";
         let (state, found) = match good {
-            true => (State::Good, format!("kernel {release} copies pinned pages")),
-            false => (State::Note, format!("kernel {release} takes pinned pages from the parent")),
+            true => (State::Good, format!("kernel {release} copies pinned pages at fork")),
+            false => (State::Note, format!("kernel {release} doesn't copy pinned pages at fork")),
         };
-        Line::new("fork", Of::Verbs, state, found, remedy)
+        Line::new("fork", Needs::Verbs, state, found, remedy)
     }
 
-    /// The place of the software device's files: its directory, which the device makes if need be.
+    /// Free space for the software device's files: in its directory, or where it would create that.
     fn shared_memory(&self) -> Line {
         let what = DEVICE_MEMORY;
         let (place, name) = match &self.directory {
@@ -396,12 +383,18 @@ impl Machine {
             None if self.path("dev/shm").is_dir() => (self.path("dev/shm"), "/dev/shm".into()),
             None => {
                 let found = "no /dev/shm, so its files are in the directory for temporary files";
-                return Line::new(what, Of::Soft, State::Note, found, "mount a tmpfs at /dev/shm");
+                return Line::new(
+                    what,
+                    Needs::Soft,
+                    State::Note,
+                    found,
+                    "mount a tmpfs at /dev/shm",
+                );
             }
         };
         let name = name.display();
         let remedy = "mount a tmpfs there (in a container: --shm-size), or use --directory";
-        let line = |state, found: String| Line::new(what, Of::Soft, state, found, remedy);
+        let line = |state, found: String| Line::new(what, Needs::Soft, state, found, remedy);
         if access(&place, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK).is_err() {
             return line(State::Bad, format!("this user can't write in {name}"));
         }
@@ -415,11 +408,11 @@ impl Machine {
         }
     }
 
-    /// Under Yama's scope 1 a process can let others reach its memory, and those of the device do.
+    /// Under scope 1 of Yama a process can let others access its memory, and the device does that.
     fn ptrace(&self) -> Line {
         let scope = self.read("proc/sys/kernel/yama/ptrace_scope");
         let (state, found) = match scope.as_deref() {
-            None => (State::Good, "no Yama: processes of a user reach each other's memory".into()),
+            None => (State::Good, "no Yama: processes of a user access each other's memory".into()),
             Some(scope @ ("0" | "1")) => (State::Good, format!("ptrace_scope {scope}")),
             Some("2") if self.may_trace() => {
                 (State::Good, "ptrace_scope 2, and this user has CAP_SYS_PTRACE".to_owned())
@@ -428,9 +421,9 @@ impl Machine {
                 (State::Bad, format!("ptrace_scope {scope}: RDMA between processes fails"))
             }
         };
-        let remedy = "sysctl kernel.yama.ptrace_scope=1 (from 3, not before the next boot), or do \
-                      without: --device-rdma none";
-        Line::new("memory of other processes", Of::Soft, state, found, remedy)
+        let remedy = "sysctl kernel.yama.ptrace_scope=1 (from 3 this needs a reboot), or use no RDMA: \
+                      --device-rdma none";
+        Line::new("memory of other processes", Needs::Soft, state, found, remedy)
     }
 
     /// Whether this process has CAP_SYS_PTRACE.
@@ -442,7 +435,7 @@ impl Machine {
     }
 }
 
-/// Where something is.
+/// The directory that a path is in.
 fn parent(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent.to_owned(),
@@ -450,23 +443,52 @@ fn parent(path: &Path) -> PathBuf {
     }
 }
 
-/// Whether this program knows rdma-core.
-fn build() -> Line {
-    let what = "rdma-core in this build";
-    match efa::interfaces() {
-        Ok(names) => Line::new(what, Of::Verbs, State::Good, names.join(", "), ""),
+/// The libraries of rdma-core, and the EFA interfaces that they list.
+fn rdma_core() -> Vec<Line> {
+    let mut lines: Vec<Line> = efa_verbs::library_reports().iter().map(library).collect();
+    let what = "EFA interfaces of libibverbs";
+    lines.push(match efa::interfaces() {
+        Ok(names) => Line::new(what, Needs::Verbs, State::Good, names.join(", "), ""),
         Err(error) => {
-            let error = remedied(&error.into());
-            let remedy = "build by `cargo build --release --features verbs`; see docs/hardware.md";
-            match cfg!(feature = "verbs") {
-                true => Line::new(what, Of::Verbs, State::Bad, error, "see the lines above"),
-                false => Line::new(what, Of::Verbs, State::Bad, "none", remedy),
-            }
+            let reason = reason(&error.into());
+            Line::new(what, Needs::Verbs, State::Bad, reason, "see the lines above")
+        }
+    });
+    lines
+}
+
+/// A library of rdma-core: its file, the symbol versions that it has, and what it lacks.
+fn library(report: &LibraryReport) -> Line {
+    let line =
+        |state, found: String, remedy| Line::new(report.name, Needs::Verbs, state, found, remedy);
+    let install = |package| format!("apt install {package}, or run the EFA installer of AWS");
+    let path = report.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let versions = match report.versions.as_slice() {
+        [] => "no symbol versions".to_owned(),
+        versions => versions.join(", "),
+    };
+    match &report.error {
+        Some(LoadError::Missing { reason, package, .. }) => {
+            line(State::Bad, reason.clone(), install(*package))
+        }
+        Some(LoadError::TooOld { path, missing, package }) => {
+            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            let found = format!("{} ({versions}) lacks {}", path.display(), missing.join(", "));
+            let remedy = format!("{}; rdma-core 43 or newer is needed", install(*package));
+            line(State::Bad, found, remedy)
+        }
+        Some(error) => line(State::Bad, error.to_string(), String::new()),
+        None if report.without.is_empty() => {
+            line(State::Good, format!("{path} ({versions})"), String::new())
+        }
+        None => {
+            let found = format!("{path} ({versions}), without {}", report.without.join(", "));
+            line(State::Good, found, String::new())
         }
     }
 }
 
-/// What a process may pin.
+/// How much memory this process may lock.
 fn locked_memory() -> Line {
     let limit = getrlimit(Resource::Memlock).current;
     let remedy = "ulimit -l unlimited; for all: `* - memlock unlimited` in \
@@ -476,14 +498,14 @@ fn locked_memory() -> Line {
         Some(bytes) if bytes < LEAST_LOCKED => (State::Bad, format!("{} KiB", bytes >> 10)),
         Some(bytes) => (State::Note, format!("{} MiB", bytes >> 20)),
     };
-    Line::new("locked memory (ulimit -l)", Of::Verbs, state, found, remedy)
+    Line::new("locked memory (ulimit -l)", Needs::Verbs, state, found, remedy)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A root directory of its own, removed at the end.
+    /// A root directory of its own, removed on drop.
     struct Root(PathBuf);
 
     impl Root {
@@ -502,6 +524,10 @@ mod tests {
         fn machine(&self) -> Machine {
             Machine { root: self.0.clone(), directory: None }
         }
+
+        fn lines(&self) -> Vec<Line> {
+            [self.machine().hardware(), self.machine().system()].concat()
+        }
     }
 
     impl Drop for Root {
@@ -515,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_with_everything_is_good() {
+    fn machine_with_everything_passes_every_check() {
         let root = Root::new(&[
             ("sys/bus/pci/devices/0000:00:06.0/vendor", "0x1d0f\n"),
             ("sys/bus/pci/devices/0000:00:06.0/device", "0xefa2\n"),
@@ -524,20 +550,16 @@ mod tests {
             ("sys/module/efa/version", "2.13.0\n"),
             ("sys/class/infiniband/rdmap0s6/node_type", "4: unspecified\n"),
             ("dev/infiniband/uverbs0", ""),
-            ("usr/lib64/libibverbs.so.1", ""),
-            ("opt/amazon/efa/lib64/libefa.so.1", ""),
             ("etc/libibverbs.d/efa.driver", "driver efa\n"),
             ("proc/meminfo", "MemTotal: 1 kB\nHugePages_Total:    64\nHugePages_Free:     60\n"),
             ("proc/sys/kernel/osrelease", "6.1.0-28-cloud-amd64\n"),
             ("proc/sys/kernel/yama/ptrace_scope", "0\n"),
             ("dev/shm/.keep", ""),
         ]);
-        let machine = root.machine();
-        assert_eq!(machine.interfaces(), ["0000:00:06.0"]);
-        let lines = machine.lines();
-        let of_this_process =
-            ["rdma-core in this build", "locked memory (ulimit -l)", DEVICE_MEMORY];
-        for line in lines.iter().filter(|line| !of_this_process.contains(&line.what)) {
+        assert_eq!(root.machine().interfaces(), ["0000:00:06.0"]);
+        let lines = root.lines();
+        // How much space is free depends on the machine of the test.
+        for line in lines.iter().filter(|line| line.what != DEVICE_MEMORY) {
             assert_eq!((line.state, line.remedy.as_str()), (State::Good, ""), "{line:?}");
         }
         assert!(lines.iter().any(|line| line.found == "version 2.13.0"));
@@ -545,16 +567,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_has_a_remedy() {
+    fn each_failed_check_has_a_remedy() {
         let root = Root::new(&[
             ("proc/sys/kernel/osrelease", "5.4.0-1"),
             ("proc/sys/kernel/yama/ptrace_scope", "3"),
         ]);
-        let lines = root.machine().lines();
+        let lines = root.lines();
         for line in lines.iter().filter(|line| line.state != State::Good) {
             assert!(!line.remedy.is_empty(), "{line:?}");
         }
-        for what in ["EFA interface", "driver module efa", "device nodes", "libibverbs", "libefa"] {
+        for what in ["EFA interface", "driver module efa", "device nodes"] {
             assert_eq!(state(&lines, what), State::Bad, "{what}");
         }
         for (what, expected) in [
@@ -568,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_the_device_admit_each_other_where_they_may() {
+    fn ptrace_scope_is_good_where_processes_access_each_other() {
         let scope = |scope, capabilities| {
             let status = format!("Name:\tefa\nCapEff:\t{capabilities}\n");
             let root = Root::new(&[
@@ -584,14 +606,14 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_that_is_named_is_looked_at() {
+    fn free_space_is_that_of_the_given_directory() {
         let root = Root::new(&[("dev/shm", "not a directory"), ("devices/.keep", "")]);
         let memory = |directory: &str| {
             let directory = Some(root.0.join(directory));
             let line = Machine { directory, ..root.machine() }.shared_memory();
             (line.state, line.found)
         };
-        // Free space is what the machine has.
+        // How much is free depends on the machine of the test.
         let found = |(_, found): (State, String)| found;
         let devices = format!("in {}", root.0.join("devices").display());
         assert!(found(memory("devices")).ends_with(&devices));
@@ -601,13 +623,42 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_does_not_need_is_told_and_does_not_count() {
-        let mut line = Line::new("x", Of::Verbs, State::Bad, "missing", "get it");
+    fn check_of_the_other_device_is_shown_and_does_not_count() {
+        let mut line = Line::new("x", Needs::Verbs, State::Bad, "missing", "get it");
         assert!(line.fails());
         assert_eq!(table(&[line]), format!("BAD   {:<32} missing: get it", "x"));
-        line = Line::new("x", Of::Verbs, State::Bad, "missing", "get it");
+        line = Line::new("x", Needs::Verbs, State::Bad, "missing", "get it");
         line.counts = false;
         assert!(!line.fails());
         assert!(table(&[line]).starts_with("-     x "));
+    }
+
+    #[test]
+    fn library_line_names_file_symbol_versions_and_what_is_missing() {
+        let [_, mut report] = efa_verbs::library_reports();
+        report.path = Some("/usr/lib/libefa.so.1.2.44.0".into());
+        report.versions = vec!["EFA_1.1", "EFA_1.2"];
+        report.without = vec!["efadv_get_max_sq_depth"];
+        report.error = None;
+        let line = library(&report);
+        assert_eq!((line.what, line.state, line.remedy.as_str()), ("libefa", State::Good, ""));
+        assert_eq!(
+            line.found,
+            "/usr/lib/libefa.so.1.2.44.0 (EFA_1.1, EFA_1.2), without efadv_get_max_sq_depth"
+        );
+        let missing = vec![efa_verbs::Symbol { name: "efadv_create_cq", version: "EFA_1.2" }];
+        let (path, package) = ("/usr/lib/libefa.so.1.1.39.0".into(), "ibverbs-providers");
+        report.versions = vec!["EFA_1.1"];
+        report.error = Some(LoadError::TooOld { path, package, missing });
+        let line = library(&report);
+        assert_eq!(line.state, State::Bad);
+        let found = "/usr/lib/libefa.so.1.1.39.0 (EFA_1.1) lacks efadv_create_cq@EFA_1.2";
+        assert_eq!(line.found, found);
+        assert!(line.remedy.starts_with("apt install ibverbs-providers, or run"), "{line:?}");
+        let (library_file, reason) = ("libefa.so.1", "libefa.so.1: no such file".to_owned());
+        report.error = Some(LoadError::Missing { library: library_file, package, reason });
+        let line = library(&report);
+        assert_eq!((line.state, line.found.as_str()), (State::Bad, "libefa.so.1: no such file"));
+        assert!(line.remedy.contains("ibverbs-providers"), "{line:?}");
     }
 }

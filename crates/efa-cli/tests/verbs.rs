@@ -1,7 +1,9 @@
-//! The tool built with rdma-core, with the software device preloaded.
+//! The tool on an EFA interface: the software device, preloaded in place of rdma-core.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 
 mod common;
+
+use std::path::Path;
 
 use common::{Outcome, run};
 use serde_json::Value;
@@ -9,7 +11,7 @@ use serde_json::Value;
 /// The directory of the software devices of these tests.
 const DEVICES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/efa-verbs-devices");
 
-/// The tool on an EFA interface that isn't one.
+/// The tool on the interface of the software device `name`.
 fn on_interface(name: &str, arguments: &[&str]) -> Outcome {
     let efa = env!("CARGO_BIN_EXE_efa");
     let soft = ["soft-efa", "run", "--directory", DEVICES, "--device-name", name, "--", efa];
@@ -21,7 +23,7 @@ fn json(outcome: Outcome) -> Value {
 }
 
 #[test]
-fn an_interface_is_taken_where_there_is_one() {
+fn interface_is_the_default_device_where_there_is_one() {
     for arguments in [&["info", "--json"][..], &["info", "--json", "--device", "verbs"]] {
         let info = json(on_interface("info", arguments));
         assert_eq!(
@@ -31,25 +33,28 @@ fn an_interface_is_taken_where_there_is_one() {
         assert_eq!(info["interfaces"], serde_json::json!(["efa_soft0"]));
         assert_eq!(info["no_interfaces"], Value::Null);
     }
-    // Unless something is asked for that only the software device has.
+    // An option of the software device selects that one.
     let soft = ["info", "--json", "--directory", DEVICES, "--device-name", "other"];
     assert_eq!(json(on_interface("info", &soft))["link"], "shm");
 }
 
 #[test]
-fn without_an_interface_one_line_says_what_to_do() {
-    if std::path::Path::new("/sys/class/infiniband").exists() {
+fn machine_without_interface_is_one_line_that_says_what_to_do() {
+    if Path::new("/sys/class/infiniband").exists() {
         return eprintln!("skipped: this machine has RDMA");
     }
     let error = run(["info", "--device", "verbs"]).failure();
     assert_eq!(error.lines().count(), 1, "{error}");
-    assert!(error.contains("ENOSYS") && error.contains("modprobe ib_uverbs efa"), "{error}");
+    // What is missing is the libraries, or else the driver.
+    let remedies = ["modprobe ib_uverbs efa", "install libibverbs1", "install ibverbs-providers"];
+    assert!(remedies.iter().any(|remedy| error.contains(remedy)), "{error}");
     let info = run(["info", "--directory", DEVICES, "--device-name", "none"]).success();
-    assert!(info.starts_with("interfaces of this machine: none; the kernel has no RDMA"), "{info}");
+    assert!(info.starts_with("interfaces of this machine: none; "), "{info}");
+    assert!(remedies.iter().any(|remedy| info.contains(remedy)), "{info}");
 }
 
 #[test]
-fn two_processes_play_ping_pong_by_the_interface() {
+fn two_processes_exchange_all_sizes_by_the_interface() {
     let arguments = ["pingpong", "--device", "verbs", "--json", "--iterations", "5"];
     let report = json(on_interface("pingpong", &arguments));
     assert_eq!(report["device"], "efa_soft0");
@@ -63,8 +68,8 @@ fn two_processes_play_ping_pong_by_the_interface() {
 }
 
 #[test]
-fn a_process_on_the_interface_and_one_on_the_software_device_reach_each_other() {
-    // The interface is the software device by another way: the same packets, the same addresses.
+fn process_on_the_interface_reaches_process_on_the_software_device() {
+    // The interface is the software device through its C functions: the same packets and addresses.
     let server =
         ["pingpong", "--device", "soft", "--listen", "127.0.0.1:0", "--directory", DEVICES];
     let server = [&server[..], &["--device-name", "both"]].concat();
@@ -79,9 +84,38 @@ fn a_process_on_the_interface_and_one_on_the_software_device_reach_each_other() 
 }
 
 #[test]
-fn the_doctor_makes_an_endpoint_on_the_interface() {
+fn doctor_reports_the_libraries_and_an_endpoint_on_the_interface() {
     let outcome = on_interface("doctor", &["doctor", "--device", "verbs"]);
     let text = &outcome.stdout;
-    assert!(text.contains("\nok    endpoint on the interface"), "{text}");
-    assert!(text.contains("\nok    rdma-core in this build          efa_soft0"), "{text}");
+    let line = |what: &str| {
+        let line = text.lines().find(|line| line.contains(what));
+        line.unwrap_or_else(|| panic!("no {what} in {text}")).to_owned()
+    };
+    for library in ["  libibverbs  ", "  libefa  "] {
+        let line = line(library);
+        assert!(line.starts_with("ok "), "{line}");
+        assert!(line.ends_with("libefa_soft.so (no symbol versions)"), "{line}");
+    }
+    let interfaces = line("EFA interfaces of libibverbs");
+    assert!(interfaces.starts_with("ok ") && interfaces.ends_with(" efa_soft0"), "{interfaces}");
+    assert!(line("endpoint on the interface").starts_with("ok "), "{text}");
+}
+
+#[test]
+fn doctor_names_the_package_of_a_missing_library() {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-rdma-core");
+    std::fs::create_dir_all(&directory).unwrap();
+    for library in ["libibverbs.so.1", "libefa.so.1"] {
+        std::fs::write(directory.join(library), "no library").unwrap();
+    }
+    let mut doctor = common::efa(["doctor", "--device", "verbs"]);
+    let output = doctor.env("LD_LIBRARY_PATH", &directory).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for (library, package) in [("libibverbs", "libibverbs1"), ("libefa", "ibverbs-providers")] {
+        let line = text.lines().find(|line| line.starts_with(&format!("BAD   {library} ")));
+        let line = line.unwrap_or_else(|| panic!("{text}"));
+        let remedy = format!(": apt install {package}, or run the EFA installer of AWS");
+        assert!(line.contains(&format!("{library}.so.1: ")) && line.ends_with(&remedy), "{line}");
+    }
 }

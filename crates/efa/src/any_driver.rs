@@ -13,7 +13,6 @@ use efa_device::{QueuePair, QueuePairOptions};
 use efa_rdm::{Config, ConfigError, InPlaceQueue, ReceiveNeeds, Receiver, Statistics};
 #[cfg(feature = "sim")]
 use efa_sim::SoftDevice;
-#[cfg(feature = "verbs")]
 use efa_verbs::VerbsDevice;
 
 use crate::address::Address;
@@ -29,7 +28,6 @@ type QueuePairOf<D> = <D as efa_device::Device>::QueuePair;
 pub(crate) enum AnyDriver {
     #[cfg(feature = "sim")]
     Soft(Box<Driver<QueuePairOf<SoftDevice>>>),
-    #[cfg(feature = "verbs")]
     Verbs(Box<Driver<QueuePairOf<VerbsDevice>>>),
     /// The less frequent kinds, in an enum of their own: calls of the others compare once less.
     Other(Box<OtherDriver>),
@@ -40,7 +38,6 @@ pub(crate) enum AnyDriver {
 pub(crate) enum OtherDriver {
     #[cfg(feature = "sim")]
     SoftInPlace(Driver<InPlaceQueue<QueuePairOf<SoftDevice>>>),
-    #[cfg(feature = "verbs")]
     VerbsInPlace(Driver<InPlaceQueue<QueuePairOf<VerbsDevice>>>),
     /// The endpoint was closed. Its last statistics remain.
     Closed(Statistics),
@@ -52,12 +49,10 @@ macro_rules! each_driver {
         match $on {
             #[cfg(feature = "sim")]
             AnyDriver::Soft($name) => $call,
-            #[cfg(feature = "verbs")]
             AnyDriver::Verbs($name) => $call,
             AnyDriver::Other(driver) => out_of_line(move || match &mut **driver {
                 #[cfg(feature = "sim")]
                 OtherDriver::SoftInPlace($name) => $call,
-                #[cfg(feature = "verbs")]
                 OtherDriver::VerbsInPlace($name) => $call,
                 OtherDriver::Closed($closed) => $value,
             }),
@@ -73,7 +68,6 @@ macro_rules! in_place_driver {
             AnyDriver::Other(driver) => match &mut **driver {
                 #[cfg(feature = "sim")]
                 OtherDriver::SoftInPlace($name) => $call,
-                #[cfg(feature = "verbs")]
                 OtherDriver::VerbsInPlace($name) => $call,
                 OtherDriver::Closed(_) => {
                     let $error = StartError::Closed;
@@ -133,12 +127,10 @@ impl CreatedDriver {
                     AnyDriver::Other(Box::new(OtherDriver::SoftInPlace(driver)))
                 }))
             }
-            #[cfg(feature = "verbs")]
             (Device::Verbs(device), Receiving::Matched) => {
                 let driver = matched(device, options, config, bindings)?;
                 Ok(Self::of(driver, |driver| AnyDriver::Verbs(Box::new(driver))))
             }
-            #[cfg(feature = "verbs")]
             (Device::Verbs(device), Receiving::InPlace) => {
                 let driver = in_place(device, options, config, bindings)?;
                 Ok(Self::of(driver, |driver| {

@@ -1,10 +1,9 @@
 //! The device under the objects of this crate, of any kind: the software device, whatever its link
-//! (feature `sim`), or an interface of rdma-core (feature `verbs`).
+//! (feature `sim`), or an EFA interface of this machine through rdma-core.
 
 use efa_device::{Access, Device as _, DeviceAttributes, DeviceError, RegisterError};
 #[cfg(feature = "sim")]
 use efa_sim::{SoftDevice, SoftRegion};
-#[cfg(feature = "verbs")]
 use efa_verbs::{Packet as VerbsPacket, VerbsDevice, VerbsRegion};
 
 use crate::packet::Packet;
@@ -15,7 +14,6 @@ macro_rules! each {
         match $on {
             #[cfg(feature = "sim")]
             $kind::Soft($name) => $call,
-            #[cfg(feature = "verbs")]
             $kind::Verbs($name) => $call,
         }
     };
@@ -25,7 +23,6 @@ macro_rules! each {
 pub(crate) enum Device {
     #[cfg(feature = "sim")]
     Soft(SoftDevice),
-    #[cfg(feature = "verbs")]
     Verbs(VerbsDevice),
 }
 
@@ -56,9 +53,8 @@ impl Device {
         match (self, packet.memory()) {
             #[cfg(feature = "sim")]
             (Self::Soft(device), AnyPacket::Soft(bytes)) => bytes.len() == device.attributes().mtu,
-            #[cfg(feature = "verbs")]
             (Self::Verbs(device), AnyPacket::Verbs(packet)) => device.owns(packet),
-            #[cfg(all(feature = "sim", feature = "verbs"))]
+            #[cfg(feature = "sim")]
             _ => false,
         }
     }
@@ -71,7 +67,6 @@ impl Device {
 pub(crate) enum AnyPacket {
     #[cfg(feature = "sim")]
     Soft(SoftPacket),
-    #[cfg(feature = "verbs")]
     Verbs(VerbsPacket),
 }
 
@@ -94,13 +89,11 @@ impl ConcretePacket for SoftPacket {
     fn from_any(any: AnyPacket) -> Result<Self, AnyPacket> {
         match any {
             AnyPacket::Soft(packet) => Ok(packet),
-            #[cfg(feature = "verbs")]
             other => Err(other),
         }
     }
 }
 
-#[cfg(feature = "verbs")]
 impl ConcretePacket for VerbsPacket {
     fn into_any(self) -> AnyPacket {
         AnyPacket::Verbs(self)
@@ -128,7 +121,6 @@ impl AsRef<[u8]> for AnyPacket {
 pub(crate) enum AnyRegion {
     #[cfg(feature = "sim")]
     Soft(SoftRegion),
-    #[cfg(feature = "verbs")]
     Verbs(VerbsRegion),
 }
 
@@ -148,13 +140,11 @@ impl ConcreteRegion for SoftRegion {
     fn from_any(any: AnyRegion) -> Option<Self> {
         match any {
             AnyRegion::Soft(region) => Some(region),
-            #[cfg(feature = "verbs")]
             AnyRegion::Verbs(_) => None,
         }
     }
 }
 
-#[cfg(feature = "verbs")]
 impl ConcreteRegion for VerbsRegion {
     fn into_any(self) -> AnyRegion {
         AnyRegion::Verbs(self)
@@ -208,13 +198,11 @@ impl efa_device::Region for AnyRegion {
 // ---- interfaces ---------------------------------------------------------------------------------
 
 /// Opens the interface with this name, or the first.
-#[cfg(feature = "verbs")]
 pub(crate) fn open_interface(interface: Option<&str>) -> Result<Device, DeviceError> {
     VerbsDevice::open(interface).map(Device::Verbs)
 }
 
 /// Attributes of the interface with this name, or of all.
-#[cfg(feature = "verbs")]
 pub(crate) fn find_interfaces(
     interface: Option<&str>,
 ) -> Result<Vec<DeviceAttributes>, DeviceError> {
@@ -225,22 +213,3 @@ pub(crate) fn find_interfaces(
     let open = |name: &String| VerbsDevice::open(Some(name));
     names.iter().map(|name| open(name).map(|device| device.attributes().clone())).collect()
 }
-
-/// A build without the feature `verbs` has no interfaces.
-#[cfg(not(feature = "verbs"))]
-mod without {
-    use super::*;
-
-    const REASON: &str = "this build has no rdma-core: it needs the cargo feature `verbs`";
-
-    pub(crate) fn open_interface(_: Option<&str>) -> Result<Device, DeviceError> {
-        Err(DeviceError::Absent { reason: REASON.into() })
-    }
-
-    pub(crate) fn find_interfaces(_: Option<&str>) -> Result<Vec<DeviceAttributes>, DeviceError> {
-        Err(DeviceError::Absent { reason: REASON.into() })
-    }
-}
-
-#[cfg(not(feature = "verbs"))]
-pub(crate) use without::{find_interfaces, open_interface};

@@ -134,8 +134,8 @@ impl Fabric {
     }
 
     /// What can be reached by the interface of this name, or by the first EFA interface, of this
-    /// machine. Nothing is touched before a domain is opened, which fails in a build without the
-    /// feature `verbs`.
+    /// machine. Nothing is opened before a domain is. That loads libibverbs and libefa, and fails with
+    /// [`DeviceError::Absent`] where they or the interface are missing.
     #[must_use]
     pub fn verbs(interface: Option<&str>) -> Self {
         let network = Network::Verbs(interface.map(str::to_owned));

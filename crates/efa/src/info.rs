@@ -68,7 +68,7 @@ impl fmt::Display for Capabilities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Link {
-    /// An interface of this machine, by rdma-core. Only with the feature `verbs`.
+    /// An EFA interface of this machine, through rdma-core.
     Verbs,
     /// Shared memory between the processes of this host.
     Shm,

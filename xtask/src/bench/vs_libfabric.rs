@@ -28,7 +28,6 @@ use comfy_table::{CellAlignment, Table};
 use super::soft::two_processors;
 use crate::process::{self, Running};
 use crate::setup::{self, Tool};
-use crate::verbs;
 use crate::workspace::Workspace;
 
 /// Our instructions for one of libfabric's, at most.
@@ -83,8 +82,6 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         "--rounds must have three different numbers at least, not {}",
         different.len()
     );
-    let tools = verbs::BUILD_TOOLS;
-    setup::provide(workspace, tools)?;
     setup::provide(workspace, [Tool::Valgrind, Tool::CCompiler, Tool::LibfabricHeaders])?;
     let range = Range::build(workspace, args)?;
     let mut fits = Vec::new();
@@ -176,7 +173,7 @@ impl Range {
         ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
         let mut cargo = workspace.cargo();
         cargo.args(["build", "--quiet", "--release", "--package=efa-softverbs"]);
-        cargo.args(["--package=efa-bench-vs-libfabric", "--features=efa-bench-vs-libfabric/verbs"]);
+        cargo.arg("--package=efa-bench-vs-libfabric");
         process::run(&mut cargo)?;
         let target = workspace.metadata()?.target_directory;
         let scratch = target.join("vs-libfabric");

@@ -65,9 +65,6 @@ impl Built {
         let mut cargo = workspace.cargo();
         cargo.args(["build", "--quiet", "--release"]);
         cargo.args(packages.map(|package| format!("--package={package}")));
-        if device == Device::Verbs {
-            cargo.arg("--features=efa-cli/verbs,efa-interop-peer/verbs");
-        }
         process::run(&mut cargo)?;
         let target = workspace.metadata()?.target_directory;
         let built = target.join("release");

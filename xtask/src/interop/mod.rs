@@ -40,7 +40,6 @@ use self::corpus::Corpus;
 use self::matrix::{Cell, Device, Pair, Rdma};
 use crate::process;
 use crate::setup::{self, Tool};
-use crate::verbs;
 use crate::workspace::Workspace;
 
 /// What the peers need besides cargo.
@@ -108,9 +107,6 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     }
     let cells = args.cells()?;
     setup::provide(workspace, TOOLS)?;
-    if args.device == Device::Verbs {
-        setup::provide(workspace, verbs::BUILD_TOOLS)?;
-    }
     let built = Built::build(workspace, args.device)?;
     say!("with libfabric {}", built.libfabric);
     let mut place = Place::new(&built, Duration::from_secs(args.deadline), args.keep, args.trace)?;

@@ -101,7 +101,6 @@ impl Host {
     fn queue_pair(&self) -> SoftQueuePair {
         match self.domain.device() {
             Device::Soft(device) => device.create_queue_pair(QueuePairOptions::default()).unwrap(),
-            #[cfg(feature = "verbs")]
             Device::Verbs(_) => panic!("the local link is software"),
         }
     }

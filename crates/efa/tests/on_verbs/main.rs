@@ -2,7 +2,7 @@
 //! no clock of their own and no faults.
 //!
 //! `cargo xtask test --only verbs` runs them on the software device. On a machine with an EFA interface
-//! `cargo test -p efa --features verbs --test on_verbs -- --test-threads=1` runs them on that.
+//! `cargo test -p efa --test on_verbs -- --test-threads=1` runs them on that.
 
 #![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
 
