@@ -26,7 +26,8 @@ use clap::Subcommand;
 use clap::builder::RangedU64ValueParser;
 use rustix::fs::{Access, access};
 
-use crate::device::{PropertyArgs, SoftArgs, SoftLink, host_address};
+use crate::device::{PropertyArgs, SoftArgs, SoftLink, TcpHost, host_address};
+use crate::output;
 
 /// File name of the library.
 const LIBRARY: &str = "libefa_soft.so";
@@ -35,6 +36,11 @@ const LIBRARY: &str = "libefa_soft.so";
 const PLACES: [&str; 5] = ["deps", ".", "../release", "../debug", "../lib"];
 /// What the loader reads.
 const PRELOAD: &str = "LD_PRELOAD";
+/// The address of this host on the tcp link.
+const ADDRESS: &str = "EFA_SOFT_ADDRESS";
+/// Warning for a device on the tcp link whose address nobody has chosen.
+const NO_ADDRESS: &str = "--link tcp without --address: the device has the address 127.0.0.1, which \
+    no other host reaches";
 /// Whether libfabric's EFA provider goes around the device to peers on the same host.
 const SHM_TRANSFER: &str = "FI_EFA_ENABLE_SHM_TRANSFER";
 
@@ -70,36 +76,40 @@ struct Place {
 Examples, with Debian's libfabric-bin:
   efa soft-efa run -- fi_info -p efa
   efa soft-efa run -- fi_pingpong -p efa -e rdm -c &
+  sleep 1
   efa soft-efa run -- fi_pingpong -p efa -e rdm -c 127.0.0.1
-Between the hosts 10.0.0.1 and 10.0.0.2:
+Between the hosts 10.0.0.1 and 10.0.0.2, the second a second later:
   efa soft-efa run --link tcp --address 10.0.0.1 -- fi_pingpong -p efa -e rdm -c
   efa soft-efa run --link tcp --address 10.0.0.2 -- fi_pingpong -p efa -e rdm -c 10.0.0.1
 
-The program takes the place of this one: its exit code is what is seen, and signals reach it. \
+The program replaces this process: its exit code is that of the command, and signals reach it. \
 On the shm link programs of one user with the same --device-name and --directory reach each other, \
-`efa pingpong` among them. The tcp link has no keys and no encryption: it is for tests and trusted \
-networks.")]
+`efa pingpong` among them. Between different PID namespaces (containers that share /dev/shm) reads \
+and writes of the device fail: use --device-rdma none for both programs. The tcp link has neither \
+authentication nor encryption: it is for tests and trusted networks.")]
 struct Run {
-    /// What is under the device: shared memory of this host, or TCP between hosts [default: shm]
+    /// The link under the device: shared memory of this host, or TCP between hosts [default: shm]
     #[arg(long)]
     link: Option<SoftLink>,
-    /// On the tcp link, the IP address by which others reach this host [default: 127.0.0.1]
+    /// On the tcp link, the IP address at which other hosts reach this one [default: 127.0.0.1, which
+    /// only this host reaches]
     #[arg(long, value_name = "IP", requires = "link", value_parser = host_address)]
     address: Option<IpAddr>,
     /// Largest datagram in bytes [default: 8928]
     #[arg(long, value_name = "BYTES",
         value_parser = RangedU64ValueParser::<u64>::new().range(1024..=32768))]
     mtu: Option<u64>,
-    /// Number of devices; each is a host of its own
+    /// Number of devices, each on a host of its own [default: 1]
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u64>::new().range(1..=16))]
     devices: Option<u64>,
-    /// Write all packets into a file for `efa decode`; `%p` stands for the number of the process
+    /// Write all packets to a file for `efa decode`; `%p` is replaced by the process ID
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Print counters of the device to standard error at the end
+    /// Print the counters of each used device to standard error when it is closed or the program exits.
+    /// `background progress` counts how often the library moved data because the program didn't poll
     #[arg(long)]
     statistics: bool,
-    /// Let libfabric reach peers on this host by shared memory of its own, around the device
+    /// Let libfabric bypass the device between peers on this host, by its own shared memory
     #[arg(long)]
     shm_transfer: bool,
     /// The library to preload [default: libefa_soft.so beside this program]
@@ -218,6 +228,11 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
     let program = words.next().cloned().unwrap_or_default();
     let mut command = Command::new(&program);
     command.args(words).envs(args.settings()?);
+    if args.lacks_address(env::var_os(ADDRESS).as_deref()) {
+        output::tell(format_args!("warning: {NO_ADDRESS}"));
+        // Named, so that the library doesn't warn again in each process of the program.
+        command.env(ADDRESS, TcpHost::LOOPBACK.address.to_string());
+    }
     command.env(PRELOAD, preload(&library, env::var_os(PRELOAD).as_deref())?);
     // The one who removes the place works in another directory, and the program may.
     let base = std::path::absolute(env::temp_dir())
@@ -287,6 +302,14 @@ impl Args {
 }
 
 impl Run {
+    /// Whether the device is on the tcp link at an address that nobody has chosen; `variable` is the
+    /// value of [`ADDRESS`].
+    fn lacks_address(&self, variable: Option<&OsStr>) -> bool {
+        self.link == Some(SoftLink::Tcp)
+            && self.address.is_none()
+            && variable.is_none_or(OsStr::is_empty)
+    }
+
     /// The environment that tells the library what the device is like; what isn't asked for keeps
     /// what the environment already says.
     fn settings(&self) -> Result<Vec<(&'static str, OsString)>, SoftEfaError> {
@@ -295,7 +318,7 @@ impl Run {
         let PropertyArgs { device_rdma, reorder, rnr } = &self.properties;
         let properties = [
             ("EFA_SOFT_LINK", self.link.map(|link| link.setting().to_owned())),
-            ("EFA_SOFT_ADDRESS", self.address.map(|address| address.to_string())),
+            (ADDRESS, self.address.map(|address| address.to_string())),
             ("EFA_SOFT_RDMA", device_rdma.map(|which| which.setting().to_owned())),
             ("EFA_SOFT_MTU", self.mtu.map(|number| number.to_string())),
             ("EFA_SOFT_REORDER", reorder.map(|number| number.to_string())),

@@ -30,6 +30,18 @@ fn the_program_sees_the_settings() {
 }
 
 #[test]
+fn tcp_link_without_address_warns_once_and_names_loopback() {
+    let program = ["sh", "-c", "echo at $EFA_SOFT_ADDRESS"];
+    let outcome = soft_efa(&["--link", "tcp"], &program);
+    let warning = "warning: --link tcp without --address: the device has the address 127.0.0.1";
+    assert_eq!(outcome.stderr.matches(warning).count(), 1, "{outcome:?}");
+    assert_eq!(outcome.success(), "at 127.0.0.1\n");
+    let outcome = soft_efa(&["--link", "tcp", "--address", "127.0.0.2"], &program);
+    assert!(!outcome.stderr.contains("warning"), "{outcome:?}");
+    assert_eq!(outcome.success(), "at 127.0.0.2\n");
+}
+
+#[test]
 fn the_end_of_the_program_is_the_end_of_the_command() {
     assert_eq!(soft_efa(&[], &["sh", "-c", "exit 7"]).code, Some(7));
     let killed = soft_efa(&[], &["sh", "-c", "kill -TERM $$"]);

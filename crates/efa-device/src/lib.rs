@@ -470,12 +470,14 @@ pub enum DeviceError {
         reason: String,
     },
     /// The operating system refused.
-    #[error("{operation} failed: errno {errno}")]
+    #[error("{operation} failed: {reason}")]
     System {
         /// The call and its object.
         operation: String,
         /// The error number of the operating system.
         errno: i32,
+        /// The operating system's words for it, with the number.
+        reason: String,
     },
     /// Something on the host is not as this device left it.
     #[error("{object}: {reason}")]

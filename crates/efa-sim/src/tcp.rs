@@ -118,7 +118,8 @@ use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 const MAX_PEERS: usize = 4096;
 
 fn system(operation: impl Into<String>, errno: Errno) -> DeviceError {
-    DeviceError::System { operation: operation.into(), errno: errno.raw_os_error() }
+    let reason = std::io::Error::from(errno).to_string();
+    DeviceError::System { operation: operation.into(), errno: errno.raw_os_error(), reason }
 }
 
 /// How to open a host.

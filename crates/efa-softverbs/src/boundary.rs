@@ -220,7 +220,8 @@ mod tests {
         assert!(pointer::<u8>(|| Err(FULL)).is_null());
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOMEM));
         assert_eq!(Errno::from(DeviceError::QueueFull { depth: 1 }), FULL);
-        let error = DeviceError::System { operation: String::new(), errno: 5 };
+        let error =
+            DeviceError::System { operation: String::new(), errno: 5, reason: String::new() };
         assert_eq!(Errno::from(error), Errno(5));
     }
 }

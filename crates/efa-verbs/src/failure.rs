@@ -9,7 +9,9 @@ use efa_device::DeviceError;
 /// The error of a call that returned an error number.
 pub(crate) fn failed(call: &str, interface: &str, errno: c_int) -> DeviceError {
     // Some calls return it negated.
-    DeviceError::System { operation: format!("{call} on {interface}"), errno: errno.abs() }
+    let errno = errno.abs();
+    let reason = io::Error::from_raw_os_error(errno).to_string();
+    DeviceError::System { operation: format!("{call} on {interface}"), errno, reason }
 }
 
 /// The error of a call that left its number in `errno`.
@@ -58,7 +60,10 @@ mod tests {
     #[test]
     fn error_names_call_interface_and_number() {
         let error = check(libc::ENOMEM, "ibv_modify_qp", "efa_0").unwrap_err();
-        assert_eq!(error.to_string(), "ibv_modify_qp on efa_0 failed: errno 12");
+        assert_eq!(
+            error.to_string(),
+            "ibv_modify_qp on efa_0 failed: Cannot allocate memory (os error 12)"
+        );
         assert_eq!(check(-libc::ENOMEM, "ibv_modify_qp", "efa_0"), Err(error));
         assert_eq!(check(0, "ibv_modify_qp", "efa_0"), Ok(()));
     }

@@ -36,7 +36,7 @@
 //! * The interface never accesses freed memory: the queue pair owns a buffer from its post to its
 //!   completion, and is destroyed before its buffers are freed.
 //! * Errors name the call, the interface and the error number:
-//!   `efadv_create_qp_ex on rdmap0s6 failed: errno 12`.
+//!   `efadv_create_qp_ex on rdmap0s6 failed: Cannot allocate memory (os error 12)`.
 //! * rdma-core 43 is enough. A missing or older library is an error that says what to install
 //!   ([`LoadError`]). Functions of newer releases are used where the loaded library has them.
 //!

@@ -86,11 +86,21 @@ impl FileName {
 }
 
 pub(super) fn system(operation: String, errno: Errno) -> DeviceError {
-    DeviceError::System { operation, errno: errno.raw_os_error() }
+    let reason = std::io::Error::from(errno).to_string();
+    DeviceError::System { operation, errno: errno.raw_os_error(), reason }
 }
 
 fn inconsistent(object: &Path, reason: String) -> DeviceError {
     DeviceError::Inconsistent { object: object.display().to_string(), reason }
+}
+
+/// A directory that another user owns.
+fn foreign(directory: &Path, owner: u32, uid: u32) -> DeviceError {
+    let reason = format!(
+        "belongs to user {owner}, not to user {uid}; choose another directory (option --directory, \
+         variable EFA_SOFT_DIRECTORY, or ShmOptions::directory)"
+    );
+    inconsistent(directory, reason)
 }
 
 /// Takes the lock if nobody has it.
@@ -362,15 +372,16 @@ fn open_private(
         Err(Errno::NOTDIR | Errno::LOOP) => {
             return Err(inconsistent(path, "not a directory".into()));
         }
-        // The kernel says no more about a directory of another user with mode 0700.
+        // A directory of another user with mode 0700.
         Err(Errno::ACCESS) => {
-            return Err(inconsistent(path, format!("not accessible to user {uid}")));
+            let stat = statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(|errno| system(format!("opening {}", path.display()), errno))?;
+            return Err(foreign(path, stat.st_uid, uid));
         }
         Err(errno) => return Err(system(format!("opening {}", path.display()), errno)),
     };
     if stat.st_uid != uid {
-        let reason = format!("belongs to user {}, not to {uid}", stat.st_uid);
-        return Err(inconsistent(path, reason));
+        return Err(foreign(path, stat.st_uid, uid));
     }
     let mode = stat.st_mode & 0o777;
     if mode != 0o700 {
