@@ -30,6 +30,8 @@
 //! don't: their memory is the application's again.
 
 mod faults;
+mod flight;
+mod injection;
 mod network;
 
 use std::ops::Range;
@@ -38,13 +40,14 @@ use std::time::Duration;
 
 use efa_device::{
     Access, AddressHandle, Completion, Device, DeviceAttributes, DeviceError, Gid, NoTagList,
-    PostError, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, Rdma, RdmaRequest,
+    PostError, Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, Rdma, RdmaRequest,
     RegisterError, SendRequest, Status, Time,
 };
 
 pub use self::faults::{Faults, Statistics};
 use self::network::{EndpointId, HostId, Network, Shared};
 use crate::book::HeldHandles;
+use crate::link::granted;
 use crate::record::{QueuePairId, Sink};
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 
@@ -317,8 +320,9 @@ impl LocalDevice {
         qpn: Qpn,
         options: QueuePairOptions,
     ) -> Result<LocalQueuePair, DeviceError> {
+        let attributes = granted(&self.attributes, &options)?;
         let endpoint = self.shared.lock().create(self.host, qpn, options)?;
-        Ok(self.queue_pair(endpoint, qpn, options))
+        Ok(self.queue_pair(endpoint, qpn, options.qkey, attributes))
     }
 
     /// The next `count` registrations on this device are refused.
@@ -342,17 +346,14 @@ impl LocalDevice {
         &self,
         endpoint: EndpointId,
         qpn: Qpn,
-        options: QueuePairOptions,
+        qkey: Qkey,
+        attributes: DeviceAttributes,
     ) -> LocalQueuePair {
         LocalQueuePair {
             device: self.clone(),
             endpoint,
-            address: QueuePairAddress { gid: self.gid, qpn, qkey: options.qkey },
-            attributes: DeviceAttributes {
-                max_send: options.send_depth,
-                max_receive: options.receive_depth,
-                ..DeviceAttributes::clone(&self.attributes)
-            },
+            address: QueuePairAddress { gid: self.gid, qpn, qkey },
+            attributes,
             held: HeldHandles::default(),
         }
     }
@@ -371,11 +372,12 @@ impl Device for LocalDevice {
     }
 
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<LocalQueuePair, DeviceError> {
+        let attributes = granted(&self.attributes, &options)?;
         let mut network = self.shared.lock();
         let qpn = network.free_qpn(self.host)?;
         let endpoint = network.create(self.host, qpn, options)?;
         drop(network);
-        Ok(self.queue_pair(endpoint, qpn, options))
+        Ok(self.queue_pair(endpoint, qpn, options.qkey, attributes))
     }
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {

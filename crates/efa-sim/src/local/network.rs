@@ -17,21 +17,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use efa_device::{
-    AddressHandle, Completion, Destination, DeviceError, Gid, PostError, Qkey, Qpn,
-    QueuePairOptions, Rdma, RdmaRequest, Region as _, RegionRange, RemoteMemory, SendRequest,
-    Source, Status, Time, WorkId,
+    AddressHandle, Completion, Destination, DeviceError, Gid, PostError, Qpn, QueuePairOptions,
+    RdmaRequest, RegionRange, SendRequest, Source, Status, Time, WorkId,
 };
 use fastrand::Rng;
 
+use super::flight::{Content, Flight, Stale, rdma_target};
+use super::injection::OneShot;
 use super::{Faults, LocalOptions, Reorder, Statistics};
 use crate::book::AddressBook;
+use crate::link::{Packet, RNR_RETRY_INFINITE};
 use crate::record::{PacketEvent, QueuePairId, Record, Sink};
 use crate::region::{KeyTable, SoftRegion, copy};
-
-type Packet = Box<[u8]>;
-
-/// `rnr_retry` that means for ever.
-const FOR_EVER: u8 = 7;
 
 /// The network as its handles hold it.
 #[derive(Clone)]
@@ -63,24 +60,24 @@ pub(super) struct EndpointId(u64);
 
 /// When something is due; see the module's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Due {
+pub(super) struct Due {
     time: Time,
     shuffle: u64,
     serial: u64,
 }
 
 pub(super) struct Network {
-    options: LocalOptions,
+    pub(super) options: LocalOptions,
     pub(super) faults: Faults,
     pub(super) statistics: Statistics,
     pub(super) sink: Option<Box<dyn Sink>>,
     rng: Rng,
-    now: Time,
+    pub(super) now: Time,
     serial: u64,
     hosts: Vec<Host>,
-    endpoints: BTreeMap<EndpointId, Endpoint>,
-    events: BTreeMap<Due, Event>,
-    stale: BTreeMap<QueuePairId, VecDeque<Stale>>,
+    pub(super) endpoints: BTreeMap<EndpointId, Endpoint>,
+    pub(super) events: BTreeMap<Due, Event>,
+    pub(super) stale: BTreeMap<QueuePairId, VecDeque<Stale>>,
 }
 
 struct Host {
@@ -92,18 +89,18 @@ struct Host {
     refused_registrations: u32,
 }
 
-struct Endpoint {
+pub(super) struct Endpoint {
     id: QueuePairId,
     host: HostId,
     options: QueuePairOptions,
-    killed: bool,
+    pub(super) killed: bool,
     /// Accepted sends whose completion was not taken yet.
     sends: usize,
     /// Posted buffers whose completion was not taken yet.
-    receives: usize,
+    pub(super) receives: usize,
     /// Never filled while a packet is waiting.
-    posted: VecDeque<Packet>,
-    waiting: VecDeque<Waiting>,
+    pub(super) posted: VecDeque<Packet>,
+    pub(super) waiting: VecDeque<Waiting>,
     completions: VecDeque<Completion<Packet>>,
     history: VecDeque<Stale>,
     /// Number of the latest packet received from each queue pair.
@@ -112,99 +109,12 @@ struct Endpoint {
     not_before: BTreeMap<QueuePairId, Time>,
     /// With [`Reorder::None`]: no send completes before this.
     completes_not_before: Time,
-    one_shot: OneShot,
+    pub(super) one_shot: OneShot,
 }
 
-/// Faults of one queue pair that wear off by use.
-#[derive(Default)]
-struct OneShot {
-    not_ready: u32,
-    refused: u32,
-    late: (u32, Duration),
-    answered_late: (u32, Duration),
-    failing: Option<(u32, Status)>,
-}
-
-struct Waiting {
-    flight: Flight,
-    give_up: Option<Due>,
-}
-
-/// A packet under way, or an RDMA operation.
-struct Flight {
-    serial: u64,
-    source: QueuePairId,
-    destination: QueuePairId,
-    /// `None` opens every queue pair; injected packets and RDMA operations have none.
-    qkey: Option<Qkey>,
-    cargo: Cargo,
-    rnr_retry: u8,
-    /// How much longer than others it takes until the sender knows how it ended.
-    answered_late: Duration,
-    /// Who wants to know how it ended; nobody for injected packets.
-    sender: Option<(EndpointId, WorkId)>,
-}
-
-/// What is under way.
-enum Cargo {
-    Packet { packet: Packet, length: usize, immediate: Option<u32> },
-    Read { local: RegionRange<SoftRegion>, remote: RemoteMemory },
-    Write { local: RegionRange<SoftRegion>, remote: RemoteMemory, immediate: Option<u32> },
-}
-
-impl Cargo {
-    /// Whether it needs a receive buffer at the target, be it for nothing but a number.
-    fn takes_buffer(&self, rdma: Rdma) -> bool {
-        match self {
-            Self::Packet { .. } => true,
-            Self::Read { .. } => false,
-            Self::Write { immediate, .. } => immediate.is_some() && !rdma.unsolicited_write_receive,
-        }
-    }
-
-    /// The bytes of a packet.
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Packet { packet, length, .. } => &packet[..*length],
-            Self::Read { .. } | Self::Write { .. } => &[],
-        }
-    }
-
-    fn completion(self, id: WorkId, result: Result<(), Status>) -> Completion<Packet> {
-        match self {
-            Self::Packet { packet, .. } => Completion::Send { id, packet, result },
-            Self::Read { .. } | Self::Write { .. } => Completion::Rdma { id, result },
-        }
-    }
-}
-
-/// The memory that an RDMA operation names at its target, if it exists and allows that.
-fn rdma_target(keys: &KeyTable, cargo: &Cargo) -> Option<RegionRange<SoftRegion>> {
-    let (remote, length) = match cargo {
-        Cargo::Packet { .. } => return None,
-        Cargo::Read { local, remote } | Cargo::Write { local, remote, .. } => {
-            (*remote, local.length)
-        }
-    };
-    let region = keys.find(remote.key)?;
-    let access = region.access();
-    let allowed = match cargo {
-        Cargo::Read { .. } => access.remote_read,
-        _ => access.remote_write,
-    };
-    region.part(remote, length).filter(|_| allowed)
-}
-
-/// A packet as it may come late.
-struct Stale {
-    source: QueuePairId,
-    bytes: Packet,
-}
-
-impl Stale {
-    fn of(flight: &Flight) -> Self {
-        Self { source: flight.source, bytes: flight.cargo.bytes().into() }
-    }
+pub(super) struct Waiting {
+    pub(super) flight: Flight,
+    pub(super) give_up: Option<Due>,
 }
 
 impl Endpoint {
@@ -216,7 +126,7 @@ impl Endpoint {
     }
 }
 
-enum Event {
+pub(super) enum Event {
     Arrive(Flight),
     GiveUp { target: EndpointId, serial: u64 },
     Complete { sender: EndpointId, completion: Completion<Packet> },
@@ -262,18 +172,18 @@ impl Network {
         self.now
     }
 
-    fn next_serial(&mut self) -> u64 {
+    pub(super) fn next_serial(&mut self) -> u64 {
         self.serial += 1;
         self.serial
     }
 
-    fn draw_delay(&mut self) -> Duration {
+    pub(super) fn draw_delay(&mut self) -> Duration {
         let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
         let (start, end) = (nanos(self.options.delay.start), nanos(self.options.delay.end));
         Duration::from_nanos(if start < end { self.rng.u64(start..end) } else { start })
     }
 
-    fn schedule(&mut self, time: Time, event: Event) -> Due {
+    pub(super) fn schedule(&mut self, time: Time, event: Event) -> Due {
         let shuffle = match self.options.reorder {
             Reorder::Shuffle => self.rng.u64(..),
             Reorder::None => 0,
@@ -283,16 +193,16 @@ impl Network {
         due
     }
 
-    fn tap(&mut self, time: Time, event: PacketEvent, flight: &Flight) {
+    pub(super) fn tap(&mut self, time: Time, event: PacketEvent, flight: &Flight) {
         if let Some(sink) = &mut self.sink
-            && matches!(flight.cargo, Cargo::Packet { .. })
+            && matches!(flight.content, Content::Packet { .. })
         {
             sink.record(&Record {
                 time,
                 event,
                 source: flight.source,
                 destination: flight.destination,
-                bytes: Cow::Borrowed(flight.cargo.bytes()),
+                bytes: Cow::Borrowed(flight.content.bytes()),
             });
         }
     }
@@ -319,7 +229,7 @@ impl Network {
         (host, gid, keys)
     }
 
-    fn find(&self, id: QueuePairId) -> Option<EndpointId> {
+    pub(super) fn find(&self, id: QueuePairId) -> Option<EndpointId> {
         let host = self.hosts.iter().find(|host| host.gid == id.gid)?;
         host.queue_pairs.get(&id.qpn).copied()
     }
@@ -375,14 +285,6 @@ impl Network {
         qpn: Qpn,
         options: QueuePairOptions,
     ) -> Result<EndpointId, DeviceError> {
-        for (depth, limit) in [
-            (options.send_depth, self.options.max_send),
-            (options.receive_depth, self.options.max_receive),
-        ] {
-            if depth > limit {
-                return Err(DeviceError::TooLong { length: depth as u64, limit: limit as u64 });
-            }
-        }
         let endpoint = EndpointId(self.next_serial());
         let limit = self.options.max_queue_pairs;
         let owner = &mut self.hosts[host.0];
@@ -458,7 +360,7 @@ impl Network {
             source,
             destination,
             qkey: Some(to.qkey),
-            cargo: Cargo::Packet { packet, length, immediate },
+            content: Content::Packet { packet, length, immediate },
             rnr_retry,
             answered_late: Duration::ZERO,
             sender: Some((id, work)),
@@ -475,7 +377,7 @@ impl Network {
             return Err(DeviceError::Unsupported { operation: "RDMA read" });
         }
         let RdmaRequest { id: work, local, remote, destination } = request;
-        self.post_rdma(id, work, destination, local.clone(), Cargo::Read { local, remote })
+        self.post_rdma(id, work, destination, local.clone(), Content::Read { local, remote })
     }
 
     pub(super) fn post_write(
@@ -488,8 +390,8 @@ impl Network {
             return Err(DeviceError::Unsupported { operation: "RDMA write" });
         }
         let RdmaRequest { id: work, local, remote, destination } = request;
-        let cargo = Cargo::Write { local: local.clone(), remote, immediate };
-        self.post_rdma(id, work, destination, local, cargo)
+        let content = Content::Write { local: local.clone(), remote, immediate };
+        self.post_rdma(id, work, destination, local, content)
     }
 
     fn post_rdma(
@@ -498,7 +400,7 @@ impl Network {
         work: WorkId,
         to: Destination,
         local: RegionRange<SoftRegion>,
-        cargo: Cargo,
+        content: Content,
     ) -> Result<(), DeviceError> {
         local.check()?;
         let (length, limit) = (local.length as u64, self.options.max_rdma_size);
@@ -513,7 +415,7 @@ impl Network {
             source,
             destination,
             qkey: None,
-            cargo,
+            content,
             rnr_retry,
             answered_late: Duration::ZERO,
             sender: Some((id, work)),
@@ -715,17 +617,17 @@ impl Network {
             self.fail(time + self.options.unresponsive_after, flight, Status::UnresponsiveRemote);
             return;
         }
-        let refused = match &flight.cargo {
-            Cargo::Packet { .. } => None,
-            Cargo::Read { .. } | Cargo::Write { .. } => {
+        let refused = match &flight.content {
+            Content::Packet { .. } => None,
+            Content::Read { .. } | Content::Write { .. } => {
                 let keys = &self.hosts[endpoint.host.0].keys;
-                rdma_target(keys, &flight.cargo).is_none().then_some(Status::RemoteBadAddress)
+                rdma_target(keys, &flight.content).is_none().then_some(Status::RemoteBadAddress)
             }
         };
         if let Some(status) = refused {
             return self.fail(time, flight, status);
         }
-        if !flight.cargo.takes_buffer(self.options.rdma) {
+        if !flight.content.takes_buffer(self.options.rdma) {
             return self.deliver_rdma(time, target, flight);
         }
         let patience = self.options.rnr_delay.saturating_mul(u32::from(flight.rnr_retry));
@@ -733,14 +635,14 @@ impl Network {
         endpoint.one_shot.not_ready -= u32::from(not_ready);
         if not_ready || chance(&mut self.rng, self.faults.receiver_not_ready) {
             self.statistics.waited += 1;
-            if flight.rnr_retry >= FOR_EVER {
+            if flight.rnr_retry >= RNR_RETRY_INFINITE {
                 self.schedule(time + self.options.rnr_delay, Event::Arrive(flight));
             } else {
                 self.fail(time + patience, flight, Status::ReceiverNotReady);
             }
             return;
         }
-        if flight.sender.is_some() && matches!(flight.cargo, Cargo::Packet { .. }) {
+        if flight.sender.is_some() && matches!(flight.content, Content::Packet { .. }) {
             keep(&mut endpoint.history, self.faults.keep_stale, || Stale::of(&flight));
         }
         if endpoint.posted.is_empty() {
@@ -753,7 +655,7 @@ impl Network {
 
     fn wait(&mut self, until: Time, target: EndpointId, flight: Flight) {
         let serial = flight.serial;
-        let give_up = (flight.rnr_retry < FOR_EVER)
+        let give_up = (flight.rnr_retry < RNR_RETRY_INFINITE)
             .then(|| self.schedule(until, Event::GiveUp { target, serial }));
         if let Some(endpoint) = self.endpoints.get_mut(&target) {
             endpoint.waiting.push_back(Waiting { flight, give_up });
@@ -763,7 +665,7 @@ impl Network {
     /// Gives what takes a buffer to a queue pair that has one.
     fn deliver(&mut self, time: Time, target: EndpointId, flight: Flight) {
         let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
-        let Cargo::Packet { length, immediate, .. } = flight.cargo else {
+        let Content::Packet { length, immediate, .. } = flight.content else {
             return self.deliver_rdma(time, target, flight);
         };
         let Some(mut packet) = endpoint.posted.pop_front() else { return };
@@ -772,7 +674,7 @@ impl Network {
             self.fail(time, flight, Status::RemoteBadLength);
             return;
         }
-        packet[..length].copy_from_slice(flight.cargo.bytes());
+        packet[..length].copy_from_slice(flight.content.bytes());
         let source = endpoint.source(&self.hosts, &self.options, flight.source);
         endpoint.completions.push_back(Completion::Receive { packet, length, source, immediate });
         let latest = endpoint.latest.entry(flight.source).or_default();
@@ -794,16 +696,16 @@ impl Network {
         }
         let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
         // Once more: it may have waited for a buffer, and the region may be gone.
-        let Some(remote) = rdma_target(&self.hosts[endpoint.host.0].keys, &flight.cargo) else {
+        let Some(remote) = rdma_target(&self.hosts[endpoint.host.0].keys, &flight.content) else {
             return self.fail(time, flight, Status::RemoteBadAddress);
         };
-        match &flight.cargo {
-            Cargo::Packet { .. } => return,
-            Cargo::Read { local, .. } => copy(&remote, local),
-            Cargo::Write { local, immediate, .. } => {
+        match &flight.content {
+            Content::Packet { .. } => return,
+            Content::Read { local, .. } => copy(&remote, local),
+            Content::Write { local, immediate, .. } => {
                 copy(local, &remote);
                 if let Some(immediate) = *immediate {
-                    let taken = flight.cargo.takes_buffer(self.options.rdma);
+                    let taken = flight.content.takes_buffer(self.options.rdma);
                     let packet = taken.then(|| endpoint.posted.pop_front()).flatten();
                     let source = endpoint.source(&self.hosts, &self.options, flight.source);
                     let length = local.length as u64;
@@ -816,7 +718,7 @@ impl Network {
         self.answer(time, flight, Ok(()));
     }
 
-    fn fail(&mut self, time: Time, flight: Flight, status: Status) {
+    pub(super) fn fail(&mut self, time: Time, flight: Flight, status: Status) {
         self.statistics.failed += 1;
         if status == Status::ReceiverNotReady {
             self.statistics.receiver_not_ready += 1;
@@ -835,7 +737,7 @@ impl Network {
             time = time.max(endpoint.completes_not_before);
             endpoint.completes_not_before = time;
         }
-        let completion = flight.cargo.completion(id, result);
+        let completion = flight.content.completion(id, result);
         self.schedule(time, Event::Complete { sender, completion });
     }
 
@@ -844,138 +746,6 @@ impl Network {
             let packets = self.stale.entry(flight.destination).or_default();
             keep(packets, self.faults.keep_stale, || Stale::of(flight));
         }
-    }
-
-    // ---- single faults -----------------------------------------------------------------------
-
-    fn endpoint(&mut self, at: QueuePairId) -> Result<&mut Endpoint, DeviceError> {
-        let id = self.find(at);
-        id.and_then(|id| self.endpoints.get_mut(&id))
-            .ok_or_else(|| DeviceError::Absent { reason: format!("no queue pair {at}") })
-    }
-
-    fn one_shot(&mut self, at: QueuePairId) -> Result<&mut OneShot, DeviceError> {
-        Ok(&mut self.endpoint(at)?.one_shot)
-    }
-
-    pub(super) fn not_ready(&mut self, at: QueuePairId, count: u32) -> Result<(), DeviceError> {
-        self.one_shot(at)?.not_ready = count;
-        Ok(())
-    }
-
-    pub(super) fn drop_receive_buffers(
-        &mut self,
-        at: QueuePairId,
-        count: usize,
-    ) -> Result<usize, DeviceError> {
-        let endpoint = self.endpoint(at)?;
-        let count = count.min(endpoint.posted.len());
-        endpoint.posted.drain(..count);
-        endpoint.receives -= count;
-        Ok(count)
-    }
-
-    pub(super) fn refuse_sends(&mut self, at: QueuePairId, count: u32) -> Result<(), DeviceError> {
-        self.one_shot(at)?.refused = count;
-        Ok(())
-    }
-
-    pub(super) fn delay_sends(
-        &mut self,
-        at: QueuePairId,
-        count: u32,
-        by: Duration,
-    ) -> Result<(), DeviceError> {
-        self.one_shot(at)?.late = (count, by);
-        Ok(())
-    }
-
-    pub(super) fn delay_answers(
-        &mut self,
-        at: QueuePairId,
-        count: u32,
-        by: Duration,
-    ) -> Result<(), DeviceError> {
-        self.one_shot(at)?.answered_late = (count, by);
-        Ok(())
-    }
-
-    pub(super) fn fail_sends(
-        &mut self,
-        at: QueuePairId,
-        count: u32,
-        status: Status,
-    ) -> Result<(), DeviceError> {
-        self.one_shot(at)?.failing = (count > 0).then_some((count, status));
-        Ok(())
-    }
-
-    pub(super) fn kill(&mut self, at: QueuePairId) -> Result<(), DeviceError> {
-        let endpoint = self.endpoint(at)?;
-        endpoint.killed = true;
-        let waiting = std::mem::take(&mut endpoint.waiting);
-        for Waiting { flight, give_up } in waiting {
-            if let Some(due) = give_up {
-                self.events.remove(&due);
-            }
-            let time = self.now + self.options.unresponsive_after;
-            self.fail(time, flight, Status::UnresponsiveRemote);
-        }
-        let Some(me) = self.find(at) else { return Ok(()) };
-        let mine = |sender: Option<(EndpointId, WorkId)>| sender.is_some_and(|s| s.0 == me);
-        let arrivals: Vec<Due> = self
-            .events
-            .iter()
-            .filter(|(_, event)| matches!(event, Event::Arrive(flight) if mine(flight.sender)))
-            .map(|(due, _)| *due)
-            .collect();
-        for due in arrivals {
-            if let Some(Event::Arrive(flight)) = self.events.remove(&due) {
-                self.fail(self.now, flight, Status::Flushed);
-            }
-        }
-        let mut lost = Vec::new();
-        for endpoint in self.endpoints.values_mut() {
-            let (gone, rest) = std::mem::take(&mut endpoint.waiting)
-                .into_iter()
-                .partition::<VecDeque<_>, _>(|waiting| mine(waiting.flight.sender));
-            endpoint.waiting = rest;
-            lost.extend(gone);
-        }
-        for Waiting { flight, give_up } in lost {
-            if let Some(due) = give_up {
-                self.events.remove(&due);
-            }
-            self.fail(self.now, flight, Status::Flushed);
-        }
-        Ok(())
-    }
-
-    pub(super) fn inject(&mut self, source: QueuePairId, destination: QueuePairId, bytes: &[u8]) {
-        let serial = self.next_serial();
-        let flight = Flight {
-            serial,
-            source,
-            destination,
-            qkey: None,
-            cargo: Cargo::Packet { packet: bytes.into(), length: bytes.len(), immediate: None },
-            rnr_retry: 0,
-            answered_late: Duration::ZERO,
-            sender: None,
-        };
-        self.statistics.injected += 1;
-        self.tap(self.now, PacketEvent::Sent, &flight);
-        let time = self.now + self.draw_delay();
-        self.schedule(time, Event::Arrive(flight));
-    }
-
-    pub(super) fn deliver_stale(&mut self, to: QueuePairId) -> usize {
-        let packets = self.stale.remove(&to).unwrap_or_default();
-        let count = packets.len();
-        for Stale { source, bytes } in packets {
-            self.inject(source, to, &bytes);
-        }
-        count
     }
 
     pub(super) fn address_handle(&mut self, host: HostId, gid: Gid) -> Option<AddressHandle> {

@@ -21,14 +21,16 @@ mod queue_pair;
 mod receiver;
 mod sender;
 mod srq;
+mod types;
 mod wire;
 
 pub use self::queue_pair::{ModelTagList, TagOf, TagQueuePair};
 pub use self::receiver::{ReceiveError, Received, TmReceiver, TmReceiverOptions};
 pub use self::sender::{Link, SendError, SendId, TmSender};
-pub use self::srq::{
+pub use self::srq::{TmDevice, TmSrq};
+pub use self::types::{
     BadWr, Completion, CompletionQueue, Connection, CreateError, NotReady, OpsOpcode, OpsWr,
-    PostOpsError, Report, SgeList, SrqInit, SrqType, Status, TaggedReceive, TmCaps, TmDevice,
-    TmFlags, TmInfo, TmLimits, TmSrq, Transport,
+    PostOpsError, Report, SgeList, SrqInit, SrqType, Status, TaggedReceive, TmCaps, TmFlags,
+    TmInfo, TmLimits, Transport,
 };
 pub use self::wire::{Memory, Packet, Position, RcEnd, RcEvent, ReadRefused, Region};

@@ -23,9 +23,10 @@ use slab::Slab;
 use thiserror::Error;
 
 use super::sender::Link;
-use super::srq::{
+use super::srq::{TmDevice, TmSrq};
+use super::types::{
     Completion, CompletionQueue, Connection, CreateError, NotReady, OpsOpcode, OpsWr, Report,
-    SgeList, SrqInit, SrqType, Status, TaggedReceive, TmDevice, TmInfo, TmLimits, TmSrq, Transport,
+    SgeList, SrqInit, SrqType, Status, TaggedReceive, TmInfo, TmLimits, Transport,
 };
 use super::wire::{Memory, Packet, RcEnd, RcEvent};
 
