@@ -5,7 +5,7 @@ use crate::Release;
 bitflags::bitflags! {
     /// Extra features and requests; identifier `i` is bit `i % 64` of word `i / 64`.
     ///
-    /// Bits that this crate doesn't know are kept, so that they can be shown.
+    /// Unknown bits are kept, so that tools can show them.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Extras: u64 {
         /// 0, feature: RDMA read, hence LONGREAD packets.
@@ -32,7 +32,7 @@ bitflags::bitflags! {
     }
 }
 
-/// Whether a bit announces an ability or asks for something.
+/// Whether a bit announces a feature or makes a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtraKind {
     /// "I can": use it only with peers that announce it.
@@ -42,9 +42,8 @@ pub enum ExtraKind {
 }
 
 impl Extras {
-    /// The known ones with identifier, name, kind and the first release that has them.
-    ///
-    /// `None` as the release says that no release has it yet.
+    /// The known bits: identifier, name, kind, and the first libfabric release that has it (`None`: no
+    /// release yet).
     pub const TABLE: [(u32, &'static str, ExtraKind, Option<Release>); 10] = [
         (0, "RDMA read", ExtraKind::Feature, Some(Release::V1_10)),
         (1, "delivery complete", ExtraKind::Feature, Some(Release::V1_12)),

@@ -1,19 +1,19 @@
-//! What an EFA RDM peer can do and wants: extra features and requests, and how the endpoints
-//! learn of them (specification section 2).
+//! The handshake of the EFA RDM protocol (specification section 2): the extra features that a peer
+//! supports, and the extra requests that it makes.
 //!
-//! Every endpoint masters the ten baseline features. Anything beyond is an *extra feature* ("I
+//! Every endpoint has the ten baseline features. Anything beyond them is an *extra feature* ("I
 //! can") or an *extra request* ("please do"), announced as a bit in a HANDSHAKE packet. This
-//! crate holds the bits ([`Extras`]), what each libfabric release line announces and does
-//! ([`Release`], [`Profile`]), and for each peer a small state machine without I/O
-//! ([`PeerState`]):
+//! crate holds the bits ([`Extras`]), the wire-compatibility profile of each libfabric release line
+//! ([`Release`], [`Profile`]), and the handshake with one peer as a state machine without I/O
+//! ([`PeerState`]). Its state for our HANDSHAKE, and for the peer's:
 //!
 //! ```text
-//!            first packet of any type arrives            HANDSHAKE accepted by the device
-//!   Silent ───────────────────────────────────► Owed ───────────────────────────────────► Sent
-//!                                                ▲                                          │
-//!                                                └────── came back: receiver not ready ─────┘
+//!               first packet of any type arrives             HANDSHAKE accepted by the device
+//!   NotNeeded ───────────────────────────────────► Pending ───────────────────────────────────► Sent
+//!                                                     ▲                                          │
+//!                                                     └──── returned: receiver not ready (RNR) ──┘
 //!
-//!   Unknown ── HANDSHAKE arrives ──► Known(extras)      (a second HANDSHAKE replaces the first)
+//!   unknown ── HANDSHAKE arrives ──► known extras      (a second HANDSHAKE replaces the first)
 //! ```
 //!
 //! # Example
@@ -24,12 +24,12 @@
 //!
 //! let local = Profile::of(Release::V2_6);
 //! let mut peer = PeerState::new();
-//! // Nothing is known yet, so requests carry the raw address.
+//! // The peer's features are unknown, so requests carry the raw address.
 //! assert!(matches!(peer.address_header(&local), AddressHeader::Raw(_)));
-//! // The first packet from the peer obliges us to answer with a HANDSHAKE, once.
+//! // The first packet from the peer is answered with a HANDSHAKE, once.
 //! assert_eq!(peer.packet_received(), Some(Reply::Handshake));
 //! assert_eq!(peer.packet_received(), None);
-//! // The peer's own HANDSHAKE tells what it can do.
+//! // The peer's own HANDSHAKE announces its features.
 //! let words = [Extras::CONNID_HEADER.bits()];
 //! peer.handshake_received(&Handshake { extra_info: ExtraInfo::new(&words)?,
 //!     connid: None, host_id: None, device_version: None, user_recv_qp: None });

@@ -4,52 +4,56 @@ use efa_proto::{Handshake, RawAddressForm};
 
 use crate::{Extras, Profile};
 
-/// What a peer obliges us to.
+/// What has to be sent in response to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Reply {
-    /// Send it a HANDSHAKE.
+    /// A HANDSHAKE.
     Handshake,
 }
 
-/// Whether the peer can do something.
+/// Whether a peer announced a feature or request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// Its HANDSHAKE says so.
+    /// Its HANDSHAKE has the bit.
     Yes,
     /// Its HANDSHAKE lacks the bit.
     No,
-    /// No HANDSHAKE has come yet: only the baseline may be used.
+    /// No HANDSHAKE has arrived yet: only baseline features may be used.
     Unknown,
 }
 
-/// How a request tells who sends it.
+/// How a request identifies its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressHeader {
-    /// By the raw address: the peer may not know us yet, or wants headers of constant length.
+    /// By the raw address: the peer may not know this endpoint yet, or requests headers of constant length.
     Raw(RawAddressForm),
     /// By the connid.
     Connid,
-    /// Not at all: the peer knows us from the device's address book.
+    /// Not at all: the peer looks up the device's source address.
     Absent,
 }
 
 /// What a HANDSHAKE changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learned {
-    /// It was the first.
+    /// It is the first HANDSHAKE of this peer.
     First,
-    /// It repeated what was known.
+    /// It announces the same bits as the one before.
     Same,
-    /// It announced other bits than the one before, and replaced it.
+    /// It announces other bits than the one before, and replaces them.
     Changed,
 }
 
+/// Our HANDSHAKE to the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Ours {
+    /// The peer has sent no packet.
     #[default]
-    Silent,
-    Owed,
+    NotNeeded,
+    /// It has to be sent.
+    Pending,
+    /// The device has taken it.
     Sent,
 }
 
@@ -59,50 +63,51 @@ pub struct PeerState {
     theirs: Option<Extras>,
     device_version: Option<u32>,
     ours: Ours,
-    provoked: bool,
+    /// A request was sent that the peer answers with its HANDSHAKE.
+    elicited: bool,
 }
 
 impl PeerState {
-    /// The state with a peer of which nothing was heard.
+    /// The state of a peer from which no packet has arrived.
     #[must_use]
     pub const fn new() -> Self {
-        Self { theirs: None, device_version: None, ours: Ours::Silent, provoked: false }
+        Self { theirs: None, device_version: None, ours: Ours::NotNeeded, elicited: false }
     }
 
-    /// A packet of any type came from the peer; the first one obliges us to answer.
+    /// Records a packet of any type from the peer; the first one is answered with a HANDSHAKE.
     #[inline]
     pub fn packet_received(&mut self) -> Option<Reply> {
         if self.is_answered() {
             return None;
         }
-        self.ours = Ours::Owed;
+        self.ours = Ours::Pending;
         Some(Reply::Handshake)
     }
 
-    /// Whether our HANDSHAKE is on its way or sent, so that packets of the peer oblige to nothing.
+    /// Whether our HANDSHAKE is pending or sent, so that packets of the peer need no response.
     #[must_use]
     #[inline]
     pub fn is_answered(&self) -> bool {
-        self.ours != Ours::Silent
+        self.ours != Ours::NotNeeded
     }
 
-    /// The device took our HANDSHAKE.
+    /// Records that the device took our HANDSHAKE.
     pub fn handshake_posted(&mut self) {
         self.ours = Ours::Sent;
     }
 
-    /// Our HANDSHAKE came back because the peer was not ready: it is owed again.
+    /// Records that our HANDSHAKE failed with receiver not ready (RNR): it is pending again.
     pub fn handshake_returned(&mut self) {
-        self.ours = Ours::Owed;
+        self.ours = Ours::Pending;
     }
 
-    /// Whether the peer still waits for our HANDSHAKE.
+    /// Whether our HANDSHAKE has to be sent.
     #[must_use]
     pub fn handshake_pending(&self) -> bool {
-        self.ours == Ours::Owed
+        self.ours == Ours::Pending
     }
 
-    /// The peer's HANDSHAKE came. It may come more than once; the newest counts.
+    /// Records the peer's HANDSHAKE. Of several, the latest counts.
     pub fn handshake_received(&mut self, handshake: &Handshake<'_>) -> Learned {
         let extras = Extras::from_bits_retain(handshake.extra_info.word(0));
         let learned = match self.theirs {
@@ -115,20 +120,20 @@ impl PeerState {
         learned
     }
 
-    /// Something was sent that the peer will answer with a HANDSHAKE.
+    /// Records that a request was sent, which the peer answers with a HANDSHAKE.
     #[inline]
     pub fn request_posted(&mut self) {
-        self.provoked = true;
+        self.elicited = true;
     }
 
-    /// Whether a HANDSHAKE has to be provoked, because none came and nothing was sent that the
-    /// peer would answer.
+    /// Whether an empty request has to be sent to elicit the peer's HANDSHAKE: none arrived, and no
+    /// request was sent.
     #[must_use]
     pub fn must_elicit_handshake(&self) -> bool {
-        self.theirs.is_none() && !self.provoked
+        self.theirs.is_none() && !self.elicited
     }
 
-    /// Whether the peer's HANDSHAKE came.
+    /// Whether the peer's HANDSHAKE has arrived.
     #[must_use]
     #[inline]
     pub fn is_known(&self) -> bool {
@@ -147,7 +152,7 @@ impl PeerState {
         self.device_version
     }
 
-    /// Whether the peer can do, or asks for, all of `extras`.
+    /// Whether the peer announced all of `extras`.
     #[must_use]
     pub fn supports(&self, extras: Extras) -> Support {
         match self.theirs {
@@ -157,10 +162,10 @@ impl PeerState {
         }
     }
 
-    /// How requests to this peer tell who sends them (sections 2.2, 3.1, 4.3, 4.4).
+    /// How requests to this peer identify their sender (sections 2.2, 3.1, 4.3, 4.4).
     ///
-    /// The raw address until the peer's HANDSHAKE proves that it holds it, or for ever if the
-    /// peer wants headers of constant length; then the connid, if the peer asks for it.
+    /// By the raw address until the peer's HANDSHAKE shows that it has the address, and always if the
+    /// peer requests headers of constant length; then by the connid, if the peer requests it.
     #[must_use]
     #[inline]
     pub fn address_header(&self, local: &Profile) -> AddressHeader {
@@ -176,16 +181,16 @@ impl PeerState {
         }
     }
 
-    /// Whether packets to this peer that have an optional place for the connid carry it: CTSDATA,
-    /// and requests without raw address.
+    /// Whether packets with an optional connid field carry it to this peer: CTSDATA, and requests
+    /// without raw address.
     ///
-    /// Releases up to 1.13 don't know the flag and would take the connid for data, so never before
-    /// the peer's HANDSHAKE.
+    /// Never before the peer's HANDSHAKE: releases up to 1.13 ignore the flag and would read the connid
+    /// as data.
     #[must_use]
     #[inline]
     pub fn gets_connid(&self, local: &Profile) -> bool {
-        let asked = |theirs: Extras| theirs.contains(Extras::CONNID_HEADER);
-        local.connid && self.theirs.is_some_and(|theirs| local.connid_unasked || asked(theirs))
+        let requested = |theirs: Extras| theirs.contains(Extras::CONNID_HEADER);
+        local.connid && self.theirs.is_some_and(|theirs| local.connid_unasked || requested(theirs))
     }
 }
 
@@ -208,7 +213,7 @@ mod tests {
 
     // conformance: A35 A39
     #[test]
-    fn nothing_is_assumed_before_the_handshake_and_only_its_bits_after() {
+    fn support_is_unknown_before_the_handshake_and_its_bits_after() {
         for bits in 0..1_u64 << 10 {
             let mut peer = PeerState::new();
             let bit = |i: u64| Extras::from_bits_retain(1 << i);
@@ -223,7 +228,7 @@ mod tests {
 
     // conformance: A37
     #[test]
-    fn a_handshake_counts_as_a_first_packet_and_is_answered_once() {
+    fn handshake_of_new_peer_is_answered_once() {
         let (mut a, mut b) = (PeerState::new(), PeerState::new());
         // A's request reaches B, whose HANDSHAKE reaches A, whose HANDSHAKE reaches B: two in all.
         assert_eq!(b.packet_received(), Some(Reply::Handshake));
@@ -238,7 +243,7 @@ mod tests {
 
     // conformance: A60
     #[test]
-    fn a_second_handshake_is_idempotent_or_replaces_the_first() {
+    fn second_handshake_replaces_the_first() {
         let mut peer = PeerState::new();
         assert!(!peer.is_known());
         assert_eq!((peer.extras(), peer.device_version()), (None, None));
@@ -246,7 +251,7 @@ mod tests {
         assert_eq!(peer.handshake_received(&versioned), Learned::First);
         assert_eq!(peer.device_version(), Some(0xefa1));
         assert_eq!(peer.handshake_received(&handshake(&[8])), Learned::Same);
-        assert_eq!(peer.device_version(), None, "the newest counts");
+        assert_eq!(peer.device_version(), None, "the latest counts");
         assert_eq!(peer.handshake_received(&handshake(&[9])), Learned::Changed);
         assert!(peer.is_known());
         assert_eq!(peer.extras().map(|e| e.bits()), Some(9));
@@ -254,7 +259,7 @@ mod tests {
 
     // conformance: A49 A54
     #[test]
-    fn a_handshake_without_options_and_with_unknown_bits_is_taken() {
+    fn handshake_with_unknown_bits_or_no_words_is_accepted() {
         let mut peer = PeerState::new();
         assert_eq!(peer.handshake_received(&handshake(&[1 << 40, 7])), Learned::First);
         assert_eq!(peer.extras().map(|e| e.bits()), Some(1 << 40));
@@ -263,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_returned_handshake_is_owed_again() {
+    fn handshake_returned_with_rnr_is_pending_again() {
         let mut peer = PeerState::new();
         assert!(!peer.handshake_pending());
         assert_eq!(peer.packet_received(), Some(Reply::Handshake));
@@ -275,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_is_provoked_only_if_nothing_else_does() {
+    fn handshake_is_elicited_only_if_no_request_was_sent() {
         let mut peer = PeerState::new();
         assert!(peer.must_elicit_handshake());
         peer.request_posted();
@@ -287,7 +292,7 @@ mod tests {
 
     // conformance: A42
     #[test]
-    fn requests_change_the_address_header_where_we_comply() {
+    fn address_header_follows_peer_requests_that_the_release_honours() {
         let header = |release, extras: Extras| {
             let mut peer = PeerState::new();
             peer.handshake_received(&handshake(&[extras.bits()]));

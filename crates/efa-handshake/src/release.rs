@@ -1,8 +1,8 @@
-//! The release lines of libfabric: what each announces, and its habits on the wire.
+//! The release lines of libfabric and their wire-compatibility profiles.
 //!
-//! The table of facts behind it: which bits a release sets, how it writes raw addresses, connids
-//! and EOR packets, how far its receive window reaches. An endpoint takes the habits of one
-//! [`Profile`], so that compatibility can be tested release against release.
+//! A [`Profile`] says which bits a release sets, how it writes raw addresses, connids and EOR packets,
+//! and how far its receive window reaches. An endpoint follows one profile, so that releases can be
+//! tested with each other.
 
 use core::fmt;
 use core::str::FromStr;
@@ -29,7 +29,7 @@ pub enum Release {
 }
 
 impl Release {
-    /// All of them, oldest first.
+    /// All release lines, oldest first.
     pub const ALL: [Self; 10] = [
         Self::V1_10,
         Self::V1_12,
@@ -43,7 +43,7 @@ impl Release {
         Self::V2_6,
     ];
 
-    /// Its number, for example `"1.14"`.
+    /// The release number, for example `"1.14"`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ impl fmt::Display for Release {
     }
 }
 
-/// The text names no release line that has a profile.
+/// No release line with a profile has this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such release line; there are 1.10, 1.12, 1.13, 1.14, 1.16, 1.18, 1.20, 1.22, 2.0, 2.6")]
 pub struct UnknownRelease;
@@ -79,18 +79,18 @@ impl FromStr for Release {
     }
 }
 
-/// What the device under an endpoint can do, as far as peers are told.
+/// The features of an endpoint's device that are announced to peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceAbilities {
-    /// RDMA read is usable.
+    /// RDMA read works.
     pub rdma_read: bool,
-    /// RDMA write is usable.
+    /// RDMA write works.
     pub rdma_write: bool,
     /// RDMA write with immediate needs no receive buffer.
     pub unsolicited_write_receive: bool,
 }
 
-/// How EOR packets are written.
+/// The layout of EOR packets that are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EorLayout {
     /// 12 bytes, up to 1.13.
@@ -99,33 +99,32 @@ pub enum EorLayout {
     Full,
 }
 
-/// The habits of an endpoint on the wire.
+/// The wire-compatibility profile of an endpoint: what it announces, and which of several legal forms it
+/// sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// The release line whose habits these are.
+    /// The release line with this profile.
     pub release: Release,
     /// The bits that the HANDSHAKE announces.
     pub extras: Extras,
-    /// How raw addresses are written in requests.
+    /// The form of raw addresses in requests.
     pub raw_address: RawAddressForm,
     /// Whether requests keep a constant header length for peers that ask for it.
     pub constant_header: bool,
-    /// Whether connids are sent at all: in requests to peers that ask for them, and in every
-    /// other packet.
+    /// Whether connids are sent at all: in requests to peers that request them, and in every other packet.
     pub connid: bool,
-    /// Whether requests carry the connid even to peers that did not ask for it.
+    /// Whether requests carry the connid even to peers that did not request it.
     pub connid_unasked: bool,
-    /// How EOR packets are written.
+    /// The layout of EOR packets.
     pub eor: EorLayout,
     /// Whether the HANDSHAKE carries the host id.
     pub host_id: bool,
     /// Whether the HANDSHAKE carries the device version.
     pub device_version: bool,
-    /// Whether CTSDATA is withheld until the peer's HANDSHAKE came.
+    /// Whether CTSDATA is held back until the peer's HANDSHAKE has arrived.
     pub ctsdata_after_handshake: bool,
-    /// How many message ids ahead of the expected one are kept: a message beyond them is lost, up to
-    /// 1.22. `None` since 2.0, which has another place for those; its window is only how they are
-    /// stored.
+    /// The receive window: a message this many message ids or more ahead of the expected one is lost, as in
+    /// releases up to 1.22. `None` since 2.0, which keeps messages ahead of its window, too.
     pub receive_window: Option<u32>,
 }
 
@@ -170,7 +169,7 @@ impl Profile {
         }
     }
 
-    /// The same profile announcing only the bits in `implemented`.
+    /// The same profile, announcing only bits of `implemented`.
     #[must_use]
     pub fn announcing_only(mut self, implemented: Extras) -> Self {
         self.extras = self.extras.intersection(implemented);
@@ -188,7 +187,7 @@ mod tests {
 
     // conformance: A34
     #[test]
-    fn extras_have_the_identifiers_kinds_and_releases_of_the_table() {
+    fn extras_have_the_identifiers_kinds_and_releases_of_table_2_1() {
         use crate::ExtraKind::{Feature, Request};
         let bits = [
             (Extras::RDMA_READ, Feature, Some(Release::V1_10)),
@@ -209,7 +208,7 @@ mod tests {
 
     // conformance: A46
     #[test]
-    fn releases_announce_what_they_had() {
+    fn each_release_announces_its_features() {
         let with_rdma =
             DeviceAbilities { rdma_read: true, rdma_write: true, unsolicited_write_receive: true };
         let bits = |release| Profile::with_device(release, with_rdma).extras.bits();

@@ -1,10 +1,13 @@
 //! Instructions per operation of the matcher and the window, with hard limits.
 //!
-//! A limit is the project's goal for one operation, or what was measured and a little where there
-//! is no goal or it isn't reached, and the loop around the operation as `nothing` counts that.
-//! Everything is drawn from fixed seeds, so that the counts repeat.
+//! A limit is the project's goal for one operation (or, where there is none or it is not reached, a little
+//! above the measured value) plus the loop around the operation, which `nothing` counts. All seeds are
+//! fixed, so that the counts repeat.
+//!
+//! The limits defend `slots.rs` (a table of our own instead of `slab`) and each `inline(always)` of the
+//! crate.
 
-// The macros of gungraun expand to such.
+// gungraun's macros expand to undocumented items.
 #![allow(missing_docs, unused_qualifications)]
 
 use std::hint::black_box;
@@ -15,58 +18,58 @@ use efa_match::{
 };
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, prelude::*};
 
-/// Operations of a run.
+/// Operations in a run.
 const OPERATIONS: u64 = 1 << 10;
 
-/// The loop around an operation.
+/// Instructions of the loop around an operation.
 const LOOP: u64 = 9;
-/// The loop when it goes to another matcher for each operation.
+/// Instructions of the loop if each operation is on another matcher.
 const OUTER_LOOP: u64 = 21;
 
-/// At most so many instructions for each operation.
+/// At most `each` instructions per operation.
 fn at_most(each: u64) -> LibraryBenchmarkConfig {
     let mut callgrind = Callgrind::default();
-    // Entering and leaving the run isn't an operation's.
+    // 200 for the start and end of the run.
     callgrind.hard_limits([(EventKind::Ir, each * OPERATIONS + 200)]);
     let mut config = LibraryBenchmarkConfig::default();
     config.tool(callgrind);
     config
 }
 
-/// At most so many for an operation on the matcher of the step before.
+/// At most `each` for operations on one matcher.
 fn deep(each: u64) -> LibraryBenchmarkConfig {
     at_most(each + LOOP)
 }
 
-/// At most so many for an operation on a matcher of its own.
+/// At most `each` for operations on a matcher each.
 fn shallow(each: u64) -> LibraryBenchmarkConfig {
     at_most(each + OUTER_LOOP)
 }
 
-/// Matchers made ready, and what to do with each.
+/// Prepared matchers, and the steps on each.
 type Work = Vec<(Matcher<u32, u32>, Vec<Step>)>;
 
-/// The pattern of a receive, and a message that it fits.
+/// The pattern of a receive, and a message that it accepts.
 struct Step {
     pattern: Pattern,
     source: Source,
     tag: u64,
 }
 
-/// How tags are chosen.
+/// The choice of tags.
 #[derive(Clone, Copy)]
 enum Tags {
     Random,
     /// Multiples of this.
     Stride(u64),
-    /// All the same.
+    /// All equal.
     One,
 }
 
 impl Tags {
     fn nth(self, n: u64) -> u64 {
         match self {
-            // An odd factor makes it a permutation, a fixed one makes it the same in all runs.
+            // A permutation (the factor is odd) that is the same in all runs.
             Self::Random => (n ^ 0x5851_f42d).wrapping_mul(0xda94_2042_e4dd_58b5).rotate_left(29),
             Self::Stride(stride) => n.wrapping_mul(stride),
             Self::One => 7,
@@ -84,7 +87,7 @@ fn exact(tags: Tags, n: u64) -> Pattern {
     Pattern::exact(source(n), tags.nth(n))
 }
 
-/// Which of those that wait is hit.
+/// Which of the waiting receives or messages is matched.
 #[derive(Clone, Copy)]
 enum Hit {
     First,
@@ -92,7 +95,7 @@ enum Hit {
     Random,
 }
 
-/// So many numbers below `depth`, none twice.
+/// `count` different numbers below `depth`.
 fn hits(random: &mut fastrand::Rng, depth: u64, hit: Hit, count: usize) -> Vec<u64> {
     match hit {
         Hit::First => (0..depth).take(count).collect(),
@@ -106,8 +109,7 @@ fn hits(random: &mut fastrand::Rng, depth: u64, hit: Hit, count: usize) -> Vec<u
     }
 }
 
-/// Matchers for all steps, each of which serves so few that the depth stays about what it is
-/// called.
+/// Matchers for all steps, each with few steps, so that the depth stays about `depth`.
 fn fill(
     depth: u64,
     hit: Hit,
@@ -135,7 +137,7 @@ fn posted(depth: u64, hit: Hit, tags: Tags) -> Work {
     })
 }
 
-/// Receives that are posted after so many others have been matched.
+/// Receives that are posted after `rounds` others have been matched.
 fn churned(rounds: u64) -> Work {
     let mut work = posted(1 << 16, Hit::Random, Tags::Random);
     let (matcher, steps) = &mut work[0];
@@ -177,7 +179,7 @@ fn unexpected_classes(depth: u64, k: u64) -> Work {
     indexed(fill(depth, Hit::Random, make))
 }
 
-/// The nth message comes, for which there will be a receive with this pattern.
+/// The nth message arrives, which a receive with this pattern will get.
 fn keep(matcher: &mut Matcher<u32, u32>, tags: Tags, n: u64, pattern: Pattern) -> Pattern {
     let Arrived::Unexpected(_) = matcher.arrive(source(n), tags.nth(n), n as u32) else {
         unreachable!("nothing is posted");
@@ -185,14 +187,14 @@ fn keep(matcher: &mut Matcher<u32, u32>, tags: Tags, n: u64, pattern: Pattern) -
     pattern
 }
 
-/// The indexes of the classes and a free place are there from earlier messages.
+/// With the indexes of the classes and an unused entry from earlier messages.
 fn indexed(mut work: Work) -> Work {
     for (matcher, steps) in &mut work {
         for step in steps {
             let Arrived::Unexpected(extra) = matcher.arrive(step.source, step.tag, 0) else {
                 unreachable!("nothing is posted");
             };
-            // A message that isn't there is looked for in an index of all.
+            // Looking for a missing message extends the index to all messages.
             assert_eq!(matcher.peek(&Pattern { tag: !step.pattern.tag, ..step.pattern }), None);
             matcher.withdraw(extra).expect("it waits");
         }
@@ -222,8 +224,8 @@ fn nothing(mut work: Work) -> (Work, u32) {
     (work, sum)
 }
 
-// Goals: 70 at depths 1 and 16; 1.1 times what depth 16 takes at any depth, wherever the receive
-// stands; 3 times that for tags chosen to collide; 60 k + 40 with k classes in use.
+// Goals: 70 at depths 1 and 16; 1.1 times the cost at depth 16 at any depth and position; 3 times that for
+// tags chosen to collide; 60 k + 40 with k classes in use.
 #[library_benchmark]
 #[bench::depth_1(args = (1, Hit::Random, Tags::Random), setup = posted, config = shallow(70))]
 #[bench::depth_16(args = (16, Hit::Random, Tags::Random), setup = posted, config = shallow(70))]
@@ -267,7 +269,7 @@ fn match_posted(mut work: Work) -> (Work, u32) {
 
 fn empty(depth: u64) -> Work {
     let mut work = posted(depth, Hit::Random, Tags::Random);
-    // The places that the measured posts use are there from earlier posts.
+    // The measured posts reuse entries of earlier posts.
     for (matcher, steps) in &mut work {
         for step in steps {
             let _ = matcher.arrive(step.source, step.tag, 0);
@@ -276,7 +278,7 @@ fn empty(depth: u64) -> Work {
     work
 }
 
-// No goal of its own: 70 is what a receive is to cost in the whole engine.
+// No goal of its own: 70 is the goal of a receive in the whole engine.
 #[library_benchmark]
 #[bench::depth_1(args = (1), setup = empty, config = shallow(98))]
 #[bench::depth_16(args = (16), setup = empty, config = shallow(98))]
@@ -289,22 +291,22 @@ fn post_waiting(mut work: Work) -> (Work, Option<PostId>) {
         for step in steps {
             match matcher.post(step.pattern, 0) {
                 Posted::Waiting(id) => last = Some(id),
-                Posted::Matched(..) => unreachable!("nothing has come"),
+                Posted::Matched(..) => unreachable!("no message has arrived"),
             }
         }
     }
     (work, last)
 }
 
-/// Receives for messages that haven't come, while others of the same class have.
+/// Receives for messages that have not arrived, while others of the same class have.
 fn beside(depth: u64) -> Work {
     let mut work = unexpected(depth, Hit::Random, Tags::Random, exact);
     for (matcher, steps) in &mut work {
         steps.iter_mut().for_each(|step| step.pattern.tag ^= 1 << 63);
-        // The places and buckets are there from earlier receives.
+        // With entries and buckets of earlier receives.
         for step in steps.iter() {
             let Posted::Waiting(_) = matcher.post(step.pattern, 0) else {
-                unreachable!("it hasn't come");
+                unreachable!("it has not arrived");
             };
         }
         for step in steps.iter() {
@@ -314,8 +316,8 @@ fn beside(depth: u64) -> Work {
     work
 }
 
-// Goal: 120 at any depth, wherever the message stands, for any pattern and any tags. With several
-// classes in use, a message leaves several indexes; no goal of its own.
+// Goal: 120 at any depth and position, for any pattern and any tags. With several classes in use, a message
+// is removed from several indexes; no goal of its own.
 #[library_benchmark]
 #[bench::depth_1(args = (1, Hit::Random, Tags::Random, exact), setup = unexpected, config = shallow(120))]
 #[bench::depth_16(args = (16, Hit::Random, Tags::Random, exact), setup = unexpected, config = shallow(120))]
@@ -351,14 +353,14 @@ fn post_against_unexpected(mut work: Work) -> (Work, u32) {
         for step in steps {
             match matcher.post(step.pattern, 0) {
                 Posted::Matched(_, message) => sum += message,
-                Posted::Waiting(_) => unreachable!("it has come"),
+                Posted::Waiting(_) => unreachable!("it has arrived"),
             }
         }
     }
     (work, sum)
 }
 
-// The whole way of an unexpected message: it is kept, indexed and claimed.
+// An unexpected message is kept, indexed and claimed.
 #[library_benchmark]
 #[bench::depth_16(args = (16, Hit::Random, Tags::Random, exact), setup = unexpected, config = shallow(418))]
 #[bench::depth_65536(args = (1 << 16, Hit::Random, Tags::Random, exact), setup = unexpected, config = deep(418))]
@@ -366,12 +368,12 @@ fn arrive_unexpected_and_take(mut work: Work) -> (Work, u32) {
     let mut sum = 0;
     for (matcher, steps) in &mut work {
         for step in steps {
-            // Of those that wait, none has its key.
+            // No waiting receive has its key.
             let pattern = Pattern { tag: !step.pattern.tag, ..step.pattern };
             let Arrived::Unexpected(_) = matcher.arrive(step.source, pattern.tag, 0) else {
                 unreachable!("nothing is posted");
             };
-            sum += matcher.take(&pattern).expect("it has come");
+            sum += matcher.take(&pattern).expect("it has arrived");
         }
     }
     (work, sum)
@@ -384,23 +386,23 @@ fn peek(mut work: Work) -> (Work, u32) {
     let mut sum = 0;
     for (matcher, steps) in &mut work {
         for step in steps {
-            sum += matcher.peek(&step.pattern).expect("it has come");
+            sum += matcher.peek(&step.pattern).expect("it has arrived");
         }
     }
     (work, sum)
 }
 
-/// In what order ids come, within each stretch of so many.
+/// The order in which ids arrive, within each stretch of so many.
 #[derive(Clone, Copy)]
 enum Order {
     Identity,
     Reversed,
-    /// The first comes last, the others in order.
+    /// The first arrives last, the others in order.
     FirstMissing,
     Random,
 }
 
-/// A window that has been through one stretch already, and the ids that come next.
+/// A window that has passed one stretch already, and the ids of the next.
 fn window(size: u32, order: Order) -> (Window<u32>, Vec<u32>) {
     let stretches = (OPERATIONS as u32 / size).max(1);
     let mut random = fastrand::Rng::with_seed(u64::from(size));
@@ -442,14 +444,13 @@ fn reorder((mut window, ids): (Window<u32>, Vec<u32>)) -> Window<u32> {
                 }
             }
             Admit::Kept => {}
-            _ => unreachable!("each id comes once"),
+            _ => unreachable!("each id arrives once"),
         }
     }
     window
 }
 
-/// Does what is wanted of a device that carries out everything at once; returns the receives that
-/// came out of it.
+/// Executes the commands at once; returns the number of receives that were matched or cancelled.
 fn commands(offload: &mut Offload<u32, u32>) -> u32 {
     let mut out = 0;
     while let Some(command) = offload.poll_command() {
@@ -458,7 +459,7 @@ fn commands(offload: &mut Offload<u32, u32>) -> u32 {
         }
         if command.signalled {
             let outcome = offload.op_completed(command.op, true, false);
-            out += u32::from(outcome.expect("the device keeps the rules").is_some());
+            out += u32::from(outcome.expect("no violation").is_some());
         }
     }
     out
@@ -468,7 +469,7 @@ fn offloaded(max_tags: u32, receives: u64) -> (Offload<u32, u32>, Vec<PostId>) {
     let mut offload = Offload::new(ListLimits { max_tags, max_ops: 16 }, 1);
     let post = |n: u64| match offload.post(Pattern::any_source(Tags::Random.nth(n)), n as u32) {
         Posted::Waiting(post) => post,
-        Posted::Matched(..) => unreachable!("nothing has come"),
+        Posted::Matched(..) => unreachable!("no message has arrived"),
     };
     let mut posts: Vec<_> = (0..receives).map(post).collect();
     commands(&mut offload);
@@ -476,25 +477,25 @@ fn offloaded(max_tags: u32, receives: u64) -> (Offload<u32, u32>, Vec<PostId>) {
     (offload, posts)
 }
 
-/// Receives that the device matches in the order of posting; with `behind` more, each makes room
-/// for the next one from software.
+/// Receives that the device matches in the order of posting; with `behind` more, each match lets the next
+/// one of software be added.
 fn in_device(behind: u64) -> (Offload<u32, u32>, Vec<PostId>) {
     offloaded(OPERATIONS as u32, OPERATIONS + behind)
 }
 
-// Goal: 120 for what software does about a hit in the device.
+// Goal: 120 for handling a match of the device in software.
 #[library_benchmark]
 #[bench::alone(args = (0), setup = in_device, config = deep(120))]
 fn device_hit((mut offload, posts): (Offload<u32, u32>, Vec<PostId>)) -> (Offload<u32, u32>, u32) {
     let mut sum = 0;
     for post in posts {
-        sum += offload.matched(post).expect("it is in the device").unwrap_or_default();
+        sum += offload.matched(post).expect("it is on the device").unwrap_or_default();
         assert!(offload.poll_command().is_none());
     }
     (offload, sum)
 }
 
-// No goal of its own: a hit, and the next receive's way to the device.
+// No goal of its own: a match, and adding the next receive to the device.
 #[library_benchmark]
 #[bench::refilled(args = (1 << 16), setup = in_device, config = deep(358))]
 fn device_hit_and_refill(
@@ -502,20 +503,20 @@ fn device_hit_and_refill(
 ) -> (Offload<u32, u32>, u32) {
     let mut sum = 0;
     for post in posts {
-        sum += offload.matched(post).expect("it is in the device").unwrap_or_default();
+        sum += offload.matched(post).expect("it is on the device").unwrap_or_default();
         sum += commands(&mut offload);
     }
     (offload, sum)
 }
 
-// Goal: linear. The same limit for each receive, whether there are so many or ten times that.
+// Goal: linear. The same limit for each receive at ten times the number.
 #[library_benchmark]
 #[bench::receives_1024(args = (1024), setup = overflowing, config = at_most(560))]
 #[bench::receives_10240(args = (10_240), setup = overflowing, config = at_most(5_600))]
 fn resynchronise((mut offload, receives): (Offload<u32, u32>, u64)) -> (Offload<u32, u32>, u32) {
     let mut sum = 0;
     for n in 0..receives {
-        // The receive is in the device and held back: it is deleted there, and the next is added.
+        // The receive is on the device and held back: it is deleted there, and the next is added.
         let Handled::Pending = offload.unexpected(Source(0), Tags::Random.nth(n), n as u32) else {
             unreachable!("the device holds the first receives");
         };
@@ -525,7 +526,7 @@ fn resynchronise((mut offload, receives): (Offload<u32, u32>, u64)) -> (Offload<
     (offload, sum)
 }
 
-/// Sixteen receives in the device, the others waiting behind.
+/// Sixteen receives on the device, the others in software.
 fn overflowing(receives: u64) -> (Offload<u32, u32>, u64) {
     (offloaded(16, receives).0, receives)
 }

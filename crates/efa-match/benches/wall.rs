@@ -1,13 +1,13 @@
-//! Nanoseconds per message at growing depths: what instruction counts don't show is cache misses.
-//! For reading, not for judging: no limit hangs on it.
+//! Nanoseconds per message at growing depths, which include cache misses that instruction counts do not
+//! show. No limits.
 
-// The macros of criterion expand to such.
+// criterion's macros expand to undocumented items.
 #![allow(missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use efa_match::{Admit, Arrived, Match, Matcher, Pattern, Posted, Source, Window};
 
-/// A message takes a random one of `depth` posted receives, which is posted again.
+/// A message matches a random one of `depth` posted receives, which is posted again.
 fn match_and_repost(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("match and repost");
     for depth in [16u64, 256, 4_096, 65_536, 1 << 20] {
@@ -30,7 +30,7 @@ fn match_and_repost(criterion: &mut Criterion) {
     }
 }
 
-/// A receive takes a random one of `depth` unexpected messages, which comes again.
+/// A receive gets a random one of `depth` unexpected messages, which arrives again.
 fn receive_and_rearrive(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("receive and arrive again");
     for depth in [16u64, 256, 4_096, 65_536, 1 << 20] {
@@ -45,7 +45,7 @@ fn receive_and_rearrive(criterion: &mut Criterion) {
                 let tag = tags[random.usize(..tags.len())];
                 let Posted::Matched((), message) = matcher.post(Pattern::exact(Source(1), tag), ())
                 else {
-                    unreachable!("all tags have come");
+                    unreachable!("a message waits for each tag");
                 };
                 let _ = matcher.arrive(Source(1), tag, message);
             });

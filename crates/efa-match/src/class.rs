@@ -1,7 +1,7 @@
 //! Classes of patterns: the distinct (ignore mask, directed or any source) pairs in use.
 //!
-//! All patterns of a class compare the same bits, so within a class matching is equality and a
-//! hash finds it. A message is looked for once in each class in use; programs use one to three.
+//! All patterns of a class compare the same bits, so matching within a class is equality, found by
+//! hash. A message is looked up once in each class in use; programs use one to three.
 //!
 //! ```text
 //!   ignore 0,        directed     hash(tag & !0,        source)
@@ -11,22 +11,22 @@
 
 use crate::{Pattern, queues::Queues, unexpected::Index};
 
-/// Up to this many classes keep their place while nothing of theirs is waiting, so that a
-/// program that goes between no and one receive doesn't set up its class each time.
+/// Up to this many classes are kept while they are empty, so that a program that alternates between no
+/// and one receive does not set up its class each time.
 const KEPT: usize = 4;
 
-/// What the patterns and messages of one queue of a class have in common, and its hash.
+/// What the patterns and messages of one queue share, and its hash.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Key {
     /// Bits that the class doesn't compare are zero.
     pub(crate) tag: u64,
     /// Zero where any source fits.
     pub(crate) source: u32,
-    /// As wide as a mask of buckets, so that a look-up needn't narrow that.
+    /// As wide as a bucket mask, which so needs no narrowing.
     pub(crate) hash: u64,
 }
 
-/// One class: what it compares, and what of it is waiting.
+/// One class: the bits that it compares, its posted receives and its unexpected messages.
 #[derive(Debug, Clone)]
 pub(crate) struct Class {
     /// Tag bits compared, the inverse of the ignore mask.
@@ -47,7 +47,7 @@ impl Class {
         self.tag_bits == tag_bits && self.source_bits == source_bits
     }
 
-    /// Whether its patterns name a source.
+    /// Whether its patterns have a source.
     pub(crate) fn is_directed(&self) -> bool {
         self.source_bits != 0
     }
@@ -75,11 +75,11 @@ impl Class {
         self.hashed(source & self.source_bits, tag & self.tag_bits)
     }
 
-    /// The secrets are unknown to who chooses the tags, so that tags can't be chosen to collide.
+    /// The secrets are unknown to peers, so that they cannot choose tags that collide.
     ///
-    /// Tags, or sources, that go up in equal steps make products that do. Halves added or xored still
-    /// nearly do, and such numbers crowd on few buckets with one secret in a hundred, as the
-    /// multiples of a number near a simple fraction of the buckets' count. So the halves are multiplied.
+    /// Tags or sources in equal steps give products in equal steps. With their halves added or xored, one
+    /// secret in a hundred would put them in few buckets (multiples of a number near a simple fraction of
+    /// the number of buckets). So the halves are multiplied.
     #[inline]
     fn hashed(&self, source: u32, tag: u64) -> Key {
         let product =
@@ -89,14 +89,14 @@ impl Class {
     }
 }
 
-/// All classes; the first `used` can have something waiting.
+/// All classes; those from `used` on are empty.
 #[derive(Debug, Clone)]
 pub(crate) struct Classes {
     seed: u64,
-    /// Those behind `used` are kept for their storage.
+    /// Classes from `used` on are kept for their storage.
     all: Vec<Class>,
     used: usize,
-    /// Where the last look-up ended, the likely place of the next. In use, if any is.
+    /// The class that was looked up last. In use, if any class is.
     last: usize,
 }
 
@@ -115,7 +115,7 @@ impl Classes {
         &mut self.all[..self.used]
     }
 
-    /// The class in use, if there is just one.
+    /// The class in use, if there is exactly one.
     #[inline]
     pub(crate) fn only_mut(&mut self) -> Option<&mut Class> {
         if self.used == 1 { self.all.first_mut() } else { None }
@@ -126,8 +126,8 @@ impl Classes {
         &mut self.all[at]
     }
 
-    /// Where the class of a pattern is, and the pattern's key in it, if the pattern is of the same
-    /// class as the one before.
+    /// Index of the pattern's class and the pattern's key, if the pattern is of the class that was looked
+    /// up last.
     #[inline]
     pub(crate) fn locate_again(&self, pattern: &Pattern) -> Option<(usize, Key)> {
         let (tag_bits, source_bits) = compared_bits(pattern);
@@ -135,7 +135,7 @@ impl Classes {
         class.compares(tag_bits, source_bits).then(|| (self.last, class.key_of(pattern)))
     }
 
-    /// Where the class of a pattern is, and the pattern's key in it; a new class is made.
+    /// Index of the pattern's class and the pattern's key; creates the class if needed.
     pub(crate) fn locate(&mut self, pattern: &Pattern) -> (usize, Key) {
         let (tag_bits, source_bits) = compared_bits(pattern);
         let in_use = self.in_use();
@@ -153,7 +153,7 @@ impl Classes {
         self.used = self.used.max(at + 1);
         let tag_secret = scramble(self.seed ^ scramble(tag_bits ^ u64::from(source_bits)));
         let source_secret = scramble(tag_secret);
-        // An idle class is as good as new, and has its storage already.
+        // An idle class is reused for its storage.
         let (posted, index) = match self.all.get_mut(at) {
             Some(idle) => (std::mem::take(&mut idle.posted), std::mem::take(&mut idle.index)),
             None => Default::default(),
@@ -166,24 +166,24 @@ impl Classes {
         at
     }
 
-    /// Takes a message out of the indexes, but for that of the only class.
+    /// Removes a message from the indexes, unless there is only one class, whose index the caller updates.
     #[inline]
-    pub(crate) fn forget_elsewhere(&mut self, message: u32) {
+    pub(crate) fn remove_from_other_indexes(&mut self, message: u32) {
         if self.used > 1 {
-            self.forget_message(message);
+            self.remove_from_indexes(message);
         }
     }
 
-    /// Takes a message out of the indexes that hold it.
+    /// Removes a message from all indexes that hold it.
     #[inline(never)]
-    pub(crate) fn forget_message(&mut self, message: u32) {
+    pub(crate) fn remove_from_indexes(&mut self, message: u32) {
         for class in self.in_use_mut() {
             class.index.remove(message);
         }
         self.trim();
     }
 
-    /// Gives up idle classes at the end, called when one may have become idle.
+    /// Drops idle classes at the end; to be called when one may have become idle.
     #[inline]
     pub(crate) fn trim(&mut self) {
         if self.used > KEPT {
@@ -221,8 +221,8 @@ mod tests {
     use super::*;
     use crate::Source;
 
-    /// Buckets that 1,024 keys fill, of 2,048, with the second worst of many seeds. A random function
-    /// fills 806.
+    /// Number of buckets, of 2,048, that 1,024 keys occupy with the second worst of 64 seeds. A random
+    /// function occupies 806.
     fn filled(key: impl Fn(&Class, u32) -> Key) -> usize {
         const SEEDS: u64 = 64;
         let filled = |seed| {
@@ -236,9 +236,9 @@ mod tests {
         all[1]
     }
 
-    /// Counters, in whatever bits of tag and source a program has them.
+    /// Programs count in any bits of tags and sources.
     #[test]
-    fn keys_that_differ_in_few_bits_spread_over_the_buckets() {
+    fn keys_that_differ_in_few_bits_spread_over_buckets() {
         for shift in (0..=54).step_by(3) {
             let filled = filled(|class, n| class.key(3, u64::from(n) << shift));
             assert!(filled > 700, "tags from bit {shift} on: {filled}");
@@ -249,9 +249,9 @@ mod tests {
         }
     }
 
-    /// Who knows the hashes of one matcher knows nothing of another's.
+    /// The hashes of one matcher reveal nothing about another's.
     #[test]
-    fn hashes_depend_on_the_seed() {
+    fn different_seeds_give_different_hashes() {
         let hashes = |seed| {
             let mut classes = Classes::new(seed);
             [1, 2, 3].map(|tag| classes.locate(&Pattern::exact(Source(0), tag)).1.hash)

@@ -1,5 +1,5 @@
-//! What MPI matches by, put into one 64-bit tag, so that a device that knows no more than tag and
-//! mask can match it ("RDMA tag matching offload", introduction).
+//! MPI's communicator, rank and tag packed into one 64-bit tag, which a device matches by tag and mask
+//! ("RDMA tag matching offload", introduction).
 //!
 //! ```text
 //!   63        48 47                    24 23                     0
@@ -9,7 +9,7 @@
 //!   └───────────┴────────────────────────┴────────────────────────┘
 //! ```
 //!
-//! The rank of the destination needs no bits: a message is matched where it arrived.
+//! The destination's rank needs no bits: a message is matched where it arrives.
 
 use thiserror::Error;
 
@@ -23,7 +23,7 @@ pub struct Envelope {
     tag: u32,
 }
 
-/// A part of an envelope doesn't fit in its bits.
+/// A field of an envelope does not fit in its bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("{field} is {value}, at most {limit} fits in an envelope")]
 pub struct EnvelopeError {
@@ -107,7 +107,7 @@ mod tests {
 
     // conformance: B1
     #[test]
-    fn a_receive_accepts_by_communicator_rank_and_tag_with_both_wild_cards() {
+    fn envelope_pattern_matches_communicator_rank_and_tag_with_wildcards() {
         let message = Envelope::new(7, 300, 0xabcdef).unwrap();
         assert_eq!(message.to_tag(), 0x0007_0001_2cab_cdef);
         assert_eq!(Envelope::from_tag(message.to_tag()), message);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_its_value() {
+    fn rank_or_tag_above_its_maximum_is_an_error_with_the_value() {
         let most = Envelope::new(u16::MAX, Envelope::MAX_RANK, Envelope::MAX_TAG).unwrap();
         assert_eq!(most.to_tag(), u64::MAX);
         let error = Envelope::pattern(0, Some(1 << 24), None).unwrap_err();

@@ -1,6 +1,6 @@
-//! The order law of messages.
+//! Tag matching by MPI's rules, and message reordering.
 //!
-//! Two parts, each of use alone, and one on top:
+//! Two parts that can be used alone, and one that combines matching in software and on a device:
 //!
 //! ```text
 //!   packets of one peer,            messages of all peers,
@@ -13,20 +13,20 @@
 //!     one a peer                     one an endpoint
 //! ```
 //!
-//! * [`Window`] puts the messages of a peer back in the order in which they were sent, by their
-//!   `msg_id` (protocol v4, section 3.2), over a network that keeps no order.
-//! * [`Matcher`] brings messages and posted receives together by MPI's rules: tags with ignored
-//!   bits, one source or any, earliest first on both sides.
-//! * [`Offload`] is a matcher that shares the work with a device's list of tags (RFC "RDMA tag
+//! * [`Window`] restores the order in which a peer sent its messages, by their `msg_id` (protocol v4,
+//!   section 3.2), over a network that keeps no order.
+//! * [`Matcher`] matches messages with posted receives by MPI's rules: tags with ignored bits, one
+//!   source or any, earliest first on both sides. A message without a receive is *unexpected*.
+//! * [`Offload`] is a matcher that shares its receives with a device's tag list (RFC "RDMA tag
 //!   matching offload"): it decides which receives the device holds, and keeps MPI's order across
-//!   both. [`MatchList`] is the device's half, for models of such a device. [`TagMatcher`] is
-//!   either, for an engine that serves devices with a list and without. [`Envelope`] puts what MPI
-//!   matches by into such a tag.
+//!   both. [`MatchList`] is the device's half, for models of such a device. [`TagMatcher`] is a
+//!   [`Matcher`] or an [`Offload`], for an engine that serves devices with and without a tag list.
+//!   [`Envelope`] packs MPI's communicator, rank and tag into one 64-bit tag.
 //!
-//! Neither knows packets or addresses. A receive is a value of the caller's choice, such as a buffer,
-//! which the matcher keeps until it's matched; a message is a handle, a small `Copy` value such as an
-//! index. Costs don't grow with the number of things that wait, and don't depend on which tags a peer
-//! chooses.
+//! The crate knows no packets and no addresses. A receive is any value, such as a buffer, which the
+//! matcher owns until it is matched; a message is a handle, a small `Copy` value such as an index. The
+//! cost of an operation does not grow with the number of receives and messages that wait, whichever
+//! tags a peer chooses.
 //!
 //! # Example
 //!
@@ -37,11 +37,11 @@
 //! let mut window = Window::new(16);
 //! let mut matcher = Matcher::new();
 //!
-//! // A receive for tag 7 from anybody, then one for the same tag from this peer.
+//! // A receive for tag 7 from any source, then one for the same tag from this peer.
 //! let Posted::Waiting(_) = matcher.post(Pattern::any_source(7), "first") else { panic!() };
 //! let Posted::Waiting(_) = matcher.post(Pattern::exact(peer, 7), "second") else { panic!() };
 //!
-//! // The second message overtakes the first: it waits in the window.
+//! // The second message arrives before the first: the window keeps it.
 //! assert_eq!(window.admit(1, "b"), Admit::Kept);
 //! let Admit::InOrder(message) = window.admit(0, "a") else { panic!() };
 //! let found = matcher.arrive(peer, 7, message);
@@ -51,7 +51,7 @@
 //!     assert_eq!(found, Arrived::Matched(Match::Once("second")));
 //! }
 //!
-//! // A third message finds no receive; the next receive that fits gets it.
+//! // A third message has no receive; it goes to the next receive that accepts it.
 //! let Arrived::Unexpected(_) = matcher.arrive(peer, 0x0107, "c") else { panic!() };
 //! let low_byte = Pattern { source: None, tag: 7, ignore: !0xff };
 //! assert_eq!(matcher.post(low_byte, "third"), Posted::Matched("third", "c"));

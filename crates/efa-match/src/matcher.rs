@@ -1,4 +1,4 @@
-//! The matcher: posted receives on one side, unexpected messages on the other.
+//! The matcher: posted receives, and unexpected messages.
 //!
 //! ```text
 //!   post(pattern, receive)                       arrive(source, tag, message)
@@ -19,7 +19,7 @@ use crate::{
     unexpected::UnexpectedMessages,
 };
 
-/// Who sent a message: the dense index of a peer.
+/// The sender of a message: a dense index of peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Source(pub u32);
 
@@ -49,15 +49,14 @@ impl Pattern {
         Self { source: None, tag, ignore: 0 }
     }
 
-    /// Whether a message with this source and tag is accepted. The [`Matcher`] never asks: it
-    /// looks up. This is the definition that it is held to.
+    /// Whether a message with this source and tag is accepted. The [`Matcher`] looks messages up by hash
+    /// and never calls this; tests compare the two.
     pub fn accepts(&self, source: Source, tag: u64) -> bool {
         (self.tag ^ tag) & !self.ignore == 0 && self.source.is_none_or(|only| only == source)
     }
 }
 
-/// Names a posted receive until it is matched or cancelled; from then on the name is stale, and
-/// using it is harmless.
+/// Identifies a posted receive until it is matched or cancelled. A stale identifier refers to nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PostId {
     pub(crate) index: u32,
@@ -65,40 +64,40 @@ pub struct PostId {
 }
 
 impl PostId {
-    /// The name as a number, to be carried by something that isn't Rust's: a work request's id.
+    /// The identifier as a number, for the `wr_id` of a work request.
     pub fn to_bits(self) -> u64 {
         u64::from(self.index) << 32 | u64::from(self.stamp)
     }
 
-    /// The name that [`to_bits`](Self::to_bits) gave. A number that it didn't give is a stale name.
+    /// The identifier from [`to_bits`](Self::to_bits). Any other number is a stale identifier.
     pub const fn from_bits(bits: u64) -> Self {
         Self { index: (bits >> 32) as u32, stamp: bits as u32 }
     }
 }
 
-/// Names an unexpected message until it is matched, taken or withdrawn; from then on the name is
-/// stale, and using it is harmless.
+/// Identifies an unexpected message until it is matched, taken or withdrawn. A stale identifier refers to
+/// nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MessageId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// What became of a receive that was posted.
+/// The result of posting a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a matched message is no longer in the matcher"]
 pub enum Posted<R, M> {
-    /// The receive, given back, goes with this message, the earliest that fits.
+    /// The receive, returned, and the message that it gets: the earliest that it accepts.
     Matched(R, M),
     /// It waits for a message.
     Waiting(PostId),
 }
 
-/// What became of a message that arrived.
+/// The result of a message's arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a matched receive may be no longer in the matcher"]
 pub enum Arrived<R> {
-    /// It goes to the earliest posted receive that fits.
+    /// It goes to the earliest posted receive that accepts it.
     Matched(Match<R>),
     /// It waits for a receive.
     Unexpected(MessageId),
@@ -107,14 +106,14 @@ pub enum Arrived<R> {
 /// The receive that a message goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Match<R> {
-    /// An ordinary receive, used up by this.
+    /// An ordinary receive, which is no longer posted.
     Once(R),
     /// One posted with [`Matcher::post_lasting`], which is still posted: [`Matcher::receive_mut`] has it.
     Lasting(PostId),
 }
 
 impl<R> Match<R> {
-    /// The receive, if it is used up.
+    /// The receive, if it is no longer posted.
     pub fn once(self) -> Option<R> {
         match self {
             Self::Once(receive) => Some(receive),
@@ -123,7 +122,7 @@ impl<R> Match<R> {
     }
 }
 
-/// What was taken out of a matcher at once: all of a source, or all.
+/// Receives and messages that were removed together: those of one source, or all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "they are no longer in the matcher"]
 pub struct Forgotten<R, M> {
@@ -133,16 +132,15 @@ pub struct Forgotten<R, M> {
     pub messages: Vec<M>,
 }
 
-/// Brings messages and receives together by MPI's rules: a message goes to the receive that was
-/// posted first among those that accept it, a receive gets the message that arrived first among
-/// those it accepts.
+/// Matches messages with receives by MPI's rules: a message goes to the receive that was posted first of
+/// those that accept it; a receive gets the message that arrived first of those that it accepts.
 ///
-/// `R` is the caller's receive, such as a buffer and a context: the matcher keeps it and gives it back.
-/// `M` is the caller's handle of a message.
+/// `R` is the caller's receive, such as a buffer and a context; the matcher owns it until it is matched or
+/// cancelled. `M` is the caller's handle of a message.
 ///
-/// No cost grows with how much is waiting. A message is looked for once in each class of patterns
-/// in use (a class is an ignore mask with or without a source); nothing is allocated once the
-/// tables have the size that they need.
+/// No cost grows with the number of receives or messages that wait. A message is looked up once in each
+/// class of patterns in use (a class is an ignore mask, with or without a source). Nothing is allocated
+/// once the tables have the size that they need.
 #[derive(Debug, Clone)]
 pub struct Matcher<R, M> {
     classes: Classes,
@@ -156,18 +154,18 @@ impl<R, M: Copy> Default for Matcher<R, M> {
     }
 }
 
-// The short ways through a post and an arrival are inlined by force: saving and restoring
-// registers around a call would be a third of their cost. What they leave over is never inlined,
-// and called last, so that they needn't save registers for it.
+// The fast paths of post and arrival are `inline(always)`: saving and restoring registers around a call
+// would be a third of their cost. The slow paths are `inline(never)` and called last, so that the fast
+// paths save no registers for them.
 impl<R, M: Copy> Matcher<R, M> {
     /// An empty matcher whose hashes are keyed with a random secret.
     pub fn new() -> Self {
         Self::with_seed(RandomState::new().hash_one(0u64))
     }
 
-    /// An empty matcher whose hashes are keyed with this secret. The seed has no influence on what
-    /// matches; it makes instruction counts repeatable. Outside of tests it must be unknown to
-    /// those who choose tags, or they could choose tags that collide.
+    /// An empty matcher whose hashes are keyed with this secret. The seed does not change what matches; a
+    /// fixed one makes instruction counts repeatable. Outside of tests it must be unknown to peers, or they
+    /// could choose tags that collide.
     pub fn with_seed(seed: u64) -> Self {
         Self {
             classes: Classes::new(seed),
@@ -176,36 +174,36 @@ impl<R, M: Copy> Matcher<R, M> {
         }
     }
 
-    /// An empty matcher with room for this many posted receives and unexpected messages.
+    /// An empty matcher with capacity for this many posted receives and unexpected messages.
     pub fn with_capacity(posted: usize, unexpected: usize) -> Self {
         let mut matcher = Self::new();
         matcher.reserve(posted, unexpected);
         matcher
     }
 
-    /// Makes room for this many more posted receives and unexpected messages.
+    /// Reserves capacity for this many more posted receives and unexpected messages.
     pub fn reserve(&mut self, posted: usize, unexpected: usize) {
         self.posted.reserve(posted);
         self.unexpected.reserve(unexpected);
     }
 
-    /// How many receives are posted, lasting ones included.
+    /// Number of posted receives, lasting ones included.
     pub fn posted_len(&self) -> usize {
         self.posted.len()
     }
 
-    /// How many unexpected messages wait.
+    /// Number of unexpected messages.
     pub fn unexpected_len(&self) -> usize {
         self.unexpected.len()
     }
 
-    /// Posts a receive: it gets the earliest unexpected message that fits, else it is kept.
+    /// Posts a receive: it gets the earliest unexpected message that it accepts, or waits.
     #[inline(always)]
     pub fn post(&mut self, pattern: Pattern, receive: R) -> Posted<R, M> {
         if let Some((class_at, key)) = self.classes.locate_again(&pattern) {
             let class = self.classes.get_mut(class_at);
             if self.unexpected.is_empty() {
-                if self.posted.has_room(class) {
+                if self.posted.has_space(class) {
                     let post = self.posted.push(class, class_at, &key, receive, Stay::Once);
                     return Posted::Waiting(post);
                 }
@@ -213,24 +211,24 @@ impl<R, M: Copy> Matcher<R, M> {
                 return Posted::Matched(receive, self.remove_front(class_at, front));
             }
         }
-        self.post_otherwise(&pattern, receive)
+        self.post_slow(&pattern, receive)
     }
 
-    /// The place for a receive that is to wait, if [posting](Self::post) it is short work: no message
-    /// waits, the receive before it was of the same kind, and there is room.
+    /// The fast path of [`post`](Self::post) for a receive that waits: `Some` if no message is unexpected,
+    /// the last pattern was of the same class, and no table has to grow.
     #[inline(always)]
     pub fn vacancy(&mut self, pattern: &Pattern) -> Option<Vacancy<'_, R>> {
         let (class_at, key) = self.classes.locate_again(pattern)?;
         let class = self.classes.get_mut(class_at);
-        if !self.unexpected.is_empty() || !self.posted.has_room(class) {
+        if !self.unexpected.is_empty() || !self.posted.has_space(class) {
             return None;
         }
         Some(Vacancy { posted: &mut self.posted, class, class_at, key })
     }
 
-    /// All that the short ways of [`post`](Self::post) leave over.
+    /// The slow path of [`post`](Self::post).
     #[inline(never)]
-    fn post_otherwise(&mut self, pattern: &Pattern, receive: R) -> Posted<R, M> {
+    fn post_slow(&mut self, pattern: &Pattern, receive: R) -> Posted<R, M> {
         let (class_at, key) = self.classes.locate(pattern);
         match self.find_in(class_at, &key) {
             Some(front) => Posted::Matched(receive, self.remove_front(class_at, front)),
@@ -241,23 +239,23 @@ impl<R, M: Copy> Matcher<R, M> {
     #[inline(never)]
     fn keep(&mut self, class_at: usize, key: Key, receive: R, stay: Stay) -> PostId {
         let class = self.classes.get_mut(class_at);
-        if !self.posted.has_room(class) {
-            self.posted.make_room(class);
+        if !self.posted.has_space(class) {
+            self.posted.make_space(class);
         }
         self.posted.push(class, class_at, &key, receive, stay)
     }
 
-    /// Posts a receive that stays after a match (a multi-receive buffer) and keeps its place in
-    /// the order until it's [cancelled](Self::cancel).
+    /// Posts a receive that stays after a match (a multi-receive buffer) and keeps its position in the
+    /// order until it is [cancelled](Self::cancel).
     ///
-    /// Unexpected messages aren't looked at: [`take`](Self::take) those that fit first.
+    /// It is not matched with unexpected messages: [`take`](Self::take) those that it accepts first.
     pub fn post_lasting(&mut self, pattern: Pattern, receive: R) -> PostId {
         let (class_at, key) = self.classes.locate(&pattern);
         self.keep(class_at, key, receive, Stay::Lasting)
     }
 
-    /// Takes the earliest posted receive that fits a message, if that is short work: all receives are of
-    /// one kind, and it doesn't stay. `None`: nothing was done.
+    /// The fast path of matching a message: removes the earliest posted receive that accepts it, if all
+    /// patterns are of one class and the receive does not stay. `None`: nothing was changed.
     #[inline(always)]
     pub fn match_at_once(&mut self, source: Source, tag: u64) -> Option<R> {
         let only = self.classes.only_mut()?;
@@ -265,7 +263,7 @@ impl<R, M: Copy> Matcher<R, M> {
         self.posted.consume_once(only, front)
     }
 
-    /// A message arrived: it goes to the earliest posted receive that fits, else it is kept.
+    /// A message arrived: it goes to the earliest posted receive that accepts it, or becomes unexpected.
     #[inline]
     pub fn arrive(&mut self, source: Source, tag: u64, message: M) -> Arrived<R> {
         match self.match_posted(source, tag) {
@@ -274,7 +272,7 @@ impl<R, M: Copy> Matcher<R, M> {
         }
     }
 
-    /// Like [`arrive`](Self::arrive), but a message that fits no posted receive isn't kept.
+    /// Like [`arrive`](Self::arrive), but a message without a receive is not kept.
     #[inline(always)]
     pub fn match_posted(&mut self, source: Source, tag: u64) -> Option<Match<R>> {
         // With one class there is nothing to compare.
@@ -293,9 +291,13 @@ impl<R, M: Copy> Matcher<R, M> {
         found
     }
 
-    /// Like [`match_posted`](Self::match_posted), with the name that the receive has, or had.
+    /// Like [`match_posted`](Self::match_posted), also returning the receive's identifier.
     #[inline(always)]
-    pub(crate) fn match_named(&mut self, source: Source, tag: u64) -> Option<(PostId, Match<R>)> {
+    pub(crate) fn match_identified(
+        &mut self,
+        source: Source,
+        tag: u64,
+    ) -> Option<(PostId, Match<R>)> {
         let (class_at, front) = self.posted.earliest(self.classes.in_use(), source.0, tag)?;
         let post = self.posted.get(front.at).id(front.at);
         let found = self.posted.consume_front(self.classes.get_mut(class_at), front)?;
@@ -303,7 +305,7 @@ impl<R, M: Copy> Matcher<R, M> {
         Some((post, found))
     }
 
-    /// Keeps an unexpected message, which must fit no posted receive.
+    /// Keeps an unexpected message, which no posted receive accepts.
     pub(crate) fn keep_message(&mut self, source: Source, tag: u64, message: M) -> MessageId {
         self.unexpected.push(source.0, tag, message)
     }
@@ -324,37 +326,37 @@ impl<R, M: Copy> Matcher<R, M> {
         self.posted.find(post).is_some()
     }
 
-    /// The earliest unexpected message that fits; it stays.
+    /// The earliest unexpected message that the pattern accepts; it stays.
     ///
-    /// Takes `&mut self` since the first question of a class of patterns makes an index for it.
+    /// Takes `&mut self` since the index of the pattern's class is extended on demand.
     #[inline]
     pub fn peek(&mut self, pattern: &Pattern) -> Option<M> {
         let (_, front) = self.find(pattern)?;
         Some(self.unexpected.get(front.at))
     }
 
-    /// Takes the earliest unexpected message that fits out of the matcher: no receive will get it
-    /// (claim, discard).
+    /// Removes the earliest unexpected message that the pattern accepts: no receive will get it (claim,
+    /// discard).
     #[inline(always)]
     pub fn take(&mut self, pattern: &Pattern) -> Option<M> {
         let (class_at, front) = self.find(pattern)?;
         Some(self.remove_front(class_at, front))
     }
 
-    /// Takes this unexpected message out of the matcher, if it is still there.
+    /// Removes this unexpected message, if it still waits.
     pub fn withdraw(&mut self, message: MessageId) -> Option<M> {
         let index = self.unexpected.find(message)?;
         Some(self.remove_message(index))
     }
 
-    /// Takes this receive, lasting or not, out of the matcher, if it is still posted.
+    /// Removes this receive, lasting or not, if it is still posted.
     pub fn cancel(&mut self, post: PostId) -> Option<R> {
         let index = self.posted.find(post)?;
         self.remove_receive(index)
     }
 
-    /// Takes out everything of a source: its unexpected messages, and the receives that accept no
-    /// other source. Looks at all that is waiting.
+    /// Removes everything of a source: its unexpected messages, and the receives that accept no other
+    /// source. The cost is linear in the number of all receives and messages.
     pub fn forget_source(&mut self, source: Source) -> Forgotten<R, M> {
         let classes = self.classes.in_use();
         let receives = self.posted.select(|post| {
@@ -365,20 +367,20 @@ impl<R, M: Copy> Matcher<R, M> {
         self.remove_all(&receives, &messages)
     }
 
-    /// Takes out everything.
+    /// Removes all receives and messages.
     pub fn drain(&mut self) -> Forgotten<R, M> {
         let receives = self.posted.select(|_| true);
         let messages = self.unexpected.select(|_| true);
         self.remove_all(&receives, &messages)
     }
 
-    /// Takes out all receives; messages stay.
+    /// Removes all receives; messages stay.
     pub fn drain_receives(&mut self) -> Vec<R> {
         let receives = self.posted.select(|_| true);
         self.remove_all(&receives, &[]).receives
     }
 
-    /// The names of all receives, in the order of posting.
+    /// The identifiers of all receives, in the order of posting.
     pub(crate) fn posts(&self) -> Vec<PostId> {
         let posts = self.posted.select(|_| true).into_iter();
         posts.map(|index| self.posted.get(index).id(index)).collect()
@@ -397,11 +399,11 @@ impl<R, M: Copy> Matcher<R, M> {
         {
             return Some((class_at, front));
         }
-        self.find_otherwise(pattern)
+        self.find_slow(pattern)
     }
 
     #[inline(never)]
-    fn find_otherwise(&mut self, pattern: &Pattern) -> Option<(usize, Front)> {
+    fn find_slow(&mut self, pattern: &Pattern) -> Option<(usize, Front)> {
         if self.unexpected.is_empty() {
             return None;
         }
@@ -416,7 +418,7 @@ impl<R, M: Copy> Matcher<R, M> {
         }
         let class = self.classes.get_mut(class_at);
         if !self.unexpected.is_indexed(class) {
-            self.unexpected.bring_up_to_date(class);
+            self.unexpected.extend_index(class);
         }
         self.unexpected.front(class, key)
     }
@@ -432,17 +434,17 @@ impl<R, M: Copy> Matcher<R, M> {
     #[inline(always)]
     fn remove_front(&mut self, class_at: usize, front: Front) -> M {
         let message = self.unexpected.remove_front(self.classes.get_mut(class_at), front);
-        self.classes.forget_elsewhere(front.at);
+        self.classes.remove_from_other_indexes(front.at);
         message
     }
 
     fn remove_message(&mut self, index: u32) -> M {
-        self.classes.forget_message(index);
+        self.classes.remove_from_indexes(index);
         self.unexpected.remove(index)
     }
 }
 
-/// A place for a receive; see [`Matcher::vacancy`].
+/// The fast path of posting a receive that waits; see [`Matcher::vacancy`].
 #[derive(Debug)]
 #[must_use = "nothing is posted until it is filled"]
 pub struct Vacancy<'a, R> {
@@ -480,12 +482,12 @@ mod tests {
 
     fn assert_at_rest(matcher: &Matcher<u64, u64>) {
         let classes = matcher.classes.in_use().len();
-        assert!(classes <= 4, "{classes} classes in use, none of which anything waits for");
+        assert!(classes <= 4, "{classes} empty classes in use");
     }
 
-    /// However many masks a program has used, a message is looked for only in those in use.
+    /// A message is looked up only in classes in use, however many masks a program has used before.
     #[test]
-    fn classes_of_which_nothing_waits_are_given_up() {
+    fn empty_classes_are_dropped() {
         let mut matcher = Matcher::with_seed(1);
         for backwards in [false, true] {
             let order = |n: u64| if backwards { MASKS - 1 - n } else { n };
@@ -522,9 +524,9 @@ mod tests {
         }
     }
 
-    /// The last class in use keeps those before it from being given up, not from being used again.
+    /// The last class in use keeps those before it from being dropped, but they are reused.
     #[test]
-    fn classes_of_which_nothing_waits_are_used_again() {
+    fn empty_classes_are_reused() {
         let mut matcher = Matcher::with_seed(1);
         for n in 0..8 {
             post(&mut matcher, n);

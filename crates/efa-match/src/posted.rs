@@ -1,5 +1,5 @@
-//! Posted receives. Each is in one queue, by its key, of one class; which of several classes'
-//! candidates was posted first is told by a sequence number.
+//! Posted receives. Each is in one queue of one class, chosen by its key; a sequence number orders the
+//! candidates of several classes.
 
 use std::mem;
 
@@ -10,12 +10,12 @@ use crate::{
     slots::{Reusable, Slots},
 };
 
-/// What becomes of a receive when it is matched.
+/// What happens to a receive when it is matched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stay {
-    /// It is used up.
+    /// It is removed.
     Once,
-    /// It keeps its place until it's cancelled.
+    /// It keeps its position until it is cancelled.
     Lasting,
 }
 
@@ -28,12 +28,12 @@ pub(crate) struct Post<R> {
     class: ClassAndStay,
     /// Order of posting, over all classes.
     sequence: u64,
-    /// The caller's. What has none is free, and in no queue.
+    /// The caller's value. An entry without one is unused and in no queue.
     receive: Option<R>,
 }
 
-/// Where the class of a receive is, and whether the receive stays after a match, in one word: there
-/// is no memory for so many classes that they would need the last bit.
+/// Index of the receive's class, and whether the receive stays after a match, in one word: no machine has
+/// memory for so many classes that they need the last bit.
 #[derive(Debug, Clone, Copy)]
 struct ClassAndStay(u32);
 
@@ -59,8 +59,8 @@ impl ClassAndStay {
     }
 }
 
-// What a posted receive takes besides the caller's; the buckets add 8 to 16. Of the whole engine it is to be
-// at most 96 bytes (goal 17 of the performance goals), which efa-rdm's `tests/footprint.rs` holds.
+// Bytes of a posted receive besides the caller's value; the buckets add 8 to 16. The engine's total is limited
+// to 96 bytes, which efa-rdm's `tests/footprint.rs` checks.
 const _: () = assert!(size_of::<Post<u32>>() <= 48);
 const _: () = assert!(size_of::<Post<u64>>() <= 56);
 
@@ -70,7 +70,7 @@ impl<R> Post<R> {
         PostId { index, stamp: self.sequence as u32 }
     }
 
-    /// Where its class is.
+    /// Index of its class.
     #[inline]
     pub(crate) fn class_at(&self) -> usize {
         self.class.class_at()
@@ -117,7 +117,7 @@ impl<R> PostedReceives<R> {
         &self.posts[index as usize]
     }
 
-    /// What the caller gave, if the receive is still posted.
+    /// The caller's value, if the receive is still posted.
     pub(crate) fn receive(&self, id: PostId) -> Option<&R> {
         self.get(self.find(id)?).receive.as_ref()
     }
@@ -127,23 +127,23 @@ impl<R> PostedReceives<R> {
         self.posts[index as usize].receive.as_mut()
     }
 
-    /// Where the receive is, if it is still posted.
+    /// The receive's index, if it is still posted.
     pub(crate) fn find(&self, id: PostId) -> Option<u32> {
         let post = self.posts.get(id.index as usize)?;
         (post.receive.is_some() && post.sequence as u32 == id.stamp).then_some(id.index)
     }
 
-    /// Whether one more receive of this class has room.
+    /// Whether there is space for one more receive of this class.
     #[inline]
-    pub(crate) fn has_room(&self, class: &Class) -> bool {
-        self.posts.has_free() && class.posted.has_room()
+    pub(crate) fn has_space(&self, class: &Class) -> bool {
+        self.posts.has_free() && class.posted.has_space()
     }
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn make_room(&mut self, class: &mut Class) {
-        if !class.posted.has_room() {
-            class.posted.make_room(&mut self.posts);
+    pub(crate) fn make_space(&mut self, class: &mut Class) {
+        if !class.posted.has_space() {
+            class.posted.make_space(&mut self.posts);
         }
         if !self.posts.has_free() {
             let class = ClassAndStay::new(0, Stay::Once);
@@ -153,7 +153,7 @@ impl<R> PostedReceives<R> {
         }
     }
 
-    /// Adds a receive, for which there must be room.
+    /// Adds a receive, for which there must be space.
     #[inline(always)]
     pub(crate) fn push(
         &mut self,
@@ -171,7 +171,7 @@ impl<R> PostedReceives<R> {
         let link = class.posted.push(&mut self.posts, index, hash, front);
         let class = ClassAndStay::new(class_at, stay);
         let post = Post { link, tag, source, class, sequence, receive: Some(receive) };
-        // A free place has nothing to be dropped, which the compiler doesn't see.
+        // An unused entry has nothing to drop, which the compiler does not see.
         mem::forget(mem::replace(&mut self.posts[index as usize], post));
         PostId { index, stamp: sequence as u32 }
     }
@@ -183,8 +183,8 @@ impl<R> PostedReceives<R> {
         class.posted.front(&self.posts, key.hash, is_it, |_, post| post.link.chain)
     }
 
-    /// The earliest receive that a message with this source and tag can go to, over all classes,
-    /// and where its class is.
+    /// The earliest receive of all classes that accepts a message with this source and tag, and the index
+    /// of its class.
     #[inline(always)]
     pub(crate) fn earliest(
         &self,
@@ -207,7 +207,7 @@ impl<R> PostedReceives<R> {
         Some(earliest)
     }
 
-    /// Gives the front of a queue of this class to a message.
+    /// Matches the front of a queue of this class with a message.
     #[inline(always)]
     pub(crate) fn consume_front(&mut self, class: &mut Class, front: Front) -> Option<Match<R>> {
         let post = self.get(front.at);
@@ -217,7 +217,7 @@ impl<R> PostedReceives<R> {
         }
     }
 
-    /// Takes the front of a queue of this class, unless it stays after a match.
+    /// Removes the front of a queue of this class, unless it stays after a match.
     #[inline(always)]
     pub(crate) fn consume_once(&mut self, class: &mut Class, front: Front) -> Option<R> {
         match self.get(front.at).class.stay() {
@@ -226,17 +226,17 @@ impl<R> PostedReceives<R> {
         }
     }
 
-    /// Takes the front of a queue of this class out. There is one: what is in a queue has a receive.
+    /// Removes the front of a queue of this class. Every queued entry has a receive.
     #[inline(always)]
     fn take_front(&mut self, class: &mut Class, front: Front) -> Option<R> {
         class.posted.remove_front(&mut self.posts, front);
         self.take_out(front.at)
     }
 
-    /// Takes a receive out, wherever in the order it is.
+    /// Removes a receive at any position.
     #[inline(always)]
     pub(crate) fn remove(&mut self, class: &mut Class, index: u32) -> Option<R> {
-        debug_assert!(self.get(index).receive.is_some(), "receive {index} isn't posted");
+        debug_assert!(self.get(index).receive.is_some(), "receive {index} is not posted");
         class.posted.remove(&mut self.posts, index);
         self.take_out(index)
     }
@@ -247,7 +247,7 @@ impl<R> PostedReceives<R> {
         self.posts[index as usize].receive.take()
     }
 
-    /// The receives that `which` chooses, in the order of posting.
+    /// Indexes of the receives that `which` selects, in the order of posting.
     pub(crate) fn select(&self, which: impl Fn(&Post<R>) -> bool) -> Vec<u32> {
         let mut chosen: Vec<u32> = (0..)
             .zip(self.posts.iter())

@@ -1,4 +1,4 @@
-//! First-in-first-out queues found by a hash: the structure under both halves of the matcher.
+//! First-in-first-out queues found by hash: the structure of posted receives and of unexpected messages.
 //!
 //! ```text
 //!   heads      [ . | 4 | . | 7 ]          one u32 per bucket, at most half of them used
@@ -11,8 +11,8 @@
 //!                    6 ──► NIL
 //! ```
 //!
-//! Everything lives in the entries' own [`Link`], so that pushing and removing call no allocator,
-//! and a removed entry leaves nothing behind: there are no tombstones to clean up, ever.
+//! All links are in the entries ([`Link`]), so that pushing and removing allocate nothing and leave no
+//! tombstones.
 
 /// "No entry" in a bucket or at the end of a chain.
 pub(crate) const NIL: u32 = u32::MAX;
@@ -20,14 +20,14 @@ pub(crate) const NIL: u32 = u32::MAX;
 const BEHIND: u32 = u32::MAX - 1;
 /// `chain` of an entry that is in no queue.
 const LOOSE: u32 = u32::MAX - 2;
-/// So many entries at most: their indexes stay below those with a meaning of their own, and of a hash
-/// no more than the 32 bits that a link keeps are needed to tell the buckets of all their queues.
+/// Most entries: their indexes stay below the special values above, and the 32 bits of a hash that a link
+/// keeps suffice for the buckets of all their queues.
 pub(crate) const MAX_ENTRIES: usize = 1 << 31;
 
-/// The first time a bucket is needed, this many are made.
+/// Number of buckets at first.
 const FIRST_BUCKETS: usize = 32;
 
-/// What an entry carries to be in a queue.
+/// The links of an entry in a queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Link {
     hash: u32,
@@ -40,7 +40,7 @@ impl Link {
     /// In no queue.
     pub(crate) const LOOSE: Self = Self { hash: 0, chain: LOOSE, next: NIL, prev: NIL };
 
-    /// Marks that the entry has left its queue.
+    /// Marks the entry as being in no queue.
     #[inline]
     pub(crate) fn loosen(&mut self) {
         self.chain = LOOSE;
@@ -67,7 +67,7 @@ impl Linked for Link {
     }
 }
 
-/// Where the front of a queue was found; good until the queues are changed.
+/// The position of a queue's front; valid until the queues change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Front {
     pub(crate) at: u32,
@@ -76,24 +76,24 @@ pub(crate) struct Front {
     bucket: usize,
 }
 
-/// The buckets. The entries are the caller's, who passes the same slice each time.
+/// The buckets. The caller has the entries and passes the same slice each time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Queues {
     /// Front of the first queue of each bucket; the length is zero or a power of two.
     heads: Vec<u32>,
-    /// Queues that have at least one entry.
+    /// Number of queues, each with at least one entry.
     queues: usize,
 }
 
 impl Queues {
-    /// Whether no entry is in any queue.
+    /// Whether there is no queue.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.queues == 0
     }
 
-    /// The oldest entry of the queue that `is_it` recognises by any of its entries. What `entries`
-    /// are recognised by needn't be where their links are; `chain` gives the link's.
+    /// The oldest entry of the queue whose front `is_it` accepts. `entries` need not contain the links;
+    /// `chain` returns the `chain` field of an entry's link.
     #[inline]
     pub(crate) fn front<T>(
         &self,
@@ -102,7 +102,7 @@ impl Queues {
         is_it: impl Fn(&T) -> bool,
         chain: impl Fn(u32, &T) -> u32,
     ) -> Option<Front> {
-        // Without buckets the mask is all ones, and `get` finds none.
+        // Without buckets the mask is all ones, and `get` returns `None`.
         let bucket = hash as usize & self.heads.len().wrapping_sub(1);
         let mut at = *self.heads.get(bucket)?;
         let mut before = NIL;
@@ -117,16 +117,16 @@ impl Queues {
         None
     }
 
-    /// Whether one more queue has room.
+    /// Whether there is a bucket for one more queue.
     #[inline]
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_space(&self) -> bool {
         self.queues * 2 < self.heads.len()
     }
 
-    /// Makes room for one more queue and as many as there are.
+    /// Doubles the number of buckets.
     #[cold]
     #[inline(never)]
-    pub(crate) fn make_room<E: Linked>(&mut self, entries: &mut [E]) {
+    pub(crate) fn make_space<E: Linked>(&mut self, entries: &mut [E]) {
         let buckets = (self.heads.len() * 2).max(FIRST_BUCKETS);
         let old = std::mem::replace(&mut self.heads, vec![NIL; buckets]);
         for mut at in old {
@@ -140,8 +140,8 @@ impl Queues {
         }
     }
 
-    /// Puts `at` behind the queue whose front was found, or makes a queue of it, for which there
-    /// must be room. The caller must store the link in the entry.
+    /// Appends `at` to the queue with this front, or makes a new queue of it, for which there must be
+    /// space. The caller must store the returned link in the entry.
     #[inline(always)]
     #[must_use]
     pub(crate) fn push<E: Linked>(
@@ -162,7 +162,7 @@ impl Queues {
         Link { hash: hash as u32, chain, next: NIL, prev: at }
     }
 
-    /// Takes the front out of its queue. That it is in none is for the caller to mark.
+    /// Removes the front of a queue. The caller marks it as being in no queue.
     #[inline(always)]
     pub(crate) fn remove_front<E: Linked>(&mut self, entries: &mut [E], front: Front) {
         let Front { at, before, bucket } = front;
@@ -182,7 +182,7 @@ impl Queues {
         }
     }
 
-    /// Takes `at` out of its queue, wherever it stands in it. That it is in none is for the caller to mark.
+    /// Removes `at` from its queue, at any position. The caller marks it as being in no queue.
     #[inline(always)]
     pub(crate) fn remove<E: Linked>(&mut self, entries: &mut [E], at: u32) {
         let Link { hash, chain, next, prev } = *entries[at as usize].link();
@@ -195,7 +195,7 @@ impl Queues {
                 return;
             }
         }
-        // The front of the queue, that is `at` itself or has it as its last.
+        // Find the front of the queue: `at` itself, or the one whose last entry is `at`.
         let bucket = hash as usize & (self.heads.len() - 1);
         let mut before = NIL;
         let mut front = self.heads[bucket];

@@ -1,15 +1,19 @@
-//! Numbered places that are used again: entries keep their index for as long as they are wanted.
+//! A table whose entries keep their index, with a free list through unused entries.
+//!
+//! Not `slab`: the queues of `queues.rs` link entries of one slice, which a slab doesn't expose, and the
+//! free list shares a field with their links. The limits on `post` and on matches in
+//! `benches/instructions.rs` hold its cost.
 
 use std::ops::{Deref, DerefMut};
 
 use crate::queues::{MAX_ENTRIES, NIL};
 
-/// An entry that holds the number of the next free place while it isn't in use itself.
+/// An entry that holds the index of the next free entry while it is unused.
 pub(crate) trait Reusable {
     fn next_free(&mut self) -> &mut u32;
 }
 
-/// The entries, free ones included: who looks at a place must know whether it is in use.
+/// All entries, unused ones included: the caller must know whether an index is in use.
 #[derive(Debug, Clone)]
 pub(crate) struct Slots<T> {
     all: Vec<T>,
@@ -27,27 +31,27 @@ impl<T: Reusable> Slots<T> {
         self.all.reserve(wanted.saturating_sub(self.all.len()));
     }
 
-    /// How many are in use.
+    /// Number of entries in use.
     pub(crate) fn in_use(&self) -> usize {
         self.in_use
     }
 
-    /// Whether [`take`](Self::take) finds a place.
+    /// Whether [`take`](Self::take) may be called.
     #[inline]
     pub(crate) fn has_free(&self) -> bool {
-        // NIL is never an index, and of any other the compiler learns that it is one.
+        // NIL is never an index; the comparison also spares `take` its bounds check.
         (self.free as usize) < self.all.len()
     }
 
-    /// Makes a free place with something in it.
+    /// Appends an unused entry.
     pub(crate) fn add_free(&mut self, entry: T) {
-        assert!(self.all.len() < MAX_ENTRIES, "no more than {MAX_ENTRIES} fit");
+        assert!(self.all.len() < MAX_ENTRIES, "at most {MAX_ENTRIES} entries");
         let index = self.all.len() as u32;
         self.all.push(entry);
         *self.all[index as usize].next_free() = std::mem::replace(&mut self.free, index);
     }
 
-    /// The index of a free place, no longer free, to write an entry in. There must be one.
+    /// Takes an unused entry for use; there must be one ([`has_free`](Self::has_free)).
     #[inline]
     pub(crate) fn take(&mut self) -> u32 {
         self.in_use += 1;
@@ -56,7 +60,7 @@ impl<T: Reusable> Slots<T> {
         index
     }
 
-    /// Lets the place be used again.
+    /// Makes the entry unused.
     #[inline]
     pub(crate) fn free(&mut self, index: u32) {
         self.in_use -= 1;

@@ -1,8 +1,7 @@
-//! One matcher for an engine, whatever its device: all in software, or shared with the device's
-//! list.
+//! A matcher for any device: in software, or split with the device's tag list.
 //!
 //! ```text
-//!                     device offers a list of tags?
+//!                     device has a tag list?
 //!                  no │                        │ yes
 //!                     ▼                        ▼
 //!   TagMatcher::Software(Matcher)   TagMatcher::Offloaded(Offload)
@@ -10,25 +9,25 @@
 //!                                      + device → matched, op_completed
 //! ```
 //!
-//! An engine calls the same methods in both cases. With a device it does two things more: it sends
-//! the commands, and feeds in what the device reports, both through
-//! [`offload`](TagMatcher::offload). EFA devices have no list.
+//! An engine calls the same methods in both cases. With a tag list it also posts the commands and
+//! passes on what the device reports, both through [`offload`](TagMatcher::offload). EFA devices have
+//! no tag list.
 
 use crate::{
     Arrived, Cancelled, Forgotten, Handled, ListLimits, Matcher, MessageId, Offload, Pattern,
     PostId, Posted, Source, Vacancy,
 };
 
-/// Posted receives and unexpected messages, at one home or at two.
+/// Posted receives and unexpected messages, in software or split with a device.
 #[derive(Debug, Clone)]
 pub enum TagMatcher<R, M> {
-    /// All in software.
+    /// Everything in software.
     Software(Matcher<R, M>),
-    /// A prefix of the receives in the device. Boxed: software alone is the rule.
+    /// The first receives on the device. Boxed, as most matchers are in software.
     Offloaded(Box<Offload<R, M>>),
 }
 
-/// Calls the same method on whichever it is.
+/// Calls the same method of either variant.
 macro_rules! each {
     ($on:expr, $name:ident => $call:expr) => {
         match $on {
@@ -39,8 +38,8 @@ macro_rules! each {
 }
 
 impl<R, M: Copy> TagMatcher<R, M> {
-    /// A matcher for a device that offers this, or nothing. See [`Matcher::with_seed`] for the
-    /// seed.
+    /// A matcher for a device with a tag list of these limits, or without one. See [`Matcher::with_seed`]
+    /// for the seed.
     pub fn new(device: Option<ListLimits>, seed: u64) -> Self {
         match device {
             None => Self::Software(Matcher::with_seed(seed)),
@@ -48,7 +47,7 @@ impl<R, M: Copy> TagMatcher<R, M> {
         }
     }
 
-    /// The part that talks with the device, if there is one.
+    /// The part that talks with the device, if it has a tag list.
     #[inline]
     pub fn offload(&mut self) -> Option<&mut Offload<R, M>> {
         match self {
@@ -63,7 +62,7 @@ impl<R, M: Copy> TagMatcher<R, M> {
         each!(self, matcher => matcher.post(pattern, receive))
     }
 
-    /// See [`Matcher::vacancy`]. With a device posting never is short work.
+    /// See [`Matcher::vacancy`]. Always `None` with a tag list.
     #[inline(always)]
     pub fn vacancy(&mut self, pattern: &Pattern) -> Option<Vacancy<'_, R>> {
         match self {
@@ -77,7 +76,7 @@ impl<R, M: Copy> TagMatcher<R, M> {
         each!(self, matcher => matcher.post_lasting(pattern, receive))
     }
 
-    /// See [`Matcher::match_at_once`]. With a device it never is short work.
+    /// See [`Matcher::match_at_once`]. Always `None` with a tag list.
     #[inline(always)]
     pub fn match_at_once(&mut self, source: Source, tag: u64) -> Option<R> {
         match self {
@@ -86,8 +85,8 @@ impl<R, M: Copy> TagMatcher<R, M> {
         }
     }
 
-    /// A message arrived that software is to match: with a device, one that was unexpected to it.
-    /// Never [`Handled::Pending`] without one.
+    /// A message arrived that software has to match; with a tag list, one that the device reported as
+    /// unexpected. [`Handled::Pending`] only with a tag list.
     #[inline(always)]
     pub fn arrive(&mut self, source: Source, tag: u64, message: M) -> Handled<R> {
         match self {
@@ -99,8 +98,7 @@ impl<R, M: Copy> TagMatcher<R, M> {
         }
     }
 
-    /// Takes this receive back, if it is still posted. Never [`Cancelled::Pending`] without a
-    /// device.
+    /// Cancels this receive, if it is still posted. [`Cancelled::Pending`] only with a tag list.
     pub fn cancel(&mut self, post: PostId) -> Cancelled<R> {
         match self {
             Self::Software(matcher) => {
@@ -131,7 +129,7 @@ impl<R, M: Copy> TagMatcher<R, M> {
         each!(self, matcher => matcher.receive_mut(post))
     }
 
-    /// See [`Matcher::drain_receives`] and [`Offload::drain_receives`]. Without a device there are no messages.
+    /// See [`Matcher::drain_receives`] and [`Offload::drain_receives`]. No messages without a tag list.
     pub fn drain_receives(&mut self) -> Forgotten<R, M> {
         match self {
             Self::Software(matcher) => {
@@ -146,12 +144,12 @@ impl<R, M: Copy> TagMatcher<R, M> {
         each!(self, matcher => matcher.forget_source(source))
     }
 
-    /// How many receives are posted, at both homes together.
+    /// Number of posted receives, in software and on the device.
     pub fn posted_len(&self) -> usize {
         each!(self, matcher => matcher.posted_len())
     }
 
-    /// How many unexpected messages wait.
+    /// Number of unexpected messages.
     pub fn unexpected_len(&self) -> usize {
         each!(self, matcher => matcher.unexpected_len())
     }

@@ -1,16 +1,16 @@
 //! Unexpected messages: one list in the order of arrival, and an index of it for each class of
-//! patterns that asks.
+//! patterns that looks for messages.
 //!
 //! ```text
 //!   oldest                                   newest
 //!     m0 ⇄ m1 ⇄ m2 ⇄ m3 ⇄ m4 ⇄ m5 ⇄ m6 ⇄ m7
-//!     └─── in the index of class A ──────┘            asked a while ago
-//!     └── in that of B ─┘                              asked long ago
+//!     └─── in the index of class A ──────┘            last lookup a while ago
+//!     └── in that of B ─┘                              last lookup long ago
 //! ```
 //!
-//! A class's index holds a beginning of the list. It's brought up to date when the class asks, so
-//! that an arriving message costs the same whatever classes there are, a class that doesn't ask
-//! any more costs nothing, and each message enters an index at most once.
+//! A class's index holds a prefix of the list and is extended on demand. So the cost of an arriving
+//! message does not depend on the number of classes, an unused class costs nothing, and a message enters
+//! an index at most once.
 
 use crate::{
     MessageId,
@@ -19,13 +19,13 @@ use crate::{
     slots::{Reusable, Slots},
 };
 
-/// The messages of one class's keys: a beginning of the arrival list.
+/// A prefix of the arrival list, by the keys of one class.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Index {
-    /// By the message's place.
+    /// By the message's index.
     links: Vec<Link>,
     queues: Queues,
-    /// Messages that had arrived when this was brought up to date, since ever.
+    /// Total number of messages that had arrived when this index was last extended.
     seen: u64,
 }
 
@@ -48,34 +48,36 @@ impl Index {
     }
 }
 
+/// An unexpected message.
 #[derive(Debug, Clone, Copy)]
-struct Message<M> {
+struct Unexpected<M> {
     tag: u64,
     source: u32,
-    /// How often this place has been freed.
+    /// Number of times that this entry was removed.
     generation: u32,
     older: u32,
     newer: u32,
+    /// The caller's handle.
     message: M,
 }
 
-impl<M> Reusable for Message<M> {
+impl<M> Reusable for Unexpected<M> {
     fn next_free(&mut self) -> &mut u32 {
         &mut self.newer
     }
 }
 
-// With one class in use a message costs this, a link of 16 bytes and 8 to 16 of buckets.
-const _: () = assert!(size_of::<Message<u32>>() <= 32);
-const _: () = assert!(size_of::<Message<u64>>() <= 32);
+// With one class in use a message takes this, a link of 16 bytes and 8 to 16 bytes of buckets.
+const _: () = assert!(size_of::<Unexpected<u32>>() <= 32);
+const _: () = assert!(size_of::<Unexpected<u64>>() <= 32);
 
 /// All unexpected messages.
 #[derive(Debug, Clone)]
 pub(crate) struct UnexpectedMessages<M> {
-    messages: Slots<Message<M>>,
+    messages: Slots<Unexpected<M>>,
     oldest: u32,
     newest: u32,
-    /// Messages since ever.
+    /// Total number of messages that have arrived.
     arrived: u64,
 }
 
@@ -101,7 +103,7 @@ impl<M: Copy> UnexpectedMessages<M> {
         self.messages[index as usize].message
     }
 
-    /// Where the message is, if it is still waiting.
+    /// The message's index, if it still waits.
     pub(crate) fn find(&self, id: MessageId) -> Option<u32> {
         let message = self.messages.get(id.index as usize)?;
         (message.generation == id.generation).then_some(id.index)
@@ -112,12 +114,19 @@ impl<M: Copy> UnexpectedMessages<M> {
         let older = self.newest;
         let newer = NIL;
         if !self.messages.has_free() {
-            self.messages.add_free(Message { tag, source, generation: 0, older, newer, message });
+            self.messages.add_free(Unexpected {
+                tag,
+                source,
+                generation: 0,
+                older,
+                newer,
+                message,
+            });
         }
         let index = self.messages.take();
-        let place = &mut self.messages[index as usize];
-        let generation = place.generation;
-        *place = Message { tag, source, generation, older, newer, message };
+        let entry = &mut self.messages[index as usize];
+        let generation = entry.generation;
+        *entry = Unexpected { tag, source, generation, older, newer, message };
         match self.messages.get_mut(older as usize) {
             Some(older) => older.newer = index,
             None => self.oldest = index,
@@ -127,15 +136,15 @@ impl<M: Copy> UnexpectedMessages<M> {
         MessageId { index, generation }
     }
 
-    /// Whether the class's index holds all messages.
+    /// Whether the class's index covers all messages.
     #[inline]
     pub(crate) fn is_indexed(&self, class: &Class) -> bool {
         class.index.seen == self.arrived
     }
 
-    /// Adds the messages that have come since this class asked last to its index.
+    /// Extends the class's index by the messages that have arrived since.
     #[inline(never)]
-    pub(crate) fn bring_up_to_date(&self, class: &mut Class) {
+    pub(crate) fn extend_index(&self, class: &mut Class) {
         class.index.seen = self.arrived;
         if class.index.links.len() < self.messages.len() {
             class.index.links.resize(self.messages.len(), Link::LOOSE);
@@ -148,9 +157,9 @@ impl<M: Copy> UnexpectedMessages<M> {
         }
         let mut at = first_new;
         while at != NIL {
-            let Message { source, tag, newer, .. } = self.messages[at as usize];
-            if !class.index.queues.has_room() {
-                class.index.queues.make_room(&mut class.index.links);
+            let Unexpected { source, tag, newer, .. } = self.messages[at as usize];
+            if !class.index.queues.has_space() {
+                class.index.queues.make_space(&mut class.index.links);
             }
             let key = class.key(source, tag);
             let front = self.front(class, &key);
@@ -160,16 +169,16 @@ impl<M: Copy> UnexpectedMessages<M> {
         }
     }
 
-    /// The oldest message with this key, among those in the class's index. As that holds a beginning
-    /// of the list, none in the list is older; if there is none, the index may not be up to date.
+    /// The oldest message with this key in the class's index. As the index is a prefix of the list, the
+    /// list has no older one; `None` may mean that the index has to be extended.
     #[inline]
     pub(crate) fn front(&self, class: &Class, key: &Key) -> Option<Front> {
         let Index { queues, links, .. } = &class.index;
-        let fits = |message: &Message<M>| class.fits(key, message.source, message.tag);
+        let fits = |message: &Unexpected<M>| class.fits(key, message.source, message.tag);
         queues.front(&self.messages, key.hash, fits, |at, _| links[at as usize].chain)
     }
 
-    /// Takes out a message found by [`front`](Self::front), and out of the index of this class.
+    /// Removes a message found by [`front`](Self::front), and removes it from the index of this class.
     #[inline]
     pub(crate) fn remove_front(&mut self, class: &mut Class, front: Front) -> M {
         let Index { queues, links, .. } = &mut class.index;
@@ -178,12 +187,12 @@ impl<M: Copy> UnexpectedMessages<M> {
         self.remove(front.at)
     }
 
-    /// Takes out a message; the indexes are left to the caller.
+    /// Removes a message; the caller updates the indexes.
     #[inline]
     pub(crate) fn remove(&mut self, index: u32) -> M {
         let gone = &mut self.messages[index as usize];
         gone.generation = gone.generation.wrapping_add(1);
-        let Message { older, newer, message, .. } = *gone;
+        let Unexpected { older, newer, message, .. } = *gone;
         match self.messages.get_mut(older as usize) {
             Some(older) => older.newer = newer,
             None => self.oldest = newer,
@@ -196,7 +205,7 @@ impl<M: Copy> UnexpectedMessages<M> {
         message
     }
 
-    /// The messages whose source `which` chooses, in the order of arrival.
+    /// Indexes of the messages whose source `which` selects, in the order of arrival.
     pub(crate) fn select(&self, which: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut chosen = Vec::new();
         let mut at = self.oldest;

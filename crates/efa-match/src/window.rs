@@ -1,69 +1,69 @@
-//! The `msg_id` window of one peer: messages leave it in the order in which they were sent
-//! (protocol v4, section 3.2, first implementation tip; the ids wrap at 2^32).
+//! The reorder window of one peer: messages leave it in the order of their `msg_id` (protocol v4, section
+//! 3.2, first implementation tip; ids wrap at 2^32).
 //!
 //! ```text
 //!        old          expected          + size                  + limit
 //!   ──────────────────────┬────────────────┬───────────────────────┬──────────────
-//!    Old: given back      │ Kept in a ring │ Kept in an ordered map│ Beyond: given
-//!                      InOrder                                     │ back
+//!    Old: returned      │ Kept in a ring │ Kept in an ordered map│ Beyond:
+//!                      InOrder                                     │ returned
 //! ```
 //!
-//! The ring and the map are made when the first message comes early, so that a peer whose
-//! messages come in order, or that sends none, costs no heap.
+//! The ring and the map are allocated for the first message that arrives ahead of the expected one, so
+//! that a peer whose messages arrive in order uses no heap.
 
 use std::collections::BTreeMap;
 
-/// Ids ahead of the expected one that a window keeps unless told otherwise.
+/// Default number of ids ahead of the expected one that a window keeps.
 const DEFAULT_LIMIT: u32 = 1 << 16;
-/// Ids that are this far ahead or farther are understood as old ones.
+/// Ids this far ahead or farther count as old ones.
 const HALF: u32 = 1 << 31;
-/// Slots that the ring starts with; it grows to the window's size when it must.
+/// Slots of the ring at first; it grows up to the window's size.
 const FIRST_SLOTS: u32 = 16;
 
-/// Puts the messages of one peer in order, by their `msg_id`.
+/// Restores the order of one peer's messages, by their `msg_id`.
 #[derive(Debug)]
 pub struct Window<T> {
     expected: u32,
     size: u32,
     limit: u32,
-    /// Items in `early`.
+    /// Number of items in `ahead`.
     len: u32,
-    early: Option<Box<Early<T>>>,
+    ahead: Option<Box<Ahead<T>>>,
 }
 
 const _: () = assert!(size_of::<Window<u64>>() <= 24);
 
-/// What a window made of an item.
+/// The result of passing an item to a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "an item that wasn't kept comes back in here"]
+#[must_use = "an item that was not kept is returned"]
 pub enum Admit<T> {
-    /// It is the expected one. Process it, then what [`Window::pop_ready`] gives.
+    /// It is the expected one. Process it, then everything that [`Window::pop_ready`] returns.
     InOrder(T),
-    /// It came early and is kept until those before it have come.
+    /// It is ahead of the expected one, and kept until those before it have arrived.
     Kept,
-    /// It came early, and an item with this id is kept already (see [`Window::get_mut`]).
+    /// It is ahead, and an item with this id is kept already (see [`Window::get_mut`]).
     Occupied(T),
     /// Its id is before the expected one.
     Old(T),
-    /// Its id is too far ahead, by the window's limit.
+    /// Its id is the window's limit or more ahead.
     Beyond(T),
 }
 
-/// The items that came early. Each is in one of the two stores.
+/// The items ahead of the expected one. Each is in one of the two stores.
 #[derive(Debug)]
-struct Early<T> {
-    /// Items whose id was less than `slots.len()` ahead when they came, by the id's low bits. The
+struct Ahead<T> {
+    /// Items whose id was less than `slots.len()` ahead when they arrived, by the id's low bits. The
     /// length is zero or a power of two.
     slots: Vec<Option<T>>,
-    /// Items that were farther ahead than the window's size when they came.
+    /// Items that were the window's size or more ahead when they arrived.
     far: BTreeMap<u32, T>,
-    /// The bits of an id that choose its slot.
+    /// The bits of an id that select its slot.
     mask: u32,
-    /// An id that is ahead by less than this can only be in `slots`.
+    /// An item less than this far ahead can only be in `slots`.
     near: u32,
 }
 
-impl<T> Early<T> {
+impl<T> Ahead<T> {
     #[inline]
     fn slot(&mut self, msg_id: u32) -> Option<&mut Option<T>> {
         self.slots.get_mut((msg_id & self.mask) as usize)
@@ -83,8 +83,8 @@ impl<T> Early<T> {
         self.near = if self.far.is_empty() { self.slots.len() as u32 } else { 0 };
     }
 
-    /// Makes the ring longer, so that it reaches `ahead` ids after `expected`, which is less than
-    /// `size`. It never gets longer than `size`, so that what fits in it is below the limit.
+    /// Grows the ring to hold an id `ahead` of `expected`; `ahead` is less than `size`. The ring never exceeds
+    /// `size`, so that all its ids are below the limit.
     fn grow(&mut self, expected: u32, ahead: u32, size: u32) {
         let longer = (ahead + 1).next_power_of_two().max(FIRST_SLOTS).min(size);
         let mut old = std::mem::take(&mut self.slots);
@@ -98,22 +98,22 @@ impl<T> Early<T> {
 }
 
 impl<T> Window<T> {
-    /// A window that keeps early items up to `size` ids ahead in a ring (rounded up to a power of
-    /// two), those up to 65,536 ids ahead, or `size` if that's more, in a map.
+    /// A window that keeps items less than `size` ids ahead in a ring (rounded up to a power of two), and
+    /// those less than 65,536 ids ahead, or `size` if that is more, in a map.
     pub fn new(size: u32) -> Self {
         let size = size.clamp(1, HALF).next_power_of_two();
-        Self { expected: 0, size, limit: size.max(DEFAULT_LIMIT), len: 0, early: None }
+        Self { expected: 0, size, limit: size.max(DEFAULT_LIMIT), len: 0, ahead: None }
     }
 
-    /// The same window with another bound on how many ids ahead items are kept, at least its size
-    /// and at most 2^31. This bounds the memory that a peer can make the window use.
+    /// The same window with another limit on how many ids ahead items are kept, at least its size and at
+    /// most 2^31. This bounds the memory that a peer can make the window use.
     pub fn with_limit(self, limit: u32) -> Self {
         Self { limit: limit.clamp(self.size, HALF), ..self }
     }
 
     /// The same window, empty, expecting `msg_id` first.
     pub fn starting_at(self, msg_id: u32) -> Self {
-        Self { expected: msg_id, len: 0, early: None, ..self }
+        Self { expected: msg_id, len: 0, ahead: None, ..self }
     }
 
     /// The id of the next item in order.
@@ -121,18 +121,18 @@ impl<T> Window<T> {
         self.expected
     }
 
-    /// How many early items are kept.
+    /// Number of items that are kept.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether no early item is kept.
+    /// Whether no item is kept.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Lets an item with this id through, if it is the expected one and nothing is kept: the whole
-    /// of [`admit`](Self::admit) and [`pop_ready`](Self::pop_ready) for items that come in order.
+    /// The fast path of [`admit`](Self::admit) and [`pop_ready`](Self::pop_ready) for items that arrive in
+    /// order: accepts this id if it is the expected one and no item is kept.
     #[inline]
     pub fn pass(&mut self, msg_id: u32) -> bool {
         let passes = msg_id == self.expected && self.len == 0;
@@ -142,7 +142,7 @@ impl<T> Window<T> {
         passes
     }
 
-    /// An item with this id came.
+    /// An item with this id arrived.
     #[inline]
     pub fn admit(&mut self, msg_id: u32, item: T) -> Admit<T> {
         let ahead = msg_id.wrapping_sub(self.expected);
@@ -156,24 +156,23 @@ impl<T> Window<T> {
             self.len += 1;
             return Admit::Kept;
         }
-        self.admit_otherwise(msg_id, item)
+        self.admit_slow(msg_id, item)
     }
 
-    /// The slot for this id, if the ring reaches that far and it's clear that no item with this
-    /// id is kept.
+    /// The empty slot for this id, if the ring reaches that far and no item with this id can be in the map.
     #[inline]
     fn free_slot(&mut self, msg_id: u32, ahead: u32) -> Option<&mut Option<T>> {
-        let early = self.early.as_mut()?;
-        if ahead >= early.near {
+        let store = self.ahead.as_mut()?;
+        if ahead >= store.near {
             return None;
         }
-        early.slot(msg_id).filter(|slot| slot.is_none())
+        store.slot(msg_id).filter(|slot| slot.is_none())
     }
 
-    /// All that the short ways of [`admit`](Self::admit) leave over.
+    /// The slow path of [`admit`](Self::admit).
     #[cold]
     #[inline(never)]
-    fn admit_otherwise(&mut self, msg_id: u32, item: T) -> Admit<T> {
+    fn admit_slow(&mut self, msg_id: u32, item: T) -> Admit<T> {
         let ahead = msg_id.wrapping_sub(self.expected);
         if ahead >= self.limit {
             return if ahead >= HALF { Admit::Old(item) } else { Admit::Beyond(item) };
@@ -185,43 +184,42 @@ impl<T> Window<T> {
             self.expected = msg_id.wrapping_add(1);
             return Admit::InOrder(item);
         }
-        let early = self.early.get_or_insert_with(|| {
-            Box::new(Early { slots: Vec::new(), far: BTreeMap::new(), mask: 0, near: 0 })
+        let store = self.ahead.get_or_insert_with(|| {
+            Box::new(Ahead { slots: Vec::new(), far: BTreeMap::new(), mask: 0, near: 0 })
         });
         if ahead >= self.size {
-            early.far.insert(msg_id, item);
+            store.far.insert(msg_id, item);
         } else {
-            if ahead as usize >= early.slots.len() {
-                early.grow(self.expected, ahead, self.size);
+            if ahead as usize >= store.slots.len() {
+                store.grow(self.expected, ahead, self.size);
             }
-            early.slots[(msg_id & early.mask) as usize] = Some(item);
+            store.slots[(msg_id & store.mask) as usize] = Some(item);
         }
-        early.update_near();
+        store.update_near();
         self.len += 1;
         Admit::Kept
     }
 
-    /// The early item with this id, if one is kept.
+    /// The item with this id, if it is kept.
     pub fn get_mut(&mut self, msg_id: u32) -> Option<&mut T> {
         let ahead = msg_id.wrapping_sub(self.expected);
-        self.early.as_mut()?.get_mut(msg_id, ahead)
+        self.ahead.as_mut()?.get_mut(msg_id, ahead)
     }
 
-    /// The next item in order, if it has come: call this after [`Admit::InOrder`] until it gives
-    /// none.
+    /// The next item in order, if it has arrived: call this after [`Admit::InOrder`] until it returns `None`.
     #[inline]
     pub fn pop_ready(&mut self) -> Option<T> {
         if self.len == 0 {
             return None;
         }
-        let early = self.early.as_mut()?;
-        match early.slot(self.expected).and_then(Option::take) {
+        let store = self.ahead.as_mut()?;
+        match store.slot(self.expected).and_then(Option::take) {
             Some(item) => {
                 self.len -= 1;
                 self.expected = self.expected.wrapping_add(1);
                 Some(item)
             }
-            None if early.near != 0 => None,
+            None if store.near != 0 => None,
             None => self.pop_far(),
         }
     }
@@ -229,38 +227,38 @@ impl<T> Window<T> {
     #[cold]
     #[inline(never)]
     fn pop_far(&mut self) -> Option<T> {
-        let early = self.early.as_mut()?;
-        let item = early.far.remove(&self.expected)?;
-        early.update_near();
+        let store = self.ahead.as_mut()?;
+        let item = store.far.remove(&self.expected)?;
+        store.update_near();
         self.len -= 1;
         self.expected = self.expected.wrapping_add(1);
         Some(item)
     }
 
-    /// Takes out all early items with their ids, in the order of these, and gives back the memory.
-    /// What is expected stays.
+    /// Removes all items that are kept, with their ids and in the order of these, and frees the memory. The
+    /// expected id stays.
     pub fn drain(&mut self) -> impl Iterator<Item = (u32, T)> + use<T> {
         let expected = self.expected;
         let mut items = Vec::with_capacity(self.len());
         self.len = 0;
-        if let Some(early) = self.early.take() {
-            let last = early.slots.len().wrapping_sub(1);
+        if let Some(store) = self.ahead.take() {
+            let last = store.slots.len().wrapping_sub(1);
             let place = expected as usize & last;
-            for (at, slot) in early.slots.into_iter().enumerate() {
+            for (at, slot) in store.slots.into_iter().enumerate() {
                 let ahead = at.wrapping_sub(place) & last;
                 items.extend(slot.map(|item| (ahead as u32, item)));
             }
-            let far = early.far.into_iter();
+            let far = store.far.into_iter();
             items.extend(far.map(|(msg_id, item)| (msg_id.wrapping_sub(expected), item)));
         }
         items.sort_unstable_by_key(|&(ahead, _)| ahead);
         items.into_iter().map(move |(ahead, item)| (expected.wrapping_add(ahead), item))
     }
 
-    /// Gives back the memory for early items if none is kept.
+    /// Frees the memory for items ahead if none is kept.
     pub fn shrink(&mut self) {
         if self.is_empty() {
-            self.early = None;
+            self.ahead = None;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! In the steady state neither the matcher nor the window calls the allocator.
+//! Matcher and window allocate nothing once their tables have grown.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -11,7 +11,7 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts the calls of each thread: tests run side by side.
+/// Counts the calls of each thread, as tests run in parallel.
 struct Counting;
 
 // SAFETY: every call goes to the system's allocator unchanged; counting neither allocates (the
@@ -19,7 +19,7 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.set(CALLS.get() + 1);
-        // SAFETY: the caller keeps `alloc`'s contract, which is the system allocator's.
+        // SAFETY: the caller upholds `alloc`'s contract, which is the system allocator's.
         unsafe { System.alloc(layout) }
     }
 
@@ -70,22 +70,22 @@ fn exercise(matcher: &mut Matcher<u32, u32>, seed: u64) {
 }
 
 #[test]
-fn the_counter_counts() {
+fn allocation_counter_counts_allocations() {
     assert_eq!(calls_in(|| drop(std::hint::black_box(Box::new(1)))), 1);
 }
 
 #[test]
-fn a_matcher_that_has_been_through_it_once_allocates_nothing() {
+fn matcher_allocates_nothing_on_second_run() {
     let mut matcher = Matcher::with_seed(3);
     exercise(&mut matcher, 3);
     drop(matcher.drain());
-    // The same again takes no more room than the first time.
+    // The same again needs no more space than the first time.
     let calls = calls_in(|| exercise(&mut matcher, 3));
     assert_eq!(calls, 0);
 }
 
 #[test]
-fn post_and_match_at_any_depth_allocate_nothing() {
+fn post_and_match_allocate_nothing_at_any_depth() {
     for depth in [1, 16, 65_536] {
         let mut matcher = Matcher::with_seed(depth);
         let mut next = 0;
@@ -110,7 +110,7 @@ fn post_and_match_at_any_depth_allocate_nothing() {
 }
 
 #[test]
-fn a_window_allocates_nothing_in_order_and_nothing_more_out_of_order() {
+fn window_allocates_nothing_in_order_and_only_once_out_of_order() {
     let mut window = Window::new(64);
     let in_order = calls_in(|| {
         for id in 0..10_000u32 {

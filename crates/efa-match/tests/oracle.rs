@@ -1,11 +1,11 @@
-//! The matcher against a list that is searched from its beginning, the definition of MPI's order
-//! law, over long random runs.
+//! The matcher compared with lists that are searched from the front (the definition of MPI's order) over
+//! long random runs.
 
 use std::rc::Rc;
 
 use efa_match::{Arrived, Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source};
 
-/// The law, word for word: two lists in order of time, the first that fits.
+/// MPI's order, literally: two lists in order of time, and the first that matches.
 #[derive(Default)]
 struct Lists {
     receives: Vec<Receive>,
@@ -15,7 +15,7 @@ struct Lists {
 struct Receive {
     pattern: Pattern,
     handle: u32,
-    /// Its name, if it stays when it's matched.
+    /// Its identifier, if it stays after a match.
     lasting: Option<PostId>,
 }
 
@@ -50,18 +50,18 @@ impl Lists {
     }
 }
 
-/// What the random patterns and messages are drawn from.
+/// The ranges of random patterns and messages.
 struct Terms {
     sources: u32,
     tags: u64,
     ignores: &'static [u64],
     /// In 16ths.
     any_source: u32,
-    /// More receives than messages or the reverse; turned over every so many operations.
+    /// Number of operations after which the run changes between more receives and more messages.
     turn: u32,
 }
 
-/// Both sides of the comparison, and the names handed out so far.
+/// Both sides of the comparison, and the identifiers returned so far.
 struct Run {
     random: fastrand::Rng,
     matcher: Matcher<u32, u32>,
@@ -69,7 +69,7 @@ struct Run {
     posts: Vec<(PostId, u32)>,
     waiting: Vec<(MessageId, u32)>,
     next_handle: u32,
-    /// What was short work.
+    /// Number of operations on the fast paths.
     at_once: u32,
     terms: Terms,
 }
@@ -152,7 +152,7 @@ impl Run {
 
     fn post_lasting(&mut self) {
         let pattern = self.pattern();
-        // As a rule what waits is taken first, but nothing may break if it isn't.
+        // Usually waiting messages are taken first, but that is not required.
         if self.random.u32(..4) > 0 {
             while let Some(message) = self.matcher.take(&pattern) {
                 assert_eq!(Some(message), self.lists.take(&pattern));
@@ -205,7 +205,7 @@ impl Run {
         assert_eq!(self.matcher.take(&pattern), self.lists.take(&pattern));
     }
 
-    /// By a name that is often stale.
+    /// By an identifier that is often stale.
     fn withdraw(&mut self) {
         let Some(&(id, handle)) = self.random.choice(&self.waiting) else { return };
         let at = self.lists.messages.iter().position(|message| message.handle == handle);
@@ -213,7 +213,7 @@ impl Run {
         assert_eq!(self.matcher.withdraw(id), expected);
     }
 
-    /// By a name that is often stale.
+    /// By an identifier that is often stale.
     fn cancel(&mut self) {
         let Some(&(id, handle)) = self.random.choice(&self.posts) else { return };
         let at = self.lists.receives.iter().position(|receive| receive.handle == handle);
@@ -244,7 +244,7 @@ impl Run {
             self.step((step / self.terms.turn).is_multiple_of(2));
             deepest = deepest.max(self.lists.receives.len().min(self.lists.messages.len()));
             if step % 4096 == 0 {
-                // Old names stay in use for a while, so that stale ones meet reused places.
+                // Stale identifiers stay in use for a while, so that some refer to reused indexes.
                 self.posts.truncate(0);
                 self.waiting.truncate(0);
             }
@@ -253,10 +253,10 @@ impl Run {
     }
 }
 
-/// A few tags, sources and masks: everything fits something, and queues of equal keys are long.
+/// Few tags, sources and masks, so that queues of equal keys are long.
 // conformance: B2 B3 B4 B5 B6 C110
 #[test]
-fn many_matches_equal_the_lists() {
+fn long_run_with_many_waiting_equals_reference_lists() {
     for seed in 0..12 {
         let ignores = &[0, 0, 1, 0xf << 60, !0];
         Run::new(seed, Terms { sources: 3, tags: 8, ignores, any_source: 6, turn: 300 })
@@ -264,9 +264,9 @@ fn many_matches_equal_the_lists() {
     }
 }
 
-/// More tags than waiting things: most things wait long, and both sides are deep.
+/// More tags than receives and messages, so that most wait long and both sides are deep.
 #[test]
-fn few_matches_equal_the_lists() {
+fn run_with_few_waiting_equals_reference_lists() {
     for seed in 100..104 {
         let ignores = &[0, 0, 0, 0, 1, 6];
         let terms = Terms { sources: 8, tags: 1 << 12, ignores, any_source: 2, turn: 3_000 };
@@ -274,29 +274,29 @@ fn few_matches_equal_the_lists() {
     }
 }
 
-/// Directed, full tags only, as most programs do.
+/// Directed receives with full tags, as in most programs.
 #[test]
-fn exact_patterns_equal_the_lists() {
+fn exact_patterns_equal_reference_lists() {
     for seed in 200..204 {
         let terms = Terms { sources: 4, tags: 64, ignores: &[0], any_source: 0, turn: 500 };
         let mut run = Run::new(seed, terms);
         run.go(180_000);
-        assert!(run.at_once > 0, "nothing was ever short work");
+        assert!(run.at_once > 0, "the fast paths were never taken");
     }
 }
 
-/// Full tags from one source or any, the two classes that MPI programs use.
+/// Full tags from one source or any source: the two classes of MPI programs.
 #[test]
-fn directed_and_any_source_equal_the_lists() {
+fn directed_and_any_source_patterns_equal_reference_lists() {
     for seed in 400..404 {
         let terms = Terms { sources: 3, tags: 24, ignores: &[0], any_source: 8, turn: 400 };
         Run::new(seed, terms).go(120_000);
     }
 }
 
-/// More masks than the matcher keeps at rest: classes come and go all the time.
+/// More masks than the matcher keeps empty classes for, so that classes are created and dropped often.
 #[test]
-fn many_masks_equal_the_lists() {
+fn many_ignore_masks_equal_reference_lists() {
     const IGNORES: [u64; 40] = {
         let mut ignores = [0; 40];
         let mut bits = 0;
@@ -312,10 +312,10 @@ fn many_masks_equal_the_lists() {
     }
 }
 
-/// Those that were matched, cancelled, forgotten and drained, those of a matcher that is dropped, and
-/// those whose place another one got.
+/// Receives that are matched, cancelled, forgotten, drained, dropped with the matcher, or replaced at their
+/// index.
 #[test]
-fn every_receive_is_dropped_once() {
+fn every_receive_is_dropped_exactly_once() {
     let receive = Rc::new(());
     let mut random = fastrand::Rng::with_seed(1);
     let mut matcher = Matcher::<Rc<()>, u32>::with_seed(1);

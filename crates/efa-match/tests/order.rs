@@ -1,4 +1,4 @@
-//! The order law told in small stories; `oracle.rs` has the long random runs.
+//! MPI's matching order, one case at a time; `oracle.rs` has the long random runs.
 
 use efa_match::{Arrived, Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source};
 
@@ -11,7 +11,7 @@ fn matcher() -> Names {
     Matcher::with_seed(1)
 }
 
-/// Posts a receive for which nothing has come.
+/// Posts a receive that no message waits for.
 fn wait(matcher: &mut Names, pattern: Pattern, receive: &'static str) -> PostId {
     match matcher.post(pattern, receive) {
         Posted::Waiting(id) => id,
@@ -19,15 +19,15 @@ fn wait(matcher: &mut Names, pattern: Pattern, receive: &'static str) -> PostId 
     }
 }
 
-/// Lets a message come for which nothing is posted.
-fn early(matcher: &mut Names, source: Source, tag: u64, message: &'static str) -> MessageId {
+/// A message without a posted receive arrives.
+fn unexpected(matcher: &mut Names, source: Source, tag: u64, message: &'static str) -> MessageId {
     match matcher.arrive(source, tag, message) {
         Arrived::Unexpected(id) => id,
         Arrived::Matched(found) => panic!("{message} went to {found:?}"),
     }
 }
 
-/// Lets a message come and names the receive that gets it.
+/// A message arrives; returns the receive that gets it.
 fn arrive(matcher: &mut Names, source: Source, tag: u64) -> &'static str {
     match matcher.arrive(source, tag, "message") {
         Arrived::Matched(Match::Once(receive)) => receive,
@@ -38,12 +38,12 @@ fn arrive(matcher: &mut Names, source: Source, tag: u64) -> &'static str {
     }
 }
 
-/// libfabric 2.6-dev's shared matcher gives the first message to the younger receive here: with an
-/// any-source and a directed receive both posted it takes the address of a queue's head for that
-/// of its first entry.
+/// libfabric 2.6-dev's shared matcher gives the first message to the later receive here: with an
+/// any-source and a directed receive posted, it compares the address of a queue's head instead of its
+/// first entry.
 // conformance: B3
 #[test]
-fn any_source_posted_before_directed_gets_the_first_tagged_message() {
+fn any_source_receive_posted_first_gets_first_tagged_message() {
     let mut matcher = matcher();
     wait(&mut matcher, Pattern::any_source(7), "any, older");
     wait(&mut matcher, Pattern::exact(A, 7), "directed, younger");
@@ -51,10 +51,10 @@ fn any_source_posted_before_directed_gets_the_first_tagged_message() {
     assert_eq!(arrive(&mut matcher, A, 7), "directed, younger");
 }
 
-/// The untagged form of the same, on which that matcher crashes: all tag bits ignored.
+/// The same without tags (all tag bits ignored), on which that matcher crashes.
 // conformance: B3
 #[test]
-fn any_source_posted_before_directed_gets_the_first_untagged_message() {
+fn any_source_receive_posted_first_gets_first_untagged_message() {
     let untagged = |source| Pattern { source, tag: 0, ignore: u64::MAX };
     let mut matcher = matcher();
     wait(&mut matcher, untagged(None), "any, older");
@@ -65,7 +65,7 @@ fn any_source_posted_before_directed_gets_the_first_untagged_message() {
 
 // conformance: B3
 #[test]
-fn directed_posted_before_any_source_gets_the_first_message() {
+fn directed_receive_posted_first_gets_first_message() {
     let mut matcher = matcher();
     wait(&mut matcher, Pattern::exact(A, 7), "directed, older");
     wait(&mut matcher, Pattern::any_source(7), "any, younger");
@@ -73,23 +73,21 @@ fn directed_posted_before_any_source_gets_the_first_message() {
     assert_eq!(arrive(&mut matcher, A, 7), "any, younger");
 }
 
-/// A message of another source passes the directed receive by.
 // conformance: B1 B3
 #[test]
-fn the_source_is_a_matching_attribute() {
+fn directed_receive_ignores_messages_of_other_sources() {
     let mut matcher = matcher();
     wait(&mut matcher, Pattern::exact(A, 7), "from a");
     wait(&mut matcher, Pattern::any_source(7), "from any");
     assert_eq!(arrive(&mut matcher, B, 7), "from any");
-    early(&mut matcher, B, 7, "left over");
+    unexpected(&mut matcher, B, 7, "left over");
     assert_eq!(arrive(&mut matcher, A, 7), "from a");
 }
 
-/// MPI's attributes in a tag, as the middleware above us packs them: communicator, source rank
-/// and user tag, each with its wild card as a mask.
+/// MPI's communicator, source rank and user tag packed into a tag, each with its wildcard as a mask.
 // conformance: B1
 #[test]
-fn communicator_rank_and_user_tag_fit_in_a_tag_with_wild_cards() {
+fn communicator_rank_and_user_tag_match_with_wildcards() {
     let packed = |communicator: u64, rank: u64, user: u64| communicator << 48 | rank << 32 | user;
     let (any_rank, any_user) = (0xffff << 32, 0xffff_ffff);
     let receive = |tag, ignore| Pattern { source: None, tag, ignore };
@@ -98,7 +96,7 @@ fn communicator_rank_and_user_tag_fit_in_a_tag_with_wild_cards() {
     wait(&mut matcher, receive(packed(1, 0, 9), any_rank), "comm 1, any rank, tag 9");
     wait(&mut matcher, receive(packed(1, 6, 0), any_user), "comm 1, rank 6, any tag");
     wait(&mut matcher, receive(packed(2, 0, 0), any_rank | any_user), "comm 2, any, any");
-    early(&mut matcher, A, packed(3, 5, 9), "of another communicator");
+    unexpected(&mut matcher, A, packed(3, 5, 9), "of another communicator");
     assert_eq!(arrive(&mut matcher, A, packed(2, 6, 8)), "comm 2, any, any");
     assert_eq!(arrive(&mut matcher, A, packed(1, 6, 8)), "comm 1, rank 6, any tag");
     assert_eq!(arrive(&mut matcher, A, packed(1, 6, 9)), "comm 1, any rank, tag 9");
@@ -107,10 +105,10 @@ fn communicator_rank_and_user_tag_fit_in_a_tag_with_wild_cards() {
 
 // conformance: B2 B6
 #[test]
-fn equal_messages_are_received_in_the_order_of_arrival() {
+fn equal_messages_are_received_in_order_of_arrival() {
     let mut matcher = matcher();
     for message in ["first", "second", "third"] {
-        early(&mut matcher, A, 7, message);
+        unexpected(&mut matcher, A, 7, message);
     }
     assert_eq!(matcher.post(Pattern::exact(A, 7), "x"), Posted::Matched("x", "first"));
     assert_eq!(matcher.post(Pattern::any_source(7), "y"), Posted::Matched("y", "second"));
@@ -119,14 +117,14 @@ fn equal_messages_are_received_in_the_order_of_arrival() {
     assert_eq!(matcher.unexpected_len(), 0);
 }
 
-/// The earliest of any source, whatever index the receive is looked up in.
+/// The earliest of any source, whichever class the receive is of.
 // conformance: B3 B6
 #[test]
-fn a_receive_takes_the_earliest_message_of_any_source() {
+fn any_source_receive_gets_earliest_unexpected_message() {
     let mut matcher = matcher();
-    early(&mut matcher, B, 7, "b first");
-    early(&mut matcher, A, 7, "a second");
-    early(&mut matcher, B, 7, "b third");
+    unexpected(&mut matcher, B, 7, "b first");
+    unexpected(&mut matcher, A, 7, "a second");
+    unexpected(&mut matcher, B, 7, "b third");
     assert_eq!(matcher.post(Pattern::any_source(7), "x"), Posted::Matched("x", "b first"));
     assert_eq!(matcher.post(Pattern::exact(B, 7), "y"), Posted::Matched("y", "b third"));
     assert_eq!(matcher.post(Pattern::any_source(7), "z"), Posted::Matched("z", "a second"));
@@ -134,7 +132,7 @@ fn a_receive_takes_the_earliest_message_of_any_source() {
 
 // conformance: B4 B5
 #[test]
-fn a_later_receive_is_used_if_the_earlier_do_not_fit() {
+fn message_goes_to_later_receive_if_earlier_ones_reject_it() {
     let mut matcher = matcher();
     wait(&mut matcher, Pattern::exact(A, 1), "for 1");
     wait(&mut matcher, Pattern::exact(A, 2), "for 2");
@@ -143,10 +141,10 @@ fn a_later_receive_is_used_if_the_earlier_do_not_fit() {
     assert_eq!(arrive(&mut matcher, A, 1), "for 1");
 }
 
-/// All combinations of three bits each, against the definition in the API of OFI.
+/// All combinations of three bits each, compared with the definition in OFI's API.
 // conformance: C110 B49
 #[test]
-fn ignored_bits_are_the_inverse_of_a_mask_of_compared_bits() {
+fn ignore_is_the_inverse_of_a_mask_of_compared_bits() {
     // The three bits at the bottom, across the middle and at the top of the tag.
     for shift in [0, 31, 61] {
         for bits in 0..512u64 {
@@ -162,15 +160,15 @@ fn ignored_bits_are_the_inverse_of_a_mask_of_compared_bits() {
             wait(&mut posted_first, pattern, "receive");
             assert_eq!(posted_first.match_posted(A, sent).is_some(), ofi, "{pattern:x?} {sent:x}");
             let mut arrived_first = matcher();
-            early(&mut arrived_first, A, sent, "message");
+            unexpected(&mut arrived_first, A, sent, "message");
             assert_eq!(arrived_first.take(&pattern).is_some(), ofi, "{pattern:x?} {sent:x}");
         }
     }
 }
 
-/// The definition that the matcher is held to, by source as by tag.
+/// For sources and tags.
 #[test]
-fn a_pattern_accepts_what_the_matcher_matches() {
+fn pattern_accepts_exactly_what_the_matcher_matches() {
     for only in [None, Some(A), Some(B)] {
         for ignore in [0, 1, 2, !0] {
             let pattern = Pattern { source: only, tag: 2, ignore };
@@ -188,15 +186,15 @@ fn a_pattern_accepts_what_the_matcher_matches() {
     }
 }
 
-/// A device carries the name of a receive as a number.
+/// A device carries the identifier as a number.
 #[test]
-fn the_name_of_a_receive_is_the_same_as_a_number() {
+fn post_id_round_trips_through_bits() {
     let mut matcher = matcher();
     let first = wait(&mut matcher, Pattern::exact(A, 1), "first");
     let second = wait(&mut matcher, Pattern::exact(A, 2), "second");
     assert_eq!(matcher.cancel(PostId::from_bits(second.to_bits())), Some("second"));
     assert_eq!(matcher.cancel(PostId::from_bits(second.to_bits())), None);
-    // The same place again.
+    // The same index again.
     let third = wait(&mut matcher, Pattern::exact(A, 3), "third");
     let posts = [first, second, third];
     for (n, post) in posts.into_iter().enumerate() {
@@ -209,10 +207,10 @@ fn the_name_of_a_receive_is_the_same_as_a_number() {
     assert_eq!(matcher.cancel(PostId::from_bits(third.to_bits())), Some("third"));
 }
 
-/// Duplicate tags are fine, and ignoring all bits accepts whatever comes.
+/// Also with duplicate tags.
 // conformance: C110
 #[test]
-fn a_receive_that_ignores_all_bits_takes_any_message() {
+fn receive_that_ignores_all_bits_gets_any_message() {
     let everything = Pattern { source: None, tag: 0x1234, ignore: u64::MAX };
     let mut matcher = matcher();
     for tag in [0, 7, 7, u64::MAX] {
@@ -222,7 +220,7 @@ fn a_receive_that_ignores_all_bits_takes_any_message() {
 }
 
 #[test]
-fn a_lasting_receive_keeps_its_place_until_it_is_cancelled() {
+fn lasting_receive_keeps_its_position_until_cancelled() {
     let mut matcher = matcher();
     wait(&mut matcher, Pattern::exact(A, 7), "oldest");
     let lasting = matcher.post_lasting(Pattern::any_source(7), "lasting");
@@ -240,10 +238,10 @@ fn a_lasting_receive_keeps_its_place_until_it_is_cancelled() {
 }
 
 #[test]
-fn a_lasting_receive_leaves_earlier_messages_to_be_taken() {
+fn lasting_receive_does_not_match_unexpected_messages() {
     let mut matcher = matcher();
-    early(&mut matcher, A, 7, "first");
-    early(&mut matcher, B, 7, "second");
+    unexpected(&mut matcher, A, 7, "first");
+    unexpected(&mut matcher, B, 7, "second");
     let seven = Pattern::any_source(7);
     matcher.post_lasting(seven, "lasting");
     assert_eq!(matcher.take(&seven), Some("first"));
@@ -253,7 +251,7 @@ fn a_lasting_receive_leaves_earlier_messages_to_be_taken() {
 }
 
 #[test]
-fn a_stale_name_names_nothing_even_if_its_place_is_used_again() {
+fn stale_id_refers_to_nothing_after_its_index_is_reused() {
     let mut matcher = matcher();
     let stale_post = wait(&mut matcher, Pattern::exact(A, 7), "old");
     assert_eq!(arrive(&mut matcher, A, 7), "old");
@@ -262,31 +260,30 @@ fn a_stale_name_names_nothing_even_if_its_place_is_used_again() {
     assert_eq!(matcher.cancel(stale_post), None);
     assert_eq!(matcher.cancel(post), Some("new"));
 
-    let stale_message = early(&mut matcher, A, 7, "old");
+    let stale_message = unexpected(&mut matcher, A, 7, "old");
     assert_eq!(matcher.take(&Pattern::exact(A, 7)), Some("old"));
     assert_eq!(matcher.withdraw(stale_message), None);
-    let message = early(&mut matcher, A, 7, "new");
+    let message = unexpected(&mut matcher, A, 7, "new");
     assert_eq!(matcher.withdraw(stale_message), None);
     assert_eq!(matcher.withdraw(message), Some("new"));
     assert_eq!(matcher.unexpected_len(), 0);
 }
 
 #[test]
-fn a_peeked_message_stays_and_a_taken_one_is_no_receive_s() {
+fn peeked_message_stays_and_taken_message_matches_no_receive() {
     let mut matcher = matcher();
     let seven = Pattern::exact(A, 7);
     assert_eq!(matcher.peek(&seven), None);
-    early(&mut matcher, A, 7, "first");
-    early(&mut matcher, A, 7, "second");
+    unexpected(&mut matcher, A, 7, "first");
+    unexpected(&mut matcher, A, 7, "second");
     assert_eq!(matcher.peek(&seven), Some("first"));
     assert_eq!(matcher.peek(&seven), Some("first"));
     assert_eq!(matcher.take(&seven), Some("first"));
     assert_eq!(matcher.post(seven, "receive"), Posted::Matched("receive", "second"));
 }
 
-/// `match_posted` is for messages that aren't to be kept.
 #[test]
-fn a_message_that_is_only_tried_is_not_kept() {
+fn match_posted_does_not_keep_the_message() {
     let mut matcher = matcher();
     assert_eq!(matcher.match_posted(A, 7), None);
     assert_eq!(matcher.unexpected_len(), 0);
@@ -295,15 +292,15 @@ fn a_message_that_is_only_tried_is_not_kept() {
 }
 
 #[test]
-fn forgetting_a_source_leaves_the_others_and_the_any_source_receives() {
+fn forgetting_a_source_keeps_other_sources_and_any_source_receives() {
     let mut matcher = matcher();
     wait(&mut matcher, Pattern::exact(A, 1), "a1");
     wait(&mut matcher, Pattern::any_source(2), "any2");
     wait(&mut matcher, Pattern { source: Some(A), tag: 3, ignore: 0xff }, "a3");
     wait(&mut matcher, Pattern::exact(B, 1), "b1");
-    early(&mut matcher, A, 0x900, "a first");
-    early(&mut matcher, B, 0x900, "b first");
-    early(&mut matcher, A, 0x901, "a second");
+    unexpected(&mut matcher, A, 0x900, "a first");
+    unexpected(&mut matcher, B, 0x900, "b first");
+    unexpected(&mut matcher, A, 0x901, "a second");
     let gone = matcher.forget_source(A);
     let receives = vec!["a1", "a3"];
     assert_eq!(gone, Forgotten { receives, messages: vec!["a first", "a second"] });
@@ -313,9 +310,9 @@ fn forgetting_a_source_leaves_the_others_and_the_any_source_receives() {
     assert_eq!(matcher.take(&Pattern::any_source(0x900)), Some("b first"));
 }
 
-/// Source 0 isn't "any source": those keys are kept apart.
+/// Source 0 is not "any source".
 #[test]
-fn forgetting_source_zero_leaves_any_source_receives() {
+fn forgetting_source_zero_keeps_any_source_receives() {
     let mut matcher = matcher();
     wait(&mut matcher, Pattern::any_source(7), "any");
     let nothing = Forgotten { receives: vec![], messages: vec![] };
@@ -323,27 +320,27 @@ fn forgetting_source_zero_leaves_any_source_receives() {
     assert_eq!(arrive(&mut matcher, B, 7), "any");
 }
 
-/// What is short work gives way to a message that waits.
+/// The fast path does not pass over a waiting message.
 #[test]
-fn no_receive_is_posted_at_once_while_a_message_waits() {
+fn vacancy_is_none_while_a_message_is_unexpected() {
     let mut matcher = matcher();
     let pattern = Pattern::any_source(7);
     let first = wait(&mut matcher, pattern, "first");
-    // Nothing needs to grow for two more.
+    // No table has to grow for two more.
     for gone in [(); 2].map(|()| wait(&mut matcher, pattern, "gone")) {
         assert_eq!(matcher.cancel(gone), Some("gone"));
     }
     matcher.vacancy(&pattern).unwrap().fill("second");
-    early(&mut matcher, A, 8, "another");
+    unexpected(&mut matcher, A, 8, "another");
     assert!(matcher.vacancy(&pattern).is_none());
     assert_eq!(matcher.take(&Pattern::any_source(8)), Some("another"));
     assert_eq!(matcher.cancel(first), Some("first"));
     assert_eq!(arrive(&mut matcher, A, 7), "second");
-    assert_eq!(matcher.posted_len(), 0, "what was refused isn't posted");
+    assert_eq!(matcher.posted_len(), 0, "a vacancy that is not filled posts nothing");
 }
 
 #[test]
-fn nothing_is_left_of_a_receive_that_was_matched_at_once() {
+fn receive_matched_at_once_is_no_longer_posted() {
     let mut matcher = matcher();
     for _ in 0..3 {
         wait(&mut matcher, Pattern::any_source(7), "receive");
@@ -353,9 +350,9 @@ fn nothing_is_left_of_a_receive_that_was_matched_at_once() {
     }
 }
 
-/// Also where a receive has the place of an earlier one.
+/// Also if a receive reuses the index of an earlier one.
 #[test]
-fn receives_are_drained_in_the_order_of_posting() {
+fn receives_are_drained_in_order_of_posting() {
     let mut matcher = matcher();
     let first = wait(&mut matcher, Pattern::any_source(1), "first");
     wait(&mut matcher, Pattern::any_source(2), "second");

@@ -1,5 +1,5 @@
-//! The same calls to a matcher in software and to one that shares its receives with a device come
-//! to the same matches. The device here answers at once, so that both are compared step by step.
+//! A matcher in software and one that splits its receives with a device give the same matches. The device
+//! model here answers at once, so that the two are compared step by step.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -8,11 +8,11 @@ use efa_match::{
     Matcher, Outcome, Pattern, PostId, Posted, Source, Synchronisation, TagMatcher,
 };
 
-/// A matcher and the device that goes with it.
+/// A matcher and its device.
 struct Pair {
     matcher: TagMatcher<u32, u32>,
     list: MatchList,
-    /// What the device calls the entries of receives.
+    /// The receives by their handles on the device.
     names: Vec<PostId>,
     hits: u32,
     syncs: u32,
@@ -29,7 +29,7 @@ impl Pair {
         }
     }
 
-    /// Carries out what the matcher wants of the device; returns the pair that came of it.
+    /// Executes the matcher's commands; returns the outcome.
     fn commands(&mut self) -> Option<Outcome<u32, u32>> {
         let offload = self.matcher.offload()?;
         let mut outcome = None;
@@ -102,7 +102,7 @@ impl Pair {
     }
 }
 
-/// What a plain matcher makes of an arrival.
+/// The receive that a plain matcher gives an arriving message.
 fn arrive(matcher: &mut Matcher<u32, u32>, source: Source, tag: u64, message: u32) -> Option<u32> {
     match matcher.arrive(source, tag, message) {
         Arrived::Matched(found) => found.once(),
@@ -110,20 +110,20 @@ fn arrive(matcher: &mut Matcher<u32, u32>, source: Source, tag: u64, message: u3
     }
 }
 
-/// Both are held against a plain matcher, so that they can't be wrong alike.
+/// Both are compared with a plain matcher.
 // conformance: B14 B17
 #[test]
-fn both_homes_match_alike() {
+fn matches_in_software_equal_matches_split_with_a_device() {
     for (seed, max_tags) in [(1, 1), (2, 4), (3, 16), (4, 256)] {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut plain = Matcher::with_seed(1);
         let mut software = Pair::new(None);
         let mut shared = Pair::new(Some(ListLimits { max_tags, max_ops: 8 }));
         let mut posts = Vec::new();
-        // A lasting receive, which only software can match, and when it's to be cancelled.
+        // A lasting receive, which only software can match, and when it is cancelled.
         let mut lasting = None;
         for n in 0..60_000 {
-            // Every so often one with a source, which only software can match.
+            // Some have a source, which only software can match.
             let directed = random.u32(..2000) == 0;
             let source = directed.then(|| Source(random.u32(..3)));
             let ignore = *random.choice(&[0, 0, 0, 0x3]).unwrap();
@@ -155,7 +155,7 @@ fn both_homes_match_alike() {
                 for pair in [&mut software, &mut shared] {
                     let all = Forgotten { receives: receives.clone(), messages: vec![] };
                     assert_eq!(pair.matcher.drain_receives(), all);
-                    assert_eq!(pair.commands(), None, "nobody waits for them");
+                    assert_eq!(pair.commands(), None, "no outcome follows");
                 }
             }
             let more_posts = if n / 500 % 2 == 0 { 12 } else { 7 };
@@ -202,23 +202,23 @@ fn both_homes_match_alike() {
             }
         }
         let offload = shared.matcher.offload().unwrap();
-        assert!(shared.hits > 100, "the device did something: {}", shared.hits);
+        assert!(shared.hits > 100, "device matches: {}", shared.hits);
         assert!(shared.syncs > 0, "entries were held back");
-        let homes = posts.iter().filter_map(|&(_, _, post)| offload.location(post));
-        assert!(homes.is_sorted_by_key(|home| home == Location::Software));
+        let locations = posts.iter().filter_map(|&(_, _, post)| offload.location(post));
+        assert!(locations.is_sorted_by_key(|location| location == Location::Software));
     }
 }
 
-/// A message is withdrawn by its name, at either home.
+/// In software and with a device.
 #[test]
-fn a_message_is_withdrawn_once() {
+fn unexpected_message_can_be_withdrawn_once() {
     for device in [None, Some(ListLimits { max_tags: 4, max_ops: 4 })] {
         let mut pair = Pair::new(device);
-        let mut come = |message| match pair.matcher.arrive(Source(1), 7, message) {
-            Handled::Unexpected(name) => name,
+        let mut arrive = |message| match pair.matcher.arrive(Source(1), 7, message) {
+            Handled::Unexpected(id) => id,
             other => panic!("{other:?}"),
         };
-        let (first, second) = (come(1), come(2));
+        let (first, second) = (arrive(1), arrive(2));
         assert_eq!(pair.matcher.withdraw(first), Some(1));
         assert_eq!(pair.matcher.withdraw(first), None);
         assert_eq!(pair.matcher.unexpected_len(), 1);
@@ -229,14 +229,14 @@ fn a_message_is_withdrawn_once() {
 }
 
 #[test]
-fn software_alone_has_no_commands() {
+fn matcher_without_device_has_fast_paths_and_no_commands() {
     let mut matcher = TagMatcher::<u32, u32>::new(None, 1);
     assert!(matcher.offload().is_none());
     let first = Pattern::any_source(1);
     let Posted::Waiting(post) = matcher.post(first, 1) else { panic!() };
     assert_eq!(matcher.cancel(post), Cancelled::Now(1));
-    // Receives of the same kind, and no message: that is short work.
-    assert!(matcher.vacancy(&first).is_some(), "and nothing is done yet");
+    // The last pattern was of the same class and no message waits: the fast path.
+    assert!(matcher.vacancy(&first).is_some(), "nothing is posted yet");
     assert_eq!(matcher.posted_len(), 0);
     matcher.vacancy(&first).unwrap().fill(2);
     assert_eq!(matcher.match_at_once(Source(1), 1), Some(2));
@@ -244,9 +244,8 @@ fn software_alone_has_no_commands() {
     assert_eq!(matcher.cancel(post), Cancelled::NotPosted);
 }
 
-/// What the model tells of itself.
 #[test]
-fn a_list_tells_what_it_holds() {
+fn match_list_reports_entries_and_unexpected_count() {
     let mut list = MatchList::new(Synchronisation::Required, u32::MAX);
     assert!(list.is_empty());
     list.count_unexpected();

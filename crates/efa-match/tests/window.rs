@@ -1,10 +1,10 @@
-//! The msg_id window against its rules, in all orders that fit and some that don't.
+//! The reorder window, with ids in and out of its range.
 
 use std::collections::BTreeMap;
 
 use efa_match::{Admit, Window};
 
-/// Lets the items come in this order and returns them in the order in which they leave.
+/// Passes items to the window in this order, and returns them in the order in which they leave it.
 fn deliver(window: &mut Window<u32>, ids: impl IntoIterator<Item = u32>) -> Vec<u32> {
     let mut out = Vec::new();
     for id in ids {
@@ -20,14 +20,14 @@ fn deliver(window: &mut Window<u32>, ids: impl IntoIterator<Item = u32>) -> Vec<
     out
 }
 
-/// `count` ids from `start` on, across 2^32 if it comes to that.
+/// `count` ids from `start` on, wrapping at 2^32.
 fn ids(start: u32, count: u32) -> Vec<u32> {
     (0..count).map(|n| start.wrapping_add(n)).collect()
 }
 
 // conformance: A98
 #[test]
-fn the_first_id_is_zero_and_each_peer_has_its_own_sequence() {
+fn each_window_expects_id_zero_first() {
     let (mut one, mut other) = (Window::new(16), Window::new(16));
     assert_eq!(deliver(&mut one, 0..10), ids(0, 10));
     assert_eq!((one.expected(), other.expected()), (10, 0));
@@ -38,7 +38,7 @@ fn the_first_id_is_zero_and_each_peer_has_its_own_sequence() {
 /// All 40,320 orders of eight messages.
 // conformance: A100
 #[test]
-fn every_permutation_leaves_in_order() {
+fn every_permutation_is_restored_to_order() {
     fn permute(fixed: &mut Vec<u32>, rest: &[u32], check: &mut impl FnMut(&[u32])) {
         if rest.is_empty() {
             check(fixed);
@@ -63,7 +63,7 @@ fn every_permutation_leaves_in_order() {
 
 // conformance: A99
 #[test]
-fn the_id_after_the_greatest_is_zero() {
+fn ids_wrap_to_zero_after_the_largest() {
     let mut window = Window::new(16).starting_at(u32::MAX - 3);
     let mut random = fastrand::Rng::with_seed(99);
     for _ in 0..100 {
@@ -73,15 +73,15 @@ fn the_id_after_the_greatest_is_zero() {
         assert_eq!(deliver(&mut window, order), ids(u32::MAX - 3, 16));
         assert_eq!(window.expected(), 12);
     }
-    // In order, without the heap's help.
+    // In order.
     assert_eq!(deliver(&mut window, ids(u32::MAX - 3, 16)), ids(u32::MAX - 3, 16));
-    // What lies on the far side of the wrap is old, not early.
+    // Ids before the wrap are old, not ahead.
     assert_eq!(window.admit(u32::MAX, 0), Admit::Old(0));
 }
 
-/// Sends and atomics draw their ids from one sequence, so they keep their common order.
+/// Messages and atomics take their ids from one sequence.
 #[test]
-fn sends_and_atomics_of_one_sequence_keep_their_order() {
+fn messages_and_atomics_in_one_sequence_keep_their_order() {
     #[derive(Debug, Clone, Copy, PartialEq)]
     enum Packet {
         Send(u32),
@@ -106,7 +106,7 @@ fn sends_and_atomics_of_one_sequence_keep_their_order() {
 
 // conformance: A100
 #[test]
-fn old_and_doubled_ids_come_back() {
+fn old_and_duplicate_ids_are_returned() {
     let mut window = Window::new(16);
     assert_eq!(window.admit(0, "zero"), Admit::InOrder("zero"));
     assert_eq!(window.admit(0, "again"), Admit::Old("again"));
@@ -116,7 +116,7 @@ fn old_and_doubled_ids_come_back() {
     assert_eq!(window.get_mut(1), None);
     assert_eq!(window.len(), 1);
     assert_eq!(window.admit(1, "one"), Admit::InOrder("one"));
-    // It's ready, but hasn't been fetched: another with its id doesn't take its place.
+    // It is ready but has not been popped: another item with its id is refused.
     assert_eq!(window.admit(2, "again"), Admit::Occupied("again"));
     assert_eq!(window.pop_ready(), Some("two"));
     assert_eq!(window.pop_ready(), None);
@@ -124,9 +124,9 @@ fn old_and_doubled_ids_come_back() {
     assert_eq!(window.expected(), 3);
 }
 
-/// The packets of a message share its id: the caller chains them to the first.
+/// All segments of a message have its id; the caller chains them to the first.
 #[test]
-fn later_packets_of_an_early_message_join_the_first() {
+fn later_segments_of_a_kept_message_find_the_first() {
     let mut window = Window::new(16);
     for segment in ["b0", "b1", "b2"] {
         match window.admit(1, vec![segment]) {
@@ -139,10 +139,10 @@ fn later_packets_of_an_early_message_join_the_first() {
     assert_eq!(window.pop_ready(), Some(vec!["b0", "b1", "b2"]));
 }
 
-/// Old libfabric loses what lies beyond its window; a window of one still loses nothing.
+/// Old libfabric loses messages beyond its window; here even a window of size one loses nothing.
 // conformance: A100
 #[test]
-fn ids_beyond_the_window_but_below_the_limit_are_kept() {
+fn ids_beyond_the_size_but_below_the_limit_are_kept() {
     for size in [1, 2, 16] {
         let mut window = Window::new(size);
         let all = ids(0, 5_000);
@@ -153,7 +153,7 @@ fn ids_beyond_the_window_but_below_the_limit_are_kept() {
 
 // conformance: A100
 #[test]
-fn ids_at_the_limit_come_back_and_leave_no_trace() {
+fn ids_at_the_limit_are_returned_and_change_nothing() {
     let mut window = Window::new(16).with_limit(1_000).starting_at(u32::MAX - 1);
     let ahead = |n: u32| (u32::MAX - 1).wrapping_add(n);
     assert_eq!(window.admit(ahead(999), 'k'), Admit::Kept);
@@ -163,17 +163,20 @@ fn ids_at_the_limit_come_back_and_leave_no_trace() {
     assert_eq!(window.admit(ahead(u32::MAX), 'x'), Admit::Old('x'));
     assert_eq!(window.len(), 1);
     assert_eq!(window.admit(ahead(0), 'a'), Admit::InOrder('a'));
-    assert_eq!(window.admit(ahead(1_000), 'y'), Admit::Kept, "the limit moves along");
+    assert_eq!(
+        window.admit(ahead(1_000), 'y'),
+        Admit::Kept,
+        "the limit is relative to the expected id"
+    );
 }
 
-/// However a peer chooses its ids, a window keeps no more than its limit.
 // conformance: A100
 #[test]
-fn hostile_ids_are_bounded_by_the_limit() {
+fn hostile_ids_keep_at_most_limit_items() {
     let mut window = Window::new(16).with_limit(64);
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..100_000 {
-        // Never the one that is expected.
+        // Never the expected id.
         let id = random.u32(1..);
         let _ = window.admit(id, id);
     }
@@ -186,7 +189,7 @@ fn hostile_ids_are_bounded_by_the_limit() {
 }
 
 #[test]
-fn draining_gives_the_items_of_both_stores_in_order() {
+fn drain_returns_items_of_ring_and_map_in_order() {
     let start = u32::MAX - 20;
     let mut window = Window::new(16).starting_at(start);
     let kept = [40, 3, 17, 15, 1, 900, 16].map(|n| start.wrapping_add(n));
@@ -202,7 +205,7 @@ fn draining_gives_the_items_of_both_stores_in_order() {
 }
 
 #[test]
-fn shrinking_loses_nothing() {
+fn shrink_keeps_all_items() {
     let mut window = Window::new(16);
     assert_eq!(window.admit(1, 'b'), Admit::Kept);
     window.shrink();
@@ -214,9 +217,9 @@ fn shrinking_loses_nothing() {
     assert_eq!(window.pop_ready(), Some('d'));
 }
 
-/// Wherever the first early item lies, those between and behind it have places of their own.
+/// For any distance of the first item from the expected id.
 #[test]
-fn the_ring_grows_with_what_it_holds() {
+fn ring_grows_with_its_items() {
     for size in [16, 64] {
         for (first, rest) in (1..70).flat_map(|first| (1..70).map(move |rest| (first, rest))) {
             let mut window = Window::new(size).starting_at(u32::MAX - 30);
@@ -233,16 +236,16 @@ fn the_ring_grows_with_what_it_holds() {
     }
 }
 
-/// The short way is the long one for items that come in order, and does nothing for others.
+/// For items in order the fast path does the same as the slow one; for others it does nothing.
 #[test]
-fn what_passes_is_what_is_expected_while_nothing_is_kept() {
+fn pass_accepts_only_the_expected_id_while_nothing_is_kept() {
     let mut window = Window::new(16).starting_at(u32::MAX);
     assert!(!window.pass(0) && !window.pass(u32::MAX - 1));
     assert!(window.pass(u32::MAX));
     assert_eq!(window.expected(), 0);
     assert!(!window.pass(u32::MAX));
     assert_eq!(window.admit(1, 'b'), Admit::Kept);
-    assert!(!window.pass(0), "the one that is kept is to follow it");
+    assert!(!window.pass(0), "an item is kept");
     assert_eq!(window.admit(0, 'a'), Admit::InOrder('a'));
     assert!(!window.pass(1) && !window.pass(2));
     assert_eq!(window.pop_ready(), Some('b'));
@@ -250,10 +253,10 @@ fn what_passes_is_what_is_expected_while_nothing_is_kept() {
     assert_eq!(window.expected(), 3);
 }
 
-/// Any ids in any order, duplicates, old and far ones too, fetched sooner or later, against a map.
+/// Ids in any order, with duplicates, old ones and ones far ahead, popped at once or later.
 // conformance: A100
 #[test]
-fn long_random_runs_equal_a_map() {
+fn long_random_runs_equal_a_reference_map() {
     for seed in 0..60 {
         let mut random = fastrand::Rng::with_seed(seed);
         let size = 1 << random.u32(..8);

@@ -1,23 +1,22 @@
-//! Model check: the device's list and the software half together, through every order of events that small
-//! cases can have.
+//! Model check: the device's list and the software half, in every order of events of small cases.
 //!
 //! ```text
 //!   application      network          device                    software
-//!   post, cancel     next message     carries out a command     handles a report, sends a command
+//!   post, cancel     next message     executes a command        handles a report, sends a command
 //!        └───────────────┴─────────────────┴──────────────────────────┘
 //!                     any of these may be next, as often as there is one
 //! ```
 //!
-//! What must come out doesn't depend on the order of events: receives and messages are each in one
-//! order, and MPI's rules leave one way to bring two ordered lists together. So each run to the
-//! end is held against that, and no step may go wrong on the way.
+//! The correct result does not depend on the order of events: receives and messages are each in one
+//! order, and MPI's rules match two ordered lists in one way. Each complete run is compared with that, and
+//! every step is checked.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::{
     Cancelled, Change, Command, Deletion, Entry, Handled, Holder, ListLimits, Location, MatchList,
-    Offload, Outcome, Reason, Synchronisation, UnderWay, Violation as DeviceViolation,
+    Offload, Outcome, Outstanding, Reason, Synchronisation, Violation as DeviceViolation,
 };
 use crate::{Pattern, PostId, Posted, Source};
 
@@ -64,7 +63,7 @@ impl Case {
         }
     }
 
-    /// MPI's rules, word for word, for the receives that weren't cancelled.
+    /// The matches by MPI's rules, literally, of the receives that were not cancelled.
     fn pairs(&self, cancelled: &[usize]) -> Vec<Option<usize>> {
         let mut pairs = vec![None; self.receives.len()];
         for (message, &tag) in self.messages.iter().enumerate() {
@@ -81,7 +80,7 @@ impl Case {
     }
 }
 
-/// A report of the device, on its way to software.
+/// A report of the device to software.
 #[derive(Clone, Copy, Debug, Hash)]
 enum Report {
     Matched { receive: usize, message: usize },
@@ -95,25 +94,25 @@ enum Event {
     Post,
     Cancel,
     Arrive,
-    CarryOut,
+    Execute,
     Handle,
     Command,
 }
 
 const EVENTS: [Event; 6] =
-    [Event::Post, Event::Cancel, Event::Arrive, Event::CarryOut, Event::Handle, Event::Command];
+    [Event::Post, Event::Cancel, Event::Arrive, Event::Execute, Event::Handle, Event::Command];
 
 /// What went wrong.
 #[derive(Debug, PartialEq, Eq)]
 enum Fault {
     Device(DeviceViolation),
-    /// A receive or a message was given out a second time.
+    /// A receive or a message was returned twice.
     Twice,
-    /// Receives that software alone holds come before such as the device holds.
+    /// A receive in software was posted before one on the device.
     NotAPrefix,
-    /// In the end it isn't what MPI's rules make of it.
+    /// The matches at the end differ from those of MPI's rules.
     Pairs(Vec<Option<usize>>),
-    /// In the end the device could hold more receives than it does, or holds some back.
+    /// At the end the device holds fewer receives than it could, or holds some back.
     Idle {
         live: usize,
         entries: usize,
@@ -126,7 +125,7 @@ impl From<DeviceViolation> for Fault {
     }
 }
 
-/// One state of everything.
+/// The state of application, network, device and software.
 #[derive(Clone)]
 struct World<'a> {
     case: &'a Case,
@@ -157,13 +156,13 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Which receive a post is: its handle in the device.
+    /// The index of a posted receive, which is its handle on the device.
     fn number(&self, post: PostId) -> usize {
         self.posts.iter().position(|&posted| posted == Some(post)).expect("it was posted")
     }
 
-    /// What tells this state from others. Numbers that differ with the way to it and mean nothing
-    /// for what comes are left out: where the matcher put things, and how often.
+    /// A hash that identifies this state. Numbers that depend on the path to it and have no influence on
+    /// later steps are left out: indexes in the matcher, and their generations.
     fn key(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let Offload { queue, holders, deletions, ops, next_op, last_add, live_to, .. } =
@@ -193,9 +192,9 @@ impl<'a> World<'a> {
         deletions.iter().for_each(|deletion| deletion_key(deletion).hash(&mut hasher));
         for op in ops {
             match op {
-                UnderWay::Add(post) => (0, self.number(*post)).hash(&mut hasher),
-                UnderWay::Delete(deletion) => (1, deletion_key(deletion)).hash(&mut hasher),
-                UnderWay::Sync => 2.hash(&mut hasher),
+                Outstanding::Add(post) => (0, self.number(*post)).hash(&mut hasher),
+                Outstanding::Delete(deletion) => (1, deletion_key(deletion)).hash(&mut hasher),
+                Outstanding::Sync => 2.hash(&mut hasher),
             }
         }
         let unsure = last_add > live_to;
@@ -223,13 +222,13 @@ impl<'a> World<'a> {
         hasher.finish()
     }
 
-    /// Does what is next, if it can be.
+    /// Performs the event, if it is possible.
     fn step(&mut self, event: Event) -> Result<bool, Fault> {
         match event {
             Event::Post => self.post(),
             Event::Cancel => Ok(self.cancel()),
             Event::Arrive => Ok(self.arrive()),
-            Event::CarryOut => Ok(self.carry_out()),
+            Event::Execute => Ok(self.execute()),
             Event::Handle => self.handle(),
             Event::Command => Ok(self.command()),
         }
@@ -275,14 +274,14 @@ impl<'a> World<'a> {
         true
     }
 
-    fn carry_out(&mut self) -> bool {
+    fn execute(&mut self) -> bool {
         let Some(command) = self.commands.pop_front() else { return false };
         let Command { op, change, unexpected, signalled } = command;
         let mut succeeded = true;
         match change {
             Change::Add { post, tag, mask } => {
                 let handle = self.number(post) as u32;
-                assert!(self.list.len() < self.case.limits.max_tags as usize, "no room");
+                assert!(self.list.len() < self.case.limits.max_tags as usize, "the list is full");
                 self.list.add(Entry { handle, tag, mask }, unexpected);
             }
             Change::Delete { handle, .. } => {
@@ -301,7 +300,7 @@ impl<'a> World<'a> {
         let Some(report) = self.reports.pop_front() else { return Ok(false) };
         match report {
             Report::Matched { receive, message } => {
-                let post = self.posts[receive].expect("it has been in the device");
+                let post = self.posts[receive].expect("it was on the device");
                 assert_eq!(self.offload.matched(post)?, Some(receive));
                 self.pair(receive, message)?;
             }
@@ -342,14 +341,14 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What holds in every state.
+    /// Checks what holds in every state.
     fn check(&self) -> Result<(), Fault> {
-        let homes = self.posts.iter().flatten().filter_map(|&post| self.offload.location(post));
-        let prefix = homes.is_sorted_by_key(|home| home == Location::Software);
+        let locations = self.posts.iter().flatten().filter_map(|&post| self.offload.location(post));
+        let prefix = locations.is_sorted_by_key(|location| location == Location::Software);
         if prefix { Ok(()) } else { Err(Fault::NotAPrefix) }
     }
 
-    /// What holds when nothing can happen any more.
+    /// Checks what holds when no event is possible any more.
     fn check_end(&self) -> Result<(), Fault> {
         if self.pairs != self.case.pairs(&self.cancelled) {
             return Err(Fault::Pairs(self.pairs.clone()));
@@ -363,14 +362,14 @@ impl<'a> World<'a> {
     }
 }
 
-/// What an exploration came to.
+/// The result of an exploration.
 struct Explored {
     states: usize,
     /// The events that lead to a violation.
     violation: Option<(Vec<Event>, Fault)>,
 }
 
-/// Goes through every state that the case can come to, the nearest first.
+/// Visits every state that the case can reach, breadth first.
 fn explore(case: &Case) -> Explored {
     let mut seen = HashSet::new();
     let mut open = VecDeque::from([(World::new(case), Vec::new())]);
@@ -408,14 +407,14 @@ fn holds(case: &Case) -> usize {
     states
 }
 
-/// Every list of so many of these.
+/// Every list of `len` elements of `of`.
 fn lists<T: Copy>(of: &[T], len: usize) -> Vec<Vec<T>> {
     (0..len).fold(vec![Vec::new()], |lists, _| {
         lists.iter().flat_map(|list| of.iter().map(|&last| [&list[..], &[last]].concat())).collect()
     })
 }
 
-/// Every case of so many receives and messages. The first message's tag is called 1.
+/// Every case with this many receives and messages. The first message's tag is 1.
 fn cases(receives: usize, messages: usize, max_tags: u32) -> impl Iterator<Item = Case> {
     let messages = lists(&[1, 2], messages).into_iter().filter(|messages| messages[0] == 1);
     let messages: Vec<_> = messages.collect();
@@ -425,44 +424,44 @@ fn cases(receives: usize, messages: usize, max_tags: u32) -> impl Iterator<Item 
     })
 }
 
-/// m1 and m2 come, b1 and b2 are posted, all fit each other.
+/// Messages m1 and m2 arrive, receives b1 and b2 are posted, and each accepts each.
 fn literal(synchronisation: Synchronisation) -> Case {
     Case { synchronisation, ..Case::new(&[Any, Any], &[1, 1], 2) }
 }
 
-/// Without the rule the race of the proposal occurs: b1 is added after m1 arrived and before m2,
-/// and m2 overtakes m1. This is the shortest way to it.
+/// Without holding entries back the race of the proposal occurs: b1 is added after m1 arrived and before
+/// m2, and m2 overtakes m1. This is the shortest trace.
 // conformance: B58
 #[test]
-fn without_synchronisation_the_second_message_overtakes_the_first() {
-    use Event::{Arrive, CarryOut, Command, Handle, Post};
+fn second_message_overtakes_first_without_synchronisation() {
+    use Event::{Arrive, Command, Execute, Handle, Post};
     let explored = explore(&literal(Synchronisation::Ignored));
     let (mut trace, violation) = explored.violation.expect("the race of the proposal");
     assert!(
         matches!(violation, Fault::Device(DeviceViolation::OutOfOrder { .. })),
         "{violation:?}"
     );
-    // Software handles m1, which fits b1, and then learns that b1 has got m2.
+    // Software handles m1, which b1 accepts, and then the report that b1 has matched m2.
     assert_eq!(trace.split_off(trace.len() - 2), [Handle, Handle]);
     let position = |event| trace.iter().position(|&at| at == event).expect("it is needed");
-    assert!(position(Post) < position(Command) && position(Command) < position(CarryOut));
+    assert!(position(Post) < position(Command) && position(Command) < position(Execute));
     assert_eq!(trace.iter().filter(|&&event| event == Arrive).count(), 2);
     assert_eq!(trace.len(), 5);
-    assert_eq!(trace.last(), Some(&Arrive), "m2 comes when b1 is in the list");
-    assert!(position(Arrive) < position(CarryOut), "m1 came before it was");
+    assert_eq!(trace.last(), Some(&Arrive), "m2 arrives when b1 is in the list");
+    assert!(position(Arrive) < position(Execute), "m1 arrived before");
 }
 
-/// The same cases with the rule.
+/// The same case with synchronisation.
 // conformance: B58 B65
 #[test]
-fn with_synchronisation_it_does_not() {
+fn second_message_does_not_overtake_first_with_synchronisation() {
     assert!(holds(&literal(Synchronisation::Required)) > 100);
 }
 
-/// Small cases, all of them: lists of one entry, of two, and of more than enough.
+/// All small cases, with lists of one, two and three entries.
 // conformance: B11 B14 B58 B60
 #[test]
-fn every_order_of_events_of_two_receives_and_three_messages() {
+fn all_event_orders_of_two_receives_and_three_messages_match_like_mpi() {
     let states: usize = [1, 2, 3]
         .into_iter()
         .flat_map(|max_tags| cases(2, 3, max_tags).chain(cases(3, 2, max_tags)))
@@ -471,19 +470,18 @@ fn every_order_of_events_of_two_receives_and_three_messages() {
     assert!(states > 10_000, "{states} states");
 }
 
-/// Every other case: the test below goes through all of a larger kind.
+/// Every other case of this size.
 // conformance: B11 B14 B58 B60 B61
 #[test]
-fn every_order_of_events_of_three_receives_and_three_messages() {
+fn all_event_orders_of_three_receives_and_messages_match_like_mpi() {
     let states: usize = cases(3, 3, 2).step_by(2).map(|case| holds(&case)).sum();
     assert!(states > 50_000, "{states} states");
 }
 
-/// Of the cases with four and four, those in which the most goes wrong if anything does: wild
-/// cards before and behind exact ones.
+/// Of the cases with four receives and four messages, those with wildcards before and behind exact tags.
 // conformance: B11 B14 B58
 #[test]
-fn every_order_of_events_of_four_receives_and_four_messages() {
+fn all_event_orders_of_four_receives_and_messages_match_like_mpi() {
     for (receives, messages) in [
         ([Any, Tag(1), Any, Tag(2)], [1, 2, 1, 2]),
         ([Tag(1), Any, Tag(1), Any], [1, 2, 1, 1]),
@@ -500,7 +498,7 @@ fn every_order_of_events_of_four_receives_and_four_messages() {
 /// Each receive ends in exactly one way: matched, or cancelled and deleted.
 // conformance: B50 B51
 #[test]
-fn every_order_of_events_with_receives_cancelled() {
+fn all_event_orders_with_cancelled_receives_match_like_mpi() {
     for cancels in [vec![0], vec![1], vec![2, 0], vec![0, 1, 2]] {
         for (receives, messages) in [
             ([Any, Tag(1), Tag(1)], [1, 1, 2]),
@@ -518,7 +516,7 @@ fn every_order_of_events_with_receives_cancelled() {
 /// Four of each: receives, messages, deletes, and as many commands as that takes.
 // conformance: B50 B51 B58
 #[test]
-fn every_order_of_events_of_four_of_each() {
+fn all_event_orders_of_four_receives_messages_and_cancels_match_like_mpi() {
     for (receives, messages) in
         [([Any, Tag(1), Any, Tag(2)], [1, 2, 1, 2]), ([Tag(1), Any, Tag(1), Any], [1, 2, 1, 1])]
     {
@@ -528,10 +526,10 @@ fn every_order_of_events_of_four_of_each() {
     }
 }
 
-/// The device takes one or two commands at a time: deletes and adds queue up in software.
+/// The device takes one or two commands at a time, so deletes and adds wait in software.
 // conformance: B43
 #[test]
-fn every_order_of_events_with_few_commands_under_way() {
+fn all_event_orders_with_one_or_two_outstanding_commands_match_like_mpi() {
     for max_ops in [1, 2] {
         for case in cases(3, 3, 3).step_by(19) {
             let limits = ListLimits { max_tags: 3, max_ops };
@@ -540,19 +538,19 @@ fn every_order_of_events_with_few_commands_under_way() {
     }
 }
 
-/// The count of unexpected messages goes over its end.
+/// The count of unexpected messages wraps at 2^32.
 // conformance: B63
 #[test]
-fn every_order_of_events_with_a_count_that_wraps() {
+fn all_event_orders_with_wrapping_unexpected_count_match_like_mpi() {
     for case in cases(3, 3, 2).step_by(9) {
         holds(&Case { count: u32::MAX - 1, ..case });
     }
 }
 
-/// Every case of four and four.
+/// Every case of four receives and four messages.
 #[test]
 #[ignore = "takes minutes: cargo test --release -p efa-match explore -- --ignored --nocapture"]
-fn every_order_of_events_of_all_cases_of_four_and_four() {
+fn all_event_orders_of_every_case_of_four_match_like_mpi() {
     for max_tags in [1, 2, 4] {
         let (mut count, mut states) = (0, 0);
         for case in cases(4, 4, max_tags) {

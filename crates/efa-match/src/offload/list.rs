@@ -1,31 +1,32 @@
-//! The device's half: the matching list of a TM-SRQ: which entry a tag goes to, and which entries take part ("RDMA
-//! tag matching offload", sections "RDMA tag-matching offload" and "Managing TM receive buffers").
+//! The device's half: the matching list of a TM-SRQ, which finds the entry for a tag and holds entries
+//! back ("RDMA tag matching offload", sections "RDMA tag-matching offload" and "Managing TM receive
+//! buffers").
 //!
 //! ```text
 //!   oldest                      live │ held back          youngest
 //!     e1  e2  e3  e4  e5  e6  e7  e8 │ e9  e10  e11
-//!     ──► a message looks here       │ added while software had not heard of all
-//!                                    │ unexpected messages; live when it has
+//!     ──► messages match here        │ added while software had not handled all
+//!                                    │ unexpected messages; live once it has
 //! ```
 //!
-//! Searched from its beginning, as a device does that has a few thousand entries.
+//! The search is linear, as in a device with a few thousand entries.
 
 use std::collections::VecDeque;
 
-/// Whether entries wait for software to know of all unexpected messages.
+/// Whether entries are held back until software has handled all unexpected messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Synchronisation {
-    /// They do, as the proposal asks.
+    /// They are, as the proposal requires.
     #[default]
     Required,
-    /// They take part at once: a broken device, to show what the rule is good for.
+    /// They are live at once: a broken device, to show what the rule is for.
     Ignored,
 }
 
 /// An entry of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// The device's name of it.
+    /// The device's handle of it.
     pub handle: u32,
     /// The tag.
     pub tag: u64,
@@ -34,7 +35,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether a message with this tag goes to it: the bits set in the mask agree.
+    /// Whether it accepts a message with this tag: all bits in the mask are equal.
     pub fn accepts(&self, tag: u64) -> bool {
         (self.tag ^ tag) & self.mask == 0
     }
@@ -47,9 +48,9 @@ pub struct MatchList {
     entries: VecDeque<Entry>,
     /// Entries from here on are held back.
     live: usize,
-    /// Unexpected messages, wrapping.
+    /// Number of unexpected messages, wrapping.
     unexpected: u32,
-    /// How many of them software has told that it has handled.
+    /// How many of them software has reported as handled.
     reported: u32,
 }
 
@@ -60,14 +61,14 @@ impl MatchList {
         Self { synchronisation, entries, live: 0, unexpected: count, reported: count }
     }
 
-    /// Appends an entry; software has handled so many unexpected messages.
+    /// Appends an entry; software has handled `handled` unexpected messages.
     pub fn add(&mut self, entry: Entry, handled: u32) {
         self.entries.push_back(entry);
         self.sync(handled);
     }
 
-    /// Removes an entry, and gives it back unless there is none of this name; software has handled
-    /// so many unexpected messages.
+    /// Removes and returns the entry with this handle, if there is one; software has handled `handled`
+    /// unexpected messages.
     pub fn delete(&mut self, handle: u32, handled: u32) -> Option<Entry> {
         let found = self.entries.iter().position(|entry| entry.handle == handle);
         let entry = found.and_then(|at| self.remove(at));
@@ -75,8 +76,7 @@ impl MatchList {
         entry
     }
 
-    /// Software has handled so many unexpected messages. If these are all, no entry is held back
-    /// any longer.
+    /// Software has handled `handled` unexpected messages. If these are all, all entries become live.
     pub fn sync(&mut self, handled: u32) {
         self.reported = handled;
         if !self.sync_required() || self.synchronisation == Synchronisation::Ignored {
@@ -89,12 +89,12 @@ impl MatchList {
         self.reported != self.unexpected
     }
 
-    /// Where the entry is that a message with this tag goes to: the oldest live one that fits.
+    /// Position of the entry for a message with this tag: the oldest live one that accepts it.
     pub fn find(&self, tag: u64) -> Option<usize> {
         self.entries.iter().take(self.live).position(|entry| entry.accepts(tag))
     }
 
-    /// Takes out the entry at this place.
+    /// Removes the entry at this position.
     pub fn remove(&mut self, at: usize) -> Option<Entry> {
         let entry = self.entries.remove(at)?;
         if at < self.live {
@@ -103,12 +103,12 @@ impl MatchList {
         Some(entry)
     }
 
-    /// A message goes to no entry.
+    /// Counts a message without an entry.
     pub fn count_unexpected(&mut self) {
         self.unexpected = self.unexpected.wrapping_add(1);
     }
 
-    /// Entries, live or held back.
+    /// Number of entries, live or held back.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -118,12 +118,12 @@ impl MatchList {
         self.entries.is_empty()
     }
 
-    /// Entries that aren't held back.
+    /// Number of live entries.
     pub fn live_len(&self) -> usize {
         self.live
     }
 
-    /// Unexpected messages, wrapping.
+    /// Number of unexpected messages, wrapping.
     pub fn unexpected(&self) -> u32 {
         self.unexpected
     }

@@ -1,11 +1,10 @@
-//! The software half of the tag-matching offload ("RDMA tag matching offload"): posted receives
-//! have two homes, a short list in the device and the matcher here, and MPI's order holds across
-//! both.
+//! The software half of the tag-matching offload ("RDMA tag matching offload"): posted receives are
+//! split between a short list in the device and the matcher here, and MPI's order holds across both.
 //!
 //! ```text
 //!   posted order   r1 r2 r3 r4 │ r5 r6 r7 …
 //!                  ───────────   ──────────
-//!                  device's list  software only      the device holds a prefix, always
+//!                  device's list  software only      always a prefix of all receives
 //!
 //!   application ── post, cancel ──► Offload ── poll_command: ADD DEL SYNC ──► device
 //!        ▲                           │   ▲                                      │
@@ -14,18 +13,18 @@
 //!
 //! # Reason the order holds
 //!
-//! A message that fits an entry of the device's list goes to the earliest one; all receives that
-//! software alone holds were posted later. A message that fits none is *unexpected* to the device:
-//! it counts it, and software looks for its receive here. Between the two lies a race: a receive
-//! that goes to the device while an unexpected message for it is on its way up would wrongly get
-//! the next message. So every command carries how many unexpected messages software has handled,
-//! and the device holds entries back until that equals its own count. Three rules follow:
+//! A message that matches an entry of the device's list goes to the earliest one; all receives that only
+//! software holds were posted later. A message that matches none is *unexpected* to the device: the
+//! device counts it, and software looks for its receive here. Between the two there is a race: a receive
+//! that is added to the device while an unexpected message for it is on the way to software would wrongly
+//! get the next message. So every command carries the number of unexpected messages that software has
+//! handled, and the device holds entries back until that equals its own count. Three rules follow:
 //!
-//! 1. A receive goes to the device only if no unexpected message here fits it (posting looks).
-//! 2. An unexpected message may fit a receive that is in the device: that entry is held back for
-//!    certain, so it is deleted there, and message and receive are given out once it is.
-//! 3. A command reports an unexpected message only when every delete that the message led to has
-//!    been posted before it or is it: reporting is what lets held entries go.
+//! 1. A receive is added to the device only if it accepts no unexpected message here (posting checks).
+//! 2. An unexpected message may match a receive that is on the device. That entry is held back for
+//!    certain, so it is deleted there; message and receive are returned when that has completed.
+//! 3. A command reports an unexpected message only after the deletes that the message caused have been
+//!    posted, or if it is the last of them: reporting is what makes held-back entries live.
 
 #[cfg(test)]
 mod explore;
@@ -39,22 +38,22 @@ pub use types::{Cancelled, Change, Command, Handled, ListLimits, Location, Outco
 
 use crate::{Forgotten, Match, Matcher, MessageId, Pattern, PostId, Posted, Source};
 
-/// The receive of a post, by the index of its [`PostId`].
+/// Who holds a posted receive, by the index of its [`PostId`].
 #[derive(Debug, Clone, Copy)]
 enum Holder {
     Software,
-    /// In the device since this command, under this name.
+    /// Added to the device by this command, under this handle.
     Device {
         add: u64,
         handle: u32,
     },
 }
 
-/// A receive whose turn to go to the device comes, unless it's matched or cancelled before.
+/// A receive that waits to be added to the device, unless it is matched or cancelled before.
 #[derive(Debug, Clone, Copy)]
 struct Queued {
     post: PostId,
-    /// Tag and mask, or `None` for one that the device can't hold.
+    /// Tag and mask, or `None` if the device cannot hold it.
     key: Option<(u64, u64)>,
 }
 
@@ -66,68 +65,67 @@ struct Deletion<R, M> {
     reason: Reason<R, M>,
 }
 
+/// Why a receive is deleted from the device.
 #[derive(Debug, Clone)]
 enum Reason<R, M> {
-    /// An unexpected message fits it.
+    /// It gets this unexpected message.
     Matched(R, M),
     Cancelled(R),
-    /// It was given out without waiting for the device.
+    /// It was returned by [`Offload::drain_receives`] without waiting for the device.
     Drained,
-    /// It was to be cancelled, or given out, but the device matched it first.
+    /// The device matched it before it could be deleted.
     AlreadyMatched,
 }
 
-/// A command under way.
+/// A command that has not completed.
 #[derive(Debug, Clone)]
-enum UnderWay<R, M> {
+enum Outstanding<R, M> {
     Add(PostId),
     Delete(Deletion<R, M>),
     Sync,
 }
 
-/// Posted receives in a device's list and in software, and unexpected messages.
+/// Posted receives on a device and in software, and unexpected messages.
 ///
-/// Fed with what the device reports, *in the order in which it does*, and polled for commands.
-/// Receives and handles of messages are the caller's, as with [`Matcher`]. Sources take part in
-/// the matching of software only; what the device is to tell apart must be in the tag
-/// ([`Envelope`](crate::Envelope)).
+/// The caller passes on what the device reports, *in the device's order*, and polls for commands.
+/// Receives and handles of messages are the caller's, as with [`Matcher`]. Only software compares
+/// sources; what the device has to compare must be in the tag ([`Envelope`](crate::Envelope)).
 #[derive(Debug, Clone)]
 pub struct Offload<R, M> {
     limits: ListLimits,
-    /// All receives, wherever they are, and the unexpected messages.
+    /// All receives, whoever holds them, and the unexpected messages.
     matcher: Matcher<R, M>,
     holders: Vec<Holder>,
-    /// Receives in software, in the order of posting, and such as are no longer posted.
+    /// Receives in software in the order of posting, and some that are no longer posted.
     queue: VecDeque<Queued>,
-    /// Entries that the device's list can have at the most.
+    /// Most entries that the device's list can have now.
     in_device: u32,
-    /// Deletes that haven't been posted.
+    /// Deletes that have not been posted.
     deletions: VecDeque<Deletion<R, M>>,
-    /// Those whose delete the device never answered, or answered against the rules.
+    /// Deletes that the device never completed, or completed in violation of the protocol.
     unanswered: Vec<Deletion<R, M>>,
-    /// Commands that may be under way.
-    ops: VecDeque<UnderWay<R, M>>,
-    /// The number of the next command, of which the device is told 32 bits.
+    /// Commands that may not have completed.
+    ops: VecDeque<Outstanding<R, M>>,
+    /// The number of the next command; the device gets the low 32 bits.
     next_op: u64,
-    /// Commands since the last one with a completion.
+    /// Commands since the last one that asked for a completion.
     unsignalled: u32,
     /// Unexpected messages handled.
     handled: u32,
-    /// What of it the last command reported.
+    /// The value of `handled` that the last command reported.
     reported: u32,
-    /// The last command that added an entry.
+    /// The number of the last command that added an entry.
     last_add: u64,
-    /// Entries up to this command aren't held back for certain.
+    /// Entries added up to this command are known to be live.
     live_to: u64,
 }
 
 impl<R, M: Copy> Offload<R, M> {
-    /// Nothing posted, nothing in the device. The seed keys the hashes, see
-    /// [`Matcher::with_seed`].
+    /// An empty matcher. The seed keys the hashes, see [`Matcher::with_seed`].
     ///
     /// # Panics
     ///
-    /// If `max_ops` is zero: nothing could ever be posted.
+    /// If `max_ops` is zero.
     pub fn new(limits: ListLimits, seed: u64) -> Self {
         assert!(limits.max_ops > 0, "a device takes at least one command at a time");
         Self {
@@ -148,22 +146,22 @@ impl<R, M: Copy> Offload<R, M> {
         }
     }
 
-    /// The same for a device whose count of unexpected messages starts elsewhere than at zero.
+    /// The same for a device whose count of unexpected messages starts at `count`.
     pub fn counting_from(mut self, count: u32) -> Self {
         (self.handled, self.reported) = (count, count);
         self
     }
 
-    /// Posts a receive: it gets the earliest unexpected message that fits, else it is kept, and
-    /// goes to the device when its turn comes. One for a certain source stays in software, and so
-    /// do those posted after it while it does.
+    /// Posts a receive: it gets the earliest unexpected message that it accepts, or waits, and is added to
+    /// the device in turn. A receive with a source stays in software, and so do those posted after it as
+    /// long as it waits.
     #[inline]
     pub fn post(&mut self, pattern: Pattern, receive: R) -> Posted<R, M> {
         let key = pattern.source.is_none().then_some((pattern.tag, !pattern.ignore));
         self.post_with(pattern, receive, key)
     }
 
-    /// Posts a receive that the device can't hold, such as one with too many buffers.
+    /// Posts a receive that the device cannot hold, such as one with too many buffers.
     pub fn post_in_software(&mut self, pattern: Pattern, receive: R) -> Posted<R, M> {
         self.post_with(pattern, receive, None)
     }
@@ -192,26 +190,26 @@ impl<R, M: Copy> Offload<R, M> {
         }
         self.holders[index] = Holder::Software;
         if self.queue.len() == self.queue.capacity() {
-            self.forget_stale();
+            self.drop_stale();
         }
         self.queue.push_back(Queued { post, key });
     }
 
-    /// Drops receives that are no longer posted from the queue, before it grows. It does so only
-    /// if that frees half of it: else each receive would pay for all.
+    /// Removes receives that are no longer posted from the queue before it grows, if that frees half of it
+    /// (else each post could cost a pass over the queue).
     #[cold]
-    fn forget_stale(&mut self) {
-        // Entries that are to be deleted count as in the device but are no longer posted.
+    fn drop_stale(&mut self) {
+        // Entries with a pending delete count as on the device but are no longer posted.
         let live = self.matcher.posted_len().saturating_sub(self.in_device as usize);
         if live <= self.queue.len() / 2 {
             self.queue.retain(|queued| self.matcher.is_posted(queued.post));
         }
     }
 
-    /// The next command for the device, if there is one and the device has room for it.
+    /// The next command for the device, if there is one and fewer than `max_ops` are outstanding.
     ///
-    /// Poll when everything that the device has reported was fed in: a command sent before it has
-    /// seen all is in order, but may be followed by a SYNC that needn't be.
+    /// Poll after passing on everything that the device has reported: polling earlier is correct, but may
+    /// cause an unnecessary SYNC.
     #[inline]
     pub fn poll_command(&mut self) -> Option<Command> {
         if self.deletions.is_empty() && self.queue.is_empty() && self.handled == self.reported {
@@ -227,21 +225,21 @@ impl<R, M: Copy> Offload<R, M> {
         let op = self.next_op;
         let (change, record, must_signal) = if let Some(deletion) = self.deletions.pop_front() {
             let Deletion { post, handle, .. } = deletion;
-            // Commands are carried out in order: what follows finds the entry gone.
+            // The device executes commands in order, so the next one finds the entry deleted.
             self.in_device -= 1;
-            (Change::Delete { post, handle }, UnderWay::Delete(deletion), true)
+            (Change::Delete { post, handle }, Outstanding::Delete(deletion), true)
         } else if let Some((post, (tag, mask))) = self.next_to_add() {
             self.queue.pop_front();
             self.holders[post.index as usize] = Holder::Device { add: op, handle: 0 };
             self.in_device += 1;
             self.last_add = op;
-            (Change::Add { post, tag, mask }, UnderWay::Add(post), false)
+            (Change::Add { post, tag, mask }, Outstanding::Add(post), false)
         } else if self.handled != self.reported && self.may_be_held_back() {
-            (Change::Sync, UnderWay::Sync, true)
+            (Change::Sync, Outstanding::Sync, true)
         } else {
             return None;
         };
-        // Rule 3: as long as a delete isn't posted, its message isn't reported.
+        // Rule 3: a message is not reported before its delete is posted.
         if self.deletions.is_empty() {
             self.reported = self.handled;
         }
@@ -255,7 +253,7 @@ impl<R, M: Copy> Offload<R, M> {
         Some(Command { op: op as u32, change, unexpected: self.reported, signalled })
     }
 
-    /// The receive whose turn it is to go to the device.
+    /// The receive to be added to the device next.
     fn next_to_add(&mut self) -> Option<(PostId, (u64, u64))> {
         if self.in_device >= self.limits.max_tags {
             return None;
@@ -269,31 +267,31 @@ impl<R, M: Copy> Offload<R, M> {
         None
     }
 
-    /// The device's name of an entry that it was told to add; due before the next poll.
+    /// Records the device's handle of an added entry; due before the next poll.
     #[inline]
-    pub fn added(&mut self, post: PostId, name: u32) {
+    pub fn added(&mut self, post: PostId, new: u32) {
         if let Some(Holder::Device { handle, .. }) = self.holders.get_mut(post.index as usize) {
-            *handle = name;
+            *handle = new;
         }
         if !self.deletions.is_empty() {
-            self.name_deletion(post, name);
+            self.set_deletion_handle(post, new);
         }
     }
 
-    /// The device's name of an entry whose receive may have been matched or cancelled meanwhile.
+    /// Records the handle of an entry whose receive has been matched or cancelled meanwhile.
     #[cold]
-    fn name_deletion(&mut self, post: PostId, name: u32) {
+    fn set_deletion_handle(&mut self, post: PostId, handle: u32) {
         for deletion in self.deletions.iter_mut().filter(|deletion| deletion.post == post) {
-            deletion.handle = name;
+            deletion.handle = handle;
         }
     }
 
-    /// The device matched an entry of its list with a message: the receive is used up. `None`: it has
-    /// been [given out](Self::drain_receives) already.
+    /// The device matched an entry of its list with a message; returns the receive, which is no longer
+    /// posted. `None`: [`drain_receives`](Self::drain_receives) has returned it already.
     ///
     /// # Errors
     ///
-    /// If the device can't have done that by the rules.
+    /// The device violated the tag-list protocol.
     #[inline]
     pub fn matched(&mut self, post: PostId) -> Result<Option<R>, Violation> {
         let Some(&Holder::Device { add, .. }) = self.holders.get(post.index as usize) else {
@@ -307,7 +305,7 @@ impl<R, M: Copy> Offload<R, M> {
         Ok(Some(receive))
     }
 
-    /// A match for a receive that is to be deleted.
+    /// A match of an entry with a pending delete.
     #[cold]
     fn matched_during_deletion(&mut self, post: PostId) -> Result<Option<R>, Violation> {
         let Some(deletion) = self.all_deletions().find(|deletion| deletion.post == post) else {
@@ -324,31 +322,31 @@ impl<R, M: Copy> Offload<R, M> {
         }
     }
 
-    /// Receives that are to be deleted from the device, or should have been, in the order in which they are.
+    /// All deletes that have not completed, the oldest first.
     fn all_deletions(&mut self) -> impl Iterator<Item = &mut Deletion<R, M>> {
         let under_way = self.ops.iter_mut().filter_map(|op| match op {
-            UnderWay::Delete(deletion) => Some(deletion),
+            Outstanding::Delete(deletion) => Some(deletion),
             _ => None,
         });
         self.unanswered.iter_mut().chain(under_way).chain(&mut self.deletions)
     }
 
-    /// Whether the device may hold entries back, for all that is known here.
+    /// Whether the device may be holding entries back.
     fn may_be_held_back(&self) -> bool {
         self.in_device > 0 && self.last_add > self.live_to
     }
 
-    /// Entries added up to this command are known not to be held back: they are let go together.
+    /// Entries added up to this command are live: all entries become live together.
     #[inline]
     fn note_live(&mut self, op: u64) {
         self.live_to = self.live_to.max(op);
     }
 
-    /// A message was unexpected to the device.
+    /// The device reported an unexpected message.
     #[inline]
     pub fn unexpected(&mut self, source: Source, tag: u64, message: M) -> Handled<R> {
         self.handled = self.handled.wrapping_add(1);
-        let (post, receive) = match self.matcher.match_named(source, tag) {
+        let (post, receive) = match self.matcher.match_identified(source, tag) {
             None => return Handled::Unexpected(self.matcher.keep_message(source, tag, message)),
             Some((_, Match::Lasting(post))) => return Handled::Matched(Match::Lasting(post)),
             Some((post, Match::Once(receive))) => (post, receive),
@@ -364,19 +362,19 @@ impl<R, M: Copy> Offload<R, M> {
         Handled::Pending
     }
 
-    /// Something was unexpected to the device, and counted by it, that no receive is for: the end
-    /// of a rendezvous, or bytes that are no message.
+    /// The device reported as unexpected, and counted, something that needs no receive: the end of a
+    /// rendezvous, or bytes that are not a message.
     pub fn unexpected_other(&mut self) {
         self.handled = self.handled.wrapping_add(1);
     }
 
-    /// A command is complete, or failed with or without a completion being asked for; so are those
-    /// before it. `sync_required` is the completion's flag (`IBV_WC_TM_SYNC_REQ`).
+    /// A command completed or failed, and so did those before it. `sync_required` is the completion's flag
+    /// (`IBV_WC_TM_SYNC_REQ`).
     ///
     /// # Errors
     ///
-    /// If the device can't have done that by the rules. A receive of whose delete that is so, or which the
-    /// device passes over, isn't lost: [`drain_receives`](Self::drain_receives) has it.
+    /// The device violated the tag-list protocol. A receive whose delete the device skipped or contradicted
+    /// is not lost: [`drain_receives`](Self::drain_receives) returns it.
     pub fn op_completed(
         &mut self,
         op: u32,
@@ -391,7 +389,7 @@ impl<R, M: Copy> Offload<R, M> {
             return Err(Violation::UnknownCommand { op, first, outstanding });
         }
         for _ in 0..before {
-            if let Some(UnderWay::Delete(deletion)) = self.ops.pop_front() {
+            if let Some(Outstanding::Delete(deletion)) = self.ops.pop_front() {
                 self.unanswered.push(deletion);
             }
         }
@@ -400,7 +398,7 @@ impl<R, M: Copy> Offload<R, M> {
             self.note_live(begin + before as u64);
         }
         match done {
-            Some(UnderWay::Delete(Deletion { post, handle, reason })) => {
+            Some(Outstanding::Delete(Deletion { post, handle, reason })) => {
                 match (reason, succeeded) {
                     (Reason::Matched(receive, message), true) => {
                         Ok(Some(Outcome::Matched(receive, message)))
@@ -413,12 +411,12 @@ impl<R, M: Copy> Offload<R, M> {
                     }
                 }
             }
-            Some(UnderWay::Add(post)) if !succeeded => Err(Violation::AddRefused { post }),
+            Some(Outstanding::Add(post)) if !succeeded => Err(Violation::AddRefused { post }),
             _ => Ok(None),
         }
     }
 
-    /// Takes this receive back, if it is still posted.
+    /// Cancels this receive, if it is still posted.
     pub fn cancel(&mut self, post: PostId) -> Cancelled<R> {
         let Some(receive) = self.matcher.cancel(post) else { return Cancelled::NotPosted };
         let Holder::Device { handle, .. } = self.holders[post.index as usize] else {
@@ -428,33 +426,32 @@ impl<R, M: Copy> Offload<R, M> {
         Cancelled::Pending
     }
 
-    /// The earliest unexpected message that fits; it stays. See [`Matcher::peek`].
+    /// The earliest unexpected message that the pattern accepts; it stays. See [`Matcher::peek`].
     pub fn peek(&mut self, pattern: &Pattern) -> Option<M> {
         self.matcher.peek(pattern)
     }
 
-    /// Takes the earliest unexpected message that fits. See [`Matcher::take`].
+    /// Removes the earliest unexpected message that the pattern accepts. See [`Matcher::take`].
     pub fn take(&mut self, pattern: &Pattern) -> Option<M> {
         self.matcher.take(pattern)
     }
 
-    /// Takes this unexpected message out, if it is still there. See [`Matcher::withdraw`].
+    /// Removes this unexpected message, if it still waits. See [`Matcher::withdraw`].
     pub fn withdraw(&mut self, message: MessageId) -> Option<M> {
         self.matcher.withdraw(message)
     }
 
-    /// Takes out everything of a source. Its receives are all in software. See
+    /// Removes everything of a source, whose receives are all in software. See
     /// [`Matcher::forget_source`].
     pub fn forget_source(&mut self, source: Source) -> Forgotten<R, M> {
         self.matcher.forget_source(source)
     }
 
-    /// Takes out all receives at once: those that the device was to let go of, with the messages that
-    /// waited for that, then the others in the order of posting. Other messages stay.
+    /// Removes all receives at once: first those with a pending delete, with the messages that waited for
+    /// it, then the others in the order of posting. Other messages stay.
     ///
-    /// What the device holds is deleted there, without an [`Outcome`]. Until that is done it may still match
-    /// such an entry, whatever the rules: [`matched`](Self::matched) says then that nobody is to get the
-    /// message.
+    /// Entries on the device are deleted there, without an [`Outcome`]. Until then the device may still match
+    /// them: [`matched`](Self::matched) returns `None` then, and no receive gets the message.
     pub fn drain_receives(&mut self) -> Forgotten<R, M> {
         let (mut receives, mut messages) = (Vec::new(), Vec::new());
         for deletion in self.all_deletions() {
@@ -489,7 +486,7 @@ impl<R, M: Copy> Offload<R, M> {
         self.matcher.receive_mut(post)
     }
 
-    /// Where a receive is, if it is posted.
+    /// Who holds a receive, if it is posted.
     pub fn location(&self, post: PostId) -> Option<Location> {
         self.matcher.is_posted(post).then(|| match self.holders[post.index as usize] {
             Holder::Software => Location::Software,
@@ -497,22 +494,22 @@ impl<R, M: Copy> Offload<R, M> {
         })
     }
 
-    /// Entries that the device's list can have at the most; those on their way there count.
+    /// Most entries that the device's list can have now; those being added count.
     pub fn in_device(&self) -> u32 {
         self.in_device
     }
 
-    /// How many receives are posted, at both homes together.
+    /// Number of posted receives, in software and on the device.
     pub fn posted_len(&self) -> usize {
         self.matcher.posted_len()
     }
 
-    /// How many unexpected messages wait.
+    /// Number of unexpected messages.
     pub fn unexpected_len(&self) -> usize {
         self.matcher.unexpected_len()
     }
 
-    /// Unexpected messages handled, wrapping.
+    /// Number of unexpected messages handled, wrapping.
     pub fn handled(&self) -> u32 {
         self.handled
     }
@@ -522,7 +519,7 @@ impl<R, M: Copy> Offload<R, M> {
 mod tests {
     use super::*;
 
-    /// As if so many commands had come and gone.
+    /// As if so many more commands had been posted and completed.
     fn pass(offload: &mut Offload<u32, u32>, commands: u32) {
         offload.next_op += u64::from(commands);
         let last = offload.next_op - 1;
@@ -530,12 +527,12 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_long_ago_tells_nothing_of_those_added_since() {
+    fn match_of_old_entry_does_not_imply_that_later_entries_are_live() {
         for commands in [5, 1 << 31, u32::MAX] {
             let mut offload = Offload::new(ListLimits { max_tags: 8, max_ops: 8 }, 0);
             let add = |offload: &mut Offload<u32, u32>, tag, receive| {
                 let Posted::Waiting(post) = offload.post(Pattern::any_source(tag), receive) else {
-                    panic!("nothing has come")
+                    panic!("no message has arrived")
                 };
                 let command = offload.poll_command().unwrap();
                 offload.added(post, receive);
@@ -544,7 +541,7 @@ mod tests {
             let (old, op) = add(&mut offload, 1, 1);
             assert_eq!(offload.op_completed(op, true, false), Ok(None));
             pass(&mut offload, commands);
-            // A message comes that is unexpected, while another receive is added: that is held back.
+            // An unexpected message arrives while another receive is added, which is held back.
             let (_, op) = add(&mut offload, 2, 2);
             assert!(matches!(offload.unexpected(Source(1), 3, 9), Handled::Unexpected(_)));
             assert_eq!(offload.matched(old), Ok(Some(1)));
@@ -555,11 +552,11 @@ mod tests {
     }
 
     #[test]
-    fn a_name_told_when_its_receive_is_leaving_already_is_the_one_to_delete() {
+    fn handle_that_arrives_after_cancel_or_match_is_the_one_deleted() {
         let limits = ListLimits { max_tags: 8, max_ops: 8 };
         let add = |offload: &mut Offload<u32, u32>| {
             let Posted::Waiting(post) = offload.post(Pattern::any_source(1), 1) else {
-                panic!("nothing has come")
+                panic!("no message has arrived")
             };
             assert!(matches!(offload.poll_command().unwrap().change, Change::Add { .. }));
             post
@@ -577,21 +574,21 @@ mod tests {
         let mut matched = Offload::new(limits, 0);
         let post = add(&mut matched);
         assert_eq!(matched.unexpected(Source(1), 1, 9), Handled::Pending);
-        // Another receive takes its place.
+        // Another receive reuses its index.
         let Posted::Waiting(other) = matched.post(Pattern::any_source(2), 2) else { panic!() };
         assert_eq!(other.index, post.index);
         deletes(&mut matched, post);
     }
 
     #[test]
-    fn receives_that_come_and_go_behind_one_that_stays_leave_nothing_behind() {
+    fn cancelled_receives_behind_a_software_receive_do_not_grow_the_queue() {
         let mut offload = Offload::<u32, u32>::new(ListLimits { max_tags: 4, max_ops: 4 }, 0);
         let Posted::Waiting(stays) = offload.post(Pattern::exact(Source(1), 1), 0) else {
             panic!()
         };
         for n in 1..10_000 {
             let Posted::Waiting(post) = offload.post(Pattern::any_source(2), n) else { panic!() };
-            assert_eq!(offload.poll_command(), None, "the one before it has to stay here");
+            assert_eq!(offload.poll_command(), None, "the one before it stays in software");
             assert_eq!(
                 (offload.receive(post), offload.location(post)),
                 (Some(&n), Some(Location::Software))
@@ -601,7 +598,7 @@ mod tests {
         }
         assert!(offload.queue.capacity() <= 64, "{}", offload.queue.capacity());
         assert_eq!((offload.posted_len(), offload.in_device(), offload.handled()), (1, 0, 0));
-        // It was what kept the others from the device.
+        // It kept the others off the device.
         assert_eq!(offload.cancel(stays), Cancelled::Now(0));
         let Posted::Waiting(post) = offload.post(Pattern::any_source(2), 1) else { panic!() };
         assert!(matches!(offload.poll_command().unwrap().change, Change::Add { .. }));
@@ -610,13 +607,13 @@ mod tests {
         assert_eq!(offload.handled(), 1);
     }
 
-    /// Whatever the device was about to do with them.
+    /// Whatever state their entries are in.
     #[test]
-    fn all_receives_come_out_at_once_and_the_device_is_told() {
+    fn draining_returns_all_receives_and_deletes_them_on_the_device() {
         let mut offload = Offload::<u32, u32>::new(ListLimits { max_tags: 8, max_ops: 8 }, 0);
         let posts = [0, 1, 2, 3].map(|n| {
             let Posted::Waiting(post) = offload.post(Pattern::any_source(n.into()), n) else {
-                panic!("nothing has come")
+                panic!("no message has arrived")
             };
             assert!(matches!(offload.poll_command().unwrap().change, Change::Add { .. }));
             offload.added(post, n);
@@ -625,7 +622,7 @@ mod tests {
         let waiting = offload.post_in_software(Pattern::any_source(4), 4);
         assert!(matches!(waiting, Posted::Waiting(_)));
         assert!(matches!(offload.unexpected(Source(1), 9, 90), Handled::Unexpected(_)));
-        // The first is being cancelled, the second has a message that waits for it.
+        // The first is being cancelled, the second has a message and a pending delete.
         assert_eq!(offload.cancel(posts[0]), Cancelled::Pending);
         let cancel = offload.poll_command().unwrap();
         assert!(matches!(cancel.change, Change::Delete { handle: 0, .. }));
@@ -637,7 +634,7 @@ mod tests {
         let nothing = Forgotten { receives: vec![], messages: vec![] };
         assert_eq!(offload.drain_receives(), nothing);
 
-        // The device matches the third before it is told.
+        // The device matches the third before its delete.
         assert_eq!(offload.matched(posts[2]), Ok(None));
         assert_eq!(offload.matched(posts[2]), Err(Violation::UnknownEntry { post: posts[2] }));
         assert_eq!(offload.op_completed(cancel.op, true, false), Ok(None));
@@ -649,13 +646,13 @@ mod tests {
         assert_eq!((offload.in_device(), offload.poll_command()), (0, None));
     }
 
-    /// The device says that it didn't delete one, and passes over the other.
+    /// The device reports that it failed to delete one, and skips the other.
     #[test]
-    fn a_receive_that_the_device_does_not_let_go_of_by_the_rules_is_not_lost() {
+    fn receive_whose_delete_fails_or_is_skipped_is_not_lost() {
         let mut offload = Offload::<u32, u32>::new(ListLimits { max_tags: 8, max_ops: 8 }, 0);
         let posts = [0, 1, 2].map(|n| {
             let Posted::Waiting(post) = offload.post(Pattern::any_source(n.into()), n) else {
-                panic!("nothing has come")
+                panic!("no message has arrived")
             };
             let _ = offload.poll_command();
             offload.added(post, n);
@@ -673,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_cannot_have_done_is_a_breach() {
+    fn impossible_device_report_is_a_violation() {
         let mut offload = Offload::<u32, u32>::new(ListLimits { max_tags: 8, max_ops: 8 }, 0);
         let unknown =
             |op, outstanding| Err(Violation::UnknownCommand { op, first: 1, outstanding });
@@ -682,7 +679,7 @@ mod tests {
         assert_eq!(
             offload.matched(post),
             Err(Violation::UnknownEntry { post }),
-            "it's not there yet"
+            "it is not on the device yet"
         );
         assert_eq!(offload.poll_command().unwrap().op, 1);
         for op in [0, 2, u32::MAX] {

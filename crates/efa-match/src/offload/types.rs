@@ -8,30 +8,31 @@ use crate::{Match, MessageId, PostId};
 /// What a device's matching list can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListLimits {
-    /// Entries (`max_num_tags`). With zero all receives stay in software.
+    /// Most entries (`max_num_tags`). With zero all receives stay in software.
     pub max_tags: u32,
-    /// Commands under way at a time (`max_ops`), at least one.
+    /// Most outstanding commands (`max_ops`), at least one.
     pub max_ops: u32,
 }
 
 /// A command for the device, to be posted before the next one is polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "the device must carry it out"]
+#[must_use = "the device must execute it"]
 pub struct Command {
-    /// Numbers the commands, wrapping; the `wr_id` of its completion.
+    /// Number of the command, wrapping; the `wr_id` of its completion.
     pub op: u32,
-    /// What to do.
+    /// The change.
     pub change: Change,
-    /// Unexpected messages handled, wrapping (`unexpected_cnt`).
+    /// Number of unexpected messages handled, wrapping (`unexpected_cnt`).
     pub unexpected: u32,
-    /// Whether a completion is wanted if all goes well (`IBV_OPS_SIGNALED`).
+    /// Whether the command asks for a completion on success, too (`IBV_OPS_SIGNALED`).
     pub signalled: bool,
 }
 
 /// A change to the device's list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// Append an entry for this receive. The device's name of it is told with [`Offload::added`].
+    /// Append an entry for this receive. Pass the device's handle to
+    /// [`Offload::added`](super::Offload::added).
     Add {
         /// The receive; its `recv_wr_id`, see [`PostId::to_bits`].
         post: PostId,
@@ -40,53 +41,54 @@ pub enum Change {
         /// The tag bits compared: the complement of [`Pattern::ignore`].
         mask: u64,
     },
-    /// Remove the entry.
+    /// Delete the entry.
     Delete {
         /// The receive.
         post: PostId,
-        /// The device's name of the entry.
+        /// The device's handle of the entry.
         handle: u32,
     },
-    /// Only report the unexpected messages handled.
+    /// Report the unexpected messages handled, and nothing else.
     Sync,
 }
 
-/// Where a receive is that waits for its message.
+/// Who holds a receive that waits for its message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location {
-    /// Here alone.
+    /// Software only.
     Software,
-    /// In the device's list, or on its way there.
+    /// The device's list, or a command that adds it there.
     Device,
 }
 
-/// What became of a message that was unexpected to the device.
+/// The result of handling a message that was unexpected to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a matched receive may be no longer in the matcher"]
 pub enum Handled<R> {
-    /// It goes to the earliest posted receive that fits.
+    /// It goes to the earliest posted receive that accepts it.
     Matched(Match<R>),
-    /// It goes to a receive that the device still holds: both come as [`Outcome::Matched`] when
-    /// the device has let go of it, or from [`Offload::drain_receives`].
+    /// It goes to a receive that has to be deleted from the device first: [`Outcome::Matched`] or
+    /// [`Offload::drain_receives`](super::Offload::drain_receives) returns both.
     Pending,
     /// It waits for a receive.
     Unexpected(MessageId),
 }
 
-/// What became of a receive that was to be cancelled.
+/// The result of cancelling a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a cancelled receive is no longer in the matcher"]
 pub enum Cancelled<R> {
     /// It is cancelled.
     Now(R),
-    /// The device holds it: it comes as [`Outcome::Cancelled`], or its match comes instead, or it comes
-    /// from [`Offload::drain_receives`].
+    /// It has to be deleted from the device first: [`Outcome::Cancelled`] returns it, or
+    /// [`Offload::matched`](super::Offload::matched) if the device matches it before, or
+    /// [`Offload::drain_receives`](super::Offload::drain_receives).
     Pending,
-    /// It isn't posted any more.
+    /// It is not posted any more.
     NotPosted,
 }
 
-/// What the completion of a command brought about.
+/// The result of a command's completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "the receive is no longer in the matcher"]
 pub enum Outcome<R, M> {
@@ -96,39 +98,39 @@ pub enum Outcome<R, M> {
     Cancelled(R),
 }
 
-/// The device did what the proposal rules out. MPI's order isn't warranted from here on.
+/// The device violated the tag-list protocol. MPI's order is not guaranteed from here on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A match for an entry that isn't in its list.
-    #[error("the device matched {post:?}, which isn't in its list")]
+    /// A match of an entry that is not in its list.
+    #[error("the device matched {post:?}, which is not in its list")]
     UnknownEntry {
         /// The entry.
         post: PostId,
     },
-    /// A match for an entry that had to be held back: an earlier message fits it.
+    /// A match of an entry that had to be held back, as it belongs to an earlier message.
     #[error("the device matched {post:?}, which belongs to an earlier message")]
     OutOfOrder {
         /// The entry.
         post: PostId,
     },
-    /// The completion of a command that isn't under way.
-    #[error("completion of command {op}, {outstanding} commands from {first} on are under way")]
+    /// The completion of a command that is not outstanding.
+    #[error("completion of command {op}; outstanding are {outstanding} commands from {first} on")]
     UnknownCommand {
-        /// Its number.
+        /// Number of the command.
         op: u32,
-        /// The first number that would do.
+        /// Number of the first outstanding command.
         first: u32,
-        /// How many would do.
+        /// Number of outstanding commands.
         outstanding: usize,
     },
-    /// An entry wasn't added, though there had to be room.
+    /// An entry was not added, although the list had space.
     #[error("the device refused to add {post:?}")]
     AddRefused {
         /// The entry.
         post: PostId,
     },
-    /// An entry was deleted although its match was reported, or wasn't although it was not.
+    /// An entry was deleted although its match was reported, or not deleted although it was not.
     #[error("the device's answer to deleting {post:?} contradicts the matches it reported")]
     DeleteContradicted {
         /// The entry.
