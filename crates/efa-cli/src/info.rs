@@ -153,7 +153,8 @@ impl Facts {
     fn gather(args: &Args) -> Result<Self, InfoError> {
         let link = args.link();
         let interface = args.device.interface.clone();
-        let hints = Hints { link: Some(link), interface, ..Hints::default() };
+        let mut hints = Hints::new().link(link);
+        hints.interface = interface;
         let found = efa::info(&hints).map_err(|error| match error {
             efa::Error::Device(_) if link == Link::Verbs => InfoError::NoInterface(error),
             error => error.into(),

@@ -1,4 +1,4 @@
-//! Two endpoints, one tagged message.
+//! Two endpoints, one tagged message. It prints `bob got: hello from alice`.
 
 use std::error::Error;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (alice, bob) = (endpoint()?, endpoint()?);
 
-    // A buffer goes in with its operation, and comes back with the completion.
+    // An operation takes its buffer, and the completion returns it.
     bob.receive(Receive::tagged(TAG), vec![0; 1024], 1)?;
     let to_bob = addresses.insert(bob.address())?;
     alice.send(Message::to(to_bob).tagged(TAG), "hello from alice", 2)?;
@@ -33,8 +33,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             break completion;
         }
     };
-    let message = received.into_message().into_vec();
-    assert_eq!(message, b"hello from alice");
-    println!("bob got: {}", String::from_utf8(message)?);
+    println!("bob got: {}", String::from_utf8(received.into_message().into_vec())?);
     Ok(())
 }

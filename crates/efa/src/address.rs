@@ -1,4 +1,4 @@
-//! Addresses of endpoints, as programs pass them around (section 1.4 of the protocol).
+//! Addresses of endpoints, as programs exchange them (section 1.4 of the protocol).
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -7,10 +7,10 @@ use std::str::FromStr;
 use efa_device::{Gid, Qpn};
 use efa_proto::{Connid, RawAddress};
 
-/// Where an endpoint can be reached: 32 bytes that another process needs to send to it.
+/// The address of an endpoint: 32 bytes that a peer needs to send to it (`FI_ADDR_EFA`).
 ///
-/// As text it reads `[fe80::1]:12/0x0000002a`: interface, queue pair, and the number of the
-/// endpoint's life. The text can be parsed again.
+/// `Display` and `Debug` print GID, queue pair number and connid: `[fe80::1]:12/0x0000002a`. `FromStr`
+/// parses that text.
 ///
 /// ```
 /// let address: efa::Address = "[fe80::1]:12/0x0000002a".parse()?;
@@ -18,25 +18,26 @@ use efa_proto::{Connid, RawAddress};
 /// assert_eq!(efa::Address::from_bytes(address.to_bytes()), address);
 /// # Ok::<(), efa::AddressError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(RawAddress);
 
-/// The text is no address.
+/// A text that is not an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no address; one looks like [fe80::1]:12/0x0000002a")]
+#[error("`{0}` is not an address; an example of one is [fe80::1]:12/0x0000002a")]
 pub struct AddressError(String);
 
 impl Address {
     /// Length in bytes.
     pub const SIZE: usize = RawAddress::SIZE;
 
-    /// The bytes, as they travel in packets.
+    /// The bytes, as in packets.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; 32] {
         self.0.to_bytes()
     }
 
-    /// The address with these bytes. Whether somebody lives there is seen when it is used.
+    /// The address with these bytes. All bytes are accepted; whether an endpoint has the address shows
+    /// when it is used.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         let [gid @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _] = bytes;
@@ -46,19 +47,19 @@ impl Address {
         Self(RawAddress { gid, qpn, connid })
     }
 
-    /// The interface.
+    /// The GID of the interface.
     #[must_use]
     pub fn gid(&self) -> Gid {
         Gid(self.0.gid)
     }
 
-    /// The queue pair on it.
+    /// The queue pair number on that interface.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
         Qpn(self.0.qpn)
     }
 
-    /// The number of the endpoint's life: another endpoint on the queue pair has another one.
+    /// The connection ID, which tells incarnations of the queue pair number apart.
     #[must_use]
     pub fn connid(&self) -> u32 {
         self.0.connid.0
@@ -84,6 +85,13 @@ impl From<Address> for RawAddress {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// The text of `Display`.
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
     }
 }
 
@@ -113,21 +121,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_address_is_told() {
+    fn text_that_is_no_address_is_an_error_with_the_text() {
         for text in ["", "[fe80::1]", "[fe80::1]:1", "fe80::1:1/0x1", "[x]:1/0x1", "[::]:70000/0x1"]
         {
             let error = text.parse::<Address>().unwrap_err();
-            assert!(error.to_string().starts_with(&format!("`{text}` is no address")));
+            assert!(error.to_string().starts_with(&format!("`{text}` is not an address")));
         }
     }
 
     proptest! {
         #[test]
-        fn addresses_survive_bytes_and_text(gid: [u8; 16], qpn: u16, connid: u32) {
+        fn address_survives_bytes_and_text(gid: [u8; 16], qpn: u16, connid: u32) {
             let raw = RawAddress { gid, qpn, connid: Connid(connid) };
             let address = Address::from(raw);
             prop_assert_eq!(Address::from_bytes(address.to_bytes()), address);
             prop_assert_eq!(address.to_string().parse::<Address>(), Ok(address));
+            prop_assert_eq!(format!("{address:?}"), address.to_string());
             prop_assert_eq!(RawAddress::from_bytes(&address.to_bytes()), Ok(raw));
         }
     }

@@ -1,15 +1,16 @@
-//! The address vector: a table that gives peers small numbers.
+//! The address vector: a table of peers and their indices.
 //!
 //! ```text
 //!   insert(address) ─► FiAddr(0) ─► Endpoint::send(Message::to(FiAddr(0)), …)
 //!                                       │ first use
 //!                                       ▼
-//!                     each endpoint's map from index to engine peer, made lazily
+//!                     PeerMap of each endpoint: index to peer of its engine
 //! ```
 //!
-//! Removal first ends the peer in every endpoint and then frees the index, so that an index never
-//! means two peers at a time. Peers come and go one by one, under the lock of the endpoints, which is
-//! taken before that of the table: an address that comes back is not taken for the one that goes.
+//! Removal ends the peer in every bound endpoint before it frees the index, so an index never stands for
+//! two peers at a time. Insertion and removal hold the lock of the list of endpoints throughout, and
+//! take that of the table inside it: an address inserted again can't be confused with the one that is
+//! being removed.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,9 +25,9 @@ use crate::bound_endpoints::remove;
 use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
 
-/// A peer: its index in an address vector of type `FI_AV_TABLE`.
+/// A peer: its index in an address vector of type `FI_AV_TABLE` (`fi_addr_t`).
 ///
-/// Indices are dealt from 0 on, the lowest free one first, so a program may compute them.
+/// An insertion takes the lowest free index, from 0 on, so a program can compute indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FiAddr(pub u64);
 
@@ -36,10 +37,10 @@ impl fmt::Display for FiAddr {
     }
 }
 
-/// The peers that the endpoints of a domain send to. Clones are handles to the same one.
+/// The peers that endpoints can send to (`fi_av`). Clones are handles to the same address vector.
 ///
-/// It may be bound to any number of endpoints. Endpoints receive from peers that are not in it as
-/// well; such a message's completion has an address but no [`FiAddr`].
+/// It may be bound to any number of endpoints. Endpoints also receive from peers that are not in it:
+/// the completion of such a message has an address but no [`FiAddr`].
 #[derive(Clone, Debug)]
 pub struct AddressVector(Arc<Shared>);
 
@@ -57,7 +58,7 @@ struct Table {
     free: BTreeSet<u32>,
     /// Indices of the taken slots.
     by_address: HashTable<u32>,
-    /// Seeded, as strangers' addresses may be inserted too.
+    /// Randomly seeded: hostile addresses may be inserted.
     hasher: DefaultHashBuilder,
 }
 
@@ -65,13 +66,13 @@ struct Table {
 enum Slot {
     Free,
     Taken(Address),
-    /// The endpoints are being told; the index is not to be used until they have been.
-    Leaving,
+    /// Being removed: in use until all endpoints have ended the peer.
+    Removing,
 }
 
-const _: () = assert!(size_of::<Slot>() <= 28, "a peer stays small");
+const _: () = assert!(size_of::<Slot>() <= 28, "a peer takes at most 28 bytes");
 
-/// Most peers; each endpoint can't know more either.
+/// Most peers; that is also the limit of an endpoint.
 const MOST_PEERS: usize = 1 << 31;
 
 impl AddressVector {
@@ -83,20 +84,19 @@ impl AddressVector {
         }))
     }
 
-    /// Adds a peer. An address that is known keeps its index.
+    /// Inserts a peer (`fi_av_insert`). An address that is in the table already keeps its index.
     ///
     /// # Errors
-    /// [`DeviceError::BadAddress`] for an address without interface,
-    /// [`DeviceError::LimitReached`] for two thousand million peers.
+    /// [`DeviceError::BadAddress`] for an address with GID zero, [`DeviceError::LimitReached`] beyond 2³¹
+    /// peers.
     pub fn insert(&self, address: Address) -> Result<FiAddr, DeviceError> {
         let endpoints = self.0.endpoints();
         let peer = self.0.table().insert(address)?;
-        welcome(&endpoints, &[(peer, address)]);
+        announce(&endpoints, &[(peer, address)]);
         Ok(peer)
     }
 
-    /// Adds many peers at once and tells what came of each. Those before and behind one that
-    /// can't be added are added.
+    /// Inserts many peers and returns a result for each. An error of one does not prevent the others.
     #[must_use]
     pub fn insert_many(&self, addresses: &[Address]) -> Vec<Result<FiAddr, DeviceError>> {
         let endpoints = self.0.endpoints();
@@ -105,26 +105,24 @@ impl AddressVector {
         drop(table);
         let pairs = results.iter().zip(addresses);
         let pairs = pairs.filter_map(|(peer, address)| Some((*peer.as_ref().ok()?, *address)));
-        welcome(&endpoints, &pairs.collect::<Vec<_>>());
+        announce(&endpoints, &pairs.collect::<Vec<_>>());
         results
     }
 
-    /// Takes a peer out and gives its address. Operations under way with it fail on every endpoint that
-    /// is bound, and what it still sends is dropped.
+    /// Removes a peer and returns its address; `None` if there is no such peer (`fi_av_remove`). On every
+    /// bound endpoint, operations under way with it fail, and packets that it still sends are dropped.
     ///
-    /// Receives [from it alone](crate::Receive::from) that no message has matched stay posted, and
-    /// take nothing any more, also if it is inserted again: [cancel](crate::Endpoint::cancel) them.
+    /// Directed receives ([`Receive::from`](crate::Receive::from)) that have not matched a message of it
+    /// stay posted and match nothing any more, even if it is inserted again:
+    /// [cancel](crate::Endpoint::cancel) them.
     ///
-    /// Inserted again, it is a new peer, with which everything begins anew. The protocol has no
-    /// word for that, so the other side must begin anew too: by a restart, or by taking this
-    /// endpoint out of its own address vector when nothing is under way between the two. A peer
-    /// that doesn't takes new messages for repeated ones and drops them, or fills up a message that
-    /// was broken off with the bytes of a new one.
-    ///
-    /// `None` if there is no such peer.
+    /// Inserted again, it is a new peer, and message IDs start anew. The protocol can't announce that, so the
+    /// other side must start anew too: it restarts, or removes this endpoint from its address vector
+    /// while nothing is under way between the two. A peer that does neither takes new messages for
+    /// repeated ones and drops them, or completes an interrupted message with bytes of a new one.
     pub fn remove(&self, peer: FiAddr) -> Option<Address> {
         let endpoints = self.0.endpoints();
-        let address = self.0.table().leave(peer)?;
+        let address = self.0.table().begin_removal(peer)?;
         for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
             endpoint.peer_removed(peer, &address);
         }
@@ -144,13 +142,13 @@ impl AddressVector {
         self.0.find(address)
     }
 
-    /// How many peers there are.
+    /// Number of peers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.table().by_address.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no peers.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -189,8 +187,8 @@ impl Shared {
     }
 }
 
-/// Tells the endpoints of new peers.
-fn welcome(endpoints: &[Weak<EndpointShared>], peers: &[(FiAddr, Address)]) {
+/// Reports inserted peers to the endpoints.
+fn announce(endpoints: &[Weak<EndpointShared>], peers: &[(FiAddr, Address)]) {
     for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
         endpoint.peers_inserted(peers);
     }
@@ -204,7 +202,7 @@ impl Table {
     fn address(&self, peer: FiAddr) -> Option<Address> {
         match self.slots.get(usize::try_from(peer.0).ok()?)? {
             Slot::Taken(address) => Some(*address),
-            Slot::Free | Slot::Leaving => None,
+            Slot::Free | Slot::Removing => None,
         }
     }
 
@@ -238,18 +236,19 @@ impl Table {
         by_address.insert_unique(hash_of_address, index, |index| match &slots[*index as usize] {
             Slot::Taken(address) => hash(hasher, address),
             // Only taken slots are in the table.
-            Slot::Free | Slot::Leaving => 0,
+            Slot::Free | Slot::Removing => 0,
         });
         Ok(FiAddr(u64::from(index)))
     }
 
-    fn leave(&mut self, peer: FiAddr) -> Option<Address> {
+    /// Removes a peer from the table; its index stays in use.
+    fn begin_removal(&mut self, peer: FiAddr) -> Option<Address> {
         let address = self.address(peer)?;
         let same = |index: &u32| u64::from(*index) == peer.0;
         if let Ok(entry) = self.by_address.find_entry(hash(&self.hasher, &address), same) {
             entry.remove();
         }
-        *self.slot(peer)? = Slot::Leaving;
+        *self.slot(peer)? = Slot::Removing;
         Some(address)
     }
 
@@ -263,8 +262,8 @@ impl Table {
 
 fn hash(hasher: &DefaultHashBuilder, address: &Address) -> u64 {
     let gid = u128::from_le_bytes(address.gid().0);
-    let life = u64::from(address.connid()) << 16 | u64::from(address.qpn().0);
-    hasher.hash_one((gid, life))
+    let incarnation = u64::from(address.connid()) << 16 | u64::from(address.qpn().0);
+    hasher.hash_one((gid, incarnation))
 }
 
 #[cfg(test)]
@@ -281,7 +280,7 @@ mod tests {
 
     // conformance: C97
     #[test]
-    fn a_million_peers_take_little_and_are_found() {
+    fn million_peers_take_at_most_48_bytes_each_and_are_found() {
         const PEERS: u32 = 1_000_000;
         let mut table = Table::default();
         for number in 0..PEERS {
@@ -300,12 +299,12 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_free_only_after_everyone_has_been_told() {
+    fn index_of_a_removed_peer_is_free_only_after_its_release() {
         let mut table = Table::default();
         let first = table.insert(address(1)).unwrap();
         let second = table.insert(address(2)).unwrap();
-        assert_eq!(table.leave(first), Some(address(1)));
-        assert_eq!((table.leave(first), table.address(first)), (None, None));
+        assert_eq!(table.begin_removal(first), Some(address(1)));
+        assert_eq!((table.begin_removal(first), table.address(first)), (None, None));
         assert_eq!(table.insert(address(3)), Ok(FiAddr(2)), "the first index is not free yet");
         table.free(first);
         assert_eq!(table.insert(address(1)), Ok(first));

@@ -1,4 +1,4 @@
-//! Buffers: memory that is handed over with an operation and comes back with its completion.
+//! Buffers: memory that an operation takes and its completion returns.
 //!
 //! ```text
 //!   Vec<u8>, Box<[u8]>, BytesMut, RegionSlice ─► ReceiveBuffer ─┐
@@ -18,7 +18,7 @@ use crate::device::{AnyRegion, ConcreteRegion};
 use crate::packet::Packet;
 use crate::region::RegionSlice;
 
-/// Memory of the application: what a completion gives back, and what a send takes.
+/// Memory of the application, which a send takes and a completion returns.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Buffer(Memory);
 
@@ -49,7 +49,7 @@ impl Clone for Memory {
             Self::Bytes(bytes) => Self::Bytes(bytes.clone()),
             Self::BytesMut(bytes) => Self::BytesMut(bytes.clone()),
             Self::Region(slice) => Self::Region(slice.clone()),
-            // The device's packets are made by the device.
+            // Only the device allocates packets.
             Self::Packet(packet) => Self::Vec(packet.bytes().to_vec()),
         }
     }
@@ -62,7 +62,7 @@ impl PartialEq for Memory {
             (Self::Bytes(one), Self::Bytes(other)) => one == other,
             (Self::BytesMut(one), Self::BytesMut(other)) => one == other,
             (Self::Region(one), Self::Region(other)) => one == other,
-            // As a packet is to its clone.
+            // A packet equals its clone, which is a vector.
             (Self::Packet(packet), other) | (other, Self::Packet(packet)) => {
                 other.as_slice() == Some(packet.bytes())
             }
@@ -98,15 +98,13 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// The bytes, unless they lie in a memory region, where remote interfaces may change them at
-    /// any time.
+    /// The bytes; `None` for a memory region, which peers may change at any time.
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
         self.0.as_slice()
     }
 
-    /// The bytes as vector: the one that was handed over, or a copy if it was of another kind
-    /// that can't become one.
+    /// The bytes as vector, without a copy if the memory was a vector or a boxed slice, or is not shared.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
@@ -130,10 +128,10 @@ impl Buffer {
         }
     }
 
-    /// The part of a memory region, if it is one.
+    /// The slice of a memory region.
     ///
     /// # Errors
-    /// The buffer itself, if it is none.
+    /// The buffer itself, if it is memory of another kind.
     pub fn into_region(self) -> Result<RegionSlice, Self> {
         match self.0 {
             Memory::Region(slice) => Ok(slice),
@@ -141,11 +139,11 @@ impl Buffer {
         }
     }
 
-    /// The packet that the message lies in, for the next [receive in
+    /// The packet that contains the message, for the next [receive in
     /// place](crate::Endpoint::receive_in_place).
     ///
     /// # Errors
-    /// The buffer itself, if it is none.
+    /// The buffer itself, if it is memory of another kind.
     pub fn into_packet(self) -> Result<Packet, Self> {
         match self.0 {
             Memory::Packet(packet) => Ok(packet),
@@ -194,7 +192,7 @@ impl Buffer {
             Memory::Vec(vec) => vec,
             Memory::BytesMut(bytes) => bytes,
             Memory::Region(slice) => return slice.write(offset, from),
-            // `ReceiveBuffer` keeps these out. Shared bytes are never written to.
+            // Not possible in a `ReceiveBuffer`; ignored, so that shared bytes never change.
             Memory::Bytes(_) | Memory::Packet(_) => return,
         };
         let into = into.get_mut(offset..).unwrap_or_default();
@@ -208,7 +206,7 @@ impl Buffer {
             Memory::Vec(vec) => {
                 self.0 = Memory::BytesMut(Bytes::from(std::mem::take(vec)).into());
             }
-            // No `ReceiveBuffer`, so only by copy.
+            // Not possible in a `ReceiveBuffer`.
             Memory::Packet(packet) => self.0 = Memory::BytesMut(packet.bytes().into()),
             _ => {}
         }
@@ -310,10 +308,10 @@ impl From<ReceiveBuffer> for Buffer {
     }
 }
 
-/// Memory that messages can be written into. All of its length is used; so a `Vec` or `BytesMut`
-/// must be filled, for example with zeros, and not only have the capacity.
+/// Memory that a message can be written into: up to its length, not its capacity, so fill a `Vec` or
+/// `BytesMut` with zeros first.
 ///
-/// Shared memory is none:
+/// Shared bytes can't be written into:
 ///
 /// ```compile_fail,E0277
 /// let buffer: efa::ReceiveBuffer = bytes::Bytes::from_static(b"read only").into();
@@ -345,35 +343,34 @@ impl From<RegionSlice> for ReceiveBuffer {
     }
 }
 
-/// A buffer in the hands of the engine.
+/// A buffer as the engine holds it.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) buffer: Buffer,
     pub(crate) role: Role,
 }
 
-/// What a buffer is to its operation.
+/// How an operation uses its buffer.
 #[derive(Debug)]
 pub(crate) enum Role {
-    /// All that there is.
+    /// As a whole.
     Whole,
-    /// The same: a vector whose memory is registered for the time of its operation.
-    Lent(AnyRegion),
-    /// What is left of a multi-receive buffer.
+    /// As a whole: a vector whose memory is registered while the operation is under way.
+    Registered(AnyRegion),
+    /// The unused rest of a multi-receive buffer.
     Rest(Parts),
-    /// The part of a multi-receive buffer that one message lies in. It lives until the message
-    /// completes.
+    /// The part of a multi-receive buffer for one message, until the message completes.
     Part(Parts),
 }
 
-const _: () = assert!(size_of::<Slot>() <= 56, "it is moved with every operation");
+const _: () = assert!(size_of::<Slot>() <= 56, "it is moved several times per operation");
 
-/// Tells whether parts of a multi-receive buffer are still being filled: each holds a clone.
+/// Counts the parts of a multi-receive buffer whose messages have not completed: each holds a clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts(Arc<()>);
 
 impl Parts {
-    /// Whether this is the only clone.
+    /// Whether no part is left: this is the only clone.
     pub(crate) fn are_complete(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
@@ -394,7 +391,7 @@ impl Slot {
 
     pub(crate) fn into_parts(self) -> (Buffer, Role) {
         match self.role {
-            Role::Lent(region) => (reclaim(region), Role::Whole),
+            Role::Registered(region) => (reclaim(region), Role::Whole),
             role => (self.buffer, role),
         }
     }
@@ -404,11 +401,11 @@ fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-/// The memory of a region that nobody else should have.
+/// The memory of a region, normally without other handles.
 fn reclaim(region: AnyRegion) -> Buffer {
     match region.reclaim() {
         Ok(memory) => memory.into(),
-        // The device has a handle still; it may go on reading, so the application gets a copy.
+        // The device still has a handle and may read on, so the application gets a copy.
         Err(region) => {
             let mut bytes = vec![0; region.length()];
             region.read(0, &mut bytes);
@@ -420,7 +417,7 @@ fn reclaim(region: AnyRegion) -> Buffer {
 impl<R: ConcreteRegion> Payload<R> for Slot {
     fn length(&self) -> u64 {
         let length = match &self.role {
-            Role::Lent(region) => region.length(),
+            Role::Registered(region) => region.length(),
             _ => self.buffer.len(),
         };
         length as u64
@@ -428,7 +425,7 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
 
     fn read(&self, offset: u64, into: &mut [u8]) {
         match &self.role {
-            Role::Lent(region) => {
+            Role::Registered(region) => {
                 region.read(index(offset), into);
             }
             _ => self.buffer.read(index(offset), into),
@@ -437,7 +434,7 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
 
     fn write(&mut self, offset: u64, from: &[u8]) {
         match &self.role {
-            Role::Lent(region) => {
+            Role::Registered(region) => {
                 region.write(index(offset), from);
             }
             _ => self.buffer.write(index(offset), from),
@@ -446,8 +443,8 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
 
     fn split_to(&mut self, at: u64) -> Self {
         let role = match &self.role {
-            // The engine takes only multi-receive buffers apart.
-            Role::Whole | Role::Lent(_) => Role::Whole,
+            // The engine splits only multi-receive buffers.
+            Role::Whole | Role::Registered(_) => Role::Whole,
             Role::Rest(parts) | Role::Part(parts) => Role::Part(parts.clone()),
         };
         Self { buffer: self.buffer.split_to(index(at)), role }
@@ -455,25 +452,25 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
 
     fn registered(&self) -> Option<RegionRange<R>> {
         let (region, offset, length) = match &self.role {
-            Role::Lent(region) => (region, 0, region.length()),
-            _ => self.buffer.region()?.place(),
+            Role::Registered(region) => (region, 0, region.length()),
+            _ => self.buffer.region()?.location(),
         };
-        // Endpoints take no memory of other domains, so it is of the kind of their device.
+        // An endpoint refuses memory of other domains, so this is a region of its own device.
         Some(RegionRange { region: R::from_any(region.clone())?, offset, length })
     }
 
     fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>) {
         let (Role::Whole, Some(vector)) = (&self.role, self.buffer.vector()) else { return };
         match register(std::mem::take(vector).into()) {
-            Ok(region) => self.role = Role::Lent(region.into_any()),
+            Ok(region) => self.role = Role::Registered(region.into_any()),
             Err(RegisterError { memory, .. }) => *vector = memory.into(),
         }
     }
 
     fn deregister(&mut self) {
-        if let Role::Lent(_) = self.role {
-            let lent = std::mem::replace(self, Self::whole(Buffer::default()));
-            self.buffer = lent.into_buffer();
+        if let Role::Registered(_) = self.role {
+            let registered = std::mem::replace(self, Self::whole(Buffer::default()));
+            self.buffer = registered.into_buffer();
         }
     }
 }
@@ -492,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_read_written_and_split() {
+    fn every_kind_of_buffer_is_read_written_and_split() {
         for mut buffer in kinds() {
             buffer.write(8, &[88, 99]);
             let mut bytes = [0; 3];
@@ -508,23 +505,23 @@ mod tests {
     #[test]
     fn splitting_a_vector_copies_nothing() {
         let mut buffer = Buffer::from(vec![7; 4096]);
-        let place = buffer.as_slice().unwrap().as_ptr();
+        let begin = buffer.as_slice().unwrap().as_ptr();
         let first = buffer.split_to(1000);
         let rest = buffer.as_slice().unwrap().as_ptr();
-        assert_eq!(first.as_slice().unwrap().as_ptr(), place);
-        assert_eq!(rest as usize, place as usize + 1000);
+        assert_eq!(first.as_slice().unwrap().as_ptr(), begin);
+        assert_eq!(rest as usize, begin as usize + 1000);
     }
 
     #[test]
-    fn a_vector_comes_back_as_the_same_memory() {
+    fn vector_comes_back_as_the_same_memory() {
         let vec = vec![1; 100];
-        let place = vec.as_ptr();
+        let begin = vec.as_ptr();
         let back = Buffer::from(vec).into_vec();
-        assert_eq!(back.as_ptr(), place);
+        assert_eq!(back.as_ptr(), begin);
     }
 
     #[test]
-    fn nothing_is_written_past_the_end_or_into_shared_bytes() {
+    fn writes_past_the_end_or_into_shared_bytes_are_ignored() {
         for mut buffer in kinds() {
             buffer.write(9, &[1, 2, 3]);
             buffer.write(usize::MAX, &[1]);

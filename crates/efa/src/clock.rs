@@ -1,4 +1,4 @@
-//! The time that endpoints live in.
+//! The clock of a fabric.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 
 use efa_device::Time;
 
-/// Where a fabric takes the time from.
+/// The clock that endpoints take the time from.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Clock {
-    /// The clock of the host, counted from this instant.
+    /// The host's monotonic clock, counted from this instant.
     Host(Instant),
-    /// A clock that only moves when told to, so that runs can be repeated.
+    /// A clock that the program advances, so that runs can be repeated.
     Manual(ManualClock),
 }
 
 impl Default for Clock {
-    /// The clock of the host.
+    /// The host's clock, from now on.
     fn default() -> Self {
         Self::Host(Instant::now())
     }
@@ -36,16 +37,15 @@ impl Clock {
         }
     }
 
-    /// Whether its owner moves it.
     pub(crate) fn is_manual(&self) -> bool {
         matches!(self, Self::Manual(_))
     }
 
-    /// Lets time pass until `next` or a little, before a look again: a manual clock moves on; on
-    /// the host's the processor is offered to others, now and then. `looks` counts the looks.
-    pub(crate) fn pass(&self, next: Option<Time>, looks: u32) {
+    /// Lets time pass between two polls, of which there were `polls` so far. A manual clock is
+    /// advanced, to `next` if that is given; with the host's, the thread yields now and then.
+    pub(crate) fn pass(&self, next: Option<Time>, polls: u32) {
         match self {
-            Self::Host(_) if looks.is_multiple_of(LOOKS_IN_A_ROW) => std::thread::yield_now(),
+            Self::Host(_) if polls.is_multiple_of(POLLS_PER_YIELD) => std::thread::yield_now(),
             // No `spin_loop`: on a virtual processor it can take longer than the message.
             Self::Host(_) => {}
             Self::Manual(clock) => clock.advance_to(next),
@@ -53,18 +53,17 @@ impl Clock {
     }
 }
 
-/// Looks for something new between two offers of the processor: an offer takes longer than a
-/// message does to arrive.
-const LOOKS_IN_A_ROW: u32 = 64;
+/// A yield takes longer than a message does to arrive, so not every poll is followed by one.
+const POLLS_PER_YIELD: u32 = 64;
 
-/// A clock that its owner moves. It starts at zero; clones show the same time.
+/// A clock that the program advances. It starts at zero. Clones are handles to the same clock.
 ///
-/// [`CompletionQueue::wait`](crate::CompletionQueue::wait) moves it on to the next moment at which
-/// something is due, so that a program without sleeps runs the same way every time.
+/// [`CompletionQueue::wait`](crate::CompletionQueue::wait) advances it to the next timeout, so that a
+/// program which doesn't sleep runs the same way every time.
 #[derive(Clone, Debug, Default)]
 pub struct ManualClock(Arc<AtomicU64>);
 
-/// How far a wait moves a clock when nothing is known to be due.
+/// How far a wait advances a clock when there is no timeout to wait for.
 const STEP: Duration = Duration::from_micros(1);
 
 impl ManualClock {
@@ -74,13 +73,13 @@ impl ManualClock {
         Self::default()
     }
 
-    /// What it shows.
+    /// Its time.
     #[must_use]
     pub fn now(&self) -> Time {
         Time::from_nanos(self.0.load(Ordering::Acquire))
     }
 
-    /// Moves it on.
+    /// Advances it.
     pub fn advance(&self, by: Duration) {
         self.0.fetch_max((self.now() + by).as_nanos(), Ordering::AcqRel);
     }
@@ -97,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manual_clock_moves_when_told_to() {
+    fn manual_clock_advances_only_when_asked_and_never_back() {
         let manual = ManualClock::new();
         let clock = Clock::from(&manual);
         assert_eq!(clock.now(), Time::ZERO);

@@ -1,4 +1,4 @@
-//! How operations end, and why they don't start.
+//! Completions of operations, and errors of operations that don't start.
 
 use efa_device::DeviceError;
 use efa_rdm::{OperationError, Subprotocol};
@@ -9,7 +9,7 @@ use crate::buffer::Buffer;
 use crate::endpoint::EndpointId;
 use crate::info::Capabilities;
 
-/// What kind of operation ended.
+/// Kind of an operation that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -17,10 +17,10 @@ pub enum Kind {
     Send,
     /// A receive of one message.
     Receive,
-    /// A message was put into a multi-receive buffer, which is still in use.
+    /// A message in a multi-receive buffer, which takes more.
     MultiReceive,
-    /// A multi-receive buffer takes no more messages (`FI_MULTI_RECV`), and all that it took have
-    /// completed. The rest comes back.
+    /// A multi-receive buffer takes no more messages (`FI_MULTI_RECV`), and all in it have completed. The
+    /// unused rest of the buffer comes back.
     Released,
     /// A write to memory of a peer.
     Write,
@@ -28,49 +28,49 @@ pub enum Kind {
     Read,
     /// An atomic on memory of a peer.
     Atomic,
-    /// A peer wrote to memory here and passed data to this completion (`FI_REMOTE_WRITE`).
+    /// A peer wrote to memory of this endpoint and sent data with it (`FI_REMOTE_WRITE`).
     RemoteWrite,
 }
 
-/// An operation that ended.
+/// A completed operation (`fi_cq_tagged_entry` and more).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Completion {
     /// The endpoint that the operation was started on, or that was written to
     /// ([`Endpoint::id`](crate::Endpoint::id)).
     pub endpoint: EndpointId,
-    /// The context that was given with the operation.
+    /// The context that the operation was started with; 0 for [`Kind::RemoteWrite`] and injected messages.
     pub context: u64,
-    /// What kind of operation it was.
+    /// The kind of operation.
     pub kind: Kind,
-    /// Length in bytes: of what was sent, written or read, or of what was received.
+    /// Bytes that were sent, received, written or read.
     pub length: u64,
-    /// The buffer that was given with the operation. Of a multi-receive buffer, the part that the
-    /// message lies in; of a receive in place, the message in its packet; of an atomic, the one for
-    /// the previous values; an empty one if there was none.
+    /// The buffer that the operation was started with. For a multi-receive buffer, the part with the
+    /// message; for a receive in place, the message in its packet; for an atomic, the buffer of the
+    /// previous values. Empty if there is none.
     pub buffer: Buffer,
-    /// The tag, if it is a tagged message.
+    /// The tag of a tagged message.
     pub tag: Option<u64>,
-    /// The data that the sender passed to this completion (`FI_REMOTE_CQ_DATA`).
+    /// The data that the peer sent to this completion (`FI_REMOTE_CQ_DATA`).
     pub cq_data: Option<u64>,
-    /// The peer in the address vector: who sent the message, or who was to get it. `None` if it
-    /// isn't there, if there was nobody, or if the endpoint lacks [`Capabilities::SOURCE`]
-    /// (`FI_ADDR_NOTAVAIL`).
+    /// Index of the peer in the address vector: of the sender of a received message, or of the target.
+    /// `None` (`FI_ADDR_NOTAVAIL`) if it is not in the address vector, if there is no peer, or for
+    /// received messages if the endpoint lacks [`Capabilities::SOURCE`].
     pub peer: Option<FiAddr>,
-    /// The peer's address. It need not be in the address vector.
+    /// Address of the peer, which need not be in the address vector.
     pub peer_address: Option<Address>,
-    /// How the message travelled.
+    /// The subprotocol that carried the data.
     pub subprotocol: Option<Subprotocol>,
 }
 
 impl Completion {
-    /// Whether it is of a message that was received.
+    /// Whether a message was received.
     #[must_use]
     pub fn is_received(&self) -> bool {
         matches!(self.kind, Kind::Receive | Kind::MultiReceive)
     }
 
-    /// The bytes of the message, without the rest of its buffer.
+    /// The message: the buffer, cut to [`length`](Self#structfield.length).
     #[must_use]
     pub fn into_message(self) -> Buffer {
         let mut buffer = self.buffer;
@@ -79,14 +79,14 @@ impl Completion {
     }
 }
 
-/// An operation that failed. It completes like any other, in its turn.
+/// A failed operation (`fi_cq_err_entry`). It completes in order with the others.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("operation with context {}: {error}", completion.context)]
 pub struct CompletionError {
     /// Why.
     #[source]
     pub error: OperationError,
-    /// The rest, as of any completion.
+    /// The other properties of the completion.
     pub completion: Box<Completion>,
 }
 
@@ -100,28 +100,30 @@ pub enum StartError {
     /// The address vector has no such address.
     #[error("no address {0} in the address vector")]
     UnknownAddress(FiAddr),
-    /// The peer restarted, or the device lost it. Its address must be removed; if it comes back
-    /// it can be inserted anew.
+    /// The peer was lost, restarted or excluded. To send to an endpoint with its address again, remove it
+    /// from the address vector and insert it anew. Directed receives from the old peer
+    /// ([`Receive::from`](crate::Receive::from)) stay posted until they are cancelled.
     #[error("the peer at {0} is gone")]
     PeerGone(FiAddr),
-    /// As many operations are under way as can be; progress makes room (`FI_EAGAIN`).
+    /// The limit of operations under way is reached; read completions and try again (`FI_EAGAIN`).
     #[error("busy: {limit} operations under way")]
     Busy {
-        /// How many can be.
+        /// The limit.
         limit: usize,
     },
-    /// The completion queue has no room for another completion; reading makes room (`FI_EAGAIN`).
+    /// The completion queue has no credit for another operation; read completions and try again
+    /// (`FI_EAGAIN`).
     #[error("the completion queue of {capacity} entries is full")]
     QueueFull {
-        /// How many it holds.
+        /// Its capacity.
         capacity: usize,
     },
-    /// The message is longer than the endpoint sends.
+    /// The message is longer than [`max_message_size`](crate::EndpointOptions#structfield.max_message_size).
     #[error("message of {length} bytes, the endpoint sends at most {limit}")]
     TooLong {
         /// Its length in bytes.
         length: u64,
-        /// The most.
+        /// The limit in bytes.
         limit: u64,
     },
     /// The message is too long to be injected.
@@ -129,7 +131,7 @@ pub enum StartError {
     TooLongToInject {
         /// Its length in bytes.
         length: usize,
-        /// The most.
+        /// The limit in bytes.
         limit: usize,
     },
     /// Buffer and remote memory differ in length.
@@ -140,26 +142,25 @@ pub enum StartError {
         /// Bytes of the remote memory.
         remote: u64,
     },
-    /// The endpoint was not made for this.
+    /// Services that the operation needs are not enabled.
     #[error("the endpoint lacks {0}")]
     Disabled(Capabilities),
-    /// The buffer is memory of another domain.
+    /// The buffer is registered memory or a packet of another domain.
     #[error("the memory belongs to another domain")]
     OtherDomain,
-    /// The endpoint matches messages with receives and copies them; see
-    /// [`Receiving`](crate::Receiving).
+    /// The endpoint does not receive in place ([`Receiving`](crate::Receiving)).
     #[error("the endpoint receives no messages in place")]
     NotInPlace,
-    /// The device can't address the peer.
+    /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The engine has another reason.
+    /// Another error of the protocol engine.
     #[error(transparent)]
     Engine(#[from] efa_rdm::StartError),
 }
 
 impl StartError {
-    /// Whether it can be tried again after completions were read (`FI_EAGAIN`).
+    /// Whether the operation can be tried again after completions were read (`FI_EAGAIN`).
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Busy { .. } | Self::QueueFull { .. })

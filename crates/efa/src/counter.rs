@@ -1,12 +1,12 @@
-//! Counters: how many operations ended, without saying which.
+//! Counters: the number of operations that completed or failed.
 //!
 //! ```text
-//!   engine ─► an operation ended ─┬─► completion queue: which, how, and its buffer
-//!                                 └─► counter of its kind: one more, or one more failed
+//!   engine ─► operation completed ─┬─► completion queue: context, result, buffer
+//!                                  └─► counter of its kind: value + 1, or errors + 1
 //! ```
 //!
-//! A counter follows the completion level of each operation: a send that is to be delivered is
-//! counted when it is. What the protocol sends on its own account never counts.
+//! An operation is counted when it completes, so at its completion level: with delivery complete, when
+//! the message is delivered. Packets of the protocol alone are never counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,27 +20,27 @@ use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
 
 bitflags::bitflags! {
-    /// Which operations of an endpoint a counter counts.
+    /// Kinds of operations that a counter counts.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Counted: u8 {
-        /// Messages sent, injected ones too (`FI_SEND`).
+        /// Messages sent, injected ones included (`FI_SEND`).
         const SEND = 1;
         /// Messages received (`FI_RECV`).
         const RECEIVE = 1 << 1;
-        /// Reads, and atomics that bring values back (`FI_READ`).
+        /// Reads, and atomics that return values (`FI_READ`).
         const READ = 1 << 2;
         /// Writes, and other atomics (`FI_WRITE`).
         const WRITE = 1 << 3;
-        /// Reads of memory here by peers, and their atomics that bring values back
-        /// (`FI_REMOTE_READ`). What a peer's device does alone is not told to anybody here.
+        /// Reads of this endpoint's memory by peers, and their atomics that return values
+        /// (`FI_REMOTE_READ`). RDMA reads of devices can't be counted.
         const REMOTE_READ = 1 << 4;
-        /// Writes of peers to memory here, and their other atomics (`FI_REMOTE_WRITE`). Of what a
-        /// peer's device does alone, only writes with data are told.
+        /// Writes to this endpoint's memory by peers, and their other atomics (`FI_REMOTE_WRITE`). Of RDMA
+        /// writes of devices, only those with data are counted.
         const REMOTE_WRITE = 1 << 5;
     }
 }
 
-/// What a counter counts of its operations.
+/// What a counter counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CounterEvents {
@@ -51,7 +51,7 @@ pub enum CounterEvents {
     Bytes,
 }
 
-/// How a counter is to be made.
+/// Options of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CounterOptions {
@@ -60,22 +60,25 @@ pub struct CounterOptions {
 }
 
 impl CounterOptions {
-    /// Of this kind.
+    /// A counter of these events.
     #[must_use]
     pub const fn of(events: CounterEvents) -> Self {
         Self { events }
     }
 }
 
-/// A counter of completions. Clones are handles to the same one.
+/// A counter of completions (`fi_cntr`). Clones are handles to the same counter.
 ///
-/// It may be bound to any number of endpoints, and to one for several kinds of operations. Reading it
-/// moves the operations of those endpoints on, as reading their completion queues does. Completions go
-/// to the queues all the same.
+/// It may be bound to any number of endpoints, and to each for several kinds of operations. Reading it
+/// progresses those endpoints, as reading their completion queues does. The operations also complete on
+/// their queues, which must be read.
 ///
 /// ```
 /// use std::time::Duration;
-/// use efa::*;
+/// use efa::{
+///     CompletionQueueOptions, Counted, CounterOptions, Direction, EndpointOptions, Fabric, LocalOptions,
+///     Message, Receive,
+/// };
 ///
 /// let domain = Fabric::local(LocalOptions::default()).domain()?;
 /// let queue = domain.completion_queue(CompletionQueueOptions::default());
@@ -94,7 +97,7 @@ impl CounterOptions {
 ///     bob.receive(Receive::untagged(), vec![0; 64], i)?;
 ///     alice.send(Message::to(to_bob), "hello", i)?;
 /// }
-/// // Bob's side moves on when his counter is read, Alice's when the queue is.
+/// // Reading Bob's counter progresses Bob's endpoint; reading the queue progresses both.
 /// while arrived.value() < 10 {
 ///     queue.read();
 /// }
@@ -112,24 +115,24 @@ struct Shared {
     endpoints: BoundEndpoints,
 }
 
-/// Why a counter was not waited for to the end.
+/// Why [`Counter::wait`] ended before the threshold was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CounterError {
-    /// It didn't get there in time (`FI_ETIMEDOUT`).
-    #[error("counted {value} within {timeout:?}, and not {threshold}")]
+    /// The time is up (`FI_ETIMEDOUT`).
+    #[error("the counter is {value} after {timeout:?}, not yet {threshold}")]
     TimedOut {
-        /// Where it got.
+        /// The value.
         value: u64,
-        /// What was waited for.
+        /// The value that was waited for.
         threshold: u64,
-        /// How long.
+        /// The timeout of the call.
         timeout: Duration,
     },
-    /// An operation failed meanwhile (`FI_EAVAIL`): the completion queue tells which.
+    /// An operation failed (`FI_EAVAIL`). The completion queue has its error.
     #[error("{errors} operations failed")]
     Failed {
-        /// All that were counted as failed.
+        /// Failed operations in all.
         errors: u64,
     },
 }
@@ -144,50 +147,53 @@ impl Counter {
         }))
     }
 
-    /// How many operations ended well (`fi_cntr_read`).
+    /// Returns the number of operations that completed without error (`fi_cntr_read`).
     #[must_use]
     pub fn value(&self) -> u64 {
         self.0.endpoints.progress();
         self.0.value.load(Ordering::Acquire)
     }
 
-    /// How many failed (`fi_cntr_readerr`).
+    /// Returns the number of operations that failed (`fi_cntr_readerr`).
     #[must_use]
     pub fn errors(&self) -> u64 {
         self.0.endpoints.progress();
         self.0.errors.load(Ordering::Acquire)
     }
 
-    /// Counts some more that the application knows of (`fi_cntr_add`).
+    /// Adds to the value (`fi_cntr_add`).
     pub fn add(&self, more: u64) {
         self.0.value.fetch_add(more, Ordering::AcqRel);
     }
 
-    /// The same of failures (`fi_cntr_adderr`).
+    /// Adds to the errors (`fi_cntr_adderr`).
     pub fn add_errors(&self, more: u64) {
         self.0.errors.fetch_add(more, Ordering::AcqRel);
     }
 
-    /// Goes on from `value` (`fi_cntr_set`).
+    /// Sets the value (`fi_cntr_set`).
     pub fn set(&self, value: u64) {
         self.0.value.store(value, Ordering::Release);
     }
 
-    /// The same of failures (`fi_cntr_seterr`).
+    /// Sets the errors (`fi_cntr_seterr`).
     pub fn set_errors(&self, errors: u64) {
         self.0.errors.store(errors, Ordering::Release);
     }
 
-    /// Waits until `threshold` operations have ended well, by reading again and again, with the
-    /// processor offered to others in between (`fi_cntr_wait`).
+    /// Waits until the value is at least `threshold` (`fi_cntr_wait`).
+    ///
+    /// It polls, and blocks the thread, so don't call it in an async task. This release has no descriptor to
+    /// wait on; descriptors come with a later one. See
+    /// [`CompletionQueue::wait`](crate::CompletionQueue::wait).
     ///
     /// # Errors
-    /// They haven't in time, or one failed meanwhile.
+    /// The time is up, or an operation failed during the wait.
     pub fn wait(&self, threshold: u64, timeout: Duration) -> Result<(), CounterError> {
         let clock = self.0.domain.fabric().clock();
         let deadline = clock.now() + timeout;
         let failed_before = self.0.errors.load(Ordering::Acquire);
-        let mut looks = 0_u32;
+        let mut polls = 0_u32;
         loop {
             let (value, errors) = (self.value(), self.0.errors.load(Ordering::Acquire));
             if value >= threshold {
@@ -199,8 +205,8 @@ impl Counter {
             if clock.now() >= deadline {
                 return Err(CounterError::TimedOut { value, threshold, timeout });
             }
-            looks = looks.wrapping_add(1);
-            clock.pass(self.0.endpoints.next_timeout().map(|next| next.min(deadline)), looks);
+            polls = polls.wrapping_add(1);
+            clock.pass(self.0.endpoints.next_timeout().map(|next| next.min(deadline)), polls);
         }
     }
 
@@ -217,70 +223,69 @@ impl Counter {
     }
 }
 
-/// The counters of an endpoint, at most one for each kind of operation.
+/// The counters of an endpoint, at most one per kind of operation.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     of: [Option<Counter>; Counted::all().bits().count_ones() as usize],
-    /// What was counted of what the engine only tells the number of.
+    /// The engine's totals of operations without completions, as far as they have been counted.
     injected: u64,
     remote_reads: u64,
     remote_writes: u64,
 }
 
 impl Counters {
-    /// Has a counter count some kinds; tells whether none of them had one.
+    /// Adds a counter of some kinds; returns whether none of them had one.
     #[must_use]
     pub(crate) fn add(&mut self, counter: &Counter, kinds: Counted) -> bool {
-        let mut free = true;
+        let mut is_first = true;
         for kind in kinds.iter() {
-            free &= self.of[place(kind)].replace(counter.clone()).is_none();
+            is_first &= self.of[index(kind)].replace(counter.clone()).is_none();
         }
-        free
+        is_first
     }
 
-    /// The counters, some of them perhaps more than once.
+    /// The counters; one of several kinds comes as many times.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Counter> {
         self.of.iter().flatten()
     }
 
-    /// None at all?
     pub(crate) fn is_empty(&self) -> bool {
         self.iter().next().is_none()
     }
 
-    /// An operation ended.
-    pub(crate) fn ended(&self, kind: Kind, fetched: bool, well: bool) {
+    /// Counts an operation that ended. `fetched`: it was an atomic that fetched values.
+    pub(crate) fn ended(&self, kind: Kind, fetched: bool, ok: bool) {
         let kind = match kind {
             Kind::Send => Counted::SEND,
             Kind::Receive | Kind::MultiReceive => Counted::RECEIVE,
             Kind::Write => Counted::WRITE,
             Kind::Atomic if !fetched => Counted::WRITE,
             Kind::Read | Kind::Atomic => Counted::READ,
-            // The end of a buffer is no message, and writes of peers are counted with those that have
-            // no completion.
+            // The release of a buffer is no message. `follow` counts all writes of peers, which need not
+            // have a completion.
             Kind::Released | Kind::RemoteWrite => return,
         };
-        let Some(counter) = &self.of[place(kind)] else { return };
-        if well { counter.add(1) } else { counter.add_errors(1) }
+        let Some(counter) = &self.of[index(kind)] else { return };
+        if ok { counter.add(1) } else { counter.add_errors(1) }
     }
 
-    /// The engine has counted what has no completion.
+    /// Counts operations without completions, from the engine's totals.
     pub(crate) fn follow(&mut self, engine: &Statistics) {
-        let news = [
+        let totals = [
             (Counted::SEND, &mut self.injected, engine.injected),
             (Counted::REMOTE_READ, &mut self.remote_reads, engine.remote_reads),
             (Counted::REMOTE_WRITE, &mut self.remote_writes, engine.remote_writes),
         ];
-        for (kind, known, now) in news {
-            let more = now - std::mem::replace(known, now);
-            if let (1.., Some(counter)) = (more, &self.of[place(kind)]) {
+        for (kind, counted, total) in totals {
+            let more = total - std::mem::replace(counted, total);
+            if let (1.., Some(counter)) = (more, &self.of[index(kind)]) {
                 counter.add(more);
             }
         }
     }
 }
 
-/// The place of a single kind.
-fn place(kind: Counted) -> usize {
+/// Index of a single kind.
+fn index(kind: Counted) -> usize {
     kind.bits().trailing_zeros() as usize
 }

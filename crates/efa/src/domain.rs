@@ -1,4 +1,4 @@
-//! Domains: a device of a fabric, and what shares it.
+//! Domains: a device of a fabric, and the objects on it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::info::DomainAttributes;
 use crate::region::{MemoryRegion, RegisterError};
 use crate::registrations::Cache;
 
-/// A connection to a fabric: one device of it. Objects of a domain can be used together, and only
-/// those. Clones are handles to the same one.
+/// A device of a fabric (`fi_domain`). Objects of different domains can't be used together. Clones are
+/// handles to the same domain.
 #[derive(Clone)]
 pub struct Domain(Arc<Shared>);
 
@@ -41,28 +41,28 @@ impl Domain {
         }))
     }
 
-    /// The fabric it is of.
+    /// The fabric.
     #[must_use]
     pub fn fabric(&self) -> &Fabric {
         &self.0.fabric
     }
 
-    /// What it is like.
+    /// Its attributes.
     #[must_use]
     pub fn attributes(&self) -> DomainAttributes {
         DomainAttributes::of(self.0.device.attributes())
     }
 
-    /// A completion queue.
+    /// Creates a completion queue (`fi_cq_open`).
     #[must_use]
     pub fn completion_queue(&self, options: CompletionQueueOptions) -> CompletionQueue {
         CompletionQueue::new(self, options)
     }
 
-    /// A counter.
+    /// Creates a counter (`fi_cntr_open`).
     ///
     /// # Errors
-    /// [`Error::NoData`]: it is to count other events than completions.
+    /// [`Error::NoData`] for events other than completions.
     pub fn counter(&self, options: CounterOptions) -> Result<Counter, Error> {
         match options.events {
             CounterEvents::Completions => Ok(Counter::new(self)),
@@ -70,18 +70,18 @@ impl Domain {
         }
     }
 
-    /// An address vector.
+    /// Creates an address vector (`fi_av_open`).
     #[must_use]
     pub fn address_vector(&self) -> AddressVector {
         AddressVector::new(self)
     }
 
-    /// An endpoint, not yet enabled.
+    /// Begins an endpoint, which is then bound and enabled (`fi_endpoint`).
     pub fn endpoint(&self, options: EndpointOptions) -> EndpointBuilder {
         EndpointBuilder::new(self, options)
     }
 
-    /// Registers memory with the device.
+    /// Registers memory with the device (`fi_mr_reg`).
     ///
     /// # Errors
     /// A limit of the device is reached; the memory comes back.

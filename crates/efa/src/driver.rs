@@ -7,6 +7,7 @@
 
 mod complete;
 #[cfg(test)]
+#[cfg(feature = "sim")]
 mod tests;
 
 use std::collections::HashSet;

@@ -1,12 +1,12 @@
-//! Variables of the environment: the names that users of libfabric's EFA provider know.
+//! Environment variables of libfabric's EFA provider (`FI_EFA_*`).
 //!
 //! ```text
 //!   FI_EFA_RUNT_SIZE=307200 ─► Parameter ─► EndpointOptions, CompletionQueueOptions
-//!                                 └► Mistake: the value makes no sense, the default stands
+//!                                 └► Mistake: an invalid value, and the default is kept
 //! ```
 //!
-//! Nothing is read behind one's back: a program that wants its users to have these variables calls
-//! [`Environment::read`] and makes its objects with the options that come out of it.
+//! The library reads no variables by itself. A program that supports them calls [`Environment::read`] and
+//! creates its objects with the options that it returns.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -18,10 +18,9 @@ use crate::completion_queue::CompletionQueueOptions;
 use crate::endpoint_options::EndpointOptions;
 use crate::registrations::RegistrationLimits;
 
-/// Every name that this module knows begins so.
 const PREFIX: &str = "FI_EFA_";
 
-/// What the environment asks for: the default options, as far as it doesn't say otherwise.
+/// Options set by environment variables; defaults where no variable is set.
 ///
 /// ```
 /// use efa::Environment;
@@ -32,24 +31,24 @@ const PREFIX: &str = "FI_EFA_";
 /// assert_eq!(environment.completion_queue.capacity, 8192);
 /// assert_eq!(
 ///     environment.mistakes[0].to_string(),
-///     "FI_EFA_CQ_SIZE is \"few\": a whole number from 1 to 4294967295 is expected"
+///     "FI_EFA_CQ_SIZE=few: a whole number from 1 to 4294967295 is expected"
 /// );
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Environment {
-    /// For endpoints.
+    /// Options of endpoints.
     pub endpoint: EndpointOptions,
-    /// For completion queues.
+    /// Options of completion queues.
     pub completion_queue: CompletionQueueOptions,
-    /// For [`Domain::limit_registrations`](crate::Domain::limit_registrations).
+    /// Limits for [`Domain::limit_registrations`](crate::Domain::limit_registrations).
     pub registrations: RegistrationLimits,
-    /// Variables that make no sense; what they would set is as by default.
+    /// Unknown variables and invalid values, which set nothing.
     pub mistakes: Vec<Mistake>,
 }
 
 impl Environment {
-    /// What the environment of this process asks for. Mistakes are logged as warnings, too.
+    /// Reads the variables of this process. Mistakes are also logged as warnings.
     #[must_use]
     pub fn read() -> Self {
         let environment = Self::of(std::env::vars_os());
@@ -59,7 +58,7 @@ impl Environment {
         environment
     }
 
-    /// What these variables ask for. Names that don't begin with `FI_EFA_` are passed by.
+    /// Reads these variables. Names that don't begin with `FI_EFA_` are ignored.
     #[must_use]
     pub fn of<N, V>(variables: impl IntoIterator<Item = (N, V)>) -> Self
     where
@@ -97,37 +96,37 @@ impl Environment {
     }
 }
 
-/// A variable that makes no sense.
+/// An unknown variable, or an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mistake {
-    /// Its value is none that it can have.
-    #[error("{name} is {value:?}: {expected} is expected")]
+    /// The value is invalid.
+    #[error("{name}={value}: {expected} is expected")]
     Value {
         /// The variable.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What it could be.
+        /// What is valid.
         expected: ParameterKind,
     },
-    /// No release of libfabric knows it.
-    #[error("{name} is no parameter of EFA")]
+    /// No release of libfabric has it.
+    #[error("{name} is not a parameter of the EFA provider")]
     Unknown {
         /// The variable.
         name: String,
     },
 }
 
-/// What the value of a parameter can be.
+/// Valid values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParameterKind {
     /// A whole number, decimal or hexadecimal with `0x`.
     Number {
-        /// The least.
+        /// The smallest.
         least: u64,
-        /// The most.
+        /// The largest.
         most: u64,
     },
     /// `1`, `on`, `true`, `yes`, or `0`, `off`, `false`, `no`.
@@ -141,7 +140,7 @@ impl ParameterKind {
             Self::Number { least, most } => {
                 let hexadecimal = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
                 let number = match hexadecimal {
-                    // The sign that the standard library takes is no digit.
+                    // The standard library accepts a sign; libfabric doesn't.
                     Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16),
                     _ => text.parse(),
                 };
@@ -177,7 +176,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// 0 or 1 of a switch, as libfabric takes numbers for switches.
+    /// The number; 0 or 1 for a switch.
     fn number(self) -> u64 {
         match self {
             Self::Number(number) => number,
@@ -199,44 +198,44 @@ impl fmt::Display for Value {
     }
 }
 
-/// A variable that some release of libfabric's EFA provider reads.
+/// A variable of any release of libfabric's EFA provider.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Parameter {
     /// Its name.
     pub name: &'static str,
-    /// What it does, or why it does nothing here.
+    /// What it sets, or why it has no effect here.
     pub help: &'static str,
     effect: Effect,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Effect {
-    /// It sets something.
+    /// It sets an option.
     Sets { kind: ParameterKind, set: fn(&mut Environment, Value), get: fn(&Environment) -> Value },
-    /// It is known and does nothing here.
-    Nothing,
+    /// It has no effect here.
+    None,
 }
 
 impl Parameter {
-    /// All of them: those that set something first, each part in the order of the alphabet.
+    /// All: first those that set an option, then those without effect; each group sorted.
     pub const ALL: &'static [Self] = PARAMETERS;
 
-    /// What its value can be; `None` if it does nothing here.
+    /// Valid values; `None` if it has no effect here.
     #[must_use]
     pub fn kind(&self) -> Option<ParameterKind> {
         match self.effect {
             Effect::Sets { kind, .. } => Some(kind),
-            Effect::Nothing => None,
+            Effect::None => None,
         }
     }
 
-    /// What is set in an environment; `None` if it does nothing here.
+    /// Its value in an environment; `None` if it has no effect here.
     #[must_use]
     pub fn value(&self, environment: &Environment) -> Option<Value> {
         match self.effect {
             Effect::Sets { get, .. } => Some(get(environment)),
-            Effect::Nothing => None,
+            Effect::None => None,
         }
     }
 }
@@ -261,27 +260,28 @@ const fn switch(
     Parameter { name, help, effect: Effect::Sets { kind: ParameterKind::Switch, set, get } }
 }
 
-const fn nothing(name: &'static str, help: &'static str) -> Parameter {
-    Parameter { name, help, effect: Effect::Nothing }
+const fn no_effect(name: &'static str, help: &'static str) -> Parameter {
+    Parameter { name, help, effect: Effect::None }
 }
 
 const ANY: (u64, u64) = (0, u64::MAX);
-const SOME: (u64, u64) = (1, u64::MAX);
+const POSITIVE: (u64, u64) = (1, u64::MAX);
 /// Entries of queues and tables.
 const ENTRIES: (u64, u64) = (1, u32::MAX as u64);
-/// Microseconds, as far as libfabric takes them.
+/// Microseconds, in libfabric's range.
 const MICROSECONDS: (u64, u64) = (0, i32::MAX as u64 / 2 - 1);
 
 fn micros(duration: Duration) -> Value {
     Value::Number(duration.as_micros().try_into().unwrap_or(u64::MAX))
 }
 
-/// Announces features or not; those that the device lacks are left out later.
-fn offer(environment: &mut Environment, features: Extras, value: Value) {
+/// Sets whether features are announced. Those that the device lacks are removed when the endpoint is
+/// enabled.
+fn announce(environment: &mut Environment, features: Extras, value: Value) {
     environment.endpoint.protocol.profile.extras.set(features, value == Value::Switch(true));
 }
 
-fn offers(environment: &Environment, features: Extras) -> Value {
+fn announces(environment: &Environment, features: Extras) -> Value {
     Value::Switch(environment.endpoint.protocol.profile.extras.intersects(features))
 }
 
@@ -290,28 +290,28 @@ const RDMA: Extras = Extras::RDMA_READ.union(Extras::RDMA_WRITE);
 static PARAMETERS: &[Parameter] = &[
     number(
         "FI_EFA_CQ_SIZE",
-        "completions that a queue holds",
+        "capacity of a completion queue in entries",
         ENTRIES,
         |at, value| at.completion_queue.capacity = value.count(),
         |at| Value::Number(at.completion_queue.capacity as u64),
     ),
     number(
         "FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE",
-        "longest message in bytes that is sent without flow control",
+        "longest message in bytes that is sent without flow control (medium)",
         ANY,
         |at, value| at.endpoint.protocol.max_medium = value.number(),
         |at| Value::Number(at.endpoint.protocol.max_medium),
     ),
     number(
         "FI_EFA_INTER_MIN_READ_MESSAGE_SIZE",
-        "shortest message in bytes that the receiver reads from the sender's memory",
+        "shortest message in bytes that the receiver reads by RDMA (long-read)",
         ANY,
         |at, value| at.endpoint.protocol.min_read = value.number(),
         |at| Value::Number(at.endpoint.protocol.min_read),
     ),
     number(
         "FI_EFA_INTER_MIN_READ_WRITE_SIZE",
-        "shortest write in bytes that the target reads from the writer's memory",
+        "shortest write in bytes that the target reads by RDMA",
         ANY,
         |at, value| at.endpoint.protocol.min_read_write = value.number(),
         |at| Value::Number(at.endpoint.protocol.min_read_write),
@@ -319,20 +319,20 @@ static PARAMETERS: &[Parameter] = &[
     number(
         "FI_EFA_INTER_READ_SEGMENT_SIZE",
         "most bytes of one RDMA operation",
-        SOME,
+        POSITIVE,
         |at, value| at.endpoint.protocol.rdma_segment = value.number(),
         |at| Value::Number(at.endpoint.protocol.rdma_segment),
     ),
     number(
         "FI_EFA_MAX_MEMCPY_SIZE",
-        "longest buffer in bytes that RDMA copies rather than registers",
+        "longest buffer in bytes that is copied for RDMA rather than registered",
         (1, 1 << 30),
         |at, value| at.endpoint.protocol.bounce_size = value.count(),
         |at| Value::Number(at.endpoint.protocol.bounce_size as u64),
     ),
     number(
         "FI_EFA_MAX_TIMEOUT",
-        "longest time in microseconds that a receiver that isn't ready is left alone",
+        "longest RNR backoff in microseconds",
         MICROSECONDS,
         |at, value| {
             at.endpoint.protocol.backoff.longest = Duration::from_micros(value.number());
@@ -341,21 +341,21 @@ static PARAMETERS: &[Parameter] = &[
     ),
     number(
         "FI_EFA_MR_MAX_CACHED_COUNT",
-        "most memory regions that stay registered while nobody uses them",
+        "most idle regions in the registration cache",
         ANY,
         |at, value| at.registrations.count = value.count(),
         |at| Value::Number(at.registrations.count as u64),
     ),
     number(
         "FI_EFA_MR_MAX_CACHED_SIZE",
-        "most bytes of memory that stays registered while nobody uses it",
+        "most bytes of idle regions in the registration cache",
         ANY,
         |at, value| at.registrations.bytes = value.count(),
         |at| Value::Number(at.registrations.bytes as u64),
     ),
     number(
         "FI_EFA_RUNT_SIZE",
-        "bytes of a message that go in packets while the receiver reads the rest",
+        "bytes of a message sent eagerly while the receiver reads the rest by RDMA (runting read)",
         ANY,
         |at, value| at.endpoint.protocol.runt_size = value.number(),
         |at| Value::Number(at.endpoint.protocol.runt_size),
@@ -369,7 +369,7 @@ static PARAMETERS: &[Parameter] = &[
     ),
     number(
         "FI_EFA_TIMEOUT_INTERVAL",
-        "first time in microseconds that a receiver that isn't ready is left alone; 0: as by default",
+        "first RNR backoff in microseconds; 0: the default",
         MICROSECONDS,
         |at, value| {
             if value.number() > 0 {
@@ -380,14 +380,14 @@ static PARAMETERS: &[Parameter] = &[
     ),
     number(
         "FI_EFA_TX_MIN_CREDITS",
-        "packets of a long message that the receiver grants at a time",
+        "packets of a long message that one CTS grants",
         ENTRIES,
         |at, value| at.endpoint.protocol.cts_window = value.number() as u32,
         |at| Value::Number(at.endpoint.protocol.cts_window.into()),
     ),
     number(
         "FI_EFA_TX_QUEUE_SIZE",
-        "sends that the device holds at a time; 0: as by default",
+        "most sends posted to the device; 0: the default",
         (0, u32::MAX as u64),
         |at, value| {
             if value.number() > 0 {
@@ -398,52 +398,61 @@ static PARAMETERS: &[Parameter] = &[
     ),
     number(
         "FI_EFA_TX_SIZE",
-        "most sends under way",
+        "most send operations under way",
         ENTRIES,
         |at, value| at.endpoint.protocol.max_sends = value.count(),
         |at| Value::Number(at.endpoint.protocol.max_sends as u64),
     ),
     switch(
         "FI_EFA_USE_DEVICE_RDMA",
-        "whether devices read and write the memory of others, where they can",
-        |at, value| offer(at, RDMA, value),
-        |at| offers(at, RDMA),
+        "whether RDMA of the device is used, where both devices have it",
+        |at, value| announce(at, RDMA, value),
+        |at| announces(at, RDMA),
     ),
     switch(
         "FI_EFA_USE_UNSOLICITED_WRITE_RECV",
-        "whether writes with data take no receive buffer, where both devices can",
-        |at, value| offer(at, Extras::UNSOLICITED_WRITE_RECV, value),
-        |at| offers(at, Extras::UNSOLICITED_WRITE_RECV),
+        "whether RDMA writes with data use no receive buffer, where both devices can",
+        |at, value| announce(at, Extras::UNSOLICITED_WRITE_RECV, value),
+        |at| announces(at, Extras::UNSOLICITED_WRITE_RECV),
     ),
-    nothing("FI_EFA_EFA_CQ_READ_SIZE", "progress handles what the device has, up to 512 at a time"),
-    nothing("FI_EFA_ENABLE_HIGH_PPS", "a setting of Amazon's hardware"),
-    nothing("FI_EFA_ENABLE_SHM_TRANSFER", "there is no way around the device"),
-    nothing("FI_EFA_FORK_SAFE", "a setting of memory registration in rdma-core"),
-    nothing("FI_EFA_IFACE", "the device is chosen when the fabric is opened"),
-    nothing("FI_EFA_IMPLICIT_AV_SIZE", "peers that write unasked stay known"),
-    nothing("FI_EFA_INTERNAL_RX_REFILL_THRESHOLD", "receive buffers follow the traffic"),
-    nothing("FI_EFA_INTER_MAX_GDRCOPY_MESSAGE_SIZE", "there is no memory of GPUs"),
-    nothing("FI_EFA_MR_CACHE_ENABLE", "FI_EFA_MR_MAX_CACHED_COUNT=0 has no registrations kept"),
-    nothing("FI_EFA_MTU_SIZE", "the device says how long packets are"),
-    nothing("FI_EFA_READCOPY_POOL_SIZE", "memory that messages are read into grows with use"),
-    nothing("FI_EFA_RECVWIN_SIZE", "the window of early messages grows with use"),
-    nothing("FI_EFA_RX_COPY_OOO", "early packets are always copied"),
-    nothing("FI_EFA_RX_COPY_UNEXP", "unexpected packets are always copied"),
-    nothing("FI_EFA_RX_IOV_LIMIT", "a receive has one buffer"),
-    nothing("FI_EFA_RX_WINDOW_SIZE", "of releases before 1.16"),
-    nothing("FI_EFA_SET_CUDA_SYNC_MEMOPS", "there is no memory of GPUs"),
-    nothing("FI_EFA_SHM_AV_SIZE", "there is no way around the device"),
-    nothing("FI_EFA_SHM_CQ_READ_SIZE", "there is no way around the device"),
-    nothing("FI_EFA_SHM_MAX_MEDIUM_SIZE", "there is no way around the device"),
-    nothing("FI_EFA_TRACK_MR", "a help for debugging libfabric"),
-    nothing("FI_EFA_TX_IOV_LIMIT", "a send has one buffer"),
-    nothing("FI_EFA_TX_MAX_CREDITS", "of releases before 1.16"),
-    nothing("FI_EFA_USE_DATA_PATH_DIRECT", "a setting of Amazon's hardware"),
-    nothing("FI_EFA_USE_HUGE_PAGE", "packets lie where the device puts them"),
-    nothing("FI_EFA_USE_HW_CNTR", "a setting of Amazon's hardware"),
-    nothing("FI_EFA_USE_SM2", "there is no way around the device"),
-    nothing("FI_EFA_USE_ZCPY_RX", "endpoints receive in place if their program asks for it"),
-    nothing("FI_EFA_ZCPY_RX_SEED", "endpoints receive in place if their program asks for it"),
+    no_effect(
+        "FI_EFA_EFA_CQ_READ_SIZE",
+        "progress handles up to 512 completions of the device at a time",
+    ),
+    no_effect("FI_EFA_ENABLE_HIGH_PPS", "a setting of Amazon's hardware"),
+    no_effect("FI_EFA_ENABLE_SHM_TRANSFER", "there is no shm transfer that bypasses the device"),
+    no_effect("FI_EFA_FORK_SAFE", "a setting of memory registration in rdma-core"),
+    no_effect("FI_EFA_IFACE", "the program chooses the device when it opens the fabric"),
+    no_effect("FI_EFA_IMPLICIT_AV_SIZE", "peers that are not in the address vector stay known"),
+    no_effect(
+        "FI_EFA_INTERNAL_RX_REFILL_THRESHOLD",
+        "the number of receive buffers follows the traffic",
+    ),
+    no_effect("FI_EFA_INTER_MAX_GDRCOPY_MESSAGE_SIZE", "GPU memory is not supported"),
+    no_effect(
+        "FI_EFA_MR_CACHE_ENABLE",
+        "FI_EFA_MR_MAX_CACHED_COUNT=0 disables the registration cache",
+    ),
+    no_effect("FI_EFA_MTU_SIZE", "the MTU is that of the device"),
+    no_effect("FI_EFA_READCOPY_POOL_SIZE", "the pool for RDMA reads grows with use"),
+    no_effect("FI_EFA_RECVWIN_SIZE", "the reorder window grows with use"),
+    no_effect("FI_EFA_RX_COPY_OOO", "out-of-order packets are always copied"),
+    no_effect("FI_EFA_RX_COPY_UNEXP", "unexpected packets are always copied"),
+    no_effect("FI_EFA_RX_IOV_LIMIT", "a receive has one buffer"),
+    no_effect("FI_EFA_RX_WINDOW_SIZE", "of releases before 1.16"),
+    no_effect("FI_EFA_SET_CUDA_SYNC_MEMOPS", "GPU memory is not supported"),
+    no_effect("FI_EFA_SHM_AV_SIZE", "there is no shm transfer that bypasses the device"),
+    no_effect("FI_EFA_SHM_CQ_READ_SIZE", "there is no shm transfer that bypasses the device"),
+    no_effect("FI_EFA_SHM_MAX_MEDIUM_SIZE", "there is no shm transfer that bypasses the device"),
+    no_effect("FI_EFA_TRACK_MR", "for debugging libfabric"),
+    no_effect("FI_EFA_TX_IOV_LIMIT", "a send has one buffer"),
+    no_effect("FI_EFA_TX_MAX_CREDITS", "of releases before 1.16"),
+    no_effect("FI_EFA_USE_DATA_PATH_DIRECT", "a setting of Amazon's hardware"),
+    no_effect("FI_EFA_USE_HUGE_PAGE", "the device allocates packets"),
+    no_effect("FI_EFA_USE_HW_CNTR", "a setting of Amazon's hardware"),
+    no_effect("FI_EFA_USE_SM2", "there is no shm transfer that bypasses the device"),
+    no_effect("FI_EFA_USE_ZCPY_RX", "the program chooses endpoints that receive in place"),
+    no_effect("FI_EFA_ZCPY_RX_SEED", "the program chooses endpoints that receive in place"),
 ];
 
 #[cfg(test)]
@@ -456,7 +465,7 @@ mod tests {
 
     // conformance: C31
     #[test]
-    fn every_parameter_sets_what_it_tells() {
+    fn every_parameter_sets_its_own_value_and_no_other() {
         let default = Environment::default();
         for parameter in Parameter::ALL {
             let Some(kind) = parameter.kind() else {
@@ -483,7 +492,7 @@ mod tests {
 
     // conformance: C34
     #[test]
-    fn a_value_without_sense_is_told_and_the_default_stands() {
+    fn invalid_value_is_a_mistake_and_sets_nothing() {
         let default = Environment::default();
         let beyond = u128::from(u64::MAX) + 1;
         let nonsense = ["", "many", "-1", "1.5", "0x", "0x+1", "1k", &beyond.to_string()];
@@ -506,10 +515,10 @@ mod tests {
     }
 
     #[test]
-    fn bounds_and_spellings_are_taken() {
+    fn largest_values_and_switch_spellings_are_accepted() {
         for (text, value) in [("1", true), ("ON", true), ("No", false), (" false ", false)] {
             let environment = set("FI_EFA_USE_DEVICE_RDMA", text);
-            assert_eq!(offers(&environment, RDMA), Value::Switch(value), "{text}");
+            assert_eq!(announces(&environment, RDMA), Value::Switch(value), "{text}");
         }
         let most = set("FI_EFA_RUNT_SIZE", &u64::MAX.to_string());
         assert_eq!(most.endpoint.protocol.runt_size, u64::MAX);
@@ -520,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_nobody_knows_are_told_and_others_passed_by() {
+    fn unknown_fi_efa_names_are_mistakes_and_other_names_are_ignored() {
         let environment =
             Environment::of([("FI_EFA_RUNTSIZE", "1"), ("FI_PROVIDER", "efa"), ("HOME", "/")]);
         let unknown = Mistake::Unknown { name: "FI_EFA_RUNTSIZE".to_owned() };
@@ -528,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_in_order() {
+    fn parameters_are_sorted() {
         let name = |parameter: &Parameter| (parameter.kind().is_none(), parameter.name);
         assert!(Parameter::ALL.windows(2).all(|pair| name(&pair[0]) < name(&pair[1])));
         assert!(Parameter::ALL.iter().all(|parameter| parameter.name.starts_with(PREFIX)));

@@ -1,4 +1,4 @@
-//! What can go wrong, apart from operations.
+//! Errors other than those of operations.
 
 use std::time::Duration;
 
@@ -8,38 +8,38 @@ use efa_rdm::ConfigError;
 use crate::counter::{Counted, CounterEvents};
 use crate::info::{Capabilities, Progress};
 
-/// Why an object could not be had.
+/// Why an object could not be opened or created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nothing is as the hints want it (`FI_ENODATA`).
-    #[error("nothing offers what the hints ask for: {wanted}")]
+    /// No provider, device or object has the requested attributes (`FI_ENODATA`).
+    #[error("nothing offers the requested {wanted}")]
     NoData {
-        /// The first wish that can't be met.
+        /// The first attribute that is not offered.
         wanted: Wanted,
     },
-    /// The device refused.
+    /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// A wish that can't be met.
+/// A requested attribute that is not offered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Wanted {
-    /// Services that are not offered.
+    /// Services.
     #[error("capabilities {0}")]
     Capabilities(Capabilities),
-    /// A provider of another name.
+    /// A provider with another name.
     #[error("provider {0}")]
     Provider(String),
-    /// An interface by its name, on a link that has no such.
-    #[error("the interface {0}")]
+    /// An interface that this machine or this link doesn't have.
+    #[error("interface {0}")]
     Interface(String),
-    /// A counter of other events than completions.
-    #[error("counters of {0:?}")]
+    /// A counter of events other than completions.
+    #[error("counter events: {0:?}")]
     CounterEvents(CounterEvents),
-    /// A kind of progress.
+    /// A progress model.
     #[error("{0} progress")]
     Progress(Progress),
 }
@@ -48,39 +48,39 @@ pub enum Wanted {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnableError {
-    /// Something must be bound first.
+    /// Something is not bound.
     #[error("no {0} is bound")]
     Missing(Bound),
-    /// Something was bound twice.
+    /// Something is bound twice.
     #[error("a second {0} was bound")]
     Twice(Bound),
-    /// A second counter was bound for the same operations.
+    /// Two counters are bound for the same operations.
     #[error("a second counter of {} was bound", names(.0))]
     CountedTwice(Counted),
     /// Something belongs to another domain.
     #[error("the {0} belongs to another domain")]
     OtherDomain(Bound),
-    /// Services that are not offered were asked for.
+    /// Services are not offered.
     #[error("capabilities not offered: {0}")]
     NotOffered(Capabilities),
-    /// Messages are to be received in place, which these services don't allow.
+    /// These services can't be enabled if messages are received in place.
     #[error("messages can't be received in place by an endpoint with {0}")]
     NotInPlace(Capabilities),
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The device refused.
+    /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// Kinds of operations as one reads them.
 fn names(kinds: &Counted) -> String {
     kinds.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
 }
 
-/// What is bound to an endpoint.
+/// An object that is bound to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
 pub enum Bound {
     /// The completion queue for sends.
     #[error("completion queue for sends")]
@@ -96,10 +96,10 @@ pub enum Bound {
     Counter,
 }
 
-/// An endpoint was closed that still owed packets to its peers.
+/// An endpoint was closed before all its packets were delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not all packets were delivered within {timeout:?}")]
 pub struct CloseError {
-    /// How long was waited.
+    /// The timeout of the call.
     pub timeout: Duration,
 }

@@ -1,86 +1,120 @@
-//! What an application may want to know that is no completion.
+//! Asynchronous events of an endpoint: what happens apart from the completions of its operations.
+
+use std::fmt;
 
 use efa_device::{DeviceError, Status};
 use efa_rdm::{AccessError, DropReason, Excess, OperationError, PeerId};
 
 use crate::address::Address;
 
-/// Something that happened outside the application's operations.
+/// An asynchronous event ([`Endpoint::event`](crate::Endpoint::event)). `Display` prints a sentence.
+///
+/// When a peer ends (`PeerLost`, `PeerRestarted`, `PeerExcluded`), operations under way with it fail:
+/// sends, writes, reads, atomics, and receives that have matched a message of it. A receive that can
+/// match only its messages ([`Receive::from`](crate::Receive::from)) and has not matched one does not
+/// fail: it stays posted until it is [cancelled](crate::Endpoint::cancel).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// An unknown endpoint wrote to us.
+    /// An endpoint that is not in the address vector sent a packet.
     PeerDiscovered(Address),
-    /// Another endpoint took the queue pair of a peer. Operations with the old one failed.
+    /// Another endpoint uses the queue pair of a peer (a new incarnation). Operations with the old one
+    /// failed; directed receives stay posted.
     PeerRestarted {
-        /// The peer that is no more.
+        /// The peer that ended.
         old: Address,
         /// Its successor.
         new: Address,
     },
-    /// The device can't reach a peer any more. Operations with it failed.
+    /// The device failed to deliver a packet to a peer. Operations with it failed; directed receives
+    /// stay posted.
     PeerLost {
         /// The peer.
         peer: Address,
-        /// What the device said.
+        /// The device's status.
         status: Status,
     },
     /// A packet was dropped.
     PacketDropped {
-        /// Who sent it, if that is known.
+        /// The sender, if it is known.
         peer: Option<Address>,
         /// Why.
         reason: DropReason,
     },
-    /// A peer made this endpoint keep more than it may, and is gone: operations with it failed, and
-    /// all that it sent is forgotten.
+    /// A peer exceeded a [bound](crate::Bounds) of what this endpoint keeps for it, and was excluded.
+    /// Operations with it failed, and its unexpected messages are gone; directed receives stay posted.
     PeerExcluded {
         /// The peer.
         peer: Address,
-        /// What there was too much of.
+        /// What it exceeded.
         excess: Excess,
     },
-    /// So many bytes of messages that no receive was posted for are kept that all senders wait until
-    /// some are received.
-    HoldingBack {
-        /// How many bytes.
+    /// Unexpected messages reached their limit: no receive buffers are posted, and senders get RNR,
+    /// until the application receives some of them.
+    BackPressure {
+        /// Bytes of unexpected messages.
         bytes: usize,
-        /// The bound.
+        /// The limit.
         limit: usize,
-        /// The peer that most of them are of.
+        /// The peer that sent most of them.
         most: Option<Address>,
     },
-    /// A peer asked for memory that it may not have. No byte of it was touched, and the peer is not
-    /// told: the protocol has no answer for this.
+    /// A peer requested access to memory that it has no right to. No byte was accessed. The peer gets
+    /// no response: the protocol has none.
     AccessRefused {
         /// The peer.
         peer: Address,
-        /// What it asked for.
+        /// The access.
         error: AccessError,
     },
-    /// A peer's write to memory here was begun and can't be finished: some of it may be there.
+    /// A peer's write to memory of this endpoint failed after it had begun: some bytes may be written.
     WriteFailed {
         /// The peer.
         peer: Address,
         /// Why.
         error: OperationError,
     },
-    /// A peer gave a message up that had met no receive here, or had not arrived (feature 9, which is
-    /// not used by default).
+    /// A peer aborted a message that had matched no receive here (feature 9, PEER_ERROR, off by default).
     MessageAbandoned {
         /// The peer.
         peer: Address,
-        /// Its place among the peer's messages.
+        /// The message ID.
         msg_id: u32,
-        /// The peer's reason: a number of libfabric's provider.
+        /// The peer's error, a number of libfabric's provider.
         code: u32,
     },
-    /// The device refused something that the endpoint needs; it will be tried again.
+    /// The device failed to provide something that the endpoint needs. The endpoint retries.
     DeviceRefused(DeviceError),
 }
 
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PeerDiscovered(peer) => write!(f, "peer {peer} discovered"),
+            Self::PeerRestarted { old, new } => write!(f, "peer {old} restarted as {new}"),
+            Self::PeerLost { peer, status } => write!(f, "peer {peer} lost: {status}"),
+            Self::PacketDropped { peer: Some(peer), reason } => {
+                write!(f, "packet of {peer} dropped: {reason:?}")
+            }
+            Self::PacketDropped { peer: None, reason } => write!(f, "packet dropped: {reason:?}"),
+            Self::PeerExcluded { peer, excess } => write!(f, "peer {peer} excluded: {excess}"),
+            Self::BackPressure { bytes, limit, most } => {
+                write!(f, "{bytes} bytes of unexpected messages, limit {limit}: senders wait")?;
+                most.map_or(Ok(()), |most| write!(f, "; most are of {most}"))
+            }
+            Self::AccessRefused { peer, error } => write!(f, "peer {peer}: {error}"),
+            Self::WriteFailed { peer, error } => write!(f, "write of peer {peer} failed: {error}"),
+            Self::MessageAbandoned { peer, msg_id, code } => {
+                write!(f, "peer {peer} aborted message {msg_id}: error {code}")
+            }
+            Self::DeviceRefused(error) => write!(f, "the device failed, to be retried: {error}"),
+        }
+    }
+}
+
 impl Event {
-    /// The engine's event with addresses for its numbers; `None` for one that is not known here.
+    /// The engine's event, with addresses in place of its peer ids. `None` for a kind that no device of
+    /// this crate causes.
     pub(crate) fn translate(
         event: efa_rdm::Event,
         address: impl Fn(PeerId) -> Option<Address>,
@@ -99,7 +133,7 @@ impl Event {
                 Self::PeerExcluded { peer: address(peer)?, excess }
             }
             Inner::HoldingBack { bytes, limit, most } => {
-                Self::HoldingBack { bytes, limit, most: most.and_then(address) }
+                Self::BackPressure { bytes, limit, most: most.and_then(address) }
             }
             Inner::AccessRefused { peer, error } => {
                 Self::AccessRefused { peer: address(peer)?, error }
@@ -111,5 +145,25 @@ impl Event {
             Inner::DeviceRefused(error) => Self::DeviceRefused(error),
             _ => return None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_print_addresses_and_reasons_as_text() {
+        let peer: Address = "[fe80::1]:12/0x0000002a".parse().unwrap();
+        let lost = Event::PeerLost { peer, status: Status::UnresponsiveRemote };
+        let text = format!("peer [fe80::1]:12/0x0000002a lost: {}", Status::UnresponsiveRemote);
+        assert_eq!(lost.to_string(), text);
+        let back_pressure = Event::BackPressure { bytes: 10, limit: 8, most: Some(peer) };
+        assert_eq!(
+            back_pressure.to_string(),
+            "10 bytes of unexpected messages, limit 8: senders wait; most are of \
+             [fe80::1]:12/0x0000002a"
+        );
+        assert!(format!("{lost:?}").contains("peer: [fe80::1]:12/0x0000002a"), "{lost:?}");
     }
 }

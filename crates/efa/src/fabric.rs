@@ -1,12 +1,18 @@
-//! Fabrics: a network with everything on it.
+//! Fabrics: the network that devices are on.
 
+#[cfg(feature = "sim")]
 use std::net::Ipv4Addr;
 
-use efa_device::{DeviceAttributes, DeviceError, Rdma};
+#[cfg(feature = "sim")]
+use efa_device::Rdma;
+use efa_device::{DeviceAttributes, DeviceError};
 use efa_rdm::Config;
-use efa_sim::local::{LocalFabric, LocalOptions};
-use efa_sim::shm::{ShmDevice, ShmOptions};
-use efa_sim::tcp::{TcpDevice, TcpOptions};
+#[cfg(feature = "sim")]
+use efa_sim::{
+    local::{LocalFabric, LocalOptions},
+    shm::{ShmDevice, ShmOptions},
+    tcp::{TcpDevice, TcpOptions},
+};
 
 use crate::clock::Clock;
 use crate::device::{Device, find_interfaces, open_interface};
@@ -18,19 +24,19 @@ use crate::info::{
 
 const PROVIDER: &str = "efa";
 
-/// The host that [`Fabric::open`] opens.
+/// The name of the shm network that [`Fabric::open`] opens.
+#[cfg(feature = "sim")]
 const SHM_NAME: &str = "efa";
 
-/// What there is that meets the hints, the best first. Without hints, everything.
+/// Returns matching providers, best first (`fi_getinfo`). With default hints, all.
 ///
 /// # Errors
-/// [`Error::NoData`] tells which wish can't be met.
+/// [`Error::NoData`] with the first requested attribute that is not offered.
 ///
 /// ```
 /// use efa::{Capabilities, Hints, info};
 ///
-/// let messages = Hints { capabilities: Capabilities::TAGGED, ..Hints::default() };
-/// let found = info(&messages)?;
+/// let found = info(&Hints::new().capabilities(Capabilities::TAGGED))?;
 /// assert_eq!(found[0].provider, "efa");
 /// assert!(found[0].endpoint.max_message_size >= 1 << 40);
 /// # Ok::<(), efa::Error>(())
@@ -51,12 +57,14 @@ pub fn info(hints: &Hints) -> Result<Vec<Info>, Error> {
         some => some.enabled(),
     };
     let mut found = Vec::new();
-    for link in Link::ALL.into_iter().filter(|link| hints.link.is_none_or(|wanted| wanted == *link))
-    {
+    let requested = |link: &Link| hints.link.is_none_or(|requested| requested == *link);
+    for link in Link::ALL.iter().copied().filter(requested) {
         let devices = match link {
-            Link::Verbs => wanted_interfaces(hints)?,
-            // They have no names, and the defaults are those of every link.
+            Link::Verbs => matching_interfaces(hints)?,
+            // The software device has no interfaces with names. Its defaults are the same on every link.
+            #[cfg(feature = "sim")]
             _ if hints.interface.is_some() => Vec::new(),
+            #[cfg(feature = "sim")]
             _ => vec![DeviceAttributes {
                 name: format!("{PROVIDER}-{link}"),
                 rdma: Rdma::READ_WRITE,
@@ -71,18 +79,18 @@ pub fn info(hints: &Hints) -> Result<Vec<Info>, Error> {
     }
 }
 
-/// The interfaces of this machine. None is an error only if one was asked for.
-fn wanted_interfaces(hints: &Hints) -> Result<Vec<DeviceAttributes>, Error> {
+/// The interfaces of this machine. None is an error only if the hints request the link `verbs`.
+fn matching_interfaces(hints: &Hints) -> Result<Vec<DeviceAttributes>, Error> {
     match find_interfaces(hints.interface.as_deref()) {
         Err(error) if hints.link == Some(Link::Verbs) => Err(Error::Device(error)),
         found => Ok(found.unwrap_or_default()),
     }
 }
 
-/// The names of the EFA interfaces of this machine, those that rdma-core finds.
+/// Names of the EFA interfaces of this machine, as rdma-core finds them.
 ///
 /// # Errors
-/// [`DeviceError::Absent`] says in one line why there are none, and what to do.
+/// [`DeviceError::Absent`] if there are none, with the reason and a remedy in one line.
 pub fn interfaces() -> Result<Vec<String>, DeviceError> {
     Ok(find_interfaces(None)?.into_iter().map(|interface| interface.name).collect())
 }
@@ -100,10 +108,10 @@ fn describe(link: Link, device: &DeviceAttributes, capabilities: Capabilities) -
     }
 }
 
-/// A network. Clones are handles to the same one.
+/// A network (`fi_fabric`). Clones are handles to the same network.
 ///
-/// Objects hold what they depend on: a fabric lives until the last object on it is dropped, so no
-/// order of drops is wrong.
+/// Objects hold what they depend on, so they may be dropped in any order: a fabric is closed with the last
+/// object on it.
 #[derive(Clone, Debug)]
 pub struct Fabric {
     network: Network,
@@ -112,75 +120,86 @@ pub struct Fabric {
 
 #[derive(Clone, Debug)]
 enum Network {
-    /// The interface of this name, or the first.
+    /// The interface with this name, or the first.
     Verbs(Option<String>),
+    #[cfg(feature = "sim")]
     Shm(ShmOptions),
+    #[cfg(feature = "sim")]
     Tcp(TcpOptions),
+    #[cfg(feature = "sim")]
     Local(LocalFabric),
 }
 
 impl Fabric {
-    /// One of the networks that [`info`] found, as it is by default: `verbs` by the interface that
-    /// was found, `shm` with the processes that open it the same way, `tcp` by the address
-    /// 127.0.0.1, `local` alone.
+    /// A network that [`info`] returned, with default options: `verbs` with the interface found, `shm` with
+    /// the name `efa`, `tcp` with the address 127.0.0.1, `local` with a network of its own.
     #[must_use]
     pub fn open(info: &Info) -> Self {
         match info.link {
             Link::Verbs => Self::verbs(Some(&info.domain.name)),
+            #[cfg(feature = "sim")]
             Link::Shm => Self::shm(ShmOptions::new(SHM_NAME)),
+            #[cfg(feature = "sim")]
             Link::Tcp => Self::tcp(TcpOptions::new(Ipv4Addr::LOCALHOST)),
+            #[cfg(feature = "sim")]
             Link::Local => Self::local(LocalOptions::default()),
         }
     }
 
-    /// What can be reached by the interface of this name, or by the first EFA interface, of this
-    /// machine. Nothing is opened before a domain is. That loads libibverbs and libefa, and fails with
-    /// [`DeviceError::Absent`] where they or the interface are missing.
+    /// The network of the EFA interface with this name, or of the first one. Opening a domain loads libibverbs
+    /// and libefa, and fails with [`DeviceError::Absent`] if they or the interface are missing.
     #[must_use]
     pub fn verbs(interface: Option<&str>) -> Self {
         let network = Network::Verbs(interface.map(str::to_owned));
         Self { network, clock: Clock::default() }
     }
 
-    /// The processes of this host that give the same name. Nothing is touched before a domain is
-    /// opened.
+    /// A network of processes on this host, over shared memory: those that use the same name. Files are
+    /// created when a domain is opened.
+    #[cfg(feature = "sim")]
     #[must_use]
     pub fn shm(options: ShmOptions) -> Self {
         Self { network: Network::Shm(options), clock: Clock::default() }
     }
 
-    /// The hosts that can be reached over TCP, with this one among them by the address given.
-    /// Nothing is touched before a domain is opened.
+    /// A network over TCP, on which this host has the address in `options`; other hosts must be able to
+    /// connect to it. Nothing is opened before the first domain is.
+    #[cfg(feature = "sim")]
     #[must_use]
     pub fn tcp(options: TcpOptions) -> Self {
         Self { network: Network::Tcp(options), clock: Clock::default() }
     }
 
-    /// A new network in this process, on which every domain is a host of its own.
+    /// A new simulated network in this process. Each domain is a host on it.
+    #[cfg(feature = "sim")]
     #[must_use]
     pub fn local(options: LocalOptions) -> Self {
         Self { network: Network::Local(LocalFabric::new(options)), clock: Clock::default() }
     }
 
-    /// The same network, for domains that live in another time: for tests, with a
+    /// The same network with another clock for domains opened from now on; for tests, a
     /// [`ManualClock`](crate::ManualClock).
     #[must_use]
     pub fn with_clock(self, clock: impl Into<Clock>) -> Self {
         Self { clock: clock.into(), ..self }
     }
 
-    /// How packets travel.
+    /// The link: how packets travel.
     #[must_use]
     pub fn link(&self) -> Link {
         match self.network {
             Network::Verbs(_) => Link::Verbs,
+            #[cfg(feature = "sim")]
             Network::Shm(_) => Link::Shm,
+            #[cfg(feature = "sim")]
             Network::Tcp(_) => Link::Tcp,
+            #[cfg(feature = "sim")]
             Network::Local(_) => Link::Local,
         }
     }
 
-    /// The network in this process, for its faults and statistics, if it is one.
+    /// The simulated network, if it is one: for faults and statistics.
+    #[cfg(feature = "sim")]
     #[must_use]
     pub fn as_local(&self) -> Option<&LocalFabric> {
         match &self.network {
@@ -189,10 +208,10 @@ impl Fabric {
         }
     }
 
-    /// Opens a domain: a device on the network.
+    /// Opens a device on the network (`fi_domain`).
     ///
     /// # Errors
-    /// The host refuses what the device needs, or an option makes no sense.
+    /// The host lacks what the device needs, or an option is invalid.
     pub fn domain(&self) -> Result<Domain, Error> {
         let device = self.open_device()?;
         Ok(Domain::new(self.clone(), device))
@@ -201,8 +220,11 @@ impl Fabric {
     fn open_device(&self) -> Result<Device, DeviceError> {
         match &self.network {
             Network::Verbs(interface) => open_interface(interface.as_deref()),
+            #[cfg(feature = "sim")]
             Network::Shm(options) => Ok(ShmDevice::open(options.clone())?.into()),
+            #[cfg(feature = "sim")]
             Network::Tcp(options) => Ok(TcpDevice::open(options.clone())?.into()),
+            #[cfg(feature = "sim")]
             Network::Local(network) => Ok(network.open().into()),
         }
     }

@@ -1,4 +1,4 @@
-//! What there is: the services that can be asked for, and what they are like.
+//! Hints, and the attributes of what is found (`fi_info`).
 
 use std::fmt;
 
@@ -9,26 +9,26 @@ use efa_rdm::Config;
 use crate::Address;
 
 bitflags! {
-    /// Services of an endpoint. The names are those of the OFI programmer's guide without `FI_`.
+    /// Services of an endpoint. The names are libfabric's without `FI_`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Capabilities: u32 {
         /// Untagged messages.
         const MSG = 1;
         /// Tagged messages.
         const TAGGED = 1 << 1;
-        /// Reading and writing of remote memory.
+        /// Reads and writes of remote memory.
         const RMA = 1 << 2;
         /// Atomic operations on remote memory.
         const ATOMIC = 1 << 3;
-        /// Messages can be sent. With neither `SEND` nor `RECV` both are meant.
+        /// Sending. Without `SEND` and `RECV`, both are enabled.
         const SEND = 1 << 8;
-        /// Messages can be received.
+        /// Receiving.
         const RECV = 1 << 9;
-        /// A buffer can take many messages.
+        /// Multi-receive buffers.
         const MULTI_RECV = 1 << 16;
-        /// Completions tell who sent a message.
+        /// Completions of receives name the sender.
         const SOURCE = 1 << 17;
-        /// Receives can be for one sender only.
+        /// Receives that match messages of one sender only.
         const DIRECTED_RECV = 1 << 18;
         /// Events at the target of a remote write. Never offered.
         const RMA_EVENT = 1 << 19;
@@ -38,7 +38,7 @@ bitflags! {
 }
 
 impl Capabilities {
-    /// All that this crate offers.
+    /// All that this crate implements.
     pub const OFFERED: Self = Self::MSG
         .union(Self::TAGGED)
         .union(Self::RMA)
@@ -49,7 +49,7 @@ impl Capabilities {
         .union(Self::SOURCE)
         .union(Self::DIRECTED_RECV);
 
-    /// What is enabled when this is asked for: without a direction, both.
+    /// What is enabled when this is requested: without a direction, both.
     #[must_use]
     pub fn enabled(self) -> Self {
         let directions = Self::SEND | Self::RECV;
@@ -57,70 +57,128 @@ impl Capabilities {
     }
 }
 
-/// Capabilities as one reads them: `MSG | SEND`.
+/// Prints names: `MSG | SEND`.
 impl fmt::Display for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         bitflags::parser::to_writer(self, f)
     }
 }
 
-/// How packets get from one endpoint to another; the faster link first.
+/// How packets travel between endpoints; faster links first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Link {
     /// An EFA interface of this machine, through rdma-core.
     Verbs,
-    /// Shared memory between the processes of this host.
+    /// The software device over shared memory, between processes of one host.
+    #[cfg(feature = "sim")]
     Shm,
-    /// TCP between processes of this host or others.
+    /// The software device over TCP, between hosts.
+    #[cfg(feature = "sim")]
     Tcp,
-    /// A simulated network in this process.
+    /// The software device on a simulated network in this process.
+    #[cfg(feature = "sim")]
     Local,
 }
 
 impl Link {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Verbs, Self::Shm, Self::Tcp, Self::Local];
+    /// All links of this build.
+    pub const ALL: &'static [Self] = &[
+        Self::Verbs,
+        #[cfg(feature = "sim")]
+        Self::Shm,
+        #[cfg(feature = "sim")]
+        Self::Tcp,
+        #[cfg(feature = "sim")]
+        Self::Local,
+    ];
 }
 
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Verbs => "verbs",
+            #[cfg(feature = "sim")]
             Self::Shm => "shm",
+            #[cfg(feature = "sim")]
             Self::Tcp => "tcp",
+            #[cfg(feature = "sim")]
             Self::Local => "local",
         })
     }
 }
 
-/// What is wanted. The default wants nothing in particular.
+/// Requested attributes, for [`info`](crate::info()). By default, none is requested.
+///
+/// ```
+/// use efa::{Capabilities, Hints, Link};
+/// let hints = Hints::new().capabilities(Capabilities::TAGGED).link(Link::Shm);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Hints {
-    /// Services that are needed.
+    /// Services.
     pub capabilities: Capabilities,
-    /// The provider's name; there is `efa`.
+    /// Name of the provider. The only one is `efa`.
     pub provider: Option<String>,
-    /// The link.
+    /// Link.
     pub link: Option<Link>,
-    /// Name of the interface; only those of rdma-core have names that one can ask for.
+    /// Name of an EFA interface of this machine.
     pub interface: Option<String>,
-    /// What is to move operations on.
+    /// Progress model.
     pub progress: Option<Progress>,
 }
 
+impl Hints {
+    /// No attribute is requested.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Requests services.
+    #[must_use]
+    pub fn capabilities(self, capabilities: Capabilities) -> Self {
+        Self { capabilities, ..self }
+    }
+
+    /// Requests a provider.
+    #[must_use]
+    pub fn provider(self, provider: impl Into<String>) -> Self {
+        Self { provider: Some(provider.into()), ..self }
+    }
+
+    /// Requests a link.
+    #[must_use]
+    pub fn link(self, link: Link) -> Self {
+        Self { link: Some(link), ..self }
+    }
+
+    /// Requests an EFA interface of this machine.
+    #[must_use]
+    pub fn interface(self, interface: impl Into<String>) -> Self {
+        Self { interface: Some(interface.into()), ..self }
+    }
+
+    /// Requests a progress model.
+    #[must_use]
+    pub fn progress(self, progress: Progress) -> Self {
+        Self { progress: Some(progress), ..self }
+    }
+}
+
 impl Default for Capabilities {
-    /// None.
+    /// No service.
     fn default() -> Self {
         Self::empty()
     }
 }
 
-/// Something that a [`Fabric`](crate::Fabric) can be opened on.
+/// A fabric that can be opened ([`Fabric::open`](crate::Fabric::open)), and its attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Info {
-    /// Name of the provider.
+    /// Name of the provider: `efa`.
     pub provider: &'static str,
     /// Its version.
     pub provider_version: &'static str,
@@ -128,15 +186,15 @@ pub struct Info {
     pub fabric: String,
     /// How packets travel.
     pub link: Link,
-    /// Services: those asked for, or all if none were.
+    /// Services: those requested, or all if none were.
     pub capabilities: Capabilities,
-    /// What domains are like.
+    /// Attributes of domains.
     pub domain: DomainAttributes,
-    /// What endpoints are like.
+    /// Attributes of endpoints with default options.
     pub endpoint: EndpointAttributes,
 }
 
-/// Who may call what at the same time.
+/// Threading model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Threading {
@@ -144,13 +202,13 @@ pub enum Threading {
     Safe,
 }
 
-/// What moves operations on.
+/// Progress model: what progresses operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Progress {
-    /// Reading completion queues, and nothing else (`FI_PROGRESS_MANUAL`).
+    /// Reading completion queues and counters, and nothing else (`FI_PROGRESS_MANUAL`).
     Manual,
-    /// Operations complete by themselves. Never offered: there are no threads behind one's back.
+    /// A thread of the library (`FI_PROGRESS_AUTO`). Never offered.
     Automatic,
 }
 
@@ -163,44 +221,44 @@ impl fmt::Display for Progress {
     }
 }
 
-/// What happens when a queue is full.
+/// Resource management: what happens when a queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ResourceManagement {
-    /// The next operation is not started, and nothing is lost (`FI_RM_ENABLED`).
+    /// The next operation fails to start, and nothing is lost (`FI_RM_ENABLED`).
     Enabled,
 }
 
-/// How an address vector names peers.
+/// What an address vector returns for a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AddressVectorKind {
-    /// By indices from 0 on (`FI_AV_TABLE`).
+    /// An index, from 0 on (`FI_AV_TABLE`).
     Table,
 }
 
-/// What a domain is like.
+/// Attributes of a domain (`fi_domain_attr`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DomainAttributes {
     /// Name of the device.
     pub name: String,
-    /// Who may call what at the same time.
+    /// Threading model.
     pub threading: Threading,
-    /// What moves operations on.
+    /// Progress model.
     pub progress: Progress,
-    /// What happens when a queue is full.
+    /// Resource management.
     pub resource_management: ResourceManagement,
-    /// How address vectors name peers.
+    /// Type of address vectors.
     pub address_vector: AddressVectorKind,
     /// Largest packet of the device in bytes.
     pub mtu: usize,
-    /// Length in bytes of the data that a sender can pass to the receiver's completion.
+    /// Bytes of completion queue data that a sender can send with a message or write.
     pub cq_data_size: usize,
-    /// Length in bytes of such data that the device carries with a write of its own; a write with
-    /// longer data goes in packets. 0 if the device doesn't write.
+    /// Bytes of such data that an RDMA write of the device carries; a write with longer data goes in
+    /// packets. 0 if the device has no RDMA writes.
     pub direct_write_data_size: usize,
-    /// Bytes that the key of a memory region takes.
+    /// Bytes of the key of a memory region.
     pub mr_key_size: usize,
     /// Most memory regions.
     pub max_regions: usize,
@@ -208,29 +266,29 @@ pub struct DomainAttributes {
     pub max_region_size: u64,
 }
 
-/// In which order messages of one sender are matched.
+/// In which order messages of one sender are matched with receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MessageOrder {
-    /// As they were sent (`FI_ORDER_SAS`).
+    /// In the order in which they were sent (`FI_ORDER_SAS`).
     SendAfterSend,
-    /// In none: messages are received in place ([`Receiving::InPlace`](crate::Receiving::InPlace)).
+    /// In no order: messages are received in place ([`Receiving::InPlace`](crate::Receiving::InPlace)).
     Unordered,
 }
 
-/// How endpoints talk.
+/// Endpoint type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EndpointKind {
-    /// Reliable datagrams: one endpoint, many peers, no connections (`FI_EP_RDM`).
+    /// Reliable datagrams: many peers, no connections (`FI_EP_RDM`).
     ReliableDatagram,
 }
 
-/// What an endpoint is like.
+/// Attributes of an endpoint (`fi_ep_attr`, `fi_tx_attr`, `fi_rx_attr`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointAttributes {
-    /// How it talks.
+    /// Endpoint type.
     pub kind: EndpointKind,
     /// Version of the EFA RDM protocol.
     pub protocol_version: u8,
@@ -246,26 +304,26 @@ pub struct EndpointAttributes {
     pub transmit_size: usize,
     /// Most receives posted.
     pub receive_size: usize,
-    /// A multi-receive buffer with less room than this is given back.
+    /// A multi-receive buffer with less space left than this many bytes is released.
     pub min_multi_receive: u64,
-    /// Bytes that a message's buffer must have in front of the message.
+    /// Bytes that a buffer needs before the message (`FI_MSG_PREFIX`): none.
     pub message_prefix_size: usize,
-    /// Up to how many bytes a read sees what was written before it: none are promised.
+    /// Longest read in bytes that sees earlier writes; 0: no order is guaranteed.
     pub max_read_after_write_size: u64,
-    /// Up to how many bytes a write leaves to a read before it: none are promised.
+    /// Longest write in bytes that waits for earlier reads; 0: no order is guaranteed.
     pub max_write_after_read_size: u64,
-    /// Up to how many bytes a write comes behind one before it: none are promised.
+    /// Longest write in bytes that follows earlier writes; 0: no order is guaranteed.
     pub max_write_after_write_size: u64,
-    /// Contexts for sending.
+    /// Transmit contexts.
     pub transmit_contexts: usize,
-    /// Contexts for receiving.
+    /// Receive contexts.
     pub receive_contexts: usize,
-    /// The order of messages.
+    /// Order of messages.
     pub message_order: MessageOrder,
-    /// How tags are divided: a bit that differs from its upper neighbour begins a field. All 64
-    /// bits are matched.
+    /// Format of tags: each bit that differs from the next higher one begins a field. All 64 bits are
+    /// matched.
     pub mem_tag_format: u64,
-    /// Most pieces that the buffer of an operation can have.
+    /// Most pieces of the buffer of an operation.
     pub iov_limit: usize,
 }
 
@@ -288,7 +346,7 @@ impl DomainAttributes {
 }
 
 impl EndpointAttributes {
-    /// `inject_size` is the engine's, which alone knows its headers.
+    /// `inject_size` comes from the engine, which knows the length of its headers.
     pub(crate) fn of(config: &Config, inject_size: usize, max_message_size: u64) -> Self {
         Self {
             kind: EndpointKind::ReliableDatagram,

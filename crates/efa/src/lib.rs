@@ -1,4 +1,5 @@
-//! Reliable datagram messaging over EFA, with the objects of OFI, in safe Rust.
+//! Reliable, ordered, tagged messages and remote memory access over EFA, with libfabric's objects, in safe
+//! Rust.
 //!
 //! ```text
 //!   Fabric ──► Domain ──► AddressVector ────┐
@@ -7,21 +8,28 @@
 //!                         MemoryRegion      │                                │
 //!                              │            │                     send, receive, write, …
 //!                              ▼            │                                │
-//!                            Buffer ────────┼── goes in with the operation ──┘
+//!                            Buffer ────────┼──── moves into the operation ──┘
 //!                              ▲            ▼
 //!                              └─── CompletionQueue::read ─► Completion
 //! ```
 //!
-//! An operation takes its buffer along and its completion brings it back, so no drop, leak or
-//! cancel can let memory be written that is used for something else. Objects hold what they
-//! depend on; they may be dropped in any order. Reading a completion queue is what moves the
-//! operations of its endpoints on: there are no threads behind one's back.
+//! * **Buffers are owned.** An operation takes its buffer and the completion returns it. So dropping,
+//!   leaking or cancelling never lets a device write into memory that is used for something else.
+//! * **Objects hold what they depend on** and may be dropped in any order.
+//! * **Progress is manual** (`FI_PROGRESS_MANUAL`). Reading a completion queue or counter progresses its
+//!   endpoints; the library has no threads.
+//! * **Waiting polls.** [`CompletionQueue::wait`] and [`Counter::wait`] poll and block the thread, so don't
+//!   call them in an async task. This release has no descriptor or waker; descriptors come with a later
+//!   one.
+//! * **Logs go to `tracing`**, and appear if the program installs a subscriber.
 //!
 //! # Example
 //!
 //! ```
 //! use std::time::Duration;
-//! use efa::*;
+//! use efa::{
+//!     CompletionQueueOptions, Direction, EndpointOptions, Fabric, LocalOptions, Message, Receive,
+//! };
 //!
 //! let domain = Fabric::local(LocalOptions::default()).domain()?;
 //! let queue = domain.completion_queue(CompletionQueueOptions::default());
@@ -45,10 +53,36 @@
 //!         break completion;
 //!     }
 //! };
-//! assert_eq!(received.context, 1);
+//! assert_eq!((received.endpoint, received.context), (bob.id(), 1));
 //! assert_eq!(received.into_message(), *b"hello");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # More examples
+//!
+//! In the directory `examples` of this crate; each shows its output in its first comment:
+//!
+//! | example | shows |
+//! |---|---|
+//! | `hello` | two endpoints, one tagged message |
+//! | `two_processes` | two processes of one host, over shared memory ([`Fabric::shm`]) |
+//! | `two_hosts` | two hosts that exchange addresses, over TCP ([`Fabric::tcp`]) |
+//! | `multi_receive` | one buffer for many messages ([`Endpoint::receive_many`]) |
+//! | `counters` | waiting for a number of operations ([`Counter`]) |
+//! | `errors` | errors of operations, a lost peer, and how to go on |
+//! | `in_place` | messages received without a copy ([`Endpoint::receive_in_place`]) |
+//! | `remote_memory` | writes, reads and atomics on memory of a peer ([`Rma`]) |
+//!
+//! # Links
+//!
+//! [`Fabric::verbs`] opens an EFA interface. The software device needs no hardware: [`Fabric::shm`] connects
+//! processes of one host, [`Fabric::tcp`] hosts, and [`Fabric::local`] is a simulated network in one
+//! process, with faults, for tests.
+//!
+//! # Features
+//!
+//! * `sim` (default): the software device. Without it, none of its types is in the API, and a fabric is an
+//!   EFA interface.
 
 #![forbid(unsafe_code)]
 
@@ -80,6 +114,16 @@ mod region;
 mod registrations;
 mod rma;
 
+/// The software device: options of its links, and faults of the simulated network. The rest of it is in
+/// the crate `efa-sim`.
+#[cfg(feature = "sim")]
+pub mod sim {
+    pub use efa_sim::local::{Faults, LocalFabric, LocalOptions, Reorder, Statistics};
+    pub use efa_sim::record::QueuePairId;
+    pub use efa_sim::shm::ShmOptions;
+    pub use efa_sim::tcp::TcpOptions;
+}
+
 pub use address::{Address, AddressError};
 pub use address_vector::{AddressVector, FiAddr};
 pub use buffer::{Buffer, ReceiveBuffer};
@@ -96,10 +140,6 @@ pub use efa_rdm::{
     DropReason, Excess, Level, OperationError, RemoteUse, Statistics, Subprotocol, TooManyPieces,
     UnexpectedHeader,
 };
-pub use efa_sim as sim;
-pub use efa_sim::local::LocalOptions;
-pub use efa_sim::shm::ShmOptions;
-pub use efa_sim::tcp::TcpOptions;
 pub use endpoint::{Endpoint, EndpointId};
 pub use endpoint_builder::{Direction, EndpointBuilder};
 pub use endpoint_options::{EndpointOptions, Receiving};
@@ -115,4 +155,6 @@ pub use message::{Message, Receive, ReceiveId};
 pub use packet::Packet;
 pub use region::{MemoryRegion, OutOfRegion, RegionSlice, RegisterError};
 pub use registrations::{RegistrationCounts, RegistrationLimits};
-pub use rma::{Element, Operation, RemoteMemory, Rma};
+pub use rma::{Element, Operation, RemoteMemory, RemoteMemoryError, Rma};
+#[cfg(feature = "sim")]
+pub use sim::{LocalOptions, ShmOptions, TcpOptions};

@@ -1,32 +1,32 @@
-//! Packets: memory of the device that messages are received in without a copy.
+//! Packets of a device, in which messages are received without a copy.
 //!
 //! ```text
 //!   Endpoint::packet ─► Packet ─► Endpoint::receive_in_place
 //!                         ▲                   │
 //!              Buffer::into_packet            ▼
-//!                         └──── Buffer ◄─ Completion        the message lies in it
+//!                         └──── Buffer ◄─ Completion        contains the message
 //! ```
 
 use crate::device::AnyPacket;
 
 /// A packet of a device, for a [receive in place](crate::Endpoint::receive_in_place). It holds one
-/// message at a time, and serves again and again. Dropping it gives its memory back.
+/// message at a time and can be posted again. Dropping it frees its memory.
 #[derive(Debug)]
 pub struct Packet {
     memory: AnyPacket,
-    /// Where the message lies: lengths of datagrams fit easily.
+    /// Offset and length of the message in bytes. A datagram is far shorter than `u32::MAX`.
     begin: u32,
     length: u32,
 }
 
 impl Packet {
-    /// A packet with a message, or room for one, from `begin` on.
+    /// A packet with a message of `length` bytes at offset `begin`.
     pub(crate) fn new(memory: AnyPacket, begin: usize, length: usize) -> Self {
         let [begin, length] = [begin, length].map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
         Self { memory, begin, length }
     }
 
-    /// Longest message in bytes that it can hold. A longer one is not received in place.
+    /// Length in bytes of the longest message that fits.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.memory.as_ref().len().saturating_sub(self.begin as usize)

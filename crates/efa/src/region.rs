@@ -1,4 +1,4 @@
-//! Registered memory.
+//! Memory registered with the device.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,23 +10,24 @@ use crate::device::AnyRegion;
 use crate::domain::Domain;
 use crate::registrations::Lease;
 
-/// Memory that is registered with the device of a domain, where it stays until the last handle is
-/// dropped. An operation holds a handle as well, so no memory is taken from under it.
+/// Memory registered with the device of a domain (`fi_mr`). Clones are handles to the same region. It is
+/// deregistered when the last handle is dropped; an operation that uses it holds one.
 ///
-/// Remote interfaces may read and write it at any time, so it is reached by copying.
+/// Peers may read and write it at any time, so a program copies from and to it with
+/// [`read`](Self::read) and [`write`](Self::write).
 #[derive(Clone)]
 pub struct MemoryRegion(Arc<Shared>);
 
 struct Shared {
     region: AnyRegion,
     domain: Domain,
-    /// Brings it back to the domain's cache, if it is of that, when the last handle is dropped.
+    /// Of a region from the registration cache: returns it there when the last handle is dropped.
     _lease: Option<Lease>,
 }
 
-/// A registration that was refused; the memory comes back.
+/// A registration that failed; the memory comes back.
 #[derive(Debug, thiserror::Error)]
-#[error("memory of {} bytes not registered: {error}", memory.len())]
+#[error("registering {} bytes of memory failed: {error}", memory.len())]
 pub struct RegisterError {
     /// Why.
     #[source]
@@ -35,11 +36,11 @@ pub struct RegisterError {
     pub memory: Box<[u8]>,
 }
 
-/// A part of a region that isn't in it.
+/// A range that is not within its region.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("bytes {} to {} are not all in a region of {length} bytes", range.start, range.end)]
+#[error("bytes {} to {} are not within a region of {length} bytes", range.start, range.end)]
 pub struct OutOfRegion {
-    /// What was asked for.
+    /// The range.
     pub range: Range<usize>,
     /// Length of the region in bytes.
     pub length: usize,
@@ -59,7 +60,7 @@ impl MemoryRegion {
         }
     }
 
-    /// One that goes back to the domain's cache.
+    /// A region that is returned to the registration cache.
     pub(crate) fn leased(domain: &Domain, region: AnyRegion, lease: Lease) -> Self {
         Self::new(domain, region, Some(lease))
     }
@@ -68,7 +69,7 @@ impl MemoryRegion {
         Self(Arc::new(Shared { region, domain: domain.clone(), _lease: lease }))
     }
 
-    /// Its first bytes, of which there are as many.
+    /// The first `length` bytes, which must exist.
     pub(crate) fn first(self, length: usize) -> RegionSlice {
         RegionSlice { region: self, range: 0..length }
     }
@@ -85,39 +86,41 @@ impl MemoryRegion {
         self.len() == 0
     }
 
-    /// The key that remote endpoints present; it fits
+    /// The key that peers need for access (`fi_mr_key`). It fits
     /// [`DomainAttributes::mr_key_size`](crate::DomainAttributes::mr_key_size) bytes.
     #[must_use]
     pub fn key(&self) -> u64 {
         self.0.region.remote_key().into()
     }
 
-    /// The address of the first byte as remote endpoints name it.
+    /// The address of the first byte, for operations of peers.
     #[must_use]
     pub fn remote_address(&self) -> u64 {
         self.0.region.remote_address()
     }
 
-    /// What remote endpoints may do.
+    /// What peers may do.
     #[must_use]
     pub fn access(&self) -> Access {
         self.0.region.access()
     }
 
-    /// Copies bytes out, from `offset` on; gives how many there were.
+    /// Copies bytes from `offset` on; returns their number, which is less than asked for at the end of
+    /// the region.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         self.0.region.read(offset, into)
     }
 
-    /// Copies bytes in, from `offset` on; gives how many fitted.
+    /// Overwrites bytes from `offset` on; returns their number, which is less than given at the end of
+    /// the region.
     pub fn write(&self, offset: usize, from: &[u8]) -> usize {
         self.0.region.write(offset, from)
     }
 
-    /// A part of it, to be used as buffer of an operation.
+    /// A range of bytes, as buffer of an operation.
     ///
     /// # Errors
-    /// It doesn't lie in the region.
+    /// The range is not within the region.
     pub fn slice(&self, range: Range<usize>) -> Result<RegionSlice, OutOfRegion> {
         if range.start > range.end || range.end > self.len() {
             return Err(OutOfRegion { range, length: self.len() });
@@ -140,9 +143,9 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
-/// A part of a memory region, as buffer of an operation.
+/// A range of bytes of a memory region, as buffer of an operation.
 ///
-/// Two operations may be given the same bytes; what they hold then depends on which comes last.
+/// Slices may overlap. Bytes that several operations write are those of the last.
 #[derive(Clone, Debug)]
 pub struct RegionSlice {
     region: MemoryRegion,
@@ -162,13 +165,13 @@ impl RegionSlice {
         self.range.is_empty()
     }
 
-    /// The region it is of.
+    /// The region.
     #[must_use]
     pub fn region(&self) -> &MemoryRegion {
         &self.region
     }
 
-    /// Where it lies in the region.
+    /// The range in the region.
     #[must_use]
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
@@ -182,7 +185,7 @@ impl RegionSlice {
         bytes
     }
 
-    // Out of line, as `write`: buffers that are no regions don't share their instructions.
+    // Out of line, as `write`, so that buffers of other kinds don't execute its prologue.
     #[inline(never)]
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         let count = into.len().min(self.len().saturating_sub(offset));
@@ -195,8 +198,8 @@ impl RegionSlice {
         self.region.write(self.range.start.saturating_add(offset), &from[..count]);
     }
 
-    /// Where it is, for the device: region, offset and length.
-    pub(crate) fn place(&self) -> (&AnyRegion, usize, usize) {
+    /// Region, offset and length, for the device.
+    pub(crate) fn location(&self) -> (&AnyRegion, usize, usize) {
         (&self.region.0.region, self.range.start, self.range.len())
     }
 
@@ -213,7 +216,7 @@ impl RegionSlice {
 }
 
 impl PartialEq for RegionSlice {
-    /// Whether both are the same part of the same region.
+    /// Whether both are the same range of the same region.
     fn eq(&self, other: &Self) -> bool {
         self.region.key() == other.region.key()
             && self.region.domain().is(other.region.domain())

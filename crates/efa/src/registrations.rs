@@ -1,17 +1,17 @@
-//! A cache of registrations: memory that was registered for a buffer serves the next one.
+//! The registration cache: registered memory that one buffer no longer uses serves the next one.
 //!
 //! ```text
 //!   Domain::registered ─► idle memory of the size? ── yes ─► RegionSlice ─► operation ─► completion
 //!            ▲                     │ no                                                      │
 //!            │                     └─► register ─► RegionSlice                               │
 //!            └──── idle, the newest last ◄── the last handle is dropped ◄────────────────────┘
-//!                    │ too many, too large, invalidated, or the device has no room
+//!                    │ over a limit, invalidated, or the device is full
 //!                    └─► deregistered
 //! ```
 //!
-//! To register memory takes longer than to copy some. A cache by address, as libfabric has it, must
-//! know when memory is freed behind its back; here memory belongs to its registration, so that nothing
-//! can be freed under it, and what is cached is in nobody's hands.
+//! Registering memory takes longer than copying a short message. libfabric's cache is keyed by address,
+//! so it must watch when the program frees memory. Here a region owns its memory, the cache holds
+//! regions without handles, and nothing has to be watched.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,12 +24,13 @@ use crate::device::AnyRegion;
 use crate::domain::Domain;
 use crate::region::{MemoryRegion, RegionSlice, RegisterError};
 
-/// How much registered memory is kept that nobody uses.
+/// Limits of the registration cache: of idle regions, which no handle refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RegistrationLimits {
-    /// Most regions; with 0 none are kept.
+    /// Most idle regions; 0 disables the cache.
     pub count: usize,
-    /// Most bytes of all of them.
+    /// Most bytes of all idle regions together.
     pub bytes: usize,
 }
 
@@ -40,19 +41,27 @@ impl Default for RegistrationLimits {
     }
 }
 
-/// What the cache of a domain has done, and what it holds.
+impl RegistrationLimits {
+    /// Limits of this many regions and bytes.
+    #[must_use]
+    pub fn new(count: usize, bytes: usize) -> Self {
+        Self { count, bytes }
+    }
+}
+
+/// Counts of the registration cache of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegistrationCounts {
-    /// Buffers for which memory was registered.
+    /// Buffers that were registered anew.
     pub registered: u64,
-    /// Buffers for which it was there.
+    /// Buffers that were taken from the cache.
     pub reused: u64,
-    /// Registrations that were ended: over the limits, invalidated, or to make room.
-    pub ended: u64,
-    /// Regions that nobody uses.
+    /// Idle regions deregistered: over a limit, invalidated, or for lack of space on the device.
+    pub deregistered: u64,
+    /// Idle regions.
     pub idle: usize,
-    /// Their bytes.
+    /// Bytes of the idle regions.
     pub idle_bytes: usize,
 }
 
@@ -63,19 +72,19 @@ pub(crate) struct Cache(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     limits: RegistrationLimits,
-    /// The one used last is the last.
+    /// The most recently used one is the last.
     idle: VecDeque<AnyRegion>,
     counts: RegistrationCounts,
 }
 
-/// Brings a region back to its cache with the last handle to it.
+/// Returns a region to its cache when it is dropped with the last handle.
 pub(crate) struct Lease {
     region: AnyRegion,
     cache: Weak<Cache>,
 }
 
-/// Regions are this long or a power of two times as long, so that they suit other buffers, too; or as
-/// long as the device allows.
+/// Regions have this length times a power of two, so that they fit other buffers too, or the longest that
+/// the device allows.
 const SMALLEST: usize = 4096;
 
 impl Cache {
@@ -85,11 +94,11 @@ impl Cache {
 }
 
 impl State {
-    /// Takes idle memory of this length out, the one that was used last.
+    /// Removes an idle region with this length and access, the most recently used one.
     fn take(&mut self, length: usize, access: Access) -> Option<AnyRegion> {
         let suits = |region: &AnyRegion| region.length() == length && region.access() == access;
-        let place = self.idle.iter().rposition(suits)?;
-        let region = self.idle.remove(place)?;
+        let index = self.idle.iter().rposition(suits)?;
+        let region = self.idle.remove(index)?;
         self.counts.idle_bytes -= length;
         self.counts.reused += 1;
         Some(region)
@@ -104,47 +113,47 @@ impl State {
     fn keep_to_limits(&mut self) {
         let RegistrationLimits { count, bytes } = self.limits;
         while self.idle.len() > count || self.counts.idle_bytes > bytes {
-            self.end_oldest();
+            self.deregister_oldest();
         }
     }
 
-    /// Deregisters what was unused for longest; tells whether there was something.
-    fn end_oldest(&mut self) -> bool {
+    /// Deregisters the least recently used idle region; returns whether there was one.
+    fn deregister_oldest(&mut self) -> bool {
         let Some(region) = self.idle.pop_front() else { return false };
         self.counts.idle_bytes -= region.length();
-        self.counts.ended += 1;
+        self.counts.deregistered += 1;
         true
     }
 
-    fn end_where(&mut self, doomed: impl Fn(&AnyRegion) -> bool) -> usize {
+    fn deregister_where(&mut self, condition: impl Fn(&AnyRegion) -> bool) -> usize {
         let before = self.idle.len();
-        self.idle.retain(|region| !doomed(region));
-        let ended = before - self.idle.len();
+        self.idle.retain(|region| !condition(region));
+        let count = before - self.idle.len();
         self.counts.idle_bytes = self.idle.iter().map(efa_device::Region::length).sum();
-        self.counts.ended += ended as u64;
-        ended
+        self.counts.deregistered += count as u64;
+        count
     }
 }
 
 impl Domain {
-    /// A buffer of registered memory, out of the domain's cache if there is one of about its size.
-    /// It goes back there when nobody has it any more. It holds what it held when it was last used;
-    /// new memory is zero.
+    /// A buffer of registered memory, from the registration cache if that has a region of suitable
+    /// length. It returns there with its last handle. Memory from the cache has its old contents; new
+    /// memory is zero.
     ///
-    /// Remote endpoints that have used the memory know its key and may use it again, as `access`
-    /// lets them, until it is [invalidated](Self::invalidate_registrations).
+    /// A peer that used the region before knows its key and may use it again, as `access` allows, until
+    /// the region is [invalidated](Self::invalidate_registrations).
     ///
     /// # Errors
-    /// A limit of the device is reached, and nothing is cached whose place could be taken.
+    /// A limit of the device is reached, and there is no idle region that could be deregistered.
     ///
     /// ```
-    /// use efa::*;
+    /// use efa::{Access, Fabric, LocalOptions};
     ///
     /// let domain = Fabric::local(LocalOptions::default()).domain()?;
     /// for _ in 0..10 {
     ///     let buffer = domain.registered(100_000, Access::default())?;
     ///     assert_eq!(buffer.len(), 100_000);
-    ///     // It goes into an operation, comes out of a completion, and is dropped.
+    ///     // Use it in an operation and drop it after the completion.
     /// }
     /// let counts = domain.registrations();
     /// assert_eq!((counts.registered, counts.reused, counts.idle), (1, 9, 1));
@@ -156,19 +165,19 @@ impl Domain {
             let error = DeviceError::TooLong { length: length as u64, limit };
             return Err(RegisterError { error, memory: Box::default() });
         }
-        // The device's longest need not be a power of two.
-        let whole = length.max(SMALLEST).checked_next_power_of_two().unwrap_or(usize::MAX);
-        let whole = whole.min(usize::try_from(limit).unwrap_or(usize::MAX));
-        let known = self.cache().state().take(whole, access);
-        let region = match known {
+        // The longest region of the device need not be a power of two.
+        let rounded = length.max(SMALLEST).checked_next_power_of_two().unwrap_or(usize::MAX);
+        let rounded = rounded.min(usize::try_from(limit).unwrap_or(usize::MAX));
+        let cached = self.cache().state().take(rounded, access);
+        let region = match cached {
             Some(region) => region,
-            None => self.register_for_cache(whole, access)?,
+            None => self.register_for_cache(rounded, access)?,
         };
         let lease = Lease { region: region.clone(), cache: Arc::downgrade(self.cache()) };
         Ok(MemoryRegion::leased(self, region, lease).first(length))
     }
 
-    /// Registers new memory, in the place of idle memory if the device has no room.
+    /// Registers new memory; deregisters idle regions while the device is full.
     fn register_for_cache(
         &self,
         length: usize,
@@ -183,7 +192,7 @@ impl Domain {
                 }
                 Err(efa_device::RegisterError { error, memory: back }) => {
                     let full = matches!(error, DeviceError::LimitReached { .. });
-                    if !full || !self.cache().state().end_oldest() {
+                    if !full || !self.cache().state().deregister_oldest() {
                         return Err(RegisterError { error, memory: back });
                     }
                     memory = back;
@@ -192,24 +201,25 @@ impl Domain {
         }
     }
 
-    /// What the cache has done, and what it holds.
+    /// Counts of the registration cache.
     #[must_use]
     pub fn registrations(&self) -> RegistrationCounts {
         let state = self.cache().state();
         RegistrationCounts { idle: state.idle.len(), ..state.counts }
     }
 
-    /// Keeps less idle memory, or more, from now on.
+    /// Sets the limits of the registration cache. Idle regions above them are deregistered at once.
     pub fn limit_registrations(&self, limits: RegistrationLimits) {
         let mut state = self.cache().state();
         state.limits = limits;
         state.keep_to_limits();
     }
 
-    /// Ends the registrations of idle memory at these addresses, as remote endpoints name them, so
-    /// that nobody reaches it any more; gives how many there were. Memory in use stays.
+    /// Deregisters idle regions that contain one of these [remote
+    /// addresses](MemoryRegion::remote_address), so that peers have no access any more; returns their
+    /// number. Regions in use stay.
     pub fn invalidate_registrations(&self, addresses: Range<u64>) -> usize {
-        self.cache().state().end_where(|region| {
+        self.cache().state().deregister_where(|region| {
             let begin = region.remote_address();
             let end = begin.saturating_add(region.length() as u64);
             begin < addresses.end && addresses.start < end

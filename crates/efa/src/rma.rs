@@ -1,15 +1,25 @@
-//! One-sided operations: what they are about.
+//! Arguments of writes, reads and atomics on memory of a peer.
 
 use efa_rdm::{AtomicOp, Datatype, Level, Remote, RmaIov, TooManyPieces};
 
 use crate::address_vector::FiAddr;
 use crate::region::{MemoryRegion, RegionSlice};
 
-/// Memory of a peer, as it names it: what [`MemoryRegion::remote`] gave there and some message
-/// brought here.
+/// Memory of a peer: what [`MemoryRegion::remote`] returned there.
+///
+/// A message can carry it as 24 bytes:
+///
+/// ```
+/// use efa::RemoteMemory;
+/// let memory = RemoteMemory { address: 0x1000, length: 64, key: 7 };
+/// let bytes = memory.to_bytes();
+/// assert_eq!(bytes[..8], [0, 0x10, 0, 0, 0, 0, 0, 0]);
+/// assert_eq!(RemoteMemory::from_bytes(&bytes)?, memory);
+/// # Ok::<(), efa::RemoteMemoryError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteMemory {
-    /// Address of the first byte.
+    /// Address of the first byte, as the peer's device counts.
     pub address: u64,
     /// Length in bytes.
     pub length: u64,
@@ -18,8 +28,36 @@ pub struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// The part of `length` bytes from `offset` on. Whether it lies in the region is looked at when
-    /// it is used.
+    /// Length of [`to_bytes`](Self::to_bytes).
+    pub const SIZE: usize = 24;
+
+    /// Address, length and key, each as 8 bytes in little-endian order.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::SIZE] {
+        let mut bytes = [0; Self::SIZE];
+        for (into, field) in bytes.chunks_exact_mut(8).zip([self.address, self.length, self.key]) {
+            into.copy_from_slice(&field.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The memory that [`to_bytes`](Self::to_bytes) described. The peer's device checks key and range
+    /// when it is used.
+    ///
+    /// # Errors
+    /// There are not 24 bytes, or the memory would extend past the last address.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RemoteMemoryError> {
+        let ([address, length, key], []) = bytes.as_chunks::<8>() else {
+            return Err(RemoteMemoryError::WrongLength { length: bytes.len() });
+        };
+        let [address, length, key] = [address, length, key].map(|field| u64::from_le_bytes(*field));
+        match address.checked_add(length) {
+            Some(_) => Ok(Self { address, length, key }),
+            None => Err(RemoteMemoryError::PastTheEnd { address, length }),
+        }
+    }
+
+    /// The part of `length` bytes from `offset` on. The peer's device checks the range when it is used.
     #[must_use]
     pub const fn part(self, offset: u64, length: u64) -> Self {
         Self { address: self.address.wrapping_add(offset), length, key: self.key }
@@ -30,8 +68,28 @@ impl RemoteMemory {
     }
 }
 
+/// Bytes that are no [`RemoteMemory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoteMemoryError {
+    /// There are fewer or more bytes.
+    #[error("remote memory takes 24 bytes, not {length}")]
+    WrongLength {
+        /// Their number.
+        length: usize,
+    },
+    /// The last byte would have no address.
+    #[error("{length} bytes at {address:#x} extend past the last address")]
+    PastTheEnd {
+        /// Address of the first byte.
+        address: u64,
+        /// Length in bytes.
+        length: u64,
+    },
+}
+
 impl MemoryRegion {
-    /// All of it, as peers name it.
+    /// The whole region, for operations of peers.
     #[must_use]
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory { address: self.remote_address(), length: self.len() as u64, key: self.key() }
@@ -39,7 +97,7 @@ impl MemoryRegion {
 }
 
 impl RegionSlice {
-    /// The part, as peers name it.
+    /// The slice, for operations of peers.
     #[must_use]
     pub fn remote(&self) -> RemoteMemory {
         let range = self.range();
@@ -47,13 +105,13 @@ impl RegionSlice {
     }
 }
 
-/// Which memory an operation is about, and how it is to be done.
+/// Target of a write, read or atomic, and how it completes.
 ///
 /// ```
 /// use efa::{FiAddr, RemoteMemory, Rma};
 /// let memory = RemoteMemory { address: 0x1000, length: 64, key: 7 };
 /// let whole = Rma::at(FiAddr(0), memory);
-/// let told = Rma::at(FiAddr(0), memory).with_data(0xdada);
+/// let with_data = Rma::at(FiAddr(0), memory).with_data(0xdada);
 /// let halves = Rma::pieces(FiAddr(0), &[memory.part(32, 32), memory.part(0, 32)])?;
 /// # Ok::<(), efa::TooManyPieces>(())
 /// ```
@@ -72,7 +130,7 @@ impl Rma {
         Self::of(peer, Remote::from(memory.iov()))
     }
 
-    /// Several pieces of memory of a peer, one behind the other.
+    /// Several pieces of memory of a peer, used as if they were contiguous.
     ///
     /// # Errors
     /// There are more than four.
@@ -85,22 +143,22 @@ impl Rma {
         Self { peer, remote, cq_data: None, level: Level::Transmit }
     }
 
-    /// Passes data to a completion at the peer, which gets none otherwise (`FI_REMOTE_CQ_DATA`).
-    /// It means something to writes only.
+    /// Sends data to the peer, which gets a completion with it (`FI_REMOTE_CQ_DATA`). Only for writes;
+    /// reads and atomics ignore it.
     pub fn with_data(self, data: u64) -> Self {
         Self { cq_data: Some(data), ..self }
     }
 
-    /// Has a write, or an atomic without previous values, complete only when it is done at the peer
+    /// A write, or an atomic that returns no values, completes only when the memory has changed
     /// (`FI_DELIVERY_COMPLETE`).
     pub fn delivery_complete(self) -> Self {
         Self { level: Level::Delivery, ..self }
     }
 }
 
-/// A type of elements that atomics work on.
+/// A type that atomics operate on.
 pub trait Element: Copy + sealed::Bytes {
-    /// Its name in the protocol.
+    /// The type in the protocol.
     const DATATYPE: Datatype;
 }
 
@@ -129,7 +187,7 @@ elements! {
     f32: Float f64: Double
 }
 
-/// What an atomic does to each element: an operation on a type, with its operands.
+/// What an atomic does to each element: operation, type and operands.
 ///
 /// ```
 /// use efa::{AtomicOp, Datatype, Operation};
@@ -163,12 +221,12 @@ impl Operation {
         Self::new(op, operand).against(bytes(comparand))
     }
 
-    /// An operation on elements of any type, in the byte order of the host.
+    /// An operation on elements of any type, with operands in the byte order of the host.
     pub fn of_bytes(op: AtomicOp, datatype: Datatype, operand: Vec<u8>) -> Self {
         Self { op, datatype, operand, comparand: None }
     }
 
-    /// The same with a comparand.
+    /// Adds a comparand for each element, in the byte order of the host.
     pub fn against(self, comparand: Vec<u8>) -> Self {
         Self { comparand: Some(comparand), ..self }
     }
@@ -178,4 +236,26 @@ fn bytes<T: Element>(elements: &[T]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(size_of_val(elements));
     elements.iter().for_each(|element| element.put(&mut bytes));
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remote_memory_of_wrong_bytes_is_an_error() {
+        let memory = RemoteMemory { address: u64::MAX - 3, length: 3, key: 9 };
+        let bytes = memory.to_bytes();
+        assert_eq!(RemoteMemory::from_bytes(&bytes), Ok(memory));
+        for length in [0, 23] {
+            let error = RemoteMemoryError::WrongLength { length };
+            assert_eq!(RemoteMemory::from_bytes(&bytes[..length]), Err(error));
+        }
+        let long = [&bytes[..], &[0]].concat();
+        let error = RemoteMemory::from_bytes(&long).unwrap_err();
+        assert_eq!(error.to_string(), "remote memory takes 24 bytes, not 25");
+        let past = RemoteMemory { length: 4, ..memory };
+        let error = RemoteMemoryError::PastTheEnd { address: u64::MAX - 3, length: 4 };
+        assert_eq!(RemoteMemory::from_bytes(&past.to_bytes()), Err(error));
+    }
 }

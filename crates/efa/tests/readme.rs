@@ -1,7 +1,7 @@
-//! The program in the README is the example that runs.
+//! The program in the README is the example `hello`.
 
 #[test]
-fn the_readme_shows_the_example() {
+fn readme_contains_the_hello_example() {
     let readme = include_str!("../../../README.md");
     let example = include_str!("../examples/hello.rs");
     assert!(readme.contains(example), "copy examples/hello.rs into README.md");

@@ -162,7 +162,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     fn received(&mut self, receive: ReceiveCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
         let (buffer, role) = receive.buffer.into_parts();
         let kind = match role {
-            Role::Whole | Role::Lent(_) => Kind::Receive,
+            Role::Whole | Role::Registered(_) => Kind::Receive,
             Role::Part(_) => Kind::MultiReceive,
             Role::Rest(_) => Kind::Released,
         };
@@ -181,7 +181,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// of such a buffer, which comes after those of its messages.
     fn receive_ended(&mut self, role: Role, entry: Entry, reader: &mut Reader<'_>) -> bool {
         match role {
-            Role::Whole | Role::Lent(_) => self.receive.give(reader, Credit::Held, entry),
+            Role::Whole | Role::Registered(_) => self.receive.give(reader, Credit::Held, entry),
             Role::Part(parts) => {
                 let given = self.receive.give(reader, Credit::None, entry);
                 drop(parts);

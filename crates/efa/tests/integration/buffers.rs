@@ -10,7 +10,7 @@ use crate::world::{ALICE, BOB, World, options, pattern, with};
 
 // conformance: C116
 #[test]
-fn every_kind_of_buffer_goes_in_and_comes_back() {
+fn every_kind_of_buffer_is_sent_received_and_returned() {
     let mut world = World::pair(1);
     let to_bob = world.introduce(ALICE, BOB);
     let data = pattern(20_000, 1);
@@ -39,13 +39,13 @@ fn every_kind_of_buffer_goes_in_and_comes_back() {
         }
     }
     drop(world);
-    assert!(shared.is_unique(), "nobody keeps what was sent");
+    assert!(shared.is_unique(), "no clone of the bytes remains");
 }
 
 // conformance: C118
 #[test]
-fn a_multi_receive_buffer_takes_many_messages_and_comes_back_once() {
-    // The guide's numbers: 16 messages of 256 bytes in a buffer of 4 KB.
+fn multi_receive_buffer_takes_messages_and_is_released_once() {
+    // The example of fi_msg(3): 16 messages of 256 bytes in a buffer of 4 KB.
     let mut world = World::pair_with(2, options(1), with(2, |c| c.min_multi_receive = 256));
     let to_bob = world.introduce(ALICE, BOB);
     world.end(BOB).receive_many(None, vec![0; 4096], 7).unwrap();
@@ -56,7 +56,7 @@ fn a_multi_receive_buffer_takes_many_messages_and_comes_back_once() {
         let received = world.done(BOB);
         assert_eq!((received.context, received.kind), (7, Kind::MultiReceive));
         assert_eq!(received.length, 256);
-        assert_eq!(received.buffer, pattern(256, i), "the part with this message and no more");
+        assert_eq!(received.buffer, pattern(256, i), "exactly the part with this message");
     }
     let released = world.done(BOB);
     assert_eq!((released.context, released.kind), (7, Kind::Released));
@@ -65,7 +65,7 @@ fn a_multi_receive_buffer_takes_many_messages_and_comes_back_once() {
 }
 
 #[test]
-fn what_no_message_used_comes_back_with_the_release() {
+fn released_multi_receive_buffer_is_its_unused_rest() {
     let mut world = World::pair_with(3, options(1), with(2, |c| c.min_multi_receive = 1000));
     let to_bob = world.introduce(ALICE, BOB);
     let region = world.ends[BOB].domain.register(vec![0; 5000], Access::default()).unwrap();
@@ -89,10 +89,10 @@ fn what_no_message_used_comes_back_with_the_release() {
 }
 
 #[test]
-fn the_release_comes_behind_all_messages() {
+fn multi_receive_buffer_is_released_after_its_last_message_completes() {
     let mut world = World::pair_with(10, options(1), with(2, |c| c.min_multi_receive = 500));
     let to_bob = world.introduce(ALICE, BOB);
-    // The long message leaves no room, but takes many packets to come in.
+    // The long message leaves too little space for another, and arrives in many packets.
     world.end(BOB).receive_many(None, vec![0; 300_100], 1).unwrap();
     world.end(ALICE).send(Message::to(to_bob), pattern(300_000, 1), 0).unwrap();
     let received = world.done(BOB);
@@ -100,7 +100,7 @@ fn the_release_comes_behind_all_messages() {
     let released = world.done(BOB);
     assert_eq!((released.kind, released.buffer.len()), (Kind::Released, 100));
 
-    // A cancelled one likewise.
+    // The same for a cancelled buffer.
     let posted = world.end(BOB).receive_many(None, vec![0; 400_000], 2).unwrap();
     world.end(ALICE).send(Message::to(to_bob), pattern(300_000, 2), 0).unwrap();
     while world.end(BOB).statistics().received.of(efa::PacketType::LongCtsMsgRtm) < 2 {
@@ -117,7 +117,7 @@ fn the_release_comes_behind_all_messages() {
 }
 
 #[test]
-fn a_multi_receive_buffer_takes_what_came_before_it() {
+fn multi_receive_buffer_takes_unexpected_messages() {
     let mut world = World::pair_with(4, options(1), with(2, |c| c.min_multi_receive = 64));
     let to_bob = world.introduce(ALICE, BOB);
     for i in 0..10 {
@@ -132,7 +132,7 @@ fn a_multi_receive_buffer_takes_what_came_before_it() {
 }
 
 #[test]
-fn an_endpoint_rests_while_its_messages_find_the_queue_full() {
+fn full_queue_stops_multi_receive_endpoint_without_loss() {
     let mut world = World::new(LocalOptions { seed: 5, ..LocalOptions::default() });
     world.add(options(1));
     world.add_with(with(2, |c| c.min_multi_receive = 1), CompletionQueueOptions::new().capacity(4));
@@ -148,7 +148,7 @@ fn an_endpoint_rests_while_its_messages_find_the_queue_full() {
 
 // conformance: C115
 #[test]
-fn injected_bytes_may_be_used_again_at_once() {
+fn injected_bytes_are_copied_before_inject_returns() {
     let mut world = World::pair(6);
     let to_bob = world.introduce(ALICE, BOB);
     let limit = world.end(ALICE).attributes().inject_size;
@@ -169,13 +169,13 @@ fn injected_bytes_may_be_used_again_at_once() {
     assert_eq!((received.tag, received.cq_data), (Some(4), Some(99)));
     assert_eq!(received.into_message(), pattern(limit, 1));
     assert_eq!(world.done(BOB).length, 0);
-    assert!(world.is_silent(ALICE), "no completion tells of success");
-    assert!(world.is_silent(BOB), "what was refused was not sent");
+    assert!(world.is_silent(ALICE), "injected messages have no completion");
+    assert!(world.is_silent(BOB), "the refused message was not sent");
 }
 
 // conformance: C99
 #[test]
-fn endpoints_of_a_domain_share_its_regions() {
+fn memory_region_serves_all_endpoints_of_its_domain() {
     let mut world = World::pair(7);
     let to_bob = world.introduce(ALICE, BOB);
     let domain = world.ends[BOB].domain.clone();
@@ -202,7 +202,7 @@ fn endpoints_of_a_domain_share_its_regions() {
 
 // conformance: C104
 #[test]
-fn regions_tell_key_address_access_and_limits() {
+fn memory_regions_have_keys_and_obey_device_limits() {
     let options = LocalOptions { max_regions: 2, max_region_size: 100, ..LocalOptions::default() };
     let world = World::new(options);
     let domain = world.fabric.domain().unwrap();
@@ -227,7 +227,7 @@ fn regions_tell_key_address_access_and_limits() {
 
 // conformance: A165 A166
 #[test]
-fn long_vectors_are_registered_for_their_operation_alone() {
+fn long_vectors_are_registered_only_while_their_operation_runs() {
     let length = 2 << 20;
     for (regions, expected) in [(1, Subprotocol::LongRead), (0, Subprotocol::LongCts)] {
         let options = LocalOptions { max_regions: regions, ..LocalOptions::default() };
@@ -235,7 +235,7 @@ fn long_vectors_are_registered_for_their_operation_alone() {
         world.add(with(1, |_| ()));
         world.add(with(2, |_| ()));
         let to_bob = world.introduce(ALICE, BOB);
-        // The first message tells them what the other can do.
+        // The first message brings the HANDSHAKEs with the peers' features.
         for (i, length) in [10, length].into_iter().enumerate() {
             world.end(BOB).receive(Receive::untagged(), vec![0; length], 1).unwrap();
             world.end(ALICE).send(Message::to(to_bob), pattern(length, i as u64), 2).unwrap();
@@ -247,7 +247,7 @@ fn long_vectors_are_registered_for_their_operation_alone() {
             }
             world.drive();
         }
-        // What was registered is free again.
+        // The regions were deregistered.
         for end in [ALICE, BOB] {
             let domain = world.ends[end].domain.clone();
             assert_eq!(domain.register(vec![0; 1], Access::default()).is_ok(), regions == 1);
@@ -257,7 +257,7 @@ fn long_vectors_are_registered_for_their_operation_alone() {
 
 // conformance: C107
 #[test]
-fn a_region_stays_as_long_as_an_operation_uses_it() {
+fn dropped_region_stays_registered_while_an_operation_uses_it() {
     let mut world = World::new(LocalOptions { max_regions: 1, ..LocalOptions::default() });
     world.add(options(1));
     world.add(options(2));
@@ -271,11 +271,11 @@ fn a_region_stays_as_long_as_an_operation_uses_it() {
     let received = world.done(BOB);
     assert_eq!(received.buffer, pattern(50_000, 1));
     drop(received);
-    assert!(domain.register(vec![0; 1], Access::default()).is_ok(), "and now it is not");
+    assert!(domain.register(vec![0; 1], Access::default()).is_ok(), "it was deregistered");
 }
 
 #[test]
-fn memory_of_another_domain_is_refused() {
+fn memory_of_another_domain_is_refused_as_buffer() {
     let world = World::pair(8);
     let to_bob = world.introduce(ALICE, BOB);
     let foreign = world.ends[BOB].domain.register(vec![0; 10], Access::default()).unwrap();
@@ -292,7 +292,7 @@ fn memory_of_another_domain_is_refused() {
 
 // conformance: C52
 #[test]
-fn a_message_above_the_limit_is_refused_whole() {
+fn message_longer_than_max_message_size_is_refused() {
     let limited = options(1).max_message_size(10_000);
     let mut world = World::pair_with(9, limited, options(2));
     let to_bob = world.introduce(ALICE, BOB);

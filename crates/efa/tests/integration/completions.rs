@@ -1,4 +1,4 @@
-//! Completion queues: reading, waiting, errors in their turn, and what happens when they are full.
+//! Completion queues: reading, waiting, order of errors, and back-pressure when they are full.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::world::{ALICE, BOB, World, options, pattern, with};
 
 // conformance: C72 C73
 #[test]
-fn reads_give_nothing_one_or_many() {
+fn queue_reads_return_none_one_or_many_completions() {
     let world = World::pair(1);
     let to_bob = world.introduce(ALICE, BOB);
     let queue = world.ends[BOB].queue.clone();
@@ -22,7 +22,7 @@ fn reads_give_nothing_one_or_many() {
         world.end(BOB).receive(Receive::untagged(), vec![0; 8], i).unwrap();
         world.end(ALICE).send(Message::to(to_bob), vec![i as u8], i).unwrap();
     }
-    // Only time and progress of both ends; Bob's entries stay where they are.
+    // Progresses both hosts without taking Bob's entries.
     for _ in 0..100 {
         world.tick();
         while world.ends[ALICE].queue.read().is_some() {}
@@ -39,7 +39,7 @@ fn reads_give_nothing_one_or_many() {
 
 // conformance: C73
 #[test]
-fn a_wait_ends_when_its_time_is_up_or_something_completes() {
+fn queue_wait_ends_at_its_timeout_or_with_a_completion() {
     let world = World::new(LocalOptions::default());
     let domain = world.fabric.domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
@@ -72,7 +72,7 @@ fn a_wait_ends_when_its_time_is_up_or_something_completes() {
 }
 
 #[test]
-fn endpoints_of_one_queue_take_turns() {
+fn endpoints_of_one_queue_are_polled_in_turn() {
     let world = World::new(LocalOptions::default());
     let domain = world.fabric.domain().unwrap();
     let queue = || domain.completion_queue(CompletionQueueOptions::default());
@@ -99,7 +99,7 @@ fn endpoints_of_one_queue_take_turns() {
         world.tick();
         assert!(outbox.read().is_none());
     }
-    // Bob has more than enough for every read, and Carol has her turn all the same.
+    // Bob could fill every read; Carol gets her turn.
     assert_ne!(bob.id(), carol.id());
     let received = std::iter::from_fn(|| inbox.read()).map(|entry| {
         let completion = entry.unwrap();
@@ -109,15 +109,15 @@ fn endpoints_of_one_queue_take_turns() {
     });
     let contexts: Vec<u64> = received.collect();
     assert_eq!(contexts.len(), 33);
-    let place = contexts.iter().position(|context| *context == 99).unwrap();
-    assert!(place < 2, "{contexts:?}");
+    let position = contexts.iter().position(|context| *context == 99).unwrap();
+    assert!(position < 2, "{contexts:?}");
     let bobs = contexts.iter().filter(|context| **context != 99);
-    assert!(bobs.copied().eq(0..32), "each endpoint's in order: {contexts:?}");
+    assert!(bobs.copied().eq(0..32), "each endpoint's completions are in order: {contexts:?}");
 }
 
 // conformance: C25
 #[test]
-fn reading_is_all_that_is_needed_for_the_protocol_to_move() {
+fn only_reading_queues_progresses_the_protocol() {
     let mut world = World::pair(2);
     let to_bob = world.introduce(ALICE, BOB);
     // A long message: request, HANDSHAKEs both ways, several grants.
@@ -126,7 +126,11 @@ fn reading_is_all_that_is_needed_for_the_protocol_to_move() {
     for _ in 0..1000 {
         world.tick();
     }
-    assert_eq!(world.end(BOB).statistics().received.total(), 0, "nothing moves by itself");
+    assert_eq!(
+        world.end(BOB).statistics().received.total(),
+        0,
+        "nothing happens before the queues are read"
+    );
     assert_eq!(world.done(BOB).buffer, pattern(3_000_000, 1));
     let statistics = world.end(ALICE).statistics();
     assert!(statistics.received.of(efa::PacketType::Cts) > 3);
@@ -135,11 +139,11 @@ fn reading_is_all_that_is_needed_for_the_protocol_to_move() {
 
 // conformance: C75
 #[test]
-fn failed_operations_come_in_their_turn() {
+fn failed_operation_completes_in_order_with_the_others() {
     let mut world = World::pair(3);
     let to_bob = world.introduce(ALICE, BOB);
-    for (context, room) in [(1, 100), (2, 10), (3, 100)] {
-        world.end(BOB).receive(Receive::untagged(), vec![0; room], context).unwrap();
+    for (context, capacity) in [(1, 100), (2, 10), (3, 100)] {
+        world.end(BOB).receive(Receive::untagged(), vec![0; capacity], context).unwrap();
         world.end(ALICE).send(Message::to(to_bob), pattern(50, context), context).unwrap();
     }
     assert_eq!(world.done(BOB).context, 1);
@@ -151,7 +155,7 @@ fn failed_operations_come_in_their_turn() {
 
 // conformance: C76 C121
 #[test]
-fn a_failed_operation_tells_all_about_itself() {
+fn failed_completion_has_context_tag_peer_and_buffer() {
     let mut world = World::pair(4);
     let (to_bob, to_alice) = (world.introduce(ALICE, BOB), world.introduce(BOB, ALICE));
 
@@ -172,18 +176,18 @@ fn a_failed_operation_tells_all_about_itself() {
     // Cancelled.
     let receive = world.end(BOB).receive(Receive::tagged(9), vec![3; 10], 3).unwrap();
     assert!(world.end(BOB).cancel(receive));
-    assert!(!world.end(BOB).cancel(receive), "once");
+    assert!(!world.end(BOB).cancel(receive), "only once");
     let failed = world.failed(BOB);
     assert_eq!(failed.error, OperationError::Cancelled);
     let completion = *failed.completion;
     assert_eq!((completion.context, completion.kind, completion.length), (3, Kind::Receive, 0));
     assert_eq!((completion.tag, completion.peer), (Some(9), None));
-    assert_eq!(completion.buffer, [3; 10], "the buffer is untouched");
+    assert_eq!(completion.buffer, [3; 10], "the buffer is unchanged");
 
-    // The peer is gone.
+    // Peer killed.
     let bob = world.end(BOB).address();
-    let place = efa::sim::record::QueuePairId { gid: bob.gid(), qpn: bob.qpn() };
-    world.fabric.as_local().unwrap().kill(place).unwrap();
+    let queue_pair = efa::sim::QueuePairId { gid: bob.gid(), qpn: bob.qpn() };
+    world.fabric.as_local().unwrap().kill(queue_pair).unwrap();
     world.end(ALICE).send(Message::to(to_bob).tagged(4), pattern(20, 2), 4).unwrap();
     let failed = world.failed(ALICE);
     let OperationError::Device(status) = failed.error else { panic!("{failed}") };
@@ -196,7 +200,7 @@ fn a_failed_operation_tells_all_about_itself() {
 
 // conformance: C27 C77 C117
 #[test]
-fn a_full_queue_refuses_the_next_operation_and_loses_nothing() {
+fn full_queue_refuses_operations_and_loses_no_completion() {
     const CAPACITY: usize = 10;
     let mut world = World::new(LocalOptions { seed: 5, ..LocalOptions::default() });
     for connid in [1, 2] {
@@ -242,7 +246,7 @@ fn a_full_queue_refuses_the_next_operation_and_loses_nothing() {
 
 // conformance: C27
 #[test]
-fn as_many_operations_as_the_endpoint_says_are_under_way() {
+fn operations_beyond_transmit_and_receive_size_are_busy() {
     let small = with(1, |c| (c.max_sends, c.max_receives) = (3, 5));
     let mut world = World::pair_with(6, small, options(2));
     let to_bob = world.introduce(ALICE, BOB);
@@ -267,7 +271,7 @@ fn as_many_operations_as_the_endpoint_says_are_under_way() {
 
 // conformance: C49 C78
 #[test]
-fn a_queue_may_serve_one_direction_or_many_endpoints() {
+fn queue_serves_one_direction_of_many_endpoints() {
     let mut world = World::pair(7);
     let domain = world.fabric.domain().unwrap();
     let queue = || domain.completion_queue(CompletionQueueOptions::default());
@@ -315,7 +319,7 @@ fn a_queue_may_serve_one_direction_or_many_endpoints() {
 }
 
 #[test]
-fn what_ends_for_another_queue_waits_there_in_its_order() {
+fn completions_for_another_queue_wait_there_in_order() {
     let mut world = World::pair(12);
     let domain = world.fabric.domain().unwrap();
     let queue = || domain.completion_queue(CompletionQueueOptions::default());
@@ -344,7 +348,7 @@ fn what_ends_for_another_queue_waits_there_in_its_order() {
     }
     sent.sort_unstable();
     assert_eq!(sent, (100..120).collect::<Vec<_>>());
-    // Nothing has to move any more for what was received meanwhile.
+    // The receives completed meanwhile, and are in their queue.
     drop(endpoint);
     let received = std::iter::from_fn(|| receives.read());
     let contexts: Vec<u64> = received.map(|entry| entry.unwrap().context).collect();
@@ -354,7 +358,7 @@ fn what_ends_for_another_queue_waits_there_in_its_order() {
 
 // conformance: C123
 #[test]
-fn a_send_to_a_dead_peer_never_succeeds() {
+fn send_to_a_destroyed_endpoint_fails() {
     let mut world = World::pair(8);
     let to_bob = world.introduce(ALICE, BOB);
     world.end(BOB).receive(Receive::untagged(), vec![0; 1_000_000], 1).unwrap();
@@ -366,7 +370,7 @@ fn a_send_to_a_dead_peer_never_succeeds() {
 
 // conformance: C50
 #[test]
-fn an_injected_message_that_fails_tells_so() {
+fn failed_injected_message_completes_with_its_error() {
     let mut world = World::pair(9);
     let to_bob = world.introduce(ALICE, BOB);
     drop(world.ends.pop());
@@ -378,12 +382,12 @@ fn an_injected_message_that_fails_tells_so() {
     assert!(completion.buffer.is_empty());
 }
 
-// Hazard 19 of the provider's history, in a domain.
+// Hazard 19 of the C provider's history, within one domain.
 #[test]
-fn hazard_19_an_endpoint_without_room_holds_up_no_other_of_its_domain() {
+fn hazard_19_endpoint_with_full_send_queue_delays_no_other() {
     let mut world = World::pair(19);
     let domain = &world.ends[ALICE].domain;
-    let neighbour = domain
+    let other = domain
         .endpoint(options(3))
         .bind_completion_queue(&world.ends[ALICE].queue, Direction::Both)
         .bind_address_vector(&world.ends[ALICE].addresses)
@@ -391,19 +395,19 @@ fn hazard_19_an_endpoint_without_room_holds_up_no_other_of_its_domain() {
         .unwrap();
     let to_bob = world.introduce(ALICE, BOB);
     let alice = world.end(ALICE).address();
-    let place = efa::sim::record::QueuePairId { gid: alice.gid(), qpn: alice.qpn() };
-    world.fabric.as_local().unwrap().refuse_sends(place, u32::MAX).unwrap();
+    let queue_pair = efa::sim::QueuePairId { gid: alice.gid(), qpn: alice.qpn() };
+    world.fabric.as_local().unwrap().refuse_sends(queue_pair, u32::MAX).unwrap();
     for i in 0..20 {
         world.end(BOB).receive(Receive::tagged(i), vec![0; 200_000], i).unwrap();
         world.end(ALICE).send(Message::to(to_bob).tagged(100 + i), vec![1; 10], 100 + i).unwrap();
-        neighbour.send(Message::to(to_bob).tagged(i), pattern(200_000, i), i).unwrap();
+        other.send(Message::to(to_bob).tagged(i), pattern(200_000, i), i).unwrap();
     }
     for _ in 0..20 {
         let received = world.done(BOB);
         assert_eq!(received.buffer, pattern(200_000, received.context));
-        assert!(world.done(ALICE).context < 20, "of the neighbour");
+        assert!(world.done(ALICE).context < 20, "of the other endpoint");
     }
-    world.fabric.as_local().unwrap().refuse_sends(place, 0).unwrap();
+    world.fabric.as_local().unwrap().refuse_sends(queue_pair, 0).unwrap();
     for _ in 0..20 {
         assert!(world.done(ALICE).context >= 100);
     }

@@ -1,4 +1,4 @@
-//! Counters, and the levels of completion that they follow.
+//! Counters, and the completion levels at which they count.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use efa_device::Rdma;
 use crate::world::{ALICE, BOB, End, World, options, pattern};
 
 const BOTH: Access = Access { remote_read: true, remote_write: true };
-const NOT_LONG: Duration = Duration::from_millis(5);
+const SHORT: Duration = Duration::from_millis(5);
 const LONG: Duration = Duration::from_secs(60);
 
 /// A counter for each kind of operation.
@@ -32,7 +32,7 @@ impl Counts {
     }
 }
 
-/// Adds an end, all of whose operations are counted.
+/// Adds a host with a counter for each kind of operation.
 fn add(world: &mut World, options: EndpointOptions) -> Counts {
     let domain = world.fabric.domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
@@ -52,7 +52,7 @@ fn add(world: &mut World, options: EndpointOptions) -> Counts {
     Counts(counts)
 }
 
-/// Alice and Bob on a network that reorders, whose devices leave memory to packets.
+/// Alice and Bob on a network that reorders, with devices without RDMA.
 fn pair(seed: u64) -> (World, Counts, Counts) {
     let mut world = World::new(LocalOptions { seed, rdma: Rdma::NONE, ..LocalOptions::default() });
     let (alice, bob) = (add(&mut world, options(1)), add(&mut world, options(2)));
@@ -61,18 +61,18 @@ fn pair(seed: u64) -> (World, Counts, Counts) {
 
 // conformance: C82 C83
 #[test]
-fn each_kind_is_counted_on_its_own_well_or_failed() {
+fn counters_count_each_kind_of_operation_and_its_failures() {
     let (mut world, alice, bob) = pair(1);
     let to_bob = world.introduce(ALICE, BOB);
-    for (context, room) in [(1, 100), (2, 10), (3, 100), (4, 100)] {
-        world.end(BOB).receive(Receive::untagged(), vec![0; room], context).unwrap();
+    for (context, capacity) in [(1, 100), (2, 10), (3, 100), (4, 100)] {
+        world.end(BOB).receive(Receive::untagged(), vec![0; capacity], context).unwrap();
     }
     for context in 1..4 {
         world.end(ALICE).send(Message::to(to_bob), pattern(50, context), context).unwrap();
     }
     world.end(ALICE).inject(Message::to(to_bob), b"short").unwrap();
     world.drive();
-    assert_eq!(alice.all(), [(Counted::SEND, 4, 0)], "the injected one, too");
+    assert_eq!(alice.all(), [(Counted::SEND, 4, 0)], "with the injected one");
     assert_eq!(bob.all(), [(Counted::RECEIVE, 3, 1)], "one was truncated");
 
     let memory = world.ends[BOB].domain.register(vec![0; 64], BOTH).unwrap();
@@ -91,7 +91,7 @@ fn each_kind_is_counted_on_its_own_well_or_failed() {
         [(Counted::RECEIVE, 3, 1), (Counted::REMOTE_READ, 2, 0), (Counted::REMOTE_WRITE, 3, 0)];
     assert_eq!(bob.all(), expected);
 
-    // What is cancelled has failed.
+    // A cancelled receive counts as failed.
     let receive = world.end(BOB).receive(Receive::untagged(), vec![0; 8], 10).unwrap();
     assert!(world.end(BOB).cancel(receive));
     assert_eq!((bob.of(Counted::RECEIVE).value(), bob.of(Counted::RECEIVE).errors()), (3, 2));
@@ -99,10 +99,10 @@ fn each_kind_is_counted_on_its_own_well_or_failed() {
 
 // conformance: C87
 #[test]
-fn what_the_protocol_sends_on_its_own_account_never_counts() {
+fn packets_of_the_protocol_alone_are_not_counted() {
     let (mut world, alice, bob) = pair(2);
     let to_bob = world.introduce(ALICE, BOB);
-    // A HANDSHAKE that has to be provoked, then requests, grants, data and a receipt.
+    // An elicited HANDSHAKE, then RTM, CTS, CTSDATA and RECEIPT packets.
     let message = Message::to(to_bob).delivery_complete();
     world.transfer(message, pattern(3_000_000, 1), Receive::untagged(), 3_000_000);
     world.drive();
@@ -113,7 +113,7 @@ fn what_the_protocol_sends_on_its_own_account_never_counts() {
 
 // conformance: C84
 #[test]
-fn only_completions_can_be_counted() {
+fn counter_of_bytes_is_not_offered() {
     let world = World::pair(3);
     let refused = world.ends[ALICE].domain.counter(CounterOptions::of(CounterEvents::Bytes));
     let wanted = Wanted::CounterEvents(CounterEvents::Bytes);
@@ -122,7 +122,7 @@ fn only_completions_can_be_counted() {
 
 // conformance: C85
 #[test]
-fn counters_follow_the_level_of_completion() {
+fn counters_count_at_the_completion_level() {
     let (mut world, alice, bob) = pair(4);
     let to_bob = world.introduce(ALICE, BOB);
     let sent = alice.of(Counted::SEND);
@@ -162,7 +162,7 @@ fn counters_follow_the_level_of_completion() {
 }
 
 #[test]
-fn a_counter_is_added_to_set_and_waited_for() {
+fn counter_can_be_added_to_set_and_waited_for() {
     let (world, alice, bob) = pair(5);
     let to_bob = world.introduce(ALICE, BOB);
     let counter = bob.of(Counted::RECEIVE);
@@ -172,9 +172,9 @@ fn a_counter_is_added_to_set_and_waited_for() {
     counter.set(40);
     counter.set_errors(0);
     assert_eq!((counter.value(), counter.errors()), (40, 0));
-    assert_eq!(counter.wait(40, Duration::ZERO), Ok(()), "it is there");
-    let timed_out = CounterError::TimedOut { value: 40, threshold: 41, timeout: NOT_LONG };
-    assert_eq!(counter.wait(41, NOT_LONG), Err(timed_out));
+    assert_eq!(counter.wait(40, Duration::ZERO), Ok(()), "reached");
+    let timed_out = CounterError::TimedOut { value: 40, threshold: 41, timeout: SHORT };
+    assert_eq!(counter.wait(41, SHORT), Err(timed_out));
 
     for context in 0..3 {
         world.end(BOB).receive(Receive::untagged(), vec![0; 10], context).unwrap();
@@ -182,7 +182,7 @@ fn a_counter_is_added_to_set_and_waited_for() {
     world.end(ALICE).send(Message::to(to_bob), vec![1; 10], 1).unwrap();
     alice.of(Counted::SEND).wait(1, LONG).unwrap();
     assert_eq!(counter.wait(41, LONG), Ok(()));
-    // One that fails ends the wait. The next wait is for those to come.
+    // A failed operation ends the wait. The next wait ignores it.
     world.end(ALICE).send(Message::to(to_bob), vec![1; 11], 1).unwrap();
     alice.of(Counted::SEND).wait(2, LONG).unwrap();
     assert_eq!(counter.wait(42, LONG), Err(CounterError::Failed { errors: 1 }));
@@ -192,7 +192,7 @@ fn a_counter_is_added_to_set_and_waited_for() {
 }
 
 #[test]
-fn one_counter_for_several_kinds_and_endpoints_but_one_a_kind() {
+fn counter_serves_kinds_and_endpoints_but_each_kind_has_one() {
     let mut world = World::new(LocalOptions { seed: 6, ..LocalOptions::default() });
     let domain = world.fabric.domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
@@ -210,7 +210,7 @@ fn one_counter_for_several_kinds_and_endpoints_but_one_a_kind() {
     let to_bob = addresses.insert(bob.address()).unwrap();
     bob.receive(Receive::untagged(), vec![0; 8], 1).unwrap();
     alice.send(Message::to(to_bob), vec![0; 8], 2).unwrap();
-    assert_eq!(all.wait(2, LONG), Ok(()), "reading it moves both on");
+    assert_eq!(all.wait(2, LONG), Ok(()), "reading it progresses both");
 
     let twice = builder(3).bind_counter(&all, kinds).bind_counter(&all, Counted::all()).enable();
     let twice = twice.unwrap_err();
@@ -223,7 +223,7 @@ fn one_counter_for_several_kinds_and_endpoints_but_one_a_kind() {
 }
 
 #[test]
-fn threads_wait_for_their_counters() {
+fn threads_wait_for_counters_of_two_endpoints() {
     const MESSAGES: u64 = 200;
     let fabric = Fabric::local(LocalOptions { seed: 7, ..LocalOptions::default() });
     let end = |kind| {

@@ -1,5 +1,4 @@
-//! The hosts of a story, and what they do alike on every network. How time passes and how one waits is
-//! the world's.
+//! The hosts of a test. `World` in `world.rs` has the network, and lets time pass.
 
 use std::collections::VecDeque;
 
@@ -10,13 +9,13 @@ use efa::{
 
 use crate::world::{World, options};
 
-/// Bytes that tell their place and message.
+/// Random bytes that depend on `salt`.
 pub(crate) fn pattern(length: usize, salt: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(salt);
     std::iter::repeat_with(|| random.u8(..)).take(length).collect()
 }
 
-/// Like [`options`], with other settings of the engine.
+/// [`options`] with settings of the engine changed.
 pub(crate) fn with(connid: u32, set: impl FnOnce(&mut Config)) -> EndpointOptions {
     let mut options = options(connid);
     set(&mut options.protocol);
@@ -63,12 +62,12 @@ impl World {
         &self.ends[end].endpoint
     }
 
-    /// `whom` in the address vector of `who`.
+    /// Inserts `whom` into the address vector of `who`.
     pub(crate) fn introduce(&self, who: usize, whom: usize) -> FiAddr {
         self.ends[who].addresses.insert(self.ends[whom].endpoint.address()).unwrap()
     }
 
-    /// Reads everything once; tells whether there was something.
+    /// Reads all queues once; returns whether there was an entry.
     pub(crate) fn read(&mut self) -> bool {
         let mut some = false;
         for end in &mut self.ends {
@@ -88,21 +87,21 @@ impl World {
         self.entry(end).unwrap_err()
     }
 
-    /// Whether an end has nothing to read after all is done.
+    /// Whether a host has no completion after everything is done.
     pub(crate) fn is_silent(&mut self, end: usize) -> bool {
         self.drive();
         self.ends[end].entries.is_empty()
     }
 
-    /// Alice sends, Bob has posted a receive; gives her completion and his.
+    /// Alice sends to a receive of Bob; returns both completions.
     pub(crate) fn transfer(
         &mut self,
         message: Message,
         data: impl Into<Buffer>,
         receive: Receive,
-        room: usize,
+        capacity: usize,
     ) -> (Completion, Completion) {
-        self.end(BOB).receive(receive, vec![0; room], 22).unwrap();
+        self.end(BOB).receive(receive, vec![0; capacity], 22).unwrap();
         self.end(ALICE).send(message, data, 11).unwrap();
         (self.done(ALICE), self.done(BOB))
     }

@@ -1,4 +1,4 @@
-//! Messages received in place: endpoints that hand over the packets that messages came in.
+//! Endpoints that receive in place: they hand over the packets that messages arrived in.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use efa::{
 
 use crate::world::{ALICE, BOB, World, options, pattern, with};
 
-/// One that asks for headers of one length, and one that has a second queue pair.
+/// A release that requests headers of constant length, and one with a second queue pair.
 const RELEASES: [Release; 2] = [Release::V1_20, Release::V2_0];
 
-/// Bob's options, with the habits of a release.
+/// Bob's options, compatible with a release.
 fn in_place(release: Release, unexpected_header: UnexpectedHeader) -> EndpointOptions {
     let mut protocol = Config::as_release(release);
     protocol.unexpected_header = unexpected_header;
@@ -24,7 +24,7 @@ fn in_place(release: Release, unexpected_header: UnexpectedHeader) -> EndpointOp
         .protocol(protocol)
 }
 
-/// Bob receives in place, and Alice lets him say so before she sends anything.
+/// Bob receives in place, and Alice sends messages only after his HANDSHAKE.
 fn pair(release: Release) -> World {
     let alice = with(1, |config| config.messages_after_handshake = true);
     World::pair_with(7, alice, in_place(release, UnexpectedHeader::Refuse))
@@ -35,7 +35,7 @@ fn post(world: &World, context: u64) {
     world.end(BOB).receive_in_place(packet, context).unwrap();
 }
 
-/// What Bob was told of dropped packets.
+/// Reasons of Bob's `PacketDropped` events.
 fn drops(world: &World) -> Vec<DropReason> {
     let events = std::iter::from_fn(|| world.end(BOB).event());
     let reasons = events.filter_map(|event| match event {
@@ -47,7 +47,7 @@ fn drops(world: &World) -> Vec<DropReason> {
 
 // conformance: A184 A185
 #[test]
-fn messages_are_handed_over_in_their_packets_which_serve_again() {
+fn in_place_messages_arrive_in_packets_that_can_be_reposted() {
     for release in RELEASES {
         let mut world = pair(release);
         assert_eq!(world.end(BOB).attributes().message_order, MessageOrder::Unordered);
@@ -76,7 +76,7 @@ fn messages_are_handed_over_in_their_packets_which_serve_again() {
 }
 
 #[test]
-fn what_was_received_in_place_is_sent_on_as_it_lies() {
+fn in_place_message_can_be_sent_from_its_packet() {
     for release in RELEASES {
         let mut world = pair(release);
         let carol = world.add(options(3));
@@ -91,13 +91,13 @@ fn what_was_received_in_place_is_sent_on_as_it_lies() {
         assert_eq!(world.done(carol).into_message(), pattern(3000, 1));
         let sent = world.done(BOB);
         assert_eq!((sent.context, &sent.buffer), (4, &pattern(3000, 1).into()));
-        // The packet comes back with the send, to be posted again.
+        // The packet comes back with the completion of the send and can be posted again.
         world.end(BOB).receive_in_place(sent.buffer.into_packet().unwrap(), 5).unwrap();
     }
 }
 
 #[test]
-fn one_that_receives_in_place_sends_messages_of_any_length() {
+fn in_place_endpoint_sends_messages_of_any_length() {
     for release in RELEASES {
         let mut world = pair(release);
         let to_alice = world.introduce(BOB, ALICE);
@@ -112,10 +112,10 @@ fn one_that_receives_in_place_sends_messages_of_any_length() {
 
 // conformance: A44 A188
 #[test]
-fn a_message_with_another_header_fails_its_receive() {
+fn in_place_message_with_unexpected_header_fails_its_receive() {
     // 1.12 has shorter addresses, and leaves them out when the HANDSHAKE has come.
     let old = options(1).protocol(Config::as_release(Release::V1_12));
-    // The other one knows the request, but sends before it can know that there is one.
+    // A current release knows the request, but sends before it has received it.
     for (alice, release) in [(old, Release::V1_20), (options(1), Release::V2_0)] {
         let mut world = World::pair_with(7, alice, in_place(release, UnexpectedHeader::Refuse));
         let to_bob = world.introduce(ALICE, BOB);
@@ -125,13 +125,13 @@ fn a_message_with_another_header_fails_its_receive() {
         assert!(matches!(failed.error, OperationError::UnexpectedHeader { .. }), "{failed}");
         assert_eq!(failed.completion.context, 1);
         assert!(failed.completion.buffer.is_empty(), "the packet stays with the endpoint");
-        assert_eq!(world.done(ALICE).context, 2, "a sender isn't told");
+        assert_eq!(world.done(ALICE).context, 2, "the send completes without error");
     }
 }
 
 // conformance: A43 A45 A189
 #[test]
-fn or_it_is_moved_to_where_it_should_be() {
+fn in_place_message_with_unexpected_header_is_moved_if_configured() {
     let old = options(1).protocol(Config::as_release(Release::V1_12));
     for (alice, release) in [(old, Release::V1_20), (options(1), Release::V2_0)] {
         let mut world = World::pair_with(7, alice, in_place(release, UnexpectedHeader::Move));
@@ -149,11 +149,11 @@ fn or_it_is_moved_to_where_it_should_be() {
 
 // conformance: A190
 #[test]
-fn what_can_not_be_received_in_place_is_told_and_takes_no_receive() {
+fn in_place_endpoint_drops_unsuitable_messages_with_an_event() {
     let mut world = pair(Release::V1_20);
     let to_bob = world.introduce(ALICE, BOB);
     post(&world, 1);
-    // The first try brings his HANDSHAKE, which messages to him wait for.
+    // The first attempt elicits his HANDSHAKE, which messages wait for.
     let inject = |world: &World| world.end(ALICE).inject(Message::to(to_bob).tagged(5), b"tagged");
     assert!(inject(&world).unwrap_err().is_busy());
     world.drive();
@@ -171,16 +171,16 @@ fn what_can_not_be_received_in_place_is_told_and_takes_no_receive() {
 }
 
 #[test]
-fn receives_in_place_are_counted_and_may_keep_their_senders_to_themselves() {
+fn in_place_receives_are_counted_and_may_omit_the_source() {
     let mut world = World::empty();
     world.add(options(1));
     let domain = world.ends[ALICE].domain.clone();
     let queue = domain.completion_queue(CompletionQueueOptions::new().capacity(2));
     let counter = domain.counter(CounterOptions::default()).unwrap();
-    let mut anyone = in_place(Release::V1_20, UnexpectedHeader::Move);
-    anyone.capabilities = Capabilities::MSG;
+    let mut sourceless = in_place(Release::V1_20, UnexpectedHeader::Move);
+    sourceless.capabilities = Capabilities::MSG;
     let bob = domain
-        .endpoint(anyone)
+        .endpoint(sourceless)
         .bind_completion_queue(&queue, Direction::Both)
         .bind_address_vector(&world.ends[ALICE].addresses)
         .bind_counter(&counter, Counted::RECEIVE)
@@ -191,7 +191,7 @@ fn receives_in_place_are_counted_and_may_keep_their_senders_to_themselves() {
     }
     let refused = bob.receive_in_place(bob.packet().unwrap(), 2).unwrap_err();
     assert_eq!(refused.error, StartError::QueueFull { capacity: 2 });
-    assert!(refused.buffer.into_packet().is_ok(), "it comes back");
+    assert!(refused.buffer.into_packet().is_ok(), "the packet comes back");
 
     let to_bob = world.ends[ALICE].addresses.insert(bob.address()).unwrap();
     world.end(ALICE).inject(Message::to(to_bob), b"hello").unwrap();
@@ -200,7 +200,7 @@ fn receives_in_place_are_counted_and_may_keep_their_senders_to_themselves() {
     assert_eq!(received.into_message(), *b"hello");
     assert_eq!(counter.value(), 1);
 
-    // And what is left comes back at the end.
+    // The other receive is cancelled.
     drop(bob);
     let cancelled = queue.read().unwrap().unwrap_err();
     assert_eq!((cancelled.completion.context, cancelled.error), (1, OperationError::Cancelled));
@@ -208,7 +208,7 @@ fn receives_in_place_are_counted_and_may_keep_their_senders_to_themselves() {
 }
 
 #[test]
-fn a_queue_serves_both_kinds_of_endpoints_in_turn() {
+fn queue_serves_matching_and_in_place_endpoints_in_turn() {
     let mut world = pair(Release::V1_20);
     let domain = world.ends[BOB].domain.clone();
     let carol = domain
@@ -243,7 +243,7 @@ fn a_queue_serves_both_kinds_of_endpoints_in_turn() {
 
 // conformance: A183
 #[test]
-fn what_does_not_go_together_is_told() {
+fn in_place_endpoint_refuses_unsuitable_options_and_operations() {
     let world = pair(Release::V2_0);
     let domain = &world.ends[BOB].domain;
     let enable = |options| {
@@ -267,7 +267,7 @@ fn what_does_not_go_together_is_told() {
         assert_eq!(refused, Err(ConfigError::NotInPlace { release }.into()));
     }
 
-    // No other receives there, and none in place elsewhere.
+    // It takes no other receives, and other endpoints take none in place.
     let refused = world.end(BOB).receive(Receive::untagged(), vec![7], 1).unwrap_err();
     assert_eq!(refused.error, StartError::Engine(efa_rdm::StartError::InPlaceOnly));
     assert_eq!(refused.buffer, [7]);
@@ -275,10 +275,10 @@ fn what_does_not_go_together_is_told() {
     let packet = world.end(BOB).packet().unwrap();
     let refused = world.end(ALICE).receive_in_place(packet, 1).unwrap_err();
     assert!(matches!(refused.error, StartError::NotInPlace | StartError::OtherDomain));
-    let mut deaf = bob();
-    deaf.capabilities = Capabilities::MSG | Capabilities::SEND;
+    let mut send_only = bob();
+    send_only.capabilities = Capabilities::MSG | Capabilities::SEND;
     let mut world = World::empty();
-    world.add(deaf);
+    world.add(send_only);
     let packet = world.end(ALICE).packet().unwrap();
     let refused = world.end(ALICE).receive_in_place(packet, 1).unwrap_err();
     assert_eq!(refused.error, StartError::Disabled(Capabilities::RECV));
@@ -286,20 +286,20 @@ fn what_does_not_go_together_is_told() {
 }
 
 #[test]
-fn packets_of_another_device_come_back() {
+fn in_place_receive_refuses_packets_of_another_device() {
     let other = Fabric::local(LocalOptions { mtu: 4096, ..LocalOptions::default() });
     let domain = other.domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
-    let stranger = domain
+    let other_endpoint = domain
         .endpoint(in_place(Release::V1_20, UnexpectedHeader::Refuse))
         .bind_completion_queue(&queue, Direction::Both)
         .bind_address_vector(&domain.address_vector())
         .enable()
         .unwrap();
     let world = pair(Release::V1_20);
-    let refused = world.end(BOB).receive_in_place(stranger.packet().unwrap(), 1).unwrap_err();
+    let refused = world.end(BOB).receive_in_place(other_endpoint.packet().unwrap(), 1).unwrap_err();
     assert_eq!(refused.error, StartError::OtherDomain);
     let packet = refused.buffer.into_packet().unwrap();
-    stranger.receive_in_place(packet, 2).unwrap();
-    stranger.close(Duration::from_secs(1)).unwrap();
+    other_endpoint.receive_in_place(packet, 2).unwrap();
+    other_endpoint.close(Duration::from_secs(1)).unwrap();
 }

@@ -1,5 +1,4 @@
-//! Whatever is dropped, leaked, closed or cancelled, and in whatever order: no buffer is lost or
-//! used twice.
+//! Objects dropped, leaked, closed or cancelled in any order: every buffer comes back once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +13,7 @@ use efa::{
 
 use crate::world::{ALICE, BOB, World, options, pattern, with};
 
-/// Memory that counts how much of it there is.
+/// Memory that counts its live instances.
 struct Counted {
     bytes: Vec<u8>,
     live: Arc<AtomicUsize>,
@@ -37,7 +36,7 @@ fn counted(live: &Arc<AtomicUsize>, length: usize) -> Bytes {
     Bytes::from_owner(Counted { bytes: vec![7; length], live: live.clone() })
 }
 
-/// One of everything, in the middle of much work.
+/// One object of each type, with operations under way.
 struct Everything {
     live: Arc<AtomicUsize>,
     objects: Vec<Option<Object>>,
@@ -58,7 +57,7 @@ enum Object {
 const OBJECTS: usize = 7;
 
 impl Everything {
-    /// `steps` says how far the work has got.
+    /// `steps`: how often the queue was read.
     fn under_way(steps: usize) -> Self {
         let clock = ManualClock::new();
         let options_of_fabric = LocalOptions { max_regions: 1, ..LocalOptions::default() };
@@ -93,7 +92,7 @@ impl Everything {
             alice.inject(Message::to(to_bob), b"injected").unwrap();
         }
         for _ in 0..steps {
-            // Not more than one is taken out, so that the queue is left with entries too.
+            // One entry at a time, so that some stay in the queue.
             drop(queue.read());
             clock.advance(Duration::from_micros(3));
         }
@@ -116,8 +115,8 @@ impl Everything {
         }
     }
 
-    /// Does with everything that is left what can be done with it.
-    fn go_on(&self) {
+    /// Calls a method of every object that is left.
+    fn use_all(&self) {
         for object in self.objects.iter().flatten() {
             match object {
                 Object::Fabric(fabric) => drop(fabric.domain().unwrap()),
@@ -152,33 +151,33 @@ fn permutations(n: usize) -> Vec<Vec<usize>> {
 
 // conformance: C18 C30
 #[test]
-fn objects_may_be_dropped_in_any_order() {
+fn objects_can_be_dropped_in_any_order() {
     let orders = permutations(OBJECTS);
     assert_eq!(orders.len(), 5040);
     for (i, order) in orders.into_iter().enumerate() {
         let mut everything = Everything::under_way(i % 40);
         let live = everything.live.clone();
-        // Half of the time somebody looks on who holds the domain, and sees the region go.
-        let onlooker = (i % 2 == 0).then(|| everything.domain());
+        // Every other time a handle of the domain is kept, to see that the region is deregistered.
+        let kept = (i % 2 == 0).then(|| everything.domain());
         for object in order {
             everything.objects[object] = None;
-            everything.go_on();
+            everything.use_all();
         }
-        assert_eq!(live.load(Ordering::Relaxed), 0, "every buffer that was sent is freed");
-        if let Some(domain) = onlooker {
+        assert_eq!(live.load(Ordering::Relaxed), 0, "every sent buffer is freed");
+        if let Some(domain) = kept {
             domain.register(vec![0; 1], Access::default()).unwrap();
         }
     }
 }
 
 #[test]
-fn a_leaked_object_does_no_harm() {
+fn leaked_object_does_not_prevent_the_others_from_working() {
     for leaked in 0..OBJECTS {
         for steps in [0, 10, 30] {
             let mut everything = Everything::under_way(steps);
             std::mem::forget(everything.objects[leaked].take());
             while let Some(object) = everything.objects.iter().position(Option::is_some) {
-                everything.go_on();
+                everything.use_all();
                 everything.objects[object] = None;
             }
         }
@@ -187,7 +186,7 @@ fn a_leaked_object_does_no_harm() {
 
 // conformance: A223
 #[test]
-fn a_dropped_endpoint_gives_all_its_buffers_back() {
+fn dropped_endpoint_returns_every_buffer_once() {
     for steps in 0..60 {
         let mut world = World::pair(steps);
         let (to_bob, to_alice) = (world.introduce(ALICE, BOB), world.introduce(BOB, ALICE));
@@ -231,13 +230,13 @@ fn a_dropped_endpoint_gives_all_its_buffers_back() {
             ended.push((completion.kind, completion.context));
         }
         ended.sort_by_key(|(kind, context)| (*kind as u8, *context));
-        assert_eq!(ended, expected, "each operation ends once");
+        assert_eq!(ended, expected, "each operation completes once");
     }
 }
 
 // conformance: A58
 #[test]
-fn an_endpoint_may_be_closed_that_has_just_answered() {
+fn endpoint_can_be_closed_right_after_its_handshake() {
     let mut world = World::pair(1);
     let to_bob = world.introduce(ALICE, BOB);
     world.end(BOB).receive(Receive::untagged(), vec![0; 8], 1).unwrap();
@@ -247,7 +246,7 @@ fn an_endpoint_may_be_closed_that_has_just_answered() {
         let queue = world.ends[BOB].queue.clone();
         world.ends[BOB].entries.extend(queue.read());
     }
-    // His HANDSHAKE is on its way. He goes, and she is none the wiser.
+    // His HANDSHAKE is on its way when he closes.
     let bob = world.ends.remove(BOB);
     bob.endpoint.close(Duration::from_secs(1)).unwrap();
     assert_eq!(bob.entries.front().unwrap().as_ref().unwrap().context, 1);
@@ -256,10 +255,10 @@ fn an_endpoint_may_be_closed_that_has_just_answered() {
 }
 
 #[test]
-fn closing_delivers_what_peers_wait_for() {
+fn close_delivers_injected_messages() {
     let mut world = World::pair(2);
     let to_bob = world.introduce(ALICE, BOB);
-    // As many as Bob's device takes while nobody moves him on.
+    // Fewer than Bob's receive buffers, as Bob is not polled.
     for i in 0..60 {
         world.end(ALICE).inject(Message::to(to_bob).tagged(i), &pattern(1000, i)).unwrap();
     }
@@ -273,8 +272,8 @@ fn closing_delivers_what_peers_wait_for() {
 }
 
 #[test]
-fn closing_gives_up_on_peers_that_never_listen() {
-    // Bob has one receive buffer, and nobody moves him on.
+fn close_times_out_when_the_peer_is_not_polled() {
+    // Bob has one receive buffer and is not polled.
     let mut world = World::pair_with(3, options(1), with(2, |c| c.min_receive_buffers = 1));
     let to_bob = world.introduce(ALICE, BOB);
     for i in 0..10 {
@@ -290,7 +289,7 @@ fn closing_gives_up_on_peers_that_never_listen() {
         contexts.push(entry.map_or_else(|failed| failed.completion.context, |done| done.context));
     }
     contexts.sort_unstable();
-    assert_eq!(contexts, (0..10).collect::<Vec<_>>(), "and every buffer comes back");
+    assert_eq!(contexts, (0..10).collect::<Vec<_>>(), "every buffer comes back");
 }
 
 #[test]
@@ -329,7 +328,7 @@ fn closed_endpoint_starts_nothing_and_keeps_its_statistics() {
 }
 
 #[test]
-fn places_of_a_dropped_endpoint_are_free_again() {
+fn dropped_endpoint_returns_its_credits_when_read() {
     let mut world = World::new(LocalOptions::default());
     world.add_with(options(1), CompletionQueueOptions::new().capacity(3));
     let end = world.ends.remove(0);
@@ -344,7 +343,10 @@ fn places_of_a_dropped_endpoint_are_free_again() {
         .bind_address_vector(&end.addresses)
         .enable()
         .unwrap();
-    assert!(second.receive(Receive::untagged(), vec![0; 1], 9).is_err(), "three are to be read");
+    assert!(
+        second.receive(Receive::untagged(), vec![0; 1], 9).is_err(),
+        "three completions are unread"
+    );
     for _ in 0..3 {
         assert!(end.queue.read().unwrap().is_err());
     }
@@ -354,7 +356,7 @@ fn places_of_a_dropped_endpoint_are_free_again() {
 }
 
 #[test]
-fn a_full_queue_gets_what_an_endpoint_leaves_all_the_same() {
+fn dropped_endpoint_appends_its_completions_to_a_full_queue() {
     let mut world = World::new(LocalOptions { seed: 9, ..LocalOptions::default() });
     world.add(options(1));
     let domain = world.fabric.domain().unwrap();
@@ -373,7 +375,7 @@ fn a_full_queue_gets_what_an_endpoint_leaves_all_the_same() {
     for i in 0..5 {
         world.end(ALICE).send(Message::to(to_bob), pattern(10, i), i).unwrap();
     }
-    // Bob's side moves on, and nobody reads what he has received.
+    // Reading the queue for sends progresses Bob; his receives are not read.
     for _ in 0..1000 {
         world.read();
         assert!(sends.read().is_none());

@@ -1,4 +1,4 @@
-//! The same program over every link that leaves the process.
+//! The links `shm` and `tcp`.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -13,9 +13,9 @@ use tempfile::TempDir;
 
 use crate::world::pattern;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A host of one test.
+/// A directory for the shm network of one test.
 struct Host(TempDir);
 
 impl Host {
@@ -30,25 +30,25 @@ impl Host {
 }
 
 #[test]
-fn two_threads_play_ping_pong_over_shared_memory() {
+fn two_fabrics_exchange_messages_over_shm() {
     let host = Host::new();
-    play_ping_pong(|| host.fabric(), Link::Shm);
+    exchange_messages(|| host.fabric(), Link::Shm);
 }
 
 #[test]
-fn two_threads_play_ping_pong_over_tcp() {
-    play_ping_pong(|| Fabric::tcp(TcpOptions::new([127, 0, 0, 1])), Link::Tcp);
+fn two_fabrics_exchange_messages_over_tcp() {
+    exchange_messages(|| Fabric::tcp(TcpOptions::new([127, 0, 0, 1])), Link::Tcp);
 }
 
-fn play_ping_pong(open: impl Fn() -> Fabric + Sync, link: Link) {
+fn exchange_messages(open: impl Fn() -> Fabric + Sync, link: Link) {
     const ROUNDS: u64 = 50;
     let length = |i: u64| [0, 10, 9_000, 70_000, 300_000][i as usize % 5];
-    let (tell_alice, addresses_of_bob) = std::sync::mpsc::channel::<Address>();
-    let (tell_bob, addresses_of_alice) = std::sync::mpsc::channel::<Address>();
+    let (to_alice, from_bob) = std::sync::mpsc::channel::<Address>();
+    let (to_bob, from_alice) = std::sync::mpsc::channel::<Address>();
     // Each side has a fabric of its own, as two processes would.
-    let play = |serves: bool,
-                tell: std::sync::mpsc::Sender<Address>,
-                told: std::sync::mpsc::Receiver<Address>| {
+    let exchange = |serves: bool,
+                    own_address: std::sync::mpsc::Sender<Address>,
+                    peer_address: std::sync::mpsc::Receiver<Address>| {
         let fabric = open();
         assert_eq!(fabric.link(), link);
         let domain = fabric.domain().unwrap();
@@ -60,8 +60,8 @@ fn play_ping_pong(open: impl Fn() -> Fabric + Sync, link: Link) {
             .bind_address_vector(&addresses)
             .enable()
             .unwrap();
-        tell.send(endpoint.address()).unwrap();
-        let peer = addresses.insert(told.recv().unwrap()).unwrap();
+        own_address.send(endpoint.address()).unwrap();
+        let peer = addresses.insert(peer_address.recv().unwrap()).unwrap();
         for i in 0..ROUNDS {
             endpoint.receive(Receive::tagged(i).from(peer), vec![0; 300_000], i).unwrap();
         }
@@ -72,11 +72,11 @@ fn play_ping_pong(open: impl Fn() -> Fabric + Sync, link: Link) {
         }
         let mut received = 0;
         while received < ROUNDS {
-            let completion = queue.wait(PATIENCE).unwrap();
+            let completion = queue.wait(TIMEOUT).unwrap();
             if completion.is_received() {
                 assert_eq!((completion.context, completion.peer), (received, Some(peer)));
                 assert_eq!(completion.into_message(), pattern(length(received), received));
-                // The server's next ball, or the other's return.
+                // The server sends the next message, the other side answers.
                 match serves {
                     true if received + 1 < ROUNDS => serve(received + 1),
                     true => {}
@@ -85,16 +85,16 @@ fn play_ping_pong(open: impl Fn() -> Fabric + Sync, link: Link) {
                 received += 1;
             }
         }
-        endpoint.close(PATIENCE).unwrap();
+        endpoint.close(TIMEOUT).unwrap();
     };
     thread::scope(|scope| {
-        scope.spawn(|| play(true, tell_bob, addresses_of_bob));
-        scope.spawn(|| play(false, tell_alice, addresses_of_alice));
+        scope.spawn(|| exchange(true, to_bob, from_bob));
+        scope.spawn(|| exchange(false, to_alice, from_alice));
     });
 }
 
 #[test]
-fn messages_are_received_in_place_over_every_link() {
+fn in_place_messages_arrive_over_shm_and_tcp() {
     let host = Host::new();
     for fabric in [host.fabric(), Fabric::tcp(TcpOptions::new([127, 0, 0, 1]))] {
         let domain = fabric.domain().unwrap();
@@ -120,19 +120,19 @@ fn messages_are_received_in_place_over_every_link() {
                 bob.receive_in_place(packet, 1).unwrap();
                 let data = pattern(length, length as u64);
                 alice.send(Message::to(to_bob), data.clone(), 2).unwrap();
-                let ended = [(); 2].map(|()| queue.wait(PATIENCE).unwrap());
+                let ended = [(); 2].map(|()| queue.wait(TIMEOUT).unwrap());
                 let received = ended.into_iter().find(|ended| ended.is_received()).unwrap();
                 assert_eq!(received.buffer.as_slice(), Some(&data[..]), "{release}");
                 packet = received.buffer.into_packet().unwrap();
             }
             assert_eq!(bob.statistics().unexpected, 0, "{release}");
-            alice.close(PATIENCE).unwrap();
+            alice.close(TIMEOUT).unwrap();
         }
     }
 }
 
 #[test]
-fn an_address_survives_being_told_as_text() {
+fn address_sent_as_text_reaches_the_endpoint() {
     let host = Host::new();
     let domain = host.fabric().domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
@@ -146,11 +146,11 @@ fn an_address_survives_being_told_as_text() {
             .unwrap()
     };
     let (alice, bob) = (endpoint(), endpoint());
-    let told: Address = bob.address().to_string().parse().unwrap();
-    let to_bob = addresses.insert(told).unwrap();
+    let parsed: Address = bob.address().to_string().parse().unwrap();
+    let to_bob = addresses.insert(parsed).unwrap();
     bob.receive(Receive::untagged(), vec![0; 100_000], 1).unwrap();
     alice.send(Message::to(to_bob), pattern(100_000, 1), 2).unwrap();
-    let mut contexts = [queue.wait(PATIENCE).unwrap(), queue.wait(PATIENCE).unwrap()].map(|done| {
+    let mut contexts = [queue.wait(TIMEOUT).unwrap(), queue.wait(TIMEOUT).unwrap()].map(|done| {
         assert_eq!(done.buffer, pattern(100_000, 1));
         done.context
     });
@@ -158,9 +158,8 @@ fn an_address_survives_being_told_as_text() {
     assert_eq!(contexts, [1, 2]);
 }
 
-/// A connection that is young is not late, however old the fabric.
 #[test]
-fn an_endpoint_of_an_old_fabric_knows_the_time() {
+fn new_connection_on_an_old_fabric_does_not_time_out() {
     let origin = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
     let fabric = Fabric::tcp(TcpOptions::new(Ipv4Addr::LOCALHOST)).with_clock(Clock::Host(origin));
     let domain = fabric.domain().unwrap();
@@ -174,7 +173,7 @@ fn an_endpoint_of_an_old_fabric_knows_the_time() {
             .enable()
             .unwrap()
     });
-    // While something is under way the sockets are looked at in each read. Bob never answers.
+    // While an operation is under way every read polls the sockets. Bob is not polled.
     let to_bob = addresses.insert(bob.address()).unwrap();
     alice.send(Message::to(to_bob), "hello", 1).unwrap();
     let mut carol = TcpStream::connect((Ipv4Addr::LOCALHOST, alice.address().qpn().0)).unwrap();
@@ -184,7 +183,7 @@ fn an_endpoint_of_an_old_fabric_knows_the_time() {
         assert!(queues[0].read().is_none());
     }
     carol.set_nonblocking(true).unwrap();
-    let mut told = Vec::new();
-    let end = carol.read_to_end(&mut told).map_err(|error| error.kind());
-    assert_eq!((told.as_slice(), end), (&b"EfaR\x02\0\0\0"[..], Err(ErrorKind::WouldBlock)));
+    let mut answer = Vec::new();
+    let end = carol.read_to_end(&mut answer).map_err(|error| error.kind());
+    assert_eq!((answer.as_slice(), end), (&b"EfaR\x02\0\0\0"[..], Err(ErrorKind::WouldBlock)));
 }

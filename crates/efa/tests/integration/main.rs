@@ -1,9 +1,7 @@
-//! Stories of the object model, on a network with a clock that is moved by hand unless a story is
-//! about something else.
+//! Integration tests of the API, most of them on the simulated network with a manual clock.
 
-#![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-mod accounts;
 mod buffers;
 mod completions;
 mod counters;
@@ -13,6 +11,7 @@ mod lifetimes;
 mod links;
 mod messages;
 mod peers;
+mod random;
 mod registrations;
 mod rma;
 mod setup;

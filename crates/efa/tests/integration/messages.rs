@@ -1,4 +1,4 @@
-//! Messages: tagged and not, short and long, and which receive gets which.
+//! Messages: tagged and untagged, of all lengths, and which receive they match.
 
 use efa::{Kind, Message, OperationError, Receive, Subprotocol};
 
@@ -10,7 +10,7 @@ const LENGTHS: [usize; 12] =
 
 // conformance: C71 C119
 #[test]
-fn messages_of_every_length_arrive_whole() {
+fn messages_of_every_length_arrive_complete() {
     let mut world = World::pair(1);
     let to_bob = world.introduce(ALICE, BOB);
     for (salt, length) in LENGTHS.into_iter().enumerate() {
@@ -30,13 +30,13 @@ fn messages_of_every_length_arrive_whole() {
         assert_eq!(received.tag, (salt % 2 == 1).then_some(7));
         assert_eq!(received.cq_data, None);
         assert_eq!(received.subprotocol, sent.subprotocol);
-        assert_eq!(received.buffer.len(), length + 10, "the whole buffer comes back");
+        assert_eq!(received.buffer.len(), length + 10, "the complete buffer comes back");
         assert_eq!(received.into_message(), data);
     }
 }
 
 #[test]
-fn length_decides_how_a_message_travels() {
+fn message_length_selects_the_subprotocol() {
     let mut world = World::pair_with(2, with(1, |c| c.max_medium = 20_000), options(2));
     let to_bob = world.introduce(ALICE, BOB);
     for (length, subprotocol) in
@@ -50,7 +50,7 @@ fn length_decides_how_a_message_travels() {
 }
 
 #[test]
-fn data_for_the_completion_comes_with_tagged_and_untagged_messages_of_any_length() {
+fn cq_data_arrives_with_messages_of_any_length() {
     let mut world = World::pair(3);
     let to_bob = world.introduce(ALICE, BOB);
     for length in [0, 100, 40_000, 200_000] {
@@ -62,7 +62,7 @@ fn data_for_the_completion_comes_with_tagged_and_untagged_messages_of_any_length
             let (sent, received) =
                 world.transfer(message.with_data(data), pattern(length, 5), receive, length);
             assert_eq!(received.cq_data, Some(data));
-            assert_eq!(sent.cq_data, None, "it is for the receiver");
+            assert_eq!(sent.cq_data, None, "only the receiver gets it");
             assert_eq!(received.into_message(), pattern(length, 5));
         }
     }
@@ -70,7 +70,7 @@ fn data_for_the_completion_comes_with_tagged_and_untagged_messages_of_any_length
 
 // conformance: C110
 #[test]
-fn tags_match_but_for_the_bits_to_ignore() {
+fn tags_match_in_all_bits_that_are_not_ignored() {
     let cases = [
         (0, 0, 0, true),
         (7, 7, 0, true),
@@ -84,7 +84,7 @@ fn tags_match_but_for_the_bits_to_ignore() {
         (u64::MAX, u64::MAX, 0, true),
     ];
     for (sent, posted, ignore, expected) in cases {
-        assert_eq!(sent | ignore == posted | ignore, expected, "the guide's own words");
+        assert_eq!(sent | ignore == posted | ignore, expected, "libfabric's definition");
         let mut world = World::pair(4);
         let to_bob = world.introduce(ALICE, BOB);
         world.end(BOB).receive(Receive::masked(posted, ignore), vec![0; 8], 1).unwrap();
@@ -93,15 +93,17 @@ fn tags_match_but_for_the_bits_to_ignore() {
         match expected {
             true => {
                 let received = world.done(BOB);
-                assert_eq!(received.tag, Some(sent), "the sender's tag, all of it");
+                assert_eq!(received.tag, Some(sent), "the full tag of the sender");
             }
-            false => assert!(world.is_silent(BOB), "{sent:x} | {ignore:x} took {posted:x}"),
+            false => {
+                assert!(world.is_silent(BOB), "tag {sent:x} matched {posted:x} ignoring {ignore:x}")
+            }
         }
     }
 }
 
 #[test]
-fn the_same_tag_may_be_posted_and_sent_many_times() {
+fn messages_with_equal_tags_match_receives_in_order() {
     let mut world = World::pair(5);
     let to_bob = world.introduce(ALICE, BOB);
     for i in 0..50 {
@@ -116,7 +118,7 @@ fn the_same_tag_may_be_posted_and_sent_many_times() {
 }
 
 #[test]
-fn tagged_and_untagged_messages_never_meet() {
+fn tagged_and_untagged_messages_never_match_each_other() {
     let mut world = World::pair(6);
     let to_bob = world.introduce(ALICE, BOB);
     world.end(BOB).receive(Receive::masked(0, u64::MAX), vec![0; 8], 1).unwrap();
@@ -130,15 +132,15 @@ fn tagged_and_untagged_messages_never_meet() {
     assert!(world.is_silent(BOB));
 }
 
-// The guide's example: a buffer of 4 KB and one of 64 KB, for a short message and a long one.
+// The example of fi_msg(3): buffers of 4 KB and 64 KB, for a short and a long message.
 // conformance: C109
 #[test]
-fn messages_are_matched_in_the_order_of_sending() {
+fn messages_match_receives_in_the_order_of_sending() {
     for seed in 0..20 {
         let mut world = World::pair(seed);
         let to_bob = world.introduce(ALICE, BOB);
-        for (context, room) in [(1, 4096), (2, 65_536), (3, 4096), (4, 65_536)] {
-            world.end(BOB).receive(Receive::untagged(), vec![0; room], context).unwrap();
+        for (context, capacity) in [(1, 4096), (2, 65_536), (3, 4096), (4, 65_536)] {
+            world.end(BOB).receive(Receive::untagged(), vec![0; capacity], context).unwrap();
         }
         for (context, length) in [(1, 4096), (2, 65_536), (3, 4000), (4, 65_000)] {
             let data = pattern(length, context);
@@ -154,7 +156,7 @@ fn messages_are_matched_in_the_order_of_sending() {
 }
 
 #[test]
-fn messages_that_come_before_their_receive_wait_for_it() {
+fn unexpected_messages_match_receives_posted_later() {
     let mut world = World::pair(7);
     let to_bob = world.introduce(ALICE, BOB);
     for (i, length) in LENGTHS.into_iter().enumerate() {
@@ -162,7 +164,7 @@ fn messages_that_come_before_their_receive_wait_for_it() {
         world.end(ALICE).send(Message::to(to_bob).tagged(i as u64), data, 0).unwrap();
     }
     world.drive();
-    // In another order than they came in.
+    // Receives are posted in reverse order.
     for (i, length) in LENGTHS.into_iter().enumerate().rev() {
         world.end(BOB).receive(Receive::tagged(i as u64), vec![0; length], 0).unwrap();
         let received = world.done(BOB);
@@ -173,7 +175,7 @@ fn messages_that_come_before_their_receive_wait_for_it() {
 
 // conformance: C126
 #[test]
-fn a_short_message_may_complete_before_a_long_one_sent_earlier() {
+fn short_message_may_complete_before_an_earlier_long_one() {
     let mut world = World::pair(8);
     let to_bob = world.introduce(ALICE, BOB);
     world.end(BOB).receive(Receive::tagged(1), vec![0; 1_000_000], 1).unwrap();
@@ -188,32 +190,32 @@ fn a_short_message_may_complete_before_a_long_one_sent_earlier() {
 
 // conformance: A108
 #[test]
-fn a_message_longer_than_its_buffer_is_cut_there_and_nowhere_else() {
+fn truncated_message_fills_its_buffer_and_writes_nothing_outside() {
     let mut world = World::pair(9);
     let to_bob = world.introduce(ALICE, BOB);
-    for (length, room) in [(100, 64), (40_000, 100), (200_000, 70_000), (9, 0)] {
-        let around = vec![0xcc; room + 64];
+    for (length, capacity) in [(100, 64), (40_000, 100), (200_000, 70_000), (9, 0)] {
+        let around = vec![0xcc; capacity + 64];
         let region = world.ends[BOB].domain.register(around, efa::Access::default()).unwrap();
-        let buffer = region.slice(32..32 + room).unwrap();
+        let buffer = region.slice(32..32 + capacity).unwrap();
         world.end(BOB).receive(Receive::untagged(), buffer, 1).unwrap();
         let data = pattern(length, 3);
         world.end(ALICE).send(Message::to(to_bob).with_data(5), data.clone(), 2).unwrap();
         let failed = world.failed(BOB);
-        let (length, capacity) = (length as u64, room as u64);
-        assert_eq!(failed.error, OperationError::Truncated { length, capacity });
-        assert_eq!(failed.completion.length, capacity);
+        let (whole, part) = (length as u64, capacity as u64);
+        assert_eq!(failed.error, OperationError::Truncated { length: whole, capacity: part });
+        assert_eq!(failed.completion.length, part);
         assert_eq!(failed.completion.cq_data, Some(5));
-        assert_eq!(failed.completion.into_message(), data[..room]);
-        let mut bytes = vec![0; room + 64];
+        assert_eq!(failed.completion.into_message(), data[..capacity]);
+        let mut bytes = vec![0; capacity + 64];
         region.read(0, &mut bytes);
-        assert!(bytes[..32].iter().chain(&bytes[32 + room..]).all(|canary| *canary == 0xcc));
-        assert_eq!(world.done(ALICE).length, length, "the sender can't know");
+        assert!(bytes[..32].iter().chain(&bytes[32 + capacity..]).all(|canary| *canary == 0xcc));
+        assert_eq!(world.done(ALICE).length, whole, "the send completes without error");
     }
 }
 
 // conformance: C120
 #[test]
-fn kinds_of_transfer_may_be_mixed_with_one_peer() {
+fn tagged_untagged_injected_and_multi_receive_messages_can_be_mixed() {
     let mut world = World::pair_with(10, options(1), with(2, |c| c.min_multi_receive = 1));
     let to_bob = world.introduce(ALICE, BOB);
     let (alice, bob) = (world.end(ALICE), world.end(BOB));

@@ -1,4 +1,4 @@
-//! Who can be reached, who writes, and what happens when a peer goes away.
+//! Address vectors, unknown peers, and peers that end.
 
 use efa::{
     Address, Capabilities, DeviceError, Event, FiAddr, Gid, Message, OperationError, Receive,
@@ -9,7 +9,7 @@ use crate::world::{ALICE, BOB, World, options, pattern};
 
 // conformance: A27 C88
 #[test]
-fn only_inserted_peers_can_be_sent_to() {
+fn send_to_a_peer_that_is_not_inserted_is_refused() {
     let mut world = World::pair(1);
     let refused = world.end(ALICE).send(Message::to(FiAddr(0)), "early", 1).unwrap_err();
     assert_eq!(refused.error, StartError::UnknownAddress(FiAddr(0)));
@@ -24,7 +24,7 @@ fn only_inserted_peers_can_be_sent_to() {
 
 // conformance: A28 C74
 #[test]
-fn messages_of_strangers_arrive_without_index() {
+fn message_of_unknown_peer_arrives_with_its_address() {
     let mut world = World::pair(2);
     let to_bob = world.introduce(ALICE, BOB);
     let (_, received) = world.transfer(Message::to(to_bob), "who?", Receive::untagged(), 8);
@@ -33,20 +33,20 @@ fn messages_of_strangers_arrive_without_index() {
     assert_eq!(world.end(BOB).event(), Some(Event::PeerDiscovered(world.end(ALICE).address())));
     assert_eq!(world.end(BOB).event(), None);
 
-    // Bob can answer, with the address that he was told.
+    // Bob can answer to the address in the completion.
     let to_alice = world.ends[BOB].addresses.insert(received.peer_address.unwrap()).unwrap();
     world.end(ALICE).receive(Receive::untagged(), vec![0; 8], 1).unwrap();
     world.end(BOB).send(Message::to(to_alice), "me", 2).unwrap();
     let sent_before = world.done(ALICE);
     assert_eq!((sent_before.context, sent_before.peer), (1, Some(to_bob)));
-    // And from now on she has an index.
+    // From now on completions have her index.
     let (_, received) = world.transfer(Message::to(to_bob), "again", Receive::untagged(), 8);
     assert_eq!(received.context, 2, "his own send");
     assert_eq!(world.done(BOB).peer, Some(to_alice));
 }
 
 #[test]
-fn without_the_capability_nobody_tells_the_source() {
+fn completions_omit_the_sender_without_the_source_capability() {
     let silent = Capabilities::OFFERED - Capabilities::SOURCE;
     let bob = options(2).capabilities(silent);
     let mut world = World::pair_with(3, options(1), bob);
@@ -57,7 +57,7 @@ fn without_the_capability_nobody_tells_the_source() {
 }
 
 #[test]
-fn a_receive_for_a_peer_that_is_taken_out_stays_and_takes_nothing() {
+fn directed_receive_of_a_removed_peer_stays_posted_and_matches_nothing() {
     let mut world = World::pair(4);
     let to_bob = world.introduce(ALICE, BOB);
     let to_alice = world.introduce(BOB, ALICE);
@@ -67,15 +67,15 @@ fn a_receive_for_a_peer_that_is_taken_out_stays_and_takes_nothing() {
         let address = world.ends[end].addresses.remove(peer).unwrap();
         assert_eq!(world.ends[end].addresses.insert(address), Ok(peer));
     }
-    let (_, received) = world.transfer(Message::to(to_bob), "new life", from_alice, 8);
-    assert_eq!(received.into_message(), *b"new life");
+    let (_, received) = world.transfer(Message::to(to_bob), "new peer", from_alice, 8);
+    assert_eq!(received.into_message(), *b"new peer");
     assert!(world.end(BOB).cancel(orphan));
     let ended = world.failed(BOB);
     assert_eq!((ended.error, ended.completion.context), (OperationError::Cancelled, 1));
 }
 
 #[test]
-fn a_receive_may_be_for_one_sender_or_for_any() {
+fn directed_receive_matches_messages_of_its_peer_only() {
     let mut world = World::pair(4);
     let carol = world.add(options(3));
     let from_carol = world.introduce(BOB, carol);
@@ -108,7 +108,7 @@ fn a_receive_may_be_for_one_sender_or_for_any() {
 
 // conformance: C92
 #[test]
-fn indices_are_dealt_from_zero_and_dealt_again() {
+fn address_vector_assigns_the_lowest_free_index() {
     assert_eq!(size_of::<FiAddr>(), 8);
     let world = World::pair(5);
     let addresses = &world.ends[ALICE].addresses;
@@ -132,7 +132,7 @@ fn indices_are_dealt_from_zero_and_dealt_again() {
 
 // conformance: C90
 #[test]
-fn many_addresses_go_in_at_once_and_bad_ones_stay_out() {
+fn insert_many_inserts_valid_addresses_beside_invalid_ones() {
     let world = World::pair(6);
     let addresses = &world.ends[ALICE].addresses;
     let good = world.end(BOB).address();
@@ -146,14 +146,14 @@ fn many_addresses_go_in_at_once_and_bad_ones_stay_out() {
 
 // conformance: C98
 #[test]
-fn a_removed_peer_is_no_peer_and_a_reinserted_one_is_new() {
+fn removed_peer_is_unknown_and_a_reinserted_one_is_new() {
     let mut world = World::pair(7);
     let (to_bob, to_alice) = (world.introduce(ALICE, BOB), world.introduce(BOB, ALICE));
     let (_, received) = world.transfer(Message::to(to_bob), "one", Receive::untagged(), 8);
     assert_eq!(received.peer, Some(to_alice));
     world.drive();
 
-    // What is under way with the peer fails, and nothing more can be started.
+    // Operations under way with the peer fail, and new ones are refused.
     world.end(ALICE).send(Message::to(to_bob), pattern(500_000, 1), 5).unwrap();
     assert_eq!(world.ends[ALICE].addresses.remove(to_bob), Some(world.end(BOB).address()));
     let failed = world.failed(ALICE);
@@ -162,7 +162,7 @@ fn a_removed_peer_is_no_peer_and_a_reinserted_one_is_new() {
     let refused = world.end(ALICE).send(Message::to(to_bob), "two", 6).unwrap_err();
     assert_eq!(refused.error, StartError::UnknownAddress(to_bob));
 
-    // Bob removes her too; both begin anew, from the first message id on.
+    // Bob removes her too; both start anew from message ID 0.
     world.ends[BOB].addresses.remove(to_alice);
     world.drive();
     let (to_bob, to_alice) = (world.introduce(ALICE, BOB), world.introduce(BOB, ALICE));
@@ -178,7 +178,7 @@ fn a_removed_peer_is_no_peer_and_a_reinserted_one_is_new() {
 }
 
 #[test]
-fn an_address_vector_serves_many_endpoints() {
+fn address_vector_serves_many_endpoints() {
     let mut world = World::pair(8);
     let end = &world.ends[ALICE];
     let second = end
@@ -199,7 +199,7 @@ fn an_address_vector_serves_many_endpoints() {
     let mut expected = [world.end(ALICE).address(), second.address()];
     expected.sort_unstable();
     assert_eq!(senders, expected);
-    // Removal reaches both.
+    // Removal ends the peer on both endpoints.
     world.ends[ALICE].addresses.remove(to_bob);
     for endpoint in [world.end(ALICE), &second] {
         let refused = endpoint.send(Message::to(to_bob), "x", 1).unwrap_err();
@@ -208,7 +208,7 @@ fn an_address_vector_serves_many_endpoints() {
 }
 
 #[test]
-fn a_lost_peer_is_told_and_stays_lost_until_its_successor_is_inserted() {
+fn lost_peer_is_an_event_and_refused_until_it_is_replaced() {
     let mut world = World::pair(9);
     let to_bob = world.introduce(ALICE, BOB);
     world.transfer(Message::to(to_bob), "hello", Receive::untagged(), 8);

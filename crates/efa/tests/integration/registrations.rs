@@ -1,4 +1,4 @@
-//! The cache of registrations.
+//! The registration cache.
 
 use efa::{
     Access, DeviceError, Domain, Fabric, LocalOptions, Message, Receive, RegistrationLimits,
@@ -16,8 +16,8 @@ fn domain(max_regions: usize) -> Domain {
 }
 
 #[test]
-fn memory_is_registered_once_for_buffers_one_after_the_other() {
-    // The device would have no room for a second one.
+fn registration_cache_reuses_one_region_for_successive_buffers() {
+    // The device has no space for a second region.
     let domain = domain(1);
     let mut keys = Vec::new();
     for length in [100_000, 70_000, 131_072, 65_537] {
@@ -28,12 +28,12 @@ fn memory_is_registered_once_for_buffers_one_after_the_other() {
     }
     assert_eq!(keys, [keys[0]; 4]);
     let counts = domain.registrations();
-    assert_eq!((counts.registered, counts.reused, counts.ended), (1, 3, 0));
+    assert_eq!((counts.registered, counts.reused, counts.deregistered), (1, 3, 0));
     assert_eq!((counts.idle, counts.idle_bytes), (1, 131_072));
 }
 
 #[test]
-fn memory_in_use_of_another_size_or_for_others_is_not_taken() {
+fn registration_cache_reuses_only_idle_regions_of_same_size_and_access() {
     let domain = domain(100);
     let first = domain.registered(5000, MINE).unwrap();
     let part = first.region().slice(10..20).unwrap();
@@ -51,32 +51,32 @@ fn memory_in_use_of_another_size_or_for_others_is_not_taken() {
 }
 
 #[test]
-fn what_is_idle_is_bounded_and_what_was_unused_for_longest_goes_first() {
+fn registration_cache_evicts_the_least_recently_used_above_its_limits() {
     let domain = domain(100);
     let some =
         |count| -> Vec<_> { (0..count).map(|_| domain.registered(4096, MINE).unwrap()).collect() };
-    domain.limit_registrations(RegistrationLimits { count: 3, bytes: usize::MAX });
+    domain.limit_registrations(RegistrationLimits::new(3, usize::MAX));
     let buffers = some(5);
     let keys: Vec<u64> = buffers.iter().map(|buffer| buffer.region().key()).collect();
     buffers.into_iter().for_each(drop);
     let counts = domain.registrations();
-    assert_eq!((counts.idle, counts.idle_bytes, counts.ended), (3, 3 * 4096, 2));
+    assert_eq!((counts.idle, counts.idle_bytes, counts.deregistered), (3, 3 * 4096, 2));
     let again = some(3);
     let newest_first: Vec<u64> = again.iter().map(|buffer| buffer.region().key()).collect();
     assert_eq!(newest_first, [keys[4], keys[3], keys[2]]);
     drop(again);
 
-    domain.limit_registrations(RegistrationLimits { count: 3, bytes: 2 * 4096 });
+    domain.limit_registrations(RegistrationLimits::new(3, 2 * 4096));
     assert_eq!(domain.registrations().idle, 2);
     drop(domain.registered(1 << 20, MINE).unwrap());
-    assert_eq!(domain.registrations().idle, 0, "it is larger than all may be");
-    domain.limit_registrations(RegistrationLimits { count: 0, bytes: usize::MAX });
+    assert_eq!(domain.registrations().idle, 0, "it is larger than the limit");
+    domain.limit_registrations(RegistrationLimits::new(0, usize::MAX));
     drop(some(2));
     assert_eq!(domain.registrations().idle, 0);
 }
 
 #[test]
-fn invalidated_memory_is_reached_by_nobody() {
+fn invalidated_registrations_are_deregistered() {
     let domain = domain(100);
     let buffers: Vec<_> = (0..3).map(|_| domain.registered(4096, READABLE).unwrap()).collect();
     let remote: Vec<_> = buffers.iter().map(|buffer| buffer.region().remote()).collect();
@@ -86,9 +86,9 @@ fn invalidated_memory_is_reached_by_nobody() {
     assert_eq!(domain.invalidate_registrations(one.clone()), 1);
     assert_eq!(domain.invalidate_registrations(one), 0);
     let end = remote[1].address + 4096;
-    assert_eq!(domain.invalidate_registrations(end..end), 0, "no byte of it");
+    assert_eq!(domain.invalidate_registrations(end..end), 0, "an empty range");
     assert_eq!(domain.registrations().idle, 1);
-    // What is in use stays, and is idle later.
+    // A region in use stays, and is idle later.
     assert_eq!(domain.invalidate_registrations(0..u64::MAX), 1);
     drop(used);
     assert_eq!(domain.registrations().idle, 1);
@@ -97,13 +97,13 @@ fn invalidated_memory_is_reached_by_nobody() {
 }
 
 #[test]
-fn idle_memory_makes_room_for_other() {
+fn registration_cache_deregisters_idle_regions_when_the_device_is_full() {
     let domain = domain(2);
     drop(domain.registered(4096, MINE).unwrap());
     let large = domain.registered(10_000, MINE).unwrap();
     let larger = domain.registered(100_000, MINE).unwrap();
     let counts = domain.registrations();
-    assert_eq!((counts.registered, counts.ended, counts.idle), (3, 1, 0));
+    assert_eq!((counts.registered, counts.deregistered, counts.idle), (3, 1, 0));
     let refused = domain.registered(1000, MINE).unwrap_err();
     assert!(matches!(refused.error, DeviceError::LimitReached { .. }), "{refused}");
     drop((large, larger));
@@ -112,7 +112,7 @@ fn idle_memory_makes_room_for_other() {
 }
 
 #[test]
-fn messages_are_read_from_and_into_cached_memory() {
+fn long_read_messages_use_cached_registrations() {
     let options = |connid| with(connid, |config| config.min_read = 100_000);
     let mut world = World::pair_with(1, options(1), options(2));
     world.drive();
@@ -136,7 +136,7 @@ fn messages_are_read_from_and_into_cached_memory() {
 }
 
 #[test]
-fn all_that_the_device_can_register_can_be_had_and_more_is_an_error() {
+fn registered_buffer_beyond_the_device_limit_is_an_error() {
     const LIMIT: usize = 10_000;
     let options = LocalOptions { max_region_size: LIMIT as u64, ..LocalOptions::default() };
     let domain = Fabric::local(options).domain().unwrap();

@@ -26,7 +26,7 @@ fn values(bytes: &[u8]) -> Vec<u64> {
 
 // conformance: C112 C116 A131
 #[test]
-fn every_kind_of_buffer_is_written_and_read() {
+fn writes_and_reads_work_with_every_kind_of_buffer() {
     for (rdma, how) in [(Rdma::READ_WRITE, Subprotocol::Direct), (Rdma::NONE, Subprotocol::LongCts)]
     {
         let mut world = world(rdma);
@@ -62,7 +62,7 @@ fn every_kind_of_buffer_is_written_and_read() {
 
 // conformance: C112
 #[test]
-fn pieces_and_data_go_along() {
+fn write_to_several_pieces_with_cq_data_completes_at_the_peer() {
     for rdma in [Rdma::READ_WRITE, Rdma::NONE] {
         let mut world = world(rdma);
         let to_bob = world.introduce(ALICE, BOB);
@@ -72,9 +72,9 @@ fn pieces_and_data_go_along() {
         let pieces = [upper, memory.remote().part(0, 10)];
         let rma = Rma::pieces(to_bob, &pieces).unwrap().with_data(0x1234_5678_9abc);
         world.end(ALICE).write(rma, pattern(50, 1), 1).unwrap();
-        let told = world.done(BOB);
-        assert_eq!((told.kind, told.cq_data), (Kind::RemoteWrite, Some(0x1234_5678_9abc)));
-        assert_eq!((told.length, told.peer), (50, Some(to_alice)));
+        let written = world.done(BOB);
+        assert_eq!((written.kind, written.cq_data), (Kind::RemoteWrite, Some(0x1234_5678_9abc)));
+        assert_eq!((written.length, written.peer), (50, Some(to_alice)));
         assert_eq!(world.done(ALICE).kind, Kind::Write);
         let after = bytes(&memory);
         assert_eq!([&after[60..], &after[..10]].concat(), pattern(50, 1));
@@ -89,7 +89,7 @@ fn pieces_and_data_go_along() {
 
 // conformance: A131
 #[test]
-fn atomics_change_elements_and_bring_previous_values() {
+fn atomics_change_elements_and_return_previous_values() {
     let mut world = world(Rdma::READ_WRITE);
     let to_bob = world.introduce(ALICE, BOB);
     let memory = world.ends[BOB].domain.register(vec![0; 24], BOTH).unwrap();
@@ -101,7 +101,7 @@ fn atomics_change_elements_and_bring_previous_values() {
     assert!(done.buffer.is_empty());
     world.end(ALICE).atomic(counters.delivery_complete(), add.clone(), 2).unwrap();
     world.done(ALICE);
-    assert_eq!(values(&bytes(&memory)), [2, 4, 6], "both are there");
+    assert_eq!(values(&bytes(&memory)), [2, 4, 6], "both have been done");
     world.end(ALICE).fetch_atomic(counters, add, vec![0; 24], 3).unwrap();
     assert_eq!(values(&world.done(ALICE).buffer.into_vec()), [2, 4, 6]);
     let swap = Operation::compare(AtomicOp::CompareSwap, &[7_u64; 3], &[3, 0, 9]);
@@ -110,20 +110,27 @@ fn atomics_change_elements_and_bring_previous_values() {
     let read = Operation::read(Datatype::Uint64);
     world.end(ALICE).fetch_atomic(counters, read, vec![0; 24], 5).unwrap();
     assert_eq!(values(&world.done(ALICE).buffer.into_vec()), [7, 6, 7]);
-    assert!(world.end(ALICE).atomic(counters, swap, 6).is_err(), "the values would be lost");
+    assert!(
+        world.end(ALICE).atomic(counters, swap, 6).is_err(),
+        "the previous values would be lost"
+    );
     assert!(world.end(ALICE).atomic_limit(AtomicKind::Compare) >= 4000);
 }
 
 // conformance: C106
 #[test]
-fn memory_that_is_not_offered_is_not_touched_and_the_owner_is_told() {
+fn access_without_permission_changes_nothing_and_is_an_event() {
     let mut world = world(Rdma::NONE);
     let to_bob = world.introduce(ALICE, BOB);
     let to_write = Access { remote_read: false, remote_write: true };
     let memory = world.ends[BOB].domain.register(vec![7; 8], to_write).unwrap();
     let made_up = RemoteMemory { key: memory.key() ^ 1, ..memory.remote() };
     world.end(ALICE).write(Rma::at(to_bob, made_up), vec![1; 8], 1).unwrap();
-    assert_eq!(world.done(ALICE).kind, Kind::Write, "not answered, so not known");
+    assert_eq!(
+        world.done(ALICE).kind,
+        Kind::Write,
+        "the protocol has no response, so the writer gets no error"
+    );
     world.end(ALICE).read(Rma::at(to_bob, memory.remote()), vec![0; 8], 2).unwrap();
     world.drive();
     assert_eq!(bytes(&memory), [7; 8]);
@@ -134,7 +141,7 @@ fn memory_that_is_not_offered_is_not_touched_and_the_owner_is_told() {
 
 // conformance: C7
 #[test]
-fn services_that_were_not_asked_for_are_refused() {
+fn rma_and_atomics_are_refused_unless_enabled() {
     let mut world = World::empty();
     let messages = Capabilities::MSG;
     world.add(options(1).capabilities(messages));

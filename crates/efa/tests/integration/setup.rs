@@ -1,4 +1,4 @@
-//! What there is, and how endpoints are made.
+//! Discovery, attributes, and how endpoints are built.
 
 use efa::{
     AddressVectorKind, Bound, Capabilities, CompletionQueueOptions, Config, ConfigError,
@@ -13,10 +13,10 @@ use crate::world::{ALICE, BOB, World, options, pattern};
 
 // conformance: C2
 #[test]
-fn without_hints_everything_is_listed_and_what_is_not_there_is_told() {
+fn info_lists_all_links_and_names_missing_capabilities() {
     let all = info(&Hints::default()).unwrap();
     let links: Vec<Link> = all.iter().map(|info| info.link).collect();
-    // What interfaces there are is the machine's.
+    // Interfaces depend on the machine.
     let soft: Vec<Link> = links.into_iter().filter(|link| *link != Link::Verbs).collect();
     assert_eq!(soft, Link::ALL[1..]);
     for info in &all {
@@ -25,20 +25,17 @@ fn without_hints_everything_is_listed_and_what_is_not_there_is_told() {
     let capabilities = Capabilities::MSG | Capabilities::RMA_EVENT | Capabilities::TRIGGER;
     let missing = Capabilities::RMA_EVENT | Capabilities::TRIGGER;
     assert_eq!(
-        info(&Hints { capabilities, ..Hints::default() }),
+        info(&Hints::new().capabilities(capabilities)),
         Err(Error::NoData { wanted: Wanted::Capabilities(missing) })
     );
-    let error = info(&Hints { capabilities, ..Hints::default() }).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "nothing offers what the hints ask for: capabilities RMA_EVENT | TRIGGER"
-    );
+    let error = info(&Hints::new().capabilities(capabilities)).unwrap_err();
+    assert_eq!(error.to_string(), "nothing offers the requested capabilities RMA_EVENT | TRIGGER");
 }
 
 // conformance: C15
 #[test]
-fn the_provider_is_chosen_by_name() {
-    let by_name = |name: &str| info(&Hints { provider: Some(name.into()), ..Hints::default() });
+fn info_selects_by_provider_name_and_link() {
+    let by_name = |name: &str| info(&Hints::new().provider(name));
     let found = by_name("efa").unwrap();
     assert!(found.len() >= Link::ALL.len() - 1, "{found:?}");
     for info in found {
@@ -46,25 +43,25 @@ fn the_provider_is_chosen_by_name() {
         assert_eq!(info.fabric, format!("efa-{}", info.link));
     }
     assert_eq!(by_name("tcp"), Err(Error::NoData { wanted: Wanted::Provider("tcp".into()) }));
-    let local = info(&Hints { link: Some(Link::Local), ..Hints::default() }).unwrap();
+    let local = info(&Hints::new().link(Link::Local)).unwrap();
     assert_eq!(local.iter().map(|info| info.link).collect::<Vec<_>>(), [Link::Local]);
 }
 
 #[test]
-fn an_interface_that_is_not_there_is_told() {
-    let hints = |link| Hints { link, interface: Some("no-such".into()), ..Hints::default() };
-    let nowhere = info(&hints(None)).unwrap_err();
+fn info_and_open_report_a_missing_interface() {
+    let hints = Hints::new().interface("no-such");
+    let nowhere = info(&hints).unwrap_err();
     assert_eq!(nowhere, Error::NoData { wanted: Wanted::Interface("no-such".into()) });
-    let told = info(&hints(Some(Link::Verbs))).unwrap_err();
-    assert!(matches!(told, Error::Device(DeviceError::Absent { .. })), "{told}");
-    assert_eq!(Fabric::verbs(Some("no-such")).domain().map(drop), Err(told));
+    let missing = info(&hints.link(Link::Verbs)).unwrap_err();
+    assert!(matches!(missing, Error::Device(DeviceError::Absent { .. })), "{missing}");
+    assert_eq!(Fabric::verbs(Some("no-such")).domain().map(drop), Err(missing));
 }
 
 // conformance: C9 C10 A135
 #[test]
-fn capabilities_asked_for_are_there_or_nothing_is() {
+fn info_returns_requested_capabilities_or_an_error() {
     for capability in Capabilities::all().iter() {
-        let found = info(&Hints { capabilities: capability, ..Hints::default() });
+        let found = info(&Hints::new().capabilities(capability));
         match Capabilities::OFFERED.contains(capability) {
             true => assert!(found.unwrap().iter().all(|i| i.capabilities.contains(capability))),
             false => assert!(found.is_err()),
@@ -75,8 +72,8 @@ fn capabilities_asked_for_are_there_or_nothing_is() {
 
 // conformance: A220
 #[test]
-fn progress_is_manual_and_nothing_else() {
-    let with = |progress| info(&Hints { progress: Some(progress), ..Hints::default() });
+fn info_offers_manual_progress_only() {
+    let with = |progress| info(&Hints::new().progress(progress));
     assert_eq!(
         with(Progress::Automatic),
         Err(Error::NoData { wanted: Wanted::Progress(Progress::Automatic) })
@@ -88,7 +85,7 @@ fn progress_is_manual_and_nothing_else() {
 
 // conformance: C20 C21
 #[test]
-fn a_domain_opens_from_everything_that_is_listed() {
+fn every_listed_fabric_can_be_opened_with_its_attributes() {
     for info in info(&Hints::default()).unwrap() {
         let fabric = Fabric::open(&info);
         assert_eq!(fabric.link(), info.link);
@@ -96,7 +93,7 @@ fn a_domain_opens_from_everything_that_is_listed() {
         assert_eq!(domain.fabric().link(), info.link);
         let mut attributes = domain.attributes();
         attributes.name.clone_from(&info.domain.name);
-        assert_eq!(attributes, info.domain, "but for the device's own name");
+        assert_eq!(attributes, info.domain, "except for the name of the device");
         let queue = domain.completion_queue(CompletionQueueOptions::default());
         let endpoint = domain
             .endpoint(EndpointOptions::default())
@@ -111,7 +108,7 @@ fn a_domain_opens_from_everything_that_is_listed() {
 
 // conformance: C23 C51 C53 C111
 #[test]
-fn attributes_say_what_kind_of_endpoint_it_is() {
+fn domain_and_endpoint_attributes_have_their_documented_values() {
     let world = World::pair(1);
     let domain = world.ends[ALICE].domain.attributes();
     assert_eq!(domain.threading, Threading::Safe);
@@ -134,7 +131,7 @@ fn attributes_say_what_kind_of_endpoint_it_is() {
 
 // conformance: A207
 #[test]
-fn how_much_data_a_device_carries_with_a_write_is_an_attribute() {
+fn direct_write_data_size_follows_the_device() {
     for (rdma, expected) in [(Rdma::READ_WRITE, 4), (Rdma::NONE, 0)] {
         let options = LocalOptions { rdma, ..LocalOptions::default() };
         let domain = Fabric::local(options).domain().unwrap();
@@ -143,7 +140,7 @@ fn how_much_data_a_device_carries_with_a_write_is_an_attribute() {
 }
 
 #[test]
-fn the_attributes_follow_device_and_settings() {
+fn attributes_follow_mtu_and_options() {
     let mut world = World::new(LocalOptions { mtu: 4096, ..LocalOptions::default() });
     let protocol = Config { max_sends: 5, max_medium: 10_000, ..Config::default() };
     world.add(options(1).protocol(protocol));
@@ -155,7 +152,7 @@ fn the_attributes_follow_device_and_settings() {
 
 // conformance: C47
 #[test]
-fn enabling_names_what_is_missing() {
+fn enable_names_the_object_that_is_not_bound() {
     let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
     let addresses = domain.address_vector();
@@ -177,7 +174,7 @@ fn enabling_names_what_is_missing() {
 
 // conformance: C19 C93
 #[test]
-fn only_objects_of_one_domain_are_bound_together() {
+fn enable_refuses_objects_of_another_domain() {
     let fabric = Fabric::local(LocalOptions::default());
     let (domain, other) = (fabric.domain().unwrap(), fabric.domain().unwrap());
     let queue = domain.completion_queue(CompletionQueueOptions::default());
@@ -199,7 +196,7 @@ fn only_objects_of_one_domain_are_bound_together() {
 }
 
 #[test]
-fn nothing_is_bound_twice() {
+fn enable_refuses_objects_bound_twice() {
     let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
     let addresses = domain.address_vector();
@@ -213,12 +210,12 @@ fn nothing_is_bound_twice() {
 
 // conformance: C7 C8
 #[test]
-fn an_endpoint_does_what_it_was_asked_for_and_no_more() {
+fn endpoint_allows_only_operations_of_enabled_capabilities() {
     let (msg, tagged) = (Capabilities::MSG, Capabilities::TAGGED);
     let (send, receive) = (Capabilities::SEND, Capabilities::RECV);
     let multi = Capabilities::MULTI_RECV;
     let directed = Capabilities::DIRECTED_RECV;
-    // Asked for; then whether send, tagged send, receive, tagged receive may be called.
+    // Enabled capabilities; then whether send, tagged send, receive, tagged receive are allowed.
     let table = [
         (msg, [true, false, true, false]),
         (tagged, [false, true, false, true]),
@@ -262,7 +259,7 @@ fn an_endpoint_does_what_it_was_asked_for_and_no_more() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_told() {
+fn enable_and_open_report_invalid_options() {
     let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
     let enable = |options| {
@@ -291,7 +288,7 @@ fn settings_that_make_no_sense_are_told() {
 
 // conformance: A26
 #[test]
-fn lives_of_endpoints_differ() {
+fn endpoints_draw_different_31_bit_connids() {
     let fabric = Fabric::local(LocalOptions::default());
     let domain = fabric.domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
@@ -311,7 +308,7 @@ fn lives_of_endpoints_differ() {
 }
 
 #[test]
-fn runs_with_the_same_seed_are_the_same() {
+fn runs_with_the_same_seed_are_equal() {
     let run = |seed| {
         let mut world = World::new(LocalOptions { seed, ..LocalOptions::default() });
         world.add(options(1));

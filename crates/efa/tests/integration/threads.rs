@@ -1,4 +1,4 @@
-//! Any thread may use any object.
+//! Objects used by several threads.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -12,7 +12,7 @@ use efa::{
 use crate::world::pattern;
 
 #[test]
-fn objects_can_be_shared_by_threads() {
+fn objects_are_send_and_sync() {
     fn shared<T: Send + Sync + 'static>() {}
     shared::<Fabric>();
     shared::<efa::Domain>();
@@ -28,7 +28,7 @@ fn objects_can_be_shared_by_threads() {
 
 // conformance: C23
 #[test]
-fn threads_share_endpoints_and_queues() {
+fn threads_can_share_endpoints_and_queues() {
     const SENDERS: u64 = 3;
     const EACH: u64 = 200;
     let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
@@ -118,7 +118,7 @@ fn drop_and_close_return_buffers_while_another_thread_polls() {
 }
 
 #[test]
-fn peers_come_and_go_while_others_send() {
+fn peers_can_be_inserted_and_removed_while_threads_send() {
     let fabric = Fabric::local(LocalOptions::default());
     let domain = fabric.domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
@@ -146,7 +146,7 @@ fn peers_come_and_go_while_others_send() {
             for i in 0..bobs {
                 bob.receive(Receive::tagged(i), vec![0; 8], i).unwrap();
                 alice.send(Message::to(to_bob).tagged(i), i.to_le_bytes().to_vec(), i).unwrap();
-                // Whoever has the next index now, it isn't Bob.
+                // The next index stands for Carol or for no peer, but not for Bob.
                 let other = efa::FiAddr(to_bob.0 + 1);
                 let _ = alice.inject(Message::to(other).tagged(u64::MAX), b"for carol");
             }

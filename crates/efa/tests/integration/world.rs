@@ -1,4 +1,4 @@
-//! A network in this process with a clock that stands still until it is moved.
+//! Hosts on a simulated network, with a manual clock.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use efa_device::Rdma;
 
 pub(crate) use crate::ends::{ALICE, BOB, End, pattern, with};
 
-/// Everything that is drawn is given, so that a run can be repeated.
+/// Options without random values, so that runs can be repeated.
 pub(crate) fn options(connid: u32) -> EndpointOptions {
     EndpointOptions::new().connid(connid).hash_seed(connid.into())
 }
@@ -32,7 +32,7 @@ impl World {
         world
     }
 
-    /// Alice and Bob, whose interfaces can do as much to memory of others.
+    /// Alice and Bob, with devices that have this RDMA.
     pub(crate) fn pair_with_rdma(seed: u64, rdma: Rdma) -> Self {
         let mut world = Self::new(LocalOptions { seed, rdma, ..LocalOptions::default() });
         world.add(options(1));
@@ -40,7 +40,7 @@ impl World {
         world
     }
 
-    /// A network without anybody.
+    /// A network without hosts.
     pub(crate) fn empty() -> Self {
         Self::new(LocalOptions::default())
     }
@@ -58,14 +58,14 @@ impl World {
         self.ends.len() - 1
     }
 
-    /// Moves the clock to what is due next, or on if nothing is known to be.
+    /// Advances the clock to the next event of the network, or by 100 ns if there is none.
     pub(crate) fn tick(&self) {
         let next = self.fabric.as_local().unwrap().next_event();
         let span = next.map_or(Duration::ZERO, |next| next - self.clock.now());
         self.clock.advance(span.max(Duration::from_nanos(100)));
     }
 
-    /// Goes on until nothing happens any more.
+    /// Reads all queues until nothing happens any more.
     pub(crate) fn drive(&mut self) {
         let mut idle = 0;
         while idle < 100 {
@@ -79,7 +79,7 @@ impl World {
         }
     }
 
-    /// The next entry of an end.
+    /// Waits for the next entry of a host's queue.
     pub(crate) fn entry(&mut self, end: usize) -> Entry {
         for _ in 0..1_000_000 {
             if let Some(entry) = self.ends[end].entries.pop_front() {
@@ -88,6 +88,6 @@ impl World {
             self.read();
             self.tick();
         }
-        panic!("nothing completes at end {end}");
+        panic!("nothing completes at host {end}");
     }
 }

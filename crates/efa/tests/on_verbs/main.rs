@@ -1,10 +1,10 @@
-//! Stories of the object model on an interface of rdma-core, in real time: those of `stories` that need
-//! no clock of their own and no faults.
+//! Integration tests on an interface of rdma-core, in real time: those of `integration` that need neither a
+//! manual clock nor faults.
 //!
 //! `cargo xtask test --only verbs` runs them on the software device. On a machine with an EFA interface
 //! `cargo test -p efa --test on_verbs -- --test-threads=1` runs them on that.
 
-#![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 #[path = "../integration/ends.rs"]
 mod ends;

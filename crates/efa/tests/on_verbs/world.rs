@@ -1,5 +1,5 @@
-//! Hosts on the first interface of this machine. What `integration/world.rs` offers, as far as an interface
-//! of rdma-core can.
+//! Hosts on the first interface of this machine: the `World` of `integration/world.rs`, as far as an
+//! interface of rdma-core can provide it.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,9 @@ use efa_handshake::Extras;
 
 pub(crate) use crate::ends::{ALICE, BOB, End, pattern, with};
 
-/// Far beyond what any story takes, so that only a hang reaches it.
+/// Far longer than any test takes, so that only a hang reaches it.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Reads of all in vain after which nothing is on its way any more.
+/// Reads without an entry after which nothing is under way any more.
 const QUIET: u32 = 20_000;
 
 pub(crate) fn options(connid: u32) -> EndpointOptions {
@@ -23,7 +23,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Nobody.
+    /// No hosts.
     pub(crate) fn empty() -> Self {
         Self { ends: Vec::new() }
     }
@@ -36,7 +36,7 @@ impl World {
         world
     }
 
-    /// Alice and Bob, who use no more of what their interface can do to memory of others.
+    /// Alice and Bob, who use no more than this RDMA of their interface.
     pub(crate) fn pair_with_rdma(seed: u64, rdma: Rdma) -> Self {
         let [alice, bob] = [1, 2].map(|connid| {
             with(connid, |config| {
@@ -54,7 +54,7 @@ impl World {
         self.ends.len() - 1
     }
 
-    /// Goes on until nothing happens any more.
+    /// Reads all queues until nothing happens any more.
     pub(crate) fn drive(&mut self) {
         let mut idle = 0;
         while idle < QUIET {
@@ -62,14 +62,14 @@ impl World {
         }
     }
 
-    /// The next entry of an end.
+    /// Waits for the next entry of a host's queue.
     pub(crate) fn entry(&mut self, end: usize) -> Entry {
         let begin = Instant::now();
         loop {
             if let Some(entry) = self.ends[end].entries.pop_front() {
                 return entry;
             }
-            assert!(begin.elapsed() < DEADLINE, "nothing completes at end {end}");
+            assert!(begin.elapsed() < DEADLINE, "nothing completes at host {end}");
             self.read();
         }
     }

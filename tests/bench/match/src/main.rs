@@ -15,10 +15,9 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use efa::sim::shm::ShmOptions;
 use efa::{
     AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Endpoint, EndpointOptions,
-    Fabric, FiAddr, Message, Receive,
+    Fabric, FiAddr, Message, Receive, ShmOptions,
 };
 use efa_match::{Arrived, Matcher, Pattern, Posted, Source};
 

@@ -1,5 +1,5 @@
-//! Random programs, and books about them: each operation that was started ends once, and each
-//! message that was sent arrives at most once and unchanged.
+//! Random programs with a ledger: each operation completes once, and each message arrives at most once and
+//! unchanged.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,13 +14,13 @@ use crate::world::{World, pattern, with};
 const ENDS: usize = 3;
 const LENGTHS: [usize; 6] = [0, 8, 300, 9_000, 40_000, 120_000];
 
-/// What is known of the operations.
+/// The operations and messages of a program.
 #[derive(Default)]
-struct Books {
+struct Ledger {
     next: u64,
-    /// Contexts of operations that have not ended.
+    /// Contexts of operations that have not completed.
     open: HashMap<u64, Started>,
-    /// Every message: its length, by the number that travels with it.
+    /// Length of every message, by its number, which is its CQ data.
     sent: HashMap<u64, usize>,
     arrived: HashSet<u64>,
     cancelled: usize,
@@ -34,7 +34,7 @@ enum Started {
     ReceiveMany,
 }
 
-impl Books {
+impl Ledger {
     fn start(&mut self, started: Started) -> u64 {
         self.next += 1;
         self.open.insert(self.next, started);
@@ -65,7 +65,8 @@ impl Books {
             Kind::MultiReceive => self.open.get(&context).copied(),
             _ => self.open.remove(&context),
         };
-        let started = started.unwrap_or_else(|| panic!("{context} ended twice: {completion:?}"));
+        let started =
+            started.unwrap_or_else(|| panic!("{context} completed twice: {completion:?}"));
         let expected = match completion.kind {
             Kind::Send => Started::Send,
             Kind::Receive => Started::Receive,
@@ -77,8 +78,8 @@ impl Books {
             let number = completion.cq_data.unwrap();
             assert!(self.arrived.insert(number), "message {number} arrived twice");
             let length = self.sent[&number];
-            if let Some(OperationError::Truncated { length: told, .. }) = error {
-                assert_eq!(told, length as u64);
+            if let Some(OperationError::Truncated { length: reported, .. }) = error {
+                assert_eq!(reported, length as u64);
             } else {
                 assert_eq!(completion.length, length as u64);
             }
@@ -92,7 +93,7 @@ impl Books {
 struct Program {
     world: World,
     random: Rng,
-    books: Books,
+    ledger: Ledger,
     posted: Vec<(usize, ReceiveId)>,
     connid: u32,
 }
@@ -107,7 +108,7 @@ impl Program {
             );
         }
         let random = Rng::with_seed(seed);
-        Self { world, random, books: Books::default(), posted: Vec::new(), connid: 100 }
+        Self { world, random, ledger: Ledger::default(), posted: Vec::new(), connid: 100 }
     }
 
     fn any_end(&mut self) -> usize {
@@ -136,9 +137,9 @@ impl Program {
     fn message(&mut self, from: usize) -> (Message, Vec<u8>) {
         let to = self.any_peer(from);
         let length = *self.random.choice(&LENGTHS).unwrap();
-        self.books.next += 1;
-        let number = self.books.next;
-        self.books.sent.insert(number, length);
+        self.ledger.next += 1;
+        let number = self.ledger.next;
+        self.ledger.sent.insert(number, length);
         let message = Message::to(to).with_data(number);
         let message = match self.random.bool() {
             true => message.tagged(self.random.u64(..4)),
@@ -149,10 +150,10 @@ impl Program {
 
     fn send(&mut self, end: usize) {
         let (message, data) = self.message(end);
-        let context = self.books.start(Started::Send);
+        let context = self.ledger.start(Started::Send);
         if let Err(refused) = self.world.end(end).send(message, data.clone(), context) {
             assert_eq!(refused.buffer, data);
-            self.books.refuse(context);
+            self.ledger.refuse(context);
         }
     }
 
@@ -171,19 +172,19 @@ impl Program {
             true => receive.from(self.any_peer(end)),
             false => receive,
         };
-        let room = *self.random.choice(&LENGTHS).unwrap();
-        let context = self.books.start(Started::Receive);
-        match self.world.end(end).receive(receive, vec![0; room], context) {
+        let capacity = *self.random.choice(&LENGTHS).unwrap();
+        let context = self.ledger.start(Started::Receive);
+        match self.world.end(end).receive(receive, vec![0; capacity], context) {
             Ok(id) => self.posted.push((end, id)),
-            Err(_) => self.books.refuse(context),
+            Err(_) => self.ledger.refuse(context),
         }
     }
 
     fn receive_many(&mut self, end: usize) {
-        let context = self.books.start(Started::ReceiveMany);
+        let context = self.ledger.start(Started::ReceiveMany);
         match self.world.end(end).receive_many(None, vec![0; 50_000], context) {
             Ok(id) => self.posted.push((end, id)),
-            Err(_) => self.books.refuse(context),
+            Err(_) => self.ledger.refuse(context),
         }
     }
 
@@ -195,15 +196,15 @@ impl Program {
         self.world.end(end).cancel(receive);
     }
 
-    /// Takes a peer out of the address vector. It is inserted again for another endpoint only:
-    /// else both sides would have to begin anew.
+    /// Removes a peer from the address vector and replaces the endpoint: a peer inserted again needs both
+    /// sides to start anew.
     fn remove(&mut self, end: usize) {
         let peer = self.any_peer(end);
         assert!(self.world.ends[end].addresses.remove(peer).is_some());
         self.restart(end);
     }
 
-    /// Another endpoint takes the place of this one.
+    /// Replaces an endpoint.
     fn restart(&mut self, end: usize) {
         self.connid += 1;
         let end_of_world = &mut self.world.ends[end];
@@ -222,13 +223,13 @@ impl Program {
         let mut entries = Vec::new();
         let most = self.random.usize(..30);
         self.world.ends[end].queue.read_many(&mut entries, most);
-        entries.into_iter().for_each(|entry| self.books.end(entry));
+        entries.into_iter().for_each(|entry| self.ledger.end(entry));
         self.world.tick();
     }
 }
 
 #[test]
-fn every_operation_ends_once_and_no_message_arrives_twice() {
+fn random_operations_complete_once_and_messages_arrive_at_most_once() {
     let (mut arrived, mut cancelled, mut failed) = (0, 0, 0);
     for seed in 0..40 {
         let mut program = Program::new(seed);
@@ -240,13 +241,13 @@ fn every_operation_ends_once_and_no_message_arrives_twice() {
             drop(end.endpoint);
             let mut entries = Vec::from(end.entries);
             while end.queue.read_many(&mut entries, 100) > 0 {}
-            entries.into_iter().for_each(|entry| program.books.end(entry));
+            entries.into_iter().for_each(|entry| program.ledger.end(entry));
         }
-        assert_eq!(program.books.open, HashMap::new(), "seed {seed}");
-        arrived += program.books.arrived.len();
-        cancelled += program.books.cancelled;
-        failed += program.books.failed;
+        assert_eq!(program.ledger.open, HashMap::new(), "seed {seed}");
+        arrived += program.ledger.arrived.len();
+        cancelled += program.ledger.cancelled;
+        failed += program.ledger.failed;
     }
-    // The programs do something.
+    // The programs cover all outcomes.
     assert!(arrived > 1000 && cancelled > 100 && failed > 100, "{arrived} {cancelled} {failed}");
 }
