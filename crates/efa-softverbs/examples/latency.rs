@@ -1,15 +1,15 @@
-//! How long a small message takes on the software device alone: two processes that call its verbs
-//! as libfabric's EFA provider does, without libfabric.
+//! Measures the latency of small messages on the software device alone: two processes make the verbs calls
+//! that libfabric's EFA provider makes, without libfabric.
 //!
 //! ```text
-//!   latency N CPU ── starts, on that processor ──► latency answer N
-//!        │ ◄──────────── numbers, by pipes ───────────► │
+//!   latency N CPU ── starts, on processor CPU ──► latency answer N
+//!        │ ◄──── queue pair numbers, through pipes ───► │
 //!        └── N times: post_send ──► start_poll … post_recv, post_send ──► …
 //! ```
 //!
-//! Prints the mean time one way in microseconds. `cargo xtask bench soft` runs it.
+//! Prints the mean one-way time in microseconds. `cargo xtask bench soft` runs it.
 
-#![allow(clippy::unwrap_used, reason = "shares the helpers of the tests, and is one itself")]
+#![allow(clippy::unwrap_used, reason = "uses the helpers of the tests")]
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -18,17 +18,17 @@ use std::io::{BufRead, BufReader, Write, stdin};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::verbs::{End, Memory, Seen, Wish, part, verbs};
+use common::verbs::{Completion, Endpoint, Memory, QpOptions, sge, verbs};
 use efa_soft::abi::{IBV_ACCESS_LOCAL_WRITE, IBV_WC_RECV, IBV_WC_SUCCESS};
 
-/// Bytes of a packet: what the provider makes of a message of 8 B.
+/// Length of the provider's packet for a message of 8 B, in bytes.
 const PACKET: usize = 34;
-/// Receives posted ahead.
+/// Receives posted in advance.
 const RECEIVES: u32 = 64;
-/// Exchanges before the clock starts.
+/// Exchanges before the measurement.
 const WARM_UP: usize = 1000;
-/// A process without an answer for so long gives up: its peer is gone.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// A process that gets no answer for so long gives up.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -40,54 +40,58 @@ fn main() {
     }
 }
 
-/// An end with its memory, and who it talks to.
-struct Wire {
-    end: End,
+/// An endpoint with its memory.
+struct Side {
+    end: Endpoint,
     memory: Memory,
 }
 
-impl Wire {
+impl Side {
     fn new() -> Self {
-        let end = End::new(Wish { sends: RECEIVES, receives: RECEIVES, ..Wish::default() });
+        let end = Endpoint::new(QpOptions {
+            sends: RECEIVES,
+            receives: RECEIVES,
+            ..QpOptions::default()
+        });
         Self { end, memory: Memory::of(&[0; 2 * PACKET]) }
     }
 
-    /// Exchanges `count` messages with `qpn`; who begins gets the time that it took.
-    fn run(&self, qpn: u32, count: usize, begins: bool) -> Duration {
+    /// Exchanges `count` messages with `qpn`; returns the time that they elapsed.
+    fn run(&self, qpn: u32, count: usize, sends_first: bool) -> Duration {
         let region = self.end.register(&self.memory, IBV_ACCESS_LOCAL_WRITE);
-        let (send, receive) = (part(region, 0, PACKET), part(region, PACKET, PACKET));
+        let (send, receive) = (sge(region, 0, PACKET), sge(region, PACKET, PACKET));
         let to = (self.end.handle(self.end.gid()), qpn, self.end.qkey);
         let post_receive = || assert_eq!(self.end.post_receive(1, receive), 0);
         let post_send = || assert_eq!(self.end.post_send(2, to, &[send], 0), 0);
         (0..RECEIVES).for_each(|_| post_receive());
-        let mut started = Instant::now();
+        let mut start = Instant::now();
         for exchange in 0..WARM_UP + count {
             if exchange == WARM_UP {
-                started = Instant::now();
+                start = Instant::now();
             }
-            if begins {
+            if sends_first {
                 post_send();
             }
             self.wait_for_message();
             post_receive();
-            if !begins {
+            if !sends_first {
                 post_send();
             }
         }
-        let took = started.elapsed();
-        // SAFETY: both are ours and not used afterwards.
+        let elapsed = start.elapsed();
+        // SAFETY: both objects were created here and are not used afterwards.
         unsafe {
             assert_eq!((verbs().ibv_dereg_mr)(region), 0);
             assert_eq!((verbs().ibv_destroy_ah)(to.0), 0);
         }
-        took
+        elapsed
     }
 
-    /// Takes completions until one is of a receive.
+    /// Polls until a receive completes.
     fn wait_for_message(&self) {
         let mut last = None;
         loop {
-            let Some(Seen { status, opcode, .. }) = self.poll(&mut last) else { continue };
+            let Some(Completion { status, opcode, .. }) = self.poll(&mut last) else { continue };
             assert_eq!(status, IBV_WC_SUCCESS);
             if opcode == IBV_WC_RECV {
                 return;
@@ -95,22 +99,22 @@ impl Wire {
         }
     }
 
-    fn poll(&self, last: &mut Option<Instant>) -> Option<Seen> {
-        // The clock costs little, but is not what is measured.
+    fn poll(&self, last: &mut Option<Instant>) -> Option<Completion> {
+        // Reads the clock rarely, as that is not what is measured.
         for _ in 0..10_000 {
             if let Some(seen) = self.end.poll() {
                 return Some(seen);
             }
         }
-        assert!(last.get_or_insert_with(Instant::now).elapsed() < PATIENCE, "no answer");
+        assert!(last.get_or_insert_with(Instant::now).elapsed() < TIMEOUT, "no answer");
         None
     }
 }
 
-/// The other process, killed if it is still there at the end.
-struct Answerer(Child);
+/// The other process, killed when dropped.
+struct Responder(Child);
 
-impl Drop for Answerer {
+impl Drop for Responder {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -122,24 +126,24 @@ fn measure(count: usize, processor: &str) {
     command.args(["-c", processor]).arg(std::env::current_exe().unwrap());
     command.args(["answer", &count.to_string()]);
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut answerer = Answerer(child);
-    let wire = Wire::new();
-    writeln!(answerer.0.stdin.as_mut().unwrap(), "{}", wire.end.number()).unwrap();
-    let mut said = BufReader::new(answerer.0.stdout.take().unwrap());
-    let took = wire.run(number(&mut said), count, true);
-    println!("{:.3}", took.as_secs_f64() * 1e6 / count as f64 / 2.0);
-    // It ends when it has nothing more to hear.
-    drop(answerer.0.stdin.take());
-    assert!(answerer.0.wait().unwrap().success());
+    let mut responder = Responder(child);
+    let side = Side::new();
+    writeln!(responder.0.stdin.as_mut().unwrap(), "{}", side.end.number()).unwrap();
+    let mut output = BufReader::new(responder.0.stdout.take().unwrap());
+    let elapsed = side.run(number(&mut output), count, true);
+    println!("{:.3}", elapsed.as_secs_f64() * 1e6 / count as f64 / 2.0);
+    // It exits at the end of its input.
+    drop(responder.0.stdin.take());
+    assert!(responder.0.wait().unwrap().success());
 }
 
 fn answer(count: usize) {
-    let wire = Wire::new();
-    println!("{}", wire.end.number());
+    let side = Side::new();
+    println!("{}", side.end.number());
     let mut input = stdin().lock();
     let qpn = number(&mut input);
-    wire.run(qpn, count, false);
-    // The device goes on delivering the last message until the peer has it.
+    side.run(qpn, count, false);
+    // The last message is delivered only while this process exists.
     let _ = input.read_line(&mut String::new());
 }
 

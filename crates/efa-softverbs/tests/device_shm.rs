@@ -1,9 +1,9 @@
-//! The stories of one process, over processes of one host, which can have several devices.
+//! The integration tests on the shm link: shared memory, with two devices.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
-mod stories;
+mod integration;
 
 const LINK: &str = "shm";
 const DEVICES: usize = 2;

@@ -1,9 +1,9 @@
-//! The stories of one process, over TCP, where a host has one address and so one device.
+//! The integration tests on the tcp link: TCP, where a host has one address and so one device.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
-mod stories;
+mod integration;
 
 const LINK: &str = "tcp";
 const DEVICES: usize = 1;

@@ -1,7 +1,7 @@
-//! The structures of `abi` against the C headers, member by member.
+//! Compares the structures and constants of `abi` with the C headers.
 //!
-//! Needs `cc` and the Debian package libibverbs-dev. Without them the test says so and passes,
-//! unless `EFA_INTEROP=1` says that they must be there.
+//! Needs `cc` and the Debian package libibverbs-dev. Without them the test is skipped, or fails if
+//! `EFA_INTEROP=1` is set.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,13 +16,13 @@ use std::process::{Command, Stdio};
 use common::{Directory, is_missing, library};
 use efa_soft::abi::*;
 
-/// One number: what C calls it, and what it is here.
+/// A size, offset or constant: its C expression, and its value here.
 struct Number {
     c: String,
     here: usize,
 }
 
-/// Lists size and offsets of structures; `member = "other"` where the C name is another.
+/// Lists sizes and offsets of structures; `member = "other"` where the C name differs.
 macro_rules! layouts {
     ($($type:ident { $($member:ident $(= $c:literal)?),* $(,)? })*) => {{
         let mut numbers = Vec::new();
@@ -166,7 +166,7 @@ fn numbers() -> Vec<Number> {
 }
 
 #[test]
-fn structures_are_those_of_the_c_headers() {
+fn structures_and_constants_match_c_headers() {
     let numbers = numbers();
     let mut source = String::from(
         "#include <stddef.h>\n#include <stdio.h>\n\
@@ -192,20 +192,20 @@ fn structures_are_those_of_the_c_headers() {
     }
     let output = Command::new(&program).output().unwrap();
     assert!(output.status.success());
-    let there = String::from_utf8(output.stdout).unwrap();
-    let there: Vec<usize> = there.lines().map(|line| line.parse().unwrap()).collect();
-    assert_eq!(there.len(), numbers.len());
+    let in_c = String::from_utf8(output.stdout).unwrap();
+    let in_c: Vec<usize> = in_c.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(in_c.len(), numbers.len());
     let differing: Vec<_> = numbers
         .iter()
-        .zip(there)
-        .filter(|(number, there)| number.here != *there)
-        .map(|(number, there)| format!("{}: {there} in C, {} here", number.c, number.here))
+        .zip(in_c)
+        .filter(|(number, in_c)| number.here != *in_c)
+        .map(|(number, in_c)| format!("{}: {in_c} in C, {} here", number.c, number.here))
         .collect();
     assert!(differing.is_empty(), "{differing:#?}");
 }
 
-/// The functions of libibverbs 64 and libefa 64 that are given an object of the library, or that such
-/// an object comes from. Of one that were missing here, the real one would take ours for its own.
+/// The functions of libibverbs 64 and libefa 64 that take or return an object of the library. If one were
+/// missing here, programs would pass our objects to the real one.
 const FUNCTIONS: &str = "
     ibv_get_device_list ibv_free_device_list ibv_get_device_name ibv_get_device_guid
     ibv_get_device_index ibv_open_device ibv_close_device ibv_get_async_event ibv_ack_async_event
@@ -230,14 +230,14 @@ const FUNCTIONS: &str = "
 ";
 
 #[test]
-fn every_function_that_is_given_an_object_is_here() {
+fn every_function_with_objects_is_exported() {
     let path = CString::new(library().into_os_string().into_encoded_bytes()).unwrap();
-    // SAFETY: loading runs no code that has preconditions.
+    // SAFETY: the initialisers of the library have no preconditions.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     assert!(!library.is_null());
     for name in FUNCTIONS.split_whitespace() {
         let symbol = CString::new(name).unwrap();
-        // SAFETY: the handle is valid; what is found is not used.
+        // SAFETY: the handle is from `dlopen`; the function is not called.
         assert!(!unsafe { libc::dlsym(library, symbol.as_ptr()) }.is_null(), "{name}");
     }
 }

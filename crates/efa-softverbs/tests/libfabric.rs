@@ -1,11 +1,10 @@
-//! Debian's libfabric, unmodified, on this device.
+//! Debian's unmodified libfabric on this device.
 //!
-//! Needs the packages libfabric1 and libfabric-bin, and runs only with `EFA_INTEROP=1`, which says
-//! that they are there: without, the tests say so and pass. `cargo xtask test` sets it.
+//! Needs the packages libfabric1 and libfabric-bin, and is skipped without `EFA_INTEROP=1`, which
+//! `cargo xtask test` sets.
 //!
-//! The first device of this kind, an experiment, sometimes hung at its start, and nobody knew why.
-//! `EFA_SOFT_STARTS=200 EFA_INTEROP=1 cargo test -p efa-softverbs --test libfabric starts` starts
-//! this one 200 times; without the variable the test does so 20 times.
+//! `EFA_SOFT_STARTS=200 EFA_INTEROP=1 cargo test -p efa-softverbs --test libfabric starts` repeats the
+//! test of starts 200 times instead of 20.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,11 +16,10 @@ use std::process::{Child, Command, Output, Stdio};
 
 use common::{Directory, is_missing, library, with_c_packages};
 
-/// Seconds that a program may take before it is ended, and how long it is waited for then: some
-/// don't end by SIGTERM. Far more than they need.
-const LIMIT: [&str; 3] = ["-k", "5", "120"];
+/// Arguments of `timeout`: SIGTERM after 120 s, SIGKILL 5 s later. Programs take far less.
+const TIMEOUT: [&str; 3] = ["-k", "5", "120"];
 
-fn is_there(program: &str) -> bool {
+fn is_installed(program: &str) -> bool {
     if !with_c_packages() {
         eprintln!("skipped: EFA_INTEROP=1 is not set");
         return false;
@@ -34,10 +32,10 @@ fn is_there(program: &str) -> bool {
     found.is_ok()
 }
 
-/// A program with the device preloaded, in a host of its own.
+/// A program with the library preloaded.
 fn command(host: &Path, program: &str, arguments: &[&str], settings: &[(&str, &str)]) -> Command {
     let mut command = Command::new("timeout");
-    command.args(LIMIT).arg(program).args(arguments);
+    command.args(TIMEOUT).arg(program).args(arguments);
     command.env("LD_PRELOAD", library()).env("EFA_SOFT_DIRECTORY", host.join("hosts"));
     command.env("FI_EFA_ENABLE_SHM_TRANSFER", "0").env("EFA_SOFT_STATISTICS", "1");
     command.envs(settings.iter().copied());
@@ -49,10 +47,10 @@ fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
-/// Programs start, find the device and end: two that talk, and one that looks.
+/// Programs start, find the device and exit: two that exchange messages, and one that lists devices.
 #[test]
-fn many_starts_are_clean() {
-    if !is_there("fi_pingpong") {
+fn repeated_starts_do_not_hang() {
+    if !is_installed("fi_pingpong") {
         return;
     }
     let starts = std::env::var("EFA_SOFT_STARTS").map_or(20, |count| count.parse().unwrap());
@@ -62,7 +60,7 @@ fn many_starts_are_clean() {
         assert!(text.contains("=1"), "start {start}: {text}");
         let output = command(directory.path(), "fi_info", &["-p", "efa"], &[]).output().unwrap();
         let text = text_of(&output);
-        // 124 and 137 are those of a program that was ended after its time.
+        // 124 and 137 mean that `timeout` ended it.
         assert!(output.status.success(), "start {start}: {:?} {text}", output.status);
         assert!(text.contains("type: FI_EP_RDM"), "start {start}: {text}");
     }
@@ -70,7 +68,7 @@ fn many_starts_are_clean() {
 
 #[test]
 fn fi_info_lists_both_endpoint_types() {
-    if !is_there("fi_info") {
+    if !is_installed("fi_info") {
         return;
     }
     let directory = Directory::new();
@@ -84,7 +82,7 @@ fn fi_info_lists_both_endpoint_types() {
     }
 }
 
-/// A server that is killed if it is still there at the end.
+/// A server, killed when dropped.
 struct Server(Child);
 
 impl Drop for Server {
@@ -94,14 +92,14 @@ impl Drop for Server {
     }
 }
 
-/// Runs `fi_pingpong` between two processes, 10 times each size; gives what the client printed.
+/// Runs `fi_pingpong` between two processes, 10 times each size; returns what the client printed.
 fn pingpong(arguments: &[&str], settings: &[(&str, &str)]) -> String {
     pingpong_of("10", "all", arguments, settings)
 }
 
 fn pingpong_of(times: &str, size: &str, arguments: &[&str], settings: &[(&str, &str)]) -> String {
     let directory = Directory::new();
-    // A port that is free now; whoever takes it meanwhile makes the test fail and not lie.
+    // A free port. If another process takes it meanwhile, the test fails.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let number = port.to_string();
     let mut common = vec!["-p", "efa", "-c", "-I", times, "-S", size];
@@ -111,10 +109,10 @@ fn pingpong_of(times: &str, size: &str, arguments: &[&str], settings: &[(&str, &
     let server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let mut server = Server(server);
     let here = [&["-P", &number], common.as_slice(), &["127.0.0.1"]].concat();
-    // The server shows only by its port that it is there; asking takes nothing from it but a
-    // connection, so its own client must be the first to connect: look at the table instead.
+    // The server accepts one connection, which must be the client's; so this reads the table of sockets
+    // instead of connecting.
     while !listens(port) {
-        assert_eq!(server.0.try_wait().unwrap(), None, "the server has ended");
+        assert_eq!(server.0.try_wait().unwrap(), None, "the server has exited");
         std::thread::yield_now();
     }
     let output = command(directory.path(), "fi_pingpong", &here, settings).output().unwrap();
@@ -136,37 +134,36 @@ fn listens(port: u16) -> bool {
     })
 }
 
-/// The sizes in the table that the client printed, each with its 10 answers.
+/// Number of message sizes in the table that the client printed, with 10 exchanges each.
 fn rows(text: &str) -> usize {
     text.lines().filter(|line| line.split_whitespace().nth(2) == Some("=10")).count()
 }
 
 fn counter(text: &str, name: &str) -> u64 {
-    // The last line: libfabric opens and closes the device once before it uses it.
     let (_, rest) = text.rsplit_once(&format!("{name} ")).unwrap_or_else(|| panic!("{text}"));
     rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 
-/// Sizes that `fi_pingpong -S all` runs: up to 6 MiB, and up to the MTU.
+/// Number of sizes that `fi_pingpong -S all` runs: up to 6 MiB, and up to the MTU.
 const SIZES: usize = 46;
 const DATAGRAM_SIZES: usize = 27;
 
 #[test]
-fn messages_of_every_size_go_by_the_real_provider() {
-    if !is_there("fi_pingpong") {
+fn provider_delivers_messages_of_all_sizes() {
+    if !is_installed("fi_pingpong") {
         return;
     }
     let text = pingpong(&["-e", "rdm"], &[]);
     assert_eq!(rows(&text), SIZES, "{text}");
-    // From 1 MiB on: six sizes, ten times.
+    // Messages from 1 MiB on are read: six sizes, ten times.
     assert_eq!(counter(&text, "reads"), 60, "{text}");
     let text = pingpong(&["-e", "rdm"], &[("EFA_SOFT_RDMA", "none")]);
     assert_eq!((rows(&text), counter(&text, "reads")), (SIZES, 0), "{text}");
 }
 
 #[test]
-fn messages_of_every_size_go_out_of_order() {
-    if !is_there("fi_pingpong") {
+fn provider_delivers_messages_of_all_sizes_when_reordered() {
+    if !is_installed("fi_pingpong") {
         return;
     }
     for rdma in ["read", "none"] {
@@ -176,8 +173,8 @@ fn messages_of_every_size_go_out_of_order() {
 }
 
 #[test]
-fn datagrams_go_by_the_real_provider() {
-    if !is_there("fi_pingpong") {
+fn provider_delivers_datagrams_of_all_sizes() {
+    if !is_installed("fi_pingpong") {
         return;
     }
     let text = pingpong(&["-e", "dgram"], &[]);

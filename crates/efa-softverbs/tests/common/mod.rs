@@ -1,13 +1,13 @@
-//! What the tests share.
+//! Shared by the test programs.
 
-#![allow(dead_code, reason = "each test program uses a part")]
+#![allow(dead_code, reason = "each test program uses some of it")]
 
 pub(crate) mod verbs;
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-/// A directory of its own, removed at the end.
+/// A new directory, removed when dropped.
 pub(crate) struct Directory(PathBuf);
 
 impl Directory {
@@ -29,27 +29,28 @@ impl Drop for Directory {
     }
 }
 
-/// An address of this machine that no other test program has, for a host on the tcp link.
+/// A loopback address for a host on the tcp link. Other test processes get others.
 pub(crate) fn loopback(number: u8) -> Ipv4Addr {
     let [.., high, low] = std::process::id().to_be_bytes();
     Ipv4Addr::new(127, high.max(1), low, number)
 }
 
-/// Whether the C packages are said to be there, and their tests wanted.
+/// Whether `EFA_INTEROP=1` says that the C packages are installed.
 pub(crate) fn with_c_packages() -> bool {
     std::env::var_os("EFA_INTEROP").is_some_and(|value| value == "1")
 }
 
-/// Ends a test for want of something; that is a failure where it must be there.
+/// Reports that a test is skipped because something isn't installed; fails if it must be.
 pub(crate) fn is_missing(what: &str) {
-    assert!(!with_c_packages(), "{what} is missing, and EFA_INTEROP=1 says that it is there");
+    assert!(!with_c_packages(), "{what} is missing although EFA_INTEROP=1 is set");
     eprintln!("skipped: {what} is not installed");
 }
 
-/// The C library, which cargo has built for these tests.
+/// The C library, which cargo builds with these tests.
 pub(crate) fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let built = test.parent().unwrap();
-    let library = [built, built.parent().unwrap()].map(|place| place.join("libefa_soft.so"));
+    let library =
+        [built, built.parent().unwrap()].map(|directory| directory.join("libefa_soft.so"));
     library.into_iter().find(|path| path.exists()).expect("libefa_soft.so was not built")
 }

@@ -1,9 +1,9 @@
-//! The library as a C program sees it: loaded, its functions found by name, its structures by
-//! pointer. Two ends of a wire on top.
+//! The library as a C program uses it: loaded, with functions found by name. [`Endpoint`] is a queue pair
+//! with all that it needs.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
-use std::ptr::{null, null_mut};
+pub(crate) use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,7 +11,7 @@ use efa_soft::abi::*;
 
 use super::library;
 
-/// Declares the functions and finds them.
+/// Declares functions and finds them in the library.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
         pub(crate) struct Verbs {
@@ -20,15 +20,15 @@ macro_rules! functions {
 
         impl Verbs {
             /// # Safety
-            /// `library` must be the handle of a library with these functions.
+            /// `library` must be a handle from `dlopen`, of a library with these functions.
             unsafe fn find(library: *mut c_void) -> Self {
                 $(
                     let name = CString::new(stringify!($name)).unwrap();
-                    // SAFETY: the handle is valid by the caller's promise.
+                    // SAFETY: `library` is a handle from `dlopen`, as required above.
                     let $name = unsafe { libc::dlsym(library, name.as_ptr()) };
                     assert!(!$name.is_null(), "{} is not exported", stringify!($name));
                 )*
-                // SAFETY: each is the address of a function of this type, by the caller's promise.
+                // SAFETY: each is the address of a function of this type, as required above.
                 unsafe {
                     Self {
                         $($name: std::mem::transmute::<
@@ -86,30 +86,30 @@ functions! {
     efadv_create_driver_qp(*mut ibv_pd, *mut ibv_qp_init_attr, u32) -> *mut ibv_qp;
 }
 
-/// The library, loaded once. The environment must say by then what the device is to be.
+/// The functions of the library, which is loaded once. It reads the settings when devices are listed.
 pub(crate) fn verbs() -> &'static Verbs {
     static VERBS: OnceLock<Verbs> = OnceLock::new();
     VERBS.get_or_init(|| {
         let path = CString::new(library().into_os_string().into_encoded_bytes()).unwrap();
-        // SAFETY: loading runs no code of ours that has preconditions.
+        // SAFETY: the initialisers of the library have no preconditions.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // SAFETY: dlopen failed, so there is a message.
             panic!("{}", unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy());
         }
-        // SAFETY: it is the library that these functions are of.
+        // SAFETY: the library exports these functions with these types.
         unsafe { Verbs::find(handle) }
     })
 }
 
-/// The error number that the last function left.
+/// The `errno` of this thread.
 pub(crate) fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
-/// A structure of zeros.
+/// A C structure of zeros.
 pub(crate) fn zeroed<T>() -> T {
-    // SAFETY: used for structures of C in which zero is valid everywhere.
+    // SAFETY: the tests use this for structures of numbers, pointers and optional functions alone.
     unsafe { std::mem::zeroed() }
 }
 
@@ -127,32 +127,32 @@ pub(crate) fn open() -> *mut ibv_context {
     }
 }
 
-/// A number that no queue pair has. On the tcp link it takes a connection to find that out.
-pub(crate) fn nobody() -> u32 {
+/// A number that no queue pair has. On the tcp link the sender finds that out by connecting.
+pub(crate) fn unused_qpn() -> u32 {
     match std::env::var("EFA_SOFT_LINK").as_deref() {
         Ok("tcp") => 0xffff,
         _ => 0,
     }
 }
 
-/// What an end is made of.
+/// Options of a queue pair.
 #[derive(Clone, Copy)]
-pub(crate) struct Wish {
+pub(crate) struct QpOptions {
     pub(crate) ud: bool,
     pub(crate) qkey: u32,
     pub(crate) rnr_retry: u8,
     pub(crate) sends: u32,
     pub(crate) receives: u32,
-    /// What it can be asked to do.
+    /// `IBV_QP_EX_WITH_…`
     pub(crate) operations: u64,
-    /// Whether every send completes, so that none has to say so.
+    /// Whether every send completes without `IBV_SEND_SIGNALED`.
     pub(crate) signals_all: bool,
     pub(crate) max_inline: u32,
-    /// Whether immediate data of writes to it takes no receive buffer.
+    /// Whether immediate data of peers' writes uses no receive buffer.
     pub(crate) unsolicited: bool,
 }
 
-impl Default for Wish {
+impl Default for QpOptions {
     fn default() -> Self {
         let operations = IBV_QP_EX_WITH_SEND
             | IBV_QP_EX_WITH_RDMA_READ
@@ -173,8 +173,9 @@ impl Default for Wish {
     }
 }
 
-/// A queue pair with everything that it needs. Dropping it checks that all can be freed.
-pub(crate) struct End {
+/// A queue pair with its context, domain and completion queue. Dropping it destroys them and checks that
+/// this succeeds.
+pub(crate) struct Endpoint {
     pub(crate) context: *mut ibv_context,
     pub(crate) pd: *mut ibv_pd,
     pub(crate) cq: *mut ibv_cq_ex,
@@ -182,14 +183,14 @@ pub(crate) struct End {
     pub(crate) qkey: u32,
 }
 
-// SAFETY: the library's functions may be called by any thread.
-unsafe impl Send for End {}
-// SAFETY: as above.
-unsafe impl Sync for End {}
+// SAFETY: any thread may call the library's functions.
+unsafe impl Send for Endpoint {}
+// SAFETY: several threads may call the library's functions with the same objects.
+unsafe impl Sync for Endpoint {}
 
-/// A completion, as told by the functions of `ibv_cq_ex`.
+/// A completion, as the functions of `ibv_cq_ex` return it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct Completion {
     pub(crate) wr_id: u64,
     pub(crate) status: c_int,
     pub(crate) vendor: u32,
@@ -198,35 +199,35 @@ pub(crate) struct Seen {
     pub(crate) qpn: u32,
     pub(crate) source: u32,
     pub(crate) handle: u32,
-    /// If it is told.
+    /// Of a sender without address handle.
     pub(crate) gid: Option<[u8; 16]>,
-    /// If it came with any.
+    /// If there is any.
     pub(crate) immediate: Option<u32>,
 }
 
-impl End {
-    pub(crate) fn new(wish: Wish) -> Self {
-        let end = Self::reset(wish);
+impl Endpoint {
+    pub(crate) fn new(options: QpOptions) -> Self {
+        let end = Self::in_reset(options);
         let mut attributes: ibv_qp_attr = zeroed();
         attributes.qp_state = IBV_QPS_INIT;
         attributes.port_num = 1;
-        attributes.qkey = wish.qkey;
+        attributes.qkey = options.qkey;
         let flags = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
         assert_eq!(end.modify(&mut attributes, flags), 0);
         attributes.qp_state = IBV_QPS_RTR;
         assert_eq!(end.modify(&mut attributes, IBV_QP_STATE), 0);
         attributes.qp_state = IBV_QPS_RTS;
-        attributes.rnr_retry = wish.rnr_retry;
-        let rnr = if wish.ud { 0 } else { IBV_QP_RNR_RETRY };
+        attributes.rnr_retry = options.rnr_retry;
+        let rnr = if options.ud { 0 } else { IBV_QP_RNR_RETRY };
         assert_eq!(end.modify(&mut attributes, IBV_QP_STATE | IBV_QP_SQ_PSN | rnr), 0);
         end
     }
 
-    /// Not yet ready for anything.
-    pub(crate) fn reset(wish: Wish) -> Self {
+    /// In the state RESET.
+    pub(crate) fn in_reset(options: QpOptions) -> Self {
         let v = verbs();
         let context = open();
-        // SAFETY: all arguments are objects that were just made, or zeros.
+        // SAFETY: all arguments are objects created here, or valid structures.
         unsafe {
             let pd = (v.ibv_alloc_pd)(context);
             assert!(!pd.is_null());
@@ -237,16 +238,16 @@ impl End {
             let length = size_of::<efadv_cq_init_attr>() as u32;
             let cq = (v.efadv_create_cq)(context, &raw mut cq, &raw mut efa, length);
             assert!(!cq.is_null(), "errno {}", errno());
-            let qp = create(context, pd, cq, wish);
+            let qp = create(context, pd, cq, options);
             assert!(!qp.is_null(), "errno {}", errno());
-            Self { context, pd, cq, qp, qkey: wish.qkey }
+            Self { context, pd, cq, qp, qkey: options.qkey }
         }
     }
 
-    /// Another queue pair with the same objects, not yet ready for anything; the caller destroys it.
-    pub(crate) fn another(&self, wish: Wish) -> ManuallyDrop<Self> {
+    /// Another queue pair with the same objects, in the state RESET. The caller destroys it.
+    pub(crate) fn second_queue_pair(&self, options: QpOptions) -> ManuallyDrop<Self> {
         let &Self { context, pd, cq, qkey, .. } = self;
-        let qp = create(context, pd, cq, wish);
+        let qp = create(context, pd, cq, options);
         assert!(!qp.is_null(), "errno {}", errno());
         ManuallyDrop::new(Self { context, pd, cq, qp, qkey })
     }
@@ -257,7 +258,7 @@ impl End {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        // SAFETY: the queue pair is alive.
+        // SAFETY: the queue pair is not destroyed yet.
         unsafe { (*self.qp).qp_num }
     }
 
@@ -284,20 +285,20 @@ impl End {
 
     pub(crate) fn register(&self, memory: &Memory, access: c_uint) -> *mut ibv_mr {
         let address = memory.address();
-        // SAFETY: the memory lives as long as the tests use it.
+        // SAFETY: the tests keep the memory as long as the region.
         let region =
             unsafe { (verbs().ibv_reg_mr)(self.pd, address, memory.len(), access.cast_signed()) };
         assert!(!region.is_null(), "errno {}", errno());
         region
     }
 
-    /// Posts a receive; gives the error number.
+    /// Posts a receive; returns the error number.
     pub(crate) fn post_receive(&self, wr_id: u64, entry: ibv_sge) -> c_int {
         let mut entry = entry;
         let mut request =
             ibv_recv_wr { wr_id, next: null_mut(), sg_list: &raw mut entry, num_sge: 1 };
         let mut bad = null_mut();
-        // SAFETY: as C does it: through the table of the queue pair's context.
+        // SAFETY: called as C does, through the context; the request is valid.
         unsafe {
             let post = (*(*self.qp).context).ops.post_recv.unwrap();
             let result = post(self.qp, &raw mut request, &raw mut bad);
@@ -306,7 +307,7 @@ impl End {
         }
     }
 
-    /// Posts a send; gives the error number.
+    /// Posts a send; returns the error number.
     pub(crate) fn post_send(
         &self,
         wr_id: u64,
@@ -317,7 +318,7 @@ impl End {
         self.post(wr_id, (handle, qpn, qkey), entries, (IBV_WR_SEND, flags, 0))
     }
 
-    /// Posts an inline send with immediate data; gives the error number.
+    /// Posts an inline send with immediate data; returns the error number.
     pub(crate) fn post_send_immediate(
         &self,
         wr_id: u64,
@@ -344,7 +345,7 @@ impl End {
         request.send_flags = flags;
         request.wr.ud = ibv_ud_target { ah: handle, remote_qpn: qpn, remote_qkey: qkey };
         let mut bad = null_mut();
-        // SAFETY: as C does it: through the table of the queue pair's context.
+        // SAFETY: called as C does, through the context; the request is valid.
         unsafe {
             let post = (*(*self.qp).context).ops.post_send.unwrap();
             let result = post(self.qp, &raw mut request, &raw mut bad);
@@ -353,7 +354,7 @@ impl End {
         }
     }
 
-    /// Starts an RDMA operation; gives the error number.
+    /// Posts an RDMA read or write; returns the error number.
     pub(crate) fn post_remote(
         &self,
         wr_id: u64,
@@ -362,7 +363,7 @@ impl End {
         (address, key): (u64, u32),
         entries: &[ibv_sge],
     ) -> c_int {
-        // SAFETY: as C does it: through the functions in the queue pair.
+        // SAFETY: called as C does, through the queue pair, between `wr_start` and `wr_complete`.
         unsafe {
             let qp = (verbs().ibv_qp_to_qp_ex)(self.qp);
             ((*qp).wr_start.unwrap())(qp);
@@ -375,7 +376,7 @@ impl End {
         }
     }
 
-    /// Starts an RDMA write with immediate data; gives the error number.
+    /// Posts an RDMA write with immediate data; returns the error number.
     pub(crate) fn post_write_immediate(
         &self,
         wr_id: u64,
@@ -384,7 +385,7 @@ impl End {
         entries: &[ibv_sge],
         immediate: u32,
     ) -> c_int {
-        // SAFETY: as C does it: through the functions in the queue pair.
+        // SAFETY: called as C does, through the queue pair, between `wr_start` and `wr_complete`.
         unsafe {
             let qp = (verbs().ibv_qp_to_qp_ex)(self.qp);
             ((*qp).wr_start.unwrap())(qp);
@@ -396,12 +397,12 @@ impl End {
         }
     }
 
-    /// The next completion, if there is one now.
-    pub(crate) fn poll(&self) -> Option<Seen> {
+    /// Polls once.
+    pub(crate) fn poll(&self) -> Option<Completion> {
         let cq = self.cq;
         let mut attributes = ibv_poll_cq_attr { comp_mask: 0 };
-        // SAFETY: as C does it: through the functions in the completion queue, between a start
-        // that succeeded and its end.
+        // SAFETY: called as C does, through the completion queue, between a `start_poll` that succeeded and
+        // its `end_poll`.
         unsafe {
             match ((*cq).start_poll.unwrap())(cq, &raw mut attributes) {
                 0 => {}
@@ -412,9 +413,9 @@ impl End {
             }
             let efa = (verbs().efadv_cq_from_ibv_cq_ex)(cq);
             let mut gid: ibv_gid = zeroed();
-            let told = ((*efa).wc_read_sgid.unwrap())(efa, &raw mut gid);
-            assert!(told <= 0, "{told}");
-            let seen = Seen {
+            let no_gid = ((*efa).wc_read_sgid.unwrap())(efa, &raw mut gid);
+            assert!(no_gid <= 0, "{no_gid}");
+            let seen = Completion {
                 wr_id: (*cq).wr_id,
                 status: (*cq).status,
                 vendor: ((*cq).read_vendor_err.unwrap())(cq),
@@ -423,7 +424,7 @@ impl End {
                 qpn: ((*cq).read_qp_num.unwrap())(cq),
                 source: ((*cq).read_src_qp.unwrap())(cq),
                 handle: ((*cq).read_slid.unwrap())(cq),
-                gid: (told == 0).then_some(gid.raw),
+                gid: (no_gid == 0).then_some(gid.raw),
                 immediate: (((*cq).read_wc_flags.unwrap())(cq) & IBV_WC_WITH_IMM != 0)
                     .then(|| ((*cq).read_imm_data.unwrap())(cq)),
             };
@@ -432,8 +433,8 @@ impl End {
         }
     }
 
-    /// The next completion. A device that gives none hangs the test: nextest and CI end it.
-    pub(crate) fn wait(&self) -> Seen {
+    /// Polls until there is a completion. If there is none the test hangs, and CI ends it.
+    pub(crate) fn wait(&self) -> Completion {
         loop {
             if let Some(seen) = self.poll() {
                 return seen;
@@ -443,13 +444,13 @@ impl End {
     }
 }
 
-impl Drop for End {
+impl Drop for Endpoint {
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
         }
         let v = verbs();
-        // SAFETY: all are ours and not used afterwards.
+        // SAFETY: the objects were created here and are not used afterwards.
         unsafe {
             assert_eq!((v.ibv_destroy_qp)(self.qp), 0);
             assert_eq!((v.ibv_destroy_cq)(self.cq.cast()), 0);
@@ -459,30 +460,30 @@ impl Drop for End {
     }
 }
 
-/// A queue pair of any kind.
+/// Creates a queue pair; null if that fails.
 pub(crate) fn create(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     cq: *mut ibv_cq_ex,
-    wish: Wish,
+    options: QpOptions,
 ) -> *mut ibv_qp {
     let cap = ibv_qp_cap {
-        max_send_wr: wish.sends,
-        max_recv_wr: wish.receives,
+        max_send_wr: options.sends,
+        max_recv_wr: options.receives,
         max_send_sge: 2,
         max_recv_sge: 1,
-        max_inline_data: wish.max_inline,
+        max_inline_data: options.max_inline,
     };
     let v = verbs();
-    // SAFETY: the handles are the caller's, everything else is made here.
+    // SAFETY: handles are looked up by the library; the structures are valid.
     unsafe {
-        if wish.ud {
+        if options.ud {
             let mut attributes: ibv_qp_init_attr = zeroed();
             attributes.cap = cap;
             attributes.send_cq = cq.cast();
             attributes.recv_cq = cq.cast();
             attributes.qp_type = IBV_QPT_UD;
-            attributes.sq_sig_all = wish.signals_all.into();
+            attributes.sq_sig_all = options.signals_all.into();
             return (v.ibv_create_qp)(pd, &raw mut attributes);
         }
         let mut attributes: ibv_qp_init_attr_ex = zeroed();
@@ -490,12 +491,12 @@ pub(crate) fn create(
         attributes.send_cq = cq.cast();
         attributes.recv_cq = cq.cast();
         attributes.qp_type = IBV_QPT_DRIVER;
-        attributes.sq_sig_all = wish.signals_all.into();
+        attributes.sq_sig_all = options.signals_all.into();
         attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         attributes.pd = pd;
-        attributes.send_ops_flags = wish.operations;
+        attributes.send_ops_flags = options.operations;
         let mut efa = efadv_qp_init_attr::default();
-        if wish.unsolicited {
+        if options.unsolicited {
             efa.flags = EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV;
         }
         let length = size_of::<efadv_qp_init_attr>() as u32;
@@ -503,7 +504,7 @@ pub(crate) fn create(
     }
 }
 
-/// Memory that the device reads and writes while the program has it too.
+/// Memory that the device accesses while the test does.
 pub(crate) struct Memory(Box<[AtomicU8]>);
 
 impl Memory {
@@ -512,7 +513,7 @@ impl Memory {
         Self(bytes.iter().copied().map(AtomicU8::new).collect())
     }
 
-    /// What is in it now.
+    /// Its present content.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.0.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
     }
@@ -526,19 +527,14 @@ impl Memory {
     }
 }
 
-/// A part of a region.
-pub(crate) fn part(region: *mut ibv_mr, from: usize, length: usize) -> ibv_sge {
-    // SAFETY: the region is alive.
+/// An entry for `length` bytes of a region.
+pub(crate) fn sge(region: *mut ibv_mr, from: usize, length: usize) -> ibv_sge {
+    // SAFETY: the region is not deregistered yet.
     let (addr, lkey) = unsafe { ((*region).addr as u64, (*region).lkey) };
     ibv_sge { addr: addr + from as u64, length: length as u32, lkey }
 }
 
-/// Memory of the program, for inline sends.
+/// An entry for inline data.
 pub(crate) fn inline(bytes: &[u8]) -> ibv_sge {
     ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 }
-}
-
-/// A null pointer of whatever type is wanted.
-pub(crate) fn nothing<T>() -> *mut T {
-    null::<T>().cast_mut()
 }

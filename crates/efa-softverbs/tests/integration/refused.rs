@@ -1,0 +1,272 @@
+//! What is refused: posts beyond the queues, invalid transitions, unknown flags and members.
+
+use std::mem::offset_of;
+
+use efa_soft::abi::*;
+
+use super::*;
+
+#[test]
+fn invalid_post_or_transition_is_refused() {
+    let (a, b) = pair(QpOptions { sends: 2, receives: 2, ..QpOptions::default() });
+    let buffer = Memory::of(&[0; 100]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let read_only = b.register(&buffer, 0);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    let entry = [inline(b"x")];
+    for wr_id in 0..2 {
+        assert_eq!(a.post_send(wr_id, to, &entry, IBV_SEND_INLINE), 0);
+        assert_eq!(b.post_receive(wr_id, sge(into, 0, 50)), 0);
+    }
+    assert_eq!(a.post_send(2, to, &entry, IBV_SEND_INLINE), libc::ENOMEM);
+    assert_eq!(a.post_remote(2, to, false, (0, 1), &[]), libc::ENOMEM);
+    assert_eq!(b.post_receive(2, sge(into, 0, 50)), libc::ENOMEM);
+    for _ in 0..2 {
+        assert_eq!((b.wait().status, a.wait().status), (0, 0));
+    }
+    assert_eq!(b.post_receive(3, sge(read_only, 0, 50)), libc::EINVAL);
+    assert_eq!(a.post_send(3, to, &[inline(&[0; 33])], IBV_SEND_INLINE), libc::EINVAL);
+    assert_eq!(a.post_send(3, to, &[sge(into, 0, 1); 3], 0), libc::EINVAL);
+    assert_eq!(a.post_send(3, (null_mut(), 1, 1), &entry, IBV_SEND_INLINE), libc::EINVAL);
+    // In the state RESET.
+    let early = Endpoint::in_reset(QpOptions::default());
+    assert_eq!(early.post_send(1, to, &entry, IBV_SEND_INLINE), libc::EINVAL);
+    assert_eq!(early.post_receive(1, sge(into, 0, 1)), libc::EINVAL);
+    // Transitions out of order, a port and an attribute that the device doesn't have.
+    let mut attributes: ibv_qp_attr = zeroed();
+    attributes.qp_state = IBV_QPS_RTS;
+    assert_eq!(early.modify(&mut attributes, IBV_QP_STATE), libc::EINVAL);
+    attributes.qp_state = IBV_QPS_INIT;
+    attributes.port_num = 2;
+    let flags = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    assert_eq!(early.modify(&mut attributes, flags), libc::EINVAL);
+    assert_eq!(early.modify(&mut attributes, 1 << 8), libc::EOPNOTSUPP);
+    [into, read_only].into_iter().for_each(deregister);
+    destroy(handle);
+}
+
+/// A program that posts more without polling would overrun its queues on hardware.
+#[test]
+fn queue_entry_is_free_once_its_completion_is_polled() {
+    let (a, b) = pair(QpOptions { sends: 2, receives: 2, ..QpOptions::default() });
+    let buffer = Memory::of(&[0; 16]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    for wr_id in 0..2 {
+        assert_eq!(b.post_receive(wr_id, sge(into, 0, 16)), 0);
+        assert_eq!(a.post_send(wr_id, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
+    }
+    for _ in 0..2 {
+        assert_eq!(a.wait().status, IBV_WC_SUCCESS);
+    }
+    assert_eq!(b.post_receive(2, sge(into, 0, 16)), libc::ENOMEM, "two completed, none polled");
+    assert_eq!(b.wait().wr_id, 0);
+    assert_eq!(b.post_receive(2, sge(into, 0, 16)), 0);
+    assert_eq!(b.post_receive(3, sge(into, 0, 16)), libc::ENOMEM);
+    // Sends of unregistered memory complete at once.
+    let unregistered = ibv_sge { addr: 1, length: 1, lkey: 1 };
+    for wr_id in 0..2 {
+        assert_eq!(a.post_send(wr_id, to, &[unregistered], 0), 0);
+    }
+    assert_eq!(a.post_send(2, to, &[unregistered], 0), libc::ENOMEM);
+    assert_eq!(a.wait().status, IBV_WC_LOC_PROT_ERR);
+    assert_eq!(a.post_send(2, to, &[unregistered], 0), 0);
+    assert_eq!(a.post_remote(3, to, false, (0, 1), &[]), libc::ENOMEM);
+    assert_eq!([a.wait().wr_id, a.wait().wr_id], [1, 2]);
+    destroy(handle);
+    deregister(into);
+}
+
+#[test]
+fn queues_on_shared_completion_queue_have_separate_entries() {
+    let options = QpOptions { sends: 2, receives: 2, ..QpOptions::default() };
+    let (a, b) = pair(options);
+    let other = a.second_queue_pair(options);
+    assert_eq!(connect(&other, 7), 0);
+    let buffer = Memory::of(&[0; 16]);
+    let into = a.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let (to_b, to_a) = (a.handle(b.gid()), b.handle(a.gid()));
+    // Sends of unregistered memory complete at once; they are not polled.
+    let unregistered = ibv_sge { addr: 1, length: 1, lkey: 1 };
+    for wr_id in 0..2 {
+        assert_eq!(other.post_send(wr_id, (to_b, b.number(), b.qkey), &[unregistered], 0), 0);
+    }
+    let fill = || {
+        for wr_id in 2..4 {
+            assert_eq!(a.post_receive(wr_id, sge(into, 0, 16)), 0);
+        }
+        assert_eq!(a.post_receive(4, sge(into, 0, 16)), libc::ENOMEM);
+    };
+    fill();
+    for wr_id in 0..2 {
+        let to_a = (to_a, a.number(), a.qkey);
+        assert_eq!(b.post_send(wr_id, to_a, &[inline(b"x")], IBV_SEND_INLINE), 0);
+        assert_eq!(b.wait().status, IBV_WC_SUCCESS);
+    }
+    // Both receives have completed, and are not polled either.
+    for wr_id in 4..6 {
+        assert_eq!(a.post_send(wr_id, (to_b, b.number(), b.qkey), &[unregistered], 0), 0);
+    }
+    assert_eq!(a.post_send(6, (to_b, b.number(), b.qkey), &[unregistered], 0), libc::ENOMEM);
+    assert_eq!(a.post_receive(6, sge(into, 0, 16)), libc::ENOMEM);
+    let seen: Vec<_> = (0..4).map(|_| a.wait().wr_id).collect();
+    assert_eq!(seen, [0, 1, 2, 3]);
+    // Completions of its sends use no entry of the receive queue.
+    fill();
+    assert_eq!([a.wait().wr_id, a.wait().wr_id], [4, 5]);
+    // SAFETY: the object was created here and is not used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_destroy_qp)(other.qp) }, 0);
+    [to_b, to_a].into_iter().for_each(destroy);
+    deregister(into);
+}
+
+/// By the table of the kernel's driver. A program that forgets an attribute must not succeed here and fail
+/// on hardware.
+#[test]
+fn state_transition_requires_its_attributes() {
+    LazyLock::force(&HOST);
+    let end = Endpoint::in_reset(QpOptions::default());
+    let step = |state, mask| {
+        let mut attributes: ibv_qp_attr = zeroed();
+        (attributes.port_num, attributes.qkey, attributes.qp_state) = (1, 7, state);
+        attributes.cur_qp_state = IBV_QPS_RTR;
+        end.modify(&mut attributes, mask)
+    };
+    let all = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    for missing in [IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY] {
+        assert_eq!(step(IBV_QPS_INIT, all & !missing), libc::EINVAL, "{missing:#x}");
+    }
+    assert_eq!(step(IBV_QPS_INIT, all | IBV_QP_SQ_PSN), libc::EINVAL);
+    assert_eq!(step(IBV_QPS_ERR, IBV_QP_STATE), libc::EINVAL);
+    assert_eq!(step(IBV_QPS_RESET, IBV_QP_STATE), 0);
+    assert_eq!(step(IBV_QPS_INIT, all), 0);
+    assert_eq!(step(IBV_QPS_INIT, IBV_QP_QKEY), 0, "the state doesn't change");
+    assert_eq!(step(IBV_QPS_RTR, IBV_QP_STATE | IBV_QP_RNR_RETRY), libc::EINVAL);
+    assert_eq!(step(IBV_QPS_RTR, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_QKEY), 0);
+    assert_eq!(step(IBV_QPS_RTR, IBV_QP_STATE), libc::EINVAL);
+    assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE), libc::EINVAL);
+    let current = IBV_QP_STATE | IBV_QP_CUR_STATE | IBV_QP_SQ_PSN;
+    assert_eq!(step(IBV_QPS_RTS, current), 0);
+    assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_CUR_STATE), libc::EINVAL, "it is RTS");
+    assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_QKEY), 0);
+    assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_RNR_RETRY), libc::EINVAL);
+    assert_eq!(step(IBV_QPS_RESET, IBV_QP_STATE), libc::EOPNOTSUPP);
+    assert_eq!(step(IBV_QPS_ERR, IBV_QP_STATE), 0);
+    assert_eq!(step(IBV_QPS_ERR, IBV_QP_STATE), 0);
+    assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN), libc::EINVAL);
+}
+
+/// Every send completes, so the device refuses those without `IBV_SEND_SIGNALED`.
+#[test]
+fn send_with_unknown_flags_or_long_inline_data_is_refused() {
+    const SIGNALED: u32 = 2;
+    let options = QpOptions { signals_all: false, max_inline: 16, ..QpOptions::default() };
+    let (a, b) = pair(options);
+    let buffer = Memory::of(&[0; 64]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    for wr_id in 0..4 {
+        assert_eq!(b.post_receive(wr_id, sge(into, 0, 64)), 0);
+    }
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    let built = |flags, bytes: &[u8]| {
+        // SAFETY: called as C does, through the queue pair, between `wr_start` and `wr_complete`.
+        unsafe {
+            let qp = (verbs().ibv_qp_to_qp_ex)(a.qp);
+            ((*qp).wr_start.unwrap())(qp);
+            ((*qp).wr_id, (*qp).wr_flags) = (1, flags);
+            ((*qp).wr_send.unwrap())(qp);
+            let from = bytes.as_ptr().cast_mut().cast();
+            ((*qp).wr_set_inline_data.unwrap())(qp, from, bytes.len());
+            ((*qp).wr_set_ud_addr.unwrap())(qp, handle, b.number(), b.qkey);
+            ((*qp).wr_complete.unwrap())(qp)
+        }
+    };
+    let (fits, long) = ([1; 16], [1; 17]);
+    let inlined =
+        |flags, bytes: &[u8]| a.post_send(1, to, &[inline(bytes)], IBV_SEND_INLINE | flags);
+    for flags in [0, SIGNALED | 1, SIGNALED | 4, SIGNALED | 16] {
+        assert_eq!((built(flags, &fits), inlined(flags, &fits)), (libc::EINVAL, libc::EINVAL));
+    }
+    assert_eq!((built(SIGNALED, &long), inlined(SIGNALED, &long)), (libc::EINVAL, libc::EINVAL));
+    assert_eq!((built(SIGNALED, &fits), inlined(SIGNALED, &fits)), (0, 0));
+    // Inline data may have more entries than `max_send_sge`.
+    let pieces = [inline(b"a"), inline(b"b"), inline(b"cd")];
+    assert_eq!(a.post_send(1, to, &pieces, IBV_SEND_INLINE | SIGNALED), 0);
+    let lengths = [(); 3].map(|()| (a.wait().status, b.wait().length));
+    assert_eq!(lengths, [(0, 16), (0, 16), (0, 4)]);
+    assert_eq!(&buffer.bytes()[..4], b"abcd");
+    assert_eq!((a.poll(), b.poll()), (None, None));
+    destroy(handle);
+    deregister(into);
+}
+
+/// Programs may use structures that are longer than this library knows.
+#[test]
+fn unknown_members_of_longer_structures_are_refused() {
+    LazyLock::force(&HOST);
+    let end = Endpoint::in_reset(QpOptions::default());
+    let v = verbs();
+    let cq = |extra: [u64; 6], length: u32, comp_mask| {
+        let mut attributes: ibv_cq_init_attr_ex = zeroed();
+        (attributes.cqe, attributes.comp_mask, attributes.flags) = (8, comp_mask, comp_mask);
+        let mut efa = [0_u64; 8];
+        efa[2..].copy_from_slice(&extra);
+        // SAFETY: `efa` has 64 bytes, and the queue is not used after it is destroyed.
+        unsafe {
+            let cq = (v.efadv_create_cq)(
+                end.context,
+                &raw mut attributes,
+                efa.as_mut_ptr().cast(),
+                length,
+            );
+            if cq.is_null() { errno() } else { (v.ibv_destroy_cq)(cq.cast()) }
+        }
+    };
+    assert_eq!([cq([0; 6], 16, 0), cq([0; 6], 56, 0), cq([0; 6], 64, 0)], [0; 3]);
+    assert_eq!(cq([1, 0, 0, 0, 0, 0], 56, 0), libc::EOPNOTSUPP, "memory of the program");
+    assert_eq!(cq([0, 0, 0, 0, 0, 1], 64, 0), libc::EINVAL, "an unknown member");
+    assert_eq!(cq([0; 6], 8, 0), libc::EINVAL, "too short");
+    assert_eq!(cq([0; 6], 16, 2), libc::EOPNOTSUPP, "a parent domain");
+    let qp = |words: [u32; 8], length| {
+        let mut attributes: ibv_qp_init_attr_ex = zeroed();
+        (attributes.send_cq, attributes.recv_cq) = (end.cq.cast(), end.cq.cast());
+        (attributes.qp_type, attributes.pd) = (IBV_QPT_DRIVER, end.pd);
+        attributes.comp_mask = IBV_QP_INIT_ATTR_PD;
+        let mut words = words;
+        let efa = words.as_mut_ptr().cast();
+        // SAFETY: `efa` has 32 bytes, and the queue pair is not used after it is destroyed.
+        unsafe {
+            let qp = (v.efadv_create_qp_ex)(end.context, &raw mut attributes, efa, length);
+            if qp.is_null() { errno() } else { (v.ibv_destroy_qp)(qp) }
+        }
+    };
+    assert_eq!([12, 16, 24, 32].map(|length| qp([0; 8], length)), [0; 4]);
+    assert_eq!(qp([0, 0, 0, 0, 1, 0, 0, 0], 24), 0, "processing hints, which libfabric 2.6 wants");
+    assert_eq!(qp([0, 0, 0, 0, 2, 0, 0, 0], 24), libc::EOPNOTSUPP);
+    assert_eq!(qp([0, 0, 0, 2, 0, 0, 0, 0], 16), libc::EOPNOTSUPP, "inline writes");
+    assert_eq!(qp([0, 0, 0, 1 << 24, 0, 0, 0, 0], 16), libc::EINVAL, "reserved");
+    assert_eq!(qp([1, 0, 0, 0, 0, 0, 0, 0], 16), libc::EINVAL, "an unknown member");
+    assert_eq!(qp([0, 0, 0, 0, 0, 0, 1, 0], 32), libc::EINVAL, "an unknown member");
+    assert_eq!(qp([0; 8], 8), libc::EINVAL, "too short");
+    // SAFETY: all arguments are valid.
+    unsafe {
+        let efa = (v.efadv_qp_from_ibv_qp_ex)(end.qp.cast());
+        ((*efa).wr_set_processing_hints.unwrap())(efa, 1);
+        let handle = end.handle(end.gid());
+        let mut answer = efadv_ah_attr::default();
+        assert_eq!((v.efadv_query_ah)(handle, &raw mut answer, 9), libc::EINVAL);
+        assert_eq!((v.efadv_query_ah)(handle, &raw mut answer, 10), 0);
+        destroy(handle);
+        let mut device: ibv_device_attr_ex = zeroed();
+        let query =
+            (*end.context.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>())
+                .query_device_ex
+                .unwrap();
+        let room = size_of::<ibv_device_attr_ex>();
+        assert_eq!(query(end.context, std::ptr::null(), &raw mut device, room), 0);
+        assert_eq!(device.phys_port_cnt_ex, 1);
+    }
+}
