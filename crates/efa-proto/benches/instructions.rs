@@ -1,8 +1,8 @@
 //! Instructions per packet, with hard limits: `cargo bench -p efa-proto --bench instructions`
 //! fails when one is exceeded. Needs valgrind and gungraun-runner of the same version as gungraun.
 //!
-//! Each benchmark does the same thing 10 000 times; its limit is so many times the allowed
-//! instructions, loop and barriers included, and a little for getting in and out.
+//! Each benchmark repeats one operation 10 000 times. Its limit is the allowed number of instructions, loop
+//! and barriers included, times that, plus a constant for the start and end.
 
 #![allow(missing_docs, unused_qualifications, reason = "written by the macros of gungraun")]
 
@@ -20,19 +20,18 @@ const ROUNDS: u64 = 10_000;
 // Goals for an eager tagged message.
 const ENCODE: u64 = 25;
 const DECODE: u64 = 40;
-/// What the loop over datagrams takes for itself, see `loop_alone`: not part of a decode.
+/// Instructions of the loop over datagrams (`loop_alone`), not part of a decode.
 const LOOP: u64 = 6;
 /// For an optional header, or an array of memory vectors.
 const OPTION: u64 = 12;
-/// For a raw address header that is written without knowing beforehand that it is wanted. Only the
-/// first packets to a peer have it.
+/// For a raw address header that is optional at run time. Only the first packets to a peer have it.
 const ADDRESS: u64 = 22;
 /// For the further fields of requests that begin a long transfer.
 const LONG: u64 = 16;
-/// For a header of which the compiler knows nothing, so that each field is asked for.
+/// For a header with no field known at compile time.
 const ANY: u64 = 32;
 
-/// A limit of `instructions` a round.
+/// A limit of `instructions` for each repetition.
 fn at_most(instructions: u64) -> LibraryBenchmarkConfig {
     let mut config = LibraryBenchmarkConfig::default();
     config.tool(Callgrind::default().hard_limits([(EventKind::Ir, ROUNDS * instructions + 200)]));
@@ -162,12 +161,12 @@ fn short_address() -> Vec<u8> {
     bytes
 }
 
-/// Addresses and lengths of datagrams, as a completion queue would give them: all the same one.
+/// Addresses and lengths of datagrams, as from a completion queue: all the same.
 fn queue(datagram: Vec<u8>) -> Vec<&'static [u8]> {
     vec![datagram.leak(); ROUNDS as usize]
 }
 
-// Kind and set of options known where the packet is built, as an engine should do it.
+// Kind and options are constant where the packet is built, as in the engine.
 #[library_benchmark(config = at_most(ENCODE))]
 fn encode_eager_tagged() {
     let mut buf = [0; 128];
@@ -242,7 +241,7 @@ fn loop_alone(datagrams: Vec<&'static [u8]>) {
     }
 }
 
-// What a hostile or broken peer sends costs no more than a good packet of the type.
+// A malformed packet costs no more than a well-formed one of its type.
 #[library_benchmark]
 #[bench::cut(args = [queue(cut())], config = at_most(DECODE))]
 #[bench::cut_base(args = [queue(cut_base())], config = at_most(DECODE))]

@@ -1,4 +1,4 @@
-//! Time per packet, for information; what must hold is in `instructions.rs`.
+//! Time per packet, for information; the limits are in `instructions.rs`.
 
 use std::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! Prints packets given in hexadecimal, one a line, on standard input or as arguments.
+//! Prints packets in hexadecimal, from its arguments or, one a line, from standard input.
 //!
 //! ```text
 //! cargo run -p efa-proto --example decode -- '41 04 0c00 07000000 2a00000000000000 68656c6c6f'
@@ -21,7 +21,7 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// One line about a packet, or about why it is none.
+/// One line for a packet, or for the error.
 fn describe(hex: &str) -> String {
     let Some(bytes) = bytes(hex) else { return format!("not hexadecimal: {hex}") };
     let packet = match Packet::parse(&bytes) {
@@ -47,7 +47,7 @@ fn bytes(hex: &str) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_capture_of_three_lines() {
+fn packets_and_errors_are_described_line_by_line() {
     assert_eq!(
         describe("41 04 0c00 07000000 2a00000000000000 68656c6c6f"),
         "EAGER_TAGRTM msg_id=7 tag=0x2a payload=5",

@@ -23,7 +23,7 @@ pub struct RawAddress {
     pub connid: Connid,
 }
 
-/// How long a raw address header says its address is (table 3.2).
+/// The size field of a raw address header (table 3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RawAddressForm {
     /// Size field 32, 36 bytes in all: libfabric up to 1.12.

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::{BASE_HEADER_SIZE, Packet, PacketType, ParseError, ReqFlags, VERSION};
 
-/// The first four bytes of a packet, for tools that look at flags [`crate::Packet`] hides.
+/// The first four bytes of a packet, for tools that need flags which [`crate::Packet`] ignores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BaseHeader {
     /// Type of the packet.
@@ -19,7 +19,7 @@ pub struct BaseHeader {
 }
 
 impl BaseHeader {
-    /// Reads the base header of a packet and looks at nothing behind it.
+    /// Reads the base header of a packet and ignores everything behind it.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         match Base::read(bytes) {
             Some(base) => {
@@ -31,8 +31,8 @@ impl BaseHeader {
 
     /// Kind flags (MSG, TAGGED, ATOMIC) that are set but should not be, or the reverse.
     ///
-    /// Parsing does not depend on them, peers of release 1.15 and older do. RMA on an RTW or RTR
-    /// is no mismatch: the specification asks for it although libfabric does not send it.
+    /// This crate's parser ignores them, but peers of release 1.15 and older read them. RMA on an RTW or RTR
+    /// is no mismatch: the specification requires it, although libfabric does not send it.
     pub fn kind_mismatch(&self) -> ReqFlags {
         if !self.packet_type.is_req() {
             return ReqFlags::empty();
@@ -89,7 +89,7 @@ pub(crate) fn refuse_base(bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
     Err(base_error(bytes))
 }
 
-/// A fixed header: a struct of little-endian fields that knows their names and ends.
+/// A fixed header: a struct of little-endian fields with their names and ends.
 pub(crate) trait Wire: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned {
     /// The first field that a packet of `available` bytes does not hold, and where it ends.
     fn cut(available: usize) -> (&'static str, usize);

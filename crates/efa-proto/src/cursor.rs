@@ -1,7 +1,7 @@
 //! Taking headers off a packet, field by field.
 //!
-//! Everything here is inlined into one function for each packet type, where the type, the fixed
-//! header's size and the names are constants: a good packet costs comparisons, loads and stores.
+//! All of it is inlined into one function for each packet type, where the type, the size of the fixed
+//! header and the field names are constants: a well-formed packet costs comparisons, loads and stores.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -10,14 +10,14 @@ use crate::address::AddressBytes;
 use crate::base::Wire;
 use crate::{Header, MAX_IOV, Packet, PacketType, ParseError, RawAddress, RmaIov};
 
-/// What is left of a packet while its headers are being taken off.
+/// The rest of a packet while its headers are taken off.
 pub(crate) struct Cursor<'a> {
     packet_type: PacketType,
     total: usize,
     rest: &'a [u8],
 }
 
-/// What reading a header gives.
+/// The result of reading a header.
 pub(crate) type Read<'a> = Result<Header<'a>, ParseError>;
 
 /// An array of memory vectors and the field that counts it.
@@ -35,7 +35,7 @@ impl<'a> Cursor<'a> {
         Self { packet_type, total: bytes.len(), rest: bytes }
     }
 
-    /// The packet, what is not taken being its payload.
+    /// The packet; the rest is its payload.
     #[inline(always)]
     pub(crate) fn finish(self, header: Header<'a>) -> Packet<'a> {
         Packet { header, payload: self.rest }
@@ -76,7 +76,7 @@ impl<'a> Cursor<'a> {
         Ok(value)
     }
 
-    /// Takes `count` elements; a count beyond the packet costs nothing but an error.
+    /// Takes `count` elements; a count beyond the packet is an error.
     #[inline(always)]
     pub(crate) fn take_slice<T>(
         &mut self,
@@ -110,7 +110,7 @@ impl<'a> Cursor<'a> {
         self.take_slice(field.array, found)
     }
 
-    /// Takes a raw address of `size` bytes, of which the first 32 are understood.
+    /// Takes a raw address of `size` bytes and reads the first 32.
     #[inline(always)]
     pub(crate) fn take_address(&mut self, size: u32) -> Result<&'a AddressBytes, ParseError> {
         let bytes = match size as usize {

@@ -1,4 +1,4 @@
-//! What can be wrong with a packet, or with a request to write one.
+//! Errors of parsing and writing packets.
 
 use thiserror::Error;
 
@@ -27,7 +27,7 @@ pub enum ParseError {
         /// Byte 1 of the packet.
         found: u8,
     },
-    /// The packet type is not one.
+    /// The number is no packet type.
     #[error(transparent)]
     PacketType(#[from] PacketTypeError),
     /// An array of memory vectors is longer than [`MAX_IOV`].
@@ -67,7 +67,7 @@ pub enum ParseError {
 }
 
 impl ParseError {
-    /// Type of the packet, if the bytes got as far as telling it.
+    /// Type of the packet, if it was read before the error.
     pub const fn packet_type(&self) -> Option<PacketType> {
         match *self {
             Self::Truncated { packet_type, .. } => packet_type,

@@ -1,4 +1,4 @@
-//! HANDSHAKE: what an endpoint can do and wants (section 2.1, tables 2.2, 2.3).
+//! HANDSHAKE: the extra features and requests of an endpoint (section 2.1, tables 2.2, 2.3).
 //!
 //! ```text
 //!   nextra_p3 u32@4  extra_info u64[nextra_p3 − 3]@8      then, each only if its flag is set:
@@ -21,7 +21,7 @@ use crate::cursor::{Cursor, Read};
 use crate::writer::{self, Writer};
 use crate::{Connid, EmitError, HandshakeFlags, Header, MAX_IOV, PacketType};
 
-/// What the sender can do and wants.
+/// The extra features and requests of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handshake<'a> {
     /// Extra features and requests.
@@ -45,8 +45,8 @@ pub struct UserRecvQp {
     pub qkey: u32,
 }
 
-/// The `extra_info` words of a [`Handshake`]: borrowed from a packet, or made of up to
-/// [`MAX_IOV`] words for sending.
+/// The `extra_info` words of a [`Handshake`]: borrowed from a packet, or up to [`MAX_IOV`]
+/// words to send.
 ///
 /// ```
 /// use efa_proto::ExtraInfo;

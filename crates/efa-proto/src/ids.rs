@@ -9,9 +9,9 @@ pub type Tag = u64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MsgId(pub u32);
 
-/// Name of a live operation at one of the two sides: `send_id` or `recv_id` on the wire.
+/// Identifies an operation of one endpoint: `send_id` or `recv_id` on the wire.
 ///
-/// It means something only to the endpoint that made it, its peer sends it back unread.
+/// Only the endpoint that chose it interprets it; the peer returns it unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub u32);
 

@@ -44,13 +44,13 @@ impl RmaIov {
         Self { addr: U64::new(addr), len: U64::new(len), key: U64::new(key) }
     }
 
-    /// Start: a virtual address, or an offset, as the peer's registration mode says.
+    /// Start: a virtual address or an offset, depending on the peer's registration mode.
     #[inline]
     pub const fn addr(&self) -> u64 {
         self.addr.get()
     }
 
-    /// Length in bytes. The crate gives the field's name; there is no `is_empty` to go with it.
+    /// Length in bytes (the field's name on the wire).
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a field of the packet, not a container")]
     pub const fn len(&self) -> u64 {

@@ -1,8 +1,10 @@
-//! Packets of the EFA RDM protocol, version 4: bytes to typed views and back.
+//! Packets of the [EFA RDM protocol], version 4: bytes to typed views and back.
 //!
-//! For engines, analysers and fuzzers alike. The crate knows layouts and nothing else: no device,
-//! no peers, no policy. It needs neither `std` nor an allocator, holds no `unsafe`, and whatever
-//! bytes it is given it answers with a view or with a [`ParseError`], never with a panic.
+//! For protocol engines, analysers and fuzzers. The crate has the packet layouts only: no device, no
+//! peers, no policy. It needs neither `std` nor an allocator, has no `unsafe`, and for any bytes
+//! returns a view or a [`ParseError`]; it never panics.
+//!
+//! [EFA RDM protocol]: https://github.com/ofiwg/libfabric/blob/main/prov/efa/docs/efa_rdm_protocol_v4.md
 //!
 //! ```text
 //!                     ┌─ fixed header ─┬─ rma_iov[] ─┬─ tag ─┬─ optional headers ─┬─ read_iov[] ─┐
@@ -13,32 +15,47 @@
 //!   Header::emit  ◄── the same structs, filled in by hand
 //! ```
 //!
-//! # Parts
+//! # Where to find what
 //!
-//! | file | packets | section of the specification |
+//! [`Packet::parse`] splits a datagram into a [`Header`] and the payload. The types of headers and their parts:
+//!
+//! | type | packets | section of the specification |
 //! |---|---|---|
-//! | `rtm` | EAGER, MEDIUM, LONGCTS, LONGREAD, RUNTREAD messages and their DC forms | 3.2, 4.1, 4.2, 4.5 |
-//! | `rtw` | emulated write requests | 3.3, 4.1, 4.2 |
-//! | `rtr` | emulated read requests | 3.3 |
-//! | `rta` | atomic requests, ATOMRSP | 3.3, 4.2 |
-//! | `cts` | CTS, CTSDATA | 3.2 |
-//! | `response` | READRSP, EOR, RECEIPT, READ_NACK | 3.3, 4.1, 4.2, 4.7 |
-//! | `handshake` | HANDSHAKE | 2.1 |
-//! | `error_report` | PEER_ERROR of later peers | – |
-//! | `never_sent` | types that exist only in a size table | – |
-//! | `options` | optional headers of all requests, the raw address | 1.4, 3.1 |
+//! | [`Rtm`] | message requests: EAGER, MEDIUM, LONGCTS, LONGREAD, RUNTREAD and their DC forms | 3.2, 4.1, 4.2, 4.5 |
+//! | [`Rtw`] | emulated write requests | 3.3, 4.1, 4.2 |
+//! | [`Rtr`] | emulated read requests | 3.3 |
+//! | [`Rta`], [`AtomRsp`] | atomic requests and their response | 3.3, 4.2 |
+//! | [`Cts`], [`CtsData`] | a receiver's grant, and a segment sent under it | 3.2 |
+//! | [`ReadRsp`], [`Eor`], [`Receipt`], [`ReadNack`] | responses | 3.3, 4.1, 4.2, 4.7 |
+//! | [`Handshake`] | extra features and requests of the sender | 2.1 |
+//! | [`PeerError`] | an operation failed at the peer (after libfabric 2.6) | – |
+//! | [`NeverSent`] | types that no release sends | – |
+//! | [`ReqOptions`], [`RawAddress`] | optional headers of all requests | 1.4, 3.1 |
 //!
-//! Beside them stands [`tm`]: the headers of the tag-matching offload, which is another protocol.
+//! [`PacketType`] has the name and number of each type, [`BaseHeader`] the raw flags, [`Header::connid`]
+//! and [`Header::raw_address`] the sender's identity. [`tm`] is another protocol: the headers of the
+//! tag-matching offload.
+//!
+//! Packets of one operation are related by their ids. All packets of a message have its `msg_id`, except
+//! CTS, CTSDATA, READRSP, READ_NACK and EOR, which name the sender's operation (`send_id`), the receiver's
+//! (`recv_id`) or both; a CTS has both.
+//!
+//! To read captures of the software device, see `docs/capture.md` of the repository (a pcapng link type
+//! with a 40-byte pseudo header before each datagram), and `examples/decode.rs` for packets in hexadecimal.
+//!
+//! # Without `std`
+//!
+//! The crate is always `no_std` and has no features to set. `tests/no-std` of the repository is a static
+//! library without `std`, which the tests build.
 //!
 //! # Rules that hold for all packets
 //!
 //! * All integers are little-endian. No field is assumed to be aligned.
-//! * Flag bits without a meaning for the packet type are ignored by `parse` and zero in `emit`; so
-//!   are padding and reserved fields. A `connid` field is padding when its flag is clear.
+//! * `parse` ignores flag bits that have no meaning for the packet type, padding and reserved fields;
+//!   `emit` writes them as zero. A `connid` field is padding if its flag is clear.
 //! * Counts are bounded: more than [`MAX_IOV`] vectors are refused in both directions.
-//! * Bytes behind the header are the [`Packet::payload`]. That is also the rule for types that have
-//!   no application data (RTR, CTS, EOR, …): trailing bytes are kept there for display, mean
-//!   nothing, and are no error, as later revisions may append fields.
+//! * Bytes behind the header are the [`Packet::payload`], also for types without application data (RTR,
+//!   CTS, EOR, …): there they have no meaning and are no error, as later revisions may append fields.
 //! * Where the specification and libfabric differ, libfabric's layout is used (READRSP has
 //!   `recv_id` first, MEDIUM carries the total length, connid headers are four bytes).
 //!

@@ -1,15 +1,15 @@
-//! Types that libfabric's size table knows and nobody sends: RUNTCTS_MSGRTM (142, 40 bytes),
+//! Types that are in libfabric's size table but that no release sends: RUNTCTS_MSGRTM (142, 40 bytes),
 //! RUNTCTS_TAGRTM (143, 48), RUNTCTS_RTW (144, 40), RUNTREAD_RTW (147, 40).
 //!
-//! Their fields are not known, only the size of the fixed header is checked. Receivers of all
-//! releases report and drop them.
+//! Only the size of the fixed header is known and checked. Receivers of all releases report and drop
+//! these packets.
 
 use core::fmt;
 
 use crate::cursor::{Cursor, Read};
 use crate::{EmitError, Header, PacketType, ReqFlags};
 
-/// The fixed header of a type that has no sender, unread.
+/// The fixed header of a type that no release sends, uninterpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NeverSent<'a> {
     packet_type: PacketType,

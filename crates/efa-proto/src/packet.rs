@@ -16,8 +16,7 @@ use crate::{cts, error_report, handshake, never_sent, response, rta, rtm, rtr, r
 pub struct Packet<'a> {
     /// All fields.
     pub header: Header<'a>,
-    /// Everything behind the header. Application data for types that have any, else bytes
-    /// without a meaning.
+    /// All bytes behind the header: application data, or bytes without meaning for types that have none.
     pub payload: &'a [u8],
 }
 
@@ -33,7 +32,7 @@ pub enum Header<'a> {
     Rtr(Rtr<'a>),
     /// Request for an atomic.
     Rta(Rta<'a>),
-    /// Grant.
+    /// Grant of a receiver.
     Cts(Cts),
     /// Data under a grant.
     CtsData(CtsData),
@@ -41,9 +40,9 @@ pub enum Header<'a> {
     ReadRsp(ReadRsp),
     /// End of read.
     Eor(Eor),
-    /// Answer of an atomic.
+    /// Response to an atomic.
     AtomRsp(AtomRsp),
-    /// Features and requests.
+    /// Extra features and requests.
     Handshake(Handshake<'a>),
     /// Delivery completed.
     Receipt(Receipt),
@@ -51,11 +50,11 @@ pub enum Header<'a> {
     ReadNack(ReadNack),
     /// Operation failed at the peer.
     PeerError(PeerError),
-    /// A type without a sender.
+    /// A type that no release sends.
     NeverSent(NeverSent<'a>),
 }
 
-// It is written for each packet received.
+// Written once for each received packet.
 const _: () = assert!(size_of::<Packet<'_>>() <= 144);
 
 impl<'a> Packet<'a> {
@@ -95,7 +94,7 @@ fn refuse_type(_: u16, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
     Err(PacketType::try_from(value).err().unwrap_or(PacketTypeError::Unknown(value)).into())
 }
 
-/// A parser: `$read` takes the header off, with type and kind of flags known.
+/// A parser of a type without optional headers: `$read` takes the header off, with type and flags known.
 macro_rules! plain {
     ($packet_type:ident, $flags:ident, $read:path) => {
         |flags, bytes| {
@@ -106,10 +105,10 @@ macro_rules! plain {
     };
 }
 
-/// A parser of a request, with a copy of `$read` for each set of optional headers: in these the
-/// compiler knows the answer to all questions about them, and needs neither a stack frame nor
-/// saved registers. That halves the instructions for a small message (`benches/instructions.rs`)
-/// and costs code that is not run, as a peer keeps to one or two of these sets.
+/// A parser of a request, with a copy of `$read` for each set of optional headers. In each copy the set is
+/// constant, so that it needs neither a stack frame nor saved registers. That halves the instructions for
+/// a small message (`benches/instructions.rs`) at the price of code size; a peer sends one or two of
+/// these sets.
 macro_rules! req {
     ($packet_type:ident, $read:path) => {
         |flags, bytes| {
@@ -259,8 +258,8 @@ impl Header<'_> {
         }
     }
 
-    /// Incarnation of the sender, from wherever this type has it (section 4.4): the optional
-    /// header of a request, else its raw address; the field or optional field of other packets.
+    /// Incarnation of the sender (section 4.4): the connid header of a request, or else the connid in its
+    /// raw address; the field or optional field of other packets.
     pub fn connid(&self) -> Option<Connid> {
         match self {
             Self::Rtm(Rtm { options, .. })

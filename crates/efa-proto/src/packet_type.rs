@@ -1,25 +1,25 @@
 //! Packet type numbers (table 1.2 of the specification, and the types it leaves out).
 //!
 //! ```text
-//!    1..=12   answers and control          64..=76   requests every peer understands
-//!  128..=141  requests of extra features  142..=147  runting family (145, 146 are used)
+//!    1..=12   responses and control        64..=76   requests that every peer understands
+//!  128..=141  requests of extra features  142..=147  runting protocols (145, 146 are used)
 //! ```
 
 use core::fmt;
 
 use thiserror::Error;
 
-/// A number that is not the type of any packet.
+/// A number that is no packet type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum PacketTypeError {
-    /// No release of the protocol gives this number a meaning.
+    /// No release uses this number.
     #[error("packet type {0} is unknown")]
     Unknown(u8),
     /// RTS (1) or CONNACK (2), which no version 4 peer sends.
     #[error("packet type {0} is deprecated")]
     Deprecated(u8),
-    /// 6 is used inside one process only, 131 and 132 are set aside: none has a layout.
+    /// 6 (used within a process only), 131 or 132 (reserved), which have no layout.
     #[error("packet type {0} is reserved")]
     Reserved(u8),
 }
@@ -61,10 +61,10 @@ packet_types! {
     CtsData = 4, "CTSDATA", "A segment sent under a CTS grant.";
     ReadRsp = 5, "READRSP", "First data of an emulated read.";
     Eor = 7, "EOR", "End of read: the peer has read the source buffer.";
-    AtomRsp = 8, "ATOMRSP", "Previous values, answer to a fetch or compare atomic.";
+    AtomRsp = 8, "ATOMRSP", "Previous values: response to a fetch or compare atomic.";
     Handshake = 9, "HANDSHAKE", "Extra features and requests of the sender.";
     Receipt = 10, "RECEIPT", "Data of a delivery-complete operation has arrived in the buffer.";
-    ReadNack = 11, "READ_NACK", "The receiver can't read; the sender shall use long-CTS.";
+    ReadNack = 11, "READ_NACK", "The receiver cannot read; the sender uses long-CTS instead.";
     PeerError = 12, "PEER_ERROR", "An operation failed at the peer (after release 2.6).";
 
     EagerMsgRtm = 64, "EAGER_MSGRTM", "Whole message in one packet.";
@@ -77,22 +77,22 @@ packet_types! {
     LongCtsRtw = 71, "LONGCTS_RTW", "Announces an emulated write that continues under CTS.";
     ShortRtr = 72, "SHORT_RTR", "Emulated read answered by one packet.";
     LongCtsRtr = 73, "LONGCTS_RTR", "Emulated read answered under CTS.";
-    WriteRta = 74, "WRITE_RTA", "Atomic without an answer.";
+    WriteRta = 74, "WRITE_RTA", "Atomic without a response.";
     FetchRta = 75, "FETCH_RTA", "Atomic that returns the previous values.";
     CompareRta = 76, "COMPARE_RTA", "Compare-and-swap family.";
 
     LongReadMsgRtm = 128, "LONGREAD_MSGRTM", "Message for the receiver to read.";
     LongReadTagRtm = 129, "LONGREAD_TAGRTM", "Tagged message for the receiver to read.";
     LongReadRtw = 130, "LONGREAD_RTW", "Emulated write for the target to read.";
-    DcEagerMsgRtm = 133, "DC_EAGER_MSGRTM", "EAGER_MSGRTM that asks for a RECEIPT.";
-    DcEagerTagRtm = 134, "DC_EAGER_TAGRTM", "EAGER_TAGRTM that asks for a RECEIPT.";
-    DcMediumMsgRtm = 135, "DC_MEDIUM_MSGRTM", "MEDIUM_MSGRTM that asks for a RECEIPT.";
-    DcMediumTagRtm = 136, "DC_MEDIUM_TAGRTM", "MEDIUM_TAGRTM that asks for a RECEIPT.";
-    DcLongCtsMsgRtm = 137, "DC_LONGCTS_MSGRTM", "LONGCTS_MSGRTM that asks for a RECEIPT.";
-    DcLongCtsTagRtm = 138, "DC_LONGCTS_TAGRTM", "LONGCTS_TAGRTM that asks for a RECEIPT.";
-    DcEagerRtw = 139, "DC_EAGER_RTW", "EAGER_RTW that asks for a RECEIPT.";
-    DcLongCtsRtw = 140, "DC_LONGCTS_RTW", "LONGCTS_RTW that asks for a RECEIPT.";
-    DcWriteRta = 141, "DC_WRITE_RTA", "WRITE_RTA that asks for a RECEIPT.";
+    DcEagerMsgRtm = 133, "DC_EAGER_MSGRTM", "EAGER_MSGRTM that requests a RECEIPT.";
+    DcEagerTagRtm = 134, "DC_EAGER_TAGRTM", "EAGER_TAGRTM that requests a RECEIPT.";
+    DcMediumMsgRtm = 135, "DC_MEDIUM_MSGRTM", "MEDIUM_MSGRTM that requests a RECEIPT.";
+    DcMediumTagRtm = 136, "DC_MEDIUM_TAGRTM", "MEDIUM_TAGRTM that requests a RECEIPT.";
+    DcLongCtsMsgRtm = 137, "DC_LONGCTS_MSGRTM", "LONGCTS_MSGRTM that requests a RECEIPT.";
+    DcLongCtsTagRtm = 138, "DC_LONGCTS_TAGRTM", "LONGCTS_TAGRTM that requests a RECEIPT.";
+    DcEagerRtw = 139, "DC_EAGER_RTW", "EAGER_RTW that requests a RECEIPT.";
+    DcLongCtsRtw = 140, "DC_LONGCTS_RTW", "LONGCTS_RTW that requests a RECEIPT.";
+    DcWriteRta = 141, "DC_WRITE_RTA", "WRITE_RTA that requests a RECEIPT.";
     RuntCtsMsgRtm = 142, "RUNTCTS_MSGRTM", "Never sent by any release.";
     RuntCtsTagRtm = 143, "RUNTCTS_TAGRTM", "Never sent by any release.";
     RuntCtsRtw = 144, "RUNTCTS_RTW", "Never sent by any release.";

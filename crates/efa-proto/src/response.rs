@@ -1,4 +1,4 @@
-//! Short answers that end or turn an operation: READRSP (section 3.3, table 3.11), EOR (4.1),
+//! Responses that end or redirect an operation: READRSP (section 3.3, table 3.11), EOR (4.1),
 //! RECEIPT (4.2), READ_NACK (4.7).
 //!
 //! ```text
@@ -66,7 +66,7 @@ pub struct Receipt {
     pub connid: Option<Connid>,
 }
 
-/// The receiver of a long or runting read can't read.
+/// The receiver of a long or runting read cannot read the sender's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReadNack {
     /// The sender's operation, out of the request.

@@ -37,7 +37,7 @@ pub struct Rta<'a> {
     pub datatype: u32,
     /// Operation, libfabric's `enum fi_op`; not checked here.
     pub op: u32,
-    /// What comes back.
+    /// The response that is expected.
     pub kind: RtaKind,
     /// Optional headers.
     pub options: ReqOptions,
@@ -47,7 +47,7 @@ pub struct Rta<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RtaKind {
-    /// Nothing comes back.
+    /// None.
     Write,
     /// ATOMRSP with the previous values.
     Fetch {

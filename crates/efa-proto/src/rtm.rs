@@ -14,9 +14,9 @@
 //!   RUNTREAD    as LONGREAD, then  seg_offset@24  runt_length@32                     40  48
 //! ```
 //!
-//! `msg_length` is always the length of the whole message, also in MEDIUM, where the specification
-//! calls it a segment's length; a segment is as long as the payload. DC layouts are not in the
-//! specification at all. `read_iov[]` comes behind the optional headers.
+//! `msg_length` is always the length of the complete message, also in MEDIUM, where the specification
+//! calls it a segment's length; a segment is as long as the payload. The specification has no DC layouts.
+//! `read_iov[]` follows the optional headers.
 
 use core::fmt;
 
@@ -53,25 +53,25 @@ pub enum RtmKind<'a> {
     Eager,
     /// The payload is a segment of the message, sent without waiting for the receiver.
     Medium {
-        /// Length of the whole message.
+        /// Length of the message.
         msg_length: u64,
         /// Where the payload belongs in it.
         seg_offset: u64,
     },
     /// The payload is the beginning of the message, the rest comes in CTSDATA.
     LongCts {
-        /// Length of the whole message.
+        /// Length of the message.
         msg_length: u64,
         /// The sender's operation.
         send_id: OpId,
-        /// CTSDATA packets the sender would like to be granted.
+        /// CTSDATA packets that the sender requests to be granted.
         credit_request: u32,
         /// The request repeats a message that the receiver answered with READ_NACK (section 4.7).
         read_nack: bool,
     },
     /// The receiver reads the message from the sender's memory.
     LongRead {
-        /// Length of the whole message.
+        /// Length of the message.
         msg_length: u64,
         /// The sender's operation.
         send_id: OpId,
@@ -87,25 +87,25 @@ pub enum RtmKind<'a> {
     DcMedium {
         /// The sender's operation.
         send_id: OpId,
-        /// Length of the whole message.
+        /// Length of the message.
         msg_length: u64,
         /// Where the payload belongs in it.
         seg_offset: u64,
     },
     /// As `LongCts`, completed by a RECEIPT.
     DcLongCts {
-        /// Length of the whole message.
+        /// Length of the message.
         msg_length: u64,
         /// The sender's operation.
         send_id: OpId,
-        /// CTSDATA packets the sender would like to be granted.
+        /// CTSDATA packets that the sender requests to be granted.
         credit_request: u32,
         /// The request repeats a message that the receiver answered with READ_NACK (section 4.7).
         read_nack: bool,
     },
     /// The payload is a segment of the message's leading part, the receiver reads the rest.
     RuntRead {
-        /// Length of the whole message.
+        /// Length of the message.
         msg_length: u64,
         /// The sender's operation.
         send_id: OpId,
@@ -203,8 +203,7 @@ impl Rtm<'_> {
     /// Writes the header, to be followed by the payload; returns its length in bytes.
     #[inline(always)]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
-        // Eager is written in line: where the caller knows the kind, tag or options, what is left
-        // of this is a handful of stores.
+        // Eager is inlined: where kind, tag or options are constant in the caller, a few stores remain.
         match self.kind {
             RtmKind::Eager => {
                 let head = EagerRtm { base: self.base(), msg_id: U32::new(self.msg_id.0) };
@@ -318,22 +317,22 @@ impl Rtm<'_> {
     }
 }
 
-/// The packet that most are: an EAGER_RTM without optional headers but that for the connid.
+/// The most common packet: an eager message request with the connid header and no other optional header.
 ///
-/// [`Packet`](crate::Packet) parses it as well, with some three times as many instructions.
+/// A fast path: [`Packet`](crate::Packet) parses it, too, with some three times as many instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EagerConnid<'a> {
     /// Position of the message among those to this peer.
     pub msg_id: MsgId,
     /// The tag; makes the request a TAGRTM.
     pub tag: Option<Tag>,
-    /// The connid of the sender.
+    /// Incarnation of the sender.
     pub connid: Connid,
     /// The message.
     pub payload: &'a [u8],
 }
 
-/// Its wire form with and without tag.
+/// A header followed by the connid header.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct WithConnid<H> {
@@ -342,7 +341,7 @@ struct WithConnid<H> {
 }
 
 impl<'a> EagerConnid<'a> {
-    /// Reads a packet if it is of this kind and well-formed, `bytes` being exactly one datagram.
+    /// Reads a packet if it is of this form and well-formed; `bytes` is exactly one datagram.
     #[must_use]
     #[inline(always)]
     pub fn peek(bytes: &'a [u8]) -> Option<Self> {
@@ -374,9 +373,10 @@ impl<'a> EagerConnid<'a> {
         Self { msg_id: MsgId(msg_id.get()), tag, connid: Connid(connid.get()), payload }
     }
 
-    /// Writes the header, behind which the payload belongs; gives its length.
+    /// Writes the header, to be followed by the payload; returns its length in bytes.
     ///
     /// # Errors
+    ///
     /// The buffer is too small.
     #[inline(always)]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
@@ -408,7 +408,7 @@ impl<'a> EagerConnid<'a> {
         }
     }
 
-    /// The request that it is.
+    /// The same as an [`Rtm`].
     #[must_use]
     pub const fn rtm(&self) -> Rtm<'a> {
         let options = ReqOptions { raw_address: None, cq_data: None, connid: Some(self.connid) };

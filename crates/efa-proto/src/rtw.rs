@@ -50,7 +50,7 @@ pub enum RtwKind<'a> {
         msg_length: u64,
         /// The requester's operation.
         send_id: OpId,
-        /// CTSDATA packets the requester would like to be granted.
+        /// CTSDATA packets that the requester requests to be granted.
         credit_request: u32,
     },
     /// As `LongCts`, completed by a RECEIPT.
@@ -59,7 +59,7 @@ pub enum RtwKind<'a> {
         msg_length: u64,
         /// The requester's operation.
         send_id: OpId,
-        /// CTSDATA packets the requester would like to be granted.
+        /// CTSDATA packets that the requester requests to be granted.
         credit_request: u32,
     },
     /// The responder reads the data from the requester's memory.

@@ -1,5 +1,5 @@
-//! The headers of the tag-matching offload, seen from outside: golden bytes, both directions, any
-//! bytes at all.
+//! The headers of the tag-matching offload through the public API: golden bytes in both directions, and
+//! any bytes.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 const TMH: Tmh = Tmh { app_ctx: 0x0102_0304, tag: 0x1112_1314_1516_1718 };
 const RVH: Rvh = Rvh { va: 0x2122_2324_2526_2728, rkey: 0x3132_3334, len: 0x4142_4344 };
 
-/// The bytes behind the opcode, written down from the document's picture.
+/// The bytes behind the opcode, from the RFC's figure.
 const TMH_REST: [u8; 15] = [
     0, 0, 0, // reserved
     0x01, 0x02, 0x03, 0x04, // app_ctx
@@ -50,7 +50,7 @@ fn emitted(message: &Message<'_>) -> Vec<u8> {
 
 // conformance: B20
 #[test]
-fn opcodes_have_the_numbers_of_rdma_core() {
+fn opcodes_equal_those_of_rdma_core() {
     let all = [Opcode::NoTag, Opcode::Rndv, Opcode::Fin, Opcode::Eager];
     assert_eq!(all.map(|opcode| opcode as u8), [0, 1, 2, 3]);
     for number in 0..=u8::MAX {
@@ -64,7 +64,7 @@ fn opcodes_have_the_numbers_of_rdma_core() {
 
 // conformance: B18 B21
 #[test]
-fn an_eager_message_is_a_tmh_and_the_payload() {
+fn eager_message_is_tmh_and_payload() {
     let message = Message::Eager { header: TMH, payload: b"hello" };
     assert_eq!(emitted(&message), golden(3, &[b"hello"]));
     assert_eq!(Message::parse(&golden(3, &[b"hello"])), Ok(message));
@@ -74,7 +74,7 @@ fn an_eager_message_is_a_tmh_and_the_payload() {
 
 // conformance: B18 B19 B22
 #[test]
-fn a_rendezvous_request_is_a_tmh_an_rvh_and_metadata() {
+fn rendezvous_request_is_tmh_rvh_and_metadata() {
     for metadata in [&b""[..], b"meta"] {
         let message = Message::Rndv { header: TMH, rendezvous: RVH, metadata };
         assert_eq!(emitted(&message), golden(1, &[&RVH_BYTES, metadata]));
@@ -84,7 +84,7 @@ fn a_rendezvous_request_is_a_tmh_an_rvh_and_metadata() {
 
 // conformance: B24
 #[test]
-fn a_fin_is_the_request_but_for_the_opcode_and_is_read_without_rvh_too() {
+fn fin_repeats_the_request_and_parses_without_rvh() {
     let message = Message::Fin { header: TMH, rendezvous: Some(RVH) };
     let request = golden(1, &[&RVH_BYTES]);
     let fin = emitted(&message);
@@ -97,7 +97,7 @@ fn a_fin_is_the_request_but_for_the_opcode_and_is_read_without_rvh_too() {
 
 // conformance: B26
 #[test]
-fn of_a_message_without_tag_one_byte_is_enough_and_the_rest_is_opaque() {
+fn message_without_tag_is_one_opcode_byte_and_opaque_bytes() {
     assert_eq!(Message::parse(&[0]), Ok(Message::NoTag(&[0])));
     let bytes = golden(0, &[&RVH_BYTES]);
     assert_eq!(Message::parse(&bytes), Ok(Message::NoTag(&bytes)));
@@ -105,7 +105,7 @@ fn of_a_message_without_tag_one_byte_is_enough_and_the_rest_is_opaque() {
 
 // conformance: B32
 #[test]
-fn a_message_that_ends_in_a_header_is_refused_with_the_header_and_its_end() {
+fn truncated_message_is_an_error_with_header_and_length() {
     assert_eq!(Message::parse(&[]), Err(TmParseError::Empty));
     let whole = golden(1, &[&RVH_BYTES]);
     for (opcode, number) in [(Opcode::Rndv, 1), (Opcode::Fin, 2), (Opcode::Eager, 3)] {
@@ -126,7 +126,7 @@ fn a_message_that_ends_in_a_header_is_refused_with_the_header_and_its_end() {
 }
 
 #[test]
-fn a_buffer_that_is_too_small_is_refused_with_both_lengths() {
+fn emit_into_short_buffer_is_an_error_with_both_lengths() {
     for available in 0..32 {
         let mut buf = vec![0; available];
         let error = TmEmitError { opcode: Opcode::Rndv, needed: 32, available };
@@ -137,7 +137,7 @@ fn a_buffer_that_is_too_small_is_refused_with_both_lengths() {
 }
 
 #[test]
-fn messages_are_shown_with_their_fields() {
+fn messages_display_their_fields() {
     let shown = |bytes: &[u8]| Message::parse(bytes).unwrap().to_string();
     assert_eq!(shown(&[0, 1]), "NO_TAG bytes=2");
     assert_eq!(
@@ -155,11 +155,11 @@ fn messages_are_shown_with_their_fields() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 4096, ..ProptestConfig::default() })]
 
-    /// Whatever the bytes, an answer; what is accepted is written again as it was, but for the
-    /// reserved bytes, and the tail of a FIN, which means nothing.
+    /// What is accepted is emitted unchanged, except reserved bytes and the tail of a FIN, which has no
+    /// meaning.
     // conformance: B18 B19 B32
     #[test]
-    fn any_bytes(opcode in 0..6_u8, rest in vec(any::<u8>(), 0..64)) {
+    fn any_bytes_parse_or_fail(opcode in 0..6_u8, rest in vec(any::<u8>(), 0..64)) {
         let mut bytes = vec![opcode];
         bytes.extend(rest);
         match Message::parse(&bytes) {

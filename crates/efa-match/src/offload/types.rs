@@ -38,7 +38,7 @@ pub enum Change {
         post: PostId,
         /// The tag.
         tag: u64,
-        /// The tag bits compared: the complement of [`Pattern::ignore`].
+        /// The tag bits compared: the complement of [`Pattern::ignore`](crate::Pattern::ignore).
         mask: u64,
     },
     /// Delete the entry.

@@ -1,7 +1,7 @@
-//! Packets that libfabric sent, one of each shape (`tests/corpus`), and what they are for us.
+//! Packets that libfabric sent, one of each type, flags and header length (`tests/corpus`).
 //!
-//! `cargo xtask interop --corpus` writes them anew. Then the snapshot is to be reviewed and the seeds
-//! of the fuzzer to be written: `UPDATE_SEEDS=1 INSTA_UPDATE=always cargo test -p efa-proto corpus`.
+//! `cargo xtask interop --corpus` records them. After that, write the fuzzer's seeds and review the snapshot:
+//! `UPDATE_SEEDS=1 INSTA_UPDATE=always cargo test -p efa-proto corpus`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use efa_proto::{Packet, PacketType};
 
 const CORPUS: &str = include_str!("../corpus/libfabric-1.17.txt");
 
-/// Name and bytes of each packet, in the order of the names.
+/// Name and bytes of each packet, sorted by name.
 fn corpus() -> Vec<(&'static str, Vec<u8>)> {
     let lines = CORPUS.lines().filter(|line| !line.starts_with('#'));
     let packets = lines.map(|line| {
@@ -25,7 +25,7 @@ fn corpus() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn they_read_as_libfabric_means_them() {
+fn libfabric_packets_parse_as_recorded() {
     let mut text = String::new();
     for (name, bytes) in corpus() {
         let packet = Packet::parse(&bytes).unwrap();
@@ -35,7 +35,7 @@ fn they_read_as_libfabric_means_them() {
 }
 
 #[test]
-fn we_write_the_same_bytes() {
+fn libfabric_packets_are_emitted_with_the_same_bytes() {
     for (name, bytes) in corpus() {
         let packet = Packet::parse(&bytes).unwrap();
         let mut header = vec![0xdd; packet.header.len()];
@@ -45,7 +45,7 @@ fn we_write_the_same_bytes() {
 }
 
 #[test]
-fn they_are_named_by_what_they_are() {
+fn libfabric_packets_are_named_by_type_flags_and_length() {
     for (name, bytes) in corpus() {
         let packet = Packet::parse(&bytes).unwrap();
         let (kind, flags) = (packet.packet_type().name().to_lowercase(), &bytes[2..4]);
@@ -54,11 +54,11 @@ fn they_are_named_by_what_they_are() {
     }
 }
 
-/// Later releases send these.
+/// Sent only by later releases than that of the corpus.
 const LATER: [PacketType; 2] = [PacketType::ReadNack, PacketType::PeerError];
 
 #[test]
-fn every_type_that_libfabric_sends_is_there() {
+fn libfabric_corpus_has_every_type_that_is_sent() {
     let corpus = corpus();
     let sent: Vec<_> =
         corpus.iter().map(|(_, bytes)| Packet::parse(bytes).unwrap().packet_type()).collect();
@@ -68,9 +68,9 @@ fn every_type_that_libfabric_sends_is_there() {
     }
 }
 
-/// The fuzzer starts from them, too. Set `UPDATE_SEEDS` to write them after a change.
+/// Set `UPDATE_SEEDS` to write the seeds after a change.
 #[test]
-fn they_are_fuzz_seeds() {
+fn libfabric_packets_are_fuzz_seeds() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/packet");
     let seeds: BTreeMap<_, _> =
         corpus().into_iter().map(|(name, bytes)| (format!("libfabric-{name}"), bytes)).collect();

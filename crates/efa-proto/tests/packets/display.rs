@@ -5,7 +5,7 @@ use efa_proto::{EmitError, Packet, PacketType, PacketTypeError, ParseError};
 use crate::samples;
 
 #[test]
-fn packets() {
+fn each_packet_displays_as_one_line() {
     let lines: Vec<_> = samples::all().iter().map(|sample| sample.packet().to_string()).collect();
     for line in &lines {
         assert!(!line.contains('\n') && line.trim() == line, "{line}");
@@ -14,7 +14,7 @@ fn packets() {
 }
 
 #[test]
-fn errors() {
+fn each_error_displays_as_one_line() {
     let eager = samples::named("EAGER_TAGRTM").bytes();
     let write = samples::named("EAGER_RTW").bytes();
     let with = |bytes: &[u8], at: usize, value: u8| {
@@ -42,7 +42,7 @@ fn errors() {
 }
 
 #[test]
-fn errors_say_what_they_are_about() {
+fn errors_return_packet_type_field_and_missing_bytes() {
     let error = ParseError::from(PacketTypeError::Reserved(6));
     assert_eq!((error.packet_type(), error.field(), error.missing()), (None, "type", None));
     let error = Packet::parse(&samples::named("EAGER_TAGRTM").bytes()[..12]).unwrap_err();

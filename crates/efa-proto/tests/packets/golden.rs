@@ -1,5 +1,5 @@
-//! The bytes of every packet, field by field, as snapshots that were compared with the protocol
-//! facts by hand; and that parsing and emitting are inverse to each other on them.
+//! The bytes of every packet, field by field, as snapshots that were compared with the specification by
+//! hand; parsing and emitting are inverse to each other on them.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use efa_proto::{PacketType, ParseError};
 
 use crate::samples::{self, Sample};
 
-/// Offset, bytes and name of each field, numbers being little-endian.
+/// Offset, bytes and name of each field; numbers are little-endian.
 fn dump(samples: Vec<Sample>) -> String {
     let mut text = String::new();
     for sample in samples {
@@ -33,48 +33,48 @@ fn dump(samples: Vec<Sample>) -> String {
 
 // conformance: A1 A4 A73 A74 A75 A87 A91 A93 A94 A95 A213
 #[test]
-fn messages() {
+fn bytes_of_message_requests() {
     insta::assert_snapshot!(dump(samples::messages()));
 }
 
 // conformance: A1 A4 A78 A79 A80 A89 A95 A96
 #[test]
-fn writes() {
+fn bytes_of_write_requests() {
     insta::assert_snapshot!(dump(samples::writes()));
 }
 
 // conformance: A1 A4 A81 A83
 #[test]
-fn reads() {
+fn bytes_of_read_requests() {
     insta::assert_snapshot!(dump(samples::reads()));
 }
 
 // conformance: A1 A4 A84 A85 A96
 #[test]
-fn atomics() {
+fn bytes_of_atomics() {
     insta::assert_snapshot!(dump(samples::atomics()));
 }
 
 // conformance: A1 A4 A76 A77 A82 A86 A88 A90 A92 A125
 #[test]
-fn control() {
+fn bytes_of_control_packets() {
     insta::assert_snapshot!(dump(samples::control()));
 }
 
 // conformance: A1 A4 A47 A51 A52
 #[test]
-fn handshakes() {
+fn bytes_of_handshakes() {
     insta::assert_snapshot!(dump(samples::handshakes()));
 }
 
 // conformance: A24 A65 A66 A68 A69
 #[test]
-fn options() {
+fn bytes_of_optional_headers() {
     insta::assert_snapshot!(dump(samples::with_options()));
 }
 
 #[test]
-fn never_sent() {
+fn bytes_of_types_that_are_never_sent() {
     insta::assert_snapshot!(dump(samples::never_sent()));
 }
 
@@ -100,10 +100,10 @@ fn parse_is_the_inverse_of_emit() {
     }
 }
 
-/// For each cut inside the header: the field that is cut, where it ends, how much is missing.
+/// For each cut inside the header: the field that is cut, its end, and the number of missing bytes.
 // conformance: A1 A22 A73 A74 A75 A76 A77 A79 A80 A81 A82 A83 A84 A85 A86 A87 A88 A89 A90 A91 A92 A93 A94 A95 A96
 #[test]
-fn a_cut_header_names_the_field() {
+fn truncated_header_is_an_error_that_names_the_field() {
     for sample in samples::all() {
         let header = sample.header_bytes();
         let group = |name: &'static str| name.split(['.', '[', ',']).next().unwrap();
@@ -136,9 +136,9 @@ fn a_cut_header_names_the_field() {
     }
 }
 
-/// Every length of buffer that is too short is refused, and the error tells the right length.
+/// For every length below the header's, with the right length in the error.
 #[test]
-fn a_short_buffer_is_refused() {
+fn emit_into_short_buffer_is_an_error_with_the_length() {
     for sample in samples::all() {
         let needed = sample.header.len();
         for available in 0..needed {
@@ -150,7 +150,7 @@ fn a_short_buffer_is_refused() {
     }
 }
 
-/// The fuzzer starts from golden packets. Set `UPDATE_SEEDS` to write them after a change.
+/// Set `UPDATE_SEEDS` to write the seeds after a change.
 #[test]
 fn fuzz_seeds_are_golden_packets() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/packet");

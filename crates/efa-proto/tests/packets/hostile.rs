@@ -1,4 +1,4 @@
-//! Whatever the bytes: an answer, never a panic. And what was accepted can be sent on.
+//! Any bytes parse or give an error, without a panic; what parses can be emitted again.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use crate::samples;
 static SAMPLES: LazyLock<Vec<Vec<u8>>> =
     LazyLock::new(|| samples::all().iter().map(samples::Sample::bytes).collect());
 
-/// The short way to read a packet finds the same as the parser, in the packets that it is for.
+/// `EagerConnid::peek` returns the same as `Packet::parse`.
 fn peek(bytes: &[u8]) {
     let parsed = Packet::parse(bytes).ok();
     let expected = parsed.and_then(|packet| match packet.header {
@@ -37,7 +37,7 @@ fn peek(bytes: &[u8]) {
 }
 
 #[test]
-fn eager_packets_with_a_connid_are_read_in_two_ways_alike() {
+fn eager_connid_peek_equals_packet_parse() {
     let mut found = 0;
     for sample in SAMPLES.iter() {
         for length in 0..=sample.len() {
@@ -66,7 +66,7 @@ fn eager_packets_with_a_connid_are_read_in_two_ways_alike() {
     assert!(found > 0, "the samples have such packets");
 }
 
-/// Parses; shows, emits and parses again what was accepted.
+/// Parses; displays, emits and parses again what was accepted.
 fn digest(bytes: &[u8]) {
     peek(bytes);
     match Packet::parse(bytes) {
@@ -84,7 +84,7 @@ fn digest(bytes: &[u8]) {
                     again.extend(packet.payload);
                     assert_eq!(Packet::parse(&again), Ok(packet));
                 }
-                // Readable, but more words than we may send.
+                // It parses, but has more words than may be sent.
                 Err(EmitError::Count { packet_type: PacketType::Handshake, .. }) => {}
                 Err(error) => panic!("{error}"),
             }
@@ -108,19 +108,19 @@ proptest! {
 
     // conformance: A16 A22 A222
     #[test]
-    fn random_bytes(bytes in vec(any::<u8>(), 0..200)) {
+    fn random_bytes_parse_or_fail(bytes in vec(any::<u8>(), 0..200)) {
         digest(&bytes);
     }
 
     // conformance: A16 A22 A222
     #[test]
-    fn random_bytes_behind_a_good_start(bytes in plausible()) {
+    fn random_bytes_behind_a_base_header_parse_or_fail(bytes in plausible()) {
         digest(&bytes);
     }
 
     // conformance: A16 A22 A222
     #[test]
-    fn broken_samples(
+    fn mutated_samples_parse_or_fail(
         sample in any::<Index>(),
         changes in vec((any::<Index>(), any::<u8>()), 0..4),
         len in any::<Index>(),
@@ -138,10 +138,10 @@ proptest! {
     }
 }
 
-/// Each 32-bit and 64-bit place of each sample, set to the numbers that overflow.
+/// Each 32-bit and 64-bit field of each sample, set to numbers that overflow.
 // conformance: A49 A222
 #[test]
-fn extreme_numbers_everywhere() {
+fn extreme_numbers_in_any_field_parse_or_fail() {
     for bytes in SAMPLES.iter() {
         for value in
             [0, 1, 0x7fff_ffff, 0x8000_0000, u64::MAX, u64::MAX - 7, 1 << 63, u64::MAX / 24]

@@ -1,7 +1,7 @@
-//! Stories about whole packets, seen from outside.
+//! Packets through the public API.
 //!
-//! `samples` holds one hand-made packet of every type and form together with its layout as the
-//! facts have it, written down independently of the crate. The other modules go over them.
+//! `samples` has one hand-made packet of every type and form, with its layout, written down independently
+//! of the crate. The other modules use them.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,4 +1,4 @@
-//! Optional headers of requests: sizes of the raw address, alignment, what follows them.
+//! Optional headers of requests: sizes of the raw address, alignment, and the fields behind them.
 
 use efa_proto::{
     Connid, Header, Packet, PacketType, ParseError, RawAddress, RawAddressForm, ReqOptions, Rtm,
@@ -24,7 +24,7 @@ fn with_address_size(size: u32) -> Vec<u8> {
 
 // conformance: A25 A65 A66 A70
 #[test]
-fn any_address_size_from_32_is_stepped_over() {
+fn raw_address_of_32_bytes_or_more_is_skipped_by_its_size() {
     for size in [32, 33, 34, 35, 36, 37, 40, 64, 1000] {
         let form = if size < 36 { RawAddressForm::Short } else { RawAddressForm::Padded };
         let bytes = with_address_size(size);
@@ -41,7 +41,7 @@ fn any_address_size_from_32_is_stepped_over() {
 
 // conformance: A25
 #[test]
-fn a_smaller_address_is_refused() {
+fn raw_address_below_32_bytes_is_an_error() {
     for size in [0, 1, 16, 31] {
         let packet_type = PacketType::EagerTagRtm;
         let expected = ParseError::AddressSize { packet_type, found: size };
@@ -50,7 +50,7 @@ fn a_smaller_address_is_refused() {
 }
 
 #[test]
-fn an_address_size_beyond_the_packet_is_refused() {
+fn raw_address_size_beyond_the_packet_is_an_error() {
     for size in [u32::MAX, i32::MAX as u32, 1 << 31, 100] {
         let mut bytes = with_address_size(32);
         bytes[16..20].copy_from_slice(&size.to_le_bytes());
@@ -62,7 +62,7 @@ fn an_address_size_beyond_the_packet_is_refused() {
 
 // conformance: A70
 #[test]
-fn no_field_needs_alignment() {
+fn packets_parse_at_any_alignment() {
     for sample in samples::all() {
         let bytes = sample.bytes();
         for shift in 0..8 {
@@ -75,7 +75,7 @@ fn no_field_needs_alignment() {
 
 // conformance: A24
 #[test]
-fn raw_address_bytes() {
+fn raw_address_round_trips_through_bytes() {
     let bytes = ADDRESS.to_bytes();
     let mut expected = ADDRESS.gid.to_vec();
     expected.extend([0x1b, 0x1a, 0, 0, 0x2d, 0x2c, 0x2b, 0x2a]);
@@ -94,10 +94,10 @@ fn raw_address_bytes() {
     }
 }
 
-/// The connid header wins over the one in the address; either is found.
+/// The connid header has precedence over the raw address.
 // conformance: A17
 #[test]
-fn connid_of_a_request() {
+fn connid_of_request_is_header_or_raw_address() {
     let connid_of = |name: &str| samples::named(name).header.connid();
     assert_eq!(connid_of("EAGER_TAGRTM"), None);
     assert_eq!(connid_of("EAGER_TAGRTM, with connid"), Some(CONNID));

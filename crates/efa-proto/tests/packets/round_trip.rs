@@ -1,4 +1,4 @@
-//! Any header that can be built comes back from its bytes.
+//! Any header that can be built is parsed from its bytes.
 
 use efa_proto::*;
 use proptest::array::uniform16;
@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
-/// What a header is made of; which parts of it are used depends on `variant`.
+/// The fields of a header; `variant` selects those that are used.
 #[derive(Clone, Debug)]
 struct Parts {
     variant: usize,
@@ -156,11 +156,10 @@ impl Parts {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 4096, ..ProptestConfig::default() })]
 
-    /// What `len` promises is written, nothing behind it is touched, and it reads back equal; the
-    /// header and the payload tile the packet.
+    /// `emit` writes `len` bytes and nothing behind them; parsing returns an equal header and the payload.
     // conformance: A61 A73 A74 A75 A76 A77 A79 A80 A81 A82 A83 A84 A85 A86 A87 A88 A89 A90 A91 A92 A93 A94 A95 A96 A105
     #[test]
-    fn emit_then_parse(parts in parts()) {
+    fn any_header_round_trips(parts in parts()) {
         let header = parts.header();
         let mut buf = vec![0xee; header.len() + parts.payload.len() + 8];
         let len = header.emit(&mut buf).unwrap();
@@ -178,10 +177,10 @@ proptest! {
         prop_assert_eq!(buf[1], VERSION);
     }
 
-    /// The connid flag is set exactly if there is a connid to be found there.
+    /// The connid flag is set if and only if the packet has a connid.
     // conformance: A192
     #[test]
-    fn connid_flag_says_that_there_is_one(parts in parts()) {
+    fn connid_flag_is_set_only_with_a_connid(parts in parts()) {
         let header = parts.header();
         let mut buf = vec![0; header.len()];
         header.emit(&mut buf).unwrap();

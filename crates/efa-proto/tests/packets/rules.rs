@@ -8,7 +8,7 @@ use efa_proto::{
 
 use crate::samples::{self, CONNID, Sample};
 
-/// Flag bits that mean something to the parser; written down here once more on purpose.
+/// Flag bits that the parser uses; repeated here independently of the crate.
 fn meaningful_flags(packet_type: PacketType) -> u16 {
     use PacketType as T;
     match packet_type {
@@ -26,7 +26,7 @@ fn is_control(sample: &Sample) -> bool {
 
 // conformance: A10 A12 A13 A14 A15 A139
 #[test]
-fn type_numbers() {
+fn type_numbers_and_names() {
     let table: Vec<_> = PacketType::ALL
         .iter()
         .map(|t| {
@@ -39,7 +39,7 @@ fn type_numbers() {
 
 // conformance: A10 A11 A12 A14 A16
 #[test]
-fn every_number_is_a_type_or_an_error() {
+fn each_type_number_is_a_type_or_an_error() {
     for value in 0..=255 {
         match PacketType::try_from(value) {
             Ok(packet_type) => {
@@ -60,10 +60,10 @@ fn every_number_is_a_type_or_an_error() {
     }
 }
 
-/// Zeroes behind a good base header, with all types: parsed, or refused for a stated reason.
+/// Each type either parses or has a stated reason for its error.
 // conformance: A11 A16
 #[test]
-fn every_type_with_zeroes() {
+fn zeroes_behind_each_type_parse_or_name_the_reason() {
     for value in 0..=255 {
         let mut bytes = [0; 64];
         bytes[..2].copy_from_slice(&[value, 4]);
@@ -84,7 +84,7 @@ fn every_type_with_zeroes() {
 }
 
 #[test]
-fn other_versions_are_refused() {
+fn other_protocol_versions_are_an_error() {
     for sample in samples::all() {
         for found in [0, 3, 5, 255] {
             let mut bytes = sample.bytes();
@@ -96,7 +96,7 @@ fn other_versions_are_refused() {
 
 // conformance: A53 A62
 #[test]
-fn flag_bits() {
+fn flag_bits_have_the_numbers_of_the_specification() {
     let req = [
         (ReqFlags::RAW_ADDRESS, 0x1),
         (ReqFlags::CQ_DATA, 0x2),
@@ -120,7 +120,7 @@ fn flag_bits() {
 /// Bit 0 announces an address in a request and a host id in a HANDSHAKE.
 // conformance: A18
 #[test]
-fn a_flag_means_what_its_category_says() {
+fn flag_bit_0_depends_on_the_packet_category() {
     let request = samples::named("EAGER_TAGRTM, with padded address");
     let handshake = samples::named("HANDSHAKE, host_id");
     assert_eq!(request.header_bytes()[2] & 1, 1);
@@ -130,7 +130,7 @@ fn a_flag_means_what_its_category_says() {
 
 // conformance: A19
 #[test]
-fn unknown_flag_bits_change_nothing() {
+fn unknown_flag_bits_are_ignored() {
     for sample in samples::all() {
         let packet_type = sample.header.packet_type();
         for bit in (0..16).map(|bit| 1_u16 << bit) {
@@ -147,11 +147,11 @@ fn unknown_flag_bits_change_nothing() {
     }
 }
 
-/// libfabric sends MSG on all RTM, TAGGED as well on TAGRTM, ATOMIC on RTA. RMA, which the
-/// specification wants on RTW and RTR, was never sent by any release, nor is it by us.
+/// libfabric sends MSG on all RTM, also TAGGED on TAGRTM, ATOMIC on RTA. No release sends RMA, which the
+/// specification requires on RTW and RTR; neither does this crate.
 // conformance: A63
 #[test]
-fn kind_flags() {
+fn kind_flags_are_emitted_as_libfabric_does() {
     for sample in samples::all() {
         let packet_type = sample.header.packet_type();
         let name = packet_type.name();
@@ -180,14 +180,13 @@ fn kind_flags() {
     }
 }
 
-/// The base header alone has no more to say about a packet that is no request.
 #[test]
-fn base_header() {
+fn base_header_reports_flags_and_kind_mismatch() {
     let bytes = samples::named("CTS, connid").bytes();
     let base = BaseHeader::parse(&bytes).unwrap();
     assert_eq!(base, BaseHeader { packet_type: PacketType::Cts, flags: 0x8000 });
     assert_eq!(base.kind_mismatch(), ReqFlags::empty());
-    // Their flags have these bits for something else.
+    // These bits have other meanings in their flags.
     for &packet_type in PacketType::ALL.iter().filter(|packet_type| !packet_type.is_req()) {
         let base = BaseHeader { packet_type, flags: 0xffff };
         assert_eq!(base.kind_mismatch(), ReqFlags::empty(), "{packet_type}");
@@ -203,7 +202,7 @@ fn base_header() {
 /// Where the connid of each type is, when flag 0x8000 is set.
 // conformance: A17 A192 A193
 #[test]
-fn connid_position() {
+fn connid_is_at_its_offset_in_each_type() {
     for sample in samples::all() {
         let has_connid = sample.header.connid() == Some(CONNID);
         let bytes = sample.bytes();
@@ -219,7 +218,7 @@ fn connid_position() {
             Header::PeerError(_) => 16,
             Header::CtsData(_) => 24,
             Header::Handshake(handshake) => 8 + 8 * handshake.extra_info.len(),
-            // Last of the optional headers, behind which only a read_iov can be.
+            // The last optional header; only a read_iov can follow.
             _ => {
                 let read_iov = match sample.header.packet_type() {
                     T::LongReadTagRtm | T::RuntReadMsgRtm | T::LongReadRtw => RmaIov::SIZE,
@@ -236,7 +235,7 @@ fn connid_position() {
 /// ignored when received.
 // conformance: A97 A126
 #[test]
-fn padding_means_nothing() {
+fn padding_is_emitted_as_zero_and_ignored() {
     let mut seen = 0;
     for sample in samples::all() {
         let mut at = 0;
@@ -261,10 +260,10 @@ fn padding_means_nothing() {
     assert!(seen > 100, "{seen}");
 }
 
-/// EOR is 12 bytes up to release 1.13 and 16 since; nothing in between.
+/// EOR has 12 bytes up to release 1.13 and 16 since.
 // conformance: A88
 #[test]
-fn eor_forms() {
+fn eor_has_12_or_16_bytes() {
     let bytes = samples::named("EOR, no connid").bytes();
     let form = |bytes: &[u8]| match Packet::parse(bytes).unwrap().header {
         Header::Eor(eor) => eor.form,
@@ -275,15 +274,15 @@ fn eor_forms() {
     for len in 13..16 {
         assert_eq!(Packet::parse(&bytes[..len]).unwrap_err().field(), "connid");
     }
-    // With the flag set a connid must be there.
+    // With the flag set, the connid is required.
     let with_flag = [7, 4, 0, 0x80, 1, 0, 0, 0, 2, 0, 0, 0];
     assert_eq!(Packet::parse(&with_flag).unwrap_err().missing(), Some(4));
 }
 
-/// A request for a read has no application data; what follows it is kept aside and means nothing.
+/// They have no meaning.
 // conformance: A71
 #[test]
-fn bytes_behind_a_read_request_are_no_error() {
+fn bytes_behind_read_request_are_no_error() {
     for sample in samples::reads() {
         let mut bytes = sample.bytes();
         bytes.extend(b"trailing");
@@ -295,7 +294,7 @@ fn bytes_behind_a_read_request_are_no_error() {
 
 /// Later revisions may append fields to packets without application data.
 #[test]
-fn bytes_behind_a_control_packet_are_no_error() {
+fn bytes_behind_control_packet_are_no_error() {
     for sample in samples::control().into_iter().chain(samples::handshakes()) {
         if sample.payload.is_empty() && sample.name != "EOR, short" {
             let mut bytes = sample.bytes();
@@ -308,7 +307,7 @@ fn bytes_behind_a_control_packet_are_no_error() {
 
 // conformance: A79
 #[test]
-fn up_to_four_vectors() {
+fn count_of_more_than_four_vectors_is_an_error() {
     let iov = [RmaIov::new(1, 2, 3); 6];
     for n in 0..=iov.len() {
         let rtw = Rtw { rma_iov: &iov[..n], kind: RtwKind::Eager, options: ReqOptions::NONE };
@@ -335,7 +334,7 @@ fn up_to_four_vectors() {
 /// Every count field, with values from just too large to the largest.
 // conformance: A79
 #[test]
-fn a_count_beyond_the_packet_is_refused() {
+fn vector_count_beyond_the_packet_is_an_error() {
     for sample in samples::all() {
         let mut at = 0;
         for &(name, size) in &sample.layout {
@@ -347,7 +346,7 @@ fn a_count_beyond_the_packet_is_refused() {
                     let expected = ParseError::Count { packet_type, field: name, found };
                     assert_eq!(Packet::parse(&bytes), Err(expected), "{}", sample.name);
                 }
-                // An allowed count, too large for what there is.
+                // An allowed count, beyond the packet.
                 let mut bytes = sample.header_bytes();
                 bytes[at..at + 4].copy_from_slice(&4_u32.to_le_bytes());
                 assert!(Packet::parse(&bytes).unwrap_err().missing().is_some(), "{}", sample.name);
@@ -357,9 +356,9 @@ fn a_count_beyond_the_packet_is_refused() {
     }
 }
 
-/// The other count that emitting must bound.
+/// For `rma_iov`, too.
 #[test]
-fn too_many_vectors_to_read_are_not_sent() {
+fn emit_of_more_than_four_read_vectors_is_an_error() {
     let iov = [RmaIov::new(1, 2, 3); 5];
     let mut buf = [0; 400];
     for mut sample in samples::all() {
@@ -382,7 +381,7 @@ fn too_many_vectors_to_read_are_not_sent() {
 
 /// The same in every request that has vectors to write to or read from.
 #[test]
-fn too_many_vectors_of_the_peer_are_not_sent() {
+fn emit_of_more_than_four_rma_vectors_is_an_error() {
     let iov = [RmaIov::new(1, 2, 3); 5];
     let mut types = 0;
     for mut sample in samples::all() {
@@ -401,10 +400,10 @@ fn too_many_vectors_of_the_peer_are_not_sent() {
     assert_eq!(types, all.iter().fold(0_u128, |types, number| types | 1 << (number - 64)));
 }
 
-/// Length fields that contradict the packet, in both directions.
+/// Too large and too small.
 // conformance: A124
 #[test]
-fn segment_length_must_be_the_payloads() {
+fn segment_length_must_equal_the_payload() {
     for sample in samples::control() {
         if sample.payload.is_empty() {
             continue;
@@ -421,10 +420,10 @@ fn segment_length_must_be_the_payloads() {
     }
 }
 
-/// One transfer may mix segments with and without connid.
+/// Segments of one message may come with and without connid.
 // conformance: A125
 #[test]
-fn ctsdata_with_and_without_connid() {
+fn ctsdata_parses_with_and_without_connid() {
     let with = samples::named("CTSDATA, connid");
     let without = samples::named("CTSDATA, no connid");
     assert_eq!((with.header.len(), without.header.len()), (32, 24));
@@ -434,7 +433,7 @@ fn ctsdata_with_and_without_connid() {
 
 // conformance: A48
 #[test]
-fn nextra_p3_is_words_plus_three() {
+fn nextra_p3_counts_words_plus_three() {
     let nextra_p3 = |words: usize| {
         let words = vec![0; words];
         let extra_info = ExtraInfo::new(&words).unwrap();
@@ -462,7 +461,7 @@ fn nextra_p3_is_words_plus_three() {
 
 // conformance: A49
 #[test]
-fn any_number_of_words_that_fits() {
+fn handshake_parses_any_number_of_words() {
     let mut bytes = vec![9, 4, 0, 0, 0xff, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 0, 0, 0];
     let error = Packet::parse(&bytes).unwrap_err();
     let needed = 8 + 8 * (u64::from(u32::MAX) - 3);
@@ -484,7 +483,7 @@ fn any_number_of_words_that_fits() {
 
 // conformance: A50
 #[test]
-fn id_is_bit_of_word() {
+fn feature_id_selects_bit_of_word() {
     for id in 0..256 {
         let mut words = [0; 4];
         words[id / 64] = 1 << (id % 64);
@@ -497,17 +496,17 @@ fn id_is_bit_of_word() {
     let five = ExtraInfo::from(5);
     assert_eq!(five, ExtraInfo::new(&[5]).unwrap());
     assert!(!five.is_empty());
-    // A word that was left out is zero, but sent isn't left out.
+    // A missing word reads as zero, but is not equal to a zero word.
     for other in [&[][..], &[4], &[5, 0], &[0, 5]] {
         assert_ne!(five, ExtraInfo::new(other).unwrap());
     }
     assert_eq!(format!("{five:?}"), "ExtraInfo([0x5])");
 }
 
-/// The crate needs nobody: no crate of this workspace, no standard library.
+/// It depends on no crate of this workspace and not on the standard library.
 // conformance: A23
 #[test]
-fn stands_alone() {
+fn crate_is_no_std_and_depends_on_no_other_efa_crate() {
     let manifest = include_str!("../../Cargo.toml");
     let dependencies = manifest.split("[dependencies]").nth(1).unwrap();
     let dependencies = dependencies.split("[").next().unwrap();

@@ -1,15 +1,15 @@
 //! One packet of every type and form, and where its fields are.
 //!
-//! Values tell their field: each byte of a number differs, so that a swapped or shifted field shows
-//! in the dump. `layout` is not taken from the crate but from the protocol facts. A name up to `.`,
-//! `[` or `,` is the field that an error names when the packet is cut there.
+//! Each byte of a number is different, so that a swapped or shifted field shows in the dump. `layout` is
+//! taken from the specification, not from the crate. A name up to `.`, `[` or `,` is the field that an
+//! error names if the packet is cut there.
 
 use efa_proto::*;
 
 /// Field name and length in bytes.
 pub(crate) type Field = (&'static str, usize);
 
-/// The fields in the order of the wire.
+/// The fields in wire order.
 pub(crate) type Layout = Vec<Field>;
 
 pub(crate) struct Sample {
@@ -27,7 +27,7 @@ impl Sample {
         bytes
     }
 
-    /// The whole packet.
+    /// Header and payload.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         [&self.header_bytes(), self.payload].concat()
     }
@@ -224,7 +224,7 @@ pub(crate) fn reads() -> Vec<Sample> {
 
 pub(crate) fn atomics() -> Vec<Sample> {
     let fixed = [("msg_id", 4), ("rma_iov_count", 4), ("datatype", 4), ("op", 4)];
-    // The error calls the shared place `id`.
+    // The error names the shared field `id`.
     let kinds = [
         (RtaKind::Write, "id, padding here"),
         (RtaKind::Fetch { recv_id: RECV_ID }, "id, here recv_id"),
@@ -484,7 +484,7 @@ fn option_layout(options: &ReqOptions) -> Layout {
     fields
 }
 
-/// Packets that nobody sends. There is no way to build them other than from bytes.
+/// Packets that no release sends. They can be made from bytes only.
 pub(crate) fn never_sent() -> Vec<Sample> {
     let sizes = [
         (PacketType::RuntCtsMsgRtm, 40),
