@@ -22,7 +22,7 @@ use crate::held;
 use crate::matching::Matching;
 use crate::payload::Payload;
 use crate::peer::PeerId;
-use crate::transmit::Work;
+use crate::work::Work;
 
 /// What peers may make an endpoint keep. Bytes are those of kept packets with their headers, in
 /// memory of up to twice their size, and of what it takes to find them again.
@@ -106,24 +106,6 @@ pub(crate) struct Unexpected {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Packets of a peer are kept until their turn.
-    pub(crate) fn keeps_early(&mut self, peer: PeerId, packet: &[u8]) {
-        let limit = self.config.bounds.early;
-        let Some(active) = self.peers.active_mut(peer) else { return };
-        active.early += held::cost(packet.len());
-        let bytes = active.early;
-        if bytes > limit {
-            self.exclude(peer, Excess::Early { bytes, limit });
-        }
-    }
-
-    /// Early packets had their turn.
-    pub(crate) fn had_early(&mut self, peer: PeerId, bytes: usize) {
-        if let Some(active) = self.peers.active_mut(peer) {
-            active.early -= bytes;
-        }
-    }
-
     /// Puts the end of an operation at the end of what a peer is to be sent.
     pub(crate) fn owe(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         self.enqueue(peer, work);

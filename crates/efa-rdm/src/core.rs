@@ -11,11 +11,14 @@
 //! matcher, an `impl Core` no operation.
 
 use efa_device::{QueuePair, QueuePairAddress, Time};
-use efa_proto::UserRecvQp;
+use efa_proto::{Connid, ReqOptions, UserRecvQp};
 
+use crate::completion::StartError;
 use crate::config::Config;
-use crate::event::Events;
-use crate::peer::Peers;
+use crate::eager::options;
+use crate::event::{DropReason, Event, Events};
+use crate::payload::Payload;
+use crate::peer::{PeerId, Peers, Standing};
 use crate::peer_end::EndedPeer;
 use crate::schedule::Schedule;
 use crate::statistics::Statistics;
@@ -36,4 +39,45 @@ pub(crate) struct Core<Q: QueuePair, B> {
     /// Where peers are to send messages that are received in place, if not to this queue pair.
     pub(crate) user_recv_qp: Option<UserRecvQp>,
     pub(crate) now: Time,
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// How requests to a peer tell who sends them, and what they carry along.
+    pub(crate) fn request_options(&self, peer: PeerId, cq_data: Option<u64>) -> ReqOptions {
+        use efa_handshake::AddressHeader;
+        let header = match self.peers.active(peer) {
+            Some(active) => active.handshake.address_header(&self.config.profile),
+            None => AddressHeader::Raw(self.config.profile.raw_address),
+        };
+        options(header, &self.local, cq_data)
+    }
+
+    pub(crate) fn connid(&self) -> Connid {
+        Connid(self.local.qkey.0)
+    }
+
+    /// The connid for packets that always have a place for it.
+    pub(crate) fn packet_connid(&self) -> Option<Connid> {
+        self.config.profile.connid.then(|| self.connid())
+    }
+
+    pub(crate) fn check_peer(&self, peer: PeerId) -> Result<(), StartError> {
+        match self.peers.standing(peer) {
+            Standing::Live => Ok(()),
+            Standing::Gone => Err(StartError::PeerGone(peer)),
+            Standing::Unknown => Err(StartError::UnknownPeer(peer)),
+        }
+    }
+
+    /// Counts and reports a packet that is dropped.
+    pub(crate) fn drop_packet(&mut self, peer: Option<PeerId>, reason: DropReason) {
+        self.statistics.dropped += 1;
+        match reason {
+            DropReason::Malformed(_) => self.statistics.malformed += 1,
+            DropReason::OldMessageId => self.statistics.old_message_ids += 1,
+            DropReason::Stale => self.statistics.stale += 1,
+            _ => {}
+        }
+        self.events.push(Event::PacketDropped { peer, reason });
+    }
 }

@@ -40,6 +40,11 @@ impl Coverage {
         if start < self.prefix {
             return Covered::Repeated;
         }
+        if start == self.prefix && self.islands.is_empty() {
+            self.prefix = end;
+            self.bytes += end - start;
+            return Covered::New;
+        }
         let at = self.islands.partition_point(|island| island.1 < start);
         let next = self.islands.get(at).copied();
         let previous_touches = next.is_some_and(|island| island.1 == start);

@@ -10,23 +10,15 @@
 //! ```
 
 use efa_device::QueuePair;
-use efa_proto::{MsgId, OpId, PacketType, Receipt, Rtw, RtwKind};
+use efa_proto::{MsgId, OpId, PacketType, Receipt};
 
 use crate::event::DropReason;
 use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::PeerId;
-use crate::transmit::{Advance, InFlight};
+use crate::work::{Advance, InFlight};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Sends a write of nothing to nowhere, which every release answers with its HANDSHAKE.
-    pub(crate) fn send_provocation(&mut self, peer: PeerId) -> Advance {
-        let options = self.core.request_options(peer, None);
-        let rtw = Rtw { rma_iov: &[], kind: RtwKind::Eager, options };
-        let record = |length| InFlight::control(peer, PacketType::EagerRtw, length);
-        self.post_control(record, |packet| rtw.emit(packet))
-    }
-
     pub(crate) fn send_receipt(&mut self, peer: PeerId, send_id: OpId, msg_id: u32) -> Advance {
         let receipt = Receipt { send_id, msg_id: MsgId(msg_id), connid: self.core.packet_connid() };
         let record = |length| InFlight::control(peer, PacketType::Receipt, length);

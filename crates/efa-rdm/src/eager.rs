@@ -13,7 +13,6 @@ use efa_proto::{
     Connid, EagerConnid, MsgId, OpId, PacketType, RawAddress, ReqOptions, Rtm, RtmKind, Tag,
 };
 
-use crate::arrival::Shape;
 use crate::completion::{Level, OperationError, ReceiveCompletion, StartError};
 use crate::core::Core;
 use crate::endpoint::{Endpoint, Message};
@@ -21,8 +20,9 @@ use crate::matching::Target;
 use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::{Active, PeerId};
-use crate::select::{self, Circumstances, Operation, Subprotocol};
-use crate::transmit::{Advance, InFlight, PostFailure, Purpose, Transmit, Whole, Work};
+use crate::shape::Shape;
+use crate::transmit::Transmit;
+use crate::work::{Advance, InFlight, Purpose, Whole, Work};
 
 /// What a whole message says of itself.
 #[derive(Debug)]
@@ -101,59 +101,13 @@ fn whole<B>(peer: PeerId, length: usize, message: Whole<B>) -> InFlight<B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Selects the subprotocol of a send and writes its first packets.
-    pub(crate) fn begin_send(&mut self, id: OpId) -> Advance {
-        let Some(send) = self.sends.get(id) else { return Advance::Done };
-        if self.core.takes_plain(send.peer) {
-            return self.send_plain(id);
-        }
-        let rtm = Rtm {
-            msg_id: MsgId(send.msg_id),
-            tag: send.tag,
-            kind: match send.level {
-                Level::Transmit => RtmKind::Eager,
-                Level::Delivery => RtmKind::DcEager { send_id: id },
-            },
-            options: self.core.request_options(send.peer, send.cq_data),
-        };
-        let level = send.level;
-        let (peer, length, before) = (send.peer, send.length, send.outstanding);
-        let subprotocol = if send.read_nack {
-            Subprotocol::LongCts
-        } else {
-            let fits = (self.core.transmit.mtu() - rtm.len()) as u64;
-            // Nothing is never read, whatever the settings.
-            let long = length > 0 && length >= self.core.config.min_read;
-            let readable = long && self.make_readable(id, peer);
-            let runting = readable && level == Level::Transmit && self.core.may_runt(peer);
-            let message = Circumstances {
-                direct: false,
-                readable,
-                runting,
-                fits: length <= fits,
-                medium: length <= self.core.config.max_medium,
-            };
-            select::subprotocol(Operation::Message, message)
-        };
-        let advance = match subprotocol {
-            Subprotocol::Eager => self.send_eager(id, &rtm),
-            Subprotocol::Medium => self.send_medium(id),
-            Subprotocol::LongCts => self.send_longcts(id),
-            Subprotocol::LongRead => self.send_longread(id),
-            Subprotocol::RuntRead => self.send_runtread(id),
-            // Messages are not written.
-            Subprotocol::Direct => Advance::Done,
-        };
-        self.began(id, subprotocol, before);
-        advance
-    }
-
-    fn send_eager(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
-        let Some(send) = self.sends.get(id) else { return Advance::Done };
+    pub(crate) fn send_eager(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
         if send.level == Level::Transmit {
             return self.send_whole(id, rtm);
         }
-        self.post_segment(id, rtm.packet_type(), 0, send.length, |packet| rtm.emit(packet))
+        core.post_segment(id, send, rtm.packet_type(), send.length, |packet| rtm.emit(packet))
     }
 
     /// Sends a message that waited, and now goes in one packet and needs no operation any more.
@@ -180,68 +134,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         self.post_written(packet, whole(peer, end, message));
         Advance::Done
-    }
-
-    /// Writes and posts a packet of a send: a header and `length` bytes from `offset` on.
-    pub(crate) fn post_segment(
-        &mut self,
-        id: OpId,
-        packet_type: PacketType,
-        offset: u64,
-        length: u64,
-        emit: impl FnOnce(&mut [u8]) -> Result<usize, efa_proto::EmitError>,
-    ) -> Advance {
-        let Some(send) = self.sends.get_mut(id) else { return Advance::Done };
-        let Ok(mut packet) = self.core.transmit.packet() else { return Advance::Blocked };
-        let bytes = packet.as_mut();
-        // The caller made sure that header and segment fit the MTU.
-        let written = emit(bytes).ok().and_then(|header| {
-            let end = header.checked_add(usize::try_from(length).ok()?)?;
-            send.memory.read(offset, bytes.get_mut(header..end)?);
-            Some(end)
-        });
-        let Some(end) = written else {
-            self.core.transmit.recycle(packet);
-            self.fail_send(id, OperationError::Device(efa_device::Status::BadLength));
-            return Advance::Stopped;
-        };
-        let record = InFlight {
-            peer: send.peer,
-            purpose: Purpose::Send { id, msg_id: send.msg_id },
-            packet_type,
-            length: end as u32,
-            retransmitted: false,
-        };
-        self.post_part(id, packet, record, length)
-    }
-
-    /// Posts a packet with `length` bytes of a send.
-    #[inline(always)]
-    pub(crate) fn post_part(
-        &mut self,
-        id: OpId,
-        packet: Q::Packet,
-        record: InFlight<B>,
-        length: u64,
-    ) -> Advance {
-        let peer = record.peer;
-        match self.core.post_packet(packet, record) {
-            Ok(()) => {
-                if let Some(send) = self.sends.get_mut(id) {
-                    send.sent += length;
-                    send.outstanding += 1;
-                }
-                if let Some(active) = self.core.peers.active_mut(peer) {
-                    active.handshake.request_posted();
-                }
-                Advance::Done
-            }
-            Err((_, PostFailure::Blocked)) => Advance::Blocked,
-            Err((record, PostFailure::Refused(status))) => {
-                self.packet_failed(record, status);
-                Advance::Stopped
-            }
-        }
     }
 
     /// Sends one that doesn't go at once.
@@ -279,15 +171,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let message = Whole { tag: eager.tag, context: 0, length, buffer: None };
         self.post_or_queue_up(packet, whole(peer, end, message));
         Ok(())
-    }
-
-    /// Posts a packet, or puts it behind what waits before it.
-    pub(crate) fn post_or_queue_up(&mut self, packet: Q::Packet, record: InFlight<B>) {
-        if self.core.peers.active(record.peer).is_some_and(Active::is_clear) {
-            self.post_written(packet, record);
-        } else {
-            self.core.enqueue(record.peer, Work::Packet { packet, record });
-        }
     }
 }
 

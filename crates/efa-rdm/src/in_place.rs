@@ -37,7 +37,8 @@ use crate::completion::{OperationError, Refused, StartError};
 use crate::config::{Config, ConfigError};
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
-use crate::held::{self, Chain};
+use crate::held;
+use crate::held::Chain;
 use crate::matching::Matching;
 use crate::payload::Payload;
 use crate::peer::PeerId;
@@ -504,7 +505,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         };
         self.matching.ops.core.statistics.received_bytes += length as u64;
         let begin = length - parsed.payload.len();
-        let peer = self.introduced(&parsed, source);
+        let peer = self.matching.ops.core.introduced(&parsed, source);
+        self.settle();
         let Header::Rtm(Rtm { kind: RtmKind::Eager, tag: None, options, .. }) = parsed.header
         else {
             if peer.is_some() {

@@ -60,7 +60,6 @@
 
 #![forbid(unsafe_code)]
 
-mod arrival;
 mod atomic;
 mod bounds;
 mod completion;
@@ -68,13 +67,16 @@ mod config;
 mod core;
 mod coverage;
 mod delivery;
+mod dispatch;
 mod eager;
 mod endpoint;
 mod event;
+mod handshake;
 mod hash;
 mod held;
 mod in_place;
 mod inbound;
+mod intake;
 mod longcts;
 mod longread;
 mod matching;
@@ -82,6 +84,8 @@ mod medium;
 mod memory;
 mod operation;
 mod operations;
+mod ordering;
+mod outbound;
 mod pace;
 mod payload;
 mod peer;
@@ -91,15 +95,19 @@ mod plain;
 mod pool;
 mod progress;
 mod rdma;
+mod receive;
 mod rma;
 mod rnr;
 mod rta;
 mod schedule;
+mod segment;
 mod select;
+mod shape;
 mod statistics;
 mod table;
 mod taglist;
 mod transmit;
+mod work;
 
 pub use atomic::{AtomicKind, AtomicOp, Datatype};
 pub use bounds::{Bounds, Excess};

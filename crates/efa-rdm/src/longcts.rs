@@ -16,12 +16,11 @@ use efa_proto::{Cts, CtsData, MsgId, OpId, PacketType, Rtm, RtmKind};
 
 use crate::completion::Level;
 use crate::event::DropReason;
-use crate::medium::Segment;
 use crate::operations::{Heard, Operations, ReceiveRole, SendRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::select::Subprotocol;
-use crate::transmit::{Advance, InFlight, Work};
+use crate::work::{Advance, InFlight, Work};
 
 /// CTSDATA packets of one operation in a row before others have their turn.
 const BURST: usize = 16;
@@ -29,28 +28,26 @@ const BURST: usize = 16;
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Sends the request with the first bytes.
     pub(crate) fn send_longcts(&mut self, id: OpId) -> Advance {
-        let Some(send) = self.sends.get_mut(id) else { return Advance::Done };
-        // Until the first grant the window is what the request carries.
-        let (peer, msg_id, tag, length) = (send.peer, MsgId(send.msg_id), send.tag, send.length);
-        let read_nack = send.read_nack;
-        let (msg_length, send_id, credit_request) = (length, id, self.core.config.cts_window);
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        let (msg_length, send_id, read_nack) = (send.length, id, send.read_nack);
+        let credit_request = core.config.cts_window;
         let kind = match send.level {
             Level::Transmit => RtmKind::LongCts { msg_length, send_id, credit_request, read_nack },
             Level::Delivery => {
                 RtmKind::DcLongCts { msg_length, send_id, credit_request, read_nack }
             }
         };
-        let cq_data = send.cq_data;
-        let rtm = Rtm { msg_id, tag, kind, options: self.core.request_options(peer, cq_data) };
-        let packet_type = rtm.packet_type();
+        let options = core.request_options(send.peer, send.cq_data);
+        let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
         // At least a byte must be left, or the receiver would have nothing to grant. After a
         // READ_NACK the request carries nothing (section 4.7).
-        let room = (self.core.transmit.mtu() - rtm.len()) as u64;
-        let first = if read_nack { 0 } else { room.min(length - 1) };
-        let advance = self.post_segment(id, packet_type, 0, first, |packet| rtm.emit(packet));
-        if let Some(send) = self.sends.get_mut(id) {
-            send.window_end = send.sent;
-        }
+        let first = core.left_of_packet(rtm.len()).min(msg_length - 1);
+        let first = if read_nack { 0 } else { first };
+        let advance =
+            core.post_segment(id, send, rtm.packet_type(), first, |packet| rtm.emit(packet));
+        // Until the first grant the window is what the request carries.
+        send.window_end = send.sent;
         advance
     }
 
@@ -87,27 +84,21 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Sends what the window allows.
     pub(crate) fn send_ctsdata(&mut self, id: OpId) -> Advance {
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        let active = core.peers.active(send.peer);
+        let connid =
+            active.is_some_and(|active| active.handshake.gets_connid(&core.config.profile));
+        let connid = connid.then(|| core.connid());
         for _ in 0..BURST {
-            let Some(send) = self.sends.get(id) else { return Advance::Done };
-            if send.sent >= send.window_end {
+            let seg_offset = send.sent;
+            if seg_offset >= send.window_end {
                 return Advance::Done;
             }
-            let active = self.core.peers.active(send.peer);
-            let connid = active
-                .is_some_and(|active| active.handshake.gets_connid(&self.core.config.profile));
-            let mut data = CtsData {
-                connid: connid.then(|| self.core.connid()),
-                recv_id: send.recv_id,
-                seg_length: 0,
-                seg_offset: send.sent,
-            };
-            let room = (self.core.transmit.mtu() - data.len()) as u64;
-            data.seg_length = room.min(send.window_end - send.sent);
-            let CtsData { seg_offset, seg_length, .. } = data;
-            let advance =
-                self.post_segment(id, PacketType::CtsData, seg_offset, seg_length, |packet| {
-                    data.emit(packet)
-                });
+            let mut data = CtsData { connid, recv_id: send.recv_id, seg_length: 0, seg_offset };
+            data.seg_length = core.left_of_packet(data.len()).min(send.window_end - seg_offset);
+            let emit = |packet: &mut [u8]| data.emit(packet);
+            let advance = core.post_segment(id, send, PacketType::CtsData, data.seg_length, emit);
             if advance != Advance::Done {
                 return advance;
             }
@@ -158,19 +149,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if payload.is_empty() || end.is_none_or(|end| end > receive.granted) {
             return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
-        if self.segment_arrived(data.recv_id, data.seg_offset, payload) != Segment::Taken {
-            return;
-        }
-        self.grant_if_used_up(peer, data.recv_id);
-    }
-
-    /// Grants the next window if all of the last is here.
-    pub(crate) fn grant_if_used_up(&mut self, peer: PeerId, id: OpId) {
-        if let Some(receive) = self.receives.get(id)
-            && receive.coverage.bytes() == receive.granted
-        {
-            self.core.enqueue(peer, Work::Cts(id));
-        }
+        self.windowed_segment_arrived(data.recv_id, data.seg_offset, payload);
     }
 }
 

@@ -19,7 +19,6 @@ use efa_device::{Access, QueuePair, Region};
 use efa_handshake::{EorLayout, Extras, Support};
 use efa_proto::{Eor, EorForm, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, RtmKind};
 
-use crate::arrival::Shape;
 use crate::completion::OperationError;
 use crate::core::Core;
 use crate::event::DropReason;
@@ -29,7 +28,8 @@ use crate::payload::Payload;
 use crate::peer::PeerId;
 use crate::rdma::{Owner, Remote, Transfer};
 use crate::select::Subprotocol;
-use crate::transmit::{Advance, InFlight, Purpose, Work};
+use crate::shape::Shape;
+use crate::work::{Advance, InFlight, Work};
 
 /// How far the reading of a message is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,43 +106,35 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Sends the request; the receiver reads all.
     pub(crate) fn send_longread(&mut self, id: OpId) -> Advance {
-        let (Some(iov), Some(send)) = (self.read_iov(id), self.sends.get_mut(id)) else {
-            return Advance::Done;
-        };
+        let Some(iov) = self.read_iov(id) else { return Advance::Done };
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
         send.in_packets = 0;
-        let read_iov = [iov];
-        let kind = RtmKind::LongRead { msg_length: send.length, send_id: id, read_iov: &read_iov };
-        let (peer, tag, cq_data) = (send.peer, send.tag, send.cq_data);
-        let msg_id = MsgId(send.msg_id);
-        let rtm = Rtm { msg_id, tag, kind, options: self.core.request_options(peer, cq_data) };
-        self.post_segment(id, rtm.packet_type(), 0, 0, |packet| rtm.emit(packet))
+        let read_iov = &[iov];
+        let kind = RtmKind::LongRead { msg_length: send.length, send_id: id, read_iov };
+        let options = core.request_options(send.peer, send.cq_data);
+        let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
+        core.post_segment(id, send, rtm.packet_type(), 0, |packet| rtm.emit(packet))
     }
 
     /// Sends the requests that carry the leading part.
     pub(crate) fn send_runtread(&mut self, id: OpId) -> Advance {
         let Some(iov) = self.read_iov(id) else { return Advance::Done };
-        let read_iov = [iov];
-        let runt_length = self.core.config.runt_size;
-        if let Some(send) = self.sends.get_mut(id) {
-            send.in_packets = runt_length.min(send.length);
-        }
-        while let Some(send) = self.sends.get(id)
-            && send.sent < send.in_packets
-        {
-            let runt_length = send.in_packets;
-            let kind = RtmKind::RuntRead {
-                msg_length: send.length,
-                send_id: id,
-                seg_offset: send.sent,
-                runt_length,
-                read_iov: &read_iov,
-            };
-            let options = self.core.request_options(send.peer, send.cq_data);
-            let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
-            let room = (self.core.transmit.mtu() - rtm.len()) as u64;
-            let (offset, length) = (send.sent, room.min(runt_length - send.sent));
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
+        let options = core.request_options(send.peer, send.cq_data);
+        let runt_length = core.config.runt_size.min(msg_length);
+        send.in_packets = runt_length;
+        let read_iov = &[iov];
+        while send.sent < runt_length {
+            let seg_offset = send.sent;
+            let kind =
+                RtmKind::RuntRead { msg_length, send_id: id, seg_offset, runt_length, read_iov };
+            let rtm = Rtm { msg_id, tag, kind, options };
+            let length = core.left_of_packet(rtm.len()).min(runt_length - seg_offset);
             let advance =
-                self.post_segment(id, rtm.packet_type(), offset, length, |packet| rtm.emit(packet));
+                core.post_segment(id, send, rtm.packet_type(), length, |packet| rtm.emit(packet));
             if advance != Advance::Done {
                 return advance;
             }
@@ -324,11 +316,4 @@ const SOURCE: Access = Access { remote_read: true, remote_write: false };
 fn interoperable(local: u32, peer: Option<u32>) -> bool {
     const FIRST: u32 = 0xefa0;
     peer.is_none_or(|peer| (local == FIRST) == (peer == FIRST))
-}
-
-/// What a control packet is in flight for: nothing waits for its end.
-impl<B> InFlight<B> {
-    pub(crate) fn control(peer: PeerId, packet_type: PacketType, length: u32) -> Self {
-        Self { peer, purpose: Purpose::Control, packet_type, length, retransmitted: false }
-    }
 }

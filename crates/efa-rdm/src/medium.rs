@@ -14,54 +14,32 @@
 use efa_device::QueuePair;
 use efa_proto::{MsgId, OpId, Rtm, RtmKind};
 
-use crate::arrival::Shape;
 use crate::completion::Level;
-use crate::coverage::Covered;
 use crate::event::DropReason;
-use crate::longread::Reading;
 use crate::matching::Assembly;
 use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::PeerId;
-use crate::transmit::Advance;
-
-/// What became of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Segment {
-    /// It was copied and the message is not whole yet.
-    Taken,
-    /// It made the message whole.
-    Last,
-    /// It was dropped.
-    Dropped,
-}
+use crate::shape::Shape;
+use crate::work::Advance;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Sends the segments that are left.
     pub(crate) fn send_medium(&mut self, id: OpId) -> Advance {
-        while let Some(send) = self.sends.get(id)
-            && send.sent < send.length
-        {
-            let rtm = Rtm {
-                msg_id: MsgId(send.msg_id),
-                tag: send.tag,
-                kind: match send.level {
-                    Level::Transmit => {
-                        RtmKind::Medium { msg_length: send.length, seg_offset: send.sent }
-                    }
-                    Level::Delivery => RtmKind::DcMedium {
-                        send_id: id,
-                        msg_length: send.length,
-                        seg_offset: send.sent,
-                    },
-                },
-                options: self.core.request_options(send.peer, send.cq_data),
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
+        let options = core.request_options(send.peer, send.cq_data);
+        while send.sent < msg_length {
+            let seg_offset = send.sent;
+            let kind = match send.level {
+                Level::Transmit => RtmKind::Medium { msg_length, seg_offset },
+                Level::Delivery => RtmKind::DcMedium { send_id: id, msg_length, seg_offset },
             };
-            let packet_type = rtm.packet_type();
-            let room = (self.core.transmit.mtu() - rtm.len()) as u64;
-            let (offset, length) = (send.sent, room.min(send.length - send.sent));
+            let rtm = Rtm { msg_id, tag, kind, options };
+            let length = core.left_of_packet(rtm.len()).min(msg_length - seg_offset);
             let advance =
-                self.post_segment(id, packet_type, offset, length, |packet| rtm.emit(packet));
+                core.post_segment(id, send, rtm.packet_type(), length, |packet| rtm.emit(packet));
             if advance != Advance::Done {
                 return advance;
             }
@@ -104,34 +82,5 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         receive.cq_data = receive.cq_data.or(rtm.options.cq_data);
         self.segment_arrived(id, shape.offset, payload);
-    }
-
-    /// Copies a segment that lies within its message, once; completes the receive with the last.
-    pub(crate) fn segment_arrived(&mut self, id: OpId, offset: u64, payload: &[u8]) -> Segment {
-        let Some(receive) = self.receives.get_mut(id) else { return Segment::Dropped };
-        let peer = receive.peer;
-        let end = offset + payload.len() as u64;
-        let reason = match receive.coverage.insert(offset, end) {
-            Covered::New => None,
-            Covered::Repeated => Some(DropReason::RepeatedSegment),
-            Covered::TooScattered => Some(DropReason::TooScattered),
-        };
-        if let Some(reason) = reason {
-            self.core.drop_packet(Some(peer), reason);
-            return Segment::Dropped;
-        }
-        let capacity = receive.memory.length();
-        if offset < capacity {
-            let fitting = usize::try_from(end.min(capacity) - offset).unwrap_or(payload.len());
-            receive.memory.write(offset, &payload[..fitting]);
-        }
-        if receive.coverage.bytes() == receive.length {
-            self.end_receive(id, None);
-            return Segment::Last;
-        }
-        if receive.reading == Reading::Refused {
-            self.nack_if_due(id);
-        }
-        Segment::Taken
     }
 }

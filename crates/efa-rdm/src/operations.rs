@@ -29,7 +29,7 @@ use crate::pool::Pool;
 use crate::rdma::{Remote, Transfer};
 use crate::rta::AtomicState;
 use crate::select::Subprotocol;
-use crate::transmit::Whole;
+use crate::work::Whole;
 
 /// Names an entry of [`Operations::remotes`].
 pub(crate) type RemoteId = u32;

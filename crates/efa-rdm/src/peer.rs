@@ -29,7 +29,7 @@ use crate::hash::mix;
 use crate::held::Chain;
 use crate::pace::Pace;
 use crate::rnr::Backoff;
-use crate::transmit::{InFlight, Work};
+use crate::work::{InFlight, Work};
 
 /// Names a peer of one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -13,7 +13,6 @@
 
 use efa_device::{QueuePair, Status};
 
-use crate::arrival::is_whole;
 use crate::bounds::Excess;
 use crate::completion::OperationError;
 use crate::core::Core;
@@ -24,7 +23,8 @@ use crate::longread::Reading;
 use crate::matching::{Assembly, Matching};
 use crate::payload::Payload;
 use crate::peer::{Active, PeerId};
-use crate::transmit::{InFlight, Whole, Work};
+use crate::shape::is_whole;
+use crate::work::{InFlight, Whole, Work};
 
 /// A peer that is gone, and what is left of it until it is settled.
 #[derive(Debug)]

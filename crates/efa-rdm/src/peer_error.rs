@@ -38,7 +38,7 @@ use crate::matching::{Assembly, Matching};
 use crate::operations::{Heard, Operations, ReceiveRole};
 use crate::payload::Payload;
 use crate::peer::{Active, PeerId};
-use crate::transmit::{Advance, InFlight, Purpose, Work};
+use crate::work::{Advance, InFlight, Purpose, Work};
 
 /// What `op_id` of a PEER_ERROR means.
 const OPERATION: u8 = 0;

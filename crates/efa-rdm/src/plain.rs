@@ -18,7 +18,7 @@ use crate::core::Core;
 use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::PeerId;
-use crate::transmit::{Advance, InFlight, Purpose, Whole};
+use crate::work::{Advance, InFlight, Purpose, Whole};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Whether messages to a peer must be plain.

@@ -11,18 +11,12 @@ use efa_device::{
 };
 
 use crate::completion::Completion;
-use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::event::Event;
-use crate::operations::Operations;
 use crate::payload::Payload;
-use crate::peer::PeerId;
-use crate::transmit::{Advance, Work};
 
 /// Device completions that are handled at most before what is due besides has its turn.
 pub(crate) const PROGRESS_BUDGET: u32 = 512;
-/// Packets of one peer in a row before others have their turn.
-const BURST: usize = 16;
 
 /// What came of asking the device.
 enum Step<B> {
@@ -373,93 +367,5 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Some(in_place) = self.in_place.as_deref_mut() {
             in_place.trim();
         }
-    }
-
-    /// Sends what waits, peer by peer, until the device takes no more.
-    fn serve(&mut self) {
-        while let Some(peer) = self.matching.ops.core.schedule.next_ready() {
-            let served = self.matching.ops.serve_peer(peer);
-            self.settle();
-            if served == Advance::Blocked {
-                return self.matching.ops.core.schedule.put_back(peer);
-            }
-            if let Some(active) = self.matching.ops.core.peers.active_mut(peer) {
-                active.scheduled = false;
-            }
-            self.matching.ops.core.schedule(peer);
-        }
-    }
-}
-
-impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Keeps the completion of an operation, if one ended.
-    pub(crate) fn complete(&mut self, ended: Option<Completion<B>>) {
-        if let Some(ended) = ended {
-            self.schedule.complete(ended);
-        }
-    }
-
-    /// Puts work at the end of what a live peer is to be sent.
-    pub(crate) fn enqueue(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
-        let Some(active) = self.peers.active_mut(peer) else { return };
-        active.backlog.push_back(work);
-        self.schedule(peer);
-    }
-
-    /// Puts work before everything else that a live peer is to be sent.
-    pub(crate) fn enqueue_first(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
-        let Some(active) = self.peers.active_mut(peer) else { return };
-        active.backlog.push_front(work);
-        self.schedule(peer);
-    }
-
-    fn schedule(&mut self, peer: PeerId) {
-        let Some(active) = self.peers.active_mut(peer) else { return };
-        if !active.scheduled && !active.backoff.is_waiting() && !active.backlog.is_empty() {
-            active.scheduled = true;
-            self.schedule.make_ready(peer);
-        }
-    }
-}
-
-impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    fn serve_peer(&mut self, peer: PeerId) -> Advance {
-        for _ in 0..BURST {
-            let Some(active) = self.core.peers.active_mut(peer) else { return Advance::Done };
-            if active.backoff.is_waiting() {
-                return Advance::Done;
-            }
-            let Some(work) = active.backlog.pop_front() else { return Advance::Done };
-            let (advance, work) = match work {
-                Work::Send(id) => (self.advance_send(id), work),
-                Work::Read(id) => (self.begin_read(id), work),
-                Work::Cts(id) => (self.send_cts(peer, id), work),
-                Work::Transfer(id) => (self.advance_transfer(id), work),
-                Work::Eor { send_id, recv_id } => (self.send_eor(peer, send_id, recv_id), work),
-                Work::ReadNack(id) => (self.send_read_nack(peer, id), work),
-                Work::PeerError { op_id, ref_kind, code } => {
-                    (self.send_peer_error(peer, op_id, ref_kind, code), work)
-                }
-                Work::Handshake => (self.send_handshake(peer), work),
-                Work::Provoke => (self.send_provocation(peer), work),
-                Work::Receipt { send_id, msg_id } => {
-                    (self.send_receipt(peer, send_id, msg_id), work)
-                }
-                Work::Packet { packet, record } => match self.resend(packet, record) {
-                    Ok(()) => continue,
-                    Err(work) => (Advance::Blocked, work),
-                },
-            };
-            let Some(active) = self.core.peers.active_mut(peer) else { return Advance::Done };
-            match advance {
-                Advance::Done | Advance::Stopped => {}
-                Advance::More => active.backlog.push_back(work),
-                Advance::Blocked => {
-                    active.backlog.push_front(work);
-                    return Advance::Blocked;
-                }
-            }
-        }
-        Advance::More
     }
 }

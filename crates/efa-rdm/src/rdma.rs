@@ -23,7 +23,8 @@ use crate::memory::Memory;
 use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::PeerId;
-use crate::transmit::{Advance, PostFailure, RdmaFlight, Work};
+use crate::transmit::{PostFailure, RdmaFlight};
+use crate::work::{Advance, Work};
 
 /// Memory of a peer in pieces, one behind the other.
 #[derive(Clone, Copy, Debug)]

@@ -20,26 +20,26 @@
 //! protocol has no answer for it, so the requester learns nothing and its operation stays, except
 //! of a direct one, which the device fails.
 
-use efa_device::{Access, QueuePair, Source};
+use efa_device::{Access, QueuePair};
 use efa_handshake::{Extras, Support};
 use efa_proto::{OpId, PacketType, ReadRsp, ReqOptions, RmaIov, Rtr, RtrKind, Rtw, RtwKind};
 
-use crate::arrival::Shape;
-use crate::completion::{
-    Completion, Level, OperationError, Refused, RemoteWrite, RmaCompletion, RmaKind, StartError,
-};
+use crate::completion::{Level, OperationError, Refused, StartError};
 use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::longread::Reading;
-use crate::medium::Segment;
 use crate::memory::{Exposed, Memory, RemoteUse};
 use crate::operations::{Operations, Receive, ReceiveRole, RemoteId, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
-use crate::rdma::{self, Owner, Remote, Transfer};
-use crate::select::{self, Circumstances, Operation, Subprotocol};
-use crate::transmit::{Advance, InFlight, Work};
+use crate::rdma;
+use crate::rdma::{Owner, Remote, Transfer};
+use crate::segment::Segment;
+use crate::select;
+use crate::select::{Circumstances, Operation, Subprotocol};
+use crate::shape::Shape;
+use crate::work::{Advance, InFlight, Work};
 
 /// A write to memory of a peer.
 #[derive(Clone, Copy, Debug)]
@@ -144,16 +144,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         if remote == buffer { Ok(()) } else { Err(StartError::LengthsDiffer { buffer, remote }) }
     }
 
-    /// Does something as soon as the peer's HANDSHAKE has told what it can do.
-    fn when_known(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
-        let active = self.peers.converse(peer, &self.config);
-        if active.handshake.is_known() {
-            return self.enqueue(peer, work);
-        }
-        active.awaiting_handshake.push(work);
-        self.provoke(peer);
-    }
-
     /// Whether a peer lets this endpoint's device write to its memory.
     fn can_write(&self, peer: PeerId) -> bool {
         let Some(active) = self.peers.active(peer) else { return false };
@@ -185,40 +175,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
                 None
             }
         }
-    }
-
-    /// A peer's device wrote to memory of this side and sent data along.
-    pub(crate) fn written_by_device(&mut self, source: Source, data: u32, length: u64) {
-        let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
-        self.statistics.remote_writes += 1;
-        let (cq_data, written) = (u64::from(data), Completion::RemoteWrite);
-        self.schedule.complete(written(RemoteWrite { peer, cq_data, length }));
-    }
-
-    /// A peer's write that is all there, or can't be finished.
-    pub(crate) fn written(
-        &mut self,
-        peer: PeerId,
-        length: u64,
-        cq_data: Option<u64>,
-        error: Option<OperationError>,
-    ) {
-        if let Some(error) = error {
-            return self.events.push(Event::WriteFailed { peer, error });
-        }
-        self.statistics.remote_writes += 1;
-        if let Some(cq_data) = cq_data {
-            let peer = Some(peer);
-            self.schedule.complete(Completion::RemoteWrite(RemoteWrite { peer, cq_data, length }));
-        }
-    }
-
-    /// Tells the application of a write or read that ended.
-    pub(crate) fn rma_ended(&mut self, completion: RmaCompletion<B>) {
-        if completion.kind == RmaKind::Read {
-            self.statistics.delivered_bytes += completion.length;
-        }
-        self.schedule.complete(Completion::Rma(completion));
     }
 }
 
@@ -256,7 +212,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Level::Delivery => RtwKind::DcEager { send_id: id },
         };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
-        let fits = (self.core.transmit.mtu() - rtw.len()) as u64;
+        let fits = self.core.left_of_packet(rtw.len());
         let readable = direct.is_none()
             && !read_nack
             && length >= self.core.config.min_read_write
@@ -281,7 +237,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             Subprotocol::LongRead => self.send_longread_write(id, &remote, options),
             Subprotocol::Eager => {
-                self.post_segment(id, rtw.packet_type(), 0, length, |packet| rtw.emit(packet))
+                let Some(send) = self.sends.get_mut(id) else { return Advance::Done };
+                let emit = |packet: &mut [u8]| rtw.emit(packet);
+                self.core.post_segment(id, send, rtw.packet_type(), length, emit)
             }
             _ => self.send_longcts_write(id, &remote, options),
         };
@@ -316,32 +274,42 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.lose_if_gone(peer, failed);
     }
 
-    fn send_longcts_write(&mut self, id: OpId, remote: &Remote, options: ReqOptions) -> Advance {
-        let Some(send) = self.sends.get(id) else { return Advance::Done };
-        let (msg_length, credit_request) = (send.length, self.core.config.cts_window);
+    pub(crate) fn send_longcts_write(
+        &mut self,
+        id: OpId,
+        remote: &Remote,
+        options: ReqOptions,
+    ) -> Advance {
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        let (msg_length, send_id, credit_request) = (send.length, id, core.config.cts_window);
         let kind = match send.level {
-            Level::Transmit => RtwKind::LongCts { msg_length, send_id: id, credit_request },
-            Level::Delivery => RtwKind::DcLongCts { msg_length, send_id: id, credit_request },
+            Level::Transmit => RtwKind::LongCts { msg_length, send_id, credit_request },
+            Level::Delivery => RtwKind::DcLongCts { msg_length, send_id, credit_request },
         };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
-        let room = (self.core.transmit.mtu() - rtw.len()) as u64;
         // At least a byte must be left to be granted.
-        let first = room.min(msg_length - 1);
-        let advance = self.post_segment(id, rtw.packet_type(), 0, first, |packet| rtw.emit(packet));
-        if let Some(send) = self.sends.get_mut(id) {
-            send.window_end = send.sent;
-        }
+        let first = core.left_of_packet(rtw.len()).min(msg_length - 1);
+        let advance =
+            core.post_segment(id, send, rtw.packet_type(), first, |packet| rtw.emit(packet));
+        send.window_end = send.sent;
         advance
     }
 
-    fn send_longread_write(&mut self, id: OpId, remote: &Remote, options: ReqOptions) -> Advance {
+    pub(crate) fn send_longread_write(
+        &mut self,
+        id: OpId,
+        remote: &Remote,
+        options: ReqOptions,
+    ) -> Advance {
         let Some(iov) = self.read_iov(id) else { return Advance::Done };
-        let Some(send) = self.sends.get_mut(id) else { return Advance::Done };
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
         send.in_packets = 0;
-        let read_iov = [iov];
-        let kind = RtwKind::LongRead { msg_length: send.length, send_id: id, read_iov: &read_iov };
+        let read_iov = &[iov];
+        let kind = RtwKind::LongRead { msg_length: send.length, send_id: id, read_iov };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
-        self.post_segment(id, rtw.packet_type(), 0, 0, |packet| rtw.emit(packet))
+        core.post_segment(id, send, rtw.packet_type(), 0, |packet| rtw.emit(packet))
     }
 
     /// A peer asks to write.
@@ -401,9 +369,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Subprotocol::LongRead => self.begin_longread(peer, id, &shape, read_iov),
             Subprotocol::LongCts => self.begin_longcts(peer, id, payload),
             _ if bytes == 0 => self.end_receive(id, None),
-            _ => {
-                self.segment_arrived(id, 0, payload);
-            }
+            _ => self.segment_arrived(id, 0, payload),
         }
     }
 
@@ -496,52 +462,56 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Sends the first data of a read.
     pub(crate) fn send_readrsp(&mut self, id: OpId) -> Advance {
-        let Some(send) = self.sends.get(id) else { return Advance::Done };
-        let room = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
         let response = ReadRsp {
-            connid: self.core.packet_connid(),
+            connid: core.packet_connid(),
             recv_id: send.recv_id,
             send_id: id,
-            seg_length: room.min(send.length),
+            seg_length: core.left_of_packet(READRSP_HEADER).min(send.length),
         };
-        let advance =
-            self.post_segment(id, PacketType::ReadRsp, 0, response.seg_length, |packet| {
-                response.emit(packet)
-            });
+        let emit = |packet: &mut [u8]| response.emit(packet);
+        let advance = core.post_segment(id, send, PacketType::ReadRsp, response.seg_length, emit);
         if advance != Advance::Done {
             return advance;
         }
-        let Some(send) = self.sends.get_mut(id) else { return Advance::Done };
         send.subprotocol = Some(Subprotocol::LongCts);
         // The first packet may be more than the window.
         send.window_end = send.window_end.max(send.sent);
-        if send.sent < send.window_end { Advance::More } else { Advance::Done }
+        let more = send.sent < send.window_end;
+        if let Some(active) = core.peers.active_mut(send.peer) {
+            active.handshake.request_posted();
+        }
+        if more { Advance::More } else { Advance::Done }
     }
 
     /// The first data of a read came.
     pub(crate) fn readrsp_arrived(&mut self, peer: PeerId, response: &ReadRsp, payload: &[u8]) {
         let id = response.recv_id;
-        let receive = self.receives.get(id);
-        let is_asked_for = |receive: &&Receive<_>| {
+        let is_asked_for = |receive: &&mut Receive<_>| {
             receive.peer == peer
                 && matches!(receive.role, ReceiveRole::Read { .. })
                 && matches!(receive.subprotocol, Some(Subprotocol::Eager | Subprotocol::LongCts))
         };
-        let Some(receive) = receive.filter(is_asked_for) else {
+        let Some(receive) = self.receives.get_mut(id).filter(is_asked_for) else {
             return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
         let bytes = payload.len() as u64;
-        let whole = receive.subprotocol == Some(Subprotocol::LongCts) || bytes == receive.length;
-        if bytes == 0 || bytes > receive.length || !whole {
+        let fits = receive.subprotocol == Some(Subprotocol::LongCts) || bytes == receive.length;
+        if bytes == 0 || bytes > receive.length || !fits {
             return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
-        // One that comes again changes nothing: its window has been granted.
-        if self.segment_arrived(id, 0, payload) == Segment::Taken
-            && let Some(receive) = self.receives.get_mut(id)
-        {
-            receive.send_id = response.send_id;
-            receive.granted = receive.granted.max(bytes);
-            self.grant_if_used_up(peer, id);
+        match receive.take_segment(0, payload) {
+            Ok(Segment::Partial) => {
+                receive.send_id = response.send_id;
+                receive.granted = receive.granted.max(bytes);
+                if receive.coverage.bytes() == receive.granted {
+                    self.core.enqueue(peer, Work::Cts(id));
+                }
+            }
+            Ok(Segment::Last) => self.end_receive(id, None),
+            // One that comes again changes nothing: its window has been granted.
+            Err(reason) => self.core.drop_packet(Some(peer), reason),
         }
     }
 }

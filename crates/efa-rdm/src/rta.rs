@@ -21,16 +21,17 @@ use efa_device::QueuePair;
 use efa_proto::{AtomRsp, MsgId, OpId, PacketType, Rta, RtaKind};
 
 use crate::atomic::{AtomicKind, AtomicOp, Datatype, apply};
-use crate::completion::{AtomicCompletion, Completion, Level, OperationError, StartError};
+use crate::completion::{Level, StartError};
 use crate::endpoint::Endpoint;
 use crate::event::DropReason;
 use crate::memory::{Memory, RemoteUse};
 use crate::operations::{Operations, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::PeerId;
-use crate::rdma::{self, Remote};
+use crate::rdma;
+use crate::rdma::Remote;
 use crate::select::Subprotocol;
-use crate::transmit::{Advance, Work};
+use crate::work::{Advance, Work};
 
 /// An atomic on memory of a peer.
 #[derive(Clone, Copy, Debug)]
@@ -138,11 +139,11 @@ pub struct AtomicRefused<B> {
 /// What an atomic of this endpoint has beside its send.
 #[derive(Debug)]
 pub(crate) struct AtomicState<B> {
-    remote: Remote,
+    pub(crate) remote: Remote,
     datatype: Datatype,
     op: AtomicOp,
     kind: AtomicKind,
-    fetched: Option<B>,
+    pub(crate) fetched: Option<B>,
 }
 
 /// The largest header of an atomic: 24 bytes, four pieces of memory, and a raw
@@ -219,14 +220,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Sends the request.
     pub(crate) fn send_rta(&mut self, id: OpId, atomic: u32) -> Advance {
-        let Some(send) = self.sends.get(id) else { return Advance::Done };
-        let Some(state) = self.atomics.get(atomic as usize) else {
-            return Advance::Done;
-        };
-        let remote = state.remote;
+        let Self { core, sends, atomics, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        let Some(state) = atomics.get(atomic as usize) else { return Advance::Done };
         let rta = Rta {
             msg_id: MsgId(send.msg_id),
-            rma_iov: remote.pieces(),
+            rma_iov: state.remote.pieces(),
             datatype: state.datatype.code(),
             op: state.op.code(),
             kind: match (state.kind, send.level) {
@@ -235,11 +234,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 (AtomicKind::Fetch, _) => RtaKind::Fetch { recv_id: id },
                 (AtomicKind::Compare, _) => RtaKind::Compare { recv_id: id },
             },
-            options: self.core.request_options(send.peer, None),
+            options: core.request_options(send.peer, None),
         };
         let (length, before) = (send.length, send.outstanding);
         let advance =
-            self.post_segment(id, rta.packet_type(), 0, length, |packet| rta.emit(packet));
+            core.post_segment(id, send, rta.packet_type(), length, |packet| rta.emit(packet));
         self.began(id, Subprotocol::Eager, before);
         advance
     }
@@ -288,15 +287,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Sends previous values.
     pub(crate) fn send_atomrsp(&mut self, id: OpId) -> Advance {
-        let Some(send) = self.sends.get(id) else { return Advance::Done };
-        let (length, before) = (send.length, send.outstanding);
-        let response = AtomRsp {
-            connid: self.core.packet_connid(),
-            recv_id: send.recv_id,
-            seg_length: length,
-        };
-        let advance =
-            self.post_segment(id, PacketType::AtomRsp, 0, length, |packet| response.emit(packet));
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        let (seg_length, before) = (send.length, send.outstanding);
+        let response = AtomRsp { connid: core.packet_connid(), recv_id: send.recv_id, seg_length };
+        let emit = |packet: &mut [u8]| response.emit(packet);
+        let advance = core.post_segment(id, send, PacketType::AtomRsp, seg_length, emit);
         self.began(id, Subprotocol::Eager, before);
         advance
     }
@@ -319,31 +315,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         fetched.write(0, payload);
         send.confirmed = true;
         self.end_send_if_done(id);
-    }
-
-    /// Tells the application of an atomic that ended.
-    pub(crate) fn atomic_ended(
-        &mut self,
-        (context, peer): (u64, PeerId),
-        atomic: u32,
-        memory: Memory<B, Q::Region>,
-        result: Result<(), OperationError>,
-    ) {
-        let Some(state) = self.atomics.try_remove(atomic as usize) else { return };
-        let (operand, comparand) = match memory {
-            Memory::Buffer(operand) => (operand, None),
-            Memory::Buffers(both) => (both.0, Some(both.1)),
-            Memory::Exposed(_) | Memory::Values(_) => return,
-        };
-        self.core.schedule.complete(Completion::Atomic(Box::new(AtomicCompletion {
-            context,
-            peer,
-            length: rdma::total(state.remote.pieces()).unwrap_or(0),
-            operand,
-            comparand,
-            fetched: state.fetched,
-            result,
-        })));
     }
 }
 

@@ -13,7 +13,6 @@ use efa_device::{QueuePair, Source, TagChange, TagCommand, TagList, TagReport};
 use efa_match::{Change, Command, ListLimits, Outcome, PostId, TagMatcher};
 use efa_proto::{Header, Packet, Rtm};
 
-use crate::arrival::Shape;
 use crate::completion::OperationError;
 use crate::core::Core;
 use crate::endpoint::Endpoint;
@@ -22,6 +21,7 @@ use crate::held::Chain;
 use crate::matching::{Matching, Waiting};
 use crate::payload::Payload;
 use crate::peer::PeerId;
+use crate::shape::Shape;
 
 /// What the device says of the packet in hand, until the message that it begins has asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,0 +1,223 @@
+//! What waits to be sent: which subprotocol sends it, peer by peer.
+//!
+//! ```text
+//!   send ── started ─┬─► select ─► eager │ medium │ long-CTS │ long-read │ runting read ─► device
+//!                    └─► backlog of its peer ─► serve: each peer in turn, a few packets at a time
+//! ```
+
+use efa_device::{QueuePair, Status};
+use efa_proto::{MsgId, OpId, Rtm, RtmKind};
+
+use crate::completion::{Level, OperationError};
+use crate::core::Core;
+use crate::endpoint::Endpoint;
+use crate::memory::Memory;
+use crate::operations::{Operations, Send, SendRole};
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::select;
+use crate::select::{Circumstances, Operation, Subprotocol};
+use crate::work::{Advance, Work};
+
+/// Packets of one peer in a row before others have their turn.
+const BURST: usize = 16;
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+    /// Starts a send that has its turn among the messages to the peer.
+    pub(crate) fn start_ordered(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
+        let peer = send.peer;
+        let active = self.core.peers.converse(peer, &self.core.config);
+        let pause = active.must_pause();
+        let hold = pause || active.must_hold(send.level, &self.core.config);
+        let clear = active.is_clear();
+        let missing = active.missing(send.level);
+        if !hold && missing.is_empty() {
+            send.msg_id = active.take_ordered_id().0;
+        }
+        let id = self.add_send(send);
+        if hold {
+            self.core.hold(peer, id);
+            if pause {
+                self.core.await_pause(peer);
+            }
+        } else if !missing.is_empty() {
+            self.fail_send(id, OperationError::PeerLacks { missing });
+        } else if !clear || self.advance_send(id).goes_on() {
+            self.core.enqueue(peer, Work::Send(id));
+        }
+        id
+    }
+
+    /// Selects the subprotocol of a send and writes its first packets.
+    pub(crate) fn begin_send(&mut self, id: OpId) -> Advance {
+        let Some(send) = self.sends.get(id) else { return Advance::Done };
+        if self.core.takes_plain(send.peer) {
+            return self.send_plain(id);
+        }
+        let rtm = Rtm {
+            msg_id: MsgId(send.msg_id),
+            tag: send.tag,
+            kind: match send.level {
+                Level::Transmit => RtmKind::Eager,
+                Level::Delivery => RtmKind::DcEager { send_id: id },
+            },
+            options: self.core.request_options(send.peer, send.cq_data),
+        };
+        let level = send.level;
+        let (peer, length, before) = (send.peer, send.length, send.outstanding);
+        let subprotocol = if send.read_nack {
+            Subprotocol::LongCts
+        } else {
+            let fits = self.core.left_of_packet(rtm.len());
+            // Nothing is never read, whatever the settings.
+            let long = length > 0 && length >= self.core.config.min_read;
+            let readable = long && self.make_readable(id, peer);
+            let runting = readable && level == Level::Transmit && self.core.may_runt(peer);
+            let message = Circumstances {
+                direct: false,
+                readable,
+                runting,
+                fits: length <= fits,
+                medium: length <= self.core.config.max_medium,
+            };
+            select::subprotocol(Operation::Message, message)
+        };
+        let advance = match subprotocol {
+            Subprotocol::Eager => self.send_eager(id, &rtm),
+            Subprotocol::Medium => self.send_medium(id),
+            Subprotocol::LongCts => self.send_longcts(id),
+            Subprotocol::LongRead => self.send_longread(id),
+            Subprotocol::RuntRead => self.send_runtread(id),
+            // Messages are not written.
+            Subprotocol::Direct => Advance::Done,
+        };
+        self.began(id, subprotocol, before);
+        advance
+    }
+
+    /// Notes the subprotocol of a send, if packets of it were posted. One that was blocked is selected
+    /// anew: its header may have become shorter, or more be known of the peer.
+    pub(crate) fn began(&mut self, id: OpId, subprotocol: Subprotocol, outstanding_before: u32) {
+        let Some(send) = self.sends.get_mut(id) else { return };
+        if send.outstanding == outstanding_before {
+            send.in_packets = send.length;
+            return;
+        }
+        send.subprotocol = Some(subprotocol);
+        if let Some(active) = self.core.peers.active_mut(send.peer) {
+            active.handshake.request_posted();
+            active.reads_under_way += u32::from(send.is_being_read());
+        }
+    }
+
+    /// Moves a send on as far as the device allows.
+    pub(crate) fn advance_send(&mut self, id: OpId) -> Advance {
+        let advance = self.post_send(id);
+        if advance == Advance::TooLong {
+            // Every subprotocol leaves room for its header.
+            self.fail_send(id, OperationError::Device(Status::BadLength));
+        }
+        advance
+    }
+
+    fn post_send(&mut self, id: OpId) -> Advance {
+        let Some(send) = self.sends.get(id) else { return Advance::Done };
+        if send.given_up.is_some() {
+            return Advance::Done;
+        }
+        match send.subprotocol {
+            None => match send.role {
+                SendRole::Message => self.begin_send(id),
+                SendRole::Write { remote } => self.begin_write(id, remote),
+                SendRole::ReadResponse => self.send_readrsp(id),
+                SendRole::Atomic { atomic, .. } => self.send_rta(id, atomic),
+                SendRole::AtomicResponse => self.send_atomrsp(id),
+            },
+            Some(Subprotocol::Medium) => self.send_medium(id),
+            Some(Subprotocol::LongCts) => self.send_ctsdata(id),
+            Some(Subprotocol::RuntRead) => self.send_runtread(id),
+            Some(Subprotocol::Eager | Subprotocol::LongRead | Subprotocol::Direct) => Advance::Done,
+        }
+    }
+
+    pub(crate) fn serve_peer(&mut self, peer: PeerId) -> Advance {
+        for _ in 0..BURST {
+            let Some(active) = self.core.peers.active_mut(peer) else { return Advance::Done };
+            if active.backoff.is_waiting() {
+                return Advance::Done;
+            }
+            let Some(work) = active.backlog.pop_front() else { return Advance::Done };
+            let (advance, work) = match work {
+                Work::Send(id) => (self.advance_send(id), work),
+                Work::Read(id) => (self.begin_read(id), work),
+                Work::Cts(id) => (self.send_cts(peer, id), work),
+                Work::Transfer(id) => (self.advance_transfer(id), work),
+                Work::Eor { send_id, recv_id } => (self.send_eor(peer, send_id, recv_id), work),
+                Work::ReadNack(id) => (self.send_read_nack(peer, id), work),
+                Work::PeerError { op_id, ref_kind, code } => {
+                    (self.send_peer_error(peer, op_id, ref_kind, code), work)
+                }
+                Work::Handshake => (self.send_handshake(peer), work),
+                Work::Provoke => (self.send_provocation(peer), work),
+                Work::Receipt { send_id, msg_id } => {
+                    (self.send_receipt(peer, send_id, msg_id), work)
+                }
+                Work::Packet { packet, record } => match self.resend(packet, record) {
+                    Ok(()) => continue,
+                    Err(work) => (Advance::Blocked, work),
+                },
+            };
+            let Some(active) = self.core.peers.active_mut(peer) else { return Advance::Done };
+            match advance {
+                Advance::Done | Advance::Stopped | Advance::TooLong => {}
+                Advance::More => active.backlog.push_back(work),
+                Advance::Blocked => {
+                    active.backlog.push_front(work);
+                    return Advance::Blocked;
+                }
+            }
+        }
+        Advance::More
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Puts work at the end of what a live peer is to be sent.
+    pub(crate) fn enqueue(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        active.backlog.push_back(work);
+        self.schedule(peer);
+    }
+
+    /// Puts work before everything else that a live peer is to be sent.
+    pub(crate) fn enqueue_first(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        active.backlog.push_front(work);
+        self.schedule(peer);
+    }
+
+    pub(crate) fn schedule(&mut self, peer: PeerId) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        if !active.scheduled && !active.backoff.is_waiting() && !active.backlog.is_empty() {
+            active.scheduled = true;
+            self.schedule.make_ready(peer);
+        }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// Sends what waits, peer by peer, until the device takes no more.
+    pub(crate) fn serve(&mut self) {
+        while let Some(peer) = self.matching.ops.core.schedule.next_ready() {
+            let served = self.matching.ops.serve_peer(peer);
+            self.settle();
+            if served == Advance::Blocked {
+                return self.matching.ops.core.schedule.put_back(peer);
+            }
+            if let Some(active) = self.matching.ops.core.peers.active_mut(peer) {
+                active.scheduled = false;
+            }
+            self.matching.ops.core.schedule(peer);
+        }
+    }
+}

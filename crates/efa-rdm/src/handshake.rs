@@ -1,0 +1,137 @@
+//! The exchange of HANDSHAKE packets (section 2.1), and what waits for a peer's.
+//!
+//! ```text
+//!   this side                                       peer
+//!     │── any request, or EAGER_RTW of nothing ────►│ the first packet of a peer is answered
+//!     │◄──────────────── HANDSHAKE (features) ──────│
+//!     │── HANDSHAKE (features) ────────────────────►│
+//! ```
+
+use efa_device::QueuePair;
+use efa_handshake::{AddressHeader, Extras, Learned};
+use efa_proto::{ExtraInfo, Handshake, OpId, PacketType, Rtw, RtwKind, UserRecvQp};
+
+use crate::completion::OperationError;
+use crate::core::Core;
+use crate::operations::Operations;
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::work::{Advance, InFlight, Purpose, Work};
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Keeps a send until the peer has told what it can do.
+    pub(crate) fn hold(&mut self, peer: PeerId, id: OpId) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        active.held.push_back(id);
+        self.provoke(peer);
+    }
+
+    /// Sees to it that the peer's HANDSHAKE comes.
+    pub(crate) fn provoke(&mut self, peer: PeerId) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        if active.handshake.must_elicit_handshake() {
+            active.handshake.request_posted();
+            self.enqueue(peer, Work::Provoke);
+        }
+    }
+
+    /// Does something as soon as the peer's HANDSHAKE has told what it can do.
+    pub(crate) fn when_known(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
+        let active = self.peers.converse(peer, &self.config);
+        if active.handshake.is_known() {
+            return self.enqueue(peer, work);
+        }
+        active.awaiting_handshake.push(work);
+        self.provoke(peer);
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+    /// Begins the sends that waited for the peer's HANDSHAKE; those that it can't take fail, and
+    /// leave no gap among the message ids.
+    pub(crate) fn release_held(&mut self, peer: PeerId) {
+        while let Some(active) = self.core.peers.active_mut(peer)
+            && let Some(id) = active.held.pop_front()
+        {
+            let Some(send) = self.sends.get_mut(id) else { continue };
+            let pause = active.must_pause();
+            if pause || active.awaits_handshake(send.level, &self.core.config) {
+                active.held.push_front(id);
+                if pause {
+                    self.core.await_pause(peer);
+                }
+                return;
+            }
+            let missing = active.missing(send.level);
+            if missing.is_empty() {
+                send.msg_id = active.take_ordered_id().0;
+                self.core.enqueue(peer, Work::Send(id));
+            } else {
+                self.fail_send(id, OperationError::PeerLacks { missing });
+            }
+        }
+    }
+
+    /// Sends a write of nothing to nowhere, which every release answers with its HANDSHAKE.
+    pub(crate) fn send_provocation(&mut self, peer: PeerId) -> Advance {
+        let options = self.core.request_options(peer, None);
+        let rtw = Rtw { rma_iov: &[], kind: RtwKind::Eager, options };
+        let record = |length| InFlight::control(peer, PacketType::EagerRtw, length);
+        self.post_control(record, |packet| rtw.emit(packet))
+    }
+
+    /// Sends our HANDSHAKE (section 2.1).
+    pub(crate) fn send_handshake(&mut self, peer: PeerId) -> Advance {
+        let profile = self.core.config.profile;
+        let Ok(extra_info) = ExtraInfo::new(&[profile.extras.bits()]) else {
+            return Advance::Done;
+        };
+        let handshake = Handshake {
+            extra_info,
+            connid: self.core.packet_connid(),
+            host_id: (profile.host_id && self.core.config.host_id != 0)
+                .then_some(self.core.config.host_id),
+            device_version: profile
+                .device_version
+                .then(|| self.core.transmit.device.attributes().vendor_part_id),
+            user_recv_qp: self.core.user_recv_qp,
+        };
+        let record = |length| InFlight {
+            peer,
+            purpose: Purpose::Handshake,
+            packet_type: PacketType::Handshake,
+            length,
+            retransmitted: false,
+        };
+        let advance = self.post_control(record, |packet| handshake.emit(packet));
+        if advance == Advance::Done
+            && let Some(active) = self.core.peers.active_mut(peer)
+        {
+            active.handshake.handshake_posted();
+        }
+        advance
+    }
+
+    pub(crate) fn handshake_arrived(&mut self, peer: PeerId, handshake: &Handshake<'_>) {
+        let Some(active) = self.core.peers.active_mut(peer) else { return };
+        if active.handshake.handshake_received(handshake) == Learned::Changed {
+            tracing::info!(peer = peer.0, "a second HANDSHAKE announces other features");
+        }
+        active.by_connid =
+            active.handshake.address_header(&self.core.config.profile) == AddressHeader::Connid;
+        active.user_queue = user_queue(active.handshake.extras(), handshake);
+        let extras = active.handshake.extras().unwrap_or_default();
+        active.pace.learn(extras, active.next_msg_id);
+        active.keep_from_going_at_once();
+        for work in core::mem::take(&mut active.awaiting_handshake) {
+            self.core.enqueue(peer, work);
+        }
+        self.release_held(peer);
+    }
+}
+
+/// The queue pair of a peer that takes plain messages, if it does (feature 7).
+fn user_queue(extras: Option<Extras>, handshake: &Handshake<'_>) -> Option<UserRecvQp> {
+    let asks = extras.is_some_and(|extras| extras.contains(Extras::USER_RECV_QP));
+    handshake.user_recv_qp.filter(|queue| asks && u16::try_from(queue.qpn).is_ok())
+}

@@ -1,0 +1,239 @@
+//! A packet on its way in: who sent it, and what is it for.
+//!
+//! ```text
+//!   bytes ─ parse ─► sender ─► HANDSHAKE pending? ─► by type ─┬─► RTM ─ in msg_id order ─► match
+//!                                                             ├─► CTS ─► send operation
+//!                                                             ├─► CTSDATA ─► receive operation
+//!                                                             └─► HANDSHAKE ─► peer
+//! ```
+
+use efa_device::{DeviceError, QueuePair, Source};
+use efa_handshake::Reply;
+use efa_proto::{Connid, EagerConnid, Header, Packet, RawAddress};
+
+use crate::completion::{Completion, OperationError, eager_received};
+use crate::core::Core;
+use crate::endpoint::Endpoint;
+use crate::event::{DropReason, Event};
+use crate::matching::Posted;
+use crate::payload::Payload;
+use crate::peer::{PeerId, Standing, gid};
+use crate::work::Work;
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// The device put a datagram into a receive buffer.
+    #[inline(always)]
+    pub(crate) fn packet_arrived(
+        &mut self,
+        packet: Q::Packet,
+        length: usize,
+        source: Source,
+    ) -> Option<Completion<B>> {
+        let core = &mut self.matching.ops.core;
+        core.statistics.received_bytes += length as u64;
+        let bytes = packet.as_ref().get(..length).unwrap_or_default();
+        // Most packets are the next message of a peer, complete.
+        if let Some(eager) = EagerConnid::peek(bytes)
+            && let Some((peer, active)) = core.peers.recognise(source, eager.connid)
+            && active.handshake.is_answered()
+            && active.window.pass(eager.msg_id.0)
+        {
+            core.statistics.received.count(eager.packet_type());
+            let (tag, length) = (eager.tag, eager.payload.len() as u64);
+            match self.matching.match_at_once(peer, tag) {
+                Some(posted) if length <= posted.buffer.length() => {
+                    let Posted { context, mut buffer, .. } = posted;
+                    buffer.write(0, eager.payload);
+                    self.matching.ops.core.statistics.delivered_bytes += length;
+                    // Before the completion is written, which then needn't be moved.
+                    self.consumed(packet);
+                    return Some(eager_received(context, peer, tag, length, buffer));
+                }
+                Some(posted) => self.matching.ops.eager_too_long(posted, peer, bytes),
+                None => self.matching.eager_arrived(peer, bytes),
+            }
+        } else {
+            self.other_packet_arrived(bytes, source);
+        }
+        self.consumed(packet);
+        None
+    }
+
+    /// Handles a packet that is not the next message of a peer, or has more in its header.
+    #[inline(never)]
+    fn other_packet_arrived(&mut self, bytes: &[u8], source: Source) {
+        let core = &mut self.matching.ops.core;
+        match Packet::parse(bytes) {
+            Ok(packet) => {
+                let Some(peer) = core.introduced(&packet, source) else { return };
+                // The sender may be a restarted peer: nothing of it is handled before the end of the
+                // old one is settled.
+                self.settle();
+                self.handle_packet(peer, &packet, bytes);
+            }
+            Err(error) => {
+                let peer = source.address_handle.and_then(|h| core.peers.by_source(h, source.qpn));
+                core.drop_packet(peer, DropReason::Malformed(error));
+            }
+        }
+    }
+
+    fn handle_packet(&mut self, peer: PeerId, packet: &Packet<'_>, bytes: &[u8]) {
+        let Packet { header, payload } = packet;
+        let matching = &mut self.matching;
+        match header {
+            Header::Rtm(rtm) => matching.rtm_arrived(peer, rtm, payload, bytes),
+            Header::Rta(rta) => matching.ordered_arrived(peer, rta.msg_id.0, bytes, |matching| {
+                matching.ops.rta_arrived(peer, rta, payload);
+            }),
+            Header::PeerError(error) => matching.peer_error_arrived(peer, error),
+            Header::Cts(cts) => matching.ops.cts_arrived(peer, cts),
+            Header::CtsData(data) => matching.ops.ctsdata_arrived(peer, data, payload),
+            Header::Eor(eor) => matching.ops.eor_arrived(peer, eor),
+            Header::Receipt(receipt) => matching.ops.receipt_arrived(peer, receipt),
+            Header::ReadNack(nack) => matching.ops.read_nack_arrived(peer, nack),
+            Header::Handshake(handshake) => matching.ops.handshake_arrived(peer, handshake),
+            Header::Rtw(rtw) => matching.ops.rtw_arrived(peer, rtw, payload),
+            Header::Rtr(rtr) => matching.ops.rtr_arrived(peer, rtr),
+            Header::ReadRsp(response) => matching.ops.readrsp_arrived(peer, response, payload),
+            Header::AtomRsp(response) => matching.ops.atomrsp_arrived(peer, response, payload),
+            _ => {
+                let reason = DropReason::Unsupported(packet.packet_type());
+                matching.ops.core.drop_packet(Some(peer), reason);
+            }
+        }
+    }
+}
+
+/// Why the sender of a packet isn't found, and which peer it claims to be, if any.
+type Unintroduced = (Option<PeerId>, DropReason);
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Returns the sender of a packet, and queues a HANDSHAKE for it if it is new. Without a sender the
+    /// packet is dropped.
+    ///
+    /// The caller settles: the sender may take the place of a peer that ends by that.
+    pub(crate) fn introduced(&mut self, packet: &Packet<'_>, source: Source) -> Option<PeerId> {
+        // Most senders have written lately.
+        let known = packet.header.connid().and_then(|connid| self.peers.recognise(source, connid));
+        let peer = match known {
+            Some((peer, active)) if active.handshake.is_answered() => peer,
+            _ => self.introduced_anew(packet, source)?,
+        };
+        self.statistics.received.count(packet.packet_type());
+        tracing::trace!(peer = peer.0, packet = %packet, "received");
+        Some(peer)
+    }
+
+    #[inline(never)]
+    fn introduced_anew(&mut self, packet: &Packet<'_>, source: Source) -> Option<PeerId> {
+        let peer = match self.sender(&packet.header, source) {
+            Ok(peer) => peer,
+            Err((peer, reason)) => {
+                self.drop_packet(peer, reason);
+                return None;
+            }
+        };
+        let active = self.peers.converse(peer, &self.config);
+        // A packet without connid may be from an earlier holder of the queue pair, whose successor
+        // doesn't know us yet and would lose our HANDSHAKE. A sender of a HANDSHAKE answers ours.
+        let is_from_peer =
+            packet.header.connid().is_some() || matches!(packet.header, Header::Handshake(_));
+        if is_from_peer && active.handshake.packet_received() == Some(Reply::Handshake) {
+            self.enqueue_first(peer, Work::Handshake);
+        }
+        Some(peer)
+    }
+
+    /// Finds the sender of a packet, or adds it as a peer (sections 2.2 and 4.4).
+    fn sender(&mut self, header: &Header<'_>, source: Source) -> Result<PeerId, Unintroduced> {
+        let current = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
+        if let Some(peer) = current {
+            match (header.connid(), self.peers.address(peer)) {
+                (Some(connid), Some(address)) if connid != address.connid => {
+                    return self.other_incarnation(peer, address, header, connid);
+                }
+                (Some(_), _) => {}
+                (None, _) => self.statistics.unverified += 1,
+            }
+            return Ok(peer);
+        }
+        if let Some(address) = header.raw_address() {
+            let forged =
+                address.qpn != source.qpn.0 || source.gid.is_some_and(|gid| gid.0 != address.gid);
+            if forged {
+                return Err((None, DropReason::ForgedAddress));
+            }
+            return self.discover(*address);
+        }
+        // The device reports the interface of a sender that it has no handle for.
+        let (Some(gid), Some(connid)) = (source.gid, header.connid()) else {
+            return Err((None, DropReason::UnknownSender));
+        };
+        let address = RawAddress { gid: gid.0, qpn: source.qpn.0, connid };
+        match self.peers.by_address(&address) {
+            Some(peer) => self.unless_gone(peer),
+            None => Err((None, DropReason::UnknownSender)),
+        }
+    }
+
+    /// A packet of another incarnation of a known queue pair: a later one, which introduces itself with
+    /// its address, or an earlier one.
+    fn other_incarnation(
+        &mut self,
+        peer: PeerId,
+        known: RawAddress,
+        header: &Header<'_>,
+        connid: Connid,
+    ) -> Result<PeerId, Unintroduced> {
+        let address = RawAddress { connid, ..known };
+        if let Some(earlier) = self.peers.by_address(&address) {
+            return Err((Some(earlier), DropReason::Stale));
+        }
+        match header.raw_address() {
+            Some(claimed) if *claimed == address => self.discover(address),
+            Some(_) => Err((Some(peer), DropReason::ForgedAddress)),
+            None => Err((Some(peer), DropReason::Stale)),
+        }
+    }
+
+    /// A sender found by its address, which may be that of a peer that is gone.
+    fn unless_gone(&self, peer: PeerId) -> Result<PeerId, Unintroduced> {
+        match self.peers.standing(peer) {
+            Standing::Live => Ok(peer),
+            _ => Err((Some(peer), DropReason::Stale)),
+        }
+    }
+
+    fn discover(&mut self, address: RawAddress) -> Result<PeerId, Unintroduced> {
+        if let Some(known) = self.peers.by_address(&address) {
+            return self.unless_gone(known);
+        }
+        if self.peers.discovered >= self.config.bounds.discovered {
+            return Err((None, DropReason::PeerTableFull));
+        }
+        match self.add_peer(address) {
+            Ok(peer) => {
+                self.peers.discovered += 1;
+                self.events.push(Event::PeerDiscovered(peer));
+                Ok(peer)
+            }
+            Err(error) => {
+                self.events.push(Event::DeviceRefused(error));
+                Err((None, DropReason::PeerTableFull))
+            }
+        }
+    }
+
+    /// Adds a peer whose address is not known, or gone. The peer that held its queue pair ends; the
+    /// caller settles that.
+    pub(crate) fn add_peer(&mut self, address: RawAddress) -> Result<PeerId, DeviceError> {
+        let handle = self.transmit.device.create_address_handle(gid(&address))?;
+        let (peer, replaced) = self.peers.insert(address, handle);
+        if let Some(old) = replaced {
+            self.end_peer(old, OperationError::PeerRestarted);
+            self.events.push(Event::PeerRestarted { old, new: peer });
+        }
+        Ok(peer)
+    }
+}

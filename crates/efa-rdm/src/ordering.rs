@@ -1,0 +1,172 @@
+//! Requests that have a message id are handled in the order of the ids; those ahead are kept until their
+//! turn (section 1.3).
+//!
+//! ```text
+//!   msg_id    5        6 ── the next: handled, and with it those kept behind it
+//!             handled  8 ── ahead: kept in the window of its peer
+//!                      5 ── seen: dropped
+//! ```
+
+use efa_device::QueuePair;
+use efa_match::Admit;
+use efa_proto::{Header, Packet, Rtm};
+
+use crate::bounds::Excess;
+use crate::core::Core;
+use crate::event::DropReason;
+use crate::held;
+use crate::held::Chain;
+use crate::matching::Matching;
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::shape::Shape;
+use crate::taglist::Verdict;
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
+    /// A request to send a message: in the order of message ids, unless its message has begun.
+    pub(crate) fn rtm_arrived(
+        &mut self,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        payload: &[u8],
+        bytes: &[u8],
+    ) {
+        let shape = Shape::of(rtm, payload);
+        match shape {
+            Ok(shape) if shape.read_nack => {
+                return self.ops.nacked_message_arrived(peer, rtm, &shape);
+            }
+            Ok(shape) if shape.subprotocol.has_several_requests() => {
+                if let Some(assembly) = self.ops.assembly(peer, rtm) {
+                    return self.medium_segment(peer, assembly, rtm, &shape, payload, bytes);
+                }
+                if self.has_tag_list && self.ops.core.begins_unseen(peer, rtm, &shape) {
+                    return self.ops.core.drop_packet(Some(peer), DropReason::OutOfOrder);
+                }
+            }
+            Ok(_) => {}
+            Err(reason) => return self.ops.core.drop_packet(Some(peer), reason),
+        }
+        self.ordered_arrived(peer, rtm.msg_id.0, bytes, |matching| match shape {
+            Ok(shape) => matching.message_begins(peer, rtm, &shape, payload, bytes),
+            Err(reason) => matching.ops.core.drop_packet(Some(peer), reason),
+        });
+    }
+
+    /// A request that has its turn among others: handles it, or keeps it until then.
+    pub(crate) fn ordered_arrived(
+        &mut self,
+        peer: PeerId,
+        msg_id: u32,
+        bytes: &[u8],
+        handle: impl FnOnce(&mut Self),
+    ) {
+        let Some(active) = self.ops.core.peers.active_mut(peer) else { return };
+        if active.window.expected() != msg_id {
+            return self.request_early(peer, msg_id, bytes);
+        }
+        let Admit::InOrder(_) = active.window.admit(msg_id, Chain::NONE) else { return };
+        handle(self);
+        self.release_early(peer);
+    }
+
+    /// Keeps an early packet until its turn has come.
+    pub(crate) fn request_early(&mut self, peer: PeerId, msg_id: u32, bytes: &[u8]) {
+        if let Verdict::Receive(_) = self.verdict {
+            return self.ops.core.drop_packet(Some(peer), DropReason::OutOfOrder);
+        }
+        let chain = self.held.hold(bytes);
+        let Some(active) = self.ops.core.peers.active_mut(peer) else { return };
+        let reason = match active.window.admit(msg_id, chain) {
+            Admit::Kept | Admit::InOrder(_) => {
+                self.ops.core.statistics.reordered += 1;
+                self.defer_verdict();
+                return self.ops.core.keeps_early(peer, bytes);
+            }
+            Admit::Occupied(chain) => match active.window.get_mut(msg_id) {
+                Some(first) if *first != Chain::NONE => {
+                    self.held.append(first, chain);
+                    self.ops.core.statistics.reordered += 1;
+                    return self.ops.core.keeps_early(peer, bytes);
+                }
+                // Its sender has given the message up.
+                _ => DropReason::OldMessageId,
+            },
+            Admit::Old(_) => DropReason::OldMessageId,
+            Admit::Beyond(_) => DropReason::MessageIdTooFar,
+        };
+        self.held.drop_chain(chain);
+        self.ops.core.drop_packet(Some(peer), reason);
+    }
+
+    /// Handles the kept packets whose turn has come.
+    #[inline]
+    pub(crate) fn release_early(&mut self, peer: PeerId) {
+        while let Some(active) = self.ops.core.peers.active_mut(peer)
+            && let Some(chain) = active.window.pop_ready()
+        {
+            self.release(peer, chain);
+        }
+    }
+
+    #[inline(never)]
+    pub(crate) fn release(&mut self, peer: PeerId, chain: Chain) {
+        if chain == Chain::NONE {
+            return; // A message that will not come.
+        }
+        let cost = self.replay(chain, |matching, packet, bytes, first| match &packet.header {
+            Header::Rta(rta) if first => matching.ops.rta_arrived(peer, rta, packet.payload),
+            Header::Rtm(rtm) => match Shape::of(rtm, packet.payload) {
+                Ok(shape) if first => {
+                    matching.message_begins(peer, rtm, &shape, packet.payload, bytes);
+                }
+                Ok(shape) => matching.further_segment(peer, rtm, &shape, packet.payload, bytes),
+                Err(reason) => matching.ops.core.drop_packet(Some(peer), reason),
+            },
+            _ => matching.ops.core.drop_packet(Some(peer), DropReason::OldMessageId),
+        });
+        self.ops.core.had_early(peer, cost);
+    }
+
+    /// Takes held packets out one by one and handles each; gives what they cost.
+    pub(crate) fn replay(
+        &mut self,
+        chain: Chain,
+        mut handle: impl FnMut(&mut Self, &Packet<'_>, &[u8], bool),
+    ) -> usize {
+        let (mut next, mut cost) = (Some(chain.first), 0);
+        let mut first = true;
+        while let Some(id) = next {
+            let held = self.held.take(id);
+            next = held.next;
+            let bytes = held.bytes();
+            cost += held::cost(bytes.len());
+            if let Ok(packet) = Packet::parse(bytes) {
+                handle(self, &packet, bytes, first);
+            }
+            first = false;
+            self.held.release(held);
+        }
+        cost
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Packets of a peer are kept until their turn.
+    pub(crate) fn keeps_early(&mut self, peer: PeerId, packet: &[u8]) {
+        let limit = self.config.bounds.early;
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        active.early += held::cost(packet.len());
+        let bytes = active.early;
+        if bytes > limit {
+            self.exclude(peer, Excess::Early { bytes, limit });
+        }
+    }
+
+    /// Early packets had their turn.
+    pub(crate) fn had_early(&mut self, peer: PeerId, bytes: usize) {
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.early -= bytes;
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Packets that are written: posting them, and what the device says of them.
+//!
+//! ```text
+//!   packet ─► device ─┬─► delivered ─────────► its message or operation goes on
+//!                     ├─► receiver not ready ─► kept, sent again after a backoff
+//!                     └─► failed ─────────────► its message is given up, or its peer is lost
+//! ```
+
+use efa_device::{Destination, QueuePair, Status, WorkId};
+use efa_proto::{OpId, PacketType};
+
+use crate::completion::{Completion, OperationError};
+use crate::core::Core;
+use crate::operations::{Heard, Operations};
+use crate::payload::Payload;
+use crate::peer::{Active, PeerId, Standing};
+use crate::rnr::Retry;
+use crate::transmit::{PostFailure, Unposted};
+use crate::work::{Advance, InFlight, Purpose, Work};
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+    /// Sends a packet that came back, or was written while its peer could not be served.
+    pub(crate) fn resend(
+        &mut self,
+        packet: Q::Packet,
+        record: InFlight<B>,
+    ) -> Result<(), Work<Q::Packet, B>> {
+        if self.core.transmit.is_full() {
+            return Err(Work::Packet { packet, record });
+        }
+        let sent = (record.packet_type, record.length);
+        let retransmitted = record.retransmitted;
+        match self.core.transmit.post(packet, self.core.destination(&record), record) {
+            Ok(()) => {
+                if retransmitted {
+                    self.core.statistics.retransmitted += 1;
+                } else {
+                    self.core.count_sent(sent);
+                }
+                Ok(())
+            }
+            Err(Unposted { packet, record, failure: PostFailure::Blocked }) => {
+                Err(Work::Packet { packet, record })
+            }
+            Err(Unposted { packet, record, failure: PostFailure::Refused(status) }) => {
+                self.core.transmit.recycle(packet);
+                self.packet_failed(record, status);
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends a packet that is written already, now or before all else.
+    #[inline(always)]
+    pub(crate) fn post_written(&mut self, packet: Q::Packet, record: InFlight<B>) {
+        let sent = (record.packet_type, record.length);
+        match self.core.transmit.post(packet, self.core.destination(&record), record) {
+            Ok(()) => self.core.count_sent(sent),
+            Err(unposted) => self.keep_written(unposted),
+        }
+    }
+
+    #[cold]
+    pub(crate) fn keep_written(&mut self, unposted: Unposted<Q::Packet, B>) {
+        let Unposted { packet, record, failure } = unposted;
+        match failure {
+            PostFailure::Blocked => {
+                self.core.enqueue_first(record.peer, Work::Packet { packet, record });
+            }
+            PostFailure::Refused(status) => {
+                self.core.transmit.recycle(packet);
+                self.packet_failed(record, status);
+            }
+        }
+    }
+
+    /// Posts a packet, or puts it behind what waits before it.
+    pub(crate) fn post_or_queue_up(&mut self, packet: Q::Packet, record: InFlight<B>) {
+        if self.core.peers.active(record.peer).is_some_and(Active::is_clear) {
+            self.post_written(packet, record);
+        } else {
+            self.core.enqueue(record.peer, Work::Packet { packet, record });
+        }
+    }
+
+    /// Writes and posts a packet without payload.
+    pub(crate) fn post_control(
+        &mut self,
+        record: impl FnOnce(u32) -> InFlight<B>,
+        emit: impl FnOnce(&mut [u8]) -> Result<usize, efa_proto::EmitError>,
+    ) -> Advance {
+        let Ok(mut packet) = self.core.transmit.packet() else { return Advance::Blocked };
+        let Ok(length) = emit(packet.as_mut()) else {
+            // Control packets are far shorter than the least MTU.
+            self.core.transmit.recycle(packet);
+            return Advance::Done;
+        };
+        let record = record(length as u32);
+        match self.core.post_packet(packet, record) {
+            Ok(()) => Advance::Done,
+            Err((_, PostFailure::Blocked)) => Advance::Blocked,
+            Err((record, PostFailure::Refused(status))) => {
+                self.packet_failed(record, status);
+                Advance::Stopped
+            }
+        }
+    }
+
+    /// The device finished with a packet.
+    #[inline(always)]
+    pub(crate) fn packet_sent(
+        &mut self,
+        id: WorkId,
+        packet: Q::Packet,
+        result: Result<(), Status>,
+    ) -> Option<Completion<B>> {
+        // What failed goes a way of its own, so that nothing of the record has to be in memory here.
+        if let Err(status) = result {
+            self.packet_not_sent(id, packet, status);
+            return None;
+        }
+        self.core.transmit.recycle(packet);
+        self.packet_delivered(id)
+    }
+
+    /// A packet lies in its receiver's memory.
+    #[inline(always)]
+    pub(crate) fn packet_delivered(&mut self, id: WorkId) -> Option<Completion<B>> {
+        let InFlight { peer, purpose, retransmitted, .. } = self.core.transmit.completed(id)?;
+        if retransmitted && let Some(active) = self.core.peers.active_mut(peer) {
+            active.backoff.delivered();
+        }
+        match purpose {
+            Purpose::Message(message) => self.message_end(peer, message, Ok(())),
+            // In one pattern with the first it costs every message fifteen instructions.
+            Purpose::Plain { message, .. } => self.message_end(peer, message, Ok(())),
+            Purpose::Send { id, msg_id } => {
+                self.segment_delivered(peer, id, msg_id);
+                None
+            }
+            Purpose::Control | Purpose::Handshake => None,
+        }
+    }
+
+    /// A packet of a send arrived at the target.
+    pub(crate) fn segment_delivered(&mut self, peer: PeerId, id: OpId, msg_id: u32) {
+        let Some(send) = self.sends.get_mut(id).filter(|send| send.is(peer, msg_id)) else {
+            return;
+        };
+        send.outstanding -= 1;
+        if send.heard == Heard::Nothing {
+            send.heard = Heard::Part;
+        }
+        if send.outstanding == 0 {
+            self.end_send_if_done(id);
+        }
+    }
+
+    /// The device gave a packet up.
+    #[cold]
+    pub(crate) fn packet_not_sent(&mut self, id: WorkId, packet: Q::Packet, status: Status) {
+        let Some(record) = self.core.transmit.completed(id) else {
+            return self.core.transmit.recycle(packet);
+        };
+        let live = self.core.peers.standing(record.peer) == Standing::Live;
+        if status == Status::ReceiverNotReady && live {
+            self.receiver_not_ready(packet, record);
+        } else {
+            let msg_id = self.core.whole_message_id(&packet, &record);
+            self.core.transmit.recycle(packet);
+            self.packet_or_message_failed(record, msg_id, status);
+        }
+    }
+
+    /// Keeps a packet that the peer had no room for, to be sent again.
+    pub(crate) fn receiver_not_ready(&mut self, packet: Q::Packet, mut record: InFlight<B>) {
+        self.core.statistics.receiver_not_ready += 1;
+        record.retransmitted = true;
+        self.back_off(record.peer);
+        self.core.enqueue_first(record.peer, Work::Packet { packet, record });
+    }
+
+    /// Leaves a peer that was not ready alone for a while.
+    pub(crate) fn back_off(&mut self, peer: PeerId) {
+        let active = self.core.peers.converse(peer, &self.core.config);
+        let was_waiting = active.backoff.is_waiting();
+        if let Retry::At(until) = active.backoff.not_ready(self.core.now, &self.core.config.backoff)
+            && !was_waiting
+        {
+            self.core.schedule.leave_alone(peer, until);
+            // It may have been the turn of one of its transfers.
+            self.resume_transfer();
+        }
+    }
+
+    /// A packet will never arrive, and with it a message id, a grant or a HANDSHAKE without which
+    /// the conversation can't go on: the peer is lost.
+    #[cold]
+    pub(crate) fn packet_failed(&mut self, record: InFlight<B>, status: Status) {
+        self.core.statistics.send_errors += 1;
+        let error = OperationError::Device(status);
+        let InFlight { peer, purpose, .. } = record;
+        // A peer that wrote once and left is no error (section 2.3).
+        if matches!(purpose, Purpose::Handshake) && status.is_peer_gone() {
+            self.core.end_peer(peer, error);
+        } else if self.core.peers.standing(peer) == Standing::Live {
+            self.core.lose_peer(peer, status);
+        }
+        // A message of one packet has no operation that could end with its peer.
+        if let Some(message) = purpose.message() {
+            self.message_ended(peer, message, Err(error));
+        }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Posts a fresh packet that can be written again.
+    #[inline]
+    pub(crate) fn post_packet(
+        &mut self,
+        packet: Q::Packet,
+        record: InFlight<B>,
+    ) -> Result<(), (InFlight<B>, PostFailure)> {
+        let sent = (record.packet_type, record.length);
+        match self.transmit.post(packet, self.destination(&record), record) {
+            Ok(()) => {
+                self.count_sent(sent);
+                Ok(())
+            }
+            Err(Unposted { packet, record, failure }) => {
+                self.transmit.recycle(packet);
+                Err((record, failure))
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn destination(&self, record: &InFlight<B>) -> Destination {
+        match record.purpose {
+            Purpose::Plain { .. } => self.peers.plain_destination(record.peer),
+            _ => self.peers.destination(record.peer),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn count_sent(&mut self, (packet_type, length): (PacketType, u32)) {
+        self.statistics.sent.count(packet_type);
+        self.statistics.sent_bytes += u64::from(length);
+        tracing::trace!(packet = %packet_type, length, "sent");
+    }
+}

@@ -1,0 +1,268 @@
+//! A message meets its receive.
+//!
+//! ```text
+//!   first packet ─► matcher ─┬─► posted receive ─► copied, read or asked for
+//!                            └─► unexpected: kept ◄── receive, posted later
+//! ```
+
+use efa_device::QueuePair;
+use efa_match::{Cancelled, Handled, Match, PostId, Source as MatchSource};
+use efa_proto::{EagerConnid, Header, Rtm, RtmKind, Tag};
+
+use crate::completion::{Completion, OperationError, ReceiveCompletion};
+use crate::event::DropReason;
+use crate::matching::{Assembly, Matching, Message, Posted, Target, Waiting};
+use crate::memory::Memory;
+use crate::operations::{Operations, Receive, ReceiveRole};
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::shape::{Shape, shape_of};
+use crate::taglist::{Verdict, Word};
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+    /// The message that a segment belongs to, if it has begun.
+    pub(crate) fn assembly(&self, peer: PeerId, rtm: &Rtm<'_>) -> Option<Assembly> {
+        self.assembling.get(&(peer.0, rtm.msg_id.0)).copied()
+    }
+
+    /// The one packet of a message has more bytes than its receive has room for.
+    #[inline(never)]
+    pub(crate) fn eager_too_long(&mut self, posted: Posted<B>, peer: PeerId, bytes: &[u8]) {
+        let Some(eager) = EagerConnid::peek(bytes) else { return };
+        let payload = eager.payload;
+        let shape = Shape::eager(payload.len() as u64);
+        let target = posted.target(eager.tag.is_some());
+        self.begin_receive(target, peer, &eager.rtm(), &shape, payload);
+    }
+
+    /// The first packet of a message and the buffer it goes to have met.
+    fn begin_receive(
+        &mut self,
+        target: Target<B>,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+    ) {
+        if !shape.is_partial(payload) {
+            return self.core.receive_whole(target, peer, rtm, shape, payload);
+        }
+        if self.receives.is_full() {
+            self.core.drop_packet(Some(peer), DropReason::TooManyOperations);
+            return self.core.received(ReceiveCompletion {
+                context: target.context,
+                peer: Some(peer),
+                tagged: target.tagged,
+                tag: rtm.tag.unwrap_or(0),
+                length: 0,
+                cq_data: rtm.options.cq_data,
+                subprotocol: Some(shape.subprotocol),
+                buffer: target.buffer,
+                result: Err(OperationError::TooManyOperations),
+            });
+        }
+        let (memory, coverage) = (Memory::Buffer(target.buffer), self.coverage());
+        let id = self.add_receive(Receive {
+            msg_id: rtm.msg_id.0,
+            context: target.context,
+            tagged: target.tagged,
+            tag: rtm.tag.unwrap_or(0),
+            cq_data: rtm.options.cq_data,
+            subprotocol: Some(shape.subprotocol),
+            granted: payload.len() as u64,
+            send_id: shape.send_id,
+            runt_length: shape.runt_length,
+            receipt: shape.receipt,
+            ..Receive::new(peer, ReceiveRole::Message, memory, shape.length, coverage)
+        });
+        match rtm.kind {
+            RtmKind::LongRead { read_iov, .. } => self.begin_longread(peer, id, shape, read_iov),
+            RtmKind::RuntRead { read_iov, .. } => {
+                self.begin_medium((peer, rtm.msg_id), id, shape, payload);
+                self.begin_longread(peer, id, shape, read_iov);
+            }
+            RtmKind::LongCts { .. } | RtmKind::DcLongCts { .. } => {
+                self.begin_longcts(peer, id, payload);
+            }
+            _ => self.begin_medium((peer, rtm.msg_id), id, shape, payload),
+        }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
+    /// A kept packet that is not the first of its message.
+    pub(crate) fn further_segment(
+        &mut self,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+        bytes: &[u8],
+    ) {
+        match self.ops.assembly(peer, rtm) {
+            Some(assembly) => self.medium_segment(peer, assembly, rtm, shape, payload, bytes),
+            None => self.ops.core.drop_packet(Some(peer), DropReason::OldMessageId),
+        }
+    }
+
+    /// The first packet of a message whose turn it is: match it.
+    pub(crate) fn message_begins(
+        &mut self,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+        bytes: &[u8],
+    ) {
+        let handled = self.find_receive(peer, rtm.tag);
+        self.handled(handled, peer, rtm, shape, payload, bytes);
+    }
+
+    /// The one packet of a message has another receive than one for it alone, or none.
+    #[inline(never)]
+    pub(crate) fn eager_arrived(&mut self, peer: PeerId, bytes: &[u8]) {
+        let Some(eager) = EagerConnid::peek(bytes) else { return };
+        let found = self.find_receive(peer, eager.tag);
+        let payload = eager.payload;
+        let shape = Shape::eager(payload.len() as u64);
+        self.handled(found, peer, &eager.rtm(), &shape, payload, bytes);
+    }
+
+    /// Looks for the receive of a message. `None`: it has ended with all others.
+    #[inline(always)]
+    fn find_receive(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<Handled<Waiting<B>>> {
+        let tagged = tag.is_some();
+        if self.verdict != Verdict::None {
+            match self.by_verdict(tagged) {
+                Word::LookUp => {}
+                Word::Receive(waiting) => return Some(Handled::Matched(Match::Once(waiting))),
+                Word::Ended => return None,
+            }
+        }
+        let key = self.messages.vacant_key() as u32;
+        Some(self.matcher(tagged).arrive(MatchSource(peer.0), tag.unwrap_or(0), key))
+    }
+
+    /// Gives a message to the receive that was found, or keeps it.
+    #[inline(never)]
+    fn handled(
+        &mut self,
+        handled: Option<Handled<Waiting<B>>>,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+        bytes: &[u8],
+    ) {
+        let tagged = rtm.tag.is_some();
+        let entry = match handled {
+            None => return self.ops.core.drop_packet(Some(peer), DropReason::UnknownOperation),
+            Some(Handled::Matched(Match::Once(waiting))) => {
+                let posted = self.end_wait(waiting);
+                return self.ops.begin_receive(posted.target(tagged), peer, rtm, shape, payload);
+            }
+            Some(Handled::Matched(Match::Lasting(post))) => {
+                if let Some(waiting) = self.matcher(tagged).receive_mut(post) {
+                    let Posted { buffer, context, .. } = waiting.posted_mut();
+                    let target = part_of(buffer, *context, shape.length);
+                    self.ops.begin_receive(target, peer, rtm, shape, payload);
+                }
+                return self.release_if_used_up(post);
+            }
+            Some(Handled::Unexpected(entry)) => Some(entry),
+            Some(Handled::Pending) => None,
+        };
+        let packets = self.held.hold(bytes);
+        let msg_id = rtm.msg_id.0;
+        let missing = shape.length - payload.len() as u64;
+        let message = Message { peer, msg_id, tagged, entry, packets, missing };
+        let key = self.messages.insert(message);
+        if shape.is_partial(payload) && shape.subprotocol.has_several_requests() {
+            let assembly = Assembly::Unexpected(key as u32);
+            self.ops.assembling.insert((peer.0, msg_id), assembly);
+        }
+        self.ops.core.statistics.unexpected += 1;
+        self.keeps_unexpected(peer, bytes);
+    }
+
+    /// A further segment of a message that has begun.
+    pub(crate) fn medium_segment(
+        &mut self,
+        peer: PeerId,
+        assembly: Assembly,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+        bytes: &[u8],
+    ) {
+        match assembly {
+            Assembly::Receiving(id) => self.ops.medium_arrived(id, rtm, shape, payload),
+            Assembly::Unexpected(key) => self.unexpected_segment(peer, key, payload, bytes),
+        }
+    }
+
+    /// A further segment of an unexpected message: of a message that has come with all its bytes no
+    /// more is kept.
+    fn unexpected_segment(&mut self, peer: PeerId, key: u32, payload: &[u8], bytes: &[u8]) {
+        let Some(message) = self.messages.get_mut(key as usize) else {
+            return self.ops.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+        };
+        let Some(missing) = message.missing.checked_sub(payload.len() as u64) else {
+            return self.ops.core.drop_packet(Some(peer), DropReason::RepeatedSegment);
+        };
+        message.missing = missing;
+        let chain = self.held.hold(bytes);
+        self.held.append(&mut message.packets, chain);
+        self.keeps_unexpected(peer, bytes);
+    }
+
+    /// Gives a multi-receive buffer back that takes no other message.
+    fn release_if_used_up(&mut self, post: PostId) {
+        let least = self.ops.core.config.min_multi_receive;
+        let matcher = self.matcher(false);
+        let waiting = matcher.receive_mut(post);
+        if waiting.is_some_and(|waiting| is_used_up(&waiting.posted_mut().buffer, least))
+            && let Cancelled::Now(waiting) = matcher.cancel(post)
+        {
+            let Posted { context, buffer, .. } = self.end_wait(waiting);
+            self.ops.core.schedule.complete(Completion::Released { context, buffer });
+        }
+    }
+
+    /// A multi-receive buffer is being posted and a message for it is here.
+    pub(crate) fn receive_unexpected_part(&mut self, buffer: &mut B, context: u64, message: u32) {
+        let first = self.messages[message as usize].packets.first;
+        let length = shape_of(self.held.bytes(first)).map_or(0, |shape| shape.length);
+        self.receive_unexpected(part_of(buffer, context, length), message);
+    }
+
+    /// A receive is being posted and its message is here.
+    pub(crate) fn receive_unexpected(&mut self, target: Target<B>, message: u32) {
+        let message = self.messages.remove(message as usize);
+        let peer = message.peer;
+        self.ops.assembling.remove(&(peer.0, message.msg_id));
+        let mut target = Some(target);
+        let cost = self.replay(message.packets, |matching, packet, bytes, _| {
+            let (Header::Rtm(rtm), payload) = (&packet.header, packet.payload) else { return };
+            match Shape::of(rtm, payload) {
+                Ok(shape) => match target.take() {
+                    Some(target) => matching.ops.begin_receive(target, peer, rtm, &shape, payload),
+                    None => matching.further_segment(peer, rtm, &shape, payload, bytes),
+                },
+                Err(reason) => matching.ops.core.drop_packet(Some(peer), reason),
+            }
+        });
+        self.had_unexpected(peer, cost);
+    }
+}
+
+/// A message's part of a multi-receive buffer.
+fn part_of<R, B: Payload<R>>(buffer: &mut B, context: u64, length: u64) -> Target<B> {
+    let length = length.min(buffer.length());
+    Target { context, buffer: buffer.split_to(length), tagged: false }
+}
+
+/// Whether a multi-receive buffer has too little room for another message.
+pub(crate) fn is_used_up<R>(buffer: &impl Payload<R>, least: u64) -> bool {
+    buffer.length() < least
+}

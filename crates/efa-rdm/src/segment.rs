@@ -1,0 +1,139 @@
+//! A segment: the part of a message, write or read that one packet carries.
+//!
+//! ```text
+//!   send ── the next bytes ──► header │ bytes ── device ──► coverage: new? ──► buffer of the receive
+//! ```
+
+use efa_device::{QueuePair, Region, Status};
+use efa_proto::{EmitError, OpId, PacketType};
+
+use crate::core::Core;
+use crate::coverage::Covered;
+use crate::event::DropReason;
+use crate::longread::Reading;
+use crate::memory::Memory;
+use crate::operations::{Operations, Receive, Send};
+use crate::payload::Payload;
+use crate::peer::PeerId;
+use crate::transmit::{PostFailure, Unposted};
+use crate::work::{Advance, InFlight, Purpose, Work};
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Bytes that are left of a packet with a header of this length.
+    pub(crate) fn left_of_packet(&self, header: usize) -> u64 {
+        (self.transmit.mtu() - header) as u64
+    }
+
+    /// Writes and posts a packet of a send: a header, and the next `length` bytes.
+    pub(crate) fn post_segment(
+        &mut self,
+        id: OpId,
+        send: &mut Send<Memory<B, Q::Region>>,
+        packet_type: PacketType,
+        length: u64,
+        emit: impl FnOnce(&mut [u8]) -> Result<usize, EmitError>,
+    ) -> Advance {
+        let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
+        let bytes = packet.as_mut();
+        let written = emit(bytes).ok().and_then(|header| {
+            let end = header.checked_add(usize::try_from(length).ok()?)?;
+            send.memory.read(send.sent, bytes.get_mut(header..end)?);
+            Some(end)
+        });
+        let Some(end) = written else {
+            self.transmit.recycle(packet);
+            return Advance::TooLong;
+        };
+        let peer = send.peer;
+        let record = InFlight {
+            peer,
+            purpose: Purpose::Send { id, msg_id: send.msg_id },
+            packet_type,
+            length: end as u32,
+            retransmitted: false,
+        };
+        match self.transmit.post(packet, self.peers.destination(peer), record) {
+            Ok(()) => {
+                self.count_sent((packet_type, end as u32));
+                send.sent += length;
+                send.outstanding += 1;
+                Advance::Done
+            }
+            Err(Unposted { packet, failure, .. }) => {
+                self.transmit.recycle(packet);
+                match failure {
+                    PostFailure::Blocked => Advance::Blocked,
+                    PostFailure::Refused(status) => self.segment_refused(peer, status),
+                }
+            }
+        }
+    }
+
+    #[cold]
+    fn segment_refused(&mut self, peer: PeerId, status: Status) -> Advance {
+        self.statistics.send_errors += 1;
+        self.lose_peer(peer, status);
+        Advance::Stopped
+    }
+}
+
+/// What a segment was to its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Segment {
+    /// Others are missing.
+    Partial,
+    /// It completes the message.
+    Last,
+}
+
+impl<B: Payload<R>, R: Region> Receive<Memory<B, R>> {
+    /// Copies a segment that lies within its message, once. Bytes beyond the buffer are left out.
+    pub(crate) fn take_segment(
+        &mut self,
+        offset: u64,
+        payload: &[u8],
+    ) -> Result<Segment, DropReason> {
+        let end = offset + payload.len() as u64;
+        match self.coverage.insert(offset, end) {
+            Covered::New => {}
+            Covered::Repeated => return Err(DropReason::RepeatedSegment),
+            Covered::TooScattered => return Err(DropReason::TooScattered),
+        }
+        let capacity = self.memory.length();
+        if offset < capacity {
+            let fitting = usize::try_from(end.min(capacity) - offset).unwrap_or(payload.len());
+            self.memory.write(offset, &payload[..fitting]);
+        }
+        if self.coverage.bytes() == self.length { Ok(Segment::Last) } else { Ok(Segment::Partial) }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+    /// Takes a segment of a receive that wants nothing more of the sender than its packets; completes
+    /// it with the last.
+    pub(crate) fn segment_arrived(&mut self, id: OpId, offset: u64, payload: &[u8]) {
+        let Some(receive) = self.receives.get_mut(id) else { return };
+        let peer = receive.peer;
+        match receive.take_segment(offset, payload) {
+            Ok(Segment::Partial) if receive.reading == Reading::Refused => self.nack_if_due(id),
+            Ok(Segment::Partial) => {}
+            Ok(Segment::Last) => self.end_receive(id, None),
+            Err(reason) => self.core.drop_packet(Some(peer), reason),
+        }
+    }
+
+    /// Takes a segment of a receive under flow control, and grants the next window if the last is used
+    /// up; completes it with the last segment.
+    pub(crate) fn windowed_segment_arrived(&mut self, id: OpId, offset: u64, payload: &[u8]) {
+        let Some(receive) = self.receives.get_mut(id) else { return };
+        let peer = receive.peer;
+        match receive.take_segment(offset, payload) {
+            Ok(Segment::Partial) if receive.coverage.bytes() == receive.granted => {
+                self.core.enqueue(peer, Work::Cts(id));
+            }
+            Ok(Segment::Partial) => {}
+            Ok(Segment::Last) => self.end_receive(id, None),
+            Err(reason) => self.core.drop_packet(Some(peer), reason),
+        }
+    }
+}

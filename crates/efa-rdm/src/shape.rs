@@ -1,0 +1,127 @@
+//! What the header of a message's packet says about the message, checked once.
+
+use efa_proto::{Header, OpId, Packet, RmaIov, Rtm, RtmKind};
+
+use crate::coverage::Coverage;
+use crate::event::DropReason;
+use crate::rdma;
+use crate::select::Subprotocol;
+
+/// What a request says about its message, checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) subprotocol: Subprotocol,
+    /// Length of the message.
+    pub(crate) length: u64,
+    /// Where the payload belongs.
+    pub(crate) offset: u64,
+    /// The sender's name for the operation.
+    pub(crate) send_id: OpId,
+    /// Runting read: the leading part that comes in packets.
+    pub(crate) runt_length: u64,
+    /// It goes on with a message that was refused to be read.
+    pub(crate) read_nack: bool,
+    /// The sender wants to be told when the message is delivered.
+    pub(crate) receipt: bool,
+}
+
+impl Shape {
+    /// Of a request that is all of its message.
+    pub(crate) const fn eager(length: u64) -> Self {
+        Self {
+            subprotocol: Subprotocol::Eager,
+            length,
+            offset: 0,
+            send_id: OpId(0),
+            runt_length: 0,
+            read_nack: false,
+            receipt: false,
+        }
+    }
+
+    /// Refuses what this endpoint doesn't do, and segments that don't fit their message.
+    pub(crate) fn of(rtm: &Rtm<'_>, payload: &[u8]) -> Result<Self, DropReason> {
+        let bytes = payload.len() as u64;
+        let mut shape = Self::eager(bytes);
+        let readable = |iov: &[RmaIov], length| rdma::total(iov) == Some(length);
+        let carries = match rtm.kind {
+            RtmKind::Eager => true,
+            RtmKind::DcEager { send_id } => {
+                (shape.send_id, shape.receipt) = (send_id, true);
+                true
+            }
+            // Every segment carries something, or the message would never be whole.
+            RtmKind::Medium { msg_length, seg_offset } => {
+                shape.subprotocol = Subprotocol::Medium;
+                (shape.length, shape.offset) = (msg_length, seg_offset);
+                bytes > 0
+            }
+            RtmKind::DcMedium { send_id, msg_length, seg_offset } => {
+                shape.subprotocol = Subprotocol::Medium;
+                (shape.length, shape.offset) = (msg_length, seg_offset);
+                (shape.send_id, shape.receipt) = (send_id, true);
+                bytes > 0
+            }
+            // libfabric 1.11 puts all of a message that just fits into the request: there is nothing
+            // left to be granted then.
+            RtmKind::LongCts { msg_length, send_id, read_nack, .. }
+            | RtmKind::DcLongCts { msg_length, send_id, read_nack, .. } => {
+                shape.receipt = matches!(rtm.kind, RtmKind::DcLongCts { .. });
+                shape.subprotocol = Subprotocol::LongCts;
+                (shape.length, shape.send_id) = (msg_length, send_id);
+                shape.read_nack = read_nack;
+                if read_nack { bytes == 0 } else { msg_length > 0 }
+            }
+            RtmKind::LongRead { msg_length, send_id, read_iov } => {
+                shape.subprotocol = Subprotocol::LongRead;
+                (shape.length, shape.send_id) = (msg_length, send_id);
+                bytes == 0 && readable(read_iov, msg_length)
+            }
+            RtmKind::RuntRead { msg_length, send_id, seg_offset, runt_length, read_iov } => {
+                shape.subprotocol = Subprotocol::RuntRead;
+                (shape.length, shape.offset, shape.send_id) = (msg_length, seg_offset, send_id);
+                shape.runt_length = runt_length;
+                let in_runt = seg_offset.checked_add(bytes).is_some_and(|end| end <= runt_length);
+                bytes > 0 && in_runt && runt_length <= msg_length && readable(read_iov, msg_length)
+            }
+            _ => return Err(DropReason::Unsupported(rtm.packet_type())),
+        };
+        let fits = shape.offset.checked_add(bytes).is_some_and(|end| end <= shape.length);
+        if fits && carries { Ok(shape) } else { Err(DropReason::SegmentOutOfRange) }
+    }
+
+    /// Whether the message has more than this payload.
+    pub(crate) fn is_partial(&self, payload: &[u8]) -> bool {
+        // A message that is read is never here, be it empty: its sender wants to be told.
+        self.length != payload.len() as u64 || self.subprotocol == Subprotocol::LongRead
+    }
+}
+
+pub(crate) fn shape_of(bytes: &[u8]) -> Option<Shape> {
+    match Packet::parse(bytes) {
+        Ok(Packet { header: Header::Rtm(rtm), payload }) => Shape::of(&rtm, payload).ok(),
+        _ => None,
+    }
+}
+
+/// Whether the packets of a message are all of it.
+pub(crate) fn is_whole<'a>(packets: impl Iterator<Item = &'a [u8]>) -> bool {
+    let mut coverage = Coverage::default();
+    let mut begun = None;
+    for bytes in packets {
+        let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes) else {
+            return false;
+        };
+        let Ok(shape) = Shape::of(&rtm, payload) else { return false };
+        let message = (shape.length, shape.receipt, shape.runt_length, rtm.tag);
+        if begun.is_none() && !shape.is_partial(payload) {
+            return true;
+        }
+        // As it is received: the first packet tells what the message is, others that disagree are
+        // dropped.
+        if *begun.get_or_insert(message) == message {
+            let _ = coverage.insert(shape.offset, shape.offset + payload.len() as u64);
+        }
+    }
+    begun.is_some_and(|(length, ..)| length == coverage.bytes())
+}
