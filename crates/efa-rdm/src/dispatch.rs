@@ -182,26 +182,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Puts work at the end of what a live peer is to be sent.
+    /// Puts work at the end of the backlog of a live peer.
     pub(crate) fn enqueue(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         active.backlog.push_back(work);
-        self.schedule(peer);
+        self.schedule.serve_if_due(peer, active);
     }
 
-    /// Puts work before everything else that a live peer is to be sent.
+    /// Puts work before all else in the backlog of a live peer.
     pub(crate) fn enqueue_first(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         active.backlog.push_front(work);
-        self.schedule(peer);
-    }
-
-    pub(crate) fn schedule(&mut self, peer: PeerId) {
-        let Some(active) = self.peers.active_mut(peer) else { return };
-        if !active.scheduled && !active.backoff.is_waiting() && !active.backlog.is_empty() {
-            active.scheduled = true;
-            self.schedule.make_ready(peer);
-        }
+        self.schedule.serve_if_due(peer, active);
     }
 }
 
@@ -214,10 +206,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             if served == Advance::Blocked {
                 return self.matching.ops.core.schedule.put_back(peer);
             }
-            if let Some(active) = self.matching.ops.core.peers.active_mut(peer) {
+            let core = &mut self.matching.ops.core;
+            if let Some(active) = core.peers.active_mut(peer) {
                 active.scheduled = false;
+                core.schedule.serve_if_due(peer, active);
             }
-            self.matching.ops.core.schedule(peer);
         }
     }
 }

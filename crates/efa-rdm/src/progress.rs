@@ -320,10 +320,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         while let Some(peer) =
             self.matching.ops.core.schedule.end_backoff(self.matching.ops.core.now)
         {
-            if let Some(active) = self.matching.ops.core.peers.active_mut(peer)
-                && active.backoff.expired(self.matching.ops.core.now)
+            let core = &mut self.matching.ops.core;
+            if let Some(active) = core.peers.active_mut(peer)
+                && active.backoff.expired(core.now)
             {
-                self.matching.ops.core.schedule(peer);
+                core.schedule.serve_if_due(peer, active);
             }
         }
         if self.matching.ops.core.now >= self.trim_at {

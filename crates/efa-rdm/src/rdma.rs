@@ -244,7 +244,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         else {
             return;
         };
-        self.resume_transfer();
+        if !self.waiting_transfers.is_empty() {
+            self.resume_transfer();
+        }
         let Some(transfer) = self.transfers.get_mut(id) else { return };
         transfer.outstanding -= 1;
         let (peer, owner, retried) = (transfer.peer, transfer.owner, transfer.retried);

@@ -14,7 +14,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use efa_device::Time;
 
 use crate::completion::Completion;
-use crate::peer::PeerId;
+use crate::peer::{Active, PeerId};
 
 /// What waits. Nothing can be added that [`is_due`](Self::is_due) doesn't tell of.
 #[derive(Debug)]
@@ -76,10 +76,14 @@ impl<B> Schedule<B> {
         self.completions.pop_front()
     }
 
-    /// A peer has something to be sent.
-    pub(crate) fn make_ready(&mut self, peer: PeerId) {
-        self.ready.push_back(peer);
-        self.at_once();
+    /// Queues a peer to be served, if something waits to be sent to it and it isn't queued or backing off.
+    #[inline]
+    pub(crate) fn serve_if_due<P>(&mut self, peer: PeerId, active: &mut Active<P, B>) {
+        if !active.scheduled && !active.backoff.is_waiting() && !active.backlog.is_empty() {
+            active.scheduled = true;
+            self.ready.push_back(peer);
+            self.at_once();
+        }
     }
 
     #[inline]
