@@ -75,8 +75,8 @@ pub(crate) fn run(args: &Args) -> Result<(), DoctorError> {
     let machine = Machine { root: "/".into(), directory: args.device.soft.directory.clone() };
     let wanted = args.wanted(&machine);
     let mut lines = machine.hardware();
-    lines.extend(rdma_core());
-    lines.push(locked_memory());
+    lines.extend(efa_verbs::library_reports().iter().map(library));
+    lines.extend([machine.provider(), interfaces(), locked_memory()]);
     lines.extend(machine.system());
     lines.push(args.endpoint(wanted));
     lines.iter_mut().for_each(|line| line.counts &= line.device.is_none_or(|of| of == wanted));
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<(), DoctorError> {
 /// The checks of a machine that has these files below `root`, as text and as JSON.
 pub(crate) fn of_files(root: &Path) -> (String, String) {
     let machine = Machine { root: root.to_owned(), directory: None };
-    let lines = [machine.hardware(), machine.system()].concat();
+    let lines = [machine.hardware(), vec![machine.provider()], machine.system()].concat();
     (table(&lines), json(&lines))
 }
 
@@ -252,7 +252,7 @@ impl Machine {
 
     /// Interface, driver and device nodes.
     fn hardware(&self) -> Vec<Line> {
-        vec![self.interface(), self.driver(), self.rdma_class(), self.nodes(), self.provider()]
+        vec![self.interface(), self.driver(), self.rdma_class(), self.nodes()]
     }
 
     /// Settings of the system.
@@ -443,18 +443,16 @@ fn parent(path: &Path) -> PathBuf {
     }
 }
 
-/// The libraries of rdma-core, and the EFA interfaces that they list.
-fn rdma_core() -> Vec<Line> {
-    let mut lines: Vec<Line> = efa_verbs::library_reports().iter().map(library).collect();
+/// The EFA interfaces that libibverbs lists.
+fn interfaces() -> Line {
     let what = "EFA interfaces of libibverbs";
-    lines.push(match efa::interfaces() {
+    match efa::interfaces() {
         Ok(names) => Line::new(what, Needs::Verbs, State::Good, names.join(", "), ""),
         Err(error) => {
             let reason = reason(&error.into());
             Line::new(what, Needs::Verbs, State::Bad, reason, "see the lines above")
         }
-    });
-    lines
+    }
 }
 
 /// A library of rdma-core: its file, the symbol versions that it has, and what it lacks.
@@ -526,7 +524,8 @@ mod tests {
         }
 
         fn lines(&self) -> Vec<Line> {
-            [self.machine().hardware(), self.machine().system()].concat()
+            let machine = self.machine();
+            [machine.hardware(), vec![machine.provider()], machine.system()].concat()
         }
     }
 

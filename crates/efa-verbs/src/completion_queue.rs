@@ -215,7 +215,7 @@ impl CompletionQueue {
     pub(crate) fn poll(&mut self, batch: &mut Batch) {
         batch.next = 0;
         batch.end = 0;
-        let (cq, functions) = (self.raw.as_ptr(), self.functions);
+        let (cq, functions) = (self.raw.as_ptr(), &self.functions);
         let mut attributes = ibv_poll_cq_attr { comp_mask: 0 };
         // SAFETY: the queue exists until `self` is dropped, and `&mut self` makes this its only poll.
         if unsafe { (functions.start_poll)(cq, &mut attributes) } != 0 {
@@ -240,7 +240,7 @@ impl CompletionQueue {
     /// A poll must have been started, and have a current completion.
     #[inline]
     unsafe fn read_current(&self, entry: &mut WorkCompletion) {
-        let (cq, functions) = (self.raw.as_ptr(), self.functions);
+        let (cq, functions) = (self.raw.as_ptr(), &self.functions);
         // SAFETY: the queue exists, and nobody writes these members between `next_poll` calls.
         let (status, wr_id) = unsafe { ((*cq).status, (*cq).wr_id) };
         entry.wr_id = wr_id;
