@@ -1,4 +1,4 @@
-//! A C program that holds everything wrong.
+//! Calls of the C library with invalid handles, sizes and pointers.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

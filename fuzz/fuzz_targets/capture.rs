@@ -1,4 +1,4 @@
-//! A capture file of any bytes.
+//! Any bytes as a capture file.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What the other side of `efa pingpong` says before a run.
+//! Any bytes as the other side of `efa pingpong` before a run.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Files of a machine with anything in them, for `efa doctor`.
+//! Any contents of the files that `efa doctor` reads.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

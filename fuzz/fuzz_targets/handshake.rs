@@ -1,4 +1,4 @@
-//! Any sequence of packets in the handshake.
+//! Any sequence of packets and calls of the handshake.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

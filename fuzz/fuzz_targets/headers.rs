@@ -1,4 +1,4 @@
-//! Headers field by field.
+//! Headers of any field values, emitted and parsed.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

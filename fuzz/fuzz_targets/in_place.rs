@@ -1,4 +1,4 @@
-//! An endpoint that receives in place, an honest sender and a liar.
+//! An endpoint that receives in place, with an honest and a hostile sender.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

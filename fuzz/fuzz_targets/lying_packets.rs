@@ -1,4 +1,4 @@
-//! Packets field by field, against an endpoint.
+//! An endpoint with a hostile peer that chooses every field of its packets.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! A peer that knows the protocol and lies.
+//! An endpoint with a hostile peer that knows the protocol.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! A peer that knows the protocol and lies.
+//! As `lying_peer`, on a device with a tag list.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The matcher against two lists.
+//! Any operations of the matcher, compared with two lists.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

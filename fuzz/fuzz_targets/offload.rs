@@ -1,4 +1,4 @@
-//! Software and a device's list of tags.
+//! Any order of events between software and a device with a tag list.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

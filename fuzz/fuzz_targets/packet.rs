@@ -1,4 +1,4 @@
-//! Any bytes through the packet parser, and back.
+//! Any bytes as a packet: parsed, displayed and emitted.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Rings of a neighbour on the shm link that hold anything.
+//! Any contents of the rings that another process shares on the shm link.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

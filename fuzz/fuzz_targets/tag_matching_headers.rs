@@ -1,4 +1,4 @@
-//! TMH and RVH out of any bytes.
+//! Any bytes as TMH and RVH.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

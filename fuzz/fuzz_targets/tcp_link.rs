@@ -1,4 +1,4 @@
-//! Somebody on the tcp link who says anything.
+//! Any bytes from the other end of a connection on the tcp link.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The reorder window against a map.
+//! Any operations of the reorder window, compared with a map.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,6 @@
 /* An endpoint of libfabric's shm provider that sends messages to itself. See measure.h.
  *
- * How many receives the provider takes is told it in the environment, FI_SHM_RX_SIZE.
+ * FI_SHM_RX_SIZE sets the number of receives that the provider takes.
  */
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>

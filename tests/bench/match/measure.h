@@ -1,8 +1,8 @@
-/* What the peers of `cargo xtask bench match` have in common.
+/* Common code of the C programs of `cargo xtask bench match`.
  *
  *     PROGRAM posted|unexpected DEPTH ROUNDS
  *
- * posted:     DEPTH receives wait. A round sends a message that fits one of them, chosen at
+ * posted:     DEPTH receives wait. A round sends a message for one of them, chosen at
  *             random, waits for both completions, and posts that receive again.
  * unexpected: DEPTH messages wait. A round receives one of them, chosen at random, and sends that
  *             message again.
@@ -77,7 +77,7 @@ static void measure(const struct work *work)
 	double windows[WINDOWS];
 	int rounds = work->rounds / WINDOWS;
 
-	/* The first round may set up what all others use. */
+	/* The first round may set up tables that all others use. */
 	round_of(work, chosen(work->depth));
 	for (int n = 0; n < WINDOWS; n++) {
 		struct timespec start, end;

@@ -1,5 +1,5 @@
-/* A ping-pong of tagged messages of 8 bytes on libfabric's EFA provider; src/main.rs says what it does
- * and how it is called.
+/* A ping-pong of tagged messages of 8 bytes on libfabric's EFA provider; see src/main.rs for its steps and
+ * its arguments.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_tagged.h>
 
-enum { TAG = 7, ADDRESS = 64, FAREWELL = 2000, PATIENCE = 60 };
+enum { TAG = 7, ADDRESS = 64, LAST_READS = 2000, ADDRESS_TIMEOUT = 60 };
 
 static struct fid_fabric *fabric;
 static struct fid_domain *domain;
@@ -53,8 +53,8 @@ static void open_endpoint(void)
 	check(fi_enable(ep), "fi_enable");
 }
 
-/* The shm provider of libfabric, which it opens even if it may not use it, leaves 16 MiB in /dev/shm
- * if it isn't closed.
+/* libfabric's EFA provider always opens the shm provider, which leaves 16 MiB in /dev/shm unless it is
+ * closed.
  */
 static void close_all(void)
 {
@@ -65,13 +65,13 @@ static void close_all(void)
 	check(fi_close(&fabric->fid), "fi_close of the fabric");
 }
 
-/* Leaves our address in the directory, and waits for that of the other side. */
+/* Writes our address into the directory, and waits for that of the other side. */
 static fi_addr_t meet(const char *directory, const char *ours, const char *theirs)
 {
 	char address[ADDRESS] = { 0 }, place[512], unfinished[520];
 	size_t length = sizeof(address);
 	struct timespec pause = { .tv_nsec = 2000000 };
-	time_t until = time(NULL) + PATIENCE;
+	time_t until = time(NULL) + ADDRESS_TIMEOUT;
 	fi_addr_t peer;
 	FILE *file;
 
@@ -173,7 +173,7 @@ int main(int argc, char **argv)
 			await_message(&buffer, round);
 			inject(peer, round);
 		}
-		for (round = 0; round < FAREWELL; round++)
+		for (round = 0; round < LAST_READS; round++)
 			fi_cq_read(cq, &entry, 1);
 	}
 	printf("calls %lu\n", (unsigned long)calls);

@@ -1,4 +1,4 @@
-//! What measurements need of a plot: lines over an axis that grows by factors, written as SVG.
+//! Line plots of measurements with logarithmic axes, as SVG.
 //!
 //! ```text
 //!   title
@@ -36,7 +36,7 @@ use plotters::coord::combinators::IntoLogRange;
 use plotters::prelude::*;
 
 const SIZE: (u32, u32) = (900, 560);
-/// Colours that can be told apart on white, by the colour-blind too (Okabe and Ito).
+/// Colours that are distinct on white, also to the colour-blind (Okabe and Ito).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(213, 94, 0),
     RGBColor(0, 114, 178),
@@ -46,22 +46,22 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// Lines in one picture. Both axes are logarithmic.
+/// A plot. Both axes are logarithmic.
 #[derive(Clone, Debug)]
 pub struct Plot {
-    /// Above the picture.
+    /// Title above the plot.
     pub title: String,
-    /// What goes to the right, and its unit.
+    /// Label of the x axis, with its unit.
     pub x: String,
-    /// What goes up, and its unit.
+    /// Label of the y axis, with its unit.
     pub y: String,
-    /// Where the names of the lines stand: where no line goes.
+    /// Corner of the legend, which no line should cross.
     pub legend: Corner,
     /// The lines.
     pub series: Vec<Series>,
 }
 
-/// A corner of the picture.
+/// A corner of the plot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corner {
     /// For lines that rise.
@@ -78,15 +78,15 @@ pub struct Series {
 }
 
 impl Series {
-    /// A line through these points, in this order. Those that aren't positive are left out: a
-    /// logarithmic axis has no place for them.
+    /// A line through these points, in this order. Points with a coordinate of zero or below are dropped, as a
+    /// logarithmic axis cannot show them.
     pub fn new(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let points = points.into_iter().filter(|&(x, y)| x > 0.0 && y > 0.0).collect();
         Self { name: name.into(), points }
     }
 }
 
-/// A plot can't be drawn.
+/// A plot cannot be drawn.
 #[derive(Debug)]
 pub struct PlotError(String);
 
@@ -99,11 +99,11 @@ impl fmt::Display for PlotError {
 impl Error for PlotError {}
 
 impl Plot {
-    /// The picture.
+    /// The plot as SVG.
     ///
     /// # Errors
     ///
-    /// If there is no point to draw.
+    /// There is no point to draw.
     pub fn to_svg(&self) -> Result<String, PlotError> {
         let mut svg = String::new();
         self.draw(&mut svg).map_err(|error| PlotError(error.to_string()))?;
@@ -154,7 +154,7 @@ impl Plot {
     }
 }
 
-/// From the least to the greatest, with a little room.
+/// From the smallest to the largest value, with a margin.
 fn range(values: impl Iterator<Item = f64>) -> Option<std::ops::Range<f64>> {
     let ends = values.fold(None, |ends: Option<(f64, f64)>, value| {
         Some(ends.map_or((value, value), |(least, most)| (least.min(value), most.max(value))))
@@ -162,7 +162,7 @@ fn range(values: impl Iterator<Item = f64>) -> Option<std::ops::Range<f64>> {
     ends.map(|(least, most)| least / 1.5..most * 1.5)
 }
 
-/// A number with thousands told apart.
+/// A number with a comma between thousands.
 fn shown(value: f64) -> String {
     if value < 10.0 {
         return value.to_string();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn each_series_is_a_line_with_its_name_and_a_dot_for_each_point() {
+    fn plot_has_a_line_a_name_and_dots_for_each_series() {
         let points = [(1.0, 10.0), (16.0, 20.0), (65_536.0, 1_000_000.0)];
         let svg = plot(vec![Series::new("one", points), Series::new("two", [(1.0, 5.0)])]);
         let svg = svg.to_svg().unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn without_points_there_is_nothing_to_draw() {
+    fn plot_without_points_is_an_error() {
         let error = plot(vec![Series::new("none", [(0.0, 1.0)])]).to_svg().unwrap_err();
         assert_eq!(error.to_string(), "cannot draw the plot: it has no points");
     }

@@ -1,14 +1,14 @@
-//! What a match costs when so many receives or messages wait, by our own code: the same program as
-//! its neighbours in C (see `measure.h`), so that figures can stand side by side.
+//! Measures the cost of a match while DEPTH receives or messages wait, in this project's code. The C
+//! programs beside it (see `measure.h`) do the same in other libraries.
 //!
 //! ```text
 //!   efa-bench-match engine|matcher posted|unexpected DEPTH ROUNDS
 //! ```
 //!
-//! * `engine`: an endpoint of `efa` that sends messages to itself on the shm link: send, match,
-//!   both completions, next receive. What the peers do.
-//! * `matcher`: `efa-match` alone: the match and the next receive. The part of it that this is
-//!   about; no peer can be asked for the like.
+//! * `engine`: an endpoint of `efa` sends messages to itself on the shm link: send, match, both
+//!   completions, next receive, as the C programs do.
+//! * `matcher`: `efa-match` alone: the match and the next receive. The other libraries cannot be measured
+//!   like this.
 
 #![forbid(unsafe_code)]
 
@@ -44,23 +44,23 @@ fn main() -> Result<()> {
     }
 }
 
-/// What waits for the other.
+/// Receives wait for messages, or messages for receives.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Waiting {
     Receives,
     Messages,
 }
 
-/// Who is measured.
+/// The code that is measured.
 trait Contestant {
-    /// Has one that waits, that with this tag, matched, and another like it wait.
+    /// Matches the waiting receive or message with this tag, and adds another like it.
     fn round(&mut self, tag: u64) -> Result<()>;
 }
 
-/// Prints the median over the windows of the nanoseconds of a round.
+/// Prints the nanoseconds of a round, the median of all windows.
 fn measure(contestant: &mut impl Contestant, depth: u64, rounds: usize) -> Result<()> {
     let mut chosen = Chosen { state: 0x5851_f42d_da94_2042, depth };
-    // The first round may set up what all others use.
+    // The first round may set up tables that all others use.
     contestant.round(chosen.next())?;
     let each = rounds / WINDOWS;
     let mut windows = Vec::new();
@@ -74,7 +74,7 @@ fn measure(contestant: &mut impl Contestant, depth: u64, rounds: usize) -> Resul
     Ok(())
 }
 
-/// What callgrind counts, by its name.
+/// callgrind counts this function, by its name.
 #[inline(never)]
 fn measured_rounds(
     contestant: &mut impl Contestant,
@@ -110,7 +110,7 @@ struct Engine {
     queue: CompletionQueue,
     _addresses: AddressVector,
     own: FiAddr,
-    /// The buffer of the next receive, if it is messages that wait.
+    /// The buffer of the next receive, if messages wait.
     spare: Vec<u8>,
 }
 
@@ -130,7 +130,7 @@ impl Engine {
         let own = addresses.insert(endpoint.address())?;
         let spare = vec![0; PAYLOAD.len()];
         let mut engine = Self { waiting, endpoint, queue, _addresses: addresses, own, spare };
-        // The first exchange makes the endpoint known to itself.
+        // The first exchange includes the handshake of the endpoint with itself.
         engine.post(0, vec![0; PAYLOAD.len()])?;
         engine.send(0)?;
         engine.completions(2)?;
@@ -156,7 +156,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits for so many completions, and gives the buffer of the receive among them.
+    /// Waits for this many completions, and returns the buffer of the receive among them.
     fn completions(&mut self, mut wanted: usize) -> Result<Option<Vec<u8>>> {
         let mut received = None;
         while wanted > 0 {
@@ -215,14 +215,14 @@ impl Alone {
     fn post(&mut self, tag: u64) -> Result<()> {
         match self.matcher.post(Pattern::any_source(tag), tag as u32) {
             Posted::Waiting(_) => Ok(()),
-            Posted::Matched(_, message) => bail!("message {message} was not to be there"),
+            Posted::Matched(_, message) => bail!("unexpected message {message}"),
         }
     }
 
     fn arrive(&mut self, tag: u64) -> Result<()> {
         match self.matcher.arrive(Self::SOURCE, tag, tag as u32) {
             Arrived::Unexpected(_) => Ok(()),
-            Arrived::Matched(_) => bail!("a receive for {tag} was not to be there"),
+            Arrived::Matched(_) => bail!("another receive for {tag} is posted"),
         }
     }
 }

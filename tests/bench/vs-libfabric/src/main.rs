@@ -6,9 +6,9 @@
 //!            read, read, … ◄────────────────── inject   read, read, …
 //! ```
 //!
-//! `efa-bench-vs-libfabric client|server DIR ROUNDS`: both sides leave their address in the
-//! directory. Prints `calls N`: how often the library was called in the rounds. The process ends
-//! without closing anything, so that what the end costs isn't counted.
+//! `efa-bench-vs-libfabric client|server DIR ROUNDS`: both sides write their address into the directory.
+//! Prints `calls N`, the number of calls of the library in all rounds. The process exits without closing
+//! anything, so that closing is not counted.
 
 #![forbid(unsafe_code)]
 
@@ -24,10 +24,10 @@ use efa::{
 };
 
 const TAG: u64 = 7;
-/// How long to wait for the other side's address.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Reads of the server after its last answer, to see it on its way.
-const FAREWELL: u32 = 2000;
+/// Timeout for the other side's address.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(60);
+/// Reads of the server after its last message, so that it is sent.
+const LAST_READS: u32 = 2000;
 
 /// One side.
 struct Side {
@@ -51,8 +51,8 @@ impl Side {
         Ok(Self { endpoint, queue, addresses, calls: 0 })
     }
 
-    /// Leaves our address in the directory, and waits for that of the other side.
-    fn meet(&self, directory: &Path, ours: &str, theirs: &str) -> Result<FiAddr> {
+    /// Writes our address into the directory, and waits for that of the other side.
+    fn exchange_addresses(&self, directory: &Path, ours: &str, theirs: &str) -> Result<FiAddr> {
         let unfinished = directory.join(format!("{ours}.new"));
         fs::write(&unfinished, self.endpoint.address().to_string())?;
         fs::rename(unfinished, directory.join(ours))?;
@@ -61,7 +61,7 @@ impl Side {
             if let Ok(text) = fs::read_to_string(directory.join(theirs)) {
                 return Ok(self.addresses.insert(text.parse::<Address>()?)?);
             }
-            ensure!(begin.elapsed() < PATIENCE, "no {theirs}");
+            ensure!(begin.elapsed() < ADDRESS_TIMEOUT, "no {theirs}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -80,14 +80,14 @@ impl Side {
         }
     }
 
-    /// Too much is under way: reads until there is room.
+    /// The endpoint is busy: reads until it accepts the message.
     #[cold]
     fn inject_later(&mut self, peer: FiAddr, round: u64) -> Result<()> {
         self.calls += u64::from(self.queue.read().is_none());
         self.inject(peer, round)
     }
 
-    /// The buffer of the message of this round.
+    /// Waits for the message of this round and returns its buffer.
     fn await_message(&mut self, round: u64) -> Result<Vec<u8>> {
         loop {
             self.calls += 1;
@@ -96,7 +96,7 @@ impl Side {
             let bytes = buffer.into_vec();
             ensure!(
                 length == bytes.len() as u64 && bytes == round.to_le_bytes(),
-                "round {round} brought {length} bytes, {bytes:?}"
+                "round {round}: received {length} bytes, {bytes:?}"
             );
             return Ok(bytes);
         }
@@ -106,7 +106,7 @@ impl Side {
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [role, directory, rounds] = arguments.as_slice() else {
-        bail!("client|server DIR ROUNDS are expected");
+        bail!("usage: efa-bench-vs-libfabric client|server DIR ROUNDS");
     };
     let rounds: u64 = rounds.parse().context("not a number of rounds")?;
     let directory = Path::new(directory);
@@ -114,7 +114,7 @@ fn main() -> Result<()> {
     let mut buffer = vec![0; size_of::<u64>()];
     match role.as_str() {
         "client" => {
-            let server = side.meet(directory, "client", "server")?;
+            let server = side.exchange_addresses(directory, "client", "server")?;
             for round in 0..rounds {
                 side.post(buffer)?;
                 side.inject(server, round)?;
@@ -122,17 +122,17 @@ fn main() -> Result<()> {
             }
         }
         "server" => {
-            let client = side.meet(directory, "server", "client")?;
+            let client = side.exchange_addresses(directory, "server", "client")?;
             for round in 0..rounds {
                 side.post(buffer)?;
                 buffer = side.await_message(round)?;
                 side.inject(client, round)?;
             }
-            for _ in 0..FAREWELL {
+            for _ in 0..LAST_READS {
                 side.queue.read();
             }
         }
-        other => bail!("{other} is neither client nor server"),
+        other => bail!("`{other}` is neither client nor server"),
     }
     println!("calls {}", side.calls);
     std::io::stdout().flush()?;
