@@ -100,14 +100,12 @@ impl TcpHost {
         properties: &PropertyArgs,
         capture: Option<&CaptureFile>,
     ) -> Result<Domain, efa::Error> {
-        let usual = TcpOptions::new(self.address);
-        let options = TcpOptions {
-            scope_id: self.scope_id,
-            rdma: properties.device_rdma.map_or(usual.rdma, RdmaArg::rdma),
-            reorder: properties.reorder,
-            capture: capture.cloned().map(SharedSink::new),
-            ..usual
-        };
+        let options = TcpOptions::new(self.address).with(|options| {
+            options.scope_id = self.scope_id;
+            options.rdma = properties.device_rdma.map_or(options.rdma, RdmaArg::rdma);
+            options.reorder = properties.reorder;
+            options.capture = capture.cloned().map(SharedSink::new);
+        });
         Fabric::tcp(options).domain()
     }
 }
@@ -267,18 +265,16 @@ impl SoftArgs {
         properties: &PropertyArgs,
         capture: Option<&CaptureFile>,
     ) -> Result<Domain, efa::Error> {
-        let usual = ShmOptions::new(self.name());
-        let options = ShmOptions {
-            directory: self.directory.clone(),
-            rdma: properties.device_rdma.map_or(usual.rdma, RdmaArg::rdma),
-            faults: FaultOptions {
+        let options = ShmOptions::new(self.name()).with(|options| {
+            options.directory = self.directory.clone();
+            options.rdma = properties.device_rdma.map_or(options.rdma, RdmaArg::rdma);
+            options.faults = FaultOptions {
                 reorder: properties.reorder,
                 receiver_not_ready: properties.rnr.unwrap_or(0.0),
                 ..FaultOptions::NONE
-            },
-            capture: capture.cloned().map(SharedSink::new),
-            ..usual
-        };
+            };
+            options.capture = capture.cloned().map(SharedSink::new);
+        });
         Fabric::shm(options).domain()
     }
 }

@@ -10,6 +10,7 @@ use crate::rnr::BackoffLimits;
 
 /// Settings of an [`Endpoint`](crate::Endpoint). The defaults suit nearly everyone.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Config {
     /// The habits on the wire; the default is libfabric 2.6's, except that the bits of the peer
     /// are tested before anything beyond the baseline is used, connids included, as older releases
@@ -126,6 +127,17 @@ impl Default for Config {
 }
 
 impl Config {
+    /// These settings with some changed:
+    ///
+    /// ```
+    /// let config = efa_rdm::Config::default().with(|config| config.max_medium = 32_768);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// The default settings with the habits of a release line of libfabric, as far as this engine
     /// has its features.
     #[must_use]

@@ -530,7 +530,7 @@ mod tests {
     #[test]
     fn no_operation_begins_that_there_is_no_name_for() {
         let network =
-            LocalFabric::new(LocalOptions { rdma: Rdma::NONE, ..LocalOptions::default() });
+            LocalFabric::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
         let endpoint = |qkey| {
             let options = QueuePairOptions { qkey: efa_device::Qkey(qkey), ..Default::default() };
             let device = network.open();

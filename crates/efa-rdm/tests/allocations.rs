@@ -98,7 +98,7 @@ fn the_steady_state_allocates_nothing() {
     for length in [8, 4096, 8800, 40_000, 65_536, 300_000] {
         for expected in [true, false] {
             // Trimming gives memory back when it is idle, which this is not about.
-            let config = Config { trim_interval: Duration::MAX, ..Config::default() };
+            let config = Config::default().with(|config| config.trim_interval = Duration::MAX);
             let [mut a, mut b] = null::pair(Order::Overtaking)
                 .map(|queue_pair| Endpoint::new(queue_pair, config.clone()).unwrap());
             let peer = a.insert_peer(b.address()).unwrap();

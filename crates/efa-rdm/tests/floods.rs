@@ -65,7 +65,7 @@ struct Siege {
 
 impl Siege {
     fn new(bounds: Bounds) -> Self {
-        let options = LocalOptions { reorder: Reorder::None, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| options.reorder = Reorder::None);
         let network = LocalFabric::new(options);
         let queue_pair = |key| {
             let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
@@ -77,7 +77,10 @@ impl Siege {
             let packet = liar.allocate_packet().unwrap();
             liar.post_receive(packet).unwrap();
         }
-        let config = Config { bounds, max_receive_buffers: 64, ..Config::default() };
+        let config = Config::default().with(|config| {
+            config.bounds = bounds;
+            config.max_receive_buffers = 64;
+        });
         let endpoint = Endpoint::new(queue_pair(2), config).unwrap();
         let (now, before) = (Time::ZERO, LIVE.get());
         Self { network, endpoint, liar, connid: KEY, now, before, events: Vec::new() }

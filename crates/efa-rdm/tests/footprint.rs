@@ -64,7 +64,7 @@ type End<const LENGTH: u64> = Endpoint<Direct, Zeros<LENGTH>>;
 
 fn ends<const LENGTH: u64>() -> [End<LENGTH>; 2] {
     null::pair(Order::Sent).map(|queue_pair| {
-        let config = Config { max_sends: usize::MAX, ..Config::default() };
+        let config = Config::default().with(|config| config.max_sends = usize::MAX);
         Endpoint::new(queue_pair, config).unwrap()
     })
 }

@@ -31,8 +31,11 @@ struct Net {
 
 impl Net {
     fn new(seed: u64, limits: TagListLimits, senders: u32, rdma: Rdma) -> Self {
-        let options =
-            LocalOptions { seed, reorder: Reorder::None, rdma, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| {
+            options.seed = seed;
+            options.reorder = Reorder::None;
+            options.rdma = rdma;
+        });
         Self::over(options, limits, senders)
     }
 
@@ -163,7 +166,10 @@ fn a_device_with_a_list_matches_what_it_holds_and_the_engine_the_rest() {
 /// nothing more into its list: it believes that messages are on their way to the engine.
 #[test]
 fn the_device_and_the_engine_count_alike_what_comes_out_of_order() {
-    let options = LocalOptions { seed: 4, reorder: Reorder::Shuffle, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| {
+        options.seed = 4;
+        options.reorder = Reorder::Shuffle;
+    });
     let mut net = Net::over(options, LIST, 1);
     for number in 0..50 {
         net.send(0, number, number, 100);
@@ -192,7 +198,10 @@ fn the_device_and_the_engine_count_alike_what_comes_out_of_order() {
 fn a_message_that_begins_with_another_segment_takes_nothing() {
     let mut ends = [0; 2];
     for seed in 0..40 {
-        let options = LocalOptions { seed, reorder: Reorder::Shuffle, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| {
+            options.seed = seed;
+            options.reorder = Reorder::Shuffle;
+        });
         let mut net = Net::over(options, LIST, 1);
         net.post(7, 0, 1);
         (0..40).for_each(|_| net.step());

@@ -63,6 +63,7 @@ pub enum Reorder {
 
 /// How a fabric behaves.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LocalOptions {
     /// What all draws come from.
     pub seed: u64,
@@ -99,6 +100,19 @@ pub struct LocalOptions {
     pub max_rdma_size: u64,
     /// Faults from the start on.
     pub faults: Faults,
+}
+
+impl LocalOptions {
+    /// These options with some changed:
+    ///
+    /// ```
+    /// let options = efa_sim::local::LocalOptions::default().with(|options| options.mtu = 4096);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for LocalOptions {

@@ -114,6 +114,7 @@ use efa_device::{
 
 /// How to open a host.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ShmOptions {
     /// The host: processes that give the same name reach each other. 1 to 64 letters, digits,
     /// `.`, `_` and `-`, no `.` first.
@@ -162,6 +163,17 @@ pub struct ShmOptions {
 }
 
 impl ShmOptions {
+    /// These options with some changed:
+    ///
+    /// ```
+    /// let options = efa_sim::shm::ShmOptions::new("host").with(|options| options.mtu = 4096);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// The host `name`, everything else as usual.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {

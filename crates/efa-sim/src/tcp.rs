@@ -124,6 +124,7 @@ fn system(operation: impl Into<String>, errno: Errno) -> DeviceError {
 
 /// How to open a host.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct TcpOptions {
     /// The address of this host by which the others reach it. Its GID is made of it.
     pub address: IpAddr,
@@ -173,6 +174,17 @@ pub struct TcpOptions {
 }
 
 impl TcpOptions {
+    /// These options with some changed:
+    ///
+    /// ```
+    /// let options = efa_sim::tcp::TcpOptions::new([127, 0, 0, 1]).with(|options| options.mtu = 4096);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// The host with this address, everything else as usual.
     #[must_use]
     pub fn new(address: impl Into<IpAddr>) -> Self {

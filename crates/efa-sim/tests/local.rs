@@ -11,7 +11,10 @@ use efa_sim::record::{PacketEvent, Record, Trace};
 const KEY: Qkey = Qkey(0x1234);
 
 fn fabric(seed: u64) -> LocalFabric {
-    LocalFabric::new(LocalOptions { seed, mtu: 256, ..LocalOptions::default() })
+    LocalFabric::new(LocalOptions::default().with(|options| {
+        options.seed = seed;
+        options.mtu = 256;
+    }))
 }
 
 fn queue_pair(device: &LocalDevice) -> LocalQueuePair {
@@ -101,8 +104,11 @@ struct Run {
 }
 
 fn run(seed: u64, reorder: Reorder) -> Run {
-    let fabric =
-        LocalFabric::new(LocalOptions { seed, reorder, mtu: 64, ..LocalOptions::default() });
+    let fabric = LocalFabric::new(LocalOptions::default().with(|options| {
+        options.seed = seed;
+        options.reorder = reorder;
+        options.mtu = 64;
+    }));
     let trace = Trace::new();
     fabric.capture(trace.clone());
     let (mut a, mut b) = pair(&fabric);
@@ -153,11 +159,10 @@ fn order_can_be_had() {
 
 #[test]
 fn packets_of_one_moment_are_shuffled() {
-    let fabric = LocalFabric::new(LocalOptions {
-        delay: Duration::ZERO..Duration::ZERO,
-        mtu: 64,
-        ..LocalOptions::default()
-    });
+    let fabric = LocalFabric::new(LocalOptions::default().with(|options| {
+        options.delay = Duration::ZERO..Duration::ZERO;
+        options.mtu = 64;
+    }));
     let (mut a, mut b) = pair(&fabric);
     post_receives(&mut b, 20);
     let to = destination(&mut a, b.address());
@@ -238,14 +243,13 @@ fn posts_are_checked() {
 
 #[test]
 fn limits_are_kept() {
-    let fabric = LocalFabric::new(LocalOptions {
-        max_queue_pairs: 1,
-        max_regions: 1,
-        max_region_size: 10,
-        max_address_handles: 1,
-        max_send: 8,
-        ..LocalOptions::default()
-    });
+    let fabric = LocalFabric::new(LocalOptions::default().with(|options| {
+        options.max_queue_pairs = 1;
+        options.max_regions = 1;
+        options.max_region_size = 10;
+        options.max_address_handles = 1;
+        options.max_send = 8;
+    }));
     let device = fabric.open();
     let deep = QueuePairOptions { send_depth: 9, ..Default::default() };
     let error = device.create_queue_pair(deep).unwrap_err();
@@ -271,7 +275,9 @@ fn limits_are_kept() {
 #[test]
 fn a_source_has_a_handle_only_if_the_device_knows_it() {
     for tell_unknown_gid in [true, false] {
-        let fabric = LocalFabric::new(LocalOptions { tell_unknown_gid, ..LocalOptions::default() });
+        let fabric = LocalFabric::new(
+            LocalOptions::default().with(|options| options.tell_unknown_gid = tell_unknown_gid),
+        );
         let (mut a, mut b) = pair(&fabric);
         let to = destination(&mut a, b.address());
         post_receives(&mut b, 3);
@@ -293,11 +299,10 @@ fn a_source_has_a_handle_only_if_the_device_knows_it() {
 
 #[test]
 fn without_a_buffer_a_packet_waits_and_then_fails() {
-    let fabric = LocalFabric::new(LocalOptions {
-        delay: Duration::ZERO..Duration::ZERO,
-        rnr_delay: Duration::from_micros(100),
-        ..LocalOptions::default()
-    });
+    let fabric = LocalFabric::new(LocalOptions::default().with(|options| {
+        options.delay = Duration::ZERO..Duration::ZERO;
+        options.rnr_delay = Duration::from_micros(100);
+    }));
     let (mut a, mut b) = pair(&fabric);
     let to = destination(&mut a, b.address());
     send(&mut a, to, 1);
@@ -412,10 +417,10 @@ fn packets_outlive_their_sender() {
 
 #[test]
 fn a_lost_peer_is_noticed_by_both_sides() {
-    let fabric = LocalFabric::new(LocalOptions {
-        unresponsive_after: Duration::from_millis(5),
-        ..LocalOptions::default()
-    });
+    let fabric = LocalFabric::new(
+        LocalOptions::default()
+            .with(|options| options.unresponsive_after = Duration::from_millis(5)),
+    );
     let (mut a, mut b) = pair(&fabric);
     post_receives(&mut a, 4);
     post_receives(&mut b, 4);
@@ -503,7 +508,8 @@ fn any_bytes_can_be_injected() {
 
 #[test]
 fn single_faults_wear_off() {
-    let fabric = LocalFabric::new(LocalOptions { reorder: Reorder::None, ..Default::default() });
+    let fabric =
+        LocalFabric::new(LocalOptions::default().with(|options| options.reorder = Reorder::None));
     let device = fabric.open();
     let (mut a, mut b) = (queue_pair(&device), queue_pair(&fabric.open()));
     post_receives(&mut b, 10);

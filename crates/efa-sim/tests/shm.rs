@@ -274,7 +274,8 @@ fn without_a_buffer_a_packet_waits_and_then_fails() {
 
 /// A pair whose first queue pair sends with faults.
 fn pair_with(directory: &Directory, faults: FaultOptions, rnr_retry: u8) -> [ShmQueuePair; 2] {
-    let device = ShmDevice::open(ShmOptions { faults, ..options(directory) }).unwrap();
+    let device =
+        ShmDevice::open(options(directory).with(|options| options.faults = faults)).unwrap();
     let queue_pair = QueuePairOptions { qkey: KEY, rnr_retry, ..QueuePairOptions::default() };
     [device.create_queue_pair(queue_pair).unwrap(), device.create_queue_pair(queue_pair).unwrap()]
 }
@@ -327,7 +328,11 @@ fn the_first_of_each_kind_is_not_received_and_seen_in_a_capture() {
     let faults = FaultOptions { not_ready_of_each: 1, ..FaultOptions::NONE };
     let trace = Trace::new();
     let capture = Some(SharedSink::new(trace.clone()));
-    let device = ShmDevice::open(ShmOptions { faults, capture, ..options(&directory) }).unwrap();
+    let device = ShmDevice::open(options(&directory).with(|options| {
+        options.faults = faults;
+        options.capture = capture;
+    }))
+    .unwrap();
     let [mut a, mut b] = [queue_pair(&device), queue_pair(&device)];
     let to = destination(&mut a, b.address());
     post_receives(&mut b, 6);
@@ -349,7 +354,8 @@ fn registrations_fail_as_asked_for() {
     let directory = Directory::new();
     let refusals = Some("100-200:2".parse().unwrap());
     let faults = FaultOptions { refusals, ..FaultOptions::NONE };
-    let device = ShmDevice::open(ShmOptions { faults, ..options(&directory) }).unwrap();
+    let device =
+        ShmDevice::open(options(&directory).with(|options| options.faults = faults)).unwrap();
     let queue_pair = queue_pair(&device);
     let register = |length| queue_pair.register(vec![0; length].into(), Access::default());
     register(99).unwrap();

@@ -17,7 +17,7 @@ const PATIENT: QueuePairOptions =
     QueuePairOptions { qkey: KEY, send_depth: 4096, receive_depth: 8192, rnr_retry: 7 };
 
 fn options(host: u8) -> TcpOptions {
-    TcpOptions { mtu: MTU, ..TcpOptions::new([127, 0, 0, host]) }
+    TcpOptions::new([127, 0, 0, host]).with(|options| options.mtu = MTU)
 }
 
 fn device(host: u8) -> TcpDevice {
@@ -240,7 +240,7 @@ fn many_to_one_with_few_buffers_lose_nothing() {
 /// More than the sockets can hold waits at the sender, and arrives whole and in order.
 #[test]
 fn a_receiver_that_does_not_poll_holds_its_sender_up_and_nothing_is_lost() {
-    let large = |host| TcpOptions { mtu: 8928, ..options(host) };
+    let large = |host| options(host).with(|options| options.mtu = 8928);
     let mut world = World::default();
     world.add(&TcpDevice::open(large(1)).unwrap(), PATIENT);
     let b = TcpDevice::open(large(2)).unwrap().create_queue_pair(PATIENT).unwrap();
@@ -267,7 +267,7 @@ fn a_receiver_that_does_not_poll_holds_its_sender_up_and_nothing_is_lost() {
 /// before it polls again.
 #[test]
 fn a_sender_that_does_not_poll_loses_nothing() {
-    let large = |host| TcpOptions { mtu: 8928, ..options(host) };
+    let large = |host| options(host).with(|options| options.mtu = 8928);
     let mut world = World::default();
     world.add(&TcpDevice::open(large(1)).unwrap(), PATIENT);
     let mut b = TcpDevice::open(large(2)).unwrap().create_queue_pair(PATIENT).unwrap();
@@ -419,7 +419,7 @@ fn a_retired_receiver_is_reached_no_more_and_keeps_its_number() {
     assert_eq!(world.ended(0, 3), [(1, Ok(())), (2, nobody), (3, nobody)]);
 
     let ports = Some(to.qpn.0..=to.qpn.0);
-    let same = TcpDevice::open(TcpOptions { ports, ..options(2) }).unwrap();
+    let same = TcpDevice::open(options(2).with(|options| options.ports = ports)).unwrap();
     let refused = same.create_queue_pair(PATIENT).unwrap_err();
     assert!(matches!(refused, DeviceError::System { errno: libc::EADDRINUSE, .. }), "{refused}");
     world.send(0, to, 4, b"still nobody");
@@ -459,7 +459,7 @@ fn what_a_dropped_sender_has_sent_still_arrives() {
 fn a_number_can_live_again_and_gets_nothing_of_its_earlier_life() {
     let mut world = World::new(2);
     let to = world.destination(0, 1);
-    let again = TcpOptions { ports: Some(to.qpn.0..=to.qpn.0), ..options(2) };
+    let again = options(2).with(|options| options.ports = Some(to.qpn.0..=to.qpn.0));
     let again = TcpDevice::open(again).unwrap();
     let mut b = 1;
     for life in 0..5 {
@@ -503,7 +503,7 @@ fn a_source_has_a_handle_when_the_device_was_told_of_it() {
 /// The orders in which 200 packets arrive at a receiver that polls when all were sent.
 fn arrivals(reorder: Option<u64>) -> Vec<u8> {
     let mut world = World::new(1);
-    let receiver = TcpDevice::open(TcpOptions { reorder, ..options(2) }).unwrap();
+    let receiver = TcpDevice::open(options(2).with(|options| options.reorder = reorder)).unwrap();
     let b = world.add(&receiver, PATIENT);
     let to = world.destination(0, b);
     for n in 0..200 {
@@ -533,7 +533,10 @@ fn a_sink_is_told_of_every_packet() {
     let mut world = World::default();
     for host in 1..3 {
         let capture = Some(SharedSink::new(trace.clone()));
-        world.add(&TcpDevice::open(TcpOptions { capture, ..options(host) }).unwrap(), PATIENT);
+        world.add(
+            &TcpDevice::open(options(host).with(|options| options.capture = capture)).unwrap(),
+            PATIENT,
+        );
     }
     let to = world.destination(0, 1);
     world.post_receives(1, 1);
@@ -554,7 +557,7 @@ fn a_sink_is_told_of_every_packet() {
 #[test]
 fn senders_beyond_the_limit_are_turned_away_until_one_leaves() {
     let mut world = World::new(3);
-    let narrow = TcpDevice::open(TcpOptions { max_peers: 2, ..options(4) }).unwrap();
+    let narrow = TcpDevice::open(options(4).with(|options| options.max_peers = 2)).unwrap();
     let target = world.add(&narrow, PATIENT);
     world.post_receives(target, 10);
     for sender in 0..2 {
@@ -581,7 +584,7 @@ fn devices_have_an_address_of_this_host_and_queue_pairs_a_number_of_the_range() 
     assert!(matches!(error([224, 0, 0, 1]), DeviceError::BadAddress { .. }));
     // Reserved for documentation: nobody has it.
     assert!(matches!(error([192, 0, 2, 1]), DeviceError::Absent { .. }));
-    let long = TcpDevice::open(TcpOptions { mtu: 65537, ..options(1) }).unwrap_err();
+    let long = TcpDevice::open(options(1).with(|options| options.mtu = 65537)).unwrap_err();
     assert_eq!(long, DeviceError::TooLong { length: 65537, limit: 65536 });
 
     let deep = QueuePairOptions { send_depth: 5000, ..PATIENT };
@@ -590,7 +593,7 @@ fn devices_have_an_address_of_this_host_and_queue_pairs_a_number_of_the_range() 
 
     let some = device(9).create_queue_pair(PATIENT).unwrap().address().qpn.0;
     let ports = some - 9..=some;
-    let range = TcpOptions { ports: Some(ports.clone()), ..options(9) };
+    let range = options(9).with(|options| options.ports = Some(ports.clone()));
     let range = TcpDevice::open(range).unwrap();
     let [first, second] = [(); 2].map(|()| range.create_queue_pair(PATIENT).unwrap());
     let (first, second) = (first.address().qpn.0, second.address().qpn.0);

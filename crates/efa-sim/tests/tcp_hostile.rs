@@ -19,7 +19,10 @@ const HELLO: &[u8; 16] = b"EfaS\x02\0\x34\x12\0\x01\0\0\x07\0\0\0";
 const WELCOME: &[u8; 8] = b"EfaR\x02\0\0\0";
 
 fn queue_pair(max_peers: usize) -> TcpQueuePair {
-    let options = TcpOptions { mtu: MTU, max_peers, ..TcpOptions::new(Ipv4Addr::LOCALHOST) };
+    let options = TcpOptions::new(Ipv4Addr::LOCALHOST).with(|options| {
+        options.mtu = MTU;
+        options.max_peers = max_peers;
+    });
     let device = TcpDevice::open(options).unwrap();
     device.create_queue_pair(QueuePairOptions { rnr_retry: 7, ..Default::default() }).unwrap()
 }

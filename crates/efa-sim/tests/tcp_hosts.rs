@@ -220,7 +220,7 @@ fn child(receives: usize) -> Option<Side> {
     let address = std::env::var("EFA_SIM_ADDRESS").ok()?.parse::<IpAddr>().unwrap();
     let number = std::env::var("EFA_SIM_NUMBER").unwrap().parse().unwrap();
     let ports = (number > 0).then_some(number..=number);
-    let side = Side::new(TcpOptions { ports, ..TcpOptions::new(address) }, receives);
+    let side = Side::new(TcpOptions::new(address).with(|options| options.ports = ports), receives);
     let QueuePairAddress { gid, qpn, .. } = side.qp.address();
     println!("efa queue pair {gid} {}", qpn.0);
     Some(side)
@@ -417,7 +417,7 @@ fn a_stopped_receiver_delays_and_loses_nothing(hosts: &Hosts) {
 fn a_host_that_is_cut_off_is_noticed(hosts: &Hosts) {
     let Some(namespace) = &hosts.namespace else { return };
     let dead_after = Some(Duration::from_secs(1));
-    let mut side = Side::new(TcpOptions { dead_after, ..hosts.options() }, 16);
+    let mut side = Side::new(hosts.options().with(|options| options.dead_after = dead_after), 16);
     let child = Child::start(hosts, "idle", Qpn(0));
     let to = side.destination(child.gid, child.qpn);
     side.send(to, 1, b"arrives, and is not answered");

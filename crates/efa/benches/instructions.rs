@@ -127,5 +127,5 @@ main!(library_benchmark_groups = facade);
 const INSERT_100K: u64 = 370;
 const INSERT_1M: u64 = 420;
 const ENABLE: u64 = 640_000;
-const POST: u64 = 320;
-const IDLE: u64 = 420;
+const POST: u64 = 270;
+const IDLE: u64 = 400;

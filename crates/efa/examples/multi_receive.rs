@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .bind_completion_queue(&queue, Direction::Both)
             .enable()
     };
-    let protocol = Config { min_multi_receive: 64, ..Config::default() };
+    let protocol = Config::default().with(|config| config.min_multi_receive = 64);
     let alice = endpoint(EndpointOptions::default())?;
     let bob = endpoint(EndpointOptions::new().protocol(protocol))?;
     let to_bob = addresses.insert(bob.address())?;

@@ -4,7 +4,6 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use efa_device::{Qkey, QueuePairOptions};
-use efa_rdm::Config;
 use parking_lot::Mutex;
 
 use crate::address_vector::AddressVector;
@@ -146,7 +145,7 @@ impl EndpointBuilder {
             rnr_retry: options.rnr_retry,
         };
         let hash_seed = options.hash_seed.unwrap_or_else(random);
-        let config = Config { hash_seed, ..options.protocol };
+        let config = options.protocol.with(|config| config.hash_seed = hash_seed);
         let capabilities = options.capabilities.enabled();
         let sources = match capabilities.contains(Capabilities::SOURCE) {
             true => Sources::Reported,

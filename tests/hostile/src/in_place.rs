@@ -39,7 +39,10 @@ struct Story {
 impl Story {
     fn new(input: &mut Input<'_>) -> Self {
         let seed = input.byte().into();
-        let network = LocalFabric::new(LocalOptions { seed, mtu: MTU, ..LocalOptions::default() });
+        let network = LocalFabric::new(LocalOptions::default().with(|options| {
+            options.seed = seed;
+            options.mtu = MTU;
+        }));
         let device = network.open();
         let queue_pair = |key| {
             let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
@@ -48,7 +51,10 @@ impl Story {
         let release = input.pick(&[Release::V1_20, Release::V1_22, Release::V1_13, Release::V2_0]);
         let bounds = Bounds { unexpected_per_peer: 1 << 16, discovered: 16, ..Bounds::default() };
         let unexpected_header = UnexpectedHeader::Move;
-        let config = Config { unexpected_header, bounds, ..Config::as_release(release) };
+        let config = Config::as_release(release).with(|config| {
+            config.unexpected_header = unexpected_header;
+            config.bounds = bounds;
+        });
         let main = InPlaceQueue(queue_pair(1));
         let subject = match release {
             Release::V1_22 | Release::V2_0 => {

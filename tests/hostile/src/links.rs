@@ -125,13 +125,12 @@ fn files_of(device: &ShmDevice, ends: [Qpn; 2]) -> Vec<(PathBuf, File, u64)> {
 pub(crate) fn shm(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
     let place = TempDir::new_in(memory()).expect("there is shared memory");
-    let options = ShmOptions {
-        directory: Some(place.path().join("hosts")),
-        mtu: MTU,
-        ring_slots: 4,
-        rnr_delay: Duration::from_micros(1),
-        ..ShmOptions::new("hostile")
-    };
+    let options = ShmOptions::new("hostile").with(|options| {
+        options.directory = Some(place.path().join("hosts"));
+        options.mtu = MTU;
+        options.ring_slots = 4;
+        options.rnr_delay = Duration::from_micros(1);
+    });
     let device = ShmDevice::open(options).expect("there is shared memory");
     let end = || -> End<ShmQueuePair> {
         let options = QueuePairOptions { qkey: Qkey(KEY), ..QueuePairOptions::default() };
@@ -258,12 +257,11 @@ fn next_host() -> Ipv4Addr {
 pub(crate) fn tcp(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
     let host = next_host();
-    let options = TcpOptions {
-        mtu: MTU,
-        max_peers: 4,
-        rnr_delay: Duration::from_micros(1),
-        ..TcpOptions::new(host)
-    };
+    let options = TcpOptions::new(host).with(|options| {
+        options.mtu = MTU;
+        options.max_peers = 4;
+        options.rnr_delay = Duration::from_micros(1);
+    });
     let device = TcpDevice::open(options).expect("there is a loopback");
     let options = QueuePairOptions { qkey: Qkey(KEY), ..QueuePairOptions::default() };
     let queue_pair = device.create_queue_pair(options).expect("there is a port");

@@ -181,7 +181,7 @@ impl World {
         let rdma = [Rdma::READ_WRITE, Rdma::NONE][usize::from(kinds & 1)];
         let (net, wires) = device::network(rdma, kinds & 2 == 0);
         let config = Self::settings(input);
-        let honest = Config { backoff: config.backoff, ..Config::default() };
+        let honest = Config::default().with(|it| it.backoff = config.backoff);
         let story = tell.then(|| format!("settings: {config:?}\n"));
         let receipts = config.profile.extras.contains(Extras::DELIVERY_COMPLETE);
         let most = if receipts { Level::Delivery } else { Level::Transmit };
@@ -227,32 +227,31 @@ impl World {
         if choice & 2 != 0 {
             base.profile.extras |= Extras::PEER_ERROR;
         }
-        Config {
-            max_medium: input.pick(&[2048, 0, 1 << 16]),
-            min_read: input.pick(&[4096, 1, 1 << 20]),
-            min_read_write: input.pick(&[2048, 1, 1 << 20]),
-            runt_size: input.pick(&[0, 100, 1000]),
-            rdma_segment: 1000,
-            bounce_size: 700,
-            max_rdma: input.pick(&[4, 1]),
-            cts_window: input.pick(&[4, 1, 32]),
-            messages_after_handshake: input.one_in(4),
-            bounds: Bounds {
+        base.with(|config| {
+            config.max_medium = input.pick(&[2048, 0, 1 << 16]);
+            config.min_read = input.pick(&[4096, 1, 1 << 20]);
+            config.min_read_write = input.pick(&[2048, 1, 1 << 20]);
+            config.runt_size = input.pick(&[0, 100, 1000]);
+            config.rdma_segment = 1000;
+            config.bounce_size = 700;
+            config.max_rdma = input.pick(&[4, 1]);
+            config.cts_window = input.pick(&[4, 1, 32]);
+            config.messages_after_handshake = input.one_in(4);
+            config.bounds = Bounds {
                 early: input.pick(&[1 << 16, 1 << 20]),
                 unexpected: 1 << 20,
                 unexpected_per_peer: input.pick(&[1 << 16, 1 << 19]),
                 requests: input.pick(&[64, 8]),
                 owed: input.pick(&[64, 1000]),
                 discovered: input.pick(&[64, 4]),
-            },
-            max_sends: 1024,
-            max_receives: 1024,
-            min_receive_buffers: input.pick(&[8, 1]),
-            max_receive_buffers: 32,
-            max_reorder: input.pick(&[256, 16]),
-            min_multi_receive: 64,
-            ..base
-        }
+            };
+            config.max_sends = 1024;
+            config.max_receives = 1024;
+            config.min_receive_buffers = input.pick(&[8, 1]);
+            config.max_receive_buffers = 32;
+            config.max_reorder = input.pick(&[256, 16]);
+            config.min_multi_receive = 64;
+        })
     }
 
     /// Tells what happens, if anybody listens.

@@ -91,13 +91,13 @@ impl Case {
 
     /// Settings by which the operation takes its subprotocol.
     fn config(&self) -> Config {
-        Config {
-            max_medium: if self.subprotocol == Subprotocol::Medium { self.length } else { 0 },
-            min_read: KIB_64,
-            min_read_write: KIB_64,
-            runt_size: if self.subprotocol == Subprotocol::RuntRead { RUNT } else { 0 },
-            ..Config::default()
-        }
+        Config::default().with(|config| {
+            config.max_medium =
+                if self.subprotocol == Subprotocol::Medium { self.length } else { 0 };
+            config.min_read = KIB_64;
+            config.min_read_write = KIB_64;
+            config.runt_size = if self.subprotocol == Subprotocol::RuntRead { RUNT } else { 0 };
+        })
     }
 }
 

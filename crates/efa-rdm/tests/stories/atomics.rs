@@ -124,7 +124,7 @@ fn a_fetch_atomic_brings_the_previous_values() {
 // conformance: A157 A159
 #[test]
 fn concurrent_fetches_of_eight_peers_sum_exactly() {
-    let mut world = World::new(LocalOptions { seed: 3, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 3));
     for _ in 0..9 {
         world.add(Config::default());
     }
@@ -486,7 +486,7 @@ fn what_is_answered_needs_no_receipt() {
 #[test]
 fn atomics_beyond_the_requests_of_a_peer_are_dropped() {
     let bounds = Bounds { requests: 1, ..Bounds::default() };
-    let config = Config { bounds, ..Config::default() };
+    let config = Config::default().with(|config| config.bounds = bounds);
     let mut world = World::pair_with(1, Config::default(), config);
     world.acquaint();
     let (region, iov) = counters(&world, 1, &[0]);
@@ -506,7 +506,7 @@ fn atomics_beyond_the_requests_of_a_peer_are_dropped() {
 #[test]
 fn atomics_that_are_answered_leave_room_for_others() {
     let bounds = Bounds { requests: 1, ..Bounds::default() };
-    let config = Config { bounds, ..Config::default() };
+    let config = Config::default().with(|config| config.bounds = bounds);
     let mut world = World::pair_with(1, Config::default(), config);
     world.acquaint();
     let (_region, iov) = counters(&world, 1, &[0]);

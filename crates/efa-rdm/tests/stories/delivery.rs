@@ -108,7 +108,7 @@ fn the_receipt_goes_out_before_the_completion_is_given() {
 // Each call finds another message, so that the device never falls silent.
 #[test]
 fn who_takes_one_completion_at_a_time_still_sends_what_waits() {
-    let mut world = World::new(LocalOptions { seed: 3, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 3));
     let few = QueuePairOptions { send_depth: 4, ..QueuePairOptions::default() };
     world.add(Config::default());
     world.add_with(Config::default(), few);
@@ -137,7 +137,7 @@ fn who_takes_one_completion_at_a_time_still_sends_what_waits() {
 #[test]
 fn a_peer_without_the_feature_makes_the_send_fail_and_nothing_else() {
     for release in [Release::V1_10, Release::V1_12] {
-        let old = Config { profile: Profile::of(release), ..Config::default() };
+        let old = Config::default().with(|config| config.profile = Profile::of(release));
         let mut world = World::pair_with(1, Config::default(), old);
         for (i, length) in [100, 100_000, 100].into_iter().enumerate() {
             world.receive(1, 100_000, 10 + i as u64);
@@ -336,7 +336,10 @@ fn delivery_holds_under_faults() {
     for seed in 0..20 {
         let faults =
             Faults { receiver_not_ready: 0.1, send_refused: 0.2, late: 0.2, ..Faults::default() };
-        let mut world = World::new(LocalOptions { seed, faults, ..LocalOptions::default() });
+        let mut world = World::new(LocalOptions::default().with(|options| {
+            options.seed = seed;
+            options.faults = faults;
+        }));
         world.add(Config::default());
         world.add(Config::default());
         for i in 0..12_u64 {

@@ -3,7 +3,7 @@
 use efa_proto::{Header, Packet, PacketType, RtmKind};
 use efa_rdm::{Accept, Level, Message, OperationError, PeerId, StartError, Subprotocol};
 
-use efa_sim::local::Faults;
+use efa_sim::local::{Faults, LocalOptions};
 
 use crate::world::{World, pattern};
 
@@ -197,7 +197,7 @@ fn injected_messages_leave_the_buffer_at_once_and_succeed_silently() {
 #[test]
 fn every_packet_is_version_4_and_fits_the_mtu() {
     for mtu in [256, 300, 1408, 4096, 8928] {
-        let options = efa_sim::local::LocalOptions { mtu, ..Default::default() };
+        let options = LocalOptions::default().with(|options| options.mtu = mtu);
         let mut world = World::new(options);
         world.add(Default::default());
         world.add(Default::default());

@@ -10,9 +10,12 @@ use crate::world::{World, pattern, place};
 
 /// Messages of all sizes between three endpoints under faults.
 fn exchange(seed: u64, faults: Faults, options: QueuePairOptions) -> World {
-    let mut world = World::new(LocalOptions { seed, faults, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| {
+        options.seed = seed;
+        options.faults = faults;
+    }));
     for _ in 0..3 {
-        let config = Config { hash_seed: seed, ..Config::default() };
+        let config = Config::default().with(|config| config.hash_seed = seed);
         world.add_with(config, options);
     }
     let sizes = [0, 5, 9_000, 30_000, 100_000, 700, 66_000];
@@ -196,7 +199,7 @@ fn a_driver_that_sleeps_until_the_next_timeout_misses_nothing() {
 #[test]
 fn receive_buffers_that_could_not_be_had_are_asked_for_again() {
     let faults = Faults { allocation_refused: 1.0, ..Faults::default() };
-    let mut world = World::new(LocalOptions { faults, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.faults = faults));
     let patient = QueuePairOptions { rnr_retry: 7, ..QueuePairOptions::default() };
     world.add_with(Config::default(), patient);
     world.add_with(Config::default(), patient);

@@ -195,7 +195,7 @@ fn a_message_of_which_something_arrived_fails_its_receive() {
 #[test]
 fn so_does_a_runt_while_the_rest_is_being_read() {
     for failures in 1..=2 {
-        let mut world = pair(Config { runt_size: 25_000, ..config() }, config());
+        let mut world = pair(config().with(|config| config.runt_size = 25_000), config());
         world.receive_into(1, heap(300_000), 7);
         let memory = region(&world, 300_000);
         refuse(&world, failures, STATUS);
@@ -301,7 +301,7 @@ fn who_can_not_be_told_is_lost() {
 #[test]
 fn each_message_arrives_or_both_sides_know_that_it_will_not() {
     for seed in 0..20 {
-        let mut world = pair(Config { runt_size: 20_000, ..config() }, config());
+        let mut world = pair(config().with(|config| config.runt_size = 20_000), config());
         let mut draw = fastrand::Rng::with_seed(seed);
         const MESSAGES: usize = 60;
         for i in 0..MESSAGES {
@@ -375,7 +375,7 @@ fn a_write_that_fails_takes_its_peer_along() {
 
 #[test]
 fn a_message_that_is_given_up_is_none_of_those_being_read() {
-    let mut world = pair(Config { runt_size: 25_000, ..config() }, config());
+    let mut world = pair(config().with(|config| config.runt_size = 25_000), config());
     let memory = region(&world, 300_000);
     world.send(0, 1, memory, 5);
     world.drive();

@@ -183,7 +183,7 @@ fn a_receiver_that_wants_constant_headers_gets_them_from_those_who_can() {
         let sender = Profile::of(release).announcing_only(Extras::CONNID_HEADER);
         let mut receiver = Profile::of(Release::V1_13);
         receiver.extras = Extras::CONSTANT_HEADER_LENGTH;
-        let config = |profile| Config { profile, ..Config::default() };
+        let config = |profile| Config::default().with(|config| config.profile = profile);
         let mut world = World::pair_with(8, config(sender), config(receiver));
         for i in 0..4 {
             world.forget_packets();
@@ -210,7 +210,7 @@ fn a_receiver_that_wants_constant_headers_gets_them_from_those_who_can() {
 #[test]
 fn a_peer_that_ignores_the_connid_request_is_still_served() {
     let profile = Profile::of(Release::V1_13).announcing_only(Extras::CONNID_HEADER);
-    let config = Config { profile, ..Config::default() };
+    let config = Config::default().with(|config| config.profile = profile);
     let mut world = World::pair_with(6, config, Config::default());
     for i in 0..2 {
         world.receive(1, 100_000, i);
@@ -295,7 +295,10 @@ fn ctsdata_waits_for_the_handshake() {
         // A network that delays some packets very much, so that the CTS overtakes the HANDSHAKE.
         let faults =
             Faults { late: 0.5, late_by: std::time::Duration::from_millis(1), ..Faults::default() };
-        let mut world = World::new(LocalOptions { seed, faults, ..LocalOptions::default() });
+        let mut world = World::new(LocalOptions::default().with(|options| {
+            options.seed = seed;
+            options.faults = faults;
+        }));
         world.add(Config::default());
         world.add_with(Config::default(), QueuePairOptions::default());
         world.receive(1, 200_000, 0);
@@ -316,7 +319,7 @@ fn ctsdata_waits_for_the_handshake() {
 
 fn of_release(release: Release) -> Config {
     let profile = Profile::of(release).announcing_only(Extras::CONNID_HEADER);
-    Config { profile, ..Config::default() }
+    Config::default().with(|config| config.profile = profile)
 }
 
 // Releases up to 1.13 would take it for data.
@@ -349,8 +352,11 @@ fn peers_that_know_no_connid_get_none_in_requests_and_data() {
 /// Every kind of packet that two endpoints have for each other, after they have shaken hands; with
 /// the endpoint that sent it.
 fn all_kinds(rdma: Rdma) -> Vec<(Connid, Vec<u8>)> {
-    let config = Config { min_read: 100_000, ..Config::default() };
-    let mut world = World::new(LocalOptions { rdma, seed: 3, ..LocalOptions::default() });
+    let config = Config::default().with(|config| config.min_read = 100_000);
+    let mut world = World::new(LocalOptions::default().with(|options| {
+        options.rdma = rdma;
+        options.seed = 3;
+    }));
     world.add(config.clone());
     world.add(config);
     for (from, to) in [(0, 1), (1, 0)] {
@@ -469,7 +475,7 @@ fn who_asks_for_connids_gets_them_in_every_kind_of_packet() {
 #[test]
 fn a_host_that_has_a_name_tells_it_where_its_release_does() {
     for (host_id, tells) in [(0x0123_4567_89ab_cdef, true), (0x0123, false), (0, true)] {
-        let mut config = Config { host_id, ..Config::default() };
+        let mut config = Config::default().with(|config| config.host_id = host_id);
         config.profile.host_id = tells;
         let mut world = World::pair_with(1, Config::default(), config);
         world.receive(1, 1, 0);

@@ -75,7 +75,7 @@ fn acquainted<B: Payload<SoftRegion> + std::fmt::Debug>(
 }
 
 fn pair(seed: u64) -> World {
-    let options = LocalOptions { seed, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| options.seed = seed);
     acquainted(options, [Config::default(), Config::default()], || vec![1])
 }
 
@@ -182,7 +182,7 @@ fn hazard_02_after_the_receipt_a_long_message_sends_nothing_more() {
 
 #[test]
 fn hazard_03_early_messages_keep_no_receive_buffers() {
-    let mut world = World::new(LocalOptions { seed: 3, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 3));
     // The first packet that finds no buffer comes back.
     let options = QueuePairOptions { receive_depth: 16, rnr_retry: 0, ..Default::default() };
     for _ in 0..2 {
@@ -215,7 +215,10 @@ fn hazard_03_early_messages_keep_no_receive_buffers() {
 fn hazard_04_messages_far_beyond_the_expected_one_are_kept() {
     // Farther than the largest window of any release.
     const COUNT: u64 = 16_384 + 100;
-    let config = Config { max_sends: 1 << 20, old_peer_window: 0, ..Config::default() };
+    let config = Config::default().with(|config| {
+        config.max_sends = 1 << 20;
+        config.old_peer_window = 0;
+    });
     let mut world = acquainted(LocalOptions::default(), [config.clone(), config], || vec![1]);
     let me = place(&world.ends[0]);
     world.network.delay_sends(me, 1, 60 * SECOND).unwrap();
@@ -241,8 +244,8 @@ fn hazard_04_messages_far_beyond_the_expected_one_are_kept() {
 /// Two endpoints that read messages from 100,000 bytes on; the second can register no memory, and
 /// so refuses.
 fn refusing(level: Level, seed: u64) -> Net<Memory> {
-    let config = Config { min_read: 100_000, ..Config::default() };
-    let options = LocalOptions { seed, ..LocalOptions::default() };
+    let config = Config::default().with(|config| config.min_read = 100_000);
+    let options = LocalOptions::default().with(|options| options.seed = seed);
     let mut world = acquainted(options, [config.clone(), config], || Memory::Heap(vec![1]));
     world.ends[1].device.refuse_registrations(u32::MAX);
     world.receive_into(1, Memory::Heap(vec![0; 300_000]), 1);
@@ -453,8 +456,11 @@ fn hazard_10_a_one_sided_operation_that_fails_midway_ends_once() {
             ("a failed post", Err(OperationError::Device(Status::BadLocalKey))),
             ("a full queue", Ok(())),
         ] {
-            let options = LocalOptions { seed: 10, max_rdma_size: 4096, ..LocalOptions::default() };
-            let config = Config { max_rdma: 4, ..Config::default() };
+            let options = LocalOptions::default().with(|options| {
+                options.seed = 10;
+                options.max_rdma_size = 4096;
+            });
+            let config = Config::default().with(|config| config.max_rdma = 4);
             let configs = [config.clone(), config];
             let mut world = acquainted(options, configs, || Memory::Heap(vec![1]));
             let (_region, iov) = expose(&world, 1, vec![7; 40_000], BOTH);
@@ -618,7 +624,10 @@ fn hazard_13_packets_of_a_forgotten_peer_do_not_make_it_known_anew() {
 
 #[test]
 fn hazard_14_an_address_handle_stays_while_a_peer_uses_it() {
-    let options = LocalOptions { seed: 14, max_address_handles: 1, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| {
+        options.seed = 14;
+        options.max_address_handles = 1;
+    });
     let configs = [Config::default(), Config::default()];
     let mut world: World = acquainted(options, configs, || vec![1]);
     world.add(Config::default());
@@ -657,7 +666,7 @@ fn hazard_14_an_address_handle_stays_while_a_peer_uses_it() {
 
 #[test]
 fn hazard_15_a_packet_that_can_not_be_handled_is_given_back_once() {
-    let mut world = World::new(LocalOptions { seed: 15, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 15));
     let options = QueuePairOptions { receive_depth: 8, ..QueuePairOptions::default() };
     for _ in 0..2 {
         world.add_with(Config::default(), options);
@@ -748,7 +757,7 @@ fn hazard_16_one_sided_operations_end_although_their_peer_was_removed() {
 #[test]
 fn hazard_17_the_packets_of_unexpected_messages_are_given_back_once() {
     for seed in 0..10 {
-        let mut world = World::new(LocalOptions { seed, ..LocalOptions::default() });
+        let mut world = World::new(LocalOptions::default().with(|options| options.seed = seed));
         for _ in 0..3 {
             world.add(Config::default());
         }
@@ -797,7 +806,7 @@ fn hazard_17_the_packets_of_unexpected_messages_are_given_back_once() {
 #[test]
 fn hazard_18_an_endpoint_is_not_quiet_while_it_owes_the_last_packet() {
     for packet in [PacketType::Receipt, PacketType::Eor] {
-        let config = Config { min_read: 100_000, ..Config::default() };
+        let config = Config::default().with(|config| config.min_read = 100_000);
         let configs = [config.clone(), config];
         let mut world = acquainted(LocalOptions::default(), configs, || Memory::Heap(vec![1]));
         let length = if packet == PacketType::Eor { 100_000 } else { 10 };
@@ -831,7 +840,7 @@ fn hazard_18_an_endpoint_is_not_quiet_while_it_owes_the_last_packet() {
 
 #[test]
 fn hazard_19_who_has_no_room_in_the_queue_holds_up_nobody() {
-    let mut world = World::new(LocalOptions { seed: 19, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 19));
     for _ in 0..3 {
         world.add(Config::default());
     }
@@ -861,7 +870,7 @@ fn hazard_19_who_has_no_room_in_the_queue_holds_up_nobody() {
 
 #[test]
 fn hazard_20_patience_is_restored_when_a_packet_arrives() {
-    let mut world = World::new(LocalOptions { seed: 20, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 20));
     let options = QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() };
     for _ in 0..2 {
         world.add_with(Config::default(), options);
@@ -896,7 +905,10 @@ fn assert_patience(mut took: impl FnMut(u32) -> Duration) {
 #[test]
 fn hazard_21_immediate_data_waits_for_its_receiver_and_arrives_whole() {
     let rdma = Rdma { unsolicited_write_receive: false, ..Rdma::READ_WRITE };
-    let mut world = World::new(LocalOptions { seed: 21, rdma, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| {
+        options.seed = 21;
+        options.rdma = rdma;
+    }));
     let options = QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() };
     for _ in 0..2 {
         world.add_with(Config::default(), options);
@@ -983,7 +995,7 @@ fn hazard_22_a_second_handshake_is_no_error_and_not_answered() {
 #[test]
 fn hazard_23_a_handshake_comes_in_the_end_and_data_not_before_it() {
     for seed in 0..10 {
-        let mut world = World::new(LocalOptions { seed, ..LocalOptions::default() });
+        let mut world = World::new(LocalOptions::default().with(|options| options.seed = seed));
         let options = QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() };
         for _ in 0..2 {
             world.add_with(Config::default(), options);
@@ -1012,7 +1024,10 @@ fn hazard_23_a_handshake_comes_in_the_end_and_data_not_before_it() {
 fn hazard_24_immediate_data_takes_a_receive_buffer_or_does_not() {
     for unsolicited in [false, true] {
         let rdma = Rdma { unsolicited_write_receive: unsolicited, ..Rdma::READ_WRITE };
-        let mut world = World::new(LocalOptions { seed: 24, rdma, ..LocalOptions::default() });
+        let mut world = World::new(LocalOptions::default().with(|options| {
+            options.seed = 24;
+            options.rdma = rdma;
+        }));
         let options =
             QueuePairOptions { receive_depth: 8, rnr_retry: 0, ..QueuePairOptions::default() };
         for _ in 0..2 {
@@ -1047,7 +1062,7 @@ fn hazard_24_immediate_data_takes_a_receive_buffer_or_does_not() {
         let rdma = Rdma { unsolicited_write_receive: true, ..Rdma::READ_WRITE };
         let mut configs = [Config::default(), Config::default()];
         configs[deaf].profile.extras.remove(Extras::UNSOLICITED_WRITE_RECV);
-        let options = LocalOptions { rdma, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| options.rdma = rdma);
         let mut world: World = acquainted(options, configs, || vec![1]);
         let (region, iov) = expose(&world, 1, vec![0; 10], BOTH);
         let (peer, back) = (world.peer(0, 1), world.peer(1, 0));
@@ -1072,7 +1087,10 @@ fn hazard_25_a_message_of_several_packets_can_be_thrown_away() {
         (300_000, 0, Subprotocol::LongRead, Some(PacketType::Eor)),
         (300_000, 20_000, Subprotocol::RuntRead, Some(PacketType::Eor)),
     ] {
-        let config = Config { min_read: 100_000, runt_size, ..Config::default() };
+        let config = Config::default().with(|config| {
+            config.min_read = 100_000;
+            config.runt_size = runt_size;
+        });
         let configs = [config.clone(), config];
         let mut world = acquainted(LocalOptions::default(), configs, || Memory::Heap(vec![1]));
         let message = registered(&world, 0, pattern(length, 1), true);
@@ -1146,7 +1164,7 @@ fn hazard_27_a_handshake_that_reaches_nobody_is_no_error() {
 
 #[test]
 fn hazard_28_data_for_the_receivers_completion_keeps_its_bits() {
-    let config = Config { min_read: 100_000, ..Config::default() };
+    let config = Config::default().with(|config| config.min_read = 100_000);
     for (length, runt_size, how) in [
         (10, 0, Subprotocol::Eager),
         (30_000, 0, Subprotocol::Medium),
@@ -1154,7 +1172,7 @@ fn hazard_28_data_for_the_receivers_completion_keeps_its_bits() {
         (300_000, 0, Subprotocol::LongRead),
         (300_000, 20_000, Subprotocol::RuntRead),
     ] {
-        let configs = [Config { runt_size, ..config.clone() }, config.clone()];
+        let configs = [config.clone().with(|config| config.runt_size = runt_size), config.clone()];
         let mut world = acquainted(LocalOptions::default(), configs, || Memory::Heap(vec![1]));
         let peer = world.peer(0, 1);
         for level in [Level::Transmit, Level::Delivery] {
@@ -1174,7 +1192,7 @@ fn hazard_28_data_for_the_receivers_completion_keeps_its_bits() {
     }
     // By packets 64 bits, by the device 32 (larger data goes in packets).
     for rdma in [Rdma::NONE, Rdma::READ_WRITE] {
-        let options = LocalOptions { rdma, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| options.rdma = rdma);
         let configs = [Config::default(), Config::default()];
         let mut world: World = acquainted(options, configs, || vec![1]);
         let (_region, iov) = expose(&world, 1, vec![0; 10], BOTH);
@@ -1195,7 +1213,7 @@ fn hazard_28_data_for_the_receivers_completion_keeps_its_bits() {
 #[test]
 fn hazard_29_one_sided_operations_on_nothing_need_no_memory() {
     for rdma in [Rdma::NONE, Rdma::READ_WRITE] {
-        let options = LocalOptions { rdma, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| options.rdma = rdma);
         let configs = [Config::default(), Config::default()];
         let mut world: World = acquainted(options, configs, || vec![1]);
         let peer = world.peer(0, 1);

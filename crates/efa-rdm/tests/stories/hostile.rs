@@ -156,7 +156,7 @@ fn an_unfinished_message_goes_with_its_sender_though_others_bear_its_number() {
 /// that only what its kind allows.
 #[test]
 fn nobody_has_a_say_in_the_messages_of_others() {
-    let config = Config { cts_window: 1, ..peer_error::config() };
+    let config = peer_error::config().with(|it| it.cts_window = 1);
     let mut world = peer_error::pair(config.clone(), config.clone());
     let forger = world.add(config);
     let peer = world.peer(0, 1);
@@ -245,7 +245,7 @@ fn nobody_has_a_say_in_the_messages_of_others() {
 
 #[test]
 fn nor_in_their_reads_and_atomics() {
-    let mut world = World::new(LocalOptions { rdma: Rdma::NONE, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
     for _ in 0..3 {
         world.add(Config::default());
     }
@@ -305,7 +305,7 @@ fn nor_in_their_reads_and_atomics() {
 #[test]
 fn whoever_is_excluded_takes_no_message_of_others_along() {
     let bounds = Bounds { unexpected_per_peer: 5000, ..Bounds::default() };
-    let config = Config { bounds, ..Config::default() };
+    let config = Config::default().with(|config| config.bounds = bounds);
     let mut world = World::pair_with(6, Config::default(), config);
     let other = world.add(Config::default());
     world.send(other, 1, pattern(1000, 7), 0);

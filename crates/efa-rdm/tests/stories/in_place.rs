@@ -56,7 +56,7 @@ fn receiver(world: &World, config: Config) -> Result<InPlace, ConfigError> {
 }
 
 fn at(release: Release, unexpected_header: UnexpectedHeader) -> Config {
-    Config { unexpected_header, ..Config::as_release(release) }
+    Config::as_release(release).with(|config| config.unexpected_header = unexpected_header)
 }
 
 impl Story {
@@ -74,7 +74,7 @@ impl Story {
 
     /// One sender, a network that reorders.
     fn of(sender: Config, config: Config) -> Self {
-        Self::new(LocalOptions { seed: 5, ..LocalOptions::default() }, &[sender], config)
+        Self::new(LocalOptions::default().with(|options| options.seed = 5), &[sender], config)
     }
 
     /// Posts receives, with contexts from `first` on.
@@ -228,8 +228,9 @@ fn what_needs_a_match_falls_back_to_copies_and_says_so() {
             (ReceiveNeeds { directed: true, ..none }, false),
             (ReceiveNeeds { longest: 1 << 20, ..none }, false),
         ] {
-            let mut world = World::new(LocalOptions { seed: 4, ..LocalOptions::default() });
-            let end = world.add(Config { messages_after_handshake: true, ..Config::default() });
+            let mut world = World::new(LocalOptions::default().with(|options| options.seed = 4));
+            let end =
+                world.add(Config::default().with(|config| config.messages_after_handshake = true));
             let device = world.network.open();
             let queue_pair = |qkey| {
                 let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
@@ -543,12 +544,12 @@ fn receives_that_are_cancelled_say_so() {
 /// Many messages of several senders over a network that reorders and has receivers that aren't
 /// ready, to receives that are posted again with the packets that came. Each arrives once.
 fn storm(release: Release, seed: u64) {
-    let options = LocalOptions {
-        seed,
-        faults: Faults { receiver_not_ready: 0.02, send_refused: 0.02, ..Faults::default() },
-        ..LocalOptions::default()
-    };
-    let sender = Config { messages_after_handshake: true, ..Config::default() };
+    let options = LocalOptions::default().with(|options| {
+        options.seed = seed;
+        options.faults =
+            Faults { receiver_not_ready: 0.02, send_refused: 0.02, ..Faults::default() };
+    });
+    let sender = Config::default().with(|config| config.messages_after_handshake = true);
     let mut story = Story::new(
         options,
         &[sender.clone(), sender.clone(), sender],
@@ -595,7 +596,7 @@ fn every_message_arrives_once_under_faults() {
 
 /// A story at a release with a user queue pair, whose sender has its HANDSHAKE.
 fn user_queue(unexpected_header: UnexpectedHeader) -> Story {
-    let sender = Config { messages_after_handshake: true, ..Config::default() };
+    let sender = Config::default().with(|config| config.messages_after_handshake = true);
     Story::of(sender, at(Release::V1_22, unexpected_header))
 }
 
@@ -755,7 +756,8 @@ fn messages_that_will_not_do_are_bounded_as_others_are() {
 
 #[test]
 fn receives_and_messages_go_up_to_their_limits() {
-    let config = Config { max_receives: 2, ..at(Release::V1_20, UnexpectedHeader::Refuse) };
+    let config =
+        at(Release::V1_20, UnexpectedHeader::Refuse).with(|config| config.max_receives = 2);
     let mut story = Story::of(Config::default(), config);
     story.post(0..2);
     let packet = story.receiver.allocate_packet().unwrap();
@@ -771,11 +773,10 @@ fn receives_and_messages_go_up_to_their_limits() {
 
 #[test]
 fn packets_whose_messages_were_copied_are_posted_again() {
-    let config = Config {
-        min_receive_buffers: 1,
-        max_receive_buffers: 8,
-        ..at(Release::V2_0, UnexpectedHeader::Move)
-    };
+    let config = at(Release::V2_0, UnexpectedHeader::Move).with(|config| {
+        config.min_receive_buffers = 1;
+        config.max_receive_buffers = 8;
+    });
     // Before the HANDSHAKE has come they don't know of the queue pair.
     let mut story = Story::new(LocalOptions::default(), &vec![Config::default(); 40], config);
     for from in 0..40 {
@@ -791,7 +792,7 @@ fn packets_whose_messages_were_copied_are_posted_again() {
 fn messages_of_an_excluded_peer_are_forgotten_and_those_of_others_stay() {
     let mut config = at(Release::V1_20, UnexpectedHeader::Move);
     config.bounds.unexpected_per_peer = 5000;
-    let options = LocalOptions { seed: 5, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| options.seed = 5);
     let mut story = Story::new(options, &[Config::default(), Config::default()], config);
     story.send(1, pattern(900, 7));
     story.idle(Duration::from_millis(1));

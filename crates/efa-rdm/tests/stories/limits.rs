@@ -9,18 +9,20 @@ use crate::world::{World, pattern};
 fn extreme_settings_and_the_smallest_datagrams_work() {
     let settings = [(0, 1), (0, u32::MAX), (u64::MAX, 1), (1, 2), (400, 3)];
     for (seed, (max_medium, cts_window)) in settings.into_iter().enumerate() {
-        let config = Config {
-            max_medium,
-            cts_window,
-            min_receive_buffers: 1,
-            max_receive_buffers: 3,
-            max_sends: usize::MAX,
-            max_receives: usize::MAX,
-            max_reorder: u32::MAX,
-            first_msg_id: u32::MAX - 5,
-            ..Config::default()
-        };
-        let options = LocalOptions { mtu: 256, seed: seed as u64, ..LocalOptions::default() };
+        let config = Config::default().with(|config| {
+            config.max_medium = max_medium;
+            config.cts_window = cts_window;
+            config.min_receive_buffers = 1;
+            config.max_receive_buffers = 3;
+            config.max_sends = usize::MAX;
+            config.max_receives = usize::MAX;
+            config.max_reorder = u32::MAX;
+            config.first_msg_id = u32::MAX - 5;
+        });
+        let options = LocalOptions::default().with(|options| {
+            options.mtu = 256;
+            options.seed = seed as u64;
+        });
         let mut world = World::new(options);
         world.add(config.clone());
         world.add(config);

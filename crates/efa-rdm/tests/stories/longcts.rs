@@ -219,7 +219,7 @@ fn receiver_waiting(length: u64, first: usize, credit_request: u32) -> (World, C
 fn a_grant_is_never_less_than_a_packet_or_the_rest() {
     for credit_request in [0, 1, u32::MAX] {
         for (length, cts_window) in [(1, 32), (2, 1), (8_000, 1), (100_000, 1), (100_000, 32)] {
-            let config = Config { cts_window, ..Config::default() };
+            let config = Config::default().with(|config| config.cts_window = cts_window);
             let mut world = World::pair_with(5, Config::default(), config);
             world.acquaint();
             world.tagged_receive(1, 7, length as usize);
@@ -311,7 +311,7 @@ fn data_with_and_without_connid_may_be_mixed() {
 fn old_senders_leave_the_connid_out_and_new_ones_put_it_in() {
     for (release, expected) in [(Release::V1_13, false), (Release::V1_14, true)] {
         let profile = Profile::of(release).announcing_only(efa_handshake::Extras::CONNID_HEADER);
-        let config = Config { profile, ..Config::default() };
+        let config = Config::default().with(|config| config.profile = profile);
         let mut world = World::pair_with(6, config.clone(), config);
         world.receive(1, 200_000, 0);
         world.send(0, 1, pattern(200_000, 1), 0);
@@ -362,12 +362,14 @@ impl<R> Payload<R> for Virtual {
 fn messages_above_four_gigabytes_arrive() {
     use efa_device::{Device, QueuePairOptions, Time};
     let length = (4 << 30) + 12_345;
-    let network = efa_sim::local::LocalFabric::new(LocalOptions {
-        reorder: Reorder::Shuffle,
-        mtu: 1 << 22,
-        ..LocalOptions::default()
+    let network = efa_sim::local::LocalFabric::new(LocalOptions::default().with(|options| {
+        options.reorder = Reorder::Shuffle;
+        options.mtu = 1 << 22;
+    }));
+    let config = Config::default().with(|config| {
+        config.cts_window = 4;
+        config.min_receive_buffers = 8;
     });
-    let config = Config { cts_window: 4, min_receive_buffers: 8, ..Config::default() };
     let endpoint = || {
         let options = QueuePairOptions { receive_depth: 16, ..QueuePairOptions::default() };
         let queue_pair = network.open().create_queue_pair(options).unwrap();

@@ -100,7 +100,7 @@ impl World {
 
 /// Reading begins at 100,000 bytes.
 fn config() -> Config {
-    Config { min_read: 100_000, ..Config::default() }
+    Config::default().with(|config| config.min_read = 100_000)
 }
 
 fn is_untouched_around(memory: &Memory) -> bool {
@@ -178,7 +178,7 @@ fn what_can_not_be_read_is_sent() {
 
 #[test]
 fn devices_without_rdma_announce_nothing_and_send() {
-    let mut world = World::new(LocalOptions { rdma: Rdma::NONE, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
     world.add(config());
     world.add(config());
     world.shake_hands();
@@ -196,10 +196,13 @@ fn devices_without_rdma_announce_nothing_and_send() {
 // conformance: A6 A168
 #[test]
 fn reads_are_cut_to_the_limit_of_the_device_and_bounded_in_number() {
-    let options = LocalOptions { max_rdma_size: 4096, seed: 5, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| {
+        options.max_rdma_size = 4096;
+        options.seed = 5;
+    });
     let mut world = World::new(options);
     world.add(config());
-    world.add(Config { max_rdma: 3, ..config() });
+    world.add(config().with(|config| config.max_rdma = 3));
     world.shake_hands();
     for salt in 0..3 {
         let target = world.region(1, &[0; 150_000]);
@@ -230,7 +233,10 @@ fn a_shorter_buffer_takes_what_fits_and_the_sender_is_told() {
     // In one read, and in several.
     let uncut = LocalOptions::default().max_rdma_size;
     for (capacity, max_rdma_size) in [(0, uncut), (1, uncut), (99_999, uncut), (99_999, 10_000)] {
-        let options = LocalOptions { max_rdma_size, seed: 7, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| {
+            options.max_rdma_size = max_rdma_size;
+            options.seed = 7;
+        });
         let mut world = World::new(options);
         world.add(config());
         world.add(config());
@@ -282,7 +288,7 @@ fn unexpected_messages_are_read_when_they_match_and_order_holds() {
 // conformance: A200 A201 A202 A203
 #[test]
 fn a_runt_goes_in_packets_while_the_rest_is_read() {
-    let runting = Config { runt_size: 30_000, ..config() };
+    let runting = config().with(|config| config.runt_size = 30_000);
     for seed in 0..20 {
         for registered in [true, false] {
             let mut world = pair(seed, runting.clone(), config());
@@ -322,7 +328,7 @@ fn a_runt_goes_in_packets_while_the_rest_is_read() {
 // conformance: A202
 #[test]
 fn a_runt_of_all_the_message_leaves_nothing_to_be_read() {
-    let runting = Config { runt_size: 1 << 20, ..config() };
+    let runting = config().with(|config| config.runt_size = 1 << 20);
     let mut world = pair(3, runting, config());
     world.receive_into(1, Memory::Heap(vec![0; 150_000]), 1);
     let message = world.region(0, &pattern(150_000, 3));
@@ -338,7 +344,7 @@ fn a_runt_of_all_the_message_leaves_nothing_to_be_read() {
 // conformance: A199
 #[test]
 fn runting_makes_no_sense_while_another_message_is_read() {
-    let runting = Config { runt_size: 30_000, ..config() };
+    let runting = config().with(|config| config.runt_size = 30_000);
     let mut world = pair(3, runting, config());
     for salt in 0..3 {
         world.receive_into(1, Memory::Heap(vec![0; 150_000]), salt);
@@ -370,7 +376,7 @@ fn a_refused_read_goes_on_by_long_cts() {
     for runt_size in [0, 30_000] {
         for seed in 0..10 {
             for unexpected in [false, true] {
-                let sender = Config { runt_size, ..config() };
+                let sender = config().with(|config| config.runt_size = runt_size);
                 let mut world = pair(seed, sender, config());
                 world.ends[1].device.refuse_registrations(u32::MAX);
                 let target = || Memory::Heap(vec![0; 400_000]);
@@ -467,7 +473,7 @@ fn a_refused_message_takes_no_segments_of_another_with_its_number() {
 // conformance: A214
 #[test]
 fn a_peer_that_knows_no_nack_is_read_as_soon_as_there_is_memory() {
-    let old = Config { profile: profile(Release::V1_18), ..config() };
+    let old = config().with(|config| config.profile = profile(Release::V1_18));
     let mut world = pair(4, old, config());
     world.ends[1].device.refuse_registrations(3);
     world.receive_into(1, Memory::Heap(vec![0; 150_000]), 1);
@@ -487,7 +493,8 @@ fn a_peer_that_knows_no_nack_is_read_as_soon_as_there_is_memory() {
 fn a_refusal_between_any_two_releases() {
     for (i, sender) in Release::ALL.into_iter().enumerate() {
         for (j, receiver) in Release::ALL.into_iter().enumerate() {
-            let [a, b] = [sender, receiver].map(|of| Config { profile: profile(of), ..config() });
+            let [a, b] =
+                [sender, receiver].map(|of| config().with(|config| config.profile = profile(of)));
             let mut world = pair((10 * i + j) as u64, a, b);
             world.ends[1].device.refuse_registrations(3);
             for context in 1..4 {
@@ -524,7 +531,7 @@ fn profile(release: Release) -> Profile {
 
 #[test]
 fn old_releases_get_the_short_end_and_take_the_long_one() {
-    let old = Config { profile: profile(Release::V1_12), ..config() };
+    let old = config().with(|config| config.profile = profile(Release::V1_12));
     for (a, b, form) in [(config(), old.clone(), 12), (old, config(), 16)] {
         let mut world = pair(5, a, b);
         world.receive_into(1, Memory::Heap(vec![0; 150_000]), 1);
@@ -557,7 +564,10 @@ fn memory_that_is_taken_back_is_sent_after_all() {
 
 #[test]
 fn a_sender_that_dies_while_it_is_read_fails_the_receive() {
-    let options = LocalOptions { max_rdma_size: 4096, seed: 5, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| {
+        options.max_rdma_size = 4096;
+        options.seed = 5;
+    });
     let mut world = World::new(options);
     world.add(config());
     world.add(config());
@@ -582,10 +592,13 @@ fn a_sender_that_dies_while_it_is_read_fails_the_receive() {
 #[test]
 fn a_peer_that_is_removed_while_it_is_read_gives_the_buffer_back_when_the_device_has_done_with_it()
 {
-    let options = LocalOptions { max_rdma_size: 4096, seed: 5, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| {
+        options.max_rdma_size = 4096;
+        options.seed = 5;
+    });
     let mut world = World::new(options);
     world.add(config());
-    world.add(Config { max_rdma: 4, ..config() });
+    world.add(config().with(|config| config.max_rdma = 4));
     world.shake_hands();
     let target = world.region(1, &[0; 300_000]);
     world.receive_into(1, target, 1);
@@ -634,7 +647,8 @@ fn ends_and_refusals_that_nobody_waits_for_are_dropped() {
 // conformance: A172
 #[test]
 fn requests_that_contradict_themselves_are_dropped() {
-    let mut world = World::new(LocalOptions { reorder: Reorder::None, ..LocalOptions::default() });
+    let mut world =
+        World::new(LocalOptions::default().with(|options| options.reorder = Reorder::None));
     world.add(config());
     world.add(config());
     world.shake_hands();
@@ -670,7 +684,7 @@ fn requests_that_contradict_themselves_are_dropped() {
 #[test]
 fn a_full_queue_within_a_runt_delays_the_rest_and_repeats_nothing() {
     for (seed, refused) in (0..20).zip([1, 2, 3, 7].into_iter().cycle()) {
-        let runting = Config { runt_size: 60_000, ..config() };
+        let runting = config().with(|config| config.runt_size = 60_000);
         let mut world = pair(seed, runting, config());
         world.receive_into(1, Memory::Heap(vec![0; 200_000]), 1);
         let message = world.region(0, &pattern(200_000, seed));
@@ -805,7 +819,10 @@ fn the_sender_gives_its_registration_back_when_it_switches() {
 fn a_message_of_nothing_is_received_however_it_travels() {
     for runt_size in [0, 10] {
         for refused in [false, true] {
-            let config = Config { min_read: 0, runt_size, ..Config::default() };
+            let config = Config::default().with(|config| {
+                config.min_read = 0;
+                config.runt_size = runt_size;
+            });
             let mut world = pair(1, config.clone(), config);
             if refused {
                 world.ends[1].device.refuse_registrations(u32::MAX);
@@ -832,7 +849,7 @@ fn a_message_of_nothing_is_received_however_it_travels() {
 #[test]
 fn a_message_that_can_be_read_no_more_as_its_request_goes_is_sent() {
     for runt_size in [0, 60_000] {
-        let mut world = pair(1, Config { runt_size, ..config() }, config());
+        let mut world = pair(1, config().with(|config| config.runt_size = runt_size), config());
         world.receive_into(1, Memory::Heap(vec![0; 200_000]), 1);
         let message = world.region(0, &pattern(200_000, 1));
         world.network.set_faults(Faults { send_refused: 1.0, ..Faults::default() });
@@ -864,9 +881,9 @@ fn a_message_that_can_be_read_no_more_as_its_request_goes_is_sent() {
 /// Reads take turns at the device, and one that can't go when its turn has come keeps nobody waiting.
 #[test]
 fn a_read_that_fails_when_its_turn_comes_keeps_no_other_waiting() {
-    let mut world = World::new(LocalOptions { seed: 7, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 7));
     world.add(config());
-    world.add(Config { max_rdma: 1, ..config() });
+    world.add(config().with(|config| config.max_rdma = 1));
     world.add(config());
     world.shake_hands();
     // End 2 tells by a message who it is.
@@ -912,12 +929,19 @@ fn a_read_from_a_peer_in_backoff_keeps_no_other_waiting() {
 
 fn reads_beside_a_peer_in_backoff(send_depth: usize) {
     const LONG: usize = 8 << 20;
-    let mut world = World::new(LocalOptions { seed: 7, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 7));
     let once = QueuePairOptions { rnr_retry: 0, send_depth, ..QueuePairOptions::default() };
     let second = Duration::from_secs(1);
     let backoff = BackoffLimits { first: second, longest: second };
     world.add(config());
-    world.add_with(Config { max_rdma: 1, backoff, trim_interval: second, ..config() }, once);
+    world.add_with(
+        config().with(|config| {
+            config.max_rdma = 1;
+            config.backoff = backoff;
+            config.trim_interval = second;
+        }),
+        once,
+    );
     world.add(config());
     world.acquaint();
     for (from, context) in [(0, 0), (2, 0)] {
@@ -1000,7 +1024,7 @@ fn what_may_not_be_read_is_sent() {
 
 #[test]
 fn a_device_that_does_not_read_has_it_sent() {
-    let mut world = World::new(LocalOptions { rdma: Rdma::NONE, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
     world.add(config());
     world.add(config());
     world.shake_hands();

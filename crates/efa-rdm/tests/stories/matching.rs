@@ -128,7 +128,7 @@ fn a_stale_name_cancels_nobody_elses_receive_however_often_its_place_is_used() {
 #[test]
 fn a_multi_receive_buffer_takes_messages_until_it_is_used_up() {
     for unexpected in [0, 5, 16, 20] {
-        let config = Config { min_multi_receive: 256, ..Config::default() };
+        let config = Config::default().with(|config| config.min_multi_receive = 256);
         let mut world = World::pair_with(5, Config::default(), config);
         for i in 0..unexpected {
             world.send(0, 1, pattern(256, i), i);
@@ -214,7 +214,10 @@ fn sending_to_nobody_gives_the_buffer_back() {
 
 #[test]
 fn operations_are_limited_and_refused_with_their_buffers() {
-    let config = Config { max_sends: 3, max_receives: 2, ..Config::default() };
+    let config = Config::default().with(|config| {
+        config.max_sends = 3;
+        config.max_receives = 2;
+    });
     let mut world = World::pair_with(8, config, Config::default());
     let peer = world.peer(0, 1);
     let message = |i| Message {

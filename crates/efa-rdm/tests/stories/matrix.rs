@@ -79,13 +79,12 @@ fn cells() -> Vec<Cell> {
 }
 
 fn config(release: Release, number: u64) -> Config {
-    Config {
-        max_medium: 40_000,
-        min_read: 100_000,
-        min_read_write: 100_000,
-        runt_size: if number.is_multiple_of(2) { 30_000 } else { 0 },
-        ..Config::as_release(release)
-    }
+    Config::as_release(release).with(|config| {
+        config.max_medium = 40_000;
+        config.min_read = 100_000;
+        config.min_read_write = 100_000;
+        config.runt_size = if number.is_multiple_of(2) { 30_000 } else { 0 };
+    })
 }
 
 impl Cell {
@@ -112,7 +111,11 @@ impl Cell {
             ..Faults::default()
         };
         let (seed, rdma) = (self.number, self.rdma);
-        let mut world = Net::new(LocalOptions { seed, rdma, faults, ..LocalOptions::default() });
+        let mut world = Net::new(LocalOptions::default().with(|options| {
+            options.seed = seed;
+            options.rdma = rdma;
+            options.faults = faults;
+        }));
         world.add(config(self.releases.0, seed));
         world.add(config(self.releases.1, seed));
         world

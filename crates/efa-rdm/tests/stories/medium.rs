@@ -37,7 +37,7 @@ fn assert_tiles(mut segments: Vec<(u32, u64, u64)>, length: u64) {
 fn segments_tile_the_message_and_share_its_id() {
     for (length, max_medium) in [(8929, 65536), (30_000, 65536), (65536, 65536), (90_000, 100_000)]
     {
-        let config = Config { max_medium, ..Config::default() };
+        let config = Config::default().with(|config| config.max_medium = max_medium);
         let mut world = World::pair_with(1, config.clone(), config);
         world.receive(1, length, 0);
         world.send(0, 1, pattern(length, 1), 0);
@@ -173,7 +173,7 @@ fn one_segment_and_a_thousand_are_taken() {
 #[test]
 fn a_full_queue_in_the_middle_delays_the_rest_and_repeats_nothing() {
     for seed in 0..20 {
-        let mut world = World::new(LocalOptions { seed, ..LocalOptions::default() });
+        let mut world = World::new(LocalOptions::default().with(|options| options.seed = seed));
         let narrow = QueuePairOptions { send_depth: 2, ..QueuePairOptions::default() };
         world.add_with(Config::default(), narrow);
         world.add(Config::default());

@@ -53,8 +53,11 @@ fn pools_grow_under_load_and_shrink_when_it_is_over() {
 
 #[test]
 fn a_storm_of_unexpected_messages_takes_their_size_and_is_given_back() {
-    let mut world =
-        World::pair_with(3, Config { max_sends: 1 << 20, ..Config::default() }, Config::default());
+    let mut world = World::pair_with(
+        3,
+        Config::default().with(|config| config.max_sends = 1 << 20),
+        Config::default(),
+    );
     for round in 0..200 {
         for i in 0..100 {
             world.send(0, 1, pattern(8, i), i);

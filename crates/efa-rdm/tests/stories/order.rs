@@ -42,7 +42,7 @@ fn messages_of_all_sizes_match_in_the_order_of_sending() {
 #[test]
 fn order_is_kept_across_the_wrap_of_message_ids() {
     for seed in 0..30 {
-        let config = Config { first_msg_id: u32::MAX - 3, ..Config::default() };
+        let config = Config::default().with(|config| config.first_msg_id = u32::MAX - 3);
         let mut world = World::pair_with(seed, config.clone(), config);
         for i in 0..16 {
             world.receive(1, 20_000, i);
@@ -70,7 +70,7 @@ fn eager(msg_id: u32) -> Header<'static> {
 // conformance: A100
 #[test]
 fn old_early_and_far_ids_have_defined_ends() {
-    let config = Config { max_reorder: 1000, ..Config::default() };
+    let config = Config::default().with(|config| config.max_reorder = 1000);
     let mut world = World::pair_with(1, Config::default(), config);
     world.acquaint();
     for i in 0..1100 {

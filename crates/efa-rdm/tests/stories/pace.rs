@@ -17,8 +17,12 @@ const WINDOW: u32 = 64;
 fn pair(seed: u64, old_peer_window: u32, receiver: Release) -> World {
     let faults = Faults { late: 0.02, late_by: Duration::from_millis(1), ..Faults::default() };
     let rdma = Rdma { unsolicited_write_receive: true, ..Rdma::READ_WRITE };
-    let mut world = World::new(LocalOptions { seed, faults, rdma, ..LocalOptions::default() });
-    world.add(Config { old_peer_window, ..Config::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| {
+        options.seed = seed;
+        options.faults = faults;
+        options.rdma = rdma;
+    }));
+    world.add(Config::default().with(|config| config.old_peer_window = old_peer_window));
     let mut config = Config::as_release(receiver);
     let window = &mut config.profile.receive_window;
     *window = window.map(|_| WINDOW);
@@ -74,10 +78,16 @@ fn all_kinds_of_messages_and_ids_at_their_wrap_keep_to_it() {
         for end in 0..2 {
             let first_msg_id = u32::MAX - 100;
             let config = if end == 0 {
-                Config { old_peer_window: 16, first_msg_id, ..Config::default() }
+                Config::default().with(|config| {
+                    config.old_peer_window = 16;
+                    config.first_msg_id = first_msg_id;
+                })
             } else {
                 let old = Config::as_release(Release::V1_20);
-                Config { max_reorder: 16, first_msg_id, ..old }
+                old.with(|config| {
+                    config.max_reorder = 16;
+                    config.first_msg_id = first_msg_id;
+                })
             };
             world.restart(end, 77 + end as u32, config);
         }

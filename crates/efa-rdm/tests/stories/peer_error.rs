@@ -19,7 +19,7 @@ const GIVEN_UP: OperationError = OperationError::GivenUp { code: CODE };
 
 /// With PEER_ERROR. Reading begins at 100,000 bytes.
 pub(crate) fn config() -> Config {
-    let mut config = Config { min_read: 100_000, ..Config::default() };
+    let mut config = Config::default().with(|config| config.min_read = 100_000);
     config.profile.extras.insert(Extras::PEER_ERROR);
     config
 }
@@ -302,7 +302,13 @@ fn a_message_that_can_not_be_read_either_is_given_up_all_the_same() {
 
 #[test]
 fn the_buffer_of_a_message_that_is_given_up_comes_back_when_the_device_has_done_with_it() {
-    let mut world = pair(config(), Config { max_rdma: 1, rdma_segment: 4096, ..config() });
+    let mut world = pair(
+        config(),
+        config().with(|config| {
+            config.max_rdma = 1;
+            config.rdma_segment = 4096;
+        }),
+    );
     let region = readable(&world, 0, 300_000);
     let key = region.remote_key().into();
     let iov = [RmaIov::new(region.remote_address(), 300_000, key)];
@@ -327,7 +333,7 @@ fn a_message_that_was_not_read_counts_no_more_as_one_that_is() {
     for nack in [false, true] {
         let mut reader = config();
         reader.profile.extras.set(Extras::READ_NACK, nack);
-        let mut world = pair(Config { runt_size: 20_000, ..config() }, reader);
+        let mut world = pair(config().with(|config| config.runt_size = 20_000), reader);
         send_unreadable(&mut world);
         assert_eq!(world.receive_done(1).result.is_ok(), nack);
         assert_eq!(world.send_done(0).result.is_ok(), nack);
@@ -344,7 +350,7 @@ fn a_message_that_was_not_read_counts_no_more_as_one_that_is() {
 #[test]
 fn early_packets_count_until_their_turn_has_come_or_they_are_given_up() {
     let bounds = Bounds { early: 5000, ..Bounds::default() };
-    let mut world = pair(config(), Config { bounds, ..config() });
+    let mut world = pair(config(), config().with(|config| config.bounds = bounds));
     for round in 0..20 {
         let first = 4 * round + 1;
         for _ in 0..3 {
@@ -377,7 +383,7 @@ fn first_id(world: &mut World, end: usize, id: fn(&Header<'_>) -> Option<OpId>) 
 /// Who is read from has no say in whether that is given up.
 #[test]
 fn a_read_or_write_is_no_message_that_its_target_could_give_up() {
-    let mut world = World::new(LocalOptions { rdma: Rdma::NONE, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
     world.add(config());
     world.add(config());
     world.acquaint();

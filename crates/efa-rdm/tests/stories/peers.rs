@@ -22,7 +22,9 @@ fn introduced_by(address: RawAddress) -> ReqOptions {
 #[test]
 fn an_unknown_sender_is_made_known_once() {
     for tell_unknown_gid in [true, false] {
-        let mut world = World::new(LocalOptions { tell_unknown_gid, ..LocalOptions::default() });
+        let mut world = World::new(
+            LocalOptions::default().with(|options| options.tell_unknown_gid = tell_unknown_gid),
+        );
         world.add(Config::default());
         world.add(Config::default());
         for i in 0..50 {
@@ -78,7 +80,8 @@ fn a_raw_address_that_is_not_the_senders_is_dropped() {
 // conformance: A32 A56
 #[test]
 fn no_room_for_another_sender_is_an_event_and_the_packet_is_not_half_taken() {
-    let mut world = World::new(LocalOptions { max_address_handles: 1, ..LocalOptions::default() });
+    let mut world =
+        World::new(LocalOptions::default().with(|options| options.max_address_handles = 1));
     for _ in 0..3 {
         world.add(Config::default());
     }
@@ -112,7 +115,7 @@ fn the_zero_address_is_refused() {
 #[test]
 fn a_restarted_peer_is_a_new_one_and_packets_of_its_old_life_are_stale() {
     let faults = Faults { keep_stale: 100, ..Faults::default() };
-    let mut world = World::new(LocalOptions { faults, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.faults = faults));
     world.add(Config::default());
     world.add(Config::default());
     for i in 0..5 {
@@ -189,7 +192,7 @@ fn a_restart_is_noticed_while_the_old_life_is_silent() {
 #[test]
 fn stale_packets_of_a_reused_queue_pair_number_reach_nobody() {
     let faults = Faults { keep_stale: 1000, ..Faults::default() };
-    let mut world = World::new(LocalOptions { faults, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.faults = faults));
     world.add(Config::default());
     world.add(Config::default());
     for i in 0..10 {
@@ -340,7 +343,7 @@ fn every_injected_message_to_a_lost_peer_is_reported_once() {
 
 #[test]
 fn the_number_of_a_gone_interface_may_become_anothers() {
-    let options = LocalOptions { max_address_handles: 1, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| options.max_address_handles = 1);
     let mut world = World::new(options);
     for _ in 0..3 {
         world.add(Config::default());
@@ -373,7 +376,7 @@ fn the_number_of_a_gone_interface_may_become_anothers() {
 
 #[test]
 fn an_endpoint_can_write_to_itself() {
-    let mut world = World::new(LocalOptions { seed: 12, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 12));
     world.add(Config::default());
     for round in 0..2 {
         for (i, size) in [0, 10, 8_900, 30_000, 200_000].into_iter().enumerate() {

@@ -127,7 +127,7 @@ fn a_plain_message_waits_for_a_receiver_that_is_not_ready() {
 
 #[test]
 fn where_there_may_be_such_peers_messages_wait_for_the_handshake() {
-    let config = Config { messages_after_handshake: true, ..Config::default() };
+    let config = Config::default().with(|config| config.messages_after_handshake = true);
     let (mut world, mut user) = world(config);
     send(&mut world, None, None, Level::Transmit, 10);
     let refused = inject(&mut world);
@@ -141,7 +141,7 @@ fn where_there_may_be_such_peers_messages_wait_for_the_handshake() {
 
 #[test]
 fn so_does_the_first_message_to_a_peer_if_it_is_injected() {
-    let config = Config { messages_after_handshake: true, ..Config::default() };
+    let config = Config::default().with(|config| config.messages_after_handshake = true);
     let (mut world, mut user) = world(config);
     let refused = inject(&mut world);
     assert!(matches!(refused, Err(StartError::Busy { .. })), "it would be lost: {refused:?}");
@@ -155,7 +155,7 @@ fn so_does_the_first_message_to_a_peer_if_it_is_injected() {
 
 #[test]
 fn a_pause_that_ends_when_the_peer_is_known_changes_nothing_for_it() {
-    let config = Config { old_peer_window: 2, ..Config::default() };
+    let config = Config::default().with(|config| config.old_peer_window = 2);
     let (mut world, mut user) = world(config);
     // What was sent before anything was known lies behind a queue that is not ready for a while.
     let queue = world.ends[1].endpoint.queue_pair().address();

@@ -168,8 +168,13 @@ impl Story {
             unsolicited_write_receive: random.bool(),
         };
         let max_rdma_size = [700, 5_000, 1 << 20][random.usize(0..3)];
-        let options =
-            LocalOptions { seed, mtu, faults, rdma, max_rdma_size, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| {
+            options.seed = seed;
+            options.mtu = mtu;
+            options.faults = faults;
+            options.rdma = rdma;
+            options.max_rdma_size = max_rdma_size;
+        });
         let mut world = World::new(options);
         let ends = random.usize(2..5);
         for _ in 0..ends {
@@ -208,22 +213,21 @@ impl Story {
         // Releases up to 1.13 can't tell the packets of two lives apart.
         let first = if disaster == Disaster::Restart { 3 } else { 0 };
         let release = Release::ALL[random.usize(first..Release::ALL.len())];
-        Config {
-            min_read: [0, 1, 2 * mtu as u64, 20 * mtu as u64, u64::MAX][random.usize(0..5)],
-            min_read_write: [0, 2 * mtu as u64, u64::MAX][random.usize(0..3)],
-            runt_size: [0, 1, 3 * mtu as u64][random.usize(0..3)],
-            rdma_segment: [333, 1 << 30][random.usize(0..2)],
-            old_peer_window: [1, 2, 8192][random.usize(0..3)],
-            bounce_size: [100, 1 << 16][random.usize(0..2)],
-            max_rdma: [1, 3, 64][random.usize(0..3)],
-            max_medium: [0, 4 * mtu as u64, 65_536][random.usize(0..3)],
-            cts_window: [1, 3, 32][random.usize(0..3)],
-            min_multi_receive: random.u64(1..300),
-            min_receive_buffers: [1, 4, 64][random.usize(0..3)],
-            hash_seed: random.u64(..),
-            first_msg_id: u32::MAX - 20,
-            ..Config::as_release(release)
-        }
+        Config::as_release(release).with(|config| {
+            config.min_read = [0, 1, 2 * mtu as u64, 20 * mtu as u64, u64::MAX][random.usize(0..5)];
+            config.min_read_write = [0, 2 * mtu as u64, u64::MAX][random.usize(0..3)];
+            config.runt_size = [0, 1, 3 * mtu as u64][random.usize(0..3)];
+            config.rdma_segment = [333, 1 << 30][random.usize(0..2)];
+            config.old_peer_window = [1, 2, 8192][random.usize(0..3)];
+            config.bounce_size = [100, 1 << 16][random.usize(0..2)];
+            config.max_rdma = [1, 3, 64][random.usize(0..3)];
+            config.max_medium = [0, 4 * mtu as u64, 65_536][random.usize(0..3)];
+            config.cts_window = [1, 3, 32][random.usize(0..3)];
+            config.min_multi_receive = random.u64(1..300);
+            config.min_receive_buffers = [1, 4, 64][random.usize(0..3)];
+            config.hash_seed = random.u64(..);
+            config.first_msg_id = u32::MAX - 20;
+        })
     }
 
     fn pair(a: Life, b: Life) -> (Life, Life) {

@@ -23,7 +23,7 @@ const BOTH: Access = Access { remote_read: true, remote_write: true };
 
 /// A device that reads and writes nothing by itself, so that packets must.
 fn emulated() -> LocalOptions {
-    LocalOptions { rdma: Rdma::NONE, ..LocalOptions::default() }
+    LocalOptions::default().with(|options| options.rdma = Rdma::NONE)
 }
 
 fn world_with(options: LocalOptions, config: Config) -> World {
@@ -270,8 +270,8 @@ fn a_long_write_whose_request_carries_all_of_it_is_over_with_that() {
 #[test]
 fn a_long_write_goes_in_windows_that_the_target_grants() {
     for (seed, length, window) in [(1, ROOM + 1, 32), (2, 200_000, 3), (3, 1 << 20, 32)] {
-        let config = Config { cts_window: window, ..Config::default() };
-        let mut world = world_with(LocalOptions { seed, ..emulated() }, config);
+        let config = Config::default().with(|config| config.cts_window = window);
+        let mut world = world_with(emulated().with(|options| options.seed = seed), config);
         let (region, iov) = expose(&world, 1, vec![0; length], BOTH);
         let done = world.write(&[iov], pattern(length, seed), Some(seed));
         assert_eq!((done.result, done.subprotocol), (Ok(()), Some(Subprotocol::LongCts)));
@@ -295,8 +295,9 @@ fn a_long_write_is_read_by_a_target_that_can() {
     // The target's device reads, the writer's does not write by itself.
     let rdma = Rdma { write: false, ..Rdma::READ_WRITE };
     for (cq_data, refused) in [(None, 0), (Some(5), 0), (None, 2)] {
-        let mut world = Net::<Memory>::new(LocalOptions { rdma, ..LocalOptions::default() });
-        world.add(Config { min_read_write: 100_000, ..Config::default() });
+        let mut world =
+            Net::<Memory>::new(LocalOptions::default().with(|options| options.rdma = rdma));
+        world.add(Config::default().with(|config| config.min_read_write = 100_000));
         world.add(Config::default());
         world.acquaint();
         let length = 300_000;
@@ -320,8 +321,8 @@ fn a_long_write_is_read_by_a_target_that_can() {
 #[test]
 fn a_long_write_that_the_target_cannot_read_goes_on_in_packets() {
     let rdma = Rdma { write: false, ..Rdma::READ_WRITE };
-    let mut world = Net::<Memory>::new(LocalOptions { rdma, ..LocalOptions::default() });
-    world.add(Config { min_read_write: 100_000, ..Config::default() });
+    let mut world = Net::<Memory>::new(LocalOptions::default().with(|options| options.rdma = rdma));
+    world.add(Config::default().with(|config| config.min_read_write = 100_000));
     world.add(Config::default());
     world.acquaint();
     let length = 300_000;
@@ -401,9 +402,9 @@ fn a_short_read_is_a_request_and_an_answer() {
 #[test]
 fn a_long_read_has_windows_that_the_requester_grants() {
     let window = 4;
-    let config = Config { cts_window: window, ..Config::default() };
+    let config = Config::default().with(|config| config.cts_window = window);
     for seed in 1..6 {
-        let options = LocalOptions { seed, ..emulated() };
+        let options = emulated().with(|options| options.seed = seed);
         let mut world = world_with(options, config.clone());
         let length = 3 * window as usize * (MTU - 24);
         let (_region, iov) = expose(&world, 1, pattern(length, seed), BOTH);
@@ -442,7 +443,8 @@ fn a_long_read_has_windows_that_the_requester_grants() {
 // conformance: A150
 #[test]
 fn a_window_has_32_bits_and_is_never_nothing() {
-    let mut world = world_with(emulated(), Config { cts_window: u32::MAX, ..Config::default() });
+    let mut world =
+        world_with(emulated(), Config::default().with(|config| config.cts_window = u32::MAX));
     // Memory that isn't there: only the request is looked at.
     world.receive(1, 1, 0);
     world.send(0, 1, vec![1], 0);
@@ -490,7 +492,7 @@ impl Payload<SoftRegion> for Immense {
 // conformance: A150
 #[test]
 fn the_grant_of_an_immense_read_is_cut_to_its_field() {
-    let config = Config { cts_window: u32::MAX, ..Config::default() };
+    let config = Config::default().with(|config| config.cts_window = u32::MAX);
     let mut world = Net::<Immense>::new(emulated());
     world.add(config.clone());
     world.add(config);
@@ -517,7 +519,7 @@ fn the_grant_of_an_immense_read_is_cut_to_its_field() {
 #[test]
 fn a_grant_finds_its_operation_by_its_flag() {
     // Both ends have a long message and a long read under way with the same names.
-    let config = Config { cts_window: 1, ..Config::default() };
+    let config = Config::default().with(|config| config.cts_window = 1);
     let mut world = world_with(emulated(), config);
     let length = 100_000;
     let (_region, iov) = expose(&world, 1, pattern(length, 1), BOTH);
@@ -610,10 +612,10 @@ fn answers_that_contradict_themselves_or_the_read_are_dropped() {
 #[test]
 fn where_devices_can_they_do_it_without_a_packet() {
     for (length, longest) in [(1, 1 << 20), (50_000, 1 << 20), (300_000, 4096), (1 << 20, 99_999)] {
-        let options = LocalOptions { max_rdma_size: longest, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| options.max_rdma_size = longest);
         for registered in [true, false] {
             let mut world = Net::<Memory>::new(options.clone());
-            world.add(Config { max_rdma: 5, ..Config::default() });
+            world.add(Config::default().with(|config| config.max_rdma = 5));
             world.add(Config::default());
             world.acquaint();
             let (region, iov) = expose(&world, 1, vec![0; length], BOTH);
@@ -651,8 +653,10 @@ fn where_devices_can_they_do_it_without_a_packet() {
 fn the_data_of_a_direct_write_is_told_even_if_the_target_was_not_ready() {
     for unsolicited in [false, true] {
         let rdma = Rdma { unsolicited_write_receive: unsolicited, ..Rdma::READ_WRITE };
-        let mut world =
-            world_with(LocalOptions { rdma, ..LocalOptions::default() }, Config::default());
+        let mut world = world_with(
+            LocalOptions::default().with(|options| options.rdma = rdma),
+            Config::default(),
+        );
         let (region, iov) = expose(&world, 1, vec![0; 1000], BOTH);
         let peer = Some(world.peer(1, 0));
         for round in 0..3 {
@@ -674,7 +678,7 @@ fn the_data_of_a_direct_write_is_told_even_if_the_target_was_not_ready() {
 // conformance: A208
 #[test]
 fn data_that_a_device_cannot_carry_goes_in_a_packet() {
-    let options = LocalOptions { max_rdma_size: 500, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| options.max_rdma_size = 500);
     let mut world = world_with(options, Config::default());
     let (region, iov) = expose(&world, 1, vec![0; 1000], BOTH);
     let halves = [part(iov, 0, 250), part(iov, 250, 250)];
@@ -805,8 +809,12 @@ fn a_write_that_must_be_delivered_fails_at_a_peer_without_the_feature() {
 fn a_peer_that_dies_fails_what_is_under_way_once() {
     for rdma in [Rdma::NONE, Rdma::READ_WRITE] {
         for steps in 0..30 {
-            let options = LocalOptions { rdma, max_rdma_size: 4096, ..LocalOptions::default() };
-            let mut world = world_with(options, Config { max_rdma: 2, ..Config::default() });
+            let options = LocalOptions::default().with(|options| {
+                options.rdma = rdma;
+                options.max_rdma_size = 4096;
+            });
+            let mut world =
+                world_with(options, Config::default().with(|config| config.max_rdma = 2));
             let length = 100_000;
             let (_region, iov) = expose(&world, 1, vec![0; length], BOTH);
             world.start_write(&[iov], vec![1; length], None, Level::Transmit).unwrap();
@@ -831,12 +839,11 @@ fn a_peer_that_dies_fails_what_is_under_way_once() {
 
 #[test]
 fn one_sided_operations_are_bounded() {
-    let config = Config {
-        max_sends: 3,
-        max_receives: 3,
-        bounds: Bounds { requests: 2, ..Bounds::default() },
-        ..Config::default()
-    };
+    let config = Config::default().with(|config| {
+        config.max_sends = 3;
+        config.max_receives = 3;
+        config.bounds = Bounds { requests: 2, ..Bounds::default() };
+    });
     let mut world = world_with(emulated(), config);
     let (_region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
     for _ in 0..3 {
@@ -859,7 +866,10 @@ fn one_sided_operations_are_bounded() {
 fn what_this_side_begins_is_not_held_against_its_peer() {
     for what in ["reads", "injected messages"] {
         let bounds = Bounds { owed: 4, ..Bounds::default() };
-        let mut world = world_with(LocalOptions::default(), Config { bounds, ..Config::default() });
+        let mut world = world_with(
+            LocalOptions::default(),
+            Config::default().with(|config| config.bounds = bounds),
+        );
         let (_region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
         world.read(&[iov], 100);
         // A message has come whose sender waits for its receipt.
@@ -899,7 +909,7 @@ fn what_this_side_begins_is_not_held_against_its_peer() {
 #[test]
 fn the_device_needs_no_progress_of_the_target_and_packets_do() {
     for rdma in [Rdma::READ_WRITE, Rdma::NONE] {
-        let options = LocalOptions { rdma, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| options.rdma = rdma);
         let mut world = world_with(options, Config::default());
         let (region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
         // They know each other.
@@ -946,8 +956,10 @@ fn devices_write_only_if_both_sides_announced_it() {
 #[test]
 fn the_data_of_a_write_is_told_when_the_target_makes_progress() {
     for rdma in [Rdma::READ_WRITE, Rdma::NONE] {
-        let mut world =
-            world_with(LocalOptions { rdma, ..LocalOptions::default() }, Config::default());
+        let mut world = world_with(
+            LocalOptions::default().with(|options| options.rdma = rdma),
+            Config::default(),
+        );
         let (region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
         let peer = Some(world.peer(1, 0));
         // They know each other.
@@ -971,7 +983,7 @@ fn the_data_of_a_write_is_told_when_the_target_makes_progress() {
 /// Each window is granted once, though the answer that used the last one up comes twice.
 #[test]
 fn an_answer_to_a_read_that_comes_again_grants_nothing() {
-    let mut world = world_with(emulated(), Config { cts_window: 1, ..Config::default() });
+    let mut world = world_with(emulated(), Config::default().with(|config| config.cts_window = 1));
     let (_region, iov) = expose(&world, 1, pattern(100_000, 1), BOTH);
     // They know each other.
     world.read(&[iov], 100_000);
@@ -1002,7 +1014,7 @@ fn an_answer_to_a_read_that_comes_again_grants_nothing() {
 #[test]
 fn an_endpoint_is_not_quiet_in_the_middle_of_a_peers_read_or_write() {
     for reads in [true, false] {
-        let config = Config { cts_window: 1, ..Config::default() };
+        let config = Config::default().with(|config| config.cts_window = 1);
         let mut world = world_with(emulated(), config);
         let length = 100_000;
         let (region, iov) = expose(&world, 1, pattern(length, 1), BOTH);
@@ -1030,7 +1042,10 @@ fn an_endpoint_is_not_quiet_in_the_middle_of_a_peers_read_or_write() {
 /// Writes of peers take nothing of what an application may post.
 #[test]
 fn writes_of_peers_leave_room_for_the_receives_of_the_application() {
-    let config = Config { max_receives: 3, cts_window: 1, ..Config::default() };
+    let config = Config::default().with(|config| {
+        config.max_receives = 3;
+        config.cts_window = 1;
+    });
     let mut world = world_with(emulated(), config);
     let (region, iov) = expose(&world, 1, vec![0; 100_000], BOTH);
     let (_own, readable) = expose(&world, 0, pattern(100, 1), BOTH);
@@ -1110,7 +1125,10 @@ fn a_late_answer_to_a_read_of_long_ago_is_no_answer_to_another() {
 
 #[test]
 fn the_device_moves_pieces_in_cuts_that_end_with_them() {
-    let config = Config { rdma_segment: 4096, max_rdma: 1, ..Config::default() };
+    let config = Config::default().with(|config| {
+        config.rdma_segment = 4096;
+        config.max_rdma = 1;
+    });
     let mut world = world_with(LocalOptions::default(), config);
     let before = pattern(30_000, 1);
     let (region, iov) = expose(&world, 1, before.clone(), BOTH);
@@ -1220,7 +1238,7 @@ fn a_device_that_can_not_reach_a_peer_tells_that_it_is_gone() {
 
 #[test]
 fn a_write_that_ends_in_the_middle_is_told_as_failed() {
-    let mut world = world_with(emulated(), Config { cts_window: 1, ..Config::default() });
+    let mut world = world_with(emulated(), Config::default().with(|config| config.cts_window = 1));
     let (_region, iov) = expose(&world, 1, vec![0; 100_000], BOTH);
     world.start_write(&[iov], pattern(100_000, 1), Some(5), Level::Transmit).unwrap();
     while world.endpoint(1).statistics().sent.of(PacketType::Cts) < 2 {
@@ -1262,7 +1280,7 @@ fn the_answer_to_a_short_read_fits_a_packet() {
 
 #[test]
 fn a_long_read_is_not_answered_with_nothing_or_too_much() {
-    let config = Config { cts_window: 1, ..Config::default() };
+    let config = Config::default().with(|config| config.cts_window = 1);
     let mut world = world_with(emulated(), config);
     let length = MTU - 20;
     let (_region, iov) = expose(&world, 1, pattern(length, 1), BOTH);

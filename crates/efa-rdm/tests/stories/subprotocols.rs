@@ -32,8 +32,11 @@ fn region(world: &Net<Memory>, bytes: Vec<u8>) -> Memory {
 
 /// Does it between endpoints that know each other; gives the packets that the first has sent.
 fn run(start: Start, length: usize, rdma: Rdma, runt_size: u64) -> Vec<Vec<u8>> {
-    let config = Config { min_read: 100_000, runt_size, ..Config::default() };
-    let mut world = Net::<Memory>::new(LocalOptions { rdma, ..LocalOptions::default() });
+    let config = Config::default().with(|config| {
+        config.min_read = 100_000;
+        config.runt_size = runt_size;
+    });
+    let mut world = Net::<Memory>::new(LocalOptions::default().with(|options| options.rdma = rdma));
     world.add(config.clone());
     world.add(config);
     world.acquaint();

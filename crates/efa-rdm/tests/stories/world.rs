@@ -133,7 +133,7 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
     }
 
     pub(crate) fn pair_with(seed: u64, a: Config, b: Config) -> Self {
-        let mut world = Self::new(LocalOptions { seed, ..LocalOptions::default() });
+        let mut world = Self::new(LocalOptions::default().with(|options| options.seed = seed));
         world.add(a);
         world.add(b);
         world

@@ -70,7 +70,11 @@ impl Pair {
         let (mut fabric, mut directory) = (None, None);
         let devices: [SoftDevice; 2] = match link {
             Link::Local => {
-                let options = LocalOptions { rdma, max_rdma_size, mtu, ..LocalOptions::default() };
+                let options = LocalOptions::default().with(|options| {
+                    options.rdma = rdma;
+                    options.max_rdma_size = max_rdma_size;
+                    options.mtu = mtu;
+                });
                 let fabric = fabric.insert(LocalFabric::new(options));
                 [0, 1].map(|_| fabric.open().into())
             }

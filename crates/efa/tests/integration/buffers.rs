@@ -133,7 +133,7 @@ fn multi_receive_buffer_takes_unexpected_messages() {
 
 #[test]
 fn full_queue_stops_multi_receive_endpoint_without_loss() {
-    let mut world = World::new(LocalOptions { seed: 5, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 5));
     world.add(options(1));
     world.add_with(with(2, |c| c.min_multi_receive = 1), CompletionQueueOptions::new().capacity(4));
     let to_bob = world.introduce(ALICE, BOB);
@@ -203,7 +203,10 @@ fn memory_region_serves_all_endpoints_of_its_domain() {
 // conformance: C104
 #[test]
 fn memory_regions_have_keys_and_obey_device_limits() {
-    let options = LocalOptions { max_regions: 2, max_region_size: 100, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| {
+        options.max_regions = 2;
+        options.max_region_size = 100;
+    });
     let world = World::new(options);
     let domain = world.fabric.domain().unwrap();
     let attributes = domain.attributes();
@@ -230,7 +233,7 @@ fn memory_regions_have_keys_and_obey_device_limits() {
 fn long_vectors_are_registered_only_while_their_operation_runs() {
     let length = 2 << 20;
     for (regions, expected) in [(1, Subprotocol::LongRead), (0, Subprotocol::LongCts)] {
-        let options = LocalOptions { max_regions: regions, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| options.max_regions = regions);
         let mut world = World::new(options);
         world.add(with(1, |_| ()));
         world.add(with(2, |_| ()));
@@ -258,7 +261,7 @@ fn long_vectors_are_registered_only_while_their_operation_runs() {
 // conformance: C107
 #[test]
 fn dropped_region_stays_registered_while_an_operation_uses_it() {
-    let mut world = World::new(LocalOptions { max_regions: 1, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.max_regions = 1));
     world.add(options(1));
     world.add(options(2));
     let to_bob = world.introduce(ALICE, BOB);

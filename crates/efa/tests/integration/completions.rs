@@ -202,7 +202,7 @@ fn failed_completion_has_context_tag_peer_and_buffer() {
 #[test]
 fn full_queue_refuses_operations_and_loses_no_completion() {
     const CAPACITY: usize = 10;
-    let mut world = World::new(LocalOptions { seed: 5, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 5));
     for connid in [1, 2] {
         world.add_with(options(connid), CompletionQueueOptions::new().capacity(CAPACITY));
     }

@@ -54,7 +54,10 @@ fn add(world: &mut World, options: EndpointOptions) -> Counts {
 
 /// Alice and Bob on a network that reorders, with devices without RDMA.
 fn pair(seed: u64) -> (World, Counts, Counts) {
-    let mut world = World::new(LocalOptions { seed, rdma: Rdma::NONE, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| {
+        options.seed = seed;
+        options.rdma = Rdma::NONE;
+    }));
     let (alice, bob) = (add(&mut world, options(1)), add(&mut world, options(2)));
     (world, alice, bob)
 }
@@ -193,7 +196,7 @@ fn counter_can_be_added_to_set_and_waited_for() {
 
 #[test]
 fn counter_serves_kinds_and_endpoints_but_each_kind_has_one() {
-    let mut world = World::new(LocalOptions { seed: 6, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 6));
     let domain = world.fabric.domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
     let addresses = domain.address_vector();
@@ -225,7 +228,7 @@ fn counter_serves_kinds_and_endpoints_but_each_kind_has_one() {
 #[test]
 fn threads_wait_for_counters_of_two_endpoints() {
     const MESSAGES: u64 = 200;
-    let fabric = Fabric::local(LocalOptions { seed: 7, ..LocalOptions::default() });
+    let fabric = Fabric::local(LocalOptions::default().with(|options| options.seed = 7));
     let end = |kind| {
         let domain = fabric.domain().unwrap();
         let queue = domain.completion_queue(CompletionQueueOptions::default());

@@ -287,7 +287,7 @@ fn in_place_endpoint_refuses_unsuitable_options_and_operations() {
 
 #[test]
 fn in_place_receive_refuses_packets_of_another_device() {
-    let other = Fabric::local(LocalOptions { mtu: 4096, ..LocalOptions::default() });
+    let other = Fabric::local(LocalOptions::default().with(|options| options.mtu = 4096));
     let domain = other.domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
     let other_endpoint = domain

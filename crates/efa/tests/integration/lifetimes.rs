@@ -60,7 +60,7 @@ impl Everything {
     /// `steps`: how often the queue was read.
     fn under_way(steps: usize) -> Self {
         let clock = ManualClock::new();
-        let options_of_fabric = LocalOptions { max_regions: 1, ..LocalOptions::default() };
+        let options_of_fabric = LocalOptions::default().with(|options| options.max_regions = 1);
         let fabric = Fabric::local(options_of_fabric).with_clock(&clock);
         let domain = fabric.domain().unwrap();
         let queue = domain.completion_queue(CompletionQueueOptions::default());
@@ -357,7 +357,7 @@ fn dropped_endpoint_returns_its_credits_when_read() {
 
 #[test]
 fn dropped_endpoint_appends_its_completions_to_a_full_queue() {
-    let mut world = World::new(LocalOptions { seed: 9, ..LocalOptions::default() });
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 9));
     world.add(options(1));
     let domain = world.fabric.domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::new().capacity(2));

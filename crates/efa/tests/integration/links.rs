@@ -25,7 +25,7 @@ impl Host {
 
     fn fabric(&self) -> Fabric {
         let directory = Some(self.0.path().join("hosts"));
-        Fabric::shm(ShmOptions { directory, ..ShmOptions::new("test") })
+        Fabric::shm(ShmOptions::new("test").with(|options| options.directory = directory))
     }
 }
 

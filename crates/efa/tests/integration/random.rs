@@ -100,7 +100,7 @@ struct Program {
 
 impl Program {
     fn new(seed: u64) -> Self {
-        let mut world = World::new(LocalOptions { seed, ..LocalOptions::default() });
+        let mut world = World::new(LocalOptions::default().with(|options| options.seed = seed));
         for connid in 1..=ENDS as u32 {
             world.add_with(
                 with(connid, |c| c.min_multi_receive = 500),

@@ -11,7 +11,7 @@ const READABLE: Access = Access { remote_read: true, remote_write: false };
 const MINE: Access = Access { remote_read: false, remote_write: false };
 
 fn domain(max_regions: usize) -> Domain {
-    let options = LocalOptions { max_regions, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| options.max_regions = max_regions);
     Fabric::local(options).domain().unwrap()
 }
 
@@ -138,7 +138,7 @@ fn long_read_messages_use_cached_registrations() {
 #[test]
 fn registered_buffer_beyond_the_device_limit_is_an_error() {
     const LIMIT: usize = 10_000;
-    let options = LocalOptions { max_region_size: LIMIT as u64, ..LocalOptions::default() };
+    let options = LocalOptions::default().with(|options| options.max_region_size = LIMIT as u64);
     let domain = Fabric::local(options).domain().unwrap();
     for length in [0, 1, 5_000, 9_000, LIMIT] {
         let buffer = domain.registered(length, Access::default()).unwrap();

@@ -133,7 +133,7 @@ fn domain_and_endpoint_attributes_have_their_documented_values() {
 #[test]
 fn direct_write_data_size_follows_the_device() {
     for (rdma, expected) in [(Rdma::READ_WRITE, 4), (Rdma::NONE, 0)] {
-        let options = LocalOptions { rdma, ..LocalOptions::default() };
+        let options = LocalOptions::default().with(|options| options.rdma = rdma);
         let domain = Fabric::local(options).domain().unwrap();
         assert_eq!(domain.attributes().direct_write_data_size, expected);
     }
@@ -141,8 +141,11 @@ fn direct_write_data_size_follows_the_device() {
 
 #[test]
 fn attributes_follow_mtu_and_options() {
-    let mut world = World::new(LocalOptions { mtu: 4096, ..LocalOptions::default() });
-    let protocol = Config { max_sends: 5, max_medium: 10_000, ..Config::default() };
+    let mut world = World::new(LocalOptions::default().with(|options| options.mtu = 4096));
+    let protocol = Config::default().with(|config| {
+        config.max_sends = 5;
+        config.max_medium = 10_000;
+    });
     world.add(options(1).protocol(protocol));
     assert_eq!(world.ends[0].domain.attributes().mtu, 4096);
     let attributes = world.end(0).attributes();
@@ -269,7 +272,7 @@ fn enable_and_open_report_invalid_options() {
             .bind_address_vector(&domain.address_vector())
             .enable()
     };
-    let protocol = Config { max_sends: 0, ..Config::default() };
+    let protocol = Config::default().with(|config| config.max_sends = 0);
     assert_eq!(
         enable(EndpointOptions::new().protocol(protocol)).unwrap_err(),
         EnableError::Config(ConfigError::TooSmall { setting: "max_sends", value: 0, least: 1 })
@@ -310,7 +313,7 @@ fn endpoints_draw_different_31_bit_connids() {
 #[test]
 fn runs_with_the_same_seed_are_equal() {
     let run = |seed| {
-        let mut world = World::new(LocalOptions { seed, ..LocalOptions::default() });
+        let mut world = World::new(LocalOptions::default().with(|options| options.seed = seed));
         world.add(options(1));
         world.add(options(2));
         let to_bob = world.introduce(ALICE, BOB);

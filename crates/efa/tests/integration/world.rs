@@ -26,7 +26,7 @@ impl World {
     }
 
     pub(crate) fn pair_with(seed: u64, alice: EndpointOptions, bob: EndpointOptions) -> Self {
-        let mut world = Self::new(LocalOptions { seed, ..LocalOptions::default() });
+        let mut world = Self::new(LocalOptions::default().with(|options| options.seed = seed));
         world.add(alice);
         world.add(bob);
         world
@@ -34,7 +34,10 @@ impl World {
 
     /// Alice and Bob, with devices that have this RDMA.
     pub(crate) fn pair_with_rdma(seed: u64, rdma: Rdma) -> Self {
-        let mut world = Self::new(LocalOptions { seed, rdma, ..LocalOptions::default() });
+        let mut world = Self::new(LocalOptions::default().with(|options| {
+            options.seed = seed;
+            options.rdma = rdma;
+        }));
         world.add(options(1));
         world.add(options(2));
         world

@@ -50,13 +50,13 @@ fn is_on_verbs() -> bool {
 
 fn device_options(capture: Option<&CaptureFile>) -> Result<ShmOptions> {
     let name = env::var("EFA_SOFT_NAME").context("EFA_SOFT_NAME")?;
-    Ok(ShmOptions {
-        directory: env::var_os("EFA_SOFT_DIRECTORY").map(Into::into),
-        rdma: rdma(&env::var("EFA_SOFT_RDMA").unwrap_or_else(|_| "read,write".into())),
-        faults: faults()?,
-        capture: capture.cloned().map(SharedSink::new),
-        ..ShmOptions::new(name)
-    })
+    let faults = faults()?;
+    Ok(ShmOptions::new(name).with(|options| {
+        options.directory = env::var_os("EFA_SOFT_DIRECTORY").map(Into::into);
+        options.rdma = rdma(&env::var("EFA_SOFT_RDMA").unwrap_or_else(|_| "read,write".into()));
+        options.faults = faults;
+        options.capture = capture.cloned().map(SharedSink::new);
+    }))
 }
 
 fn faults() -> Result<FaultOptions> {
