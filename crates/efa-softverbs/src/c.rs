@@ -45,19 +45,19 @@ fn not_null<T>(pointer: *mut T) -> Outcome<*mut T> {
     if pointer.is_null() { Err(INVALID) } else { Ok(pointer) }
 }
 
-/// Writes as much of `value` as the caller has room for, and zeros beyond.
+/// Writes a structure that has grown over time: its first `length` bytes, and zeros where the caller's
+/// structure is longer.
 ///
 /// # Safety
-/// `into` must be writable for `room` bytes, and `T` must have no padding among its first `room`
-/// bytes.
-unsafe fn write_sized<T>(into: *mut T, value: &T, room: usize) {
-    let known = room.min(size_of::<T>());
+/// `into` must be writable for `length` bytes.
+unsafe fn write_sized<T>(into: *mut T, value: &T, length: usize) {
+    let known = length.min(size_of::<T>());
     let into = into.cast::<u8>();
-    // SAFETY: `into` is writable for `room` bytes as required above, and `known` is at most that and
-    // at most the length of `value`.
+    // SAFETY: `into` is writable for `length` bytes as required above, and `known` is at most that and
+    // at most the length of `value`. The copy is untyped, so padding may be uninitialised.
     unsafe {
         std::ptr::copy_nonoverlapping((&raw const *value).cast::<u8>(), into, known);
-        std::ptr::write_bytes(into.add(known), 0, room - known);
+        std::ptr::write_bytes(into.add(known), 0, length - known);
     }
 }
 

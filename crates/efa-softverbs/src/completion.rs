@@ -23,7 +23,7 @@ pub(crate) struct Completion {
     pub(crate) serial: Serial,
     /// The sender, of receives.
     pub(crate) source: Option<Source>,
-    /// Of receives that came with it.
+    /// Immediate data, of receives that have some.
     pub(crate) immediate: Option<u32>,
     /// Whether this reports a write with immediate data that used no receive buffer.
     pub(crate) unsolicited: bool,

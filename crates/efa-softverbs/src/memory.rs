@@ -20,7 +20,7 @@ fn page_size() -> usize {
 
 /// Fails with `EFAULT` unless all pages of the range are mapped and its first and last page can be
 /// read, or written if the device `writes`. The kernel fails in the same way when it pins memory for
-/// a real device; here a bad range would crash whoever copies it later.
+/// a real device. Here the first copy would crash instead.
 pub(crate) fn check_accessible(base: NonNull<u8>, length: usize, writes: bool) -> Outcome<()> {
     let page = page_size();
     check_mapped(base, length, page)?;

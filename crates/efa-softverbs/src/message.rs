@@ -37,7 +37,7 @@ pub(crate) fn report(message: &dyn Display) {
 pub(crate) fn print(message: &dyn Display) {
     let line = format!("efa-soft: {message}\n");
     // Without the lock of std's `Stderr`, which a thread of the parent may have held when this process
-    // was forked. If the program has closed the descriptor, there is nobody to inform.
+    // was forked. The write fails if the program has closed the descriptor.
     let _ = rustix::io::write(std::io::stderr(), line.as_bytes());
 }
 
@@ -61,6 +61,6 @@ mod tests {
         assert!(!written.is_new("a"));
         assert!(written.is_new("b"));
         let _asking = written.0.lock();
-        assert!(written.is_new("a"), "nobody waits for a message");
+        assert!(written.is_new("a"), "without waiting for the lock");
     }
 }

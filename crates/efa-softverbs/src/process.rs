@@ -6,7 +6,7 @@
 //! unknown to the child and refused there.
 //!
 //! Locks of the standard library can't be forgotten so. Listing devices takes one, as it reads the
-//! environment; so a fork waits until nobody lists devices (see [`DEVICE_LISTING`]).
+//! environment; so a fork waits until no thread lists devices (see [`DEVICE_LISTING`]).
 
 use std::collections::HashMap;
 use std::ptr::null_mut;
@@ -74,7 +74,7 @@ pub(crate) fn process() -> &'static Process {
         // SAFETY: `new` was just leaked, and is never freed now that it is in `CURRENT`.
         Ok(_) => unsafe { &*new },
         Err(other) => {
-            // SAFETY: `new` comes from a box, and the failed exchange has published it to nobody.
+            // SAFETY: `new` comes from a box, and the failed exchange has not published it.
             drop(unsafe { Box::from_raw(new) });
             // SAFETY: `other` is not null, as the exchange failed; another thread leaked it as above.
             unsafe { &*other }

@@ -1,8 +1,8 @@
 //! The thread that makes progress for queue pairs that the program doesn't poll.
 //!
 //! A real device takes datagrams into posted buffers by itself. Here that happens when the program
-//! polls. If it waits for something else instead, its peers would wait with it; so a thread looks
-//! every few milliseconds and takes steps for each queue pair that was not polled since.
+//! polls. While it does something else its peers would wait, so every few milliseconds a thread
+//! takes steps for each queue pair that was not polled since.
 //!
 //! The thread exists while there are queue pairs that can receive.
 
@@ -14,12 +14,12 @@ use crate::message::report;
 use crate::process::{lock, process};
 use crate::queue_pair::QueuePair;
 
-/// Pause between two looks while there is something to do.
+/// Pause between two rounds while there is something to do.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 /// Pause when there has been nothing to do for long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 
-/// The queue pairs that the thread looks at.
+/// The queue pairs for which the thread makes progress.
 #[derive(Debug, Default)]
 pub(crate) struct Progress(Mutex<Watched>);
 
@@ -30,7 +30,7 @@ struct Watched {
 }
 
 impl Progress {
-    /// Looks at `queue_pair` until it is gone.
+    /// Makes progress for `queue_pair` until it is dropped.
     pub(crate) fn watch(&self, queue_pair: &Arc<QueuePair>) {
         let mut watched = lock(&self.0);
         watched.queue_pairs.push(Arc::downgrade(queue_pair));

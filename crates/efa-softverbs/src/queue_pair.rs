@@ -80,7 +80,7 @@ pub(crate) struct QueuePair {
     receive_queue: Arc<CompletionQueue>,
     cap: ibv_qp_cap,
     signals_all: bool,
-    /// Whether the program polled since the progress thread looked.
+    /// Whether the program polled since the progress thread checked.
     polled: AtomicBool,
     locked: Mutex<Locked>,
 }

@@ -128,22 +128,25 @@ pub(super) extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
 /// See `efadv_query_ah(3)`.
 ///
 /// # Safety
-/// `into` must be null or writable for `room` bytes.
+/// `into` must be null or writable for `length` bytes.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn efadv_query_ah(ah: *mut ibv_ah, into: *mut efadv_ah_attr, room: u32) -> c_int {
+unsafe extern "C" fn efadv_query_ah(
+    ah: *mut ibv_ah,
+    into: *mut efadv_ah_attr,
+    length: u32,
+) -> c_int {
     code(|| {
         process().check_handle(ah, HandleType::AddressHandle)?;
         // SAFETY: the handle is entered, so the object exists, and no thread destroys it while this one
         // uses it ("Handles").
         let number = unsafe { address_handle_number(ah)? };
         let attributes = efadv_ah_attr { ahn: number.0, ..efadv_ah_attr::default() };
-        let room = room as usize;
-        if room < offset_of!(efadv_ah_attr, reserved) {
+        let length = length as usize;
+        if length < offset_of!(efadv_ah_attr, reserved) {
             return Err(INVALID);
         }
-        // SAFETY: `into` is not null, so writable for `room` bytes, as required above; the structure
-        // has no padding.
-        unsafe { write_sized(not_null(into)?, &attributes, room) };
+        // SAFETY: `into` is not null, so writable for `length` bytes, as required above.
+        unsafe { write_sized(not_null(into)?, &attributes, length) };
         Ok(())
     })
 }

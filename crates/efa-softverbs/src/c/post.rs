@@ -1,6 +1,6 @@
 //! Posting lists of structures: `ibv_post_send`, `ibv_post_recv`.
 //!
-//! As on the real device every request completes, and one that says that it need not is refused.
+//! As on the real device every request completes; a request without a completion is refused.
 
 use std::ffi::{c_int, c_uint};
 

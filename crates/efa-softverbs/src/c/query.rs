@@ -12,23 +12,22 @@ use crate::attributes::{
 };
 use crate::boundary::{INVALID, code, negative, number};
 
-/// Writes the port attributes into a structure of `room` bytes.
+/// Writes the port attributes into a structure of `length` bytes.
 ///
 /// # Safety
-/// `into` must be null or writable for `room` bytes.
+/// `into` must be null or writable for `length` bytes.
 unsafe fn query_port(
     context: *mut ibv_context,
     port: u8,
     into: *mut ibv_port_attr,
-    room: usize,
+    length: usize,
 ) -> c_int {
     code(|| {
         let device = device_of(context)?;
         check_port(port.into())?;
         let into = not_null(into)?;
-        // SAFETY: `into` is not null, so writable for `room` bytes as required above; the structure has
-        // no padding.
-        unsafe { write_sized(into, &port_attributes(&device), room) };
+        // SAFETY: `into` is not null, so writable for `length` bytes as required above.
+        unsafe { write_sized(into, &port_attributes(&device), length) };
         Ok(())
     })
 }
@@ -36,15 +35,15 @@ unsafe fn query_port(
 /// `ibv_query_port` of new programs, which call it through the context.
 ///
 /// # Safety
-/// `into` must be null or writable for `room` bytes.
+/// `into` must be null or writable for `length` bytes.
 pub(super) unsafe extern "C" fn query_port_sized(
     context: *mut ibv_context,
     port: u8,
     into: *mut ibv_port_attr,
-    room: usize,
+    length: usize,
 ) -> c_int {
-    // SAFETY: `into` is null or writable for `room` bytes, as required above.
-    unsafe { query_port(context, port, into, room) }
+    // SAFETY: `into` is null or writable for `length` bytes, as required above.
+    unsafe { query_port(context, port, into, length) }
 }
 
 /// See `ibv_query_port(3)`: the exported function, which old programs call with the shorter structure.
@@ -81,22 +80,21 @@ unsafe extern "C" fn ibv_query_device(
 /// `ibv_query_device_ex`, which programs call through the context.
 ///
 /// # Safety
-/// `into` must be null or writable for `room` bytes.
+/// `into` must be null or writable for `length` bytes.
 pub(super) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     _input: *const c_void,
     into: *mut ibv_device_attr_ex,
-    room: usize,
+    length: usize,
 ) -> c_int {
     code(|| {
         let device = device_of(context)?;
         let into = not_null(into)?;
-        if room < size_of::<ibv_device_attr>() {
+        if length < size_of::<ibv_device_attr>() {
             return Err(INVALID);
         }
-        // SAFETY: `into` is not null, so writable for `room` bytes, as required above; the structure
-        // consists of numbers that follow each other without padding.
-        unsafe { write_sized(into, &extended_device_attributes(&device), room) };
+        // SAFETY: `into` is not null, so writable for `length` bytes, as required above.
+        unsafe { write_sized(into, &extended_device_attributes(&device), length) };
         Ok(())
     })
 }
@@ -127,7 +125,7 @@ unsafe extern "C" fn ibv_query_gid(
 /// See `ibv_query_gid_ex(3)`, which calls it with the length of its structure.
 ///
 /// # Safety
-/// `into` must be null or writable for `room` bytes.
+/// `into` must be null or writable for `length` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _ibv_query_gid_ex(
     context: *mut ibv_context,
@@ -135,7 +133,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     index: u32,
     into: *mut ibv_gid_entry,
     flags: u32,
-    room: usize,
+    length: usize,
 ) -> c_int {
     code(|| {
         let device = device_of(context)?;
@@ -143,9 +141,8 @@ unsafe extern "C" fn _ibv_query_gid_ex(
         if index != 0 || flags != 0 {
             return Err(INVALID);
         }
-        // SAFETY: `into` is not null, so writable for `room` bytes, as required above; the structure
-        // has no padding.
-        unsafe { write_sized(not_null(into)?, &gid_entry(&device), room) };
+        // SAFETY: `into` is not null, so writable for `length` bytes, as required above.
+        unsafe { write_sized(not_null(into)?, &gid_entry(&device), length) };
         Ok(())
     })
 }
@@ -153,14 +150,14 @@ unsafe extern "C" fn _ibv_query_gid_ex(
 /// See `ibv_query_gid_table(3)`, which calls it with the length of an entry.
 ///
 /// # Safety
-/// `into` must be null or writable for `count` entries of `room` bytes.
+/// `into` must be null or writable for `count` entries of `length` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _ibv_query_gid_table(
     context: *mut ibv_context,
     into: *mut ibv_gid_entry,
     count: usize,
     flags: u32,
-    room: usize,
+    length: usize,
 ) -> isize {
     // The result is the number of entries or a negative error number.
     let error = code(|| {
@@ -168,9 +165,9 @@ unsafe extern "C" fn _ibv_query_gid_table(
         if count == 0 || flags != 0 {
             return Err(INVALID);
         }
-        // SAFETY: `into` is not null, so writable for at least one entry of `room` bytes, as required
-        // above; the structure has no padding.
-        unsafe { write_sized(not_null(into)?, &gid_entry(&device), room) };
+        // SAFETY: `into` is not null, so writable for at least one entry of `length` bytes, as required
+        // above.
+        unsafe { write_sized(not_null(into)?, &gid_entry(&device), length) };
         Ok(())
     });
     if error == 0 { 1 } else { -(error as isize) }
@@ -212,22 +209,21 @@ extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16)
 /// See `efadv_query_device(3)`.
 ///
 /// # Safety
-/// `into` must be null or writable for `room` bytes.
+/// `into` must be null or writable for `length` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_query_device(
     context: *mut ibv_context,
     into: *mut efadv_device_attr,
-    room: u32,
+    length: u32,
 ) -> c_int {
     code(|| {
         let device = device_of(context)?;
         let into = not_null(into)?;
-        if (room as usize) < offset_of!(efadv_device_attr, device_caps) {
+        if (length as usize) < offset_of!(efadv_device_attr, device_caps) {
             return Err(INVALID);
         }
-        // SAFETY: `into` is not null, so writable for `room` bytes, as required above; the structure
-        // has no padding.
-        unsafe { write_sized(into, &efa_attributes(&device), room as usize) };
+        // SAFETY: `into` is not null, so writable for `length` bytes, as required above.
+        unsafe { write_sized(into, &efa_attributes(&device), length as usize) };
         Ok(())
     })
 }

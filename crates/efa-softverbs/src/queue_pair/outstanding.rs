@@ -13,7 +13,7 @@ pub(super) struct OutstandingWork {
     pub(super) opcode: c_int,
 }
 
-/// Work requests by the id that the link knows them by.
+/// Work requests by the id that the link has for them.
 #[derive(Debug, Default)]
 pub(super) struct Outstanding(Slab<OutstandingWork>);
 

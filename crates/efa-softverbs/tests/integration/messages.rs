@@ -230,8 +230,8 @@ fn threads_share_queue_pair_without_losing_completions() {
     let (a, b) = pair(QpOptions { sends: 64, receives: 64, ..QpOptions::default() });
     let buffer = Memory::of(&[0; 64 * 16]);
     let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
-    for place in 0..64 {
-        assert_eq!(b.post_receive(place, sge(into, 16 * place as usize, 16)), 0);
+    for buffer in 0..64 {
+        assert_eq!(b.post_receive(buffer, sge(into, 16 * buffer as usize, 16)), 0);
     }
     let handle = a.handle(b.gid());
     let (number, shared) = (b.number(), handle as usize);

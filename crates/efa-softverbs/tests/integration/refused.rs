@@ -265,8 +265,8 @@ fn unknown_members_of_longer_structures_are_refused() {
             (*end.context.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>())
                 .query_device_ex
                 .unwrap();
-        let room = size_of::<ibv_device_attr_ex>();
-        assert_eq!(query(end.context, std::ptr::null(), &raw mut device, room), 0);
+        let length = size_of::<ibv_device_attr_ex>();
+        assert_eq!(query(end.context, std::ptr::null(), &raw mut device, length), 0);
         assert_eq!(device.phys_port_cnt_ex, 1);
     }
 }

@@ -123,7 +123,7 @@ fn rdma_reaches_memory_of_process_until_it_is_killed() {
         owner.kill();
         for operation in ["read", "write"] {
             user.send(operation);
-            // UNRESPONSIVE_REMOTE, or BAD_DEST_QPN where the link knows.
+            // UNRESPONSIVE_REMOTE, or BAD_DEST_QPN where the link sees that the process is gone.
             let answer = user.receive();
             assert!(["13 xxxxxxxx", "9 xxxxxxxx"].contains(&answer.as_str()), "{link}: {answer}");
         }
@@ -135,9 +135,9 @@ fn check_cleaned_up(host: &Host) {
     host.run("settings::child_queries_devices", &[]);
     assert_eq!(std::fs::read_dir(host.sysfs()).unwrap().count(), 1, "one sysfs tree");
     if host.link == "shm" {
-        let place = host.directory.path().join("hosts/default");
+        let directory = host.directory.path().join("hosts/default");
         let names: Vec<_> =
-            std::fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         let count =
             |prefix| names.iter().filter(|name| name.to_string_lossy().starts_with(prefix)).count();
         assert_eq!((count("qp-"), count("mem-")), (1, 2), "{names:?}");
