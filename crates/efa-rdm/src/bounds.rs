@@ -14,16 +14,6 @@
 //! the bound on unexpected messages: the endpoint posts no more receive buffers, senders are told by
 //! the device and wait. The other bounds are beyond what such a peer comes to.
 
-use efa_device::QueuePair;
-
-use crate::core::Core;
-use crate::event::Event;
-use crate::held;
-use crate::matching::Matching;
-use crate::payload::Payload;
-use crate::peer::PeerId;
-use crate::work::Work;
-
 /// What peers may make an endpoint keep. Bytes are those of kept packets with their headers, in
 /// memory of up to twice their size, and of what it takes to find them again.
 ///
@@ -103,84 +93,4 @@ pub(crate) struct Unexpected {
     pub(crate) bytes: usize,
     /// Whether senders are kept waiting.
     pub(crate) holding_back: bool,
-}
-
-impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Puts the end of an operation at the end of what a peer is to be sent.
-    pub(crate) fn owe(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
-        self.enqueue(peer, work);
-        let limit = self.config.bounds.owed;
-        let Some(active) = self.peers.active(peer) else { return };
-        // What this side began waits there as well, and is bounded by itself.
-        if active.backlog.len() > limit {
-            let packets = active.backlog.iter().filter(|work| work.is_owed()).count();
-            if packets > limit {
-                self.exclude(peer, Excess::Owed { packets, limit });
-            }
-        }
-    }
-
-    /// Whether a peer may begin another request.
-    pub(crate) fn may_request(&self, peer: PeerId) -> bool {
-        let requests = self.peers.active(peer).map(|active| active.requests);
-        requests.is_some_and(|requests| requests < self.config.bounds.requests)
-    }
-
-    /// A peer's request is under way.
-    pub(crate) fn request_began(&mut self, peer: PeerId) {
-        if let Some(active) = self.peers.active_mut(peer) {
-            active.requests += 1;
-        }
-    }
-
-    /// A peer's request ended.
-    pub(crate) fn request_ended(&mut self, peer: PeerId) {
-        if let Some(active) = self.peers.active_mut(peer) {
-            active.requests -= 1;
-        }
-    }
-}
-
-impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
-    /// A packet of an unexpected message is kept.
-    pub(crate) fn keeps_unexpected(&mut self, peer: PeerId, packet: &[u8]) {
-        let limit = self.ops.core.config.bounds.unexpected_per_peer;
-        let cost = held::cost(packet.len());
-        self.unexpected.bytes += cost;
-        let Some(active) = self.ops.core.peers.active_mut(peer) else { return };
-        active.unexpected += cost;
-        let bytes = active.unexpected;
-        if bytes > limit {
-            self.ops.core.exclude(peer, Excess::Unexpected { bytes, limit });
-        }
-    }
-
-    /// Packets of an unexpected message were received or forgotten.
-    pub(crate) fn had_unexpected(&mut self, peer: PeerId, bytes: usize) {
-        self.unexpected.bytes -= bytes;
-        if let Some(active) = self.ops.core.peers.active_mut(peer) {
-            active.unexpected -= bytes;
-        }
-    }
-
-    /// Whether senders have to wait until unexpected messages are received.
-    #[inline]
-    pub(crate) fn holds_back(&mut self) -> bool {
-        let over = self.unexpected.bytes > self.ops.core.config.bounds.unexpected;
-        if over != self.unexpected.holding_back {
-            self.hold_back(over);
-        }
-        over
-    }
-
-    #[cold]
-    fn hold_back(&mut self, begins: bool) {
-        self.unexpected.holding_back = begins;
-        if begins {
-            self.ops.core.statistics.held_back += 1;
-            let (bytes, limit) = (self.unexpected.bytes, self.ops.core.config.bounds.unexpected);
-            let most = self.ops.core.peers.with_most_unexpected();
-            self.ops.core.events.push(Event::HoldingBack { bytes, limit, most });
-        }
-    }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 use efa_handshake::{DeviceAbilities, Extras, Profile, Release};
 
 use crate::bounds::Bounds;
-use crate::in_place::UnexpectedHeader;
 use crate::rnr::BackoffLimits;
 
 /// Settings of an [`Endpoint`](crate::Endpoint). The defaults suit nearly everyone.
@@ -229,3 +228,13 @@ pub const fn inject_limit(mtu: usize) -> usize {
 
 /// Room for the largest header and some data.
 const MIN_MTU: usize = 256;
+
+/// What becomes of a message whose header is not of the length that was asked for: its sender
+/// ignores the request, or doesn't know it (section 4.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnexpectedHeader {
+    /// The receive fails with [`OperationError::UnexpectedHeader`].
+    Refuse,
+    /// The message is moved to where it should be.
+    Move,
+}

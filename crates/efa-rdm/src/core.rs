@@ -11,18 +11,20 @@
 //! matcher, an `impl Core` no operation.
 
 use efa_device::{QueuePair, QueuePairAddress, Time};
-use efa_proto::{Connid, ReqOptions, UserRecvQp};
+use efa_handshake::AddressHeader;
+use efa_proto::{Connid, RawAddress, ReqOptions, UserRecvQp};
 
-use crate::completion::StartError;
+use crate::bounds::Excess;
+use crate::completion::{OperationError, StartError};
 use crate::config::Config;
-use crate::eager::options;
 use crate::event::{DropReason, Event, Events};
+use crate::ids::PeerId;
 use crate::payload::Payload;
-use crate::peer::{PeerId, Peers, Standing};
-use crate::peer_end::EndedPeer;
+use crate::peer::{Active, Peers, Standing};
 use crate::schedule::Schedule;
 use crate::statistics::Statistics;
 use crate::transmit::Transmit;
+use crate::work::Work;
 
 /// What every other part of an endpoint stands on.
 #[derive(Debug)]
@@ -80,4 +82,64 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         }
         self.events.push(Event::PacketDropped { peer, reason });
     }
+
+    /// Puts the end of an operation at the end of what a peer is to be sent.
+    pub(crate) fn owe(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
+        self.enqueue(peer, work);
+        let limit = self.config.bounds.owed;
+        let Some(active) = self.peers.active(peer) else { return };
+        // What this side began waits there as well, and is bounded by itself.
+        if active.backlog.len() > limit {
+            let packets = active.backlog.iter().filter(|work| work.is_owed()).count();
+            if packets > limit {
+                self.exclude(peer, Excess::Owed { packets, limit });
+            }
+        }
+    }
+
+    /// Whether a peer may begin another request.
+    pub(crate) fn may_request(&self, peer: PeerId) -> bool {
+        let requests = self.peers.active(peer).map(|active| active.requests);
+        requests.is_some_and(|requests| requests < self.config.bounds.requests)
+    }
+
+    /// A peer's request is under way.
+    pub(crate) fn request_began(&mut self, peer: PeerId) {
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.requests += 1;
+        }
+    }
+
+    /// A peer's request ended.
+    pub(crate) fn request_ended(&mut self, peer: PeerId) {
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.requests -= 1;
+        }
+    }
+}
+
+/// What requests carry besides, that tell in this way who sends them.
+pub(crate) fn options(
+    header: AddressHeader,
+    own: &QueuePairAddress,
+    cq_data: Option<u64>,
+) -> ReqOptions {
+    let connid = Connid(own.qkey.0);
+    match header {
+        AddressHeader::Raw(form) => {
+            let address = RawAddress { gid: own.gid.0, qpn: own.qpn.0, connid };
+            ReqOptions { raw_address: Some((address, form)), cq_data, connid: None }
+        }
+        AddressHeader::Connid => ReqOptions { raw_address: None, cq_data, connid: Some(connid) },
+        AddressHeader::Absent => ReqOptions { raw_address: None, cq_data, connid: None },
+    }
+}
+
+/// A peer that is gone, and what is left of it until it is settled.
+#[derive(Debug)]
+pub(crate) struct EndedPeer<P, B> {
+    pub(crate) peer: PeerId,
+    pub(crate) active: Active<P, B>,
+    /// What its operations fail with.
+    pub(crate) error: OperationError,
 }

@@ -13,9 +13,9 @@ use efa_device::QueuePair;
 use efa_proto::{MsgId, OpId, PacketType, Receipt};
 
 use crate::event::DropReason;
+use crate::ids::PeerId;
 use crate::operations::Operations;
 use crate::payload::Payload;
-use crate::peer::PeerId;
 use crate::work::{Advance, InFlight};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {

@@ -11,10 +11,10 @@ use efa_proto::{MsgId, OpId, Rtm, RtmKind};
 use crate::completion::{Level, OperationError};
 use crate::core::Core;
 use crate::endpoint::Endpoint;
+use crate::ids::PeerId;
 use crate::memory::Memory;
 use crate::operations::{Operations, Send, SendRole};
 use crate::payload::Payload;
-use crate::peer::PeerId;
 use crate::select;
 use crate::select::{Circumstances, Operation, Subprotocol};
 use crate::work::{Advance, Work};
@@ -179,6 +179,23 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         Advance::More
     }
+
+    /// Goes on with the messages to peers that nothing is in flight to.
+    #[cold]
+    pub(crate) fn end_pauses(&mut self) {
+        for peer in self.core.schedule.take_pausing() {
+            let in_flight = self.core.transmit.records_mut().any(|record| record.peer == peer);
+            let Some(active) = self.core.peers.active_mut(peer) else { continue };
+            if in_flight || !active.backlog.is_empty() {
+                self.core.schedule.pause(peer);
+                continue;
+            }
+            active.pace.paused(active.next_msg_id);
+            // What it receives on may have become known meanwhile.
+            active.keep_from_going_at_once();
+            self.release_held(peer);
+        }
+    }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
@@ -195,18 +212,28 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         active.backlog.push_front(work);
         self.schedule.serve_if_due(peer, active);
     }
+
+    /// Has a peer's messages go on when nothing is in flight to it.
+    #[cold]
+    pub(crate) fn await_pause(&mut self, peer: PeerId) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        if !core::mem::replace(&mut active.pace.waits, true) {
+            self.statistics.pauses += 1;
+            self.schedule.pause(peer);
+        }
+    }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Sends what waits, peer by peer, until the device takes no more.
     pub(crate) fn serve(&mut self) {
-        while let Some(peer) = self.matching.ops.core.schedule.next_ready() {
+        while let Some(peer) = self.core_mut().schedule.next_ready() {
             let served = self.matching.ops.serve_peer(peer);
             self.settle();
             if served == Advance::Blocked {
-                return self.matching.ops.core.schedule.put_back(peer);
+                return self.core_mut().schedule.put_back(peer);
             }
-            let core = &mut self.matching.ops.core;
+            let core = self.core_mut();
             if let Some(active) = core.peers.active_mut(peer) {
                 active.scheduled = false;
                 core.schedule.serve_if_due(peer, active);

@@ -8,18 +8,16 @@
 //! ```
 
 use efa_device::{QueuePair, QueuePairAddress};
-use efa_handshake::{AddressHeader, Profile};
-use efa_proto::{
-    Connid, EagerConnid, MsgId, OpId, PacketType, RawAddress, ReqOptions, Rtm, RtmKind, Tag,
-};
+use efa_handshake::Profile;
+use efa_proto::{Connid, EagerConnid, MsgId, OpId, PacketType, Rtm, RtmKind, Tag};
 
 use crate::completion::{Level, OperationError, ReceiveCompletion, StartError};
-use crate::core::Core;
-use crate::endpoint::{Endpoint, Message};
+use crate::core::{Core, options};
+use crate::ids::PeerId;
 use crate::matching::Target;
 use crate::operations::Operations;
 use crate::payload::Payload;
-use crate::peer::{Active, PeerId};
+use crate::peer::Active;
 use crate::shape::Shape;
 use crate::transmit::Transmit;
 use crate::work::{Advance, InFlight, Purpose, Whole, Work};
@@ -62,23 +60,6 @@ fn write_eager<Q: QueuePair, B>(
     }
     transmit.recycle(packet);
     None
-}
-
-/// What requests carry besides, that tell in this way who sends them.
-pub(crate) fn options(
-    header: AddressHeader,
-    own: &QueuePairAddress,
-    cq_data: Option<u64>,
-) -> ReqOptions {
-    let connid = Connid(own.qkey.0);
-    match header {
-        AddressHeader::Raw(form) => {
-            let address = RawAddress { gid: own.gid.0, qpn: own.qpn.0, connid };
-            ReqOptions { raw_address: Some((address, form)), cq_data, connid: None }
-        }
-        AddressHeader::Connid => ReqOptions { raw_address: None, cq_data, connid: Some(connid) },
-        AddressHeader::Absent => ReqOptions { raw_address: None, cq_data, connid: None },
-    }
 }
 
 fn eager_type(tag: Option<Tag>) -> PacketType {
@@ -225,33 +206,35 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 }
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
-    /// Posts what [`write_at_once`](Self::write_at_once) wrote.
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+    /// Posts what [`write_at_once`](Core::write_at_once) wrote. Returns whether the device took it, or
+    /// will: otherwise the caller settles.
     #[inline(always)]
-    pub(crate) fn post_whole(&mut self, packet: Q::Packet, end: usize, message: Message<B>) {
-        let Message { peer, tag, buffer, context, .. } = message;
-        self.matching.ops.whole += 1;
-        let destination = self.matching.ops.core.peers.destination(peer);
+    pub(crate) fn post_whole(
+        &mut self,
+        (packet, end): (Q::Packet, usize),
+        peer: PeerId,
+        (tag, context, buffer): (Option<Tag>, u64, B),
+    ) -> bool {
+        self.whole += 1;
+        let destination = self.core.peers.destination(peer);
         let record = || {
             let length = buffer.length() as u32;
             whole(peer, end, Whole { tag, context, length, buffer: Some(buffer) })
         };
-        match self.matching.ops.core.transmit.post_for(
-            packet,
-            end as u32,
-            None,
-            destination,
-            record,
-        ) {
-            Ok(()) => self.matching.ops.core.count_sent((eager_type(tag), end as u32)),
+        match self.core.transmit.post_for(packet, end as u32, None, destination, record) {
+            Ok(()) => {
+                self.core.count_sent((eager_type(tag), end as u32));
+                true
+            }
             Err(unposted) => {
-                self.matching.ops.keep_written(unposted);
-                self.settle();
+                self.keep_written(unposted);
+                false
             }
         }
     }
 
-    /// Sends a whole message whose bytes may be reused at once.
+    /// Sends a message of one packet whose bytes may be reused at once. The caller settles.
     pub(crate) fn inject_eager(
         &mut self,
         peer: PeerId,
@@ -261,15 +244,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ) -> Result<(), StartError> {
         let eager = Eager { tag, cq_data, length: bytes.len() };
         let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
-        if let Some((packet, end)) = self.matching.ops.core.write_at_once(peer, &eager, copy) {
+        if let Some((packet, end)) = self.core.write_at_once(peer, &eager, copy) {
             let message = Whole { tag, context: 0, length: bytes.len() as u32, buffer: None };
-            self.matching.ops.post_written(packet, whole(peer, end, message));
-            self.settle();
+            self.post_written(packet, whole(peer, end, message));
             return Ok(());
         }
-        let injected = self.matching.ops.inject_later(peer, &eager, bytes);
-        self.settle();
-        injected
+        self.inject_later(peer, &eager, bytes)
     }
 }
 

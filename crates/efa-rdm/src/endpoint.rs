@@ -5,25 +5,26 @@ use efa_handshake::Extras;
 use efa_match::{Cancelled, Forgotten, Posted as Posting};
 use efa_proto::{Connid, RawAddress};
 
-use crate::completion::{Completion, Level, OperationError, ReceiveId, Refused, StartError};
+use crate::completion::{Completion, Level, OperationError, Refused, StartError};
 use crate::config::{Config, ConfigError, inject_limit};
 use crate::core::Core;
 use crate::eager::Eager;
 use crate::event::{Event, Events};
+use crate::ids::{PeerId, ReceiveId};
 use crate::in_place::InPlace;
 use crate::inbound::Inbound;
-use crate::matching::{Matching, Posted, pattern};
+use crate::matching::{Matching, Posted, is_used_up, pattern, tagged_matcher};
 use crate::memory::Memory;
 use crate::operations::{Operations, Send, SendRole};
 use crate::payload::Payload;
-use crate::peer::{PeerId, Peers, Standing};
-use crate::peer_end::abandon;
-use crate::progress::PROGRESS_BUDGET;
-use crate::receive::is_used_up;
+use crate::peer::{Peers, Standing};
 use crate::schedule::Schedule;
 use crate::statistics::Statistics;
-use crate::taglist::tagged_matcher;
 use crate::transmit::Transmit;
+use crate::work::abandon;
+
+/// Device completions that are handled at most before what is due besides has its turn.
+pub(crate) const PROGRESS_BUDGET: u32 = 512;
 
 /// A reliable datagram endpoint: ordered messages of any size over a [`QueuePair`].
 ///
@@ -119,13 +120,33 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Ok(endpoint)
     }
 
+    #[inline(always)]
+    pub(crate) fn core(&self) -> &Core<Q, B> {
+        &self.matching.ops.core
+    }
+
+    #[inline(always)]
+    pub(crate) fn core_mut(&mut self) -> &mut Core<Q, B> {
+        &mut self.matching.ops.core
+    }
+
+    #[inline(always)]
+    pub(crate) fn schedule(&self) -> &Schedule<B> {
+        &self.core().schedule
+    }
+
+    #[inline(always)]
+    pub(crate) fn device_mut(&mut self) -> &mut Q {
+        &mut self.core_mut().transmit.device
+    }
+
     /// Where this endpoint can be reached (section 1.4).
     #[must_use]
     pub fn address(&self) -> RawAddress {
         RawAddress {
-            gid: self.matching.ops.core.local.gid.0,
-            qpn: self.matching.ops.core.local.qpn.0,
-            connid: Connid(self.matching.ops.core.local.qkey.0),
+            gid: self.core().local.gid.0,
+            qpn: self.core().local.qpn.0,
+            connid: Connid(self.core().local.qkey.0),
         }
     }
 
@@ -140,7 +161,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         match self.find_peer(&address) {
             Some(known) => Ok(known),
             None => {
-                let added = self.matching.ops.core.add_peer(address);
+                let added = self.core_mut().add_peer(address);
                 self.settle();
                 added
             }
@@ -151,31 +172,29 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// that accept messages of this peer alone stay posted until they are cancelled, and take nothing
     /// any more, also if its address is inserted again: that is another peer.
     pub fn remove_peer(&mut self, peer: PeerId) {
-        self.matching.ops.core.end_peer(peer, OperationError::PeerRemoved);
+        self.core_mut().end_peer(peer, OperationError::PeerRemoved);
         self.settle();
     }
 
     /// The address of a peer.
     #[must_use]
     pub fn peer_address(&self, peer: PeerId) -> Option<RawAddress> {
-        self.matching.ops.core.peers.address(peer)
+        self.core().peers.address(peer)
     }
 
     /// The peer with an address, if it is known and not gone.
     #[must_use]
     pub fn find_peer(&self, address: &RawAddress) -> Option<PeerId> {
-        self.matching
-            .ops
-            .core
+        self.core()
             .peers
             .by_address(address)
-            .filter(|peer| self.matching.ops.core.peers.standing(*peer) == Standing::Live)
+            .filter(|peer| self.core().peers.standing(*peer) == Standing::Live)
     }
 
     /// What a peer announced in its HANDSHAKE, if it came.
     #[must_use]
     pub fn peer_extras(&self, peer: PeerId) -> Option<Extras> {
-        self.matching.ops.core.peers.active(peer)?.handshake.extras()
+        self.core().peers.active(peer)?.handshake.extras()
     }
 
     /// Starts to send a message.
@@ -186,16 +205,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let length = message.buffer.length();
         // The receiver may read it, or is to tell something: that is an operation.
         if message.level == Level::Transmit
-            && length < self.matching.ops.core.config.min_read
+            && length < self.core().config.min_read
             && self.matching.ops.check_sends().is_ok()
             && let Ok(length) = usize::try_from(length)
         {
             let Message { peer, tag, cq_data, ref buffer, .. } = message;
             let eager = Eager { tag, cq_data, length };
             let written =
-                self.matching.ops.core.write_at_once(peer, &eager, |bytes| buffer.read(0, bytes));
-            if let Some((packet, end)) = written {
-                self.post_whole(packet, end, message);
+                self.core_mut().write_at_once(peer, &eager, |bytes| buffer.read(0, bytes));
+            if let Some(packet) = written {
+                let Message { peer, tag, context, buffer, .. } = message;
+                if !self.matching.ops.post_whole(packet, peer, (tag, context, buffer)) {
+                    self.settle();
+                }
                 return Ok(());
             }
         }
@@ -206,12 +228,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     fn send_later(&mut self, message: Message<B>) -> Result<(), Refused<B>> {
         let Message { peer, tag, cq_data, level, buffer, context } = message;
-        if let Err(error) = self
-            .matching
-            .ops
-            .core
-            .check_peer(peer)
-            .and_then(|()| self.matching.ops.check_new_send())
+        if let Err(error) =
+            self.core().check_peer(peer).and_then(|()| self.matching.ops.check_new_send())
         {
             return Err(Refused { error, buffer });
         }
@@ -234,13 +252,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if buffer.len() > limit {
             return Err(StartError::TooLongToInject { length: buffer.len(), limit });
         }
-        self.inject_eager(peer, tag, cq_data, buffer)
+        let injected = self.matching.ops.inject_eager(peer, tag, cq_data, buffer);
+        self.settle();
+        injected
     }
 
     /// Most bytes that can be injected.
     #[must_use]
     pub fn inject_limit(&self) -> usize {
-        inject_limit(self.matching.ops.core.transmit.mtu())
+        inject_limit(self.core().transmit.mtu())
     }
 
     /// Posts a receive for one message.
@@ -323,8 +343,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         while let Some(message) = self.matching.matcher(false).take(&pattern) {
             self.matching.receive_unexpected_part(&mut buffer, context, message);
             self.settle();
-            if is_used_up(&buffer, self.matching.ops.core.config.min_multi_receive) {
-                self.matching.ops.core.schedule.complete(Completion::Released { context, buffer });
+            if is_used_up(&buffer, self.core().config.min_multi_receive) {
+                self.core_mut().schedule.complete(Completion::Released { context, buffer });
                 return Ok(ReceiveId::MATCHED);
             }
         }
@@ -373,13 +393,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Some(in_place) = self.in_place.as_deref_mut() {
             in_place.cancel_all();
         }
-        let packets = self
-            .matching
-            .ops
-            .core
-            .transmit
-            .records_mut()
-            .chain(self.matching.ops.core.peers.queued_packets_mut());
+        let core = self.core_mut();
+        let packets = core.transmit.records_mut().chain(core.peers.queued_packets_mut());
         for (peer, message) in abandon(packets) {
             self.matching.ops.message_ended(peer, message, Err(OperationError::Cancelled));
         }
@@ -389,30 +404,30 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline]
     #[must_use]
     pub fn has_completions(&self) -> bool {
-        self.matching.ops.core.schedule.has_completions()
+        self.core().schedule.has_completions()
     }
 
     /// Takes the next completion.
     #[inline]
     pub fn poll_completion(&mut self) -> Option<Completion<B>> {
-        self.matching.ops.core.schedule.next_completion()
+        self.core_mut().schedule.next_completion()
     }
 
     /// Takes the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.matching.ops.core.events.pop()
+        self.core_mut().events.pop()
     }
 
     /// Counts since the endpoint was made.
     pub fn statistics(&mut self) -> &Statistics {
-        self.matching.ops.core.statistics.events_lost = self.matching.ops.core.events.lost();
-        &self.matching.ops.core.statistics
+        self.core_mut().statistics.events_lost = self.core().events.lost();
+        &self.core().statistics
     }
 
     /// The queue pair under the endpoint.
     #[must_use]
     pub fn queue_pair(&self) -> &Q {
-        &self.matching.ops.core.transmit.device
+        &self.core().transmit.device
     }
 
     /// Whether nothing waits to be sent, no packet is under way, and no peer is in the middle of
@@ -420,19 +435,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// packets that they wait for.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.matching.ops.core.transmit.in_flight() == 0
-            && self.matching.ops.core.transmit.rdma_in_flight() == 0
+        self.core().transmit.in_flight() == 0
+            && self.core().transmit.rdma_in_flight() == 0
             && self.matching.ops.waiting_transfers.is_empty()
-            && !self.matching.ops.core.schedule.has_pausing()
-            && self.matching.ops.core.peers.all_clear()
+            && !self.core().schedule.has_pausing()
+            && self.core().peers.all_clear()
     }
 
     /// Packets in the hands of the endpoint: sending, receiving, and held for later.
     #[must_use]
     pub fn packets_held(&self) -> PacketsHeld {
         PacketsHeld {
-            sending: self.matching.ops.core.transmit.in_flight(),
-            send_pool: self.matching.ops.core.transmit.pooled(),
+            sending: self.core().transmit.in_flight(),
+            send_pool: self.core().transmit.pooled(),
             posted: self.inbound.posted(),
             receive_pool: self.inbound.spare(),
             held: self.matching.held.len(),

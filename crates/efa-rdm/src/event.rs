@@ -7,8 +7,8 @@ use efa_proto::PacketType;
 
 use crate::bounds::Excess;
 use crate::completion::OperationError;
+use crate::ids::PeerId;
 use crate::memory::AccessError;
-use crate::peer::PeerId;
 
 /// Something that happened outside the application's operations.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,9 +13,9 @@ use efa_proto::{ExtraInfo, Handshake, OpId, PacketType, Rtw, RtwKind, UserRecvQp
 
 use crate::completion::OperationError;
 use crate::core::Core;
+use crate::ids::PeerId;
 use crate::operations::Operations;
 use crate::payload::Payload;
-use crate::peer::PeerId;
 use crate::work::{Advance, InFlight, Purpose, Work};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {

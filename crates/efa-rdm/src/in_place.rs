@@ -34,25 +34,15 @@ use efa_handshake::{Extras, Release};
 use efa_proto::{Connid, Header, MsgId, Packet, RawAddress, ReqOptions, Rtm, RtmKind, UserRecvQp};
 
 use crate::completion::{OperationError, Refused, StartError};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, UnexpectedHeader};
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::held;
 use crate::held::Chain;
+use crate::ids::PeerId;
 use crate::matching::Matching;
 use crate::payload::Payload;
-use crate::peer::PeerId;
 use crate::pool::Pool;
-
-/// What becomes of a message whose header is not of the length that was asked for: its sender
-/// ignores the request, or doesn't know it (section 4.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum UnexpectedHeader {
-    /// The receive fails with [`OperationError::UnexpectedHeader`].
-    Refuse,
-    /// The message is moved to where it should be.
-    Move,
-}
 
 /// A receive in place that ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -427,7 +417,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
         packet: Q::Packet,
         context: u64,
     ) -> Result<(), Refused<Q::Packet>> {
-        let limit = self.matching.ops.core.config.max_receives;
+        let limit = self.core().config.max_receives;
         let Some(in_place) =
             self.in_place.as_deref_mut().filter(|in_place| in_place.receives.len() < limit)
         else {
@@ -457,7 +447,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Some(InPlace { user: Some(user), .. }) => user.packet(),
             _ => match self.inbound.borrow() {
                 Some(packet) => Ok(packet),
-                None => self.matching.ops.core.transmit.device.allocate_packet(),
+                None => self.device_mut().allocate_packet(),
             },
         }
     }
@@ -474,7 +464,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     let packet = match self.packet_in_place() {
                         Ok(packet) => packet,
                         Err(error) => {
-                            return self.matching.ops.core.events.push(Event::DeviceRefused(error));
+                            return self.core_mut().events.push(Event::DeviceRefused(error));
                         }
                     };
                     let held = self.matching.held.take(chain.first);
@@ -500,18 +490,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Ok(parsed) if matches!(parsed.header, Header::Rtm(_) | Header::Rta(_)) => parsed,
             _ => {
                 let ended = self.packet_arrived(packet, length, source);
-                return self.matching.ops.core.complete(ended);
+                return self.core_mut().complete(ended);
             }
         };
-        self.matching.ops.core.statistics.received_bytes += length as u64;
+        self.core_mut().statistics.received_bytes += length as u64;
         let begin = length - parsed.payload.len();
-        let peer = self.matching.ops.core.introduced(&parsed, source);
+        let peer = self.core_mut().introduced(&parsed, source);
         self.settle();
         let Header::Rtm(Rtm { kind: RtmKind::Eager, tag: None, options, .. }) = parsed.header
         else {
             if peer.is_some() {
                 let reason = DropReason::NotInPlace(parsed.packet_type());
-                self.matching.ops.core.drop_packet(peer, reason);
+                self.core_mut().drop_packet(peer, reason);
             }
             return self.consumed(packet);
         };
@@ -533,7 +523,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let (found, expected) = (range.start, in_place.begin);
         let (length, capacity) = (range.len(), packet.as_ref().len().saturating_sub(expected));
         let error = if found != expected
-            && self.matching.ops.core.config.unexpected_header == UnexpectedHeader::Refuse
+            && self.core().config.unexpected_header == UnexpectedHeader::Refuse
         {
             Some(OperationError::UnexpectedHeader { found, expected })
         } else if length > capacity {
@@ -557,7 +547,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 }
                 // It waits for one.
                 Err(error) => {
-                    self.matching.ops.core.events.push(Event::DeviceRefused(error));
+                    self.core_mut().events.push(Event::DeviceRefused(error));
                     self.keep_early(Some(peer), cq_data, Ok(&packet.as_ref()[range]));
                     return self.consumed(packet);
                 }
@@ -584,7 +574,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         cq_data: Option<u64>,
         content: Result<&[u8], OperationError>,
     ) {
-        self.matching.ops.core.statistics.unexpected += 1;
+        self.core_mut().statistics.unexpected += 1;
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         let kept = content.map(|bytes| self.matching.held.hold(bytes));
         in_place.early.push_back(Early { peer, cq_data, content: kept });
@@ -619,7 +609,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         cq_data: Option<u64>,
         result: Result<MessageInPlace<Q::Packet>, OperationError>,
     ) {
-        self.matching.ops.core.statistics.delivered_bytes +=
+        self.core_mut().statistics.delivered_bytes +=
             result.as_ref().map_or(0, |m| m.length as u64);
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         if let Some(context) = in_place.receives.pop_front() {
@@ -653,12 +643,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         source: Source,
         immediate: Option<u32>,
     ) {
-        self.matching.ops.core.statistics.received_bytes += length as u64;
-        self.matching.ops.core.statistics.received.count(efa_proto::PacketType::EagerMsgRtm);
-        self.matching.ops.core.statistics.unverified += 1;
-        let peer = source
-            .address_handle
-            .and_then(|h| self.matching.ops.core.peers.by_source(h, source.qpn));
+        self.core_mut().statistics.received_bytes += length as u64;
+        self.core_mut().statistics.received.count(efa_proto::PacketType::EagerMsgRtm);
+        self.core_mut().statistics.unverified += 1;
+        let peer =
+            source.address_handle.and_then(|h| self.core_mut().peers.by_source(h, source.qpn));
         let cq_data = immediate.map(u64::from);
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         if in_place.receives.is_empty() {
@@ -691,7 +680,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Ok(()) => user.posted += 1,
                 Err(DeviceError::QueueFull { .. }) => return,
                 Err(error) => {
-                    return self.matching.ops.core.events.push(Event::DeviceRefused(error));
+                    return self.core_mut().events.push(Event::DeviceRefused(error));
                 }
             }
         }

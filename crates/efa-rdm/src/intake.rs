@@ -11,13 +11,15 @@ use efa_device::{DeviceError, QueuePair, Source};
 use efa_handshake::Reply;
 use efa_proto::{Connid, EagerConnid, Header, Packet, RawAddress};
 
-use crate::completion::{Completion, OperationError, eager_received};
+use crate::complete::eager_received;
+use crate::completion::{Completion, OperationError};
 use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
+use crate::ids::PeerId;
 use crate::matching::Posted;
 use crate::payload::Payload;
-use crate::peer::{PeerId, Standing, gid};
+use crate::peer::{Standing, gid};
 use crate::work::Work;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {

@@ -62,6 +62,7 @@
 
 mod atomic;
 mod bounds;
+mod complete;
 mod completion;
 mod config;
 mod core;
@@ -74,6 +75,7 @@ mod event;
 mod handshake;
 mod hash;
 mod held;
+mod ids;
 mod in_place;
 mod inbound;
 mod intake;
@@ -96,6 +98,7 @@ mod pool;
 mod progress;
 mod rdma;
 mod receive;
+mod remote;
 mod rma;
 mod rnr;
 mod rta;
@@ -106,27 +109,26 @@ mod shape;
 mod statistics;
 mod table;
 mod taglist;
+mod transfer;
 mod transmit;
 mod work;
 
 pub use atomic::{AtomicKind, AtomicOp, Datatype};
 pub use bounds::{Bounds, Excess};
 pub use completion::{
-    AtomicCompletion, Completion, Level, OperationError, ReceiveCompletion, ReceiveId, Refused,
-    RemoteWrite, RmaCompletion, RmaKind, SendCompletion, StartError,
+    AtomicCompletion, Completion, Level, OperationError, ReceiveCompletion, Refused, RemoteWrite,
+    RmaCompletion, RmaKind, SendCompletion, StartError,
 };
-pub use config::{Config, ConfigError, inject_limit};
+pub use config::{Config, ConfigError, UnexpectedHeader, inject_limit};
 pub use efa_match::Violation;
 pub use efa_proto::RmaIov;
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};
 pub use event::{DropReason, Event};
-pub use in_place::{
-    InPlaceCompletion, InPlaceQueue, MessageInPlace, ReceiveNeeds, Receiver, UnexpectedHeader,
-};
+pub use ids::{PeerId, ReceiveId};
+pub use in_place::{InPlaceCompletion, InPlaceQueue, MessageInPlace, ReceiveNeeds, Receiver};
 pub use memory::{AccessError, RemoteUse};
 pub use payload::Payload;
-pub use peer::PeerId;
-pub use rdma::{Remote, TooManyPieces};
+pub use remote::{Remote, TooManyPieces};
 pub use rma::{Read, Write};
 pub use rnr::BackoffLimits;
 pub use rta::{Atomic, AtomicRefused, Operands};

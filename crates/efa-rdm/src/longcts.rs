@@ -16,9 +16,9 @@ use efa_proto::{Cts, CtsData, MsgId, OpId, PacketType, Rtm, RtmKind};
 
 use crate::completion::Level;
 use crate::event::DropReason;
+use crate::ids::PeerId;
 use crate::operations::{Heard, Operations, ReceiveRole, SendRole};
 use crate::payload::Payload;
-use crate::peer::PeerId;
 use crate::select::Subprotocol;
 use crate::work::{Advance, InFlight, Work};
 

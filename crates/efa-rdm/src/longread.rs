@@ -22,28 +22,14 @@ use efa_proto::{Eor, EorForm, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, Rt
 use crate::completion::OperationError;
 use crate::core::Core;
 use crate::event::DropReason;
-use crate::matching::Assembly;
-use crate::operations::{Operations, ReceiveRole};
+use crate::ids::PeerId;
+use crate::operations::{Assembly, Operations, Reading, ReceiveRole};
 use crate::payload::Payload;
-use crate::peer::PeerId;
-use crate::rdma::{Owner, Remote, Transfer};
+use crate::remote::Remote;
 use crate::select::Subprotocol;
 use crate::shape::Shape;
+use crate::transfer::{Owner, Transfer};
 use crate::work::{Advance, InFlight, Work};
-
-/// How far the reading of a message is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Reading {
-    /// Nothing is to be read, or all has been.
-    #[default]
-    No,
-    /// The device is at it.
-    UnderWay(OpId),
-    /// It can't be read; the sender is told when the packets of the runt are here.
-    Refused,
-    /// The sender was told to send the message.
-    Nacked,
-}
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Whether a peer and this endpoint can read each other's memory.

@@ -1,15 +1,15 @@
 //! Posted receives and unexpected messages: what stands between the wire and the matcher.
 
-use efa_device::QueuePair;
-use efa_match::{MessageId, Pattern, PostId, Source, TagMatcher, Vacancy};
-use efa_proto::{OpId, Tag};
+use efa_device::{QueuePair, TagList};
+use efa_match::{ListLimits, MessageId, Pattern, PostId, Source, TagMatcher, Vacancy};
+use efa_proto::Tag;
 use slab::Slab;
 
 use crate::bounds::Unexpected;
 use crate::held::{Chain, Held};
+use crate::ids::PeerId;
 use crate::operations::Operations;
-use crate::peer::PeerId;
-use crate::taglist::Verdict;
+use crate::payload::Payload;
 
 /// A receive as it was posted.
 #[derive(Debug)]
@@ -59,15 +59,6 @@ pub(crate) struct Message {
     pub(crate) packets: Chain,
     /// Bytes of it that have not come, as far as its first packet tells.
     pub(crate) missing: u64,
-}
-
-/// A message of several packets whose first one has been seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Assembly {
-    /// It has a receive operation.
-    Receiving(OpId),
-    /// It is unexpected.
-    Unexpected(u32),
 }
 
 /// More receives than there is memory for; the matchers' places have 32 bits.
@@ -164,4 +155,31 @@ impl<B> Place<'_, B> {
 /// What a receive accepts.
 pub(crate) fn pattern(source: Option<PeerId>, tag: u64, ignore: u64) -> Pattern {
     Pattern { source: source.map(|peer| Source(peer.0)), tag, ignore }
+}
+
+/// What the device says of the packet in hand, until the message that it begins has asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Nothing, or somebody has asked.
+    #[default]
+    None,
+    /// It goes to this receive.
+    Receive(PostId),
+    /// It fits nothing in the list. The device has counted it, and so must we.
+    Unexpected,
+}
+
+/// A matcher for a queue pair's tagged messages.
+pub(crate) fn tagged_matcher<B>(
+    queue_pair: &mut impl QueuePair,
+    seed: u64,
+) -> TagMatcher<Waiting<B>, u32> {
+    let limits = queue_pair.tag_list().map(|list| list.limits());
+    let limits = limits.map(|list| ListLimits { max_tags: list.max_tags, max_ops: list.max_ops });
+    TagMatcher::new(limits, seed)
+}
+
+/// Whether a multi-receive buffer has too little room for another message.
+pub(crate) fn is_used_up<R>(buffer: &impl Payload<R>, least: u64) -> bool {
+    buffer.length() < least
 }

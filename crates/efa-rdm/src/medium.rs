@@ -16,10 +16,9 @@ use efa_proto::{MsgId, OpId, Rtm, RtmKind};
 
 use crate::completion::Level;
 use crate::event::DropReason;
-use crate::matching::Assembly;
-use crate::operations::Operations;
+use crate::ids::PeerId;
+use crate::operations::{Assembly, Operations};
 use crate::payload::Payload;
-use crate::peer::PeerId;
 use crate::shape::Shape;
 use crate::work::Advance;
 

@@ -16,19 +16,18 @@ use efa_proto::OpId;
 use hashbrown::HashMap;
 use slab::Slab;
 
+use crate::atomic::{AtomicKind, AtomicOp, Datatype};
 use crate::completion::Level;
 use crate::core::Core;
 use crate::coverage::Coverage;
 use crate::hash::Keyed;
-use crate::longread::Reading;
-use crate::matching::Assembly;
+use crate::ids::PeerId;
 use crate::memory::Memory;
 use crate::operation::{OF_RECEIVE, OperationTable};
-use crate::peer::PeerId;
 use crate::pool::Pool;
-use crate::rdma::{Remote, Transfer};
-use crate::rta::AtomicState;
+use crate::remote::Remote;
 use crate::select::Subprotocol;
+use crate::transfer::Transfer;
 use crate::work::Whole;
 
 /// Names an entry of [`Operations::remotes`].
@@ -395,4 +394,37 @@ impl<Q: QueuePair, B> Operations<Q, B> {
         self.coverages.trim();
         self.values.trim();
     }
+}
+
+/// How far the reading of a message is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// Nothing is to be read, or all has been.
+    #[default]
+    No,
+    /// The device is at it.
+    UnderWay(OpId),
+    /// It can't be read; the sender is told when the packets of the runt are here.
+    Refused,
+    /// The sender was told to send the message.
+    Nacked,
+}
+
+/// A message of several packets whose first one has been seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Assembly {
+    /// It has a receive operation.
+    Receiving(OpId),
+    /// It is unexpected.
+    Unexpected(u32),
+}
+
+/// What an atomic of this endpoint has beside its send.
+#[derive(Debug)]
+pub(crate) struct AtomicState<B> {
+    pub(crate) remote: Remote,
+    pub(crate) datatype: Datatype,
+    pub(crate) op: AtomicOp,
+    pub(crate) kind: AtomicKind,
+    pub(crate) fetched: Option<B>,
 }

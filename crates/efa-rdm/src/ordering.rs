@@ -16,11 +16,10 @@ use crate::core::Core;
 use crate::event::DropReason;
 use crate::held;
 use crate::held::Chain;
-use crate::matching::Matching;
+use crate::ids::PeerId;
+use crate::matching::{Matching, Verdict};
 use crate::payload::Payload;
-use crate::peer::PeerId;
 use crate::shape::Shape;
-use crate::taglist::Verdict;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     /// A request to send a message: in the order of message ids, unless its message has begun.

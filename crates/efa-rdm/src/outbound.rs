@@ -11,9 +11,10 @@ use efa_proto::{OpId, PacketType};
 
 use crate::completion::{Completion, OperationError};
 use crate::core::Core;
+use crate::ids::PeerId;
 use crate::operations::{Heard, Operations};
 use crate::payload::Payload;
-use crate::peer::{Active, PeerId, Standing};
+use crate::peer::{Active, Standing};
 use crate::rnr::Retry;
 use crate::transmit::{PostFailure, Unposted};
 use crate::work::{Advance, InFlight, Purpose, Work};

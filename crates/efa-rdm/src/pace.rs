@@ -12,13 +12,7 @@
 //! after all others were delivered finds none of them missing. It takes a pause now and then, until
 //! the peer's HANDSHAKE tells that it is no such receiver.
 
-use efa_device::QueuePair;
 use efa_handshake::Extras;
-
-use crate::core::Core;
-use crate::operations::Operations;
-use crate::payload::Payload;
-use crate::peer::PeerId;
 
 /// The message ids that one peer may be sent.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +22,7 @@ pub(crate) struct Pace {
     /// How many ids there are between two pauses; 0: no pauses.
     window: u32,
     /// Whether the peer is among those that wait for a pause.
-    waits: bool,
+    pub(crate) waits: bool,
 }
 
 impl Pace {
@@ -53,39 +47,8 @@ impl Pace {
     }
 
     /// Nothing is in flight to the peer.
-    fn paused(&mut self, next: u32) {
+    pub(crate) fn paused(&mut self, next: u32) {
         *self = Self::new(self.window, next);
-    }
-}
-
-impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Has a peer's messages go on when nothing is in flight to it.
-    #[cold]
-    pub(crate) fn await_pause(&mut self, peer: PeerId) {
-        let Some(active) = self.peers.active_mut(peer) else { return };
-        if !core::mem::replace(&mut active.pace.waits, true) {
-            self.statistics.pauses += 1;
-            self.schedule.pause(peer);
-        }
-    }
-}
-
-impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Goes on with the messages to peers that nothing is in flight to.
-    #[cold]
-    pub(crate) fn end_pauses(&mut self) {
-        for peer in self.core.schedule.take_pausing() {
-            let in_flight = self.core.transmit.records_mut().any(|record| record.peer == peer);
-            let Some(active) = self.core.peers.active_mut(peer) else { continue };
-            if in_flight || !active.backlog.is_empty() {
-                self.core.schedule.pause(peer);
-                continue;
-            }
-            active.pace.paused(active.next_msg_id);
-            // What it receives on may have become known meanwhile.
-            active.keep_from_going_at_once();
-            self.release_held(peer);
-        }
     }
 }
 

@@ -27,21 +27,10 @@ use crate::completion::Level;
 use crate::config::Config;
 use crate::hash::mix;
 use crate::held::Chain;
+use crate::ids::PeerId;
 use crate::pace::Pace;
 use crate::rnr::Backoff;
 use crate::work::{InFlight, Work};
-
-/// Names a peer of one endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PeerId(pub(crate) u32);
-
-impl PeerId {
-    /// Its number: peers are numbered from 0 in the order in which they became known.
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-}
 
 /// A peer: its address, and the peer that held the queue pair before it.
 #[derive(Debug)]

@@ -15,25 +15,16 @@ use efa_device::{QueuePair, Status};
 
 use crate::bounds::Excess;
 use crate::completion::OperationError;
-use crate::core::Core;
+use crate::core::{Core, EndedPeer};
 use crate::endpoint::Endpoint;
 use crate::event::Event;
 use crate::held::{Chain, Held};
-use crate::longread::Reading;
-use crate::matching::{Assembly, Matching};
+use crate::ids::PeerId;
+use crate::matching::Matching;
+use crate::operations::{Assembly, Reading};
 use crate::payload::Payload;
-use crate::peer::{Active, PeerId};
 use crate::shape::is_whole;
-use crate::work::{InFlight, Whole, Work};
-
-/// A peer that is gone, and what is left of it until it is settled.
-#[derive(Debug)]
-pub(crate) struct EndedPeer<P, B> {
-    peer: PeerId,
-    active: Active<P, B>,
-    /// What its operations fail with.
-    error: OperationError,
-}
+use crate::work::{Work, abandon};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Ends a peer, unless it is gone already: nothing is sent to it any more, and what it sends is
@@ -76,7 +67,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Settles the ends of peers: the only place where operations fail because of their peer.
     #[inline]
     pub(crate) fn settle(&mut self) {
-        if !self.matching.ops.core.ended.is_empty() {
+        if !self.core().ended.is_empty() {
             self.settle_ended();
         }
     }
@@ -84,7 +75,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[cold]
     #[inline(never)]
     fn settle_ended(&mut self) {
-        while let Some(ended) = self.matching.ops.core.ended.pop() {
+        while let Some(ended) = self.core_mut().ended.pop() {
             self.settle_peer(ended);
         }
     }
@@ -100,8 +91,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for id in self.matching.ops.sends.find(|send| send.peer == peer && !send.is_direct()) {
             self.matching.ops.fail_send(id, error);
         }
-        let packets =
-            self.matching.ops.core.transmit.records_mut().filter(|record| record.peer == peer);
+        let packets = self.core_mut().transmit.records_mut().filter(|record| record.peer == peer);
         for (peer, message) in abandon(packets) {
             self.matching.ops.message_ended(peer, message, Err(error));
         }
@@ -111,7 +101,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         for work in active.backlog.drain(..) {
             if let Work::Packet { packet, record } = work {
-                self.matching.ops.core.transmit.recycle(packet);
+                self.core_mut().transmit.recycle(packet);
                 if let Some(message) = record.purpose.message() {
                     self.matching.ops.message_ended(peer, message, Err(error));
                 }
@@ -161,11 +151,4 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         let freed = self.held.drop_chain(chain);
         self.had_unexpected(peer, freed);
     }
-}
-
-/// Takes the messages whose buffers are to be given back from their packets, which go on without.
-pub(crate) fn abandon<'a, B: 'a>(
-    packets: impl Iterator<Item = &'a mut InFlight<B>>,
-) -> Vec<(PeerId, Whole<B>)> {
-    packets.filter_map(|record| Some((record.peer, record.purpose.abandon()?))).collect()
 }

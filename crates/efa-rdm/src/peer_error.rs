@@ -34,10 +34,12 @@ use crate::completion::OperationError;
 use crate::core::Core;
 use crate::event::{DropReason, Event};
 use crate::held::Chain;
-use crate::matching::{Assembly, Matching};
-use crate::operations::{Heard, Operations, ReceiveRole};
+use crate::ids::PeerId;
+use crate::matching::Matching;
+use crate::operations::Reading;
+use crate::operations::{Assembly, Heard, Operations, ReceiveRole};
 use crate::payload::Payload;
-use crate::peer::{Active, PeerId};
+use crate::peer::Active;
 use crate::work::{Advance, InFlight, Purpose, Work};
 
 /// What `op_id` of a PEER_ERROR means.
@@ -188,7 +190,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let error = OperationError::GivenUp { code };
         let reading = self.receives.get(id).map(|receive| receive.reading);
         match reading {
-            Some(crate::longread::Reading::UnderWay(transfer)) => {
+            Some(Reading::UnderWay(transfer)) => {
                 self.fail_transfer(transfer, error);
             }
             _ => self.end_receive(id, Some(error)),

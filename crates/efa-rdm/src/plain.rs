@@ -15,9 +15,9 @@ use efa_proto::{OpId, PacketType, Tag};
 
 use crate::completion::{Level, OperationError, StartError};
 use crate::core::Core;
+use crate::ids::PeerId;
 use crate::operations::Operations;
 use crate::payload::Payload;
-use crate::peer::PeerId;
 use crate::work::{Advance, InFlight, Purpose, Whole};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {

@@ -11,12 +11,9 @@ use efa_device::{
 };
 
 use crate::completion::Completion;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, PROGRESS_BUDGET};
 use crate::event::Event;
 use crate::payload::Payload;
-
-/// Device completions that are handled at most before what is due besides has its turn.
-pub(crate) const PROGRESS_BUDGET: u32 = 512;
 
 /// What came of asking the device.
 enum Step<B> {
@@ -32,8 +29,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// the right one. Otherwise one of not long ago will do.
     #[must_use]
     pub fn is_timed(&self) -> bool {
-        self.matching.ops.core.schedule.next_backoff().is_some()
-            || self.matching.ops.core.transmit.device.next_event().is_some()
+        self.core().schedule.next_backoff().is_some()
+            || self.core().transmit.device.next_event().is_some()
             || self.next_user_event().is_some()
     }
 
@@ -49,94 +46,80 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// When [`progress`](Self::progress) should be called next although nothing was started.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Time> {
-        let backoff = self.matching.ops.core.schedule.next_backoff();
-        let device = self.matching.ops.core.transmit.device.next_event();
+        let backoff = self.core().schedule.next_backoff();
+        let device = self.core().transmit.device.next_event();
         let user = self.next_user_event();
         // The device doesn't tell when it has memory or room again, so it is asked now and then.
-        let again = self.matching.ops.core.now + self.matching.ops.core.config.backoff.first;
-        let at = if self.matching.ops.core.schedule.is_blocked() {
-            again
-        } else {
-            self.matching.ops.core.now
-        };
-        let send = self.matching.ops.core.schedule.has_ready().then_some(at);
+        let again = self.core().now + self.core().config.backoff.first;
+        let at = if self.core().schedule.is_blocked() { again } else { self.core().now };
+        let send = self.core().schedule.has_ready().then_some(at);
         let starves = self.in_place.as_ref().is_some_and(|in_place| in_place.starves());
         let refill = (self.inbound.posted() == 0 || starves).then_some(again);
         // Transfers that wait for memory, while none is under way whose end would give some back.
         let waiting = !self.matching.ops.waiting_transfers.is_empty();
-        let stuck = waiting && self.matching.ops.core.transmit.rdma_in_flight() == 0;
+        let stuck = waiting && self.core().transmit.rdma_in_flight() == 0;
         let memory = stuck.then_some(self.trim_at);
-        let pause = self.matching.ops.core.schedule.has_pausing().then_some(again);
+        let pause = self.core().schedule.has_pausing().then_some(again);
         [backoff, device, user, send, refill, memory, pause].into_iter().flatten().min()
     }
 
-    /// Moves everything on to `now`, which must not go back, until an operation ends, and tells how it
-    /// did: what the device finished is taken, what can be sent is sent. `None`: nothing ended, and
-    /// there is nothing to do for now, or a bounded amount of work was done.
+    /// Moves everything on to `now`, which must not go back, until an operation ends, and returns its
+    /// completion: what the device finished is handled, what can be sent is sent. `None`: nothing
+    /// ended, and there is nothing to do for now, or a bounded amount of work was done.
     #[inline]
     pub fn poll(&mut self, now: Time) -> Option<Completion<B>> {
-        // Most calls are told something by the device and nothing else, or find nothing.
-        if Q::IN_PLACE
-            || self.matching.ops.core.transmit.device.tag_list().is_some()
-            || self.matching.ops.core.schedule.is_due(now)
-        {
+        // Most calls find what the device finished and nothing else, or nothing.
+        if Q::IN_PLACE || self.device_mut().tag_list().is_some() || self.schedule().is_due(now) {
             return self.poll_due(now);
         }
-        self.matching.ops.core.now = now;
-        // Each way ends with a call that this one turns into, so that it has next to nothing to keep.
-        match self.matching.ops.core.transmit.device.poll(now) {
-            None if self.turn == PROGRESS_BUDGET => None,
-            None => {
-                self.end_turn();
-                None
-            }
+        self.core_mut().now = now;
+        // The two frequent events have calls of their own, which take what they need in registers.
+        match self.device_mut().poll(now) {
             Some(DeviceCompletion::Send { id, packet, result: Ok(()) }) => {
-                self.poll_after_sent(id, packet)
+                self.poll_delivered(id, packet)
             }
-            // The device tells the interface of strangers only; without it the call is one of registers.
             Some(DeviceCompletion::Receive {
                 packet,
                 length,
                 source: Source { address_handle: Some(handle), qpn, gid: None },
                 ..
-            }) => self.poll_after_arrival(packet, length, handle, qpn),
-            Some(completion) => self.poll_after(completion),
+            }) => self.poll_arrived(packet, length, handle, qpn),
+            Some(completion) => self.poll_completed(completion),
+            None => {
+                if self.turn < PROGRESS_BUDGET {
+                    self.end_turn();
+                }
+                None
+            }
         }
     }
 
-    /// Goes on from a packet that was delivered. Nothing is called on the way to the end of a message, so
-    /// that no registers have to be saved.
+    /// Ends a message of one packet that was delivered. Goes on if the packet was another.
     #[inline(never)]
-    fn poll_after_sent(&mut self, id: WorkId, packet: Q::Packet) -> Option<Completion<B>> {
+    fn poll_delivered(&mut self, id: WorkId, packet: Q::Packet) -> Option<Completion<B>> {
+        // Nothing is called on the way to the end of a message, so that no registers have to be saved.
+        if let Err(packet) = self.core_mut().transmit.recycle_at_once(packet) {
+            return self.poll_completed(DeviceCompletion::Send { id, packet, result: Ok(()) });
+        }
         self.takes_turn();
-        if let Err(packet) = self.matching.ops.core.transmit.recycle_at_once(packet) {
-            return self.poll_after_sent_otherwise(id, Some(packet));
-        }
-        match self.matching.ops.core.transmit.completed_message(id) {
+        match self.core_mut().transmit.completed_message(id) {
             Some((peer, message)) => self.matching.ops.message_end(peer, message, Ok(())),
-            None => self.poll_after_sent_otherwise(id, None),
+            None => self.poll_segment_delivered(id),
         }
     }
 
-    /// Goes on from a packet that was delivered and is no message, or whose buffer was not put back.
+    /// Goes on with the operation that a delivered packet was a part of.
     #[inline(never)]
-    fn poll_after_sent_otherwise(
-        &mut self,
-        id: WorkId,
-        packet: Option<Q::Packet>,
-    ) -> Option<Completion<B>> {
-        if let Some(packet) = packet {
-            self.matching.ops.core.transmit.recycle(packet);
-        }
+    fn poll_segment_delivered(&mut self, id: WorkId) -> Option<Completion<B>> {
         match self.matching.ops.packet_delivered(id) {
             None => self.poll_on(),
             ended => ended,
         }
     }
 
-    /// Goes on from a packet that arrived.
+    /// Handles a packet of a known sender. Goes on unless an operation ended by that.
     #[inline(never)]
-    fn poll_after_arrival(
+    fn poll_arrived(
         &mut self,
         packet: Q::Packet,
         length: usize,
@@ -151,9 +134,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Goes on from anything else that the device finished.
+    /// Handles anything that the device finished. Goes on unless an operation ended by that.
     #[inline(never)]
-    fn poll_after(&mut self, completion: DeviceCompletion<Q::Packet>) -> Option<Completion<B>> {
+    fn poll_completed(&mut self, completion: DeviceCompletion<Q::Packet>) -> Option<Completion<B>> {
         self.takes_turn();
         match self.handle(completion) {
             None => self.poll_on(),
@@ -161,20 +144,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Counts something that the device finished.
-    #[inline(always)]
-    fn takes_turn(&mut self) {
-        self.turn -= 1;
-        if self.turn == 0 {
-            self.matching.ops.core.schedule.at_once();
-        }
-    }
-
-    /// A call that something waits for, besides what the device may have to tell.
+    /// A call in which something is due besides what the device finished.
     #[inline(never)]
     fn poll_due(&mut self, now: Time) -> Option<Completion<B>> {
         self.begin(now);
-        if let Some(ended) = self.matching.ops.core.schedule.next_completion() {
+        if let Some(ended) = self.core_mut().schedule.next_completion() {
             return Some(ended);
         }
         // An application that takes one completion at a time, and always finds one, must not keep
@@ -183,24 +157,33 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.poll_on()
     }
 
-    /// Goes on until an operation has ended.
+    /// Goes on until an operation ends or nothing is left to do.
     #[inline(never)]
     fn poll_on(&mut self) -> Option<Completion<B>> {
         self.settle();
-        while !self.matching.ops.core.schedule.has_completions() && self.turn > 0 {
+        while !self.schedule().has_completions() && self.turn > 0 {
             match self.step() {
                 Step::Handled(None) => {}
                 Step::Handled(ended) => return ended,
                 Step::Idle => break,
             }
         }
-        if !self.matching.ops.core.schedule.has_completions() {
+        if !self.schedule().has_completions() {
             self.end_turn();
-        } else if self.matching.ops.core.schedule.has_ready() {
-            // A peer that waits for an answer needn't wait for the application's next call as well.
+        } else if self.schedule().has_ready() {
+            // A peer that waits for a response needn't wait for the application's next call as well.
             self.follow_up();
         }
         self.poll_completion()
+    }
+
+    /// Counts something that the device finished.
+    #[inline(always)]
+    fn takes_turn(&mut self) {
+        self.turn -= 1;
+        if self.turn == 0 {
+            self.core_mut().schedule.at_once();
+        }
     }
 
     /// Moves everything on to `now`, which must not go back, for a bounded amount of work. The
@@ -210,14 +193,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         while self.turn > 0
             && let Step::Handled(ended) = self.step()
         {
-            self.matching.ops.core.complete(ended);
+            self.core_mut().complete(ended);
         }
         self.end_turn();
     }
 
     /// Begins a call.
     fn begin(&mut self, now: Time) {
-        self.matching.ops.core.now = now;
+        self.core_mut().now = now;
         if Q::IN_PLACE {
             self.poll_user_queue(now, PROGRESS_BUDGET as usize);
             self.settle();
@@ -229,18 +212,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Handles one thing that the device finished.
     fn step(&mut self) -> Step<B> {
-        let Some(completion) =
-            self.matching.ops.core.transmit.device.poll(self.matching.ops.core.now)
-        else {
-            return Step::Idle;
-        };
+        let core = self.core_mut();
+        let Some(completion) = core.transmit.device.poll(core.now) else { return Step::Idle };
         self.takes_turn();
         let ended = self.handle(completion);
         self.settle();
         Step::Handled(ended)
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn handle(&mut self, completion: DeviceCompletion<Q::Packet>) -> Option<Completion<B>> {
         match completion {
             DeviceCompletion::Receive { packet, length, source, .. } if Q::IN_PLACE => {
@@ -248,7 +228,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 None
             }
             DeviceCompletion::Receive { packet, length, source, .. }
-                if self.matching.ops.core.transmit.device.tag_list().is_some() =>
+                if self.device_mut().tag_list().is_some() =>
             {
                 self.packet_matched_by_device(packet, length, source);
                 None
@@ -264,7 +244,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 None
             }
             DeviceCompletion::Written { immediate, length, source, packet } => {
-                self.matching.ops.core.written_by_device(source, immediate, length);
+                self.core_mut().written_by_device(source, immediate, length);
                 if let Some(packet) = packet {
                     self.consumed(packet);
                 }
@@ -286,7 +266,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub(crate) fn handed_over(&mut self) {
         self.inbound.handed_over();
         if self.inbound.runs_low() {
-            self.matching.ops.core.schedule.at_once();
+            self.core_mut().schedule.at_once();
         }
     }
 
@@ -300,7 +280,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.inbound.drained();
             }
         }
-        if self.matching.ops.core.schedule.is_due(self.matching.ops.core.now) {
+        if self.core().schedule.is_due(self.core().now) {
             self.follow_up();
         }
     }
@@ -317,52 +297,49 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.matching.void_verdict();
             self.matching.post_tag_commands();
         }
-        while let Some(peer) =
-            self.matching.ops.core.schedule.end_backoff(self.matching.ops.core.now)
-        {
-            let core = &mut self.matching.ops.core;
+        let core = self.core_mut();
+        while let Some(peer) = core.schedule.end_backoff(core.now) {
             if let Some(active) = core.peers.active_mut(peer)
                 && active.backoff.expired(core.now)
             {
                 core.schedule.serve_if_due(peer, active);
             }
         }
-        if self.matching.ops.core.now >= self.trim_at {
+        if self.core().now >= self.trim_at {
             self.trim();
         }
-        if self.matching.ops.core.schedule.has_pausing() {
+        if self.core().schedule.has_pausing() {
             self.matching.ops.end_pauses();
         }
-        if self.matching.ops.core.schedule.has_ready() {
-            self.matching.ops.core.transmit.device.hold();
+        if self.core().schedule.has_ready() {
+            self.core_mut().transmit.device.hold();
             self.serve();
-            self.matching.ops.core.transmit.device.release();
+            self.core_mut().transmit.device.release();
         }
-        self.matching.ops.core.schedule.settle(self.trim_at);
+        let trim_at = self.trim_at;
+        self.core_mut().schedule.settle(trim_at);
         // A device with a list of tags is asked in each call, and one that lacked memory as well.
         if self.matching.has_tag_list || self.inbound.runs_low() {
-            self.matching.ops.core.schedule.at_once();
+            self.core_mut().schedule.at_once();
         }
     }
 
     pub(crate) fn refill(&mut self) {
-        if !self.matching.holds_back()
-            && let Err(error) = self
-                .inbound
-                .refill(&mut self.matching.ops.core.transmit.device, self.matching.ops.core.now)
-        {
-            self.matching.ops.core.events.push(Event::DeviceRefused(error));
+        let may_refill = !self.matching.holds_back();
+        let core = &mut self.matching.ops.core;
+        if may_refill && let Err(error) = self.inbound.refill(&mut core.transmit.device, core.now) {
+            core.events.push(Event::DeviceRefused(error));
         }
         if self.inbound.runs_low() {
-            self.matching.ops.core.schedule.at_once();
+            core.schedule.at_once();
         }
     }
 
     fn trim(&mut self) {
-        self.trim_at = self.matching.ops.core.now + self.matching.ops.core.config.trim_interval;
+        self.trim_at = self.core().now + self.core().config.trim_interval;
         self.matching.ops.resume_transfers();
         self.inbound.trim();
-        self.matching.ops.core.transmit.trim();
+        self.core_mut().transmit.trim();
         self.matching.ops.trim();
         self.matching.held.trim();
         if let Some(in_place) = self.in_place.as_deref_mut() {

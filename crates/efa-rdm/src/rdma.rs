@@ -13,8 +13,8 @@
 //! message or the peer meanwhile: until then the device may write to the buffer. Only
 //! [`cancel_all`](Endpoint::cancel_all) doesn't wait.
 
-use efa_device::{QueuePair, Region, RegionRange, RemoteMemory, Status, WorkId};
-use efa_proto::{MAX_IOV, OpId, RmaIov};
+use efa_device::{QueuePair, Region, RegionRange, Status, WorkId};
+use efa_proto::OpId;
 
 use crate::completion::OperationError;
 use crate::core::Core;
@@ -22,117 +22,9 @@ use crate::event::Event;
 use crate::memory::Memory;
 use crate::operations::Operations;
 use crate::payload::Payload;
-use crate::peer::PeerId;
+use crate::transfer::{Owner, Transfer};
 use crate::transmit::{PostFailure, RdmaFlight};
 use crate::work::{Advance, Work};
-
-/// Memory of a peer in pieces, one behind the other.
-#[derive(Clone, Copy, Debug)]
-pub struct Remote {
-    pieces: [RmaIov; MAX_IOV],
-    count: u8,
-}
-
-impl From<RmaIov> for Remote {
-    fn from(piece: RmaIov) -> Self {
-        Self::named(&[piece])
-    }
-}
-
-/// More pieces of remote memory than a packet can name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{count} pieces of remote memory, at most {MAX_IOV} can be named")]
-pub struct TooManyPieces {
-    /// How many were given.
-    pub count: usize,
-}
-
-impl Remote {
-    /// Pieces of memory by address, length and key.
-    ///
-    /// # Errors
-    /// There are more than four.
-    pub fn new(pieces: &[RmaIov]) -> Result<Self, TooManyPieces> {
-        let count = pieces.len();
-        if count > MAX_IOV { Err(TooManyPieces { count }) } else { Ok(Self::named(pieces)) }
-    }
-
-    /// The memory that a packet names. Packets name at most [`MAX_IOV`] pieces.
-    pub(crate) fn named(iov: &[RmaIov]) -> Self {
-        let mut pieces = [RmaIov::new(0, 0, 0); MAX_IOV];
-        let count = iov.len().min(MAX_IOV);
-        pieces[..count].copy_from_slice(&iov[..count]);
-        Self { pieces, count: count as u8 }
-    }
-
-    /// The pieces.
-    #[must_use]
-    pub fn pieces(&self) -> &[RmaIov] {
-        &self.pieces[..usize::from(self.count)]
-    }
-
-    /// Whether the device can reach it: keys beyond 32 bits are software's.
-    pub(crate) fn is_of_device(&self) -> bool {
-        self.pieces().iter().all(|piece| u32::try_from(piece.key()).is_ok())
-    }
-
-    /// Where byte `offset` lies, and how many follow in the same piece.
-    fn at(&self, mut offset: u64) -> Option<(RemoteMemory, u64)> {
-        for piece in self.pieces() {
-            if offset < piece.len() {
-                let address = piece.addr().wrapping_add(offset);
-                let key = u32::try_from(piece.key()).ok()?;
-                return Some((RemoteMemory { address, key }, piece.len() - offset));
-            }
-            offset -= piece.len();
-        }
-        None
-    }
-}
-
-/// Length of all pieces, unless that is absurd.
-pub(crate) fn total(iov: &[RmaIov]) -> Option<u64> {
-    iov.iter().try_fold(0_u64, |sum, piece| sum.checked_add(piece.len()))
-}
-
-/// Whose transfer it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
-    /// A receive, whose memory is filled.
-    Receive(OpId),
-    /// A write, whose memory goes out, with immediate data if it is one device operation.
-    Write { send: OpId, immediate: Option<u32> },
-}
-
-/// RDMA operations between the memory of an operation and a peer's.
-#[derive(Debug)]
-pub(crate) struct Transfer {
-    pub(crate) peer: PeerId,
-    pub(crate) owner: Owner,
-    remote: Remote,
-    /// Where the part that is moved begins.
-    start: u64,
-    /// The next byte to ask for.
-    next: u64,
-    /// The end of what is to be moved.
-    end: u64,
-    /// Operations that the device has.
-    outstanding: u32,
-    /// The receiver of immediate data was not ready before.
-    retried: bool,
-    failed: Option<OperationError>,
-}
-
-impl Transfer {
-    pub(crate) fn new(peer: PeerId, owner: Owner, remote: Remote, start: u64, end: u64) -> Self {
-        let (next, outstanding) = (start, 0);
-        Self { peer, owner, remote, start, next, end, outstanding, retried: false, failed: None }
-    }
-
-    fn is_over(&self) -> bool {
-        self.outstanding == 0 && (self.next == self.end || self.failed.is_some())
-    }
-}
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Begins a transfer; it may be over at once.

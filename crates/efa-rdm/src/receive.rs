@@ -9,15 +9,17 @@ use efa_device::QueuePair;
 use efa_match::{Cancelled, Handled, Match, PostId, Source as MatchSource};
 use efa_proto::{EagerConnid, Header, Rtm, RtmKind, Tag};
 
+use crate::bounds::Excess;
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
-use crate::event::DropReason;
-use crate::matching::{Assembly, Matching, Message, Posted, Target, Waiting};
+use crate::event::{DropReason, Event};
+use crate::held;
+use crate::ids::PeerId;
+use crate::matching::{Matching, Message, Posted, Target, Verdict, Waiting, is_used_up};
 use crate::memory::Memory;
-use crate::operations::{Operations, Receive, ReceiveRole};
+use crate::operations::{Assembly, Operations, Receive, ReceiveRole};
 use crate::payload::Payload;
-use crate::peer::PeerId;
 use crate::shape::{Shape, shape_of};
-use crate::taglist::{Verdict, Word};
+use crate::taglist::Word;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// The message that a segment belongs to, if it has begun.
@@ -254,15 +256,52 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         });
         self.had_unexpected(peer, cost);
     }
+
+    /// Whether senders have to wait until unexpected messages are received.
+    #[inline]
+    pub(crate) fn holds_back(&mut self) -> bool {
+        let over = self.unexpected.bytes > self.ops.core.config.bounds.unexpected;
+        if over != self.unexpected.holding_back {
+            self.hold_back(over);
+        }
+        over
+    }
+
+    #[cold]
+    pub(crate) fn hold_back(&mut self, begins: bool) {
+        self.unexpected.holding_back = begins;
+        if begins {
+            self.ops.core.statistics.held_back += 1;
+            let (bytes, limit) = (self.unexpected.bytes, self.ops.core.config.bounds.unexpected);
+            let most = self.ops.core.peers.with_most_unexpected();
+            self.ops.core.events.push(Event::HoldingBack { bytes, limit, most });
+        }
+    }
+
+    /// A packet of an unexpected message is kept.
+    pub(crate) fn keeps_unexpected(&mut self, peer: PeerId, packet: &[u8]) {
+        let limit = self.ops.core.config.bounds.unexpected_per_peer;
+        let cost = held::cost(packet.len());
+        self.unexpected.bytes += cost;
+        let Some(active) = self.ops.core.peers.active_mut(peer) else { return };
+        active.unexpected += cost;
+        let bytes = active.unexpected;
+        if bytes > limit {
+            self.ops.core.exclude(peer, Excess::Unexpected { bytes, limit });
+        }
+    }
+
+    /// Packets of an unexpected message were received or forgotten.
+    pub(crate) fn had_unexpected(&mut self, peer: PeerId, bytes: usize) {
+        self.unexpected.bytes -= bytes;
+        if let Some(active) = self.ops.core.peers.active_mut(peer) {
+            active.unexpected -= bytes;
+        }
+    }
 }
 
 /// A message's part of a multi-receive buffer.
 fn part_of<R, B: Payload<R>>(buffer: &mut B, context: u64, length: u64) -> Target<B> {
     let length = length.min(buffer.length());
     Target { context, buffer: buffer.split_to(length), tagged: false }
-}
-
-/// Whether a multi-receive buffer has too little room for another message.
-pub(crate) fn is_used_up<R>(buffer: &impl Payload<R>, least: u64) -> bool {
-    buffer.length() < least
 }

@@ -28,17 +28,17 @@ use crate::completion::{Level, OperationError, Refused, StartError};
 use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
-use crate::longread::Reading;
+use crate::ids::PeerId;
 use crate::memory::{Exposed, Memory, RemoteUse};
-use crate::operations::{Operations, Receive, ReceiveRole, RemoteId, Send, SendRole};
+use crate::operations::{Operations, Reading, Receive, ReceiveRole, RemoteId, Send, SendRole};
 use crate::payload::Payload;
-use crate::peer::PeerId;
-use crate::rdma;
-use crate::rdma::{Owner, Remote, Transfer};
+use crate::remote;
+use crate::remote::Remote;
 use crate::segment::Segment;
 use crate::select;
 use crate::select::{Circumstances, Operation, Subprotocol};
 use crate::shape::Shape;
+use crate::transfer::{Owner, Transfer};
 use crate::work::{Advance, InFlight, Work};
 
 /// A write to memory of a peer.
@@ -85,9 +85,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Write { peer, remote, buffer, cq_data, level, context } = write;
         let length = buffer.length();
         let started = self
-            .matching
-            .ops
-            .core
+            .core()
             .check_remote(peer, &remote, length)
             .and_then(|()| self.matching.ops.check_new_send());
         if let Err(error) = started {
@@ -97,7 +95,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let mut send = Send::new(peer, role, Memory::Buffer(buffer), length, context);
         (send.cq_data, send.level) = (cq_data, level);
         let id = self.matching.ops.add_send(send);
-        self.matching.ops.core.when_known(peer, Work::Send(id));
+        self.core_mut().when_known(peer, Work::Send(id));
         Ok(())
     }
 
@@ -109,9 +107,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Read { peer, remote, buffer, context } = read;
         let length = buffer.length();
         let started = self
-            .matching
-            .ops
-            .core
+            .core()
             .check_remote(peer, &remote, length)
             .and_then(|()| self.matching.check_reads());
         let started = started.and_then(|()| self.matching.ops.receives.check());
@@ -126,7 +122,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if length == 0 {
             self.matching.ops.end_receive(id, None);
         } else {
-            self.matching.ops.core.when_known(peer, Work::Read(id));
+            self.core_mut().when_known(peer, Work::Read(id));
         }
         Ok(())
     }
@@ -140,7 +136,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         buffer: u64,
     ) -> Result<(), StartError> {
         self.check_peer(peer)?;
-        let remote = rdma::total(remote.pieces()).unwrap_or(u64::MAX);
+        let remote = remote::total(remote.pieces()).unwrap_or(u64::MAX);
         if remote == buffer { Ok(()) } else { Err(StartError::LengthsDiffer { buffer, remote }) }
     }
 
@@ -341,14 +337,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 shape.subprotocol = Subprotocol::LongRead;
                 (shape.length, shape.send_id) = (msg_length, send_id);
                 read_iov = iov;
-                bytes == 0 && rdma::total(iov) == Some(msg_length)
+                bytes == 0 && remote::total(iov) == Some(msg_length)
             }
             _ => {
                 let reason = DropReason::Unsupported(rtw.packet_type());
                 return self.core.drop_packet(Some(peer), reason);
             }
         };
-        if !carries || rdma::total(rtw.rma_iov) != Some(shape.length) {
+        if !carries || remote::total(rtw.rma_iov) != Some(shape.length) {
             return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         let Some(memory) = self.core.exposed(peer, rtw.rma_iov, RemoteUse::Write) else { return };
@@ -444,7 +440,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             RtrKind::LongCts => rtr.recv_length > 0,
             _ => false,
         };
-        if !sensible || rdma::total(rtr.rma_iov) != Some(rtr.msg_length) {
+        if !sensible || remote::total(rtr.rma_iov) != Some(rtr.msg_length) {
             return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         let Some(memory) = self.core.exposed(peer, rtr.rma_iov, RemoteUse::Read) else { return };

@@ -24,12 +24,12 @@ use crate::atomic::{AtomicKind, AtomicOp, Datatype, apply};
 use crate::completion::{Level, StartError};
 use crate::endpoint::Endpoint;
 use crate::event::DropReason;
+use crate::ids::PeerId;
 use crate::memory::{Memory, RemoteUse};
-use crate::operations::{Operations, Send, SendRole};
+use crate::operations::{AtomicState, Operations, Send, SendRole};
 use crate::payload::Payload;
-use crate::peer::PeerId;
-use crate::rdma;
-use crate::rdma::Remote;
+use crate::remote;
+use crate::remote::Remote;
 use crate::select::Subprotocol;
 use crate::work::{Advance, Work};
 
@@ -136,16 +136,6 @@ pub struct AtomicRefused<B> {
     pub operands: Operands<B>,
 }
 
-/// What an atomic of this endpoint has beside its send.
-#[derive(Debug)]
-pub(crate) struct AtomicState<B> {
-    pub(crate) remote: Remote,
-    datatype: Datatype,
-    op: AtomicOp,
-    kind: AtomicKind,
-    pub(crate) fetched: Option<B>,
-}
-
 /// The largest header of an atomic: 24 bytes, four pieces of memory, and a raw
 /// address.
 const MAX_RTA_HEADER: usize = 24 + 4 * 24 + 40;
@@ -185,7 +175,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Most bytes of the target of an atomic.
     #[must_use]
     pub fn atomic_limit(&self, kind: AtomicKind) -> usize {
-        let room = self.matching.ops.core.transmit.mtu() - MAX_RTA_HEADER;
+        let room = self.core().transmit.mtu() - MAX_RTA_HEADER;
         if kind == AtomicKind::Compare { room / 2 } else { room }
     }
 
@@ -197,11 +187,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if !kind.allows(*op, *datatype) || !one_piece {
             return Err(StartError::NoSuchAtomic { kind, op: *op, datatype: *datatype });
         }
-        let length = rdma::total(remote.pieces()).unwrap_or(u64::MAX);
+        let length = remote::total(remote.pieces()).unwrap_or(u64::MAX);
         for (place, buffer) in operands.all().enumerate() {
             let unused = place == 0 && *op == AtomicOp::Read && buffer.length() == 0;
             if !unused {
-                self.matching.ops.core.check_remote(*peer, remote, buffer.length())?;
+                self.core().check_remote(*peer, remote, buffer.length())?;
             }
         }
         let size = datatype.size();
@@ -341,7 +331,7 @@ impl<'a> Asked<'a> {
         };
         let size = datatype.size() as u64;
         let of_elements = rta.rma_iov.iter().all(|piece| piece.len().is_multiple_of(size));
-        let length = usize::try_from(rdma::total(rta.rma_iov)?).ok()?;
+        let length = usize::try_from(remote::total(rta.rma_iov)?).ok()?;
         let answered = kind == AtomicKind::Write || length <= mtu - ATOMRSP_HEADER;
         if !kind.allows(op, datatype) || !of_elements || !answered {
             return None;

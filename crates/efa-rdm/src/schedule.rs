@@ -14,7 +14,8 @@ use std::collections::{BinaryHeap, VecDeque};
 use efa_device::Time;
 
 use crate::completion::Completion;
-use crate::peer::{Active, PeerId};
+use crate::ids::PeerId;
+use crate::peer::Active;
 
 /// What waits. Nothing can be added that [`is_due`](Self::is_due) doesn't tell of.
 #[derive(Debug)]

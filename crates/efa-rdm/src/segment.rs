@@ -10,11 +10,10 @@ use efa_proto::{EmitError, OpId, PacketType};
 use crate::core::Core;
 use crate::coverage::Covered;
 use crate::event::DropReason;
-use crate::longread::Reading;
+use crate::ids::PeerId;
 use crate::memory::Memory;
-use crate::operations::{Operations, Receive, Send};
+use crate::operations::{Operations, Reading, Receive, Send};
 use crate::payload::Payload;
-use crate::peer::PeerId;
 use crate::transmit::{PostFailure, Unposted};
 use crate::work::{Advance, InFlight, Purpose, Work};
 

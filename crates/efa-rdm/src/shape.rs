@@ -4,7 +4,7 @@ use efa_proto::{Header, OpId, Packet, RmaIov, Rtm, RtmKind};
 
 use crate::coverage::Coverage;
 use crate::event::DropReason;
-use crate::rdma;
+use crate::remote;
 use crate::select::Subprotocol;
 
 /// What a request says about its message, checked.
@@ -43,7 +43,7 @@ impl Shape {
     pub(crate) fn of(rtm: &Rtm<'_>, payload: &[u8]) -> Result<Self, DropReason> {
         let bytes = payload.len() as u64;
         let mut shape = Self::eager(bytes);
-        let readable = |iov: &[RmaIov], length| rdma::total(iov) == Some(length);
+        let readable = |iov: &[RmaIov], length| remote::total(iov) == Some(length);
         let carries = match rtm.kind {
             RtmKind::Eager => true,
             RtmKind::DcEager { send_id } => {

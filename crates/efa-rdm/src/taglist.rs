@@ -10,7 +10,7 @@
 //! ```
 
 use efa_device::{QueuePair, Source, TagChange, TagCommand, TagList, TagReport};
-use efa_match::{Change, Command, ListLimits, Outcome, PostId, TagMatcher};
+use efa_match::{Change, Command, Outcome, PostId};
 use efa_proto::{Header, Packet, Rtm};
 
 use crate::completion::OperationError;
@@ -18,22 +18,10 @@ use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::event::Event;
 use crate::held::Chain;
-use crate::matching::{Matching, Waiting};
+use crate::ids::PeerId;
+use crate::matching::{Matching, Verdict, Waiting};
 use crate::payload::Payload;
-use crate::peer::PeerId;
 use crate::shape::Shape;
-
-/// What the device says of the packet in hand, until the message that it begins has asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Nothing, or somebody has asked.
-    #[default]
-    None,
-    /// It goes to this receive.
-    Receive(PostId),
-    /// It fits nothing in the list. The device has counted it, and so must we.
-    Unexpected,
-}
 
 /// The tag of a datagram that begins a tagged message: what a device with a list of tags
 /// ([`TagList`]) is to look for. A segment that goes on with a message has none.
@@ -44,16 +32,6 @@ pub fn leading_tag(bytes: &[u8]) -> Option<u64> {
     };
     let shape = Shape::of(&rtm, payload).ok()?;
     rtm.tag.filter(|_| shape.offset == 0 && !shape.read_nack)
-}
-
-/// A matcher for a queue pair's tagged messages.
-pub(crate) fn tagged_matcher<B>(
-    queue_pair: &mut impl QueuePair,
-    seed: u64,
-) -> TagMatcher<Waiting<B>, u32> {
-    let limits = queue_pair.tag_list().map(|list| list.limits());
-    let limits = limits.map(|list| ListLimits { max_tags: list.max_tags, max_ops: list.max_ops });
-    TagMatcher::new(limits, seed)
 }
 
 /// What follows from the device's word on a message.
@@ -97,7 +75,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ) {
         self.matching.take_tag_reports();
         let ended = self.packet_arrived(packet, length, source);
-        self.matching.ops.core.complete(ended);
+        self.core_mut().complete(ended);
         self.matching.void_verdict();
     }
 }

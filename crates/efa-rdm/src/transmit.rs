@@ -7,7 +7,7 @@ use efa_device::{
 use efa_proto::OpId;
 use slab::Slab;
 
-use crate::peer::PeerId;
+use crate::ids::PeerId;
 use crate::pool::Pool;
 use crate::table::Table;
 use crate::work::{InFlight, Purpose, Whole};

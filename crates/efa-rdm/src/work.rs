@@ -6,7 +6,7 @@
 
 use efa_proto::{OpId, PacketType};
 
-use crate::peer::PeerId;
+use crate::ids::PeerId;
 
 /// A message that is all in one packet. What its completion is to tell stays with the packet: there
 /// is no operation.
@@ -132,4 +132,11 @@ impl<B> InFlight<B> {
     pub(crate) fn control(peer: PeerId, packet_type: PacketType, length: u32) -> Self {
         Self { peer, purpose: Purpose::Control, packet_type, length, retransmitted: false }
     }
+}
+
+/// Takes the messages whose buffers are to be given back from their packets, which go on without.
+pub(crate) fn abandon<'a, B: 'a>(
+    packets: impl Iterator<Item = &'a mut InFlight<B>>,
+) -> Vec<(PeerId, Whole<B>)> {
+    packets.filter_map(|record| Some((record.peer, record.purpose.abandon()?))).collect()
 }

@@ -1,0 +1,288 @@
+//! The path of a completion: how each kind of operation ends, up to the queue that the application polls.
+//!
+//! ```text
+//!   send ────────────► end_send ───────┐
+//!   receive, read ───► end_receive ────┤
+//!   one packet ──────► message_end ────┼─► complete ─► the queue ─► poll, poll_completion
+//!   peer's write ────► written ────────┘
+//! ```
+
+use efa_device::{QueuePair, Source};
+use efa_proto::OpId;
+
+use crate::completion::{
+    AtomicCompletion, Completion, OperationError, ReceiveCompletion, RemoteWrite, RmaCompletion,
+    RmaKind, SendCompletion,
+};
+use crate::core::Core;
+use crate::event::Event;
+use crate::ids::PeerId;
+use crate::matching::{Matching, Waiting};
+use crate::memory::Memory;
+use crate::operations::{Operations, Receive, ReceiveRole, Send, SendRole};
+use crate::payload::Payload;
+use crate::remote;
+use crate::select::Subprotocol;
+use crate::work::{Whole, Work};
+
+/// The completion of a receive whose message came in one packet, and fits.
+#[inline(always)]
+pub(crate) fn eager_received<B>(
+    context: u64,
+    peer: PeerId,
+    tag: Option<u64>,
+    length: u64,
+    buffer: B,
+) -> Completion<B> {
+    Completion::Receive(ReceiveCompletion {
+        context,
+        peer: Some(peer),
+        tagged: tag.is_some(),
+        tag: tag.unwrap_or(0),
+        length,
+        cq_data: None,
+        subprotocol: Some(Subprotocol::Eager),
+        buffer,
+        result: Ok(()),
+    })
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+    pub(crate) fn end_send_if_done(&mut self, id: OpId) {
+        let Some(send) = self.sends.get(id) else { return };
+        if let Some(status) = send.given_up {
+            self.give_up_if_drained(id, status);
+        } else if send.is_done() {
+            self.end_send(id, Ok(()));
+        }
+    }
+
+    pub(crate) fn fail_send(&mut self, id: OpId, error: OperationError) {
+        self.end_send(id, Err(error));
+    }
+
+    pub(crate) fn end_send(&mut self, id: OpId, result: Result<(), OperationError>) {
+        let Some(mut send) = self.take_send(id) else { return };
+        send.memory.deregister();
+        tracing::trace!(peer = send.peer.0, ?send.role, send.msg_id, ?result, "send ended");
+        let Send { context, peer, tag, length, subprotocol, .. } = send;
+        match (send.role, send.memory) {
+            (SendRole::Message, Memory::Buffer(buffer)) => {
+                self.core.schedule.complete(Completion::Send(SendCompletion {
+                    context,
+                    peer,
+                    tag,
+                    length,
+                    subprotocol,
+                    buffer: Some(buffer),
+                    result,
+                }));
+            }
+            (SendRole::Write { .. }, Memory::Buffer(buffer)) => {
+                let kind = RmaKind::Write;
+                self.core.rma_ended(RmaCompletion {
+                    kind,
+                    context,
+                    peer,
+                    length,
+                    subprotocol,
+                    buffer,
+                    result,
+                });
+            }
+            (SendRole::Atomic { atomic, .. }, memory) => {
+                self.atomic_ended((context, peer), atomic, memory, result);
+            }
+            (SendRole::AtomicResponse, Memory::Values(values)) => {
+                self.recycle_values(values);
+                self.core.request_ended(peer);
+            }
+            (SendRole::ReadResponse, _) => {
+                self.core.statistics.remote_reads += u64::from(result.is_ok());
+                self.core.request_ended(peer);
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends a receive operation.
+    pub(crate) fn end_receive(&mut self, id: OpId, error: Option<OperationError>) {
+        let Some(mut receive) = self.take_receive(id) else { return };
+        receive.memory.deregister();
+        if receive.is_assembled() {
+            self.assembling.remove(&(receive.peer.0, receive.msg_id));
+        }
+        if receive.receipt && error.is_none() {
+            let (send_id, msg_id) = (receive.send_id, receive.msg_id);
+            self.core.owe(receive.peer, Work::Receipt { send_id, msg_id });
+        }
+        let capacity = receive.memory.length();
+        let written = receive.coverage.prefix().min(capacity);
+        let Receive { role, context, peer, length, cq_data, subprotocol, .. } = receive;
+        self.recycle_coverage(receive.coverage);
+        match (role, receive.memory) {
+            (ReceiveRole::Message, Memory::Buffer(buffer)) => {
+                let truncated = OperationError::Truncated { length, capacity };
+                let error = error.or((length > capacity).then_some(truncated));
+                self.core.received(ReceiveCompletion {
+                    context,
+                    peer: Some(peer),
+                    tagged: receive.tagged,
+                    tag: receive.tag,
+                    length: written,
+                    cq_data,
+                    subprotocol,
+                    buffer,
+                    result: error.map_or(Ok(()), Err),
+                });
+            }
+            (ReceiveRole::Read { .. }, Memory::Buffer(buffer)) => {
+                self.core.rma_ended(RmaCompletion {
+                    kind: RmaKind::Read,
+                    context,
+                    peer,
+                    length: written,
+                    subprotocol,
+                    buffer,
+                    result: error.map_or(Ok(()), Err),
+                });
+            }
+            (ReceiveRole::Written, _) => {
+                self.core.request_ended(peer);
+                self.core.written(peer, length, cq_data, error);
+            }
+            _ => {}
+        }
+    }
+
+    /// A message of one packet has ended, besides what the device just told.
+    pub(crate) fn message_ended(
+        &mut self,
+        peer: PeerId,
+        message: Whole<B>,
+        result: Result<(), OperationError>,
+    ) {
+        let completion = self.message_end(peer, message, result);
+        self.core.complete(completion);
+    }
+
+    /// The end of a message of one packet. Of an injected one, only a failure is told.
+    #[inline(always)]
+    pub(crate) fn message_end(
+        &mut self,
+        peer: PeerId,
+        message: Whole<B>,
+        result: Result<(), OperationError>,
+    ) -> Option<Completion<B>> {
+        let Whole { tag, context, length, buffer } = message;
+        if buffer.is_some() {
+            self.whole -= 1;
+        } else if result.is_ok() {
+            self.core.statistics.injected += 1;
+            return None;
+        }
+        Some(Completion::Send(SendCompletion {
+            context,
+            peer,
+            tag,
+            length: u64::from(length),
+            subprotocol: Some(Subprotocol::Eager),
+            buffer,
+            result,
+        }))
+    }
+
+    /// Tells the application of an atomic that ended.
+    pub(crate) fn atomic_ended(
+        &mut self,
+        (context, peer): (u64, PeerId),
+        atomic: u32,
+        memory: Memory<B, Q::Region>,
+        result: Result<(), OperationError>,
+    ) {
+        let Some(state) = self.atomics.try_remove(atomic as usize) else { return };
+        let (operand, comparand) = match memory {
+            Memory::Buffer(operand) => (operand, None),
+            Memory::Buffers(both) => (both.0, Some(both.1)),
+            Memory::Exposed(_) | Memory::Values(_) => return,
+        };
+        self.core.schedule.complete(Completion::Atomic(Box::new(AtomicCompletion {
+            context,
+            peer,
+            length: remote::total(state.remote.pieces()).unwrap_or(0),
+            operand,
+            comparand,
+            fetched: state.fetched,
+            result,
+        })));
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Hands a finished receive to the application.
+    pub(crate) fn received(&mut self, completion: ReceiveCompletion<B>) {
+        let (tag, length, result) = (completion.tag, completion.length, completion.result);
+        tracing::trace!(tag, length, ?result, "receive ended");
+        self.statistics.delivered_bytes += completion.length;
+        self.schedule.complete(Completion::Receive(completion));
+    }
+
+    /// Tells the application of a write or read that ended.
+    pub(crate) fn rma_ended(&mut self, completion: RmaCompletion<B>) {
+        if completion.kind == RmaKind::Read {
+            self.statistics.delivered_bytes += completion.length;
+        }
+        self.schedule.complete(Completion::Rma(completion));
+    }
+
+    /// A peer's write that is all there, or can't be finished.
+    pub(crate) fn written(
+        &mut self,
+        peer: PeerId,
+        length: u64,
+        cq_data: Option<u64>,
+        error: Option<OperationError>,
+    ) {
+        if let Some(error) = error {
+            return self.events.push(Event::WriteFailed { peer, error });
+        }
+        self.statistics.remote_writes += 1;
+        if let Some(cq_data) = cq_data {
+            let peer = Some(peer);
+            self.schedule.complete(Completion::RemoteWrite(RemoteWrite { peer, cq_data, length }));
+        }
+    }
+
+    /// A peer's device wrote to memory of this side and sent data along.
+    pub(crate) fn written_by_device(&mut self, source: Source, data: u32, length: u64) {
+        let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
+        self.statistics.remote_writes += 1;
+        let (cq_data, written) = (u64::from(data), Completion::RemoteWrite);
+        self.schedule.complete(written(RemoteWrite { peer, cq_data, length }));
+    }
+
+    /// Keeps the completion of an operation, if one ended.
+    pub(crate) fn complete(&mut self, ended: Option<Completion<B>>) {
+        if let Some(ended) = ended {
+            self.schedule.complete(ended);
+        }
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
+    /// A receive ends without a message.
+    pub(crate) fn wait_failed(&mut self, waiting: Waiting<B>, tagged: bool, error: OperationError) {
+        let posted = self.end_wait(waiting);
+        self.ops.core.schedule.complete(Completion::Receive(ReceiveCompletion {
+            context: posted.context,
+            peer: None,
+            tagged,
+            tag: posted.tag,
+            length: 0,
+            cq_data: None,
+            subprotocol: None,
+            buffer: posted.buffer,
+            result: Err(error),
+        }));
+    }
+}
