@@ -105,7 +105,7 @@ pub(crate) struct Send<M> {
 }
 
 impl<M> Send<M> {
-    #[inline(always)]
+    #[inline]
     pub(crate) fn new(peer: PeerId, role: SendRole, memory: M, length: u64, context: u64) -> Self {
         Self {
             peer,
@@ -319,7 +319,7 @@ impl<Q: QueuePair, B> Operations<Q, B> {
     }
 
     /// Adds a send. The caller has checked that there is room.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn add_send(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
         if !send.role.is_ordered() {
             self.serial = self.serial.wrapping_add(1);
@@ -330,7 +330,7 @@ impl<Q: QueuePair, B> Operations<Q, B> {
     }
 
     /// Takes a send out.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn take_send(&mut self, id: OpId) -> Option<Send<Memory<B, Q::Region>>> {
         let send = self.sends.remove(id)?;
         self.responses -= usize::from(send.role.is_response());

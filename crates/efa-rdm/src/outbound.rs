@@ -52,7 +52,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Sends a packet that is written already, now or before all else.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn post_written(&mut self, packet: Q::Packet, record: InFlight<B>) {
         let sent = (record.packet_type, record.length);
         match self.core.transmit.post(packet, self.core.destination(&record), record) {
@@ -108,7 +108,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// The device finished with a packet.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn packet_sent(
         &mut self,
         id: WorkId,
@@ -125,7 +125,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// A packet lies in its receiver's memory.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn packet_delivered(&mut self, id: WorkId) -> Option<Completion<B>> {
         let InFlight { peer, purpose, retransmitted, .. } = self.core.transmit.completed(id)?;
         if retransmitted && let Some(active) = self.core.peers.active_mut(peer) {

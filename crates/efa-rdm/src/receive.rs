@@ -131,7 +131,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     }
 
     /// Looks for the receive of a message. `None`: it has ended with all others.
-    #[inline(always)]
+    #[inline]
     fn find_receive(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<Handled<Waiting<B>>> {
         let tagged = tag.is_some();
         if self.verdict != Verdict::None {

@@ -78,7 +78,7 @@ pub(crate) struct Circumstances {
 }
 
 /// The table of subprotocols: the first line that applies.
-#[inline(always)]
+#[inline]
 pub(crate) fn subprotocol(operation: Operation, is: Circumstances) -> Subprotocol {
     use Operation::{Message, Read, Write};
     match operation {
