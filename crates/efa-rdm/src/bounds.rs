@@ -92,5 +92,5 @@ pub enum Excess {
 pub(crate) struct Unexpected {
     pub(crate) bytes: usize,
     /// Whether senders are kept waiting.
-    pub(crate) holding_back: bool,
+    pub(crate) back_pressure: bool,
 }

@@ -23,7 +23,7 @@ use crate::operations::{Operations, Receive, ReceiveRole, Send, SendRole};
 use crate::payload::Payload;
 use crate::remote;
 use crate::select::Subprotocol;
-use crate::work::{Whole, Work};
+use crate::work::{SinglePacket, Work};
 
 /// The completion of a receive whose message came in one packet, and fits.
 #[inline(always)]
@@ -114,7 +114,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         if receive.receipt && error.is_none() {
             let (send_id, msg_id) = (receive.send_id, receive.msg_id);
-            self.core.owe(receive.peer, Work::Receipt { send_id, msg_id });
+            self.core.queue_response(receive.peer, Work::Receipt { send_id, msg_id });
         }
         let capacity = receive.memory.length();
         let written = receive.coverage.prefix().min(capacity);
@@ -156,27 +156,27 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// A message of one packet has ended, besides what the device just told.
-    pub(crate) fn message_ended(
+    pub(crate) fn single_packet_ended(
         &mut self,
         peer: PeerId,
-        message: Whole<B>,
+        message: SinglePacket<B>,
         result: Result<(), OperationError>,
     ) {
-        let completion = self.message_end(peer, message, result);
+        let completion = self.single_packet_end(peer, message, result);
         self.core.complete(completion);
     }
 
     /// The end of a message of one packet. Of an injected one, only a failure is told.
     #[inline(always)]
-    pub(crate) fn message_end(
+    pub(crate) fn single_packet_end(
         &mut self,
         peer: PeerId,
-        message: Whole<B>,
+        message: SinglePacket<B>,
         result: Result<(), OperationError>,
     ) -> Option<Completion<B>> {
-        let Whole { tag, context, length, buffer } = message;
+        let SinglePacket { tag, context, length, buffer } = message;
         if buffer.is_some() {
-            self.whole -= 1;
+            self.single_packets -= 1;
         } else if result.is_ok() {
             self.core.statistics.injected += 1;
             return None;
@@ -271,7 +271,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     /// A receive ends without a message.
-    pub(crate) fn wait_failed(&mut self, waiting: Waiting<B>, tagged: bool, error: OperationError) {
+    pub(crate) fn receive_failed(
+        &mut self,
+        waiting: Waiting<B>,
+        tagged: bool,
+        error: OperationError,
+    ) {
         let posted = self.end_wait(waiting);
         self.ops.core.schedule.complete(Completion::Receive(ReceiveCompletion {
             context: posted.context,

@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::event::{DropReason, Event, Events};
 use crate::ids::PeerId;
 use crate::payload::Payload;
-use crate::peer::{Active, Peers, Standing};
+use crate::peer::{Active, PeerStatus, Peers};
 use crate::schedule::Schedule;
 use crate::statistics::Statistics;
 use crate::transmit::Transmit;
@@ -64,10 +64,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     pub(crate) fn check_peer(&self, peer: PeerId) -> Result<(), StartError> {
-        match self.peers.standing(peer) {
-            Standing::Live => Ok(()),
-            Standing::Gone => Err(StartError::PeerGone(peer)),
-            Standing::Unknown => Err(StartError::UnknownPeer(peer)),
+        match self.peers.status_of(peer) {
+            PeerStatus::Live => Ok(()),
+            PeerStatus::Gone => Err(StartError::PeerGone(peer)),
+            PeerStatus::Unknown => Err(StartError::UnknownPeer(peer)),
         }
     }
 
@@ -84,13 +84,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     /// Puts the end of an operation at the end of what a peer is to be sent.
-    pub(crate) fn owe(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
+    pub(crate) fn queue_response(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         self.enqueue(peer, work);
         let limit = self.config.bounds.owed;
         let Some(active) = self.peers.active(peer) else { return };
         // What this side began waits there as well, and is bounded by itself.
         if active.backlog.len() > limit {
-            let packets = active.backlog.iter().filter(|work| work.is_owed()).count();
+            let packets = active.backlog.iter().filter(|work| work.is_response()).count();
             if packets > limit {
                 self.exclude(peer, Excess::Owed { packets, limit });
             }

@@ -16,7 +16,7 @@ use crate::memory::Memory;
 use crate::operations::{Operations, Send, SendRole};
 use crate::payload::Payload;
 use crate::select;
-use crate::select::{Circumstances, Operation, Subprotocol};
+use crate::select::{Inputs, Operation, Subprotocol};
 use crate::work::{Advance, Work};
 
 /// Packets of one peer in a row before others have their turn.
@@ -26,7 +26,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Starts a send that has its turn among the messages to the peer.
     pub(crate) fn start_ordered(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
         let peer = send.peer;
-        let active = self.core.peers.converse(peer, &self.core.config);
+        let active = self.core.peers.activate(peer, &self.core.config);
         let pause = active.must_pause();
         let hold = pause || active.must_hold(send.level, &self.core.config);
         let clear = active.is_clear();
@@ -73,7 +73,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             let long = length > 0 && length >= self.core.config.min_read;
             let readable = long && self.make_readable(id, peer);
             let runting = readable && level == Level::Transmit && self.core.may_runt(peer);
-            let message = Circumstances {
+            let message = Inputs {
                 direct: false,
                 readable,
                 runting,
@@ -91,13 +91,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             // Messages are not written.
             Subprotocol::Direct => Advance::Done,
         };
-        self.began(id, subprotocol, before);
+        self.note_subprotocol(id, subprotocol, before);
         advance
     }
 
     /// Notes the subprotocol of a send, if packets of it were posted. One that was blocked is selected
     /// anew: its header may have become shorter, or more be known of the peer.
-    pub(crate) fn began(&mut self, id: OpId, subprotocol: Subprotocol, outstanding_before: u32) {
+    pub(crate) fn note_subprotocol(
+        &mut self,
+        id: OpId,
+        subprotocol: Subprotocol,
+        outstanding_before: u32,
+    ) {
         let Some(send) = self.sends.get_mut(id) else { return };
         if send.outstanding == outstanding_before {
             send.in_packets = send.length;
@@ -158,7 +163,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                     (self.send_peer_error(peer, op_id, ref_kind, code), work)
                 }
                 Work::Handshake => (self.send_handshake(peer), work),
-                Work::Provoke => (self.send_provocation(peer), work),
+                Work::ElicitHandshake => (self.send_empty_request(peer), work),
                 Work::Receipt { send_id, msg_id } => {
                     (self.send_receipt(peer, send_id, msg_id), work)
                 }
@@ -190,7 +195,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 self.core.schedule.pause(peer);
                 continue;
             }
-            active.pace.paused(active.next_msg_id);
+            active.send_window.paused(active.next_msg_id);
             // What it receives on may have become known meanwhile.
             active.keep_from_going_at_once();
             self.release_held(peer);
@@ -217,7 +222,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     #[cold]
     pub(crate) fn await_pause(&mut self, peer: PeerId) {
         let Some(active) = self.peers.active_mut(peer) else { return };
-        if !core::mem::replace(&mut active.pace.waits, true) {
+        if !core::mem::replace(&mut active.send_window.waits, true) {
             self.statistics.pauses += 1;
             self.schedule.pause(peer);
         }

@@ -20,7 +20,7 @@ use crate::payload::Payload;
 use crate::peer::Active;
 use crate::shape::Shape;
 use crate::transmit::Transmit;
-use crate::work::{Advance, InFlight, Purpose, Whole, Work};
+use crate::work::{Advance, InFlight, Purpose, SinglePacket, Work};
 
 /// What a whole message says of itself.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ fn write_eager<Q: QueuePair, B>(
         && let Some(to) = bytes.get_mut(begin..).and_then(|rest| rest.get_mut(..length))
     {
         copy(to);
-        active.take_msg_id();
+        active.next_id();
         active.handshake.request_posted();
         return Some((packet, begin + length));
     }
@@ -71,7 +71,7 @@ fn eager_type(tag: Option<Tag>) -> PacketType {
 
 /// The record of a packet that is all of a message.
 #[inline]
-fn whole<B>(peer: PeerId, length: usize, message: Whole<B>) -> InFlight<B> {
+fn single_packet<B>(peer: PeerId, length: usize, message: SinglePacket<B>) -> InFlight<B> {
     InFlight {
         peer,
         packet_type: eager_type(message.tag),
@@ -86,15 +86,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
         if send.level == Level::Transmit {
-            return self.send_whole(id, rtm);
+            return self.send_single_packet(id, rtm);
         }
         core.post_segment(id, send, rtm.packet_type(), send.length, |packet| rtm.emit(packet))
     }
 
     /// Sends a message that waited, and now goes in one packet and needs no operation any more.
-    fn send_whole(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
+    fn send_single_packet(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
         let Ok(mut packet) = self.core.transmit.packet() else { return Advance::Blocked };
-        let Some((peer, message)) = self.take_whole(id) else {
+        let Some((peer, message)) = self.take_single_packet(id) else {
             self.core.transmit.recycle(packet);
             return Advance::Done;
         };
@@ -107,13 +107,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Some(end) = end else {
             self.core.transmit.recycle(packet);
             let error = OperationError::Device(efa_device::Status::BadLength);
-            self.message_ended(peer, message, Err(error));
+            self.single_packet_ended(peer, message, Err(error));
             return Advance::Done;
         };
         if let Some(active) = self.core.peers.active_mut(peer) {
             active.handshake.request_posted();
         }
-        self.post_written(packet, whole(peer, end, message));
+        self.post_written(packet, single_packet(peer, end, message));
         Advance::Done
     }
 
@@ -127,10 +127,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     ) -> Result<(), StartError> {
         self.core.check_peer(peer)?;
         let busy = StartError::Busy { limit: self.core.config.max_sends };
-        let active = self.core.peers.converse(peer, &self.core.config);
+        let active = self.core.peers.activate(peer, &self.core.config);
         // Without an operation it can't be held behind others.
         if active.must_hold(Level::Transmit, &self.core.config) {
-            self.core.provoke(peer);
+            self.core.elicit_handshake(peer);
             return Err(busy);
         }
         if active.backlog.len() >= self.core.config.max_sends {
@@ -145,12 +145,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
         let own = (&self.core.local, &self.core.config.profile);
-        let active = self.core.peers.converse(peer, &self.core.config);
+        let active = self.core.peers.activate(peer, &self.core.config);
         let written = write_eager(active, &mut self.core.transmit, own, eager, copy);
         let Some((packet, end)) = written else { return Err(busy) };
         let length = bytes.len() as u32;
-        let message = Whole { tag: eager.tag, context: 0, length, buffer: None };
-        self.post_or_queue_up(packet, whole(peer, end, message));
+        let message = SinglePacket { tag: eager.tag, context: 0, length, buffer: None };
+        self.post_or_queue_up(packet, single_packet(peer, end, message));
         Ok(())
     }
 }
@@ -167,7 +167,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     ) -> Option<(Q::Packet, usize)> {
         // A peer that is gone has no conversation.
         let active = self.peers.active_mut(peer)?;
-        let at_once = active.next_msg_id != active.pace.stop
+        let at_once = active.next_msg_id != active.send_window.stop
             && active.is_clear()
             && !active.must_hold(Level::Transmit, &self.config);
         if !at_once {
@@ -178,7 +178,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     /// All bytes of a message are in one packet: copies what fits and completes.
-    pub(crate) fn receive_whole(
+    pub(crate) fn receive_single_packet(
         &mut self,
         target: Target<B>,
         peer: PeerId,
@@ -190,7 +190,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let (length, result) = fill(&mut buffer, payload);
         if shape.receipt {
             let (send_id, msg_id) = (shape.send_id, rtm.msg_id.0);
-            self.owe(peer, Work::Receipt { send_id, msg_id });
+            self.queue_response(peer, Work::Receipt { send_id, msg_id });
         }
         self.received(ReceiveCompletion {
             context: target.context,
@@ -210,17 +210,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Posts what [`write_at_once`](Core::write_at_once) wrote. Returns whether the device took it, or
     /// will: otherwise the caller settles.
     #[inline(always)]
-    pub(crate) fn post_whole(
+    pub(crate) fn post_single_packet(
         &mut self,
         (packet, end): (Q::Packet, usize),
         peer: PeerId,
         (tag, context, buffer): (Option<Tag>, u64, B),
     ) -> bool {
-        self.whole += 1;
+        self.single_packets += 1;
         let destination = self.core.peers.destination(peer);
         let record = || {
             let length = buffer.length() as u32;
-            whole(peer, end, Whole { tag, context, length, buffer: Some(buffer) })
+            single_packet(peer, end, SinglePacket { tag, context, length, buffer: Some(buffer) })
         };
         match self.core.transmit.post_for(packet, end as u32, None, destination, record) {
             Ok(()) => {
@@ -245,8 +245,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let eager = Eager { tag, cq_data, length: bytes.len() };
         let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
         if let Some((packet, end)) = self.core.write_at_once(peer, &eager, copy) {
-            let message = Whole { tag, context: 0, length: bytes.len() as u32, buffer: None };
-            self.post_written(packet, whole(peer, end, message));
+            let message =
+                SinglePacket { tag, context: 0, length: bytes.len() as u32, buffer: None };
+            self.post_written(packet, single_packet(peer, end, message));
             return Ok(());
         }
         self.inject_later(peer, &eager, bytes)

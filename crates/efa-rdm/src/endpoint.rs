@@ -17,7 +17,7 @@ use crate::matching::{Matching, Posted, is_used_up, pattern, tagged_matcher};
 use crate::memory::Memory;
 use crate::operations::{Operations, Send, SendRole};
 use crate::payload::Payload;
-use crate::peer::{Peers, Standing};
+use crate::peer::{PeerStatus, Peers};
 use crate::schedule::Schedule;
 use crate::statistics::Statistics;
 use crate::transmit::Transmit;
@@ -39,7 +39,7 @@ pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) inbound: Inbound<Q::Packet>,
     pub(crate) trim_at: Time,
     /// Device completions that may be handled before what is due besides has its turn.
-    pub(crate) turn: u32,
+    pub(crate) budget: u32,
 }
 
 /// A message to be sent.
@@ -115,7 +115,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             config,
         };
         let matching = Matching::new(Operations::new(core), tagged);
-        let mut endpoint = Self { matching, in_place, inbound, trim_at, turn: PROGRESS_BUDGET };
+        let mut endpoint = Self { matching, in_place, inbound, trim_at, budget: PROGRESS_BUDGET };
         endpoint.refill();
         Ok(endpoint)
     }
@@ -188,7 +188,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.core()
             .peers
             .by_address(address)
-            .filter(|peer| self.core().peers.standing(*peer) == Standing::Live)
+            .filter(|peer| self.core().peers.status_of(*peer) == PeerStatus::Live)
     }
 
     /// What a peer announced in its HANDSHAKE, if it came.
@@ -215,7 +215,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.core_mut().write_at_once(peer, &eager, |bytes| buffer.read(0, bytes));
             if let Some(packet) = written {
                 let Message { peer, tag, context, buffer, .. } = message;
-                if !self.matching.ops.post_whole(packet, peer, (tag, context, buffer)) {
+                if !self.matching.ops.post_single_packet(packet, peer, (tag, context, buffer)) {
                     self.settle();
                 }
                 return Ok(());
@@ -359,7 +359,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let ReceiveId { post, tagged } = receive;
         match self.matching.matcher(tagged).cancel(post) {
             Cancelled::Now(waiting) => {
-                self.matching.wait_failed(waiting, tagged, OperationError::Cancelled);
+                self.matching.receive_failed(waiting, tagged, OperationError::Cancelled);
                 true
             }
             // The device holds it: it ends when the device has let go of it, or matched it.
@@ -376,7 +376,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for tagged in [true, false] {
             let Forgotten { receives, messages } = self.matching.matcher(tagged).drain_receives();
             for waiting in receives {
-                self.matching.wait_failed(waiting, tagged, OperationError::Cancelled);
+                self.matching.receive_failed(waiting, tagged, OperationError::Cancelled);
             }
             for message in messages {
                 self.matching.forget_message(message as usize);
@@ -396,7 +396,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let core = self.core_mut();
         let packets = core.transmit.records_mut().chain(core.peers.queued_packets_mut());
         for (peer, message) in abandon(packets) {
-            self.matching.ops.message_ended(peer, message, Err(OperationError::Cancelled));
+            self.matching.ops.single_packet_ended(peer, message, Err(OperationError::Cancelled));
         }
     }
 

@@ -23,26 +23,26 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     pub(crate) fn hold(&mut self, peer: PeerId, id: OpId) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         active.held.push_back(id);
-        self.provoke(peer);
+        self.elicit_handshake(peer);
     }
 
     /// Sees to it that the peer's HANDSHAKE comes.
-    pub(crate) fn provoke(&mut self, peer: PeerId) {
+    pub(crate) fn elicit_handshake(&mut self, peer: PeerId) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         if active.handshake.must_elicit_handshake() {
             active.handshake.request_posted();
-            self.enqueue(peer, Work::Provoke);
+            self.enqueue(peer, Work::ElicitHandshake);
         }
     }
 
     /// Does something as soon as the peer's HANDSHAKE has told what it can do.
     pub(crate) fn when_known(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
-        let active = self.peers.converse(peer, &self.config);
+        let active = self.peers.activate(peer, &self.config);
         if active.handshake.is_known() {
             return self.enqueue(peer, work);
         }
         active.awaiting_handshake.push(work);
-        self.provoke(peer);
+        self.elicit_handshake(peer);
     }
 }
 
@@ -73,7 +73,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Sends a write of nothing to nowhere, which every release answers with its HANDSHAKE.
-    pub(crate) fn send_provocation(&mut self, peer: PeerId) -> Advance {
+    pub(crate) fn send_empty_request(&mut self, peer: PeerId) -> Advance {
         let options = self.core.request_options(peer, None);
         let rtw = Rtw { rma_iov: &[], kind: RtwKind::Eager, options };
         let record = |length| InFlight::control(peer, PacketType::EagerRtw, length);
@@ -121,7 +121,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             active.handshake.address_header(&self.core.config.profile) == AddressHeader::Connid;
         active.user_queue = user_queue(active.handshake.extras(), handshake);
         let extras = active.handshake.extras().unwrap_or_default();
-        active.pace.learn(extras, active.next_msg_id);
+        active.send_window.learn(extras, active.next_msg_id);
         active.keep_from_going_at_once();
         for work in core::mem::take(&mut active.awaiting_handshake) {
             self.core.enqueue(peer, work);

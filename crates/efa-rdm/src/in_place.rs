@@ -426,7 +426,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
         in_place.receives.push_back(context);
         match &mut in_place.user {
             Some(user) => user.spare.put(packet),
-            None => self.inbound.lend(packet),
+            None => self.inbound.put_spare(packet),
         }
         self.receive_early();
         self.refill_user_queue();
@@ -445,7 +445,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn packet_in_place(&mut self) -> Result<Q::Packet, DeviceError> {
         match self.in_place.as_deref_mut() {
             Some(InPlace { user: Some(user), .. }) => user.packet(),
-            _ => match self.inbound.borrow() {
+            _ => match self.inbound.take_spare() {
                 Some(packet) => Ok(packet),
                 None => self.device_mut().allocate_packet(),
             },
@@ -495,7 +495,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         };
         self.core_mut().statistics.received_bytes += length as u64;
         let begin = length - parsed.payload.len();
-        let peer = self.core_mut().introduced(&parsed, source);
+        let peer = self.core_mut().identify_sender(&parsed, source);
         self.settle();
         let Header::Rtm(Rtm { kind: RtmKind::Eager, tag: None, options, .. }) = parsed.header
         else {
@@ -580,7 +580,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         in_place.early.push_back(Early { peer, cq_data, content: kept });
         let bytes = content.unwrap_or_default();
         match peer {
-            Some(peer) => self.matching.keeps_unexpected(peer, bytes),
+            Some(peer) => self.matching.count_unexpected(peer, bytes),
             None => self.matching.unexpected.bytes += held::cost(bytes.len()),
         }
     }
@@ -599,7 +599,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
             stays
         });
-        self.matching.had_unexpected(peer, freed);
+        self.matching.uncount_unexpected(peer, freed);
     }
 
     /// Ends the oldest receive.
@@ -691,7 +691,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     /// A message that was kept is received or forgotten.
     fn had_early_in_place(&mut self, peer: Option<PeerId>, cost: usize) {
         match peer {
-            Some(peer) => self.had_unexpected(peer, cost),
+            Some(peer) => self.uncount_unexpected(peer, cost),
             None => self.unexpected.bytes -= cost,
         }
     }

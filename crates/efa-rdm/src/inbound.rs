@@ -69,12 +69,12 @@ impl<P> Inbound<P> {
     }
 
     /// A buffer for the application, if one is free.
-    pub(crate) fn borrow(&mut self) -> Option<P> {
+    pub(crate) fn take_spare(&mut self) -> Option<P> {
         self.spare.take()
     }
 
     /// The application gave a buffer.
-    pub(crate) fn lend(&mut self, packet: P) {
+    pub(crate) fn put_spare(&mut self, packet: P) {
         self.spare.put(packet);
     }
 

@@ -19,7 +19,7 @@ use crate::event::{DropReason, Event};
 use crate::ids::PeerId;
 use crate::matching::Posted;
 use crate::payload::Payload;
-use crate::peer::{Standing, gid};
+use crate::peer::{PeerStatus, gid};
 use crate::work::Work;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
@@ -67,7 +67,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let core = &mut self.matching.ops.core;
         match Packet::parse(bytes) {
             Ok(packet) => {
-                let Some(peer) = core.introduced(&packet, source) else { return };
+                let Some(peer) = core.identify_sender(&packet, source) else { return };
                 // The sender may be a restarted peer: nothing of it is handled before the end of the
                 // old one is settled.
                 self.settle();
@@ -108,19 +108,23 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 }
 
 /// Why the sender of a packet isn't found, and which peer it claims to be, if any.
-type Unintroduced = (Option<PeerId>, DropReason);
+type SenderError = (Option<PeerId>, DropReason);
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Returns the sender of a packet, and queues a HANDSHAKE for it if it is new. Without a sender the
     /// packet is dropped.
     ///
     /// The caller settles: the sender may take the place of a peer that ends by that.
-    pub(crate) fn introduced(&mut self, packet: &Packet<'_>, source: Source) -> Option<PeerId> {
+    pub(crate) fn identify_sender(
+        &mut self,
+        packet: &Packet<'_>,
+        source: Source,
+    ) -> Option<PeerId> {
         // Most senders have written lately.
         let known = packet.header.connid().and_then(|connid| self.peers.recognise(source, connid));
         let peer = match known {
             Some((peer, active)) if active.handshake.is_answered() => peer,
-            _ => self.introduced_anew(packet, source)?,
+            _ => self.identify_new_sender(packet, source)?,
         };
         self.statistics.received.count(packet.packet_type());
         tracing::trace!(peer = peer.0, packet = %packet, "received");
@@ -128,7 +132,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     #[inline(never)]
-    fn introduced_anew(&mut self, packet: &Packet<'_>, source: Source) -> Option<PeerId> {
+    fn identify_new_sender(&mut self, packet: &Packet<'_>, source: Source) -> Option<PeerId> {
         let peer = match self.sender(&packet.header, source) {
             Ok(peer) => peer,
             Err((peer, reason)) => {
@@ -136,7 +140,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
                 return None;
             }
         };
-        let active = self.peers.converse(peer, &self.config);
+        let active = self.peers.activate(peer, &self.config);
         // A packet without connid may be from an earlier holder of the queue pair, whose successor
         // doesn't know us yet and would lose our HANDSHAKE. A sender of a HANDSHAKE answers ours.
         let is_from_peer =
@@ -148,7 +152,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     /// Finds the sender of a packet, or adds it as a peer (sections 2.2 and 4.4).
-    fn sender(&mut self, header: &Header<'_>, source: Source) -> Result<PeerId, Unintroduced> {
+    fn sender(&mut self, header: &Header<'_>, source: Source) -> Result<PeerId, SenderError> {
         let current = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
         if let Some(peer) = current {
             match (header.connid(), self.peers.address(peer)) {
@@ -187,7 +191,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         known: RawAddress,
         header: &Header<'_>,
         connid: Connid,
-    ) -> Result<PeerId, Unintroduced> {
+    ) -> Result<PeerId, SenderError> {
         let address = RawAddress { connid, ..known };
         if let Some(earlier) = self.peers.by_address(&address) {
             return Err((Some(earlier), DropReason::Stale));
@@ -200,14 +204,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     /// A sender found by its address, which may be that of a peer that is gone.
-    fn unless_gone(&self, peer: PeerId) -> Result<PeerId, Unintroduced> {
-        match self.peers.standing(peer) {
-            Standing::Live => Ok(peer),
+    fn unless_gone(&self, peer: PeerId) -> Result<PeerId, SenderError> {
+        match self.peers.status_of(peer) {
+            PeerStatus::Live => Ok(peer),
             _ => Err((Some(peer), DropReason::Stale)),
         }
     }
 
-    fn discover(&mut self, address: RawAddress) -> Result<PeerId, Unintroduced> {
+    fn discover(&mut self, address: RawAddress) -> Result<PeerId, SenderError> {
         if let Some(known) = self.peers.by_address(&address) {
             return self.unless_gone(known);
         }

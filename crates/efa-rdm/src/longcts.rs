@@ -17,7 +17,7 @@ use efa_proto::{Cts, CtsData, MsgId, OpId, PacketType, Rtm, RtmKind};
 use crate::completion::Level;
 use crate::event::DropReason;
 use crate::ids::PeerId;
-use crate::operations::{Heard, Operations, ReceiveRole, SendRole};
+use crate::operations::{Operations, Reached, ReceiveRole, SendRole};
 use crate::payload::Payload;
 use crate::select::Subprotocol;
 use crate::work::{Advance, InFlight, Work};
@@ -65,7 +65,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let had_window = send.sent < send.window_end;
         send.window_end = send.sent.saturating_add(cts.recv_length).min(send.length);
         send.recv_id = cts.recv_id;
-        send.heard = Heard::Granted;
+        send.reached = Reached::Granted;
         if had_window {
             return;
         }

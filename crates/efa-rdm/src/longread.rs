@@ -257,7 +257,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             None => {
                 let (send_id, recv_id) = (receive.send_id, id);
                 let whole = receive.coverage.bytes() == length;
-                self.core.owe(peer, Work::Eor { send_id, recv_id });
+                self.core.queue_response(peer, Work::Eor { send_id, recv_id });
                 if whole {
                     self.end_receive(id, None);
                 }

@@ -77,7 +77,7 @@ pub(crate) struct Matching<Q: QueuePair, B> {
     /// Whether the device matches tagged messages itself.
     pub(crate) has_tag_list: bool,
     /// Of the packet in hand, if it does.
-    pub(crate) verdict: Verdict,
+    pub(crate) match_hint: MatchHint,
     pub(crate) messages: Slab<Message>,
     pub(crate) held: Held,
     pub(crate) unexpected: Unexpected,
@@ -93,7 +93,7 @@ impl<Q: QueuePair, B> Matching<Q, B> {
             has_tag_list: matches!(tagged, TagMatcher::Offloaded(_)),
             tagged,
             untagged: TagMatcher::new(None, seed),
-            verdict: Verdict::None,
+            match_hint: MatchHint::None,
             messages: Slab::new(),
             held: Held::default(),
             unexpected: Unexpected::default(),
@@ -159,7 +159,7 @@ pub(crate) fn pattern(source: Option<PeerId>, tag: u64, ignore: u64) -> Pattern 
 
 /// What the device says of the packet in hand, until the message that it begins has asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum MatchHint {
     /// Nothing, or somebody has asked.
     #[default]
     None,

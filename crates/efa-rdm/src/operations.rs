@@ -28,7 +28,7 @@ use crate::pool::Pool;
 use crate::remote::Remote;
 use crate::select::Subprotocol;
 use crate::transfer::Transfer;
-use crate::work::Whole;
+use crate::work::SinglePacket;
 
 /// Names an entry of [`Operations::remotes`].
 pub(crate) type RemoteId = u32;
@@ -62,7 +62,7 @@ impl SendRole {
 
 /// How much a peer has heard of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum Reached {
     Nothing,
     /// A packet arrived.
     Part,
@@ -96,7 +96,7 @@ pub(crate) struct Send<M> {
     pub(crate) read_nack: bool,
     /// The receiver has said that it has read all, or that it is delivered, or has answered.
     pub(crate) confirmed: bool,
-    pub(crate) heard: Heard,
+    pub(crate) reached: Reached,
     /// Why it is given up, as soon as the device is done with its packets.
     pub(crate) given_up: Option<Status>,
     /// Long-CTS: bytes that may be sent, and the receiver's name for the operation.
@@ -123,7 +123,7 @@ impl<M> Send<M> {
             in_packets: length,
             read_nack: false,
             confirmed: false,
-            heard: Heard::Nothing,
+            reached: Reached::Nothing,
             given_up: None,
             window_end: 0,
             recv_id: OpId(0),
@@ -268,7 +268,7 @@ pub(crate) struct Operations<Q: QueuePair, B> {
     /// Messages of several packets whose first one has been seen, by peer and message id.
     pub(crate) assembling: HashMap<(u32, u32), Assembly, Keyed>,
     /// Messages with a buffer that are all in one packet, which have no entry here.
-    pub(crate) whole: usize,
+    pub(crate) single_packets: usize,
     /// The number of the next send that isn't ordered.
     serial: u32,
     /// Coverages with memory of their own, to be used again.
@@ -291,7 +291,7 @@ impl<Q: QueuePair, B> Operations<Q, B> {
             responses: 0,
             written: 0,
             assembling,
-            whole: 0,
+            single_packets: 0,
             serial: 0,
             coverages: Pool::default(),
             values: Pool::default(),
@@ -300,7 +300,7 @@ impl<Q: QueuePair, B> Operations<Q, B> {
 
     /// Sends of this endpoint's own.
     pub(crate) fn own_sends(&self) -> usize {
-        self.sends.len() + self.whole - self.responses
+        self.sends.len() + self.single_packets - self.responses
     }
 
     /// Whether there is room for another send that a peer asks for.
@@ -341,14 +341,14 @@ impl<Q: QueuePair, B> Operations<Q, B> {
     }
 
     /// Takes a message out that goes in one packet after all, which keeps what it needs.
-    pub(crate) fn take_whole(&mut self, id: OpId) -> Option<(PeerId, Whole<B>)> {
+    pub(crate) fn take_single_packet(&mut self, id: OpId) -> Option<(PeerId, SinglePacket<B>)> {
         let send = self.take_send(id)?;
         let Memory::Buffer(buffer) = send.memory else { return None };
-        self.whole += 1;
+        self.single_packets += 1;
         // What is too long for this fits no packet, and is refused as it is written.
         let length = u32::try_from(send.length).unwrap_or(u32::MAX);
         let (tag, context) = (send.tag, send.context);
-        Some((send.peer, Whole { tag, context, length, buffer: Some(buffer) }))
+        Some((send.peer, SinglePacket { tag, context, length, buffer: Some(buffer) }))
     }
 
     /// Adds a receive. The caller has checked that there is room.

@@ -17,7 +17,7 @@ use crate::event::DropReason;
 use crate::held;
 use crate::held::Chain;
 use crate::ids::PeerId;
-use crate::matching::{Matching, Verdict};
+use crate::matching::{MatchHint, Matching};
 use crate::payload::Payload;
 use crate::shape::Shape;
 
@@ -39,7 +39,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                 if let Some(assembly) = self.ops.assembly(peer, rtm) {
                     return self.medium_segment(peer, assembly, rtm, &shape, payload, bytes);
                 }
-                if self.has_tag_list && self.ops.core.begins_unseen(peer, rtm, &shape) {
+                if self.has_tag_list
+                    && self.ops.core.begins_without_first_segment(peer, rtm, &shape)
+                {
                     return self.ops.core.drop_packet(Some(peer), DropReason::OutOfOrder);
                 }
             }
@@ -62,16 +64,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     ) {
         let Some(active) = self.ops.core.peers.active_mut(peer) else { return };
         if active.window.expected() != msg_id {
-            return self.request_early(peer, msg_id, bytes);
+            return self.keep_ahead(peer, msg_id, bytes);
         }
         let Admit::InOrder(_) = active.window.admit(msg_id, Chain::NONE) else { return };
         handle(self);
-        self.release_early(peer);
+        self.release_ready(peer);
     }
 
     /// Keeps an early packet until its turn has come.
-    pub(crate) fn request_early(&mut self, peer: PeerId, msg_id: u32, bytes: &[u8]) {
-        if let Verdict::Receive(_) = self.verdict {
+    pub(crate) fn keep_ahead(&mut self, peer: PeerId, msg_id: u32, bytes: &[u8]) {
+        if let MatchHint::Receive(_) = self.match_hint {
             return self.ops.core.drop_packet(Some(peer), DropReason::OutOfOrder);
         }
         let chain = self.held.hold(bytes);
@@ -79,14 +81,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         let reason = match active.window.admit(msg_id, chain) {
             Admit::Kept | Admit::InOrder(_) => {
                 self.ops.core.statistics.reordered += 1;
-                self.defer_verdict();
-                return self.ops.core.keeps_early(peer, bytes);
+                self.defer_match_hint();
+                return self.ops.core.count_ahead(peer, bytes);
             }
             Admit::Occupied(chain) => match active.window.get_mut(msg_id) {
                 Some(first) if *first != Chain::NONE => {
                     self.held.append(first, chain);
                     self.ops.core.statistics.reordered += 1;
-                    return self.ops.core.keeps_early(peer, bytes);
+                    return self.ops.core.count_ahead(peer, bytes);
                 }
                 // Its sender has given the message up.
                 _ => DropReason::OldMessageId,
@@ -100,7 +102,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 
     /// Handles the kept packets whose turn has come.
     #[inline]
-    pub(crate) fn release_early(&mut self, peer: PeerId) {
+    pub(crate) fn release_ready(&mut self, peer: PeerId) {
         while let Some(active) = self.ops.core.peers.active_mut(peer)
             && let Some(chain) = active.window.pop_ready()
         {
@@ -124,7 +126,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             },
             _ => matching.ops.core.drop_packet(Some(peer), DropReason::OldMessageId),
         });
-        self.ops.core.had_early(peer, cost);
+        self.ops.core.uncount_ahead(peer, cost);
     }
 
     /// Takes held packets out one by one and handles each; gives what they cost.
@@ -152,7 +154,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Packets of a peer are kept until their turn.
-    pub(crate) fn keeps_early(&mut self, peer: PeerId, packet: &[u8]) {
+    pub(crate) fn count_ahead(&mut self, peer: PeerId, packet: &[u8]) {
         let limit = self.config.bounds.early;
         let Some(active) = self.peers.active_mut(peer) else { return };
         active.early += held::cost(packet.len());
@@ -163,7 +165,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     /// Early packets had their turn.
-    pub(crate) fn had_early(&mut self, peer: PeerId, bytes: usize) {
+    pub(crate) fn uncount_ahead(&mut self, peer: PeerId, bytes: usize) {
         if let Some(active) = self.peers.active_mut(peer) {
             active.early -= bytes;
         }

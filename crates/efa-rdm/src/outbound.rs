@@ -12,9 +12,9 @@ use efa_proto::{OpId, PacketType};
 use crate::completion::{Completion, OperationError};
 use crate::core::Core;
 use crate::ids::PeerId;
-use crate::operations::{Heard, Operations};
+use crate::operations::{Operations, Reached};
 use crate::payload::Payload;
-use crate::peer::{Active, Standing};
+use crate::peer::{Active, PeerStatus};
 use crate::rnr::Retry;
 use crate::transmit::{PostFailure, Unposted};
 use crate::work::{Advance, InFlight, Purpose, Work};
@@ -132,9 +132,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             active.backoff.delivered();
         }
         match purpose {
-            Purpose::Message(message) => self.message_end(peer, message, Ok(())),
+            Purpose::Message(message) => self.single_packet_end(peer, message, Ok(())),
             // In one pattern with the first it costs every message fifteen instructions.
-            Purpose::Plain { message, .. } => self.message_end(peer, message, Ok(())),
+            Purpose::Plain { message, .. } => self.single_packet_end(peer, message, Ok(())),
             Purpose::Send { id, msg_id } => {
                 self.segment_delivered(peer, id, msg_id);
                 None
@@ -149,8 +149,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return;
         };
         send.outstanding -= 1;
-        if send.heard == Heard::Nothing {
-            send.heard = Heard::Part;
+        if send.reached == Reached::Nothing {
+            send.reached = Reached::Part;
         }
         if send.outstanding == 0 {
             self.end_send_if_done(id);
@@ -163,11 +163,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Some(record) = self.core.transmit.completed(id) else {
             return self.core.transmit.recycle(packet);
         };
-        let live = self.core.peers.standing(record.peer) == Standing::Live;
+        let live = self.core.peers.status_of(record.peer) == PeerStatus::Live;
         if status == Status::ReceiverNotReady && live {
             self.receiver_not_ready(packet, record);
         } else {
-            let msg_id = self.core.whole_message_id(&packet, &record);
+            let msg_id = self.core.single_packet_msg_id(&packet, &record);
             self.core.transmit.recycle(packet);
             self.packet_or_message_failed(record, msg_id, status);
         }
@@ -183,12 +183,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Leaves a peer that was not ready alone for a while.
     pub(crate) fn back_off(&mut self, peer: PeerId) {
-        let active = self.core.peers.converse(peer, &self.core.config);
+        let active = self.core.peers.activate(peer, &self.core.config);
         let was_waiting = active.backoff.is_waiting();
         if let Retry::At(until) = active.backoff.not_ready(self.core.now, &self.core.config.backoff)
             && !was_waiting
         {
-            self.core.schedule.leave_alone(peer, until);
+            self.core.schedule.back_off_until(peer, until);
             // It may have been the turn of one of its transfers.
             self.resume_transfer();
         }
@@ -204,12 +204,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         // A peer that wrote once and left is no error (section 2.3).
         if matches!(purpose, Purpose::Handshake) && status.is_peer_gone() {
             self.core.end_peer(peer, error);
-        } else if self.core.peers.standing(peer) == Standing::Live {
+        } else if self.core.peers.status_of(peer) == PeerStatus::Live {
             self.core.lose_peer(peer, status);
         }
         // A message of one packet has no operation that could end with its peer.
         if let Some(message) = purpose.message() {
-            self.message_ended(peer, message, Err(error));
+            self.single_packet_ended(peer, message, Err(error));
         }
     }
 }

@@ -28,8 +28,8 @@ use crate::config::Config;
 use crate::hash::mix;
 use crate::held::Chain;
 use crate::ids::PeerId;
-use crate::pace::Pace;
 use crate::rnr::Backoff;
+use crate::send_window::SendWindow;
 use crate::work::{InFlight, Work};
 
 /// A peer: its address, and the peer that held the queue pair before it.
@@ -85,7 +85,7 @@ const GONE: u32 = 1 << 31;
 const NO_LINK: u32 = GONE - 1;
 /// Lives of a queue pair that are remembered, so that a peer that begins new ones without end
 /// doesn't make the search for one long.
-const LIVES: usize = 64;
+const INCARNATIONS: usize = 64;
 
 const _: () = assert!(size_of::<Entry>() <= 32, "an idle peer stays small");
 
@@ -97,7 +97,7 @@ pub(crate) struct Active<P, B> {
     pub(crate) by_connid: bool,
     pub(crate) next_msg_id: u32,
     /// How far messages may run ahead. Those to a user queue pair never go at once.
-    pub(crate) pace: Pace,
+    pub(crate) send_window: SendWindow,
     /// Early packets, a chain for each message.
     pub(crate) window: Window<Chain>,
     pub(crate) backoff: Backoff,
@@ -126,7 +126,7 @@ impl<P, B> Active<P, B> {
             handshake: PeerState::new(),
             by_connid: false,
             next_msg_id: config.first_msg_id,
-            pace: Pace::new(config.old_peer_window, config.first_msg_id),
+            send_window: SendWindow::new(config.old_peer_window, config.first_msg_id),
             window: Window::new(WINDOW.min(config.reorder()))
                 .with_limit(config.reorder())
                 .starting_at(config.first_msg_id),
@@ -174,12 +174,12 @@ impl<P, B> Active<P, B> {
 
     /// Whether the next message has to wait until all before it are delivered.
     pub(crate) fn must_pause(&self) -> bool {
-        self.user_queue.is_none() && self.pace.is_over(self.next_msg_id)
+        self.user_queue.is_none() && self.send_window.is_over(self.next_msg_id)
     }
 
     /// The id of a message or atomic that doesn't go at once.
     pub(crate) fn take_ordered_id(&mut self) -> MsgId {
-        let id = self.take_msg_id();
+        let id = self.next_id();
         self.keep_from_going_at_once();
         id
     }
@@ -187,11 +187,11 @@ impl<P, B> Active<P, B> {
     /// Messages to a user queue pair are another matter.
     pub(crate) fn keep_from_going_at_once(&mut self) {
         if self.user_queue.is_some() {
-            self.pace.stop = self.next_msg_id;
+            self.send_window.stop = self.next_msg_id;
         }
     }
 
-    pub(crate) fn take_msg_id(&mut self) -> MsgId {
+    pub(crate) fn next_id(&mut self) -> MsgId {
         let id = self.next_msg_id;
         self.next_msg_id = id.wrapping_add(1);
         MsgId(id)
@@ -243,7 +243,7 @@ impl Recent {
 
 /// Whether there is such a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum PeerStatus {
     Live,
     Gone,
     Unknown,
@@ -263,11 +263,11 @@ impl<P, B> Peers<P, B> {
     }
 
     #[inline]
-    pub(crate) fn standing(&self, peer: PeerId) -> Standing {
+    pub(crate) fn status_of(&self, peer: PeerId) -> PeerStatus {
         match self.entries.get(peer.index()) {
-            Some(entry) if entry.is_gone() => Standing::Gone,
-            Some(_) => Standing::Live,
-            None => Standing::Unknown,
+            Some(entry) if entry.is_gone() => PeerStatus::Gone,
+            Some(_) => PeerStatus::Live,
+            None => PeerStatus::Unknown,
         }
     }
 
@@ -341,7 +341,7 @@ impl<P, B> Peers<P, B> {
     /// The latest peer with this address and connid.
     pub(crate) fn by_address(&self, address: &RawAddress) -> Option<PeerId> {
         let mut index = self.latest_at(&Place { gid: address.gid, qpn: address.qpn })?;
-        for _ in 0..LIVES {
+        for _ in 0..INCARNATIONS {
             let entry = self.entries.get(index as usize)?;
             if entry.connid == address.connid {
                 return Some(PeerId(index));
@@ -411,15 +411,15 @@ impl<P, B> Peers<P, B> {
 
     /// The conversation with a live peer, begun if there is none.
     #[inline(always)]
-    pub(crate) fn converse(&mut self, peer: PeerId, config: &Config) -> &mut Active<P, B> {
+    pub(crate) fn activate(&mut self, peer: PeerId, config: &Config) -> &mut Active<P, B> {
         if self.entries[peer.index()].active == NONE {
-            self.begin_conversation(peer, config);
+            self.begin_active(peer, config);
         }
         &mut self.active[self.entries[peer.index()].active as usize]
     }
 
     #[cold]
-    fn begin_conversation(&mut self, peer: PeerId, config: &Config) {
+    fn begin_active(&mut self, peer: PeerId, config: &Config) {
         self.entries[peer.index()].active = self.active.insert(Active::new(config)) as u32;
     }
 

@@ -23,7 +23,7 @@ use crate::ids::PeerId;
 use crate::matching::Matching;
 use crate::operations::{Assembly, Reading};
 use crate::payload::Payload;
-use crate::shape::is_whole;
+use crate::shape::is_complete;
 use crate::work::{Work, abandon};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
@@ -93,7 +93,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         let packets = self.core_mut().transmit.records_mut().filter(|record| record.peer == peer);
         for (peer, message) in abandon(packets) {
-            self.matching.ops.message_ended(peer, message, Err(error));
+            self.matching.ops.single_packet_ended(peer, message, Err(error));
         }
         let is_read = |reading| matches!(reading, Reading::UnderWay(_));
         for id in self.matching.ops.receives.find(|of| of.peer == peer && !is_read(of.reading)) {
@@ -103,18 +103,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             if let Work::Packet { packet, record } = work {
                 self.core_mut().transmit.recycle(packet);
                 if let Some(message) = record.purpose.message() {
-                    self.matching.ops.message_ended(peer, message, Err(error));
+                    self.matching.ops.single_packet_ended(peer, message, Err(error));
                 }
             }
         }
         for (_, chain) in active.window.drain() {
-            self.matching.drop_early(chain);
+            self.matching.drop_ahead(chain);
         }
         if let OperationError::PeerExcluded(_) = error {
             self.matching.forget_messages(peer, |_, _| true);
             self.forget_early_in_place(peer);
         } else {
-            self.matching.forget_messages(peer, |held, packets| !is_whole(held.chain(packets)));
+            self.matching.forget_messages(peer, |held, packets| !is_complete(held.chain(packets)));
         }
         self.matching.ops.assembling.retain(|(of, _), assembly| {
             *of != peer.0 || matches!(assembly, Assembly::Receiving(_))
@@ -124,10 +124,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     /// Drops unexpected messages of a peer.
-    fn forget_messages(&mut self, peer: PeerId, doomed: impl Fn(&Held, Chain) -> bool) {
+    fn forget_messages(&mut self, peer: PeerId, drops: impl Fn(&Held, Chain) -> bool) {
         let held = &self.held;
         let messages = self.messages.iter().filter(|(_, message)| {
-            message.peer == peer && message.packets != Chain::NONE && doomed(held, message.packets)
+            message.peer == peer && message.packets != Chain::NONE && drops(held, message.packets)
         });
         let keys: Vec<usize> = messages.map(|(key, _)| key).collect();
         for key in keys {
@@ -149,6 +149,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             self.matcher(tagged).withdraw(entry);
         }
         let freed = self.held.drop_chain(chain);
-        self.had_unexpected(peer, freed);
+        self.uncount_unexpected(peer, freed);
     }
 }

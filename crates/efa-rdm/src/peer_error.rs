@@ -37,7 +37,7 @@ use crate::held::Chain;
 use crate::ids::PeerId;
 use crate::matching::Matching;
 use crate::operations::Reading;
-use crate::operations::{Assembly, Heard, Operations, ReceiveRole};
+use crate::operations::{Assembly, Operations, Reached, ReceiveRole};
 use crate::payload::Payload;
 use crate::peer::Active;
 use crate::work::{Advance, InFlight, Purpose, Work};
@@ -62,7 +62,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     /// Whether a peer can be told that a message is given up.
-    fn can_tell(&self, peer: PeerId) -> bool {
+    fn takes_peer_error(&self, peer: PeerId) -> bool {
         let support = |active: &Active<_, _>| active.handshake.supports(Extras::PEER_ERROR);
         self.has_peer_error()
             && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
@@ -70,7 +70,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// The place among the messages of the one that a packet is all of.
     #[cold]
-    pub(crate) fn whole_message_id(&self, packet: &Q::Packet, record: &InFlight<B>) -> Option<u32> {
+    pub(crate) fn single_packet_msg_id(
+        &self,
+        packet: &Q::Packet,
+        record: &InFlight<B>,
+    ) -> Option<u32> {
         let bytes = packet.as_ref().get(..record.length as usize)?;
         match (&record.purpose, Packet::parse(bytes).ok()?.header) {
             (Purpose::Message(_), Header::Rtm(rtm)) => Some(rtm.msg_id.0),
@@ -85,7 +89,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     pub(crate) fn give_up_reading(&mut self, id: OpId, error: OperationError) {
         let Some(receive) = self.receives.get(id) else { return };
         let (peer, op_id) = (receive.peer, receive.send_id);
-        if receive.role == ReceiveRole::Message && self.core.can_tell(peer) {
+        if receive.role == ReceiveRole::Message && self.core.takes_peer_error(peer) {
             let code = match error {
                 OperationError::Device(status) => status.code().into(),
                 _ => OTHER,
@@ -104,11 +108,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         status: Status,
     ) {
         let InFlight { peer, packet_type, length, retransmitted, .. } = record;
-        let gives_up = is_of_packet(status) && self.core.can_tell(peer);
+        let gives_up = is_of_packet(status) && self.core.takes_peer_error(peer);
         match (record.purpose, msg_id) {
             (Purpose::Message(message), Some(msg_id)) if gives_up => {
                 self.core.statistics.send_errors += 1;
-                self.message_ended(peer, message, Err(OperationError::Device(status)));
+                self.single_packet_ended(peer, message, Err(OperationError::Device(status)));
                 let (op_id, ref_kind, code) = (OpId(msg_id), MSG_ID_SKIP, status.code().into());
                 self.core.enqueue(peer, Work::PeerError { op_id, ref_kind, code });
             }
@@ -143,10 +147,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return;
         }
         let peer = send.peer;
-        let (op_id, ref_kind) = match send.heard {
-            Heard::Nothing => (OpId(send.msg_id), MSG_ID_SKIP),
-            Heard::Part => (OpId(send.msg_id), MSG_ID),
-            Heard::Granted => (send.recv_id, OPERATION),
+        let (op_id, ref_kind) = match send.reached {
+            Reached::Nothing => (OpId(send.msg_id), MSG_ID_SKIP),
+            Reached::Part => (OpId(send.msg_id), MSG_ID),
+            Reached::Granted => (send.recv_id, OPERATION),
         };
         if send.is_being_read() {
             self.core.read_is_over(peer);
@@ -232,13 +236,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     fn message_skipped(&mut self, peer: PeerId, msg_id: u32, code: u32) {
         let Some(active) = self.ops.core.peers.active_mut(peer) else { return };
         match active.window.admit(msg_id, Chain::NONE) {
-            Admit::InOrder(_) => self.release_early(peer),
+            Admit::InOrder(_) => self.release_ready(peer),
             Admit::Kept => {}
             Admit::Occupied(_) => match active.window.get_mut(msg_id) {
                 Some(early) if *early != Chain::NONE => {
                     let chain = core::mem::replace(early, Chain::NONE);
-                    let freed = self.drop_early(chain);
-                    self.ops.core.had_early(peer, freed);
+                    let freed = self.drop_ahead(chain);
+                    self.ops.core.uncount_ahead(peer, freed);
                 }
                 _ => return self.ops.core.drop_packet(Some(peer), DropReason::OldMessageId),
             },

@@ -18,7 +18,7 @@ use crate::core::Core;
 use crate::ids::PeerId;
 use crate::operations::Operations;
 use crate::payload::Payload;
-use crate::work::{Advance, InFlight, Purpose, Whole};
+use crate::work::{Advance, InFlight, Purpose, SinglePacket};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Whether messages to a peer must be plain.
@@ -49,7 +49,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return Advance::Done;
         };
         let Ok(mut packet) = self.core.transmit.packet() else { return Advance::Blocked };
-        let Some((peer, message)) = self.take_whole(id) else {
+        let Some((peer, message)) = self.take_single_packet(id) else {
             self.core.transmit.recycle(packet);
             return Advance::Done;
         };
@@ -75,14 +75,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let busy = StartError::Busy { limit: self.core.config.max_sends };
         let mut packet = self.core.transmit.packet().map_err(|_| busy)?;
         packet.as_mut()[..bytes.len()].copy_from_slice(bytes);
-        let message = Whole { tag, context: 0, length: bytes.len() as u32, buffer: None };
+        let message = SinglePacket { tag, context: 0, length: bytes.len() as u32, buffer: None };
         self.post_or_queue_up(packet, plain(peer, message, immediate));
         Ok(())
     }
 }
 
 /// A plain message counts as the one with a header that it stands for.
-fn plain<B>(peer: PeerId, message: Whole<B>, immediate: Option<u32>) -> InFlight<B> {
+fn plain<B>(peer: PeerId, message: SinglePacket<B>, immediate: Option<u32>) -> InFlight<B> {
     let length = message.length;
     let purpose = Purpose::Plain { message, immediate };
     let packet_type = PacketType::EagerMsgRtm;

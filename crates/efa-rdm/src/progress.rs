@@ -86,8 +86,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }) => self.poll_arrived(packet, length, handle, qpn),
             Some(completion) => self.poll_completed(completion),
             None => {
-                if self.turn < PROGRESS_BUDGET {
-                    self.end_turn();
+                if self.budget < PROGRESS_BUDGET {
+                    self.end_round();
                 }
                 None
             }
@@ -101,9 +101,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Err(packet) = self.core_mut().transmit.recycle_at_once(packet) {
             return self.poll_completed(DeviceCompletion::Send { id, packet, result: Ok(()) });
         }
-        self.takes_turn();
+        self.count_handled();
         match self.core_mut().transmit.completed_message(id) {
-            Some((peer, message)) => self.matching.ops.message_end(peer, message, Ok(())),
+            Some((peer, message)) => self.matching.ops.single_packet_end(peer, message, Ok(())),
             None => self.poll_segment_delivered(id),
         }
     }
@@ -126,7 +126,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         handle: AddressHandle,
         qpn: Qpn,
     ) -> Option<Completion<B>> {
-        self.takes_turn();
+        self.count_handled();
         let source = Source { address_handle: Some(handle), qpn, gid: None };
         match self.packet_arrived(packet, length, source) {
             None => self.poll_on(),
@@ -137,7 +137,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Handles anything that the device finished. Goes on unless an operation ended by that.
     #[inline(never)]
     fn poll_completed(&mut self, completion: DeviceCompletion<Q::Packet>) -> Option<Completion<B>> {
-        self.takes_turn();
+        self.count_handled();
         match self.handle(completion) {
             None => self.poll_on(),
             ended => ended,
@@ -161,7 +161,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     fn poll_on(&mut self) -> Option<Completion<B>> {
         self.settle();
-        while !self.schedule().has_completions() && self.turn > 0 {
+        while !self.schedule().has_completions() && self.budget > 0 {
             match self.step() {
                 Step::Handled(None) => {}
                 Step::Handled(ended) => return ended,
@@ -169,7 +169,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
         }
         if !self.schedule().has_completions() {
-            self.end_turn();
+            self.end_round();
         } else if self.schedule().has_ready() {
             // A peer that waits for a response needn't wait for the application's next call as well.
             self.follow_up();
@@ -179,9 +179,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Counts something that the device finished.
     #[inline(always)]
-    fn takes_turn(&mut self) {
-        self.turn -= 1;
-        if self.turn == 0 {
+    fn count_handled(&mut self) {
+        self.budget -= 1;
+        if self.budget == 0 {
             self.core_mut().schedule.at_once();
         }
     }
@@ -190,12 +190,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// completions wait for [`poll_completion`](Self::poll_completion).
     pub fn progress(&mut self, now: Time) {
         self.begin(now);
-        while self.turn > 0
+        while self.budget > 0
             && let Step::Handled(ended) = self.step()
         {
             self.core_mut().complete(ended);
         }
-        self.end_turn();
+        self.end_round();
     }
 
     /// Begins a call.
@@ -205,8 +205,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.poll_user_queue(now, PROGRESS_BUDGET as usize);
             self.settle();
         }
-        if self.turn == 0 {
-            self.end_turn();
+        if self.budget == 0 {
+            self.end_round();
         }
     }
 
@@ -214,7 +214,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn step(&mut self) -> Step<B> {
         let core = self.core_mut();
         let Some(completion) = core.transmit.device.poll(core.now) else { return Step::Idle };
-        self.takes_turn();
+        self.count_handled();
         let ended = self.handle(completion);
         self.settle();
         Step::Handled(ended)
@@ -272,10 +272,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// The device has nothing more to tell, or others are to have their turn.
     #[inline(never)]
-    fn end_turn(&mut self) {
-        if self.turn < PROGRESS_BUDGET {
-            let drained = self.turn > 0;
-            self.turn = PROGRESS_BUDGET;
+    fn end_round(&mut self) {
+        if self.budget < PROGRESS_BUDGET {
+            let drained = self.budget > 0;
+            self.budget = PROGRESS_BUDGET;
             if drained {
                 self.inbound.drained();
             }
@@ -294,7 +294,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if self.matching.has_tag_list {
             self.matching.take_tag_reports();
             self.settle();
-            self.matching.void_verdict();
+            self.matching.discard_match_hint();
             self.matching.post_tag_commands();
         }
         let core = self.core_mut();
@@ -325,7 +325,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     pub(crate) fn refill(&mut self) {
-        let may_refill = !self.matching.holds_back();
+        let may_refill = !self.matching.applies_back_pressure();
         let core = &mut self.matching.ops.core;
         if may_refill && let Err(error) = self.inbound.refill(&mut core.transmit.device, core.now) {
             core.events.push(Event::DeviceRefused(error));

@@ -14,12 +14,12 @@ use crate::completion::{Completion, OperationError, ReceiveCompletion};
 use crate::event::{DropReason, Event};
 use crate::held;
 use crate::ids::PeerId;
-use crate::matching::{Matching, Message, Posted, Target, Verdict, Waiting, is_used_up};
+use crate::matching::{MatchHint, Matching, Message, Posted, Target, Waiting, is_used_up};
 use crate::memory::Memory;
 use crate::operations::{Assembly, Operations, Receive, ReceiveRole};
 use crate::payload::Payload;
 use crate::shape::{Shape, shape_of};
-use crate::taglist::Word;
+use crate::taglist::DeviceMatch;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// The message that a segment belongs to, if it has begun.
@@ -47,7 +47,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         payload: &[u8],
     ) {
         if !shape.is_partial(payload) {
-            return self.core.receive_whole(target, peer, rtm, shape, payload);
+            return self.core.receive_single_packet(target, peer, rtm, shape, payload);
         }
         if self.receives.is_full() {
             self.core.drop_packet(Some(peer), DropReason::TooManyOperations);
@@ -134,11 +134,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     #[inline]
     fn find_receive(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<Handled<Waiting<B>>> {
         let tagged = tag.is_some();
-        if self.verdict != Verdict::None {
-            match self.by_verdict(tagged) {
-                Word::LookUp => {}
-                Word::Receive(waiting) => return Some(Handled::Matched(Match::Once(waiting))),
-                Word::Ended => return None,
+        if self.match_hint != MatchHint::None {
+            match self.device_match(tagged) {
+                DeviceMatch::LookUp => {}
+                DeviceMatch::Receive(waiting) => {
+                    return Some(Handled::Matched(Match::Once(waiting)));
+                }
+                DeviceMatch::Ended => return None,
             }
         }
         let key = self.messages.vacant_key() as u32;
@@ -184,7 +186,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             self.ops.assembling.insert((peer.0, msg_id), assembly);
         }
         self.ops.core.statistics.unexpected += 1;
-        self.keeps_unexpected(peer, bytes);
+        self.count_unexpected(peer, bytes);
     }
 
     /// A further segment of a message that has begun.
@@ -215,7 +217,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         message.missing = missing;
         let chain = self.held.hold(bytes);
         self.held.append(&mut message.packets, chain);
-        self.keeps_unexpected(peer, bytes);
+        self.count_unexpected(peer, bytes);
     }
 
     /// Gives a multi-receive buffer back that takes no other message.
@@ -254,22 +256,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                 Err(reason) => matching.ops.core.drop_packet(Some(peer), reason),
             }
         });
-        self.had_unexpected(peer, cost);
+        self.uncount_unexpected(peer, cost);
     }
 
     /// Whether senders have to wait until unexpected messages are received.
     #[inline]
-    pub(crate) fn holds_back(&mut self) -> bool {
+    pub(crate) fn applies_back_pressure(&mut self) -> bool {
         let over = self.unexpected.bytes > self.ops.core.config.bounds.unexpected;
-        if over != self.unexpected.holding_back {
-            self.hold_back(over);
+        if over != self.unexpected.back_pressure {
+            self.change_back_pressure(over);
         }
         over
     }
 
     #[cold]
-    pub(crate) fn hold_back(&mut self, begins: bool) {
-        self.unexpected.holding_back = begins;
+    pub(crate) fn change_back_pressure(&mut self, begins: bool) {
+        self.unexpected.back_pressure = begins;
         if begins {
             self.ops.core.statistics.held_back += 1;
             let (bytes, limit) = (self.unexpected.bytes, self.ops.core.config.bounds.unexpected);
@@ -279,7 +281,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     }
 
     /// A packet of an unexpected message is kept.
-    pub(crate) fn keeps_unexpected(&mut self, peer: PeerId, packet: &[u8]) {
+    pub(crate) fn count_unexpected(&mut self, peer: PeerId, packet: &[u8]) {
         let limit = self.ops.core.config.bounds.unexpected_per_peer;
         let cost = held::cost(packet.len());
         self.unexpected.bytes += cost;
@@ -292,7 +294,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     }
 
     /// Packets of an unexpected message were received or forgotten.
-    pub(crate) fn had_unexpected(&mut self, peer: PeerId, bytes: usize) {
+    pub(crate) fn uncount_unexpected(&mut self, peer: PeerId, bytes: usize) {
         self.unexpected.bytes -= bytes;
         if let Some(active) = self.ops.core.peers.active_mut(peer) {
             active.unexpected -= bytes;

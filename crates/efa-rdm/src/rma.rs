@@ -36,7 +36,7 @@ use crate::remote;
 use crate::remote::Remote;
 use crate::segment::Segment;
 use crate::select;
-use crate::select::{Circumstances, Operation, Subprotocol};
+use crate::select::{Inputs, Operation, Subprotocol};
 use crate::shape::Shape;
 use crate::transfer::{Owner, Transfer};
 use crate::work::{Advance, InFlight, Work};
@@ -213,13 +213,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             && !read_nack
             && length >= self.core.config.min_read_write
             && self.make_readable(id, peer);
-        let circumstances = Circumstances {
+        let inputs = Inputs {
             direct: direct.is_some(),
             readable,
             fits: length <= fits,
-            ..Circumstances::default()
+            ..Inputs::default()
         };
-        let how = select::subprotocol(Operation::Write, circumstances);
+        let how = select::subprotocol(Operation::Write, inputs);
         let missing = self.core.peers.active(peer).map(|active| active.missing(level));
         let missing = missing.unwrap_or(Extras::empty());
         if matches!(how, Subprotocol::Eager | Subprotocol::LongCts) && !missing.is_empty() {
@@ -239,7 +239,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             _ => self.send_longcts_write(id, &remote, options),
         };
-        self.began(id, how, before);
+        self.note_subprotocol(id, how, before);
         advance
     }
 
@@ -378,13 +378,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return Advance::Done;
         };
         let room = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
-        let circumstances = Circumstances {
+        let inputs = Inputs {
             direct: remote.is_of_device() && self.core.can_read(peer),
             // Of as many bytes as fit a READRSP libfabric takes the long form, too.
             fits: length < room,
-            ..Circumstances::default()
+            ..Inputs::default()
         };
-        let how = select::subprotocol(Operation::Read, circumstances);
+        let how = select::subprotocol(Operation::Read, inputs);
         let (kind, window) = match how {
             Subprotocol::Direct => {
                 self.read_directly(id, remote);

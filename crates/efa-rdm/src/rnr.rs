@@ -27,7 +27,7 @@ impl Default for BackoffLimits {
 /// The patience with one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Backoff {
-    strikes: u32,
+    failures: u32,
     until: Option<Time>,
 }
 
@@ -45,11 +45,11 @@ impl Backoff {
             // One of several packets that were under way together: the interval has begun.
             return Retry::At(until);
         }
-        self.strikes = self.strikes.saturating_add(1);
-        if self.strikes == 1 {
+        self.failures = self.failures.saturating_add(1);
+        if self.failures == 1 {
             return Retry::Now;
         }
-        let doublings = (self.strikes - 2).min(31);
+        let doublings = (self.failures - 2).min(31);
         let interval = limits.first.saturating_mul(1 << doublings).min(limits.longest);
         let until = now + interval;
         self.until = Some(until);
@@ -69,7 +69,7 @@ impl Backoff {
 
     /// A retransmitted packet arrived.
     pub(crate) fn delivered(&mut self) {
-        self.strikes = 0;
+        self.failures = 0;
     }
 
     pub(crate) fn is_waiting(&self) -> bool {

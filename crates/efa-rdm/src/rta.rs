@@ -229,7 +229,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let (length, before) = (send.length, send.outstanding);
         let advance =
             core.post_segment(id, send, rta.packet_type(), length, |packet| rta.emit(packet));
-        self.began(id, Subprotocol::Eager, before);
+        self.note_subprotocol(id, Subprotocol::Eager, before);
         advance
     }
 
@@ -261,7 +261,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         match rta.kind {
             RtaKind::DcWrite { send_id } => {
                 self.recycle_values(values);
-                self.core.owe(peer, Work::Receipt { send_id, msg_id: rta.msg_id.0 });
+                self.core.queue_response(peer, Work::Receipt { send_id, msg_id: rta.msg_id.0 });
             }
             RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => {
                 let (role, length) = (SendRole::AtomicResponse, values.len() as u64);
@@ -283,7 +283,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let response = AtomRsp { connid: core.packet_connid(), recv_id: send.recv_id, seg_length };
         let emit = |packet: &mut [u8]| response.emit(packet);
         let advance = core.post_segment(id, send, PacketType::AtomRsp, seg_length, emit);
-        self.began(id, Subprotocol::Eager, before);
+        self.note_subprotocol(id, Subprotocol::Eager, before);
         advance
     }
 

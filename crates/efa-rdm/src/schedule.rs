@@ -110,7 +110,7 @@ impl<B> Schedule<B> {
     }
 
     /// A peer is to be left alone until then.
-    pub(crate) fn leave_alone(&mut self, peer: PeerId, until: Time) {
+    pub(crate) fn back_off_until(&mut self, peer: PeerId, until: Time) {
         self.backing_off.push(Reverse((until, peer)));
         self.due = self.due.min(until);
     }

@@ -62,7 +62,7 @@ pub(crate) enum Operation {
 
 /// What the choice depends on.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Circumstances {
+pub(crate) struct Inputs {
     /// The devices of both sides do it without packets.
     pub(crate) direct: bool,
     /// It has at least `min_read` bytes, or a write `min_read_write`, and the peer can read the
@@ -79,7 +79,7 @@ pub(crate) struct Circumstances {
 
 /// The table of subprotocols: the first line that applies.
 #[inline]
-pub(crate) fn subprotocol(operation: Operation, is: Circumstances) -> Subprotocol {
+pub(crate) fn subprotocol(operation: Operation, is: Inputs) -> Subprotocol {
     use Operation::{Message, Read, Write};
     match operation {
         Write | Read if is.direct => Subprotocol::Direct,
@@ -100,19 +100,18 @@ mod tests {
         use Operation::{Message, Read, Write};
         use Subprotocol::{Direct, Eager, LongCts, LongRead, Medium, RuntRead};
         // As the table is walked down, what it asks for is taken away.
-        let all =
-            Circumstances { direct: true, readable: true, runting: true, fits: true, medium: true };
+        let all = Inputs { direct: true, readable: true, runting: true, fits: true, medium: true };
         let steps = [
             (all, [RuntRead, Direct, Direct]),
-            (Circumstances { direct: false, ..all }, [RuntRead, LongRead, Eager]),
-            (Circumstances { direct: false, runting: false, ..all }, [LongRead, LongRead, Eager]),
-            (Circumstances { fits: true, medium: true, ..Default::default() }, [Eager; 3]),
-            (Circumstances { medium: true, ..Default::default() }, [Medium, LongCts, LongCts]),
-            (Circumstances::default(), [LongCts; 3]),
+            (Inputs { direct: false, ..all }, [RuntRead, LongRead, Eager]),
+            (Inputs { direct: false, runting: false, ..all }, [LongRead, LongRead, Eager]),
+            (Inputs { fits: true, medium: true, ..Default::default() }, [Eager; 3]),
+            (Inputs { medium: true, ..Default::default() }, [Medium, LongCts, LongCts]),
+            (Inputs::default(), [LongCts; 3]),
         ];
-        for (circumstances, expected) in steps {
-            let chosen = [Message, Write, Read].map(|what| subprotocol(what, circumstances));
-            assert_eq!(chosen, expected, "{circumstances:?}");
+        for (inputs, expected) in steps {
+            let chosen = [Message, Write, Read].map(|what| subprotocol(what, inputs));
+            assert_eq!(chosen, expected, "{inputs:?}");
         }
     }
 }

@@ -105,7 +105,7 @@ pub(crate) fn shape_of(bytes: &[u8]) -> Option<Shape> {
 }
 
 /// Whether the packets of a message are all of it.
-pub(crate) fn is_whole<'a>(packets: impl Iterator<Item = &'a [u8]>) -> bool {
+pub(crate) fn is_complete<'a>(packets: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut coverage = Coverage::default();
     let mut begun = None;
     for bytes in packets {

@@ -19,7 +19,7 @@ use crate::endpoint::Endpoint;
 use crate::event::Event;
 use crate::held::Chain;
 use crate::ids::PeerId;
-use crate::matching::{Matching, Verdict, Waiting};
+use crate::matching::{MatchHint, Matching, Waiting};
 use crate::payload::Payload;
 use crate::shape::Shape;
 
@@ -35,7 +35,7 @@ pub fn leading_tag(bytes: &[u8]) -> Option<u64> {
 }
 
 /// What follows from the device's word on a message.
-pub(crate) enum Word<B> {
+pub(crate) enum DeviceMatch<B> {
     /// It is to be looked up.
     LookUp,
     /// It goes to this receive.
@@ -47,19 +47,21 @@ pub(crate) enum Word<B> {
 impl<Q: QueuePair, B> Matching<Q, B> {
     /// Who gets a message by the device's word.
     #[cold]
-    pub(crate) fn by_verdict(&mut self, tagged: bool) -> Word<B> {
+    pub(crate) fn device_match(&mut self, tagged: bool) -> DeviceMatch<B> {
         if !tagged {
-            return Word::LookUp;
+            return DeviceMatch::LookUp;
         }
-        let Verdict::Receive(post) = std::mem::take(&mut self.verdict) else { return Word::LookUp };
+        let MatchHint::Receive(post) = std::mem::take(&mut self.match_hint) else {
+            return DeviceMatch::LookUp;
+        };
         match self.matcher(true).offload().map(|list| list.matched(post)) {
-            Some(Ok(Some(waiting))) => Word::Receive(waiting),
-            Some(Ok(None)) => Word::Ended,
+            Some(Ok(Some(waiting))) => DeviceMatch::Receive(waiting),
+            Some(Ok(None)) => DeviceMatch::Ended,
             Some(Err(breach)) => {
                 self.ops.core.events.push(Event::TagListBroken(breach));
-                Word::LookUp
+                DeviceMatch::LookUp
             }
-            None => Word::LookUp,
+            None => DeviceMatch::LookUp,
         }
     }
 }
@@ -76,7 +78,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.matching.take_tag_reports();
         let ended = self.packet_arrived(packet, length, source);
         self.core_mut().complete(ended);
-        self.matching.void_verdict();
+        self.matching.discard_match_hint();
     }
 }
 
@@ -86,9 +88,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         while let Some(report) = self.ops.core.transmit.device.tag_list().and_then(TagList::poll) {
             match report {
                 TagReport::Matched { receive } => {
-                    self.verdict = Verdict::Receive(PostId::from_bits(receive));
+                    self.match_hint = MatchHint::Receive(PostId::from_bits(receive));
                 }
-                TagReport::Unexpected => self.verdict = Verdict::Unexpected,
+                TagReport::Unexpected => self.match_hint = MatchHint::Unexpected,
                 TagReport::CommandDone { id, succeeded, sync_required } => {
                     self.tag_command_done(id, succeeded, sync_required);
                 }
@@ -97,14 +99,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     }
 
     /// The packet in hand is kept until its turn, when it is looked up and counted.
-    pub(crate) fn defer_verdict(&mut self) {
-        if self.verdict == Verdict::Unexpected {
-            self.verdict = Verdict::None;
+    pub(crate) fn defer_match_hint(&mut self) {
+        if self.match_hint == MatchHint::Unexpected {
+            self.match_hint = MatchHint::None;
         }
     }
 
     /// Drops packets whose turn doesn't come any more, and counts what the device has counted.
-    pub(crate) fn drop_early(&mut self, chain: Chain) -> usize {
+    pub(crate) fn drop_ahead(&mut self, chain: Chain) -> usize {
         if self.has_tag_list
             && chain != Chain::NONE
             && leading_tag(self.held.bytes(chain.first)).is_some()
@@ -116,21 +118,21 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     }
 
     /// No message begins with the packet in hand: it is dropped.
-    pub(crate) fn void_verdict(&mut self) {
-        match std::mem::take(&mut self.verdict) {
-            Verdict::None => {}
-            Verdict::Unexpected => {
+    pub(crate) fn discard_match_hint(&mut self) {
+        match std::mem::take(&mut self.match_hint) {
+            MatchHint::None => {}
+            MatchHint::Unexpected => {
                 if let Some(offload) = self.matcher(true).offload() {
                     offload.unexpected_other();
                 }
             }
             // The device took a receive for what is no message here, or none whose turn it is. It can't
             // go back to its place.
-            Verdict::Receive(post) => {
+            MatchHint::Receive(post) => {
                 let matched = self.matcher(true).offload().map(|list| list.matched(post));
                 match matched {
                     Some(Ok(Some(waiting))) => {
-                        self.wait_failed(waiting, true, OperationError::WronglyMatched);
+                        self.receive_failed(waiting, true, OperationError::WronglyMatched);
                     }
                     Some(Err(breach)) => self.ops.core.events.push(Event::TagListBroken(breach)),
                     Some(Ok(None)) | None => {}
@@ -145,7 +147,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         match offload.op_completed(id, succeeded, sync_required) {
             Ok(None) => {}
             Ok(Some(Outcome::Cancelled(waiting))) => {
-                self.wait_failed(waiting, true, OperationError::Cancelled);
+                self.receive_failed(waiting, true, OperationError::Cancelled);
             }
             Ok(Some(Outcome::Matched(waiting, key))) => self.receive_awaited(waiting, key),
             Err(breach) => self.ops.core.events.push(Event::TagListBroken(breach)),
@@ -160,7 +162,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
         // The message was dropped.
         self.messages.remove(key as usize);
-        self.wait_failed(waiting, true, OperationError::PeerRemoved);
+        self.receive_failed(waiting, true, OperationError::PeerRemoved);
     }
 
     /// Posts the commands that are due.
@@ -196,7 +198,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// doesn't look and which it doesn't count. It delivers in order, so that no honest sender's
     /// does; looked up here, such a message could take a receive that the device gives to another.
     #[cold]
-    pub(crate) fn begins_unseen(&mut self, peer: PeerId, rtm: &Rtm<'_>, shape: &Shape) -> bool {
+    pub(crate) fn begins_without_first_segment(
+        &mut self,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+    ) -> bool {
         let active = self.peers.active_mut(peer);
         let is_kept = active.is_some_and(|of| of.window.get_mut(rtm.msg_id.0).is_some());
         rtm.tag.is_some() && shape.offset > 0 && !is_kept

@@ -10,7 +10,7 @@ use slab::Slab;
 use crate::ids::PeerId;
 use crate::pool::Pool;
 use crate::table::Table;
-use crate::work::{InFlight, Purpose, Whole};
+use crate::work::{InFlight, Purpose, SinglePacket};
 
 /// Why a packet was not posted.
 #[derive(Debug)]
@@ -153,11 +153,16 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
     /// The message that a completion was about, if it has a buffer and went at the first try.
     /// Otherwise nothing is taken.
     #[inline(always)]
-    pub(crate) fn completed_message(&mut self, id: WorkId) -> Option<(PeerId, Whole<B>)> {
+    pub(crate) fn completed_message(&mut self, id: WorkId) -> Option<(PeerId, SinglePacket<B>)> {
         self.in_flight.take(usize::try_from(id.0).ok()?, |record| match &mut record.purpose {
-            Purpose::Message(Whole { tag, context, length, buffer }) if !record.retransmitted => {
+            Purpose::Message(SinglePacket { tag, context, length, buffer })
+                if !record.retransmitted =>
+            {
                 let buffer = Some(buffer.take()?);
-                Some((record.peer, Whole { tag: *tag, context: *context, length: *length, buffer }))
+                Some((
+                    record.peer,
+                    SinglePacket { tag: *tag, context: *context, length: *length, buffer },
+                ))
             }
             _ => None,
         })

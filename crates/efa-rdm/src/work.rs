@@ -11,7 +11,7 @@ use crate::ids::PeerId;
 /// A message that is all in one packet. What its completion is to tell stays with the packet: there
 /// is no operation.
 #[derive(Debug)]
-pub(crate) struct Whole<B> {
+pub(crate) struct SinglePacket<B> {
     pub(crate) tag: Option<u64>,
     pub(crate) context: u64,
     pub(crate) length: u32,
@@ -27,9 +27,9 @@ pub(crate) enum Purpose<B> {
     /// again.
     Send { id: OpId, msg_id: u32 },
     /// A whole message.
-    Message(Whole<B>),
+    Message(SinglePacket<B>),
     /// A whole message for the peer's application, with data beside it.
-    Plain { message: Whole<B>, immediate: Option<u32> },
+    Plain { message: SinglePacket<B>, immediate: Option<u32> },
     /// An answer that ends or moves on an operation.
     Control,
     /// Our HANDSHAKE.
@@ -38,7 +38,7 @@ pub(crate) enum Purpose<B> {
 
 impl<B> Purpose<B> {
     /// The message that it is all of.
-    pub(crate) fn message(self) -> Option<Whole<B>> {
+    pub(crate) fn message(self) -> Option<SinglePacket<B>> {
         match self {
             Self::Message(message) | Self::Plain { message, .. } => Some(message),
             _ => None,
@@ -46,7 +46,7 @@ impl<B> Purpose<B> {
     }
 
     /// Takes a message whose buffer is to be given back from its packet, which goes on without.
-    pub(crate) fn abandon(&mut self) -> Option<Whole<B>> {
+    pub(crate) fn abandon(&mut self) -> Option<SinglePacket<B>> {
         match self {
             Self::Message(message) | Self::Plain { message, .. } if message.buffer.is_some() => {
                 core::mem::replace(self, Self::Control).message()
@@ -80,7 +80,7 @@ pub(crate) enum Work<P, B> {
     /// A message lies in the buffer that it is for.
     Receipt { send_id: OpId, msg_id: u32 },
     /// A request that does nothing but bring the peer's HANDSHAKE.
-    Provoke,
+    ElicitHandshake,
     /// The end of a read.
     Eor { send_id: OpId, recv_id: OpId },
     /// The sender of a message is asked not to have it read.
@@ -95,7 +95,7 @@ pub(crate) enum Work<P, B> {
 
 impl<P, B> Work<P, B> {
     /// Whether the peer waits for it, and nothing of this side bounds how much of it there is.
-    pub(crate) fn is_owed(&self) -> bool {
+    pub(crate) fn is_response(&self) -> bool {
         match self {
             Self::Receipt { .. } | Self::Eor { .. } | Self::PeerError { .. } => true,
             Self::Packet { record, .. } => matches!(record.purpose, Purpose::Control),
@@ -137,6 +137,6 @@ impl<B> InFlight<B> {
 /// Takes the messages whose buffers are to be given back from their packets, which go on without.
 pub(crate) fn abandon<'a, B: 'a>(
     packets: impl Iterator<Item = &'a mut InFlight<B>>,
-) -> Vec<(PeerId, Whole<B>)> {
+) -> Vec<(PeerId, SinglePacket<B>)> {
     packets.filter_map(|record| Some((record.peer, record.purpose.abandon()?))).collect()
 }

@@ -16,7 +16,7 @@ use efa_handshake::Extras;
 
 /// The message ids that one peer may be sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct SendWindow {
     /// The id whose message doesn't go at once. The only thing that is looked at for each message.
     pub(crate) stop: u32,
     /// How many ids there are between two pauses; 0: no pauses.
@@ -25,7 +25,7 @@ pub(crate) struct Pace {
     pub(crate) waits: bool,
 }
 
-impl Pace {
+impl SendWindow {
     /// With a peer that nothing is known of.
     pub(crate) fn new(window: u32, next: u32) -> Self {
         // Without pauses an id that comes up once in four billion has a look taken for nothing.
@@ -59,20 +59,20 @@ mod tests {
     #[test]
     fn a_window_ends_where_it_should_and_ids_wrap() {
         for first in [0, 5, u32::MAX - 3] {
-            let mut pace = Pace::new(8, first);
+            let mut send_window = SendWindow::new(8, first);
             for i in 0..8 {
-                assert!(!pace.is_over(first.wrapping_add(i)));
+                assert!(!send_window.is_over(first.wrapping_add(i)));
             }
             let next = first.wrapping_add(8);
-            assert!(pace.is_over(next));
-            pace.paused(next);
-            assert!(!pace.is_over(next) && pace.is_over(next.wrapping_add(8)));
-            pace.learn(Extras::CONNID_HEADER, next);
-            assert!(pace.is_over(next.wrapping_add(8)), "it may be old");
-            pace.learn(Extras::UNSOLICITED_WRITE_RECV, next);
-            assert!((0..20).all(|i| !pace.is_over(next.wrapping_add(i))));
+            assert!(send_window.is_over(next));
+            send_window.paused(next);
+            assert!(!send_window.is_over(next) && send_window.is_over(next.wrapping_add(8)));
+            send_window.learn(Extras::CONNID_HEADER, next);
+            assert!(send_window.is_over(next.wrapping_add(8)), "it may be old");
+            send_window.learn(Extras::UNSOLICITED_WRITE_RECV, next);
+            assert!((0..20).all(|i| !send_window.is_over(next.wrapping_add(i))));
         }
-        let none = Pace::new(0, 7);
+        let none = SendWindow::new(0, 7);
         assert!(!none.is_over(none.stop), "without pauses a look is taken for nothing");
     }
 }
