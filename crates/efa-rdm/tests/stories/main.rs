@@ -21,6 +21,7 @@ mod medium;
 mod memory;
 mod order;
 mod pace;
+mod peer_end;
 mod peer_error;
 mod peers;
 mod plain;
