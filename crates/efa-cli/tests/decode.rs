@@ -247,7 +247,7 @@ fn files_that_are_no_captures_are_errors_that_say_what_they_are() {
         let path = Scratch::new(name);
         std::fs::write(&path, bytes).unwrap();
         let error = decode(path, &[]).failure();
-        let expected = format!("not readable as a capture: not a sound pcapng file: {says}\n");
+        let expected = format!("not readable as a capture: not a valid pcapng file: {says}\n");
         assert!(error.ends_with(&expected), "{error}");
     }
 

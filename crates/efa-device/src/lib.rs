@@ -14,11 +14,10 @@
 //!
 //! # Ownership
 //!
-//! A packet buffer belongs either to the caller or to the queue pair, never to both: posting
-//! moves it in, a completion (or a refused post) moves it back, and dropping the queue pair drops
-//! what it still holds. An RDMA operation holds a handle of the local [`Region`] until it completes.
-//! So no order of drops can let a device write to freed memory, and users of this crate need no
-//! `unsafe`.
+//! A packet buffer belongs either to the caller or to the queue pair, never to both: posting moves it in,
+//! a completion (or a refused post) moves it back, and dropping the queue pair drops the buffers that it
+//! holds. An RDMA operation holds a handle of the local [`Region`] until it completes. So no order of
+//! drops can let a device write to freed memory, and users of this crate need no `unsafe`.
 //!
 //! # What a device promises
 //!
@@ -27,9 +26,9 @@
 //! * Every accepted send completes exactly once, with success or with a [`Status`].
 //! * A receiver without a posted buffer makes the send fail with [`Status::ReceiverNotReady`]
 //!   after the device's own retries; the datagram was then *not* delivered.
-//! * An RDMA read or write touches remote memory after key, bounds and access were checked, or
-//!   completes with [`Status::RemoteBadAddress`]. The remote side takes no part and is not told,
-//!   except by the immediate data of a write.
+//! * An RDMA read or write accesses remote memory after key, bounds and access were checked, or completes
+//!   with [`Status::RemoteBadAddress`]. The remote side gets no completion, except for the immediate data
+//!   of a write.
 //!
 //! # Example
 //!
@@ -104,6 +103,8 @@
 
 extern crate alloc;
 
+mod error;
+mod status;
 mod tag_list;
 
 use alloc::boxed::Box;
@@ -112,12 +113,14 @@ use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 use core::time::Duration;
 
+pub use error::DeviceError;
+pub use status::Status;
 pub use tag_list::{NoTagList, TagChange, TagCommand, TagList, TagListLimits, TagReport};
 
 /// A point in time, in nanoseconds since an origin that the caller chooses.
 ///
-/// Engines and devices have no clock of their own: the caller passes `now`, real or virtual, and
-/// it must never go back.
+/// Engines and devices have no clock: the caller passes `now`, real or virtual, which must never
+/// decrease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
@@ -181,7 +184,7 @@ impl fmt::Debug for Gid {
     }
 }
 
-/// Queue pair number, unique on one interface among the queue pairs that live.
+/// Queue pair number, unique on one interface among its existing queue pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Qpn(pub u16);
 
@@ -189,24 +192,24 @@ pub struct Qpn(pub u16);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Qkey(pub u32);
 
-/// Number of an address handle: a remote interface as this device knows it.
+/// Number of an address handle: this device's name of a remote interface.
 ///
-/// The same GID has the same number for as long as a handle to it lives.
+/// A GID keeps its number as long as a handle to it exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressHandle(pub u16);
 
-/// The caller's name for a posted send, given back with its completion.
+/// Work request id: chosen by the caller, returned in the completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkId(pub u64);
 
-/// Where a queue pair can be reached.
+/// The address of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct QueuePairAddress {
     /// The interface.
     pub gid: Gid,
-    /// The queue pair on it.
+    /// The queue pair's number.
     pub qpn: Qpn,
-    /// The key that senders must present.
+    /// The key that senders must use.
     pub qkey: Qkey,
 }
 
@@ -215,24 +218,24 @@ pub struct QueuePairAddress {
 pub struct Destination {
     /// The remote interface.
     pub address_handle: AddressHandle,
-    /// The queue pair there.
+    /// The remote queue pair.
     pub qpn: Qpn,
     /// Its key.
     pub qkey: Qkey,
 }
 
-/// Who sent a datagram, as far as the device knows.
+/// The sender of a datagram, as far as the device knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Source {
     /// The sender's interface, if an address handle for it exists here.
     pub address_handle: Option<AddressHandle>,
     /// The sender's queue pair.
     pub qpn: Qpn,
-    /// The sender's interface when no address handle for it exists and the device can tell.
+    /// The sender's interface if no address handle for it exists and the device reports it.
     pub gid: Option<Gid>,
 }
 
-/// What a device is and can do.
+/// Identity and limits of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttributes {
     /// Name, unique on this host.
@@ -251,25 +254,25 @@ pub struct DeviceAttributes {
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
-    /// What it does to memory of remote interfaces.
+    /// Its RDMA operations.
     pub rdma: Rdma,
     /// Most bytes of one RDMA operation.
     pub max_rdma_size: u64,
 }
 
-/// What a device does to memory of remote interfaces.
+/// RDMA operations of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rdma {
-    /// It can read.
+    /// RDMA read.
     pub read: bool,
-    /// It can write.
+    /// RDMA write.
     pub write: bool,
-    /// The immediate data of a write takes no receive buffer at the target.
+    /// Immediate data of a write takes no receive buffer at the target.
     pub unsolicited_write_receive: bool,
 }
 
 impl Rdma {
-    /// Neither.
+    /// No RDMA.
     pub const NONE: Self = Self { read: false, write: false, unsolicited_write_receive: false };
     /// Reads and writes; immediate data takes a receive buffer.
     pub const READ_WRITE: Self = Self { read: true, write: true, unsolicited_write_receive: false };
@@ -292,207 +295,10 @@ impl Default for DeviceAttributes {
     }
 }
 
-/// Why a posted operation failed, by the numbers of the EFA device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Status {
-    /// 1: the queue pair was destroyed or failed with the operation outstanding.
-    Flushed,
-    /// 2: internal error of the local queue pair.
-    QueuePairInternal,
-    /// 3: operation not supported.
-    UnsupportedOperation,
-    /// 4: no such address handle.
-    BadAddressHandle,
-    /// 5: local memory key not valid.
-    BadLocalKey,
-    /// 6: local length out of range.
-    BadLength,
-    /// 7: remote address, key or access not valid.
-    RemoteBadAddress,
-    /// 8: the remote side was reset.
-    RemoteAbort,
-    /// 9: no such queue pair at the remote interface.
-    BadDestinationQpn,
-    /// 10: the receiver had no buffer posted.
-    ReceiverNotReady,
-    /// 11: the datagram did not fit the receiver's buffer.
-    RemoteBadLength,
-    /// 12: unexpected answer of the remote side.
-    BadStatus,
-    /// 13: the remote side stopped answering.
-    UnresponsiveRemote,
-    /// 14: the remote side does not know the sender.
-    UnknownPeer,
-    /// 15: the remote side was never reachable.
-    UnreachableRemote,
-}
-
-impl Status {
-    /// The device's number for it.
-    #[must_use]
-    pub const fn code(self) -> u8 {
-        match self {
-            Self::Flushed => 1,
-            Self::QueuePairInternal => 2,
-            Self::UnsupportedOperation => 3,
-            Self::BadAddressHandle => 4,
-            Self::BadLocalKey => 5,
-            Self::BadLength => 6,
-            Self::RemoteBadAddress => 7,
-            Self::RemoteAbort => 8,
-            Self::BadDestinationQpn => 9,
-            Self::ReceiverNotReady => 10,
-            Self::RemoteBadLength => 11,
-            Self::BadStatus => 12,
-            Self::UnresponsiveRemote => 13,
-            Self::UnknownPeer => 14,
-            Self::UnreachableRemote => 15,
-        }
-    }
-
-    /// What the device's number means; `None` for 0, which is success, and for numbers to come.
-    #[must_use]
-    pub const fn from_code(code: u8) -> Option<Self> {
-        Some(match code {
-            1 => Self::Flushed,
-            2 => Self::QueuePairInternal,
-            3 => Self::UnsupportedOperation,
-            4 => Self::BadAddressHandle,
-            5 => Self::BadLocalKey,
-            6 => Self::BadLength,
-            7 => Self::RemoteBadAddress,
-            8 => Self::RemoteAbort,
-            9 => Self::BadDestinationQpn,
-            10 => Self::ReceiverNotReady,
-            11 => Self::RemoteBadLength,
-            12 => Self::BadStatus,
-            13 => Self::UnresponsiveRemote,
-            14 => Self::UnknownPeer,
-            15 => Self::UnreachableRemote,
-            _ => return None,
-        })
-    }
-
-    /// Whether it says that the peer is gone: reset, unknown, silent or never there.
-    #[must_use]
-    pub const fn is_peer_gone(self) -> bool {
-        matches!(
-            self,
-            Self::RemoteAbort
-                | Self::BadDestinationQpn
-                | Self::UnresponsiveRemote
-                | Self::UnreachableRemote
-        )
-    }
-}
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Flushed => "flushed",
-            Self::QueuePairInternal => "internal error of the queue pair",
-            Self::UnsupportedOperation => "operation not supported",
-            Self::BadAddressHandle => "no such address handle",
-            Self::BadLocalKey => "local memory key not valid",
-            Self::BadLength => "local length out of range",
-            Self::RemoteBadAddress => "remote address, key or access not valid",
-            Self::RemoteAbort => "the remote side was reset",
-            Self::BadDestinationQpn => "no such queue pair at the remote side",
-            Self::ReceiverNotReady => "receiver not ready",
-            Self::RemoteBadLength => "the datagram did not fit the receiver's buffer",
-            Self::BadStatus => "unexpected answer of the remote side",
-            Self::UnresponsiveRemote => "the remote side stopped answering",
-            Self::UnknownPeer => "the remote side does not know the sender",
-            Self::UnreachableRemote => "the remote side was never reachable",
-        })
-    }
-}
-
-/// Why a call of the device failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DeviceError {
-    /// The queue holds as much as it can; try again after completions.
-    #[error("queue full: {depth} outstanding")]
-    QueueFull {
-        /// Its depth.
-        depth: usize,
-    },
-    /// A length is out of range.
-    #[error("{length} bytes given, at most {limit} allowed")]
-    TooLong {
-        /// What was asked for.
-        length: u64,
-        /// What the device allows.
-        limit: u64,
-    },
-    /// The address names no interface.
-    #[error("not an address of an interface: {gid}")]
-    BadAddress {
-        /// The address.
-        gid: Gid,
-    },
-    /// No such address handle.
-    #[error("no address handle {handle:?}")]
-    BadAddressHandle {
-        /// The handle.
-        handle: AddressHandle,
-    },
-    /// A range is not all in its memory region.
-    #[error("bytes {offset} to {offset}+{length} are not all in a region of {region} bytes")]
-    OutOfRegion {
-        /// Where the range begins.
-        offset: usize,
-        /// Its length.
-        length: usize,
-        /// Length of the region.
-        region: usize,
-    },
-    /// The device can't do this.
-    #[error("the device has no {operation}")]
-    Unsupported {
-        /// What was asked for.
-        operation: &'static str,
-    },
-    /// A table of the device is full.
-    #[error("no room for another {object}: the limit is {limit}")]
-    LimitReached {
-        /// What there would be too many of.
-        object: &'static str,
-        /// How many there can be.
-        limit: usize,
-    },
-    /// The device is not there.
-    #[error("no device: {reason}")]
-    Absent {
-        /// What was looked for and not found.
-        reason: String,
-    },
-    /// The operating system refused.
-    #[error("{operation} failed: {reason}")]
-    System {
-        /// The call and its object.
-        operation: String,
-        /// The error number of the operating system.
-        errno: i32,
-        /// The operating system's words for it, with the number.
-        reason: String,
-    },
-    /// Something on the host is not as this device left it.
-    #[error("{object}: {reason}")]
-    Inconsistent {
-        /// The file or object.
-        object: String,
-        /// What is wrong.
-        reason: String,
-    },
-}
-
-/// A post that was refused; the packet comes back.
+/// A refused post, with the packet.
 #[derive(Debug)]
 pub struct PostError<P> {
-    /// Why.
+    /// The reason.
     pub error: DeviceError,
     /// The packet.
     pub packet: P,
@@ -501,31 +307,31 @@ pub struct PostError<P> {
 /// A datagram to be sent.
 #[derive(Debug)]
 pub struct SendRequest<P> {
-    /// The caller's name for it.
+    /// Chosen by the caller, returned in the completion.
     pub id: WorkId,
     /// The buffer; its first `length` bytes are sent.
     pub packet: P,
     /// Bytes to send.
     pub length: usize,
-    /// Where to.
+    /// The target.
     pub destination: Destination,
-    /// 32 bits that the target's completion tells, beside the datagram.
+    /// 32 bits that the target's completion carries, beside the datagram.
     pub immediate: Option<u32>,
 }
 
-/// A part of a memory region on this side.
+/// A range of a local memory region.
 #[derive(Clone, Debug)]
 pub struct RegionRange<R> {
     /// The region.
     pub region: R,
-    /// Where the part begins.
+    /// Offset of its first byte.
     pub offset: usize,
     /// Its length in bytes.
     pub length: usize,
 }
 
 impl<R: Region> RegionRange<R> {
-    /// Whether all of it lies in the region.
+    /// Checks that all of it is in the region.
     ///
     /// # Errors
     /// [`DeviceError::OutOfRegion`].
@@ -537,81 +343,82 @@ impl<R: Region> RegionRange<R> {
     }
 }
 
-/// Memory of a remote interface, as it names it.
+/// Memory of a remote interface, in the terms of that interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RemoteMemory {
     /// Address of the first byte.
     pub address: u64,
-    /// Key of the region that it lies in.
+    /// Key of its region.
     pub key: u32,
 }
 
 /// An RDMA read or write.
 #[derive(Clone, Debug)]
 pub struct RdmaRequest<R> {
-    /// The caller's name for it.
+    /// Chosen by the caller, returned in the completion.
     pub id: WorkId,
-    /// The memory on this side, which the device holds until the operation completes.
+    /// The local memory, which the device holds until the operation completes.
     pub local: RegionRange<R>,
-    /// As many bytes on the other side.
+    /// The remote memory, of the same length.
     pub remote: RemoteMemory,
-    /// A queue pair on the other side. Its key is not checked.
+    /// A queue pair of the remote interface. Its key is not checked.
     pub destination: Destination,
 }
 
-/// Something that a queue pair finished.
+/// A completion queue entry.
 #[derive(Debug)]
 pub enum Completion<P> {
-    /// A send ended; `Ok` means that the datagram lies in a receive buffer of the target.
+    /// A send completed; `Ok` means that the datagram is in a receive buffer of the target.
     Send {
-        /// The name given when it was posted.
+        /// [`SendRequest::id`].
         id: WorkId,
-        /// Its buffer.
+        /// The send buffer.
         packet: P,
-        /// How it ended.
+        /// The result.
         result: Result<(), Status>,
     },
     /// A datagram arrived.
     Receive {
-        /// The buffer it lies in.
+        /// The receive buffer with the datagram.
         packet: P,
-        /// Its length in bytes.
+        /// Length of the datagram in bytes.
         length: usize,
-        /// Who sent it.
+        /// The sender.
         source: Source,
-        /// What was sent beside it.
+        /// [`SendRequest::immediate`].
         immediate: Option<u32>,
     },
-    /// An RDMA read or write ended. After a failure any part of it may have been done.
+    /// An RDMA read or write completed. A failed one may have copied some of its bytes.
     Rdma {
-        /// The name given when it was posted.
+        /// [`SendRequest::id`].
         id: WorkId,
-        /// How it ended.
+        /// The result.
         result: Result<(), Status>,
     },
-    /// A remote interface wrote into memory here and sent immediate data with that.
+    /// A remote interface wrote local memory, with immediate data.
     Written {
         /// The immediate data.
         immediate: u32,
         /// Bytes written.
         length: u64,
-        /// Who wrote.
+        /// The writer.
         source: Source,
-        /// The receive buffer that it took, unless [`Rdma::unsolicited_write_receive`].
+        /// The receive buffer that the immediate data took, unless
+        /// [`Rdma::unsolicited_write_receive`].
         packet: Option<P>,
     },
 }
 
-/// How a queue pair is to be made.
+/// Options of a new queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairOptions {
-    /// The key that senders must present.
+    /// The key that senders must use.
     pub qkey: Qkey,
     /// Most sends outstanding, at most [`DeviceAttributes::max_send`].
     pub send_depth: usize,
     /// Most receive buffers posted, at most [`DeviceAttributes::max_receive`].
     pub receive_depth: usize,
-    /// How often the device tries again when the receiver is not ready; 7 means for ever.
+    /// How often the device retries when the receiver is not ready (RNR); 7 means without end.
     pub rnr_retry: u8,
 }
 
@@ -630,26 +437,26 @@ pub trait QueuePair {
     /// Its tag list: [`NoTagList`], unless the device matches tagged messages itself.
     type TagList: TagList;
 
-    /// Whether the receive buffers are the application's, which gets them with the messages in them.
-    /// No device says so, but a caller that wraps a queue pair may, for an engine that knows of it.
+    /// Whether received packets are handed to the application in their buffers. False for devices; an engine
+    /// that receives in place wraps a queue pair to set it.
     const IN_PLACE: bool = false;
 
     /// The device's attributes, with `max_send` and `max_receive` as granted to this queue pair.
     fn attributes(&self) -> &DeviceAttributes;
 
-    /// Where this queue pair can be reached.
+    /// The queue pair's address.
     fn address(&self) -> QueuePairAddress;
 
-    /// The handle for an interface; a second call for one GID gives the same handle and counts it.
+    /// The handle for an interface. A second call for the same GID returns the same handle, counted again.
     ///
     /// # Errors
     /// [`DeviceError::BadAddress`] for the zero GID, [`DeviceError::LimitReached`].
     fn create_address_handle(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError>;
 
-    /// Gives one count of a handle back. Unknown handles are ignored.
+    /// Releases one count of a handle. Unknown handles are ignored.
     fn destroy_address_handle(&mut self, handle: AddressHandle);
 
-    /// A new packet buffer. Dropping it gives the memory back.
+    /// A new packet buffer. Dropping it frees the memory.
     ///
     /// # Errors
     /// When the device can't register more memory.
@@ -665,25 +472,23 @@ pub trait QueuePair {
         request: SendRequest<Self::Packet>,
     ) -> Result<(), PostError<Self::Packet>>;
 
-    /// Queues a buffer for a datagram to come.
+    /// Queues a buffer for a datagram to be received.
     ///
     /// # Errors
     /// [`DeviceError::QueueFull`] when `max_receive` buffers are posted.
     fn post_receive(&mut self, packet: Self::Packet) -> Result<(), PostError<Self::Packet>>;
 
-    /// Registers memory, which belongs to the region from then on.
+    /// Registers memory, which then belongs to the region.
     ///
     /// # Errors
-    /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`], [`DeviceError::Unsupported`]; the
-    /// memory comes back. A device without RDMA needs no method of its own, here and in the three
-    /// that follow.
+    /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`], [`DeviceError::Unsupported`], with the
+    /// memory. A device without RDMA doesn't implement this method and the next three.
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<Self::Region, RegisterError> {
         let _ = access;
         Err(RegisterError { error: DeviceError::Unsupported { operation: "registration" }, memory })
     }
 
-    /// The registered memory that remote interfaces name by `key`, whichever handle of the device
-    /// registered it.
+    /// The memory region with this remote key, also if another queue pair of the device registered it.
     fn region(&self, key: u32) -> Option<Self::Region> {
         let _ = key;
         None
@@ -700,8 +505,8 @@ pub trait QueuePair {
         Err(DeviceError::Unsupported { operation: "RDMA read" })
     }
 
-    /// Queues a write of `local` into remote memory. It counts as a send. With `immediate` the
-    /// target is told by a [`Completion::Written`].
+    /// Queues a write of `local` into remote memory. It counts as a send. With `immediate` the target gets
+    /// a [`Completion::Written`].
     ///
     /// # Errors
     /// As [`post_read`](Self::post_read).
@@ -714,13 +519,13 @@ pub trait QueuePair {
         Err(DeviceError::Unsupported { operation: "RDMA write" })
     }
 
-    /// From here to [`release`](Self::release) the device may keep posts back, so that several go with
-    /// one doorbell. Only a caller that releases soon may call it. Posts are accepted or refused as
-    /// ever; one that was accepted and can't be done after all completes with a failure. A device that
-    /// gains nothing by it needs no method of its own, here and in the next.
+    /// Until [`release`](Self::release) the device may hold posts back, to start several with one doorbell.
+    /// The caller must release soon. Posts are accepted or refused as usual; an accepted post that can't be
+    /// started later completes with a failure. A device without doorbells to save doesn't implement this
+    /// method and the next.
     fn hold(&mut self) {}
 
-    /// Posts that were kept back since [`hold`](Self::hold) go now.
+    /// Starts the posts held back since [`hold`](Self::hold).
     fn release(&mut self) {}
 
     /// The tag list of a device that matches tagged messages itself; `None` for all others.
@@ -728,53 +533,53 @@ pub trait QueuePair {
         None
     }
 
-    /// Moves the device on to `now` and takes one completion.
+    /// Advances the device to `now` and takes one completion.
     fn poll(&mut self, now: Time) -> Option<Completion<Self::Packet>>;
 
-    /// When [`poll`](Self::poll) should next be called although nothing was posted, if that is
-    /// known; devices with a clock of their own answer `None`.
+    /// When [`poll`](Self::poll) should next be called if nothing is posted before, if that is known.
+    /// Devices with a clock of their own return `None`.
     fn next_event(&self) -> Option<Time>;
 }
 
-/// What may be done with a memory region.
+/// Remote access to a memory region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// Remote interfaces may read it.
+    /// Remote interfaces may read the region.
     pub remote_read: bool,
-    /// Remote interfaces may write it.
+    /// Remote interfaces may write the region.
     pub remote_write: bool,
 }
 
-/// Registered memory. It stays registered until the last clone of its handle is dropped.
+/// A handle of registered memory, which stays registered until the last clone is dropped.
 ///
-/// Remote interfaces may read and write it at any time, so it is reached by copying and never by
+/// Remote interfaces may read and write the memory at any time, so it is accessed by copies, never by
 /// reference.
 pub trait Region: Clone + fmt::Debug {
     /// Length in bytes.
     fn length(&self) -> usize;
-    /// Address of the first byte as remote interfaces name it.
+    /// Address of the first byte in RDMA requests.
     fn remote_address(&self) -> u64;
-    /// The key that remote interfaces present.
+    /// The key in RDMA requests.
     fn remote_key(&self) -> u32;
-    /// What was allowed.
+    /// The remote access that was granted.
     fn access(&self) -> Access;
-    /// Copies bytes out, from `offset` on; gives how many there were.
+    /// Copies bytes out, from `offset` on. Returns their number.
     fn read(&self, offset: usize, into: &mut [u8]) -> usize;
-    /// Copies bytes in, from `offset` on; gives how many fitted.
+    /// Copies bytes in, from `offset` on. Returns the number that fitted.
     fn write(&self, offset: usize, from: &[u8]) -> usize;
-    /// Copies `bytes.len()` bytes out, from `offset` on, has them changed and copies them back;
-    /// gives how many there were. No other call of a method of the region comes in between. What
-    /// remote interfaces do may.
+    /// Copies `bytes.len()` bytes out, from `offset` on, calls `change` with them and copies them back.
+    /// Returns their number. It is atomic with respect to other methods of the region, but not to
+    /// remote interfaces.
     fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize;
-    /// Ends the registration and gives the memory back.
+    /// Ends the registration and returns the memory.
     ///
     /// # Errors
-    /// The handle itself, if it isn't the only one: another clone, or an operation of the device,
-    /// has one too. Likewise if a remote interface doesn't come to an end with what it has begun.
+    /// The handle itself, if a clone of it exists, perhaps in an operation of the device, or if a remote
+    /// interface doesn't finish an access that it has begun.
     fn reclaim(self) -> Result<Box<[u8]>, Self>;
 }
 
-/// The regions of a device without RDMA: there are none.
+/// The region type of a device without RDMA: it has no values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRegion {}
 
@@ -805,10 +610,10 @@ impl Region for NoRegion {
     }
 }
 
-/// A registration that was refused; the memory comes back.
+/// A refused registration, with the memory.
 #[derive(Debug)]
 pub struct RegisterError {
-    /// Why.
+    /// The reason.
     pub error: DeviceError,
     /// The memory.
     pub memory: Box<[u8]>,
@@ -821,23 +626,23 @@ pub trait Device {
     /// Its memory regions.
     type Region: Region;
 
-    /// What it is and can do.
+    /// Its identity and limits.
     fn attributes(&self) -> &DeviceAttributes;
 
     /// Its global identifier.
     fn gid(&self) -> Gid;
 
-    /// Makes a queue pair.
+    /// Creates a queue pair.
     ///
     /// # Errors
-    /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`] for a depth above the attributes',
+    /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`] for a depth above the device's,
     /// [`DeviceError::System`].
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<Self::QueuePair, DeviceError>;
 
-    /// Registers memory, which belongs to the region from then on.
+    /// Registers memory, which then belongs to the region.
     ///
     /// # Errors
-    /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`]; the memory comes back.
+    /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`], with the memory.
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<Self::Region, RegisterError>;
 }
 
@@ -854,25 +659,11 @@ mod tests {
     }
 
     #[test]
-    fn gid_reads_as_ipv6() {
+    fn gid_displays_as_ipv6() {
         let mut gid = Gid::ZERO;
         gid.0[0] = 0xfe;
         gid.0[1] = 0x80;
         gid.0[15] = 1;
         assert_eq!(alloc::format!("{gid}"), "fe80::1");
-    }
-
-    #[test]
-    fn every_number_has_its_status() {
-        for code in 1..=15 {
-            assert_eq!(Status::from_code(code).map(Status::code), Some(code));
-        }
-        assert_eq!((Status::from_code(0), Status::from_code(16)), (None, None));
-    }
-
-    #[test]
-    fn gone_peers() {
-        assert!(Status::BadDestinationQpn.is_peer_gone());
-        assert!(!Status::ReceiverNotReady.is_peer_gone());
     }
 }

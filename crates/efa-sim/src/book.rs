@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use efa_device::{AddressHandle, DeviceError, Gid};
 
-/// Interfaces by number, counted: a number stays with its GID until the last count is given back.
+/// Interfaces by number, counted: a number belongs to its GID until the last count is released.
 #[derive(Debug)]
 pub(crate) struct AddressBook {
     limit: usize,
@@ -21,7 +21,7 @@ struct Entry {
     count: u64,
 }
 
-/// The number that means "unknown" in completions of the device, and so is never given out.
+/// The number for "unknown" in the device's completions, which is never assigned.
 const UNKNOWN: u16 = 0xffff;
 
 impl AddressBook {
@@ -34,7 +34,7 @@ impl AddressBook {
         }
     }
 
-    /// The number of `gid`, one count more.
+    /// The number of `gid`, counted once more.
     pub(crate) fn acquire(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
         if gid == Gid::ZERO {
             return Err(DeviceError::BadAddress { gid });
@@ -48,7 +48,7 @@ impl AddressBook {
         if self.entries.len() >= self.limit {
             return Err(DeviceError::LimitReached { object: "address handle", limit: self.limit });
         }
-        // Numbers are given out in turn, so that one just freed is not soon mistaken for another.
+        // Numbers are assigned in turn, so that one just freed is not soon reused.
         while self.next == UNKNOWN || self.entries.contains_key(&AddressHandle(self.next)) {
             self.next = self.next.wrapping_add(1);
         }
@@ -59,7 +59,7 @@ impl AddressBook {
         Ok(handle)
     }
 
-    /// Gives `count` counts back; true if the number is free now.
+    /// Releases `count` counts. Returns whether the number is free now.
     pub(crate) fn release(&mut self, handle: AddressHandle, count: u64) -> bool {
         let Some(entry) = self.entries.get_mut(&handle) else { return false };
         entry.count = entry.count.saturating_sub(count);
@@ -136,7 +136,7 @@ impl Book {
     }
 }
 
-/// The counts that one queue pair holds, given back together when it is dropped.
+/// The counts that one queue pair holds; it releases all when it is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct HeldHandles(BTreeMap<AddressHandle, u64>);
 
@@ -145,7 +145,7 @@ impl HeldHandles {
         *self.0.entry(handle).or_default() += 1;
     }
 
-    /// True if a count was held, which is then gone.
+    /// Removes a count. Returns whether one was held.
     pub(crate) fn take(&mut self, handle: AddressHandle) -> bool {
         let Some(count) = self.0.get_mut(&handle) else { return false };
         *count -= 1;
@@ -168,7 +168,7 @@ mod tests {
     const B: Gid = Gid([2; 16]);
 
     #[test]
-    fn a_number_lives_as_long_as_its_last_count() {
+    fn number_belongs_to_its_gid_until_the_last_release() {
         let mut book = AddressBook::new(1);
         let a = book.acquire(A).unwrap();
         assert_eq!(book.acquire(A), Ok(a));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_zero_gid_and_the_unknown_number_are_never_given() {
+    fn zero_gid_is_refused_and_unknown_number_is_never_assigned() {
         let mut book = AddressBook::new(usize::MAX);
         assert_eq!(book.acquire(Gid::ZERO), Err(DeviceError::BadAddress { gid: Gid::ZERO }));
         for n in 0..u32::from(UNKNOWN) {

@@ -1,20 +1,38 @@
-//! Captures: what passed on a link, as a pcapng file, written and read.
+//! Captures: pcapng files of the packets that passed on a link, written and read.
 //!
-//! The file opens in Wireshark and can be read by every pcapng library. It has one interface,
-//! named after the device, with times in nanoseconds and link type 147 (`USER0`). Each packet
-//! stands behind a pseudo header of 40 bytes, numbers little-endian:
+//! The file opens in Wireshark, and any pcapng library reads it. It has one section with one interface:
+//! `if_name` is the device's name, the link type 147 (`LINKTYPE_USER0`), `if_tsresol` 9 (nanoseconds).
+//! Each enhanced packet block is one [event](PacketEvent) of one packet, never cut. Its data is a pseudo
+//! header of 40 bytes, then the packet. Integers are little-endian; GIDs are in network byte order, as in
+//! an IPv6 header.
 //!
-//! | offset | bytes | what |
+//! | offset | bytes | content |
 //! |---|---|---|
 //! | 0 | 1 | version of this header: 1 |
-//! | 1 | 1 | what happened: 0 sent, 1 received, 2 failed |
-//! | 2 | 1 | status number of the device if failed, else 0 |
-//! | 3 | 1 | 0 |
+//! | 1 | 1 | event: 0 sent, 1 received, 2 failed |
+//! | 2 | 1 | if failed, the [status number](Status::code) of the EFA device, 1 to 15; else 0 |
+//! | 3 | 1 | reserved: written as 0, ignored when read |
 //! | 4 | 2 | queue pair number of the source |
 //! | 6 | 2 | queue pair number of the destination |
 //! | 8 | 16 | GID of the source |
 //! | 24 | 16 | GID of the destination |
-//! | 40 | | the packet as the device carried it |
+//! | 40 | | the packet: EFA RDM protocol headers and payload |
+//!
+//! Only datagrams are captured: RDMA reads and writes move bytes without packets. Immediate data of a
+//! send is not part of the packet and not in the file. Where the capture has both ends, a packet is
+//! there twice: `sent` and then `received` or `failed`.
+//!
+//! # Times
+//!
+//! A time is a [`Time`] that the program gave to a poll, so its origin and precision are the program's.
+//!
+//! * On the shm and tcp links all events bear the time of the queue pair's latest poll that had to look
+//!   for completions (a poll that returns one already queued doesn't count). A packet that was received
+//!   or failed bears the time of the poll that found it. A packet that was sent bears the time of the
+//!   last such poll *before* it was posted: all packets posted between two polls, as the segments of
+//!   one message, bear the same time, and the differences of their times are no measure of bandwidth.
+//! * On the local link the time is virtual: `sent` is the fabric's time, `received` and `failed` the
+//!   simulated moment of the event, to the nanosecond.
 //!
 //! # Example
 //!
@@ -44,7 +62,7 @@ use std::io::{self, BufWriter, Chain, Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use efa_device::{Gid, Qpn, Time};
+use efa_device::{Gid, Qpn, Status, Time};
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
@@ -54,7 +72,7 @@ use pcap_file::{DataLink, PcapError};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use crate::record::{PacketEvent, QueuePairId, Record, Sink, status_from_code};
+use crate::record::{PacketEvent, QueuePairId, Record, Sink};
 
 /// Link type of the file's interface.
 const LINK_TYPE: DataLink = DataLink::USER0;
@@ -62,21 +80,21 @@ const LINK_TYPE: DataLink = DataLink::USER0;
 const VERSION: u8 = 1;
 /// Length of the pseudo header.
 const HEADER: usize = 40;
-/// Most interfaces and options of these in a section: the library keeps all, in more memory than they take
-/// in the file.
+/// Most interfaces and interface options in a section. The library keeps all of them, in more memory than
+/// they take in the file.
 const MOST_DESCRIBED: usize = 4096;
 /// `if_tsresol` for nanoseconds; the format's own default is 6, microseconds.
 const NANOSECONDS: u8 = 9;
 
-/// Why a capture can't be written or read.
+/// Why a capture could not be written or read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaptureError {
     /// The operating system refused.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The file is no pcapng file, or damaged.
-    #[error("not a sound pcapng file: {reason}")]
+    /// Not a pcapng file, or a damaged one.
+    #[error("not a valid pcapng file: {reason}")]
     Format {
         /// What is wrong.
         reason: String,
@@ -87,41 +105,41 @@ pub enum CaptureError {
         /// The interface's number.
         interface: u32,
     },
-    /// The packets are of another kind.
+    /// The file's link type is another.
     #[error("link type {found}, expected 147 (USER0)")]
     LinkType {
         /// The file's link type.
         found: u32,
     },
-    /// A packet was cut when it was captured.
-    #[error("packet of {length} bytes of which {captured} were captured")]
+    /// A packet was captured in part.
+    #[error("only {captured} of a packet's {length} bytes were captured")]
     Cut {
         /// Its length with the pseudo header.
         length: u32,
-        /// What there is.
+        /// Captured bytes.
         captured: usize,
     },
-    /// No room for the pseudo header.
-    #[error("{length} bytes, fewer than the 40 of the pseudo header")]
+    /// Shorter than the pseudo header.
+    #[error("packet of {length} bytes, shorter than the pseudo header of 40")]
     Short {
-        /// Bytes there are.
+        /// Its length.
         length: usize,
     },
     /// A pseudo header of another version.
-    #[error("pseudo header of version {found}, expected 1")]
+    #[error("pseudo header has version {found}, expected 1")]
     Version {
         /// The version.
         found: u8,
     },
-    /// A number in the pseudo header means nothing.
+    /// A field of the pseudo header has an undefined value.
     #[error("pseudo header: {field} is {found}")]
     Field {
-        /// Which.
+        /// The field.
         field: &'static str,
         /// Its value.
         found: u8,
     },
-    /// A time beyond 2^64 nanoseconds, or in units that are none.
+    /// A time beyond 2^64 nanoseconds, or an invalid resolution.
     #[error("time out of range: {ticks} units of resolution {resolution:#04x}")]
     Time {
         /// The file's number.
@@ -144,9 +162,9 @@ impl From<PcapError> for CaptureError {
     }
 }
 
-/// A capture file being written. Dropping it flushes it.
+/// A capture file being written. Dropping it flushes the file.
 ///
-/// As a [`Sink`] it remembers its first error and writes no more; [`finish`](Self::finish) tells.
+/// As a [`Sink`] it stops at the first error, which [`finish`](Self::finish) returns.
 pub struct Capture<W: Write> {
     writer: PcapNgWriter<BufWriter<W>>,
     scratch: Vec<u8>,
@@ -154,11 +172,10 @@ pub struct Capture<W: Write> {
 }
 
 impl Capture<File> {
-    /// A new file at `path`, in place of one that is there unless another capture is being written into
-    /// it, for the device called `interface`.
+    /// Creates the file `path` for the device named `interface`. An existing file is overwritten.
     ///
     /// # Errors
-    /// [`CaptureError::Io`].
+    /// [`CaptureError::Io`], also if another process is writing a capture to this file.
     pub fn create(path: impl AsRef<Path>, interface: &str) -> Result<Self, CaptureError> {
         let file = File::options().create(true).write(true).truncate(false).open(path)?;
         if file.metadata()?.is_file() {
@@ -172,7 +189,7 @@ impl Capture<File> {
 }
 
 impl<W: Write> Capture<W> {
-    /// Writes to `writer`, for the device called `interface`.
+    /// Writes to `writer`, for the device named `interface`.
     ///
     /// # Errors
     /// [`CaptureError::Io`].
@@ -206,10 +223,10 @@ impl<W: Write> Capture<W> {
         Ok(())
     }
 
-    /// Flushes, and gives what it was written to.
+    /// Flushes and returns the writer.
     ///
     /// # Errors
-    /// The first error that it met, even as a sink.
+    /// The first error, also one of [`Sink::record`].
     pub fn finish(self) -> Result<W, CaptureError> {
         match self.failed {
             Some(error) => Err(error),
@@ -223,7 +240,7 @@ impl<W: Write + Send> Sink for Capture<W> {
         if self.failed.is_none() {
             self.failed = self.write(record).err();
             if let Some(error) = &self.failed {
-                tracing::warn!(%error, "capture ends");
+                tracing::warn!(%error, "the capture file is incomplete: writing failed");
             }
         }
     }
@@ -254,7 +271,7 @@ fn parse(time: Time, bytes: &[u8]) -> Result<Record<'static>, CaptureError> {
         (0, 0) => PacketEvent::Sent,
         (1, 0) => PacketEvent::Received,
         (2, code) => PacketEvent::Failed(
-            status_from_code(code).ok_or(CaptureError::Field { field: "status", found: code })?,
+            Status::from_code(code).ok_or(CaptureError::Field { field: "status", found: code })?,
         ),
         (0 | 1, code) => return Err(CaptureError::Field { field: "status", found: code }),
         (found, _) => return Err(CaptureError::Field { field: "event", found }),
@@ -270,7 +287,7 @@ fn parse(time: Time, bytes: &[u8]) -> Result<Record<'static>, CaptureError> {
     })
 }
 
-/// Reads a capture: an iterator of its records. After an error it ends.
+/// Reads a capture: an iterator over its records, which ends after an error.
 pub struct CaptureReader<R: Read> {
     reader: PcapNgReader<Chain<Beginning, R>>,
     /// Interfaces, and options of these, in this section so far.
@@ -398,7 +415,7 @@ mod tests {
     use super::*;
 
     fn status() -> impl Strategy<Value = Status> {
-        (1..=15u8).prop_map(|code| status_from_code(code).unwrap())
+        (1..=15u8).prop_map(|code| Status::from_code(code).unwrap())
     }
 
     prop_compose! {
@@ -445,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pseudo_header_is_as_documented() {
+    fn pseudo_header_has_the_documented_layout() {
         let mut bytes = Vec::new();
         emit(&sample(), &mut bytes);
         let mut expected = vec![1, 2, 10, 0, 2, 1, 4, 3];
@@ -456,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_of_being_wrong_has_its_error() {
+    fn each_invalid_packet_has_its_error() {
         let mut good = Vec::new();
         emit(&sample(), &mut good);
         let with = |at: usize, value: u8| {
@@ -475,18 +492,18 @@ mod tests {
         assert!(matches!(read(b"no capture at all, whatever"), Err(CaptureError::Format { .. })));
         let file = write(&[sample()]);
         assert!(matches!(read(&file[..file.len() - 1]), Err(CaptureError::Format { .. })));
-        let told = |file: &[u8]| read(file).unwrap_err().to_string();
-        assert_eq!(told(b""), "not a sound pcapng file: it is empty");
+        let error = |file: &[u8]| read(file).unwrap_err().to_string();
+        assert_eq!(error(b""), "not a valid pcapng file: it is empty");
         let pcap = [&[0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0][..], &[0; 100]].concat();
-        assert_eq!(told(&pcap), "not a sound pcapng file: it is of the older format pcap");
-        assert_eq!(told(b"text"), "not a sound pcapng file: it begins with [74, 65, 78, 74]");
-        assert_eq!(told(&file[..3]), "not a sound pcapng file: it begins with [0a, 0d, 0d]");
+        assert_eq!(error(&pcap), "not a valid pcapng file: it is of the older format pcap");
+        assert_eq!(error(b"text"), "not a valid pcapng file: it begins with [74, 65, 78, 74]");
+        assert_eq!(error(&file[..3]), "not a valid pcapng file: it begins with [0a, 0d, 0d]");
         let missing = std::env::temp_dir().join("efa-sim-no-such-capture");
         assert!(matches!(CaptureReader::open(missing), Err(CaptureError::Io(_))));
     }
 
     #[test]
-    fn a_file_is_of_one_capture_at_a_time() {
+    fn second_capture_to_the_same_file_is_refused() {
         let path = std::env::temp_dir().join(format!("efa-sim-capture-{:016x}", fastrand::u64(..)));
         let mut first = Capture::create(&path, "first").unwrap();
         let refused = Capture::create(&path, "second").err().unwrap();
@@ -500,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn other_link_types_and_lost_interfaces_are_told() {
+    fn other_link_type_and_missing_interface_are_errors() {
         let packet = |interface_id, original_len| EnhancedPacketBlock {
             interface_id,
             timestamp: Duration::ZERO,
@@ -527,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn what_describes_interfaces_is_bounded() {
+    fn number_of_interfaces_and_options_is_bounded() {
         let section = |interfaces: usize, options: usize| {
             let mut writer = PcapNgWriter::new(Vec::new()).unwrap();
             for _ in 0..interfaces {
@@ -556,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_that_fails_tells_at_the_end() {
+    fn sink_error_is_returned_by_finish() {
         struct Full;
         impl Write for Full {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

@@ -1,43 +1,43 @@
-//! Deliberate misfortune: datagrams that overtake each other, receivers that are not ready, memory
-//! that can't be registered.
+//! Faults of the shm link: reordered datagrams, receivers that are not ready (RNR), memory registrations
+//! that fail.
 //!
-//! The real device keeps no order; the shm and tcp links do. So sends wait here for a drawn number
-//! of polls, each for itself, before they go on their way. All draws of a queue pair come from the
-//! seed and its number. (The [local link](crate::local) has faults of its own.)
+//! The real device doesn't keep order; the shm and tcp links do. To reorder, each send is delayed by a
+//! random number of polls. The random numbers of a queue pair depend on the seed and its queue pair number.
+//! (The [local link](crate::local) has faults of its own.)
 
 use std::str::FromStr;
 
 use efa_device::Qpn;
 use fastrand::Rng;
 
-/// Polls that a send waits at most, the end excluded.
+/// Upper bound (exclusive) of a send's delay in polls.
 const LONGEST_WAIT: u64 = 32;
-/// Seed for receivers that are not ready if none is given.
+/// Seed for random RNR faults if `reorder` gives none.
 const SEED: u64 = 0xefa;
 
-/// What is to go wrong; nothing by default.
+/// Faults to inject; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FaultOptions {
-    /// Datagrams overtake each other, as this seed says.
+    /// Reorders datagrams, with this seed.
     pub reorder: Option<u64>,
-    /// Chance, 0 to 1, that a datagram finds the receiver not ready. It matters where the retries
-    /// of the queue pair come to an end.
+    /// Probability, 0 to 1, that a datagram fails with RNR. No effect with endless retries
+    /// (`rnr_retry` 7).
     pub receiver_not_ready: f64,
-    /// Of the datagrams of a queue pair that begin with the same byte, so many find the receiver not
-    /// ready before the first gets through. Protocols begin their datagrams with the kind.
+    /// This many datagrams of each queue pair fail with RNR for each value of their first byte, before
+    /// the first one is delivered. In the EFA RDM protocol the first byte is the packet type.
     pub not_ready_of_each: u32,
-    /// Registrations that fail.
+    /// Memory registrations that fail.
     pub refusals: Option<Refusals>,
 }
 
-/// Registrations of memory that fail as if there were too many.
+/// Memory registrations that fail as if the limit were reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusals {
-    /// The least length in bytes of those that fail.
+    /// Shortest region that fails, in bytes.
     pub least: usize,
-    /// The greatest length.
+    /// Longest region that fails, in bytes.
     pub most: usize,
-    /// How many of them fail; later ones succeed.
+    /// How many fail; later ones succeed.
     pub count: u32,
 }
 
@@ -60,7 +60,7 @@ impl FromStr for Refusals {
 }
 
 impl Refusals {
-    /// Whether the next registration, of so many bytes, fails.
+    /// Whether the next registration, of `length` bytes, fails.
     pub(crate) fn strike(&mut self, length: usize) -> bool {
         let strikes = self.count > 0 && (self.least..=self.most).contains(&length);
         self.count -= u32::from(strikes);
@@ -69,24 +69,24 @@ impl Refusals {
 }
 
 impl FaultOptions {
-    /// Nothing goes wrong.
+    /// No faults.
     pub const NONE: Self =
         Self { reorder: None, receiver_not_ready: 0.0, not_ready_of_each: 0, refusals: None };
 }
 
-/// The misfortune of one queue pair; `T` is a send.
+/// The faults of one queue pair; `T` is a send.
 #[derive(Debug)]
 pub struct Faults<T> {
     rng: Rng,
     options: FaultOptions,
     polls: u64,
     waiting: Vec<(u64, T)>,
-    /// By the first byte, how many more are to be refused; empty if none are.
+    /// RNR failures left, by the first byte; empty if there are none.
     of_each: Vec<u32>,
 }
 
 impl<T> Faults<T> {
-    /// What the options ask for.
+    /// The faults that the options ask for.
     pub fn new(options: FaultOptions, qpn: Qpn) -> Self {
         let seed = options.reorder.unwrap_or(SEED) ^ u64::from(qpn.0) << 48;
         let kinds = if options.not_ready_of_each > 0 { 1 << u8::BITS } else { 0 };
@@ -94,7 +94,7 @@ impl<T> Faults<T> {
         Self { rng: Rng::with_seed(seed), options, polls: 0, waiting: Vec::new(), of_each }
     }
 
-    /// Keeps `send` for a while; gives it back if it should go at once.
+    /// Delays `send`, or returns it if it is to be sent at once.
     #[inline]
     pub fn hold(&mut self, send: T) -> Option<T> {
         if self.options.reorder.is_none() {
@@ -105,13 +105,13 @@ impl<T> Faults<T> {
         None
     }
 
-    /// One poll later.
+    /// Counts a poll.
     #[inline]
     pub fn poll(&mut self) {
         self.polls += 1;
     }
 
-    /// A send that has waited long enough.
+    /// Takes a send whose delay is over.
     #[inline]
     pub fn due(&mut self) -> Option<T> {
         if self.waiting.is_empty() {
@@ -121,12 +121,12 @@ impl<T> Faults<T> {
         Some(self.waiting.swap_remove(at).1)
     }
 
-    /// Takes all sends that still wait.
+    /// Takes all delayed sends.
     pub fn take_all(&mut self) -> impl Iterator<Item = T> {
         std::mem::take(&mut self.waiting).into_iter().map(|(_, send)| send)
     }
 
-    /// Whether the next datagram, which is this one, finds the receiver not ready.
+    /// Whether this datagram, the next one to be sent, fails with RNR.
     #[inline]
     pub fn draw_not_ready(&mut self, datagram: &[u8]) -> bool {
         let drawn = self.options.receiver_not_ready > 0.0
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn order_is_lost_and_nothing_else() {
+    fn reordering_keeps_all_sends_and_depends_on_the_seed() {
         let mut order = run(1);
         assert_ne!(order, (0..100).collect::<Vec<_>>());
         assert_eq!(order, run(1), "the same seed gives the same order");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn without_options_nothing_happens() {
+    fn default_options_inject_no_faults() {
         let mut faults = Faults::new(FaultOptions::NONE, Qpn(1));
         assert_eq!(faults.hold(7), Some(7));
         assert!((0..1000).all(|_| !faults.draw_not_ready(b"x")));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_each_kind_are_refused() {
+    fn first_datagrams_of_each_kind_fail_with_rnr() {
         let options = FaultOptions { not_ready_of_each: 2, ..FaultOptions::NONE };
         let mut faults = Faults::<()>::new(options, Qpn(1));
         let draws = [&b"a1"[..], b"b", b"a2", b"a3", b"b", b"b", b""];
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_of_some_lengths_and_come_to_an_end() {
+    fn registrations_fail_by_length_and_count() {
         let mut refusals: Refusals = "10-20:2".parse().unwrap();
         assert_eq!(refusals, Refusals { least: 10, most: 20, count: 2 });
         let struck = [9, 10, 21, 20, 15].map(|length| refusals.strike(length));

@@ -1,17 +1,17 @@
-//! The table of a device's memory keys, as words that can be shared with other processes.
+//! The table of a device's memory keys, as words that other processes can map.
 //!
 //! ```text
 //!     0  magic | process | address of the cookie | the cookie, two words     ┐ see `shm::memory`
 //!  4096  one bit for each queue pair number that the process has             ┘
-//! 12288  slots: key | start as peers name it | start in memory | length | access | pins
+//! 12288  slots: key | remote address | address in memory | length | access | pins
 //! ```
 //!
-//! The lower bits of a key say which slot; those above change each time a slot is used, so that a
-//! key that was given back opens nothing. Every word is read as if an enemy had written it: what
-//! comes of a lie is an address of the liar's own memory.
+//! The lower bits of a key are the slot's index; the upper bits change with each use of the slot, so that
+//! a deregistered key is invalid. Words of another process are not trusted: with false ones it can only
+//! direct a copy to other addresses of its own memory.
 //!
-//! Who copies pins the slot meanwhile. Its owner takes the key away first and then waits for those who
-//! found it before, so that nobody writes to memory that has become somebody else's.
+//! A process that copies pins the slot for that time. The owner removes the key first and then waits until
+//! the slot isn't pinned, so that no copy ends up in memory that was freed.
 
 #![allow(unsafe_code)]
 
@@ -24,7 +24,7 @@ use crate::map::Map;
 /// Most regions of a device.
 pub const MAX_REGIONS: usize = 1 << INDEX_BITS;
 
-/// Bits of a key that say which slot.
+/// Bits of a key that are the slot's index.
 pub(crate) const INDEX_BITS: u32 = 14;
 const NUMBERS: usize = 4096;
 const SLOTS: usize = NUMBERS + (1 << 16) / 8;
@@ -32,12 +32,12 @@ const SLOT: usize = 48;
 /// Bytes of a table.
 pub(crate) const LENGTH: usize = SLOTS + SLOT * MAX_REGIONS;
 
-/// Bits of the last word of a slot, by the numbers of verbs.
+/// Bits of the access word, numbered as `IBV_ACCESS_*`.
 const LOCAL_WRITE: u64 = 1;
 const REMOTE_WRITE: u64 = 1 << 1;
 const REMOTE_READ: u64 = 1 << 2;
 
-/// What somebody wants to do with a region.
+/// A kind of access to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// Send from it, or write it to a remote interface.
@@ -61,23 +61,24 @@ impl Use {
     }
 }
 
-/// What a slot says of a region.
+/// The content of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
-    /// Address of the first byte as remote interfaces name it.
+    /// Address of the first byte in RDMA requests.
     pub(crate) start: u64,
-    /// And where it is.
+    /// Address of the first byte in the owner's memory.
     pub(crate) memory: u64,
     pub(crate) length: u64,
     pub(crate) local_write: bool,
     pub(crate) access: Access,
 }
 
-/// A table, ours or another process's.
+/// A table of this or another process.
 #[derive(Debug)]
 pub(crate) struct Slots(Map);
 
-// SAFETY: the map is reached through atomics alone.
+// SAFETY: `Slots` accesses its map through `Map::words` only, that is through atomics; it never calls
+// `copy_in` and `copy_out`, which are plain copies.
 unsafe impl Sync for Slots {}
 
 impl Slots {
@@ -86,7 +87,7 @@ impl Slots {
         Self(map)
     }
 
-    /// The first words, whose meaning is not known here.
+    /// The first words, whose meaning `shm::memory` defines.
     pub(crate) fn header(&self) -> &[AtomicU64; 5] {
         self.0.words(0)
     }
@@ -106,19 +107,19 @@ impl Slots {
         word.load(Ordering::Acquire) & bit != 0
     }
 
-    /// Says that it has.
+    /// Notes that the process has this queue pair.
     pub(crate) fn add(&self, qpn: Qpn) {
         let (word, bit) = self.number(qpn);
         word.fetch_or(bit, Ordering::Release);
     }
 
-    /// Says that it has not any more.
+    /// Notes that the process has destroyed this queue pair.
     pub(crate) fn remove(&self, qpn: Qpn) {
         let (word, bit) = self.number(qpn);
         word.fetch_and(!bit, Ordering::Release);
     }
 
-    /// Enters a region; nobody else has its slot.
+    /// Enters a region into a slot that is free.
     pub(crate) fn enter(&self, key: u32, entry: Entry) {
         let Entry { start, memory, length, local_write, access } = entry;
         let mut bits = 0;
@@ -139,17 +140,18 @@ impl Slots {
     /// Ends what [`enter`](Self::enter) began: nobody [pins](Self::pin) the region from now on.
     pub(crate) fn clear(&self, key: u32) {
         self.slot(key as usize)[0].store(0, Ordering::Release);
-        // Either this is seen by whoever pins it, or the pin by who asks for pins after this.
+        // Pairs with the fence in `pin`: either that process sees the cleared key, or the caller sees its
+        // pin.
         fence(Ordering::SeqCst);
     }
 
-    /// How many are copying to or from the region, or about to look whether they may.
+    /// The number of processes that copy to or from the region, or check whether they may.
     fn pins(&self, key: u32) -> &AtomicU64 {
         let [.., pins] = self.slot(key as usize);
         pins
     }
 
-    /// Whether somebody may be copying to or from the region of a key that was cleared.
+    /// Whether a process may be copying to or from the region of a cleared key.
     pub(crate) fn is_pinned(&self, key: u32) -> bool {
         self.pins(key).load(Ordering::Acquire) != 0
     }
@@ -164,8 +166,8 @@ impl Slots {
         Some(pin)
     }
 
-    /// Where the `length` bytes from `start` of the region of `key` lie in the memory of its
-    /// process, if all of them lie in the region and `wanted` is allowed.
+    /// The address, in its process, of the `length` bytes from `start` of the region of `key`, if all of
+    /// them are in the region and `wanted` is allowed.
     #[inline]
     pub(crate) fn locate(&self, key: u32, start: u64, length: u64, wanted: Use) -> Option<u64> {
         let [slot, first, memory, size, access, _] = self.slot(key as usize);
@@ -177,16 +179,16 @@ impl Slots {
         let allowed = load(access) & wanted.bit() == wanted.bit();
         let offset = start.checked_sub(first)?;
         let inside = offset <= size && length <= size - offset;
-        // Once more: it may have been given to another region meanwhile.
+        // Checked again: the slot may have been given to another region meanwhile.
         (allowed && inside && load(slot) == u64::from(key)).then(|| memory.wrapping_add(offset))
     }
 }
 
-/// Memory that stays registered while somebody copies.
+/// Keeps memory registered during a copy.
 #[derive(Debug)]
 pub(crate) struct Pin<'a> {
     pins: &'a AtomicU64,
-    /// Where it is, in its process.
+    /// Its address in its process.
     pub(crate) address: u64,
 }
 
@@ -201,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_opens_its_region_and_no_more() {
+    fn key_locates_its_region_within_bounds_and_access() {
         let slots = Slots::new(Map::anonymous(LENGTH).unwrap());
         let access = Access { remote_read: true, remote_write: false };
         let entry =
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_come_and_go() {
+    fn queue_pair_numbers_are_added_and_removed() {
         let slots = Slots::new(Map::anonymous(LENGTH).unwrap());
         for qpn in [Qpn(0), Qpn(63), Qpn(64), Qpn(65535)] {
             assert!(!slots.has(qpn));

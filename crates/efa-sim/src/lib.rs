@@ -1,8 +1,8 @@
 //! A software EFA device.
 //!
-//! It gives everyone who has no EFA hardware a device with the same behaviour at the same seam
-//! ([`efa_device`]): datagrams up to an MTU, reliable, delivered once, in no order (section 1.1 of
-//! the EFA RDM protocol), to queue pairs that are reached by GID, number and key.
+//! For hosts without EFA hardware: a device that implements the traits of [`efa_device`] and behaves like
+//! one. It delivers reliable datagrams up to an MTU, once each and in any order (section 1.1 of the EFA RDM
+//! protocol), to queue pairs with a GID, a number and a queue key.
 //!
 //! ```text
 //!               efa_device::{Device, QueuePair, Region}
@@ -17,15 +17,13 @@
 //!                              capture
 //! ```
 //!
-//! * [`local`]: hosts and network in one process. Every run can be replayed from its seed, and
-//!   delays, full queues, lost peers and more can be brought about at will.
-//! * [`shm`]: the processes of one host, over shared memory, as fast as that goes. Linux.
+//! * [`local`]: hosts and network in one process. A seed reproduces a run; tests can inject delays, full
+//!   queues, lost peers and other faults.
+//! * [`shm`]: processes of one host, over shared memory. Linux.
 //! * [`tcp`]: queue pairs of several hosts, over TCP. Linux.
-//! * [`tm`]: a device of another kind, with the tag matching that EFA devices don't have.
-//! * [`record`]: what passes on a link, kept in memory; [`capture`]: the same as a pcapng file.
-//!
-//! * [`region`]: registered memory and its keys; [`faults`]: what goes wrong on links that are in
-//!   order by themselves.
+//! * [`tm`]: models of devices with tag matching, which EFA devices don't have.
+//! * [`record`]: records of the packets on a link, in memory; [`capture`]: in pcapng files.
+//! * [`region`]: registered memory and its keys; [`faults`]: faults of the shm link.
 //!
 //! # Example
 //!
@@ -52,15 +50,15 @@
 //!     .post_send(SendRequest { id: WorkId(7), packet, length: 5, destination, immediate: None })
 //!     .map_err(|refused| refused.error)?;
 //!
-//! // No clock runs: go to the moment at which something happens.
-//! let arrival = bob.next_event().expect("a packet is on its way");
+//! // Time is virtual: advance it to the next event.
+//! let arrival = bob.next_event().expect("a packet is in flight");
 //! let Some(Completion::Receive { packet, length, source, .. }) = bob.poll(arrival) else { panic!() };
 //! assert_eq!(&packet[..length], b"hello");
 //! assert_eq!(source.gid, Some(alice.address().gid));
 //! assert_eq!(source.address_handle, None, "bob has no address handle for her");
 //!
-//! let answered = alice.next_event().expect("the answer is on its way");
-//! let Some(Completion::Send { id, result, .. }) = alice.poll(answered) else { panic!() };
+//! let completed = alice.next_event().expect("the completion is in flight");
+//! let Some(Completion::Send { id, result, .. }) = alice.poll(completed) else { panic!() };
 //! assert_eq!((id, result), (WorkId(7), Ok(())));
 //! # Ok::<(), DeviceError>(())
 //! ```

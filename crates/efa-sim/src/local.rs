@@ -1,6 +1,6 @@
-//! The local link: hosts, network and clock in one process, replayed from a seed.
+//! The local link: hosts, network and virtual clock in one process, reproducible from a seed.
 //!
-//! Section 1.1 of the EFA RDM protocol: datagrams up to the MTU, reliable, in no order.
+//! Section 1.1 of the EFA RDM protocol: reliable datagrams up to the MTU, in any order.
 //!
 //! ```text
 //!              LocalFabric (seed, virtual time, faults, sink)
@@ -10,12 +10,12 @@
 //!   LocalQueuePair …      …               …
 //! ```
 //!
-//! What happens is a function of the seed, of the order of calls, and of the `now` given to
-//! [`poll`](efa_device::QueuePair::poll): nothing reads a clock or an address. The fabric's time
-//! is the latest `now` that any of its queue pairs was polled with, and a poll of one queue pair
-//! moves all of them on to it.
+//! A run depends only on the seed, the order of calls, and the `now` given to
+//! [`poll`](efa_device::QueuePair::poll): the fabric reads no clock and no addresses of memory. Its time is
+//! the latest `now` that any of its queue pairs was polled with. A poll of one queue pair advances all
+//! others to that time.
 //!
-//! # What a send meets
+//! # How sends complete
 //!
 //! | at the target | the send completes with |
 //! |---|---|
@@ -23,11 +23,11 @@
 //! | no buffer within `rnr_retry` × [`rnr_delay`](LocalOptions::rnr_delay) | [`Status::ReceiverNotReady`]; never for `rnr_retry` 7 |
 //! | a shorter buffer | [`Status::RemoteBadLength`]; the buffer stays posted |
 //! | no such queue pair, or one dropped meanwhile | [`Status::BadDestinationQpn`] |
-//! | another queue key | [`Status::BadDestinationQpn`]: the device doesn't tell the two apart |
+//! | another queue key | [`Status::BadDestinationQpn`], as for a missing queue pair |
 //! | a queue pair that was [killed](LocalFabric::kill) | [`Status::UnresponsiveRemote`] after [`unresponsive_after`](LocalOptions::unresponsive_after) |
 //!
-//! Packets under way when their *sender* is dropped still arrive, as on a network. RDMA operations
-//! don't: their memory is the application's again.
+//! Packets in flight when their *sender* is dropped are still delivered. RDMA operations are not: their
+//! memory belongs to the application again.
 
 mod faults;
 mod flight;
@@ -51,36 +51,36 @@ use crate::link::granted;
 use crate::record::{QueuePairId, Sink};
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 
-/// In which order packets arrive.
+/// The order in which packets arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reorder {
-    /// As their delays fall, and packets of one moment by lot. The real device promises no more.
+    /// By random delays; packets due at the same time in random order. The real device promises no more.
     #[default]
     Shuffle,
-    /// In the order of sending between any two queue pairs; sends complete in order too.
+    /// In the order of sending between any two queue pairs; sends complete in order, too.
     None,
 }
 
-/// How a fabric behaves.
+/// Options of a fabric.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LocalOptions {
-    /// What all draws come from.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// In which order packets arrive.
+    /// The order in which packets arrive.
     pub reorder: Reorder,
     /// Largest datagram in bytes.
     pub mtu: usize,
-    /// How long a packet takes, and an answer; drawn evenly, the end excluded. An empty range
+    /// Latency of a packet, and of its completion, drawn uniformly, without the range's end. An empty range
     /// means its start.
     pub delay: Range<Duration>,
-    /// Pause between two tries at a receiver without buffers.
+    /// RNR delay: a send to a queue pair without a posted buffer fails after `rnr_retry` times this.
     pub rnr_delay: Duration,
-    /// When a sender notices that its target was killed.
+    /// After how long sends to a killed queue pair fail.
     pub unresponsive_after: Duration,
-    /// Whether a receive from a GID without address handle tells the GID.
-    pub tell_unknown_gid: bool,
-    /// Part id of the devices.
+    /// Whether a receive reports the sender's GID if the device has no address handle for it.
+    pub report_unknown_gid: bool,
+    /// Vendor part id of the devices.
     pub vendor_part_id: u32,
     /// Most sends outstanding on a queue pair.
     pub max_send: usize,
@@ -94,11 +94,11 @@ pub struct LocalOptions {
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
-    /// What the devices do to memory of remote interfaces.
+    /// The RDMA operations of the devices.
     pub rdma: Rdma,
     /// Most bytes of one RDMA operation.
     pub max_rdma_size: u64,
-    /// Faults from the start on.
+    /// Initial faults.
     pub faults: Faults,
 }
 
@@ -125,7 +125,7 @@ impl Default for LocalOptions {
             delay: Duration::from_micros(1)..Duration::from_micros(20),
             rnr_delay: Duration::from_micros(100),
             unresponsive_after: Duration::from_millis(10),
-            tell_unknown_gid: true,
+            report_unknown_gid: true,
             vendor_part_id: 0xefa2,
             max_send: device.max_send,
             max_receive: device.max_receive,
@@ -140,7 +140,7 @@ impl Default for LocalOptions {
     }
 }
 
-/// A network in this process. Clones are handles to the same one.
+/// A network in this process. Clones are handles of the same network.
 #[derive(Clone, Debug)]
 pub struct LocalFabric {
     shared: Shared,
@@ -187,45 +187,44 @@ impl LocalFabric {
         self.shared.lock().now()
     }
 
-    /// When something happens next on any queue pair; `None` if nothing will.
+    /// The time of the next event of any queue pair; `None` if there is none.
     #[must_use]
     pub fn next_event(&self) -> Option<Time> {
         self.shared.lock().next_event()
     }
 
-    /// What happened so far.
+    /// Counters since the fabric was created.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         self.shared.lock().statistics
     }
 
-    /// Tells `sink` of every packet from now on, in place of the sink before.
+    /// Passes records of all packets from now on to `sink`, which replaces an earlier sink.
     pub fn capture(&self, sink: impl Sink + 'static) {
         self.shared.lock().sink = Some(Box::new(sink));
     }
 
-    /// Drops the sink, which flushes a file.
+    /// Drops the sink, which flushes a capture file.
     pub fn stop_capture(&self) {
         let sink = self.shared.lock().sink.take();
         drop(sink);
     }
 
-    /// Replaces the standing faults.
+    /// Replaces the [`Faults`].
     pub fn set_faults(&self, faults: Faults) {
         self.shared.lock().faults = faults;
     }
 
-    /// The next `count` packets to `at` find its receiver not ready, as with
-    /// [`Faults::receiver_not_ready`].
+    /// Makes the next `count` packets to `at` find the receiver not ready, as
+    /// [`Faults::receiver_not_ready`] does.
     ///
     /// # Errors
-    /// [`DeviceError::Absent`] if there is no such queue pair; likewise below.
+    /// [`DeviceError::Absent`] if there is no such queue pair.
     pub fn not_ready(&self, at: impl Into<QueuePairId>, count: u32) -> Result<(), DeviceError> {
         self.shared.lock().not_ready(at.into(), count)
     }
 
-    /// Takes up to `count` posted buffers away from `at`, as if they had never been posted; gives
-    /// how many there were.
+    /// Removes up to `count` posted buffers of `at`, as if they had never been posted. Returns their number.
     ///
     /// # Errors
     /// [`DeviceError::Absent`].
@@ -237,7 +236,7 @@ impl LocalFabric {
         self.shared.lock().drop_receive_buffers(at.into(), count)
     }
 
-    /// The next `count` sends posted at `at` are refused as if its queue were full.
+    /// Refuses the next `count` sends of `at` as if its queue were full.
     ///
     /// # Errors
     /// [`DeviceError::Absent`].
@@ -245,7 +244,7 @@ impl LocalFabric {
         self.shared.lock().refuse_sends(at.into(), count)
     }
 
-    /// The next `count` sends posted at `at` take `by` longer.
+    /// Delays the next `count` sends of `at` by `by`.
     ///
     /// # Errors
     /// [`DeviceError::Absent`].
@@ -258,8 +257,7 @@ impl LocalFabric {
         self.shared.lock().delay_sends(at.into(), count, by)
     }
 
-    /// The next `count` sends posted at `at` arrive in time, but their completions come `by` later
-    /// than they would.
+    /// Delays the completions of the next `count` sends of `at` by `by`; the packets arrive in time.
     ///
     /// # Errors
     /// [`DeviceError::Absent`].
@@ -272,7 +270,7 @@ impl LocalFabric {
         self.shared.lock().delay_answers(at.into(), count, by)
     }
 
-    /// The next `count` sends posted at `at` fail with `status` and are not delivered.
+    /// Fails the next `count` sends of `at` with `status`; they are not delivered.
     ///
     /// # Errors
     /// [`DeviceError::Absent`].
@@ -285,8 +283,8 @@ impl LocalFabric {
         self.shared.lock().fail_sends(at.into(), count, status)
     }
 
-    /// Loses a peer: its sends are flushed, nothing reaches it any more, and sends to it fail
-    /// with [`Status::UnresponsiveRemote`]. The number stays taken until the queue pair is dropped.
+    /// Kills a queue pair: its sends are flushed, and sends to it fail with
+    /// [`Status::UnresponsiveRemote`]. Its number stays in use until the queue pair is dropped.
     ///
     /// # Errors
     /// [`DeviceError::Absent`].
@@ -294,8 +292,8 @@ impl LocalFabric {
         self.shared.lock().kill(at.into())
     }
 
-    /// Sends `bytes` to `destination` as if from `source`, past the check of the queue key. Nobody
-    /// hears how it ends; without a buffer posted it is dropped.
+    /// Sends `bytes` to `destination` as if from `source`, without a check of the queue key. There is no
+    /// completion; without a posted buffer the packet is dropped.
     pub fn inject(
         &self,
         source: impl Into<QueuePairId>,
@@ -305,9 +303,9 @@ impl LocalFabric {
         self.shared.lock().inject(source.into(), destination.into(), bytes);
     }
 
-    /// Delivers packets that were addressed to an earlier queue pair of this number to the one
-    /// that has it now, past the check of the queue key. Gives how many there were: at most
-    /// [`Faults::keep_stale`], which must have been set before they arrived.
+    /// Delivers packets for an earlier queue pair with this number to the current one, without a check of
+    /// the queue key. Returns their number: at most [`Faults::keep_stale`], which must have been set before
+    /// they arrived.
     pub fn deliver_stale(&self, to: impl Into<QueuePairId>) -> usize {
         self.shared.lock().deliver_stale(to.into())
     }
@@ -324,11 +322,11 @@ pub struct LocalDevice {
 }
 
 impl LocalDevice {
-    /// Makes a queue pair with a number of the caller's choice, for example one used before.
+    /// Creates a queue pair with a given number, for example one used before.
     ///
     /// # Errors
-    /// As [`create_queue_pair`](Device::create_queue_pair), and [`DeviceError::Inconsistent`] if
-    /// the number is taken.
+    /// As [`create_queue_pair`](Device::create_queue_pair), and [`DeviceError::Inconsistent`] if the number
+    /// is in use.
     pub fn create_queue_pair_at(
         &self,
         qpn: Qpn,
@@ -339,18 +337,18 @@ impl LocalDevice {
         Ok(self.queue_pair(endpoint, qpn, options.qkey, attributes))
     }
 
-    /// The next `count` registrations on this device are refused.
+    /// Refuses the next `count` registrations of this device.
     pub fn refuse_registrations(&self, count: u32) {
         self.shared.lock().refuse_registrations(self.host, count);
     }
 
-    /// The handle under which this device knows `gid`, if it does.
+    /// This device's address handle for `gid`, if there is one.
     #[must_use]
     pub fn address_handle(&self, gid: Gid) -> Option<AddressHandle> {
         self.shared.lock().address_handle(self.host, gid)
     }
 
-    /// The region of this device that `key` names.
+    /// The region of this device with this key.
     #[must_use]
     pub fn region(&self, key: u32) -> Option<SoftRegion> {
         self.keys.find(key)
@@ -406,7 +404,7 @@ impl Device for LocalDevice {
 
 /// A queue pair of a [`LocalDevice`].
 ///
-/// Dropping it drops its buffers; packets waiting for it fail at their senders.
+/// Dropping it drops its buffers; sends that wait for it fail.
 #[derive(Debug)]
 pub struct LocalQueuePair {
     device: LocalDevice,

@@ -1,15 +1,15 @@
-//! Mapped memory that other processes may write to while we look at it.
+//! Mapped memory that other processes may write at any time.
 //!
-//! A [`Map`] gives two things and no more: 64-bit words, as atomics, and copies of bytes, in and
-//! out. No reference to plain bytes of the mapping ever exists, so nothing that another process
-//! does to them can break a rule of the language; what comes out is just bytes of unknown value.
+//! A [`Map`] offers two things: 64-bit words as atomics, and copies of bytes, in and out. There is never
+//! a reference to plain bytes of the mapping, so another process that writes them can't break a rule of
+//! the language; the copy then has bytes of unknown value.
 //!
 //! # Truncated files
 //!
 //! Touching a page beyond the end of a file raises SIGBUS. The length is checked when a file is
 //! mapped; afterwards only the owner of the directory (same user, mode 0700) could truncate it,
 //! and no version of this code does. Storage is allocated before a file is mapped, so that a full
-//! file system shows as an error of the call and not as SIGBUS.
+//! file system is an error of that call and not a SIGBUS.
 
 #![allow(unsafe_code)]
 
@@ -20,14 +20,14 @@ use std::sync::atomic::AtomicU64;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// A file, mapped shared, or memory of our own, for reading and writing.
+/// A shared mapping of a file, or anonymous memory, for reading and writing.
 #[derive(Debug)]
 pub(crate) struct Map {
     base: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping belongs to the process and not to a thread, and `Map` is its only owner.
+// SAFETY: a mapping is valid in all threads of the process, and this value alone unmaps it.
 unsafe impl Send for Map {}
 
 impl Map {
@@ -37,7 +37,8 @@ impl Map {
         if length == 0 || usize::try_from(size).is_ok_and(|size| size < length) || size < 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the kernel chooses the address, so no memory in use is replaced.
+        // SAFETY: the address is null, so the kernel chooses an unused range: no memory in use is
+        // replaced.
         let base = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, file, 0)?
@@ -46,9 +47,10 @@ impl Map {
         Ok(Self { base, length })
     }
 
-    /// Memory of our own, all zero.
+    /// Anonymous private memory, all zero.
     pub(crate) fn anonymous(length: usize) -> Result<Self, Errno> {
-        // SAFETY: as in `new`.
+        // SAFETY: the address is null, so the kernel chooses an unused range: no memory in use is
+        // replaced.
         let base = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             mmap_anonymous(std::ptr::null_mut(), length, access, MapFlags::PRIVATE)?
@@ -64,33 +66,33 @@ impl Map {
     /// The `N` words from byte `offset` on.
     ///
     /// # Panics
-    /// If they don't lie in the mapping or are not aligned: offsets come from layouts that were
-    /// checked against the length, never from another process.
+    /// If the words are outside the mapping or not aligned. Offsets come from layouts that were checked
+    /// against the length, never from another process.
     #[inline]
     pub(crate) fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
         self.check(offset, N * 8);
         if !offset.is_multiple_of(8) {
             unaligned(offset);
         }
-        // SAFETY: the range lies in the mapping (checked above), which lives as long as `self`. The
-        // base is page aligned and the offset a multiple of 8. Every bit pattern is an AtomicU64,
-        // and this crate reaches these bytes in no other way: layouts keep words and bytes apart.
+        // SAFETY: the range is inside the mapping (checked above), which lasts as long as `self`. The
+        // base is page aligned and the offset a multiple of 8. Every bit pattern is a valid AtomicU64.
+        // Layouts keep words and bytes apart, so `copy_in` and `copy_out` never access these bytes.
         unsafe { self.base.add(offset).cast().as_ref() }
     }
 
     /// Copies bytes out, from `offset` on.
     ///
-    /// If another process writes to them meanwhile, which one that keeps to the protocol does not,
-    /// the copy has some of each.
+    /// If another process writes them meanwhile, in breach of the link's protocol, the copy may have old
+    /// and new bytes.
     ///
     /// # Panics
     /// As [`words`](Self::words).
     #[inline]
     pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
         self.check(offset, into.len());
-        // SAFETY: the source lies in the mapping (checked above); `into` is memory of this process
-        // and exclusive, so the two don't overlap. The source is only ever touched through raw
-        // pointers. In this process nobody writes it now: a ring has one end of each kind.
+        // SAFETY: the source is inside the mapping (checked above). `into` is an exclusive reference, and
+        // none to bytes of the mapping exists, so the two don't overlap. In this process only the ring's
+        // sender writes the source, and it doesn't write slots that were not acknowledged.
         unsafe {
             let from = self.base.add(offset).as_ptr();
             std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
@@ -104,7 +106,9 @@ impl Map {
     #[inline]
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len());
-        // SAFETY: as in `copy_out`, with the roles exchanged.
+        // SAFETY: the target is inside the mapping (checked above). `from` is a reference, and none to
+        // bytes of the mapping exists, so the two don't overlap. In this process the ring's receiver reads
+        // the target only after it was published, which follows this copy.
         unsafe {
             let into = self.base.add(offset).as_ptr();
             std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len());
@@ -119,23 +123,23 @@ impl Map {
     }
 }
 
-/// Apart from the check, so that the check is all that the hot path has of it.
+/// Apart from the check, so that only the check is inlined.
 #[cold]
 #[inline(never)]
 fn outside(offset: usize, length: usize, of: usize) -> ! {
-    panic!("{length} bytes at {offset} of {of}");
+    panic!("{length} bytes at {offset} of a mapping of {of} bytes");
 }
 
 #[cold]
 #[inline(never)]
 fn unaligned(offset: usize) -> ! {
-    panic!("a word at {offset}");
+    panic!("an unaligned word at {offset}");
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of a mapping that `new` made; views borrow `self`, so
-        // none is left.
+        // SAFETY: base and length are those that `new` or `anonymous` got from the kernel. References to
+        // words borrow `self`, so none is left.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
@@ -151,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_mappings_of_a_file_show_the_same() {
+    fn two_mappings_of_a_file_have_the_same_content() {
         let file = memfd_create("efa-test", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 100).unwrap();
         let (a, b) = (Map::new(&file, 100).unwrap(), Map::new(&file, 64).unwrap());
@@ -164,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_too_short_is_not_mapped() {
+    fn mapping_beyond_the_end_of_a_file_is_refused() {
         let file = memfd_create("efa-test", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 100).unwrap();
         assert_eq!(Map::new(&file, 101).unwrap_err(), Errno::INVAL);
@@ -172,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_outside_can_be_reached() {
+    fn access_outside_a_mapping_panics() {
         let file = memfd_create("efa-test", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 64).unwrap();
         let map = Map::new(&file, 64).unwrap();

@@ -1,9 +1,9 @@
-//! Bytes that others may read and write at any time, so that they are reached by copying alone.
+//! Registered memory, which others may read and write at any time, so that it is accessed by copies
+//! only.
 //!
-//! Memory of our own is kept as a raw pointer: another process has the kernel write to it, which
-//! no reference of ours would expect. Memory of somebody else, that is of a program in C, may be
-//! unmapped while it is registered; so the kernel copies it too, and refuses where a plain copy
-//! would end the process.
+//! Owned memory is kept as a raw pointer: another process has the kernel write it, which a reference
+//! would not allow. Borrowed memory belongs to a C program, which may unmap it while it is registered;
+//! so the kernel copies it, and returns an error where a plain copy would be a SIGSEGV.
 
 #![allow(unsafe_code)]
 
@@ -18,66 +18,68 @@ pub(crate) struct Memory {
     owned: bool,
 }
 
-// SAFETY: memory belongs to the process and not to a thread, and is copied under the lock of who
-// holds this.
+// SAFETY: the memory is valid in all threads of the process: owned memory is a leaked box that this
+// value alone frees, and borrowed memory is only accessed through the kernel. Writing takes `&mut self`.
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// Takes memory over.
+    /// Memory that is freed with this.
     pub(crate) fn owned(memory: Box<[u8]>) -> Self {
         let length = memory.len();
         let base: NonNull<u8> = NonNull::from(Box::leak(memory)).cast();
-        // Others name it by its address.
+        // Other processes have the kernel access it by its address.
         base.as_ptr().expose_provenance();
         Self { base, length, owned: true }
     }
 
-    /// Memory of somebody else.
+    /// Memory that a C program owns.
     ///
     /// # Safety
-    /// Until [`end`](Self::end) or the drop of this, whoever owns it must put up with it being read
-    /// and written by [`read`](Self::read) and [`write`](Self::write), and by whom it is told to.
+    /// Until [`end`](Self::end) or the drop of this, the owner must allow that [`read`](Self::read) and
+    /// [`write`](Self::write) read and write the memory, and that those do who got its address from
+    /// [`part`](Self::part) or [`address`](Self::address). The owner may unmap it.
     pub(crate) unsafe fn borrowed(base: NonNull<u8>, length: usize) -> Self {
         Self { base, length, owned: false }
     }
 
-    /// Borrowed memory is not touched from now on.
+    /// Ends the access to borrowed memory.
     pub(crate) fn end(&mut self) {
         if !self.owned {
             self.length = 0;
         }
     }
 
-    /// Memory that was taken over is nobody's from now on.
+    /// Leaks owned memory: it is never freed.
     pub(crate) fn abandon(&mut self) {
         self.owned = false;
     }
 
-    /// Gives memory that was taken over back, and leaves none; borrowed memory is none of ours.
+    /// Returns owned memory, and an empty box for borrowed memory.
     pub(crate) fn take(&mut self) -> Box<[u8]> {
         if !std::mem::replace(&mut self.owned, false) {
             return Box::default();
         }
         let length = std::mem::take(&mut self.length);
         let whole = std::ptr::slice_from_raw_parts_mut(self.base.as_ptr(), length);
-        // SAFETY: pointer and length are those of the box that `owned` took, and owned memory keeps
-        // its length; from the lines above on it isn't this that owns it.
+        // SAFETY: base and length are those of the box that `owned` leaked: only `end` changes the
+        // length, and not of owned memory. `owned` is false and the length 0 from the lines above on, so
+        // the box is made once and the memory not accessed through `self` any more.
         unsafe { Box::from_raw(whole) }
     }
 
-    /// Where it is.
+    /// The address of the first byte.
     pub(crate) fn address(&self) -> u64 {
         self.base.as_ptr().addr() as u64
     }
 
-    /// The part of `length` bytes from `offset` on, for the kernel; `None` if not all is there.
+    /// The `length` bytes from `offset` on, for the kernel; `None` if they are out of range.
     pub(crate) fn part(&self, offset: usize, length: usize) -> Option<libc::iovec> {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
         let base = self.base.as_ptr().wrapping_add(offset);
         inside.then_some(libc::iovec { iov_base: base.cast(), iov_len: length })
     }
 
-    /// Copies bytes out, from `offset` on; gives how many there were.
+    /// Copies bytes out, from `offset` on. Returns their number.
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         let count = into.len().min(self.length.saturating_sub(offset));
         if count == 0 {
@@ -87,14 +89,15 @@ impl Memory {
         if !self.owned {
             return kernel_copy(into.as_mut_ptr().cast(), from.cast(), count);
         }
-        // SAFETY: `offset + count` lies in memory that is ours, by the line above; `into` is a
-        // reference, so the two don't overlap. In this process the lock of the holder keeps
-        // others from writing; what the kernel writes for other processes is just bytes.
+        // SAFETY: `offset + count` is at most `length`, so the source is inside the leaked box. `into` is
+        // an exclusive reference, and none to the box exists, so the two don't overlap. No thread of this
+        // process writes the source now: `write` takes `&mut self`, and parts are given to the kernel under
+        // the region's lock. Writes of other processes are made by the kernel.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), count) };
         count
     }
 
-    /// Copies bytes in, from `offset` on; gives how many fitted.
+    /// Copies bytes in, from `offset` on. Returns the number that fitted.
     pub(crate) fn write(&mut self, offset: usize, from: &[u8]) -> usize {
         let count = from.len().min(self.length.saturating_sub(offset));
         if count == 0 {
@@ -104,7 +107,9 @@ impl Memory {
         if !self.owned {
             return kernel_copy(into.cast(), from.as_ptr().cast_mut().cast(), count);
         }
-        // SAFETY: as in `read`, with the roles exchanged.
+        // SAFETY: `offset + count` is at most `length`, so the target is inside the leaked box. `from` is a
+        // reference, and none to the box exists, so the two don't overlap. `&mut self` excludes other
+        // accesses of this process; those of other processes are made by the kernel.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, count) };
         count
     }
@@ -116,12 +121,13 @@ impl Drop for Memory {
     }
 }
 
-/// Has the kernel copy within this process; gives how many bytes it did.
+/// Has the kernel copy within this process. Returns the number of bytes copied.
 fn kernel_copy(into: *mut c_void, from: *mut c_void, count: usize) -> usize {
     let local = libc::iovec { iov_base: into, iov_len: count };
     let remote = libc::iovec { iov_base: from, iov_len: count };
-    // SAFETY: the kernel checks every range. It writes `count` bytes at `into`, which is either a
-    // reference of the caller's of that length, or borrowed memory whose owner agreed to that.
+    // SAFETY: the kernel checks both ranges and fails for unmapped ones. It writes `count` bytes at `into`:
+    // from `read` that is a slice of this length, borrowed exclusively; from `write` it is borrowed memory,
+    // which its owner allows to be written (`Memory::borrowed`).
     let copied = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
     usize::try_from(copied).unwrap_or(0)
 }
@@ -131,10 +137,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_never_overrun() {
+    fn copies_stop_at_the_end_of_memory() {
         let mut bytes = *b"....";
         let base = NonNull::from(&mut bytes).cast();
-        // SAFETY: the bytes outlive the memory and are not looked at before its end.
+        // SAFETY: `bytes` outlives `borrowed` and is not accessed while that exists.
         let borrowed = unsafe { Memory::borrowed(base, 4) };
         for mut memory in [Memory::owned(vec![b'.'; 4].into()), borrowed] {
             assert_eq!(memory.write(2, b"abc"), 2);
@@ -152,13 +158,13 @@ mod tests {
     }
 
     #[test]
-    fn borrowed_memory_may_vanish_and_ends() {
-        // SAFETY: nobody owns the first page of an address space.
+    fn unmapped_or_ended_borrowed_memory_copies_nothing() {
+        // SAFETY: the first page is never mapped, so there is no owner to object.
         let mut nowhere =
             unsafe { Memory::borrowed(NonNull::without_provenance(8.try_into().unwrap()), 8) };
         assert_eq!((nowhere.read(0, &mut [0; 4]), nowhere.write(0, &[0; 4])), (0, 0));
         let mut bytes = [1; 4];
-        // SAFETY: as above.
+        // SAFETY: `bytes` outlives `memory` and is not accessed before `end`.
         let mut memory = unsafe { Memory::borrowed(NonNull::from(&mut bytes).cast(), 4) };
         memory.end();
         assert_eq!((memory.write(0, b"abcd"), memory.part(0, 1).is_none()), (0, true));

@@ -1,6 +1,6 @@
-//! What a link tells about the packets that pass: one [`Record`] for each thing that happens to one.
+//! Records of the packets that pass on a link: one [`Record`] for each [event](PacketEvent).
 //!
-//! A link without a [`Sink`] pays one branch a packet.
+//! A link without a [`Sink`] pays one branch per packet.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use efa_device::{Gid, Qpn, QueuePairAddress, Status, Time};
 
-/// Which queue pair of which interface; its address without the key.
+/// A queue pair: its address without the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueuePairId {
     /// The interface.
@@ -29,34 +29,35 @@ impl fmt::Display for QueuePairId {
     }
 }
 
-/// What happened to a packet.
+/// An event of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PacketEvent {
-    /// It was posted and left.
+    /// The link accepted the packet and sent it.
     Sent,
-    /// It lies in a receive buffer of its destination.
+    /// The packet is in a receive buffer of its destination.
     Received,
-    /// It was given up; the send completes with this status.
+    /// The packet was not delivered; the send completes with this status.
     Failed(Status),
 }
 
-/// One packet at one moment.
+/// One event of one packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// When, by the time that the link was polled with.
+    /// Nanoseconds of the clock that the queue pairs are polled with (see [`capture`](crate::capture)
+    /// for its precision).
     pub time: Time,
-    /// What happened.
+    /// The event.
     pub event: PacketEvent,
-    /// Who sent it.
+    /// The sender.
     pub source: QueuePairId,
-    /// Where it goes.
+    /// The receiver.
     pub destination: QueuePairId,
-    /// The packet.
+    /// The packet's bytes.
     pub bytes: Cow<'a, [u8]>,
 }
 
 impl Record<'_> {
-    /// The record with bytes of its own.
+    /// A copy that owns its bytes.
     #[must_use]
     pub fn into_owned(self) -> Record<'static> {
         Record {
@@ -69,48 +70,26 @@ impl Record<'_> {
     }
 }
 
-/// The status with this number of the device.
-pub(crate) fn status_from_code(code: u8) -> Option<Status> {
-    const ALL: [Status; 15] = [
-        Status::Flushed,
-        Status::QueuePairInternal,
-        Status::UnsupportedOperation,
-        Status::BadAddressHandle,
-        Status::BadLocalKey,
-        Status::BadLength,
-        Status::RemoteBadAddress,
-        Status::RemoteAbort,
-        Status::BadDestinationQpn,
-        Status::ReceiverNotReady,
-        Status::RemoteBadLength,
-        Status::BadStatus,
-        Status::UnresponsiveRemote,
-        Status::UnknownPeer,
-        Status::UnreachableRemote,
-    ];
-    ALL.into_iter().find(|status| status.code() == code)
-}
-
-/// Takes records: a [`Trace`] in memory, a capture file.
+/// Receives records: a [`Trace`] in memory, or a capture file.
 pub trait Sink: Send {
-    /// Takes one. A sink that fails keeps the error to itself; the link goes on.
+    /// Receives one record. A sink that fails must not disturb the link: it keeps the error.
     fn record(&mut self, record: &Record<'_>);
 }
 
 /// Records kept in memory. Clones share them.
 ///
-/// It grows without bound; [`take`](Self::take) it now and then.
+/// It grows until [`take`](Self::take) is called.
 #[derive(Clone, Debug, Default)]
 pub struct Trace(Arc<Mutex<Vec<Record<'static>>>>);
 
 impl Trace {
-    /// An empty one.
+    /// An empty trace.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The records since the last call, in the order in which they happened.
+    /// The records since the last call, in the order of the events.
     #[must_use]
     pub fn take(&self) -> Vec<Record<'static>> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
@@ -123,12 +102,12 @@ impl Sink for Trace {
     }
 }
 
-/// A sink in many hands: of several devices, or of a device and the one who reads it.
+/// A sink with several owners: several devices, or a device and the reader of the records.
 #[derive(Clone)]
 pub struct SharedSink(Arc<Mutex<dyn Sink>>);
 
 impl SharedSink {
-    /// Shares `sink`. It is dropped, and a file flushed, with the last clone.
+    /// Shares `sink`, which is dropped (and a capture file flushed) with the last clone.
     #[must_use]
     pub fn new(sink: impl Sink + 'static) -> Self {
         Self(Arc::new(Mutex::new(sink)))

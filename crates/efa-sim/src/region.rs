@@ -3,7 +3,7 @@
 //! ```text
 //!  register ─► SoftRegion ◄── find(key) ── KeyTable ── locate(key, range) ─► Slots
 //!                  │                                                   words, without a lock,
-//!                  └─► Memory: raw bytes, copied under a lock           on shm for everybody
+//!                  └─► Memory: raw bytes, copied under a lock           on shm for all processes
 //! ```
 
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ use crate::memory::Memory;
 
 /// Registered memory of a software device.
 ///
-/// The last clone that is dropped takes the registration and the memory with it.
+/// Dropping the last clone ends the registration and frees the memory.
 #[derive(Clone, Debug)]
 pub struct SoftRegion(Arc<Registered>);
 
@@ -43,8 +43,8 @@ impl Drop for Registered {
 }
 
 impl Registered {
-    /// Ends the registration, if that isn't done. Tells whether nobody copies to or from the memory
-    /// any more; if somebody may, it is never used again.
+    /// Ends the registration, if it hasn't ended. Returns whether no process copies to or from the memory
+    /// any more; if one may, the memory is never freed.
     fn end(&self) -> bool {
         let ended = self.table.remove(self.key);
         if !ended {
@@ -58,18 +58,18 @@ impl Registered {
     }
 }
 
-/// Memory of a program in C that is to be registered.
+/// Memory of a C program, to be registered.
 #[derive(Clone, Copy, Debug)]
 pub struct RawMemory {
-    /// Its first byte.
+    /// The first byte.
     pub base: NonNull<u8>,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub length: usize,
-    /// Address of the first byte as remote interfaces will name it.
+    /// Address of the first byte in RDMA requests.
     pub address: u64,
-    /// Whether this side may write it, by receives and reads.
+    /// Whether local operations (receives, RDMA reads) may write it.
     pub local_write: bool,
-    /// What remote interfaces may do.
+    /// What remote interfaces may do with it.
     pub access: Access,
 }
 
@@ -81,9 +81,9 @@ pub struct KeyTable(Arc<Table>);
 struct Table {
     limit: usize,
     max_size: u64,
-    /// For those who can't wait for a lock, and on shm for other processes.
+    /// For lookups without a lock, and on shm for other processes.
     slots: Option<Slots>,
-    patience: Duration,
+    unpin_timeout: Duration,
     keys: Mutex<Keys>,
 }
 
@@ -92,16 +92,16 @@ struct Keys {
     /// The upper bits of the next key.
     next: u32,
     next_address: u64,
-    /// By the lower bits.
+    /// By index, the lower bits of the key.
     regions: Vec<Option<(u32, Weak<Registered>)>>,
-    /// Places that were given back. Used last, last, so that a key is not valid again soon.
+    /// Free indices, the longest free first, so that a slot is not used again soon.
     free: VecDeque<u32>,
-    /// What is to go wrong.
+    /// Registrations that are to fail.
     refusals: Option<Refusals>,
 }
 
 impl Keys {
-    /// The place for another region, of so many bytes.
+    /// An index for another region, of `length` bytes.
     fn place(&mut self, limit: usize, length: usize) -> Option<u32> {
         if self.refusals.as_mut().is_some_and(|refusals| refusals.strike(length)) {
             return None;
@@ -129,7 +129,7 @@ impl KeyTable {
     ) -> Self {
         let limit = limit.min(MAX_REGIONS);
         let keys = Keys {
-            // Drawn, so that a key of one device opens nothing on another.
+            // Random, so that a key of one device is invalid on another.
             next: rng.u32(..),
             next_address: 0x10_0000,
             regions: Vec::new(),
@@ -137,14 +137,14 @@ impl KeyTable {
             refusals: None,
         };
         let keys = Mutex::new(keys);
-        Self(Arc::new(Table { limit, max_size, slots, patience: PATIENCE, keys }))
+        Self(Arc::new(Table { limit, max_size, slots, unpin_timeout: UNPIN_TIMEOUT, keys }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Keys> {
         self.0.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets registrations fail from now on, in place of those that were to fail before.
+    /// Sets which registrations fail from now on.
     pub fn refuse(&self, refusals: Option<Refusals>) {
         self.lock().refusals = refusals;
     }
@@ -178,23 +178,23 @@ impl KeyTable {
         Ok(self.enter(&mut keys, place, memory, (address, length), true, access))
     }
 
-    /// Registers memory of a program in C. It ends with [`SoftRegion::revoke`].
+    /// Registers memory of a C program, until [`SoftRegion::revoke`].
     ///
     /// # Errors
     /// [`DeviceError::TooLong`], [`DeviceError::LimitReached`].
     ///
     /// # Safety
-    /// Until then, and until the last clone of the handle is dropped unless it was revoked,
-    /// whoever owns the memory must put up with everything that was allowed here: at any time
-    /// operations of this device write it if `local_write`, and other processes write it if
-    /// `access` lets them. It may be unmapped meanwhile.
+    /// Until the region is revoked or the last clone of the handle is dropped, the owner of the memory
+    /// must allow that it is read and written at any time: by operations of this device if
+    /// `local_write`, by other processes as `access` says. The owner may unmap it.
     #[allow(unsafe_code)]
     pub unsafe fn register_raw(&self, raw: RawMemory) -> Result<SoftRegion, DeviceError> {
         let RawMemory { base, length, address, local_write, access } = raw;
         self.check(length)?;
         let mut keys = self.lock();
         let place = keys.place(self.0.limit, length).ok_or_else(|| self.full())?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the owner allows reads and writes until the region is revoked or
+        // dropped. `revoke` ends this `Memory`, and the last handle drops it.
         let memory = unsafe { Memory::borrowed(base, length) };
         Ok(self.enter(&mut keys, place, memory, (address, length), local_write, access))
     }
@@ -215,7 +215,7 @@ impl KeyTable {
         keys.next = keys.next.wrapping_add(1);
         let mut key = keys.next << INDEX_BITS | place;
         if key == 0 {
-            // 0 means none.
+            // Key 0 is reserved.
             keys.next = 1;
             key = 1 << INDEX_BITS;
         }
@@ -232,8 +232,8 @@ impl KeyTable {
         SoftRegion(region)
     }
 
-    /// Gives a key back, once, and waits for other processes that are copying. `false`: one didn't
-    /// come to an end, as if it had died meanwhile; then its place isn't used again.
+    /// Removes a key, and waits for copies of other processes. Returns false if one didn't end in time,
+    /// perhaps because its process died; then the index isn't used again.
     fn remove(&self, key: u32) -> bool {
         let mut keys = self.lock();
         let place = key & (MAX_REGIONS as u32 - 1);
@@ -245,7 +245,7 @@ impl KeyTable {
             slots.clear(key);
             if slots.is_pinned(key) {
                 drop(keys);
-                if !unpinned(slots, key, self.0.patience) {
+                if !unpinned(slots, key, self.0.unpin_timeout) {
                     return false;
                 }
                 keys = self.lock();
@@ -259,8 +259,8 @@ impl KeyTable {
     #[must_use]
     pub fn find(&self, key: u32) -> Option<SoftRegion> {
         let place = key as usize & (MAX_REGIONS - 1);
-        // The guard ends with this statement: the region could be the last handle, and dropping it
-        // locks the table.
+        // The lock is released with this statement: the region may be the last handle, and dropping it
+        // takes the lock.
         let region = match self.lock().regions.get(place) {
             Some(Some((there, region))) if *there == key => region.upgrade(),
             _ => None,
@@ -268,9 +268,8 @@ impl KeyTable {
         region.map(SoftRegion)
     }
 
-    /// Where the `length` bytes from `start` of the region that `key` names are in memory, if all
-    /// of them lie in it and `wanted` is allowed. Takes no lock. A device of the local link knows
-    /// of none.
+    /// The address of the `length` bytes from `start` of the region of `key`, if all of them are in it
+    /// and `wanted` is allowed. Takes no lock. Always `None` on the local link.
     #[inline]
     #[must_use]
     pub fn locate(&self, key: u32, start: u64, length: u64, wanted: Use) -> Option<u64> {
@@ -279,21 +278,20 @@ impl KeyTable {
 }
 
 impl SoftRegion {
-    /// Ends the registration now, whatever clones of the handle there are. Memory that was
-    /// registered [raw](KeyTable::register_raw) is not touched after this call by anything that
-    /// goes through the handle.
+    /// Ends the registration now, even if there are clones of the handle. [Raw](KeyTable::register_raw)
+    /// memory is not accessed through the handle after this call.
     pub fn revoke(&self) {
         self.0.end();
         self.0.memory().end();
     }
 
-    /// Whether operations of this side may write it.
+    /// Whether local operations may write it.
     #[must_use]
     pub fn allows_local_write(&self) -> bool {
         self.0.local_write
     }
 
-    /// The part of this region that remote interfaces name so, if all of it lies in the region.
+    /// The `length` bytes from the remote address `start` on, if all of them are in the region.
     #[must_use]
     pub fn part(&self, start: RemoteMemory, length: usize) -> Option<RegionRange<Self>> {
         let offset = start.address.checked_sub(self.0.address)?;
@@ -302,8 +300,8 @@ impl SoftRegion {
         part.check().is_ok().then_some(part)
     }
 
-    /// Lets the kernel have a part of the memory, that nobody else of this process reaches
-    /// meanwhile. [`Status::BadLocalKey`] if it was revoked.
+    /// Calls `f` with a part of the memory for the kernel to access. No other thread of this process
+    /// accesses the region meanwhile. [`Status::BadLocalKey`] if it was revoked.
     pub(crate) fn with_part<T>(
         &self,
         offset: usize,
@@ -315,15 +313,15 @@ impl SoftRegion {
     }
 }
 
-/// How long other processes may take to copy what they have begun to.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a deregistration waits for copies of other processes.
+const UNPIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Waits until nobody copies to or from a region whose key is gone.
+/// Waits until no process copies to or from the region of a cleared key.
 #[cold]
-fn unpinned(slots: &Slots, key: u32, patience: Duration) -> bool {
+fn unpinned(slots: &Slots, key: u32, timeout: Duration) -> bool {
     let begun = Instant::now();
     while slots.is_pinned(key) {
-        if begun.elapsed() >= patience {
+        if begun.elapsed() >= timeout {
             return false;
         }
         std::thread::yield_now();
@@ -331,7 +329,7 @@ fn unpinned(slots: &Slots, key: u32, patience: Duration) -> bool {
     true
 }
 
-/// Bytes that [`copy`] moves at a time.
+/// Bytes that [`copy`] copies at a time.
 const CHUNK: usize = 8192;
 
 /// Copies a part of a region into a part of the same length, of the same region or another.
@@ -383,7 +381,7 @@ impl Region for SoftRegion {
 
     fn reclaim(self) -> Result<Box<[u8]>, Self> {
         let registered = Arc::try_unwrap(self.0).map_err(Self)?;
-        // Before the memory is somebody's again, nobody reaches it any more.
+        // First nobody else must access the memory.
         if !registered.end() {
             return Err(Self(Arc::new(registered)));
         }
@@ -407,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_give_the_memory_back() {
+    fn registration_beyond_limits_returns_the_memory() {
         let table = table(1);
         let long = table.register(memory(11), Access::default()).unwrap_err();
         assert_eq!(long.error, DeviceError::TooLong { length: 11, limit: 10 });
@@ -423,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_handle_gives_the_memory_back() {
+    fn reclaim_needs_the_only_handle() {
         let table = table(2);
         let region = table.register(vec![1, 2, 3].into(), Access::default()).unwrap();
         let key = region.remote_key();
@@ -436,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_finds_its_region_while_that_lives() {
+    fn key_finds_its_region_until_it_is_dropped() {
         let table = table(2);
         let access = Access { remote_read: true, remote_write: false };
         let region = table.register(memory(4), access).unwrap();
@@ -454,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_unique_and_not_soon_valid_again() {
+    fn keys_are_unique_and_not_soon_reused() {
         let table = KeyTable::new(usize::MAX, 10, Rng::with_seed(2));
         let regions: Vec<_> = (0..MAX_REGIONS)
             .map(|_| table.register(memory(1), Access::default()).unwrap())
@@ -471,17 +469,17 @@ mod tests {
     }
 
     /// A table that others have as well, and how long it waits for them.
-    fn shared(limit: usize, patience: Duration) -> KeyTable {
+    fn shared(limit: usize, unpin_timeout: Duration) -> KeyTable {
         let slots = Slots::new(Map::anonymous(LENGTH).unwrap());
         let mut table = KeyTable::with_slots(limit, 10, Rng::with_seed(3), Some(slots));
-        Arc::get_mut(&mut table.0).unwrap().patience = patience;
+        Arc::get_mut(&mut table.0).unwrap().unpin_timeout = unpin_timeout;
         table
     }
 
     const WRITTEN: Access = Access { remote_read: false, remote_write: true };
 
     #[test]
-    fn memory_stays_until_those_who_copy_are_done() {
+    fn deregistration_waits_for_copies_of_other_processes() {
         let table = shared(1, Duration::MAX);
         let region = table.register(memory(4), WRITTEN).unwrap();
         let (key, at) = (region.remote_key(), region.remote_address());
@@ -496,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_which_somebody_died_while_copying_is_never_used_again() {
+    fn memory_with_a_copy_that_never_ends_is_not_freed() {
         let table = shared(2, Duration::ZERO);
         let region = table.register(vec![7; 4].into(), WRITTEN).unwrap();
         let (key, at) = (region.remote_key(), region.remote_address());
@@ -516,13 +514,13 @@ mod tests {
 
     #[test]
     #[allow(unsafe_code)]
-    fn a_revoked_region_is_reached_by_nobody() {
-        let table = shared(2, PATIENCE);
+    fn revoked_region_is_not_accessed() {
+        let table = shared(2, UNPIN_TIMEOUT);
         let mut bytes = *b"0123";
         let access = Access { remote_read: true, remote_write: false };
         let base = NonNull::from(&mut bytes).cast();
         let raw = RawMemory { base, length: 4, address: 0x77, local_write: false, access };
-        // SAFETY: the bytes outlive the registration and are not looked at before its end.
+        // SAFETY: the bytes outlive the registration and are not accessed before `revoke`.
         let region = unsafe { table.register_raw(raw) }.unwrap();
         let (key, at) = (region.remote_key(), base.as_ptr() as u64);
         assert_eq!(table.locate(key, 0x78, 3, Use::RemoteRead), Some(at + 1));

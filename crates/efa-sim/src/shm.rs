@@ -1,26 +1,26 @@
 //! The shm link: processes of one host, over shared memory.
 //!
-//! Section 1.1 of the EFA RDM protocol: datagrams up to the MTU, reliable. Between two queue pairs
-//! they arrive in order; that is more than the device promises, so test with
-//! [faults](ShmOptions::faults) or against the [local link](crate::local) too.
+//! Section 1.1 of the EFA RDM protocol: reliable datagrams up to the MTU. Between two queue pairs they
+//! arrive in order. The EFA device doesn't promise that, so also test with [faults](ShmOptions::faults) or
+//! with the [local link](crate::local).
 //!
 //! ```text
 //!      process A                    /dev/shm/efa-<uid>/<name>                 process B
 //!  ┌───────────────┐         ┌──────────────────────────────────┐         ┌───────────────┐
 //!  │ ShmQueuePair 7│ sends ─►│ ring 7→9:   slots ► ► ► head     │─► polls │ ShmQueuePair 9│
 //!  │               │ polls ◄─│ ring 9→7:   head ◄ ◄ ◄ slots     │◄─ sends │               │
-//!  └───────┬───────┘         │ qp-7, qp-9: state, bell, entries │         └───────┬───────┘
+//!  └───────┬───────┘         │ qp-7, qp-9: state, doorbell, …   │         └───────┬───────┘
 //!          └── holds the lock of qp-7                 holds the lock of qp-9 ──────┘
 //! ```
 //!
 //! * All processes of a user that open the same *name* are one host and share its GID.
-//! * Each direction between two queue pairs has a ring of its own with one writer on each word, so
-//!   a process that crashes or misbehaves can damage only its own traffic.
-//! * Nothing runs by itself: packets move when their receiver polls. There is no system call and
-//!   no lock in traffic; `now` is used for waiting times and, when a peer has not answered for
-//!   [`probe_after`](ShmOptions::probe_after), for asking the kernel whether it still lives.
+//! * Each direction between two queue pairs has its own ring, with one writer for each word, so a process
+//!   that crashes or misbehaves can damage only its own traffic.
+//! * There are no threads: packets move when their receiver polls. The data path has no system call and
+//!   no lock. `now` is used for timeouts and, when a peer has not acknowledged anything for
+//!   [`probe_after`](ShmOptions::probe_after), to ask the kernel whether its process is alive.
 //!
-//! # What a send meets
+//! # How sends complete
 //!
 //! | at the target | the send completes with |
 //! |---|---|
@@ -29,27 +29,26 @@
 //! | a shorter buffer | [`Status::RemoteBadLength`]; the buffer stays posted |
 //! | no such queue pair, or one that is dropped or retired, or another queue key | [`Status::BadDestinationQpn`] |
 //! | a process that died | [`Status::UnresponsiveRemote`] |
-//! | a process that lives and doesn't poll | nothing until it does |
-//! | [`max_peers`](ShmOptions::max_peers) other senders for [`attach_patience`](ShmOptions::attach_patience) | [`Status::UnreachableRemote`] |
+//! | a live process that doesn't poll | no completion until it polls |
+//! | [`max_peers`](ShmOptions::max_peers) other senders for [`attach_timeout`](ShmOptions::attach_timeout) | [`Status::UnreachableRemote`] |
 //! | another GID | [`Status::UnreachableRemote`] |
 //!
 //! # RDMA
 //!
-//! A read or write is one copy by the kernel, a MiB with each poll of who posted it; the target need
-//! not poll. The memory of another process is found by one of its queue pairs' numbers, and keys,
-//! bounds and access are checked against its table: [`Status::RemoteBadAddress`]. Immediate data of
-//! a write follows it through the ring and takes a posted buffer; without one it meets what a send
-//! meets, and the bytes were written nevertheless.
+//! The kernel copies a read or write at once, up to 1 MiB with each poll of the requester; the target need
+//! not poll. Key, bounds and access are checked against the table of the target's process; a failed check
+//! completes with [`Status::RemoteBadAddress`]. Immediate data of a write follows the data through the ring
+//! and takes a posted buffer. Without a buffer it completes as a send does, though the data was written.
 //!
-//! The process needs the right to read the memory of the others (`process_vm_readv(2)`), as those of
-//! one user have unless the system was told to restrict that; without it an operation completes with
-//! [`Status::RemoteAbort`].
+//! A process needs permission to read the memory of the others (`process_vm_readv(2)`), which processes of
+//! one user have unless the system restricts it. Without it, operations complete with
+//! [`Status::RemoteAbort`]. Processes of different PID namespaces can't access each other's memory.
 //!
 //! # Errors of opening
 //!
-//! [`DeviceError::Inconsistent`] names a directory that belongs to another user or has another mode
-//! than 0700, a file that is not what its name says, or a host name with other characters than
-//! letters, digits, `.`, `_` and `-`.
+//! [`DeviceError::Inconsistent`] names a directory that belongs to another user or doesn't have mode 0700,
+//! a file with unexpected content, or a host name with characters other than letters, digits, `.`, `_` and
+//! `-`.
 //!
 //! # Example
 //!
@@ -112,36 +111,36 @@ use efa_device::{
     RegisterError,
 };
 
-/// How to open a host.
+/// Options of [`ShmDevice::open`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ShmOptions {
-    /// The host: processes that give the same name reach each other. 1 to 64 letters, digits,
-    /// `.`, `_` and `-`, no `.` first.
+    /// Name of the host: processes with the same name reach each other. 1 to 64 letters, digits, `.`, `_`
+    /// and `-`, not starting with `.`.
     pub name: String,
-    /// Where hosts are, in place of `/dev/shm/efa-<uid>`, or of the same in the directory for
-    /// temporary files where there is no `/dev/shm`. It is made, with mode 0700, if it isn't there;
-    /// its parent must be.
+    /// Directory of the hosts; by default `/dev/shm/efa-<uid>`, or `efa-<uid>` in the directory for
+    /// temporary files if there is no `/dev/shm`. It is created, with mode 0700, if it doesn't exist; its
+    /// parent must exist.
     pub directory: Option<PathBuf>,
     /// Largest datagram in bytes, at most 1 MiB.
     pub mtu: usize,
-    /// Packets that fit between sender and receiver, a power of two up to 65,536; further ones wait
-    /// in the send queue. A ring takes this many times the MTU of memory.
+    /// Slots of each ring, a power of two up to 65,536; more packets wait in the send queue. A ring takes
+    /// this many times the MTU of memory.
     pub ring_slots: usize,
     /// Most queue pairs that can send to one queue pair at a time, up to 4,096.
     pub max_peers: usize,
-    /// Pause between two tries at a receiver without buffers, as this device's queue pairs count
-    /// for what is sent to them.
+    /// RNR delay of this device's queue pairs as receivers: a send to one without a posted buffer fails
+    /// after the sender's `rnr_retry` times this.
     pub rnr_delay: Duration,
-    /// Whether that is counted before a queue pair has posted its first buffer. If not, what is sent
-    /// to it waits until then, as a program may take its time to start.
+    /// Whether that time runs before a queue pair has posted its first buffer. If not, sends to it wait
+    /// until then, as a program may need time to start.
     pub rnr_at_start: bool,
-    /// When to ask whether a peer that doesn't answer still lives.
+    /// After how long without acknowledgement to check that the peer's process is alive.
     pub probe_after: Duration,
-    /// How long to wait for a peer that has too many senders.
-    pub attach_patience: Duration,
-    /// Whether a receive tells the GID while the device has no address handle for it.
-    pub tell_unknown_gid: bool,
+    /// How long to wait for a peer that has `max_peers` other senders.
+    pub attach_timeout: Duration,
+    /// Whether a receive reports the sender's GID if the device has no address handle for it.
+    pub report_unknown_gid: bool,
     /// Most sends outstanding on a queue pair.
     pub max_send: usize,
     /// Most receive buffers posted on a queue pair.
@@ -152,13 +151,13 @@ pub struct ShmOptions {
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
-    /// What the device does to memory of others.
+    /// The RDMA operations of the device.
     pub rdma: Rdma,
     /// Most bytes of one RDMA operation.
     pub max_rdma_size: u64,
-    /// What goes wrong with datagrams that this device's queue pairs send.
+    /// Faults of datagrams that this device's queue pairs send.
     pub faults: FaultOptions,
-    /// Who is told of every packet that this device's queue pairs send and receive.
+    /// Receives a record of every packet that this device's queue pairs send and receive.
     pub capture: Option<SharedSink>,
 }
 
@@ -174,7 +173,7 @@ impl ShmOptions {
         self
     }
 
-    /// The host `name`, everything else as usual.
+    /// The host `name`, with default options.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         let device = DeviceAttributes::default();
@@ -184,12 +183,12 @@ impl ShmOptions {
             mtu: device.mtu,
             ring_slots: 64,
             max_peers: 256,
-            // Long, as a receiver may first have to be given the processor.
+            // Long, as the receiver's process may have to be scheduled first.
             rnr_delay: Duration::from_millis(5),
             rnr_at_start: true,
             probe_after: Duration::from_millis(10),
-            attach_patience: Duration::from_secs(1),
-            tell_unknown_gid: true,
+            attach_timeout: Duration::from_secs(1),
+            report_unknown_gid: true,
             max_send: device.max_send,
             max_receive: device.max_receive,
             max_address_handles: device.max_address_handles,
@@ -203,7 +202,7 @@ impl ShmOptions {
     }
 }
 
-/// A host whose processes talk over shared memory, opened. Clones are the same device.
+/// An opened host of the shm link. Clones are the same device.
 #[derive(Clone, Debug)]
 pub struct ShmDevice {
     directory: Arc<HostDirectory>,
@@ -214,12 +213,12 @@ pub struct ShmDevice {
 }
 
 impl ShmDevice {
-    /// Opens a host, and removes what dead processes left there.
+    /// Opens a host, and removes files of dead processes.
     ///
     /// # Errors
-    /// [`DeviceError::Inconsistent`] as told [above](self#errors-of-opening) and for a number of
-    /// ring slots that is no power of two, [`DeviceError::TooLong`] for an MTU, a number of slots or
-    /// of peers out of range, [`DeviceError::System`].
+    /// [`DeviceError::Inconsistent`] as described [above](self#errors-of-opening) and for a number of ring
+    /// slots that is not a power of two, [`DeviceError::TooLong`] for an MTU or a number of slots or peers
+    /// above its limit, [`DeviceError::System`].
     pub fn open(options: ShmOptions) -> Result<Self, DeviceError> {
         for (length, limit) in [
             (options.mtu, MAX_MTU),
@@ -262,7 +261,7 @@ impl ShmDevice {
         })
     }
 
-    /// The region of this device that `key` names.
+    /// The region of this device with this key.
     #[must_use]
     pub fn region(&self, key: u32) -> Option<SoftRegion> {
         self.keys().find(key)
@@ -280,8 +279,8 @@ impl ShmDevice {
         self.directory.path()
     }
 
-    /// The handle for an interface, held by the device and not by a queue pair: all its queue pairs
-    /// can send to it, until it is [given back](Self::destroy_address_handle).
+    /// An address handle that the device holds, not a queue pair: all its queue pairs can send to it, until
+    /// it is [destroyed](Self::destroy_address_handle).
     ///
     /// # Errors
     /// [`DeviceError::BadAddress`] for the zero GID, [`DeviceError::LimitReached`].
@@ -289,7 +288,7 @@ impl ShmDevice {
         self.book.acquire(gid)
     }
 
-    /// Gives one count of a handle of [`create_address_handle`](Self::create_address_handle) back.
+    /// Releases one count of a handle from [`create_address_handle`](Self::create_address_handle).
     pub fn destroy_address_handle(&self, handle: AddressHandle) {
         self.book.release(handle, 1);
     }

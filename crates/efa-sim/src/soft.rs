@@ -1,4 +1,4 @@
-//! One type for every link, so that who uses the device need not be generic over it.
+//! One type for all links, so that callers need not be generic over the link.
 
 use efa_device::{
     Access, AddressHandle, Completion, Device, DeviceAttributes, DeviceError, Gid, NoTagList,
@@ -11,15 +11,15 @@ use crate::region::SoftRegion;
 use crate::shm::{ShmDevice, ShmQueuePair};
 use crate::tcp::{TcpDevice, TcpQueuePair};
 
-/// A software device, whatever its link.
+/// A software device of any link.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum SoftDevice {
-    /// In this process.
+    /// The local link: this process.
     Local(LocalDevice),
-    /// On this host.
+    /// The shm link: this host.
     Shm(ShmDevice),
-    /// On several hosts.
+    /// The tcp link: several hosts.
     Tcp(TcpDevice),
 }
 
@@ -45,15 +45,15 @@ impl From<TcpDevice> for SoftDevice {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SoftQueuePair {
-    /// In this process.
+    /// The local link: this process.
     Local(LocalQueuePair),
-    /// On this host; boxed, being the larger by far.
+    /// The shm link; boxed, as it is far larger.
     Shm(Box<ShmQueuePair>),
-    /// On several hosts; boxed likewise.
+    /// The tcp link; boxed, as it is far larger.
     Tcp(Box<TcpQueuePair>),
 }
 
-/// Calls the same method on whichever it is.
+/// Calls a method on the device or queue pair of each link.
 macro_rules! each {
     ($kind:ident, $on:expr, $name:ident => $call:expr) => {
         match $on {

@@ -1,53 +1,52 @@
 //! The tcp link: queue pairs of several hosts, over TCP.
 //!
-//! Section 1.1 of the EFA RDM protocol: datagrams up to the MTU, reliable. Between two queue pairs
-//! they arrive in order unless [`reorder`](TcpOptions::reorder) is set.
+//! Section 1.1 of the EFA RDM protocol: reliable datagrams up to the MTU. Between two queue pairs they
+//! arrive in order unless [`reorder`](TcpOptions::reorder) is set.
 //!
 //! ```text
 //!      host 10.0.0.1                                          host 10.0.0.2
 //!  ┌──────────────────┐                                   ┌──────────────────┐
 //!  │ TcpQueuePair 4001│── packets ─► connection ─────────►│ TcpQueuePair 4002│
-//!  │  listens on 4001 │◄──────────────────────  answers ──│  listens on 4002 │
+//!  │  listens on 4001 │◄─────────────── acknowledgements ─│  listens on 4002 │
 //!  │                  │◄──────────── connection ◄ packets─│                  │
-//!  │                  │── answers  ──────────────────────►│                  │
+//!  │                  │── acknowledgements ──────────────►│                  │
 //!  └──────────────────┘                                   └──────────────────┘
 //! ```
 //!
-//! * A host is an IP address; its GID is that address, as IPv6 or mapped into it. A queue pair's
-//!   number is the TCP port it listens on. So GID and number tell where to connect, and nothing else
-//!   is needed to find a peer.
-//! * There is a connection for each direction between two queue pairs. It is made by the first send
-//!   and stays until one of the two is dropped.
-//! * Nothing runs by itself, and no call waits. The first packet that is posted to a peer between two
-//!   polls leaves at once, the others leave together with the next poll; packets are received by a
-//!   poll, and answered by the first poll that finds no completion to give. So who is about to wait
-//!   for something else polls until there is none.
-//! * Whoever can connect can send: it is a link for tests and for trusted networks. What comes over a
-//!   connection is checked, what is wrong closes it and is [counted](TcpQueuePair::statistics), and
-//!   what one connection can make this side keep is bounded.
+//! * A host is an IP address; its GID is that IPv6 address, or the IPv4-mapped one. A queue pair's number
+//!   is the TCP port on which it listens. So GID and number are enough to connect to a peer.
+//! * Each direction between two queue pairs has its own connection. The first send opens it, and it stays
+//!   until one of the two queue pairs is dropped.
+//! * There are no threads, and no call blocks. The first packet posted to a peer between two polls is
+//!   written at once, the others together by the next poll. Packets are received by a poll, and
+//!   acknowledged by the next poll that has no completion to return. So before a program waits for
+//!   something else, it must poll until there is no completion.
+//! * Anyone who can connect can send: the link is for tests and trusted networks. Received bytes are
+//!   checked; a violation closes the connection and is [counted](TcpQueuePair::statistics). The memory that
+//!   one connection can make this side use is bounded.
 //!
-//! # What a send meets
+//! # How sends complete
 //!
 //! | at the target | the send completes with |
 //! |---|---|
 //! | a posted buffer | `Ok` |
 //! | no buffer within `rnr_retry` × [`rnr_delay`](TcpOptions::rnr_delay) of its polling | [`Status::ReceiverNotReady`]; never for `rnr_retry` 7 |
 //! | a shorter buffer | [`Status::RemoteBadLength`]; the buffer stays posted |
-//! | nobody who listens, a queue pair that is dropped or retired meanwhile, or another queue key | [`Status::BadDestinationQpn`] |
+//! | no listener, a queue pair dropped or retired meanwhile, or another queue key | [`Status::BadDestinationQpn`] |
 //! | a process that died | [`Status::UnresponsiveRemote`] |
-//! | a host that fell silent, for [`dead_after`](TcpOptions::dead_after) | [`Status::UnresponsiveRemote`] |
-//! | a process that lives and doesn't poll | nothing until it does |
-//! | no way there, or [`max_peers`](TcpOptions::max_peers) other senders | [`Status::UnreachableRemote`] |
-//! | something that listens and is no queue pair | [`Status::BadStatus`] |
+//! | a host that doesn't respond for [`dead_after`](TcpOptions::dead_after) | [`Status::UnresponsiveRemote`] |
+//! | a live process that doesn't poll | no completion until it polls |
+//! | no route, or [`max_peers`](TcpOptions::max_peers) other senders | [`Status::UnreachableRemote`] |
+//! | a listener that is not a queue pair | [`Status::BadStatus`] |
 //!
 //! # RDMA
 //!
-//! A read or write is a dialogue of the two queue pairs, 32 KiB at a time, with a few such pieces
-//! under way. So unlike that of a real device it goes on only while *both* poll. Keys, bounds and
-//! access are checked by the target for each piece: [`Status::RemoteBadAddress`]. Immediate data of
-//! a write follows when all is written; it takes a posted buffer, and without one it meets what a
-//! send meets, and the bytes were written nevertheless. Reads and writes don't wait behind datagrams
-//! for which the target has no buffer, unless those are more than about 100 KiB.
+//! The two queue pairs exchange a read or write in pieces of 32 KiB, up to 16 in flight. Unlike on a real
+//! device it makes progress only while *both* poll. The target checks key, bounds and access for each piece;
+//! a failed check completes with [`Status::RemoteBadAddress`]. Immediate data of a write follows when all
+//! data is written and takes a posted buffer. Without a buffer it completes as a send does, though the data
+//! was written. Reads and writes don't wait behind datagrams for which the target has no buffer, unless
+//! those are more than about 100 KiB.
 //!
 //! # Example
 //!
@@ -122,39 +121,39 @@ fn system(operation: impl Into<String>, errno: Errno) -> DeviceError {
     DeviceError::System { operation: operation.into(), errno: errno.raw_os_error(), reason }
 }
 
-/// How to open a host.
+/// Options of [`TcpDevice::open`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpOptions {
-    /// The address of this host by which the others reach it. Its GID is made of it.
+    /// The address of this host that the others connect to. It is the host's GID.
     pub address: IpAddr,
-    /// Index of the network interface, if the address is a link-local one of IPv6.
+    /// Index of the network interface, for a link-local IPv6 address.
     pub scope_id: u32,
-    /// From which numbers, that is ports, queue pairs take the first that is free; any that the
-    /// system gives if `None`.
+    /// Ports, and so queue pair numbers: each queue pair takes the first free one. `None`: any free port
+    /// that the system chooses.
     pub ports: Option<RangeInclusive<u16>>,
     /// Largest datagram in bytes, at most 64 KiB.
     pub mtu: usize,
-    /// Most connections to one queue pair at a time, up to 4,096. Each can take about half a MiB.
+    /// Most connections to one queue pair, up to 4,096. Each takes up to about half a MiB.
     pub max_peers: usize,
-    /// In which order packets arrive: as they were sent, or by lot, from this seed, among those of a
-    /// sender that wait to be taken. Even then what arrives together depends on the system.
+    /// Seed to reorder packets: the next one is drawn from those of a sender that have arrived. Which ones
+    /// have arrived depends on the system, so runs are not reproducible. `None`: in order.
     pub reorder: Option<u64>,
-    /// Pause between two tries at a receiver without buffers, as this device's queue pairs count
-    /// for what is sent to them.
+    /// RNR delay of this device's queue pairs as receivers: a send to one without a posted buffer fails
+    /// after the sender's `rnr_retry` times this.
     pub rnr_delay: Duration,
-    /// Whether that is counted before a queue pair has posted its first buffer. If not, what is sent
-    /// to it waits until then, as a program may take its time to start.
+    /// Whether that time runs before a queue pair has posted its first buffer. If not, sends to it wait
+    /// until then, as a program may need time to start.
     pub rnr_at_start: bool,
-    /// How long a connection may take to say who it is, since a poll noticed it. After that its sender
-    /// may take any time, also in the middle of a packet, as it may be busy with something else.
-    pub patience: Duration,
-    /// When to give up a host that doesn't answer at all, in steps of some seconds; a process that
-    /// is only stopped does, by its system. Never if `None`, except that bytes which are not
-    /// acknowledged end a connection after a time that the system sets.
+    /// How long an accepted connection may take to identify its sender. After that the sender may take any
+    /// time, even within a packet, as it may be busy with other work.
+    pub hello_timeout: Duration,
+    /// After how long a host that doesn't respond is given up, rounded to some seconds. The system of a
+    /// stopped process responds for it. `None`: only when the system's own limit for unacknowledged bytes
+    /// is reached.
     pub dead_after: Option<Duration>,
-    /// Whether a receive tells the GID while the device has no address handle for it.
-    pub tell_unknown_gid: bool,
+    /// Whether a receive reports the sender's GID if the device has no address handle for it.
+    pub report_unknown_gid: bool,
     /// Most sends outstanding on a queue pair.
     pub max_send: usize,
     /// Most receive buffers posted on a queue pair.
@@ -165,11 +164,11 @@ pub struct TcpOptions {
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
-    /// What the device does to memory of others.
+    /// The RDMA operations of the device.
     pub rdma: Rdma,
     /// Most bytes of one RDMA operation.
     pub max_rdma_size: u64,
-    /// Who is told of every packet that this device's queue pairs send and receive.
+    /// Receives a record of every packet that this device's queue pairs send and receive.
     pub capture: Option<SharedSink>,
 }
 
@@ -185,7 +184,7 @@ impl TcpOptions {
         self
     }
 
-    /// The host with this address, everything else as usual.
+    /// The host with this address, with default options.
     #[must_use]
     pub fn new(address: impl Into<IpAddr>) -> Self {
         let device = DeviceAttributes::default();
@@ -196,12 +195,12 @@ impl TcpOptions {
             mtu: device.mtu,
             max_peers: 256,
             reorder: None,
-            // Long, as a receiver may first have to be given the processor.
+            // Long, as the receiver's process may have to be scheduled first.
             rnr_delay: Duration::from_millis(5),
             rnr_at_start: true,
-            patience: Duration::from_secs(10),
+            hello_timeout: Duration::from_secs(10),
             dead_after: Some(Duration::from_secs(30)),
-            tell_unknown_gid: true,
+            report_unknown_gid: true,
             max_send: device.max_send,
             max_receive: device.max_receive,
             max_address_handles: device.max_address_handles,
@@ -214,7 +213,7 @@ impl TcpOptions {
     }
 }
 
-/// A host whose queue pairs are reached over TCP, opened. Clones are the same device.
+/// An opened host of the tcp link. Clones are the same device.
 #[derive(Clone, Debug)]
 pub struct TcpDevice {
     attributes: DeviceAttributes,
@@ -227,9 +226,9 @@ impl TcpDevice {
     /// Opens a host.
     ///
     /// # Errors
-    /// [`DeviceError::BadAddress`] for an address that is no host's, as `0.0.0.0`;
-    /// [`DeviceError::Absent`] for one that isn't this host's; [`DeviceError::TooLong`] for an MTU
-    /// or a number of peers out of range; [`DeviceError::System`].
+    /// [`DeviceError::BadAddress`] for an unspecified or multicast address, [`DeviceError::Absent`] for one
+    /// that isn't this host's, [`DeviceError::TooLong`] for an MTU or number of peers above its limit,
+    /// [`DeviceError::System`].
     pub fn open(mut options: TcpOptions) -> Result<Self, DeviceError> {
         options.address = options.address.to_canonical();
         for (length, limit) in [(options.mtu, wire::MAX_MTU), (options.max_peers, MAX_PEERS)] {
@@ -271,7 +270,7 @@ impl TcpDevice {
         })
     }
 
-    /// The region of this device that `key` names.
+    /// The region of this device with this key.
     #[must_use]
     pub fn region(&self, key: u32) -> Option<SoftRegion> {
         self.keys.find(key)
@@ -283,8 +282,8 @@ impl TcpDevice {
         &self.keys
     }
 
-    /// The handle for an interface, held by the device and not by a queue pair: all its queue pairs
-    /// can send to it, until it is [given back](Self::destroy_address_handle).
+    /// An address handle that the device holds, not a queue pair: all its queue pairs can send to it, until
+    /// it is [destroyed](Self::destroy_address_handle).
     ///
     /// # Errors
     /// [`DeviceError::BadAddress`] for the zero GID, [`DeviceError::LimitReached`].
@@ -292,7 +291,7 @@ impl TcpDevice {
         self.book.acquire(gid)
     }
 
-    /// Gives one count of a handle of [`create_address_handle`](Self::create_address_handle) back.
+    /// Releases one count of a handle from [`create_address_handle`](Self::create_address_handle).
     pub fn destroy_address_handle(&self, handle: AddressHandle) {
         self.book.release(handle, 1);
     }

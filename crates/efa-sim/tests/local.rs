@@ -1,4 +1,4 @@
-//! Stories of the local link.
+//! The local link.
 
 #![allow(clippy::unwrap_used)]
 
@@ -128,7 +128,7 @@ fn run(seed: u64, reorder: Reorder) -> Run {
 }
 
 #[test]
-fn a_run_is_a_function_of_its_seed() {
+fn same_seed_gives_the_same_run() {
     for seed in [0, 1, 99] {
         assert_eq!(run(seed, Reorder::Shuffle), run(seed, Reorder::Shuffle));
     }
@@ -140,7 +140,7 @@ fn a_run_is_a_function_of_its_seed() {
 }
 
 #[test]
-fn every_packet_arrives_once_and_in_no_order() {
+fn packets_arrive_once_and_out_of_order_by_default() {
     let Run { mut arrived, mut ended, .. } = run(3, Reorder::Shuffle);
     let in_order: Vec<u64> = (0..50).collect();
     assert_ne!(arrived, in_order);
@@ -151,14 +151,14 @@ fn every_packet_arrives_once_and_in_no_order() {
 }
 
 #[test]
-fn order_can_be_had() {
+fn packets_arrive_in_order_without_reorder() {
     let in_order: Vec<u64> = (0..50).collect();
     let Run { arrived, ended, .. } = run(3, Reorder::None);
     assert_eq!((arrived, ended), (in_order.clone(), in_order));
 }
 
 #[test]
-fn packets_of_one_moment_are_shuffled() {
+fn packets_due_at_the_same_time_are_shuffled() {
     let fabric = LocalFabric::new(LocalOptions::default().with(|options| {
         options.delay = Duration::ZERO..Duration::ZERO;
         options.mtu = 64;
@@ -177,7 +177,7 @@ fn packets_of_one_moment_are_shuffled() {
 }
 
 #[test]
-fn how_often_it_is_polled_changes_nothing() {
+fn poll_frequency_does_not_change_the_events() {
     let run = |step: Option<Duration>| {
         let fabric = fabric(5);
         let trace = Trace::new();
@@ -202,7 +202,7 @@ fn how_often_it_is_polled_changes_nothing() {
 }
 
 #[test]
-fn posts_are_checked() {
+fn invalid_posts_are_refused_and_return_the_packet() {
     let fabric = fabric(0);
     let device = fabric.open();
     let options = QueuePairOptions { send_depth: 2, receive_depth: 1, ..Default::default() };
@@ -242,7 +242,7 @@ fn posts_are_checked() {
 }
 
 #[test]
-fn limits_are_kept() {
+fn limits_on_queue_pairs_handles_and_regions_are_enforced() {
     let fabric = LocalFabric::new(LocalOptions::default().with(|options| {
         options.max_queue_pairs = 1;
         options.max_regions = 1;
@@ -273,10 +273,10 @@ fn limits_are_kept() {
 
 // conformance: A29
 #[test]
-fn a_source_has_a_handle_only_if_the_device_knows_it() {
-    for tell_unknown_gid in [true, false] {
+fn receive_reports_address_handle_of_known_sender_only() {
+    for report_unknown_gid in [true, false] {
         let fabric = LocalFabric::new(
-            LocalOptions::default().with(|options| options.tell_unknown_gid = tell_unknown_gid),
+            LocalOptions::default().with(|options| options.report_unknown_gid = report_unknown_gid),
         );
         let (mut a, mut b) = pair(&fabric);
         let to = destination(&mut a, b.address());
@@ -287,7 +287,7 @@ fn a_source_has_a_handle_only_if_the_device_knows_it() {
             b.receives[0].1
         };
         let QueuePairAddress { gid, qpn, .. } = a.address();
-        let unknown = Source { address_handle: None, qpn, gid: tell_unknown_gid.then_some(gid) };
+        let unknown = Source { address_handle: None, qpn, gid: report_unknown_gid.then_some(gid) };
         assert_eq!(source(&mut a, &mut b), unknown);
         let handle = b.create_address_handle(gid).unwrap();
         let known = Source { address_handle: Some(handle), qpn, gid: None };
@@ -298,7 +298,7 @@ fn a_source_has_a_handle_only_if_the_device_knows_it() {
 }
 
 #[test]
-fn without_a_buffer_a_packet_waits_and_then_fails() {
+fn send_without_posted_buffer_waits_then_fails_with_rnr() {
     let fabric = LocalFabric::new(LocalOptions::default().with(|options| {
         options.delay = Duration::ZERO..Duration::ZERO;
         options.rnr_delay = Duration::from_micros(100);
@@ -319,7 +319,7 @@ fn without_a_buffer_a_packet_waits_and_then_fails() {
 }
 
 #[test]
-fn buffers_can_be_taken_away() {
+fn dropped_receive_buffers_make_sends_fail_with_rnr() {
     let fabric = fabric(0);
     let (mut a, mut b) = pair(&fabric);
     post_receives(&mut b, 3);
@@ -336,7 +336,7 @@ fn buffers_can_be_taken_away() {
 }
 
 #[test]
-fn retries_can_go_on_for_ever() {
+fn send_with_infinite_rnr_retry_waits_for_a_buffer() {
     let fabric = fabric(0);
     let options = QueuePairOptions { qkey: KEY, rnr_retry: 7, ..Default::default() };
     let mut a = fabric.open().create_queue_pair(options).unwrap();
@@ -354,7 +354,7 @@ fn retries_can_go_on_for_ever() {
 }
 
 #[test]
-fn a_short_buffer_fails_the_send_and_stays() {
+fn send_to_a_short_buffer_fails_and_buffer_stays_posted() {
     let fabric = fabric(0);
     let (mut a, mut b) = pair(&fabric);
     b.post_receive(vec![0; 8].into()).unwrap();
@@ -368,7 +368,7 @@ fn a_short_buffer_fails_the_send_and_stays() {
 }
 
 #[test]
-fn sends_to_nobody_and_with_a_wrong_key_fail() {
+fn send_to_missing_queue_pair_or_with_wrong_qkey_fails() {
     let fabric = fabric(0);
     let (mut a, mut b) = pair(&fabric);
     post_receives(&mut b, 2);
@@ -387,7 +387,7 @@ fn sends_to_nobody_and_with_a_wrong_key_fail() {
 }
 
 #[test]
-fn dropping_the_target_ends_the_sends_to_it() {
+fn sends_to_a_dropped_queue_pair_fail_with_bad_destination_qpn() {
     let fabric = fabric(0);
     let (mut a, b) = pair(&fabric);
     let to = destination(&mut a, b.address());
@@ -404,7 +404,7 @@ fn dropping_the_target_ends_the_sends_to_it() {
 }
 
 #[test]
-fn packets_outlive_their_sender() {
+fn packets_of_a_dropped_sender_are_delivered() {
     let fabric = fabric(0);
     let (mut a, mut b) = pair(&fabric);
     post_receives(&mut b, 1);
@@ -416,7 +416,7 @@ fn packets_outlive_their_sender() {
 }
 
 #[test]
-fn a_lost_peer_is_noticed_by_both_sides() {
+fn killed_peer_flushes_its_sends_and_is_unresponsive() {
     let fabric = LocalFabric::new(
         LocalOptions::default()
             .with(|options| options.unresponsive_after = Duration::from_millis(5)),
@@ -438,7 +438,7 @@ fn a_lost_peer_is_noticed_by_both_sides() {
 }
 
 #[test]
-fn packets_that_wait_for_a_buffer_end_with_either_side() {
+fn waiting_packets_fail_when_either_side_is_killed() {
     let fabric = fabric(0);
     let (mut a, mut b) = pair(&fabric);
     let mut c = queue_pair(&fabric.open());
@@ -466,7 +466,7 @@ fn packets_that_wait_for_a_buffer_end_with_either_side() {
 }
 
 #[test]
-fn stale_packets_reach_a_reused_number_only_by_injection() {
+fn stale_packets_reach_a_reused_number_only_if_injected() {
     let fabric = fabric(0);
     fabric.set_faults(Faults { keep_stale: 8, ..Faults::default() });
     let device = fabric.open();
@@ -496,7 +496,7 @@ fn stale_packets_reach_a_reused_number_only_by_injection() {
 }
 
 #[test]
-fn any_bytes_can_be_injected() {
+fn injected_bytes_arrive_without_qkey_check() {
     let fabric = fabric(0);
     let (a, mut b) = pair(&fabric);
     post_receives(&mut b, 1);
@@ -507,7 +507,7 @@ fn any_bytes_can_be_injected() {
 }
 
 #[test]
-fn single_faults_wear_off() {
+fn injected_faults_end_after_their_count() {
     let fabric =
         LocalFabric::new(LocalOptions::default().with(|options| options.reorder = Reorder::None));
     let device = fabric.open();
@@ -556,7 +556,7 @@ fn single_faults_wear_off() {
 }
 
 #[test]
-fn chances_of_one_always_strike() {
+fn faults_with_probability_one_always_occur() {
     let fabric = fabric(0);
     let device = fabric.open();
     let (mut a, mut b) = (queue_pair(&device), queue_pair(&fabric.open()));
@@ -589,7 +589,7 @@ fn chances_of_one_always_strike() {
 }
 
 #[test]
-fn next_event_is_exact() {
+fn next_event_is_the_time_of_the_next_completion() {
     let fabric = fabric(0);
     let (mut a, mut b) = pair(&fabric);
     let mut c = queue_pair(&fabric.open());

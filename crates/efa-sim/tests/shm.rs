@@ -1,4 +1,4 @@
-//! Stories of the shm link within one process; time is what the tests say it is.
+//! The shm link within one process; the tests choose the time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -94,7 +94,7 @@ fn files(directory: &Directory) -> Vec<String> {
 }
 
 #[test]
-fn packets_of_every_length_go_both_ways() {
+fn packets_of_every_length_are_delivered_both_ways() {
     let directory = Directory::new();
     let (mut a, mut b) = pair(&directory);
     assert_eq!(a.address().gid, b.address().gid, "one host");
@@ -115,7 +115,7 @@ fn packets_of_every_length_go_both_ways() {
 }
 
 #[test]
-fn a_send_completes_only_when_it_lies_in_a_buffer() {
+fn send_completes_only_when_it_is_in_a_receive_buffer() {
     let directory = Directory::new();
     let (mut a, mut b) = pair(&directory);
     let to = destination(&mut a, b.address());
@@ -130,7 +130,7 @@ fn a_send_completes_only_when_it_lies_in_a_buffer() {
 }
 
 #[test]
-fn a_queue_pair_can_send_to_itself() {
+fn queue_pair_sends_to_itself() {
     let directory = Directory::new();
     let (mut a, _) = pair(&directory);
     let me = a.address();
@@ -142,7 +142,7 @@ fn a_queue_pair_can_send_to_itself() {
 }
 
 #[test]
-fn beyond_a_full_ring_sends_wait_in_order_up_to_the_depth() {
+fn sends_beyond_a_full_ring_wait_in_order_up_to_the_depth() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
     let depth = QueuePairOptions { qkey: KEY, send_depth: 30, ..Default::default() };
@@ -169,7 +169,7 @@ fn beyond_a_full_ring_sends_wait_in_order_up_to_the_depth() {
 }
 
 #[test]
-fn posts_are_checked() {
+fn invalid_posts_are_refused_and_return_the_packet() {
     let directory = Directory::new();
     let (mut a, b) = pair(&directory);
     let to = destination(&mut a, b.address());
@@ -203,7 +203,7 @@ fn posts_are_checked() {
 }
 
 #[test]
-fn what_was_used_leaves_room_for_another() {
+fn completed_operations_free_queue_space() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
     let depths =
@@ -229,7 +229,7 @@ fn what_was_used_leaves_room_for_another() {
 }
 
 #[test]
-fn targets_that_are_not_there_fail_the_send() {
+fn send_to_missing_queue_pair_or_interface_or_with_wrong_qkey_fails() {
     let directory = Directory::new();
     let (mut a, mut b) = pair(&directory);
     post_receives(&mut b, 1);
@@ -247,7 +247,7 @@ fn targets_that_are_not_there_fail_the_send() {
 }
 
 #[test]
-fn without_a_buffer_a_packet_waits_and_then_fails() {
+fn send_without_posted_buffer_waits_then_fails_with_rnr() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
     let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
@@ -281,7 +281,7 @@ fn pair_with(directory: &Directory, faults: FaultOptions, rnr_retry: u8) -> [Shm
 }
 
 #[test]
-fn with_a_seed_packets_overtake_each_other_and_none_is_lost() {
+fn reorder_fault_reorders_packets_and_loses_none() {
     let directory = Directory::new();
     let faults = FaultOptions { reorder: Some(1), ..FaultOptions::NONE };
     let [mut a, mut b] = pair_with(&directory, faults, 0);
@@ -307,7 +307,7 @@ fn with_a_seed_packets_overtake_each_other_and_none_is_lost() {
 }
 
 #[test]
-fn a_drawn_receiver_is_not_ready_unless_retries_have_no_end() {
+fn rnr_fault_fails_sends_unless_rnr_retry_is_infinite() {
     let directory = Directory::new();
     let faults = FaultOptions { receiver_not_ready: 1.0, ..FaultOptions::NONE };
     for (rnr_retry, result) in [(0, Err(Status::ReceiverNotReady)), (7, Ok(()))] {
@@ -323,7 +323,7 @@ fn a_drawn_receiver_is_not_ready_unless_retries_have_no_end() {
 }
 
 #[test]
-fn the_first_of_each_kind_is_not_received_and_seen_in_a_capture() {
+fn rnr_fault_by_first_byte_fails_first_packets_and_is_captured() {
     let directory = Directory::new();
     let faults = FaultOptions { not_ready_of_each: 1, ..FaultOptions::NONE };
     let trace = Trace::new();
@@ -350,7 +350,7 @@ fn the_first_of_each_kind_is_not_received_and_seen_in_a_capture() {
 }
 
 #[test]
-fn registrations_fail_as_asked_for() {
+fn registration_fault_fails_by_length_and_count() {
     let directory = Directory::new();
     let refusals = Some("100-200:2".parse().unwrap());
     let faults = FaultOptions { refusals, ..FaultOptions::NONE };
@@ -370,7 +370,7 @@ fn registrations_fail_as_asked_for() {
 }
 
 #[test]
-fn retries_can_go_on_for_ever() {
+fn send_with_infinite_rnr_retry_waits_for_a_buffer() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
     let patient = QueuePairOptions { qkey: KEY, rnr_retry: 7, ..Default::default() };
@@ -388,7 +388,7 @@ fn retries_can_go_on_for_ever() {
 }
 
 #[test]
-fn a_short_buffer_fails_the_send_and_stays() {
+fn send_to_a_short_buffer_fails_and_buffer_stays_posted() {
     let directory = Directory::new();
     let (mut a, mut b) = pair(&directory);
     b.post_receive(vec![0; 8].into()).unwrap();
@@ -401,7 +401,7 @@ fn a_short_buffer_fails_the_send_and_stays() {
 }
 
 #[test]
-fn dropping_the_target_ends_the_sends_to_it() {
+fn sends_to_a_dropped_queue_pair_fail_with_bad_destination_qpn() {
     let directory = Directory::new();
     let (mut a, mut b) = pair(&directory);
     let to = destination(&mut a, b.address());
@@ -419,7 +419,7 @@ fn dropping_the_target_ends_the_sends_to_it() {
 }
 
 #[test]
-fn a_retired_target_is_reached_no_more_and_keeps_its_number() {
+fn retired_queue_pair_is_unreachable_and_its_number_reserved() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
     let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
@@ -446,7 +446,7 @@ fn a_retired_target_is_reached_no_more_and_keeps_its_number() {
 }
 
 #[test]
-fn dropping_a_target_that_never_looked_ends_the_sends_too() {
+fn sends_to_a_queue_pair_dropped_before_its_first_poll_fail() {
     let directory = Directory::new();
     let (mut a, b) = pair(&directory);
     let to = destination(&mut a, b.address());
@@ -458,7 +458,7 @@ fn dropping_a_target_that_never_looked_ends_the_sends_too() {
 }
 
 #[test]
-fn packets_outlive_their_sender() {
+fn packets_of_a_dropped_sender_are_delivered() {
     let directory = Directory::new();
     for attached in [true, false] {
         let (mut a, mut b) = pair(&directory);
@@ -476,7 +476,7 @@ fn packets_outlive_their_sender() {
 }
 
 #[test]
-fn senders_take_turns_where_there_is_room_for_one() {
+fn senders_beyond_max_peers_wait_for_a_free_entry() {
     let directory = Directory::new();
     let mut one = options(&directory);
     one.max_peers = 1;
@@ -507,11 +507,11 @@ fn senders_take_turns_where_there_is_room_for_one() {
 
 // conformance: A29
 #[test]
-fn a_source_has_a_handle_only_if_the_device_knows_it() {
+fn receive_reports_address_handle_of_known_sender_only() {
     let directory = Directory::new();
-    for tell_unknown_gid in [true, false] {
+    for report_unknown_gid in [true, false] {
         let mut settings = options(&directory);
-        settings.tell_unknown_gid = tell_unknown_gid;
+        settings.report_unknown_gid = report_unknown_gid;
         let open = || ShmDevice::open(settings.clone()).unwrap();
         let (mut a, mut b) = (queue_pair(&open()), queue_pair(&open()));
         let to = destination(&mut a, b.address());
@@ -521,7 +521,7 @@ fn a_source_has_a_handle_only_if_the_device_knows_it() {
             poll(b, at(0)).receives[0].1
         };
         let QueuePairAddress { gid, qpn, .. } = a.address();
-        let unknown = Source { address_handle: None, qpn, gid: tell_unknown_gid.then_some(gid) };
+        let unknown = Source { address_handle: None, qpn, gid: report_unknown_gid.then_some(gid) };
         assert_eq!(source(&mut a, &mut b), unknown);
         let handle = b.create_address_handle(gid).unwrap();
         let known = Source { address_handle: Some(handle), qpn, gid: None };
@@ -532,7 +532,7 @@ fn a_source_has_a_handle_only_if_the_device_knows_it() {
 }
 
 #[test]
-fn nothing_is_left_behind() {
+fn dropped_queue_pairs_leave_no_files() {
     let directory = Directory::new();
     let (mut a, mut b) = pair(&directory);
     let (to_b, to_a) = (destination(&mut a, b.address()), destination(&mut b, a.address()));
@@ -547,7 +547,7 @@ fn nothing_is_left_behind() {
 }
 
 #[test]
-fn numbers_are_not_used_again_soon() {
+fn queue_pair_numbers_are_not_reused_soon() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
     let numbers: Vec<Qpn> = (0..50).map(|_| queue_pair(&device).address().qpn).collect();
@@ -566,7 +566,7 @@ fn numbers_are_not_used_again_soon() {
 }
 
 #[test]
-fn leftovers_are_removed_and_what_lives_stays() {
+fn open_removes_files_of_dead_processes_only() {
     let directory = Directory::new();
     let (mut a, b) = pair(&directory);
     let to = destination(&mut a, b.address());
@@ -585,7 +585,7 @@ fn leftovers_are_removed_and_what_lives_stays() {
 }
 
 #[test]
-fn a_file_that_is_no_queue_pair_is_told_by_name() {
+fn error_names_a_file_that_is_not_a_queue_pair() {
     let directory = Directory::new();
     let (mut a, _) = pair(&directory);
     let me = a.address();
@@ -616,7 +616,7 @@ fn inconsistent(result: Result<ShmDevice, DeviceError>) -> (String, String) {
 }
 
 #[test]
-fn directories_that_others_can_use_are_refused() {
+fn directory_with_other_mode_than_700_is_refused() {
     let directory = Directory::new();
     drop(ShmDevice::open(options(&directory)).unwrap());
     for path in [directory.path().to_path_buf(), directory.path().join("host")] {
@@ -629,7 +629,7 @@ fn directories_that_others_can_use_are_refused() {
 }
 
 #[test]
-fn a_directory_of_another_user_is_refused() {
+fn directory_of_another_user_is_refused() {
     let directory = Directory::new();
     let mut settings = options(&directory);
     let me = std::fs::metadata(directory.path()).unwrap().uid();
@@ -647,7 +647,7 @@ fn a_directory_of_another_user_is_refused() {
 }
 
 #[test]
-fn what_is_no_directory_is_refused() {
+fn missing_parent_file_or_symlink_as_directory_is_refused() {
     let directory = Directory::new();
     let mut settings = options(&directory);
     let file = directory.path().join("file");
@@ -678,7 +678,7 @@ fn options_out_of_range_are_refused() {
 }
 
 #[test]
-fn hosts_of_other_names_are_other_hosts() {
+fn hosts_with_different_names_are_separate() {
     let directory = Directory::new();
     let mut settings = options(&directory);
     let a = ShmDevice::open(settings.clone()).unwrap();
@@ -692,7 +692,7 @@ fn hosts_of_other_names_are_other_hosts() {
 }
 
 #[test]
-fn what_passes_can_be_recorded() {
+fn sink_records_sent_received_and_failed_packets() {
     let directory = Directory::new();
     let trace = Trace::new();
     let mut settings = options(&directory);
@@ -723,7 +723,7 @@ fn what_passes_can_be_recorded() {
 }
 
 #[test]
-fn key_and_retries_can_be_set_after_creation() {
+fn qkey_and_rnr_retry_can_be_set_after_creation() {
     let directory = Directory::new();
     let (mut a, mut b) = pair(&directory);
     let mut to = destination(&mut a, b.address());
@@ -746,7 +746,7 @@ fn key_and_retries_can_be_set_after_creation() {
 }
 
 #[test]
-fn a_handle_of_the_device_serves_all_its_queue_pairs() {
+fn address_handle_of_the_device_serves_all_its_queue_pairs() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
     assert_eq!(device.path(), directory.path().join("host"));

@@ -1,7 +1,7 @@
-//! Stories of the shm link between processes: they talk, they are killed, they are stopped.
+//! The shm link between processes: traffic, and processes that are killed or stopped.
 //!
-//! The other processes are this test program again, running one of the `child_…` functions. Each
-//! ends by itself after [`DEADLINE`] and is killed and reaped when its test ends, however it ends.
+//! The other processes are this test program, running one of the `child_…` functions. Each exits after
+//! [`DEADLINE`], and is killed and reaped when its test ends.
 
 #![allow(clippy::unwrap_used)]
 
@@ -315,7 +315,7 @@ fn child_churn() {
 }
 
 #[test]
-fn packets_go_to_another_process_and_back() {
+fn packets_are_echoed_by_another_process() {
     let directory = Directory::new();
     let mut side = Side::new(&ShmDevice::open(options(directory.path())).unwrap(), 16);
     let child = Child::start("echo", &directory, Qpn(0));
@@ -329,7 +329,7 @@ fn packets_go_to_another_process_and_back() {
 }
 
 #[test]
-fn processes_read_and_write_each_others_memory_and_are_missed() {
+fn rdma_between_processes_fails_after_the_target_is_killed() {
     let directory = Directory::new();
     let mut side = Side::new(&ShmDevice::open(options(directory.path())).unwrap(), 4);
     let mut child = Child::start("share", &directory, side.qp.address().qpn);
@@ -364,7 +364,7 @@ fn processes_read_and_write_each_others_memory_and_are_missed() {
 }
 
 #[test]
-fn processes_that_send_to_one_at_a_time_lose_nothing() {
+fn processes_sending_to_one_receiver_lose_no_packets() {
     let directory = Directory::new();
     let mut side = Side::new(&ShmDevice::open(options(directory.path())).unwrap(), 4);
     let me = side.qp.address().qpn;
@@ -384,7 +384,7 @@ fn processes_that_send_to_one_at_a_time_lose_nothing() {
 }
 
 #[test]
-fn a_killed_receiver_is_noticed_and_its_file_removed() {
+fn killed_receiver_is_unresponsive_and_its_file_removed() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(directory.path())).unwrap();
     let mut side = Side::new(&device, 0);
@@ -411,7 +411,7 @@ fn a_killed_receiver_is_noticed_and_its_file_removed() {
 
 /// What is sent to it must not go the way of the dead, which is there until that is noticed.
 #[test]
-fn the_successor_of_a_killed_receiver_is_reached_at_once() {
+fn successor_of_a_killed_receiver_is_reachable_at_once() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(directory.path())).unwrap();
     let mut side = Side::new(&device, 0);
@@ -435,7 +435,7 @@ fn the_successor_of_a_killed_receiver_is_reached_at_once() {
 }
 
 #[test]
-fn a_killed_sender_leaves_whole_packets_and_its_place() {
+fn killed_sender_leaves_complete_packets_and_a_free_entry() {
     let directory = Directory::new();
     let mut one_sender = options(directory.path());
     one_sender.max_peers = 1;
@@ -469,7 +469,7 @@ fn a_killed_sender_leaves_whole_packets_and_its_place() {
 }
 
 #[test]
-fn a_stopped_receiver_is_waited_for() {
+fn sends_wait_for_a_stopped_receiver() {
     let directory = Directory::new();
     let mut side = Side::new(&ShmDevice::open(options(directory.path())).unwrap(), 16);
     let child = Child::start("echo", &directory, Qpn(0));
@@ -496,7 +496,7 @@ fn a_stopped_receiver_is_waited_for() {
 }
 
 #[test]
-fn processes_come_and_go_without_getting_in_each_others_way() {
+fn processes_starting_and_ending_do_not_disturb_others() {
     let directory = Directory::new();
     let children = [(); 4].map(|()| Child::start("churn", &directory, Qpn(0)));
     let mut killed = Child::start("churn", &directory, Qpn(0));

@@ -1,4 +1,4 @@
-//! One story on every link: what holds for the device at the seam holds for all of them.
+//! One scenario on every link: the contract of the device traits.
 
 #![allow(clippy::unwrap_used)]
 
@@ -110,25 +110,25 @@ fn tcp_hosts() -> [TcpDevice; 2] {
 }
 
 #[test]
-fn the_local_link_keeps_to_the_seam() {
+fn local_link_implements_the_device_traits() {
     let fabric = LocalFabric::new(LocalOptions::default());
     story(fabric.open(), fabric.open());
 }
 
 #[test]
-fn the_shm_link_keeps_to_the_seam() {
+fn shm_link_implements_the_device_traits() {
     let (_directory, first, second) = hosts();
     story(first, second);
 }
 
 #[test]
-fn the_tcp_link_keeps_to_the_seam() {
+fn tcp_link_implements_the_device_traits() {
     let [first, second] = tcp_hosts();
     story(first, second);
 }
 
 #[test]
-fn the_device_of_any_link_keeps_to_the_seam() {
+fn soft_device_implements_the_device_traits_for_each_link() {
     let fabric = LocalFabric::new(LocalOptions::default());
     story(SoftDevice::from(fabric.open()), SoftDevice::from(fabric.open()));
     let (_directory, first, second) = hosts();
@@ -139,7 +139,7 @@ fn the_device_of_any_link_keeps_to_the_seam() {
 
 /// From 1.18 on libfabric aborts on a device of a later generation that doesn't read.
 #[test]
-fn a_device_that_does_not_read_is_of_the_first_generation() {
+fn device_without_rdma_read_has_the_first_vendor_part_id() {
     for (rdma, part) in [(Rdma::NONE, 0xefa0), (Rdma::READ_WRITE, 0xefa2)] {
         let directory = Directory::new();
         let mut shm = ShmOptions::new("host");
@@ -153,7 +153,7 @@ fn a_device_that_does_not_read_is_of_the_first_generation() {
 }
 
 #[test]
-fn queue_pairs_can_move_to_other_threads() {
+fn queue_pairs_move_to_other_threads() {
     fn check<T: Send>() {}
     check::<LocalFabric>();
     check::<SoftDevice>();

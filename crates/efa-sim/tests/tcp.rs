@@ -1,4 +1,4 @@
-//! Stories of the tcp link within one process, over the loopback addresses of two hosts.
+//! The tcp link within one process, over the loopback addresses of two hosts.
 
 #![allow(clippy::unwrap_used)]
 
@@ -146,7 +146,7 @@ fn at(millis: u64) -> Time {
 }
 
 #[test]
-fn packets_of_every_length_go_both_ways() {
+fn packets_of_every_length_are_delivered_both_ways() {
     let mut world = World::new(2);
     let (to_b, to_a) = (world.destination(0, 1), world.destination(1, 0));
     assert_eq!(world.qp(0).address().gid.to_string(), "::ffff:127.0.0.1");
@@ -165,7 +165,7 @@ fn packets_of_every_length_go_both_ways() {
 }
 
 #[test]
-fn a_send_completes_only_when_it_lies_in_a_buffer() {
+fn send_completes_only_when_it_is_in_a_receive_buffer() {
     let mut world = World::new(2);
     let to = world.destination(0, 1);
     world.send(0, to, 1, b"x");
@@ -177,7 +177,7 @@ fn a_send_completes_only_when_it_lies_in_a_buffer() {
 }
 
 #[test]
-fn a_queue_pair_can_send_to_itself() {
+fn queue_pair_sends_to_itself() {
     let mut world = World::new(1);
     let to = world.destination(0, 0);
     world.post_receives(0, 1);
@@ -187,7 +187,7 @@ fn a_queue_pair_can_send_to_itself() {
 }
 
 #[test]
-fn what_was_used_leaves_room_for_another() {
+fn completed_operations_free_queue_space() {
     let mut world = World::default();
     for host in 1..=2 {
         let depths = QueuePairOptions { send_depth: 3, receive_depth: 2, ..PATIENT };
@@ -213,7 +213,7 @@ fn what_was_used_leaves_room_for_another() {
 }
 
 #[test]
-fn many_to_one_with_few_buffers_lose_nothing() {
+fn many_senders_to_few_buffers_lose_no_packets() {
     let mut world = World::new(5);
     for sender in 1..5 {
         let to = world.destination(sender, 0);
@@ -239,7 +239,7 @@ fn many_to_one_with_few_buffers_lose_nothing() {
 
 /// More than the sockets can hold waits at the sender, and arrives whole and in order.
 #[test]
-fn a_receiver_that_does_not_poll_holds_its_sender_up_and_nothing_is_lost() {
+fn receiver_that_does_not_poll_stalls_its_sender_without_loss() {
     let large = |host| options(host).with(|options| options.mtu = 8928);
     let mut world = World::default();
     world.add(&TcpDevice::open(large(1)).unwrap(), PATIENT);
@@ -266,7 +266,7 @@ fn a_receiver_that_does_not_poll_holds_its_sender_up_and_nothing_is_lost() {
 /// What the sockets could not hold is cut in the middle of a packet, and its sender computes for a minute
 /// before it polls again.
 #[test]
-fn a_sender_that_does_not_poll_loses_nothing() {
+fn sender_that_does_not_poll_loses_no_packets() {
     let large = |host| options(host).with(|options| options.mtu = 8928);
     let mut world = World::default();
     world.add(&TcpDevice::open(large(1)).unwrap(), PATIENT);
@@ -296,7 +296,7 @@ fn a_sender_that_does_not_poll_loses_nothing() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_is_given_its_time() {
+fn send_without_posted_buffer_waits_then_fails_with_rnr() {
     let mut world = World::new(2);
     let retries = QueuePairOptions { rnr_retry: 3, ..PATIENT };
     let impatient = world.add(&device(3), retries);
@@ -327,7 +327,7 @@ fn a_receiver_that_is_not_ready_is_given_its_time() {
 /// Who posts a buffer for each packet that it takes is ready all the time, even if more packets have
 /// arrived together than there are buffers.
 #[test]
-fn a_receiver_that_posts_what_it_takes_is_ready() {
+fn receiver_that_reposts_each_buffer_causes_no_rnr() {
     const COUNT: u64 = 40;
     let mut world = World::new(2);
     let impatient = world.add(&device(3), QueuePairOptions { rnr_retry: 0, ..PATIENT });
@@ -350,7 +350,7 @@ fn a_receiver_that_posts_what_it_takes_is_ready() {
 }
 
 #[test]
-fn targets_that_cannot_take_it_fail_the_send() {
+fn send_to_unsuitable_target_fails_with_its_status() {
     let mut world = World::new(2);
     let to = world.destination(0, 1);
     world.post_receives(1, 1);
@@ -387,7 +387,7 @@ fn targets_that_cannot_take_it_fail_the_send() {
 }
 
 #[test]
-fn a_dropped_receiver_ends_the_sends_to_it() {
+fn sends_to_a_dropped_queue_pair_fail_with_bad_destination_qpn() {
     let mut world = World::new(2);
     let to = world.destination(0, 1);
     world.post_receives(1, 1);
@@ -406,7 +406,7 @@ fn a_dropped_receiver_ends_the_sends_to_it() {
 }
 
 #[test]
-fn a_retired_receiver_is_reached_no_more_and_keeps_its_number() {
+fn retired_queue_pair_is_unreachable_and_its_number_reserved() {
     let mut world = World::new(2);
     let to = world.destination(0, 1);
     world.post_receives(1, 1);
@@ -429,7 +429,7 @@ fn a_retired_receiver_is_reached_no_more_and_keeps_its_number() {
 }
 
 #[test]
-fn one_that_was_dropped_before_it_took_the_connection_ends_the_sends_too() {
+fn sends_to_a_queue_pair_dropped_before_accept_fail() {
     let mut world = World::new(2);
     let to = world.destination(0, 1);
     world.send(0, to, 1, b"x");
@@ -438,7 +438,7 @@ fn one_that_was_dropped_before_it_took_the_connection_ends_the_sends_too() {
 }
 
 #[test]
-fn what_a_dropped_sender_has_sent_still_arrives() {
+fn packets_of_a_dropped_sender_are_delivered() {
     let mut world = World::new(3);
     let (to, other) = (world.destination(0, 1), world.destination(2, 1));
     for id in 0..100 {
@@ -456,7 +456,7 @@ fn what_a_dropped_sender_has_sent_still_arrives() {
 }
 
 #[test]
-fn a_number_can_live_again_and_gets_nothing_of_its_earlier_life() {
+fn reused_number_gets_no_packets_for_its_predecessor() {
     let mut world = World::new(2);
     let to = world.destination(0, 1);
     let again = options(2).with(|options| options.ports = Some(to.qpn.0..=to.qpn.0));
@@ -486,7 +486,7 @@ fn a_number_can_live_again_and_gets_nothing_of_its_earlier_life() {
 
 // conformance: A29
 #[test]
-fn a_source_has_a_handle_when_the_device_was_told_of_it() {
+fn receive_reports_address_handle_of_known_sender_only() {
     let mut world = World::new(2);
     let to = world.destination(0, 1);
     let QueuePairAddress { gid, qpn, .. } = world.qp(0).address();
@@ -518,7 +518,7 @@ fn arrivals(reorder: Option<u64>) -> Vec<u8> {
 }
 
 #[test]
-fn packets_arrive_in_order_or_by_lot_and_each_once() {
+fn packets_arrive_once_in_order_or_reordered_by_seed() {
     let in_order = (0..200).collect::<Vec<u8>>();
     assert_eq!(arrivals(None), in_order);
     let mut shuffled = arrivals(Some(7));
@@ -528,7 +528,7 @@ fn packets_arrive_in_order_or_by_lot_and_each_once() {
 }
 
 #[test]
-fn a_sink_is_told_of_every_packet() {
+fn sink_records_sent_received_and_failed_packets() {
     let trace = Trace::new();
     let mut world = World::default();
     for host in 1..3 {
@@ -555,7 +555,7 @@ fn a_sink_is_told_of_every_packet() {
 }
 
 #[test]
-fn senders_beyond_the_limit_are_turned_away_until_one_leaves() {
+fn senders_beyond_max_peers_are_rejected_until_one_closes() {
     let mut world = World::new(3);
     let narrow = TcpDevice::open(options(4).with(|options| options.max_peers = 2)).unwrap();
     let target = world.add(&narrow, PATIENT);
@@ -568,7 +568,7 @@ fn senders_beyond_the_limit_are_turned_away_until_one_leaves() {
     let to = world.destination(2, target);
     world.send(2, to, 2, b"x");
     assert_eq!(world.ended(2, 1), [(2, Err(Status::UnreachableRemote))]);
-    assert_eq!(world.qp(target).statistics().turned_away, 1);
+    assert_eq!(world.qp(target).statistics().rejected, 1);
     world.drop(0);
     // The place is free as soon as the end of the first has been read.
     world.until(|world| {
@@ -578,7 +578,7 @@ fn senders_beyond_the_limit_are_turned_away_until_one_leaves() {
 }
 
 #[test]
-fn devices_have_an_address_of_this_host_and_queue_pairs_a_number_of_the_range() {
+fn device_address_and_port_range_are_checked() {
     let error = |address: [u8; 4]| TcpDevice::open(TcpOptions::new(address)).unwrap_err();
     assert!(matches!(error([0, 0, 0, 0]), DeviceError::BadAddress { .. }));
     assert!(matches!(error([224, 0, 0, 1]), DeviceError::BadAddress { .. }));
@@ -601,7 +601,7 @@ fn devices_have_an_address_of_this_host_and_queue_pairs_a_number_of_the_range() 
 }
 
 #[test]
-fn handles_of_the_device_serve_all_its_queue_pairs() {
+fn address_handle_of_the_device_serves_all_its_queue_pairs() {
     let mut world = World::new(0);
     let (first, second) = (device(1), device(2));
     for device in [&first, &first, &second] {

@@ -1,7 +1,7 @@
-//! The tcp link against those who connect and don't keep to the rules.
+//! The tcp link with peers that violate its protocol.
 //!
-//! Whatever they do: nothing panics or waits, what they can make a queue pair keep is bounded, the
-//! reason for which they are sent away is counted, and others are served.
+//! Whatever they do: no call panics or blocks, the memory that they can make a queue pair use is bounded,
+//! each violation closes their connection and is counted, and other peers are served.
 
 #![allow(clippy::unwrap_used)]
 
@@ -84,7 +84,7 @@ fn check(qp: &mut TcpQueuePair, now: Time) {
 }
 
 #[test]
-fn a_sender_that_breaks_a_rule_is_sent_away_and_the_rule_counted() {
+fn violation_by_a_sender_closes_its_connection_and_is_counted() {
     let mut of_kind = frame(0, 4);
     of_kind[0] = 9;
     let long = frame(0, MTU as u32 + 1);
@@ -142,7 +142,7 @@ fn a_sender_that_breaks_a_rule_is_sent_away_and_the_rule_counted() {
 }
 
 #[test]
-fn a_connection_that_ends_within_something_is_counted() {
+fn connection_ending_within_a_frame_is_counted_as_truncated() {
     for bytes in [&HELLO[..7], &[&HELLO[..], &frame(0, 9)[..20]].concat()] {
         let mut qp = queue_pair(8);
         connect(&qp).write_all(bytes).unwrap();
@@ -153,7 +153,7 @@ fn a_connection_that_ends_within_something_is_counted() {
 }
 
 #[test]
-fn who_takes_too_long_to_say_who_it_is_is_sent_away_and_who_says_nothing_more_is_not() {
+fn late_hello_closes_the_connection_but_a_late_frame_does_not() {
     let mut qp = queue_pair(8);
     let mut streams = [(); 4].map(|()| connect(&qp));
     streams[1].write_all(&HELLO[..6]).unwrap();
@@ -180,10 +180,10 @@ fn who_takes_too_long_to_say_who_it_is_is_sent_away_and_who_says_nothing_more_is
     assert_eq!((violations.total(), incoming), (2, 3), "the last two, and its own");
 }
 
-/// Who polls may have been busy with something else for long, and tell the time when it came back a
-/// little later than it looks: who arrived then has not been silent all the while.
+/// The receiver may not have polled for long, so the age of a connection is unknown when a sweep first
+/// sees it.
 #[test]
-fn who_arrives_after_a_long_absence_is_not_late() {
+fn hello_timeout_starts_when_a_sweep_sees_the_connection() {
     let mut qp = queue_pair(8);
     let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
     check(&mut qp, at(0));
@@ -198,15 +198,15 @@ fn who_arrives_after_a_long_absence_is_not_late() {
 }
 
 #[test]
-fn connections_beyond_the_limit_are_turned_away() {
+fn connections_beyond_max_peers_are_rejected() {
     let mut qp = queue_pair(5);
     check(&mut qp, Time::ZERO);
     let mut streams = Vec::new();
     for n in 1..=100 {
         streams.push(connect(&qp));
         until(&mut qp, Time::ZERO, |qp| {
-            let TcpStatistics { accepts, turned_away, .. } = qp.statistics();
-            accepts + turned_away == 1 + n
+            let TcpStatistics { accepts, rejected, .. } = qp.statistics();
+            accepts + rejected == 1 + n
         });
     }
     let TcpStatistics { accepts, incoming, .. } = qp.statistics();
@@ -253,7 +253,7 @@ fn write_until_held_up(
 
 /// Frames whose answers differ from one to the next, so that each needs bytes of its own.
 #[test]
-fn a_sender_that_takes_no_answers_is_held_up() {
+fn sender_that_reads_no_responses_is_stalled() {
     let mut qp = queue_pair(8);
     let mut stream = connect(&qp);
     // Too short for every other frame; the rest have another key.
@@ -275,7 +275,7 @@ fn a_sender_that_takes_no_answers_is_held_up() {
 
 /// Reads of a region, again and again, whose bytes are not taken.
 #[test]
-fn a_reader_that_takes_nothing_is_held_up() {
+fn requester_that_reads_no_rdma_data_is_stalled() {
     let mut qp = queue_pair(8);
     let access = Access { remote_read: true, remote_write: false };
     let region = qp.register(vec![7; 1 << 15].into(), access).unwrap();
@@ -292,7 +292,7 @@ fn a_reader_that_takes_nothing_is_held_up() {
 }
 
 #[test]
-fn whatever_a_sender_writes_nothing_panics_and_others_are_served() {
+fn random_bytes_of_a_sender_do_not_disturb_others() {
     let mut rng = fastrand::Rng::with_seed(3);
     let mut qp = queue_pair(64);
     for _ in 0..300 {
@@ -375,7 +375,7 @@ fn meet(bytes: &[u8]) -> (Vec<Result<(), Status>>, Violations) {
 }
 
 #[test]
-fn a_receiver_that_breaks_a_rule_fails_the_sends_to_it() {
+fn violation_by_a_receiver_fails_the_sends_to_it() {
     let bad = Err(Status::BadStatus);
     let answer = |bytes: [u8; 8]| [&WELCOME[..], &bytes].concat();
     let ok = [1, 0, 2, 0, 0, 0, 0, 0];
@@ -398,11 +398,11 @@ fn a_receiver_that_breaks_a_rule_fails_the_sends_to_it() {
         data_for_a_datagram,
     ] {
         let (ended, violations) = meet(&answer(wrong));
-        assert_eq!((ended, violations.answer), (vec![bad, bad], 1));
+        assert_eq!((ended, violations.response), (vec![bad, bad], 1));
     }
     let twice = [&answer([1, 0, 1, 0, 1, 0, 0, 0])[..], &[1, 0, 1, 0, 1, 0, 0, 0]].concat();
     let (ended, violations) = meet(&twice);
-    assert_eq!((ended, violations.answer), (vec![Ok(()), bad], 1));
+    assert_eq!((ended, violations.response), (vec![Ok(()), bad], 1));
 
     let gone = Err(Status::UnresponsiveRemote);
     let (ended, violations) = meet(&answer([1, 0, 1, 0, 0, 0, 0, 0]));
@@ -454,7 +454,7 @@ fn read_from(bytes: &[u8]) -> (Result<(), Status>, [u8; 6], Violations) {
 }
 
 #[test]
-fn a_target_that_answers_a_read_wrongly_fails_it() {
+fn wrong_response_to_a_read_fails_it() {
     let bad = Err(Status::BadStatus);
     let answer = |answer: [u8; 8], data: &[u8]| [&WELCOME[..], &answer, data].concat();
     let (result, got, violations) = read_from(&answer([3, 0, 4, 0, 0, 0, 0, 0], b"abcd"));
@@ -470,7 +470,7 @@ fn a_target_that_answers_a_read_wrongly_fails_it() {
         [1, 0, 1, 0, 0, 0, 0, 0],
     ] {
         let (result, got, violations) = read_from(&answer(wrong, b"abcde"));
-        assert_eq!((result, got, violations.answer), (bad, [0; 6], 1), "{wrong:?}");
+        assert_eq!((result, got, violations.response), (bad, [0; 6], 1), "{wrong:?}");
     }
     let (result, _, violations) = read_from(&answer([3, 0, 4, 0, 0, 0, 0, 0], b"ab"));
     assert_eq!((result, violations.total()), (Err(Status::UnresponsiveRemote), 0));

@@ -1,11 +1,10 @@
-//! Stories of the tcp link between two hosts, with a process on each: they talk, one is killed,
-//! stopped, started again, or cut off.
+//! The tcp link between two hosts, with a process on each: traffic, and a peer that is killed, stopped,
+//! restarted or disconnected.
 //!
-//! The hosts are two loopback addresses, or two network namespaces joined by a cable (a veth pair),
-//! which takes root and `ip` of iproute2. Each story is told on the first host, by a process that is
-//! this test program again, running `tell`; it starts processes on the second host that run one of
-//! the `child_…` functions. All end by themselves after [`DEADLINE`] and are killed and reaped when
-//! who started them ends.
+//! The hosts are two loopback addresses, or two network namespaces joined by a veth pair, which needs root
+//! and `ip` of iproute2. The scenarios run on the first host, in a process of this test program that runs
+//! `scenarios`; it starts processes on the second host that run one of the `child_…` functions. All exit
+//! after [`DEADLINE`], and are killed and reaped when their parent exits.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,12 +21,12 @@ use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics};
 use namespaces::Namespaces;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Guards against hanging; nothing is expected to take a noticeable part of it.
+/// A guard against hanging; nothing is expected to take a noticeable part of it.
 const DEADLINE: Duration = Duration::from_secs(60);
 const KEY: Qkey = Qkey(0x77);
 const MTU: usize = 8928;
 
-/// A queue pair that can wait.
+/// Retries without end.
 struct Side {
     qp: TcpQueuePair,
     start: Instant,
@@ -90,7 +89,7 @@ impl Side {
         }
     }
 
-    /// Waits for `count` sends to end, and for nothing else.
+    /// Waits for `count` sends to complete; other completions fail the test.
     fn ended(&mut self, count: usize) -> Vec<Result<(), Status>> {
         let ended = (0..count).map(|_| match self.wait() {
             Completion::Send { result, .. } => result,
@@ -99,7 +98,7 @@ impl Side {
         ended.collect()
     }
 
-    /// Waits for a packet, and posts its buffer again; ends of sends may come before it.
+    /// Waits for a packet and reposts its buffer; sends may complete before.
     fn received(&mut self) -> (Vec<u8>, Source) {
         loop {
             match self.wait() {
@@ -115,7 +114,7 @@ impl Side {
     }
 }
 
-/// Bytes that tell whether they are whole: their number, over and over.
+/// A packet of its number, repeated, so that a receiver can check it.
 fn pattern(number: u64) -> Vec<u8> {
     let length = 8 + (number as usize * 104) % (MTU - 8);
     number.to_le_bytes().repeat(length / 8)
@@ -156,7 +155,7 @@ fn this_program(namespace: Option<&str>, name: &str) -> Command {
     command
 }
 
-/// A process on the second host, killed and reaped in the end.
+/// A process on the second host, killed and reaped when dropped.
 struct Child {
     process: std::process::Child,
     gid: Gid,
@@ -226,7 +225,7 @@ fn child(receives: usize) -> Option<Side> {
     Some(side)
 }
 
-/// Sends everything back, until an empty packet comes.
+/// Echoes packets until an empty one arrives.
 #[test]
 #[ignore = "a process of other tests"]
 fn child_echo() {
@@ -258,7 +257,7 @@ fn child_echo() {
     side.ended(owed);
 }
 
-/// Takes part, and never has a buffer.
+/// Polls, and never posts a buffer.
 #[test]
 #[ignore = "a process of other tests"]
 fn child_idle() {
@@ -267,7 +266,7 @@ fn child_idle() {
     panic!("{completion:?}");
 }
 
-/// Sends packets to whom it gets one from, and never stops.
+/// Sends packets without end to the sender of its first packet.
 #[test]
 #[ignore = "a process of other tests"]
 fn child_stream() {
@@ -282,7 +281,7 @@ fn child_stream() {
     }
 }
 
-// ---- the stories -----------------------------------------------------------------------------
+// ---- scenarios -------------------------------------------------------------------------------
 
 fn packets_go_there_and_back(hosts: &Hosts) {
     let mut side = Side::new(hosts.options(), 16);
@@ -340,7 +339,7 @@ fn a_killed_sender_leaves_nothing_and_harms_nobody(hosts: &Hosts) {
         assert_eq!(check_pattern(&side.received().0), number);
     }
     child.kill();
-    // What it has sent still comes, whole and in order.
+    // The packets that it has sent still arrive, complete and in order.
     let mut number = 500;
     while side.qp.statistics().incoming > 0 {
         match side.poll() {
@@ -369,7 +368,7 @@ fn a_process_started_again_on_the_same_number_is_reached(hosts: &Hosts) {
             assert_eq!(check_pattern(&side.received().0), life * 10 + n);
         }
         child.kill();
-        // The ends of sends whose answers were under way are no matter here.
+        // Sends whose responses were in flight may complete either way.
         while side.qp.statistics().outgoing > 0 {
             if let Some(completion) = side.poll() {
                 assert!(matches!(completion, Completion::Send { .. }));
@@ -413,7 +412,7 @@ fn a_stopped_receiver_delays_and_loses_nothing(hosts: &Hosts) {
     child.finish(&mut side);
 }
 
-/// Only between namespaces: there is a cable to pull.
+/// Only between namespaces, where the interface can be taken down.
 fn a_host_that_is_cut_off_is_noticed(hosts: &Hosts) {
     let Some(namespace) = &hosts.namespace else { return };
     let dead_after = Some(Duration::from_secs(1));
@@ -435,12 +434,12 @@ fn a_host_that_is_cut_off_is_noticed(hosts: &Hosts) {
 /// All of them, between the hosts that the environment names.
 #[test]
 #[ignore = "a process of other tests"]
-fn tell() {
+fn scenarios() {
     let Ok(first) = std::env::var("EFA_SIM_FIRST") else { return };
     let second = std::env::var("EFA_SIM_SECOND").unwrap();
     let namespace = std::env::var("EFA_SIM_NAMESPACE").ok();
     let hosts = Hosts { first: first.parse().unwrap(), second: second.parse().unwrap(), namespace };
-    let stories: [fn(&Hosts); 7] = [
+    let scenarios: [fn(&Hosts); 7] = [
         packets_go_there_and_back,
         many_are_under_way_both_ways,
         a_killed_receiver_is_noticed,
@@ -449,10 +448,10 @@ fn tell() {
         a_stopped_receiver_delays_and_loses_nothing,
         a_host_that_is_cut_off_is_noticed,
     ];
-    stories.into_iter().for_each(|story| story(&hosts));
+    scenarios.into_iter().for_each(|scenario| scenario(&hosts));
 }
 
-/// The process on the first host, killed and reaped in the end.
+/// The process on the first host, killed and reaped when dropped.
 struct Teller(std::process::Child);
 
 impl Drop for Teller {
@@ -469,17 +468,17 @@ fn told(mut command: Command, first: &str, second: &str) {
 }
 
 #[test]
-fn two_addresses_of_the_loopback_interface_are_two_hosts() {
-    told(this_program(None, "tell"), "127.0.0.1", "127.0.0.2");
+fn two_loopback_addresses_act_as_two_hosts() {
+    told(this_program(None, "scenarios"), "127.0.0.1", "127.0.0.2");
 }
 
 #[test]
-fn two_network_namespaces_are_two_hosts() {
+fn two_network_namespaces_act_as_two_hosts() {
     let Some(namespaces) = Namespaces::new() else { return };
     let [a, b] = namespaces.names();
     // In this order, as the addresses of IPv6 go when the cable is pulled.
     for (first, second) in [("fd77::1", "fd77::2"), ("10.77.0.1", "10.77.0.2")] {
-        let mut command = this_program(Some(a), "tell");
+        let mut command = this_program(Some(a), "scenarios");
         command.env("EFA_SIM_NAMESPACE", b);
         told(command, first, second);
     }

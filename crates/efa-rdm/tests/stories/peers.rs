@@ -21,9 +21,9 @@ fn introduced_by(address: RawAddress) -> ReqOptions {
 // conformance: A28 A30
 #[test]
 fn an_unknown_sender_is_made_known_once() {
-    for tell_unknown_gid in [true, false] {
+    for report_unknown_gid in [true, false] {
         let mut world = World::new(
-            LocalOptions::default().with(|options| options.tell_unknown_gid = tell_unknown_gid),
+            LocalOptions::default().with(|options| options.report_unknown_gid = report_unknown_gid),
         );
         world.add(Config::default());
         world.add(Config::default());

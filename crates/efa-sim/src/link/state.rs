@@ -28,7 +28,7 @@ pub(crate) struct Settings {
     /// Whether the RNR timeout runs before the first receive buffer was posted.
     pub(crate) rnr_at_start: bool,
     /// Whether a receive reports the sender's GID if there is no address handle for it.
-    pub(crate) tell_unknown_gid: bool,
+    pub(crate) report_unknown_gid: bool,
 }
 
 /// The attributes of a queue pair with these options.
@@ -59,7 +59,7 @@ pub struct QueueState {
     pub(super) completions: VecDeque<Completion<Packet>>,
     capture: Option<SharedSink>,
     rnr_delay: Duration,
-    tell_unknown_gid: bool,
+    report_unknown_gid: bool,
     /// Accepted sends and RDMA operations whose completion was not taken yet.
     sends: usize,
     posted: VecDeque<Packet>,
@@ -82,7 +82,7 @@ impl QueueState {
             completions: VecDeque::new(),
             capture,
             rnr_delay,
-            tell_unknown_gid: settings.tell_unknown_gid,
+            report_unknown_gid: settings.report_unknown_gid,
             sends: 0,
             posted: VecDeque::new(),
             receives: 0,
@@ -154,7 +154,7 @@ impl QueueState {
         };
         let deliveries = Deliveries {
             book: &self.book,
-            tell_unknown_gid: self.tell_unknown_gid,
+            report_unknown_gid: self.report_unknown_gid,
             completions: &mut self.completions,
             capture: &mut self.capture,
             now: self.now,
@@ -268,7 +268,7 @@ pub(crate) enum Delivered {
 /// Where what was received goes: the completions, and the capture.
 pub(crate) struct Deliveries<'a> {
     book: &'a Book,
-    tell_unknown_gid: bool,
+    report_unknown_gid: bool,
     completions: &'a mut VecDeque<Completion<Packet>>,
     capture: &'a mut Option<SharedSink>,
     now: Time,
@@ -279,7 +279,7 @@ impl Deliveries<'_> {
     /// How completions name this sender.
     pub(crate) fn source(&self, sender: QueuePairId) -> Source {
         let address_handle = self.book.handle(sender.gid);
-        let gid = (address_handle.is_none() && self.tell_unknown_gid).then_some(sender.gid);
+        let gid = (address_handle.is_none() && self.report_unknown_gid).then_some(sender.gid);
         Source { address_handle, qpn: sender.qpn, gid }
     }
 

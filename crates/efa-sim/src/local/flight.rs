@@ -19,7 +19,7 @@ pub(super) struct Flight {
     pub(super) content: Content,
     pub(super) rnr_retry: u8,
     /// Extra delay of the sender's completion.
-    pub(super) answered_late: Duration,
+    pub(super) completes_late: Duration,
     /// Where the completion goes; `None` for injected packets.
     pub(super) sender: Option<(EndpointId, WorkId)>,
 }

@@ -15,7 +15,7 @@ pub(super) struct OneShot {
     pub(super) not_ready: u32,
     pub(super) refused: u32,
     pub(super) late: (u32, Duration),
-    pub(super) answered_late: (u32, Duration),
+    pub(super) completes_late: (u32, Duration),
     pub(super) failing: Option<(u32, Status)>,
 }
 
@@ -68,7 +68,7 @@ impl Network {
         count: u32,
         by: Duration,
     ) -> Result<(), DeviceError> {
-        self.one_shot(at)?.answered_late = (count, by);
+        self.one_shot(at)?.completes_late = (count, by);
         Ok(())
     }
 
@@ -132,7 +132,7 @@ impl Network {
             qkey: None,
             content: Content::Packet { packet: bytes.into(), length: bytes.len(), immediate: None },
             rnr_retry: 0,
-            answered_late: Duration::ZERO,
+            completes_late: Duration::ZERO,
             sender: None,
         };
         self.statistics.injected += 1;

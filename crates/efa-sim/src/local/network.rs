@@ -1,15 +1,14 @@
-//! The simulated network: hosts, queue pairs, packets on their way, and what is due when.
+//! The simulated network: hosts, queue pairs, packets in flight, and scheduled events.
 //!
 //! ```text
 //!  post_send ─► Arrive(t1) ──► buffer posted ─────────► Complete(t2) ─► sender's completions
 //!                  │                 ▲                      ▲
-//!                  └► none posted: waiting ──► GiveUp(t3) ──┘
+//!                  └► none posted: waiting ──► GiveUp(t3) ──┘  (RNR timeout)
 //! ```
 //!
-//! Everything that will happen is an entry of one ordered map, by time, then by a key drawn from
-//! the seed (so that packets of one moment are shuffled), then by number. What follows from an
-//! event is reckoned from the event's time and not from the time of the poll that ran it, so how
-//! often a fabric is polled changes nothing.
+//! All events are in one ordered map: by time, then by a random key (to shuffle packets due at the same
+//! time), then by number. The times of later events are computed from the time of an event, not from that of
+//! the poll which ran it. So the frequency of polls doesn't change the events.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
@@ -30,7 +29,7 @@ use crate::link::{Packet, RNR_RETRY_INFINITE};
 use crate::record::{PacketEvent, QueuePairId, Record, Sink};
 use crate::region::{KeyTable, SoftRegion, copy};
 
-/// The network as its handles hold it.
+/// A shared handle of the network.
 #[derive(Clone)]
 pub(super) struct Shared(Arc<Mutex<Network>>);
 
@@ -50,15 +49,15 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// An opened device, by its place in the list.
+/// An opened device: its index in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HostId(usize);
 
-/// One life of a queue pair: a number taken again has another id.
+/// One incarnation of a queue pair: a reused number has another id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct EndpointId(u64);
 
-/// When something is due; see the module's head.
+/// The order of events; see the module's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Due {
     time: Time,
@@ -98,16 +97,16 @@ pub(super) struct Endpoint {
     sends: usize,
     /// Posted buffers whose completion was not taken yet.
     pub(super) receives: usize,
-    /// Never filled while a packet is waiting.
+    /// Empty while a packet is waiting.
     pub(super) posted: VecDeque<Packet>,
     pub(super) waiting: VecDeque<Waiting>,
     completions: VecDeque<Completion<Packet>>,
     history: VecDeque<Stale>,
-    /// Number of the latest packet received from each queue pair.
+    /// Serial number of the latest packet received from each queue pair.
     latest: BTreeMap<QueuePairId, u64>,
-    /// With [`Reorder::None`]: no packet to there arrives before this.
+    /// With [`Reorder::None`]: the earliest arrival of the next packet to each queue pair.
     not_before: BTreeMap<QueuePairId, Time>,
-    /// With [`Reorder::None`]: no send completes before this.
+    /// With [`Reorder::None`]: the earliest completion of the next send.
     completes_not_before: Time,
     pub(super) one_shot: OneShot,
 }
@@ -118,10 +117,10 @@ pub(super) struct Waiting {
 }
 
 impl Endpoint {
-    /// A sender as this queue pair's host knows it.
+    /// How completions of this queue pair name a sender.
     fn source(&self, hosts: &[Host], options: &LocalOptions, from: QueuePairId) -> Source {
         let address_handle = hosts[self.host.0].book.handle(from.gid);
-        let tell_gid = address_handle.is_none() && options.tell_unknown_gid;
+        let tell_gid = address_handle.is_none() && options.report_unknown_gid;
         Source { address_handle, qpn: from.qpn, gid: tell_gid.then_some(from.gid) }
     }
 }
@@ -132,7 +131,7 @@ pub(super) enum Event {
     Complete { sender: EndpointId, completion: Completion<Packet> },
 }
 
-/// Adds to a queue that holds the last `limit`.
+/// Adds to a queue that keeps the last `limit` items.
 fn keep<T>(queue: &mut VecDeque<T>, limit: usize, item: impl FnOnce() -> T) {
     if limit == 0 {
         return;
@@ -242,7 +241,7 @@ impl Network {
         self.hosts[host.0].refused_registrations = count;
     }
 
-    /// Whether a fault hits the next registration.
+    /// Whether a fault refuses the next registration.
     pub(super) fn refuses_registration(&mut self, host: HostId) -> bool {
         let refused = chance(&mut self.rng, self.faults.registration_refused);
         let one_shot = &mut self.hosts[host.0].refused_registrations;
@@ -263,7 +262,7 @@ impl Network {
 
     // ---- queue pairs -------------------------------------------------------------------------
 
-    /// A number that no queue pair of the host has, and that none had lately.
+    /// A number that no queue pair of the host has or had recently.
     pub(super) fn free_qpn(&mut self, host: HostId) -> Result<Qpn, DeviceError> {
         let limit = self.options.max_queue_pairs;
         let host = &mut self.hosts[host.0];
@@ -344,13 +343,13 @@ impl Network {
     ) -> Result<(), PostError<Packet>> {
         let SendRequest { id: work, packet, length, destination: to, immediate } = request;
         let limit = self.options.mtu.min(packet.len());
-        let admitted = if length > limit {
+        let accepted = if length > limit {
             Err(DeviceError::TooLong { length: length as u64, limit: limit as u64 })
         } else {
-            self.admit(id, to)
+            self.accept(id, to)
         };
-        let (source, destination, rnr_retry) = match admitted {
-            Ok(admitted) => admitted,
+        let (source, destination, rnr_retry) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => return Err(PostError { error, packet }),
         };
         self.statistics.sent += 1;
@@ -362,7 +361,7 @@ impl Network {
             qkey: Some(to.qkey),
             content: Content::Packet { packet, length, immediate },
             rnr_retry,
-            answered_late: Duration::ZERO,
+            completes_late: Duration::ZERO,
             sender: Some((id, work)),
         });
         Ok(())
@@ -407,7 +406,7 @@ impl Network {
         if length > limit {
             return Err(DeviceError::TooLong { length, limit });
         }
-        let (source, destination, rnr_retry) = self.admit(id, to)?;
+        let (source, destination, rnr_retry) = self.accept(id, to)?;
         self.statistics.rdma += 1;
         let serial = self.next_serial();
         self.launch(Flight {
@@ -417,13 +416,13 @@ impl Network {
             qkey: None,
             content,
             rnr_retry,
-            answered_late: Duration::ZERO,
+            completes_late: Duration::ZERO,
             sender: Some((id, work)),
         });
         Ok(())
     }
 
-    /// Sends an admitted packet or operation on its way.
+    /// Puts an accepted packet or operation in flight.
     fn launch(&mut self, mut flight: Flight) {
         let Some((id, _)) = flight.sender else { return };
         let now = self.now;
@@ -453,9 +452,9 @@ impl Network {
             one_shot.late.0 -= 1;
             arrival += one_shot.late.1;
         }
-        if one_shot.answered_late.0 > 0 {
-            one_shot.answered_late.0 -= 1;
-            flight.answered_late = one_shot.answered_late.1;
+        if one_shot.completes_late.0 > 0 {
+            one_shot.completes_late.0 -= 1;
+            flight.completes_late = one_shot.completes_late.1;
         }
         if in_order {
             let not_before = endpoint.not_before.entry(flight.destination).or_default();
@@ -465,8 +464,8 @@ impl Network {
         self.schedule(arrival, Event::Arrive(flight));
     }
 
-    /// Checks a send; gives who sends it, where it goes, and how patient it is.
-    fn admit(
+    /// Checks a send. Returns its source, destination and `rnr_retry`.
+    fn accept(
         &mut self,
         id: EndpointId,
         to: Destination,
@@ -563,7 +562,7 @@ impl Network {
         waiting.flight.sender.map(|(sender, _)| sender)
     }
 
-    // ---- what happens on the way -------------------------------------------------------------
+    // ---- events ------------------------------------------------------------------------------
 
     fn advance(&mut self, now: Time) {
         self.now = self.now.max(now);
@@ -630,7 +629,7 @@ impl Network {
         if !flight.content.takes_buffer(self.options.rdma) {
             return self.deliver_rdma(time, target, flight);
         }
-        let patience = self.options.rnr_delay.saturating_mul(u32::from(flight.rnr_retry));
+        let rnr_timeout = self.options.rnr_delay.saturating_mul(u32::from(flight.rnr_retry));
         let not_ready = endpoint.one_shot.not_ready > 0;
         endpoint.one_shot.not_ready -= u32::from(not_ready);
         if not_ready || chance(&mut self.rng, self.faults.receiver_not_ready) {
@@ -638,7 +637,7 @@ impl Network {
             if flight.rnr_retry >= RNR_RETRY_INFINITE {
                 self.schedule(time + self.options.rnr_delay, Event::Arrive(flight));
             } else {
-                self.fail(time + patience, flight, Status::ReceiverNotReady);
+                self.fail(time + rnr_timeout, flight, Status::ReceiverNotReady);
             }
             return;
         }
@@ -647,7 +646,7 @@ impl Network {
         }
         if endpoint.posted.is_empty() {
             self.statistics.waited += 1;
-            self.wait(time + patience, target, flight);
+            self.wait(time + rnr_timeout, target, flight);
         } else {
             self.deliver(time, target, flight);
         }
@@ -662,7 +661,7 @@ impl Network {
         }
     }
 
-    /// Gives what takes a buffer to a queue pair that has one.
+    /// Delivers a packet, or an operation that takes a buffer, to a queue pair with a posted buffer.
     fn deliver(&mut self, time: Time, target: EndpointId, flight: Flight) {
         let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
         let Content::Packet { length, immediate, .. } = flight.content else {
@@ -685,17 +684,17 @@ impl Network {
         self.statistics.received += 1;
         self.statistics.received_bytes += length as u64;
         self.tap(time, PacketEvent::Received, &flight);
-        self.answer(time, flight, Ok(()));
+        self.complete(time, flight, Ok(()));
     }
 
-    /// Does an RDMA operation whose target was checked when it arrived.
+    /// Carries out an RDMA operation whose target was checked when it arrived.
     fn deliver_rdma(&mut self, time: Time, target: EndpointId, flight: Flight) {
-        // With its queue pair gone the requester's memory is no longer lent to the device.
+        // The device must not access the memory of a requester whose queue pair is gone.
         if flight.sender.is_none_or(|(sender, _)| !self.endpoints.contains_key(&sender)) {
             return;
         }
         let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
-        // Once more: it may have waited for a buffer, and the region may be gone.
+        // Checked again: it may have waited for a buffer, and the region may be gone.
         let Some(remote) = rdma_target(&self.hosts[endpoint.host.0].keys, &flight.content) else {
             return self.fail(time, flight, Status::RemoteBadAddress);
         };
@@ -715,7 +714,7 @@ impl Network {
             }
         }
         self.statistics.rdma_bytes += remote.length as u64;
-        self.answer(time, flight, Ok(()));
+        self.complete(time, flight, Ok(()));
     }
 
     pub(super) fn fail(&mut self, time: Time, flight: Flight, status: Status) {
@@ -724,13 +723,13 @@ impl Network {
             self.statistics.receiver_not_ready += 1;
         }
         self.tap(time, PacketEvent::Failed(status), &flight);
-        self.answer(time, flight, Err(status));
+        self.complete(time, flight, Err(status));
     }
 
-    /// Tells the sender how a packet ended; the answer has a way to go too.
-    fn answer(&mut self, time: Time, flight: Flight, result: Result<(), Status>) {
+    /// Completes a send after another latency.
+    fn complete(&mut self, time: Time, flight: Flight, result: Result<(), Status>) {
         let Some((sender, id)) = flight.sender else { return };
-        let mut time = time + self.draw_delay() + flight.answered_late;
+        let mut time = time + self.draw_delay() + flight.completes_late;
         if self.options.reorder == Reorder::None
             && let Some(endpoint) = self.endpoints.get_mut(&sender)
         {

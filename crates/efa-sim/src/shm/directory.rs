@@ -432,7 +432,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_files_read_back() {
+    fn file_names_parse_back() {
         let (to, from) = (Qpn(7), Qpn(65535));
         for name in [
             FileName::QueuePair(to),
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_has_the_same_gid_everywhere() {
+    fn host_gid_depends_on_user_and_name_only() {
         assert_eq!(gid_of(1000, "a").to_string(), gid_of(1000, "a").to_string());
         assert_ne!(gid_of(1000, "a"), gid_of(1001, "a"));
         assert_ne!(gid_of(1000, "a"), gid_of(1000, "b"));
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_could_leave_the_directory_are_refused() {
+    fn host_names_that_escape_the_directory_are_refused() {
         for name in ["", ".", "..", "a/b", "/", ".hidden", "ä", &"x".repeat(65)] {
             let error = HostDirectory::open(None, name).unwrap_err();
             assert!(matches!(error, DeviceError::Inconsistent { .. }), "{name}: {error}");

@@ -1,4 +1,5 @@
-//! Receiving from one other queue pair: our end of its ring, and how long its packets have waited.
+//! Receiving from one other queue pair: the receiving end of its ring, and how long its packets have
+//! waited for a buffer.
 
 use std::collections::VecDeque;
 
@@ -9,38 +10,38 @@ use super::mailbox::Sender;
 use super::ring::{Arrived, Broken, Kind, RingReceiver, WRITTEN};
 use crate::link::{Delivered, ReceiveQueue};
 
-/// Most packets taken from a ring in one go, so that no sender starves the others.
+/// Most packets taken from a ring in one poll, so that no sender starves the others.
 const BATCH: usize = 16;
-/// Empty looks at a ring before it has to ring the bell again.
-const DROWSY: u32 = 4096;
+/// Empty polls of a ring before it is watched no longer.
+const UNWATCH_AFTER: u32 = 4096;
 
-/// What a look at a ring found.
+/// The outcome of a poll of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Something was dealt with, or waits for a buffer.
+    /// Packets were taken, or wait for a buffer.
     Packets,
-    /// Nothing, and that for long: watching may end.
+    /// No packets for long: watching may end.
     Nothing,
-    /// The sender has left, and everything it sent is dealt with.
+    /// The sender has detached, and all its packets were taken.
     End,
 }
 
-/// A sender's ring, attached.
+/// An attached ring of a sender.
 #[derive(Debug)]
 pub(super) struct Incoming {
     sender: Sender,
     ring: RingReceiver,
     watched: bool,
     empty: u32,
-    /// When each packet that found no buffer was first seen, oldest first.
+    /// When each packet without a buffer was first seen, oldest first.
     waiting: VecDeque<Time>,
-    /// Whether anything came since the last [`quiet`](Self::quiet).
+    /// Whether packets arrived since the last [`was_quiet`](Self::was_quiet).
     active: bool,
 }
 
 impl Incoming {
-    /// Maps the ring of `nonce` that `sender` announced to `me`; `None` if it isn't one. Its file is
-    /// needed no longer then.
+    /// Maps the ring `nonce` that `sender` announced to `me`, and removes its file; `None` if it isn't
+    /// a ring.
     pub(super) fn open(
         directory: &HostDirectory,
         me: Qpn,
@@ -70,19 +71,19 @@ impl Incoming {
         self.ring.set_watched(watched);
     }
 
-    /// Whether nothing came since the last call.
-    pub(super) fn quiet(&mut self) -> bool {
+    /// Whether nothing arrived since the last call.
+    pub(super) fn was_quiet(&mut self) -> bool {
         !std::mem::take(&mut self.active)
     }
 
-    /// Whether there is something to [`poll`](Self::poll) for.
+    /// Whether [`poll`](Self::poll) has something to do.
     #[inline]
     pub(super) fn wants_poll(&mut self) -> bool {
         self.empty = self.empty.wrapping_add(1);
-        self.ring.has_next() || self.empty.is_multiple_of(DROWSY)
+        self.ring.has_next() || self.empty.is_multiple_of(UNWATCH_AFTER)
     }
 
-    /// Takes packets; `receive` gets each.
+    /// Takes packets and passes each to `receive`.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -95,7 +96,7 @@ impl Incoming {
         self.empty = 0;
         self.active = true;
         let taken = self.take(queue, receive);
-        self.ring.tell();
+        self.ring.acknowledge();
         taken.map(|()| Found::Packets)
     }
 
@@ -136,7 +137,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Takes the immediate data of a write; `None` if it waits for a buffer.
+    /// Takes the immediate data of a write; `None` if it has to wait for a buffer.
     #[cold]
     fn take_written(
         &mut self,
@@ -160,7 +161,7 @@ impl Incoming {
         self.waiting.pop_front();
     }
 
-    /// Notes which packets wait for a buffer, and rejects those that have waited long enough.
+    /// Notes since when packets wait for a buffer, and rejects those whose RNR timeout has expired.
     #[cold]
     fn wait(&mut self, queue: &ReceiveQueue<'_>) {
         let rnr_retry = self.ring.rnr_retry();
@@ -175,19 +176,19 @@ impl Incoming {
         }
     }
 
-    /// Whether the sender has left and everything it sent is dealt with.
+    /// Whether the sender has detached and all its packets were taken.
     pub(super) fn is_finished(&self) -> bool {
-        // In this order: what it sent, it sent before it left.
-        self.ring.is_abandoned() && !self.ring.has_next()
+        // In this order: it published its packets before it detached.
+        self.ring.is_detached() && !self.ring.has_next()
     }
 
-    /// Whether packets are there.
+    /// Whether packets have arrived.
     pub(super) fn has_packets(&self) -> bool {
         self.ring.has_next()
     }
 
-    /// Rejects what is there and takes nothing more.
-    pub(super) fn leave(&mut self) {
-        self.ring.leave(Status::BadDestinationQpn);
+    /// Rejects the packets that have arrived, and takes no more.
+    pub(super) fn detach(&mut self) {
+        self.ring.detach(Status::BadDestinationQpn);
     }
 }

@@ -86,7 +86,7 @@ pub(super) fn create(
         ring_slots: settings.ring_slots,
         rnr_retry: options.rnr_retry,
         probe_after: settings.probe_after,
-        attach_patience: settings.attach_patience,
+        attach_timeout: settings.attach_timeout,
     });
     let (gid, qpn) = (device.directory.gid(), mailbox.qpn());
     device.memory.add_queue_pair(qpn)?;
@@ -114,7 +114,7 @@ pub(super) fn create(
         capture: settings.capture.clone(),
         rnr_delay: settings.rnr_delay,
         rnr_at_start: settings.rnr_at_start,
-        tell_unknown_gid: settings.tell_unknown_gid,
+        report_unknown_gid: settings.report_unknown_gid,
     };
     let address = QueuePairAddress { gid, qpn, qkey: options.qkey };
     Ok(LinkQueuePair::new(QueueState::new(settings, address), link))
@@ -195,7 +195,7 @@ impl ShmLink {
     fn detach(&mut self, slot: usize) {
         self.unwatch(slot);
         if let Some(mut incoming) = self.incoming[slot].take() {
-            incoming.leave();
+            incoming.detach();
             self.mailbox.set_entry(slot, EntryState::Free, incoming.sender());
         }
     }
@@ -203,7 +203,7 @@ impl ShmLink {
     #[cold]
     fn answer_doorbell(&mut self) {
         let mut rang = Vec::new();
-        self.mailbox.answer(|slot| rang.push(slot));
+        self.mailbox.take_rung(|slot| rang.push(slot));
         for slot in rang {
             self.look_at_entry(slot);
         }
@@ -255,7 +255,7 @@ impl ShmLink {
                 (Some(incoming), _) if incoming.has_packets() => self.watch(slot),
                 (Some(incoming), _) => {
                     let gone = incoming.is_finished()
-                        || (incoming.quiet()
+                        || (incoming.was_quiet()
                             && !is_alive(&self.local.directory, incoming.sender()));
                     // Checked again: it may have sent just before it died.
                     if gone && !incoming.has_packets() {
@@ -307,8 +307,8 @@ impl ShmLink {
         let known = usize::from(self.by_number[usize::from(peer.0)]);
         if known > 0
             && let Some(outgoing) = self.outgoing.get_mut(known - 1)
-            && !outgoing.is_abandoned()
-            && outgoing.leads_to(qkey)
+            && !outgoing.is_detached()
+            && outgoing.accepts_key(qkey)
         {
             return Ok(Some(known - 1));
         }
@@ -326,7 +326,7 @@ impl ShmLink {
         if let Some(key) = old {
             let id = self.peer(peer);
             if let Some(outgoing) = self.outgoing.get_mut(key) {
-                outgoing.end(Status::BadDestinationQpn, |(posted, result)| {
+                outgoing.close(Status::BadDestinationQpn, |(posted, result)| {
                     complete(state, id, posted, result);
                 });
             }
@@ -487,7 +487,7 @@ impl Link for ShmLink {
         if let Some(slot) = self.next_ring() {
             self.poll_ring(state, slot);
         }
-        if self.mailbox.rings() {
+        if self.mailbox.doorbell_rang() {
             self.answer_doorbell();
         }
         if !self.active.is_empty() {
@@ -506,7 +506,7 @@ impl Link for ShmLink {
         // First no more senders, then the end of those that are there.
         self.mailbox.close();
         for incoming in self.incoming.iter_mut().flatten() {
-            incoming.leave();
+            incoming.detach();
         }
     }
 }

@@ -1,16 +1,15 @@
-//! The file of a queue pair: who it is, whether it still takes packets, and who sends to it.
+//! The file of a queue pair: its number, whether it is open, and the queue pairs that send to it.
 //!
 //! ```text
 //!    0  magic | version | peers, MTU | queue pair number | generation, process
 //!  128  state: 1 open, 2 closed                          written by the owner
-//!  256  bell: one bit for each word below with a bit set  ┐ set by senders,
-//!  384  64 words: one bit for each sender that rings      ┘ cleared by the owner
+//!  256  doorbell: one bit for each word below that isn't 0 ┐ set by senders,
+//!  384  64 words: one bit for each sender that rang        ┘ cleared by the owner
 //! 1024  one entry of 64 bytes for each sender: state | from | generation, nonce of its ring
 //! ```
 //!
-//! A sender claims a free entry, names its ring there and rings. Bells are for senders that the
-//! owner doesn't watch: it watches the rings on which something came lately, so that in traffic
-//! nobody rings.
+//! A sender claims a free entry, writes the nonce of its ring there and rings the doorbell. The owner
+//! polls (*watches*) the rings with recent packets; only the senders of other rings ring the doorbell.
 //!
 //! ```text
 //!         sender              owner             owner
@@ -33,12 +32,12 @@ use crate::map::Map;
 const MAGIC: u64 = u64::from_le_bytes(*b"efa-qp\r\n");
 const VERSION: u64 = 1;
 const STATE: usize = 128;
-const BELL: usize = 256;
-const BELL_WORDS: usize = 384;
+const DOORBELL: usize = 256;
+const DOORBELL_WORDS: usize = 384;
 const ENTRIES: usize = 1024;
 const ENTRY: usize = 64;
 
-/// Most entries: as many as the bell has bits.
+/// Most entries: as many as the doorbell has bits.
 pub(super) const MAX_PEERS: usize = 64 * 64;
 
 const OPEN: u64 = 1;
@@ -48,7 +47,7 @@ fn length_for(peers: usize) -> usize {
     ENTRIES + ENTRY * peers
 }
 
-/// What an entry says.
+/// The state of a sender's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EntryState {
     Free,
@@ -58,7 +57,7 @@ pub(super) enum EntryState {
     Refused,
 }
 
-/// Who an entry belongs to: a queue pair number may be another's later, its generation not.
+/// The owner of an entry. Queue pair numbers are reused; the generation is random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sender {
     pub(super) qpn: Qpn,
@@ -89,7 +88,7 @@ impl EntryState {
     }
 }
 
-/// The mapped file, as both sides use it.
+/// The mapped file, for both sides.
 #[derive(Debug)]
 struct Shared {
     map: Map,
@@ -105,12 +104,12 @@ impl Shared {
         &self.map.words::<1>(STATE)[0]
     }
 
-    fn bell(&self) -> &AtomicU64 {
-        &self.map.words::<1>(BELL)[0]
+    fn doorbell(&self) -> &AtomicU64 {
+        &self.map.words::<1>(DOORBELL)[0]
     }
 
-    fn bells(&self) -> &[AtomicU64; 64] {
-        self.map.words(BELL_WORDS)
+    fn doorbell_words(&self) -> &[AtomicU64; 64] {
+        self.map.words(DOORBELL_WORDS)
     }
 
     /// State and nonce of entry `slot`, which is less than `peers`.
@@ -119,7 +118,7 @@ impl Shared {
     }
 }
 
-/// Our own queue pair's file. Dropping it closes it.
+/// The file of this process's queue pair. Dropping it closes the queue pair.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     shared: Shared,
@@ -127,7 +126,7 @@ pub(super) struct Mailbox {
     generation: u32,
 }
 
-/// The name of a queue pair's file, and so its number. Dropping it removes the file.
+/// Reserves a queue pair number by the name of its file. Dropping it removes the file.
 #[derive(Debug)]
 pub(super) struct Name {
     directory: Arc<HostDirectory>,
@@ -147,10 +146,10 @@ impl Mailbox {
         let length = length_for(peers);
         let fill = |file: &OwnedFd| {
             let shared = Shared { map: Map::new(file, length)?, peers };
-            let [_, version, sizes, _, life] = shared.header();
+            let [_, version, sizes, _, owner] = shared.header();
             version.store(VERSION, Ordering::Relaxed);
             sizes.store(peers as u64 | (mtu as u64) << 32, Ordering::Relaxed);
-            life.store(
+            owner.store(
                 u64::from(generation) | u64::from(std::process::id()) << 32,
                 Ordering::Relaxed,
             );
@@ -171,31 +170,31 @@ impl Mailbox {
         self.name.qpn
     }
 
-    /// Keeps the number from others also when this is dropped.
+    /// Reserves the number, also after this is dropped.
     pub(super) fn name(&self) -> Arc<Name> {
         Arc::clone(&self.name)
     }
 
-    /// Us, as a sender to others.
+    /// This queue pair as a sender.
     pub(super) fn as_sender(&self) -> Sender {
         Sender { qpn: self.qpn(), generation: self.generation }
     }
 
-    /// Whether anybody rang. This is all that an idle queue pair looks at.
+    /// Whether the doorbell was rung. An idle queue pair reads nothing else.
     #[inline]
-    pub(super) fn rings(&self) -> bool {
-        self.shared.bell().load(Ordering::Relaxed) != 0
+    pub(super) fn doorbell_rang(&self) -> bool {
+        self.shared.doorbell().load(Ordering::Relaxed) != 0
     }
 
-    /// Stops the bell; calls `f` with each entry that rang.
-    pub(super) fn answer(&self, mut f: impl FnMut(usize)) {
-        // Word by word after the bell, as senders set them the other way round: a bit that comes
-        // meanwhile is either seen now or rings again.
-        let mut words = self.shared.bell().swap(0, Ordering::Acquire);
+    /// Clears the doorbell and calls `f` with each entry that rang.
+    pub(super) fn take_rung(&self, mut f: impl FnMut(usize)) {
+        // First the doorbell, then the words; senders set them in the opposite order. So a bit that is set
+        // meanwhile is either seen now or sets the doorbell again.
+        let mut words = self.shared.doorbell().swap(0, Ordering::Acquire);
         while words != 0 {
             let word = words.trailing_zeros() as usize;
             words &= words - 1;
-            let mut bits = self.shared.bells()[word].swap(0, Ordering::Acquire);
+            let mut bits = self.shared.doorbell_words()[word].swap(0, Ordering::Acquire);
             while bits != 0 {
                 let slot = word * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
@@ -210,7 +209,7 @@ impl Mailbox {
         self.shared.peers
     }
 
-    /// What entry `slot` says, and the nonce of its ring.
+    /// State and sender of entry `slot`, and the nonce of its ring.
     pub(super) fn entry(&self, slot: usize) -> (EntryState, Sender, u64) {
         let [word, nonce] = self.shared.entry(slot);
         let (state, sender) = EntryState::decode(word.load(Ordering::Acquire));
@@ -221,7 +220,7 @@ impl Mailbox {
         self.shared.entry(slot)[0].store(state.encode(sender), Ordering::Release);
     }
 
-    /// No sender comes any more.
+    /// Accepts no more senders.
     pub(super) fn close(&self) {
         self.shared.state().store(CLOSED, Ordering::Release);
     }
@@ -239,7 +238,7 @@ impl Drop for Name {
     }
 }
 
-/// Another queue pair's file, as a sender sees it.
+/// The file of a peer, for a sender.
 #[derive(Debug)]
 pub(super) struct PeerMailbox {
     shared: Shared,
@@ -247,7 +246,7 @@ pub(super) struct PeerMailbox {
 }
 
 impl PeerMailbox {
-    /// The mailbox of `qpn`; `None` if there is none, or only that of a dead process.
+    /// The mailbox of `qpn`; `None` if it doesn't exist or its process is dead.
     pub(super) fn open(directory: &HostDirectory, qpn: Qpn) -> Result<Option<Self>, DeviceError> {
         let name = FileName::QueuePair(qpn);
         let Some(file) = directory.find(name)? else { return Ok(None) };
@@ -265,7 +264,7 @@ impl PeerMailbox {
         Ok(Some(Self { shared, file }))
     }
 
-    /// Maps the file if everything in it is as we would have written it.
+    /// Maps the file; `None` if its header isn't valid.
     fn map(file: &OwnedFd, qpn: Qpn) -> Result<Option<Shared>, Errno> {
         let size = usize::try_from(fstat(file)?.st_size).unwrap_or(usize::MAX);
         if !(length_for(1)..=length_for(MAX_PEERS)).contains(&size) {
@@ -275,15 +274,15 @@ impl PeerMailbox {
         let [magic, version, sizes, number, _] =
             shared.header().each_ref().map(|word| word.load(Ordering::Acquire));
         let peers = usize::try_from(sizes & 0xffff_ffff).unwrap_or(usize::MAX);
-        let ours = magic == MAGIC && version == VERSION && number == u64::from(qpn.0);
-        if !ours || peers > MAX_PEERS || length_for(peers) != size {
+        let is_valid = magic == MAGIC && version == VERSION && number == u64::from(qpn.0);
+        if !is_valid || peers > MAX_PEERS || length_for(peers) != size {
             return Ok(None);
         }
         shared.peers = peers;
         Ok(Some(shared))
     }
 
-    /// Whether this is the queue pair that `sender` tells of.
+    /// Whether this is the queue pair `sender`.
     pub(super) fn is(&self, sender: Sender) -> bool {
         self.shared.header()[4].load(Ordering::Relaxed) as u32 == sender.generation
     }
@@ -292,12 +291,12 @@ impl PeerMailbox {
         self.shared.state().load(Ordering::Acquire) != OPEN
     }
 
-    /// Whether its process is still there. If the system can't tell, it is.
+    /// Whether its process is alive; true if the system can't report it.
     pub(super) fn is_alive(&self) -> bool {
         is_locked(&self.file).unwrap_or(true)
     }
 
-    /// A free entry, now of `sender`.
+    /// Claims a free entry for `sender`.
     pub(super) fn claim(&self, sender: Sender) -> Option<usize> {
         let claimed = EntryState::Claimed.encode(sender);
         (0..self.shared.peers).find(|&slot| {
@@ -306,27 +305,27 @@ impl PeerMailbox {
         })
     }
 
-    /// Tells the owner of the ring with `nonce`.
+    /// Announces the ring with `nonce` to the owner.
     pub(super) fn announce(&self, slot: usize, sender: Sender, nonce: u64) {
-        let [word, place] = self.shared.entry(slot);
-        place.store(nonce, Ordering::Relaxed);
+        let [word, ring] = self.shared.entry(slot);
+        ring.store(nonce, Ordering::Relaxed);
         word.store(EntryState::Announced.encode(sender), Ordering::Release);
-        self.ring(slot);
+        self.ring_doorbell(slot);
     }
 
-    /// Rings for entry `slot`, if it doesn't ring already.
-    pub(super) fn ring(&self, slot: usize) {
+    /// Rings the doorbell for entry `slot`, unless that was done already.
+    pub(super) fn ring_doorbell(&self, slot: usize) {
         let (word, bit) = (slot / 64, 1 << (slot % 64));
-        let bells = &self.shared.bells()[word];
-        if bells.load(Ordering::Relaxed) & bit == 0 {
-            bells.fetch_or(bit, Ordering::Release);
+        let bits = &self.shared.doorbell_words()[word];
+        if bits.load(Ordering::Relaxed) & bit == 0 {
+            bits.fetch_or(bit, Ordering::Release);
         }
-        if self.shared.bell().load(Ordering::Relaxed) & (1 << word) == 0 {
-            self.shared.bell().fetch_or(1 << word, Ordering::Release);
+        if self.shared.doorbell().load(Ordering::Relaxed) & (1 << word) == 0 {
+            self.shared.doorbell().fetch_or(1 << word, Ordering::Release);
         }
     }
 
-    /// Whether the owner refused the ring of `sender`; then the entry is given back.
+    /// Frees the entry if the owner refused the ring of `sender`. Returns whether it did.
     pub(super) fn take_refusal(&self, slot: usize, sender: Sender) -> bool {
         let refused = EntryState::Refused.encode(sender);
         let word = &self.shared.entry(slot)[0];

@@ -1,8 +1,8 @@
 //! Reading and writing the registered memory of other processes.
 //!
-//! Each opened device has a file with the [table of its keys](crate::keys). Whoever wants to read or
-//! write finds it by the target's queue pair number, checks key, bounds and access in it, and has
-//! the kernel copy (`process_vm_readv`, `process_vm_writev`). The target takes no part.
+//! Each opened device has a file with the [table of its keys](crate::keys). The requester finds it by the
+//! target's queue pair number, checks key, bounds and access, and has the kernel copy
+//! (`process_vm_readv`, `process_vm_writev`). The target process does nothing.
 //!
 //! ```text
 //! <host>/mem-<nonce>    the file, locked while its process lives
@@ -10,13 +10,13 @@
 //!    0  magic | process | address of the cookie | the cookie, two words | queue pairs and slots …
 //! ```
 //!
-//! Numbers of processes are used again. So the process keeps a random *cookie* in its memory, and
-//! whoever reads reads that too, in the same call: if it isn't there, it was another process.
+//! Process numbers are reused. So each process has a random *cookie* in its memory, which a requester
+//! reads in the same call: if it differs, the number belongs to another process.
 //!
-//! Programs read into the same buffers again and again, and two of 1 MiB just about fill the cache of
-//! a core. From front to back each time, every line would be gone before its turn comes again. So
-//! every other long read copies the [back half first](LONG), which is what the cache still has: the
-//! copy of 1 MiB takes an eighth less.
+//! Programs read into the same buffers repeatedly, and two buffers of 1 MiB about fill the cache of a core.
+//! If each copy ran from front to back, every cache line would be evicted before it is used again. So
+//! every other long read copies the [back half first](LONG), which is still cached: a copy of 1 MiB
+//! takes an eighth less time.
 
 #![allow(unsafe_code)]
 
@@ -39,21 +39,21 @@ use crate::region::KeyTable;
 const MAGIC: u64 = u64::from_le_bytes(*b"efamem2\n");
 /// Bytes of a cookie.
 const COOKIE: usize = 16;
-/// Bytes from which on a read is one of two halves. Shorter ones stay in the cache in any order.
+/// Reads of at least this many bytes are copied in two halves. Shorter ones stay cached in any order.
 const LONG: usize = 256 << 10;
 /// The kernel copies page by page.
 const PAGE: usize = 4096;
 
-/// The regions of this process on a host, and the way to those of the others.
+/// The regions of this process, and access to those of other processes of the host.
 #[derive(Debug)]
 pub(super) struct HostMemory {
     directory: Arc<HostDirectory>,
     keys: KeyTable,
-    /// The name of the file, for its life.
+    /// The name of the locked file.
     name: FileName,
     /// Holds the lock.
     _file: OwnedFd,
-    /// Read by other processes alone.
+    /// Read by other processes only.
     _cookie: Box<[u64; 2]>,
     peers: Mutex<HashMap<Qpn, Arc<Peer>>>,
 }
@@ -71,9 +71,9 @@ struct Peer {
 
 /// Why the kernel did not copy.
 enum Failure {
-    /// It isn't the process that we took it for.
+    /// The process has ended; its number may be another's.
     Gone,
-    /// It refused.
+    /// The kernel returned an error.
     Refused(Status),
 }
 
@@ -111,9 +111,9 @@ impl HostMemory {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Other processes find our regions by this number from now on.
+    /// Lets other processes find this process's regions by the number.
     pub(super) fn add_queue_pair(&self, qpn: Qpn) -> Result<(), DeviceError> {
-        // The number is ours, so what has this name is of a dead process.
+        // This process has the number, so an existing file is of a dead process.
         self.directory.remove(FileName::MemoryOf(qpn));
         if let Some(slots) = self.keys.slots() {
             slots.add(qpn);
@@ -121,7 +121,7 @@ impl HostMemory {
         self.directory.link(self.name, FileName::MemoryOf(qpn))
     }
 
-    /// And not any more.
+    /// Ends what [`add_queue_pair`](Self::add_queue_pair) began.
     pub(super) fn remove_queue_pair(&self, qpn: Qpn) {
         self.directory.remove(FileName::MemoryOf(qpn));
         if let Some(slots) = self.keys.slots() {
@@ -129,8 +129,8 @@ impl HostMemory {
         }
     }
 
-    /// Copies from the memory of whoever has queue pair `qpn`. `into` is memory of ours that the
-    /// kernel may write.
+    /// Copies from the memory of the process with queue pair `qpn`. `into` is a part that
+    /// `SoftRegion::with_part` gave.
     pub(super) fn read(
         &self,
         qpn: Qpn,
@@ -142,7 +142,7 @@ impl HostMemory {
         })
     }
 
-    /// Copies to the memory of whoever has queue pair `qpn`.
+    /// Copies to the memory of the process with queue pair `qpn`.
     pub(super) fn write(
         &self,
         qpn: Qpn,
@@ -161,7 +161,7 @@ impl HostMemory {
             return Some(Arc::clone(known));
         }
         let peer = Arc::new(Peer::open(&self.directory, qpn)?);
-        // Before there is one more: the tables of those that have left take memory.
+        // Unmaps the tables of processes that have ended before it maps another.
         peers.retain(|qpn, known| known.slots.has(*qpn) && known.check().is_ok());
         peers.insert(qpn, Arc::clone(&peer));
         Some(peer)
@@ -176,7 +176,7 @@ impl HostMemory {
         copy: impl Fn(&Peer, u64) -> Result<(), Failure>,
     ) -> Result<(), Status> {
         let mut failure = Status::UnresponsiveRemote;
-        // What we know may be of a process that is gone, and the number another's: then once more.
+        // A known table may be of a process that has ended, and the number another's: then tried again.
         for _ in 0..2 {
             let Some(peer) = self.peer(qpn) else { return Err(Status::BadDestinationQpn) };
             let RemoteMemory { address, key } = remote;
@@ -217,7 +217,7 @@ impl Peer {
         (magic == MAGIC).then_some(Self { slots, process, cookie_at, cookie, back_first })
     }
 
-    /// Whether it is the process that it says, and lives.
+    /// Checks that the process is alive and the one of the table.
     fn check(&self) -> Result<(), Failure> {
         self.read(0, libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 })
     }
@@ -251,8 +251,8 @@ impl Peer {
                 local[at] = rest(into.iov_base, start, length);
                 there[at] = rest(address as usize as *mut c_void, start, length);
             }
-            // SAFETY: the kernel checks every range and copies what it can. It writes to `cookie`,
-            // and to `into`, which it may by the caller's promise.
+            // SAFETY: the kernel checks every range. It writes `cookie`, a local variable, and `into`: a part
+            // of a region whose lock `SoftRegion::with_part` holds meanwhile, or nothing (from `check`).
             let copied = unsafe {
                 libc::process_vm_readv(self.process, local.as_ptr(), 3, there.as_ptr(), 3, 0)
             };
@@ -276,7 +276,8 @@ impl Peer {
             let left = from.iov_len - done;
             let local = rest(from.iov_base, done, left);
             let there = rest(address as usize as *mut c_void, done, left);
-            // SAFETY: the kernel checks every range. It only reads memory of ours.
+            // SAFETY: the kernel checks both ranges. In this process it only reads `from`, a part of a region
+            // whose lock `SoftRegion::with_part` holds meanwhile.
             let copied = unsafe { libc::process_vm_writev(self.process, &local, 1, &there, 1, 0) };
             match usize::try_from(copied) {
                 Ok(0) => return Err(Failure::Refused(Status::RemoteBadAddress)),
@@ -293,7 +294,7 @@ fn rest(base: *mut c_void, done: usize, left: usize) -> libc::iovec {
     libc::iovec { iov_base: base.wrapping_byte_add(done), iov_len: left }
 }
 
-/// What the last refusal of the kernel means.
+/// The failure that the last error of the kernel stands for.
 fn last_failure() -> Failure {
     match std::io::Error::last_os_error().raw_os_error() {
         Some(libc::ESRCH) => Failure::Gone,
@@ -302,10 +303,10 @@ fn last_failure() -> Failure {
     }
 }
 
-/// Where the Yama module restricts who may read whose memory: lets every process of the user.
+/// Allows all processes of the user to access this one's memory, where the Yama module restricts that.
 fn allow_all_to_trace() {
-    // SAFETY: the call changes an attribute of this process and touches no memory. Without the
-    // module it fails, and nothing is restricted.
+    // SAFETY: `PR_SET_PTRACER` takes a process number and no pointer: it sets an attribute of this process.
+    // Without Yama it fails, and nothing is restricted.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
 }
 
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_a_process_is_read_and_written() {
+    fn peer_memory_is_read_and_written_within_key_bounds_and_access() {
         let host = Host::new();
         let (owner, user) = (host.open(), host.open());
         let register = |bytes: &[u8], access| owner.keys().register(bytes.into(), access).unwrap();
@@ -401,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn long_reads_are_the_same_in_either_order() {
+    fn long_reads_copy_the_same_bytes_in_either_order() {
         let host = Host::new();
         let (owner, user) = (host.open(), host.open());
         let mut rng = Rng::with_seed(1);
@@ -422,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_unmapped_is_a_bad_address() {
+    fn access_to_unmapped_memory_fails_with_remote_bad_address() {
         let host = Host::new();
         let (owner, user) = (host.open(), host.open());
         owner.add_queue_pair(Qpn(1)).unwrap();
@@ -434,7 +435,7 @@ mod tests {
             local_write: true,
             access: ALL,
         };
-        // SAFETY: nobody owns the first page of an address space.
+        // SAFETY: the first page is never mapped, so there is no owner to object.
         let nowhere = unsafe { owner.keys().register_raw(raw) }.unwrap();
         let target = user.keys().register(vec![0; 8].into(), ALL).unwrap();
         let bad = Err(Status::RemoteBadAddress);
@@ -445,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_another_process_is_not_mistaken() {
+    fn table_with_foreign_cookie_or_process_fails_as_unresponsive() {
         let host = Host::new();
         let (owner, user) = (host.open(), host.open());
         let memory = owner.keys().register(vec![1; 8].into(), ALL).unwrap();
@@ -468,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_those_that_have_left_are_given_up() {
+    fn tables_of_ended_processes_are_unmapped() {
         let host = Host::new();
         let user = host.open();
         let target = user.keys().register(vec![0; 4].into(), ALL).unwrap();
@@ -498,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_table_gives_way() {
+    fn table_of_a_dead_process_is_replaced_by_its_successor() {
         let host = Host::new();
         let user = host.open();
         let target = user.keys().register(vec![0; 4].into(), ALL).unwrap();

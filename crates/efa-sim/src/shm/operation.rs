@@ -1,4 +1,5 @@
-//! An RDMA operation under way: copied in pieces, one a poll, so that a long one holds nothing up.
+//! An RDMA operation in flight: copied in pieces, one per poll, so that a long one doesn't delay other
+//! work.
 
 use efa_device::{Qpn, RdmaRequest, RegionRange, RemoteMemory, Status, WorkId};
 
@@ -6,7 +7,7 @@ use super::memory::HostMemory;
 use crate::link::Direction;
 use crate::region::SoftRegion;
 
-/// Most bytes copied in one go.
+/// Most bytes copied in one poll.
 const PIECE: usize = 1 << 20;
 
 /// An operation that was accepted.
@@ -30,11 +31,11 @@ impl Operation {
         self.local.length as u64
     }
 
-    /// Copies the next piece; tells whether there are more.
+    /// Copies the next piece. Returns whether more follow.
     pub(super) fn step(&mut self, memory: &HostMemory) -> Result<bool, Status> {
         let RegionRange { region, offset, length } = &self.local;
         let count = PIECE.min(length - self.done);
-        // A sum beyond the last address is in no region.
+        // No region extends beyond the last address.
         let address = self.remote.address.checked_add(self.done as u64);
         let address = address.ok_or(Status::RemoteBadAddress)?;
         let remote = RemoteMemory { address, ..self.remote };

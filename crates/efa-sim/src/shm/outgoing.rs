@@ -1,13 +1,13 @@
-//! Sending to one other queue pair: its mailbox, our ring to it, and the sends not yet answered.
+//! Sending to one other queue pair: its mailbox, the ring to it, and the sends in flight.
 //!
 //! ```text
-//!  post ─► queued ─(room in the ring)─► in flight ─(head moved)─► finished
+//!  post ─► queued ─(slot is free)─────► in flight ─(head moved)─► completed
 //!             └──────────(peer closed, dead or broken)──────────────►┘
 //! ```
 //!
-//! While nothing is answered, every [`LOOK_EVERY`]th look is a thorough one: is the entry claimed,
-//! is the bell rung if the receiver doesn't watch, has it left, does its process live. So nothing
-//! depends on a bell being rung or heard in time.
+//! While nothing is acknowledged, every [`CHECK_EVERY`]th poll checks the receiver: that the entry is
+//! claimed, the doorbell rung if the ring isn't watched, the receiver attached, and its process alive. So
+//! a doorbell that was lost only costs time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use super::directory::{FileName, HostDirectory, system};
 use super::mailbox::{PeerMailbox, Sender};
 use super::ring::{Kind, RingSender};
 
-/// Fruitless looks between two thorough ones.
-const LOOK_EVERY: u32 = 32;
+/// Polls without acknowledgement between two checks of the receiver.
+const CHECK_EVERY: u32 = 32;
 
 /// A send that was accepted.
 #[derive(Debug)]
@@ -38,14 +38,14 @@ pub(super) enum Content {
         packet: Box<[u8]>,
         length: usize,
     },
-    /// That this many bytes were written into the peer's memory.
+    /// The immediate data of a write of this many bytes.
     Written(u64),
 }
 
-/// A send that ended.
+/// A completed send.
 pub(super) type Finished = (Posted, Result<(), Status>);
 
-/// What sending needs to know of us.
+/// The sending queue pair.
 #[derive(Clone, Debug)]
 pub(super) struct Local {
     pub(super) directory: Arc<HostDirectory>,
@@ -54,17 +54,17 @@ pub(super) struct Local {
     pub(super) ring_slots: usize,
     pub(super) rnr_retry: u8,
     pub(super) probe_after: Duration,
-    pub(super) attach_patience: Duration,
+    pub(super) attach_timeout: Duration,
 }
 
-/// How a thorough look ended.
+/// The outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
-    StillThere,
+enum Check {
+    Alive,
     Gone(Status),
 }
 
-/// The way to one peer. Dropping it tells the peer that nothing more comes.
+/// The ring to one peer. Dropping it announces to the peer that no more packets follow.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     peer: Qpn,
@@ -74,19 +74,19 @@ pub(super) struct Outgoing {
     ring: RingSender,
     nonce: u64,
     local: Arc<Local>,
-    /// Our entry in the mailbox.
+    /// The claimed entry of the mailbox.
     entry: Option<usize>,
     in_flight: VecDeque<Posted>,
     queued: VecDeque<Posted>,
-    fruitless: u32,
-    /// Since when nothing was answered, as far as looked.
+    idle_polls: u32,
+    /// When a check first found nothing acknowledged.
     stalled: Option<Time>,
-    /// When its process was last looked for.
+    /// When the peer's process was last checked.
     probed: Time,
 }
 
 impl Outgoing {
-    /// The way to `peer`, for what has this key; `None` if there is no such queue pair.
+    /// Creates a ring to `peer`, for sends with this key; `None` if there is no such queue pair.
     pub(super) fn open(
         local: &Arc<Local>,
         peer: Qpn,
@@ -118,7 +118,7 @@ impl Outgoing {
             entry: None,
             in_flight: VecDeque::with_capacity(slots),
             queued: VecDeque::new(),
-            fruitless: 0,
+            idle_polls: 0,
             stalled: None,
             probed: Time::ZERO,
         };
@@ -139,16 +139,16 @@ impl Outgoing {
         }
     }
 
-    /// Whether the peer has left, so that its number may be another's by now.
+    /// Whether the peer has detached, so that its number may be reused.
     #[inline]
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.ring.is_abandoned() || (self.entry.is_none() && self.mailbox.is_closed())
+    pub(super) fn is_detached(&self) -> bool {
+        self.ring.is_detached() || (self.entry.is_none() && self.mailbox.is_closed())
     }
 
-    /// Whether what has this key may go this way. It may not if the peer died unnoticed and the key
-    /// is not the one that it was sent to with: its number may be another's by now.
+    /// Whether a send with this key may use the ring. It may not if the key differs from the last one and the
+    /// peer's process has died: its number may be reused.
     #[inline]
-    pub(super) fn leads_to(&mut self, key: Option<Qkey>) -> bool {
+    pub(super) fn accepts_key(&mut self, key: Option<Qkey>) -> bool {
         key.is_none() || self.key == key || self.change_key(key)
     }
 
@@ -162,16 +162,16 @@ impl Outgoing {
         self.in_flight.is_empty() && self.queued.is_empty()
     }
 
-    /// Whether nothing is under way, and nobody is there who would take what is sent. Of a peer with
-    /// sends under way their end tells.
+    /// Whether nothing is in flight and the peer is gone. (With sends in flight, their completion shows
+    /// it.)
     pub(super) fn is_useless(&self) -> bool {
         self.is_idle()
-            && (self.is_abandoned() || self.mailbox.is_closed() || !self.mailbox.is_alive())
+            && (self.is_detached() || self.mailbox.is_closed() || !self.mailbox.is_alive())
     }
 
     #[inline]
     pub(super) fn post(&mut self, posted: Posted) {
-        if self.queued.is_empty() && self.ring.has_room() {
+        if self.queued.is_empty() && self.ring.has_space() {
             self.publish(posted);
             if !self.ring.is_watched() {
                 self.wake();
@@ -199,31 +199,31 @@ impl Outgoing {
 
     fn wake(&mut self) {
         match self.entry {
-            Some(slot) => self.mailbox.ring(slot),
+            Some(slot) => self.mailbox.ring_doorbell(slot),
             None => self.claim(),
         }
     }
 
-    /// Takes answers; false if the peer is gone and this way with it.
+    /// Takes acknowledgements. Returns false if the peer is gone, and the ring with it.
     #[inline]
     pub(super) fn poll(&mut self, now: Time, mut finish: impl FnMut(Finished)) -> bool {
-        let Ok(count) = self.ring.answers() else {
+        let Ok(count) = self.ring.acknowledgements() else {
             self.fail(Status::BadStatus, finish);
             return false;
         };
         if count == 0 {
-            self.fruitless = self.fruitless.wrapping_add(1);
-            return !self.fruitless.is_multiple_of(LOOK_EVERY) || self.look(now, finish);
+            self.idle_polls = self.idle_polls.wrapping_add(1);
+            return !self.idle_polls.is_multiple_of(CHECK_EVERY) || self.check(now, finish);
         }
-        self.take_answers(count, &mut finish);
+        self.take_acknowledgements(count, &mut finish);
         true
     }
 
-    fn take_answers(&mut self, count: u64, finish: &mut impl FnMut(Finished)) {
-        self.fruitless = 0;
+    fn take_acknowledgements(&mut self, count: u64, finish: &mut impl FnMut(Finished)) {
+        self.idle_polls = 0;
         self.stalled = None;
         for _ in 0..count {
-            let result = self.ring.take_answer();
+            let result = self.ring.take_acknowledgement();
             if let Some(posted) = self.in_flight.pop_front() {
                 finish((posted, result));
             }
@@ -231,7 +231,7 @@ impl Outgoing {
         if self.queued.is_empty() {
             return;
         }
-        while self.ring.has_room()
+        while self.ring.has_space()
             && let Some(posted) = self.queued.pop_front()
         {
             self.publish(posted);
@@ -241,15 +241,15 @@ impl Outgoing {
         }
     }
 
-    /// The thorough look; false if the peer is gone.
+    /// Checks the receiver. Returns false if it is gone.
     #[cold]
-    fn look(&mut self, now: Time, mut finish: impl FnMut(Finished)) -> bool {
-        match self.judge(now) {
-            Look::StillThere => true,
-            Look::Gone(status) => {
-                // The last it did may have been to answer.
-                if let Ok(count) = self.ring.answers() {
-                    self.take_answers(count, &mut finish);
+    fn check(&mut self, now: Time, mut finish: impl FnMut(Finished)) -> bool {
+        match self.check_peer(now) {
+            Check::Alive => true,
+            Check::Gone(status) => {
+                // It may have acknowledged packets before it ended.
+                if let Ok(count) = self.ring.acknowledgements() {
+                    self.take_acknowledgements(count, &mut finish);
                 }
                 self.fail(status, finish);
                 false
@@ -257,36 +257,36 @@ impl Outgoing {
         }
     }
 
-    fn judge(&mut self, now: Time) -> Look {
+    fn check_peer(&mut self, now: Time) -> Check {
         let stalled = *self.stalled.get_or_insert(now);
-        if self.ring.is_abandoned() || self.mailbox.is_closed() {
-            return Look::Gone(Status::BadDestinationQpn);
+        if self.ring.is_detached() || self.mailbox.is_closed() {
+            return Check::Gone(Status::BadDestinationQpn);
         }
         match self.entry {
             Some(slot) if self.mailbox.take_refusal(slot, self.local.sender) => {
                 self.entry = None;
-                return Look::Gone(Status::UnreachableRemote);
+                return Check::Gone(Status::UnreachableRemote);
             }
             Some(_) if self.ring.is_watched() => {}
             Some(_) | None => self.wake(),
         }
-        if self.entry.is_none() && now - stalled >= self.local.attach_patience {
-            return Look::Gone(Status::UnreachableRemote);
+        if self.entry.is_none() && now - stalled >= self.local.attach_timeout {
+            return Check::Gone(Status::UnreachableRemote);
         }
         let since = stalled.max(self.probed);
         if now - since >= self.local.probe_after {
             self.probed = now;
             if !self.mailbox.is_alive() {
-                return Look::Gone(Status::UnresponsiveRemote);
+                return Check::Gone(Status::UnresponsiveRemote);
             }
         }
-        Look::StillThere
+        Check::Alive
     }
 
-    /// Takes what was answered and ends all other sends with `status`.
-    pub(super) fn end(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
-        if let Ok(count) = self.ring.answers() {
-            self.take_answers(count, &mut finish);
+    /// Takes acknowledgements and completes all other sends with `status`.
+    pub(super) fn close(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
+        if let Ok(count) = self.ring.acknowledgements() {
+            self.take_acknowledgements(count, &mut finish);
         }
         self.fail(status, finish);
     }
@@ -300,11 +300,11 @@ impl Outgoing {
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        self.ring.leave();
+        self.ring.detach();
         let entry = self.entry.filter(|_| !self.mailbox.is_closed() && self.mailbox.is_alive());
         match entry {
-            // The receiver takes what is in the ring, and removes the file if it hasn't yet.
-            Some(slot) => self.mailbox.ring(slot),
+            // The receiver takes the packets in the ring, and removes the file if it hasn't yet.
+            Some(slot) => self.mailbox.ring_doorbell(slot),
             None => self.local.directory.remove(FileName::Ring {
                 to: self.peer,
                 from: self.local.sender.qpn,

@@ -1,21 +1,20 @@
-//! A ring: packets from one queue pair to one other, in shared memory that the sender made.
+//! A ring: packets from one queue pair to another, in shared memory that the sender creates.
 //!
 //! ```text
 //!    0  magic | version, retries | slots, MTU | from              written once
-//!  128  sender has left                                            written by the sender
-//!  256  head: packets answered                                     ┐ written by
-//!  384  watched | receiver has left                                ┘ the receiver
+//!  128  sender has detached                                        written by the sender
+//!  256  head: packets acknowledged                                 ┐ written by
+//!  384  watched | receiver has detached                            ┘ the receiver
 //!  512  slots: number + 1 | length, kind, queue key | status, immediate data | bytes …
 //! ```
 //!
-//! The sender fills a slot and then writes its number, with release order: number and a short
-//! packet are one cache line, so a waiting receiver gets both in one transfer. The receiver copies
-//! the packet to a posted buffer and moves the head: that is the acknowledgement. Only if the
-//! packet was not delivered does it write the slot's status first.
+//! The sender fills a slot and then writes its number, with release order: the number and a short
+//! packet are in one cache line, so a polling receiver gets both in one transfer. The receiver copies
+//! the packet to a posted buffer and advances the head, which acknowledges the packet. If the packet
+//! was not delivered, it writes the slot's status first.
 //!
-//! Each side reads the other's words as if an enemy had written them: numbers are compared with
-//! what the protocol allows, lengths with the layout that was checked when the file was mapped, and
-//! nothing is read twice.
+//! Neither side trusts the other's words: numbers are checked against what the protocol allows, lengths
+//! against the layout that was checked when the file was mapped, and no word is read twice.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +24,6 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 
 use crate::map::Map;
-use crate::record::status_from_code;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efaring\n");
 const VERSION: u64 = 2;
@@ -33,7 +31,7 @@ const SENDER: usize = 128;
 const HEAD: usize = 256;
 const RECEIVER: usize = 384;
 const SLOTS: usize = 512;
-/// Words in front of a slot's bytes.
+/// Bytes of the words in front of a slot's packet.
 const SLOT_HEADER: usize = 24;
 
 /// Most slots of a ring.
@@ -41,7 +39,7 @@ pub(super) const MAX_SLOTS: usize = 1 << 16;
 /// Largest packet of a ring in bytes.
 pub(super) const MAX_MTU: usize = 1 << 20;
 
-/// What a slot holds.
+/// What a slot contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A datagram.
@@ -52,14 +50,14 @@ pub(super) enum Kind {
     Written,
 }
 
-/// Bytes of a slot of the last kind.
+/// Bytes of a [`Kind::Written`] slot.
 pub(super) const WRITTEN: usize = 8;
 
-/// The other side broke the rules of the ring.
+/// The other side violated the protocol of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken;
 
-/// How many slots, and how large.
+/// Number and size of the slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     /// A power of two.
@@ -70,14 +68,14 @@ struct Layout {
 
 impl Layout {
     fn new(slots: usize, mtu: usize) -> Option<Self> {
-        let sound = slots.is_power_of_two() && slots <= MAX_SLOTS && mtu <= MAX_MTU;
-        // Whole cache lines, so that neighbours don't share one.
-        let stride = |room: usize| (SLOT_HEADER + room).next_multiple_of(64);
-        sound.then(|| Self { slots, mtu, stride: stride(mtu.max(WRITTEN)) })
+        let is_valid = slots.is_power_of_two() && slots <= MAX_SLOTS && mtu <= MAX_MTU;
+        // Whole cache lines, so that two slots don't share one.
+        let stride = |bytes: usize| (SLOT_HEADER + bytes).next_multiple_of(64);
+        is_valid.then(|| Self { slots, mtu, stride: stride(mtu.max(WRITTEN)) })
     }
 
     /// Most bytes in a slot.
-    fn room(&self) -> usize {
+    fn capacity(&self) -> usize {
         self.mtu.max(WRITTEN)
     }
 
@@ -123,8 +121,8 @@ pub(super) struct RingSender {
     layout: Layout,
     /// Packets published.
     tail: u64,
-    /// Packets whose answer was taken.
-    answered: u64,
+    /// Packets whose acknowledgement was taken.
+    acknowledged: u64,
 }
 
 impl RingSender {
@@ -133,7 +131,7 @@ impl RingSender {
         Layout::new(slots, mtu).map(|layout| layout.length())
     }
 
-    /// Makes a ring in a new file of that length, all zero.
+    /// Creates a ring in a new file of that length, all zero.
     pub(super) fn create(
         file: &OwnedFd,
         slots: usize,
@@ -148,19 +146,19 @@ impl RingSender {
         sizes.store(slots as u64 | (mtu as u64) << 32, Ordering::Relaxed);
         sender.store(u64::from(from.0), Ordering::Relaxed);
         magic.store(MAGIC, Ordering::Release);
-        Ok(Self { map, layout, tail: 0, answered: 0 })
+        Ok(Self { map, layout, tail: 0, acknowledged: 0 })
     }
 
     /// Whether a slot is free.
     #[inline]
-    pub(super) fn has_room(&self) -> bool {
-        self.tail - self.answered < self.layout.slots as u64
+    pub(super) fn has_space(&self) -> bool {
+        self.tail - self.acknowledged < self.layout.slots as u64
     }
 
-    /// Hands a packet over; there must be room, and it must be no longer than the MTU.
+    /// Publishes a packet of at most the MTU. There must be a free slot.
     #[inline]
     pub(super) fn publish(&mut self, kind: Kind, immediate: u32, bytes: &[u8], qkey: Qkey) {
-        debug_assert!(self.has_room() && bytes.len() <= self.layout.room());
+        debug_assert!(self.has_space() && bytes.len() <= self.layout.capacity());
         let at = self.layout.slot(self.tail);
         let [number, what, status] = slot_words(&self.map, at);
         let length = bytes.len() as u64;
@@ -171,44 +169,45 @@ impl RingSender {
         number.store(self.tail, Ordering::Release);
     }
 
-    /// Whether the receiver looks at this ring by itself; otherwise its bell must be rung.
+    /// Whether the receiver polls this ring; otherwise its doorbell must be rung.
     #[inline]
     pub(super) fn is_watched(&self) -> bool {
         self.map.words::<2>(RECEIVER)[0].load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the receiver has left for good.
+    /// Whether the receiver has detached.
     #[inline]
-    pub(super) fn is_abandoned(&self) -> bool {
+    pub(super) fn is_detached(&self) -> bool {
         self.map.words::<2>(RECEIVER)[1].load(Ordering::Acquire) != 0
     }
 
-    /// How many packets were answered since the last time.
+    /// Packets acknowledged and not yet [taken](Self::take_acknowledgement).
     #[inline]
-    pub(super) fn answers(&self) -> Result<u64, Broken> {
+    pub(super) fn acknowledgements(&self) -> Result<u64, Broken> {
         let head = self.map.words::<1>(HEAD)[0].load(Ordering::Acquire);
-        if (self.answered..=self.tail).contains(&head) {
-            Ok(head - self.answered)
+        if (self.acknowledged..=self.tail).contains(&head) {
+            Ok(head - self.acknowledged)
         } else {
             Err(Broken)
         }
     }
 
-    /// The answer to the oldest packet; [`answers`](Self::answers) must have told of one.
+    /// The result of the oldest packet. [`acknowledgements`](Self::acknowledgements) must have counted it.
     #[inline]
-    pub(super) fn take_answer(&mut self) -> Result<(), Status> {
-        let [_, _, status] = slot_words(&self.map, self.layout.slot(self.answered));
-        self.answered += 1;
+    pub(super) fn take_acknowledgement(&mut self) -> Result<(), Status> {
+        let [_, _, status] = slot_words(&self.map, self.layout.slot(self.acknowledged));
+        self.acknowledged += 1;
         match status.load(Ordering::Relaxed) & 0xffff_ffff {
             0 => Ok(()),
-            code => {
-                Err(u8::try_from(code).ok().and_then(status_from_code).unwrap_or(Status::BadStatus))
-            }
+            code => Err(u8::try_from(code)
+                .ok()
+                .and_then(Status::from_code)
+                .unwrap_or(Status::BadStatus)),
         }
     }
 
-    /// Nothing comes any more.
-    pub(super) fn leave(&self) {
+    /// Announces that no more packets follow.
+    pub(super) fn detach(&self) {
         self.map.words::<1>(SENDER)[0].store(1, Ordering::Release);
     }
 }
@@ -229,16 +228,16 @@ pub(super) struct RingReceiver {
     layout: Layout,
     from: Qpn,
     rnr_retry: u8,
-    /// Packets dealt with.
+    /// Packets accepted or rejected.
     next: u64,
-    /// Where the next one's slot is.
+    /// Offset of the next packet's slot.
     next_at: usize,
-    /// Those that the sender knows of.
-    told: u64,
+    /// Packets acknowledged to the sender.
+    acknowledged: u64,
 }
 
 impl RingReceiver {
-    /// Maps a ring that another process made; `None` if it isn't one.
+    /// Maps a ring that another process created; `None` if the file isn't a ring.
     pub(super) fn open(file: &OwnedFd) -> Result<Option<Self>, Errno> {
         let size = usize::try_from(fstat(file)?.st_size).unwrap_or(usize::MAX);
         let largest = Layout::new(MAX_SLOTS, MAX_MTU).map_or(0, |layout| layout.length());
@@ -259,7 +258,15 @@ impl RingReceiver {
         if magic != MAGIC || version & 0xffff_ffff != VERSION {
             return Ok(None);
         }
-        Ok(Some(Self { map, layout, from: Qpn(from), rnr_retry, next: 0, next_at: SLOTS, told: 0 }))
+        Ok(Some(Self {
+            map,
+            layout,
+            from: Qpn(from),
+            rnr_retry,
+            next: 0,
+            next_at: SLOTS,
+            acknowledged: 0,
+        }))
     }
 
     pub(super) fn from(&self) -> Qpn {
@@ -270,7 +277,7 @@ impl RingReceiver {
         self.rnr_retry
     }
 
-    /// Whether packet `ahead` after the next one has come.
+    /// Whether the packet `ahead` positions after the next one has arrived.
     #[inline]
     pub(super) fn has(&self, ahead: usize) -> bool {
         let number = self.next + ahead as u64;
@@ -278,7 +285,7 @@ impl RingReceiver {
         ahead < self.layout.slots && there.load(Ordering::Acquire) == number + 1
     }
 
-    /// Whether the next packet has come.
+    /// Whether the next packet has arrived.
     #[inline]
     pub(super) fn has_next(&self) -> bool {
         let [there, ..] = slot_words(&self.map, self.next_at);
@@ -291,7 +298,7 @@ impl RingReceiver {
         self.next_at = self.layout.slot(self.next);
     }
 
-    /// The next packet, if it has come.
+    /// The next packet, if it has arrived.
     #[inline]
     pub(super) fn peek(&self) -> Result<Option<Arrived>, Broken> {
         if !self.has_next() {
@@ -315,26 +322,26 @@ impl RingReceiver {
         Ok(Some(Arrived { length, qkey, kind, immediate }))
     }
 
-    /// Takes the next packet's bytes; `into` is as long as [`peek`](Self::peek) told.
+    /// Takes the next packet's bytes; `into` has the length that [`peek`](Self::peek) returned.
     #[inline]
     pub(super) fn accept(&mut self, into: &mut [u8]) {
-        let length = into.len().min(self.layout.room());
+        let length = into.len().min(self.layout.capacity());
         self.map.copy_out(self.next_at + SLOT_HEADER, &mut into[..length]);
         self.step();
     }
 
-    /// Leaves the next packet undelivered; its sender hears why.
+    /// Completes the next packet with a failure.
     pub(super) fn reject(&mut self, why: Status) {
         let [_, _, status] = slot_words(&self.map, self.next_at);
         status.store(u64::from(why.code()), Ordering::Relaxed);
         self.step();
     }
 
-    /// Tells the sender of all packets dealt with.
+    /// Acknowledges all packets accepted and rejected so far.
     #[inline]
-    pub(super) fn tell(&mut self) {
-        if self.told != self.next {
-            self.told = self.next;
+    pub(super) fn acknowledge(&mut self) {
+        if self.acknowledged != self.next {
+            self.acknowledged = self.next;
             self.map.words::<1>(HEAD)[0].store(self.next, Ordering::Release);
         }
     }
@@ -343,19 +350,19 @@ impl RingReceiver {
         self.map.words::<2>(RECEIVER)[0].store(u64::from(watched), Ordering::Relaxed);
     }
 
-    pub(super) fn is_abandoned(&self) -> bool {
+    pub(super) fn is_detached(&self) -> bool {
         self.map.words::<1>(SENDER)[0].load(Ordering::Acquire) != 0
     }
 
-    /// Rejects what is there and takes nothing more.
-    pub(super) fn leave(&mut self, why: Status) {
+    /// Rejects the packets that have arrived, and takes no more.
+    pub(super) fn detach(&mut self, why: Status) {
         for _ in 0..self.layout.slots {
             if !self.has_next() {
                 break;
             }
             self.reject(why);
         }
-        self.tell();
+        self.acknowledge();
         self.map.words::<2>(RECEIVER)[1].store(1, Ordering::Release);
     }
 }
@@ -390,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_go_round_and_answers_come_back() {
+    fn packets_wrap_around_and_are_acknowledged_in_order() {
         let (mut sender, mut receiver, _) = ring(4, 100);
         assert_eq!((receiver.from(), receiver.rnr_retry()), (Qpn(5), 3));
         let mut sent = 0u8;
@@ -400,8 +407,8 @@ mod tests {
                 sender.publish(Kind::Plain, 0, &vec![sent; usize::from(sent % 101)], KEY);
                 sent += 1;
             }
-            assert_eq!(sender.has_room(), count < 4);
-            assert_eq!(sender.answers(), Ok(0));
+            assert_eq!(sender.has_space(), count < 4);
+            assert_eq!(sender.acknowledgements(), Ok(0));
             for i in 0..count {
                 let expected = sent - (count - i) as u8;
                 if expected.is_multiple_of(7) {
@@ -412,18 +419,18 @@ mod tests {
                 }
             }
             assert_eq!(take(&mut receiver), None);
-            receiver.tell();
-            assert_eq!(sender.answers(), Ok(count as u64));
+            receiver.acknowledge();
+            assert_eq!(sender.acknowledgements(), Ok(count as u64));
             for i in 0..count {
                 let rejected = (sent - (count - i) as u8).is_multiple_of(7);
                 let expected = if rejected { Err(Status::ReceiverNotReady) } else { Ok(()) };
-                assert_eq!(sender.take_answer(), expected);
+                assert_eq!(sender.take_acknowledgement(), expected);
             }
         }
     }
 
     #[test]
-    fn immediate_data_comes_along() {
+    fn immediate_data_is_carried_by_both_kinds_of_slots() {
         let (mut sender, mut receiver, _) = ring(4, 100);
         sender.publish(Kind::Immediate, u32::MAX, b"ab", KEY);
         sender.publish(Kind::Written, 7, &[0; WRITTEN], KEY);
@@ -432,38 +439,38 @@ mod tests {
         receiver.accept(&mut [0; 2]);
         assert_eq!(receiver.peek(), Ok(Some(arrived(Kind::Written, 7, WRITTEN))));
         receiver.reject(Status::ReceiverNotReady);
-        receiver.tell();
-        assert_eq!(sender.answers(), Ok(2));
-        assert_eq!(sender.take_answer(), Ok(()));
-        assert_eq!(sender.take_answer(), Err(Status::ReceiverNotReady));
+        receiver.acknowledge();
+        assert_eq!(sender.acknowledgements(), Ok(2));
+        assert_eq!(sender.take_acknowledgement(), Ok(()));
+        assert_eq!(sender.take_acknowledgement(), Err(Status::ReceiverNotReady));
     }
 
     #[test]
-    fn leaving_is_seen_from_the_other_end() {
+    fn detaching_is_visible_to_the_other_end() {
         let (mut sender, mut receiver, _) = ring(4, 8);
-        assert!(!sender.is_abandoned() && !receiver.is_abandoned() && !sender.is_watched());
+        assert!(!sender.is_detached() && !receiver.is_detached() && !sender.is_watched());
         receiver.set_watched(true);
         assert!(sender.is_watched());
         sender.publish(Kind::Plain, 0, b"a", KEY);
         sender.publish(Kind::Plain, 0, b"b", KEY);
-        receiver.leave(Status::BadDestinationQpn);
-        assert!(sender.is_abandoned());
-        assert_eq!(sender.answers(), Ok(2));
-        assert_eq!(sender.take_answer(), Err(Status::BadDestinationQpn));
-        assert_eq!(sender.take_answer(), Err(Status::BadDestinationQpn));
-        sender.leave();
-        assert!(receiver.is_abandoned());
+        receiver.detach(Status::BadDestinationQpn);
+        assert!(sender.is_detached());
+        assert_eq!(sender.acknowledgements(), Ok(2));
+        assert_eq!(sender.take_acknowledgement(), Err(Status::BadDestinationQpn));
+        assert_eq!(sender.take_acknowledgement(), Err(Status::BadDestinationQpn));
+        sender.detach();
+        assert!(receiver.is_detached());
     }
 
     #[test]
-    fn a_file_that_is_no_ring_is_not_opened() {
+    fn file_with_invalid_header_or_length_is_not_a_ring() {
         assert_eq!(RingSender::file_length(3, 8), None);
         assert_eq!(RingSender::file_length(MAX_SLOTS * 2, 8), None);
         assert_eq!(RingSender::file_length(1, MAX_MTU + 1), None);
         assert!(RingReceiver::open(&file(4, 100)).unwrap().is_none(), "all zero");
         let empty = memfd_create("efa-ring", MemfdFlags::CLOEXEC).unwrap();
         assert!(RingReceiver::open(&empty).unwrap().is_none());
-        // Each header word spoiled in turn, each byte of it.
+        // Each byte of the header, inverted in turn.
         for at in 0..32 {
             let file = file(4, 100);
             let _ = RingSender::create(&file, 4, 100, Qpn(5), 3).unwrap();
@@ -472,7 +479,7 @@ mod tests {
             map.copy_out(at, &mut byte);
             map.copy_in(at, &[byte[0] ^ 0xff]);
             let opened = RingReceiver::open(&file).unwrap();
-            // The number of the sender and its retries can be anything in their range.
+            // The sender's number and its retries may have any value.
             let harmless = [12, 24, 25].contains(&at);
             assert_eq!(opened.is_some(), harmless, "byte {at}");
         }
@@ -485,25 +492,25 @@ mod tests {
     }
 
     #[test]
-    fn lies_are_caught() {
+    fn inconsistent_words_of_the_other_side_are_detected() {
         let (mut sender, receiver, file) = ring(4, 100);
-        let enemy = Map::new(&file, RingSender::file_length(4, 100).unwrap()).unwrap();
+        let other = Map::new(&file, RingSender::file_length(4, 100).unwrap()).unwrap();
         sender.publish(Kind::Plain, 0, b"a", KEY);
         for head in [2, u64::MAX] {
-            enemy.words::<1>(HEAD)[0].store(head, Ordering::Relaxed);
-            assert_eq!(sender.answers(), Err(Broken));
+            other.words::<1>(HEAD)[0].store(head, Ordering::Relaxed);
+            assert_eq!(sender.acknowledgements(), Err(Broken));
         }
-        enemy.words::<1>(HEAD)[0].store(1, Ordering::Relaxed);
-        enemy.words::<3>(SLOTS)[2].store(77, Ordering::Relaxed);
-        assert_eq!(sender.answers(), Ok(1));
-        assert_eq!(sender.take_answer(), Err(Status::BadStatus));
-        // Lengths that can't be, a kind that there isn't, a write told in a byte.
+        other.words::<1>(HEAD)[0].store(1, Ordering::Relaxed);
+        other.words::<3>(SLOTS)[2].store(77, Ordering::Relaxed);
+        assert_eq!(sender.acknowledgements(), Ok(1));
+        assert_eq!(sender.take_acknowledgement(), Err(Status::BadStatus));
+        // Too long, an unknown kind, a `Written` slot of one byte.
         for length in [101, u64::from(u32::MAX), 3 << 24, 2 << 24 | 1] {
-            enemy.words::<3>(SLOTS)[1].store(length, Ordering::Relaxed);
+            other.words::<3>(SLOTS)[1].store(length, Ordering::Relaxed);
             assert_eq!(receiver.peek(), Err(Broken));
         }
         for number in [0, 2, u64::MAX] {
-            enemy.words::<3>(SLOTS)[0].store(number, Ordering::Relaxed);
+            other.words::<3>(SLOTS)[0].store(number, Ordering::Relaxed);
             assert_eq!(receiver.peek(), Ok(None));
         }
     }

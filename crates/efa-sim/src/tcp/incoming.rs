@@ -1,19 +1,18 @@
-//! Receiving from one other queue pair: its connection to us, what lies in the buffer, and the
-//! answers that it is owed.
+//! Receiving from one other queue pair: its connection, the received bytes, and the pending responses.
 //!
 //! ```text
 //!  socket ─► buffer ─► arrived: frame, frame, frame │ part of one
 //!                        │ a buffer is posted: copy it there
-//!                        │ none for too long, another key, too short a buffer: leave it
+//!                        │ RNR timeout, wrong key, buffer too short: fail it
 //!                        │ a read or write: at once, if the region allows it
 //!                        ▼
-//!                     answers, in runs, and what was read ─► socket
+//!                     responses, merged, and data of reads ─► socket
 //! ```
 //!
 //! Datagrams that wait for a buffer don't hold up reads and writes that arrived with them.
 //!
 //! The buffer is filled only when all that arrived was dealt with, and nothing is dealt with while
-//! the sender doesn't take its answers. So a sender is slowed down by TCP itself, and what one can
+//! the sender doesn't take its responses. So a sender is slowed down by TCP itself, and what one can
 //! make this side keep is bounded.
 
 use std::collections::VecDeque;
@@ -25,22 +24,23 @@ use fastrand::Rng;
 
 use super::socket::{Received, Socket};
 use super::wire::{
-    ANSWER, Answer, CHUNK, HEADER, HELLO, Header, Hello, LONGEST, Prefix, Violation, emit_welcome,
+    CHUNK, HEADER, HELLO, Header, Hello, LONGEST, Prefix, RESPONSE, Response, Violation,
+    emit_welcome,
 };
 use crate::link::{Delivered, ReceiveQueue};
 use crate::record::QueuePairId;
 use crate::region::{KeyTable, SoftRegion};
 
-/// Room for what arrives: more than the longest frame there can be.
+/// Size of the receive buffer: more than the longest frame.
 const BUFFER: usize = 2 * LONGEST;
-/// Bytes of answers not taken by the sender at which no more frames are.
-const MANY_ANSWERS: usize = 8 * (CHUNK + ANSWER);
+/// Unwritten bytes of responses at which no more frames are handled.
+const MANY_RESPONSES: usize = 8 * (CHUNK + RESPONSE);
 
 /// A frame in the buffer.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
     prefix: Prefix,
-    /// Where its payload is.
+    /// Offset of its payload.
     at: usize,
     length: usize,
     sequence: u32,
@@ -58,14 +58,14 @@ impl Arrived {
     }
 }
 
-/// What a look at a connection found.
+/// The outcome of a poll of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// There is more to be done, now or when a buffer is posted or time has passed.
+    /// Frames wait for a buffer or a timeout, or the socket may have more bytes.
     More,
-    /// Nothing to be done until the socket tells.
+    /// Nothing to do until the socket is ready.
     Nothing,
-    /// The sender has left, and everything it sent is dealt with.
+    /// The sender has closed the connection, and all its frames were handled.
     End,
 }
 
@@ -76,17 +76,17 @@ pub(super) struct Target<'a> {
     pub(super) reorder: Option<&'a mut Rng>,
 }
 
-/// Answers on their way to the sender.
+/// Responses on their way to the sender.
 #[derive(Debug)]
-struct Answers {
+struct Responses {
     bytes: Vec<u8>,
-    /// How many bytes of them the socket has taken.
+    /// Bytes that the socket has taken.
     written: usize,
-    /// The last, which may still grow.
+    /// The last acknowledgement, to which later frames with the same status are added.
     run: Option<(u32, u16, Result<(), Status>)>,
 }
 
-impl Answers {
+impl Responses {
     fn new() -> Self {
         Self { bytes: emit_welcome().to_vec(), written: 0, run: None }
     }
@@ -107,34 +107,34 @@ impl Answers {
         }
     }
 
-    /// Answers a read with its bytes.
+    /// Responses a read with its bytes.
     fn add_data(&mut self, sequence: u32, part: &RegionRange<SoftRegion>) -> Result<(), Status> {
         let count = u16::try_from(part.length).map_err(|_| Status::BadLength)?;
         self.end_run();
         let start = self.bytes.len();
-        self.push(Answer::Data { sequence, count });
+        self.push(Response::Data { sequence, count });
         let data = self.bytes.len();
         self.bytes.resize(data + part.length, 0);
         if part.region.read(part.offset, &mut self.bytes[data..]) == part.length {
             return Ok(());
         }
-        // It was revoked, or is not there.
+        // The region was revoked or is unmapped.
         self.bytes.truncate(start);
         Err(Status::RemoteBadAddress)
     }
 
     fn end_run(&mut self) {
         if let Some((first, count, result)) = self.run.take() {
-            self.push(Answer::Verdict { first, count, result });
+            self.push(Response::Acknowledge { first, count, result });
         }
     }
 
-    fn push(&mut self, answer: Answer) {
+    fn push(&mut self, answer: Response) {
         self.bytes.extend_from_slice(&answer.emit());
     }
 
-    fn are_many(&self) -> bool {
-        self.bytes.len() - self.written >= MANY_ANSWERS
+    fn is_full(&self) -> bool {
+        self.bytes.len() - self.written >= MANY_RESPONSES
     }
 
     fn is_empty(&self) -> bool {
@@ -142,14 +142,14 @@ impl Answers {
     }
 }
 
-/// What a frame wants of a region.
+/// The access to a region that a frame asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Read,
     Write,
 }
 
-/// The part of a region that a frame names, if it is allowed.
+/// The part of a region that a frame names, if the access is allowed.
 fn find(
     keys: &KeyTable,
     memory: RemoteMemory,
@@ -166,7 +166,7 @@ fn find(
     part.ok_or(Status::RemoteBadAddress)
 }
 
-/// Puts a datagram into the next posted buffer; there is one, unless its key is wrong.
+/// Puts a datagram into the next posted buffer.
 fn deliver(
     target: &mut Target<'_>,
     arrived: &Arrived,
@@ -198,22 +198,22 @@ pub(super) struct Incoming {
     gid: Gid,
     socket: Socket,
     hello: Option<Hello>,
-    /// Empty until bytes come.
+    /// Empty until bytes arrive.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
     arrived: VecDeque<Arrived>,
     next_sequence: u32,
-    answers: Answers,
+    responses: Responses,
     readable: bool,
     writable: bool,
     hung_up: bool,
     ended: bool,
-    /// Since when it is known that the sender hasn't said who it is.
-    nameless: Option<Time>,
-    /// Whether it stands in the list of those to be flushed.
+    /// When a sweep first found that the sender has not identified itself.
+    unidentified: Option<Time>,
+    /// Whether it is in the list of connections to be flushed.
     pub(super) dirty: bool,
-    /// Whether it stands in the list of those to be looked at.
+    /// Whether it is in the list of connections to be served.
     pub(super) queued: bool,
 }
 
@@ -228,12 +228,12 @@ impl Incoming {
             end: 0,
             arrived: VecDeque::new(),
             next_sequence: 0,
-            answers: Answers::new(),
+            responses: Responses::new(),
             readable: true,
             writable: true,
             hung_up: false,
             ended: false,
-            nameless: None,
+            unidentified: None,
             dirty: false,
             queued: false,
         }
@@ -243,19 +243,19 @@ impl Incoming {
         &self.socket
     }
 
-    /// Who sends; number 0 as long as it hasn't said.
+    /// The sender; number 0 before its hello.
     pub(super) fn sender(&self) -> QueuePairId {
         QueuePairId { gid: self.gid, qpn: self.hello.map_or(Qpn(0), |hello| hello.qpn) }
     }
 
-    /// Notes what became possible.
+    /// Notes the readiness of the socket.
     pub(super) fn note(&mut self, readable: bool, writable: bool, hung_up: bool) {
         self.readable |= readable;
         self.writable |= writable;
         self.hung_up |= hung_up;
     }
 
-    /// Takes packets; `receive` gets each. `calls` counts system calls.
+    /// Takes packets and passes each to `receive`. `calls` counts system calls.
     pub(super) fn poll(
         &mut self,
         target: &mut Target<'_>,
@@ -292,7 +292,7 @@ impl Incoming {
             self.start = 0;
         }
         *calls += 1;
-        // There is room: what is left here is less than a frame.
+        // There is space: the rest in the buffer is less than a frame.
         match self.socket.receive(&mut self.buffer[self.end..]) {
             Ok(Received::Bytes(count)) => {
                 self.end += count;
@@ -302,7 +302,7 @@ impl Incoming {
                 self.readable = false;
                 self.hung_up = false;
             }
-            // An error is an end too: nobody is left who could be told.
+            // An error ends the connection, too.
             Ok(Received::End) | Err(_) => {
                 self.readable = false;
                 self.ended = true;
@@ -319,7 +319,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// The next thing in the buffer, if it is whole, and where it ends.
+    /// The next hello (`None`) or frame in the buffer, if it is complete, and its end.
     fn next(&mut self, since: Time) -> Result<Option<(Option<Arrived>, usize)>, Violation> {
         let (at, bytes) = (self.start, &self.buffer[self.start..self.end]);
         let Some(hello) = self.hello else {
@@ -349,15 +349,15 @@ impl Incoming {
         let sender = self.sender();
         let mut receive = |delivered| receive(sender, delivered);
         let posted = target.queue.posted.len();
-        while !self.answers.are_many() {
-            let Some(place) = self.next_place(target) else {
-                // Whoever gets these may post more, so what is left can wait for the next poll.
+        while !self.responses.is_full() {
+            let Some(index) = self.next_index(target) else {
+                // The caller may post more buffers when it gets these, so the rest waits for the next poll.
                 if target.queue.posted.len() == posted {
                     self.wait(target);
                 }
                 break;
             };
-            let Some(&arrived) = self.arrived.get(place) else { break };
+            let Some(&arrived) = self.arrived.get(index) else { break };
             let sequence = arrived.sequence;
             let payload = &self.buffer[arrived.at..arrived.at + arrived.length];
             let result = match arrived.prefix {
@@ -377,10 +377,10 @@ impl Incoming {
                 Prefix::Read { address, count } => {
                     let memory = RemoteMemory { address, key: arrived.key };
                     let read = find(target.queue.keys, memory, count as usize, Wanted::Read)
-                        .and_then(|part| self.answers.add_data(sequence, &part));
+                        .and_then(|part| self.responses.add_data(sequence, &part));
                     match read {
                         Ok(()) => {
-                            self.arrived.remove(place);
+                            self.arrived.remove(index);
                             continue;
                         }
                         Err(status) => Err(status),
@@ -395,23 +395,23 @@ impl Incoming {
                     })
                 }
             };
-            self.arrived.remove(place);
-            self.answers.add(sequence, result);
+            self.arrived.remove(index);
+            self.responses.add(sequence, result);
         }
     }
 
-    /// Which frame is next, if any can be dealt with.
-    fn next_place(&self, target: &mut Target<'_>) -> Option<usize> {
+    /// Index of the next frame that can be handled.
+    fn next_index(&self, target: &mut Target<'_>) -> Option<usize> {
         let waiting = self.arrived.len();
-        let place = match &mut target.reorder {
+        let index = match &mut target.reorder {
             Some(rng) if waiting > 1 => rng.usize(..waiting),
             _ => 0,
         };
-        let first = self.arrived.get(place)?;
+        let first = self.arrived.get(index)?;
         if !target.queue.posted.is_empty() || !first.takes_buffer(target.queue.unsolicited) {
-            return Some(place);
+            return Some(index);
         }
-        // Another key needs no buffer to be found wrong.
+        // A datagram with a wrong key fails without a buffer.
         let mut needing = self.arrived.iter();
         needing.position(|arrived| {
             let datagram = matches!(arrived.prefix, Prefix::Datagram | Prefix::Immediate(_));
@@ -420,7 +420,7 @@ impl Incoming {
         })
     }
 
-    /// Gives up what has waited for a buffer long enough.
+    /// Fails datagrams whose RNR timeout has expired.
     #[cold]
     fn wait(&mut self, target: &Target<'_>) {
         let rnr_retry = self.hello.map_or(0, |hello| hello.rnr_retry);
@@ -428,58 +428,57 @@ impl Incoming {
             && target.queue.rnr_expired(rnr_retry, since)
         {
             self.arrived.pop_front();
-            self.answers.add(sequence, Err(Status::ReceiverNotReady));
+            self.responses.add(sequence, Err(Status::ReceiverNotReady));
         }
     }
 
-    /// How long it is known that the sender hasn't said who it is; from now on, if that is news. Who
-    /// was last here long ago can't tell when the connection was made.
+    /// How long the sender has not identified itself, since the first call of this: the time of the
+    /// connection itself is not known, as polls may be rare.
     ///
-    /// Half a frame is another matter: its sender may be busy with something else, as one may that
-    /// has sent all of it.
-    pub(super) fn nameless_for(&mut self, now: Time) -> Option<Duration> {
+    /// There is no limit for an incomplete frame: its sender may be busy with other work.
+    pub(super) fn unidentified_for(&mut self, now: Time) -> Option<Duration> {
         if self.hello.is_some() {
             return None;
         }
-        Some(now - *self.nameless.get_or_insert(now))
+        Some(now - *self.unidentified.get_or_insert(now))
     }
 
-    /// Whether there are answers to write and room for them.
+    /// Whether there are responses to write and the socket is writable.
     pub(super) fn wants_flush(&self) -> bool {
-        self.writable && !self.answers.is_empty()
+        self.writable && !self.responses.is_empty()
     }
 
-    /// Writes what answers there is room for; gives the number of system calls.
+    /// Writes responses as far as the socket takes them. Returns the number of system calls.
     pub(super) fn flush(&mut self) -> u64 {
         let mut calls = 0;
-        self.answers.end_run();
+        self.responses.end_run();
         while self.wants_flush() {
             calls += 1;
-            let answers = &mut self.answers;
-            match self.socket.send(&[IoSlice::new(&answers.bytes[answers.written..])]) {
-                Ok(Some(count)) => answers.written += count,
+            let responses = &mut self.responses;
+            match self.socket.send(&[IoSlice::new(&responses.bytes[responses.written..])]) {
+                Ok(Some(count)) => responses.written += count,
                 Ok(None) => {
                     self.writable = false;
-                    answers.bytes.drain(..answers.written);
-                    answers.written = 0;
+                    responses.bytes.drain(..responses.written);
+                    responses.written = 0;
                     return calls;
                 }
                 // The sender has gone. What it sent before may still lie in the socket, and nobody
-                // waits for the answers.
-                Err(_) => answers.written = answers.bytes.len(),
+                // waits for the responses.
+                Err(_) => responses.written = responses.bytes.len(),
             }
-            if answers.written == answers.bytes.len() {
-                answers.bytes.clear();
-                answers.written = 0;
+            if responses.written == responses.bytes.len() {
+                responses.bytes.clear();
+                responses.written = 0;
             }
         }
         calls
     }
 
-    /// Says how everything ends that has no answer, and takes leave.
-    pub(super) fn leave(&mut self, status: Status, scratch: &mut [u8]) {
-        self.answers.end_run();
-        self.answers.push(Answer::Goodbye(status));
+    /// Completes all frames without response with `status`, and closes the connection.
+    pub(super) fn close(&mut self, status: Status, scratch: &mut [u8]) {
+        self.responses.end_run();
+        self.responses.push(Response::Close(status));
         self.flush();
         self.socket.close(scratch);
     }

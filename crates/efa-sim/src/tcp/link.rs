@@ -36,7 +36,7 @@ use crate::region::SoftRegion;
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// Idle polls between two questions to the system. Asking in each makes an idle poll take five times
 /// as long, and ping-pong no faster: with sends outstanding each poll asks anyway.
-const LOOK_EVERY: u32 = 8;
+const SOCKET_POLL_INTERVAL: u32 = 8;
 /// Most connections accepted at a time.
 const ACCEPTS: usize = 64;
 /// Most connections served in a poll.
@@ -118,7 +118,7 @@ pub(super) fn create(
         capture: settings.capture.clone(),
         rnr_delay: settings.rnr_delay,
         rnr_at_start: settings.rnr_at_start,
-        tell_unknown_gid: settings.tell_unknown_gid,
+        report_unknown_gid: settings.report_unknown_gid,
     };
     let address = QueuePairAddress { gid, qpn, qkey: options.qkey };
     Ok(LinkQueuePair::new(QueueState::new(settings, address), link))
@@ -155,23 +155,23 @@ impl LinkQueuePair<TcpLink> {
 impl TcpLink {
     /// Asks the system which sockets are ready.
     #[inline(never)]
-    fn look(&mut self, state: &mut QueueState) {
+    fn poll_sockets(&mut self, state: &mut QueueState) {
         self.unasked = 0;
-        self.statistics.looks += 1;
+        self.statistics.epoll_waits += 1;
         let Self { poller, incoming, outgoing, ready, dirty, accept_pending, .. } = self;
-        poller.look(|Event { token, readable, writable, hung_up }| {
+        poller.poll(|Event { token, readable, writable, hung_up }| {
             let (wants_flush, is_dirty, is_queued) = match token {
                 Token::Listener => {
                     *accept_pending = true;
                     return;
                 }
-                Token::Outgoing(place) => {
-                    let Some(connection) = outgoing.get_mut(place) else { return };
+                Token::Outgoing(key) => {
+                    let Some(connection) = outgoing.get_mut(key) else { return };
                     connection.note(readable, writable, hung_up);
                     (connection.wants_flush(), &mut connection.dirty, &mut connection.queued)
                 }
-                Token::Incoming(place) => {
-                    let Some(connection) = incoming.get_mut(place) else { return };
+                Token::Incoming(key) => {
+                    let Some(connection) = incoming.get_mut(key) else { return };
                     connection.note(readable, writable, hung_up);
                     (connection.wants_flush(), &mut connection.dirty, &mut connection.queued)
                 }
@@ -253,8 +253,8 @@ impl TcpLink {
     fn accepted(&mut self, socket: Socket, gid: Gid) {
         let mut incoming = Incoming::new(gid, socket);
         if self.incoming.len() >= self.options.max_peers {
-            self.statistics.turned_away += 1;
-            incoming.leave(Status::UnreachableRemote, &mut self.scratch);
+            self.statistics.rejected += 1;
+            incoming.close(Status::UnreachableRemote, &mut self.scratch);
             return;
         }
         let entry = self.incoming.vacant_entry();
@@ -315,7 +315,7 @@ impl TcpLink {
 
     fn close_incoming(&mut self, key: usize, status: Status) {
         if let Some(mut incoming) = self.incoming.try_remove(key) {
-            incoming.leave(status, &mut self.scratch);
+            incoming.close(status, &mut self.scratch);
             self.forget(Token::Incoming(key));
         }
     }
@@ -333,9 +333,9 @@ impl TcpLink {
         self.next_sweep = now + SWEEP_EVERY;
         self.accept_pending = true;
         self.accept();
-        let limit = self.options.patience;
+        let limit = self.options.hello_timeout;
         let late = |incoming: &mut Incoming| {
-            incoming.nameless_for(now).is_some_and(|waited| waited >= limit)
+            incoming.unidentified_for(now).is_some_and(|waited| waited >= limit)
         };
         let all = self.incoming.iter_mut();
         let slow = all.filter_map(|(key, incoming)| late(incoming).then_some(key));
@@ -520,8 +520,8 @@ impl Link for TcpLink {
         }
         self.turn += 1;
         self.unasked += 1;
-        if self.unasked >= LOOK_EVERY || (state.has_sends() && self.ready.is_empty()) {
-            self.look(state);
+        if self.unasked >= SOCKET_POLL_INTERVAL || (state.has_sends() && self.ready.is_empty()) {
+            self.poll_sockets(state);
         }
         if !self.ready.is_empty() {
             self.serve(state);
@@ -541,7 +541,7 @@ impl Link for TcpLink {
             self.accept();
         }
         for (_, incoming) in &mut self.incoming {
-            incoming.leave(Status::BadDestinationQpn, &mut self.scratch);
+            incoming.close(Status::BadDestinationQpn, &mut self.scratch);
         }
     }
 }

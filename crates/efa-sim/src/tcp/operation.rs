@@ -1,9 +1,9 @@
-//! An RDMA operation under way: one frame for each piece, some of them at a time.
+//! An RDMA operation in flight: one frame for each piece, some of them at a time.
 //!
 //! ```text
 //!   0        next            length
 //!   ├──────────┼────────────────┤
-//!   │ answered or awaited │ to be begun        then, of a write: the immediate data
+//!   │ sent     │ to be sent     then, for a write: the immediate data
 //! ```
 
 use efa_device::{RdmaRequest, Region as _, RegionRange, RemoteMemory, Status, WorkId};
@@ -12,7 +12,7 @@ use super::wire::{CHUNK, Prefix};
 use crate::link::Direction;
 use crate::region::SoftRegion;
 
-/// Most frames under way on a connection for operations.
+/// Most frames of operations in flight on a connection.
 pub(super) const WINDOW: usize = 16;
 
 /// An operation that was accepted.
@@ -22,13 +22,13 @@ pub(super) struct Operation {
     direction: Direction,
     local: RegionRange<SoftRegion>,
     remote: RemoteMemory,
-    /// Where the next piece begins, if there is one.
+    /// Offset of the next piece, if there is one.
     next: Option<usize>,
-    /// Frames without answer.
+    /// Frames without response.
     awaited: usize,
-    /// Immediate data that is still to be sent.
+    /// Immediate data to be sent.
     immediate: Option<u32>,
-    /// The first that went wrong.
+    /// The first failure.
     failed: Option<Status>,
 }
 
@@ -37,9 +37,9 @@ pub(super) struct Operation {
 pub(super) struct Piece {
     pub(super) prefix: Prefix,
     pub(super) key: u32,
-    /// What a read asks for: where it goes, and how much there is.
+    /// Of a read: offset and length of the requested bytes.
     pub(super) wanted: Option<(usize, usize)>,
-    /// What a write brings.
+    /// Of a write: the data.
     pub(super) bytes: Box<[u8]>,
 }
 
@@ -55,11 +55,11 @@ impl Operation {
 
     /// The next frame to be sent.
     pub(super) fn begin(&mut self) -> Option<Piece> {
-        let Some(offset) = self.next else { return self.tell() };
+        let Some(offset) = self.next else { return self.announce() };
         let count = CHUNK.min(self.local.length - offset);
         let end = offset + count;
         self.next = (end < self.local.length).then_some(end);
-        // A sum beyond the last address is in no region.
+        // No region extends beyond the last address.
         let Some(address) = self.remote.address.checked_add(offset as u64) else {
             self.fail(Status::RemoteBadAddress);
             return None;
@@ -83,8 +83,8 @@ impl Operation {
         Some(piece)
     }
 
-    /// The immediate data, when everything was written.
-    fn tell(&mut self) -> Option<Piece> {
+    /// The immediate data, after all data was written.
+    fn announce(&mut self) -> Option<Piece> {
         if self.awaited > 0 || self.failed.is_some() {
             return None;
         }
@@ -94,14 +94,14 @@ impl Operation {
         Some(Piece { prefix, key: 0, wanted: None, bytes: Box::default() })
     }
 
-    /// Takes bytes of a read, to `offset`.
+    /// Stores data of a read at `offset`.
     pub(super) fn take(&mut self, offset: usize, bytes: &[u8]) {
         if self.local.region.write(self.local.offset + offset, bytes) < bytes.len() {
             self.fail(Status::BadLocalKey);
         }
     }
 
-    /// A frame was answered.
+    /// Handles the response to a frame.
     pub(super) fn end(&mut self, result: Result<(), Status>) {
         self.awaited -= 1;
         if let Err(status) = result {
@@ -114,7 +114,7 @@ impl Operation {
         self.next = None;
     }
 
-    /// How it ended, if it did.
+    /// The result, if the operation has completed.
     pub(super) fn result(&self) -> Option<Result<(), Status>> {
         let over = self.next.is_none() && self.awaited == 0;
         match self.failed {

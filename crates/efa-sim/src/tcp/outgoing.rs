@@ -1,16 +1,16 @@
-//! Sending to one other queue pair: our connection to it, and the frames not yet answered.
+//! Sending to one other queue pair: the connection to it, and the frames in flight.
 //!
 //! ```text
 //!                  base                    unsent
 //!  in flight:  ─────┬──────┬──────┬──────┬────┬──────┬──────┬──────┐
 //!                   │ sent │ done │ sent │ sent… (offset bytes)  posted
 //!              ─────┴──────┴──────┴──────┴───────────┴──────┴──────┘
-//!       answers take sends out ─►              ◄─ flush moves on by what the socket takes
+//!       responses complete sends ─►            ◄─ flush advances by what the socket takes
 //! ```
 //!
-//! A packet stays in its buffer until it is answered, so it is written from there, many with one
-//! system call, and there is no other buffer to be bounded. RDMA operations have some frames in
-//! flight between them, the oldest operation first, so that datagrams find their way.
+//! A packet stays in its buffer until its response arrives. It is written from there, many with one system
+//! call, so there is no other buffer to be bounded. RDMA operations together have a few frames in flight,
+//! the oldest operation first, so that datagrams aren't delayed.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -22,13 +22,13 @@ use slab::Slab;
 use super::operation::{Operation, Piece, WINDOW};
 use super::socket::{Received, Socket};
 use super::wire::{
-    ANSWER, Answer, HEADER, HELLO, Header, Hello, PREFIX, Prefix, Violation, check_welcome,
+    HEADER, HELLO, Header, Hello, PREFIX, Prefix, RESPONSE, Response, Violation, check_welcome,
 };
 use crate::record::QueuePairId;
 
 /// Most packets written with one system call.
 const FRAMES: usize = 32;
-/// Parts of a write: the hello, and a header and bytes for each packet.
+/// Most slices of a write: the hello, and header and payload of each packet.
 const PARTS: usize = 1 + 2 * FRAMES;
 
 /// A send that was accepted.
@@ -41,11 +41,11 @@ pub(super) struct Posted {
     pub(super) qkey: Qkey,
 }
 
-/// What is sent until it is answered.
+/// A frame to be sent, kept until its response.
 #[derive(Debug)]
 enum Frame {
     Datagram(Posted),
-    /// Of the operation at this place.
+    /// A piece of the operation with this key.
     Piece(usize, Piece),
 }
 
@@ -67,11 +67,11 @@ impl Frame {
         }
     }
 
-    /// What stands in front of the payload.
+    /// Header and prefix.
     fn head(&self, sequence: u32) -> Head {
         let (prefix, key) = self.prefix();
         let (prefix_bytes, prefix_length) = prefix.emit();
-        // Posts are limited to the MTU, which is smaller, and so are pieces.
+        // Posts are limited by the MTU and pieces by `CHUNK`, which are smaller.
         let length = u32::try_from(prefix_length + self.payload().len()).unwrap_or(u32::MAX);
         let header = Header { kind: prefix.kind(), length, sequence, key };
         let mut bytes = [0; HEADER + PREFIX];
@@ -86,7 +86,7 @@ impl Frame {
     }
 }
 
-/// Bytes in front of a payload.
+/// The bytes before a payload.
 #[derive(Clone, Copy)]
 struct Head {
     bytes: [u8; HEADER + PREFIX],
@@ -97,14 +97,14 @@ impl Head {
     const NONE: Self = Self { bytes: [0; HEADER + PREFIX], length: 0 };
 }
 
-/// Something that ended.
+/// A completed send or RDMA operation.
 #[derive(Debug)]
 pub(super) enum Finished {
     Send(Posted, Result<(), Status>),
     Rdma(WorkId, Result<(), Status>),
 }
 
-/// Bytes of a read that are arriving.
+/// The data of a read that is arriving.
 #[derive(Clone, Copy, Debug)]
 struct Arriving {
     sequence: u32,
@@ -113,17 +113,17 @@ struct Arriving {
     left: usize,
 }
 
-/// Why a connection is of no use any more.
+/// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// The other side took its leave, or could not be reached, or is gone.
+    /// The other side closed it, could not be reached, or is gone.
     Over(Status),
-    /// It does not keep to the rules.
+    /// The other side violated the protocol.
     Broken(Violation),
 }
 
 impl Ending {
-    /// How sends end that wait for an answer.
+    /// The status of sends without response.
     pub(super) fn status(self) -> Status {
         match self {
             Self::Over(status) => status,
@@ -138,31 +138,31 @@ impl From<Violation> for Ending {
     }
 }
 
-/// The way to one peer.
+/// The connection to one peer.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     peer: QueuePairId,
     socket: Socket,
-    /// The socket was connected, as it has taken bytes.
+    /// Whether the socket was connected: it has taken bytes.
     reached: bool,
     hello: [u8; HELLO],
-    /// Bytes of the hello that were written.
-    greeted: usize,
-    /// The other side has proved to speak the same language.
-    welcomed: bool,
+    /// Bytes of the hello written.
+    hello_written: usize,
+    /// Whether the other side's welcome was valid.
+    is_welcomed: bool,
 
     in_flight: VecDeque<Option<Frame>>,
-    /// Those in flight without answer.
+    /// Frames in flight without response.
     outstanding: usize,
-    /// Number of the first in flight.
+    /// Sequence number of the first in flight.
     base: u32,
-    /// Place of the first in flight that is not wholly written.
+    /// Index of the first in flight that is not completely written.
     unsent: usize,
-    /// How many bytes of it are, with its header.
+    /// Bytes of it written, with its header.
     offset: usize,
 
     operations: Slab<Operation>,
-    /// Those that have frames to begin, in turn.
+    /// Keys of those with frames to begin, in turn.
     beginning: VecDeque<usize>,
     /// Frames of operations in flight.
     pieces: usize,
@@ -172,15 +172,15 @@ pub(super) struct Outgoing {
     hung_up: bool,
     /// The first error of a write.
     error: Option<Errno>,
-    /// The beginning of an answer.
-    partial: [u8; ANSWER],
+    /// The first bytes of an incomplete response.
+    partial: [u8; RESPONSE],
     partial_length: usize,
     arriving: Option<Arriving>,
-    /// Whether it stands in the list of those to be flushed.
+    /// Whether it is in the list of connections to be flushed.
     pub(super) dirty: bool,
-    /// Whether it stands in the list of those to be looked at.
+    /// Whether it is in the list of connections to be served.
     pub(super) queued: bool,
-    /// When packets were written as they were posted: the turn of the queue pair.
+    /// The turn of the queue pair in which a packet was last written when it was posted.
     written_in: u64,
 }
 
@@ -191,8 +191,8 @@ impl Outgoing {
             socket,
             reached: false,
             hello: hello.emit(),
-            greeted: 0,
-            welcomed: false,
+            hello_written: 0,
+            is_welcomed: false,
             in_flight: VecDeque::new(),
             outstanding: 0,
             base: 0,
@@ -205,7 +205,7 @@ impl Outgoing {
             readable: false,
             hung_up: false,
             error: None,
-            partial: [0; ANSWER],
+            partial: [0; RESPONSE],
             partial_length: 0,
             arriving: None,
             dirty: false,
@@ -226,7 +226,7 @@ impl Outgoing {
         self.outstanding == 0 && self.operations.is_empty()
     }
 
-    /// Notes what became possible.
+    /// Notes the readiness of the socket.
     pub(super) fn note(&mut self, readable: bool, writable: bool, hung_up: bool) {
         self.readable |= readable;
         self.writable |= writable;
@@ -267,7 +267,7 @@ impl Outgoing {
         }
     }
 
-    /// Ends an operation if it is over.
+    /// Completes an operation if all its frames have responses.
     fn end_operation(&mut self, place: usize, finish: &mut impl FnMut(Finished)) {
         let Some(operation) = self.operations.get(place) else { return };
         if let Some(result) = operation.result() {
@@ -278,18 +278,18 @@ impl Outgoing {
         }
     }
 
-    /// Whether nothing was written for a post in this turn of the queue pair yet; from now on, that
-    /// was. So a packet alone leaves at once, and of many all but the first leave together.
+    /// Whether this is the first post in this turn of the queue pair, which is then noted. So a single packet
+    /// is written at once, and of many all but the first are written together.
     pub(super) fn is_first_in(&mut self, turn: u64) -> bool {
         std::mem::replace(&mut self.written_in, turn) != turn
     }
 
-    /// Whether there is something to write and room for it.
+    /// Whether there is something to write and the socket is writable.
     pub(super) fn wants_flush(&self) -> bool {
         self.writable && self.unsent < self.in_flight.len()
     }
 
-    /// Writes what there is room for; gives the number of system calls.
+    /// Writes as much as the socket takes. Returns the number of system calls.
     pub(super) fn flush(&mut self) -> Result<u64, Ending> {
         let mut calls = 0;
         while self.wants_flush() {
@@ -297,7 +297,7 @@ impl Outgoing {
             match self.write() {
                 Ok(Some(count)) => self.advance(count)?,
                 Ok(None) => self.writable = false,
-                // What the other side said before it went is worth more than this error.
+                // Responses that arrived before this error are more precise.
                 Err(errno) => {
                     self.error.get_or_insert(errno);
                     self.note(true, false, true);
@@ -322,8 +322,8 @@ impl Outgoing {
             parts[count] = IoSlice::new(part);
             count += 1;
         };
-        if self.greeted < HELLO {
-            add(&self.hello[self.greeted..]);
+        if self.hello_written < HELLO {
+            add(&self.hello[self.hello_written..]);
         }
         for (head, frame) in heads.iter().zip(frames()) {
             for part in [&head.bytes[..head.length], frame.payload()] {
@@ -344,8 +344,8 @@ impl Outgoing {
                 return Err(Ending::Over(Status::BadDestinationQpn));
             }
         }
-        let greeting = count.min(HELLO - self.greeted);
-        self.greeted += greeting;
+        let greeting = count.min(HELLO - self.hello_written);
+        self.hello_written += greeting;
         count -= greeting;
         self.offset += count;
         while let Some(Some(frame)) = self.in_flight.get(self.unsent)
@@ -358,12 +358,12 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Whether answers can have come.
+    /// Whether responses may have arrived.
     pub(super) fn wants_poll(&self) -> bool {
         self.readable
     }
 
-    /// Takes answers, if some can have come. `calls` counts system calls.
+    /// Takes responses. `calls` counts system calls.
     pub(super) fn poll(
         &mut self,
         scratch: &mut [u8],
@@ -377,7 +377,7 @@ impl Outgoing {
             match self.socket.receive(&mut scratch[start..]) {
                 Ok(Received::Bytes(count)) => {
                     let end = start + count;
-                    // Less than there was room for is all there is, unless an end is to be found.
+                    // If the buffer isn't full there are no more bytes, unless the end is to be found.
                     self.readable = end == scratch.len() || self.hung_up;
                     self.take(&scratch[..end], &mut finish)?;
                 }
@@ -398,19 +398,19 @@ impl Outgoing {
     fn take(&mut self, mut bytes: &[u8], finish: &mut impl FnMut(Finished)) -> Result<(), Ending> {
         loop {
             bytes = self.take_data(bytes, finish)?;
-            let Some((answer, rest)) = bytes.split_first_chunk::<ANSWER>() else { break };
+            let Some((answer, rest)) = bytes.split_first_chunk::<RESPONSE>() else { break };
             bytes = rest;
-            if !self.welcomed {
+            if !self.is_welcomed {
                 check_welcome(answer)?;
-                self.welcomed = true;
+                self.is_welcomed = true;
                 continue;
             }
-            match Answer::parse(answer)? {
-                Answer::Verdict { first, count, result } => {
+            match Response::parse(answer)? {
+                Response::Acknowledge { first, count, result } => {
                     self.settle(first, count, result, finish)?;
                 }
-                Answer::Data { sequence, count } => self.expect(sequence, count)?,
-                Answer::Goodbye(status) => return Err(Ending::Over(status)),
+                Response::Data { sequence, count } => self.expect(sequence, count)?,
+                Response::Close(status) => return Err(Ending::Over(status)),
             }
         }
         self.partial[..bytes.len()].copy_from_slice(bytes);
@@ -419,9 +419,9 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Bytes of a read follow: exactly those that it asked for.
+    /// The data of a read follows: it must have the requested length.
     fn expect(&mut self, sequence: u32, count: u16) -> Result<(), Violation> {
-        let wrong = Violation::Answer { first: sequence, count: 1 };
+        let wrong = Violation::Response { first: sequence, count: 1 };
         let place = sequence.wrapping_sub(self.base) as usize;
         let frame = self.in_flight.get(place).filter(|_| place < self.unsent).ok_or(wrong)?;
         let Some(Frame::Piece(operation, Piece { wanted: Some((offset, length)), .. })) = frame
@@ -436,7 +436,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Takes bytes of a read, if that is what comes; gives those that follow.
+    /// Takes the data of a read, if that is next. Returns the bytes that follow.
     fn take_data<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -464,13 +464,13 @@ impl Outgoing {
         result: Result<(), Status>,
         finish: &mut impl FnMut(Finished),
     ) -> Result<(), Violation> {
-        // A read that succeeds is answered by its bytes.
+        // The response to a successful read is its data.
         let from = first.wrapping_sub(self.base) as usize;
         let named = self.in_flight.iter().skip(from).take(count.into()).flatten();
         let is_read =
             |frame: &Frame| matches!(frame, Frame::Piece(_, piece) if piece.wanted.is_some());
         if result.is_ok() && named.into_iter().any(is_read) {
-            return Err(Violation::Answer { first, count });
+            return Err(Violation::Response { first, count });
         }
         self.finish_frames(first, count, result, finish)
     }
@@ -482,7 +482,7 @@ impl Outgoing {
         result: Result<(), Status>,
         finish: &mut impl FnMut(Finished),
     ) -> Result<(), Violation> {
-        let wrong = Violation::Answer { first, count };
+        let wrong = Violation::Response { first, count };
         let from = first.wrapping_sub(self.base) as usize;
         let to = from.saturating_add(usize::from(count));
         // Empty ones are wrong too, as there could be any number of them.
@@ -515,12 +515,12 @@ impl Outgoing {
         Ok(())
     }
 
-    /// What an error of the socket means, if there was none before.
+    /// The end of the connection for its first socket error.
     fn failed(&self, errno: Errno) -> Ending {
         Ending::Over(status_of(self.error.unwrap_or(errno), self.reached))
     }
 
-    /// Ends all sends that have no answer.
+    /// Completes all sends and operations without response.
     pub(super) fn fail(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
         self.outstanding = 0;
         self.unsent = 0;
@@ -536,12 +536,12 @@ impl Outgoing {
     }
 }
 
-/// How sends end over a socket with this error.
+/// The status of sends over a socket with this error.
 pub(super) fn status_of(errno: Errno, reached: bool) -> Status {
     match errno {
         Errno::CONNREFUSED => Status::BadDestinationQpn,
         _ if reached => Status::UnresponsiveRemote,
-        // These can come only once there was a connection.
+        // These errors occur only after a connection was established.
         Errno::CONNRESET | Errno::PIPE => Status::UnresponsiveRemote,
         _ => Status::UnreachableRemote,
     }

@@ -1,4 +1,4 @@
-//! Sockets that never block, and the one place at which all of a queue pair are waited for.
+//! Non-blocking sockets, and the poller (epoll) of a queue pair's sockets.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -14,10 +14,10 @@ use rustix::net::{
     SocketType, sockopt,
 };
 
-/// Shortest time that can be set for the probes of an idle connection.
+/// Shortest interval of keepalive probes that can be set.
 const SHORTEST_PROBE: Duration = Duration::from_secs(1);
 
-/// The interface with this address.
+/// The GID of an address.
 pub(super) fn gid_of(address: IpAddr) -> Gid {
     Gid(match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -25,13 +25,13 @@ pub(super) fn gid_of(address: IpAddr) -> Gid {
     })
 }
 
-/// The address of this interface.
+/// The address of a GID.
 pub(super) fn address_of(gid: Gid) -> IpAddr {
     let address = Ipv6Addr::from(gid.0);
     address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4)
 }
 
-/// How to reach `address` from an interface in the zone `scope`.
+/// The socket address of `address`, with `scope` if it is link-local.
 pub(super) fn endpoint(address: IpAddr, port: u16, scope: u32) -> SocketAddr {
     match address {
         IpAddr::V6(address) if address.is_unicast_link_local() => {
@@ -45,13 +45,13 @@ fn open(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
-    // On both ends of a connection, so that neither what is left of an earlier one nor a port that
-    // the system chose for one keeps a queue pair from listening on its number again.
+    // On both ends of a connection, so that neither a closed connection (TIME_WAIT) nor a port that the
+    // system chose for a connection keeps a queue pair from listening on its number.
     sockopt::set_socket_reuseaddr(&socket, true)?;
     Ok(socket)
 }
 
-/// What a receive found.
+/// The outcome of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     Bytes(usize),
@@ -84,7 +84,7 @@ impl Socket {
     fn tune(&self, dead_after: Option<Duration>) -> Result<(), Errno> {
         sockopt::set_tcp_nodelay(&self.0, true)?;
         let Some(limit) = dead_after else { return Ok(()) };
-        // What is sent and not acknowledged ends by the user timeout, what is awaited by probes.
+        // The user timeout limits unacknowledged bytes, the probes an idle connection.
         let millis = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).max(1);
         sockopt::set_tcp_user_timeout(&self.0, millis)?;
         let probe = (limit / 4).max(SHORTEST_PROBE);
@@ -93,14 +93,14 @@ impl Socket {
         sockopt::set_socket_keepalive(&self.0, true)
     }
 
-    /// Whether both ends are this socket, as can happen to one that connects to a port of the range
-    /// from which the system took its own.
+    /// Whether both ends are this socket, which can happen if it connects to a port of the range from which
+    /// the system chose its own.
     pub(super) fn is_its_own_peer(&self) -> bool {
         let ends = (net::getsockname(&self.0), net::getpeername(&self.0));
         matches!(ends, (Ok(here), Ok(Some(there))) if here == there)
     }
 
-    /// Takes bytes. There is nothing more for now if they don't fill `into`.
+    /// Receives bytes. If they don't fill `into`, there are no more for now.
     pub(super) fn receive(&self, into: &mut [u8]) -> Result<Received, Errno> {
         loop {
             return match net::recv(&self.0, &mut *into, RecvFlags::DONTWAIT) {
@@ -113,9 +113,9 @@ impl Socket {
         }
     }
 
-    /// Sends what there is room for; `None` if there is none.
+    /// Sends as much as fits the socket's buffer; `None` if that is full.
     pub(super) fn send(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Errno> {
-        // No signal: this may be a library in a program that doesn't expect one.
+        // No SIGPIPE: the program that uses this library may not expect it.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
             let mut control = SendAncillaryBuffer::default();
@@ -140,7 +140,7 @@ impl Socket {
     }
 }
 
-/// Where connections to a queue pair arrive.
+/// The listening socket of a queue pair.
 #[derive(Debug)]
 pub(super) struct Listener(OwnedFd);
 
@@ -157,16 +157,16 @@ impl Listener {
         Ok(SocketAddr::try_from(address)?.port())
     }
 
-    /// Takes no more connections, but keeps the port from everybody else.
+    /// Accepts no more connections, but keeps the port reserved.
     pub(super) fn close(&self) -> Result<(), Errno> {
         let at = net::getsockname(&self.0)?;
-        // In this order: a port whose sockets may all be used again is anybody's once none listens.
+        // In this order: another socket could bind a reusable port as soon as nobody listens.
         sockopt::set_socket_reuseaddr(&self.0, false)?;
         net::shutdown(&self.0, Shutdown::Both)?;
         match net::bind(&self.0, &at) {
-            // A port that was asked for is still ours, and no socket has two.
+            // A port that was requested is still bound.
             Err(Errno::INVAL) => Ok(()),
-            // One that the system chose was let go of, and what is left of connections is on it.
+            // One that the system chose was released, and closed connections still use it.
             Err(Errno::ADDRINUSE) => {
                 sockopt::set_socket_reuseaddr(&self.0, true)?;
                 net::bind(&self.0, &at)?;
@@ -186,12 +186,12 @@ impl Listener {
             let (socket, peer) = match net::acceptfrom_with(&self.0, flags) {
                 Ok((socket, peer)) => (Socket(socket), peer),
                 Err(Errno::AGAIN) => return Ok(None),
-                // It was reset before it was taken.
+                // It was reset before it was accepted.
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(errno) => return Err(errno),
             };
             let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
-            // One that is already gone again has no options to set.
+            // Setting options fails for a connection that was already closed.
             if let Some(peer) = peer
                 && socket.tune(dead_after).is_ok()
             {
@@ -201,13 +201,13 @@ impl Listener {
     }
 }
 
-/// Whose event it is.
+/// The socket of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
     Listener,
-    /// By place among the outgoing connections.
+    /// Key of an outgoing connection.
     Outgoing(usize),
-    /// By place among the incoming connections.
+    /// Key of an incoming connection.
     Incoming(usize),
 }
 
@@ -231,13 +231,13 @@ impl Token {
     }
 }
 
-/// What became possible.
+/// A socket became ready.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Event {
     pub(super) token: Token,
     pub(super) readable: bool,
     pub(super) writable: bool,
-    /// The other side will send nothing more, or there was an error.
+    /// The other side sends nothing more, or there was an error.
     pub(super) hung_up: bool,
 }
 
@@ -258,7 +258,7 @@ impl Event {
 /// Most events taken with one system call.
 const EVENTS: usize = 64;
 
-/// Tells, once for each change, which sockets something can be done with.
+/// Reports, once for each change (edge-triggered), which sockets are ready.
 #[derive(Debug)]
 pub(super) struct Poller(OwnedFd);
 
@@ -281,13 +281,13 @@ impl Poller {
         self.add(&listener.0, Token::Listener)
     }
 
-    /// Tells what became possible since the last call.
-    pub(super) fn look(&self, tell: impl FnMut(Event)) {
-        let mut room = [const { MaybeUninit::uninit() }; EVENTS];
+    /// Calls `report` with the sockets that became ready since the last call.
+    pub(super) fn poll(&self, report: impl FnMut(Event)) {
+        let mut events = [const { MaybeUninit::uninit() }; EVENTS];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // It can fail by a signal only, and then there is a next time.
-        let Ok((events, _)) = epoll::wait(&self.0, &mut room, Some(&at_once)) else { return };
-        events.iter().map(Event::of).for_each(tell);
+        // It fails only when interrupted by a signal; the next call reports the events.
+        let Ok((ready, _)) = epoll::wait(&self.0, &mut events, Some(&at_once)) else { return };
+        ready.iter().map(Event::of).for_each(report);
     }
 }
 
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gid_is_an_address() {
+    fn gid_and_address_convert_both_ways() {
         for address in ["127.0.0.1", "10.1.2.3", "::1", "fe80::17"] {
             let address = address.parse().unwrap();
             assert_eq!(address_of(gid_of(address)), address);
@@ -306,15 +306,15 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_back() {
+    fn token_survives_epoll_data() {
         for token in [Token::Listener, Token::Outgoing(0), Token::Incoming(0), Token::Incoming(9)] {
             assert_eq!(Token::of(token.data()), token);
         }
     }
 
-    /// The system takes the port of a socket from the range in which queue pairs listen too.
+    /// The system chooses ports of sockets from the same range as those of queue pairs.
     #[test]
-    fn a_socket_connected_to_itself_is_known() {
+    fn socket_connected_to_itself_is_detected() {
         let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let socket = Socket(open(here).unwrap());
         net::bind(&socket.0, &here).unwrap();

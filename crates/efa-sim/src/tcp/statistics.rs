@@ -1,34 +1,34 @@
-//! What a queue pair counts.
+//! Counters of a queue pair.
 
 use super::wire::Violation;
 
-/// What happened to a queue pair's connections so far.
+/// Counters of a queue pair's connections since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TcpStatistics {
-    /// Connections to send over that there are now.
+    /// Open connections for sending.
     pub outgoing: usize,
-    /// Connections of senders that there are now.
+    /// Open connections of senders.
     pub incoming: usize,
-    /// Connections that were begun, to send.
+    /// Connections begun for sending.
     pub connects: u64,
-    /// Connections that were taken.
+    /// Connections accepted.
     pub accepts: u64,
-    /// Connections that were turned away since there were as many as allowed.
-    pub turned_away: u64,
-    /// Connections that could not be taken as the system refused, for want of descriptors perhaps.
+    /// Connections rejected because `max_peers` were open.
+    pub rejected: u64,
+    /// Connections that the system failed to accept, for example for lack of file descriptors.
     pub failed_accepts: u64,
-    /// Connections that were closed for what came over them.
+    /// Connections closed for a protocol violation.
     pub violations: Violations,
-    /// System calls that ask which sockets something can be done with.
-    pub looks: u64,
-    /// System calls that receive.
+    /// System calls that ask which sockets are ready.
+    pub epoll_waits: u64,
+    /// System calls that receive bytes.
     pub receives: u64,
-    /// System calls that send.
+    /// System calls that send bytes.
     pub sends: u64,
 }
 
-/// How often each [`Violation`] was met.
+/// The number of each [`Violation`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Violations {
@@ -46,8 +46,8 @@ pub struct Violations {
     pub sequence: u64,
     /// [`Violation::Status`].
     pub status: u64,
-    /// [`Violation::Answer`].
-    pub answer: u64,
+    /// [`Violation::Response`].
+    pub response: u64,
     /// [`Violation::Truncated`].
     pub truncated: u64,
     /// [`Violation::Slow`].
@@ -55,12 +55,12 @@ pub struct Violations {
 }
 
 impl Violations {
-    /// All of them.
+    /// The sum.
     #[must_use]
     pub const fn total(&self) -> u64 {
         let Self { magic, version, length, short, kind, sequence, .. } = *self;
-        let Self { status, answer, truncated, slow, .. } = *self;
-        magic + version + length + short + kind + sequence + status + answer + truncated + slow
+        let Self { status, response, truncated, slow, .. } = *self;
+        magic + version + length + short + kind + sequence + status + response + truncated + slow
     }
 
     pub(super) fn count(&mut self, violation: Violation) {
@@ -72,7 +72,7 @@ impl Violations {
             Violation::Kind { .. } => &mut self.kind,
             Violation::Sequence { .. } => &mut self.sequence,
             Violation::Status { .. } => &mut self.status,
-            Violation::Answer { .. } => &mut self.answer,
+            Violation::Response { .. } => &mut self.response,
             Violation::Truncated { .. } => &mut self.truncated,
             Violation::Slow { .. } => &mut self.slow,
         } += 1;

@@ -1,12 +1,12 @@
-//! The bytes on a connection. All numbers are little-endian.
+//! The byte format of a connection. Integers are little-endian.
 //!
 //! ```text
 //!  sender ─► receiver                            receiver ─► sender
 //!  hello    magic 4 | version 2 | qpn 2 |        welcome  magic 4 | version 2 | zero 2
 //!           mtu 4 | rnr retry 1 | zero 3
-//!  frame    kind 1 | zero 3 | length 4 |         answer   kind 1 | status 1 | count 2 |
+//!  frame    kind 1 | zero 3 | length 4 |         response kind 1 | status 1 | count 2 |
 //!           sequence 4 | key 4 | bytes…                   first sequence 4 | bytes of a read…
-//!  frame    …                                    answer   … the last may be a goodbye
+//!  frame    …                                    response … the last may be a close
 //! ```
 //!
 //! | frame | key | bytes |
@@ -14,64 +14,62 @@
 //! | 1 datagram | of the queue pair | the datagram |
 //! | 2 datagram with immediate data | of the queue pair | immediate 4, the datagram |
 //! | 3 read | of the region | address 8, count 4 |
-//! | 4 write | of the region | address 8, what is to be written |
-//! | 5 written | 0 | immediate 4, bytes that were written 8 |
+//! | 4 write | of the region | address 8, the data |
+//! | 5 written | 0 | immediate 4, length of the write 8 |
 //!
-//! A read or write of one frame is of at most [`CHUNK`] bytes; longer ones are many frames, of which
-//! a few are under way at a time.
+//! A frame reads or writes at most [`CHUNK`] bytes; a longer operation is several frames, of which some are
+//! in flight at a time.
 //!
-//! | answer | |
+//! | response | meaning |
 //! |---|---|
-//! | 1 verdict | how `count` frames from a sequence number on ended |
-//! | 2 goodbye | how all frames end that have no answer; nothing follows |
-//! | 3 data | `count` bytes for the read of this number |
+//! | 1 acknowledgement | status of `count` frames from a sequence number on |
+//! | 2 close | status of all frames without response; nothing follows |
+//! | 3 data | `count` bytes for the read with this sequence number |
 
 use std::time::Duration;
 
 use efa_device::{Qpn, Status};
 
-use crate::record::status_from_code;
-
 /// Largest datagram of the link in bytes.
 pub(super) const MAX_MTU: usize = 1 << 16;
 /// Bytes of a hello.
 pub(super) const HELLO: usize = 16;
-/// Bytes in front of a datagram.
+/// Bytes of a frame's header.
 pub(super) const HEADER: usize = 16;
-/// Most bytes between that and the payload.
+/// Most bytes between the header and the payload.
 pub(super) const PREFIX: usize = 12;
 /// Most bytes that a frame reads or writes.
 pub(super) const CHUNK: usize = 1 << 15;
 /// Bytes of the longest frame.
 pub(super) const LONGEST: usize = HEADER + PREFIX + MAX_MTU;
-/// Bytes of a welcome and of an answer without what is read.
-pub(super) const ANSWER: usize = 8;
+/// Bytes of a welcome, and of a response without the data of a read.
+pub(super) const RESPONSE: usize = 8;
 
 const VERSION: u16 = 2;
 const HELLO_MAGIC: u32 = u32::from_le_bytes(*b"EfaS");
 const WELCOME_MAGIC: u32 = u32::from_le_bytes(*b"EfaR");
-const VERDICT: u8 = 1;
-const GOODBYE: u8 = 2;
+const ACKNOWLEDGE: u8 = 1;
+const CLOSE: u8 = 2;
 const DATA: u8 = 3;
 
-/// What was wrong on a connection, which was closed for it.
+/// A protocol violation, for which a connection was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// It starts with other bytes than a connection of this link.
-    #[error("it starts with {found:#010x}, not with {expected:#010x}")]
+    /// The connection doesn't start with the magic number of the link.
+    #[error("the connection starts with {found:#010x}, not {expected:#010x}")]
     Magic {
-        /// What it starts with.
+        /// Its first four bytes.
         found: u32,
-        /// What such a connection starts with.
+        /// The magic number.
         expected: u32,
     },
-    /// The other side speaks another version of the link.
-    #[error("version {found}, only {known} is known")]
+    /// The other side has another version of the link's protocol.
+    #[error("version {found} of the link, this is version {known}")]
     Version {
         /// Its version.
         found: u16,
-        /// Ours.
+        /// This side's version.
         known: u16,
     },
     /// A frame, or the MTU that was announced, is longer than allowed.
@@ -82,7 +80,7 @@ pub enum Violation {
         /// The MTU of the sender, or the largest of the link.
         limit: u32,
     },
-    /// A frame is too short for what it has to say.
+    /// A frame is too short for its kind.
     #[error("{length} bytes announced, at least {least} needed")]
     Short {
         /// Its length in bytes.
@@ -90,44 +88,44 @@ pub enum Violation {
         /// The shortest of its kind.
         least: u32,
     },
-    /// No such kind of frame or answer.
-    #[error("kind {found} is not known")]
+    /// An unknown kind of frame or response.
+    #[error("unknown kind {found} of frame or response")]
     Kind {
-        /// The number in its place.
+        /// The kind's number.
         found: u8,
     },
-    /// Frames are not numbered one after the other.
-    #[error("frame {found} comes where {expected} is next")]
+    /// Frames are not numbered consecutively.
+    #[error("frame has sequence number {found}, expected {expected}")]
     Sequence {
-        /// The number of the frame.
+        /// The frame's number.
         found: u32,
-        /// What its number should have been.
+        /// The next number.
         expected: u32,
     },
-    /// No status has this number.
-    #[error("status {code} is not known")]
+    /// An unknown status number.
+    #[error("unknown status {code}")]
     Status {
         /// The number.
         code: u8,
     },
-    /// An answer for frames that were not sent or have their answer.
-    #[error("answer for {count} frames from {first} on, of which not all wait for one")]
-    Answer {
+    /// A response for frames that were not sent or had their response.
+    #[error("response for {count} frames from {first} on, not all of which are outstanding")]
+    Response {
         /// The first of the frames.
         first: u32,
         /// How many.
         count: u16,
     },
-    /// The connection ended within something.
-    #[error("it ended after {bytes} bytes of a hello or frame")]
+    /// The connection ended within a hello or frame.
+    #[error("the connection ended after {bytes} bytes of a hello or frame")]
     Truncated {
-        /// The bytes of it that came.
+        /// Bytes of it that were received.
         bytes: usize,
     },
-    /// A hello took too long to arrive.
+    /// The hello was late.
     #[error("a hello did not arrive within {limit:?}")]
     Slow {
-        /// The patience of the device.
+        /// [`TcpOptions::hello_timeout`](super::TcpOptions::hello_timeout).
         limit: Duration,
     },
 }
@@ -151,7 +149,7 @@ fn check_start<const N: usize>(bytes: &[u8; N], expected: u32) -> Result<(), Vio
     Ok(())
 }
 
-/// What a sender says of itself, first of all.
+/// The first bytes of a sender: it identifies itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) qpn: Qpn,
@@ -182,7 +180,7 @@ impl Hello {
     }
 }
 
-/// What a frame is for.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Datagram,
@@ -203,7 +201,7 @@ impl Kind {
         }
     }
 
-    /// Bytes in front of its payload, and most bytes of that.
+    /// Bytes of the prefix, and most bytes of the payload.
     fn sizes(self, mtu: u32) -> (u32, u32) {
         match self {
             Self::Datagram => (0, mtu),
@@ -220,11 +218,11 @@ impl Kind {
     }
 }
 
-/// What stands in front of a frame.
+/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
-    /// Of what follows.
+    /// Bytes of prefix and payload.
     pub(super) length: u32,
     pub(super) sequence: u32,
     pub(super) key: u32,
@@ -255,7 +253,7 @@ impl Header {
     }
 }
 
-/// The beginning of what follows a header, by kind.
+/// The bytes between header and payload, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prefix {
     Datagram,
@@ -276,7 +274,7 @@ impl Prefix {
         }
     }
 
-    /// Its bytes, and how many of them there are.
+    /// Its bytes, and their number.
     pub(super) fn emit(self) -> ([u8; PREFIX], usize) {
         let mut bytes = [0; PREFIX];
         let length = match self {
@@ -303,8 +301,7 @@ impl Prefix {
         (bytes, length)
     }
 
-    /// Reads it from what follows the header of a frame that [`Header::parse`] found good; gives
-    /// the payload too.
+    /// Parses the bytes after a header that [`Header::parse`] accepted. Returns the payload too.
     pub(super) fn parse(kind: Kind, bytes: &[u8]) -> Result<(Self, &[u8]), Violation> {
         let (least, _) = kind.sizes(0);
         let short = Violation::Short { length: bytes.len() as u32, least };
@@ -330,40 +327,40 @@ impl Prefix {
 }
 
 /// What a receiver says first of all.
-pub(super) fn emit_welcome() -> [u8; ANSWER] {
-    let mut bytes = [0; ANSWER];
+pub(super) fn emit_welcome() -> [u8; RESPONSE] {
+    let mut bytes = [0; RESPONSE];
     bytes[..4].copy_from_slice(&WELCOME_MAGIC.to_le_bytes());
     bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
     bytes
 }
 
-pub(super) fn check_welcome(bytes: &[u8; ANSWER]) -> Result<(), Violation> {
+pub(super) fn check_welcome(bytes: &[u8; RESPONSE]) -> Result<(), Violation> {
     check_start(bytes, WELCOME_MAGIC)
 }
 
 /// What a receiver says then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Response {
     /// How `count` frames ended.
-    Verdict { first: u32, count: u16, result: Result<(), Status> },
+    Acknowledge { first: u32, count: u16, result: Result<(), Status> },
     /// How all others end.
-    Goodbye(Status),
+    Close(Status),
     /// The bytes that a read asked for follow.
     Data { sequence: u32, count: u16 },
 }
 
-impl Answer {
-    pub(super) fn emit(self) -> [u8; ANSWER] {
-        let mut bytes = [0; ANSWER];
+impl Response {
+    pub(super) fn emit(self) -> [u8; RESPONSE] {
+        let mut bytes = [0; RESPONSE];
         match self {
-            Self::Verdict { first, count, result } => {
-                bytes[0] = VERDICT;
+            Self::Acknowledge { first, count, result } => {
+                bytes[0] = ACKNOWLEDGE;
                 bytes[1] = result.err().map_or(0, Status::code);
                 bytes[2..4].copy_from_slice(&count.to_le_bytes());
                 bytes[4..].copy_from_slice(&first.to_le_bytes());
             }
-            Self::Goodbye(status) => {
-                bytes[0] = GOODBYE;
+            Self::Close(status) => {
+                bytes[0] = CLOSE;
                 bytes[1] = status.code();
             }
             Self::Data { sequence, count } => {
@@ -375,15 +372,15 @@ impl Answer {
         bytes
     }
 
-    pub(super) fn parse(bytes: &[u8; ANSWER]) -> Result<Self, Violation> {
+    pub(super) fn parse(bytes: &[u8; RESPONSE]) -> Result<Self, Violation> {
         let code = bytes[1];
-        let status = || status_from_code(code).ok_or(Violation::Status { code });
+        let status = || Status::from_code(code).ok_or(Violation::Status { code });
         match bytes[0] {
-            VERDICT => {
+            ACKNOWLEDGE => {
                 let result = if code == 0 { Ok(()) } else { Err(status()?) };
-                Ok(Self::Verdict { first: u32_at(bytes, 4), count: u16_at(bytes, 2), result })
+                Ok(Self::Acknowledge { first: u32_at(bytes, 4), count: u16_at(bytes, 2), result })
             }
-            GOODBYE => Ok(Self::Goodbye(status()?)),
+            CLOSE => Ok(Self::Close(status()?)),
             DATA => Ok(Self::Data { sequence: u32_at(bytes, 4), count: u16_at(bytes, 2) }),
             found => Err(Violation::Kind { found }),
         }
@@ -397,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_as_drawn_above() {
+    fn bytes_have_the_documented_layout() {
         let hello = Hello { qpn: Qpn(0x1234), mtu: 0x22e0, rnr_retry: 3 };
         assert_eq!(hello.emit(), *b"EfaS\x02\0\x34\x12\xe0\x22\0\0\x03\0\0\0");
         let (kind, length) = (Kind::Datagram, 0x0102);
@@ -417,16 +414,16 @@ mod tests {
         assert_eq!(prefix(written), [12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]);
         assert_eq!(emit_welcome(), *b"EfaR\x02\0\0\0");
         let result = Err(Status::ReceiverNotReady);
-        let verdict = Answer::Verdict { first: 0x0102_0304, count: 0x0506, result };
+        let verdict = Response::Acknowledge { first: 0x0102_0304, count: 0x0506, result };
         assert_eq!(verdict.emit(), [1, 10, 6, 5, 4, 3, 2, 1]);
-        let goodbye = Answer::Goodbye(Status::BadDestinationQpn);
+        let goodbye = Response::Close(Status::BadDestinationQpn);
         assert_eq!(goodbye.emit(), [2, 9, 0, 0, 0, 0, 0, 0]);
-        let data = Answer::Data { sequence: 0x0102_0304, count: 0x0506 };
+        let data = Response::Data { sequence: 0x0102_0304, count: 0x0506 };
         assert_eq!(data.emit(), [3, 0, 6, 5, 4, 3, 2, 1]);
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn each_violation_is_detected() {
         let good = Hello { qpn: Qpn(1), mtu: 65536, rnr_retry: 7 }.emit();
         assert!(Hello::parse(&good).is_ok());
         let mut other = good;
@@ -441,9 +438,12 @@ mod tests {
         other[8] = 1;
         let long = Violation::Length { length: 65537, limit: 65536 };
         assert_eq!(Hello::parse(&other), Err(long));
-        assert_eq!(Answer::parse(&[1, 16, 0, 0, 0, 0, 0, 0]), Err(Violation::Status { code: 16 }));
-        assert_eq!(Answer::parse(&[2, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Status { code: 0 }));
-        assert_eq!(Answer::parse(&[4, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Kind { found: 4 }));
+        assert_eq!(
+            Response::parse(&[1, 16, 0, 0, 0, 0, 0, 0]),
+            Err(Violation::Status { code: 16 })
+        );
+        assert_eq!(Response::parse(&[2, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Status { code: 0 }));
+        assert_eq!(Response::parse(&[4, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Kind { found: 4 }));
         // The shortest and the longest of each kind, and one beyond.
         for (kind, least, limit) in
             [(1, 0, 100), (2, 4, 104), (3, 12, 12), (4, 8, 8 + CHUNK as u32), (5, 12, 12)]
@@ -469,7 +469,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_can_be_read_reads_as_written(bytes in any::<[u8; 16]>(), small in any::<u8>(), mtu in 0..=MAX_MTU as u32) {
+        fn parsed_headers_are_emitted_identically(bytes in any::<[u8; 16]>(), small in any::<u8>(), mtu in 0..=MAX_MTU as u32) {
             let mut near = bytes;
             near[0] = small % 7;
             for kind in [Kind::Datagram, Kind::Immediate, Kind::Read, Kind::Write, Kind::Written] {
@@ -485,8 +485,8 @@ mod tests {
                     prop_assert_eq!(Header::parse(&header.emit(), mtu), Ok(header));
                 }
                 let [a, b, c, d, e, f, g, h, ..] = bytes;
-                if let Ok(answer) = Answer::parse(&[a, b % 18, c, d, e, f, g, h]) {
-                    prop_assert_eq!(Answer::parse(&answer.emit()), Ok(answer));
+                if let Ok(answer) = Response::parse(&[a, b % 18, c, d, e, f, g, h]) {
+                    prop_assert_eq!(Response::parse(&answer.emit()), Ok(answer));
                 }
             }
         }

@@ -1,16 +1,16 @@
-//! The receiving software: [`Offload`] for the order, [`TmSrq`] for the device's part, and what is
-//! left to software, which is the data of unexpected messages.
+//! The receiving software: [`Offload`] keeps the matching order across software and the [`TmSrq`]; this
+//! module moves the data of unexpected messages.
 //!
 //! ```text
 //!   post, cancel ──► Offload ──ADD DEL SYNC──► TmSrq ◄── packets
 //!                      ▲                         │
 //!                      └──────── completions ────┤ matched:    the buffer is filled
 //!                                                │ unexpected: kept in its SRQ buffer; when a
-//!   poll ◄── one completion a receive            ▼ receive comes: copied, or read by software
+//!   poll ◄── one completion per receive          ▼ receive is posted: copied, or read by software
 //! ```
 //!
-//! Reads of software, and their FINs, go over a second connection to each sender: the send queue
-//! of the first one is the TM-SRQ's.
+//! Software sends its reads and FINs over a second connection to each sender: the TM-SRQ owns the send
+//! queue of the first.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -30,35 +30,35 @@ use super::types::{
 };
 use super::wire::{Memory, Packet, RcEnd, RcEvent};
 
-/// What a receiver is made of.
+/// Options of a receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct TmReceiverOptions {
-    /// Length of the device's list, and commands under way. `None`: all is matched in software.
+    /// Limits of the device's list. `None`: all matching is in software.
     pub list: Option<TmLimits>,
-    /// Buffers for unexpected messages: as many of them are held at the most.
+    /// SRQ buffers, and so most unexpected messages held.
     pub buffers: usize,
-    /// Length of each in bytes, headers included.
+    /// Length of each SRQ buffer in bytes, headers included.
     pub buffer_len: usize,
     /// Largest packet in bytes.
     pub mtu: usize,
-    /// First value of the count of unexpected messages.
+    /// Initial count of unexpected messages.
     pub first_count: u32,
-    /// Keys the hashes.
+    /// Seed of the hash functions.
     pub seed: u64,
 }
 
-/// A receive is over.
+/// A completed receive.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Received {
-    /// The receive's.
+    /// The context given when it was posted.
     pub context: u64,
     /// Its buffer.
     pub buffer: SgeList,
-    /// The message: its tag, and bytes of the payload, which are in the buffer.
+    /// Tag and payload length of the message in the buffer.
     pub result: Result<(TmInfo, usize), ReceiveError>,
 }
 
-/// Why a receive got no message, or not all of it.
+/// Why a receive failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ReceiveError {
     /// The message is longer than the buffer.
@@ -69,7 +69,7 @@ pub enum ReceiveError {
         /// Bytes of the buffer.
         available: usize,
     },
-    /// The payload couldn't be had.
+    /// The payload could not be read.
     #[error("the payload couldn't be had: {0}")]
     Data(Status),
     /// It was cancelled.
@@ -77,11 +77,11 @@ pub enum ReceiveError {
     Cancelled,
 }
 
-/// A receive that isn't over.
+/// A pending receive.
 #[derive(Debug)]
 struct Receive {
     context: u64,
-    /// Empty while the device has it.
+    /// Empty while the buffer is in the device.
     buffer: SgeList,
 }
 
@@ -101,7 +101,7 @@ struct SoftwareRead {
     rendezvous: Rvh,
 }
 
-/// A receiver of tagged messages: posts in, one completion a receive out.
+/// A receiver of tagged messages, with one completion per receive.
 #[derive(Debug)]
 pub struct TmReceiver {
     srq: TmSrq,
@@ -109,9 +109,9 @@ pub struct TmReceiver {
     offload: Offload<u32, u32>,
     receives: Slab<Receive>,
     messages: Slab<Unexpected>,
-    /// Matched by the device, data to come; by `recv_wr_id`.
+    /// Matched by the device and waiting for data, by `recv_wr_id`.
     filling: HashMap<u64, u32>,
-    /// Software's own ends, by connection.
+    /// Software's own connections, by number.
     ends: Vec<RcEnd>,
     reads: HashMap<(u32, u32), SoftwareRead>,
     done: VecDeque<Received>,
@@ -126,10 +126,10 @@ impl TmReceiver {
     ///
     /// # Errors
     ///
-    /// If the device can't give it the list.
+    /// If the device refuses the TM-SRQ.
     pub fn new(device: &TmDevice, options: TmReceiverOptions) -> Result<Self, CreateError> {
         let TmReceiverOptions { list, buffers, buffer_len, mtu, first_count, seed } = options;
-        // Without a list the queue still serves unexpected messages.
+        // Without a list the queue still receives unexpected messages.
         let tm_cap = list.unwrap_or(TmLimits { max_num_tags: 1, max_ops: 1 });
         let mut srq = device.counting_from(first_count).create_srq(SrqInit {
             srq_type: SrqType::TagMatching,
@@ -168,11 +168,11 @@ impl TmReceiver {
         self.srq.associate(Transport::Rc)
     }
 
-    /// Posts a receive. Returns its name while it waits for a message.
+    /// Posts a receive. Returns its id if it has to wait for a message.
     ///
     /// # Errors
     ///
-    /// If the device broke the rules.
+    /// If the device violated the tag-list protocol.
     pub fn post(
         &mut self,
         context: u64,
@@ -198,7 +198,7 @@ impl TmReceiver {
         Ok(waiting)
     }
 
-    /// Takes a receive back: its completion tells whether that came in time.
+    /// Cancels a receive. It completes as cancelled, or with the message that matched it before.
     pub fn cancel(&mut self, post: PostId) {
         if let Cancelled::Now(key) = self.offload.cancel(post) {
             self.end_cancelled(key);
@@ -211,11 +211,11 @@ impl TmReceiver {
         self.done.push_back(Received { context, buffer, result: Err(ReceiveError::Cancelled) });
     }
 
-    /// Takes in a packet of a sender.
+    /// Handles a packet of a sender.
     ///
     /// # Errors
     ///
-    /// If there is no buffer for it: it is to come again, see [`TmSrq::receive`].
+    /// If no SRQ buffer is posted: see [`TmSrq::receive`].
     pub fn receive(
         &mut self,
         connection: Connection,
@@ -232,7 +232,7 @@ impl TmReceiver {
     }
 
     fn receive_software(&mut self, connection: Connection, packet: Packet) {
-        // This side has nothing to be read.
+        // This side has no readable memory.
         self.ends[connection.0 as usize].receive(packet, &Memory::default());
         while let Some(event) = self.ends[connection.0 as usize].poll_event() {
             if let RcEvent::Read { read, result } = event {
@@ -256,7 +256,7 @@ impl TmReceiver {
         self.done.push_back(Received { context, buffer, result });
     }
 
-    /// Lets the device carry out its next command, if there is one.
+    /// Carries out the device's next command, if there is one.
     pub fn carry_out(&mut self) -> bool {
         self.srq.carry_out()
     }
@@ -265,7 +265,7 @@ impl TmReceiver {
     ///
     /// # Errors
     ///
-    /// If the device broke the rules.
+    /// If the device violated the tag-list protocol.
     pub fn handle_completion(&mut self) -> Result<bool, Violation> {
         let Some(Completion { sync_req, report }) = self.srq.poll() else { return Ok(false) };
         match report {
@@ -308,7 +308,7 @@ impl TmReceiver {
         Ok(true)
     }
 
-    /// The data of a match is there, or won't be.
+    /// Completes a matched receive, with its data or a failure.
     fn end_matched(
         &mut self,
         key: u32,
@@ -324,7 +324,7 @@ impl TmReceiver {
             Ok(()) => Ok((info, byte_len)),
             Err(Status::Length) => Err(ReceiveError::Truncated { len: Some(byte_len), available }),
             Err(Status::RndvIncomplete) => {
-                // The headers are in the buffer, if they fit; if not, a FIN without RVH must do.
+                // The headers are in the buffer if they fit; if not, the FIN is sent without RVH.
                 let bytes = buffer.gather(byte_len);
                 let header = Tmh { app_ctx: info.app_ctx, tag: info.tag };
                 let rendezvous = match Message::parse(&bytes) {
@@ -378,14 +378,14 @@ impl TmReceiver {
         };
         let key = self.messages.insert(message) as u32;
         if let Handled::Matched(found) = self.offload.unexpected(Source(connection.0), tag, key) {
-            // None is lasting.
+            // Other reports are not kept.
             if let Some(receive) = found.once() {
                 self.join(receive, key);
             }
         }
     }
 
-    /// Brings an unexpected message and its receive together.
+    /// Delivers an unexpected message to its receive.
     fn join(&mut self, key: u32, message: u32) {
         let Receive { context, mut buffer } = self.receives.remove(key as usize);
         let Unexpected { connection, buffer: held, byte_len } =
@@ -412,20 +412,20 @@ impl TmReceiver {
                 self.finish(connection, header, Some(rendezvous));
                 Err(too_long(rendezvous.len as usize))
             }
-            // Only these two are kept.
+            // Only these two kinds are kept.
             _ => Err(ReceiveError::Data(Status::Length)),
         };
         self.done.push_back(Received { context, buffer, result });
     }
 
-    /// Tells the sender that its memory is free again.
+    /// Sends the FIN: the sender may free its memory.
     fn finish(&mut self, connection: Connection, header: Tmh, rendezvous: Option<Rvh>) {
         let mut fin = [0; Tmh::SIZE + Rvh::SIZE];
         let emitted = match rendezvous {
             Some(rendezvous) => header.emit_fin(&rendezvous, &mut fin),
             None => header.emit_short_fin(&mut fin),
         };
-        let len = emitted.expect("there is room for both headers");
+        let len = emitted.expect("both headers fit");
         self.ends[connection.0 as usize].post_send(&fin[..len]);
     }
 
@@ -433,7 +433,7 @@ impl TmReceiver {
         self.srq.post_receive(0, buffer);
     }
 
-    /// Posts the commands that are due to the device.
+    /// Posts due commands to the device.
     pub fn command(&mut self) {
         while let Some(command) = self.offload.poll_command() {
             let opcode = match command.change {
@@ -462,7 +462,7 @@ impl TmReceiver {
         }
     }
 
-    /// The next receive that is over.
+    /// The next completed receive.
     pub fn poll(&mut self) -> Option<Received> {
         self.done.pop_front()
     }
@@ -480,17 +480,17 @@ impl TmReceiver {
         }
     }
 
-    /// The order of receives and messages.
+    /// The matcher.
     pub fn offload(&self) -> &Offload<u32, u32> {
         &self.offload
     }
 
-    /// The device's part.
+    /// The TM-SRQ.
     pub fn srq(&self) -> &TmSrq {
         &self.srq
     }
 
-    /// The meta-data of the rendezvous requests that wait for a receive, in no order.
+    /// The meta-data of unexpected rendezvous requests, in no order.
     pub fn unexpected_metadata(&self) -> impl Iterator<Item = Vec<u8>> {
         self.messages.iter().filter_map(|(_, message)| {
             match Message::parse(&message.buffer.gather(message.byte_len)) {
@@ -505,7 +505,7 @@ impl TmReceiver {
         self.syncs
     }
 
-    /// Messages that made no sense.
+    /// Number of invalid messages.
     pub fn malformed(&self) -> u64 {
         self.malformed
     }

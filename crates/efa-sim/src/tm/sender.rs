@@ -1,14 +1,14 @@
-//! The sending side ("RDMA tag matching offload", section "Sending TM messages"): protocol over an
-//! ordinary end of a connection, which needs no tag matching itself.
+//! The sending side ("RDMA tag matching offload", section "Sending TM messages"): a protocol over ordinary
+//! connections, without tag matching in the sender's device.
 //!
 //! ```text
 //!   eager         TMH │ payload ──►                          done at once
 //!   rendezvous    TMH │ RVH │ meta-data ──►
-//!                 ◄── RDMA read, answered by the end
-//!                 ◄── FIN                                    done, the memory is free again
+//!                 ◄── RDMA read, answered by the device
+//!                 ◄── FIN                                    done, the memory may be freed
 //! ```
 //!
-//! There are two connections to a receiver, as its device takes the sends of one for itself.
+//! There are two connections to a receiver: its device owns the send queue of one.
 
 use std::collections::VecDeque;
 
@@ -20,20 +20,20 @@ use super::wire::{Memory, Packet, RcEnd, RcEvent, Region};
 /// One of the two connections between a sender and a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Link {
-    /// To the TM-SRQ: messages; back come its reads and FINs.
+    /// Messages to the TM-SRQ, and the device's reads and FINs.
     Matching,
-    /// For the reads and FINs of the receiver's software.
+    /// Reads and FINs of the receiver's software.
     Software,
 }
 
-/// Names a rendezvous until it is done.
+/// Id of a rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendId(pub u64);
 
-/// Why a message can't be sent.
+/// Why a message was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SendError {
-    /// More than an RVH can say.
+    /// The length doesn't fit an RVH.
     #[error("the payload has {len} bytes, a rendezvous moves at most {}", u32::MAX)]
     Payload {
         /// Bytes of the payload.
@@ -47,17 +47,17 @@ pub enum SendError {
         /// The limit.
         limit: usize,
     },
-    /// The payload isn't registered memory of this end.
+    /// The payload isn't in registered memory.
     #[error("{len} bytes at {va:#x} aren't registered under key {rkey:#x}")]
     Unregistered {
-        /// Where.
+        /// Address of the payload.
         va: u64,
         /// The key.
         rkey: u32,
-        /// Bytes.
+        /// Length of the payload.
         len: u32,
     },
-    /// The memory belongs to a rendezvous that isn't done.
+    /// A rendezvous with the memory isn't done.
     #[error("a rendezvous with the memory of key {rkey:#x} isn't done")]
     InUse {
         /// The key.
@@ -65,7 +65,7 @@ pub enum SendError {
     },
 }
 
-/// A rendezvous whose FIN is due.
+/// A rendezvous whose FIN has not arrived.
 #[derive(Clone, Debug)]
 struct Outstanding {
     id: SendId,
@@ -87,7 +87,7 @@ pub struct TmSender {
 }
 
 impl TmSender {
-    /// A sender whose receiver takes rendezvous requests of at most `max_rndv_hdr_size` bytes.
+    /// A sender whose receiver accepts rendezvous requests of at most `max_rndv_hdr_size` bytes.
     pub fn new(mtu: usize, max_rndv_hdr_size: u32) -> Self {
         Self {
             memory: Memory::default(),
@@ -101,7 +101,7 @@ impl TmSender {
         }
     }
 
-    /// Sends a message that no tag matching looks at.
+    /// Sends a message without a tag.
     pub fn no_tag(&mut self, bytes: &[u8]) {
         self.matching.post_send(&[&[Opcode::NoTag as u8], bytes].concat());
     }
@@ -109,16 +109,16 @@ impl TmSender {
     /// Sends a tag and the payload.
     pub fn eager(&mut self, header: Tmh, payload: &[u8]) {
         let mut message = [[0; Tmh::SIZE].as_slice(), payload].concat();
-        header.emit_eager(&mut message).expect("there is room for a TMH");
+        header.emit_eager(&mut message).expect("the TMH fits");
         self.matching.post_send(&message);
     }
 
-    /// Registers memory that rendezvous can send.
+    /// Registers memory for rendezvous.
     pub fn register(&mut self, memory: Vec<u8>) -> Region {
         self.memory.register(memory)
     }
 
-    /// Gives registered memory back, or nothing if there is none under this key.
+    /// Deregisters and returns memory; `None` if the key is unknown.
     ///
     /// # Errors
     ///
@@ -130,8 +130,8 @@ impl TmSender {
         }
     }
 
-    /// Sends a tag and where the payload is, and meta-data that software sees if the request is
-    /// unexpected. The region may be part of a registered one.
+    /// Sends a rendezvous request: a tag, the region with the payload, and meta-data that software gets if the
+    /// request is unexpected. The region may be part of a registered one.
     ///
     /// # Errors
     ///
@@ -152,7 +152,7 @@ impl TmSender {
             return Err(SendError::Request { len: request.len(), limit: self.max_request });
         }
         let rendezvous = Rvh { va, rkey, len };
-        header.emit_rndv(&rendezvous, &mut request).expect("there is room for both headers");
+        header.emit_rndv(&rendezvous, &mut request).expect("both headers fit");
         self.matching.post_send(&request);
         let id = SendId(self.next_id);
         self.next_id += 1;
@@ -167,7 +167,7 @@ impl TmSender {
         }
     }
 
-    /// Takes in a packet of the receiver.
+    /// Handles a packet of the receiver.
     pub fn receive(&mut self, link: Link, packet: Packet) {
         match link {
             Link::Matching => self.matching.receive(packet, &self.memory),
@@ -182,7 +182,7 @@ impl TmSender {
         }
     }
 
-    /// The rendezvous that a message is the FIN of. One without RVH must fit a single rendezvous.
+    /// The rendezvous that a FIN completes. A FIN without RVH must fit exactly one.
     fn finished(&self, message: &[u8]) -> Option<usize> {
         let Ok(Message::Fin { header, rendezvous }) = Message::parse(message) else { return None };
         let fits = |send: &Outstanding| {
@@ -203,12 +203,12 @@ impl TmSender {
         self.end(link).poll_transmit()
     }
 
-    /// Rendezvous that aren't done.
+    /// Number of rendezvous that aren't done.
     pub fn outstanding_len(&self) -> usize {
         self.outstanding.len()
     }
 
-    /// Messages that were the FIN of no rendezvous.
+    /// Number of messages that were not the FIN of a rendezvous.
     pub fn stray(&self) -> u64 {
         self.stray
     }

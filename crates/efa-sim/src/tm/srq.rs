@@ -5,7 +5,7 @@
 //!                   │                                        │
 //!                   ▼ carry_out                              ▼
 //!               ┌────────────┐  ── no entry fits ──►  ┌─────────────┐
-//!  packets ───► │ MatchList  │                        │ SRQ buffers │ whole message, TMH and all
+//!  packets ───► │ MatchList  │                        │ SRQ buffers │ complete message with TMH
 //!  of all       └────────────┘                        └─────────────┘
 //!  connections      │ an entry fits                          │
 //!                   ▼                                        │
@@ -15,16 +15,14 @@
 //!                   └───────► one completion queue ◄─────────┘
 //! ```
 //!
-//! Where the document says nothing:
+//! Choices where the document doesn't specify:
 //!
-//! * A command is carried out by [`TmSrq::carry_out`], one at a time and in order, so that a test
-//!   can put arrivals between any two of them.
-//! * Every message that is reported as [`Report::Received`] counts as unexpected, be it a FIN or
-//!   no message at all, so that both sides count the same. [`Report::NoTag`] doesn't: it could
-//!   never have gone to an entry.
-//! * A message is matched when its first packet arrives, and an unexpected one is reported when
-//!   it is there as a whole.
-//! * A message too long for its buffer is an error of that buffer alone, and is read to its end.
+//! * [`TmSrq::carry_out`] carries out one command, in order, so that a test can put arrivals between any two
+//!   of them.
+//! * Every message reported as [`Report::Received`] counts as unexpected, also a FIN or an invalid message,
+//!   so that both sides count alike. [`Report::NoTag`] doesn't count: it can't match an entry.
+//! * A message is matched when its first packet arrives. An unexpected one is reported when it is complete.
+//! * A message too long for its buffer fails that buffer only; the rest of the message is discarded.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -49,38 +47,38 @@ pub struct TmDevice {
 }
 
 impl TmDevice {
-    /// A device that can do this, with packets of at most `mtu` bytes.
+    /// A device with these capabilities and packets of at most `mtu` bytes.
     ///
     /// # Panics
     ///
-    /// If both headers don't fit in a packet: they are looked for in the first one.
+    /// If both headers don't fit into one packet: they are parsed from the first.
     pub fn new(caps: TmCaps, mtu: usize) -> Self {
         assert!(mtu >= Tmh::SIZE + Rvh::SIZE, "TMH and RVH take 32 bytes, the MTU is {mtu}");
         Self { caps, mtu, synchronisation: Synchronisation::Required, first_count: 0 }
     }
 
-    /// The same, with or without holding entries back.
+    /// Sets whether new entries are held back until software has reported unexpected messages.
     pub fn with_synchronisation(mut self, synchronisation: Synchronisation) -> Self {
         self.synchronisation = synchronisation;
         self
     }
 
-    /// The same, with another first value of the count of unexpected messages.
+    /// Sets the initial count of unexpected messages.
     pub fn counting_from(mut self, count: u32) -> Self {
         self.first_count = count;
         self
     }
 
-    /// What it can do.
+    /// The device's capabilities.
     pub fn caps(&self) -> TmCaps {
         self.caps
     }
 
-    /// Makes a TM-SRQ.
+    /// Creates a TM-SRQ.
     ///
     /// # Errors
     ///
-    /// If something is missing, or the device doesn't have what is asked for.
+    /// If an attribute is missing or exceeds the device's limit.
     pub fn create_srq(&self, init: SrqInit) -> Result<TmSrq, CreateError> {
         let SrqInit { srq_type, tm_cap, cq } = init;
         if srq_type != SrqType::TagMatching {
@@ -117,7 +115,7 @@ impl TmDevice {
 #[derive(Debug)]
 enum Incoming {
     Nothing,
-    /// To an entry; `received` counts what didn't fit, too.
+    /// Matched an entry; `received` includes bytes that didn't fit.
     Matched {
         receive: TaggedReceive,
         info: TmInfo,
@@ -130,7 +128,7 @@ enum Incoming {
         buffer: SgeList,
         received: usize,
     },
-    /// Its packets mean nothing any more: the meta-data of a rendezvous.
+    /// Its packets are discarded: meta-data of a matched rendezvous.
     Skipped,
 }
 
@@ -140,7 +138,7 @@ struct ConnectionState {
     transmit: VecDeque<Packet>,
 }
 
-/// A read that the device makes for a rendezvous.
+/// An RDMA read of the device for a rendezvous.
 #[derive(Debug)]
 struct Read {
     connection: Connection,
@@ -170,7 +168,7 @@ pub struct TmSrq {
 }
 
 impl TmSrq {
-    /// Makes it the receiving end of one more connection.
+    /// Adds a connection. Returns its number.
     ///
     /// # Errors
     ///
@@ -195,7 +193,7 @@ impl TmSrq {
     ///
     /// # Errors
     ///
-    /// With the first that can't be taken; those before it stand.
+    /// With the first refused command; those before it are queued.
     pub fn post_ops(&mut self, list: Vec<OpsWr>) -> Result<Vec<Option<u32>>, BadWr> {
         let mut handles = Vec::with_capacity(list.len());
         let mut rest = list.into_iter();
@@ -224,7 +222,7 @@ impl TmSrq {
         }
     }
 
-    /// A handle that no entry has, though 2^32 entries may have been added.
+    /// A handle that no entry has, also after 2^32 additions.
     fn free_handle(&mut self) -> u32 {
         loop {
             self.next_handle = self.next_handle.wrapping_add(1);
@@ -282,12 +280,12 @@ impl TmSrq {
         self.cq.push_back(Completion { sync_req: self.list.sync_required(), report });
     }
 
-    /// Takes in a packet of a connection.
+    /// Handles a packet of a connection.
     ///
     /// # Errors
     ///
-    /// If the message needs an SRQ buffer and there is none: nothing has happened then, and the
-    /// packet comes back, to be given in again before any other of this connection.
+    /// If the message needs an SRQ buffer and none is posted. Nothing has changed then; the packet is
+    /// returned and must be passed again before any other of this connection.
     ///
     /// # Panics
     ///
@@ -301,7 +299,7 @@ impl TmSrq {
             Packet::Send(position, bytes) => self.go_on(connection, position, &bytes),
             Packet::ReadResponse { read, bytes } => self.read_answered(connection, read, &bytes),
             Packet::ReadRefused { read } => self.read_refused(connection, read),
-            // The TM-SRQ has no memory to be read.
+            // The TM-SRQ has no readable memory.
             Packet::ReadRequest { read, .. } => {
                 self.state(connection).transmit.push_back(Packet::ReadRefused { read });
             }
@@ -313,7 +311,7 @@ impl TmSrq {
         &mut self.connections[connection.0 as usize]
     }
 
-    /// The first packet of a message, or all of it: here it is matched.
+    /// Matches a message by its first packet.
     fn begin_message(
         &mut self,
         connection: Connection,
@@ -381,7 +379,7 @@ impl TmSrq {
         self.go_on(connection, position, payload);
     }
 
-    /// Reports a match whose data is yet to come.
+    /// Reports a match before its data.
     fn complete_match(
         &mut self,
         connection: Connection,
@@ -402,7 +400,7 @@ impl TmSrq {
         });
     }
 
-    /// More bytes of a message, maybe the last ones.
+    /// Stores more bytes of a message, perhaps the last ones.
     fn go_on(&mut self, connection: Connection, position: Position, bytes: &[u8]) {
         let incoming = &mut self.state(connection).incoming;
         match incoming {
@@ -449,7 +447,7 @@ impl TmSrq {
         }
     }
 
-    /// A rendezvous request that went to an entry: the device reads the payload, if there is room.
+    /// Reads the payload of a matched rendezvous request, if it fits the buffer.
     fn begin_rendezvous(
         &mut self,
         connection: Connection,
@@ -485,7 +483,7 @@ impl TmSrq {
         if *asked != connection {
             return;
         }
-        // What was not asked for isn't written.
+        // Bytes beyond the request are dropped.
         let wanted = bytes.len().min(rendezvous.len as usize - *received);
         receive.sg_list.scatter(*received, &bytes[..wanted]);
         *received += wanted;
@@ -519,7 +517,7 @@ impl TmSrq {
         });
     }
 
-    /// The message that is arriving won't be completed.
+    /// Flushes the message that is arriving.
     fn abandon(&mut self, connection: Connection) {
         let result = Err(Status::Flushed);
         match mem::replace(&mut self.state(connection).incoming, Incoming::Nothing) {
@@ -534,7 +532,7 @@ impl TmSrq {
                     result,
                 });
             }
-            // Reported all the same: it has been counted.
+            // It is reported because it was counted.
             Incoming::Unmatched { counted, wr_id, buffer, received: byte_len } => {
                 self.complete(match counted {
                     true => Report::Received { wr_id, connection, buffer, byte_len, result },
@@ -545,7 +543,7 @@ impl TmSrq {
         }
     }
 
-    /// The connection has ended: what was arriving on it is reported as flushed.
+    /// Ends a connection: its incomplete messages are reported as flushed.
     ///
     /// # Panics
     ///
@@ -583,12 +581,12 @@ impl TmSrq {
         &self.list
     }
 
-    /// SRQ buffers that wait for an unexpected message.
+    /// Posted SRQ buffers.
     pub fn buffers_len(&self) -> usize {
         self.buffers.len()
     }
 
-    /// Commands that wait to be carried out.
+    /// Commands that are not carried out yet.
     pub fn ops_len(&self) -> usize {
         self.ops.len()
     }

@@ -1,12 +1,12 @@
-//! What travels between two ends of a reliable connection (RC): sends and RDMA reads, in order.
+//! The packets of a reliable connection (RC): sends and RDMA reads, in order.
 //!
 //! ```text
-//!   SEND        Only │ First Middle* Last      a message, cut at the MTU
-//!   READ        request ──►   ◄── response, cut at the MTU, or refused
+//!   SEND        Only │ First Middle* Last      a message in packets of the MTU
+//!   READ        request ──►   ◄── response in packets of the MTU, or refused
 //! ```
 //!
-//! An [`RcEnd`] is an end without any tag matching: it sends, it reads, and it answers reads from
-//! registered [`Memory`]. It knows nothing of what is in a message.
+//! An [`RcEnd`] is an end without tag matching: it sends, reads, and serves reads from registered
+//! [`Memory`]. It doesn't parse messages.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,11 +15,11 @@ use thiserror::Error;
 /// A packet of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Packet {
-    /// A piece of a message.
+    /// Part of a message.
     Send(Position, Vec<u8>),
-    /// Asks for memory of the other end.
+    /// Requests memory of the other end.
     ReadRequest {
-        /// The asking end's name of the read.
+        /// The requester's id of the read.
         read: u32,
         /// Where.
         va: u64,
@@ -28,7 +28,7 @@ pub enum Packet {
         /// Bytes.
         len: u32,
     },
-    /// A piece of what was asked for; the pieces come in order.
+    /// Part of the requested bytes, in order.
     ReadResponse {
         /// As in the request.
         read: u32,
@@ -42,16 +42,16 @@ pub enum Packet {
     },
 }
 
-/// Where a piece stands in its message.
+/// The position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// It is the message.
+    /// The only packet.
     Only,
-    /// At its beginning.
+    /// The first packet.
     First,
-    /// Neither at its beginning nor at its end.
+    /// Neither the first nor the last packet.
     Middle,
-    /// At its end.
+    /// The last packet.
     Last,
 }
 
@@ -67,7 +67,7 @@ impl Position {
     }
 }
 
-/// Cuts a message at the MTU.
+/// Splits a message into packets of the MTU.
 pub(crate) fn segments(message: &[u8], mtu: usize) -> impl Iterator<Item = Packet> {
     let count = message.len().div_ceil(mtu).max(1);
     (0..count).map(move |n| {
@@ -85,7 +85,7 @@ pub(crate) fn segments(message: &[u8], mtu: usize) -> impl Iterator<Item = Packe
 /// Registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Where it is.
+    /// Its address.
     pub va: u64,
     /// Its key.
     pub rkey: u32,
@@ -93,29 +93,29 @@ pub struct Region {
     pub len: u64,
 }
 
-/// What happened at an end.
+/// An event at an end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RcEvent {
     /// A message arrived.
     Message(Vec<u8>),
-    /// A read is done.
+    /// A read completed.
     Read {
         /// What [`RcEnd::post_read`] returned.
         read: u32,
-        /// The bytes, unless the other end refused.
+        /// The bytes, unless the other end refused the read.
         result: Result<Vec<u8>, ReadRefused>,
     },
 }
 
-/// The other end has no such memory registered.
+/// The requested memory is not registered at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the other end refused to let its memory be read")]
 pub struct ReadRefused;
 
-/// Addresses are made up: regions lie this far apart, so that none is part of another.
+/// Distance of the virtual addresses of two regions.
 const REGION_DISTANCE: u64 = 1 << 40;
 
-/// Memory that the other ends of one's connections may read.
+/// Registered memory that other ends may read.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     last_key: u32,
@@ -133,7 +133,7 @@ impl Memory {
         Region { va, rkey, len }
     }
 
-    /// Gives the memory of a key back, which can't be read from then on.
+    /// Deregisters and returns the memory of a key.
     pub fn deregister(&mut self, rkey: u32) -> Option<Vec<u8>> {
         self.regions.remove(&rkey).map(|(_, bytes)| bytes)
     }
@@ -153,13 +153,13 @@ pub struct RcEnd {
     transmit: VecDeque<Packet>,
     assembling: Vec<u8>,
     next_read: u32,
-    /// Bytes asked for and received.
+    /// Bytes requested and received.
     reads: HashMap<u32, (u32, Vec<u8>)>,
     events: VecDeque<RcEvent>,
 }
 
 impl RcEnd {
-    /// An end whose packets hold at most `mtu` bytes.
+    /// An end with packets of at most `mtu` bytes.
     pub fn new(mtu: usize) -> Self {
         assert!(mtu > 0, "a packet holds at least one byte");
         Self {
@@ -177,7 +177,7 @@ impl RcEnd {
         self.transmit.extend(segments(message, self.mtu));
     }
 
-    /// Reads memory of the other end; [`RcEvent::Read`] tells how it went.
+    /// Reads memory of the other end; [`RcEvent::Read`] has the result.
     pub fn post_read(&mut self, va: u64, rkey: u32, len: u32) -> u32 {
         let read = self.next_read;
         self.next_read = read.wrapping_add(1);
@@ -186,8 +186,7 @@ impl RcEnd {
         read
     }
 
-    /// Takes in a packet of the other end, which may read this memory. One that fits nothing is
-    /// dropped.
+    /// Handles a packet of the other end, which may read this memory. An unexpected packet is dropped.
     pub fn receive(&mut self, packet: Packet, memory: &Memory) {
         match packet {
             Packet::Send(position, bytes) => {
@@ -233,7 +232,7 @@ impl RcEnd {
         self.transmit.pop_front()
     }
 
-    /// What happened next.
+    /// The next event.
     pub fn poll_event(&mut self) -> Option<RcEvent> {
         self.events.pop_front()
     }

@@ -32,7 +32,7 @@ proptest! {
 
     // conformance: B20 B32
     #[test]
-    fn any_packets(packets in vec((packet(), any::<bool>()), 0..30), len in 0..BUFFER) {
+    fn any_packets_are_handled_and_counted_alike(packets in vec((packet(), any::<bool>()), 0..30), len in 0..BUFFER) {
         let mut net = Net::new(1, net::options(4), 1);
         for context in 0..6 {
             // Any tag fits.
@@ -62,7 +62,7 @@ proptest! {
 
 // conformance: B20 B32
 #[test]
-fn what_is_no_message_is_delivered_rejected_and_its_buffer_used_again() {
+fn invalid_message_is_rejected_and_its_buffer_reposted() {
     let mut net = Net::new(1, net::options(4), 1);
     net.receiver.post(1, 0, u64::MAX, SgeList::zeroed(BUFFER)).unwrap();
     net.settle();

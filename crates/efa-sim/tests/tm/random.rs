@@ -114,7 +114,7 @@ fn run(seed: u64, options: TmReceiverOptions, rounds: usize) {
 
 // conformance: B3 B11 B14 B17 B33
 #[test]
-fn long_runs_equal_the_lists_with_any_list_in_the_device() {
+fn random_runs_match_like_two_lists_with_any_device_list() {
     for (seed, max_num_tags) in [(1, 0), (2, 1), (3, 2), (4, 8), (5, 64), (6, 8), (7, 8)] {
         run(seed, net::options(max_num_tags), 200);
     }
@@ -122,7 +122,7 @@ fn long_runs_equal_the_lists_with_any_list_in_the_device() {
 
 // conformance: B63
 #[test]
-fn long_runs_equal_the_lists_while_the_count_wraps() {
+fn random_runs_match_like_two_lists_while_the_count_wraps() {
     let first_count = u32::MAX - 100;
     run(11, TmReceiverOptions { first_count, ..net::options(4) }, 200);
 }

@@ -116,7 +116,7 @@ fn names(srq: &mut TmSrq) -> Vec<String> {
 
 // conformance: B15 B34 B38
 #[test]
-fn a_queue_is_refused_if_a_part_is_missing_or_the_device_has_less() {
+fn create_srq_refuses_missing_attributes_and_values_above_limits() {
     let device = TmDevice::new(CAPS, MTU);
     let refused = |init| device.create_srq(init).unwrap_err();
     let basic = SrqInit { srq_type: SrqType::Basic, ..init() };
@@ -143,7 +143,7 @@ fn a_queue_is_refused_if_a_part_is_missing_or_the_device_has_less() {
 
 // conformance: B41 B42 B43 B44 B45
 #[test]
-fn the_device_tells_what_it_can_do() {
+fn device_reports_its_capabilities() {
     let caps = TmDevice::new(CAPS, MTU).caps();
     assert_eq!((caps.max_rndv_hdr_size, caps.max_num_tags, caps.max_ops), (48, 4, 4));
     assert_eq!((caps.max_sge, caps.rc), (2, true));
@@ -151,7 +151,7 @@ fn the_device_tells_what_it_can_do() {
 
 // conformance: B36 B56 B68 B69 B72
 #[test]
-fn an_eager_message_of_one_packet_fills_the_entry_with_one_completion() {
+fn eager_message_of_one_packet_completes_its_entry_at_once() {
     let (mut srq, connection) = srq(1);
     post(&mut srq, wr(70, receive(7, 0x2a, 8), 0));
     deliver(&mut srq, connection, &eager(0x2a, b"hello"));
@@ -171,7 +171,7 @@ fn an_eager_message_of_one_packet_fills_the_entry_with_one_completion() {
 
 // conformance: B37 B66
 #[test]
-fn a_message_that_fits_no_entry_goes_whole_to_an_srq_buffer() {
+fn unmatched_message_goes_with_headers_to_an_srq_buffer() {
     let (mut srq, connection) = srq(1);
     add(&mut srq, 7, 1, 0);
     let message = eager(2, b"hello");
@@ -187,7 +187,7 @@ fn a_message_that_fits_no_entry_goes_whole_to_an_srq_buffer() {
 
 // conformance: B26 B67
 #[test]
-fn a_message_without_tag_is_never_matched_and_does_not_count() {
+fn no_tag_message_is_not_matched_and_not_counted() {
     let (mut srq, connection) = srq(3);
     let any = TaggedReceive { recv_wr_id: 7, sg_list: SgeList::zeroed(8), tag: 0, mask: 0 };
     post(&mut srq, quiet(0, OpsOpcode::Add(any), 0));
@@ -204,7 +204,7 @@ fn a_message_without_tag_is_never_matched_and_does_not_count() {
 
 // conformance: B70
 #[test]
-fn a_longer_eager_message_is_matched_first_and_complete_later() {
+fn eager_message_of_several_packets_reports_match_then_data() {
     let (mut srq, connection) = srq(1);
     add(&mut srq, 7, 1, 0);
     let payload: Vec<u8> = (0..150).collect();
@@ -225,7 +225,7 @@ fn a_longer_eager_message_is_matched_first_and_complete_later() {
 
 // conformance: B12 B25 B36 B39 B70
 #[test]
-fn the_device_reads_the_payload_of_a_rendezvous_and_sends_the_fin() {
+fn device_reads_rendezvous_payload_and_sends_fin() {
     let (mut srq, connection) = srq(1);
     add(&mut srq, 7, 1, 0);
     let request = rndv(1, RVH, b"metadata");
@@ -255,7 +255,7 @@ fn the_device_reads_the_payload_of_a_rendezvous_and_sends_the_fin() {
 
 // conformance: B73
 #[test]
-fn a_rendezvous_too_long_for_its_entry_leaves_its_headers_there() {
+fn rendezvous_longer_than_its_entry_leaves_headers_in_the_buffer() {
     let (mut srq, connection) = srq(1);
     post(&mut srq, quiet(0, receive(7, 1, 40), 0));
     let request = rndv(1, RVH, b"metadata");
@@ -274,7 +274,7 @@ fn a_rendezvous_too_long_for_its_entry_leaves_its_headers_there() {
 
 // conformance: B74
 #[test]
-fn a_buffer_shorter_than_the_headers_gets_what_fits() {
+fn incomplete_rendezvous_in_a_short_buffer_gets_part_of_the_headers() {
     let (mut srq, connection) = srq(1);
     post(&mut srq, quiet(0, receive(7, 1, 8), 0));
     let request = rndv(1, RVH, b"");
@@ -290,7 +290,7 @@ fn a_buffer_shorter_than_the_headers_gets_what_fits() {
 
 // conformance: B75
 #[test]
-fn an_eager_message_too_long_for_its_entry_is_an_error_with_its_real_length() {
+fn eager_message_longer_than_its_entry_fails_with_its_length() {
     for len in [17, 150] {
         let (mut srq, connection) = srq(1);
         // Two pieces, so that an overrun would show in the second one's neighbour, too.
@@ -313,7 +313,7 @@ fn an_eager_message_too_long_for_its_entry_is_an_error_with_its_real_length() {
 
 // conformance: B40
 #[test]
-fn without_an_srq_buffer_a_message_is_to_come_again() {
+fn unexpected_message_without_srq_buffer_is_refused_as_not_ready() {
     let (mut srq, connection) = srq(0);
     let message = eager(2, b"hello");
     let packet = Packet::Send(Position::Only, message.clone());
@@ -331,7 +331,7 @@ fn without_an_srq_buffer_a_message_is_to_come_again() {
 
 // conformance: B42
 #[test]
-fn one_entry_too_many_is_refused_and_changes_nothing() {
+fn add_to_a_full_list_fails_and_changes_nothing() {
     let (mut srq, connection) = srq(0);
     for id in 0..4 {
         add(&mut srq, id, id, 0);
@@ -349,7 +349,7 @@ fn one_entry_too_many_is_refused_and_changes_nothing() {
 
 // conformance: B43
 #[test]
-fn one_command_too_many_under_way_is_refused_until_one_is_done() {
+fn command_beyond_max_ops_is_refused_until_one_completes() {
     let (mut srq, _) = srq(0);
     let sync = |wr_id| wr(wr_id, OpsOpcode::Sync, 0);
     srq.post_ops((0..4).map(sync).collect()).unwrap();
@@ -363,7 +363,7 @@ fn one_command_too_many_under_way_is_refused_until_one_is_done() {
 
 // conformance: B44 B46
 #[test]
-fn of_a_chain_the_first_bad_command_is_named_and_those_before_it_stand() {
+fn bad_wr_names_first_refused_command_and_earlier_ones_are_queued() {
     let (mut srq, _) = srq(0);
     let in_pieces = |count| {
         let sg_list = SgeList(vec![vec![0; 4].into(); count]);
@@ -380,7 +380,7 @@ fn of_a_chain_the_first_bad_command_is_named_and_those_before_it_stand() {
 
 // conformance: B47 B48
 #[test]
-fn handles_are_unique_among_the_entries_and_say_nothing_of_the_ids() {
+fn handles_are_unique_and_independent_of_work_request_ids() {
     let (mut srq, connection) = srq(0);
     let mut live = Vec::new();
     for n in 0..100 {
@@ -407,7 +407,7 @@ fn handles_are_unique_among_the_entries_and_say_nothing_of_the_ids() {
 
 // conformance: B50 B57
 #[test]
-fn after_a_delete_a_message_for_the_entry_is_unexpected() {
+fn message_for_a_deleted_entry_is_unexpected() {
     let (mut srq, connection) = srq(1);
     let handle = add(&mut srq, 7, 1, 0);
     post(&mut srq, wr(9, OpsOpcode::Delete(handle), 0));
@@ -422,7 +422,7 @@ fn after_a_delete_a_message_for_the_entry_is_unexpected() {
 
 // conformance: B51 B55
 #[test]
-fn deleting_a_consumed_entry_fails_and_the_receive_stands() {
+fn delete_of_a_consumed_entry_fails_and_its_receive_completes() {
     let (mut srq, connection) = srq(0);
     let handle = add(&mut srq, 7, 1, 0);
     srq.post_ops(vec![quiet(9, OpsOpcode::Delete(handle), 0)]).unwrap();
@@ -440,7 +440,7 @@ fn deleting_a_consumed_entry_fails_and_the_receive_stands() {
 
 // conformance: B52 B55
 #[test]
-fn deleting_what_is_not_there_is_an_error_and_harmless() {
+fn delete_of_an_unknown_handle_fails_and_changes_nothing() {
     let (mut srq, _) = srq(0);
     let handle = add(&mut srq, 7, 1, 0);
     let other = add(&mut srq, 8, 2, 0);
@@ -458,7 +458,7 @@ fn deleting_what_is_not_there_is_an_error_and_harmless() {
 
 // conformance: B54 B57
 #[test]
-fn commands_that_succeed_complete_only_if_that_was_asked_for() {
+fn successful_commands_complete_only_if_signalled() {
     for signalled in [false, true] {
         let (mut srq, _) = srq(0);
         let command = |wr_id, opcode| OpsWr { signalled, ..wr(wr_id, opcode, 0) };
@@ -473,7 +473,7 @@ fn commands_that_succeed_complete_only_if_that_was_asked_for() {
 
 // conformance: B59 B60 B61
 #[test]
-fn after_an_unexpected_message_new_entries_wait_for_any_command_with_the_count() {
+fn new_entries_are_held_back_until_the_unexpected_count_is_reported() {
     for resume in 0..3 {
         let (mut srq, connection) = srq(4);
         add(&mut srq, 1, 1, 0);
@@ -501,7 +501,7 @@ fn after_an_unexpected_message_new_entries_wait_for_any_command_with_the_count()
 
 // conformance: B53 B62
 #[test]
-fn completions_tell_whether_the_count_is_behind() {
+fn completions_request_sync_while_the_count_is_behind() {
     let (mut srq, connection) = srq(1);
     add(&mut srq, 1, 1, 0);
     add(&mut srq, 2, 1, 0);
@@ -520,7 +520,7 @@ fn completions_tell_whether_the_count_is_behind() {
 
 // conformance: B63
 #[test]
-fn the_count_wraps() {
+fn unexpected_count_wraps() {
     let mut srq = TmDevice::new(CAPS, MTU).counting_from(u32::MAX - 2).create_srq(init()).unwrap();
     let connection = srq.associate(Transport::Rc).unwrap();
     (0..4).for_each(|wr_id| srq.post_receive(wr_id, SgeList::zeroed(BUFFER)));
@@ -534,7 +534,7 @@ fn the_count_wraps() {
 
 // conformance: B33 B71
 #[test]
-fn matches_and_unexpected_messages_are_reported_in_the_order_of_arrival() {
+fn matches_and_unexpected_messages_are_reported_in_arrival_order() {
     let device = TmDevice::new(TmCaps { max_num_tags: 64, max_ops: 64, ..CAPS }, MTU);
     let tm_cap = Some(TmLimits { max_num_tags: 64, max_ops: 64 });
     for seed in 0..50 {
@@ -585,7 +585,7 @@ fn matches_and_unexpected_messages_are_reported_in_the_order_of_arrival() {
 
 // conformance: B34 B35
 #[test]
-fn all_completions_of_all_connections_are_in_one_queue_and_each_buffer_is_used_once() {
+fn connections_share_one_cq_and_each_buffer_is_used_once() {
     let (mut srq, one) = srq(5);
     let two = srq.associate(Transport::Rc).unwrap();
     for id in 0..3 {
@@ -604,7 +604,7 @@ fn all_completions_of_all_connections_are_in_one_queue_and_each_buffer_is_used_o
 }
 
 #[test]
-fn a_connection_that_ends_flushes_what_was_arriving_on_it() {
+fn ended_connection_flushes_its_incomplete_messages() {
     let (mut srq, matched) = srq(1);
     let [unmatched, reading] = [(); 2].map(|()| srq.associate(Transport::Rc).unwrap());
     add(&mut srq, 7, 1, 0);

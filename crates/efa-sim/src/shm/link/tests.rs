@@ -7,7 +7,7 @@ use efa_device::{Completion, Destination, Device, QueuePair, WorkId};
 use super::*;
 use crate::map::Map;
 
-/// A host of its own, removed at the end.
+/// A host for this test, removed at the end.
 struct Host(std::path::PathBuf);
 
 impl Host {
@@ -34,7 +34,7 @@ impl Host {
         Some(Map::new(&file, length).unwrap())
     }
 
-    /// A ring that nobody has attached yet.
+    /// A ring that is not attached yet.
     fn ring(&self) -> Option<Map> {
         let mut entries = std::fs::read_dir(self.0.join("host")).unwrap();
         entries.find_map(|entry| {
@@ -55,7 +55,7 @@ fn queue_pair(device: &ShmDevice) -> ShmQueuePair {
 }
 
 #[test]
-fn a_ring_that_is_none_is_refused() {
+fn announced_ring_without_a_file_is_refused() {
     let host = Host::new();
     let device = host.device();
     let mut qp = queue_pair(&device);
@@ -67,7 +67,7 @@ fn a_ring_that_is_none_is_refused() {
     assert!(qp.poll(Time::ZERO).is_none());
     assert!(mailbox.take_refusal(slot, sender));
     assert_eq!(qp.link.mailbox.entry(slot).0, EntryState::Free);
-    // One that dies before it takes the refusal leaves the entry to the sweep.
+    // If the sender dies before it takes the refusal, the sweep frees the entry.
     let slot = mailbox.claim(sender).unwrap();
     drop(other);
     assert!(qp.poll(Time::ZERO + SWEEP_EVERY).is_none());
@@ -75,7 +75,7 @@ fn a_ring_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_lost_bell_is_made_good() {
+fn ring_with_a_lost_doorbell_is_found_by_the_sweep() {
     let host = Host::new();
     let device = host.device();
     let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
@@ -86,18 +86,18 @@ fn a_lost_bell_is_made_good() {
     let packet = a.allocate_packet().unwrap();
     a.post_send(SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None })
         .unwrap();
-    assert!(b.link.mailbox.rings());
-    b.link.mailbox.answer(|_| {});
+    assert!(b.link.mailbox.doorbell_rang());
+    b.link.mailbox.take_rung(|_| {});
     let buffer = b.allocate_packet().unwrap();
     b.post_receive(buffer).unwrap();
-    assert!(b.poll(Time::ZERO).is_none(), "nobody rang and nothing is watched");
+    assert!(b.poll(Time::ZERO).is_none(), "the doorbell was cleared and the ring is not watched");
     let later = Time::ZERO + SWEEP_EVERY;
-    assert!(b.poll(later).is_none(), "now it is attached");
+    assert!(b.poll(later).is_none(), "the sweep attaches it");
     assert!(matches!(b.poll(later), Some(Completion::Receive { length: 5, .. })));
 }
 
 #[test]
-fn a_ring_without_traffic_is_watched_no_longer_and_rings_again() {
+fn idle_ring_is_unwatched_and_rings_the_doorbell_again() {
     let host = Host::new();
     let device = host.device();
     let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
@@ -138,7 +138,7 @@ fn a_ring_without_traffic_is_watched_no_longer_and_rings_again() {
 }
 
 #[test]
-fn the_way_to_a_peer_that_has_left_is_given_up() {
+fn ring_to_a_dropped_peer_is_dropped_by_the_sweep() {
     let host = Host::new();
     let device = host.device();
     let mut server = queue_pair(&device);
@@ -163,9 +163,9 @@ fn the_way_to_a_peer_that_has_left_is_given_up() {
     assert!(server.link.outgoing.is_empty(), "rings are kept");
 }
 
-/// Somebody writes anything anywhere into the shared files, all the time.
+/// Random words are written to random places of the shared files.
 #[test]
-fn whatever_is_in_shared_memory_nothing_panics_and_every_send_ends() {
+fn every_send_completes_whatever_is_written_to_shared_memory() {
     for seed in 0..50 {
         scribble(seed);
     }
@@ -185,7 +185,7 @@ fn scribble(seed: u64) {
     for _ in 0..300 {
         if rng.u8(..) < 60 {
             let map = &maps[rng.usize(..maps.len())];
-            // Most words of interest are near the front; small numbers are the likely lies.
+            // Most control words are near the front, and small numbers are the most plausible values.
             let words = map.length() / 8;
             let at = if rng.bool() { rng.usize(..words) } else { rng.usize(..words.min(80)) };
             let value = if rng.bool() { rng.u64(..) } else { rng.u64(..8) };
@@ -195,7 +195,7 @@ fn scribble(seed: u64) {
         let request =
             SendRequest { id: WorkId(0), packet, length: 64, destination, immediate: None };
         posted += usize::from(a.post_send(request).is_ok());
-        // Each ring as soon as it is made; attached, its file is gone.
+        // Each new ring at once: its file is removed when it is attached.
         maps.extend(host.ring());
         let buffer = b.allocate_packet().unwrap();
         let _ = b.post_receive(buffer);

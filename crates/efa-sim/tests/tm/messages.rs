@@ -1,5 +1,5 @@
-//! Messages from a sender to the completion of a receive. Each story is told with a list in the
-//! device and without one, where it doesn't say otherwise: nobody may see the difference.
+//! Messages from a sender to the completion of a receive. Unless noted, each test runs with a tag list in
+//! the device and without one, with the same results.
 
 use efa_proto::tm::{Rvh, Tmh};
 use efa_sim::tm::{
@@ -36,7 +36,7 @@ fn info(tag: u64) -> TmInfo {
 
 // conformance: B8 B17 B21 B76
 #[test]
-fn eager_messages_of_any_length_come_expected_and_unexpected() {
+fn eager_messages_of_any_length_are_received_expected_or_unexpected() {
     for mut net in nets(1) {
         for len in [0, 1, 48, 49, 400] {
             net.post(1, 7, BUFFER);
@@ -56,7 +56,7 @@ fn eager_messages_of_any_length_come_expected_and_unexpected() {
 
 // conformance: B9 B17 B22 B30
 #[test]
-fn a_rendezvous_is_done_when_the_receiver_has_read_it() {
+fn rendezvous_is_done_after_the_receiver_has_read_it() {
     for mut net in nets(1) {
         for (expected, metadata) in
             [(true, &b""[..]), (true, b"meta"), (false, b""), (false, b"meta")]
@@ -86,7 +86,7 @@ fn a_rendezvous_is_done_when_the_receiver_has_read_it() {
 
 // conformance: B12 B24 B25 B31
 #[test]
-fn the_fin_of_the_device_and_that_of_software_are_the_same() {
+fn fin_of_device_and_of_software_are_equal() {
     let fins: Vec<Vec<Packet>> = nets(1)
         .map(|mut net| {
             net.post(1, 7, BUFFER);
@@ -106,7 +106,7 @@ fn the_fin_of_the_device_and_that_of_software_are_the_same() {
 
 // conformance: B23
 #[test]
-fn metadata_reaches_software_only_with_an_unexpected_request() {
+fn rendezvous_metadata_is_delivered_only_if_unexpected() {
     let mut net = Net::new(1, net::options(4), 1);
     net.post(1, 7, BUFFER);
     net.settle();
@@ -120,7 +120,7 @@ fn metadata_reaches_software_only_with_an_unexpected_request() {
 
 // conformance: B10 B16
 #[test]
-fn a_sender_and_its_transport_are_the_same_whoever_receives() {
+fn sender_sends_the_same_packets_with_and_without_device_matching() {
     let send = |sender: &mut TmSender| {
         sender.eager(header(7), &payload(100));
         let region = sender.register(payload(90));
@@ -152,7 +152,7 @@ fn a_sender_and_its_transport_are_the_same_whoever_receives() {
 
 // conformance: B27 B41
 #[test]
-fn a_rendezvous_request_has_a_longest_length() {
+fn rendezvous_request_beyond_max_rndv_hdr_size_is_refused() {
     let mut sender = TmSender::new(MTU, 40);
     let region = sender.register(payload(10));
     assert!(sender.rendezvous(header(1), region, &[0; 8]).is_ok());
@@ -163,7 +163,7 @@ fn a_rendezvous_request_has_a_longest_length() {
 
 // conformance: B28 B29
 #[test]
-fn a_rendezvous_is_of_registered_memory_and_below_4_gib() {
+fn rendezvous_needs_registered_memory_below_4_gib() {
     let mut sender = TmSender::new(MTU, 64);
     let region = sender.register(payload(10));
     let mut send = |region| sender.rendezvous(header(1), region, b"").unwrap_err();
@@ -184,7 +184,7 @@ fn a_rendezvous_is_of_registered_memory_and_below_4_gib() {
 
 // conformance: B24
 #[test]
-fn a_fin_without_rvh_ends_a_rendezvous_that_it_can_only_mean() {
+fn fin_without_rvh_completes_an_unambiguous_rendezvous_only() {
     let mut sender = TmSender::new(MTU, 64);
     let region = sender.register(payload(10));
     let ids = [7, 8, 8].map(|tag| sender.rendezvous(header(tag), region, b"").unwrap());
@@ -209,7 +209,7 @@ fn a_fin_without_rvh_ends_a_rendezvous_that_it_can_only_mean() {
 
 // conformance: B73 B74
 #[test]
-fn a_rendezvous_too_long_for_its_receive_is_an_error_and_frees_the_sender() {
+fn rendezvous_longer_than_its_receive_fails_and_completes_the_send() {
     for mut net in nets(1) {
         for available in [8, 40] {
             net.post(1, 7, available);
@@ -228,7 +228,7 @@ fn a_rendezvous_too_long_for_its_receive_is_an_error_and_frees_the_sender() {
 
 // conformance: B75
 #[test]
-fn an_eager_message_too_long_for_its_receive_is_cut_and_its_length_told() {
+fn eager_message_longer_than_its_receive_is_truncated_with_its_length() {
     for mut net in nets(1) {
         for len in [30, 300] {
             net.post(1, 7, 20);
@@ -244,7 +244,7 @@ fn an_eager_message_too_long_for_its_receive_is_cut_and_its_length_told() {
 
 // conformance: B7
 #[test]
-fn a_flood_of_unexpected_messages_takes_no_more_than_the_buffers() {
+fn unexpected_messages_use_no_memory_beyond_the_srq_buffers() {
     for mut net in nets(2) {
         let flood: Vec<u64> = (0..200).collect();
         for &tag in &flood {
@@ -281,7 +281,7 @@ fn a_flood_of_unexpected_messages_takes_no_more_than_the_buffers() {
 
 // conformance: B11 B13
 #[test]
-fn the_device_holds_the_first_receives_and_software_the_others() {
+fn device_matches_the_first_receives_and_software_the_rest() {
     let mut net = Net::new(1, net::options(4), 1);
     let posts: Vec<_> = (0..10).map(|tag| net.post(tag, tag, BUFFER).unwrap()).collect();
     net.settle();
@@ -305,7 +305,7 @@ fn the_device_holds_the_first_receives_and_software_the_others() {
 
 // conformance: B64
 #[test]
-fn a_receive_for_a_waiting_message_never_goes_to_the_device() {
+fn receive_for_an_unexpected_message_is_not_added_to_the_device() {
     let mut net = Net::new(1, net::options(4), 1);
     net.eager(0, 7, b"early");
     net.settle();
@@ -317,7 +317,7 @@ fn a_receive_for_a_waiting_message_never_goes_to_the_device() {
 /// m1 arrives, b1 is posted before software has seen it, m2 arrives: by hand, step by step.
 // conformance: B58 B60 B65
 #[test]
-fn a_receive_posted_between_two_messages_gets_the_first() {
+fn receive_posted_between_two_messages_gets_the_first() {
     let mut net = Net::new(1, net::options(4), 1);
     net.eager(0, 7, b"m1");
     net.eager(0, 7, b"m2");
@@ -339,7 +339,7 @@ fn a_receive_posted_between_two_messages_gets_the_first() {
 
 // conformance: B62
 #[test]
-fn syncs_are_sent_only_after_unexpected_messages() {
+fn sync_is_sent_only_after_unexpected_messages() {
     let mut net = Net::new(1, net::options(16), 1);
     for round in 0..200 {
         net.post(round, 7, BUFFER);
@@ -358,7 +358,7 @@ fn syncs_are_sent_only_after_unexpected_messages() {
 
 // conformance: B51 B76
 #[test]
-fn a_receive_has_one_completion_cancelled_or_not() {
+fn receive_completes_once_whether_cancelled_or_matched() {
     for seed in 0..200 {
         let mut net = Net::new(1, net::options(2), seed);
         let posts: Vec<_> = (0..3).map(|context| net.post(context, 7, BUFFER).unwrap()).collect();
@@ -390,7 +390,7 @@ fn a_receive_has_one_completion_cancelled_or_not() {
 }
 
 #[test]
-fn a_receive_in_too_many_pieces_stays_in_software_and_keeps_its_place() {
+fn receive_with_too_many_sges_stays_in_software_in_order() {
     let mut net = Net::new(1, net::options(4), 1);
     let pieces = SgeList((0..3).map(|_| vec![0; 2].into()).collect());
     net.receiver.post(1, 7, 0, pieces).unwrap();
@@ -409,7 +409,7 @@ fn a_receive_in_too_many_pieces_stays_in_software_and_keeps_its_place() {
 
 // conformance: B26
 #[test]
-fn messages_without_tag_pass_by() {
+fn no_tag_messages_bypass_matching() {
     for mut net in nets(1) {
         net.receiver.post(1, 0, u64::MAX, SgeList::zeroed(8)).unwrap();
         net.settle();

@@ -1,0 +1,85 @@
+//! How calls of a device fail.
+
+use alloc::string::String;
+
+use crate::{AddressHandle, Gid};
+
+/// Why a call of the device failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The queue is full; try again after completions.
+    #[error("queue full: {depth} outstanding")]
+    QueueFull {
+        /// Its depth.
+        depth: usize,
+    },
+    /// A length is out of range.
+    #[error("{length} bytes given, at most {limit} allowed")]
+    TooLong {
+        /// The given length.
+        length: u64,
+        /// The device's limit.
+        limit: u64,
+    },
+    /// The address names no interface.
+    #[error("not an address of an interface: {gid}")]
+    BadAddress {
+        /// The address.
+        gid: Gid,
+    },
+    /// No such address handle.
+    #[error("no address handle {handle:?}")]
+    BadAddressHandle {
+        /// The handle.
+        handle: AddressHandle,
+    },
+    /// A range exceeds its memory region.
+    #[error("{length} bytes at offset {offset} exceed a region of {region} bytes")]
+    OutOfRegion {
+        /// Where the range begins.
+        offset: usize,
+        /// Its length.
+        length: usize,
+        /// Length of the region.
+        region: usize,
+    },
+    /// The device doesn't support the operation.
+    #[error("the device has no {operation}")]
+    Unsupported {
+        /// The operation.
+        operation: &'static str,
+    },
+    /// A table of the device is full.
+    #[error("no space for another {object}: the limit is {limit}")]
+    LimitReached {
+        /// The kind of object.
+        object: &'static str,
+        /// The most that the device allows.
+        limit: usize,
+    },
+    /// The device doesn't exist.
+    #[error("no device: {reason}")]
+    Absent {
+        /// What was not found.
+        reason: String,
+    },
+    /// A call of the operating system failed.
+    #[error("{operation} failed: {reason}")]
+    System {
+        /// The call and its object.
+        operation: String,
+        /// The error number of the operating system.
+        errno: i32,
+        /// The operating system's words for it, with the number.
+        reason: String,
+    },
+    /// A file or object has an unexpected state.
+    #[error("{object}: {reason}")]
+    Inconsistent {
+        /// The file or object.
+        object: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
