@@ -22,7 +22,6 @@ use efa_device::{
     NoTagList, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest, RegionRange,
     RegisterError, SendRequest, Status, Time, WorkId,
 };
-
 use slab::Slab;
 
 use crate::completion_queue::{Batch, CompletionQueue, Outcome, WorkCompletion};
@@ -441,8 +440,8 @@ impl efa_device::QueuePair for VerbsQueuePair {
         let Some(key) = self.next_send() else {
             return Err(PostError { error: self.full(), packet });
         };
-        if length > self.attributes.mtu {
-            let (length, limit) = (length as u64, self.attributes.mtu as u64);
+        if length > packet.as_ref().len() {
+            let (length, limit) = (length as u64, packet.as_ref().len() as u64);
             return Err(PostError { error: DeviceError::TooLong { length, limit }, packet });
         }
         let target = match self.target(destination) {
