@@ -1,11 +1,11 @@
-//! `cargo xtask fuzz`: the fuzz targets, one or all, for as long as one likes.
+//! `cargo xtask fuzz`: runs the fuzz targets, one or all, for any time.
 //!
 //! ```text
 //!   cargo fuzz build ──► fuzz/target/…/<target> ──► corpus grows │ progress, a line a target
 //!                                └── fails ──► the input decoded, how to replay and keep it
 //! ```
 //!
-//! What the targets do is in `tests/hostile`; `cargo test -p efa-hostile` runs their kept inputs.
+//! The bodies of the targets are in `tests/hostile`; `cargo test -p efa-hostile` replays their inputs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -34,16 +34,16 @@ enum Task {
     List,
     /// Run targets, all unless some are named
     Run(Run),
-    /// Tell what an input means, and run it
+    /// Print an input decoded, and run it
     Show {
         /// The target
         target: String,
         /// The input
         file: PathBuf,
     },
-    /// Make inputs of other targets of the packets in fuzz/corpus/packet
+    /// Make inputs for the other targets from the packets in fuzz/corpus/packet
     Seeds,
-    /// Leave out of a failing input what doesn't matter, into FILE.min
+    /// Reduce a failing input to FILE.min
     Shrink {
         /// The target
         target: String,
@@ -62,17 +62,17 @@ struct Run {
     /// How many targets run at a time
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     jobs: usize,
-    /// What else looks for faults
+    /// Sanitizer to build with
     #[arg(long, value_name = "WHICH", default_value = "none")]
     sanitizer: Sanitizer,
 }
 
-/// What a target is built with besides its own checks.
+/// Sanitizer of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Sanitizer {
     /// Nothing
     None,
-    /// AddressSanitizer, which sees what unsafe code does to memory, and leaks
+    /// AddressSanitizer: memory errors of unsafe code, and leaks
     Address,
 }
 
@@ -84,7 +84,7 @@ impl Sanitizer {
         }
     }
 
-    /// Where targets are built: those with another sanitizer are other programs.
+    /// Directory of the built targets, one for each sanitizer.
     fn target_folder(self, fuzz: &Path) -> PathBuf {
         let folder = fuzz.join("target");
         if self == Self::None { folder } else { folder.join(self.name()) }
@@ -96,9 +96,9 @@ pub(crate) const TOOLS: [Tool; 2] = [Tool::CxxCompiler, Tool::CargoFuzz];
 
 /// Seconds of each target in `cargo xtask test`.
 const GATE: Duration = Duration::from_secs(8);
-/// Seconds that a run of one target may take: libFuzzer counts in 32 bits.
+/// Most seconds of one run: libFuzzer counts in 32 bits.
 const LONGEST_RUN: u64 = 366 * 24 * 3600;
-/// Longest input: what can go wrong does so within a few hundred decisions.
+/// Longest input in bytes: enough for a few hundred decisions.
 const LONGEST: usize = 1024;
 
 /// `cargo xtask fuzz`
@@ -127,20 +127,20 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     }
 }
 
-/// A step of `cargo xtask test`: every target for a short while, from a seed that stays, so that
-/// a change doesn't fail by what it didn't do. The regressions are among the tests.
+/// The step of `cargo xtask test`: every target for a short time, from a fixed seed, so that a change doesn't fail
+/// by what it didn't do. The tests replay the regressions.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
     Fuzzer::build(workspace, &[], Sanitizer::None)?.run(GATE, 1, Some(1))
 }
 
-/// Runs the program that has the targets without a fuzzer.
+/// Runs `efa-hostile`, which has the targets without a fuzzer.
 fn hostile(workspace: &Workspace, arguments: &[&str]) -> Result<()> {
     let mut cargo = workspace.cargo();
     cargo.args(["run", "--quiet", "--release", "--package=efa-hostile", "--"]);
     process::run(cargo.args(arguments))
 }
 
-/// A file that the user names, for a program that works in the root of the repository.
+/// The absolute path of a file that the user names: the program runs in the root of the repository.
 fn from_here(file: &Path) -> Result<PathBuf> {
     std::path::absolute(file).with_context(|| format!("cannot tell where {} is", file.display()))
 }
@@ -149,11 +149,11 @@ fn text(file: &Path) -> Result<&str> {
     file.to_str().with_context(|| format!("{} is no text", file.display()))
 }
 
-/// Targets that are built.
+/// Built targets.
 struct Fuzzer<'a> {
     workspace: &'a Workspace,
     folder: PathBuf,
-    /// Where the programs are.
+    /// Directory of the programs.
     built: PathBuf,
     targets: Vec<String>,
 }
@@ -169,7 +169,7 @@ impl<'a> Fuzzer<'a> {
         let mut cargo_fuzz = Command::new(setup::cargo_fuzz(workspace)?);
         cargo_fuzz.current_dir(&folder).args(["fuzz", "build", "--sanitizer", sanitizer.name()]);
         if sanitizer != Sanitizer::None {
-            // The compiler has it, and its runtime comes along; the flag that asks for it isn't stable.
+            // The stable compiler includes the sanitizer, but the flag for it is unstable.
             cargo_fuzz.env("RUSTC_BOOTSTRAP", "1");
         }
         cargo_fuzz.arg("--target-dir").arg(&target_folder);
@@ -240,7 +240,7 @@ impl<'a> Fuzzer<'a> {
         if dictionary.is_file() {
             command.arg(format!("-dict={}", dictionary.display()));
         }
-        // What a gate finds is forgotten: the next one begins where this one did.
+        // The gate doesn't keep what it finds: the next one starts from the same corpus.
         let scratch = self.folder.join("target/scratch").join(target);
         if seed.is_some() {
             std::fs::create_dir_all(&scratch)
@@ -286,13 +286,13 @@ impl<'a> Fuzzer<'a> {
         self.explain(target, &culprit, &report)
     }
 
-    /// Says all about an input that failed, with the report of a sanitizer if that saw it.
+    /// Prints all about a failed input, with the sanitizer's report if there is one.
     fn explain(&self, target: &str, culprit: &Path, report: &[String]) -> Result<()> {
         say!("\n{target} fails. The input, decoded:\n");
         let shown = hostile(self.workspace, &["show", target, text(culprit)?]);
         let file = culprit.display();
         if shown.is_ok() && report.is_empty() {
-            say!("It does not fail by itself: it takes too long, or too much memory.");
+            say!("The target doesn't fail on it alone: it takes too long, or too much memory.");
         } else if shown.is_ok() {
             say!("It fails with the sanitizer alone:\n{}", report.join("\n"));
             say!("\nreplay it so: {} {file}", self.built.join(target).display());
@@ -305,7 +305,7 @@ impl<'a> Fuzzer<'a> {
     }
 }
 
-/// The targets that are wanted: all unless some are named.
+/// The selected targets: all unless some are named.
 fn targets_among(wanted: &[String], folder: &Path) -> Result<Vec<String>> {
     let all = targets_in(folder)?;
     if let Some(unknown) = wanted.iter().find(|target| !all.contains(target)) {
@@ -384,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_read_from_what_the_fuzzer_says() {
+    fn progress_is_parsed_from_libfuzzer_output() {
         let line = "#8192\tpulse  cov: 412 ft: 993 corp: 88/5013b lim: 17 exec/s: 4096 rss: 40Mb";
         let progress = Progress::of_line(line).unwrap();
         assert_eq!(progress, Progress { executions: 8192, covered: 412, corpus: 88 });
@@ -394,14 +394,14 @@ mod tests {
     }
 
     #[test]
-    fn programs_with_a_sanitizer_are_others() {
+    fn fuzz_programs_with_sanitizer_have_another_path() {
         let folder = |sanitizer: Sanitizer| sanitizer.target_folder(Path::new("fuzz"));
         assert_eq!(folder(Sanitizer::None), Path::new("fuzz/target"));
         assert_eq!(folder(Sanitizer::Address), Path::new("fuzz/target/address"));
     }
 
     #[test]
-    fn every_target_has_its_files() {
+    fn every_fuzz_target_has_corpus_and_dictionary() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
         let targets = targets_in(&folder).unwrap();
         assert!(targets.len() >= 10, "{targets:?}");

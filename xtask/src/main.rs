@@ -1,18 +1,18 @@
 //! The automation of this repository: `cargo xtask <task>`.
 //!
 //! ```text
-//!  main ──► steps        what `test` runs, in which order, and the closing table
+//!  main ──► steps        the steps of `test` in order, and the result table
 //!       ──► setup        Debian packages, rustup components, gungraun-runner
-//!       ──► install      the tool and the C library, where they find each other
+//!       ──► install      the tool and the C library, where the tool finds it
 //!       ──► bench        instruction counts (gungraun) and wall clock (criterion)
-//!       ──► interop      libfabric and our stack with each other
-//!       ──► soak         everything at random under faults, for minutes or hours
-//!       ──► fuzz         hostile input for every part that hears strangers
-//!       ──► conformance  checklist rows ↔ tests that show them
+//!       ──► interop      scenarios between libfabric and this stack
+//!       ──► soak         random operations under faults, for minutes or hours
+//!       ──► fuzz         hostile input for every part that reads untrusted bytes
+//!       ──► conformance  checklist rows and the tests that show them
 //!       ──► verbs        efa-verbs with rdma-core, and on the software device
 //!       ──► package      crates can be published; their oldest Rust; `no_std`
-//!            all on top of: workspace (where things are), process (running children),
-//!                           output (that may be closed)
+//!            all use: workspace (paths, packages), process (child processes),
+//!                     output (which may be closed)
 //! ```
 #![forbid(unsafe_code)]
 
@@ -55,7 +55,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 #[command(subcommand_value_name = "TASK", subcommand_help_heading = "Tasks")]
 enum Task {
-    /// Set up what is needed and run every check a change must pass
+    /// Install what is needed, and run every check that a change must pass
     Test(steps::Args),
     /// Install what the other tasks need, and do nothing else
     Setup,
@@ -63,11 +63,11 @@ enum Task {
     Install(install::Args),
     /// Count instructions of the benches (gungraun), or measure wall clock (criterion)
     Bench(bench::Args),
-    /// Let libfabric and our stack talk to each other, scenario by scenario
+    /// Run scenarios between libfabric and this stack
     Interop(interop::Args),
-    /// Drive endpoints at random under faults, and check everything with a model
+    /// Run random operations under faults, and compare with a model
     Soak(soak::Args),
-    /// Feed hostile input to every part that hears strangers
+    /// Fuzz every part that reads untrusted bytes
     Fuzz(fuzz::Args),
     /// Collect the tests of each checklist row into docs/conformance.md
     Conformance(conformance::Args),
@@ -106,12 +106,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn deadlines_that_no_clock_can_tell_are_refused() {
+    fn deadlines_out_of_range_are_refused() {
         for task in ["interop", "bench soft", "bench match", "bench vs-libfabric"] {
             let parsed = |seconds: u64| {
                 let line = format!("xtask {task} --deadline {seconds}");

@@ -1,5 +1,5 @@
-//! Standard output and standard error, which may be closed before all is said, by `head` for example.
-//! A task goes on then: its exit code counts, and children and files are to be seen to.
+//! Writing to standard output and standard error, which may be closed early, by `head` for example. A task
+//! continues then: its exit code counts.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Result, bail};
 
-/// The first failure to write that is none of the reader's: a full disk.
+/// The first error of writing that isn't a closed pipe, such as a full disk.
 static LOST: OnceLock<io::Error> = OnceLock::new();
 
 /// A line on standard output.
@@ -17,7 +17,7 @@ macro_rules! say {
     };
 }
 
-/// A line on standard error. If that can't be written, there is nobody left to tell.
+/// A line on standard error; a failure to write it is ignored.
 macro_rules! tell {
     ($($words:tt)*) => {{
         let _ = std::io::Write::write_fmt(
@@ -30,14 +30,14 @@ macro_rules! tell {
 /// Text on standard output.
 pub(crate) fn write(text: fmt::Arguments<'_>) {
     if cfg!(test) {
-        // Which the harness keeps out of its own lines.
+        // The test harness captures this.
         print!("{text}");
     } else {
         keep(io::stdout().write_fmt(text));
     }
 }
 
-/// Something was written by somebody else.
+/// Remembers an error of writing.
 pub(crate) fn keep(written: io::Result<()>) {
     if let Err(error) = written
         && error.kind() != ErrorKind::BrokenPipe
@@ -46,7 +46,7 @@ pub(crate) fn keep(written: io::Result<()>) {
     }
 }
 
-/// Fails if somebody who still reads didn't get all.
+/// Fails if output was lost, other than to a closed pipe.
 pub(crate) fn all_written() -> Result<()> {
     keep(io::stdout().flush());
     match LOST.get() {

@@ -1,4 +1,4 @@
-//! Running children: what is started is shown, and a child's failure is never lost.
+//! Child processes: commands are printed, and failures are errors.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -11,7 +11,7 @@ use clap::builder::RangedU64ValueParser;
 
 use crate::output;
 
-/// Runs the command with our own output streams, failing unless it exits with 0.
+/// Runs the command with this process's output; fails unless it exits with 0.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     announce(command);
     let status = command.status().with_context(|| format!("cannot start `{}`", shown(command)))?;
@@ -64,12 +64,12 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String> {
         .with_context(|| format!("`{}` printed something else than UTF-8", shown(command)))
 }
 
-/// What a deadline on the command line can be: up to a day, and not beyond what a clock can tell.
+/// Parses a deadline of the command line: 1 second to a day.
 pub(crate) fn seconds() -> RangedU64ValueParser {
     RangedU64ValueParser::new().range(1..=86_400)
 }
 
-/// A process that is killed if it is still there at the end.
+/// A process that is killed when this is dropped.
 pub(crate) struct Running(Child);
 
 impl Running {
@@ -78,14 +78,14 @@ impl Running {
         Ok(Self(child.with_context(|| format!("cannot start {command:?}"))?))
     }
 
-    /// Waits for success; gives what it printed, which is little.
+    /// Waits for success; returns its (short) output.
     pub(crate) fn finish(&mut self, until: Instant) -> Result<String> {
         let status = self.wait(until)?;
         let mut said = String::new();
         if let Some(mut output) = self.0.stdout.take() {
             output.read_to_string(&mut said)?;
         }
-        ensure!(status.success(), "failed with {status}, having said `{}`", said.trim());
+        ensure!(status.success(), "failed with {status} and the output `{}`", said.trim());
         Ok(said)
     }
 
@@ -103,7 +103,7 @@ impl Running {
                 return Ok(status);
             }
             if Instant::now() >= until {
-                bail!("not ready after its time; killed");
+                bail!("killed: it ran beyond its deadline");
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -135,12 +135,12 @@ pub(crate) fn find_in_path(program: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// The command as one would type it.
+/// The command as typed in a shell.
 fn shown(command: &Command) -> String {
     let variables = command
         .get_envs()
         .filter_map(|(name, value)| Some(format!("{}={}", name.to_string_lossy(), quoted(value?))));
-    // The full path of cargo says nothing and hides the rest of the line.
+    // The name without the directory, to keep the line short.
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words = std::iter::once(program).chain(command.get_args()).map(quoted);
     variables.chain(words).collect::<Vec<_>>().join(" ")
@@ -164,20 +164,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_shown_as_one_would_type_it() {
+    fn command_is_shown_as_typed_in_a_shell() {
         let mut command = Command::new("/usr/lib/rust/bin/cargo");
         command.env("RUSTDOCFLAGS", "-D warnings").args(["doc", "it's"]);
         assert_eq!(shown(&command), r"RUSTDOCFLAGS='-D warnings' cargo doc 'it'\''s'");
     }
 
     #[test]
-    fn a_failing_child_is_an_error_that_names_command_and_status() {
+    fn failing_child_is_an_error_with_command_and_status() {
         let error = run(Command::new("sh").args(["-c", "exit 7"])).unwrap_err().to_string();
         assert_eq!(error, "`sh -c 'exit 7'` failed with exit status: 7");
     }
 
     #[test]
-    fn inspecting_sees_every_line_and_still_reports_the_failure() {
+    fn inspected_child_reports_every_line_and_its_failure() {
         let mut lines = Vec::new();
         let mut child = Command::new("sh");
         child.args(["-c", "echo one; printf two; exit 3"]);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_not_exist_is_named() {
+    fn absent_program_is_named_in_the_error() {
         let error = run(&mut Command::new("no-such-program-efa")).unwrap_err().to_string();
         assert_eq!(error, "cannot start `no-such-program-efa`");
         assert_eq!(find_in_path("no-such-program-efa"), None);

@@ -1,6 +1,5 @@
-//! Seeing to it that the tools a task needs are there: Debian packages by apt-get,
-//! parts of the toolchain by rustup, and the runner of the instruction benches and cargo-fuzz
-//! by `cargo install` into the target directory.
+//! Installs the tools that a task needs: Debian packages by apt-get, parts of the toolchain by rustup, the
+//! runner of the instruction benches and cargo-fuzz by `cargo install` into the target directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,24 +10,24 @@ use crate::process;
 use crate::steps::Step;
 use crate::workspace::Workspace;
 
-/// The crate of the instruction benches, and the program that it hands its work to.
+/// The crate of the instruction benches, and its runner.
 const GUNGRAUN: &str = "gungraun";
 const RUNNER: &str = "gungraun-runner";
 
-/// Something that does not come with cargo.
+/// A tool that is not part of cargo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Tool {
     /// `cargo fmt`
     Rustfmt,
     /// `cargo clippy`
     Clippy,
-    /// A C compiler, for the peers of `interop` that are made of libfabric.
+    /// A C compiler, for the libfabric peer of `interop`.
     CCompiler,
-    /// What those are compiled with.
+    /// libfabric's headers, for the same.
     LibfabricHeaders,
-    /// libfabric's own programs, and the library with them.
+    /// libfabric's programs, and the library.
     FiInfo,
-    /// MPI programs for the software device, and what they are compiled with.
+    /// Open MPI and its headers, for programs on the software device.
     OpenMpi,
     OpenMpiHeaders,
     /// Headers of libibverbs and libefa, with which declarations are compared.
@@ -49,28 +48,28 @@ pub(crate) enum Tool {
     GungraunRunner,
 }
 
-/// How a tool comes onto this machine.
+/// Where a tool comes from.
 enum Source {
     Debian(DebianPackage),
     Rustup { subcommand: &'static str, component: &'static str },
     CargoInstall(Program),
 }
 
-/// A program out of the registry.
+/// A program of the registry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Program {
     GungraunRunner,
     CargoFuzz,
 }
 
-/// A package, and by what we see that it is there.
+/// A package, and how to see that it is installed.
 #[derive(Clone, Copy)]
 struct DebianPackage {
     name: &'static str,
     sign: Sign,
 }
 
-/// What a package brings.
+/// A program or file of a package.
 #[derive(Clone, Copy)]
 enum Sign {
     /// A program on `PATH`.
@@ -107,7 +106,7 @@ impl Tool {
             }
             Self::FiInfo => Source::Debian(DebianPackage::program("libfabric-bin", "fi_info")),
             Self::OpenMpi => Source::Debian(DebianPackage::program("openmpi-bin", "mpicc.openmpi")),
-            // Where the headers are depends on the processor; of every package, this is kept.
+            // The path of the headers depends on the processor; every package has this file.
             Self::OpenMpiHeaders => Source::Debian(DebianPackage::file(
                 "libopenmpi-dev",
                 "/usr/share/doc/libopenmpi-dev/copyright",
@@ -141,11 +140,11 @@ pub(crate) fn provide_all(workspace: &Workspace) -> Result<()> {
         }
     }
     provide(workspace, tools)?;
-    say!("setup: all that `cargo xtask test` needs is there");
+    say!("setup: all that `cargo xtask test` needs is installed");
     Ok(())
 }
 
-/// Installs those of the tools that are missing.
+/// Installs the tools that are missing.
 pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Tool>) -> Result<()> {
     let mut tools: Vec<Tool> = tools.into_iter().collect();
     tools.sort_unstable();
@@ -195,7 +194,7 @@ fn install_packages(packages: &[DebianPackage]) -> Result<()> {
     say!("missing Debian packages: {}", names.join(", "));
     let by_hand = format!("apt-get install {}", names.join(" "));
     if process::find_in_path("apt-get").is_none() {
-        bail!("there is no apt-get here: install what Debian gives with `{by_hand}`");
+        bail!("no apt-get on this machine: install the equivalent of `{by_hand}`");
     }
     if process::output_of(Command::new("id").arg("-u"))?.trim() != "0" {
         bail!("only root may install packages: run `sudo {by_hand}`");
@@ -218,8 +217,8 @@ fn install_packages(packages: &[DebianPackage]) -> Result<()> {
     }
 }
 
-/// The runner of the version that `Cargo.lock` has of the crate, for the two refuse
-/// to work together otherwise. One on `PATH` serves as well as one we installed.
+/// The runner, on `PATH` or installed by us, in the version of the crate in `Cargo.lock`: crate and runner
+/// refuse other versions.
 pub(crate) fn gungraun_runner(workspace: &Workspace) -> Result<PathBuf> {
     let version = workspace.locked_version(GUNGRAUN)?;
     let tools = workspace.metadata()?.target_directory.join("tools");
@@ -262,7 +261,7 @@ pub(crate) fn cargo_fuzz(workspace: &Workspace) -> Result<PathBuf> {
 fn install(workspace: &Workspace, program: &str, version: Option<&str>) -> Result<()> {
     let tools = workspace.metadata()?.target_directory.join("tools");
     say!("installing {program} into {} (once, about two minutes)", tools.display());
-    // Its own build directory: an install that was cut short goes on where it was.
+    // A build directory of its own: an interrupted install continues where it stopped.
     let build = tools.join("build");
     let mut cargo = workspace.cargo();
     cargo.env("CARGO_TARGET_DIR", &build).args(["install", program, "--locked"]);
@@ -284,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_no_runner_is_not_taken_for_one() {
+    fn file_that_is_no_runner_is_refused() {
         assert!(!is_version(Path::new("/no/such/file"), "0.20.0"));
         assert!(!is_version(Path::new("/bin/echo"), "0.20.0"));
     }

@@ -1,5 +1,5 @@
-//! `cargo xtask soak`: the random stories of the engine, for as long as one likes; on request those of
-//! endpoints on the device of rdma-core.
+//! `cargo xtask soak`: random operations of engines for any time; with `--device verbs`, of endpoints on
+//! `efa-verbs`.
 
 use std::ffi::OsString;
 
@@ -14,24 +14,24 @@ use crate::workspace::Workspace;
 #[derive(Debug, Default, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Args {
-    /// Given first: the stories of two endpoints on `efa-verbs`, in real time
+    /// Must come first: run two endpoints on `efa-verbs`, in real time
     #[arg(long, value_name = "DEVICE")]
     device: Option<Device>,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     arguments: Vec<OsString>,
 }
 
-/// Where else stories can be played.
+/// Another device for the endpoints.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Device {
-    /// The device of rdma-core, with the software device preloaded.
+    /// `efa-verbs`, with the software device preloaded.
     Verbs,
 }
 
 /// Minutes of the step of `cargo xtask test`.
 const GATE: &str = "2";
 
-/// What the preloaded device is like, one after the other. Each gets all the time that is asked for.
+/// Settings of the preloaded device; each runs for the whole time.
 const DEVICES: [&[(&str, &str)]; 4] = [
     &[("EFA_SOFT_REORDER", "1")],
     &[("EFA_SOFT_REORDER", "2"), ("EFA_SOFT_RNR", "0.02")],
@@ -62,8 +62,7 @@ fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
     })
 }
 
-/// A step of `cargo xtask test`: other stories each day would find more, but a change must not
-/// fail by what it didn't do.
+/// The step of `cargo xtask test`, always with the same seeds: a change must not fail by what it didn't do.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
     run(workspace, &Args { arguments: vec!["--minutes".into(), GATE.into()], ..Args::default() })
 }

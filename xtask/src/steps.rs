@@ -1,5 +1,5 @@
-//! `cargo xtask test`: the steps that a change must pass, one after the other, and a
-//! closing table of what each of them came to and how long it took.
+//! `cargo xtask test`: the steps that a change must pass, in order, and a table of their results and
+//! durations.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub(crate) struct Args {
     /// Leave these steps out
     #[arg(long, value_name = "STEP", value_delimiter = ',', hide_possible_values = true)]
     skip: Vec<Step>,
-    /// Go on after a step that failed, and report all failures at the end
+    /// Continue after a failed step, and report all failures at the end
     #[arg(long)]
     keep_going: bool,
 }
@@ -48,22 +48,22 @@ pub(crate) enum Step {
     Conformance,
     /// Every fuzz target runs for some seconds
     Fuzz,
-    /// The matrix of our stack with libfabric
+    /// The matrix of scenarios between this stack and libfabric
     Interop,
-    /// Two minutes of random stories
+    /// Two minutes of random operations under faults
     Soak,
     /// The instruction benches keep their limits
     Bench,
 }
 
-/// What a step came to.
+/// The result of a step.
 enum Outcome {
     Passed,
     Skipped(&'static str),
     Failed(anyhow::Error),
 }
 
-/// A line of the closing table.
+/// A line of the result table.
 struct Report {
     step: Step,
     outcome: Outcome,
@@ -114,7 +114,7 @@ impl Step {
         }
     }
 
-    /// What the step needs besides cargo.
+    /// Tools that the step needs besides cargo.
     pub(crate) fn tools(self) -> &'static [Tool] {
         match self {
             Self::Fmt => &[Tool::Rustfmt],
@@ -139,7 +139,7 @@ impl Step {
         }
     }
 
-    /// Why there is nothing to do for this step in this tree, if so.
+    /// Why the step is skipped in this tree, if it is.
     pub(crate) fn reason_to_skip(self, workspace: &Workspace) -> Result<Option<&'static str>> {
         Ok(match self {
             Self::Fuzz if workspace.fuzz_manifest().is_none() => {
@@ -179,7 +179,7 @@ impl Step {
             Self::Tests => {
                 cargo.args(["test", "--workspace", "--no-fail-fast"]);
                 cargo.args(["--lib", "--bins", "--tests", "--examples"]);
-                // A snapshot that differs is a failure, never a file to be accepted later.
+                // A snapshot that differs is a failure.
                 run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
             }
             Self::Libfabric => {
@@ -190,7 +190,7 @@ impl Step {
                     "--test=layout",
                     "--test=openmpi",
                 ]);
-                // Says that the packages are there, so that none of these is skipped.
+                // The packages are installed, so no test is skipped.
                 run_tests(cargo.env("EFA_INTEROP", "1"), tests)
             }
             Self::Verbs => verbs::step(workspace, |cargo| run_tests(cargo, tests)),
@@ -242,7 +242,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 }
 
 impl Args {
-    /// The steps that are asked for, in the usual order.
+    /// The selected steps, in order.
     fn steps(&self) -> Result<Vec<Step>> {
         let steps: Vec<Step> = Step::ALL
             .into_iter()
@@ -256,7 +256,7 @@ impl Args {
     }
 }
 
-/// Prints the closing table, and fails if a step did.
+/// Prints the result table, and fails if a step failed.
 fn conclude(reports: &mut [Report], planned: usize, took: Duration) -> Result<()> {
     reports.sort_by_key(|report| Step::ALL.iter().position(|step| *step == report.step));
     say!("\n{:<12} result", "step");
@@ -276,7 +276,7 @@ fn conclude(reports: &mut [Report], planned: usize, took: Duration) -> Result<()
         }
     }
     if passed + failed.len() < planned {
-        say!("the steps after it were not run; --keep-going would");
+        say!("later steps were not run; --keep-going runs them");
     }
     let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
     let tests = reports.iter().fold(TestCount::default(), |sum, report| sum + report.tests);
@@ -328,7 +328,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Runs tests and counts them. No test at all is a failure: it would look like success.
+/// Runs tests and counts them. No test at all is a failure.
 fn run_tests(command: &mut std::process::Command, tests: &mut TestCount) -> Result<()> {
     process::run_inspecting(command, |line| {
         if let Some(count) = TestCount::of_line(line) {
@@ -380,7 +380,7 @@ impl fmt::Display for TestCount {
     }
 }
 
-/// A time as people read it: `4.2 s`, `3 min 07 s`.
+/// A duration for people: `4.2 s`, `3 min 07 s`.
 struct Seconds(Duration);
 
 impl fmt::Display for Seconds {
@@ -398,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_on_the_command_line_are_those_we_print() {
+    fn step_names_on_the_command_line_are_those_printed() {
         for step in Step::ALL {
             let value = step.to_possible_value().unwrap();
             assert_eq!(value.get_name(), step.name());
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn only_and_skip_choose_without_changing_the_order() {
+    fn only_and_skip_keep_the_order_of_steps() {
         let args = |only: &[Step], skip: &[Step]| Args {
             only: only.to_vec(),
             skip: skip.to_vec(),
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn the_closing_line_of_libtest_is_counted() {
+    fn test_counts_are_parsed_from_libtest_output() {
         let line = "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; \
                     3 filtered out; finished in 0.01s";
         let count = TestCount::of_line(line).unwrap();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_tests_does_not_pass() {
+    fn step_that_runs_no_test_fails() {
         let mut tests = TestCount::default();
         let mut nothing = std::process::Command::new("echo");
         nothing.arg("test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured");
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_step_fails_the_whole_run() {
+    fn failed_step_fails_the_run() {
         let report = |step, outcome| Report {
             step,
             outcome,

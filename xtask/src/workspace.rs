@@ -1,5 +1,4 @@
-//! Where things are: the root of the repository, cargo's target directory, the
-//! packages and their benches.
+//! The repository: its root, cargo's target directory, packages and their benches.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,10 +14,10 @@ pub(crate) struct Workspace {
     root: PathBuf,
 }
 
-/// What cargo knows of the workspace, as far as we need it.
+/// The output of `cargo metadata`, as far as needed.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Metadata {
-    /// Where cargo builds into.
+    /// Cargo's target directory.
     pub(crate) target_directory: PathBuf,
     /// The members of the workspace.
     pub(crate) packages: Vec<Package>,
@@ -39,8 +38,8 @@ struct Target {
 }
 
 impl Workspace {
-    /// Finds the repository from the place of this package: `cargo run` tells it at
-    /// run time, which holds even if the directory was moved after the build.
+    /// Finds the repository from the directory of this package, which `cargo run` passes at run time: it is
+    /// right even if the repository was moved after the build.
     pub(crate) fn locate() -> Result<Self> {
         let package = std::env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
@@ -111,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_is_that_of_the_package_of_exactly_this_name() {
+    fn locked_version_is_that_of_the_exact_package_name() {
         let lock = "[[package]]\nname = \"gungraun-common\"\nversion = \"0.1.0\"\n\n\
                     [[package]]\nname = \"gungraun\"\nversion = \"0.20.0\"\nsource = \"x\"\n";
         assert_eq!(version_in_lock(lock, "gungraun").as_deref(), Some("0.20.0"));

@@ -77,7 +77,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn without_a_task_the_tasks_are_listed() {
+fn call_without_task_lists_the_tasks() {
     let output = Repository::new("list").xtask(&[]);
     assert!(output.status.success());
     let text = stdout(&output);
@@ -89,7 +89,7 @@ fn without_a_task_the_tasks_are_listed() {
 }
 
 #[test]
-fn whoever_closes_the_output_changes_nothing() {
+fn closed_standard_output_changes_nothing() {
     let repository = Repository::new("closed");
     assert!(repository.xtask(&["conformance"]).status.success());
     let tasks: [&[&str]; 5] = [
@@ -114,7 +114,7 @@ fn whoever_closes_the_output_changes_nothing() {
 }
 
 #[test]
-fn an_output_that_can_not_be_written_is_an_error() {
+fn full_standard_output_is_an_error() {
     let repository = Repository::new("full");
     assert!(repository.xtask(&["conformance"]).status.success());
     let tasks: [&[&str]; 3] = [&[], &["conformance", "--check"], &["interop", "--list"]];
@@ -128,7 +128,7 @@ fn an_output_that_can_not_be_written_is_an_error() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_before_anything_is_installed() {
+fn invalid_arguments_are_refused_before_anything_is_installed() {
     let repository = Repository::new("senseless");
     repository.write("fuzz/Cargo.toml", "");
     repository.write("fuzz/fuzz_targets/f.rs", "fuzz_target!(|data| {});\n");
@@ -152,7 +152,7 @@ fn what_makes_no_sense_is_refused_before_anything_is_installed() {
 }
 
 #[test]
-fn a_task_or_step_that_does_not_exist_is_refused() {
+fn unknown_task_or_step_is_a_usage_error() {
     let repository = Repository::new("refused");
     assert_eq!(repository.xtask(&["tset"]).status.code(), Some(2));
     let output = repository.xtask(&["test", "--only", "clipy"]);
@@ -161,7 +161,7 @@ fn a_task_or_step_that_does_not_exist_is_refused() {
 }
 
 #[test]
-fn the_report_is_written_and_then_up_to_date() {
+fn conformance_report_is_written_and_then_up_to_date() {
     let repository = Repository::new("written");
     let stale = repository.xtask(&["conformance", "--check"]);
     assert_eq!(stale.status.code(), Some(1));
@@ -177,7 +177,7 @@ fn the_report_is_written_and_then_up_to_date() {
 }
 
 #[test]
-fn a_claim_without_a_test_and_a_tag_without_a_row_fail_and_are_named() {
+fn claim_without_test_and_tag_without_row_fail_and_are_named() {
     let repository = Repository::new("wrong");
     repository.write("docs/checklist/claimed.txt", "A1-A2\n");
     repository.write("fuzz/fuzz_targets/f.rs", "// conformance: A9\nfuzz_target!(|data| {});\n");
@@ -192,7 +192,7 @@ fn a_claim_without_a_test_and_a_tag_without_a_row_fail_and_are_named() {
 }
 
 #[test]
-fn a_failing_step_fails_the_run_and_says_how_to_repeat_it() {
+fn failing_step_prints_the_command_that_repeats_it() {
     let repository = Repository::new("failing");
     let output = repository.xtask(&["test", "--only", "conformance"]);
     assert_eq!(output.status.code(), Some(1));
@@ -208,7 +208,7 @@ fn a_failing_step_fails_the_run_and_says_how_to_repeat_it() {
 }
 
 #[test]
-fn a_missing_package_is_installed_for_root() {
+fn missing_package_is_installed_by_root() {
     let repository = Repository::new("root");
     repository.write("fuzz/Cargo.toml", "");
     repository.program("id", "echo 0");
@@ -226,7 +226,7 @@ fn a_missing_package_is_installed_for_root() {
 }
 
 #[test]
-fn a_missing_package_is_named_to_anybody_else() {
+fn missing_package_is_named_without_root() {
     let repository = Repository::new("user");
     repository.write("fuzz/Cargo.toml", "");
     repository.program("id", "echo 1000");
@@ -237,11 +237,11 @@ fn a_missing_package_is_named_to_anybody_else() {
 
     std::fs::remove_file(repository.root.join("bin/apt-get")).unwrap();
     let output = repository.on_bare_machine(&["test", "--only", "fuzz"]);
-    assert!(stderr(&output).contains("there is no apt-get here"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("no apt-get on this machine"), "{}", stderr(&output));
 }
 
 #[test]
-fn an_installation_that_does_not_help_is_an_error() {
+fn package_without_the_expected_program_is_an_error() {
     let repository = Repository::new("useless");
     repository.write("fuzz/Cargo.toml", "");
     repository.program("id", "echo 0");

@@ -3,8 +3,7 @@
 //! ```text
 //!   --device verbs   an interface of this machine, by rdma-core
 //!            soft    the software device of this host
-//!            auto    verbs, unless there is no interface or something of the software device alone
-//!                    is asked for
+//!            auto    verbs, unless there is no interface or an option of the software device is given
 //! ```
 
 use std::fs::File;
@@ -22,24 +21,24 @@ use efa_sim::capture::{Capture, CaptureError};
 use efa_sim::faults::FaultOptions;
 use efa_sim::record::{Record, SharedSink, Sink};
 
-/// Name of the software device if none is given.
+/// Default name of the software device.
 const USUAL_NAME: &str = "efa";
 
-/// Which device.
+/// Options that choose a device.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
-    /// `verbs`, an EFA interface of this machine; `soft`, the software device; `auto`, the first where
-    /// there is one
+    /// `verbs`: an EFA interface of this machine; `soft`: the software device; `auto`: verbs if the machine
+    /// has an interface, else soft
     #[arg(long, value_name = "KIND", default_value = "auto")]
     pub(crate) device: Kind,
-    /// Name of the interface [default: the first of EFA]
+    /// Name of the interface [default: the first EFA interface]
     #[arg(long, value_name = "NAME")]
     pub(crate) interface: Option<String>,
     #[command(flatten)]
     pub(crate) soft: SoftArgs,
 }
 
-/// Which software device.
+/// Options that choose a software device.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct SoftArgs {
     /// Name of the software device; programs that give the same one reach each other
@@ -52,7 +51,7 @@ pub(crate) struct SoftArgs {
 }
 
 impl SoftArgs {
-    /// The name that was given, or the usual one.
+    /// The name given, or the default.
     pub(crate) fn name(&self) -> &str {
         self.device_name.as_deref().unwrap_or(USUAL_NAME)
     }
@@ -66,7 +65,7 @@ pub(crate) enum SoftLink {
 }
 
 impl SoftLink {
-    /// As on the command line.
+    /// The name on the command line.
     pub(crate) const fn setting(self) -> &'static str {
         match self {
             Self::Shm => "shm",
@@ -126,7 +125,7 @@ impl From<SocketAddr> for TcpHost {
     }
 }
 
-/// A kind of device.
+/// Kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     Auto,
@@ -135,7 +134,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// As on the command line.
+    /// The name on the command line.
     pub(crate) const fn setting(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -145,16 +144,16 @@ impl Kind {
     }
 }
 
-/// What it is like.
+/// Options for properties of the software device.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct PropertyArgs {
-    /// Whether the device reads and writes the memory of peers [default: read,write]
+    /// RDMA operations that the device offers [default: read,write]
     #[arg(long, value_name = "WHICH")]
     pub(crate) device_rdma: Option<RdmaArg>,
-    /// Let datagrams overtake each other, as this seed says
+    /// Reorder datagrams, by this seed
     #[arg(long, value_name = "SEED")]
     pub(crate) reorder: Option<u64>,
-    /// Chance, 0 to 1, that a datagram finds the receiver not ready
+    /// Probability, 0 to 1, that a datagram meets a receiver that is not ready (RNR)
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub(crate) rnr: Option<f64>,
 }
@@ -164,7 +163,7 @@ fn rate(text: &str) -> Result<f64, String> {
     rate.ok_or_else(|| "a number from 0 to 1 is expected".to_owned())
 }
 
-/// What the device can do to the memory of peers.
+/// RDMA operations of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RdmaArg {
     #[value(name = "read,write")]
@@ -175,7 +174,7 @@ pub(crate) enum RdmaArg {
 }
 
 impl RdmaArg {
-    /// As on the command line.
+    /// The name on the command line.
     pub(crate) const fn setting(self) -> &'static str {
         match self {
             Self::ReadWrite => "read,write",
@@ -197,7 +196,7 @@ impl RdmaArg {
 }
 
 impl PropertyArgs {
-    /// The first option that is given; all are of the software device alone.
+    /// The first option given; all need the software device.
     fn given(&self) -> Option<&'static str> {
         let options = [
             ("--device-rdma", self.device_rdma.is_some()),
@@ -209,7 +208,7 @@ impl PropertyArgs {
 }
 
 impl DeviceArgs {
-    /// An option that is of the software device alone, among these and `others`.
+    /// The first option given that needs the software device, among these and `others`.
     fn of_soft(&self, properties: &PropertyArgs, others: Option<&'static str>) -> Option<&str> {
         let place = [
             ("--device-name", self.soft.device_name.is_some()),
@@ -219,7 +218,8 @@ impl DeviceArgs {
         place.or_else(|| properties.given()).or(others)
     }
 
-    /// Options that exclude each other; `others` is one more of the software device.
+    /// A message about options that exclude each other; `others` is another option that needs the software
+    /// device.
     pub(crate) fn conflict(
         &self,
         properties: &PropertyArgs,
@@ -228,19 +228,19 @@ impl DeviceArgs {
         let soft = self.of_soft(properties, others);
         match (self.device, soft) {
             (Kind::Verbs, Some(option)) => {
-                Some(format!("{option} is of the software device, not of --device verbs"))
+                Some(format!("{option} is an option of the software device, not of --device verbs"))
             }
             (Kind::Soft, _) if self.interface.is_some() => {
-                Some("--interface is not of --device soft".into())
+                Some("--interface is not an option of --device soft".into())
             }
-            (Kind::Auto, Some(option)) if self.interface.is_some() => {
-                Some(format!("{option} is of the software device, and --interface of the other"))
-            }
+            (Kind::Auto, Some(option)) if self.interface.is_some() => Some(format!(
+                "{option} is an option of the software device, --interface of --device verbs"
+            )),
             _ => None,
         }
     }
 
-    /// Which kind it is; `others` is one more option of the software device.
+    /// The kind of device; `others` is another option that needs the software device.
     pub(crate) fn kind(&self, properties: &PropertyArgs, others: Option<&'static str>) -> Kind {
         let soft = || self.of_soft(properties, others).is_some();
         match self.device {
@@ -285,12 +285,12 @@ pub(crate) struct Objects {
     /// For sends and receives.
     pub(crate) queue: CompletionQueue,
     pub(crate) addresses: AddressVector,
-    /// How packets travel.
+    /// The link of the device.
     pub(crate) link: Link,
 }
 
 impl Objects {
-    /// With room for `capacity` operations under way.
+    /// Creates and binds them, for `capacity` operations under way.
     pub(crate) fn new(domain: &Domain, capacity: usize) -> Result<Self, EnableError> {
         let queue = domain.completion_queue(CompletionQueueOptions::new().capacity(capacity));
         let addresses = domain.address_vector();
@@ -303,12 +303,12 @@ impl Objects {
     }
 }
 
-/// A capture file that a device writes, and whose errors we want to know. Clones are the same.
+/// A capture file that a device writes and whose errors are reported. Clones share it.
 #[derive(Clone)]
 pub(crate) struct CaptureFile(Arc<Mutex<Option<Capture<File>>>>);
 
 impl CaptureFile {
-    /// A new file at `path`, in place of one that is there.
+    /// Creates the file at `path`, or replaces it.
     pub(crate) fn create(path: &Path, interface: &str) -> Result<Self, CaptureError> {
         Ok(Self(Arc::new(Mutex::new(Some(Capture::create(path, interface)?)))))
     }
@@ -317,7 +317,7 @@ impl CaptureFile {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Ends the file. What the device does from now on isn't in it.
+    /// Ends the file; later packets are not captured.
     pub(crate) fn finish(&self) -> Result<(), CaptureError> {
         match self.with(Option::take) {
             Some(capture) => capture.finish().map(drop),

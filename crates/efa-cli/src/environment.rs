@@ -1,10 +1,10 @@
-//! `efa info --env`: the environment variables that set something, and those that don't.
+//! `efa info --env`: libfabric's environment variables, with and without effect here.
 
 use comfy_table::{Table, presets};
 use efa::{Environment, Parameter, ParameterKind};
 use serde::Serialize;
 
-/// What is known of them.
+/// The output.
 #[derive(Serialize)]
 pub(crate) struct Variables {
     effective: Vec<Effective>,
@@ -27,7 +27,7 @@ struct WithoutEffect {
 }
 
 impl Variables {
-    /// As the environment of this process has them. What makes no sense there is logged.
+    /// Reads the environment of this process; invalid values are logged.
     pub(crate) fn read() -> Self {
         let (now, usual) = (Environment::read(), Environment::default());
         let effective = Parameter::ALL.iter().filter_map(|parameter| {

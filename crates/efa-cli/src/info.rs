@@ -1,9 +1,8 @@
-//! `efa info`: what the device is, and what its endpoints can do.
+//! `efa info`: properties of a device and of its endpoints.
 //!
-//! `--env` tells the environment variables instead, for which no device is needed.
+//! `--env` lists the environment variables instead, without a device.
 //!
-//! The figures are those of a device that was opened and of an endpoint that was made for the
-//! purpose, not only of what the library promises; so this is also a test of the installation.
+//! The command opens the device and creates an endpoint on it, so it is also a test of the installation.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -24,13 +23,13 @@ const VERSION: u32 = 1;
 /// Arguments of `efa info`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How packets get from one endpoint of the software device to another [default: shm]
+    /// Link of the software device [default: shm]
     #[arg(long, value_name = "LINK")]
     link: Option<LinkName>,
     /// With --link tcp, the address of this host [default: 127.0.0.1]
     #[arg(long, value_name = "IP", requires = "link", value_parser = host_address)]
     address: Option<IpAddr>,
-    /// Print what environment variables set in programs that ask for that, as endpoints of this tool do
+    /// List the environment variables that `efa::Environment` reads, as this tool does, with their values
     #[arg(long)]
     env: bool,
     /// Print JSON
@@ -40,7 +39,7 @@ pub(crate) struct Args {
     device: DeviceArgs,
 }
 
-/// A link.
+/// Link of the software device.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LinkName {
     /// Shared memory between the processes of this host
@@ -51,25 +50,25 @@ enum LinkName {
     Local,
 }
 
-/// Why nothing can be told.
+/// Why there is no information.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InfoError {
-    /// There is no such device.
+    /// The link has no device.
     #[error("no device on the link {link}")]
     Absent {
-        /// What was wanted.
+        /// The link.
         link: Link,
     },
-    /// There is no interface; says what to do.
+    /// There is no interface; the error says what to do.
     #[error(transparent)]
     NoInterface(efa::Error),
-    /// It doesn't open.
-    #[error("no device")]
+    /// The device can't be opened.
+    #[error("cannot open the device")]
     Device(#[from] efa::Error),
-    /// There is one, but no endpoint can be had.
-    #[error("the device is there, but no endpoint can be made")]
+    /// No endpoint can be created.
+    #[error("cannot create an endpoint on the device")]
     Endpoint(#[from] efa::EnableError),
-    /// What there is can't be written.
+    /// The output can't be written.
     #[error("cannot write the output")]
     Output(#[from] io::Error),
 }
@@ -85,15 +84,15 @@ pub(crate) fn run(args: &Args) -> Result<(), InfoError> {
     Ok(output::tolerate_closed(writeln!(io::stdout(), "{text}"))?)
 }
 
-/// What is known.
+/// The output.
 #[derive(Serialize)]
 struct Facts {
     version: u32,
     provider: &'static str,
     link: String,
-    /// What rdma-core finds.
+    /// EFA interfaces that rdma-core finds.
     interfaces: Vec<String>,
-    /// Why that is nothing, and what to do.
+    /// Why there are none, and what to do.
     no_interfaces: Option<String>,
     device: DeviceFacts,
     endpoint: EndpointFacts,
@@ -133,7 +132,7 @@ struct EndpointFacts {
 impl Args {
     pub(crate) fn conflict(&self) -> Option<String> {
         if self.address.is_some() && !matches!(self.link, Some(LinkName::Tcp)) {
-            return Some("--address is of the tcp link".into());
+            return Some("--address needs --link tcp".into());
         }
         self.device.conflict(&PropertyArgs::default(), self.link.map(|_| "--link"))
     }
@@ -185,7 +184,7 @@ impl Facts {
         })
     }
 
-    /// Two columns, a part for the device and one for endpoints.
+    /// Two columns: properties of the device, then of an endpoint.
     fn table(&self) -> String {
         let Self { provider, link, device, endpoint, .. } = self;
         let device = rows(&[
@@ -203,17 +202,17 @@ impl Facts {
         let endpoint = rows(&[
             ("protocol", &format_args!("EFA RDM version {}", endpoint.protocol_version)),
             ("capabilities", &endpoint.capabilities.join(", ")),
-            ("address, for example", &endpoint.address),
+            ("example address", &endpoint.address),
             ("length of an address", &Bytes(endpoint.address_size as u64)),
             ("longest message", &Bytes(endpoint.max_message_size)),
-            ("longest without flow control", &Bytes(endpoint.max_medium)),
+            ("longest medium message", &Bytes(endpoint.max_medium)),
             ("longest injected", &Bytes(endpoint.inject_size as u64)),
             ("sends under way", &endpoint.transmit_size),
             ("receives posted", &endpoint.receive_size),
-            ("multi-receive given back below", &Bytes(endpoint.min_multi_receive)),
+            ("multi-receive released below", &Bytes(endpoint.min_multi_receive)),
             ("message order", &endpoint.message_order),
             ("tag format", &endpoint.mem_tag_format),
-            ("pieces of a buffer", &endpoint.iov_limit),
+            ("segments of a buffer", &endpoint.iov_limit),
         ]);
         let interfaces = match &self.no_interfaces {
             Some(reason) => format!("none; {reason}"),
@@ -236,7 +235,7 @@ fn rows(rows: &[(&str, &dyn Display)]) -> String {
     table.trim_fmt()
 }
 
-/// A length; the largest number means that there is no limit.
+/// A length; the largest number means no limit.
 struct Bytes(u64);
 
 impl Display for Bytes {

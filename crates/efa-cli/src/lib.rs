@@ -1,18 +1,19 @@
-//! The `efa` command: try the software device, look at what it can do, read its captures.
+//! The `efa` command: measure, inspect and check EFA devices, run programs on the software device, decode
+//! captures.
 //!
-//! `src/main.rs` is a call of [`main`]; what is here is a library so that `tests/hostile` gets at what
-//! the command reads of others ([`hostile`]).
+//! `src/main.rs` only calls [`main`]. This is a library so that `tests/hostile` can call the code that reads
+//! untrusted input ([`hostile`]).
 //!
 //! ```text
-//!  main ──► pingpong   two processes, every size and subprotocol, a table of what was measured
+//!  main ──► pingpong   two processes exchange messages of every size; a table of times
 //!       ──► info       what the device and its endpoints can do; environment variables
-//!       ──► doctor     what the machine needs for a device, and what to do where it is missing
-//!       ──► decode     the packets of a capture, one line each
-//!       ──► soft_efa   other programs on the software device
-//!            all on top of: device (an interface or the software device), output (that may be closed)
+//!       ──► doctor     what the machine needs for a device, and what to do about what is missing
+//!       ──► decode     the packets of captures, one line each
+//!       ──► soft_efa   runs other programs on the software device
+//!            all use: device (an interface or the software device), output (which may be closed)
 //! ```
 //!
-//! Exit codes: 0 it worked, 1 it did not, 2 the command line makes no sense.
+//! Exit codes: 0 success, 1 failure, 2 invalid command line.
 
 #![forbid(unsafe_code)]
 
@@ -45,7 +46,7 @@ use tracing_subscriber::EnvFilter;
         EFA_LOG   what to log to standard error, such as `debug` or `efa_rdm=trace` (else RUST_LOG; \
         default: warn)\n  \
         FI_EFA_*  thresholds and sizes as libfabric names them; `efa info --env` lists them\n\n\
-        Exit codes: 0 it worked, 1 it did not, 2 the command line makes no sense."
+        Exit codes: 0 success, 1 failure, 2 invalid command line."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -58,16 +59,16 @@ enum Command {
     Pingpong(pingpong::Args),
     /// Print what the device and its endpoints can do
     Info(info::Args),
-    /// Check what this machine needs for a device, and tell what to do where it is missing
+    /// Check what this machine needs for a device, and say what to do about what is missing
     Doctor(doctor::Args),
-    /// Print the packets of a capture, one line each
+    /// Print the packets of captures, one line each
     Decode(decode::Args),
     /// Run other programs on the software device
     SoftEfa(soft_efa::Args),
 }
 
 impl Command {
-    /// Why its options make no sense together.
+    /// A message about options that exclude each other.
     fn conflict(&self) -> Option<String> {
         match self {
             Self::Pingpong(args) => args.conflict(),
@@ -79,40 +80,40 @@ impl Command {
     }
 }
 
-/// The command.
+/// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(said) => return answer(&said),
+        Err(message) => return print_usage(&message),
     };
     if let Some(conflict) = cli.command.conflict() {
-        return answer(&Cli::command().error(ErrorKind::ArgumentConflict, conflict));
+        return print_usage(&Cli::command().error(ErrorKind::ArgumentConflict, conflict));
     }
     log_to_stderr();
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::tell(format_args!("error: {}", in_words(&error)));
+            output::print_error(format_args!("error: {}", one_line(&error)));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Says what there is to say instead of running a command: help, or that the command line makes no sense.
-fn answer(said: &clap::Error) -> ExitCode {
-    match output::tolerate_closed(said.print()) {
-        Err(error) if !said.use_stderr() => {
-            output::tell(format_args!("error: cannot write the output: {error}"));
+/// Prints help, the version or an error of the command line.
+fn print_usage(message: &clap::Error) -> ExitCode {
+    match output::tolerate_closed(message.print()) {
+        Err(error) if !message.use_stderr() => {
+            output::print_error(format_args!("error: cannot write the output: {error}"));
             ExitCode::FAILURE
         }
-        _ => ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(u8::MAX)),
+        _ => ExitCode::from(u8::try_from(message.exit_code()).unwrap_or(u8::MAX)),
     }
 }
 
-/// An error with its causes in one line. Part of it may be what somebody else said: it is safe to be
-/// shown on a terminal.
-fn in_words(error: &anyhow::Error) -> String {
+/// An error with its causes in one line. Text of the other side may be part of it, so control characters are
+/// escaped.
+fn one_line(error: &anyhow::Error) -> String {
     let mut words = String::new();
     for character in format!("{error:#}").chars() {
         if character.is_control() {
@@ -134,20 +135,20 @@ fn run(cli: Cli) -> Result<()> {
     }
 }
 
-/// `EFA_LOG`, else `RUST_LOG`, else warnings; a filter that makes no sense is reported.
+/// Logs by the filter in `EFA_LOG`, else `RUST_LOG`, else warnings; an invalid filter is reported.
 fn log_to_stderr() {
     let variable = if std::env::var_os("EFA_LOG").is_some() { "EFA_LOG" } else { "RUST_LOG" };
     let filter = std::env::var(variable).unwrap_or_default();
     let filter = if filter.is_empty() { "warn".to_owned() } else { filter };
     let filter = EnvFilter::try_new(&filter).unwrap_or_else(|error| {
-        output::tell(format_args!("warning: {variable}: {error}"));
+        output::print_error(format_args!("warning: {variable}: {error}"));
         EnvFilter::new("warn")
     });
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
-        // Where a log can't be written, nothing can be said about that either.
+        // An error of writing the log can't be logged.
         .log_internal_errors(false)
         .init();
 }
@@ -157,8 +158,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_say_does_nothing_to_the_terminal() {
+    fn control_characters_in_errors_are_escaped() {
         let error = anyhow::anyhow!("no \u{1b}[31m`\n`").context("the other side failed");
-        assert_eq!(in_words(&error), "the other side failed: no \\u{1b}[31m`\\n`");
+        assert_eq!(one_line(&error), "the other side failed: no \\u{1b}[31m`\\n`");
     }
 }

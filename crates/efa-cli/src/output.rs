@@ -1,10 +1,9 @@
-//! Standard output that may be closed before all is written, by `head` for example, and standard
-//! error, for which the same goes.
+//! Writing to standard output and standard error, either of which may be closed early, by `head` for example.
 
 use std::fmt;
 use std::io::{self, Write};
 
-/// Makes a success of "nobody reads this any more".
+/// Turns the error of a closed pipe into success.
 pub(crate) fn tolerate_closed(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -12,8 +11,7 @@ pub(crate) fn tolerate_closed(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// A line on standard error. If that can't be written, there is nobody left to tell; the exit code
-/// says what it always does.
-pub(crate) fn tell(line: fmt::Arguments<'_>) {
+/// Prints a line on standard error. A failure to write is ignored; the exit code reports the error as well.
+pub(crate) fn print_error(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
 }

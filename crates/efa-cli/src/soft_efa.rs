@@ -1,14 +1,13 @@
-//! `efa soft-efa run`: another program on the software EFA device.
+//! `efa soft-efa run`: runs another program on the software EFA device.
 //!
 //! ```text
 //!   soft-efa run OPTIONS -- PROGRAM ─── becomes ──► PROGRAM
 //!                   │                                  ▲ preloaded
 //!                   ├── environment: EFA_SOFT_… ──► libefa_soft.so (crate efa-softverbs)
-//!                   └── place: where its sysfs tree is, removed when the program has ended
+//!                   └── private_directory: holds the sysfs tree, removed when the program has ended
 //! ```
 //!
-//! This process becomes the program (`exec`), and so its exit code is the program's, and signals
-//! reach the program without anybody between.
+//! This process becomes the program (`exec`), so exit code and signals are the program's.
 
 mod place;
 
@@ -31,17 +30,17 @@ use crate::output;
 
 /// File name of the library.
 const LIBRARY: &str = "libefa_soft.so";
-/// Where it is, from the directory of this program: where cargo puts it together with this program
-/// and alone, there for the other profile, and in an installation.
+/// Where it may be, relative to this program's directory: in cargo's target directory, for either profile, and
+/// where `cargo xtask install` puts it.
 const PLACES: [&str; 5] = ["deps", ".", "../release", "../debug", "../lib"];
-/// What the loader reads.
+/// Variable of the dynamic loader.
 const PRELOAD: &str = "LD_PRELOAD";
-/// The address of this host on the tcp link.
+/// Variable with the address of this host on the tcp link.
 const ADDRESS: &str = "EFA_SOFT_ADDRESS";
-/// Warning for a device on the tcp link whose address nobody has chosen.
+/// Warning for a device on the tcp link without an address.
 const NO_ADDRESS: &str = "--link tcp without --address: the device has the address 127.0.0.1, which \
     no other host reaches";
-/// Whether libfabric's EFA provider goes around the device to peers on the same host.
+/// Whether libfabric's EFA provider bypasses the device for peers on the same host.
 const SHM_TRANSFER: &str = "FI_EFA_ENABLE_SHM_TRANSFER";
 
 /// Arguments of `efa soft-efa`.
@@ -53,17 +52,17 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum SoftEfa {
-    /// Run a program that finds an EFA device, by libibverbs and libefa, where there is none
+    /// Run a program that finds the software device as an EFA device through libibverbs and libefa
     Run(Run),
-    /// Start `remove` and don't wait for it
+    /// Start `remove` and return
     #[command(hide = true)]
     Detach(Place),
-    /// Wait until nobody holds a private place any more, and remove it
+    /// Remove a private directory when its last process has ended
     #[command(hide = true)]
     Remove(Place),
 }
 
-/// The private place of a run.
+/// The private directory of a run.
 #[derive(Debug, clap::Args)]
 struct Place {
     #[arg(value_name = "DIR")]
@@ -127,60 +126,60 @@ struct Run {
 /// Why the program doesn't run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SoftEfaError {
-    /// The library is nowhere.
+    /// The library is in none of the usual places.
     #[error(
         "no {LIBRARY} in {}: in a checkout of the repository, `cargo xtask install` installs both \
          this tool and the library; or name the library by --library",
         list(.looked)
     )]
     NoLibrary {
-        /// Where it isn't.
+        /// The places.
         looked: Vec<PathBuf>,
     },
-    /// The library that was named isn't there.
+    /// The library named by `--library` can't be read.
     #[error("cannot read the library {}", file.display())]
     Library {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// The loader would take the path for several.
-    #[error("the loader can't preload {}: its path has a blank or a colon", file.display())]
+    /// The loader would split the path.
+    #[error("the loader can't preload {}: the path contains a blank or a colon", file.display())]
     Separator {
         /// The file.
         file: PathBuf,
     },
-    /// No place for the files of the run.
+    /// The private directory can't be created.
     #[error("cannot make a private directory in {}", base.display())]
     Place {
-        /// Where it was to be.
+        /// Its parent.
         base: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// The place can't be removed.
+    /// The private directory can't be removed.
     #[error("cannot remove {}", place.display())]
     Remove {
-        /// The place.
+        /// The directory.
         place: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// A path that can't be told.
-    #[error("cannot tell where {} is", file.display())]
+    /// A path can't be made absolute.
+    #[error("cannot resolve the path {}", file.display())]
     Path {
         /// The path.
         file: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// The capture can't be written.
     #[error("cannot write the capture {}", file.display())]
     Capture {
-        /// The file as it was named.
+        /// The file, with `%p`.
         file: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// The program doesn't start.
@@ -188,7 +187,7 @@ pub(crate) enum SoftEfaError {
     Program {
         /// The program.
         program: OsString,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
 }
@@ -210,7 +209,7 @@ pub(crate) fn run(Args { command }: &Args) -> Result<(), SoftEfaError> {
     }
 }
 
-/// Returns only if the program doesn't start.
+/// Replaces this process by the program; returns only if that fails.
 fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
     let library = match &args.library {
         Some(file) => named(file)?,
@@ -224,17 +223,17 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
             .map_err(|source| SoftEfaError::Capture { file: file.clone(), source })?;
     }
     let mut words = args.program.iter();
-    // There is one at least; no program has an empty name.
+    // clap requires a program; an empty name fails below.
     let program = words.next().cloned().unwrap_or_default();
     let mut command = Command::new(&program);
     command.args(words).envs(args.settings()?);
     if args.lacks_address(env::var_os(ADDRESS).as_deref()) {
-        output::tell(format_args!("warning: {NO_ADDRESS}"));
+        output::print_error(format_args!("warning: {NO_ADDRESS}"));
         // Named, so that the library doesn't warn again in each process of the program.
         command.env(ADDRESS, TcpHost::LOOPBACK.address.to_string());
     }
     command.env(PRELOAD, preload(&library, env::var_os(PRELOAD).as_deref())?);
-    // The one who removes the place works in another directory, and the program may.
+    // The program, and the process that removes the directory, may work in other directories.
     let base = std::path::absolute(env::temp_dir())
         .map_err(|source| SoftEfaError::Path { file: env::temp_dir(), source })?;
     let place = place::make(&base).map_err(|source| SoftEfaError::Place { base, source })?;
@@ -243,15 +242,15 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
     Err(SoftEfaError::Program { program, source: command.exec() })
 }
 
-/// A library that the user names.
+/// The library named by the user.
 fn named(file: &Path) -> Result<PathBuf, SoftEfaError> {
     file.canonicalize().map_err(|source| SoftEfaError::Library { file: file.to_owned(), source })
 }
 
-/// Whether the first process can write its capture; it would make the file with its first packet, far
-/// too late for anybody to look at what it has to say about it.
+/// Checks whether this process can write its capture, before the program runs: the library would report the
+/// error with the first packet only, in the middle of the program's output.
 fn check_capture(file: &Path) -> io::Result<()> {
-    // This process becomes the program.
+    // The process ID of this process remains that of the program.
     let number = std::process::id().to_string();
     let file = PathBuf::from(file.as_os_str().to_string_lossy().replace("%p", &number));
     match file.metadata() {
@@ -266,7 +265,7 @@ fn check_capture(file: &Path) -> io::Result<()> {
     }
 }
 
-/// The library beside this program.
+/// Finds the library relative to this program.
 fn beside(program: &Path) -> Result<PathBuf, SoftEfaError> {
     let directory = program.parent().unwrap_or(program);
     let looked: Vec<_> = PLACES.iter().map(|place| directory.join(place)).collect();
@@ -274,7 +273,7 @@ fn beside(program: &Path) -> Result<PathBuf, SoftEfaError> {
     found.ok_or(SoftEfaError::NoLibrary { looked })
 }
 
-/// The library before all that are to be preloaded anyway.
+/// `LD_PRELOAD` with the library before those that it already has.
 fn preload(library: &Path, others: Option<&OsStr>) -> Result<OsString, SoftEfaError> {
     if library.as_os_str().as_bytes().iter().any(|byte| b": \t\n".contains(byte)) {
         return Err(SoftEfaError::Separator { file: library.to_owned() });
@@ -288,13 +287,13 @@ fn preload(library: &Path, others: Option<&OsStr>) -> Result<OsString, SoftEfaEr
 }
 
 impl Args {
-    /// Options that exclude each other.
+    /// A message about options that exclude each other.
     pub(crate) fn conflict(&self) -> Option<&'static str> {
         let SoftEfa::Run(Run { link, address, devices, .. }) = &self.command else { return None };
         match link {
-            Some(SoftLink::Shm) if address.is_some() => Some("--address is of the tcp link"),
+            Some(SoftLink::Shm) if address.is_some() => Some("--address needs --link tcp"),
             Some(SoftLink::Tcp) if devices.is_some_and(|devices| devices > 1) => {
-                Some("--devices above 1 is of the shm link: on the tcp link a host has one address")
+                Some("--devices above 1 needs --link shm: on the tcp link a host has one address")
             }
             _ => None,
         }
@@ -302,16 +301,14 @@ impl Args {
 }
 
 impl Run {
-    /// Whether the device is on the tcp link at an address that nobody has chosen; `variable` is the
-    /// value of [`ADDRESS`].
+    /// Whether the device is on the tcp link without an address; `variable` is the value of [`ADDRESS`].
     fn lacks_address(&self, variable: Option<&OsStr>) -> bool {
         self.link == Some(SoftLink::Tcp)
             && self.address.is_none()
             && variable.is_none_or(OsStr::is_empty)
     }
 
-    /// The environment that tells the library what the device is like; what isn't asked for keeps
-    /// what the environment already says.
+    /// The environment variables for the library. Options that are not given leave theirs unchanged.
     fn settings(&self) -> Result<Vec<(&'static str, OsString)>, SoftEfaError> {
         let directory = &self.device.directory;
         let mut settings: Vec<(_, OsString)> = vec![("EFA_SOFT_NAME", self.device.name().into())];
@@ -327,7 +324,7 @@ impl Run {
         ];
         let given = properties.into_iter().filter_map(|(name, value)| Some((name, value?.into())));
         settings.extend(given);
-        // The program may work in another directory.
+        // The program may change its directory.
         for (name, path) in [("EFA_SOFT_DIRECTORY", directory), ("EFA_SOFT_CAPTURE", &self.capture)]
         {
             if let Some(file) = path {
@@ -366,13 +363,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_asked_for_is_left_to_the_library() {
+    fn options_not_given_set_no_variables() {
         let expected = [("EFA_SOFT_NAME", "efa"), ("FI_EFA_ENABLE_SHM_TRANSFER", "0")];
         assert_eq!(settings(""), expected.map(|(name, value)| (name, value.to_owned())));
     }
 
     #[test]
-    fn every_option_has_its_variable() {
+    fn options_become_their_variables() {
         let options = "--device-name a --directory /d --device-rdma none --mtu 4096 --reorder 7 \
             --rnr 0.25 --devices 2 --capture /c/%p.pcapng --statistics --shm-transfer \
             --link tcp --address fd00::7";
@@ -393,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_made_absolute() {
+    fn relative_paths_become_absolute() {
         let settings = settings("--directory d --capture c");
         for name in ["EFA_SOFT_DIRECTORY", "EFA_SOFT_CAPTURE"] {
             let (_, value) = settings.iter().find(|(variable, _)| *variable == name).unwrap();
@@ -402,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn others_stay_preloaded_behind_the_library() {
+    fn library_is_preloaded_before_existing_entries() {
         let preload = |library: &str, others: Option<&str>| {
             preload(Path::new(library), others.map(OsStr::new)).ok()
         };

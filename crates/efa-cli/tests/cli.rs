@@ -9,7 +9,7 @@ use common::run;
 const DEVICES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/efa-devices");
 
 #[test]
-fn help() {
+fn help_texts_match_their_snapshots() {
     insta::assert_snapshot!("help", run(["--help"]).success());
     insta::assert_snapshot!("help_pingpong", run(["pingpong", "--help"]).success());
     insta::assert_snapshot!("help_info", run(["info", "--help"]).success());
@@ -19,7 +19,7 @@ fn help() {
 }
 
 #[test]
-fn help_that_cannot_be_written() {
+fn help_to_a_full_disk_fails_and_to_a_closed_pipe_succeeds() {
     for line in [["--help"], ["--version"]] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let output = common::efa(line).stdout(full).output().unwrap();
@@ -34,31 +34,34 @@ fn help_that_cannot_be_written() {
 }
 
 #[test]
-fn version() {
+fn version_is_that_of_the_crate() {
     assert_eq!(run(["--version"]).success(), concat!("efa ", env!("CARGO_PKG_VERSION"), "\n"));
 }
 
 #[test]
-fn command_lines_without_sense() {
+fn invalid_command_lines_are_usage_errors() {
     assert!(run([""; 0]).usage().contains("Usage: efa <COMMAND>"));
     assert!(run(["pong"]).usage().contains("unrecognized subcommand"));
     assert!(run(["decode"]).usage().contains("<FILE>"));
 }
 
 #[test]
-fn options_of_one_device_are_refused_for_the_other() {
+fn options_of_one_device_are_usage_errors_for_another() {
     for (line, says) in [
-        ("pingpong --device verbs --reorder 1", "--reorder is of the software device"),
-        ("pingpong --device verbs --capture x", "--capture is of the software device"),
-        ("pingpong --interface a --device-name b", "--device-name is of the software device"),
-        ("info --device soft --interface a", "--interface is not of --device soft"),
-        ("info --device verbs --link local", "--link is of the software device"),
-        ("pingpong --device verbs --link tcp", "--link is of the software device"),
-        ("pingpong --link shm --address 10.0.0.1", "--address is of the tcp link"),
-        ("pingpong --link tcp --rnr 0.1", "--rnr is of the shm link"),
+        ("pingpong --device verbs --reorder 1", "--reorder is an option of the software device"),
+        ("pingpong --device verbs --capture x", "--capture is an option of the software device"),
+        (
+            "pingpong --interface a --device-name b",
+            "--device-name is an option of the software device",
+        ),
+        ("info --device soft --interface a", "--interface is not an option of --device soft"),
+        ("info --device verbs --link local", "--link is an option of the software device"),
+        ("pingpong --device verbs --link tcp", "--link is an option of the software device"),
+        ("pingpong --link shm --address 10.0.0.1", "--address needs --link tcp"),
+        ("pingpong --link tcp --rnr 0.1", "--rnr needs --link shm"),
         ("pingpong --address 10.0.0.1", "--link <LINK>"),
-        ("info --link local --address 10.0.0.1", "--address is of the tcp link"),
-        ("doctor --device verbs --directory /x", "--directory is of the software device"),
+        ("info --link local --address 10.0.0.1", "--address needs --link tcp"),
+        ("doctor --device verbs --directory /x", "--directory is an option of the software device"),
     ] {
         let error = run(line.split(' ')).usage();
         assert!(error.contains(says), "{line}: {error}");
@@ -66,7 +69,7 @@ fn options_of_one_device_are_refused_for_the_other() {
 }
 
 #[test]
-fn info_for_people() {
+fn info_prints_device_and_endpoint() {
     let text = run(["info", "--directory", DEVICES, "--device-name", "told"]).success();
     assert!(text.contains("efa-shm-told"), "{text}");
     assert!(text.contains("EFA RDM version 4"), "{text}");
@@ -74,7 +77,7 @@ fn info_for_people() {
 }
 
 #[test]
-fn info_for_programs() {
+fn info_json_has_link_device_and_capabilities() {
     for link in ["shm", "tcp", "local"] {
         let text = run(["info", "--json", "--link", link, "--directory", DEVICES]).success();
         let info: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -97,11 +100,11 @@ fn info_of_the_tcp_link_has_the_address_of_this_host() {
 
 // conformance: C31
 #[test]
-fn info_of_the_environment() {
+fn info_env_lists_variables_and_reports_invalid_ones() {
     let mut command = common::efa(["info", "--env"]);
     command.env("FI_EFA_RUNT_SIZE", "307200").env("FI_EFA_CQ_SIZE", "few");
     let outcome = common::Running::start(&mut command).finish();
-    assert!(outcome.stderr.contains("FI_EFA_CQ_SIZE is \"few\": a whole number"), "{outcome:?}");
+    assert!(outcome.stderr.contains("FI_EFA_CQ_SIZE=few: a whole number"), "{outcome:?}");
     insta::assert_snapshot!("info_env", outcome.success());
 
     let text = run(["info", "--env", "--json"]).success();
@@ -114,7 +117,7 @@ fn info_of_the_environment() {
 }
 
 #[test]
-fn endpoints_of_the_tool_follow_the_environment() {
+fn endpoints_of_the_tool_follow_environment_variables() {
     let mut command = common::efa(["info", "--json", "--link", "local"]);
     command.env("FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE", "12345");
     let text = common::Running::start(&mut command).finish().success();
@@ -123,14 +126,14 @@ fn endpoints_of_the_tool_follow_the_environment() {
 }
 
 #[test]
-fn info_without_a_device() {
+fn info_on_inaccessible_directory_is_one_line_of_error() {
     let error = run(["info", "--directory", "/nonexistent/devices"]).failure();
-    assert!(error.starts_with("error: no device: "), "{error}");
+    assert!(error.starts_with("error: cannot open the device: "), "{error}");
     assert_eq!(error.lines().count(), 1);
 }
 
 #[test]
-fn the_doctor_looks_at_everything_and_judges_by_what_is_needed() {
+fn doctor_of_the_software_device_passes_without_an_interface() {
     let soft = ["doctor", "--device", "soft", "--directory", DEVICES];
     let text = run(soft).success();
     assert!(text.contains("\nok    endpoint on the software device"), "{text}");
@@ -143,7 +146,7 @@ fn the_doctor_looks_at_everything_and_judges_by_what_is_needed() {
 }
 
 #[test]
-fn the_doctor_of_an_interface_that_is_not_there_fails() {
+fn doctor_of_an_absent_interface_fails() {
     let outcome = common::Running::start(&mut common::efa([
         "doctor",
         "--device",
@@ -158,7 +161,7 @@ fn the_doctor_of_an_interface_that_is_not_there_fails() {
 }
 
 #[test]
-fn a_log_filter_without_sense_is_told() {
+fn invalid_log_filter_is_reported_and_ignored() {
     let mut command = common::efa(["info", "--json", "--link", "local"]);
     let outcome = common::Running::start(command.env("EFA_LOG", "efa=loud")).finish();
     assert!(outcome.stderr.starts_with("warning: EFA_LOG: "), "{outcome:?}");
@@ -167,7 +170,7 @@ fn a_log_filter_without_sense_is_told() {
 
 /// Nobody reads what it says of itself: that is no reason to end otherwise than it would.
 #[test]
-fn standard_error_that_cannot_be_written() {
+fn unwritable_standard_error_keeps_the_exit_code() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
     let code = |arguments: &[&str], log: &str| {
         let mut command = common::efa(arguments);

@@ -41,7 +41,7 @@ fn fi_info(options: &[&str], arguments: &[&str]) -> String {
 }
 
 #[test]
-fn both_endpoint_types_are_listed() {
+fn fi_info_lists_both_endpoint_types() {
     if !with_c_packages() {
         return;
     }
@@ -56,7 +56,7 @@ fn both_endpoint_types_are_listed() {
 }
 
 #[test]
-fn devices_and_mtu_are_as_asked_for() {
+fn devices_and_mtu_options_show_in_fi_info() {
     if !with_c_packages() {
         return;
     }
@@ -68,7 +68,7 @@ fn devices_and_mtu_are_as_asked_for() {
 }
 
 #[test]
-fn an_address_of_another_host_is_told() {
+fn address_of_another_host_is_an_error() {
     if !with_c_packages() {
         return;
     }
@@ -157,7 +157,7 @@ const SIZES: usize = 6;
 const DATAGRAM_SIZES: usize = 4;
 
 #[test]
-fn the_default_sizes_go_both_ways() {
+fn fi_pingpong_passes_with_default_sizes() {
     if !with_c_packages() {
         return;
     }
@@ -171,7 +171,7 @@ fn the_default_sizes_go_both_ways() {
 /// habits in the matrix of `efa-rdm`; this one is real.
 // conformance: A217
 #[test]
-fn our_pingpong_and_libfabrics_understand_each_other() {
+fn efa_pingpong_and_fi_pingpong_exchange_messages() {
     if !with_c_packages() {
         return;
     }
@@ -207,7 +207,7 @@ fn our_pingpong_and_libfabrics_understand_each_other() {
 }
 
 #[test]
-fn device_rdma_is_as_asked_for() {
+fn device_rdma_option_sets_the_capabilities() {
     if !with_c_packages() {
         return;
     }
@@ -219,7 +219,7 @@ fn device_rdma_is_as_asked_for() {
 }
 
 #[test]
-fn the_way_around_the_device_is_closed_unless_asked_for() {
+fn libfabric_bypasses_the_device_only_with_shm_transfer() {
     if !with_c_packages() {
         return;
     }
@@ -231,7 +231,7 @@ fn the_way_around_the_device_is_closed_unless_asked_for() {
 }
 
 #[test]
-fn receivers_are_not_ready_as_asked_for() {
+fn rnr_option_makes_datagrams_fail() {
     if !with_c_packages() {
         return;
     }
@@ -242,7 +242,7 @@ fn receivers_are_not_ready_as_asked_for() {
 }
 
 #[test]
-fn packets_are_captured_in_the_order_that_a_seed_gives() {
+fn reordering_is_captured_and_repeats_with_the_seed() {
     if !with_c_packages() {
         return;
     }
@@ -277,7 +277,7 @@ fn packets_are_captured_in_the_order_that_a_seed_gives() {
 
 /// The place of a server that is killed while it waits for what its client has to say.
 #[test]
-fn a_killed_program_leaves_no_sysfs_tree() {
+fn killed_program_leaves_no_sysfs_tree() {
     if !with_c_packages() {
         return;
     }
@@ -310,7 +310,7 @@ fn a_killed_program_leaves_no_sysfs_tree() {
 
 /// Two hosts, each a network namespace, with nothing between them but the tcp link.
 #[test]
-fn two_hosts_talk_over_the_tcp_link() {
+fn two_network_namespaces_exchange_messages_over_tcp() {
     if !with_c_packages() {
         return;
     }

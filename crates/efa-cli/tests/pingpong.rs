@@ -64,7 +64,7 @@ const SIZES: [(u64, &str); 11] = [
 ];
 
 #[test]
-fn every_subprotocol_by_size() {
+fn sizes_select_their_subprotocols() {
     let sizes: Vec<_> = SIZES.iter().map(|(size, _)| size.to_string()).collect();
     let arguments = format!("--json --iterations 4 --warmup 1 --sizes {}", sizes.join(","));
     let result = json(&run_pingpong(&arguments).success());
@@ -128,21 +128,21 @@ fn tcp_link_at_the_address_of_another_host_is_refused() {
 }
 
 #[test]
-fn a_device_that_cannot_read() {
+fn device_without_rdma_uses_long_cts() {
     let text = run_pingpong("--device-rdma none --sizes 1M --iterations 2 --json").success();
     assert_eq!(json(&text)["results"][0]["subprotocols"], Value::from(vec!["long-CTS"]));
 }
 
 /// Some datagrams come late and some must be sent again, on both sides.
 #[test]
-fn a_device_with_faults() {
+fn reordered_and_rnr_datagrams_arrive_intact() {
     let faults = "--reorder 7 --rnr 0.2";
     let text = run_pingpong(&format!("{faults} --sizes 0-64k,2M --iterations 20 --json")).success();
     assert_eq!(json(&text)["results"].as_array().unwrap().len(), 19);
 }
 
 #[test]
-fn tagged_with_completion_data() {
+fn tagged_messages_with_cq_data_arrive_intact() {
     let result = run_pingpong("--tagged --cq-data --iterations 20 --sizes 0,9k,128k --json");
     let result = json(&result.success());
     assert_eq!((&result["tagged"], &result["cq_data"]), (&true.into(), &true.into()));
@@ -150,7 +150,7 @@ fn tagged_with_completion_data() {
 }
 
 #[test]
-fn streams() {
+fn bandwidth_reports_window_and_message_rate() {
     let arguments = "--bandwidth --window 7 --iterations 50 --sizes 0,8,20k,256k --json";
     for options in ["--warmup 3", "--warmup 9 --tagged", "--warmup 0 --no-check"] {
         let result = json(&run_pingpong(&format!("{arguments} {options}")).success());
@@ -164,12 +164,12 @@ fn streams() {
 }
 
 #[test]
-fn a_window_wider_than_the_stream() {
+fn window_may_exceed_the_iterations() {
     run_pingpong("--bandwidth --window 1024 --iterations 2 --warmup 0 --sizes 8").success();
 }
 
 #[test]
-fn a_window_wider_than_the_endpoint() {
+fn window_is_limited_by_the_endpoint() {
     for variable in ["FI_EFA_TX_SIZE", "FI_EFA_RX_SIZE"] {
         let mut command = pingpong("--bandwidth --iterations 20 --sizes 8,20k,2M --json");
         let result = Running::start(command.env(variable, "5")).finish().success();
@@ -178,7 +178,7 @@ fn a_window_wider_than_the_endpoint() {
 }
 
 #[test]
-fn no_limit_to_what_goes_without_flow_control() {
+fn unlimited_medium_size_is_accepted() {
     let mut command = pingpong("--iterations 1 --warmup 0 --json");
     command.env("FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE", u64::MAX.to_string());
     let result = json(&Running::start(&mut command).finish().success());
@@ -186,7 +186,7 @@ fn no_limit_to_what_goes_without_flow_control() {
 }
 
 #[test]
-fn the_table_is_all_there_is() {
+fn standard_output_holds_the_table_only() {
     let outcome = run_pingpong("--iterations 3 --sizes 0,4k");
     assert_eq!(outcome.stderr, "", "no progress bar without a terminal");
     let table = outcome.success();
@@ -195,7 +195,7 @@ fn the_table_is_all_there_is() {
 }
 
 #[test]
-fn by_hand() {
+fn server_and_client_started_by_hand_exchange_messages() {
     let (server, address) = server("");
     let result = run_pingpong(&format!("{address} --json --iterations 5 --sizes 8,100k"));
     assert_eq!(json(&result.success())["results"][1]["size"], 100 << 10);
@@ -203,7 +203,7 @@ fn by_hand() {
 }
 
 #[test]
-fn where_a_server_listens_for_programs() {
+fn json_server_announces_its_address_as_json() {
     let mut server = Running::start(&mut pingpong("--listen 127.0.0.1:0 --json"));
     let line = json(&server.stdout_line("listening"));
     let address = line["listening"].as_str().unwrap();
@@ -212,7 +212,7 @@ fn where_a_server_listens_for_programs() {
 }
 
 #[test]
-fn a_capture_holds_every_packet() {
+fn capture_holds_every_packet() {
     let file = Scratch::new("pingpong.pcapng");
     let path = file.as_str();
     let arguments = "--tagged --iterations 10 --warmup 2 --sizes 8,100k --json";
@@ -239,15 +239,15 @@ fn a_capture_holds_every_packet() {
 }
 
 #[test]
-fn a_capture_that_cannot_be_written() {
+fn unwritable_capture_is_an_error() {
     let error = run_pingpong("--sizes 0 --capture /nonexistent/file").failure();
     assert!(error.contains("/nonexistent/file: cannot write the capture"), "{error}");
 }
 
 #[test]
-fn command_lines_without_sense() {
+fn invalid_pingpong_command_lines_are_usage_errors() {
     let usage = |arguments: &str| run_pingpong(arguments).usage();
-    assert!(usage("--sizes 8,7q").contains("`7q` is no size"));
+    assert!(usage("--sizes 8,7q").contains("`7q` is not a size"));
     assert!(usage("--sizes 8k-4k").contains("range `8k-4k` ends before it begins"));
     assert!(usage("--sizes 2G").contains("`2G` is above the largest size"));
     assert!(usage("--iterations 0").contains("0 is not in 1.."));
@@ -257,7 +257,7 @@ fn command_lines_without_sense() {
 }
 
 #[test]
-fn nobody_listens() {
+fn absent_server_is_an_error() {
     let unused = unused(3);
     let error = run_pingpong(&unused).failure();
     assert!(error.contains(&format!("cannot connect to a server at {unused}")), "{error}");
@@ -274,7 +274,7 @@ fn unused(host: u8) -> String {
 }
 
 #[test]
-fn a_server_that_is_just_starting() {
+fn client_waits_for_a_starting_server() {
     let address = unused(1);
     let mut client = pingpong(&format!("{address} --iterations 1 --sizes 0"));
     let mut client = Running::start(client.env("EFA_LOG", "efa=debug"));
@@ -285,7 +285,7 @@ fn a_server_that_is_just_starting() {
 }
 
 #[test]
-fn a_server_whose_announcement_nobody_reads() {
+fn server_with_closed_standard_output_serves() {
     let address = unused(2);
     let mut server = pingpong(&format!("--listen {address}")).spawn().unwrap();
     drop(server.stdout.take());
@@ -299,7 +299,7 @@ fn a_server_whose_announcement_nobody_reads() {
 }
 
 #[test]
-fn another_device() {
+fn sides_on_different_devices_are_refused() {
     let (server, address) = server("--device-name one");
     let error = run_pingpong(&format!("{address} --device-name other --sizes 8")).failure();
     assert!(error.contains("both must run on one host"), "{error}");
@@ -307,7 +307,7 @@ fn another_device() {
 }
 
 #[test]
-fn no_device() {
+fn inaccessible_directory_is_an_error() {
     let error = run(["pingpong", "--directory", "/nonexistent/devices"]).failure();
     assert!(error.contains("/nonexistent/devices"), "{error}");
 }
@@ -331,9 +331,9 @@ fn client_of(greeting: &'static [u8], options: &str) -> String {
 const HELLO: &[u8] = b"{\"protocol\":\"efa-pingpong\",\"version\":1}\n";
 
 #[test]
-fn servers_that_are_none() {
+fn client_refuses_other_programs_as_servers() {
     let newer = client_of(b"{\"protocol\":\"efa-pingpong\",\"version\":9}\n", "");
-    assert!(newer.contains("the other side speaks version 9"), "{newer}");
+    assert!(newer.contains("the other side has version 9"), "{newer}");
     let other = client_of(b"SSH-2.0-OpenSSH_9.2\r\n", "");
     assert!(other.contains("not a message of this program: `SSH-2.0-OpenSSH_9.2"), "{other}");
     let silent = client_of(b"", "--timeout 1");
@@ -359,7 +359,7 @@ fn server_of(lines: &[&[u8]]) -> (String, String) {
 }
 
 #[test]
-fn clients_that_are_none() {
+fn server_refuses_other_programs_as_clients() {
     let (_, error) = server_of(&[b"GET / HTTP/1.1\r\n"]);
     assert!(error.contains("not a message of this program: `GET / HTTP/1.1"), "{error}");
     let (_, error) = server_of(&[b"{\"protocol\":\"efa-pingpong\",\"version\":2}\n"]);
@@ -388,7 +388,7 @@ fn plans_out_of_bounds_are_refused() {
 const ENDLESS: &str = "--sizes 8,100k --iterations 10000000";
 
 #[test]
-fn a_server_that_is_killed() {
+fn killed_server_is_an_error_of_the_client() {
     let (mut server, address) = server("");
     let client = Running::start(&mut pingpong(&format!("{address} {ENDLESS}")));
     server.stderr_line("the run begins");
@@ -398,7 +398,7 @@ fn a_server_that_is_killed() {
 }
 
 #[test]
-fn an_own_server_that_is_killed() {
+fn killed_own_server_is_an_error_of_the_client() {
     let mut client = Running::start(pingpong(ENDLESS).env("EFA_LOG", "efa=info"));
     let line = client.stderr_line("the server process started");
     let pid = line.split("pid=").nth(1).unwrap();
@@ -414,7 +414,7 @@ fn is_queue_pair(file: &std::fs::DirEntry) -> bool {
 
 /// The server ends too: it holds the standard error that `finish` reads to its end.
 #[test]
-fn a_client_that_is_killed_leaves_nothing_behind() {
+fn killed_client_leaves_no_server_and_no_files() {
     let devices = Scratch::new("killed");
     let mut client = pingpong_in(devices.as_str(), ENDLESS);
     let mut client = Running::start(client.env("EFA_LOG", "efa=info"));
@@ -430,7 +430,7 @@ fn a_client_that_is_killed_leaves_nothing_behind() {
 
 /// Less and more memory for the device than a run needs, in a mount namespace of the run's own.
 #[test]
-fn memory_that_runs_out_is_an_error_that_leaves_nothing_behind() {
+fn full_shared_memory_is_an_error_and_leaves_no_files() {
     let devices = Scratch::new("small");
     std::fs::create_dir(&devices).unwrap();
     for size in ["600k", "1200k", "1800k", "2200k", "2500k", "20m"] {
@@ -459,7 +459,7 @@ fn memory_that_runs_out_is_an_error_that_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_client_by_hand_that_is_killed() {
+fn killed_client_ends_its_server() {
     let (mut server, address) = server("");
     let mut client = Running::start(&mut pingpong(&format!("{address} {ENDLESS}")));
     server.stderr_line("the run begins");

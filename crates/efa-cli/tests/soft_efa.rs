@@ -20,7 +20,7 @@ fn soft_efa(options: &[&str], program: &[&str]) -> Outcome {
 }
 
 #[test]
-fn the_program_sees_the_settings() {
+fn program_gets_the_settings_as_variables() {
     let script =
         "echo $EFA_SOFT_NAME $EFA_SOFT_MTU $FI_EFA_ENABLE_SHM_TRANSFER $1; echo $LD_PRELOAD";
     let program = ["sh", "-c", script, "sh", "last words"];
@@ -42,7 +42,7 @@ fn tcp_link_without_address_warns_once_and_names_loopback() {
 }
 
 #[test]
-fn the_end_of_the_program_is_the_end_of_the_command() {
+fn exit_code_and_signal_of_the_program_are_those_of_the_command() {
     assert_eq!(soft_efa(&[], &["sh", "-c", "exit 7"]).code, Some(7));
     let killed = soft_efa(&[], &["sh", "-c", "kill -TERM $$"]);
     assert_eq!(killed.code, None, "{killed:?}");
@@ -61,7 +61,7 @@ fn tell_place(then: &str) -> (Running, PathBuf) {
 }
 
 #[test]
-fn the_private_place_goes_with_the_program() {
+fn private_directory_is_removed_when_the_program_ends() {
     // By itself, and by a signal that can't be caught.
     let (running, place) = tell_place("exit 3");
     assert_eq!(running.finish().code, Some(3));
@@ -75,7 +75,7 @@ fn the_private_place_goes_with_the_program() {
 }
 
 #[test]
-fn the_private_place_goes_wherever_temporary_files_are() {
+fn private_directory_in_a_relative_tmpdir_is_removed() {
     let directory = Scratch::new("relative");
     std::fs::create_dir_all(directory.as_ref().join("tmp")).unwrap();
     let library = directory.as_ref().join("libefa_soft.so");
@@ -90,7 +90,7 @@ fn the_private_place_goes_wherever_temporary_files_are() {
 }
 
 #[test]
-fn the_private_place_stays_for_those_left_behind() {
+fn private_directory_stays_for_background_processes() {
     let fifo = Scratch::new("fifo");
     let made = Command::new("mkfifo").arg(fifo.as_str()).status().unwrap();
     assert!(made.success());
@@ -106,13 +106,13 @@ fn the_private_place_stays_for_those_left_behind() {
 }
 
 #[test]
-fn no_program() {
+fn absent_program_is_an_error() {
     let error = soft_efa(&[], &["/nonexistent/program"]).failure();
     assert!(error.contains("cannot run /nonexistent/program"), "{error}");
 }
 
 #[test]
-fn a_capture_that_has_no_place_is_told_before_the_program_runs() {
+fn unwritable_capture_is_refused_before_the_program_runs() {
     let here = env!("CARGO_MANIFEST_DIR");
     let no_directory = format!("{here}/Cargo.toml/%p.pcapng");
     for (file, reason) in [
@@ -131,7 +131,7 @@ fn a_capture_that_has_no_place_is_told_before_the_program_runs() {
 
 /// The program has the number that the command has, so whoever starts that can know it.
 #[test]
-fn a_capture_may_be_in_a_directory_of_the_process() {
+fn capture_directory_may_contain_the_process_id() {
     let (directory, library) = (Scratch::new("captures"), Scratch::new("libefa_soft.so"));
     std::fs::create_dir(&directory).unwrap();
     std::fs::write(&library, "").unwrap();
@@ -187,7 +187,7 @@ fn installed_tool_finds_the_library_in_lib() {
 }
 
 #[test]
-fn command_lines_without_sense() {
+fn invalid_soft_efa_command_lines_are_usage_errors() {
     let usage = |options: &[&str]| soft_efa(options, &["true"]).usage();
     assert!(usage(&["--mtu", "1023"]).contains("1023 is not in 1024..=32768"));
     assert!(usage(&["--rnr", "1.5"]).contains("a number from 0 to 1"));
@@ -200,7 +200,7 @@ fn command_lines_without_sense() {
     assert!(usage(&["--link", "tcp", "--address", "host"]).contains("the IP address of one host"));
     assert!(usage(&["--address", "10.0.0.1"]).contains("--link <LINK>"));
     let shm = usage(&["--link", "shm", "--address", "10.0.0.1"]);
-    assert!(shm.contains("--address is of the tcp link"), "{shm}");
+    assert!(shm.contains("--address needs --link tcp"), "{shm}");
     let devices = usage(&["--link", "tcp", "--devices", "2"]);
     assert!(devices.contains("on the tcp link a host has one address"), "{devices}");
     assert!(run(["soft-efa", "run"]).usage().contains("<PROGRAM>"));

@@ -18,23 +18,22 @@ struct command {
 	size_t count;
 };
 
-/* Takes a line apart, in place. */
+/* Parses a line, in place. */
 bool command_parse(struct command *command, char *line);
 
-/* The value of a key; NULL if it isn't there. */
+/* The value of a key; NULL if absent. */
 const char *command_text(struct command *command, const char *key);
 
-/* Whether a flag is there. */
+/* Whether a flag is given. */
 bool command_flag(struct command *command, const char *key);
 
-/* Whether there is a number (decimal or 0x…) for a key, which then lies in `number`. A word that is
- * no number ends the process. */
+/* Whether a key has a number (decimal or 0x…), stored in `number`. Any other word ends the process. */
 bool command_number(struct command *command, const char *key, uint64_t *number);
 
-/* The number, or `otherwise` if there is none. */
+/* The number of a key, or `otherwise` if absent. */
 uint64_t command_number_or(struct command *command, const char *key, uint64_t otherwise);
 
-/* The first word that nobody asked for: a mistake of the scenario. NULL if there is none. */
+/* The first word that the command didn't read: a mistake of the scenario. NULL if none. */
 const char *command_unused(const struct command *command);
 
 #endif

@@ -14,7 +14,7 @@
 
 /* Length of an address of the EFA provider. */
 enum { ADDRESS = 32 };
-/* The interface that this is written for. */
+/* The version of libfabric's interface used here. */
 #define API FI_VERSION(1, 17)
 
 static struct fi_info *find(struct command *command, bool registers)
@@ -34,7 +34,7 @@ static struct fi_info *find(struct command *command, bool registers)
 	hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS;
 	hints->tx_attr->size = command_number_or(command, "sends", 0);
 	hints->rx_attr->size = command_number_or(command, "receives", 0);
-	/* Another libfabric than the one this was built with may be in the library path. */
+	/* The library path may have another libfabric than this was built with. */
 	require(fi_getinfo(fi_version() < API ? fi_version() : API, NULL, NULL, 0, hints, &info),
 		"fi_getinfo");
 	fi_freeinfo(hints);

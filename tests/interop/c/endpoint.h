@@ -1,4 +1,4 @@
-/* An enabled libfabric endpoint of the EFA provider, and what is bound to it. */
+/* An enabled libfabric endpoint of the EFA provider, and the objects bound to it. */
 #ifndef ENDPOINT_H
 #define ENDPOINT_H
 
@@ -20,11 +20,11 @@ struct endpoint {
 /* The command `open`. */
 struct endpoint endpoint_open(struct command *command);
 
-/* Closes the endpoint, and then the rest. In between its buffers can be freed. */
+/* Closes the endpoint, then the rest; its buffers can be freed in between. */
 void endpoint_stop(struct endpoint *endpoint);
 void endpoint_close(struct endpoint *endpoint);
 
-/* Says what happened that belongs to no operation. */
+/* Prints errors that belong to no operation. */
 void endpoint_say_events(struct endpoint *endpoint);
 
 /* Adds the peer with this address, in hexadecimal. */

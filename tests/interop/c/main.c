@@ -1,10 +1,10 @@
-/* A peer made of libfabric: reads commands, writes results, and makes progress in between.
+/* A peer on libfabric: reads commands, writes results, and polls in between.
  *
  *     stdin ──► command ──► operations ──► libfabric
  *                               ▲              │
  *     stdout ◄── report ◄───────┴── progress ◄─┘
  *
- * The language is in ../README.md.
+ * The commands: ../README.md.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -18,13 +18,13 @@
 #include "operations.h"
 #include "report.h"
 
-/* Looks at an empty queue after which the process lets others have the processor. */
+/* Empty polls after which the process yields the processor. */
 enum { PATIENCE = 200, NAP_MS = 1 };
 
 static struct endpoint endpoint;
 static bool idle;
 
-/* poll rounds=: looks at the queue as often as said. */
+/* poll rounds=: polls the queue so many times. */
 static void run_poll(struct command *command)
 {
 	uint64_t rounds = command_number_or(command, "rounds", 1);
@@ -37,12 +37,12 @@ static void run_poll(struct command *command)
 static void run_close(void)
 {
 	endpoint_stop(&endpoint);
-	operations_end(); /* Posted buffers are the endpoint's as long as it is there. */
+	operations_end(); /* Posted buffers belong to the endpoint until it is closed. */
 	endpoint_close(&endpoint);
 	say("closed");
 }
 
-/* Runs one line; gives false at the end. */
+/* Runs one line; returns false at the end. */
 static bool run(char *line)
 {
 	struct command command;

@@ -40,7 +40,7 @@ void memory_free(struct memory *memory)
 	*memory = (struct memory){ 0 };
 }
 
-/* Eight bytes of a pattern; splitmix64, so that no part of a pattern is like another. */
+/* Eight bytes of a pattern; splitmix64, so that no two parts of a pattern are equal. */
 static uint64_t pattern(uint64_t seed, uint64_t index)
 {
 	uint64_t x = seed * 0xd1342543de82ef95 + (index + 1) * 0x9e3779b97f4a7c15;

@@ -1,4 +1,4 @@
-/* Buffers with guards around them, and the bytes that they are filled with.
+/* Buffers between guards, and their patterns.
  *
  *     | guard | size bytes: a seed's pattern, or untouched | guard |
  */
@@ -24,7 +24,7 @@ void memory_free(struct memory *memory);
 /* Fills all of it with the pattern of a seed. */
 void memory_fill(struct memory *memory, uint64_t seed);
 
-/* Where bytes are not as they should be. */
+/* The first wrong byte. */
 struct damage {
 	const char *where; /* NULL: nowhere */
 	size_t at;

@@ -62,7 +62,7 @@ static void run_send(struct endpoint *e, struct command *command)
 				  : send_with(e, operation, to, tag_at, data_at, flags);
 	} while (operation_is_busy(e, result));
 	operation_say_started(operation_slot(command), result);
-	/* An injected buffer may be used again at once: nothing may come of that. */
+	/* An injected buffer may be reused at once. */
 	if (injected && result == 0)
 		operation_forget(operation_slot(command));
 }
@@ -129,8 +129,8 @@ static struct damage check_part(const struct operation *operation, uint64_t numb
 	return memory_check_pattern(&operation->memory, part->offset, part->offset + length, seed);
 }
 
-/* check id= length= seed= [part=] [from=]: the message, and all around it. A receive is forgotten
- * then. */
+/* check id= length= seed= [part=] [from=]: the message, and the bytes around it. The receive is
+ * dropped then. */
 static void run_check(struct command *command)
 {
 	struct operation *operation = operation_existing(command);
@@ -156,7 +156,7 @@ static void run_check(struct command *command)
 		operation_forget(operation_slot(command));
 }
 
-/* check-rest id=: no byte of a multi-receive buffer was written outside its messages. It is forgotten. */
+/* check-rest id=: no byte of a multi-receive buffer was written outside its messages. It is dropped. */
 static void run_check_rest(struct command *command)
 {
 	struct operation *operation = operation_existing(command);

@@ -1,4 +1,4 @@
-/* Operations by their ids, and what starts them has in common. */
+/* Operations by id, and helpers to start them. */
 #ifndef OPERATION_H
 #define OPERATION_H
 
@@ -11,14 +11,14 @@
 #include "endpoint.h"
 #include "memory.h"
 
-/* An operation, or memory that is exposed to peers; it lives until it is checked or forgotten.
+/* An operation, or memory exposed to peers; kept until `check` or `forget`.
  * libfabric's context of an operation is its address. */
 struct operation {
 	char name[24]; /* its id as text */
 	struct memory memory;
-	/* What an atomic operation brings back, or compares with. */
+	/* Result of an atomic, or what it compares with. */
 	struct memory result, compare;
-	/* Parts of a multi-receive buffer that messages lie in, in the order of their completions. */
+	/* Messages in a multi-receive buffer, in the order of their completions. */
 	struct part {
 		size_t offset, length;
 	} *parts;
@@ -28,31 +28,31 @@ struct operation {
 
 enum { MAX_PARTS = 512 };
 
-/* The place for the operation that the command names by id=. */
+/* The slot of the operation named by id=. */
 struct operation **operation_slot(struct command *command);
 
-/* The operation there, which must be. */
+/* The operation in the slot, which must exist. */
 struct operation *operation_existing(struct command *command);
 
-/* A new one with memory of size= bytes, in place of one that is there. */
+/* Creates an operation with memory of size= bytes, or replaces it. */
 struct operation *operation_new(struct endpoint *endpoint, struct command *command, uint64_t access);
 
-/* Forgets one, if there is one. */
+/* Drops an operation, if it exists. */
 void operation_forget(struct operation **slot);
 
-/* Forgets all. */
+/* Drops all. */
 void operations_end(void);
 
-/* Says what came of starting an operation. One that wasn't started is forgotten. */
+/* Prints the result of starting an operation. One that wasn't started is dropped. */
 void operation_say_started(struct operation **slot, ssize_t result);
 
-/* Whether the endpoint was busy, and the operation is to be tried again; with a look at the queue. */
+/* Whether the endpoint was busy and the operation is to be tried again; polls the queue. */
 bool operation_is_busy(struct endpoint *endpoint, ssize_t result);
 
-/* Says whether memory is as it should be. */
+/* Prints whether memory is intact. */
 void say_damage(struct damage damage);
 
-/* The commands of messages.c and remote.c; false if it is none of theirs. */
+/* The commands of messages.c and remote.c; false for any other. */
 bool messages_run(struct endpoint *endpoint, struct command *command);
 bool remote_run(struct endpoint *endpoint, struct command *command);
 

@@ -7,10 +7,10 @@
 #include "command.h"
 #include "endpoint.h"
 
-/* Runs a command about operations; false if it is none. */
+/* Runs a command about operations; false for any other. */
 bool operations_run(struct endpoint *endpoint, struct command *command);
 
-/* Reads the completion queue once; tells whether something was there. */
+/* Reads the completion queue once; returns whether it had an entry. */
 bool operations_progress(struct endpoint *endpoint);
 
 #endif

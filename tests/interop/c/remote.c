@@ -23,7 +23,7 @@ static void run_expose(struct endpoint *e, struct command *command)
 	say("exposed address=0x%" PRIxPTR " key=0x%" PRIx64, (uintptr_t)m->bytes, fi_mr_key(m->region));
 }
 
-/* Where an operation works: to=, address=, key=. */
+/* Target of an operation: to=, address=, key=. */
 struct target {
 	fi_addr_t peer;
 	uint64_t address, key;
@@ -76,7 +76,7 @@ static void run_rma(struct endpoint *e, struct command *command, bool is_write)
 }
 
 /* atomic id= to= size= seed= address= key= type= op= [delivery]: `size` bytes of elements. With
- * `fetch` or `compare-seed=` they bring back what was there. */
+ * `fetch` or `compare-seed=` they return the previous values. */
 static void run_atomic(struct endpoint *e, struct command *command)
 {
 	struct operation *operation = operation_new(e, command, FI_WRITE);
@@ -123,7 +123,7 @@ static void run_atomic(struct endpoint *e, struct command *command)
 	operation_say_started(operation_slot(command), started);
 }
 
-/* show id= [result]: the bytes, of memory or of what an atomic operation brought back. */
+/* show id= [result]: the bytes, of memory or of what an atomic operation returned. */
 static void run_show(struct command *command)
 {
 	struct operation *operation = operation_existing(command);

@@ -1,5 +1,5 @@
-//! `cargo xtask bench match`: what a match costs when so many receives or messages wait, by this
-//! project's code and by peers that Debian has.
+//! `cargo xtask bench match`: the cost of a match with many posted receives or unexpected messages, in this
+//! project's code and in Debian's libraries.
 //!
 //! ```text
 //!   tests/bench/match: a program each, all doing the same
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     deadline: u64,
 }
 
-/// Who is measured.
+/// A program that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Contestant {
     Matcher,
@@ -282,7 +282,7 @@ impl Range {
         Ok(results)
     }
 
-    /// All who can, in turn.
+    /// Runs all programs that support the depth, in turn.
     fn measure(&self, waiting: Waiting, depth: u32, results: &mut Results) -> Result<()> {
         let mut times: BTreeMap<Contestant, Vec<f64>> = BTreeMap::new();
         let mut failed = Vec::new();
@@ -300,7 +300,7 @@ impl Range {
                         results.add(waiting, Unit::Instructions, *contestant, depth, figure);
                     }
                     Ok(figure) => times.entry(*contestant).or_default().push(figure),
-                    // A peer's failure is the peer's; ours is an error.
+                    // A failure of another library is noted; ours is an error.
                     Err(error) if contestant.build().is_some() => {
                         results.notes.push(format!("{contestant}, {depth} {waiting}: {error:#}"));
                         failed.push(*contestant);
@@ -411,7 +411,7 @@ fn total(counts: &str) -> Option<f64> {
     figures.split_whitespace().next()?.parse().ok()
 }
 
-// ---- telling ------------------------------------------------------------------------------------
+// ---- reporting ------------------------------------------------------------------------------------
 
 /// All figures, by what they are of.
 #[derive(Debug, Default)]
@@ -467,7 +467,7 @@ impl Results {
         }
     }
 
-    /// What the tables don't say.
+    /// Notes below the tables.
     fn notes(&self) -> String {
         let mut text = format!(
             "A round is send, match, completions and next receive of a message to the own process; of \
@@ -490,14 +490,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_total_is_found_in_what_callgrind_writes() {
+    fn total_is_parsed_from_callgrind_output() {
         assert_eq!(total("events: Ir\nfn=(1)\n1 5\ntotals: 4711\n"), Some(4711.0));
         assert_eq!(total("summary: 12 3\nevents: Ir Dr\n"), Some(12.0));
         assert_eq!(total("events: Ir\n"), None);
     }
 
     #[test]
-    fn the_table_has_a_row_for_each_who_was_measured_and_a_dash_where_nobody_went() {
+    fn table_has_a_row_for_each_program_and_a_dash_for_missing_depths() {
         let mut results = Results::default();
         let unit = Unit::Instructions;
         results.add(Waiting::Receives, unit, Contestant::Shm, 16, 99.96);

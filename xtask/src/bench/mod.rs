@@ -198,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn names_work_with_and_without_prefix_and_count_once() {
+    fn crate_names_work_with_and_without_prefix() {
         assert_eq!(selected(INSTRUCTIONS, &["proto", "efa-proto"]).unwrap(), ["efa-proto"]);
         assert_eq!(selected(INSTRUCTIONS, &["all"]).unwrap(), ["efa-proto", "efa-match"]);
         assert_eq!(selected(WALL, &["efa"]).unwrap(), ["efa"]);
     }
 
     #[test]
-    fn a_crate_without_the_bench_is_refused_with_those_that_have_it() {
+    fn crate_without_bench_is_refused_and_the_others_listed() {
         assert_eq!(
             selected(INSTRUCTIONS, &["rdm"]).unwrap_err(),
             "no crate `rdm` has a bench `instructions`; these have: efa-proto, efa-match"

@@ -1,4 +1,4 @@
-//! `cargo xtask bench soft`: what the software EFA device costs an unmodified libfabric.
+//! `cargo xtask bench soft`: the time that the software EFA device costs an unmodified libfabric.
 //!
 //! ```text
 //!  round 1: efa, shm, tcp at 8 B │ the device alone │ efa, shm, tcp at 1 MiB
@@ -7,14 +7,14 @@
 //!
 //! efa is libfabric's EFA provider on our device; the device alone is the example `latency` of
 //! efa-softverbs, which makes the same verbs calls without libfabric. All of a round runs within
-//! seconds, so what disturbs the machine disturbs all, and ratios are taken within rounds.
+//! seconds, so a disturbance affects all, and ratios are taken within rounds.
 //!
-//! The first message of `fi_pingpong` waits for its provider to set itself up, inside the measured
-//! time. So each measurement is two runs, a long one and one of a tenth, and the time of a message
-//! is that of what the long one has more. What is left of the short one is the start.
+//! The first message of `fi_pingpong` waits for the setup of its provider, inside the measured time. So each
+//! measurement is two runs, a long one and one of a tenth: the difference gives the time of a message, and the rest
+//! of the short run is the start.
 //!
-//! Others on the machine only ever make things slower. So the verdict is by the best of the rounds in
-//! which they took next to nothing; if there are too few of those, there is none.
+//! Other processes only make a round slower. So the verdict is by the best of the rounds in which they took next to
+//! nothing; with too few of those there is no verdict.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -65,7 +65,7 @@ pub(crate) struct Args {
     real_time: bool,
 }
 
-/// Whose time is measured.
+/// A program that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Contestant {
     Efa,
@@ -161,12 +161,12 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 
 // ---- running ------------------------------------------------------------------------------------
 
-/// What a measurement came to, in microseconds.
+/// A measurement, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Sample {
     /// A message, one way.
     message: f64,
-    /// What comes before the first, if it is in the measured time.
+    /// Time before the first message, if measured.
     start: Option<f64>,
 }
 
@@ -239,7 +239,7 @@ impl Range {
 
     /// Microseconds that `count` messages each way take, with the start.
     fn pingpong(&self, contestant: Contestant, size: Size, count: u32) -> Result<f64> {
-        // A port that is free now; whoever takes it meanwhile makes the run fail and not lie.
+        // A port that is free now; if another process takes it meanwhile, the run fails.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let side = |side, port_is: &str| {
             let mut command = self.command(side, Path::new("fi_pingpong"));
@@ -354,7 +354,7 @@ impl Usage {
     }
 }
 
-// ---- telling ------------------------------------------------------------------------------------
+// ---- reporting ------------------------------------------------------------------------------------
 
 /// The samples, round by round.
 #[derive(Debug, Default)]
@@ -362,7 +362,7 @@ struct Results {
     samples: BTreeMap<(Size, Contestant), Vec<Sample>>,
     /// The share of the processors that others took in each round.
     others: Vec<f64>,
-    /// Then others took it only from what we left.
+    /// Then other processes only used idle time.
     real_time: bool,
 }
 
@@ -418,7 +418,7 @@ impl Results {
         table
     }
 
-    /// What there is to say about the goals.
+    /// The verdict about the goals.
     fn verdict(&self) -> String {
         let rounds = self.others.len();
         let counting = self.counting().filter(|&counts| counts).count();
@@ -481,7 +481,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_figure_is_found_by_its_heading() {
+    fn figure_is_found_by_its_heading() {
         let said = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
                     1m      2k      =2k      3.9g        0.40s  10553.67      99.36       0.01\n";
         assert_eq!(usec_per_transfer(said), Some(99.36));
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_are_those_that_are_allowed() {
+    fn processors_are_those_of_the_affinity_mask() {
         let two = |list: &str| two_processors(&format!("Name:\tx\nCpus_allowed_list:\t{list}\n"));
         assert_eq!(two("0-3").unwrap(), ["0", "1"]);
         assert_eq!(two("2,5-6").unwrap(), ["2", "5"]);
@@ -497,14 +497,14 @@ mod tests {
     }
 
     #[test]
-    fn the_start_is_not_counted_as_messages() {
+    fn start_time_is_not_counted_as_message_time() {
         // 1000 each way at 3 µs, and 5000 µs before the first.
         let sample = Sample::from_runs(1000, 5000.0 + 6000.0, 5000.0 + 600.0);
         assert_eq!(sample, Sample { message: 3.0, start: Some(5000.0) });
     }
 
     #[test]
-    fn what_others_took_is_told_from_ours() {
+    fn time_of_other_processes_is_separated_from_ours() {
         let usage = |all: &str, ours: &str| Usage::of(&format!("cpu  {all}\ncpu0 1\n"), ours);
         let before = usage("10 0 10 80 0 5 5 0 0 0", "7 (a) b) R 1 1 1 0 0 0 0 0 0 0 5 1 2 2 20");
         let before = before.unwrap();
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_of_the_quiet_rounds_decides() {
+    fn best_quiet_round_decides() {
         let mut results = Results::default();
         for (efa, shm, device) in [(60.0, 75.0, 0.5), (200.0, 100.0, 0.7), (81.0, 90.0, 0.4)] {
             let sample = |message| Sample { message, start: None };

@@ -9,11 +9,10 @@
 //!   Y = start + round · N + poll · (C − 3 N)       for several N, by least squares
 //! ```
 //!
-//! N is the number of rounds and C that of calls into the library: three a round (post a receive,
-//! inject, read) if nothing is read in vain. How often something is varies from run to run; the fit
-//! takes that out. The client is the slow side, so it finds its answers waiting. The device is an
-//! object of its own and left out for both. Our program has its loop in the same object as the
-//! library, so that is counted; of the C program it isn't.
+//! N is the number of rounds and C that of calls into the library: three a round (post a receive, inject, read)
+//! without empty reads. The number of empty reads varies from run to run; the fit removes it. The client is the slow
+//! side, so its replies are already there. The device is a separate object and not counted for either. Our program's
+//! loop is in the same object as the library and counted; that of the C program is not.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -30,7 +29,7 @@ use crate::process::{self, Running};
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
 
-/// Our instructions for one of libfabric's, at most.
+/// Goal: most instructions of ours for one of libfabric's.
 const GOAL: f64 = 0.5;
 /// Calls that a round makes.
 const CALLS: f64 = 3.0;
@@ -324,7 +323,7 @@ fn cost_of(line: &str) -> Option<u64> {
 struct Fit {
     start: f64,
     round: f64,
-    /// A read in vain; `None` if there were none.
+    /// An empty read; `None` if there were none.
     poll: Option<f64>,
     /// The largest share that a run is off.
     off: f64,
@@ -384,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn self_cost_and_calls_of_the_c_library_count() {
+    fn self_cost_and_c_library_calls_count() {
         let file = "\
 version: 1
 events: Ir
@@ -433,7 +432,7 @@ summary: 4278
     }
 
     #[test]
-    fn the_fit_takes_polls_in_vain_out() {
+    fn fit_removes_empty_polls() {
         let runs = [run(2000, 17), run(3000, 900), run(6000, 40), run(9000, 12_000)];
         let fit = Fit::of(&runs).unwrap();
         assert!((fit.round - 2000.0).abs() < 1e-3, "{fit:?}");

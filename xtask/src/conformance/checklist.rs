@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_a_letter_and_a_number() {
+    fn row_ids_are_a_letter_and_a_number() {
         assert_eq!(id("A36"), RowId { part: 'A', number: 36 });
         assert_eq!(id("C139").to_string(), "C139");
         for wrong in ["", "A", "a1", "1", "A01", "A0", "A+1", "A-1", "A1x", "ÄA1", "A99999999999"]
@@ -198,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn ids_sort_by_number_within_a_part() {
+    fn row_ids_sort_by_number_within_a_part() {
         assert!(id("A9") < id("A10"));
         assert!(id("A223") < id("B1"));
         assert_eq!(id("A9").next(), id("A10"));
     }
 
     #[test]
-    fn sections_hold_the_rows_of_their_tables() {
+    fn checklist_sections_hold_the_rows_of_their_tables() {
         let text = "# A. Protocol\n\nprose | with a bar\n\n## A.1 Framing\n\n\
                     | row | requirement | section |\n|---|---|---|\n\
                     | A1 | `type` u8 @0 | 1.3 |\n| A2 | (a \\| b) | 1.3 |\n\n## A.2 Address\n";
@@ -218,14 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_cannot_be_read_is_an_error() {
+    fn malformed_checklist_row_is_an_error() {
         assert!(sections("## S\n| A1x | requirement |\n").is_err());
         assert!(sections("## S\n| A1 |\n").is_err());
         assert!(sections("| A1 | before any heading |\n").is_err());
     }
 
     #[test]
-    fn claims_are_rows_and_ranges() {
+    fn claims_parse_as_rows_and_ranges() {
         let text = "# comment\nA1-A3\n\nB7   # because\nA2\n";
         assert_eq!(claims(text).unwrap(), ["A1", "A2", "A3", "B7"].map(id));
         for wrong in ["A3-A1", "A1-B2", "A1 A2", "A1-", "all"] {
@@ -234,14 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn a_row_does_not_apply_only_for_a_reason() {
+    fn not_applicable_row_needs_a_reason() {
         let table = "| row | reason |\n|---|---|\n| A135 | no events |\n";
         assert_eq!(reasons(table).unwrap(), [(id("A135"), "no events".to_owned())]);
         assert!(reasons("| A135 | |\n").is_err());
     }
 
     #[test]
-    fn a_row_stands_in_the_checklist_once() {
+    fn duplicate_checklist_row_is_an_error() {
         let sections = sections("## S\n| A1 | a |\n| A2 | b |\n| A1 | c |\n").unwrap();
         let checklist = Checklist { sections, ..Checklist::default() };
         let error = checklist.refuse_duplicates().unwrap_err();

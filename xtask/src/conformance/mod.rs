@@ -1,4 +1,4 @@
-//! The table of what the specifications ask and which tests show it.
+//! The table of the specifications' requirements and the tests that show them.
 //!
 //! ```text
 //!  docs/checklist/a-protocol.md …  rows      ┐
@@ -36,7 +36,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     if args.check { check(workspace) } else { write(workspace) }
 }
 
-/// Writes the report, then judges what is in it.
+/// Writes the report, then checks it.
 fn write(workspace: &Workspace) -> Result<()> {
     let table = collect(workspace.root())?;
     let path = workspace.root().join(REPORT);
@@ -46,7 +46,7 @@ fn write(workspace: &Workspace) -> Result<()> {
     judge(&table, None)
 }
 
-/// Judges the tree as it is, including the report that is already there.
+/// Checks the tree as it is, with the report that is there.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let table = collect(workspace.root())?;
     let path = workspace.root().join(REPORT);

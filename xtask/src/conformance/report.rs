@@ -1,4 +1,4 @@
-//! Joining rows, claims, reasons and tests: the report, and what is wrong.
+//! Joins rows, claims, reasons and tests: the report, and the problems.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,10 +23,10 @@ struct TestRef {
     file: String,
 }
 
-/// Something that must not be in the tree.
+/// A problem in the tree.
 #[derive(Debug)]
 pub(crate) enum Problem<'a> {
-    /// A claim that nothing backs.
+    /// A claim without test or reason.
     ClaimWithoutTest(RowId),
     /// A claim of a row that is not in the checklist.
     UnknownClaim(RowId),
@@ -34,9 +34,9 @@ pub(crate) enum Problem<'a> {
     UnknownReason(RowId),
     /// A tag naming a row that is not in the checklist.
     UnknownTag { row: RowId, test: &'a str, file: &'a str },
-    /// A row that does not apply and is shown by a test all the same.
+    /// A row that doesn't apply and has a test.
     ReasonAndTest { row: RowId, test: &'a str },
-    /// A tag that says nothing.
+    /// An invalid tag.
     Misplaced(&'a MisplacedTag),
 }
 
@@ -75,7 +75,7 @@ impl Table {
         self.sections.iter().flat_map(|section| &section.rows)
     }
 
-    /// All that is wrong, in the order of the rows.
+    /// All problems, in the order of the rows.
     pub(crate) fn problems(&self) -> Vec<Problem<'_>> {
         let known: BTreeSet<RowId> = self.rows().map(|row| row.id).collect();
         let mut problems: Vec<Problem<'_>> =
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_needs_a_test_or_a_reason() {
+    fn claimed_row_needs_a_test_or_a_reason() {
         let tests: &[(&str, &[&str])] = &[("x::t", &["A1"])];
         assert_eq!(problems(&table(&["A1", "A2"], &["A2"], tests)), [""; 0]);
         assert_eq!(
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_do_not_exist_are_named() {
+    fn tags_of_absent_rows_are_reported() {
         assert_eq!(
             problems(&table(&["A5"], &["A6"], &[("x::t", &["A1", "A7"])])),
             [
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_does_not_both_apply_and_not() {
+    fn row_cannot_be_claimed_by_test_and_not_applicable() {
         assert_eq!(
             problems(&table(&[], &["A1"], &[("x::t", &["A1"])])),
             ["A1: said not to apply, but shown by x::t"]
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_shows_tests_reasons_and_open_rows() {
+    fn report_shows_tests_reasons_and_open_rows() {
         let table = table(
             &["A1", "A2", "A4"],
             &["A4"],
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn no_claim_is_said_so() {
+    fn report_without_claims_says_none() {
         assert!(table(&[], &[], &[]).to_markdown().contains("Claimed rows: none yet.\n"));
     }
 

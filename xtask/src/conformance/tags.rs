@@ -2,7 +2,7 @@
 //!
 //! The comment lines are read from the text. What stands below comes from the compiler's
 //! own lexer (proc-macro2), so that attributes of any length, doc comments, modules,
-//! strings and the insides of `proptest!` are seen as what they are.
+//! strings and the inside of `proptest!` are recognised.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub(crate) struct TaggedTest {
     pub(crate) rows: Vec<RowId>,
 }
 
-/// A tag that says nothing, because of how or where it is written.
+/// A tag that is invalid by its form or place.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MisplacedTag {
     file: String,
@@ -35,7 +35,7 @@ pub(crate) struct MisplacedTag {
     problem: &'static str,
 }
 
-/// All that the sources say.
+/// The tags of all sources.
 #[derive(Debug, Default)]
 pub(crate) struct Tags {
     pub(crate) tests: Vec<TaggedTest>,
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_has_the_modules_around_it() {
+    fn test_name_has_its_modules() {
         let text = "#[cfg(test)]\nmod tests {\n    mod inner {\n        // conformance: A1 A22\n        \
                     #[test]\n        fn short() {}\n    }\n    // conformance: A2\n    #[test]\n    fn after() {}\n}\n";
         assert_eq!(
@@ -322,14 +322,14 @@ mod tests {
     }
 
     #[test]
-    fn attributes_comments_and_keywords_may_stand_between() {
+    fn attributes_comments_and_keywords_may_follow_a_tag() {
         let text = "// conformance: A3\n/// Says what it shows.\n// And why.\n\n#[test]\n\
                     #[should_panic(\n    expected = \"fn not_this() {\"\n)]\npub(crate) async fn long() {}\n";
         assert_eq!(tests(text), ["efa_proto::eager::long: A3"]);
     }
 
     #[test]
-    fn a_tag_may_follow_the_test_attribute() {
+    fn tag_may_follow_the_test_attribute() {
         assert_eq!(
             tests("#[test]\n// conformance: A3\nfn below() {}"),
             ["efa_proto::eager::below: A3"]
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn tag_lines_add_up() {
+    fn several_tag_lines_of_a_test_add_up() {
         let text = "// conformance: A1\n// conformance: B2 C3\n#[test]\nfn all() {}\n\
                     // conformance: A4\n#[test]\nfn one() {}\n";
         assert_eq!(
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fuzz_target_is_a_test_named_by_its_file() {
+    fn fuzz_target_counts_as_test_with_its_file_name() {
         let mut tags = Tags::default();
         let text =
             "#![no_main]\n// conformance: A222\nlibfuzzer_sys::fuzz_target!(|data: &[u8]| {});\n";
@@ -368,14 +368,14 @@ mod tests {
     }
 
     #[test]
-    fn text_in_strings_is_no_tag() {
+    fn tag_text_in_strings_is_ignored() {
         let text = "const A: &str = r#\"\n// conformance: A1\n#[test]\nfn no() {}\n\"#;\n\
                     const B: &str = \"\\n// conformance: A1\";\n";
         assert_eq!(tests(text), [""; 0]);
     }
 
     #[test]
-    fn a_tag_must_stand_directly_above_a_test_that_runs() {
+    fn tag_must_be_directly_above_a_test_that_runs() {
         assert_eq!(
             problem("// conformance: A1\nconst X: u8 = 0;\n#[test]\nfn later() {}\n"),
             "crates/efa-proto/src/eager.rs:1: a tag must stand directly above a test"
@@ -400,19 +400,19 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_names_rows_and_nothing_else() {
+    fn tag_with_other_words_is_an_error() {
         assert!(problem("// conformance: A1, A2\n#[test]\nfn a() {}\n").ends_with("rows only"));
         assert!(problem("// conformance:\n#[test]\nfn a() {}\n").ends_with("must name a row"));
     }
 
     #[test]
-    fn a_test_is_ignored_only_by_its_own_attribute() {
+    fn only_its_own_attribute_ignores_a_test() {
         let text = "#[ignore]\n#[test]\nfn other() {}\n// conformance: A1\n#[test]\nfn a() {}\n";
         assert_eq!(tests(text), ["efa_proto::eager::a: A1"]);
     }
 
     #[test]
-    fn paths_are_those_that_cargo_test_prints() {
+    fn test_paths_are_those_that_cargo_test_prints() {
         for (file, module) in [
             ("crates/efa-proto/src/lib.rs", "efa_proto"),
             ("crates/efa-proto/src/req/mod.rs", "efa_proto::req"),
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_rust_is_named() {
+    fn file_that_does_not_parse_is_named() {
         let error = Tags::default().read_source(Path::new(FILE), "fn (").unwrap_err();
         assert!(error.to_string().starts_with("crates/efa-proto/src/eager.rs is not Rust"));
     }

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_release_is_what_fi_info_says() {
+    fn release_is_parsed_from_fi_info() {
         let text = "fi_info: 1.21.0\nlibfabric: 1.21.0-impi\nlibfabric api: 1.21\n";
         assert_eq!(Release::told(text), Some(Release(1, 21)));
         assert_eq!(Release::told("fi_info: 1.21.0"), None);

@@ -1,4 +1,4 @@
-//! One cell: a place for it, the run, and what is left of it.
+//! One cell: its directory, the run, and its result.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ use super::matrix::{Cell, Device, Rdma, Stack};
 use super::packets::Packets;
 use super::peer::Traces;
 use super::programs::Programs;
-use super::scenarios::Story;
+use super::scenarios::Script;
 use super::stage::Stage;
 
 /// The directory of hosts, before the number of the process that it belongs to.
@@ -187,19 +187,19 @@ impl Drop for Place<'_> {
     }
 }
 
-/// What a cell came to.
+/// The result of a cell.
 pub(crate) struct CellResult {
     pub(crate) cell: Cell,
     pub(crate) took: Duration,
-    /// What is to be told of it.
+    /// Notes for the report.
     pub(crate) notes: Vec<String>,
-    /// Why it failed.
+    /// The failure.
     pub(crate) failure: Option<Failure>,
-    /// Why a failure is one that libfabric has with itself.
+    /// Why the failure is known to be libfabric's.
     pub(crate) known: Option<&'static str>,
 }
 
-/// All that is known of a failure.
+/// A failure.
 pub(crate) struct Failure {
     pub(crate) error: anyhow::Error,
     /// The files of each peer, with the ends of what is in them.
@@ -208,7 +208,7 @@ pub(crate) struct Failure {
     pub(crate) directory: PathBuf,
 }
 
-/// What a peer said last, and its last packets.
+/// The last lines and packets of a peer.
 pub(crate) struct LastWords {
     pub(crate) name: String,
     pub(crate) stderr: String,
@@ -223,7 +223,7 @@ impl CellResult {
 }
 
 const SHORT_DEADLINE: Duration = Duration::from_secs(3);
-/// Lines of the last words of a peer.
+/// Last lines of standard error shown.
 const LAST_LINES: usize = 12;
 /// Packets before a failure.
 const LAST_PACKETS: usize = 24;
@@ -234,7 +234,7 @@ pub(crate) fn run(place: &Place<'_>, index: usize, cell: Cell) -> CellResult {
     let directory = place.built.target.join(cell.to_string());
     let host = format!("cell-{index}");
     let mut traces = Vec::new();
-    // Where libfabric is known to hang there is no use in waiting for long.
+    // A shorter deadline where libfabric is known to hang.
     let known = cell.known(place.libfabric());
     let deadline = if known.is_some() { SHORT_DEADLINE } else { place.deadline };
     let outcome = play(place, &host, &cell, &directory, started + deadline, &mut traces);
@@ -262,12 +262,12 @@ fn play(
     deadline: Instant,
     traces: &mut Vec<Traces>,
 ) -> Result<Vec<String>> {
-    // What an earlier run left.
+    // Files of an earlier run.
     let _ = std::fs::remove_dir_all(directory);
     std::fs::create_dir_all(directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
-    match cell.scenario.story {
-        Story::Peers(run) => {
+    match cell.scenario.script {
+        Script::Peers(run) => {
             let mut stage = Stage::new(place, host, *cell, directory, deadline);
             let outcome = stage.open().and_then(|()| run(&mut stage));
             let outcome = outcome.and_then(|()| stage.close());
@@ -277,7 +277,7 @@ fn play(
                 (cell.scenario.packets)(&packets)
             })
         }
-        Story::Programs(run) => {
+        Script::Programs(run) => {
             let mut programs = Programs::new(place, host, *cell, directory, deadline);
             let outcome = run(&mut programs);
             *traces = programs.end();

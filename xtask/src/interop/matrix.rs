@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use super::build::Release;
 use super::scenarios::{self, Scenario};
 
-/// What a peer is made of.
+/// The stack of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stack {
     /// libfabric on the software device.
@@ -16,7 +16,7 @@ pub(crate) enum Stack {
     Rust,
 }
 
-/// What the peers of the crate `efa` are on.
+/// The device of the peers of the crate `efa`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
     /// The software device, by its own interface
@@ -29,16 +29,16 @@ pub(crate) enum Device {
 /// The stacks of the two peers; the first sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Pair {
-    /// libfabric with itself, the control
+    /// libfabric with itself: the control
     #[value(name = "c-c")]
     CC,
-    /// libfabric sends to us
+    /// libfabric sends to this stack
     #[value(name = "c-rust")]
     CRust,
-    /// We send to libfabric
+    /// This stack sends to libfabric
     #[value(name = "rust-c")]
     RustC,
-    /// We send to ourselves
+    /// This stack with itself
     #[value(name = "rust-rust")]
     RustRust,
 }
@@ -72,7 +72,7 @@ impl fmt::Display for Pair {
     }
 }
 
-/// Whether the device reads and writes the memory of peers.
+/// Whether the device has RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rdma {
     /// It does

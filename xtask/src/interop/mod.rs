@@ -1,5 +1,5 @@
-//! `cargo xtask interop`: Debian's libfabric, unmodified, on the software EFA device, and our own
-//! stack, with each other.
+//! `cargo xtask interop`: scenarios between Debian's libfabric, unmodified, on the software EFA device, and this
+//! stack.
 //!
 //! ```text
 //!   scenario × pair × device RDMA = cell
@@ -54,7 +54,7 @@ const DEADLINE: u64 = 60;
 #[command(after_help = "\
 A cell is a scenario, run by a pair of peers, with or without device RDMA. The first of a pair sends. \
 Each failed cell gets a block below the table: the command that runs it alone, what was expected and \
-what was seen, the last words of both peers, and the last packets.")]
+what was seen, the last lines of both peers, and the last packets.")]
 pub(crate) struct Args {
     /// List the scenarios, and run nothing
     #[arg(long)]
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     /// Only with device RDMA, or only without
     #[arg(long, value_name = "WHICH")]
     rdma: Option<Rdma>,
-    /// What our own peers are on
+    /// Device of our own peers
     #[arg(long, value_name = "DEVICE", default_value = "soft")]
     device: Device,
     /// Cells that run at the same time [default: the number of processors]
@@ -84,7 +84,7 @@ pub(crate) struct Args {
     /// Print every command and result of the peers
     #[arg(long)]
     trace: bool,
-    /// Write the golden corpus anew: a packet of each shape that libfabric sends in any cell
+    /// Record the golden corpus: one packet of each shape that libfabric sends in any cell
     #[arg(long, conflicts_with_all = ["only", "pair", "rdma"])]
     corpus: bool,
 }
@@ -147,7 +147,7 @@ impl Args {
         };
         cells.retain(wanted);
         if cells.is_empty() {
-            bail!("no cell is left to run; `--list` tells the scenarios");
+            bail!("no cell matches; `--list` prints the scenarios");
         }
         Ok(cells)
     }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_goes_as_far_as_it_is_read() {
+    fn list_to_a_closed_pipe_succeeds() {
         let (reader, mut writer) = std::io::pipe().unwrap();
         drop(reader);
         report::list(&mut writer).unwrap();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cell_has_a_name_of_its_own() {
+    fn cell_names_are_unique() {
         let mut all = names(&[], &[], None);
         let count = all.len();
         assert_eq!(count, scenarios::all().count() * Pair::ALL.len() * Rdma::ALL.len());
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_name_is_one_scenario_and_a_part_of_names_several() {
+    fn only_takes_a_whole_name_or_a_part_of_names() {
         let one = names(&["truncated"], &[Pair::CRust], Some(Rdma::On));
         assert_eq!(one, ["truncated.c-rust.rdma-on"]);
         let several = names(&["truncate"], &[Pair::RustC], Some(Rdma::Off));

@@ -1,4 +1,4 @@
-//! A peer: a process that is told what to do, line by line.
+//! A peer: a process that takes commands, one a line.
 //!
 //! ```text
 //!   command ──► stdin │ process │ stdout ──► thread ──► results, completions
@@ -26,18 +26,18 @@ const GRACE: Duration = Duration::from_secs(2);
 pub(crate) struct Peer {
     name: String,
     child: Child,
-    /// `None` when it was told that there is no more.
+    /// `None` after its end.
     input: Option<ChildStdin>,
     lines: Receiver<String>,
-    /// Completions that came before they were asked for.
+    /// Completions that no scenario has asked for yet.
     completions: VecDeque<Completion>,
-    /// Whether errors that belong to no operation are to be expected.
+    /// Whether errors that belong to no operation are allowed.
     events_allowed: bool,
     deadline: Instant,
     trace: bool,
 }
 
-/// Where a peer's last words and packets are.
+/// Files with a peer's standard error and packets.
 #[derive(Clone, Debug)]
 pub(crate) struct Traces {
     pub(crate) name: String,
@@ -98,13 +98,13 @@ impl Peer {
         })
     }
 
-    /// Has a command done; gives its result.
+    /// Runs a command; returns its result.
     pub(crate) fn run(&mut self, command: &str) -> Result<Record> {
         self.tell(command)?;
         self.result().with_context(|| format!("{}: `{command}`", self.name))
     }
 
-    /// Has a command done that must succeed.
+    /// Runs a command that must succeed.
     pub(crate) fn run_ok(&mut self, command: &str) -> Result<Record> {
         let record = self.run(command)?;
         ensure!(record.word == "ok", "{}: `{command}`: seen `{record}`", self.name);
@@ -147,7 +147,7 @@ impl Peer {
         loop {
             let record =
                 self.record().with_context(|| format!("{}: completion {id:?}", self.name))?;
-            ensure!(record.is_completion(), "{}: unasked `{record}`", self.name);
+            ensure!(record.is_completion(), "{}: unexpected `{record}`", self.name);
             let completion = Completion::parse(record)?;
             if is_it(&completion) {
                 return Ok(completion);
@@ -156,7 +156,7 @@ impl Peer {
         }
     }
 
-    /// From now on the peer may have trouble that belongs to no operation.
+    /// Allows errors that belong to no operation from now on.
     pub(crate) fn allow_events(&mut self) {
         self.events_allowed = true;
     }
@@ -180,7 +180,7 @@ impl Peer {
                 }
                 Ok(Record::parse(&line))
             }
-            Err(RecvTimeoutError::Timeout) => bail!("nothing until the deadline"),
+            Err(RecvTimeoutError::Timeout) => bail!("no answer until the deadline"),
             Err(RecvTimeoutError::Disconnected) => {
                 let status = self.end()?;
                 bail!("the peer has ended with {status}")
@@ -188,14 +188,14 @@ impl Peer {
         }
     }
 
-    /// Closes the endpoint, which must have nothing left to tell. Another can be opened then.
+    /// Closes the endpoint, which must have no unexpected completions. Another can be opened then.
     pub(crate) fn close_endpoint(&mut self) -> Result<()> {
         let record = self.run("close")?;
         ensure!(record.word == "closed", "{}: `close`: seen `{record}`", self.name);
         self.expect_no_completion()
     }
 
-    /// There must be no completion that nobody asked for, up to the last result.
+    /// Fails if there is a completion that no scenario asked for.
     pub(crate) fn expect_no_completion(&self) -> Result<()> {
         match self.completions.front() {
             Some(completion) => bail!("{}: unexpected `{}`", self.name, completion.record),

@@ -1,5 +1,4 @@
-//! What scenarios of programs are written in: processes that know what to do, a server and its
-//! client.
+//! The interface for scenarios of complete programs: a server and its client.
 //!
 //! ```text
 //!   server ──► listens ──► client ──► both have ended ──► standard output, captures
@@ -49,12 +48,12 @@ impl<'a> Programs<'a> {
         Self { place, host, cell, directory, deadline, running, traces }
     }
 
-    /// Where a program that is to be started leaves its traces.
+    /// The files of a program that is about to start.
     pub(crate) fn traces(&self, name: &'static str, stack: Stack) -> Traces {
         Traces::new(self.directory, name, stack)
     }
 
-    /// Starts a program. `name` is that of its traces.
+    /// Starts a program. `name` is that of its files.
     pub(crate) fn start(
         &mut self,
         name: &'static str,
@@ -85,7 +84,7 @@ impl<'a> Programs<'a> {
 
     /// Waits until a program listens at a port of TCP.
     pub(crate) fn await_port(&mut self, name: &str, port: u16) -> Result<()> {
-        // To ask it would be to be its client.
+        // A connection would count as its client.
         while !listens(port) {
             if let Some(status) = self.program(name)?.child.try_wait()? {
                 bail!("the {name} has ended with {status}");
@@ -95,7 +94,7 @@ impl<'a> Programs<'a> {
         Ok(())
     }
 
-    /// Waits for the end of a program, which must be a success; gives what it has written.
+    /// Waits for the success of a program; returns its output.
     pub(crate) fn finish(&mut self, name: &str) -> Result<String> {
         let status = loop {
             if let Some(status) = self.program(name)?.child.try_wait()? {
@@ -109,7 +108,7 @@ impl<'a> Programs<'a> {
     }
 
     fn pause(&self) -> Result<()> {
-        ensure!(Instant::now() < self.deadline, "the time is over");
+        ensure!(Instant::now() < self.deadline, "deadline exceeded");
         std::thread::sleep(PAUSE);
         Ok(())
     }
@@ -122,7 +121,7 @@ impl<'a> Programs<'a> {
         Ok(self.place.packets(capture)?.lines().filter(is_it).count())
     }
 
-    /// Ends all processes; gives where their traces are.
+    /// Ends all processes; returns their files.
     pub(crate) fn end(mut self) -> Vec<Traces> {
         let mut traces = std::mem::take(&mut self.traces);
         for traces in &mut traces {
@@ -145,7 +144,7 @@ impl Drop for Programs<'_> {
     }
 }
 
-/// A port that is free now; whoever takes it meanwhile makes the cell fail and not lie.
+/// A port that is free now; if another process takes it meanwhile, the cell fails.
 pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
@@ -169,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_listener_is_one() {
+    fn only_listening_sockets_count_as_listeners() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue\n\
             0: 0100007F:B9E8 00000000:0000 0A 00000000:00000000\n\
             1: 0100007F:B9E9 0100007F:1234 01 00000000:00000000\n";

@@ -1,4 +1,4 @@
-//! What a peer writes: results, and completions.
+//! The lines of a peer: results and completions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_read_in_both_notations() {
+    fn fields_parse_in_decimal_and_hexadecimal() {
         let record = Record::parse("done id=7 flags=recv+msg tag=0x1f");
         assert_eq!(record.word, "done");
         assert_eq!((record.number("id").unwrap(), record.number("tag").unwrap()), (7, 31));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_must_agree_but_for_multi() {
+    fn flags_must_agree_except_multi() {
         let completion = |line| Completion::parse(Record::parse(line)).unwrap();
         let received = completion("done id=7 flags=recv+msg+multi");
         assert!(received.expect(&["recv", "msg"]).is_ok());

@@ -1,4 +1,4 @@
-//! What is printed: the progress, the table, and a block for each cell that failed.
+//! The output: progress, table, and a block for each failed cell.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) fn progress(cells: usize) -> ProgressBar {
     bar
 }
 
-/// A cell has ended; that it failed is told at once.
+/// Advances the bar; prints a failed cell at once.
 pub(crate) fn ended(bar: &ProgressBar, result: &CellResult) {
     bar.inc(1);
     if let Some(failure) = result.failure.as_ref().filter(|_| result.failed()) {
@@ -33,7 +33,7 @@ pub(crate) fn ended(bar: &ProgressBar, result: &CellResult) {
     }
 }
 
-/// `--list`, for somebody who may go away before the end: `head`, or `grep --quiet`.
+/// Prints `--list`; the pipe may be closed early.
 pub(crate) fn list(out: &mut impl Write) -> io::Result<()> {
     for scenario in scenarios::all() {
         match writeln!(out, "{:<28} {}", scenario.name, scenario.about) {

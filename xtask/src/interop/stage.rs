@@ -1,5 +1,5 @@
-//! What scenarios are written in: two peers that know each other, messages between them, and the
-//! checks of what comes of a message.
+//! The interface for scenarios: two peers in each other's address vectors, messages between them, and checks of
+//! their completions and bytes.
 
 use std::fmt;
 use std::fs;
@@ -186,7 +186,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Both peers get other endpoints, which know nothing of each other's past.
+    /// Gives both peers new endpoints.
     pub(crate) fn begin_anew(&mut self) -> Result<()> {
         for side in [Side::Sender, Side::Receiver] {
             self.peer(side)?.close_endpoint()?;
@@ -237,7 +237,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Tells `side` where `other` is; gives the number by which `side` knows it.
+    /// Inserts `other` into the address vector of `side`; returns its number there.
     pub(crate) fn introduce(&mut self, side: Side, other: Side) -> Result<u64> {
         let address = self.address(other)?.to_owned();
         self.peer(side)?.run_ok(&format!("peer address={address}"))?.number("peer")
@@ -298,8 +298,7 @@ impl<'a> Stage<'a> {
         Ok(record.text("hex")?.to_owned())
     }
 
-    /// Lets both peers look at their queues for a while, one after the other: packets that were
-    /// sent have arrived then, as have the answers to them.
+    /// Lets both peers poll for a while, one after the other, so that sent packets and their replies arrive.
     pub(crate) fn settle(&mut self) -> Result<()> {
         for _ in 0..4 {
             self.sender()?.run_ok("poll rounds=300")?;
@@ -403,7 +402,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// A message from sender to receiver, for which a receive waits.
+    /// Sends a message from sender to receiver, with a receive posted.
     pub(crate) fn exchange(&mut self, message: Message) -> Result<()> {
         let receive = self.receive(Receive::fitting(&message))?;
         let sent = self.send(message)?;
@@ -444,7 +443,7 @@ impl<'a> Stage<'a> {
     /// Ends a peer as a crash does.
     pub(crate) fn kill(&mut self, side: Side) -> Result<()> {
         self.peer(side)?.kill()?;
-        // The last of its lives is the one that ended.
+        // The last of its processes is the one that ended.
         let mut lives = self.traces.iter_mut().rev();
         if let Some(traces) = lives.find(|traces| traces.name.starts_with(side.name())) {
             traces.killed = true;
@@ -468,7 +467,7 @@ impl<'a> Stage<'a> {
         Ok(u16::from_str_radix(digits, 16)?.swap_bytes())
     }
 
-    /// Closes the peers, which must have nothing left to tell.
+    /// Closes the peers, which must have no unexpected completions.
     pub(crate) fn close(&mut self) -> Result<()> {
         for (_, peer) in &mut self.peers {
             peer.close()?;
@@ -476,7 +475,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Ends all processes; gives where their traces are.
+    /// Ends all processes; returns their files.
     pub(crate) fn end(self) -> Vec<Traces> {
         drop(self.peers);
         // All peers are on one host, which has one interface.

@@ -30,6 +30,6 @@ pub fn decode(form: Form, capture: &[u8]) -> (String, Option<String>) {
     };
     let mut out = Vec::new();
     let printed = Captures::of_bytes(capture).and_then(|captures| print(&args, captures, &mut out));
-    let error = printed.err().map(|error| crate::in_words(&error.into()));
+    let error = printed.err().map(|error| crate::one_line(&error.into()));
     (String::from_utf8_lossy(&out).into_owned(), error)
 }

@@ -8,8 +8,7 @@
 //!                                       │ ◄── empty ── │   all have been received
 //! ```
 //!
-//! Bytes are made and checked while no clock runs, as far as latency goes; in streams that can't
-//! be, and takes its part of the bandwidth.
+//! For latency, bytes are written and checked outside of the measured time. For bandwidth they are part of it.
 
 use std::time::Instant;
 
@@ -20,7 +19,7 @@ use super::plan::{Direction, Mode, Step};
 use super::report::{Row, readable_size};
 use super::session::{RunError, Session, Turn};
 
-/// Does the whole plan.
+/// Runs the whole plan.
 pub(crate) fn run(session: &mut Session<'_>, progress: &ProgressBar) -> Result<Vec<Row>, RunError> {
     let steps = session.plan.steps.clone();
     let mut rows = Vec::with_capacity(steps.len());
@@ -78,7 +77,7 @@ fn stream(session: &mut Session<'_>, step: u64, sizes: Step) -> Result<Row, RunE
 struct Stream {
     step: u64,
     size: u64,
-    /// Buffers that are not under way.
+    /// Buffers not in use.
     free: Vec<Vec<u8>>,
     subprotocols: Subprotocols,
 }
@@ -89,7 +88,7 @@ impl Stream {
         Self { step, size, free, subprotocols: Subprotocols::default() }
     }
 
-    /// Sends these, and waits until all of them have been received.
+    /// Sends these messages, and waits until all are received.
     fn send(
         &mut self,
         session: &mut Session<'_>,
@@ -120,7 +119,7 @@ impl Stream {
     }
 }
 
-/// How messages travelled, each way once.
+/// The subprotocols used, each once.
 #[derive(Default)]
 pub(super) struct Subprotocols(Vec<&'static str>);
 
@@ -136,7 +135,7 @@ impl Subprotocols {
         self.0
     }
 
-    /// Adds that of a message, and gives its buffer.
+    /// Adds the subprotocol of a message, and returns its buffer.
     fn take(&mut self, sent: Completion) -> Vec<u8> {
         self.add(&sent);
         sent.buffer.into_vec()

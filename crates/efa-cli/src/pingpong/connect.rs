@@ -1,4 +1,4 @@
-//! Finding the other side: a TCP connection for the control channel.
+//! Connecting to the other side: TCP for the control channel.
 
 use std::fmt;
 use std::io;
@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 
 use super::control::Stream;
 
-/// Where a server listens if nothing else is said; the port of `fi_pingpong`.
+/// Default port; that of `fi_pingpong`.
 const DEFAULT_PORT: u16 = 47592;
-/// How long a server may take from its start until it listens, at most: it may have been started by
-/// the command before this one, and nobody sees when it is ready.
+/// How long a refused connection is tried again: the server may just have been started.
 const STARTING: Duration = Duration::from_secs(3);
-/// Pause between two tries.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// A host's name or address, and a port.
@@ -31,7 +30,7 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Not a place to connect to.
+/// The text is no host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is neither HOST nor HOST:PORT")]
 pub(crate) struct HostPortError {
@@ -59,53 +58,53 @@ impl FromStr for HostPort {
     }
 }
 
-/// Whether it is an IPv6 address, perhaps of one interface: `fe80::1%eth0`.
+/// Whether it is an IPv6 address, with or without zone: `fe80::1%eth0`.
 fn is_ipv6(text: &str) -> bool {
     let address = text.split_once('%').map_or(text, |(address, _)| address);
     address.parse::<Ipv6Addr>().is_ok()
 }
 
-/// No control channel.
+/// Why there is no control channel.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
-    /// The name isn't known.
-    #[error("cannot find {host}")]
+    /// The name can't be resolved.
+    #[error("cannot resolve {host}")]
     Resolve {
-        /// Who was looked for.
+        /// The host.
         host: HostPort,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// Nobody is there.
+    /// The connection fails.
     #[error("cannot connect to a server at {host}")]
     Connect {
-        /// Who was looked for.
+        /// The host.
         host: HostPort,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// The address can't be listened at.
+    /// The server can't listen at the address.
     #[error("cannot listen at {host}")]
     Listen {
-        /// Where.
+        /// The address.
         host: HostPort,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
 }
 
-/// Connects to a server, which may just be starting.
-pub(super) fn connect(host: &HostPort, patience: Duration) -> Result<Stream, ConnectError> {
+/// Connects to a server; one that refuses may be starting, and is tried again for a while.
+pub(super) fn connect(host: &HostPort, timeout: Duration) -> Result<Stream, ConnectError> {
     let resolved = (host.host.as_str(), host.port).to_socket_addrs();
     let addresses: Vec<_> =
         resolved.map_err(|source| ConnectError::Resolve { host: host.clone(), source })?.collect();
     let begin = Instant::now();
     loop {
-        match connect_to_any(&addresses, patience) {
+        match connect_to_any(&addresses, timeout) {
             Ok(stream) => return Ok(Stream::Tcp(stream)),
             Err(error)
                 if error.kind() == io::ErrorKind::ConnectionRefused
-                    && begin.elapsed() < STARTING.min(patience) =>
+                    && begin.elapsed() < STARTING.min(timeout) =>
             {
                 tracing::debug!(%host, "nobody listens yet");
                 thread::sleep(PAUSE);
@@ -115,10 +114,10 @@ pub(super) fn connect(host: &HostPort, patience: Duration) -> Result<Stream, Con
     }
 }
 
-fn connect_to_any(addresses: &[SocketAddr], patience: Duration) -> io::Result<TcpStream> {
+fn connect_to_any(addresses: &[SocketAddr], timeout: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
-        match TcpStream::connect_timeout(address, patience) {
+        match TcpStream::connect_timeout(address, timeout) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
@@ -126,11 +125,11 @@ fn connect_to_any(addresses: &[SocketAddr], patience: Duration) -> io::Result<Tc
     Err(last)
 }
 
-/// A place where a server listens.
+/// A listening server.
 pub(super) struct Listening<'a> {
     host: &'a HostPort,
     listener: TcpListener,
-    /// Where that is, whatever port was asked for.
+    /// The address, with the port chosen by the system for port 0.
     pub(super) address: SocketAddr,
 }
 
@@ -144,7 +143,7 @@ impl<'a> Listening<'a> {
         listen().map_err(|source| ConnectError::Listen { host: host.clone(), source })
     }
 
-    /// Waits for a client, without limit: a server may be started long before.
+    /// Waits for a client, without a timeout.
     pub(super) fn accept(self) -> Result<Stream, ConnectError> {
         let Self { host, listener, .. } = self;
         let accepted = listener.accept();
@@ -160,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_and_ports() {
+    fn hosts_parse_with_and_without_port() {
         let parsed = |text: &str| text.parse::<HostPort>().unwrap().to_string();
         assert_eq!(parsed("node7"), "node7:47592");
         assert_eq!(parsed("node7:80"), "node7:80");

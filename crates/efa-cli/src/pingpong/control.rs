@@ -11,8 +11,8 @@
 //!     │ ◄──────────────────────────────── Done ─ │
 //! ```
 //!
-//! Each message is a line of JSON of at most [`MAX_LINE`] bytes. Instead of any of them, `Failed`
-//! may come, with the reason. What the other side sends is not trusted, and every wait has an end.
+//! Each message is a line of JSON of at most [`MAX_LINE`] bytes. Either side may send `Failed` with the reason
+//! instead. Input is not trusted, and every wait has a timeout.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,36 +23,36 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
 
-/// Longest line in bytes, its end included.
+/// Longest line in bytes, with its end.
 pub(crate) const MAX_LINE: usize = 64 << 10;
-/// Version of what is spoken here.
+/// Version of this protocol.
 pub(crate) const VERSION: u64 = 1;
-/// Tells this protocol from others.
+/// Name of this protocol.
 const PROTOCOL: &str = "efa-pingpong";
-/// Bytes of a line that an error shows.
+/// Bytes of a line shown in errors.
 const SHOWN: usize = 40;
 
-/// A message behind the greetings.
+/// A message after the hellos.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "lowercase")]
 pub(crate) enum Message {
-    /// Client: this is to be done, and this is my endpoint.
+    /// From the client: begin this run.
     Start {
-        /// What is to be done.
+        /// The run.
         plan: Plan,
-        /// The client's endpoint.
+        /// Address of the client's endpoint.
         address: String,
     },
-    /// Server: receives are posted.
+    /// From the server: receives are posted.
     Ready {
-        /// The server's endpoint.
+        /// Address of the server's endpoint.
         address: String,
     },
-    /// It worked.
+    /// The run succeeded.
     Done,
-    /// It didn't, and this side ends.
+    /// The run failed, and this side ends.
     Failed {
-        /// Why.
+        /// The error.
         reason: String,
     },
 }
@@ -68,64 +68,64 @@ impl Message {
     }
 }
 
-/// The first line of both sides. Later versions may add fields, but will keep these two.
+/// The first line of both sides. Later versions may add fields, but keep these two.
 #[derive(Serialize, Deserialize)]
 struct Hello {
     protocol: String,
     version: u64,
 }
 
-/// What can go wrong on the control channel.
+/// An error of the control channel.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ControlError {
-    /// The other side is gone.
+    /// The other side closed the channel.
     #[error("the other side closed the control channel")]
     Closed,
-    /// Nothing came in time.
+    /// Timeout.
     #[error("no answer on the control channel within {waited:?}")]
-    Silent {
-        /// How long was waited.
+    Timeout {
+        /// The time waited.
         waited: Duration,
     },
-    /// A line without an end.
+    /// A line is too long.
     #[error("a line of more than {MAX_LINE} bytes on the control channel")]
     TooLong,
-    /// A line that isn't of this protocol.
+    /// A line is not a message of this protocol.
     #[error("not a message of this program: `{line}`")]
-    Garbage {
-        /// How it begins.
+    Invalid {
+        /// Its beginning.
         line: String,
-        /// What is wrong.
+        /// The cause.
         source: serde_json::Error,
     },
-    /// Another protocol.
-    #[error("the other side speaks `{found}`, not {PROTOCOL}")]
+    /// The other side has another protocol.
+    #[error("the other side has the protocol `{found}`, not {PROTOCOL}")]
     Protocol {
-        /// What it says.
+        /// The value received.
         found: String,
     },
-    /// Another version.
-    #[error("the other side speaks version {found} of {PROTOCOL}, this program version {VERSION}")]
+    /// The other side has another version.
+    #[error("the other side has version {found} of {PROTOCOL}, this program version {VERSION}")]
     Version {
-        /// What it says.
+        /// The value received.
         found: u64,
     },
-    /// A message at the wrong time.
+    /// The message is not the one expected.
     #[error("expected the message `{expected}`, got `{found}`")]
     Unexpected {
-        /// What should have come.
+        /// The message expected.
         expected: &'static str,
-        /// What came.
+        /// The message received.
         found: &'static str,
     },
-    /// The other side tells that it failed.
+    /// The other side reports a failure.
     #[error("the other side failed: {reason}")]
     PeerFailed {
-        /// What it says.
+        /// The value received.
         reason: String,
     },
-    /// The operating system refused.
-    #[error("control channel")]
+    /// An I/O error.
+    #[error("I/O error on the control channel")]
     Io(#[source] io::Error),
 }
 
@@ -140,7 +140,7 @@ impl From<io::Error> for ControlError {
     }
 }
 
-/// What carries the lines.
+/// The connection of a control channel.
 #[derive(Debug)]
 pub(crate) enum Stream {
     /// To a server started by hand.
@@ -159,12 +159,12 @@ macro_rules! each {
 }
 
 impl Stream {
-    /// Writes wait at most as long.
+    /// Sets the timeout of writes.
     pub(crate) fn set_write_timeout(&self, limit: Duration) -> io::Result<()> {
         each!(self, stream => stream.set_write_timeout(Some(limit)))
     }
 
-    /// Reads wait at most as long, which is not nothing.
+    /// Sets the timeout of reads, which must not be 0.
     pub(crate) fn set_read_timeout(&self, limit: Duration) -> io::Result<()> {
         each!(self, stream => stream.set_read_timeout(Some(limit)))
     }
@@ -177,7 +177,7 @@ impl Stream {
         }
     }
 
-    /// Reads wait not at all, or as long as was set.
+    /// Makes reads return at once if there is nothing, or wait for the timeout again.
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         each!(self, stream => stream.set_nonblocking(nonblocking))
     }
@@ -203,17 +203,17 @@ impl Write for Stream {
 #[derive(Debug)]
 pub(crate) struct Channel {
     stream: Stream,
-    /// What came and is not yet a whole line, or not yet wanted.
+    /// Bytes received and not yet used.
     received: Vec<u8>,
-    /// How long to wait for a line.
-    patience: Duration,
+    /// Longest wait for a line.
+    timeout: Duration,
 }
 
 impl Channel {
-    /// Greets the other side, and hears its greeting.
-    pub(crate) fn greet(stream: Stream, patience: Duration) -> Result<Self, ControlError> {
-        stream.set_write_timeout(patience)?;
-        let mut channel = Self { stream, received: Vec::new(), patience };
+    /// Exchanges hellos with the other side.
+    pub(crate) fn open(stream: Stream, timeout: Duration) -> Result<Self, ControlError> {
+        stream.set_write_timeout(timeout)?;
+        let mut channel = Self { stream, received: Vec::new(), timeout };
         channel.send_line(&Hello { protocol: PROTOCOL.to_owned(), version: VERSION })?;
         let line = channel.receive_line()?;
         match parse(&line)? {
@@ -266,15 +266,15 @@ impl Channel {
         self.line_end().is_some()
     }
 
-    /// Looks, without waiting, whether the other side is still there and hasn't failed. A message
-    /// that it sent stays for later.
+    /// Checks, without waiting, that the other side has neither closed the channel nor failed. Other messages
+    /// stay to be received.
     pub(crate) fn check(&mut self) -> Result<(), ControlError> {
         self.stream.set_nonblocking(true)?;
         let read = self.read_more();
         self.stream.set_nonblocking(false)?;
         match read {
             Err(ControlError::Io(error)) if error.kind() == ErrorKind::WouldBlock => {}
-            // What it said before is worth more than that it is gone.
+            // A message sent before the end says more than the end.
             Err(ControlError::Closed) if self.line_end().is_some() => {}
             Err(error) => return Err(error),
             Ok(()) => {}
@@ -286,11 +286,11 @@ impl Channel {
         }
     }
 
-    /// Waits a little for the news that the other side is gone or has failed.
-    pub(crate) fn last_words(&mut self, patience: Duration) -> Option<ControlError> {
-        let usual = std::mem::replace(&mut self.patience, patience);
+    /// Waits for the other side to report a failure or close the channel.
+    pub(crate) fn wait_for_failure(&mut self, timeout: Duration) -> Option<ControlError> {
+        let usual = std::mem::replace(&mut self.timeout, timeout);
         let news = self.receive();
-        self.patience = usual;
+        self.timeout = usual;
         match news {
             Err(error @ (ControlError::Closed | ControlError::PeerFailed { .. })) => Some(error),
             _ => None,
@@ -310,7 +310,7 @@ impl Channel {
         Ok(self.stream.write_all(&line)?)
     }
 
-    /// The next line without its end.
+    /// Returns the next line without its end.
     fn receive_line(&mut self) -> Result<Vec<u8>, ControlError> {
         let begin = Instant::now();
         loop {
@@ -320,8 +320,8 @@ impl Channel {
                 line.truncate(end);
                 return Ok(line);
             }
-            let silent = ControlError::Silent { waited: self.patience };
-            let left = self.patience.saturating_sub(begin.elapsed());
+            let silent = ControlError::Timeout { waited: self.timeout };
+            let left = self.timeout.saturating_sub(begin.elapsed());
             if left.is_zero() {
                 return Err(silent);
             }
@@ -339,7 +339,7 @@ impl Channel {
         self.received.iter().position(|byte| *byte == b'\n')
     }
 
-    /// Reads what is there.
+    /// Reads the bytes that have arrived.
     fn read_more(&mut self) -> Result<(), ControlError> {
         if self.received.len() >= MAX_LINE {
             return Err(ControlError::TooLong);
@@ -367,11 +367,11 @@ fn unexpected(expected: &'static str, found: &Message) -> ControlError {
 fn parse<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, ControlError> {
     serde_json::from_slice(line).map_err(|source| {
         let line = shorten(&String::from_utf8_lossy(line));
-        ControlError::Garbage { line, source }
+        ControlError::Invalid { line, source }
     })
 }
 
-/// The beginning of what the other side sent, safe to be shown on a terminal.
+/// The beginning of received text, escaped for terminals.
 fn shorten(text: &str) -> String {
     let shown: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
     if text.chars().nth(SHOWN).is_some() { shown + "…" } else { shown }
@@ -386,25 +386,25 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// What a channel makes of a greeting.
-    fn greeted(by: &[u8]) -> Result<Channel, ControlError> {
+    /// The result of opening a channel whose other side sends this line.
+    fn opened(by: &[u8]) -> Result<Channel, ControlError> {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(by).unwrap();
         theirs.shutdown(Shutdown::Write).unwrap();
-        Channel::greet(Stream::Unix(ours), PATIENCE)
+        Channel::open(Stream::Unix(ours), TIMEOUT)
     }
 
     fn pair() -> (Channel, Channel) {
         let (a, b) = UnixStream::pair().unwrap();
-        let other = thread::spawn(|| Channel::greet(Stream::Unix(a), PATIENCE).unwrap());
-        let channel = Channel::greet(Stream::Unix(b), PATIENCE).unwrap();
+        let other = thread::spawn(|| Channel::open(Stream::Unix(a), TIMEOUT).unwrap());
+        let channel = Channel::open(Stream::Unix(b), TIMEOUT).unwrap();
         (channel, other.join().unwrap())
     }
 
     #[test]
-    fn messages_arrive_in_order() {
+    fn messages_are_received_in_order() {
         let (mut a, mut b) = pair();
         b.check().unwrap();
         a.send(&Message::Ready { address: "here".into() }).unwrap();
@@ -417,8 +417,8 @@ mod tests {
     }
 
     #[test]
-    fn greetings_of_others() {
-        let error = |by: &[u8]| greeted(by).unwrap_err();
+    fn hellos_of_other_protocols_or_versions_are_refused() {
+        let error = |by: &[u8]| opened(by).unwrap_err();
         let version = error(b"{\"protocol\":\"efa-pingpong\",\"version\":2,\"new\":[]}\n");
         assert!(matches!(version, ControlError::Version { found: 2 }), "{version}");
         let protocol = error(b"{\"protocol\":\"iperf\",\"version\":1}\n");
@@ -433,14 +433,14 @@ mod tests {
     }
 
     #[test]
-    fn silence_has_an_end() {
+    fn receive_without_message_times_out() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let error = Channel::greet(Stream::Unix(ours), Duration::from_millis(20)).unwrap_err();
-        assert!(matches!(error, ControlError::Silent { .. }), "{error}");
+        let error = Channel::open(Stream::Unix(ours), Duration::from_millis(20)).unwrap_err();
+        assert!(matches!(error, ControlError::Timeout { .. }), "{error}");
     }
 
     #[test]
-    fn failures_and_surprises_are_told() {
+    fn failures_and_unexpected_messages_are_errors() {
         let (mut a, mut b) = pair();
         a.send(&Message::Done).unwrap();
         let error = b.receive_ready().unwrap_err();
@@ -454,7 +454,7 @@ mod tests {
         assert!(matches!(b.check(), Err(ControlError::Closed)));
     }
 
-    /// A message of the other side, or what looks like one.
+    /// A line that is a message, or similar to one.
     fn line() -> impl Strategy<Value = Vec<u8>> {
         let number = prop_oneof![any::<u64>().prop_map(|n| n.to_string()), "[-0-9.e]{1,30}"];
         let message = prop_oneof![
@@ -472,7 +472,7 @@ mod tests {
     }
 
     proptest! {
-        // Whatever the other side says, it is understood or refused, and said on one line.
+        // Every line is parsed or refused with an error of one line.
         #[test]
         fn any_bytes_are_messages_or_errors(
             lines in proptest::collection::vec(line(), 0..6),
@@ -486,7 +486,7 @@ mod tests {
                 said.extend(line);
                 said.push(b'\n');
             }
-            let mut channel = match greeted(&said) {
+            let mut channel = match opened(&said) {
                 Ok(channel) => channel,
                 Err(error) => {
                     let shown = error.to_string();

@@ -1,4 +1,4 @@
-//! What a side of `efa pingpong` hears of the other, for `tests/hostile`: a run without its messages.
+//! The control channels of `efa pingpong` with any input, for `tests/hostile`: a run without its messages.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -12,10 +12,10 @@ use super::control::{Channel, Message, Stream};
 use super::fi;
 use super::run::conclude;
 
-/// Longer than anybody waits for somebody who has hung up.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any wait on a closed connection.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Who hears.
+/// The side that receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The client.
@@ -28,30 +28,30 @@ pub enum Side {
     FiServer,
 }
 
-/// Hears all that the other side says before it hangs up; at most 64 KiB. Gives the bytes of messages
-/// that the run would have buffers for because of it.
+/// Runs the control channel of a side with this input, at most 64 KiB. Returns the bytes of message buffers that
+/// the run would allocate.
 ///
 /// # Errors
-/// What the user is told.
+/// The error that the user sees.
 pub fn hear(side: Side, said: &[u8]) -> Result<u64, String> {
     let heard = connection(said).and_then(|(stream, _open)| match side {
         Side::Client => {
-            let mut channel = Channel::greet(stream, PATIENCE)?;
+            let mut channel = Channel::open(stream, TIMEOUT)?;
             let heard = as_client(&mut channel);
             conclude(&mut channel, heard)
         }
         Side::Server => {
-            let mut channel = Channel::greet(stream, PATIENCE)?;
+            let mut channel = Channel::open(stream, TIMEOUT)?;
             let heard = as_server(&mut channel);
             conclude(&mut channel, heard)
         }
-        Side::FiClient => Ok(fi::hear_as_client(stream, PATIENCE).map(|()| 0)?),
-        Side::FiServer => Ok(fi::hear_as_server(stream, PATIENCE).map(|()| 0)?),
+        Side::FiClient => Ok(fi::control_as_client(stream, TIMEOUT).map(|()| 0)?),
+        Side::FiServer => Ok(fi::control_as_server(stream, TIMEOUT).map(|()| 0)?),
     });
-    heard.map_err(|error| crate::in_words(&error.into()))
+    heard.map_err(|error| crate::one_line(&error.into()))
 }
 
-/// Our end of a connection whose other end has said all, and that other end.
+/// A connection with all input written, and its other end.
 fn connection(said: &[u8]) -> Result<(Stream, UnixStream), PingpongError> {
     let (ours, mut theirs) = UnixStream::pair()?;
     theirs.write_all(&said[..said.len().min(64 << 10)])?;
@@ -91,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn a_server_makes_buffers_for_so_much_and_no_more() {
+    fn server_allocates_buffers_up_to_the_bound_of_plans() {
         assert_eq!(hear(Side::Server, start(1 << 30, 4).as_bytes()), Ok(4 << 30));
         let told = hear(Side::Server, start(1 << 30, 1024).as_bytes()).unwrap_err();
         assert!(told.contains("size × window is 1099511627776"), "{told}");
     }
 
     #[test]
-    fn what_the_other_side_says_is_told_on_one_line() {
+    fn errors_of_the_other_side_fit_one_line() {
         let hello = "{\"protocol\":\"efa-pingpong\",\"version\":1}\n";
         let told = |said: &str| hear(Side::Client, format!("{hello}{said}\n").as_bytes());
         let reason = told(r#"{"message":"failed","reason":"no\u001b[31m\n"}"#);

@@ -1,4 +1,4 @@
-//! `efa pingpong`: two processes exchange messages of all sizes and tell how long it took.
+//! `efa pingpong`: two processes exchange messages of all sizes and measure the time.
 //!
 //! ```text
 //!                     plan, addresses (control)
@@ -8,9 +8,9 @@
 //!     └─► report
 //! ```
 //!
-//! * `mod`: arguments, who is who, and how a run begins and ends
-//! * `sizes`, `plan`, `pattern`: which messages, how many, of which bytes
-//! * `control`, `process`: the other side, and the channel to it
+//! * `mod`: arguments, and the choice of client or server
+//! * `sizes`, `plan`, `pattern`: sizes, counts and bytes of the messages
+//! * `connect`, `control`, `process`: finding or starting the other side, and the control channel to it
 //! * `run`, `session`, `client`, `server`: the run itself
 //! * `fi`: the run with libfabric's `fi_pingpong` as the other side
 //! * `report`: the table and its JSON form
@@ -50,10 +50,10 @@ use self::sizes::Sizes;
 use crate::device::{CaptureFile, DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address};
 use crate::output;
 
-/// Repetitions before those that count, if nothing else is asked for.
+/// Default of `--warmup`.
 const WARMUP: u64 = 10;
-/// How long to wait for the reason why the other side is gone.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long to wait for the error of a side that has closed the connection.
+const FAILURE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Arguments of `efa pingpong`.
 #[derive(Debug, clap::Args)]
@@ -66,14 +66,14 @@ host; or on two hosts, both with --link tcp:
 
 With --fi, the other side is libfabric's fi_pingpong, on the same software device:
   efa soft-efa run -- fi_pingpong -p efa -e rdm -c & efa pingpong --fi 127.0.0.1
-It agrees on nothing beforehand, so that both sides need the same options: -c is our default (else \
+fi_pingpong doesn't exchange its options, so both sides need the same: -c is the default here (else \
 --no-check), -I --iterations, -S --sizes (-S all: --all-sizes), -m tagged --tagged.
 
 With --device verbs the packets go by an interface of this machine, which reaches other hosts: start \
 `efa pingpong --device verbs --listen 0.0.0.0` there and `efa pingpong --device verbs THERE` here.
 
 Sizes are in bytes or with k, M, G; a range doubles from its first size up to its last. Sizes, \
-repetitions and all that messages are like is for the client to say.")]
+repetitions and properties of the messages are options of the client.")]
 pub(crate) struct Args {
     /// Connect to a server that was started by hand [default port: 47592]
     #[arg(value_name = "HOST[:PORT]", conflicts_with = "listen", group = "side")]
@@ -87,40 +87,40 @@ pub(crate) struct Args {
         group = "side",
     )]
     listen: Option<HostPort>,
-    /// Be the server for the client at the other end of standard input
+    /// Be the server of the client connected to standard input
     #[arg(long, hide = true, conflicts_with = "listen")]
     serve_inherited: bool,
     /// The other side is libfabric's `fi_pingpong -p efa -e rdm -c`
     #[arg(long, requires = "side", conflicts_with_all = ["warmup", "cq_data", "bandwidth"])]
     fi: bool,
-    /// The sizes of `fi_pingpong -S all`: powers of two, and those and a half, up to 6M
+    /// The sizes of `fi_pingpong -S all`: powers of two, and one and a half times them, up to 6M
     #[arg(long, requires = "fi", conflicts_with = "sizes")]
     all_sizes: bool,
-    /// Sizes of messages, such as `0,8,1k,64K,1M-6M` [default: up to 6M, with those around each
-    /// change of the subprotocol]
+    /// Message sizes, such as `0,8,1k,64K,1M-6M` [default: up to 6M, with the sizes around each change of
+    /// the subprotocol]
     #[arg(long, value_name = "LIST")]
     sizes: Option<Sizes>,
-    /// Repetitions of each size [default: 5000, fewer of long messages]
+    /// Measured repetitions of each size [default: 5000, fewer for long messages]
     #[arg(long, value_name = "N",
         value_parser = RangedU64ValueParser::<u64>::new().range(1..=MAX_ITERATIONS))]
     iterations: Option<u64>,
-    /// Repetitions of each size before those that count
+    /// Repetitions of each size before the measured ones
     #[arg(long, value_name = "N", conflicts_with = "listen", default_value_t = WARMUP,
         value_parser = RangedU64ValueParser::<u64>::new().range(0..=MAX_ITERATIONS))]
     warmup: u64,
     /// Send tagged messages, each with a tag of its own
     #[arg(long)]
     tagged: bool,
-    /// Send 64 bits of completion data along with each message
+    /// Send 64 bits of CQ data with each message
     #[arg(long, conflicts_with = "listen")]
     cq_data: bool,
-    /// Don't write and check all bytes of all messages
+    /// Don't write and check the bytes of the messages
     #[arg(long)]
     no_check: bool,
     /// Measure one-way streams instead of round trips
     #[arg(long, conflicts_with = "listen")]
     bandwidth: bool,
-    /// Messages under way at a time [default: 64, fewer of long messages]
+    /// Messages under way at a time [default: 64, fewer for long messages]
     #[arg(long, value_name = "N", conflicts_with = "listen", requires = "bandwidth",
         value_parser = RangedU64ValueParser::<u64>::new().range(1..=MAX_WINDOW))]
     window: Option<u64>,
@@ -138,7 +138,7 @@ pub(crate) struct Args {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
-    /// How long to wait for the other side in any one place
+    /// Seconds to wait for the other side at any one point
     #[arg(long, value_name = "SECONDS", default_value = "30",
         value_parser = RangedU64ValueParser::<u64>::new().range(1..=86400))]
     timeout: u64,
@@ -148,20 +148,20 @@ pub(crate) struct Args {
     properties: PropertyArgs,
 }
 
-/// Why there is no result.
+/// Why a run has no result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PingpongError {
-    /// The device doesn't open.
+    /// The device can't be opened.
     #[error("cannot open the device")]
     Device(#[source] efa::Error),
-    /// The endpoint can't be had.
-    #[error("cannot make an endpoint")]
+    /// The endpoint can't be created.
+    #[error("cannot create an endpoint")]
     Endpoint(#[from] efa::EnableError),
-    /// The other side's endpoint has no address.
-    #[error("the other side's address makes no sense")]
+    /// The other side's address is invalid.
+    #[error("invalid address of the other side")]
     Address(#[from] efa::AddressError),
-    /// The other side's endpoint can't be addressed.
-    #[error("cannot address the other side")]
+    /// The address vector refuses the other side's address.
+    #[error("cannot insert the other side's address")]
     Peer(#[source] efa::DeviceError),
     /// The other side is not on this host, or uses another device.
     #[error(
@@ -208,7 +208,7 @@ pub(crate) enum PingpongError {
     Capture {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The reason.
         source: CaptureError,
     },
     /// The result can't be written.
@@ -217,8 +217,8 @@ pub(crate) enum PingpongError {
 }
 
 impl Args {
-    /// What clap can't refuse: options that are for the client to say, unless the server speaks
-    /// with `fi_pingpong`, where both need them.
+    /// A message about options that exclude each other, beyond what clap checks: options of the client that
+    /// the server needs with `fi_pingpong` only.
     pub(crate) fn conflict(&self) -> Option<String> {
         let clients = [
             ("--sizes", self.sizes.is_some()),
@@ -234,16 +234,16 @@ impl Args {
         }
         match self.link {
             Some(SoftLink::Tcp) if self.properties.rnr.is_some() => {
-                Some("--rnr is of the shm link".into())
+                Some("--rnr needs --link shm".into())
             }
             None | Some(SoftLink::Shm) if self.address.is_some() => {
-                Some("--address is of the tcp link".into())
+                Some("--address needs --link tcp".into())
             }
             _ => self.device.conflict(&self.properties, self.of_soft()),
         }
     }
 
-    /// An option that is of the software device alone, beside those of the device.
+    /// The first option given here that needs the software device.
     fn of_soft(&self) -> Option<&'static str> {
         let capture = self.capture.is_some().then_some("--capture");
         capture.or(self.link.is_some().then_some("--link"))
@@ -253,8 +253,8 @@ impl Args {
         self.device.kind(&self.properties, self.of_soft())
     }
 
-    /// Opens the device for a run with the side at the other end of a control connection from `local`;
-    /// if there is a capture file, all packets go into that.
+    /// Opens the device. `local` is this side's address in the control connection, the default for the tcp
+    /// link; packets are captured into `capture`.
     fn open_device(
         &self,
         local: Option<SocketAddr>,
@@ -272,12 +272,12 @@ impl Args {
         opened.map_err(PingpongError::Device)
     }
 
-    /// How long to wait for the other side in any one place.
-    fn patience(&self) -> Duration {
+    /// Seconds to wait for the other side at any one point.
+    fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
 
-    /// What to do, on a device with datagrams of `mtu` bytes and endpoints like this one.
+    /// The plan of a run, on a device with this MTU in bytes and an endpoint with these attributes.
     fn plan(&self, mtu: u64, endpoint: &EndpointAttributes) -> Plan {
         let sizes = match &self.sizes {
             Some(Sizes(sizes)) => sizes.clone(),
@@ -286,7 +286,7 @@ impl Args {
                 plan::usual_sizes(longest_eager, endpoint.max_medium)
             }
         };
-        // Each side sends or receives a whole window at a time.
+        // Each side posts a whole window at a time.
         let widest = endpoint.transmit_size.min(endpoint.receive_size) as u64;
         let mode = if self.bandwidth { Mode::Bandwidth } else { Mode::Latency };
         let step = |size| Step {
@@ -309,7 +309,7 @@ impl Args {
         }
     }
 
-    /// What to do with `fi_pingpong`.
+    /// The plan of a run with `fi_pingpong`.
     fn fi_plan(&self) -> Plan {
         let sizes = match &self.sizes {
             Some(Sizes(sizes)) => sizes.clone(),
@@ -328,7 +328,7 @@ impl Args {
         }
     }
 
-    /// The arguments of a server process for this client.
+    /// The arguments for the server process of this client.
     fn for_server(&self) -> Vec<OsString> {
         let DeviceArgs { interface, soft, .. } = &self.device;
         let kind = self.kind();
@@ -366,12 +366,12 @@ pub(crate) fn run(args: &Args) -> Result<(), PingpongError> {
         serve_parent(args)
     } else if let Some(at) = &args.listen {
         let listening = Listening::at(at)?;
-        // Whoever knows the address need not be told.
+        // A reader that has closed the pipe doesn't need the address.
         output::tolerate_closed(announce(args, listening.address))?;
         let stream = listening.accept()?;
         if args.fi { fi::serve(args, stream) } else { run::serve(args, stream) }
     } else if let Some(host) = &args.host {
-        let stream = connect::connect(host, args.patience())?;
+        let stream = connect::connect(host, args.timeout())?;
         let report = if args.fi { fi::measure(args, stream)? } else { run::measure(args, stream)? };
         print(args, &report)
     } else {
@@ -379,45 +379,44 @@ pub(crate) fn run(args: &Args) -> Result<(), PingpongError> {
     }
 }
 
-/// Measures against a server process that lives as long as the run.
+/// Measures with a server process started for the run.
 fn with_own_server(args: &Args) -> Result<Report, PingpongError> {
     let (mut server, stream) = ServerProcess::start(args.for_server())?;
     match run::measure(args, stream) {
         Ok(report) => {
-            let status = server.wait(args.patience())?;
+            let status = server.wait(args.timeout())?;
             let ended_well = status.success().then_some(report);
             ended_well.ok_or_else(|| ProcessError::Failed { status }.into())
         }
-        // How it ended tells more than that it did.
-        Err(PingpongError::Control(ControlError::Closed)) => match server.wait(LAST_WORDS) {
+        // The exit status says more than the closed channel.
+        Err(PingpongError::Control(ControlError::Closed)) => match server.wait(FAILURE_TIMEOUT) {
             Ok(status) => Err(ProcessError::EndedEarly { status }.into()),
             Err(_) => Err(ControlError::Closed.into()),
         },
         Err(error) => {
-            // It has been told, or has told it, and ends. Killed now, it would leave its part of the device.
-            let _ = server.wait(LAST_WORDS);
+            // It knows of the failure and ends. Killed now, it would leave files of the device.
+            let _ = server.wait(FAILURE_TIMEOUT);
             Err(error)
         }
     }
 }
 
-/// Serves the process that started this one. What goes wrong is told to it and to nobody else; if
-/// it is gone, that is no failure of ours.
+/// Serves the process that started this one. Errors are sent to that process only; its end is no error.
 fn serve_parent(args: &Args) -> Result<(), PingpongError> {
     let parent = process::Parent::this();
     let stream = process::inherited()?;
     if let Err(error) = run::serve(args, stream) {
         tracing::debug!(error = &error as &dyn std::error::Error, "the server ends early");
-        let told = matches!(error, PingpongError::Control(ControlError::PeerFailed { .. }));
-        if !told && parent.ends_within(LAST_WORDS) {
-            // It was killed. Whoever opens the device removes what dead processes left there.
+        let known = matches!(error, PingpongError::Control(ControlError::PeerFailed { .. }));
+        if !known && parent.ends_within(FAILURE_TIMEOUT) {
+            // It was killed. Opening the device removes the files of dead processes.
             args.open_device(None, None)?;
         }
     }
     Ok(())
 }
 
-/// Tells where the server listens.
+/// Prints where the server listens.
 fn announce(args: &Args, address: SocketAddr) -> io::Result<()> {
     let mut out = io::stdout();
     if args.json {

@@ -1,41 +1,41 @@
-//! What the bytes of a message are, so that each of them can be checked.
+//! The bytes of a message, so that each can be checked.
 //!
-//! The message is a row of 64-bit words (little-endian) that starts at a number made of size,
-//! iteration and direction and grows by a constant. So a byte that is lost, twice there, out of
-//! place, or of another message differs from what is expected.
+//! The message is a sequence of little-endian 64-bit words that starts at a number made of size, iteration and
+//! direction and grows by a constant. So a lost, repeated or misplaced byte, or one of another message, differs
+//! from the expected byte.
 
 use super::plan::Direction;
 
-/// Odd and without a pattern of its own: 2^64 divided by the golden ratio.
+/// Increment of the words: 2^64 divided by the golden ratio, odd.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The bytes of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pattern(u64);
 
-/// The first byte of a message that is not as expected.
+/// The first byte of a message that differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mismatch {
-    /// Where it is.
+    /// Its offset.
     pub(crate) offset: usize,
-    /// What it should be.
+    /// The expected value.
     pub(crate) expected: u8,
-    /// What it is.
+    /// The value found.
     pub(crate) found: u8,
 }
 
 impl Pattern {
-    /// Of a message of `size` bytes, the `iteration`th in its direction.
+    /// The pattern of a message of `size` bytes, the `iteration`th in its direction.
     pub(crate) fn new(size: u64, iteration: u64, direction: Direction) -> Self {
         let direction = match direction {
             Direction::ToServer => 1,
             Direction::ToClient => 2,
         };
-        // Mixed after each number (splitmix64), so that no two messages of a run look alike.
+        // Mixed after each number (splitmix64), so that no two messages of a run are equal.
         Self(mix(mix(mix(direction) ^ size) ^ iteration))
     }
 
-    /// 64 bits that go along with the message.
+    /// CQ data of the message.
     pub(crate) fn cq_data(self) -> u64 {
         mix(self.0)
     }

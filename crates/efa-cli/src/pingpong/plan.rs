@@ -1,4 +1,4 @@
-//! What a run does: the client makes the plan, the server checks it and keeps to it.
+//! The plan of a run: the client makes it, the server checks it, and both follow it.
 
 use efa_proto::{Connid, MsgId, ReqOptions, Rtm, RtmKind};
 use serde::{Deserialize, Serialize};
@@ -12,27 +12,27 @@ pub(crate) const MAX_WINDOW: u64 = 1024;
 /// Most bytes of messages under way at a time: the server has a buffer for each.
 pub(crate) const MAX_UNDER_WAY: u64 = 4 << 30;
 
-/// Bytes that are sent for each size, if nothing else is asked for.
+/// Bytes sent for each size by default.
 const VOLUME: u64 = 64 << 20;
-/// Bounds of the repetitions that come from this.
+/// Bounds of the repetitions that result.
 const ITERATIONS: (u64, u64) = (20, 5000);
-/// Messages under way at a time in streams of short messages, if nothing else is asked for.
+/// Default window for short messages.
 const WINDOW: u64 = 64;
 
-/// Who sends to whom.
+/// The direction of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     ToServer,
     ToClient,
 }
 
-/// What is measured.
+/// The quantity measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
-    /// A message goes there, one of the same size comes back.
+    /// Round trips of a message.
     Latency,
-    /// Messages go there, as many at a time as the window has.
+    /// One-way streams with a window of messages under way.
     Bandwidth,
 }
 
@@ -40,13 +40,13 @@ pub(crate) enum Mode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) mode: Mode,
-    /// Tagged messages, of which each has a tag of its own.
+    /// Messages are tagged, each with a different tag.
     pub(crate) tagged: bool,
-    /// Each message carries 64 bits for the completion.
+    /// Messages have CQ data.
     pub(crate) cq_data: bool,
-    /// All bytes are made anew for each message and checked.
+    /// The bytes of each message are written and checked.
     pub(crate) check: bool,
-    /// Repetitions of each size before those that count.
+    /// Repetitions of each size before the measured ones.
     pub(crate) warmup: u64,
     pub(crate) steps: Vec<Step>,
 }
@@ -56,13 +56,13 @@ pub(crate) struct Plan {
 pub(crate) struct Step {
     /// Bytes of a message.
     pub(crate) size: u64,
-    /// Repetitions that count.
+    /// Measured repetitions.
     pub(crate) iterations: u64,
     /// Messages under way at a time; 1 when latency is measured.
     pub(crate) window: u64,
 }
 
-/// A plan that a server doesn't keep to.
+/// A plan that a server refuses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the plan is out of bounds: {field} is {value}, allowed is {least} to {most}")]
 pub(crate) struct PlanError {
@@ -73,7 +73,7 @@ pub(crate) struct PlanError {
 }
 
 impl Plan {
-    /// Whether all numbers are within bounds. A plan comes over the network.
+    /// Checks the bounds of all numbers: a plan is received from the network.
     pub(crate) fn check_bounds(&self) -> Result<(), PlanError> {
         let one = |step: &Step| {
             [
@@ -96,12 +96,12 @@ impl Plan {
     }
 }
 
-/// Repetitions of a size: many of short messages, some of long ones.
+/// Default repetitions of a size: many for short messages, few for long ones.
 pub(crate) fn usual_iterations(size: u64) -> u64 {
     (VOLUME / size.max(1)).clamp(ITERATIONS.0, ITERATIONS.1)
 }
 
-/// Messages of a size under way at a time: fewer of long ones, to save memory.
+/// Default window for a size: smaller for long messages, to save memory.
 pub(crate) fn usual_window(size: u64) -> u64 {
     (VOLUME / size.max(1)).clamp(2, WINDOW)
 }
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bounds_of_a_plan() {
+    fn plans_out_of_bounds_are_refused() {
         assert_eq!(plan().check_bounds(), Ok(()));
         let bad = |change: fn(&mut Plan)| {
             let mut plan = plan();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_sizes_surround_the_thresholds() {
+    fn default_sizes_surround_the_subprotocol_thresholds() {
         // The base and the msg_id with the connid, a tag, completion data.
         assert_eq!(longest_eager(8928, false, false), 8928 - 12);
         assert_eq!(longest_eager(8928, true, true), 8928 - 12 - 8 - 8);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_repetitions() {
+    fn default_repetitions_fall_with_size() {
         assert_eq!([0, 1, 64 << 10, 6 << 20].map(usual_iterations), [5000, 5000, 1024, 20]);
         assert_eq!([0, 1 << 20, 6 << 20, MAX_SIZE].map(usual_window), [64, 64, 10, 2]);
     }

@@ -46,11 +46,11 @@ pub(crate) enum ProcessError {
     /// The run is over, and it hasn't ended.
     #[error("the server process did not end within {waited:?}")]
     Lingers {
-        /// How long was waited.
+        /// The time waited.
         waited: Duration,
     },
     /// Standard input is not what the parent passes.
-    #[error("standard input is no control channel")]
+    #[error("standard input is not a control channel")]
     Inherited(#[source] io::Error),
 }
 
@@ -75,15 +75,15 @@ impl ServerProcess {
         start().map_err(ProcessError::Start)
     }
 
-    /// How it ended, if it does so in time.
-    pub(crate) fn wait(&mut self, patience: Duration) -> Result<ExitStatus, ProcessError> {
+    /// Waits for its end, for at most this time.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<ExitStatus, ProcessError> {
         let begin = Instant::now();
         loop {
             if let Some(status) = self.0.try_wait().map_err(ProcessError::Wait)? {
                 return Ok(status);
             }
-            if begin.elapsed() >= patience {
-                return Err(ProcessError::Lingers { waited: patience });
+            if begin.elapsed() >= timeout {
+                return Err(ProcessError::Lingers { waited: timeout });
             }
             thread::sleep(PAUSE);
         }
@@ -92,7 +92,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Neither fails but for a child that is reaped already.
+        // Both fail only if the child is reaped already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -103,16 +103,16 @@ impl Drop for ServerProcess {
 pub(crate) struct Parent(u32);
 
 impl Parent {
-    /// To be called while it lives.
+    /// The current parent.
     pub(crate) fn this() -> Self {
         Self(parent_id())
     }
 
-    /// Whether it ends in time. Then all of its files are closed.
-    pub(crate) fn ends_within(self, patience: Duration) -> bool {
+    /// Waits for its end, for at most this time; all its files are closed then.
+    pub(crate) fn ends_within(self, timeout: Duration) -> bool {
         let begin = Instant::now();
         while parent_id() == self.0 {
-            if begin.elapsed() >= patience {
+            if begin.elapsed() >= timeout {
                 return false;
             }
             thread::sleep(PAUSE);

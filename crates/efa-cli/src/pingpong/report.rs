@@ -1,4 +1,4 @@
-//! What was measured: for people and for programs.
+//! The results of a run, as a table and as JSON.
 
 use std::time::Duration;
 
@@ -30,12 +30,12 @@ pub(crate) struct Row {
     size: u64,
     iterations: u64,
     window: u64,
-    /// Only if latency was measured.
+    /// For latency only.
     #[serde(rename = "one_way_seconds", skip_serializing_if = "Option::is_none")]
     one_way: Option<OneWay>,
     messages_per_second: f64,
     bytes_per_second: f64,
-    /// How the client's messages travelled.
+    /// Subprotocols of the client's messages.
     subprotocols: Vec<&'static str>,
 }
 
@@ -50,7 +50,7 @@ struct OneWay {
 }
 
 impl Row {
-    /// Of round trips, of which there must be one at least.
+    /// The statistics of at least one round trip.
     pub(crate) fn of_round_trips(
         step: Step,
         mut round_trips: Vec<Duration>,
@@ -66,14 +66,14 @@ impl Row {
             min: one_way(0),
             median: one_way(count / 2),
             mean: total.as_secs_f64() / 2.0 / count.max(1) as f64,
-            // The least that is not exceeded by 99 of 100.
+            // The least value that 99 of 100 don't exceed.
             p99: one_way((count * 99).div_ceil(100).saturating_sub(1)),
             max: one_way(count.saturating_sub(1)),
         };
         Self { one_way: Some(one_way), ..Self::of(step, 2 * count as u64, total, subprotocols) }
     }
 
-    /// Of a stream of `step.iterations` messages.
+    /// The result for a stream of `step.iterations` messages.
     pub(crate) fn of_stream(
         step: Step,
         elapsed: Duration,
@@ -84,7 +84,7 @@ impl Row {
 
     fn of(step: Step, messages: u64, elapsed: Duration, subprotocols: Vec<&'static str>) -> Self {
         let Step { size, iterations, window } = step;
-        // A clock may be too coarse for a few short messages.
+        // The clock may be too coarse for a few short messages.
         let seconds = elapsed.max(Duration::from_nanos(1)).as_secs_f64();
         Self {
             size,
@@ -109,7 +109,7 @@ impl Report {
         serde_json::to_value(self).map(|value| value.to_string()).unwrap_or_default()
     }
 
-    /// A table with what its columns mean.
+    /// A table, with an explanation of its columns.
     pub(crate) fn table(&self) -> String {
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
@@ -162,7 +162,7 @@ impl Row {
     }
 }
 
-/// `64K` for whole units, else the number of bytes; what `--sizes` understands.
+/// `64K` for whole units, else the number of bytes, as `--sizes` takes it.
 pub(crate) fn readable_size(size: u64) -> String {
     match size {
         0 => "0".to_owned(),
@@ -220,13 +220,13 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stands_still_divides_nothing_by_zero() {
+    fn zero_elapsed_time_gives_no_division_by_zero() {
         let row = Row::of_stream(step(8, 1, 1), Duration::ZERO, vec![]);
         assert!(row.bytes_per_second.is_finite() && row.messages_per_second.is_finite());
     }
 
     #[test]
-    fn sizes_read_as_they_are_given() {
+    fn sizes_are_printed_as_the_sizes_option_takes_them() {
         for size in [0, 1, 1000, 1 << 10, 65537, 3 << 20, 1 << 30] {
             let sizes: super::super::sizes::Sizes = readable_size(size).parse().unwrap();
             assert_eq!(sizes.0, [size]);

@@ -1,4 +1,4 @@
-//! A run from greeting to farewell, for both sides.
+//! A run from the hellos to the end, for both sides.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -11,24 +11,24 @@ use super::control::{Channel, ControlError, Message, Stream};
 use super::plan::{MAX_WINDOW, Plan};
 use super::report::Report;
 use super::session::{Early, Problem, RunError, Session};
-use super::{Args, LAST_WORDS, PingpongError, client, server};
+use super::{Args, FAILURE_TIMEOUT, PingpongError, client, server};
 use crate::device::{CaptureFile, Objects};
 
-/// How long to deliver packets that the other side may still wait for when all is done.
-const FAREWELL: Duration = Duration::from_secs(1);
-/// Completions under way: a window of receives and as many sends, and what goes back.
+/// How long to deliver queued packets at the end of a run.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Capacity of the completion queue: a window of receives and of sends, and the replies.
 const CAPACITY: usize = 2 * MAX_WINDOW as usize + 4;
 
-/// The client: plans, runs, and tells what it measured.
+/// The client: plans, runs and measures.
 pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongError> {
-    let mut channel = Channel::greet(stream, args.patience())?;
+    let mut channel = Channel::open(stream, args.timeout())?;
     let result = as_client(args, &mut channel);
     conclude(&mut channel, result)
 }
 
-/// The server: does what the client wants.
+/// The server: runs the client's plan.
 pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
-    let mut channel = Channel::greet(stream, args.patience())?;
+    let mut channel = Channel::open(stream, args.timeout())?;
     let result = as_server(args, &mut channel);
     conclude(&mut channel, result)
 }
@@ -68,7 +68,7 @@ fn as_server(args: &Args, channel: &mut Channel) -> Result<(), PingpongError> {
     device.close(session.endpoint)
 }
 
-/// Tells the other side if this one failed, and finds out whether the reason lies there.
+/// Ends a run: reports a failure to the other side, or returns the other side's failure if that is the cause.
 pub(super) fn conclude<T>(
     channel: &mut Channel,
     result: Result<T, PingpongError>,
@@ -81,16 +81,16 @@ pub(super) fn conclude<T>(
     if let PingpongError::Control(ControlError::Closed | ControlError::PeerFailed { .. }) = error {
         return Err(error);
     }
-    // A message that can't be delivered may be all that is seen of a peer that is gone or has failed.
-    // Any other reason is ours, and the other side waits for it.
+    // A failed message may be caused by a failure of the other side. Any other error is this side's, and the
+    // other side waits for it.
     if let PingpongError::Run(RunError { source: Problem::Operation(_), .. }) = error
-        && let Some(cause) = channel.last_words(LAST_WORDS)
+        && let Some(cause) = channel.wait_for_failure(FAILURE_TIMEOUT)
     {
         return Err(cause.into());
     }
     let reason = describe(&error);
-    if let Err(untold) = channel.send(&Message::Failed { reason }) {
-        tracing::debug!(%untold, "the other side isn't told of a failure");
+    if let Err(send_error) = channel.send(&Message::Failed { reason }) {
+        tracing::debug!(%send_error, "the failure can't be sent to the other side");
     }
     Err(error)
 }
@@ -124,9 +124,9 @@ impl<'a> Device<'a> {
         Ok(Self { domain, args, capture })
     }
 
-    /// Says farewell to the other side, and ends the capture.
+    /// Closes the endpoint, and ends the capture.
     pub(super) fn close(self, endpoint: Endpoint) -> Result<(), PingpongError> {
-        if let Err(error) = endpoint.close(FAREWELL) {
+        if let Err(error) = endpoint.close(CLOSE_TIMEOUT) {
             tracing::warn!(%error, "the endpoint is closed too early");
         }
         match (&self.capture, &self.args.capture) {
@@ -138,7 +138,7 @@ impl<'a> Device<'a> {
     }
 }
 
-/// A session with the endpoint at the address `theirs`.
+/// Creates the session with the endpoint at the address `theirs`.
 fn session<'a>(
     objects: Objects,
     theirs: &str,
@@ -149,8 +149,8 @@ fn session<'a>(
     let Objects { endpoint, queue, addresses, link } = objects;
     let theirs: Address = theirs.parse()?;
     let peer = insert(&addresses, link, theirs, endpoint.address())?;
-    let (patience, early) = (args.patience(), Early::default());
-    Ok(Session { endpoint, queue, peer, channel, plan, patience, early })
+    let (timeout, early) = (args.timeout(), Early::default());
+    Ok(Session { endpoint, queue, peer, channel, plan, timeout, early })
 }
 
 /// Inserts the other side's endpoint into the address vector.
@@ -180,7 +180,7 @@ fn check_reach(link: Link, ours: Ipv6Addr, theirs: Ipv6Addr) -> Result<(), Pingp
     }
 }
 
-/// On a terminal only; standard error, so that the result stays alone.
+/// A progress bar on standard error, if that is a terminal.
 pub(super) fn progress_bar(steps: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} sizes, now {msg}");
     let bar = ProgressBar::new(steps as u64);
@@ -201,18 +201,18 @@ mod tests {
     use super::super::session::Turn;
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// What the user is told of a failure here if the other side tells of one too.
-    fn told(source: Problem) -> String {
+    /// The error shown for a failure of this side if the other side reports one too.
+    fn error_of(source: Problem) -> String {
         let (a, b) = UnixStream::pair().unwrap();
-        let greeted = thread::spawn(|| Channel::greet(Stream::Unix(a), PATIENCE).unwrap());
-        let mut channel = Channel::greet(Stream::Unix(b), PATIENCE).unwrap();
-        let mut other = greeted.join().unwrap();
+        let opened = thread::spawn(|| Channel::open(Stream::Unix(a), TIMEOUT).unwrap());
+        let mut channel = Channel::open(Stream::Unix(b), TIMEOUT).unwrap();
+        let mut other = opened.join().unwrap();
         other.send(&Message::Failed { reason: "theirs".into() }).unwrap();
         let turn = Turn { step: 0, number: 0, size: 8, direction: Direction::ToServer };
         let error = conclude(&mut channel, Err::<(), _>(turn.failed(source).into())).unwrap_err();
-        crate::in_words(&error.into())
+        crate::one_line(&error.into())
     }
 
     #[test]
@@ -235,13 +235,13 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_is_sought_where_it_is() {
+    fn failed_message_reports_the_error_of_the_other_side() {
         assert_eq!(
-            told(Problem::Start(StartError::Busy { limit: 1 })),
+            error_of(Problem::Start(StartError::Busy { limit: 1 })),
             "message 0 of size 8 to the server: busy: 1 operations under way"
         );
         assert_eq!(
-            told(Problem::Operation(OperationError::Cancelled)),
+            error_of(Problem::Operation(OperationError::Cancelled)),
             "the other side failed: theirs"
         );
     }

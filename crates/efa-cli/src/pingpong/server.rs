@@ -1,14 +1,14 @@
-//! The server's side of a run: it answers.
+//! The server's side of a run: it replies.
 //!
-//! So that the client measures messages and not the making of them, an answer is written before
-//! the message that it answers has come, and a message is checked after it was answered.
+//! So that the client doesn't measure writing and checking, the server writes a reply before the message
+//! arrives, and checks a message after it has replied.
 
 use std::collections::VecDeque;
 
 use super::plan::{Direction, Mode, Step};
 use super::session::{RunError, Session, Turn};
 
-/// Does the whole plan.
+/// Runs the whole plan.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<(), RunError> {
     for (index, step) in (0..).zip(session.plan.steps.clone()) {
         match session.plan.mode {
@@ -25,7 +25,7 @@ fn answer(session: &mut Session<'_>, step: u64, sizes: Step) -> Result<(), RunEr
     let there = |number| Turn { step, number, size, direction: Direction::ToServer };
     let back = |number| Turn { step, number, size, direction: Direction::ToClient };
     let buffer = || vec![0; size as usize];
-    // While one message is checked, the next may come.
+    // The next message may arrive while one is checked.
     let (mut spare, mut pong) = (buffer(), buffer());
     session.fill(back(0), &mut pong);
     session.post(there(0), buffer())?;
@@ -50,12 +50,12 @@ fn take(session: &mut Session<'_>, step: u64, sizes: Step) -> Result<(), RunErro
     for number in 0..posted {
         session.post(there(number), vec![0; size as usize])?;
     }
-    // Where the client waits until all so far have been received.
+    // The client waits here until all messages so far are received.
     let mut ends: VecDeque<u64> = [session.plan.warmup, count].into();
     ends.retain(|end| *end > 0);
     for done in 1..=count {
         let received = session.received(there(done - 1))?;
-        // Short messages may overtake long ones; the receive tells which it was for.
+        // Short messages may complete before long ones; the context identifies the receive.
         let number = received.context;
         let buffer = session.verify(there(number), received)?;
         if posted < count {

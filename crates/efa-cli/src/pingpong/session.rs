@@ -1,8 +1,7 @@
-//! An endpoint, the one peer that it talks to, and the messages between them.
+//! An endpoint, its one peer, and the messages between them.
 //!
-//! Both sides of a run are built on this: messages that say which one they are and can be checked,
-//! and a wait that never hangs. While nothing completes, the session looks after the peer through
-//! the control channel, so that a peer that crashed or failed is noticed at once.
+//! Used by both sides of a run: messages with checkable bytes, and waits with a timeout. While nothing completes,
+//! the session checks the control channel, so that the failure or end of the peer is noticed at once.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,9 +19,9 @@ use super::pattern::{Mismatch, Pattern};
 use super::plan::{Direction, Plan};
 use super::report::readable_size;
 
-/// Looks at the completion queue between two offers of the processor to others.
+/// Polls of the completion queue between two yields of the processor.
 pub(super) const SPINS: u32 = 16;
-/// Time between two looks at the control channel.
+/// Time between two checks of the control channel.
 pub(super) const CHECK: Duration = Duration::from_millis(20);
 
 /// One message of a run.
@@ -30,11 +29,11 @@ pub(super) const CHECK: Duration = Duration::from_millis(20);
 pub(crate) struct Turn {
     /// Index of the size in the plan.
     pub(crate) step: u64,
-    /// Among the messages of this size in this direction, those of the warm-up included.
+    /// Number among the messages of this size in this direction, with the warm-up.
     pub(crate) number: u64,
     /// Bytes.
     pub(crate) size: u64,
-    /// Where it goes.
+    /// Its direction.
     pub(crate) direction: Direction,
 }
 
@@ -49,7 +48,7 @@ impl fmt::Display for Turn {
 }
 
 impl Turn {
-    /// No two messages of a run in one direction have the same tag: numbers stay below 2^32.
+    /// The tag, different for all messages of a run in one direction: numbers are below 2^32.
     fn tag(self) -> u64 {
         self.step << 32 | self.number
     }
@@ -63,66 +62,66 @@ impl Turn {
     }
 }
 
-/// What went wrong with a message.
+/// An error of one message.
 #[derive(Debug, thiserror::Error)]
 #[error("{turn}")]
 pub(crate) struct RunError {
-    /// The message, or the one that was waited for.
+    /// The message.
     turn: Turn,
-    /// What.
+    /// The error.
     pub(crate) source: Problem,
 }
 
-/// What can go wrong with a message.
+/// The cause of an error of a message.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Problem {
-    /// It is not even started.
+    /// The operation can't be started.
     #[error(transparent)]
     Start(StartError),
-    /// It fails.
+    /// The operation failed.
     #[error(transparent)]
     Operation(OperationError),
-    /// Nothing happens.
-    #[error("nothing happened for {waited:?}")]
+    /// Timeout.
+    #[error("no completion within {waited:?}")]
     Stalled {
-        /// How long was waited.
+        /// The time waited.
         waited: Duration,
     },
-    /// The peer is gone or has given up.
+    /// The peer closed the control channel or failed.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The peer, `fi_pingpong`, is gone.
+    /// The peer, `fi_pingpong`, closed the control channel.
     #[error(transparent)]
     FiControl(#[from] FiControlError),
-    /// It isn't as long as it should be.
+    /// It has another length.
     #[error("{found} bytes arrived")]
     Length {
-        /// How long it is.
+        /// Its length.
         found: u64,
     },
-    /// Its tag isn't the one that was waited for.
+    /// It has another tag.
     #[error("its tag is {found:#x?}, expected {expected:#x?}")]
     Tag {
-        /// What it is.
+        /// The value found.
         found: Option<u64>,
-        /// What it should be.
+        /// The expected value.
         expected: Option<u64>,
     },
-    /// Its completion data isn't what was sent.
-    #[error("its completion data is {found:#x?}, expected {expected:#x?}")]
+    /// It has other CQ data.
+    #[error("its CQ data is {found:#x?}, expected {expected:#x?}")]
     CqData {
-        /// What it is.
+        /// The value found.
         found: Option<u64>,
-        /// What it should be.
+        /// The expected value.
         expected: Option<u64>,
     },
-    /// Its bytes aren't what was sent.
+    /// It has other bytes.
     #[error("byte {} is {:#04x}, expected {:#04x}", .0.offset, .0.found, .0.expected)]
     Bytes(Mismatch),
 }
 
 impl From<CompletionError> for Problem {
-    /// Which message it was is told beside.
+    /// The message is reported separately.
     fn from(CompletionError { error, .. }: CompletionError) -> Self {
         Self::Operation(error)
     }
@@ -135,13 +134,13 @@ pub(crate) struct Session<'a> {
     pub(crate) peer: FiAddr,
     pub(crate) channel: &'a mut Channel,
     pub(crate) plan: Plan,
-    /// How long nothing may happen.
-    pub(crate) patience: Duration,
-    /// What completed and wasn't asked for yet.
+    /// Longest wait without a completion.
+    pub(crate) timeout: Duration,
+    /// Completions that no wait has returned yet.
     pub(crate) early: Early,
 }
 
-/// Completions of the kind that nobody waited for.
+/// Completions that no wait has returned yet.
 #[derive(Default)]
 pub(crate) struct Early {
     sent: VecDeque<Completion>,
@@ -197,7 +196,7 @@ impl Session<'_> {
         }
     }
 
-    /// Whether a received message is what was sent; gives its buffer.
+    /// Checks a received message, and returns its buffer.
     pub(crate) fn verify(&self, turn: Turn, completion: Completion) -> Result<Vec<u8>, RunError> {
         let Plan { tagged, cq_data, check, .. } = self.plan;
         let Completion { length, tag, cq_data: data, buffer, .. } = completion;
@@ -220,13 +219,13 @@ impl Session<'_> {
         Ok(buffer)
     }
 
-    /// Waits for the other side's `Done`. It may still need packets of this endpoint, which don't go
-    /// by themselves if the device refused them once: the end of a read that it waits for.
+    /// Waits for the other side's `Done`, and polls the endpoint meanwhile: the other side may still need packets
+    /// that met RNR, such as an EOR.
     pub(crate) fn receive_done(&mut self) -> Result<(), ControlError> {
         let begin = Instant::now();
         let mut checked = begin;
         while !self.channel.has_message() {
-            // Nothing is outstanding, so this completes nothing.
+            // No operation is outstanding, so nothing completes.
             let _ = self.queue.read();
             thread::yield_now();
             let now = Instant::now();
@@ -234,14 +233,14 @@ impl Session<'_> {
                 checked = now;
                 self.channel.check()?;
             }
-            if now - begin > self.patience {
-                return Err(ControlError::Silent { waited: self.patience });
+            if now - begin > self.timeout {
+                return Err(ControlError::Timeout { waited: self.timeout });
             }
         }
         self.channel.receive_done()
     }
 
-    /// Waits for one completion, and sorts it in.
+    /// Waits for one completion, and adds it to its queue.
     fn wait(&mut self) -> Result<(), Problem> {
         let mut spins = 0;
         let mut idle = None;
@@ -249,8 +248,8 @@ impl Session<'_> {
             if let Some(entry) = self.queue.read() {
                 break entry?;
             }
-            // No `spin_loop` hint: virtual machines take its instruction for a reason to stop the
-            // processor, which costs many times what a message does.
+            // No `spin_loop` hint: hypervisors may stop the processor for its instruction, which takes many times
+            // longer than a message.
             spins += 1;
             if spins % SPINS == 0 {
                 idle.get_or_insert_with(Idle::begin).pass(self)?;
@@ -264,7 +263,7 @@ impl Session<'_> {
     }
 }
 
-/// A time in which nothing completes.
+/// A wait for a completion.
 struct Idle {
     begin: Instant,
     checked: Instant,
@@ -276,7 +275,7 @@ impl Idle {
         Self { begin, checked: begin }
     }
 
-    /// Offers the processor to others, and sees now and then whether there is still hope.
+    /// Yields the processor, and checks timeout and control channel from time to time.
     fn pass(&mut self, session: &mut Session<'_>) -> Result<(), Problem> {
         thread::yield_now();
         let now = Instant::now();
@@ -285,8 +284,8 @@ impl Idle {
         }
         self.checked = now;
         session.channel.check()?;
-        if now - self.begin > session.patience {
-            return Err(Problem::Stalled { waited: session.patience });
+        if now - self.begin > session.timeout {
+            return Err(Problem::Stalled { waited: session.timeout });
         }
         Ok(())
     }
@@ -303,7 +302,7 @@ mod tests {
     use super::*;
     use crate::device::Objects;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
     const TURN: Turn = Turn { step: 3, number: 5, size: 100, direction: Direction::ToServer };
 
     fn plan(check: bool, cq_data: bool) -> Plan {
@@ -311,14 +310,13 @@ mod tests {
         Plan { mode: Mode::Latency, tagged: true, cq_data, check, warmup: 0, steps }
     }
 
-    /// What the receiver makes of a message when the sender keeps to another plan, or sends
-    /// another length.
+    /// The receiver's result for a message of a sender with another plan or length.
     fn received(sender: Plan, length: usize, receiver: Plan) -> Result<Vec<u8>, RunError> {
         let fabric = Fabric::local(LocalOptions::default());
         let (a, b) = UnixStream::pair().unwrap();
-        let greeted = thread::spawn(|| Channel::greet(Stream::Unix(a), PATIENCE).unwrap());
-        let mut to_sender = Channel::greet(Stream::Unix(b), PATIENCE).unwrap();
-        let mut to_receiver = greeted.join().unwrap();
+        let opened = thread::spawn(|| Channel::open(Stream::Unix(a), TIMEOUT).unwrap());
+        let mut to_sender = Channel::open(Stream::Unix(b), TIMEOUT).unwrap();
+        let mut to_receiver = opened.join().unwrap();
         let objects = || Objects::new(&fabric.domain().unwrap(), 8).unwrap();
         let (from, to) = (objects(), objects());
         let addresses = (from.endpoint.address(), to.endpoint.address());
@@ -330,7 +328,7 @@ mod tests {
                 peer,
                 channel,
                 plan,
-                patience: PATIENCE,
+                timeout: TIMEOUT,
                 early: Early::default(),
             }
         };
@@ -345,14 +343,14 @@ mod tests {
     }
 
     #[test]
-    fn a_message_as_it_was_sent_passes() {
+    fn unchanged_message_passes_the_check() {
         let mut expected = vec![0; 100];
         TURN.pattern().fill(&mut expected);
         assert_eq!(received(plan(true, true), 100, plan(true, true)).unwrap(), expected);
     }
 
     #[test]
-    fn what_differs_is_told() {
+    fn changed_length_tag_data_or_byte_is_reported() {
         let told = |sender, length, receiver| match received(sender, length, receiver) {
             Ok(_) => panic!("nothing is told"),
             Err(error) => error.source,
@@ -366,17 +364,17 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_goes_away_ends_the_wait() {
+    fn closed_control_channel_ends_the_wait() {
         let (a, b) = UnixStream::pair().unwrap();
-        let greeted = thread::spawn(|| Channel::greet(Stream::Unix(a), PATIENCE).unwrap());
-        let mut channel = Channel::greet(Stream::Unix(b), PATIENCE).unwrap();
+        let opened = thread::spawn(|| Channel::open(Stream::Unix(a), TIMEOUT).unwrap());
+        let mut channel = Channel::open(Stream::Unix(b), TIMEOUT).unwrap();
         let objects = Objects::new(&Fabric::local(LocalOptions::default()).domain().unwrap(), 8);
         let Objects { endpoint, queue, addresses, .. } = objects.unwrap();
         let peer = addresses.insert(endpoint.address()).unwrap();
         let (channel, plan) = (&mut channel, plan(true, false));
-        let (patience, early) = (PATIENCE, Early::default());
-        let mut session = Session { endpoint, queue, peer, channel, plan, patience, early };
-        drop(greeted.join().unwrap());
+        let (timeout, early) = (TIMEOUT, Early::default());
+        let mut session = Session { endpoint, queue, peer, channel, plan, timeout, early };
+        drop(opened.join().unwrap());
         let error = session.received(TURN).unwrap_err().source;
         assert!(matches!(error, Problem::Control(ControlError::Closed)), "{error}");
     }

@@ -8,7 +8,7 @@
 
 use std::str::FromStr;
 
-/// Longest message that is tried, in bytes.
+/// Longest message in bytes.
 pub(crate) const MAX_SIZE: u64 = 1 << 30;
 /// Most sizes of one run.
 pub(crate) const MAX_SIZES: usize = 256;
@@ -17,25 +17,25 @@ pub(crate) const MAX_SIZES: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes(pub(crate) Vec<u64>);
 
-/// A list of sizes that makes no sense.
+/// An invalid list of sizes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SizeError {
-    /// Something between commas is no size.
-    #[error("`{text}` is no size: a number with k, M, G or nothing behind it")]
+    /// A part is not a size.
+    #[error("`{text}` is not a size: a number, optionally with k, M or G")]
     Unknown {
-        /// What was given.
+        /// The text given.
         text: String,
     },
     /// A size above [`MAX_SIZE`].
     #[error("`{text}` is above the largest size, {MAX_SIZE} bytes")]
     TooLarge {
-        /// What was given.
+        /// The text given.
         text: String,
     },
     /// A range that ends before it begins.
     #[error("range `{text}` ends before it begins")]
     Backwards {
-        /// What was given.
+        /// The text given.
         text: String,
     },
     /// More than [`MAX_SIZES`].
@@ -88,7 +88,7 @@ fn size(text: &str) -> Result<u64, SizeError> {
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(unknown());
     }
-    // All digits, so that only a number beyond 64 bits fails.
+    // Only digits, so parsing fails only beyond 64 bits.
     let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
     let in_range = bytes.filter(|bytes| *bytes <= MAX_SIZE);
     in_range.ok_or_else(|| SizeError::TooLarge { text: text.to_owned() })
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_and_ranges() {
+    fn lists_and_ranges_parse_to_their_sizes() {
         assert_eq!(sizes("0,8,1k,64K"), [0, 8, 1024, 65536]);
         assert_eq!(sizes("1M-6M"), [1 << 20, 2 << 20, 4 << 20, 6 << 20]);
         assert_eq!(sizes("0-4"), [0, 1, 2, 4]);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense() {
+    fn invalid_lists_are_refused() {
         let error = |text: &str| text.parse::<Sizes>().unwrap_err();
         for text in ["", "1,", "k", "1kk", "1 2", "0x10", "1.5k", "+1", "-1", "1-", "1KB", "½"] {
             assert!(matches!(error(text), SizeError::Unknown { .. }), "{text}");

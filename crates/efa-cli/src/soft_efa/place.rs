@@ -1,12 +1,12 @@
-//! The private place of a run: a directory that goes when the last process of the run has ended.
+//! The private directory of a run, removed when the last process of the run has ended.
 //!
 //! ```text
 //!  run: makes PLACE, locks PLACE/lock ─► becomes PROGRAM ─► its children       all hold the lock
 //!   └─ detach PLACE ─► remove PLACE: waits until the lock is free, removes PLACE
 //! ```
 //!
-//! The lock is the kernel's and ends with its last holder, however that ends. The one that waits for
-//! it is no child of the program, which may wait for all of its children.
+//! The kernel releases the lock with its last holder. The process that waits for it is not a child of the
+//! program, which may wait for all of its children.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -21,10 +21,10 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 const PREFIX: &str = "efa-run-";
 const LOCK: &str = "lock";
-/// This very program, even if its file was replaced meanwhile.
+/// This program, even if its file was replaced meanwhile.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// A place below `base` that is removed when this process and all that come of it have ended.
+/// Creates a directory in `base` that is removed when this process and all its descendants have ended.
 pub(super) fn make(base: &Path) -> io::Result<PathBuf> {
     sweep(base);
     let name = format!("{PREFIX}{}-{:016x}", std::process::id(), fastrand::u64(..));
@@ -39,24 +39,25 @@ pub(super) fn make(base: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Locks the place until this process and its children have ended, and has it removed then.
+/// Locks the directory until this process and its descendants have ended, and starts the process that removes
+/// it then.
 fn hold(place: &Path) -> io::Result<()> {
-    // Under its name it is locked from the beginning: others may sweep just now.
+    // Locked before it gets its name: another process may sweep at this moment.
     let new = place.join("new-lock");
     let lock = File::create(&new)?;
     flock(&lock, FlockOperation::LockExclusive)?;
     fs::rename(&new, place.join(LOCK))?;
     if !aside("detach", place).spawn()?.wait()?.success() {
-        return Err(io::Error::other("nobody to remove it"));
+        return Err(io::Error::other("the process that removes it doesn't start"));
     }
-    // Only now, so that the one who waits for the lock doesn't hold it.
+    // Only now, so that the process that waits for the lock doesn't inherit it.
     fcntl_setfd(&lock, FdFlags::empty())?;
     let _ = lock.into_raw_fd();
     Ok(())
 }
 
-/// This program, doing something with the place aside of everything that happens to the run: no
-/// pipe waits for its end, and no key of the terminal ends it.
+/// This program with a hidden command, detached from the run: it holds no pipe open, and is in another process
+/// group than the terminal's.
 fn aside(what: &str, place: &Path) -> Command {
     let mut command = Command::new(THIS_PROGRAM);
     command.arg0("efa").args(["soft-efa", what]).arg(place).current_dir("/").process_group(0);
@@ -64,19 +65,19 @@ fn aside(what: &str, place: &Path) -> Command {
     command
 }
 
-/// Starts the process that will [`remove`] the place, and doesn't wait for it.
+/// Starts the process that will [`remove`] the directory.
 pub(super) fn detach(place: &Path) -> io::Result<Child> {
     aside("remove", place).spawn()
 }
 
-/// Waits until nobody holds the place, and removes it.
+/// Waits until no process holds the lock, and removes the directory.
 pub(super) fn remove(place: &Path) -> io::Result<()> {
     let lock = File::open(place.join(LOCK))?;
     flock(&lock, FlockOperation::LockExclusive)?;
     fs::remove_dir_all(place)
 }
 
-/// Removes our places that nobody holds, as whoever was to remove them was killed.
+/// Removes this user's directories that no process holds: the processes that were to remove them were killed.
 fn sweep(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else { return };
     let me = rustix::process::geteuid().as_raw();
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_go_with_their_holders() {
+    fn directory_is_removed_when_no_process_holds_its_lock() {
         let base = std::env::temp_dir().join(format!("efa-place-test-{:016x}", fastrand::u64(..)));
         fs::create_dir(&base).unwrap();
         let [dead, held, alien] =

@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 
-/// The longest buffer that can be asked for: far beyond what scenarios have.
+/// Longest buffer, far beyond the scenarios'.
 const LONGEST: u64 = 1 << 32;
 
-/// A command whose words are taken out one by one.
+/// A command whose words are read one by one.
 #[derive(Debug)]
 pub(crate) struct Command<'a> {
     pub(crate) verb: &'a str,
@@ -33,12 +33,12 @@ impl<'a> Command<'a> {
         self.take(key).flatten().with_context(|| format!("{key}= is missing"))
     }
 
-    /// Whether a flag is there.
+    /// Whether a flag is given.
     pub(crate) fn flag(&mut self, key: &str) -> bool {
         self.take(key).is_some()
     }
 
-    /// The number for a key, if it is there.
+    /// The number of a key, if given.
     pub(crate) fn number(&mut self, key: &str) -> Result<Option<u64>> {
         let Some(text) = self.take(key).flatten() else { return Ok(None) };
         let number = match text.strip_prefix("0x") {
@@ -48,7 +48,7 @@ impl<'a> Command<'a> {
         number.map(Some).with_context(|| format!("{key}={text}"))
     }
 
-    /// The number for a key that must be there.
+    /// The number of a required key.
     pub(crate) fn needed(&mut self, key: &str) -> Result<u64> {
         self.number(key)?.with_context(|| format!("{key}= is missing"))
     }
@@ -60,7 +60,7 @@ impl<'a> Command<'a> {
         Ok(size.try_into()?)
     }
 
-    /// All words must have been taken.
+    /// Fails if a word was not read.
     pub(crate) fn end(self) -> Result<()> {
         ensure!(self.words.is_empty(), "{} doesn't understand {:?}", self.verb, self.words);
         Ok(())
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_those_that_memory_can_have() {
+    fn lengths_beyond_memory_are_refused() {
         let size = |line| Command::parse(line).unwrap().needed_size("size");
         assert_eq!(size("receive size=0x10").unwrap(), 16);
         let refused = size("receive size=18446744073709551615").unwrap_err().to_string();

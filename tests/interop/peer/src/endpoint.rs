@@ -1,6 +1,6 @@
-//! The command `open`: an endpoint on the software device that the environment names, with the
-//! same variables as for the preloaded device of C programs (`EFA_SOFT_…`). With
-//! `EFA_PEER_DEVICE=verbs` it is on that preloaded device itself, by rdma-core's interfaces.
+//! The command `open`: an endpoint on the software device, configured by the same variables as the preloaded
+//! device of C programs (`EFA_SOFT_…`). With `EFA_PEER_DEVICE=verbs` it is on that preloaded device itself, through
+//! `efa-verbs`.
 
 use std::env;
 use std::fs::File;
@@ -18,7 +18,7 @@ use efa_sim::record::{Record, SharedSink, Sink};
 
 use crate::command::Command;
 
-/// An enabled endpoint, and what is bound to it.
+/// An enabled endpoint, and the objects bound to it.
 pub(crate) struct Opened {
     pub(crate) endpoint: Endpoint,
     pub(crate) queue: CompletionQueue,
@@ -43,7 +43,7 @@ impl Opened {
     }
 }
 
-/// Whether the device is a C library's, which follows the variables itself.
+/// Whether the device is the preloaded library, which reads the variables itself.
 fn is_on_verbs() -> bool {
     env::var_os("EFA_PEER_DEVICE").is_some_and(|device| device == "verbs")
 }
@@ -76,7 +76,7 @@ fn rdma(text: &str) -> Rdma {
 }
 
 fn endpoint_options(command: &mut Command<'_>) -> Result<EndpointOptions> {
-    // The variables that libfabric knows are for both kinds of peer.
+    // Both kinds of peer read libfabric's variables.
     let mut options = Environment::read().endpoint;
     // Our buffers are never registered by the peer.
     command.flag("unregistered");
@@ -117,7 +117,7 @@ pub(crate) fn address_text(address: Address) -> String {
 pub(crate) struct CaptureFile(Arc<Mutex<Option<Capture<File>>>>);
 
 impl CaptureFile {
-    /// The file that the environment names, if it does.
+    /// The file named by the environment, if any.
     pub(crate) fn from_environment() -> Result<Option<Self>> {
         let path = env::var_os("EFA_SOFT_CAPTURE").filter(|_| !is_on_verbs());
         let Some(path) = path else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! A peer made of the crate `efa`: reads commands, writes results, and makes progress in between.
+//! A peer on the crate `efa`: reads commands, writes results, and polls in between.
 //!
 //! ```text
 //!   stdin ──► command ──► peer ──► efa
@@ -6,7 +6,7 @@
 //!   stdout ◄── report ◄─────┴── progress
 //! ```
 //!
-//! The language is told in `tests/interop/README.md`; the peer made of libfabric speaks the same.
+//! The commands are in `tests/interop/README.md`; the libfabric peer has the same.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +28,7 @@ use crate::command::Command;
 use crate::endpoint::CaptureFile;
 use crate::peer::{Next, Peer};
 
-/// Looks at an empty queue after which the process lets others have the processor.
+/// Empty polls after which the process yields the processor.
 const PATIENCE: u32 = 200;
 const NAP: Duration = Duration::from_millis(1);
 
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let capture = CaptureFile::from_environment()?;
     let played = play(Peer::new(capture.clone()));
-    // What led to a failure is in there, too.
+    // The packets before a failure are captured too.
     capture.map_or(Ok(()), |capture| capture.finish())?;
     played
 }
@@ -79,8 +79,7 @@ fn play(mut peer: Peer) -> Result<()> {
     }
 }
 
-/// The lines of standard input, read by a thread of their own: there is no looking whether one has
-/// come.
+/// The lines of standard input, read by a thread of their own, as reading blocks.
 fn lines() -> Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Buffers with guards around them, and the bytes that they are filled with.
+//! Buffers between guards, and their patterns.
 //!
 //! ```text
 //!   | guard | size bytes: a seed's pattern, or untouched | guard |
@@ -11,7 +11,7 @@ use bytes::BytesMut;
 const GUARD: usize = 64;
 const UNTOUCHED: u8 = 0xa5;
 
-/// What lies around a buffer that is lent to an operation.
+/// The guards around a buffer.
 #[derive(Debug)]
 pub(crate) struct Guards {
     before: BytesMut,
@@ -27,12 +27,12 @@ pub(crate) fn guarded(size: usize) -> (BytesMut, Guards) {
     (buffer, Guards { before, behind })
 }
 
-/// Memory that nobody has written.
+/// Untouched memory.
 pub(crate) fn untouched(size: usize) -> Vec<u8> {
     vec![UNTOUCHED; size]
 }
 
-/// The pattern of a seed: splitmix64, so that no part of a pattern is like another.
+/// The pattern of a seed: splitmix64, so that no two parts of a pattern are equal.
 pub(crate) fn pattern(seed: u64) -> impl Iterator<Item = u8> {
     (1_u64..).flat_map(move |index| {
         let start = seed.wrapping_mul(0xd134_2543_de82_ef95);
@@ -43,7 +43,7 @@ pub(crate) fn pattern(seed: u64) -> impl Iterator<Item = u8> {
     })
 }
 
-/// Where bytes are not as they should be.
+/// The first wrong byte.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
     place: &'static str,
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_buffer_lies_between_its_guards() {
+    fn buffer_lies_between_its_guards() {
         let (buffer, guards) = guarded(100);
         let place = |bytes: &BytesMut| bytes.as_ptr() as usize;
         assert_eq!(place(&buffer), place(&guards.before) + GUARD);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_wrong_byte_is_told() {
+    fn first_wrong_byte_is_reported() {
         let mut bytes: Vec<u8> = pattern(3).take(100).collect();
         assert_eq!(check_pattern(&bytes, 3), Ok(()));
         let expected = bytes[40];
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_in_a_guard_is_damage() {
+    fn changed_guard_byte_is_reported_as_damage() {
         let (_, mut guards) = guarded(8);
         guards.behind[0] = 0;
         let damage = guards.check().unwrap_err();

@@ -1,4 +1,4 @@
-//! What the commands do.
+//! The commands.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::memory::{self, Damage, Guards};
 use crate::remote::{Asked, RemoteAccess};
 use crate::report;
 
-/// Whether there is more to come.
+/// Whether the peer continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Line,
     Quit,
 }
 
-/// How long `close` waits for what peers still need.
+/// How long `close` delivers queued packets.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The endpoint and its operations.
@@ -36,25 +36,25 @@ pub(crate) struct Peer {
 struct Posted {
     id: ReceiveId,
     guards: Guards,
-    /// Its memory, when it has completed; of a multi-receive what is left at the end.
+    /// Its memory once it has completed; of a multi-receive buffer, what is left at the end.
     memory: Option<Buffer>,
     /// Messages in a multi-receive buffer, in the order of their completions.
     parts: Vec<Buffer>,
 }
 
 impl Peer {
-    /// A peer without endpoint. What passes through those to come is captured.
+    /// A peer without endpoint; packets of later endpoints are captured.
     pub(crate) fn new(capture: Option<CaptureFile>) -> Self {
         let (receives, remote) = (HashMap::new(), RemoteAccess::default());
         Self { capture, opened: None, idle: false, receives, remote }
     }
 
-    /// Whether progress is to be made.
+    /// Whether the peer polls by itself.
     pub(crate) fn is_working(&self) -> bool {
         self.opened.is_some() && !self.idle
     }
 
-    /// Reads the completion queue once. Tells whether something was there.
+    /// Reads the completion queue once; returns whether it had an entry.
     pub(crate) fn progress(&mut self) -> Result<bool> {
         let Some(entry) = self.opened()?.queue.read() else { return Ok(false) };
         match entry {
@@ -70,7 +70,7 @@ impl Peer {
         Ok(true)
     }
 
-    /// Puts the memory of a receive where `check` finds it.
+    /// Stores the memory of a receive for `check`.
     fn keep(&mut self, completion: Completion) -> Result<()> {
         match completion.kind {
             Kind::Send | Kind::Write | Kind::RemoteWrite => return Ok(()),
@@ -277,14 +277,14 @@ impl Peer {
     fn cancel(&mut self, command: &mut Command<'_>) -> Result<()> {
         let context = command.needed("id")?;
         let posted = self.receives.get(&context).context("not posted")?;
-        // Like libfabric: that there was nothing to cancel is not told.
+        // As in libfabric, cancelling nothing is no error.
         self.opened()?.endpoint.cancel(posted.id);
         println!("ok");
         Ok(())
     }
 
     /// `check id= length= seed= [part=] [from=]`: the message, what was read, or exposed memory, and
-    /// all around it.
+    /// the bytes around it.
     fn check(&mut self, command: &mut Command<'_>) -> Result<()> {
         let (context, seed) = (command.needed("id")?, command.needed("seed")?);
         let length = command.needed_size("length")?;
@@ -324,7 +324,7 @@ impl Peer {
 
 /// The memory of an operation that was not started.
 fn reclaim(buffer: Buffer) -> Result<BytesMut> {
-    buffer.into_bytes().try_into_mut().ok().context("somebody else holds the buffer")
+    buffer.into_bytes().try_into_mut().ok().context("the buffer is still shared")
 }
 
 fn say_damage(damage: Result<(), Damage>) {

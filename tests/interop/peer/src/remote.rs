@@ -11,7 +11,7 @@ use efa::{
 use crate::command::Command;
 use crate::memory::{self, Damage, Guards};
 
-/// Memory that is offered to peers, and what came from theirs.
+/// Exposed memory, and results of reads and atomics.
 #[derive(Default)]
 pub(crate) struct RemoteAccess {
     exposed: HashMap<u64, MemoryRegion>,
@@ -19,7 +19,7 @@ pub(crate) struct RemoteAccess {
     fetched: HashMap<u64, Buffer>,
 }
 
-/// An operation on memory of a peer, as its command asks for it.
+/// An operation on memory of a peer.
 pub(crate) struct Asked {
     pub(crate) id: u64,
     size: usize,
@@ -48,7 +48,7 @@ impl Asked {
     }
 
     /// `atomic id= to= size= seed= address= key= type= op= width= [delivery]`: `size` bytes of
-    /// elements. With `fetch` or `compare-seed=` they bring back what was there.
+    /// elements. With `fetch` or `compare-seed=` they return the previous values.
     pub(crate) fn atomic(command: &mut Command<'_>) -> Result<Self> {
         let datatype = Datatype::from_code(command.needed("type")?.try_into()?).context("type=")?;
         let op = AtomicOp::from_code(command.needed("op")?.try_into()?).context("op=")?;
@@ -71,7 +71,7 @@ impl Asked {
         Ok(Self { id, size, rma: target(command, size as u64)?, what })
     }
 
-    /// Starts it; of a read, gives what lies around the buffer.
+    /// Starts it; returns the guards of a read's buffer.
     pub(crate) fn start(&self, endpoint: &Endpoint) -> Result<Option<Guards>, StartError> {
         let Self { id, size, rma, what } = self;
         let started = match what {
@@ -111,12 +111,12 @@ impl RemoteAccess {
         Ok(())
     }
 
-    /// A read was started, in a buffer with these guards.
+    /// Remembers a started read and its guards.
     pub(crate) fn expect(&mut self, id: u64, guards: Guards) {
         self.reads.insert(id, (guards, None));
     }
 
-    /// Puts what an operation brought where `check` and `show` find it.
+    /// Stores the result of an operation for `check` and `show`.
     pub(crate) fn keep(&mut self, completion: Completion) {
         match completion.kind {
             Kind::Read => {
@@ -149,7 +149,7 @@ impl RemoteAccess {
         Some(Ok(check_part(bytes, from, length, seed).and_then(|()| guards.check())))
     }
 
-    /// `show id= [result]`: the bytes, of exposed memory or of what an atomic brought back.
+    /// `show id= [result]`: the bytes, of exposed memory or of what an atomic returned.
     pub(crate) fn show(&self, command: &mut Command<'_>) -> Result<()> {
         let id = command.needed("id")?;
         let bytes = if command.flag("result") {
@@ -176,7 +176,7 @@ impl RemoteAccess {
     }
 }
 
-/// The part is the pattern of a seed, and what is around it is untouched.
+/// Checks that a range is the pattern of a seed and the rest untouched.
 fn check_part(bytes: &[u8], from: usize, length: usize, seed: u64) -> Result<(), Damage> {
     let part = bytes.get(from..from + length).unwrap_or_default();
     memory::check_pattern(part, seed)
@@ -184,7 +184,7 @@ fn check_part(bytes: &[u8], from: usize, length: usize, seed: u64) -> Result<(),
         .and_then(|()| memory::check_untouched(&bytes[from + length..]))
 }
 
-/// Where an operation works, and how: to=, address=, key=, data=, delivery.
+/// Target and options of an operation: to=, address=, key=, data=, delivery.
 fn target(command: &mut Command<'_>, length: u64) -> Result<Rma> {
     let (address, key) = (command.needed("address")?, command.needed("key")?);
     let mut rma = Rma::at(FiAddr(command.needed("to")?), RemoteMemory { address, length, key });

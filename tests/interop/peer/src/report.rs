@@ -4,7 +4,7 @@ use std::fmt;
 
 use efa::{Completion, CompletionError, FiAddr, Kind, OperationError, StartError};
 
-/// Error numbers of OFI, with the names that they have there.
+/// Error numbers of OFI.
 const EAGAIN: i32 = 11;
 const EINVAL: i32 = 22;
 const EIO: i32 = 5;
@@ -14,7 +14,7 @@ const ECANCELED: i32 = 125;
 const ENOENT: i32 = 2;
 const ETRUNC: i32 = 265;
 
-/// The number for an operation that failed.
+/// The error number of a failed operation.
 pub(crate) fn operation_error(error: &OperationError) -> i32 {
     match error {
         OperationError::Truncated { .. } => ETRUNC,
@@ -24,7 +24,7 @@ pub(crate) fn operation_error(error: &OperationError) -> i32 {
     }
 }
 
-/// The number for an operation that was not started.
+/// The error number of an operation that was not started.
 pub(crate) fn start_error(error: &StartError) -> i32 {
     match error {
         StartError::Busy { .. } | StartError::QueueFull { .. } => EAGAIN,

@@ -1,10 +1,10 @@
-//! The scenarios, each a story that any pair of peers plays.
+//! The scenarios; each can be run by any pair of peers.
 
 mod matching;
 mod memory;
+mod not_ready;
 mod order;
 mod pingpong;
-mod rebuffed;
 mod remote;
 mod sizes;
 mod trouble;
@@ -20,13 +20,13 @@ use super::packets::Packets;
 use super::programs::Programs;
 use super::stage::{Side, Stage};
 
-/// What two peers do together, and what must come of it.
+/// What two peers do, and what must complete.
 pub(crate) struct Scenario {
     /// Its name, on the command line too.
     pub(crate) name: &'static str,
     /// In a line.
     pub(crate) about: &'static str,
-    /// What is wrong with the device.
+    /// Faults of the device.
     pub(crate) faults: Faults,
     /// Variables for the peers, libfabric's in general.
     pub(crate) environment: &'static [(&'static str, &'static str)],
@@ -34,24 +34,24 @@ pub(crate) struct Scenario {
     pub(crate) sender: &'static str,
     /// Options of the receiver's `open`.
     pub(crate) receiver: &'static str,
-    /// Cells that are known to fail by libfabric's own fault.
+    /// Cells that are known to fail because of libfabric.
     pub(crate) known: &'static [Known],
-    /// What must be in the captures at the end; gives what is to be told of it.
+    /// Checks the captures at the end; returns notes for the report.
     pub(crate) packets: fn(&Packets) -> Result<Vec<String>>,
-    /// The story.
-    pub(crate) story: Story,
+    /// The program of the scenario.
+    pub(crate) script: Script,
 }
 
-/// A story, by who plays it.
+/// The program of a scenario.
 #[derive(Clone, Copy)]
-pub(crate) enum Story {
-    /// Our peers, command by command.
+pub(crate) enum Script {
+    /// Commands to our peers.
     Peers(fn(&mut Stage<'_>) -> Result<()>),
-    /// Programs that know what to do.
+    /// Complete programs.
     Programs(fn(&mut Programs<'_>) -> Result<()>),
 }
 
-/// What is wrong with the device.
+/// Faults of the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
     /// Packets overtake each other, as this seed says.
@@ -73,13 +73,13 @@ pub(crate) struct Refused {
     pub(crate) of_rust: &'static str,
 }
 
-/// Cells that fail by libfabric's own fault, as the control shows, and why.
+/// Cells that fail because of libfabric, as the control shows, and why.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) pairs: &'static [Pair],
     /// With and without device RDMA if `None`.
     pub(crate) rdma: Option<Rdma>,
-    /// The first release that does, and the first after it that doesn't.
+    /// The first release that fails, and the first after it that doesn't.
     pub(crate) releases: [Release; 2],
     pub(crate) reason: &'static str,
 }
@@ -128,17 +128,17 @@ impl Scenario {
             receiver: "",
             known: &[],
             packets: |_| Ok(Vec::new()),
-            story: Story::Peers(run),
+            script: Script::Peers(run),
         }
     }
 
-    /// One that is played by programs.
+    /// A scenario of complete programs.
     const fn of_programs(
         name: &'static str,
         about: &'static str,
         run: fn(&mut Programs<'_>) -> Result<()>,
     ) -> Self {
-        Self { story: Story::Programs(run), ..Self::new(name, about, |_| Ok(())) }
+        Self { script: Script::Programs(run), ..Self::new(name, about, |_| Ok(())) }
     }
 }
 
@@ -148,8 +148,7 @@ impl fmt::Debug for Scenario {
     }
 }
 
-/// A size for each way that a message can travel: nothing, one packet, several at once, with flow
-/// control, more than a window of that, read by the receiver.
+/// A size for each subprotocol: empty, eager, medium, long-CTS, long-CTS beyond a window, long-read.
 const SIZES: [u64; 7] = [0, 1, 8_000, 30_000, 200_000, 400_000, READ_SIZE];
 const READ_SIZE: u64 = 1_500_000;
 
@@ -161,7 +160,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Scenario> {
         matching::ALL,
         trouble::ALL,
         remote::ALL,
-        rebuffed::ALL,
+        not_ready::ALL,
         memory::ALL,
         pingpong::ALL,
     ];

@@ -17,7 +17,7 @@ pub(super) static ALL: &[Scenario] = &[
     ),
     reordered(Scenario::new("small-reordered", "1000 messages of one packet", many_small), 2),
     Scenario::new("tags-reversed", "receives wait in the reverse order of the messages", reversed),
-    reordered(Scenario::new("reversed-reordered", "and packets overtake each other", reversed), 3),
+    reordered(Scenario::new("reversed-reordered", "with packets reordered", reversed), 3),
     reordered(Scenario::new("cross-reordered", "many in both directions", cross), 4),
     reordered(Scenario::new("late-reordered", "half of the receives come late", late), 5),
 ];

@@ -26,11 +26,7 @@ pub(super) static ALL: &[Scenario] = &[
     Scenario {
         known: PREFIXED,
         faults: Faults { reorder: Some(7), ..Faults::NONE },
-        ..Scenario::of_programs(
-            "pingpong-reordered",
-            "tagged, while packets overtake each other",
-            tagged,
-        )
+        ..Scenario::of_programs("pingpong-reordered", "tagged, with packets reordered", tagged)
     },
 ];
 

@@ -1,4 +1,4 @@
-//! Memory of the receiver that the sender writes, reads and works on by atomic operations.
+//! Writes, reads and atomics on the receiver's memory.
 
 use anyhow::{Context, Result, ensure};
 
@@ -28,14 +28,14 @@ pub(super) static ALL: &[Scenario] = &[
         known: UNWRITABLE,
         ..Scenario::new(
             "remote-reordered",
-            "written, read and added to, while packets overtake each other",
+            "writes, reads and atomics with packets reordered",
             all_of_it,
         )
     },
     Scenario {
         faults: Faults { receiver_not_ready: Some("0.3"), ..Faults::NONE },
         known: UNWRITABLE,
-        ..Scenario::new("remote-not-ready", "and every third finds no buffer", all_of_it)
+        ..Scenario::new("remote-not-ready", "and every third meets RNR", all_of_it)
     },
 ];
 
@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn integers_are_read_with_their_sign() {
+    fn integers_parse_with_their_sign() {
         assert_eq!(Integer::of(0).value(&[0xff]), -1);
         assert_eq!(Integer::of(1).value(&[0xff]), 255);
         assert_eq!(Integer::of(6).value(&[0, 0, 0, 0, 0, 0, 0, 0x80]), i128::from(i64::MIN));

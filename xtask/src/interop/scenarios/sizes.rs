@@ -1,4 +1,4 @@
-//! Messages of every size class, one at a time, each with a receive that waits for it.
+//! Messages of every size class, one at a time, each with a posted receive.
 
 use anyhow::{Result, ensure};
 

@@ -1,4 +1,4 @@
-//! Peers that restart, and receivers that are not ready.
+//! Restarted peers, and RNR.
 
 use anyhow::{Result, ensure};
 
@@ -14,25 +14,25 @@ const fn not_ready(scenario: Scenario, rate: &'static str) -> Scenario {
 pub(super) static ALL: &[Scenario] = &[
     Scenario::new(
         "sender-restarts",
-        "another sender on the same queue pair number",
+        "a new sender with the same queue pair number",
         sender_restarts,
     ),
     Scenario {
         known: CRASHES,
         ..Scenario::new("sender-killed", "the same after a crash", sender_killed)
     },
-    Scenario::new("receiver-restarts", "another receiver on the same number", receiver_restarts),
-    not_ready(Scenario::new("not-ready", "every third packet finds no buffer", storm), "0.3"),
+    Scenario::new("receiver-restarts", "a new receiver with the same number", receiver_restarts),
+    not_ready(Scenario::new("not-ready", "every third packet meets RNR", storm), "0.3"),
     Scenario {
         sender: "rnr-retry=0",
         receiver: "receives=64",
         ..Scenario::new(
             "few-buffers",
-            "a receiver with 64 buffers, no patience in the device",
+            "a receiver with 64 buffers, no RNR retries by the device",
             storm,
         )
     },
-    Scenario::new("absent", "a receiver that doesn't look for a while", absent),
+    Scenario::new("absent", "a receiver that doesn't poll for a while", absent),
 ];
 
 /// Seen with 1.19 to 2.0.

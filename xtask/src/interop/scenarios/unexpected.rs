@@ -1,4 +1,4 @@
-//! Messages that come before there is a receive for them.
+//! Messages that arrive before their receive is posted.
 
 use anyhow::Result;
 
@@ -8,14 +8,14 @@ use crate::interop::matrix::Pair;
 use crate::interop::stage::{Message, Receive, Stage};
 
 pub(super) static ALL: &[Scenario] = &[
-    Scenario::new("unexpected", "the message is there before its receive", untagged),
+    Scenario::new("unexpected", "the message arrives before its receive is posted", untagged),
     Scenario::new("unexpected-tagged", "the same, tagged", tagged),
     Scenario {
         known: &[Known::of(Pair::C_RECEIVES, [Release::FIRST, Release(1, 19)], NO_FLAG)],
         ..Scenario::new("unexpected-data", "the same with CQ data", with_data)
     },
     Scenario::new("unexpected-many", "messages of all kinds are taken in reverse", many),
-    Scenario::new("unexpected-any", "a wild-card receive takes the first that is there", any),
+    Scenario::new("unexpected-any", "a wild-card receive takes the first that arrived", any),
 ];
 
 /// Seen.

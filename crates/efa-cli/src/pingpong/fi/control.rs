@@ -1,4 +1,4 @@
-//! The control protocol of libfabric's `fi_pingpong`, next to the messages and outside of them.
+//! The control protocol of libfabric's `fi_pingpong`, on a TCP connection of its own.
 //!
 //! ```text
 //!   client                                          server
@@ -11,8 +11,8 @@
 //!     │ ◄─────────────────────────── "cnt ok" NUL ── │ ┘
 //! ```
 //!
-//! Nothing tells what the messages are like: both sides are started with the same options. What
-//! the other side sends is not trusted, and every wait has an end.
+//! It doesn't carry the properties of messages: both sides are started with the same options. Input is not
+//! trusted, and every wait has a timeout.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -24,69 +24,69 @@ use super::super::control::Stream;
 
 /// `FI_ADDR_EFA`.
 const FORMAT: u32 = 12;
-/// Before each size: the client is ready, and the server is.
+/// Before each size: the client, then the server, is ready.
 const ASK: &[u8; 2] = b"q\0";
 const ANSWER: &[u8; 2] = b"a\0";
-/// Bytes of the number of messages.
+/// Bytes of the message count.
 const COUNT: usize = 10;
-/// The server has it.
+/// The server confirms the count.
 const COUNTED: &[u8; 7] = b"cnt ok\0";
-/// Time between two calls of what is to be done while the other side is waited for.
+/// Time between two calls of `idle` during a wait.
 const SLICE: Duration = Duration::from_millis(1);
-/// Most bytes that are kept when nobody has asked for them.
+/// Most bytes kept that no call has asked for.
 const EARLY: usize = 64;
 
-/// What can go wrong.
+/// An error of the control protocol.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FiControlError {
-    /// The other side is gone.
+    /// The other side closed the channel.
     #[error("the other side closed the control channel")]
     Closed,
-    /// Nothing came in time.
+    /// Timeout.
     #[error("no answer on the control channel within {waited:?}")]
-    Silent {
-        /// How long was waited.
+    Timeout {
+        /// The time waited.
         waited: Duration,
     },
-    /// The endpoint is named in another way than EFA's are.
+    /// The name is not an EFA address.
     #[error(
         "the other side's name has {length} bytes of format {format}, expected {} of format \
          {FORMAT}: is it `fi_pingpong -p efa -e rdm`?",
         Address::SIZE
     )]
     Name {
-        /// Bytes that the name is said to have.
+        /// Length received.
         length: u32,
-        /// The format that it is said to have.
+        /// Format received.
         format: u32,
     },
-    /// Something at the wrong time.
+    /// The bytes are not those expected.
     #[error("expected \"{}\", got \"{found}\"", expected.escape_ascii())]
     Unexpected {
-        /// What should have come.
+        /// The message expected.
         expected: &'static [u8],
-        /// What came, escaped.
+        /// The text received, escaped.
         found: String,
     },
-    /// No number.
-    #[error("\"{found}\" is no number of messages")]
+    /// The count is not a number.
+    #[error("\"{found}\" is not a number of messages")]
     NoCount {
-        /// What came, escaped.
+        /// The text received, escaped.
         found: String,
     },
-    /// The client counts other messages than were sent.
+    /// The client's count differs.
     #[error(
         "the client received {found} answers, {expected} were sent: are the options the same on \
          both sides?"
     )]
     Count {
-        /// What it says.
+        /// The value received.
         found: u64,
-        /// What it should be.
+        /// The expected value.
         expected: u64,
     },
-    /// The operating system refused.
-    #[error("control channel")]
+    /// An I/O error.
+    #[error("I/O error on the control channel")]
     Io(#[from] io::Error),
 }
 
@@ -94,17 +94,17 @@ pub(crate) enum FiControlError {
 #[derive(Debug)]
 pub(super) struct FiControl {
     stream: Stream,
-    /// What came and isn't wanted yet.
+    /// Bytes received and not yet used.
     received: Vec<u8>,
     closed: bool,
-    /// How long to wait for anything.
-    patience: Duration,
+    /// Longest wait for anything.
+    timeout: Duration,
 }
 
 impl FiControl {
-    pub(super) fn new(stream: Stream, patience: Duration) -> Result<Self, FiControlError> {
-        stream.set_write_timeout(patience)?;
-        Ok(Self { stream, received: Vec::new(), closed: false, patience })
+    pub(super) fn new(stream: Stream, timeout: Duration) -> Result<Self, FiControlError> {
+        stream.set_write_timeout(timeout)?;
+        Ok(Self { stream, received: Vec::new(), closed: false, timeout })
     }
 
     /// The address of this side, if the channel is a TCP connection.
@@ -112,7 +112,7 @@ impl FiControl {
         self.stream.local_address()
     }
 
-    /// Tells where our endpoint is.
+    /// Sends this side's address.
     pub(super) fn send_name(&mut self, address: Address) -> Result<(), FiControlError> {
         let mut message = (Address::SIZE as u32).to_be_bytes().to_vec();
         message.extend(FORMAT.to_ne_bytes());
@@ -120,7 +120,7 @@ impl FiControl {
         self.send(&message)
     }
 
-    /// Hears where the other side's endpoint is.
+    /// Receives the other side's address.
     pub(super) fn receive_name(&mut self) -> Result<Address, FiControlError> {
         let length = u32::from_be_bytes(self.take(&mut || {})?);
         let format = u32::from_ne_bytes(self.take(&mut || {})?);
@@ -142,8 +142,8 @@ impl FiControl {
         self.send(ANSWER)
     }
 
-    /// The client: tells how many messages it received.
-    pub(super) fn tell_count(
+    /// The client: sends the number of messages that it received.
+    pub(super) fn send_count(
         &mut self,
         count: u64,
         idle: &mut dyn FnMut(),
@@ -154,8 +154,8 @@ impl FiControl {
         self.expect(COUNTED, idle)
     }
 
-    /// The server: hears how many messages the client received, which must be `expected`.
-    pub(super) fn hear_count(
+    /// The server: receives the client's count, which must be `expected`.
+    pub(super) fn receive_count(
         &mut self,
         expected: u64,
         idle: &mut dyn FnMut(),
@@ -169,8 +169,7 @@ impl FiControl {
         self.send(COUNTED)
     }
 
-    /// Looks, without waiting, whether the other side has closed the channel. What it sent stays
-    /// for later.
+    /// Checks, without waiting, whether the other side has closed the channel. Received bytes stay.
     pub(super) fn is_closed(&mut self) -> Result<bool, FiControlError> {
         if self.closed || self.received.len() >= EARLY {
             return Ok(self.closed);
@@ -200,12 +199,12 @@ impl FiControl {
     fn send(&mut self, message: &[u8]) -> Result<(), FiControlError> {
         self.stream.write_all(message).map_err(|error| match error.kind() {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => FiControlError::Closed,
-            ErrorKind::WouldBlock => FiControlError::Silent { waited: self.patience },
+            ErrorKind::WouldBlock => FiControlError::Timeout { waited: self.timeout },
             _ => error.into(),
         })
     }
 
-    /// The next `N` bytes. `idle` is called now and then until they are there.
+    /// Returns the next `N` bytes; calls `idle` from time to time until they have arrived.
     fn take<const N: usize>(&mut self, idle: &mut dyn FnMut()) -> Result<[u8; N], FiControlError> {
         let begin = Instant::now();
         loop {
@@ -213,8 +212,8 @@ impl FiControl {
                 self.received.drain(..N);
                 return Ok(bytes);
             }
-            if begin.elapsed() >= self.patience {
-                return Err(FiControlError::Silent { waited: self.patience });
+            if begin.elapsed() >= self.timeout {
+                return Err(FiControlError::Timeout { waited: self.timeout });
             }
             idle();
             self.stream.set_read_timeout(SLICE)?;
@@ -225,7 +224,7 @@ impl FiControl {
         }
     }
 
-    /// Reads what is there, up to `most` bytes kept.
+    /// Reads the bytes that have arrived, up to `most` kept.
     fn read_more(&mut self, most: usize) -> Result<(), FiControlError> {
         let mut bytes = [0; EARLY];
         let wanted = bytes.len().min(most.saturating_sub(self.received.len()));
@@ -248,7 +247,7 @@ impl FiControl {
     }
 }
 
-/// Decimal digits, one at least, with NULs behind them.
+/// Parses one or more decimal digits, padded with NULs.
 fn count(bytes: &[u8; COUNT]) -> Option<u64> {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(COUNT);
     let (digits, rest) = bytes.split_at(end);
@@ -266,16 +265,16 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Our side, and the bare stream of the other.
+    /// This side, and the stream of the other.
     fn pair() -> (FiControl, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        theirs.set_read_timeout(Some(PATIENCE)).unwrap();
-        (FiControl::new(Stream::Unix(ours), PATIENCE).unwrap(), theirs)
+        theirs.set_read_timeout(Some(TIMEOUT)).unwrap();
+        (FiControl::new(Stream::Unix(ours), TIMEOUT).unwrap(), theirs)
     }
 
-    /// What our side makes of a peer that says all this at once and hangs up, and what it said.
+    /// The result of this side for a peer that sends all this and closes, and what this side sent.
     fn against<T>(
         script: &[u8],
         ours: impl FnOnce(&mut FiControl) -> Result<T, FiControlError>,
@@ -286,7 +285,7 @@ mod tests {
         let result = ours(&mut control);
         drop(control);
         let mut said = Vec::new();
-        // A peer that hasn't read everything resets the connection.
+        // A side that closes with unread bytes resets the connection.
         let _ = peer.read_to_end(&mut said);
         (result, said)
     }
@@ -302,13 +301,13 @@ mod tests {
     }
 
     #[test]
-    fn the_client_says_what_fi_pingpong_hears() {
+    fn client_sends_the_bytes_that_fi_pingpong_expects() {
         let script = [name(0xfe).as_slice(), b"a\0", b"cnt ok\0"].concat();
         let (result, said) = against(&script, |control| {
             let theirs = control.receive_name()?;
             control.send_name(Address::from_bytes(address(0xfd)))?;
             control.ask(&mut || {})?;
-            control.tell_count(10, &mut || {})?;
+            control.send_count(10, &mut || {})?;
             Ok(theirs)
         });
         assert_eq!(result.unwrap(), Address::from_bytes(address(0xfe)));
@@ -316,13 +315,13 @@ mod tests {
     }
 
     #[test]
-    fn the_server_says_what_fi_pingpong_hears() {
+    fn server_sends_the_bytes_that_fi_pingpong_expects() {
         let script = [name(0xfe).as_slice(), b"q\0", b"1234567890"].concat();
         let (result, said) = against(&script, |control| {
             control.send_name(Address::from_bytes(address(0xfd)))?;
             let theirs = control.receive_name()?;
             control.answer(&mut || {})?;
-            control.hear_count(1_234_567_890, &mut || {})?;
+            control.receive_count(1_234_567_890, &mut || {})?;
             Ok(theirs)
         });
         assert_eq!(result.unwrap(), Address::from_bytes(address(0xfe)));
@@ -330,21 +329,21 @@ mod tests {
     }
 
     #[test]
-    fn the_two_roles_agree() {
+    fn client_and_server_complete_with_each_other() {
         let (a, b) = UnixStream::pair().unwrap();
         let client = thread::spawn(move || {
-            let mut control = FiControl::new(Stream::Unix(a), PATIENCE).unwrap();
+            let mut control = FiControl::new(Stream::Unix(a), TIMEOUT).unwrap();
             control.ask(&mut || {}).unwrap();
-            control.tell_count(u64::from(u32::MAX), &mut || {}).unwrap();
+            control.send_count(u64::from(u32::MAX), &mut || {}).unwrap();
         });
-        let mut control = FiControl::new(Stream::Unix(b), PATIENCE).unwrap();
+        let mut control = FiControl::new(Stream::Unix(b), TIMEOUT).unwrap();
         control.answer(&mut || {}).unwrap();
-        control.hear_count(u64::from(u32::MAX), &mut || {}).unwrap();
+        control.receive_count(u64::from(u32::MAX), &mut || {}).unwrap();
         client.join().unwrap();
     }
 
     #[test]
-    fn names_of_others_are_refused() {
+    fn names_of_other_formats_are_refused() {
         let refused = |length: u32, format: u32| {
             let script = [length.to_be_bytes(), format.to_ne_bytes(), [0; 4]].concat();
             let error = against(&script, FiControl::receive_name).0.unwrap_err();
@@ -362,46 +361,47 @@ mod tests {
     }
 
     #[test]
-    fn words_out_of_place_are_shown() {
+    fn unexpected_bytes_are_shown_in_the_error() {
         let error = against(b"\xff\n", |control| control.answer(&mut || {})).0.unwrap_err();
         assert_eq!(error.to_string(), r#"expected "q\x00", got "\xff\n""#);
         let error =
-            against(b"cnt no\0", |control| control.tell_count(1, &mut || {})).0.unwrap_err();
+            against(b"cnt no\0", |control| control.send_count(1, &mut || {})).0.unwrap_err();
         assert_eq!(error.to_string(), r#"expected "cnt ok\x00", got "cnt no\x00""#);
     }
 
     #[test]
-    fn counts_that_are_none() {
+    fn invalid_counts_are_refused() {
         for bytes in [b"\0\0\0\0\0\0\0\0\0\0", b"-1\0\0\0\0\0\0\0\0", b"1\x002\0\0\0\0\0\0\0"] {
-            let error = against(bytes, |control| control.hear_count(1, &mut || {})).0.unwrap_err();
+            let error =
+                against(bytes, |control| control.receive_count(1, &mut || {})).0.unwrap_err();
             assert!(matches!(error, FiControlError::NoCount { .. }), "{error}");
         }
         let error =
-            against(b"9\0\0\0\0\0\0\0\0\0", |c| c.hear_count(10, &mut || {})).0.unwrap_err();
+            against(b"9\0\0\0\0\0\0\0\0\0", |c| c.receive_count(10, &mut || {})).0.unwrap_err();
         assert!(matches!(error, FiControlError::Count { found: 9, expected: 10 }), "{error}");
     }
 
     #[test]
-    fn a_peer_that_is_gone_or_silent() {
+    fn closed_or_silent_peer_is_an_error() {
         let error = against(b"q", |control| control.answer(&mut || {})).0.unwrap_err();
         assert!(matches!(error, FiControlError::Closed), "{error}");
         let (mut control, peer) = pair();
-        control.patience = Duration::from_millis(1);
+        control.timeout = Duration::from_millis(1);
         let error = control.answer(&mut || {}).unwrap_err();
-        assert!(matches!(error, FiControlError::Silent { .. }), "{error}");
+        assert!(matches!(error, FiControlError::Timeout { .. }), "{error}");
         assert!(!control.is_closed().unwrap());
         drop(peer);
         assert!(control.is_closed().unwrap());
     }
 
     #[test]
-    fn what_comes_early_is_kept() {
+    fn bytes_that_arrive_early_are_kept() {
         let (mut control, mut peer) = pair();
         peer.write_all(b"q").unwrap();
         assert!(!control.is_closed().unwrap());
         peer.write_all(b"\0").unwrap();
         control.answer(&mut || {}).unwrap();
-        // More than anybody sends early isn't read at all.
+        // Beyond the bytes kept, nothing is read.
         peer.write_all(&[0; 10 * EARLY]).unwrap();
         for _ in 0..20 {
             assert!(!control.is_closed().unwrap());
@@ -417,11 +417,11 @@ mod tests {
             let _ = against(&script, |control| {
                 let theirs = control.receive_name()?;
                 control.answer(&mut || {})?;
-                control.hear_count(10, &mut || {})?;
+                control.receive_count(10, &mut || {})?;
                 Ok(theirs)
             });
             let _ = against(&script, |control| control.ask(&mut || {}));
-            let _ = against(&script, |control| control.hear_count(1, &mut || {}));
+            let _ = against(&script, |control| control.receive_count(1, &mut || {}));
         }
 
         #[test]

@@ -1,8 +1,7 @@
-//! What `fi_pingpong` sends: its sizes, and the bytes of its messages.
+//! The sizes and bytes of `fi_pingpong`'s messages.
 //!
-//! With `-c`, a message is a piece of the endless repetition of digits, small and capital letters.
-//! The first message of a run begins at `0`, each further one seven characters behind the one
-//! before, whatever its size:
+//! With `-c`, a message is part of the endless repetition of digits, lower-case and upper-case letters. The first
+//! message of a run begins at `0`, each further one seven characters later than the one before:
 //!
 //! ```text
 //!   message 0   0123456…        message 1   789abcd…        message 9   123456…  (63 is 1 of 62)
@@ -10,24 +9,24 @@
 
 use super::super::pattern::Mismatch;
 
-/// What is repeated.
+/// The repeated text.
 const ALPHABET: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-/// Characters from the beginning of a message to that of the next.
+/// Characters between the beginnings of two messages.
 const STEP: u32 = 7;
-/// Messages are given as much room, even if they are shorter.
+/// Least size of a receive buffer.
 pub(super) const LEAST_ROOM: u64 = 64;
 /// The last message of both sides.
-pub(super) const FAREWELL: &[u8; 4] = b"fin\0";
+pub(super) const CLOSE_TIMEOUT: &[u8; 4] = b"fin\0";
 /// The tag of all tagged messages.
 pub(super) const TAG: u64 = 1234;
-/// Repetitions without `-I`.
+/// Default repetitions.
 pub(in super::super) const ITERATIONS: u64 = 10;
-/// Sizes without `-S`.
+/// Default sizes.
 pub(in super::super) const DEFAULT_SIZES: [u64; 6] = [64, 256, 1024, 4096, 65536, 1 << 20];
 /// Power of two of the largest default size but one.
 const LARGEST: u32 = 22;
 
-/// Sizes with `-S all`: powers of two and, between them, those and a half.
+/// Sizes with `-S all`: powers of two, and one and a half times them.
 pub(in super::super) fn all_sizes() -> Vec<u64> {
     let beyond = (1..=LARGEST).flat_map(|power| [1 << power, (1 << power) + (1 << (power - 1))]);
     [0, 1].into_iter().chain(beyond).collect()
@@ -58,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sizes() {
+    fn sizes_are_those_of_fi_pingpong() {
         let sizes = all_sizes();
         assert_eq!(sizes.len(), 46);
         assert_eq!(sizes[..8], [0, 1, 2, 3, 4, 6, 8, 12]);
@@ -67,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text() {
+    fn messages_have_the_bytes_of_fi_pingpong() {
         let message = |number, length| {
             let mut bytes = vec![0; length];
             fill(number, &mut bytes);
@@ -83,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_byte_is_found() {
+    fn changed_byte_is_found() {
         let mut message = vec![0; 1000];
         fill(5, &mut message);
         assert_eq!(check(5, &message), Ok(()));

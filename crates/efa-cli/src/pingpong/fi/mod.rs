@@ -1,4 +1,4 @@
-//! A run with libfabric's `fi_pingpong` as the other side, in its own language.
+//! A run with libfabric's `fi_pingpong` as the other side, by its control protocol.
 //!
 //! ```text
 //!   efa pingpong --fi            fi_pingpong -p efa -e rdm -c      (under `efa soft-efa run`)
@@ -6,8 +6,8 @@
 //!     session ◄═══ messages of the device ══►
 //! ```
 //!
-//! Both sides have one receive posted at any time, with room for the longest message, and post it
-//! again for each message that came. The client sends first; at the end, each sends `fin`.
+//! Both sides have one receive for the longest message posted at any time, and post it again after each message.
+//! The client sends first; at the end, each sends `fin`.
 
 mod control;
 mod data;
@@ -31,63 +31,63 @@ use super::session::{RunError, Turn};
 use super::{Args, PingpongError};
 use crate::device::Objects;
 
-/// Operations under way: a send and a receive, with some to spare.
+/// Capacity of the completion queue: a send and a receive, and some more.
 const CAPACITY: usize = 16;
 
 /// The client: sends first, and measures.
 pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongError> {
-    let mut control = FiControl::new(stream, args.patience())?;
+    let mut control = FiControl::new(stream, args.timeout())?;
     let theirs = control.receive_name()?;
     let device = Device::open(args, control.local_address())?;
     let Objects { endpoint, queue, addresses, link } = Objects::new(&device.domain, CAPACITY)?;
     let peer = insert(&addresses, link, theirs, endpoint.address())?;
     let plan = args.fi_plan();
     let ours = endpoint.address();
-    let mut session = Session::new(endpoint, queue, peer, control, plan, args.patience())?;
+    let mut session = Session::new(endpoint, queue, peer, control, plan, args.timeout())?;
     session.control.send_name(ours)?;
     let progress = progress_bar(session.plan.steps.len());
     let rows = ask(&mut session, &progress);
     progress.finish_and_clear();
     let rows = rows?;
-    session.farewell(Direction::ToServer)?;
+    session.exchange_fin(Direction::ToServer)?;
     let report = Report::new(device.domain.attributes().name, &session.plan, rows);
     device.close(session.endpoint)?;
     Ok(report)
 }
 
-/// What the client hears in a run of one size, without its messages.
-pub(super) fn hear_as_client(stream: Stream, patience: Duration) -> Result<(), FiControlError> {
-    let mut control = FiControl::new(stream, patience)?;
+/// The client's control protocol in a run of one size, without its messages.
+pub(super) fn control_as_client(stream: Stream, timeout: Duration) -> Result<(), FiControlError> {
+    let mut control = FiControl::new(stream, timeout)?;
     let theirs = control.receive_name()?;
     control.send_name(theirs)?;
     control.ask(&mut || {})?;
     control.is_closed()?;
-    control.tell_count(10, &mut || {})
+    control.send_count(10, &mut || {})
 }
 
-/// What the server hears in such a run.
-pub(super) fn hear_as_server(stream: Stream, patience: Duration) -> Result<(), FiControlError> {
-    let mut control = FiControl::new(stream, patience)?;
+/// The server's control protocol in such a run.
+pub(super) fn control_as_server(stream: Stream, timeout: Duration) -> Result<(), FiControlError> {
+    let mut control = FiControl::new(stream, timeout)?;
     let theirs = control.receive_name()?;
     control.send_name(theirs)?;
     control.answer(&mut || {})?;
     control.is_closed()?;
-    control.hear_count(10, &mut || {})
+    control.receive_count(10, &mut || {})
 }
 
-/// The server: answers.
+/// The server: replies.
 pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
-    let mut control = FiControl::new(stream, args.patience())?;
+    let mut control = FiControl::new(stream, args.timeout())?;
     let device = Device::open(args, control.local_address())?;
     let Objects { endpoint, queue, addresses, link } = Objects::new(&device.domain, CAPACITY)?;
     control.send_name(endpoint.address())?;
     let theirs = control.receive_name()?;
     let peer = insert(&addresses, link, theirs, endpoint.address())?;
     let plan = args.fi_plan();
-    let mut session = Session::new(endpoint, queue, peer, control, plan, args.patience())?;
+    let mut session = Session::new(endpoint, queue, peer, control, plan, args.timeout())?;
     tracing::info!("the run begins");
     answer(&mut session)?;
-    session.farewell(Direction::ToClient)?;
+    session.exchange_fin(Direction::ToClient)?;
     device.close(session.endpoint)
 }
 
@@ -96,9 +96,9 @@ fn ask(session: &mut Session, progress: &ProgressBar) -> Result<Vec<Row>, Pingpo
     for (step, sizes) in (0..).zip(session.plan.steps.clone()) {
         let Step { size, iterations, .. } = sizes;
         progress.set_message(readable_size(size));
-        session.speak(FiControl::ask)?;
+        session.control_step(FiControl::ask)?;
         rows.push(round_trips(session, step, sizes)?);
-        session.speak(|control, idle| control.tell_count(iterations, idle))?;
+        session.control_step(|control, idle| control.send_count(iterations, idle))?;
         progress.inc(1);
     }
     Ok(rows)
@@ -128,7 +128,7 @@ fn round_trips(session: &mut Session, step: u64, sizes: Step) -> Result<Row, Run
 fn answer(session: &mut Session) -> Result<(), PingpongError> {
     for (step, Step { size, iterations, .. }) in (0..).zip(session.plan.steps.clone()) {
         let mut pong = vec![0; size as usize];
-        session.speak(FiControl::answer)?;
+        session.control_step(FiControl::answer)?;
         for number in 0..iterations {
             let there = Turn { step, number, size, direction: Direction::ToServer };
             let back = Turn { direction: Direction::ToClient, ..there };
@@ -138,7 +138,7 @@ fn answer(session: &mut Session) -> Result<(), PingpongError> {
             session.send(back, pong)?;
             pong = session.sent(back)?.buffer.into_vec();
         }
-        session.speak(|control, idle| control.hear_count(iterations, idle))?;
+        session.control_step(|control, idle| control.receive_count(iterations, idle))?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! An endpoint, and `fi_pingpong` as its peer.
+//! An endpoint with `fi_pingpong` as its peer.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -11,8 +11,8 @@ use super::super::session::{CHECK, Problem, RunError, SPINS, Turn};
 use super::control::{FiControl, FiControlError};
 use super::data;
 
-/// How long messages may still come from a peer that has closed the control channel: it does so
-/// at its end, when we need not have seen its last message.
+/// How long to wait for messages of a peer that has closed the control channel: it closes at its end, when its
+/// last message may not have arrived yet.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The parts of a session.
@@ -22,26 +22,26 @@ pub(super) struct Session {
     peer: FiAddr,
     pub(super) control: FiControl,
     pub(super) plan: Plan,
-    /// How long nothing may happen.
-    patience: Duration,
-    /// Messages made, and messages checked, so far.
+    /// Longest wait without a completion.
+    timeout: Duration,
+    /// Number of messages written, and checked, so far.
     filled: u32,
     checked: u32,
-    /// What completed and wasn't asked for yet.
+    /// Completions that no wait has returned yet.
     early: Early,
 }
 
-/// Completions that nobody waited for yet.
+/// Completions that no wait has returned yet.
 #[derive(Default)]
 struct Early {
     sent: VecDeque<Completion>,
     received: VecDeque<Completion>,
-    /// The first that failed.
+    /// The first error.
     failed: Option<CompletionError>,
 }
 
 impl Early {
-    /// Takes a completion, if one is there.
+    /// Reads a completion, if there is one.
     fn read(&mut self, queue: &CompletionQueue) -> bool {
         let Some(entry) = queue.read() else { return false };
         match entry {
@@ -56,28 +56,28 @@ impl Early {
 }
 
 impl Session {
-    /// With the first receive posted.
+    /// Creates the session and posts the first receive.
     pub(super) fn new(
         endpoint: Endpoint,
         queue: CompletionQueue,
         peer: FiAddr,
         control: FiControl,
         plan: Plan,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Self, RunError> {
         let longest = plan.steps.iter().map(|step| step.size).max().unwrap_or(0);
         let room = longest.max(data::LEAST_ROOM) as usize;
         let (filled, checked, early) = (0, 0, Early::default());
         let session =
-            Self { endpoint, queue, peer, control, plan, patience, filled, checked, early };
+            Self { endpoint, queue, peer, control, plan, timeout, filled, checked, early };
         let first = Turn { step: 0, number: 0, size: longest, direction: Direction::ToServer };
         session.post(first, vec![0; room])?;
         Ok(session)
     }
 
-    /// Speaks with the other side. It may still need packets of this endpoint, which don't go by
-    /// themselves if the device refused them once: the end of a read that it waits for.
-    pub(super) fn speak(
+    /// Runs a step of the control protocol, and polls the endpoint meanwhile: the other side may need packets that
+    /// met RNR, such as an EOR.
+    pub(super) fn control_step(
         &mut self,
         words: impl FnOnce(&mut FiControl, &mut dyn FnMut()) -> Result<(), FiControlError>,
     ) -> Result<(), FiControlError> {
@@ -128,7 +128,7 @@ impl Session {
         }
     }
 
-    /// Whether a received message is what was sent; posts its buffer for the next one.
+    /// Checks a received message, and posts its buffer for the next one.
     pub(super) fn verify(&mut self, turn: Turn, completion: Completion) -> Result<(), RunError> {
         let buffer = self.envelope(turn, completion)?;
         if self.plan.check {
@@ -139,24 +139,24 @@ impl Session {
         self.post(turn, buffer)
     }
 
-    /// Both sides say that they are at the end; `ours` is the direction in which we do.
-    pub(super) fn farewell(&mut self, ours: Direction) -> Result<(), RunError> {
+    /// Exchanges `fin` messages; `ours` is the direction of this side's.
+    pub(super) fn exchange_fin(&mut self, ours: Direction) -> Result<(), RunError> {
         let steps = self.plan.steps.len() as u64;
-        let size = data::FAREWELL.len() as u64;
+        let size = data::CLOSE_TIMEOUT.len() as u64;
         let turn = |direction| Turn { step: steps, number: 0, size, direction };
         let theirs = match ours {
             Direction::ToServer => Direction::ToClient,
             Direction::ToClient => Direction::ToServer,
         };
-        self.send(turn(ours), data::FAREWELL.to_vec())?;
+        self.send(turn(ours), data::CLOSE_TIMEOUT.to_vec())?;
         self.sent(turn(ours))?;
         let received = self.received(turn(theirs))?;
-        // Not its bytes: `fi_pingpong` writes `fin` at the start of the room that the provider wants
-        // before a message, so that what travels is the beginning of its message before.
+        // Its bytes aren't checked: `fi_pingpong` writes `fin` into the prefix that the provider reserves, so what is
+        // sent is the beginning of its previous message.
         self.envelope(turn(theirs), received).map(drop)
     }
 
-    /// Checks length and tag of a message; gives its buffer, which may be longer.
+    /// Checks length and tag of a message, and returns its buffer, which may be longer.
     fn envelope(&self, turn: Turn, completion: Completion) -> Result<Vec<u8>, RunError> {
         let Completion { length, tag, buffer, .. } = completion;
         if length != turn.size {
@@ -169,7 +169,7 @@ impl Session {
         Ok(buffer.into_vec())
     }
 
-    /// Waits for one completion, and sorts it in.
+    /// Waits for one completion, and adds it to its queue.
     fn wait(&mut self) -> Result<(), Problem> {
         let begin = Instant::now();
         let (mut spins, mut looked, mut gone) = (0_u32, begin, None);
@@ -190,8 +190,8 @@ impl Session {
             if gone.is_some_and(|since| now - since > GRACE) {
                 return Err(FiControlError::Closed.into());
             }
-            if now - begin > self.patience {
-                return Err(Problem::Stalled { waited: self.patience });
+            if now - begin > self.timeout {
+                return Err(Problem::Stalled { waited: self.timeout });
             }
         }
         self.early.failed.take().map_or(Ok(()), |error| Err(error.into()))

@@ -1,4 +1,4 @@
-//! Takes one packet of each shape out of captures, and keeps it in a file.
+//! Collects one packet of each shape from captures in a file.
 //!
 //! ```text
 //!   efa-interop-corpus FILE CAPTURE…
@@ -23,7 +23,7 @@ use efa_proto::{Header, Packet, Rtw, RtwKind};
 use efa_sim::capture::CaptureReader;
 use efa_sim::record::PacketEvent;
 
-/// Bytes of a payload that are kept where any number is right.
+/// Payload bytes kept where the packet doesn't hold their number.
 const PAYLOAD: usize = 16;
 
 fn main() -> ExitCode {
@@ -106,10 +106,10 @@ fn shape(bytes: &[u8], packet: &Packet<'_>) -> String {
     format!("{name}-{:04x}-{}", u16::from_le_bytes(flags), packet.header.len())
 }
 
-/// The packet with as much of its payload as must be.
+/// The packet with as little payload as parses.
 fn kept<'a>(bytes: &'a [u8], packet: &Packet<'_>) -> &'a [u8] {
     let payload = match packet.header {
-        // The length of this part is told nowhere in the packet.
+        // The packet doesn't hold the length of this part.
         Header::Rtm(_) => PAYLOAD,
         Header::Rtw(Rtw { kind: RtwKind::LongCts { .. } | RtwKind::DcLongCts { .. }, .. }) => {
             PAYLOAD

@@ -1,5 +1,5 @@
-//! Receivers that are not ready for packets of any type, one type after the other: the device refuses
-//! the first packets of each type that a peer sends, and the captures must show that.
+//! RNR for packets of every type: the device refuses the first packets of each type that a peer sends, and the
+//! captures must show that.
 
 use std::collections::BTreeSet;
 
@@ -12,16 +12,12 @@ use crate::interop::packets::Packets;
 use crate::interop::stage::{Message, Side, Stage};
 
 pub(super) static ALL: &[Scenario] = &[Scenario {
-    // The second time in a row is what makes a peer wait.
+    // The second RNR in a row starts the backoff.
     faults: Faults { not_ready_of_each: Some("2"), ..Faults::NONE },
     environment: &[("FI_EFA_RUNT_SIZE", "307200")],
     known: remote::UNWRITABLE,
     packets: every_type,
-    ..Scenario::new(
-        "each-not-ready",
-        "the first two packets of each type find no buffer",
-        all_kinds,
-    )
+    ..Scenario::new("each-not-ready", "the first two packets of each type meet RNR", all_kinds)
 }];
 
 fn all_kinds(stage: &mut Stage<'_>) -> Result<()> {
