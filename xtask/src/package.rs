@@ -6,13 +6,14 @@
 //!    oldest one isn't tried: clippy's `incompatible_msrv` (denied) refuses newer parts of the standard
 //!    library, and this refuses newer dependencies. Newer *syntax* is what neither would find.
 //! 3. `cargo package` builds each one from its package alone.
-//! 4. `efa` builds without its default features, and [`NO_STD`] links without `std`.
+//! 4. `efa` builds without its default features, and so without `efa-sim`.
+//! 5. [`NO_STD`] links without `std`.
 //!
 //! Crates with `publish = false` are left out: tests, tools, and `efa-cli` and `efa-softverbs`, which
 //! `cargo install` would part from each other.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -66,17 +67,45 @@ pub(crate) fn step(workspace: &Workspace) -> Result<()> {
         bail!("{} problems in manifests:\n{}", problems.len(), problems.join("\n"));
     }
 
-    // Changes that aren't committed are packaged too: the step judges the tree as it is.
-    let options = ["--offline", "--allow-dirty", "--no-metadata"];
+    // A directory of its own: cargo takes packages of one version for immutable, and would link what it
+    // built of their earlier contents.
+    let target = metadata.target_directory.join("packages");
+    forget_builds(&target, "efa")?;
+    // Uncommitted changes are packaged, too: the step checks the tree as it is.
+    let mut cargo = workspace.cargo();
+    cargo.args(["package", "--offline", "--allow-dirty", "--no-metadata", "--target-dir"]);
     let names = crates.iter().map(|package| format!("--package={}", package.name));
-    process::run(workspace.cargo().arg("package").args(options).args(names))?;
+    process::run(cargo.arg(target).args(names))?;
 
-    let check = ["check", "--package=efa", "--lib", "--no-default-features"];
-    process::run(workspace.cargo().args(check))?;
+    let bare = ["--package=efa", "--no-default-features"];
+    let mut clippy = workspace.cargo();
+    clippy.arg("clippy").args(bare).args(["--lib", "--", "--deny=warnings"]);
+    process::run(&mut clippy)?;
+    let tree = ["--offline", "--edges=normal", "--prefix=none", "--format={p}"];
+    let tree = process::output_of(workspace.cargo().arg("tree").args(bare).args(tree))?;
+    ensure!(!depends_on(&tree, "efa-sim"), "efa needs efa-sim without its default features");
 
     let mut build = workspace.cargo();
     build.args(["build", "--offline", "--locked", "--manifest-path", NO_STD, "--target-dir"]);
     process::run(build.arg(metadata.target_directory.join("no-std")))
+}
+
+/// Makes cargo build packages again whose names begin with `prefix`.
+fn forget_builds(target: &Path, prefix: &str) -> Result<()> {
+    let Ok(fingerprints) = fs::read_dir(target.join("debug/.fingerprint")) else { return Ok(()) };
+    for entry in fingerprints {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            fs::remove_dir_all(entry.path())
+                .with_context(|| format!("cannot remove {}", entry.path().display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a line of `cargo tree --prefix=none --format={p}` is this package.
+fn depends_on(tree: &str, package: &str) -> bool {
+    tree.lines().any(|line| line.split(' ').next() == Some(package))
 }
 
 impl Metadata {
@@ -186,6 +215,27 @@ mod tests {
     fn dependency_that_needs_newer_rust_is_reported_with_both_versions() {
         assert_eq!(metadata("1.88.3").too_new(), [""; 0]);
         assert_eq!(metadata("1.90").too_new(), ["slab 0.4.12 needs Rust 1.90; ours is 1.88"]);
+    }
+
+    #[test]
+    fn package_in_dependency_tree_is_found_by_its_exact_name() {
+        let tree = "efa v0.1.0 (/w/crates/efa)\nefa-sim-tools v0.1.0\nslab v0.4.12\n";
+        assert!(depends_on(tree, "slab") && depends_on(tree, "efa"));
+        assert!(!depends_on(tree, "efa-sim"));
+    }
+
+    #[test]
+    fn builds_of_own_packages_are_forgotten_and_others_kept() {
+        let target = std::env::temp_dir().join(format!("efa-packages-{}", std::process::id()));
+        assert!(forget_builds(&target, "efa").is_ok(), "no build yet");
+        let fingerprints = target.join("debug/.fingerprint");
+        for name in ["efa-proto-12", "efa-34", "slab-56"] {
+            fs::create_dir_all(fingerprints.join(name)).unwrap();
+        }
+        forget_builds(&target, "efa").unwrap();
+        let left = fs::read_dir(&fingerprints).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(left.collect::<Vec<_>>(), ["slab-56"]);
+        fs::remove_dir_all(&target).unwrap();
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl Step {
     pub(crate) fn tools(self) -> &'static [Tool] {
         match self {
             Self::Fmt => &[Tool::Rustfmt],
-            Self::Clippy => &[Tool::Clippy],
+            Self::Clippy | Self::Package => &[Tool::Clippy],
             Self::Verbs => &verbs::TOOLS,
             Self::Libfabric => &[
                 Tool::FiInfo,
@@ -130,12 +130,7 @@ impl Step {
             Self::Fuzz => &fuzz::TOOLS,
             Self::Interop => &interop::TOOLS,
             Self::Bench => &[Tool::Valgrind, Tool::GungraunRunner],
-            Self::Tests
-            | Self::Doctests
-            | Self::Doc
-            | Self::Package
-            | Self::Conformance
-            | Self::Soak => &[],
+            Self::Tests | Self::Doctests | Self::Doc | Self::Conformance | Self::Soak => &[],
         }
     }
 
