@@ -59,7 +59,7 @@ pub(crate) struct AddressBytes {
 const _: () = assert!(size_of::<AddressBytes>() == RawAddress::SIZE);
 
 impl AddressBytes {
-    #[inline(always)]
+    #[inline]
     pub(crate) fn get(&self) -> RawAddress {
         RawAddress { gid: self.gid, qpn: self.qpn.get(), connid: Connid(self.connid.get()) }
     }

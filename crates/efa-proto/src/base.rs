@@ -63,7 +63,7 @@ impl Base {
 
     /// The base header, unless it is cut or of another version, see [`base_error`]. The type is
     /// not checked.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn read(bytes: &[u8]) -> Option<&Self> {
         let (base, _) = Self::ref_from_prefix(bytes).ok()?;
         (base.version == VERSION).then_some(base)

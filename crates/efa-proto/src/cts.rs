@@ -85,7 +85,7 @@ impl Cts {
     }
 }
 
-#[inline(always)]
+#[inline]
 pub(crate) fn read_cts<'a>(rest: &mut Cursor<'a>, flags: CtsFlags) -> Read<'a> {
     let head = rest.take_head::<CtsHead>()?;
     Ok(Header::Cts(Cts {
@@ -143,7 +143,7 @@ impl CtsData {
     }
 }
 
-#[inline(always)]
+#[inline]
 pub(crate) fn read_ctsdata<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
     let head = rest.take_head::<CtsDataHead>()?;
     let mut connid = None;

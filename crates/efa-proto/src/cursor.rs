@@ -30,24 +30,24 @@ pub(crate) const RMA_IOV: IovField = IovField { array: "rma_iov", count: "rma_io
 pub(crate) const READ_IOV: IovField = IovField { array: "read_iov", count: "read_iov_count" };
 
 impl<'a> Cursor<'a> {
-    #[inline(always)]
+    #[inline]
     pub(crate) fn new(packet_type: PacketType, bytes: &'a [u8]) -> Self {
         Self { packet_type, total: bytes.len(), rest: bytes }
     }
 
     /// The packet; the rest is its payload.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn finish(self, header: Header<'a>) -> Packet<'a> {
         Packet { header, payload: self.rest }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn packet_type(&self) -> PacketType {
         self.packet_type
     }
 
     /// Number of bytes not taken yet.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn remaining(&self) -> usize {
         self.rest.len()
     }
@@ -124,7 +124,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Takes the words of a HANDSHAKE.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn take_extra_info(&mut self, nextra_p3: U32) -> Result<&'a [U64], ParseError> {
         let found = nextra_p3.get();
         match found.checked_sub(3) {
@@ -134,7 +134,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Checks that the rest is as long as `seg_length` says.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn check_segment(&self, seg_length: u64) -> Result<(), ParseError> {
         let payload = self.rest.len() as u64;
         if seg_length != payload {
@@ -145,7 +145,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Number of bytes taken so far.
-    #[inline(always)]
+    #[inline]
     fn taken(&self) -> u64 {
         (self.total - self.rest.len()) as u64
     }

@@ -51,7 +51,7 @@ impl PeerError {
     }
 }
 
-#[inline(always)]
+#[inline]
 pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
     let head = rest.take_head::<PeerErrorHead>()?;
     Ok(Header::PeerError(PeerError {

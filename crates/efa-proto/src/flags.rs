@@ -125,7 +125,7 @@ impl PacketFlags {
     }
 
     /// The field's value if the flag is set; padding otherwise.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn connid(self, field: U32) -> Option<Connid> {
         self.contains(Self::CONNID).then(|| Connid(field.get()))
     }

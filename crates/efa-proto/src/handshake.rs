@@ -224,7 +224,7 @@ impl Handshake<'_> {
     }
 }
 
-#[inline(always)]
+#[inline]
 pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: HandshakeFlags) -> Read<'a> {
     let head = rest.take_head::<HandshakeHead>()?;
     let words = rest.take_extra_info(head.nextra_p3)?;

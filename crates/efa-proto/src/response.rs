@@ -106,7 +106,7 @@ impl ReadRsp {
     }
 }
 
-#[inline(always)]
+#[inline]
 pub(crate) fn read_readrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
     let head = rest.take_head::<ReadRspHead>()?;
     let seg_length = head.seg_length.get();
@@ -162,7 +162,7 @@ impl Eor {
 }
 
 /// Exactly 12 bytes without connid flag are the old form, everything else must be the new one.
-#[inline(always)]
+#[inline]
 pub(crate) fn read_eor<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
     let short = rest.remaining() == size_of::<ShortEor>();
     if short && !flags.contains(PacketFlags::CONNID) {
@@ -209,7 +209,7 @@ impl Receipt {
     }
 }
 
-#[inline(always)]
+#[inline]
 pub(crate) fn read_receipt<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
     let head = rest.take_head::<ReceiptHead>()?;
     Ok(Header::Receipt(Receipt {
@@ -249,7 +249,7 @@ impl ReadNack {
     }
 }
 
-#[inline(always)]
+#[inline]
 pub(crate) fn read_read_nack<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
     let head = rest.take_head::<ReadNackHead>()?;
     Ok(Header::ReadNack(ReadNack {

@@ -216,7 +216,7 @@ impl AtomRsp {
     }
 }
 
-#[inline(always)]
+#[inline]
 pub(crate) fn read_atomrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
     let head = rest.take_head::<AtomRspHead>()?;
     let seg_length = head.seg_length.get();
