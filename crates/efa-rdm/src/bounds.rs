@@ -1,50 +1,52 @@
-//! What peers may make this endpoint keep, and what happens at the bounds.
+//! Limits on what peers can make an endpoint keep.
 //!
 //! ```text
-//!   packet of a peer ─┬─ before its turn ────► early ──────── over: the peer is excluded
-//!                     ├─ nobody waits for it ► unexpected ─── of all: the device says "not ready"
-//!                     │                                └───── of one, if set: it is excluded
-//!                     ├─ asks for memory ────► requests ───── over: dropped
-//!                     ├─ is to be answered ──► owed ───────── over: the peer is excluded
-//!                     └─ of nobody known ────► discovered ─── over: dropped
+//!   packet of a peer ─┬─ msg_id ahead of the expected ─► early ──────── over: the peer is excluded
+//!                     ├─ no receive posted ────────────► unexpected ─── of all peers: back-pressure (RNR)
+//!                     │                                          └───── of one peer, if set: excluded
+//!                     ├─ asks for memory ──────────────► requests ───── over: dropped
+//!                     ├─ needs a response ─────────────► owed ───────── over: the peer is excluded
+//!                     └─ from an unknown sender ───────► discovered ─── over: dropped
 //! ```
 //!
-//! Nothing in the protocol tells a peer to send less of what fits in a few packets, and what the
-//! device has delivered can't be given back. So a peer that keeps to the protocol loses nothing by
-//! the bound on unexpected messages: the endpoint posts no more receive buffers, senders are told by
-//! the device and wait. The other bounds are beyond what such a peer comes to.
+//! The protocol can't tell a sender to slow down for messages of a few packets. Back-pressure is what
+//! the device offers: an endpoint that keeps too many unexpected messages posts no receive buffers, and
+//! the devices of all senders report that the receiver is not ready (RNR). No message is lost by that.
+//! The other bounds are higher than anything a correct peer reaches.
 
-/// What peers may make an endpoint keep. Bytes are those of kept packets with their headers, in
-/// memory of up to twice their size, and of what it takes to find them again.
+/// Limits on what peers can make an endpoint keep. Bytes are those of kept packets with their headers
+/// and of the entries that find them; the memory behind is up to twice as much.
 ///
 /// All peers together can make an endpoint keep
 /// `unexpected` + receive buffers · 2 MTU (those already posted when the bound is met)
 /// + peers · (`early` + `requests` · 64 KiB + `owed` · 64 B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes of the packets of one peer that came before their turn. At least as many as a peer's
-    /// queue holds: it can't be farther ahead.
+    /// Bytes of packets of one peer that are kept because their msg_id is ahead of the expected one.
+    /// A peer beyond is excluded. Set it to at least what the peer's send queue holds.
     pub early: usize,
-    /// Bytes of the messages of all peers that no receive was posted for. Beyond, the endpoint posts
-    /// no receive buffers until the application has received some: every sender waits.
+    /// Bytes of unexpected messages of all peers. Beyond, the endpoint posts no receive buffers until
+    /// the application has received some of them: every sender waits.
     pub unexpected: usize,
-    /// The same of one peer. Beyond, the peer is excluded: set it below
-    /// [`unexpected`](Self::unexpected) where strangers can send, so that none of them keeps the
-    /// others waiting.
+    /// Bytes of unexpected messages of one peer. A peer beyond is excluded. Set it below
+    /// [`unexpected`](Self::unexpected) where unknown peers can send, so that one of them can't stop
+    /// the others.
     pub unexpected_per_peer: usize,
-    /// Reads, writes and atomics of one peer on memory of this side under way. The protocol has no
-    /// way to refuse those beyond: they are dropped.
+    /// Reads, writes and atomics of one peer under way on memory of this endpoint. Those beyond are
+    /// dropped: the protocol has no packet that refuses them.
     pub requests: usize,
-    /// Receipts and other ends of operations that one peer is owed and doesn't take.
+    /// Responses (RECEIPT, EOR, PEER_ERROR, …) queued for one peer. A peer beyond, which takes none
+    /// of them, is excluded.
     pub owed: usize,
-    /// Peers that are known because they wrote, gone ones included: what tells late packets of old
-    /// lives from new ones. Those that the application inserts don't count.
+    /// Peers that became known by a packet, gone ones included: their connids tell stale packets from
+    /// those of a new incarnation. Packets of senders beyond are dropped. Peers that the application
+    /// inserts don't count.
     pub discovered: usize,
 }
 
 impl Default for Bounds {
-    /// 128 MiB early of each, 1 GiB unexpected of all, 65,536 requests and as many answers of each,
-    /// four million peers.
+    /// 128 MiB ahead of each peer, 1 GiB unexpected of all peers, 65,536 requests and as many responses
+    /// of each peer, four million peers.
     fn default() -> Self {
         Self {
             early: 128 << 20,
@@ -61,15 +63,15 @@ impl Default for Bounds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Excess {
-    /// Of its packets that came before their turn.
-    #[error("{bytes} bytes came before their turn, at most {limit} are kept")]
+    /// Too many bytes of packets ahead of the expected msg_id.
+    #[error("{bytes} bytes ahead of the expected message, at most {limit} are kept")]
     Early {
         /// How many bytes.
         bytes: usize,
         /// [`Bounds::early`].
         limit: usize,
     },
-    /// Of messages that no receive was posted for.
+    /// Too many bytes of unexpected messages.
     #[error("{bytes} bytes of unexpected messages, at most {limit} are kept of a peer")]
     Unexpected {
         /// How many bytes.
@@ -77,8 +79,8 @@ pub enum Excess {
         /// [`Bounds::unexpected_per_peer`].
         limit: usize,
     },
-    /// Of packets that it is owed and doesn't take.
-    #[error("{packets} packets are owed, at most {limit} are kept for a peer")]
+    /// Too many responses that it doesn't take.
+    #[error("{packets} responses are queued, at most {limit} are kept for a peer")]
     Owed {
         /// How many packets.
         packets: usize,
@@ -87,10 +89,10 @@ pub enum Excess {
     },
 }
 
-/// Bytes that are kept of unexpected messages.
+/// What unexpected messages take.
 #[derive(Debug, Default)]
 pub(crate) struct Unexpected {
     pub(crate) bytes: usize,
-    /// Whether senders are kept waiting.
+    /// Whether no receive buffers are posted because of them.
     pub(crate) back_pressure: bool,
 }

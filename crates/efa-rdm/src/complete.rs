@@ -1,10 +1,10 @@
 //! The path of a completion: how each kind of operation ends, up to the queue that the application polls.
 //!
 //! ```text
-//!   send ────────────► end_send ───────┐
-//!   receive, read ───► end_receive ────┤
-//!   one packet ──────► message_end ────┼─► complete ─► the queue ─► poll, poll_completion
-//!   peer's write ────► written ────────┘
+//!   send ─────────────────► end_send ──────────┐
+//!   receive, read ────────► end_receive ───────┤
+//!   single-packet message ► single_packet_end ─┼─► complete ─► queue ─► poll, poll_completion
+//!   write by a peer ──────► written ───────────┘
 //! ```
 
 use efa_device::{QueuePair, Source};
@@ -25,7 +25,7 @@ use crate::remote;
 use crate::select::Subprotocol;
 use crate::work::{SinglePacket, Work};
 
-/// The completion of a receive whose message came in one packet, and fits.
+/// The completion of a receive whose single-packet message fits.
 #[inline(always)]
 pub(crate) fn eager_received<B>(
     context: u64,
@@ -155,7 +155,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// A message of one packet has ended, besides what the device just told.
+    /// Completes a single-packet message, apart from device completions.
     pub(crate) fn single_packet_ended(
         &mut self,
         peer: PeerId,
@@ -166,7 +166,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.complete(completion);
     }
 
-    /// The end of a message of one packet. Of an injected one, only a failure is told.
+    /// The completion of a single-packet message; `None` for an injected one that succeeded.
     #[inline(always)]
     pub(crate) fn single_packet_end(
         &mut self,
@@ -192,7 +192,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }))
     }
 
-    /// Tells the application of an atomic that ended.
+    /// Completes an atomic.
     pub(crate) fn atomic_ended(
         &mut self,
         (context, peer): (u64, PeerId),
@@ -219,7 +219,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Hands a finished receive to the application.
+    /// Completes a receive.
     pub(crate) fn received(&mut self, completion: ReceiveCompletion<B>) {
         let (tag, length, result) = (completion.tag, completion.length, completion.result);
         tracing::trace!(tag, length, ?result, "receive ended");
@@ -227,7 +227,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.schedule.complete(Completion::Receive(completion));
     }
 
-    /// Tells the application of a write or read that ended.
+    /// Completes a write or read.
     pub(crate) fn rma_ended(&mut self, completion: RmaCompletion<B>) {
         if completion.kind == RmaKind::Read {
             self.statistics.delivered_bytes += completion.length;
@@ -235,7 +235,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.schedule.complete(Completion::Rma(completion));
     }
 
-    /// A peer's write that is all there, or can't be finished.
+    /// Reports a peer's write that is complete or failed.
     pub(crate) fn written(
         &mut self,
         peer: PeerId,
@@ -253,7 +253,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         }
     }
 
-    /// A peer's device wrote to memory of this side and sent data along.
+    /// Completes a write by a peer's device with immediate data.
     pub(crate) fn written_by_device(&mut self, source: Source, data: u32, length: u64) {
         let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
         self.statistics.remote_writes += 1;
@@ -261,7 +261,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.schedule.complete(written(RemoteWrite { peer, cq_data, length }));
     }
 
-    /// Keeps the completion of an operation, if one ended.
+    /// Queues a completion, if there is one.
     pub(crate) fn complete(&mut self, ended: Option<Completion<B>>) {
         if let Some(ended) = ended {
             self.schedule.complete(ended);
@@ -270,7 +270,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
-    /// A receive ends without a message.
+    /// Completes a receive that ends without a message.
     pub(crate) fn receive_failed(
         &mut self,
         waiting: Waiting<B>,

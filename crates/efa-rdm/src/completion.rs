@@ -1,4 +1,4 @@
-//! How operations end.
+//! Completions and errors: what an endpoint returns when an operation ends.
 
 use efa_device::Status;
 use efa_handshake::Extras;
@@ -11,11 +11,12 @@ use crate::select::Subprotocol;
 /// What the completion of a send promises (table 1.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Level {
-    /// The message lies in the target's device; it may not have met a receive yet.
+    /// The message lies in memory of the receiver's device; it may not have matched a receive yet
+    /// (`FI_TRANSMIT_COMPLETE`).
     #[default]
     Transmit,
-    /// The message lies in the buffer of the receive that it matched. The peer must have the
-    /// feature "delivery complete"; messages wait for its HANDSHAKE to tell.
+    /// The message lies in the buffer of the receive that it matched (`FI_DELIVERY_COMPLETE`). The peer
+    /// must announce delivery complete; messages wait for its HANDSHAKE.
     Delivery,
 }
 
@@ -26,34 +27,34 @@ pub enum Completion<B> {
     Send(SendCompletion<B>),
     /// A receive, or one message of a multi-receive buffer.
     Receive(ReceiveCompletion<B>),
-    /// A multi-receive buffer takes no more messages; what is left of it comes back.
+    /// A multi-receive buffer takes no more messages; the unused rest of it comes back.
     Released {
         /// The context of the receive.
         context: u64,
-        /// What no message used.
+        /// The unused rest.
         buffer: B,
     },
     /// A write to memory of a peer, or a read of it.
     Rma(RmaCompletion<B>),
     /// An atomic on memory of a peer.
     Atomic(Box<AtomicCompletion<B>>),
-    /// A peer wrote to memory of this side, and gave data along.
+    /// A peer wrote to memory of this endpoint, with CQ data.
     RemoteWrite(RemoteWrite),
 }
 
-/// What a one-sided operation did.
+/// The kind of a one-sided operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RmaKind {
-    /// It wrote to memory of the peer.
+    /// A write to memory of the peer.
     Write,
-    /// It read memory of the peer.
+    /// A read of memory of the peer.
     Read,
 }
 
 /// How a write or read ended.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RmaCompletion<B> {
-    /// Which of the two.
+    /// Write or read.
     pub kind: RmaKind,
     /// The context of the operation.
     pub context: u64,
@@ -61,11 +62,11 @@ pub struct RmaCompletion<B> {
     pub peer: PeerId,
     /// Its length in bytes.
     pub length: u64,
-    /// How it travelled; `None` when nothing of it did.
+    /// Its subprotocol; `None` if none was selected before it ended.
     pub subprotocol: Option<Subprotocol>,
     /// The buffer.
     pub buffer: B,
-    /// `Ok` when what the operation's [`Level`] promises has come true, or all is read.
+    /// `Ok` when the write reached its [`Level`], or all is read.
     pub result: Result<(), OperationError>,
 }
 
@@ -80,23 +81,22 @@ pub struct AtomicCompletion<B> {
     pub length: u64,
     /// The operand.
     pub operand: B,
-    /// The comparand, of one that compares.
+    /// The comparand of a compare atomic.
     pub comparand: Option<B>,
-    /// The previous values, of one that fetches or compares.
+    /// The previous values, of a fetch or compare atomic.
     pub fetched: Option<B>,
-    /// `Ok` when what the operation's [`Level`] promises has come true, or the previous values
-    /// are here.
+    /// `Ok` when the atomic reached its [`Level`], or the previous values have arrived.
     pub result: Result<(), OperationError>,
 }
 
-/// A peer's write that was completed here by the data it gave along (section 3.3).
+/// A peer's write with CQ data, complete at this endpoint (section 3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteWrite {
-    /// Who wrote, if the device knows.
+    /// The writer, if the device reports it.
     pub peer: Option<PeerId>,
-    /// The data: 64 bits that came in a packet, or 32 by the device.
+    /// The CQ data: 64 bits if the write came in packets, 32 if the device wrote.
     pub cq_data: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub length: u64,
 }
 
@@ -111,11 +111,11 @@ pub struct SendCompletion<B> {
     pub tag: Option<u64>,
     /// Its length in bytes.
     pub length: u64,
-    /// How it travelled; `None` when no packet of it was sent.
+    /// Its subprotocol; `None` if no packet of it was sent.
     pub subprotocol: Option<Subprotocol>,
     /// The buffer; `None` for injected messages.
     pub buffer: Option<B>,
-    /// `Ok` when what the operation's [`Level`] promises has come true.
+    /// `Ok` when the message reached its [`Level`].
     pub result: Result<(), OperationError>,
 }
 
@@ -124,21 +124,22 @@ pub struct SendCompletion<B> {
 pub struct ReceiveCompletion<B> {
     /// The context of the operation.
     pub context: u64,
-    /// Who sent the message; `None` for a cancelled receive.
+    /// The sender; `None` for a receive that ended without a message.
     pub peer: Option<PeerId>,
-    /// Whether it was a tagged receive.
+    /// Whether the receive is tagged.
     pub tagged: bool,
-    /// The tag of the message; of the receive if it was cancelled; 0 if untagged.
+    /// The tag of the message, or of the receive if it ended without one; 0 if untagged.
     pub tag: u64,
-    /// Bytes of the message in the buffer; of one that failed, those at its beginning.
+    /// Bytes of the message in the buffer; of a receive that failed, those from the beginning without a
+    /// hole.
     pub length: u64,
-    /// The 64 bits that the sender gave along.
+    /// The sender's 64 bits of CQ data.
     pub cq_data: Option<u64>,
-    /// How the message travelled.
+    /// The message's subprotocol.
     pub subprotocol: Option<Subprotocol>,
     /// The buffer. Of a multi-receive buffer, the part with this message.
     pub buffer: B,
-    /// What came of it.
+    /// `Ok`, or why it failed.
     pub result: Result<(), OperationError>,
 }
 
@@ -146,7 +147,7 @@ pub struct ReceiveCompletion<B> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperationError {
-    /// The message was longer than the buffer, which holds its beginning.
+    /// The message is longer than the buffer, which holds its beginning (`FI_ETRUNC`).
     #[error("message of {length} bytes truncated to the {capacity} bytes of the buffer")]
     Truncated {
         /// Length of the message.
@@ -154,19 +155,19 @@ pub enum OperationError {
         /// Length of the buffer.
         capacity: u64,
     },
-    /// The application cancelled it.
+    /// The application cancelled it (`FI_ECANCELED`).
     #[error("cancelled")]
     Cancelled,
     /// The device failed to deliver a packet.
     #[error("the device reports: {0}")]
     Device(Status),
-    /// The peer made this endpoint keep more than it may.
+    /// The peer exceeded one of the [`Bounds`](crate::Bounds).
     #[error("the peer was excluded: {0}")]
     PeerExcluded(Excess),
-    /// The peer gave the message up, and told so (feature 9).
+    /// The peer gave the message up by a PEER_ERROR (feature 9).
     #[error("the peer gave the message up: its error {code}")]
     GivenUp {
-        /// The peer's reason: a number of libfabric's provider.
+        /// The peer's reason: an error number of libfabric's provider.
         code: u32,
     },
     /// The peer restarted while the operation was under way.
@@ -175,37 +176,36 @@ pub enum OperationError {
     /// The application removed the peer.
     #[error("the peer was removed")]
     PeerRemoved,
-    /// The message was to be read from the sender's memory, which can't be done here, and the sender
-    /// can't send it another way.
-    #[error("the sender's memory can't be read, and the sender has no other way")]
+    /// The sender's memory can't be read by this device, and the sender doesn't support READ_NACK.
+    #[error("the sender's memory can't be read, and the sender doesn't support READ_NACK")]
     NotReadable,
-    /// The peer has not the feature that the operation needs (section 2.1, case b).
+    /// The peer lacks the features that the operation needs (section 2.1, case b).
     #[error("the peer doesn't support what the operation needs: {missing:?}")]
     PeerLacks {
-        /// The features.
+        /// The missing features.
         missing: Extras,
     },
-    /// The peer takes messages straight into its application's buffers (feature 7): untagged ones of
-    /// one packet, without delivery complete, with at most 32 bits of CQ data.
+    /// The peer receives without headers (feature 7): untagged messages of one packet, without delivery
+    /// complete, with at most 32 bits of CQ data.
     #[error("the peer takes plain messages only, of at most {limit} bytes")]
     PlainOnly {
-        /// The longest.
+        /// Most bytes of such a message.
         limit: usize,
     },
-    /// The header of a message that is received in place has not the length that was asked for
-    /// (section 4.3), and the message is not to be moved.
-    #[error("a header of {found} bytes, {expected} were asked for")]
+    /// The header of a message for a receive in place doesn't have the requested length (section 4.3), and
+    /// [`UnexpectedHeader::Refuse`](crate::UnexpectedHeader::Refuse) is set.
+    #[error("a header of {found} bytes, {expected} were requested")]
     UnexpectedHeader {
-        /// Its length in bytes.
+        /// Bytes of the header.
         found: usize,
-        /// What was asked for.
+        /// Bytes that were requested.
         expected: usize,
     },
-    /// There was no room for another operation.
+    /// The table of operations is full.
     #[error("too many operations under way")]
     TooManyOperations,
-    /// The device matched the receive with something that is no message.
-    #[error("the device matched it with what is no message")]
+    /// The device's tag list matched the receive with a packet that begins no message.
+    #[error("the device matched it with a packet that begins no message")]
     WronglyMatched,
 }
 
@@ -213,17 +213,17 @@ pub enum OperationError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// No such peer.
+    /// No peer has this id.
     #[error("no peer {0:?}")]
     UnknownPeer(PeerId),
-    /// The peer is gone, because its device stopped answering, it restarted or it was removed.
-    /// Inserting its address anew gives a fresh peer.
+    /// The peer is gone: lost, restarted, excluded or removed. Inserting its address again makes a new
+    /// peer.
     #[error("peer {0:?} is gone")]
     PeerGone(PeerId),
-    /// As many operations are under way as can be; progress will make room.
+    /// The limit of operations under way is reached. Poll, and try again.
     #[error("busy: {limit} operations under way")]
     Busy {
-        /// How many can be.
+        /// Most operations.
         limit: usize,
     },
     /// Buffer and remote memory differ in length.
@@ -234,47 +234,47 @@ pub enum StartError {
         /// Bytes of the remote memory.
         remote: u64,
     },
-    /// The atomic doesn't fit a packet, and atomics are never divided.
+    /// The atomic doesn't fit a packet; atomics aren't segmented.
     #[error("an atomic of {length} bytes, at most {limit} fit a packet")]
     AtomicTooLong {
         /// Bytes of the target.
         length: u64,
-        /// The most.
+        /// Most bytes.
         limit: usize,
     },
     /// There is no such atomic.
     #[error("no {kind:?} atomic does {op:?} on {datatype:?}")]
     NoSuchAtomic {
-        /// What comes back.
+        /// The kind.
         kind: AtomicKind,
         /// The operation.
         op: AtomicOp,
         /// The type of the elements.
         datatype: Datatype,
     },
-    /// The memory doesn't hold whole elements.
+    /// The length isn't a multiple of the element's size.
     #[error("{length} bytes are not a number of elements of {size} bytes")]
     NotOfElements {
-        /// What was given.
+        /// Bytes given.
         length: u64,
         /// Bytes of an element.
         size: usize,
     },
-    /// The peer takes plain messages only: untagged, with at most 32 bits of CQ data.
+    /// The peer receives without headers: untagged messages with at most 32 bits of CQ data.
     #[error("the peer takes plain messages only, of at most {limit} bytes")]
     PlainOnly {
-        /// The longest.
+        /// Most bytes of such a message.
         limit: usize,
     },
-    /// This endpoint doesn't match messages, nor copy them.
+    /// The endpoint receives in place: it doesn't match messages with buffers.
     #[error("the endpoint receives in place only")]
     InPlaceOnly,
     /// The message is too long to be injected.
     #[error("{length} bytes are too many to inject, at most {limit}")]
     TooLongToInject {
-        /// What was asked for.
+        /// Bytes given.
         length: usize,
-        /// What can be.
+        /// Most bytes.
         limit: usize,
     },
 }

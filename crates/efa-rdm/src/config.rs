@@ -1,4 +1,4 @@
-//! What can be set on an endpoint.
+//! The settings of an endpoint.
 
 use std::time::Duration;
 
@@ -11,73 +11,72 @@ use crate::rnr::BackoffLimits;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// The habits on the wire; the default is libfabric 2.6's, except that the bits of the peer
-    /// are tested before anything beyond the baseline is used, connids included, as older releases
-    /// need. Features that the device can't do are left out when the endpoint is made. PEER_ERROR,
-    /// which no release has, is used if [`Extras::PEER_ERROR`] is added to its bits.
+    /// Wire-compatibility profile. The default is that of libfabric 2.6, except that no feature
+    /// beyond the baseline, connids included, is used before the peer has announced it; older releases
+    /// need that. Features that the device lacks are removed when the endpoint is made. PEER_ERROR,
+    /// which no release has, is used if [`Extras::PEER_ERROR`] is added.
     pub profile: Profile,
-    /// Longest message in bytes that is sent as medium message, without flow control
+    /// Longest message in bytes that is sent by the medium subprotocol
     /// (`FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE`).
     pub max_medium: u64,
-    /// Shortest message in bytes that the receiver reads from registered memory of the sender, where
-    /// both can (`FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`).
+    /// Shortest message in bytes that the receiver reads from the sender's memory, if both devices can
+    /// (`FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`).
     pub min_read: u64,
-    /// Shortest write in bytes that the target reads from memory of the writer, where both can and
-    /// the device doesn't write by itself (`FI_EFA_INTER_MIN_READ_WRITE_SIZE`).
+    /// Shortest write in bytes that the target reads from the writer's memory, if both devices can read
+    /// but not write (`FI_EFA_INTER_MIN_READ_WRITE_SIZE`).
     pub min_read_write: u64,
-    /// Bytes of a message that is read that go in packets beforehand when no other is being read; 0: none
-    /// (`FI_EFA_RUNT_SIZE`).
+    /// Bytes of a runting-read message that are sent in packets, if the peer is reading no other
+    /// message; 0: messages are read as a whole (`FI_EFA_RUNT_SIZE`).
     pub runt_size: u64,
-    /// Most bytes of one RDMA operation, if the device doesn't set a lower limit; at least 1
+    /// Most bytes of one RDMA work request, if the device doesn't have a lower limit; at least 1
     /// (`FI_EFA_INTER_READ_SEGMENT_SIZE`).
     pub rdma_segment: u64,
-    /// Most RDMA operations that the device has at a time; at least 1.
+    /// Most RDMA work requests posted at a time; at least 1.
     pub max_rdma: usize,
-    /// Bytes of a region that messages are read into on their way to buffers that aren't
-    /// registered; at least 1.
+    /// Bytes of a bounce buffer, through which the device reads into buffers that aren't registered;
+    /// at least 1.
     pub bounce_size: usize,
-    /// Packets that one CTS allows (`FI_EFA_TX_MIN_CREDITS`); at least 1.
+    /// Packets that one CTS grants (`FI_EFA_TX_MIN_CREDITS`); at least 1.
     pub cts_window: u32,
-    /// What becomes of messages that were to be received in place, if their headers don't allow it
-    /// ([`InPlaceQueue`](crate::InPlaceQueue)).
+    /// What happens to a message for an endpoint that receives in place, if its header has another
+    /// length than requested ([`InPlaceQueue`](crate::InPlaceQueue)).
     pub unexpected_header: UnexpectedHeader,
-    /// Messages wait for the peer's HANDSHAKE. Needed only where peers may take them straight into
-    /// their application's buffers, which libfabric 1.22 to 2.5 do on request (feature 7) and tell
-    /// in their HANDSHAKE; such a peer drops a message with a header.
+    /// Whether messages wait for the peer's HANDSHAKE. Needed only for peers that receive without
+    /// headers (feature 7, libfabric 1.22 to 2.5 on request), which drop a message that has one.
     pub messages_after_handshake: bool,
-    /// Most message ids that a peer which may be older than libfabric 2.0 is sent before all of them
-    /// are delivered: such a peer drops messages that are its window ahead of the one it expects,
-    /// usually 16,384. 0: no limit.
+    /// Send window in messages for a peer that may be older than libfabric 2.0: that many are sent before
+    /// all of them are delivered. Such a peer drops messages that are its receive window, usually
+    /// 16,384, ahead of the expected one. 0: no limit.
     pub old_peer_window: u32,
     /// Most send operations under way.
     pub max_sends: usize,
     /// Most receives posted, and most messages being received.
     pub max_receives: usize,
-    /// What peers may make the endpoint keep.
+    /// Limits on what peers can make the endpoint keep.
     pub bounds: Bounds,
     /// Receive buffers posted to the device by an idle endpoint.
     pub min_receive_buffers: usize,
     /// Receive buffers posted to the device under load; at most what the device allows.
     pub max_receive_buffers: usize,
-    /// How many message ids ahead of the expected one are kept; ids beyond are a protocol error. With
-    /// the habits of a release before 2.0 no more than its
-    /// [`receive_window`](Profile::receive_window).
+    /// How many message ids ahead of the expected one are kept; packets beyond are dropped. With the
+    /// profile of a release before 2.0 at most its [`receive_window`](Profile::receive_window).
     pub max_reorder: u32,
-    /// A multi-receive buffer with less room than this is given back.
+    /// A multi-receive buffer with fewer free bytes than this is released (`FI_OPT_MIN_MULTI_RECV`).
     pub min_multi_receive: u64,
-    /// Patience with receivers that are not ready.
+    /// RNR backoff limits.
     pub backoff: BackoffLimits,
-    /// Buffers that lay unused for this long are given back.
+    /// Buffers that were unused for this long are freed.
     pub trim_interval: Duration,
     /// Identifies the host in HANDSHAKE packets; 0 leaves it out.
     pub host_id: u64,
-    /// Secret of the hash tables that remote tags go into.
+    /// Seed of the hash tables whose keys peers choose: tags and addresses. Make it random, so that no
+    /// peer can choose keys that collide.
     pub hash_seed: u64,
-    /// Sends every packet as this message id from the start. Both ends must agree.
+    /// First message id in each direction. Both ends must use the same; libfabric uses 0.
     pub first_msg_id: u32,
 }
 
-/// Features and requests that this engine honours.
+/// Features and requests that this engine has.
 const IMPLEMENTED: Extras = Extras::RDMA_READ
     .union(Extras::DELIVERY_COMPLETE)
     .union(Extras::CONNID_HEADER)
@@ -137,8 +136,8 @@ impl Config {
         self
     }
 
-    /// The default settings with the habits of a release line of libfabric, as far as this engine
-    /// has its features.
+    /// The default settings with the profile of a libfabric release line, without the features that
+    /// this engine lacks.
     #[must_use]
     pub fn as_release(release: Release) -> Self {
         let profile = Profile::with_device(release, EVERYTHING).announcing_only(IMPLEMENTED);
@@ -146,11 +145,11 @@ impl Config {
     }
 }
 
-/// A setting that makes no sense.
+/// A setting that is out of range or contradicts another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The device's datagrams can't hold the largest header and a byte.
+    /// The device's MTU is too small for the largest header and some data.
     #[error("the device's MTU is {mtu} bytes, at least {least} are needed")]
     MtuTooSmall {
         /// The device's.
@@ -158,13 +157,13 @@ pub enum ConfigError {
         /// The least.
         least: usize,
     },
-    /// Messages are to be received in place, and no endpoint of this release does that.
+    /// The endpoint is to receive in place, which endpoints of this release don't.
     #[error("libfabric {release} receives no messages in place")]
     NotInPlace {
         /// The release.
         release: Release,
     },
-    /// A queue pair for messages in place is missing, or has no use.
+    /// The second queue pair for messages in place is missing, or the release has none.
     #[error(
         "a second queue pair is needed from libfabric 1.22 to 2.5 to receive in place, and only \
              then; this is {release}"
@@ -173,7 +172,7 @@ pub enum ConfigError {
         /// The release.
         release: Release,
     },
-    /// A setting must be at least something.
+    /// A setting is below its minimum.
     #[error("{setting} is {value}, at least {least} is needed")]
     TooSmall {
         /// Its name.
@@ -186,7 +185,7 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// How many message ids ahead of the expected one are kept.
+    /// Message ids ahead of the expected one that are kept.
     pub(crate) fn reorder(&self) -> u32 {
         self.profile.receive_window.unwrap_or(u32::MAX).min(self.max_reorder)
     }
@@ -219,8 +218,7 @@ impl Config {
 /// The largest header of a request: 24 + 40 + 8 + 4 · 24 bytes.
 pub(crate) const MAX_REQ_HEADER: usize = 168;
 
-/// Most bytes that can be injected over a device with datagrams of `mtu` bytes: what is left beside
-/// the largest header, whatever the header of the message at hand.
+/// Most bytes that can be injected on a device with this MTU in bytes: the MTU less the largest header.
 #[must_use]
 pub const fn inject_limit(mtu: usize) -> usize {
     mtu.saturating_sub(MAX_REQ_HEADER)
@@ -229,12 +227,12 @@ pub const fn inject_limit(mtu: usize) -> usize {
 /// Room for the largest header and some data.
 const MIN_MTU: usize = 256;
 
-/// What becomes of a message whose header is not of the length that was asked for: its sender
-/// ignores the request, or doesn't know it (section 4.3).
+/// What happens to a message for an endpoint that receives in place, if its header doesn't have the
+/// requested length because its sender doesn't know the request (section 4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnexpectedHeader {
-    /// The receive fails with [`OperationError::UnexpectedHeader`].
+    /// The receive fails with [`OperationError::UnexpectedHeader`](crate::OperationError::UnexpectedHeader).
     Refuse,
-    /// The message is moved to where it should be.
+    /// The message is moved to its place in the packet: one copy.
     Move,
 }

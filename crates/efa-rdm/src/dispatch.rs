@@ -1,4 +1,4 @@
-//! What waits to be sent: which subprotocol sends it, peer by peer.
+//! Which subprotocol sends an operation, and when: work that waits is served peer by peer.
 //!
 //! ```text
 //!   send ── started ─┬─► select ─► eager │ medium │ long-CTS │ long-read │ runting read ─► device
@@ -19,11 +19,11 @@ use crate::select;
 use crate::select::{Inputs, Operation, Subprotocol};
 use crate::work::{Advance, Work};
 
-/// Packets of one peer in a row before others have their turn.
+/// Work items of one peer in a row before others are served.
 const BURST: usize = 16;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Starts a send that has its turn among the messages to the peer.
+    /// Starts a message or atomic, which takes the next message id of its peer.
     pub(crate) fn start_ordered(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
         let peer = send.peer;
         let active = self.core.peers.activate(peer, &self.core.config);
@@ -69,7 +69,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Subprotocol::LongCts
         } else {
             let fits = self.core.left_of_packet(rtm.len());
-            // Nothing is never read, whatever the settings.
+            // An empty message is never read, whatever the settings.
             let long = length > 0 && length >= self.core.config.min_read;
             let readable = long && self.make_readable(id, peer);
             let runting = readable && level == Level::Transmit && self.core.may_runt(peer);
@@ -88,7 +88,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Subprotocol::LongCts => self.send_longcts(id),
             Subprotocol::LongRead => self.send_longread(id),
             Subprotocol::RuntRead => self.send_runtread(id),
-            // Messages are not written.
+            // The device alone never transfers a message.
             Subprotocol::Direct => Advance::Done,
         };
         self.note_subprotocol(id, subprotocol, before);
@@ -115,7 +115,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Moves a send on as far as the device allows.
+    /// Posts packets of a send as far as the device allows.
     pub(crate) fn advance_send(&mut self, id: OpId) -> Advance {
         let advance = self.post_send(id);
         if advance == Advance::TooLong {
@@ -185,7 +185,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         Advance::More
     }
 
-    /// Goes on with the messages to peers that nothing is in flight to.
+    /// Continues with peers whose send window was used up and to which nothing is in flight.
     #[cold]
     pub(crate) fn end_pauses(&mut self) {
         for peer in self.core.schedule.take_pausing() {
@@ -196,7 +196,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 continue;
             }
             active.send_window.paused(active.next_msg_id);
-            // What it receives on may have become known meanwhile.
+            // The peer's HANDSHAKE may have come meanwhile.
             active.keep_from_going_at_once();
             self.release_held(peer);
         }
@@ -218,7 +218,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.schedule.serve_if_due(peer, active);
     }
 
-    /// Has a peer's messages go on when nothing is in flight to it.
+    /// Waits until nothing is in flight to a peer, whose send window is used up.
     #[cold]
     pub(crate) fn await_pause(&mut self, peer: PeerId) {
         let Some(active) = self.peers.active_mut(peer) else { return };
@@ -230,7 +230,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
-    /// Sends what waits, peer by peer, until the device takes no more.
+    /// Serves peers in turn until the device takes no more.
     pub(crate) fn serve(&mut self) {
         while let Some(peer) = self.core_mut().schedule.next_ready() {
             let served = self.matching.ops.serve_peer(peer);

@@ -1,4 +1,4 @@
-//! The endpoint: its parts, its public calls, and the loop that moves it on.
+//! The endpoint: its parts and its public calls.
 
 use efa_device::{QueuePair, Rdma, Time};
 use efa_handshake::Extras;
@@ -23,14 +23,14 @@ use crate::statistics::Statistics;
 use crate::transmit::Transmit;
 use crate::work::abandon;
 
-/// Device completions that are handled at most before what is due besides has its turn.
+/// Device completions that are handled before other work that is due.
 pub(crate) const PROGRESS_BUDGET: u32 = 512;
 
 /// A reliable datagram endpoint: ordered messages of any size over a [`QueuePair`].
 ///
-/// It is a state machine: operations are started, [`poll`](Self::poll) moves them on and tells how
-/// they ended. It has no threads, no clock
-/// and no locks. `B` is the kind of buffer that operations take and completions give back.
+/// It is a state machine: calls start operations, [`poll`](Self::poll) moves them on and returns
+/// their completions. It has no threads, no clock and no locks. `B` is the kind of buffer that
+/// operations take and completions give back.
 #[derive(Debug)]
 pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) matching: Matching<Q, B>,
@@ -38,7 +38,7 @@ pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) in_place: Option<Box<InPlace<Q>>>,
     pub(crate) inbound: Inbound<Q::Packet>,
     pub(crate) trim_at: Time,
-    /// Device completions that may be handled before what is due besides has its turn.
+    /// Device completions that may still be handled before other work that is due.
     pub(crate) budget: u32,
 }
 
@@ -49,9 +49,9 @@ pub struct Message<B> {
     pub peer: PeerId,
     /// The tag of a tagged message.
     pub tag: Option<u64>,
-    /// 64 bits for the receiver's completion.
+    /// 64 bits of CQ data for the receiver's completion.
     pub cq_data: Option<u64>,
-    /// What the completion is to promise. Injected messages promise nothing.
+    /// What has happened when the send completes. Injected messages have no completion.
     pub level: Level,
     /// The bytes.
     pub buffer: B,
@@ -73,21 +73,21 @@ pub enum Accept {
         source: Option<PeerId>,
         /// The tag.
         tag: u64,
-        /// Bits of the tag that don't count.
+        /// Bits of the tag that are ignored.
         ignore: u64,
     },
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
-    /// An endpoint on a queue pair, whose key becomes the endpoint's connid.
+    /// Creates an endpoint on a queue pair. The queue pair's key becomes the endpoint's connid.
     ///
     /// # Errors
-    /// A setting that makes no sense, or doesn't suit the device.
+    /// A setting is out of range, or doesn't suit the device.
     pub fn new(queue_pair: Q, config: Config) -> Result<Self, ConfigError> {
         Self::assemble(queue_pair, None, config)
     }
 
-    /// An endpoint, with a queue pair for messages in place if there is to be one.
+    /// Creates an endpoint, with a second queue pair for messages in place if there is one.
     pub(crate) fn assemble(
         mut queue_pair: Q,
         user: Option<Q>,
@@ -152,11 +152,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// The peer with an address, made known if it was not.
     ///
-    /// An address whose queue pair another peer holds takes it over: the other is gone. A peer
-    /// that is gone begins a new life.
+    /// If another peer has the address's queue pair, that peer is gone: it restarted. The address
+    /// of a peer that is gone makes a new peer.
     ///
     /// # Errors
-    /// The device can't address it: zero GID, or too many interfaces.
+    /// The device can't address it: the GID is zero, or there are too many interfaces.
     pub fn insert_peer(&mut self, address: RawAddress) -> Result<PeerId, efa_device::DeviceError> {
         match self.find_peer(&address) {
             Some(known) => Ok(known),
@@ -168,9 +168,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Forgets a peer: operations under way with it fail, and what it still sends is dropped. Receives
-    /// that accept messages of this peer alone stay posted until they are cancelled, and take nothing
-    /// any more, also if its address is inserted again: that is another peer.
+    /// Removes a peer: its operations fail with [`OperationError::PeerRemoved`], and its packets
+    /// are dropped. Receives from this peer alone stay posted until they are cancelled, but match
+    /// nothing, even if the address is inserted again: that makes another peer.
     pub fn remove_peer(&mut self, peer: PeerId) {
         self.core_mut().end_peer(peer, OperationError::PeerRemoved);
         self.settle();
@@ -191,7 +191,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             .filter(|peer| self.core().peers.status_of(*peer) == PeerStatus::Live)
     }
 
-    /// What a peer announced in its HANDSHAKE, if it came.
+    /// The features that a peer announced, if its HANDSHAKE has arrived.
     #[must_use]
     pub fn peer_extras(&self, peer: PeerId) -> Option<Extras> {
         self.core().peers.active(peer)?.handshake.extras()
@@ -224,7 +224,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.send_later(message)
     }
 
-    /// Starts a message that takes several packets, has to wait, or can't be sent.
+    /// Starts a message of several packets, or one that has to wait.
     #[inline(never)]
     fn send_later(&mut self, message: Message<B>) -> Result<(), Refused<B>> {
         let Message { peer, tag, cq_data, level, buffer, context } = message;
@@ -241,8 +241,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Ok(())
     }
 
-    /// Sends a short message by copy: the bytes may be reused at once, and no completion tells of
-    /// success.
+    /// Sends a short message by copy: its bytes may be reused at once, and it has a completion
+    /// only if it fails.
     ///
     /// # Errors
     /// As [`send`](Self::send), or the message is longer than [`inject_limit`](Self::inject_limit).
@@ -288,7 +288,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Inlined by force: each kind of receive goes to a matcher of its own.
+    /// Forced inline, so that each kind of receive is compiled for its own matcher.
     #[inline(always)]
     fn post(
         &mut self,
@@ -303,8 +303,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.receive_otherwise(tagged, pattern, posted)
     }
 
-    /// Posts a receive that may have its message already, or needs something to grow. It never fails:
-    /// the result is its caller's, whose last call it is, so that nothing has to be kept across it.
+    /// Posts a receive that may match an unexpected message, or for which a table must grow. It
+    /// never fails; it returns its caller's result, so that the caller keeps no registers.
     #[inline(never)]
     fn receive_otherwise(
         &mut self,
@@ -324,8 +324,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Posts a buffer for many untagged messages. Each message takes its part of the buffer, which
-    /// comes back with the message's completion; when less than
+    /// Posts a multi-receive buffer for untagged messages. Each message takes a part of the
+    /// buffer, which comes back with the message's completion; when less than
     /// [`Config::min_multi_receive`] is left, the rest comes back as [`Completion::Released`].
     ///
     /// # Errors
@@ -353,8 +353,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Ok(ReceiveId { post, tagged: false })
     }
 
-    /// Cancels a receive that no message has matched. Its completion says
-    /// [`OperationError::Cancelled`]. Tells whether there was such a receive.
+    /// Cancels a receive that has matched no message. It completes with
+    /// [`OperationError::Cancelled`]. Returns whether there was such a receive.
     pub fn cancel(&mut self, receive: ReceiveId) -> bool {
         let ReceiveId { post, tagged } = receive;
         match self.matching.matcher(tagged).cancel(post) {
@@ -370,8 +370,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     /// Ends every operation with [`OperationError::Cancelled`], so that all buffers come back.
     ///
-    /// Peers are not told, so this is for an endpoint that is about to be dropped. Until it is, the device
-    /// may still read registered memory that comes back, or write into it.
+    /// Peers don't learn of it, so call this before the endpoint is dropped. Until it is, the
+    /// device may still read or write registered memory that comes back.
     pub fn cancel_all(&mut self) {
         for tagged in [true, false] {
             let Forgotten { receives, messages } = self.matching.matcher(tagged).drain_receives();
@@ -400,7 +400,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Whether there is one for [`poll_completion`](Self::poll_completion).
+    /// Whether [`poll_completion`](Self::poll_completion) would return one.
     #[inline]
     #[must_use]
     pub fn has_completions(&self) -> bool {
@@ -418,7 +418,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.core_mut().events.pop()
     }
 
-    /// Counts since the endpoint was made.
+    /// Counters since the endpoint was created.
     pub fn statistics(&mut self) -> &Statistics {
         self.core_mut().statistics.events_lost = self.core().events.lost();
         &self.core().statistics
@@ -430,9 +430,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         &self.core().transmit.device
     }
 
-    /// Whether nothing waits to be sent, no packet is under way, and no peer is in the middle of
-    /// reading or writing memory of this side. An endpoint that is closed before may owe its peers
-    /// packets that they wait for.
+    /// Whether nothing waits to be sent, no packet is in flight, and no peer is reading or writing
+    /// memory of this endpoint. If an endpoint is closed before, its peers may wait for packets in
+    /// vain.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.core().transmit.in_flight() == 0
@@ -442,7 +442,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && self.core().peers.all_clear()
     }
 
-    /// Packets in the hands of the endpoint: sending, receiving, and held for later.
+    /// Packet buffers of the endpoint: sending, receiving, and kept for later.
     #[must_use]
     pub fn packets_held(&self) -> PacketsHeld {
         PacketsHeld {
@@ -462,7 +462,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if self.own_sends() >= limit { Err(StartError::Busy { limit }) } else { Ok(()) }
     }
 
-    /// Whether there may be another send that is an operation.
+    /// Checks that another send operation may start.
     pub(crate) fn check_new_send(&self) -> Result<(), StartError> {
         self.check_sends().and_then(|()| self.sends.check())
     }
@@ -483,7 +483,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     }
 }
 
-/// What an endpoint on such a device doesn't announce.
+/// Features that an endpoint on such a device doesn't announce.
 fn missing(rdma: Rdma) -> Extras {
     let mut missing = Extras::empty();
     missing.set(Extras::RDMA_READ, !rdma.read);
@@ -492,10 +492,10 @@ fn missing(rdma: Rdma) -> Extras {
     missing
 }
 
-/// Packet buffers in the hands of an endpoint.
+/// Packet buffers of an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketsHeld {
-    /// Given to the device to be sent.
+    /// Posted to the device for sending.
     pub sending: usize,
     /// Free, for sending.
     pub send_pool: usize,
@@ -503,8 +503,8 @@ pub struct PacketsHeld {
     pub posted: usize,
     /// Free, for receiving.
     pub receive_pool: usize,
-    /// Copies of early and unexpected packets.
+    /// Copies of packets ahead of the expected message, and of unexpected messages.
     pub held: usize,
-    /// Bytes that keeping the unexpected ones takes: what [`Bounds`](crate::Bounds) count.
+    /// Bytes that the unexpected ones take, as counted by [`Bounds`](crate::Bounds).
     pub unexpected_bytes: usize,
 }

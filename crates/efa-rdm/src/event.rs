@@ -1,4 +1,4 @@
-//! What an application may want to know that is no completion.
+//! Asynchronous endpoint events: what happens apart from completions.
 
 use std::collections::VecDeque;
 
@@ -10,83 +10,81 @@ use crate::completion::OperationError;
 use crate::ids::PeerId;
 use crate::memory::AccessError;
 
-/// Something that happened outside the application's operations.
+/// An asynchronous event of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// An unknown endpoint wrote to us.
+    /// A packet of an unknown sender arrived: it is a peer now.
     PeerDiscovered(PeerId),
-    /// An endpoint with another connid took the place of a peer on its queue pair. Operations with
-    /// the old one failed.
+    /// The queue pair of a peer has another connid: the peer restarted. Operations with the old
+    /// incarnation failed. Receives from the old one alone stay posted until they are cancelled.
     PeerRestarted {
-        /// The peer that is no more.
+        /// The incarnation that is gone.
         old: PeerId,
-        /// Its successor.
+        /// The new one.
         new: PeerId,
     },
-    /// The device failed to deliver a packet to a peer, so that the conversation can't go on.
-    /// Operations with it failed.
+    /// The device failed to deliver a packet to a peer. Operations with it failed. Receives from it alone
+    /// stay posted until they are cancelled.
     PeerLost {
         /// The peer.
         peer: PeerId,
-        /// What the device said.
+        /// The device's status.
         status: Status,
     },
-    /// A peer made this endpoint keep more than it may, and is gone. Operations with it failed, and
-    /// all that it sent is forgotten.
+    /// A peer exceeded one of the [`Bounds`](crate::Bounds) and is gone. Operations with it failed, and
+    /// its messages that weren't received are dropped.
     PeerExcluded {
         /// The peer.
         peer: PeerId,
-        /// What there was too much of.
+        /// The bound that it exceeded.
         excess: Excess,
     },
-    /// So many bytes of unexpected messages are kept that no more receive buffers are posted: all
+    /// Back-pressure: unexpected messages exceed their bound, so no receive buffers are posted, and all
     /// senders wait until the application has received some of them.
     HoldingBack {
-        /// How many bytes.
+        /// Bytes of unexpected messages.
         bytes: usize,
         /// [`Bounds::unexpected`](crate::Bounds::unexpected).
         limit: usize,
-        /// The live peer that most of them are of.
+        /// The live peer that sent most of them.
         most: Option<PeerId>,
     },
     /// A packet was dropped.
     PacketDropped {
-        /// Who sent it, if that is known.
+        /// The sender, if it is known.
         peer: Option<PeerId>,
         /// Why.
         reason: DropReason,
     },
-    /// A peer asked for memory of this side that it may not have. No byte of it was touched. The
-    /// protocol has no answer for this, so that the peer is not told.
+    /// A peer asked for memory of this endpoint that it has no access to. Nothing was read or written. The
+    /// protocol has no packet that reports this to the peer.
     AccessRefused {
         /// The peer.
         peer: PeerId,
         /// What it asked for.
         error: AccessError,
     },
-    /// A peer's write to memory of this side was begun and can't be finished: some of it may be
-    /// there.
+    /// A peer's write to memory of this endpoint failed after it began: part of it may be written.
     WriteFailed {
         /// The peer.
         peer: PeerId,
         /// Why.
         error: OperationError,
     },
-    /// A peer gave a message up, and there is no operation for it here that could say so: it had met
-    /// no receive, or had not arrived.
+    /// A peer gave up a message that had matched no receive yet, or had not arrived.
     MessageAbandoned {
         /// The peer.
         peer: PeerId,
-        /// Its place among the peer's messages.
+        /// The message's id.
         msg_id: u32,
-        /// The peer's reason: a number of libfabric's provider.
+        /// The peer's reason: an error number of libfabric's provider.
         code: u32,
     },
-    /// The device refused something that the endpoint needs; it will be tried again.
+    /// The device refused something that the endpoint needs and will ask for again.
     DeviceRefused(DeviceError),
-    /// The device, which matches tagged messages, did it against the rules. From here on messages
-    /// may go to other receives than they should.
+    /// The device violated the protocol of its tag list. From here on messages may match the wrong
+    /// receives.
     TagListBroken(efa_match::Violation),
 }
 
@@ -94,45 +92,46 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DropReason {
-    /// It is no packet of protocol version 4 (section 1.3).
+    /// It is not a packet of protocol version 4 (section 1.3).
     Malformed(efa_proto::ParseError),
-    /// Nobody knows who sent it, and it doesn't tell (section 2.2).
+    /// Its sender is unknown, and it carries no address (section 2.2).
     UnknownSender,
-    /// The raw address in it isn't where it came from.
+    /// Its raw address isn't that of the queue pair that sent it.
     ForgedAddress,
-    /// There is no room for another peer.
+    /// [`Bounds::discovered`](crate::Bounds::discovered) is reached, or the device has no more address
+    /// handles.
     PeerTableFull,
-    /// It is of an earlier life of its sender (section 4.4).
+    /// It was sent by an earlier incarnation (section 4.4).
     Stale,
-    /// This endpoint doesn't do what it asks for.
+    /// This endpoint doesn't support packets of its type.
     Unsupported(PacketType),
-    /// Messages are received in place here, and it is not of a message that can be: untagged, in one
-    /// packet, without delivery complete (section 4.3).
+    /// The endpoint receives in place, which needs untagged messages of one packet without delivery
+    /// complete (section 4.3).
     NotInPlace(PacketType),
     /// Its message id was used before (section 3.2).
     OldMessageId,
-    /// Its message id is farther ahead than is kept.
+    /// Its message id is beyond the receive window.
     MessageIdTooFar,
-    /// It came before its turn, and the device, which keeps the order of packets for its list of
-    /// tags, has given it a receive, or would have to.
+    /// It is ahead of the expected message, but the device, which delivers in order for its tag list, has
+    /// matched it or counted it.
     OutOfOrder,
-    /// It names an operation that doesn't exist, or is over, or isn't the sender's.
+    /// It names an operation that doesn't exist, has ended, or isn't one with its sender.
     UnknownOperation,
-    /// Its segment lies outside the message or the granted window, or contradicts what came before.
+    /// Its segment lies outside the message or the granted window, or contradicts earlier packets.
     SegmentOutOfRange,
-    /// Its bytes have come before.
+    /// Its bytes have arrived before.
     RepeatedSegment,
-    /// The segments of its message are too scattered.
+    /// The segments of its message leave too many holes.
     TooScattered,
-    /// It grants nothing, or belongs to another kind of operation (section 3.2).
+    /// It is a CTS that grants nothing, or for another kind of operation (section 3.2).
     BadCts,
     /// No atomic has this type, operation and length (section 3.3).
     BadAtomic,
-    /// There is no room for another operation.
+    /// The tables of operations, or the bound of its sender's requests, are full.
     TooManyOperations,
 }
 
-/// Events that the application hasn't taken yet: the newest are lost when there are too many.
+/// Events that the application hasn't taken. When 1,024 are kept, further ones are lost and counted.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     queue: VecDeque<Event>,

@@ -6,15 +6,21 @@
 //! completions bring the buffers back.
 //!
 //! ```text
-//!                        ┌──────────────────────── Endpoint ────────────────────────┐
-//!   send, write, read ─► │ operations ── eager│medium│longcts ──► transmit ─────────┼─► device
-//!   receive(accept) ───► │ matching ◄── window ◄── peers ◄── arrival ◄── inbound ◄──┼── device
-//!   poll ◄────────────── │ completions       poll_event ◄── events      statistics  │
-//!                        └──────────────────────────────────────────────────────────┘
+//!                        ┌───────────────────────── Endpoint ─────────────────────────┐
+//!   send, write, read ─► │ Operations ── eager│medium│longcts … ──► Core: transmit ───┼─► device
+//!   receive(accept) ───► │ Matching ◄─ ordering ◄─ Core: peers ◄─ intake ◄─ inbound ◄─┼── device
+//!   poll ◄────────────── │ complete            poll_event ◄─ events        statistics │
+//!                        └────────────────────────────────────────────────────────────┘
 //! ```
 //!
+//! An endpoint is four parts, each of which owns the one below it: `Endpoint` (what the application
+//! calls, what comes in, the loop), `Matching` (posted receives and unexpected messages), `Operations`
+//! (sends, receives and transfers under way: the subprotocols) and `Core` (peers, packets on their way
+//! out, what is due, events, counters). The type of an `impl` block says which parts its functions can
+//! touch.
+//!
 //! An endpoint on an [`InPlaceQueue`] matches nothing and copies nothing: it hands over the packets
-//! that messages come in.
+//! that messages arrive in.
 //!
 //! Data flows one way: device completion → parse → peer → operation → matcher → completion. Each
 //! subprotocol is a module with its sender and its receiver side: eager (one packet), medium

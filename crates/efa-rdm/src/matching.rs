@@ -1,4 +1,4 @@
-//! Posted receives and unexpected messages: what stands between the wire and the matcher.
+//! Posted receives and unexpected messages: the matchers, and what they find by.
 
 use efa_device::{QueuePair, TagList};
 use efa_match::{ListLimits, MessageId, Pattern, PostId, Source, TagMatcher, Vacancy};
@@ -16,12 +16,12 @@ use crate::payload::Payload;
 pub(crate) struct Posted<B> {
     pub(crate) context: u64,
     pub(crate) buffer: B,
-    /// For the report of a cancelled receive.
+    /// For the completion of a cancelled receive.
     pub(crate) tag: u64,
 }
 
 impl<B> Posted<B> {
-    /// It has its message.
+    /// The target of the message that matched.
     #[inline(always)]
     pub(crate) fn target(self, tagged: bool) -> Target<B> {
         let Self { context, buffer, .. } = self;
@@ -29,18 +29,18 @@ impl<B> Posted<B> {
     }
 }
 
-/// A receive that waits for a message. It is counted: [`Matching::begin_wait`], [`Matching::end_wait`].
+/// A posted receive in a matcher, counted by [`Matching::begin_wait`] and [`Matching::end_wait`].
 #[derive(Debug)]
 pub(crate) struct Waiting<B>(Posted<B>);
 
 impl<B> Waiting<B> {
-    /// Of a receive that goes on waiting.
+    /// The receive, which stays posted.
     pub(crate) fn posted_mut(&mut self) -> &mut Posted<B> {
         &mut self.0
     }
 }
 
-/// Where a message goes.
+/// The buffer that a message goes to.
 #[derive(Debug)]
 pub(crate) struct Target<B> {
     pub(crate) context: u64,
@@ -48,35 +48,37 @@ pub(crate) struct Target<B> {
     pub(crate) tagged: bool,
 }
 
-/// A message that nobody waited for.
+/// An unexpected message.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) peer: PeerId,
     pub(crate) msg_id: u32,
     pub(crate) tagged: bool,
-    /// Its entry in the matcher. `None`: it has its receive, which the device still holds.
+    /// Its entry in the matcher. `None`: a receive has matched, but the device still has that
+    /// receive in its tag list.
     pub(crate) entry: Option<MessageId>,
     pub(crate) packets: Chain,
-    /// Bytes of it that have not come, as far as its first packet tells.
+    /// Bytes that have not arrived, by the length in its first packet.
     pub(crate) missing: u64,
 }
 
-/// More receives than there is memory for; the matchers' places have 32 bits.
+/// Most receives: the matchers' indices have 32 bits.
 const MOST: usize = i32::MAX as usize;
 
-/// Tagged and untagged messages never match each other (section 3.1), so each has a matcher.
+/// The matchers. Tagged and untagged messages never match each other (section 3.1), so each kind
+/// has one.
 #[derive(Debug)]
 pub(crate) struct Matching<Q: QueuePair, B> {
     pub(crate) ops: Operations<Q, B>,
     /// Most receives posted, and most messages being received.
     pub(crate) limit: usize,
-    /// Receives that wait, those too which wait for the device to let go of them.
+    /// Receives in the matchers, including those that wait for the device to give them back.
     pub(crate) waiting: usize,
     tagged: TagMatcher<Waiting<B>, u32>,
     untagged: TagMatcher<Waiting<B>, u32>,
-    /// Whether the device matches tagged messages itself.
+    /// Whether the device has a tag list.
     pub(crate) has_tag_list: bool,
-    /// Of the packet in hand, if it does.
+    /// The tag list's report about the packet that is being handled.
     pub(crate) match_hint: MatchHint,
     pub(crate) messages: Slab<Message>,
     pub(crate) held: Held,
@@ -100,27 +102,31 @@ impl<Q: QueuePair, B> Matching<Q, B> {
         }
     }
 
-    /// A receive goes to a matcher.
+    /// Counts a receive that goes into a matcher.
     pub(crate) fn begin_wait(&mut self, posted: Posted<B>) -> Waiting<B> {
         self.waiting += 1;
         Waiting(posted)
     }
 
-    /// A receive has come from a matcher.
+    /// Counts a receive that left a matcher.
     #[inline(always)]
     pub(crate) fn end_wait(&mut self, waiting: Waiting<B>) -> Posted<B> {
         self.waiting -= 1;
         waiting.0
     }
 
-    /// The place for a receive, if posting it is short work: no message waits, and nothing has to grow.
+    /// A vacancy for a receive, if no unexpected message can match and no table has to grow.
     #[inline(always)]
-    pub(crate) fn vacancy(&mut self, tagged: bool, pattern: &Pattern) -> Option<Place<'_, B>> {
+    pub(crate) fn vacancy(
+        &mut self,
+        tagged: bool,
+        pattern: &Pattern,
+    ) -> Option<ReceiveVacancy<'_, B>> {
         let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
-        Some(Place { vacancy: matcher.vacancy(pattern)?, waiting: &mut self.waiting })
+        Some(ReceiveVacancy { vacancy: matcher.vacancy(pattern)?, waiting: &mut self.waiting })
     }
 
-    /// Takes the receive that a message goes to, if that is short work.
+    /// Takes the receive that a message matches, if a short search finds it.
     #[inline(always)]
     pub(crate) fn match_at_once(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<Posted<B>> {
         let source = Source(peer.0);
@@ -137,14 +143,14 @@ impl<Q: QueuePair, B> Matching<Q, B> {
     }
 }
 
-/// A place in a matcher.
+/// A vacancy in a matcher.
 #[derive(Debug)]
-pub(crate) struct Place<'a, B> {
+pub(crate) struct ReceiveVacancy<'a, B> {
     vacancy: Vacancy<'a, Waiting<B>>,
     waiting: &'a mut usize,
 }
 
-impl<B> Place<'_, B> {
+impl<B> ReceiveVacancy<'_, B> {
     #[inline(always)]
     pub(crate) fn fill(self, posted: Posted<B>) -> PostId {
         *self.waiting += 1;
@@ -157,19 +163,19 @@ pub(crate) fn pattern(source: Option<PeerId>, tag: u64, ignore: u64) -> Pattern 
     Pattern { source: source.map(|peer| Source(peer.0)), tag, ignore }
 }
 
-/// What the device says of the packet in hand, until the message that it begins has asked.
+/// What the device's tag list reported about the packet that is being handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MatchHint {
-    /// Nothing, or somebody has asked.
+    /// Nothing, or the report has been used.
     #[default]
     None,
-    /// It goes to this receive.
+    /// It matched this receive.
     Receive(PostId),
-    /// It fits nothing in the list. The device has counted it, and so must we.
+    /// It matched nothing. The device has counted it, and the matcher must too.
     Unexpected,
 }
 
-/// A matcher for a queue pair's tagged messages.
+/// The matcher of tagged messages, which works with the device's tag list if there is one.
 pub(crate) fn tagged_matcher<B>(
     queue_pair: &mut impl QueuePair,
     seed: u64,
@@ -179,7 +185,7 @@ pub(crate) fn tagged_matcher<B>(
     TagMatcher::new(limits, seed)
 }
 
-/// Whether a multi-receive buffer has too little room for another message.
+/// Whether a multi-receive buffer has too little space for another message.
 pub(crate) fn is_used_up<R>(buffer: &impl Payload<R>, least: u64) -> bool {
     buffer.length() < least
 }

@@ -1,5 +1,5 @@
-//! Requests that have a message id are handled in the order of the ids; those ahead are kept until their
-//! turn (section 1.3).
+//! Requests with a message id are handled in the order of the ids; those ahead are kept until
+//! their turn (section 1.3).
 //!
 //! ```text
 //!   msg_id    5        6 ── the next: handled, and with it those kept behind it
@@ -22,7 +22,7 @@ use crate::payload::Payload;
 use crate::shape::Shape;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
-    /// A request to send a message: in the order of message ids, unless its message has begun.
+    /// Handles a message's packet: the first in the order of message ids, others when they arrive.
     pub(crate) fn rtm_arrived(
         &mut self,
         peer: PeerId,
@@ -54,7 +54,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         });
     }
 
-    /// A request that has its turn among others: handles it, or keeps it until then.
+    /// Handles a request if its id is the expected one, and then those kept behind it; keeps it if
+    /// it is ahead.
     pub(crate) fn ordered_arrived(
         &mut self,
         peer: PeerId,
@@ -71,7 +72,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         self.release_ready(peer);
     }
 
-    /// Keeps an early packet until its turn has come.
+    /// Keeps a packet that is ahead of the expected message.
     pub(crate) fn keep_ahead(&mut self, peer: PeerId, msg_id: u32, bytes: &[u8]) {
         if let MatchHint::Receive(_) = self.match_hint {
             return self.ops.core.drop_packet(Some(peer), DropReason::OutOfOrder);
@@ -100,7 +101,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         self.ops.core.drop_packet(Some(peer), reason);
     }
 
-    /// Handles the kept packets whose turn has come.
+    /// Handles kept packets as long as theirs is the expected id.
     #[inline]
     pub(crate) fn release_ready(&mut self, peer: PeerId) {
         while let Some(active) = self.ops.core.peers.active_mut(peer)
@@ -113,7 +114,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     #[inline(never)]
     pub(crate) fn release(&mut self, peer: PeerId, chain: Chain) {
         if chain == Chain::NONE {
-            return; // A message that will not come.
+            return; // The sender has given this message up.
         }
         let cost = self.replay(chain, |matching, packet, bytes, first| match &packet.header {
             Header::Rta(rta) if first => matching.ops.rta_arrived(peer, rta, packet.payload),
@@ -129,7 +130,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         self.ops.core.uncount_ahead(peer, cost);
     }
 
-    /// Takes held packets out one by one and handles each; gives what they cost.
+    /// Removes kept packets and handles each; returns the bytes that they took.
     pub(crate) fn replay(
         &mut self,
         chain: Chain,
@@ -153,7 +154,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Packets of a peer are kept until their turn.
+    /// Counts a packet that is kept ahead of its turn; excludes the peer beyond its bound.
     pub(crate) fn count_ahead(&mut self, peer: PeerId, packet: &[u8]) {
         let limit = self.config.bounds.early;
         let Some(active) = self.peers.active_mut(peer) else { return };
@@ -164,7 +165,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         }
     }
 
-    /// Early packets had their turn.
+    /// Counts kept packets back.
     pub(crate) fn uncount_ahead(&mut self, peer: PeerId, bytes: usize) {
         if let Some(active) = self.peers.active_mut(peer) {
             active.early -= bytes;

@@ -1,4 +1,4 @@
-//! Packets that are written: posting them, and what the device says of them.
+//! Written packets: posting them, and handling their completions from the device.
 //!
 //! ```text
 //!   packet ─► device ─┬─► delivered ─────────► its message or operation goes on
@@ -20,7 +20,7 @@ use crate::transmit::{PostFailure, Unposted};
 use crate::work::{Advance, InFlight, Purpose, Work};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Sends a packet that came back, or was written while its peer could not be served.
+    /// Posts a packet that came back, or that waited in the backlog.
     pub(crate) fn resend(
         &mut self,
         packet: Q::Packet,
@@ -51,7 +51,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Sends a packet that is written already, now or before all else.
+    /// Posts a written packet, or puts it first in the backlog.
     #[inline]
     pub(crate) fn post_written(&mut self, packet: Q::Packet, record: InFlight<B>) {
         let sent = (record.packet_type, record.length);
@@ -75,7 +75,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Posts a packet, or puts it behind what waits before it.
+    /// Posts a written packet, or puts it last in the backlog if anything waits there.
     pub(crate) fn post_or_queue_up(&mut self, packet: Q::Packet, record: InFlight<B>) {
         if self.core.peers.active(record.peer).is_some_and(Active::is_clear) {
             self.post_written(packet, record);
@@ -107,7 +107,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// The device finished with a packet.
+    /// Handles the device's completion of a packet.
     #[inline]
     pub(crate) fn packet_sent(
         &mut self,
@@ -115,7 +115,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         packet: Q::Packet,
         result: Result<(), Status>,
     ) -> Option<Completion<B>> {
-        // What failed goes a way of its own, so that nothing of the record has to be in memory here.
+        // Failures have a path of their own, so that nothing of the record has to be in memory
+        // here.
         if let Err(status) = result {
             self.packet_not_sent(id, packet, status);
             return None;
@@ -124,7 +125,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.packet_delivered(id)
     }
 
-    /// A packet lies in its receiver's memory.
+    /// Handles a packet that was delivered: it lies in memory of the receiver's device.
     #[inline]
     pub(crate) fn packet_delivered(&mut self, id: WorkId) -> Option<Completion<B>> {
         let InFlight { peer, purpose, retransmitted, .. } = self.core.transmit.completed(id)?;
@@ -133,7 +134,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         match purpose {
             Purpose::Message(message) => self.single_packet_end(peer, message, Ok(())),
-            // In one pattern with the first it costs every message fifteen instructions.
+            // One pattern for both costs fifteen instructions a message.
             Purpose::Plain { message, .. } => self.single_packet_end(peer, message, Ok(())),
             Purpose::Send { id, msg_id } => {
                 self.segment_delivered(peer, id, msg_id);
@@ -143,7 +144,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// A packet of a send arrived at the target.
+    /// Counts a delivered packet of a send, and ends the send if it was the last.
     pub(crate) fn segment_delivered(&mut self, peer: PeerId, id: OpId, msg_id: u32) {
         let Some(send) = self.sends.get_mut(id).filter(|send| send.is(peer, msg_id)) else {
             return;
@@ -157,7 +158,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// The device gave a packet up.
+    /// Handles a packet that the device failed to deliver.
     #[cold]
     pub(crate) fn packet_not_sent(&mut self, id: WorkId, packet: Q::Packet, status: Status) {
         let Some(record) = self.core.transmit.completed(id) else {
@@ -173,7 +174,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Keeps a packet that the peer had no room for, to be sent again.
+    /// Keeps a packet whose receiver was not ready (RNR), to be sent again.
     pub(crate) fn receiver_not_ready(&mut self, packet: Q::Packet, mut record: InFlight<B>) {
         self.core.statistics.receiver_not_ready += 1;
         record.retransmitted = true;
@@ -181,7 +182,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.enqueue_first(record.peer, Work::Packet { packet, record });
     }
 
-    /// Leaves a peer that was not ready alone for a while.
+    /// Begins or extends the backoff of a peer that was not ready.
     pub(crate) fn back_off(&mut self, peer: PeerId) {
         let active = self.core.peers.activate(peer, &self.core.config);
         let was_waiting = active.backoff.is_waiting();
@@ -189,19 +190,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             && !was_waiting
         {
             self.core.schedule.back_off_until(peer, until);
-            // It may have been the turn of one of its transfers.
+            // A transfer of this peer may have been the one to go on.
             self.resume_transfer();
         }
     }
 
-    /// A packet will never arrive, and with it a message id, a grant or a HANDSHAKE without which
-    /// the conversation can't go on: the peer is lost.
+    /// Ends the peer of a packet that will never arrive: a message id, a grant or a HANDSHAKE is
+    /// lost with it.
     #[cold]
     pub(crate) fn packet_failed(&mut self, record: InFlight<B>, status: Status) {
         self.core.statistics.send_errors += 1;
         let error = OperationError::Device(status);
         let InFlight { peer, purpose, .. } = record;
-        // A peer that wrote once and left is no error (section 2.3).
+        // A peer that sent one packet and closed is no error (section 2.3).
         if matches!(purpose, Purpose::Handshake) && status.is_peer_gone() {
             self.core.end_peer(peer, error);
         } else if self.core.peers.status_of(peer) == PeerStatus::Live {
@@ -215,7 +216,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Posts a fresh packet that can be written again.
+    /// Posts a packet that can be written again if the device refuses it.
     #[inline]
     pub(crate) fn post_packet(
         &mut self,

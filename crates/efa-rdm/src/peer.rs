@@ -1,8 +1,8 @@
-//! The endpoints that this endpoint knows (sections 1.4, 2.2 and 4.4).
+//! The peers of an endpoint (sections 1.4, 2.2 and 4.4).
 //!
-//! A peer is one life of a remote endpoint: an address with its connid. When a queue pair number
-//! comes back with another connid, the old peer is *gone* and a new one takes its place; the old
-//! address is remembered so that late packets of the old life are recognised.
+//! A peer is one incarnation of a remote endpoint: an address with its connid. When a queue pair
+//! number comes back with another connid, the old peer is *gone* and a new one takes its place;
+//! the old address is remembered so that stale packets are recognised.
 //!
 //! ```text
 //!   packet ── (address handle, QPN) ──► current peer ── same connid? ──► it
@@ -10,8 +10,8 @@
 //!                                            └── raw address or connid ──► another peer | stale
 //! ```
 //!
-//! A peer that was never talked to is one small entry; what a conversation needs is made with the
-//! first packet.
+//! A peer that was never sent to and sent nothing takes one small entry; its [`Active`] state is
+//! made with the first packet.
 
 use std::collections::VecDeque;
 
@@ -32,14 +32,14 @@ use crate::rnr::Backoff;
 use crate::send_window::SendWindow;
 use crate::work::{InFlight, Work};
 
-/// A peer: its address, and the peer that held the queue pair before it.
+/// A peer: its address, and the peer that had the queue pair before it.
 #[derive(Debug)]
 struct Entry {
     gid: [u8; 16],
     connid: Connid,
-    /// Index of the conversation, or [`NONE`].
+    /// Index of the [`Active`] state, or [`NONE`].
     active: u32,
-    /// Index of the peer that held the queue pair before, or [`NO_LINK`]; and [`GONE`].
+    /// Index of the peer that had the queue pair before, or [`NO_LINK`]; with the bit [`GONE`].
     link: u32,
     qpn: u16,
     handle: AddressHandle,
@@ -56,23 +56,23 @@ impl Entry {
         self.link & GONE != 0
     }
 
-    fn is_at(&self, place: &Place) -> bool {
+    fn is_at(&self, place: &QueuePairKey) -> bool {
         self.gid == place.gid && self.qpn == place.qpn
     }
 
-    fn place(&self) -> Place {
-        Place { gid: self.gid, qpn: self.qpn }
+    fn place(&self) -> QueuePairKey {
+        QueuePairKey { gid: self.gid, qpn: self.qpn }
     }
 }
 
 /// A queue pair of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct QueuePairKey {
     gid: [u8; 16],
     qpn: u16,
 }
 
-impl Place {
+impl QueuePairKey {
     fn hash(&self, seed: u64) -> u64 {
         let gid = u128::from_le_bytes(self.gid);
         mix(mix(seed, gid as u64, (gid >> 64) as u64), u64::from(self.qpn), 0)
@@ -83,37 +83,37 @@ const NONE: u32 = u32::MAX;
 /// In [`Entry::link`]: the peer is gone.
 const GONE: u32 = 1 << 31;
 const NO_LINK: u32 = GONE - 1;
-/// Lives of a queue pair that are remembered, so that a peer that begins new ones without end
-/// doesn't make the search for one long.
+/// Incarnations of a queue pair that are searched for a connid, so that a peer that restarts
+/// without end doesn't make the search long.
 const INCARNATIONS: usize = 64;
 
 const _: () = assert!(size_of::<Entry>() <= 32, "an idle peer stays small");
 
-/// What a conversation with a peer needs.
+/// The state of a peer that packets were exchanged with.
 #[derive(Debug)]
 pub(crate) struct Active<P, B> {
     pub(crate) handshake: PeerState,
-    /// Whether requests to the peer tell the connid of this side and nothing else of it, as most do.
+    /// Whether requests to the peer carry the connid and no other header option, as most do.
     pub(crate) by_connid: bool,
     pub(crate) next_msg_id: u32,
-    /// How far messages may run ahead. Those to a user queue pair never go at once.
+    /// The send window. The next message never goes at once to a peer with a user queue pair.
     pub(crate) send_window: SendWindow,
-    /// Early packets, a chain for each message.
+    /// Packets ahead of the expected msg_id, a chain for each message.
     pub(crate) window: Window<Chain>,
     pub(crate) backoff: Backoff,
-    /// What is to be sent and could not be sent at once.
+    /// Work that could not be done at once.
     pub(crate) backlog: VecDeque<Work<P, B>>,
-    /// Whether the peer stands in the queue of peers to be served.
+    /// Whether the peer is queued to be served.
     pub(crate) scheduled: bool,
     /// Sends that wait for the peer's HANDSHAKE, and those that were started behind them.
     pub(crate) held: VecDeque<OpId>,
-    /// The queue pair that the peer's application receives plain messages on.
+    /// The queue pair on which the peer receives messages without headers (feature 7).
     pub(crate) user_queue: Option<UserRecvQp>,
     /// Messages to the peer that it is reading.
     pub(crate) reads_under_way: u32,
-    /// What waits for the peer's HANDSHAKE and has no place among the messages.
+    /// Work without a message id that waits for the peer's HANDSHAKE.
     pub(crate) awaiting_handshake: Vec<Work<P, B>>,
-    /// Bytes that are kept of early packets, and of unexpected messages.
+    /// Bytes that are kept of packets ahead, and of unexpected messages.
     pub(crate) early: usize,
     pub(crate) unexpected: usize,
     /// Requests of the peer under way.
@@ -143,13 +143,13 @@ impl<P, B> Active<P, B> {
         }
     }
 
-    /// Whether new packets may be posted at once: nothing waits before them.
+    /// Whether a packet may be posted at once: nothing waits before it.
     #[inline]
     pub(crate) fn is_clear(&self) -> bool {
         self.backlog.is_empty() && !self.backoff.is_waiting()
     }
 
-    /// Features that the peer is known to lack for a completion of this level.
+    /// Features that this level needs and that the peer is known to lack.
     pub(crate) fn missing(&self, level: Level) -> Extras {
         match level {
             Level::Delivery if self.handshake.supports(NEEDED_TO_DELIVER) == Support::No => {
@@ -172,19 +172,20 @@ impl<P, B> Active<P, B> {
         asks && !self.handshake.is_known()
     }
 
-    /// Whether the next message has to wait until all before it are delivered.
+    /// Whether the send window is used up: the next message waits until all before it are
+    /// delivered.
     pub(crate) fn must_pause(&self) -> bool {
         self.user_queue.is_none() && self.send_window.is_over(self.next_msg_id)
     }
 
-    /// The id of a message or atomic that doesn't go at once.
+    /// Takes the id of a message or atomic that doesn't go at once.
     pub(crate) fn take_ordered_id(&mut self) -> MsgId {
         let id = self.next_id();
         self.keep_from_going_at_once();
         id
     }
 
-    /// Messages to a user queue pair are another matter.
+    /// Closes the fast path for the next message, if messages to the peer have no headers.
     pub(crate) fn keep_from_going_at_once(&mut self) {
         if self.user_queue.is_some() {
             self.send_window.stop = self.next_msg_id;
@@ -200,7 +201,7 @@ impl<P, B> Active<P, B> {
 
 const NEEDED_TO_DELIVER: Extras = Extras::DELIVERY_COMPLETE;
 
-/// Slots of the reorder window; ids beyond them are kept in a map.
+/// Slots of the receive window; ids beyond them are kept in a map.
 const WINDOW: u32 = 256;
 
 /// All peers of an endpoint.
@@ -208,18 +209,18 @@ const WINDOW: u32 = 256;
 pub(crate) struct Peers<P, B> {
     entries: Vec<Entry>,
     active: Slab<Active<P, B>>,
-    /// By place: the latest peer there. If it isn't gone, it holds the queue pair now.
+    /// By queue pair: the latest peer. If it isn't gone, it has the queue pair now.
     latest: HashTable<u32>,
-    /// By address handle: the interface that it means.
+    /// By address handle: the GID of the interface.
     interfaces: Vec<[u8; 16]>,
-    /// Some of those that aren't gone, to be found without a search.
+    /// Live peers that packets came from lately, found without hashing.
     recent: Box<[Recent; RECENT]>,
-    /// How many of them wrote first.
+    /// Peers that became known by a packet.
     pub(crate) discovered: usize,
     seed: u64,
 }
 
-/// A peer that packets came from lately, and where from. Its place follows from where.
+/// A peer that packets came from lately, and their source. The slot follows from the source.
 #[derive(Clone, Copy, Debug)]
 struct Recent {
     source: u32,
@@ -241,7 +242,7 @@ impl Recent {
     }
 }
 
-/// Whether there is such a peer.
+/// Whether a peer exists and is live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerStatus {
     Live,
@@ -286,7 +287,8 @@ impl<P, B> Peers<P, B> {
         }
     }
 
-    /// Where plain messages to the peer go, and other packets if it has no queue pair for them.
+    /// The destination of messages without headers, or of other packets if the peer has no queue
+    /// pair for them.
     #[cold]
     pub(crate) fn plain_destination(&self, peer: PeerId) -> Destination {
         let destination = self.destination(peer);
@@ -298,10 +300,10 @@ impl<P, B> Peers<P, B> {
         }
     }
 
-    /// The peer that holds a queue pair now.
+    /// The live peer on a queue pair.
     pub(crate) fn by_source(&mut self, handle: AddressHandle, qpn: Qpn) -> Option<PeerId> {
         let gid = *self.interfaces.get(usize::from(handle.0))?;
-        let peer = self.latest_at(&Place { gid, qpn: qpn.0 })?;
+        let peer = self.latest_at(&QueuePairKey { gid, qpn: qpn.0 })?;
         let entry = &self.entries[peer as usize];
         if entry.is_gone() || entry.handle != handle {
             return None;
@@ -311,13 +313,13 @@ impl<P, B> Peers<P, B> {
         Some(PeerId(peer))
     }
 
-    fn latest_at(&self, place: &Place) -> Option<u32> {
+    fn latest_at(&self, place: &QueuePairKey) -> Option<u32> {
         let is_at = |index: &u32| self.entries[*index as usize].is_at(place);
         self.latest.find(place.hash(self.seed), is_at).copied()
     }
 
-    /// The peer that holds a queue pair now, if it spoke lately and has this connid, and the
-    /// conversation with it.
+    /// The live peer on a queue pair and its state, if packets came from it lately and it has this
+    /// connid.
     #[inline(always)]
     pub(crate) fn recognise(
         &mut self,
@@ -333,14 +335,14 @@ impl<P, B> Peers<P, B> {
         Some((PeerId(recent.peer), self.active.get_mut(entry.active as usize)?))
     }
 
-    /// A queue pair has another holder, or none.
+    /// Forgets the recent sender on a queue pair: the peer there changes or ends.
     fn forget_recent(&mut self, handle: AddressHandle, qpn: Qpn) {
         self.recent[Recent::place(Recent::source(handle, qpn))].peer = NONE;
     }
 
     /// The latest peer with this address and connid.
     pub(crate) fn by_address(&self, address: &RawAddress) -> Option<PeerId> {
-        let mut index = self.latest_at(&Place { gid: address.gid, qpn: address.qpn })?;
+        let mut index = self.latest_at(&QueuePairKey { gid: address.gid, qpn: address.qpn })?;
         for _ in 0..INCARNATIONS {
             let entry = self.entries.get(index as usize)?;
             if entry.connid == address.connid {
@@ -351,7 +353,7 @@ impl<P, B> Peers<P, B> {
         None
     }
 
-    /// Adds a peer; gives it and the one whose queue pair it takes over.
+    /// Adds a peer; returns it and the peer whose queue pair it takes.
     pub(crate) fn insert(
         &mut self,
         address: RawAddress,
@@ -367,7 +369,7 @@ impl<P, B> Peers<P, B> {
 
         let Self { entries, latest, seed, .. } = self;
         let index = entries.len() as u32;
-        let place = Place { gid, qpn };
+        let place = QueuePairKey { gid, qpn };
         let before = match latest.entry(
             place.hash(*seed),
             |other| entries[*other as usize].is_at(&place),
@@ -385,10 +387,10 @@ impl<P, B> Peers<P, B> {
         (PeerId(index), replaced.map(PeerId))
     }
 
-    /// Marks a peer as gone; gives its address handle and conversation back.
+    /// Marks a peer as gone; returns its address handle and its state.
     ///
-    /// The handle's number may come to mean another interface, so that the peer is found by its
-    /// address alone from now on.
+    /// The device may use the handle's number for another interface, so from now on the peer is
+    /// found by its address alone.
     pub(crate) fn retire(&mut self, peer: PeerId) -> Option<(AddressHandle, Option<Active<P, B>>)> {
         let entry = self.entries.get_mut(peer.index()).filter(|entry| !entry.is_gone())?;
         entry.link |= GONE;
@@ -398,18 +400,18 @@ impl<P, B> Peers<P, B> {
         Some((handle, self.active.try_remove(active as usize)))
     }
 
-    /// The conversation with a peer, if there is one.
+    /// The state of a peer, if packets were exchanged with it.
     pub(crate) fn active(&self, peer: PeerId) -> Option<&Active<P, B>> {
         self.active.get(self.entries.get(peer.index())?.active as usize)
     }
 
-    /// The conversation with a peer, if there is one.
+    /// The state of a peer, if packets were exchanged with it.
     #[inline]
     pub(crate) fn active_mut(&mut self, peer: PeerId) -> Option<&mut Active<P, B>> {
         self.active.get_mut(self.entries.get(peer.index())?.active as usize)
     }
 
-    /// The conversation with a live peer, begun if there is none.
+    /// The state of a live peer, made if there is none.
     #[inline(always)]
     pub(crate) fn activate(&mut self, peer: PeerId, config: &Config) -> &mut Active<P, B> {
         if self.entries[peer.index()].active == NONE {
@@ -423,7 +425,7 @@ impl<P, B> Peers<P, B> {
         self.entries[peer.index()].active = self.active.insert(Active::new(config)) as u32;
     }
 
-    /// The packets that wait to be sent.
+    /// The written packets in backlogs.
     pub(crate) fn queued_packets_mut(&mut self) -> impl Iterator<Item = &mut InFlight<B>> {
         let queued = self.active.iter_mut().flat_map(|(_, active)| &mut active.backlog);
         queued.filter_map(|work| match work {
@@ -432,7 +434,7 @@ impl<P, B> Peers<P, B> {
         })
     }
 
-    /// The live peer with most bytes of unexpected messages.
+    /// The live peer with the most bytes of unexpected messages.
     pub(crate) fn with_most_unexpected(&self) -> Option<PeerId> {
         let bytes = |entry: &Entry| Some(self.active.get(entry.active as usize)?.unexpected);
         let known = self.entries.iter().enumerate();
@@ -441,8 +443,7 @@ impl<P, B> Peers<P, B> {
         most.map(|(_, index)| PeerId(index as u32))
     }
 
-    /// Whether nothing waits to be sent to any peer, and no request of one is under way: what the
-    /// peer hears of that next may be a while off.
+    /// Whether nothing waits to be sent to any peer, and no request of a peer is under way.
     pub(crate) fn all_clear(&self) -> bool {
         self.active.iter().all(|(_, active)| active.backlog.is_empty() && active.requests == 0)
     }

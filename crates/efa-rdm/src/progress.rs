@@ -1,4 +1,4 @@
-//! The loop: what the device finished, and what is due besides.
+//! The loop: device completions first, then other work that is due.
 //!
 //! ```text
 //!   poll ─► device completion ─► packet sent | packet arrived | RDMA done ─► an operation ended? ─► it
@@ -15,18 +15,18 @@ use crate::endpoint::{Endpoint, PROGRESS_BUDGET};
 use crate::event::Event;
 use crate::payload::Payload;
 
-/// What came of asking the device.
+/// The result of asking the device.
 enum Step<B> {
-    /// It has nothing to tell.
+    /// It finished nothing.
     Idle,
-    /// Something was handled, and an operation may have ended by it. Others that did wait in
-    /// [`Endpoint::schedule`].
+    /// A device completion was handled. The operation that ended by it, if one did; others wait in
+    /// the queue of completions.
     Handled(Option<Completion<B>>),
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
-    /// Whether something is due at a certain time, so that [`progress`](Self::progress) must be told
-    /// the right one. Otherwise one of not long ago will do.
+    /// Whether something is due at a known time, so that [`progress`](Self::progress) needs the
+    /// exact time. Otherwise a recent one will do.
     #[must_use]
     pub fn is_timed(&self) -> bool {
         self.core().schedule.next_backoff().is_some()
@@ -34,28 +34,30 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             || self.next_user_event().is_some()
     }
 
-    /// When something happens at the queue pair of the application, if there is one.
+    /// When the second queue pair of an endpoint that receives in place has an event.
     fn next_user_event(&self) -> Option<Time> {
-        // Others needn't look.
+        // Other endpoints have no such queue pair.
         if !Q::IN_PLACE {
             return None;
         }
         self.in_place.as_ref()?.next_event()
     }
 
-    /// When [`progress`](Self::progress) should be called next although nothing was started.
+    /// The time at which [`progress`](Self::progress) should be called next even if nothing is
+    /// started.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Time> {
         let backoff = self.core().schedule.next_backoff();
         let device = self.core().transmit.device.next_event();
         let user = self.next_user_event();
-        // The device doesn't tell when it has memory or room again, so it is asked now and then.
+        // The device doesn't report when it has memory or space again, so it is asked at
+        // intervals.
         let again = self.core().now + self.core().config.backoff.first;
         let at = if self.core().schedule.is_blocked() { again } else { self.core().now };
         let send = self.core().schedule.has_ready().then_some(at);
         let starves = self.in_place.as_ref().is_some_and(|in_place| in_place.starves());
         let refill = (self.inbound.posted() == 0 || starves).then_some(again);
-        // Transfers that wait for memory, while none is under way whose end would give some back.
+        // Transfers that wait for memory, with none in flight whose end would free some.
         let waiting = !self.matching.ops.waiting_transfers.is_empty();
         let stuck = waiting && self.core().transmit.rdma_in_flight() == 0;
         let memory = stuck.then_some(self.trim_at);
@@ -151,8 +153,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Some(ended) = self.core_mut().schedule.next_completion() {
             return Some(ended);
         }
-        // An application that takes one completion at a time, and always finds one, must not keep
-        // others from being served.
+        // An application that takes one completion at a time, and always finds one, must not
+        // starve peers.
         self.follow_up();
         self.poll_on()
     }
@@ -171,13 +173,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if !self.schedule().has_completions() {
             self.end_round();
         } else if self.schedule().has_ready() {
-            // A peer that waits for a response needn't wait for the application's next call as well.
+            // Peers that wait for a response are served before the application's next call.
             self.follow_up();
         }
         self.poll_completion()
     }
 
-    /// Counts something that the device finished.
+    /// Counts a device completion.
     #[inline(always)]
     fn count_handled(&mut self) {
         self.budget -= 1;
@@ -198,7 +200,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.end_round();
     }
 
-    /// Begins a call.
+    /// Begins a call of `poll` or `progress`.
     fn begin(&mut self, now: Time) {
         self.core_mut().now = now;
         if Q::IN_PLACE {
@@ -210,7 +212,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Handles one thing that the device finished.
+    /// Handles one device completion.
     fn step(&mut self) -> Step<B> {
         let core = self.core_mut();
         let Some(completion) = core.transmit.device.poll(core.now) else { return Step::Idle };
@@ -253,7 +255,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// A receive buffer was used and read.
+    /// Takes back a receive buffer that was read.
     #[inline(always)]
     pub(crate) fn consumed(&mut self, packet: Q::Packet) {
         self.inbound.consumed(packet);
@@ -262,7 +264,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// A receive buffer was used and is the application's now.
+    /// Counts a receive buffer that the application keeps.
     pub(crate) fn handed_over(&mut self) {
         self.inbound.handed_over();
         if self.inbound.runs_low() {
@@ -270,7 +272,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// The device has nothing more to tell, or others are to have their turn.
+    /// Ends a round of device completions: does other work that is due.
     #[inline(never)]
     fn end_round(&mut self) {
         if self.budget < PROGRESS_BUDGET {
@@ -285,7 +287,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Does what is due besides the device's completions.
+    /// Does work that is due besides device completions.
     #[inline(never)]
     fn follow_up(&mut self) {
         if self.inbound.runs_low() {
@@ -318,7 +320,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         let trim_at = self.trim_at;
         self.core_mut().schedule.settle(trim_at);
-        // A device with a list of tags is asked in each call, and one that lacked memory as well.
+        // A tag list is polled in each call, and so is a device that lacked memory.
         if self.matching.has_tag_list || self.inbound.runs_low() {
             self.core_mut().schedule.at_once();
         }

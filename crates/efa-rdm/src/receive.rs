@@ -27,7 +27,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.assembling.get(&(peer.0, rtm.msg_id.0)).copied()
     }
 
-    /// The one packet of a message has more bytes than its receive has room for.
+    /// Begins a single-packet message that is longer than its receive.
     #[inline(never)]
     pub(crate) fn eager_too_long(&mut self, posted: Posted<B>, peer: PeerId, bytes: &[u8]) {
         let Some(eager) = EagerConnid::peek(bytes) else { return };
@@ -37,7 +37,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.begin_receive(target, peer, &eager.rtm(), &shape, payload);
     }
 
-    /// The first packet of a message and the buffer it goes to have met.
+    /// Begins a receive with the first packet of its message.
     fn begin_receive(
         &mut self,
         target: Target<B>,
@@ -92,7 +92,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
-    /// A kept packet that is not the first of its message.
+    /// Handles a kept packet that is not the first of its message.
     pub(crate) fn further_segment(
         &mut self,
         peer: PeerId,
@@ -107,7 +107,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
     }
 
-    /// The first packet of a message whose turn it is: match it.
+    /// Matches the first packet of the expected message.
     pub(crate) fn message_begins(
         &mut self,
         peer: PeerId,
@@ -120,7 +120,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         self.handled(handled, peer, rtm, shape, payload, bytes);
     }
 
-    /// The one packet of a message has another receive than one for it alone, or none.
+    /// Matches a single-packet message in the general way.
     #[inline(never)]
     pub(crate) fn eager_arrived(&mut self, peer: PeerId, bytes: &[u8]) {
         let Some(eager) = EagerConnid::peek(bytes) else { return };
@@ -130,7 +130,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         self.handled(found, peer, &eager.rtm(), &shape, payload, bytes);
     }
 
-    /// Looks for the receive of a message. `None`: it has ended with all others.
+    /// Looks for the receive of a message. `None`: the device matched it with a receive that has
+    /// ended.
     #[inline]
     fn find_receive(&mut self, peer: PeerId, tag: Option<Tag>) -> Option<Handled<Waiting<B>>> {
         let tagged = tag.is_some();
@@ -147,7 +148,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         Some(self.matcher(tagged).arrive(MatchSource(peer.0), tag.unwrap_or(0), key))
     }
 
-    /// Gives a message to the receive that was found, or keeps it.
+    /// Gives a message to the receive that matched, or keeps it as unexpected.
     #[inline(never)]
     fn handled(
         &mut self,
@@ -189,7 +190,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         self.count_unexpected(peer, bytes);
     }
 
-    /// A further segment of a message that has begun.
+    /// Handles a further segment of a message that has begun.
     pub(crate) fn medium_segment(
         &mut self,
         peer: PeerId,
@@ -205,8 +206,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
     }
 
-    /// A further segment of an unexpected message: of a message that has come with all its bytes no
-    /// more is kept.
+    /// Keeps a further segment of an unexpected message, unless all its bytes have arrived.
     fn unexpected_segment(&mut self, peer: PeerId, key: u32, payload: &[u8], bytes: &[u8]) {
         let Some(message) = self.messages.get_mut(key as usize) else {
             return self.ops.core.drop_packet(Some(peer), DropReason::UnknownOperation);
@@ -220,7 +220,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         self.count_unexpected(peer, bytes);
     }
 
-    /// Gives a multi-receive buffer back that takes no other message.
+    /// Releases a multi-receive buffer that has too little space for another message.
     fn release_if_used_up(&mut self, post: PostId) {
         let least = self.ops.core.config.min_multi_receive;
         let matcher = self.matcher(false);
@@ -233,14 +233,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
     }
 
-    /// A multi-receive buffer is being posted and a message for it is here.
+    /// Gives an unexpected message its part of a multi-receive buffer that is being posted.
     pub(crate) fn receive_unexpected_part(&mut self, buffer: &mut B, context: u64, message: u32) {
         let first = self.messages[message as usize].packets.first;
         let length = shape_of(self.held.bytes(first)).map_or(0, |shape| shape.length);
         self.receive_unexpected(part_of(buffer, context, length), message);
     }
 
-    /// A receive is being posted and its message is here.
+    /// Gives an unexpected message to a receive that is being posted.
     pub(crate) fn receive_unexpected(&mut self, target: Target<B>, message: u32) {
         let message = self.messages.remove(message as usize);
         let peer = message.peer;
@@ -259,7 +259,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         self.uncount_unexpected(peer, cost);
     }
 
-    /// Whether senders have to wait until unexpected messages are received.
+    /// Whether no receive buffers may be posted: unexpected messages exceed their bound.
     #[inline]
     pub(crate) fn applies_back_pressure(&mut self) -> bool {
         let over = self.unexpected.bytes > self.ops.core.config.bounds.unexpected;
@@ -280,7 +280,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
     }
 
-    /// A packet of an unexpected message is kept.
+    /// Counts a kept packet of an unexpected message; excludes the peer beyond its bound.
     pub(crate) fn count_unexpected(&mut self, peer: PeerId, packet: &[u8]) {
         let limit = self.ops.core.config.bounds.unexpected_per_peer;
         let cost = held::cost(packet.len());
@@ -293,7 +293,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
     }
 
-    /// Packets of an unexpected message were received or forgotten.
+    /// Counts packets of an unexpected message back.
     pub(crate) fn uncount_unexpected(&mut self, peer: PeerId, bytes: usize) {
         self.unexpected.bytes -= bytes;
         if let Some(active) = self.ops.core.peers.active_mut(peer) {

@@ -1,0 +1,63 @@
+//! The modules of the crate import each other in one direction.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// A pair of modules may know each other, as an endpoint and its receives in place do; more may not.
+const LARGEST_CIRCLE: usize = 3;
+
+type Imports = BTreeMap<String, BTreeSet<String>>;
+
+/// The modules that each module names by `crate::`, outside of comments and unit tests.
+fn imports() -> Imports {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut imports = Imports::new();
+    for entry in fs::read_dir(sources).unwrap() {
+        let path = entry.unwrap().path();
+        let module = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        if module == "lib" {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+        let named =
+            code.lines().filter(|line| !line.trim_start().starts_with("//")).flat_map(|line| {
+                line.split("crate::").skip(1).map(|rest| {
+                    let end =
+                        rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+                    rest[..end].to_owned()
+                })
+            });
+        let others = named.filter(|other| *other != module).collect();
+        imports.insert(module, others);
+    }
+    imports
+}
+
+/// All modules that can be reached from one by its imports.
+fn reached(imports: &Imports, from: &str) -> BTreeSet<String> {
+    let mut reached = BTreeSet::new();
+    let mut next = vec![from.to_owned()];
+    while let Some(module) = next.pop() {
+        for other in imports.get(&module).into_iter().flatten() {
+            if imports.contains_key(other) && reached.insert(other.clone()) {
+                next.push(other.clone());
+            }
+        }
+    }
+    reached
+}
+
+#[test]
+fn imports_of_modules_form_no_circle_of_more_than_three_files() {
+    let imports = imports();
+    assert!(imports["endpoint"].contains("core"), "no imports were found");
+    let reached: BTreeMap<_, _> =
+        imports.keys().map(|module| (module, reached(&imports, module))).collect();
+    for module in imports.keys() {
+        let circle: Vec<_> =
+            reached[module].iter().filter(|other| reached[other].contains(module)).collect();
+        assert!(circle.len() <= LARGEST_CIRCLE, "a circle of imports: {circle:?}");
+    }
+}
