@@ -18,12 +18,19 @@ use efa_device::{
     PostError, Qkey, QueuePair, QueuePairAddress, RdmaRequest, RegisterError, SendRequest, Status,
     Time,
 };
+use rustix::io::Errno;
 
 pub use self::kept_number::KeptNumber;
 pub(crate) use self::rdma::{Direction, vendor_part_id};
 pub(crate) use self::state::{Delivered, QueueState, ReceiveQueue, Settings, granted};
 use crate::record::QueuePairId;
 use crate::region::SoftRegion;
+
+/// The error of a system call.
+pub(crate) fn system(operation: impl Into<String>, errno: Errno) -> DeviceError {
+    let reason = std::io::Error::from(errno).to_string();
+    DeviceError::System { operation: operation.into(), errno: errno.raw_os_error(), reason }
+}
 
 /// A packet buffer.
 pub(crate) type Packet = Box<[u8]>;

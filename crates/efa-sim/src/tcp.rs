@@ -108,18 +108,13 @@ pub use self::statistics::{TcpStatistics, Violations};
 pub use self::wire::Violation;
 use crate::book::Book;
 use crate::keys::{self, Slots};
-use crate::link::vendor_part_id;
+use crate::link::{system, vendor_part_id};
 use crate::map::Map;
 use crate::record::SharedSink;
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 
 /// Most connections to one queue pair.
 const MAX_PEERS: usize = 4096;
-
-fn system(operation: impl Into<String>, errno: Errno) -> DeviceError {
-    let reason = std::io::Error::from(errno).to_string();
-    DeviceError::System { operation: operation.into(), errno: errno.raw_os_error(), reason }
-}
 
 /// Options of [`TcpDevice::open`].
 #[derive(Clone, Debug)]

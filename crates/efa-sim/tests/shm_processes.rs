@@ -147,7 +147,7 @@ impl Child {
             number.parse().ok()
         });
         let mut child = Self { process, qpn: Qpn(0) };
-        child.qpn = Qpn(qpn.expect("the child tells its number"));
+        child.qpn = Qpn(qpn.expect("the child prints its number"));
         // Kept open: the child writes more.
         std::thread::spawn(move || lines.for_each(drop));
         child
@@ -239,10 +239,10 @@ fn shared(qp: &ShmQueuePair, first: usize) -> SoftRegion {
     qp.register(memory, Access { remote_read: true, remote_write: true }).unwrap()
 }
 
-/// A request for all of `local` at the memory that the other side told of.
-fn request(side: &Side, to: Qpn, told: &[u8], local: &SoftRegion) -> RdmaRequest<SoftRegion> {
-    let address = u64::from_le_bytes(told[..8].try_into().unwrap());
-    let key = u32::from_le_bytes(told[8..].try_into().unwrap());
+/// A request for all of `local` at the memory that the other side announced.
+fn request(side: &Side, to: Qpn, announced: &[u8], local: &SoftRegion) -> RdmaRequest<SoftRegion> {
+    let address = u64::from_le_bytes(announced[..8].try_into().unwrap());
+    let key = u32::from_le_bytes(announced[8..].try_into().unwrap());
     RdmaRequest {
         id: WorkId(9),
         local: RegionRange { region: local.clone(), offset: 0, length: local.length() },
@@ -251,7 +251,7 @@ fn request(side: &Side, to: Qpn, told: &[u8], local: &SoftRegion) -> RdmaRequest
     }
 }
 
-/// What the other side is told of a region.
+/// The announcement of a region.
 fn place(region: &SoftRegion) -> Vec<u8> {
     [&region.remote_address().to_le_bytes()[..], &region.remote_key().to_le_bytes()].concat()
 }
@@ -262,7 +262,7 @@ fn bytes(region: &SoftRegion) -> Vec<u8> {
     bytes
 }
 
-/// Tells of its memory, is told of another's, reads that and writes it back changed.
+/// Announces its memory, receives an announcement, reads that memory and writes it back changed.
 #[test]
 #[ignore = "a process of other tests"]
 fn child_share() {
@@ -270,8 +270,8 @@ fn child_share() {
     let (offered, own) = (shared(&side.qp, 7), shared(&side.qp, 0));
     side.send(target, 0, &place(&offered));
     assert_eq!(side.ended(1), [Ok(())]);
-    let (told, _) = side.received();
-    let request = request(&side, target, &told, &own);
+    let (announced, _) = side.received();
+    let request = request(&side, target, &announced, &own);
     side.qp.post_read(request.clone()).unwrap();
     assert!(matches!(side.wait(), Completion::Rdma { result: Ok(()), .. }));
     let changed: Vec<u8> = bytes(&own).iter().map(|byte| !byte).collect();
@@ -333,9 +333,9 @@ fn rdma_between_processes_fails_after_the_target_is_killed() {
     let directory = Directory::new();
     let mut side = Side::new(&ShmDevice::open(options(directory.path())).unwrap(), 4);
     let mut child = Child::start("share", &directory, side.qp.address().qpn);
-    let (told, _) = side.received();
+    let (announced, _) = side.received();
     let (offered, own) = (shared(&side.qp, 3), shared(&side.qp, 0));
-    let request = request(&side, child.qpn, &told, &own);
+    let request = request(&side, child.qpn, &announced, &own);
     // The child waits, or does something else; it takes no part.
     side.qp.post_read(request.clone()).unwrap();
     assert!(matches!(side.wait(), Completion::Rdma { result: Ok(()), .. }));
@@ -379,7 +379,7 @@ fn processes_sending_to_one_receiver_lose_no_packets() {
         numbers.sort_unstable();
         assert_eq!(numbers, (0..1000).collect::<Vec<_>>());
     }
-    // Their last answers are on their way; nobody needs this side any more.
+    // The last acknowledgements are in flight; this side is not needed any more.
     children.into_iter().for_each(Child::finish);
 }
 
@@ -396,7 +396,7 @@ fn killed_receiver_is_unresponsive_and_its_file_removed() {
     let gone = Err(Status::UnresponsiveRemote);
     assert_eq!(side.ended(20), [gone; 20], "8 in the ring, 12 waiting for it");
     let file = directory.path().join(format!("host/qp-{}", child.qpn.0));
-    assert!(file.exists(), "nobody cleaned up for the dead");
+    assert!(file.exists(), "the file of the killed process is still there");
     // It is dead, whether the file is there or not.
     for _ in 0..2 {
         side.send(child.qpn, 20, b"");

@@ -133,10 +133,10 @@ fn violation_by_a_sender_closes_its_connection_and_is_counted() {
         let TcpStatistics { violations, incoming, .. } = qp.statistics();
         assert_eq!((violations, incoming), (expected, 0), "{what}");
         stream.set_nonblocking(false).unwrap();
-        let mut told = Vec::new();
+        let mut received = Vec::new();
         // It may also have been reset.
-        let _ = stream.read_to_end(&mut told);
-        assert!(told.starts_with(WELCOME) && told.ends_with(&[2, 12, 0, 0, 0, 0, 0, 0]));
+        let _ = stream.read_to_end(&mut received);
+        assert!(received.starts_with(WELCOME) && received.ends_with(&[2, 12, 0, 0, 0, 0, 0, 0]));
         check(&mut qp, Time::ZERO);
     }
 }
@@ -211,10 +211,10 @@ fn connections_beyond_max_peers_are_rejected() {
     }
     let TcpStatistics { accepts, incoming, .. } = qp.statistics();
     assert_eq!((accepts, incoming), (5, 5));
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     streams[99].set_nonblocking(false).unwrap();
-    streams[99].read_to_end(&mut told).unwrap();
-    assert_eq!(told, [&WELCOME[..], &[2, 15, 0, 0, 0, 0, 0, 0]].concat());
+    streams[99].read_to_end(&mut received).unwrap();
+    assert_eq!(received, [&WELCOME[..], &[2, 15, 0, 0, 0, 0, 0, 0]].concat());
     check(&mut qp, Time::ZERO);
     streams.clear();
     until(&mut qp, Time::ZERO, |qp| qp.statistics().incoming == 1);

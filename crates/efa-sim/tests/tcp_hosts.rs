@@ -180,7 +180,7 @@ impl Child {
             Some((Gid(gid.octets()), Qpn(qpn.trim().parse().ok()?)))
         });
         let mut child = Self { process, gid: Gid::ZERO, qpn: Qpn(0) };
-        (child.gid, child.qpn) = address.expect("the child tells its address");
+        (child.gid, child.qpn) = address.expect("the child prints its address");
         // Kept open: the child writes more.
         std::thread::spawn(move || lines.for_each(drop));
         child
@@ -461,7 +461,7 @@ impl Drop for Teller {
     }
 }
 
-fn told(mut command: Command, first: &str, second: &str) {
+fn run_scenarios(mut command: Command, first: &str, second: &str) {
     command.env("EFA_SIM_FIRST", first).env("EFA_SIM_SECOND", second);
     let mut teller = Teller(command.spawn().unwrap());
     assert!(teller.0.wait().unwrap().success(), "between {first} and {second}");
@@ -469,7 +469,7 @@ fn told(mut command: Command, first: &str, second: &str) {
 
 #[test]
 fn two_loopback_addresses_act_as_two_hosts() {
-    told(this_program(None, "scenarios"), "127.0.0.1", "127.0.0.2");
+    run_scenarios(this_program(None, "scenarios"), "127.0.0.1", "127.0.0.2");
 }
 
 #[test]
@@ -480,6 +480,6 @@ fn two_network_namespaces_act_as_two_hosts() {
     for (first, second) in [("fd77::1", "fd77::2"), ("10.77.0.1", "10.77.0.2")] {
         let mut command = this_program(Some(a), "scenarios");
         command.env("EFA_SIM_NAMESPACE", b);
-        told(command, first, second);
+        run_scenarios(command, first, second);
     }
 }

@@ -1,18 +1,18 @@
-//! The directory of a host: where its processes find each other's files.
+//! The directory of a host, with the files of its processes.
 //!
 //! ```text
 //! /dev/shm/efa-<uid>/            mode 0700, ours
 //!     <name>/                    mode 0700, ours: one host
-//!         next                   where to look for a free queue pair number
+//!         next                   the next queue pair number to try
 //!         qp-<qpn>               a queue pair, locked (flock) while its process lives
 //!         ring-<to>-<from>-<nonce>   until the receiver has mapped it
-//!         new-<nonce>            a queue pair file in the making
+//!         new-<nonce>            a queue pair file that is being created
 //!         mem-<nonce>, mem-<qpn> memory keys of a process, locked while it lives
 //! ```
 //!
-//! The kernel drops a lock when its process ends, however it ends. So a file whose lock can be
-//! taken is a leftover, and whoever opens the host next removes it. (A lock passes to forked
-//! children: a queue pair lives until the last of them has ended.)
+//! The kernel releases a lock when its process ends, in any way. So a file that is not locked is of a dead
+//! process, and the next process that opens the host removes it. (Forked children inherit the lock: a queue
+//! pair exists until the last of them has ended.)
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,10 +24,12 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::link::system;
+
 /// Longest host name in bytes.
 const MAX_NAME: usize = 64;
 
-/// A host's directory, opened.
+/// An opened directory of a host.
 #[derive(Debug)]
 pub(super) struct HostDirectory {
     file: OwnedFd,
@@ -85,11 +87,6 @@ impl FileName {
     }
 }
 
-pub(super) fn system(operation: String, errno: Errno) -> DeviceError {
-    let reason = std::io::Error::from(errno).to_string();
-    DeviceError::System { operation, errno: errno.raw_os_error(), reason }
-}
-
 fn inconsistent(object: &Path, reason: String) -> DeviceError {
     DeviceError::Inconsistent { object: object.display().to_string(), reason }
 }
@@ -103,7 +100,7 @@ fn foreign(directory: &Path, owner: u32, uid: u32) -> DeviceError {
     inconsistent(directory, reason)
 }
 
-/// Takes the lock if nobody has it.
+/// Takes the lock if no other process holds it.
 fn try_lock(file: impl AsFd, operation: FlockOperation) -> Result<bool, Errno> {
     match flock(file, operation) {
         Ok(()) => Ok(true),
@@ -112,9 +109,9 @@ fn try_lock(file: impl AsFd, operation: FlockOperation) -> Result<bool, Errno> {
     }
 }
 
-/// Whether the process that locked this queue pair file is still there.
+/// Whether the process that locked this queue pair file is alive.
 pub(super) fn is_locked(file: impl AsFd) -> Result<bool, Errno> {
-    // Shared, so that two who look at once don't take each other for the owner.
+    // A shared lock, so that two processes that check at once don't take each other for the owner.
     let free = try_lock(&file, FlockOperation::NonBlockingLockShared)?;
     if free {
         flock(&file, FlockOperation::NonBlockingUnlock)?;
@@ -123,7 +120,7 @@ pub(super) fn is_locked(file: impl AsFd) -> Result<bool, Errno> {
 }
 
 impl HostDirectory {
-    /// Opens host `name` below `base`, makes both if need be, and removes leftovers.
+    /// Opens host `name` below `base`, creates both if need be, and removes files of dead processes.
     pub(super) fn open(base: Option<&Path>, name: &str) -> Result<Self, DeviceError> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let valid = name.chars().all(allowed) && !name.starts_with('.');
@@ -155,7 +152,7 @@ impl HostDirectory {
         system(format!("{operation} {}/{name}", self.path.display()), errno)
     }
 
-    /// A new file of `length` zero bytes whose storage is there already.
+    /// Creates a file of `length` zero bytes with allocated storage.
     pub(super) fn create(&self, name: FileName, length: usize) -> Result<OwnedFd, DeviceError> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let file = openat(&self.file, name.to_string(), flags, Mode::RUSR | Mode::WUSR)
@@ -167,7 +164,7 @@ impl HostDirectory {
         Ok(file)
     }
 
-    /// Opens a file of ours; `None` if there is none of this name.
+    /// Opens a file of this user; `None` if there is none with this name.
     pub(super) fn find(&self, name: FileName) -> Result<Option<OwnedFd>, DeviceError> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = match openat(&self.file, name.to_string(), flags, Mode::empty()) {
@@ -185,7 +182,7 @@ impl HostDirectory {
         Ok(Some(file))
     }
 
-    /// Removes a file; one that is gone is fine.
+    /// Removes a file, if it exists.
     pub(super) fn remove(&self, name: FileName) {
         if let Err(errno) = unlinkat(&self.file, name.to_string(), AtFlags::empty())
             && errno != Errno::NOENT
@@ -194,13 +191,13 @@ impl HostDirectory {
         }
     }
 
-    /// A new file of `length` zero bytes, locked, under a name that `name` makes of a random number.
+    /// Creates a locked file of `length` zero bytes, named by `name` with a random number.
     pub(super) fn create_locked(
         &self,
         name: impl Fn(u64) -> FileName,
         length: usize,
     ) -> Result<(FileName, OwnedFd), DeviceError> {
-        // A sweep of another process may take the file in the moment before it is locked.
+        // A sweep of another process may remove the file before it is locked.
         for _ in 0..16 {
             let name = name(fastrand::u64(..));
             let file = self.create(name, length)?;
@@ -211,17 +208,17 @@ impl HostDirectory {
                 return Ok((name, file));
             }
         }
-        Err(inconsistent(&self.path, "files vanish as soon as they are made".into()))
+        Err(inconsistent(&self.path, "files are removed as soon as they are created".into()))
     }
 
-    /// Gives a file another name.
+    /// Links a file under another name.
     pub(super) fn link(&self, from: FileName, to: FileName) -> Result<(), DeviceError> {
         linkat(&self.file, from.to_string(), &self.file, to.to_string(), AtFlags::empty())
             .map_err(|errno| self.error("naming", to, errno))
     }
 
-    /// Makes a queue pair file: `fill` gets it locked and under a passing name, then it appears
-    /// under the number that it gets, complete.
+    /// Creates a queue pair file: `fill` initialises it, locked and under a temporary name; then it is linked
+    /// under its number.
     pub(super) fn create_queue_pair<T>(
         &self,
         length: usize,
@@ -240,10 +237,10 @@ impl HostDirectory {
                 return Ok((file, filled, qpn));
             }
         }
-        Err(inconsistent(&self.path, "files vanish as soon as they are made".into()))
+        Err(inconsistent(&self.path, "files are removed as soon as they are created".into()))
     }
 
-    /// Gives the file the next free number; `None` if it is gone.
+    /// Links the file under the next free number; `None` if it was removed.
     fn link_queue_pair(
         &self,
         name: FileName,
@@ -251,12 +248,12 @@ impl HostDirectory {
     ) -> Result<Option<Qpn>, DeviceError> {
         let mut number = self.read_next();
         for _ in 0..u16::MAX {
-            // 0 is left out: everywhere else it means none.
+            // 0 is reserved: it stands for none.
             number = number.max(1);
             let qpn = Qpn(number);
             let target = FileName::QueuePair(qpn);
             number = number.wrapping_add(1);
-            // Before the number appears, since then senders may come at once.
+            // Before the link exists, since senders may use it at once.
             publish(qpn);
             if statat(&self.file, target.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
                 continue;
@@ -276,8 +273,8 @@ impl HostDirectory {
         Err(DeviceError::LimitReached { object: "queue pair", limit: usize::from(u16::MAX) })
     }
 
-    /// The number after the one given out last, so that none comes back soon. Two processes may
-    /// read the same: then one finds it taken.
+    /// The number after the one used last, so that numbers are not reused soon. If two processes read the
+    /// same, one of them finds it in use.
     fn read_next(&self) -> u16 {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let mut bytes = [0; 2];
@@ -292,7 +289,7 @@ impl HostDirectory {
         let written = openat(&self.file, "next", flags, mode)
             .and_then(|file| rustix::io::pwrite(file, &number.to_le_bytes(), 0));
         if let Err(errno) = written {
-            // Only the pause before a number is used again gets shorter.
+            // Without it a number may only be reused sooner.
             tracing::warn!(%errno, "can't write the next queue pair number");
         }
     }
@@ -307,7 +304,7 @@ impl HostDirectory {
         Ok(names)
     }
 
-    /// Removes what dead processes left.
+    /// Removes files of dead processes.
     fn sweep(&self) -> Result<(), DeviceError> {
         for name in self.names()? {
             if !matches!(name, FileName::Ring { .. })
@@ -323,18 +320,18 @@ impl HostDirectory {
         if try_lock(file, FlockOperation::NonBlockingLockExclusive) != Ok(true) {
             return;
         }
-        // While we hold its lock nobody else removes this file; but it may have been removed, and
-        // the name given to another, before we got it.
+        // Nobody else removes the file while this process holds its lock, but it may have been removed, and its
+        // name reused, before the lock was taken.
         let ours = fstat(file).map(|stat| (stat.st_dev, stat.st_ino));
         let named = statat(&self.file, name.to_string(), AtFlags::SYMLINK_NOFOLLOW)
             .map(|stat| (stat.st_dev, stat.st_ino));
         if ours.is_ok() && ours == named {
-            tracing::info!(%name, "removing what a dead process left");
+            tracing::info!(%name, "removing a file of a dead process");
             self.remove(name);
         }
     }
 
-    /// Removes rings to `to`, or to any, that have no such queue pair.
+    /// Removes rings to `to`, or to any queue pair, that doesn't exist.
     fn sweep_rings(&self, to: Option<Qpn>) -> Result<(), DeviceError> {
         for name in self.names()? {
             if let FileName::Ring { to: target, .. } = name
@@ -351,7 +348,7 @@ impl HostDirectory {
     }
 }
 
-/// Opens a directory, made if need be, that only we can use.
+/// Opens a directory, created if need be, that only this user can access.
 fn open_private(
     parent: impl AsFd,
     name: &Path,
@@ -372,7 +369,7 @@ fn open_private(
         Err(Errno::NOTDIR | Errno::LOOP) => {
             return Err(inconsistent(path, "not a directory".into()));
         }
-        // A directory of another user with mode 0700.
+        // It belongs to another user and has mode 0700.
         Err(Errno::ACCESS) => {
             let stat = statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(|errno| system(format!("opening {}", path.display()), errno))?;
@@ -397,9 +394,9 @@ fn default_base(uid: u32) -> PathBuf {
     parent.join(format!("efa-{uid}"))
 }
 
-/// The host's GID: link-local, from user and name alone, so that all its processes agree.
+/// The host's GID: link-local, from user and name, so that it is the same in all processes.
 fn gid_of(uid: u32, name: &str) -> Gid {
-    // FNV-1a. It has to be the same in every version and is no protection against anybody.
+    // FNV-1a, the same in every version. Deliberate collisions are no concern: the user owns all hosts.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in uid.to_le_bytes().into_iter().chain(name.bytes()) {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);

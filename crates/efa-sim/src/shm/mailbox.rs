@@ -250,7 +250,7 @@ impl PeerMailbox {
     pub(super) fn open(directory: &HostDirectory, qpn: Qpn) -> Result<Option<Self>, DeviceError> {
         let name = FileName::QueuePair(qpn);
         let Some(file) = directory.find(name)? else { return Ok(None) };
-        let error = |errno| super::directory::system(format!("mapping {name}"), errno);
+        let error = |errno| crate::link::system(format!("mapping {name}"), errno);
         if !is_locked(&file).map_err(error)? {
             return Ok(None);
         }

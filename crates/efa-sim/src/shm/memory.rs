@@ -87,7 +87,7 @@ impl HostMemory {
         let (name, file) = directory.create_locked(FileName::Memory, LENGTH)?;
         let map = Map::new(&file, LENGTH).map_err(|errno| {
             directory.remove(name);
-            super::directory::system(format!("mapping {name}"), errno)
+            crate::link::system(format!("mapping {name}"), errno)
         })?;
         let slots = Slots::new(map);
         let cookie = Box::new([fastrand::u64(..), fastrand::u64(..)]);

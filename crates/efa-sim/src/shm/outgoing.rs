@@ -15,9 +15,10 @@ use std::time::Duration;
 
 use efa_device::{DeviceError, Qkey, Qpn, Status, Time, WorkId};
 
-use super::directory::{FileName, HostDirectory, system};
+use super::directory::{FileName, HostDirectory};
 use super::mailbox::{PeerMailbox, Sender};
 use super::ring::{Kind, RingSender};
+use crate::link::system;
 
 /// Polls without acknowledgement between two checks of the receiver.
 const CHECK_EVERY: u32 = 32;

@@ -129,8 +129,8 @@ impl Responses {
         }
     }
 
-    fn push(&mut self, answer: Response) {
-        self.bytes.extend_from_slice(&answer.emit());
+    fn push(&mut self, response: Response) {
+        self.bytes.extend_from_slice(&response.emit());
     }
 
     fn is_full(&self) -> bool {

@@ -25,9 +25,9 @@ use super::outgoing::{Ending, Finished, Outgoing, Posted, status_of};
 use super::socket::{Event, Listener, Poller, Socket, Token, address_of, endpoint, gid_of};
 use super::statistics::TcpStatistics;
 use super::wire::{Hello, Violation};
-use super::{TcpDevice, TcpOptions, system};
+use super::{TcpDevice, TcpOptions};
 use crate::link::{
-    Direction, KeptNumber, Link, LinkQueuePair, Packet, Path, QueueState, Settings, granted,
+    Direction, KeptNumber, Link, LinkQueuePair, Packet, Path, QueueState, Settings, granted, system,
 };
 use crate::record::QueuePairId;
 use crate::region::SoftRegion;

@@ -398,14 +398,14 @@ impl Outgoing {
     fn take(&mut self, mut bytes: &[u8], finish: &mut impl FnMut(Finished)) -> Result<(), Ending> {
         loop {
             bytes = self.take_data(bytes, finish)?;
-            let Some((answer, rest)) = bytes.split_first_chunk::<RESPONSE>() else { break };
+            let Some((response, rest)) = bytes.split_first_chunk::<RESPONSE>() else { break };
             bytes = rest;
             if !self.is_welcomed {
-                check_welcome(answer)?;
+                check_welcome(response)?;
                 self.is_welcomed = true;
                 continue;
             }
-            match Response::parse(answer)? {
+            match Response::parse(response)? {
                 Response::Acknowledge { first, count, result } => {
                     self.settle(first, count, result, finish)?;
                 }
@@ -498,7 +498,7 @@ impl Outgoing {
                     self.pieces -= 1;
                     if let Some(operation) = self.operations.get_mut(place) {
                         operation.end(result);
-                        // The last answer of a write lets its immediate data go.
+                        // After the last response of a write its immediate data is sent.
                         if operation.result().is_none() && !self.beginning.contains(&place) {
                             self.beginning.push_front(place);
                         }

@@ -485,8 +485,8 @@ mod tests {
                     prop_assert_eq!(Header::parse(&header.emit(), mtu), Ok(header));
                 }
                 let [a, b, c, d, e, f, g, h, ..] = bytes;
-                if let Ok(answer) = Response::parse(&[a, b % 18, c, d, e, f, g, h]) {
-                    prop_assert_eq!(Response::parse(&answer.emit()), Ok(answer));
+                if let Ok(response) = Response::parse(&[a, b % 18, c, d, e, f, g, h]) {
+                    prop_assert_eq!(Response::parse(&response.emit()), Ok(response));
                 }
             }
         }
