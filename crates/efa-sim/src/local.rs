@@ -261,13 +261,13 @@ impl LocalFabric {
     ///
     /// # Errors
     /// [`DeviceError::Absent`].
-    pub fn delay_answers(
+    pub fn delay_completions(
         &self,
         at: impl Into<QueuePairId>,
         count: u32,
         by: Duration,
     ) -> Result<(), DeviceError> {
-        self.shared.lock().delay_answers(at.into(), count, by)
+        self.shared.lock().delay_completions(at.into(), count, by)
     }
 
     /// Fails the next `count` sends of `at` with `status`; they are not delivered.

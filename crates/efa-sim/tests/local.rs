@@ -534,7 +534,7 @@ fn injected_faults_end_after_their_count() {
     settle(&fabric, [&mut a, &mut b]);
     assert!(fabric.now() - before >= Duration::from_secs(1));
 
-    fabric.delay_answers(a.address(), 1, Duration::from_secs(1)).unwrap();
+    fabric.delay_completions(a.address(), 1, Duration::from_secs(1)).unwrap();
     send(&mut a, to, 4);
     let soon = fabric.now() + Duration::from_millis(1);
     let (mut sender, mut receiver) = (Seen::default(), Seen::default());

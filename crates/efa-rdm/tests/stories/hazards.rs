@@ -119,7 +119,7 @@ fn hazard_01_a_receipt_before_the_devices_completions() {
             let me = place(&world.ends[0]);
             let packets = if length == 10 { 1 } else { 4 };
             if answers_late {
-                world.network.delay_answers(me, packets, SECOND).unwrap();
+                world.network.delay_completions(me, packets, SECOND).unwrap();
             }
             world.receive(1, length, 1);
             send_at(&mut world, Level::Delivery, pattern(length, 1), 1);
@@ -128,7 +128,7 @@ fn hazard_01_a_receipt_before_the_devices_completions() {
             assert_eq!(world.take_sends(0).len(), usize::from(!answers_late));
             // Another message, for which no receive is posted. Were the first forgotten already,
             // this one would be taken for it when the device's completions come.
-            world.network.delay_answers(me, packets, 2 * SECOND).unwrap();
+            world.network.delay_completions(me, packets, 2 * SECOND).unwrap();
             send_at(&mut world, Level::Delivery, pattern(length, 2), 2);
             pass(&mut world, SOON);
             world.idle(SECOND);
@@ -293,7 +293,7 @@ fn hazard_05_the_empty_request_after_a_refusal_is_completed_late() {
         while count(&mut world, 1, PacketType::ReadNack) == 0 {
             pass(&mut world, Duration::from_micros(1));
         }
-        world.network.delay_answers(me, 1, SECOND).unwrap();
+        world.network.delay_completions(me, 1, SECOND).unwrap();
         pass(&mut world, 10 * SOON);
         after_the_refusal(&mut world);
         assert!(world.receive_done(1).buffer.bytes() == pattern(300_000, 5));
@@ -404,7 +404,7 @@ fn hazard_08_removing_an_old_address_leaves_the_new_one_alone() {
 fn hazard_09_completions_of_a_queue_pair_that_is_gone_reach_nobody() {
     let mut world = pair(9);
     let me = place(&world.ends[0]);
-    world.network.delay_answers(me, 10, SECOND).unwrap();
+    world.network.delay_completions(me, 10, SECOND).unwrap();
     for i in 0..10 {
         world.receive(1, 10, i);
         world.send(0, 1, pattern(10, i), i);
@@ -412,7 +412,7 @@ fn hazard_09_completions_of_a_queue_pair_that_is_gone_reach_nobody() {
     pass(&mut world, SOON);
     world.restart(0, 0x7777, Config::default());
     // The work of the new endpoint has the same names, and is completed later still.
-    world.network.delay_answers(me, 10, 3 * SECOND).unwrap();
+    world.network.delay_completions(me, 10, 3 * SECOND).unwrap();
     for i in 0..10 {
         world.receive(1, 10, 20 + i);
         world.send(0, 1, pattern(10, i), 20 + i);

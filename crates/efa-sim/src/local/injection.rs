@@ -62,7 +62,7 @@ impl Network {
         Ok(())
     }
 
-    pub(super) fn delay_answers(
+    pub(super) fn delay_completions(
         &mut self,
         at: QueuePairId,
         count: u32,
