@@ -66,6 +66,7 @@
 #![deny(unsafe_code)]
 
 mod book;
+#[cfg(feature = "capture")]
 pub mod capture;
 pub mod faults;
 mod keys;

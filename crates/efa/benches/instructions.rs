@@ -1,15 +1,16 @@
-//! Instructions of what this crate adds to the engine, with hard limits: address vectors of many
-//! peers, and operations that no device takes part in.
+//! Instructions of this crate, with hard limits: address vectors with many peers, operations without the
+//! device, and a message with all layers below.
 
-// The macros of gungraun expand to such.
+// The macros of gungraun expand to items without documentation.
 #![allow(missing_docs, unused_qualifications)]
 #![allow(clippy::unwrap_used, reason = "a bench that can't go on fails")]
 
 use std::hint::black_box;
+use std::time::Duration;
 
 use efa::{
     Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, Endpoint,
-    EndpointOptions, Fabric, LocalOptions, ManualClock, Receive,
+    EndpointOptions, Fabric, FiAddr, LocalOptions, ManualClock, Message, Receive,
 };
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, prelude::*};
 
@@ -31,7 +32,7 @@ struct Setting {
     peers: Vec<Address>,
 }
 
-/// An address vector that knows `known` peers, and the addresses of `more` others.
+/// An address vector with `known` peers, and the addresses of `more` others.
 fn setting(known: u32, more: u32) -> Setting {
     let fabric = Fabric::local(LocalOptions::default()).with_clock(&ManualClock::new());
     let domain = fabric.domain().unwrap();
@@ -60,7 +61,7 @@ fn enable(setting: &Setting) -> Endpoint {
         .unwrap()
 }
 
-/// An endpoint whose tables have grown.
+/// An endpoint whose tables have grown to their final size.
 fn with_endpoint() -> (Setting, Endpoint, Vec<Vec<u8>>) {
     let setting = setting(10, 0);
     let endpoint = enable(&setting);
@@ -116,16 +117,72 @@ fn read_nothing(all: (Setting, Endpoint, Vec<Vec<u8>>)) -> (Setting, Endpoint, V
     all
 }
 
+/// Two endpoints with a queue each, after a first message.
+struct Pair {
+    clock: ManualClock,
+    to_bob: FiAddr,
+    alice: (Endpoint, CompletionQueue),
+    bob: (Endpoint, CompletionQueue),
+}
+
+impl Pair {
+    fn new() -> Self {
+        let clock = ManualClock::new();
+        let fabric = Fabric::local(LocalOptions::default()).with_clock(&clock);
+        let domain = fabric.domain().unwrap();
+        let addresses = domain.address_vector();
+        let [alice, bob] = [1, 2].map(|connid| {
+            let queue = domain.completion_queue(CompletionQueueOptions::default());
+            let endpoint = domain
+                .endpoint(EndpointOptions::new().connid(connid).hash_seed(1))
+                .bind_completion_queue(&queue, Direction::Both)
+                .bind_address_vector(&addresses)
+                .enable()
+                .unwrap();
+            (endpoint, queue)
+        });
+        let to_bob = addresses.insert(bob.0.address()).unwrap();
+        let pair = Self { clock, to_bob, alice, bob };
+        pair.transfer(vec![0; 8]);
+        pair
+    }
+
+    /// Sends one tagged message and reads both completions.
+    fn transfer(&self, buffer: Vec<u8>) {
+        self.bob.0.receive(Receive::tagged(1), buffer, 2).unwrap();
+        self.alice.0.send(Message::to(self.to_bob).tagged(1), "8 bytes.", 3).unwrap();
+        for (_, queue) in [&self.bob, &self.alice] {
+            while black_box(queue.read()).is_none() {
+                self.clock.advance(Duration::from_micros(10));
+            }
+        }
+    }
+}
+
+fn pair() -> (Pair, Vec<Vec<u8>>) {
+    (Pair::new(), (0..OPERATIONS).map(|_| vec![0; 8]).collect())
+}
+
+#[library_benchmark(setup = pair, config = at_most(TRANSFER * OPERATIONS))]
+fn transfer_tagged((pair, buffers): (Pair, Vec<Vec<u8>>)) -> Pair {
+    for buffer in buffers {
+        pair.transfer(buffer);
+    }
+    pair
+}
+
 library_benchmark_group!(
     name = facade,
-    benchmarks = [insert_100k, insert_1m, enable_among_peers, post_tagged, read_nothing]
+    benchmarks =
+        [insert_100k, insert_1m, enable_among_peers, post_tagged, read_nothing, transfer_tagged]
 );
 main!(library_benchmark_groups = facade);
 
-/// Ratchets: what is measured and a little, as hash seeds are drawn. An insertion among a million
+/// Ratchets: the measured counts and a margin, as hash seeds are random. An insertion among a million
 /// peers may cost 1.3 times one among a hundred thousand, and enabling does no work for peers.
 const INSERT_100K: u64 = 370;
 const INSERT_1M: u64 = 420;
 const ENABLE: u64 = 640_000;
 const POST: u64 = 270;
 const IDLE: u64 = 400;
+const TRANSFER: u64 = 6_300;

@@ -226,6 +226,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         .map_err(refused)
     }
 
+    #[inline(always)]
     fn start_transmit<B>(
         &mut self,
         to: FiAddr,
@@ -236,6 +237,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.start(Side::Transmit, Some(to), peer, buffer, post)
     }
 
+    #[inline(always)]
     fn start_receive(
         &mut self,
         source: Option<FiAddr>,
@@ -252,6 +254,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
 
     /// Starts an operation with `peer`, which `addr` stands for: takes a credit of the completion queue
     /// and posts to the engine. The credit and the buffer come back if that fails.
+    ///
+    /// Inlined: a call would move the buffer once more.
+    #[inline(always)]
     fn start<P, B, T>(
         &mut self,
         side: Side,

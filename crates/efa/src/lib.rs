@@ -83,6 +83,7 @@
 //!
 //! * `sim` (default): the software device. Without it, none of its types is in the API, and a fabric is an
 //!   EFA interface.
+//! * `capture`: [`sim::Capture`] writes the packets of the software device into pcapng files.
 
 #![forbid(unsafe_code)]
 
@@ -118,8 +119,10 @@ mod rma;
 /// the crate `efa-sim`.
 #[cfg(feature = "sim")]
 pub mod sim {
+    #[cfg(feature = "capture")]
+    pub use efa_sim::capture::{Capture, CaptureError};
     pub use efa_sim::local::{Faults, LocalFabric, LocalOptions, Reorder, Statistics};
-    pub use efa_sim::record::QueuePairId;
+    pub use efa_sim::record::{QueuePairId, SharedSink};
     pub use efa_sim::shm::ShmOptions;
     pub use efa_sim::tcp::TcpOptions;
 }

@@ -45,7 +45,7 @@ fn every_kind_of_buffer_is_sent_received_and_returned() {
 // conformance: C118
 #[test]
 fn multi_receive_buffer_takes_messages_and_is_released_once() {
-    // The example of fi_msg(3): 16 messages of 256 bytes in a buffer of 4 KB.
+    // The example of libfabric's programmer's guide: 16 messages of 256 bytes in a buffer of 4 KB.
     let mut world = World::pair_with(2, options(1), with(2, |c| c.min_multi_receive = 256));
     let to_bob = world.introduce(ALICE, BOB);
     world.end(BOB).receive_many(None, vec![0; 4096], 7).unwrap();

@@ -130,21 +130,21 @@ fn counters_count_at_the_completion_level() {
     let to_bob = world.introduce(ALICE, BOB);
     let sent = alice.of(Counted::SEND);
 
-    // Injected: the bytes are free at once, and nothing completes. It counts when it has arrived.
-    let mut bytes = *b"mine";
+    // Injected: no completion; counted when the peer's device has the message.
+    let mut bytes = *b"bytes";
     world.end(ALICE).inject(Message::to(to_bob).tagged(1), &bytes).unwrap();
     bytes.fill(0);
     assert_eq!(sent.value(), 0, "it is under way");
     assert!(world.is_silent(ALICE));
     assert_eq!(sent.value(), 1);
 
-    // Transmitted: it lies in the peer's device. Nobody has posted a receive for it.
+    // Transmit complete: counted when the peer's device has the message, without a receive.
     world.end(ALICE).send(Message::to(to_bob).tagged(2), vec![2; 100], 2).unwrap();
     world.drive();
     assert_eq!(sent.value(), 2);
     assert_eq!(world.done(ALICE).context, 2);
 
-    // Delivered: not before it lies in the buffer of a receive.
+    // Delivery complete: counted when the message is in the buffer of a receive.
     let message = Message::to(to_bob).tagged(3).delivery_complete();
     world.end(ALICE).send(message, vec![3; 100], 3).unwrap();
     world.drive();
@@ -156,8 +156,8 @@ fn counters_count_at_the_completion_level() {
     assert_eq!(world.done(ALICE).context, 3);
     assert_eq!(world.done(BOB).into_message(), vec![3; 100]);
 
-    // The others came before, and are there.
-    for (tag, expected) in [(1, b"mine".to_vec()), (2, vec![2; 100])] {
+    // The first two messages are unexpected and match later receives.
+    for (tag, expected) in [(1, b"bytes".to_vec()), (2, vec![2; 100])] {
         world.end(BOB).receive(Receive::tagged(tag), vec![0; 100], tag).unwrap();
         assert_eq!(world.done(BOB).into_message(), expected);
     }

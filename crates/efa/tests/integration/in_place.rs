@@ -113,7 +113,7 @@ fn in_place_endpoint_sends_messages_of_any_length() {
 // conformance: A44 A188
 #[test]
 fn in_place_message_with_unexpected_header_fails_its_receive() {
-    // 1.12 has shorter addresses, and leaves them out when the HANDSHAKE has come.
+    // 1.12 has shorter addresses, and omits them after the HANDSHAKE.
     let old = options(1).protocol(Config::as_release(Release::V1_12));
     // A current release knows the request, but sends before it has received it.
     for (alice, release) in [(old, Release::V1_20), (options(1), Release::V2_0)] {
@@ -124,7 +124,7 @@ fn in_place_message_with_unexpected_header_fails_its_receive() {
         let failed = world.failed(BOB);
         assert!(matches!(failed.error, OperationError::UnexpectedHeader { .. }), "{failed}");
         assert_eq!(failed.completion.context, 1);
-        assert!(failed.completion.buffer.is_empty(), "the packet stays with the endpoint");
+        assert!(failed.completion.buffer.is_empty(), "the endpoint keeps the packet");
         assert_eq!(world.done(ALICE).context, 2, "the send completes without error");
     }
 }

@@ -84,7 +84,7 @@ fn tags_match_in_all_bits_that_are_not_ignored() {
         (u64::MAX, u64::MAX, 0, true),
     ];
     for (sent, posted, ignore, expected) in cases {
-        assert_eq!(sent | ignore == posted | ignore, expected, "libfabric's definition");
+        assert_eq!(sent | ignore == posted | ignore, expected, "as libfabric's guide defines it");
         let mut world = World::pair(4);
         let to_bob = world.introduce(ALICE, BOB);
         world.end(BOB).receive(Receive::masked(posted, ignore), vec![0; 8], 1).unwrap();
@@ -132,7 +132,7 @@ fn tagged_and_untagged_messages_never_match_each_other() {
     assert!(world.is_silent(BOB));
 }
 
-// The example of fi_msg(3): buffers of 4 KB and 64 KB, for a short and a long message.
+// The example of libfabric's programmer's guide: buffers of 4 KB and 64 KB, for a short and a long message.
 // conformance: C109
 #[test]
 fn messages_match_receives_in_the_order_of_sending() {
