@@ -4,8 +4,8 @@
 //! above the measured value) plus the loop around the operation, which `nothing` counts. All seeds are
 //! fixed, so that the counts repeat.
 //!
-//! The limits defend `slots.rs` (a table of our own instead of `slab`) and each `inline(always)` of the
-//! crate.
+//! The limits defend `slots.rs` (a table of our own instead of `slab`), and the `inline(always)` of post and
+//! match: with `inline` a post takes some 50 % more instructions, a match some 37 %.
 
 // gungraun's macros expand to undocumented items.
 #![allow(missing_docs, unused_qualifications)]

@@ -6,7 +6,7 @@
 //!   CTSDATA   recv_id@4  seg_length u64@8  seg_offset u64@16  [connid@24  pad@28]        24 or 32
 //! ```
 //!
-//! `seg_offset` counts from the start of the whole message. Both forms of CTSDATA occur: with
+//! `seg_offset` counts from the start of the message. Both forms of CTSDATA occur: with
 //! connid (flag 0x8000) since release 1.14, without before.
 
 use core::fmt;
@@ -28,9 +28,9 @@ pub struct Cts {
     pub send_id: OpId,
     /// The receiver's operation, to be used in CTSDATA.
     pub recv_id: OpId,
-    /// Bytes granted; replaces what is left of an earlier grant.
+    /// Bytes granted; replaces the rest of an earlier grant.
     pub recv_length: u64,
-    /// The data answers an emulated read; old releases look `send_id` up elsewhere then.
+    /// The data is the response to an emulated read; old releases look `send_id` up in another table then.
     pub emulated_read: bool,
 }
 
@@ -43,7 +43,7 @@ pub struct CtsData {
     pub recv_id: OpId,
     /// Length of the payload in bytes.
     pub seg_length: u64,
-    /// Where the payload belongs in the whole message, in bytes.
+    /// Offset of the payload in the message, in bytes.
     pub seg_offset: u64,
 }
 

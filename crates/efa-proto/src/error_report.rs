@@ -1,5 +1,5 @@
-//! PEER_ERROR: the peer gave a message up. In no release up to 2.6; upstream's main branch has it with
-//! feature bit 9, and its layout may still change. Not to be sent to peers without that bit.
+//! PEER_ERROR: an operation failed at the peer. No release up to 2.6 has it; libfabric's main branch has,
+//! with feature bit 9, and its layout may still change. Only peers with that bit accept it.
 //!
 //! ```text
 //!   op_id@4  ref_kind u8@8  pad@9  prov_errno@12  connid@16      20 bytes
@@ -13,10 +13,10 @@ use crate::base::{Base, wire};
 use crate::cursor::{Cursor, Read};
 use crate::{Connid, EmitError, Header, OpId, PacketFlags, PacketType};
 
-/// The sender of this packet gave a message up.
+/// An operation failed at the sender of this packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerError {
-    /// What failed, to be read as `ref_kind` says.
+    /// Identifies what failed; `ref_kind` gives its meaning.
     pub op_id: OpId,
     /// Meaning of `op_id`: 0 an operation's id, 1 a `msg_id`, 2 a `msg_id` to be skipped.
     pub ref_kind: u8,

@@ -19,11 +19,11 @@ use crate::cursor::Cursor;
 use crate::writer::Writer;
 use crate::{Connid, ParseError, RawAddress, RawAddressForm, ReqFlags};
 
-/// Optional headers of a request. Peers send the raw address or the connid, never both, but both
-/// are accepted.
+/// Optional headers of a request. Peers send the raw address or the connid; a request with both parses,
+/// too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ReqOptions {
-    /// Address of the sender, included until its HANDSHAKE is known to have been answered.
+    /// Address of the sender, sent until the receiver's HANDSHAKE has arrived.
     pub raw_address: Option<(RawAddress, RawAddressForm)>,
     /// Data for the completion at the target.
     pub cq_data: Option<u64>,

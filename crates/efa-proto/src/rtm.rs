@@ -64,7 +64,7 @@ pub enum RtmKind<'a> {
         msg_length: u64,
         /// The sender's operation.
         send_id: OpId,
-        /// CTSDATA packets that the sender requests to be granted.
+        /// Number of CTSDATA packets that the sender asks to be granted.
         credit_request: u32,
         /// The request repeats a message that the receiver answered with READ_NACK (section 4.7).
         read_nack: bool,
@@ -98,7 +98,7 @@ pub enum RtmKind<'a> {
         msg_length: u64,
         /// The sender's operation.
         send_id: OpId,
-        /// CTSDATA packets that the sender requests to be granted.
+        /// Number of CTSDATA packets that the sender asks to be granted.
         credit_request: u32,
         /// The request repeats a message that the receiver answered with READ_NACK (section 4.7).
         read_nack: bool,
@@ -113,7 +113,7 @@ pub enum RtmKind<'a> {
         seg_offset: u64,
         /// Length of the leading part; the same in all packets of the message.
         runt_length: u64,
-        /// The sender's memory for the whole message, at most [`MAX_IOV`] pieces.
+        /// The sender's memory with the complete message, at most [`MAX_IOV`] pieces.
         read_iov: &'a [RmaIov],
     },
 }

@@ -8,8 +8,8 @@
 //!   LONGREAD       as LONGCTS with  read_iov_count@20                       rma_iov[n]@24  24+24n
 //! ```
 //!
-//! There is no `msg_id`: writes are not ordered. `read_iov[]` of LONGREAD comes behind the
-//! optional headers. An EAGER_RTW with no `rma_iov` and no payload provokes a HANDSHAKE.
+//! There is no `msg_id`: writes are not ordered. `read_iov[]` of LONGREAD follows the
+//! optional headers. An EAGER_RTW with no `rma_iov` and no payload elicits a HANDSHAKE.
 
 use core::fmt;
 
@@ -50,7 +50,7 @@ pub enum RtwKind<'a> {
         msg_length: u64,
         /// The requester's operation.
         send_id: OpId,
-        /// CTSDATA packets that the requester requests to be granted.
+        /// Number of CTSDATA packets that the requester asks to be granted.
         credit_request: u32,
     },
     /// As `LongCts`, completed by a RECEIPT.
@@ -59,7 +59,7 @@ pub enum RtwKind<'a> {
         msg_length: u64,
         /// The requester's operation.
         send_id: OpId,
-        /// CTSDATA packets that the requester requests to be granted.
+        /// Number of CTSDATA packets that the requester asks to be granted.
         credit_request: u32,
     },
     /// The responder reads the data from the requester's memory.

@@ -5,16 +5,16 @@
 //!   TMH   opcode u8@0   reserved[3]   app_ctx u32@4   tag u64@8        16 bytes
 //!   RVH   va u64@0      rkey u32@8    len u32@12                       16 bytes
 //!
-//!   NO_TAG  opcode │ anything                       opaque to the matching, one byte is enough
+//!   NO_TAG  opcode │ anything                       opaque to matching, at least one byte
 //!   EAGER   TMH │ payload
 //!   RNDV    TMH │ RVH │ meta-data for software      the payload is read from (va, rkey, len)
-//!   FIN     TMH │ RVH                               copies of the request's, but for the opcode
+//!   FIN     TMH │ RVH                               as in the request, except for the opcode
 //! ```
 //!
-//! All integers are big-endian, other than in the EFA protocol, of which these aren't a part:
-//! [`Packet`](crate::Packet) doesn't know them. Opcodes are those of rdma-core, as the document
-//! gives names only. Of a FIN it shows two forms, with RVH and without; the long one is the
-//! rule, both can be read and written.
+//! All integers are big-endian, unlike in the EFA protocol: these messages are no part of it, and
+//! [`Packet`](crate::Packet) does not parse them. The opcodes' numbers are rdma-core's, as the document
+//! has names only. It shows a FIN with and without RVH; the long form is usual, both can be parsed and
+//! emitted.
 //!
 //! ```
 //! use efa_proto::tm::{Message, Tmh};
@@ -78,7 +78,7 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// The tag-matching header but for its opcode, which the kind of [`Message`] tells.
+/// The tag-matching header without its opcode, which the variant of [`Message`] implies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tmh {
     /// The application's own, given to the receiver untouched.
@@ -213,7 +213,7 @@ impl Tmh {
     }
 
     /// Writes a FIN without RVH, for a receiver that has lost it; returns its length in bytes. The
-    /// sender can't tell rendezvous with equal TMH apart by it.
+    /// sender cannot distinguish rendezvous with equal TMHs by it.
     #[inline]
     pub fn emit_short_fin(&self, buf: &mut [u8]) -> Result<usize, TmEmitError> {
         self.emit(Opcode::Fin, None, buf)
