@@ -1,5 +1,5 @@
-//! The arithmetic of atomics: data types and operations, with libfabric's numbers for them, which
-//! travel in the packets (section 3.3).
+//! Atomic data types and operations and their arithmetic. RTA packets carry libfabric's numbers for
+//! types and operations (section 3.3).
 //!
 //! |                                      | integer | real | complex | write | fetch | compare |
 //! |--------------------------------------|---------|------|---------|-------|-------|---------|
@@ -16,7 +16,7 @@ use core::cmp::Ordering;
 
 use rustc_apfloat::Float;
 
-/// The type of the elements that an atomic works on, in the byte order of the host.
+/// The type of an atomic's elements (`enum fi_datatype`), in host byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Datatype {
@@ -44,14 +44,14 @@ pub enum Datatype {
     FloatComplex = 10,
     /// Real and imaginary part, each `f64`.
     DoubleComplex = 11,
-    /// What C calls `long double`, in 16 bytes: 80 bits on x86, else 128.
+    /// C's `long double` in 16 bytes: 80 bits and padding on x86, 128 bits elsewhere.
     LongDouble = 12,
     /// Real and imaginary part, each a [`LongDouble`](Self::LongDouble).
     LongDoubleComplex = 13,
 }
 
 impl Datatype {
-    /// All of them, by their numbers. libfabric's provider has no others.
+    /// All types that libfabric's EFA provider supports; the index is libfabric's number.
     pub const ALL: [Self; 14] = [
         Self::Int8,
         Self::Uint8,
@@ -69,19 +69,19 @@ impl Datatype {
         Self::LongDoubleComplex,
     ];
 
-    /// libfabric's number for it (`enum fi_datatype`).
+    /// libfabric's number for the type (`enum fi_datatype`).
     #[must_use]
     pub const fn code(self) -> u32 {
         self as u32
     }
 
-    /// The type with a number.
+    /// The type with libfabric's number `code`.
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(code).ok()?).copied()
     }
 
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -103,55 +103,56 @@ impl Datatype {
     }
 }
 
-/// Bytes of the largest element.
+/// Size of the largest element in bytes.
 pub(crate) const LARGEST: usize = 32;
 
-/// What an atomic does to each element of the target.
+/// The operation that an atomic applies to each element of the target (`enum fi_op`). The new
+/// element is:
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum AtomicOp {
-    /// The lesser of target and operand.
+    /// The smaller of target and operand.
     Min = 0,
     /// The greater of target and operand.
     Max = 1,
-    /// Their sum; integers wrap around.
+    /// Target plus operand; integers wrap around.
     Sum = 2,
-    /// Their product; integers wrap around.
+    /// Target times operand; integers wrap around.
     Prod = 3,
-    /// 1 if one of them isn't zero, else 0.
+    /// Logical or: 1 if target or operand is nonzero, else 0.
     Lor = 4,
-    /// 1 if neither is zero, else 0.
+    /// Logical and: 1 if target and operand are nonzero, else 0.
     Land = 5,
     /// Bitwise or.
     Bor = 6,
     /// Bitwise and.
     Band = 7,
-    /// 1 if exactly one of them isn't zero, else 0.
+    /// Logical exclusive or: 1 if exactly one of target and operand is nonzero, else 0.
     Lxor = 8,
     /// Bitwise exclusive or.
     Bxor = 9,
-    /// The target stays as it is.
+    /// The target, unchanged.
     Read = 10,
     /// The operand.
     Write = 11,
-    /// The operand where comparand and target agree in all bits.
+    /// The operand if comparand and target are equal in all bits, padding excluded.
     CompareSwap = 12,
-    /// The operand where the comparand isn't equal to the target.
+    /// The operand if comparand ≠ target.
     CompareSwapNe = 13,
-    /// The operand where the comparand is at most the target.
+    /// The operand if comparand ≤ target.
     CompareSwapLe = 14,
-    /// The operand where the comparand is less than the target.
+    /// The operand if comparand < target.
     CompareSwapLt = 15,
-    /// The operand where the comparand is at least the target.
+    /// The operand if comparand ≥ target.
     CompareSwapGe = 16,
-    /// The operand where the comparand is greater than the target.
+    /// The operand if comparand > target.
     CompareSwapGt = 17,
-    /// The bits of the operand that are set in the comparand, the others of the target.
+    /// The operand's bits where the comparand has a 1, the target's bits elsewhere.
     MaskedSwap = 18,
 }
 
 impl AtomicOp {
-    /// All of them, by their numbers.
+    /// All operations; the index is libfabric's number.
     pub const ALL: [Self; 19] = [
         Self::Min,
         Self::Max,
@@ -174,32 +175,32 @@ impl AtomicOp {
         Self::MaskedSwap,
     ];
 
-    /// libfabric's number for it (`enum fi_op`).
+    /// libfabric's number for the operation (`enum fi_op`).
     #[must_use]
     pub const fn code(self) -> u32 {
         self as u32
     }
 
-    /// The operation with a number.
+    /// The operation with libfabric's number `code`.
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(code).ok()?).copied()
     }
 }
 
-/// What comes back of an atomic, and what it takes.
+/// The operands of an atomic, and whether it returns the previous values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomicKind {
-    /// Nothing comes back.
+    /// An operand; returns nothing (`fi_atomic`).
     Write,
-    /// The previous values of the target come back.
+    /// An operand; returns the target's previous values (`fi_fetch_atomic`).
     Fetch,
-    /// The same, and a comparand decides.
+    /// An operand and a comparand; returns the target's previous values (`fi_compare_atomic`).
     Compare,
 }
 
 impl AtomicKind {
-    /// Whether there is such an atomic.
+    /// Whether `op` can be used with this kind and with `datatype`.
     #[must_use]
     pub const fn allows(self, op: AtomicOp, datatype: Datatype) -> bool {
         use AtomicOp as Op;
@@ -228,8 +229,8 @@ impl AtomicKind {
     }
 }
 
-/// Applies an operation to one element in place. All slices have the size of an element;
-/// `comparand` is looked at by operations that compare.
+/// Applies `op` to one element in place. All slices have the element's size; only compare
+/// operations use `comparand`.
 pub(crate) fn apply(
     op: AtomicOp,
     datatype: Datatype,
@@ -275,14 +276,14 @@ pub(crate) fn apply(
     }
 }
 
-/// The bytes of an element without padding.
+/// The bytes of an element, without the padding of a long double.
 fn significant(datatype: Datatype, bytes: &[u8]) -> impl Iterator<Item = &u8> {
     let long = matches!(datatype, Datatype::LongDouble | Datatype::LongDoubleComplex);
     let (step, used) = if long { (16, LongDouble::BYTES) } else { (bytes.len(), bytes.len()) };
     bytes.chunks(step).flat_map(move |part| &part[..used])
 }
 
-/// What operations need of a type.
+/// The arithmetic of one element type.
 trait Number: Copy {
     fn load(bytes: &[u8]) -> Self;
     fn store(self, bytes: &mut [u8]);
@@ -290,7 +291,7 @@ trait Number: Copy {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
     fn equals(self, other: Self) -> bool;
-    /// `None` if they have no order.
+    /// `None` if one of them is NaN, or the type has no order.
     fn order(self, other: Self) -> Option<Ordering>;
 
     fn is_true(self) -> bool {
@@ -317,7 +318,7 @@ fn numeric<N: Number>(op: AtomicOp, target: &mut [u8], operand: &[u8], comparand
         AtomicOp::CompareSwapLt => swap_if(Ordering::is_lt),
         AtomicOp::CompareSwapGe => swap_if(Ordering::is_ge),
         AtomicOp::CompareSwapGt => swap_if(Ordering::is_gt),
-        // The target stays as it is, whatever bytes are its padding.
+        // Don't store: that could change the target's padding or a NaN's bits.
         _ => return,
     };
     new.store(target);
@@ -353,7 +354,7 @@ macro_rules! integers {
 
 integers!(i8 u8 i16 u16 i32 u32 i64 u64);
 
-/// The additive inverse, which the product of complex numbers needs.
+/// A type that can be a part of a complex number; their product needs `negative`.
 trait Real: Number {
     const BYTES: usize;
     fn negative(self) -> Self;
@@ -406,7 +407,7 @@ type Extended = rustc_apfloat::ieee::X87DoubleExtended;
 type Extended = rustc_apfloat::ieee::Quad;
 
 impl LongDouble {
-    /// Bytes of it that aren't padding.
+    /// Size in bytes without padding.
     const BYTES: usize = Extended::BITS / 8;
 }
 
@@ -443,7 +444,7 @@ impl Real for LongDouble {
     }
 }
 
-/// Real and imaginary part.
+/// A complex number: real and imaginary part.
 #[derive(Clone, Copy)]
 struct Complex<N>(N, N);
 
@@ -479,7 +480,7 @@ impl<N: Real> Number for Complex<N> {
 mod tests {
     use super::*;
 
-    /// Applies an operation to values of a type.
+    /// Applies an operation to values of a type and returns the new target.
     fn bytes_of<const N: usize>(
         op: AtomicOp,
         datatype: Datatype,
@@ -490,7 +491,7 @@ mod tests {
         result
     }
 
-    /// A long double on x86, from a whole number.
+    /// The bytes of a long double with an integer value; the padding is 0xee.
     fn long(value: i64) -> [u8; 16] {
         let mut bytes = [0xee; 16];
         LongDouble(Extended::from_i128(value.into()).value).store(&mut bytes);
@@ -499,7 +500,7 @@ mod tests {
 
     // conformance: A154
     #[test]
-    fn numbers_are_libfabrics() {
+    fn datatype_and_op_codes_are_libfabrics() {
         for (code, datatype) in (0..).zip(Datatype::ALL) {
             assert_eq!((datatype.code(), Datatype::from_code(code)), (code, Some(datatype)));
         }
@@ -516,12 +517,12 @@ mod tests {
 
     // conformance: A154
     #[test]
-    fn as_many_combinations_exist_as_libfabric_allows() {
+    fn valid_op_and_datatype_pairs_are_as_many_as_in_libfabric() {
         let count = |kind: AtomicKind| {
             let pairs = AtomicOp::ALL.into_iter().flat_map(|op| Datatype::ALL.map(|d| (op, d)));
             pairs.filter(|(op, datatype)| kind.allows(*op, *datatype)).count()
         };
-        // Min and Max 11, Sum, Prod, Lor, Land, Lxor and Write 14, the bitwise ones 8.
+        // Min and Max: 11 types each. Sum, Prod, Lor, Land, Lxor, Write: 14. Bor, Band, Bxor: 8.
         assert_eq!(count(AtomicKind::Write), 2 * 11 + 6 * 14 + 3 * 8);
         assert_eq!(count(AtomicKind::Fetch), 2 * 11 + 7 * 14 + 3 * 8);
         assert_eq!(count(AtomicKind::Compare), 2 * 14 + 4 * 11 + 8);
@@ -529,7 +530,7 @@ mod tests {
 
     // conformance: A154
     #[test]
-    fn integers_compute_and_wrap() {
+    fn integer_ops_wrap_on_overflow_and_respect_signedness() {
         let of = |op, t: i16, o: i16| {
             i16::from_ne_bytes(bytes_of(op, Datatype::Int16, [t, o, 0].map(i16::to_ne_bytes)))
         };
@@ -552,12 +553,12 @@ mod tests {
             [Op::Bor, Op::Band, Op::Bxor, Op::Write, Op::Read].map(|op| of(op, 0b1100, 0b1010));
         assert_eq!(results, [0b1110, 0b1000, 0b0110, 0b1010, 0b1100]);
         let unsigned = bytes_of(Op::Min, Datatype::Uint16, [-5_i16, 3, 0].map(i16::to_ne_bytes));
-        assert_eq!(u16::from_ne_bytes(unsigned), 3, "the sign is the type's");
+        assert_eq!(u16::from_ne_bytes(unsigned), 3, "-5 as an unsigned value is large");
     }
 
     // conformance: A154 A158
     #[test]
-    fn comparands_are_compared_with_the_target() {
+    fn compare_swap_ops_compare_the_comparand_with_the_target() {
         use AtomicOp as Op;
         for datatype in [Datatype::Int32, Datatype::Uint32] {
             let swapped = |op, target: u32, comparand: u32| {
@@ -583,7 +584,7 @@ mod tests {
 
     // conformance: A154
     #[test]
-    fn reals_compute_and_what_is_no_number_changes_nothing_by_order() {
+    fn float_ops_compute_and_ordered_ops_with_nan_keep_the_target() {
         use AtomicOp as Op;
         let of = |op, t: f64, o: f64, c: f64| {
             f64::from_ne_bytes(bytes_of(op, Datatype::Double, [t, o, c].map(f64::to_ne_bytes)))
@@ -596,14 +597,14 @@ mod tests {
             assert_eq!(of(op, 1.0, f64::NAN, f64::NAN), 1.0, "{op:?}");
         }
         assert_eq!(of(Op::CompareSwapNe, 1.0, 2.0, f64::NAN), 2.0);
-        assert_eq!(of(Op::CompareSwap, -0.0, 2.0, 0.0), 0.0, "all bits count");
+        assert_eq!(of(Op::CompareSwap, -0.0, 2.0, 0.0), 0.0, "-0.0 and 0.0 differ in a bit");
         let float = bytes_of(Op::Sum, Datatype::Float, [0.5_f32, 0.25, 0.0].map(f32::to_ne_bytes));
         assert_eq!(f32::from_ne_bytes(float), 0.75);
     }
 
     // conformance: A154
     #[test]
-    fn complex_numbers_multiply() {
+    fn complex_ops_compute_sum_product_lxor_and_comparison() {
         let pair = |re: f32, im: f32| {
             let mut bytes = [0; 8];
             Complex(re, im).store(&mut bytes);
@@ -620,7 +621,7 @@ mod tests {
 
     // conformance: A154
     #[test]
-    fn long_doubles_compute_beyond_a_double_and_leave_their_padding() {
+    fn long_double_ops_have_full_precision_and_ignore_padding() {
         let of = |op, t, o, c| bytes_of(op, Datatype::LongDouble, [t, o, c]);
         // 2^62 + 1 doesn't fit a double.
         let large = (1 << 62) + 1;
@@ -639,7 +640,7 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn a_long_double_has_the_bits_of_x87() {
+    fn long_double_has_the_x87_bit_layout() {
         // 1.0: exponent 16383, leading bit set.
         assert_eq!(long(1)[..10], [0, 0, 0, 0, 0, 0, 0, 0x80, 0xff, 0x3f]);
     }

@@ -1,41 +1,42 @@
-//! Which bytes of a message have arrived, when its segments come in any order.
+//! The set of bytes of a message that have arrived. Segments arrive in any order.
 
-/// What a segment adds.
+/// The result of adding a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Covered {
-    /// Bytes that were missing.
+    /// All of its bytes were missing; they count as arrived now.
     New,
-    /// It repeats bytes that are there: never written again.
+    /// It overlaps bytes that have arrived; nothing was added.
     Repeated,
-    /// More holes than the limit: a well-meaning sender doesn't leave that many.
+    /// It would make a range more than [`MOST_ISLANDS`]; nothing was added.
     TooScattered,
 }
 
-/// Most separate ranges remembered for one message.
+/// Most separate ranges beyond the prefix that are stored for one message: the limit on the memory
+/// that a hostile sender can make this endpoint use.
 const MOST_ISLANDS: usize = 4096;
 
-/// The bytes `[0, prefix)` and some islands beyond.
+/// The bytes that have arrived: `[0, prefix)`, and separate ranges beyond it.
 #[derive(Debug, Default)]
 pub(crate) struct Coverage {
     prefix: u64,
     bytes: u64,
-    /// Sorted, apart from each other and from the prefix.
+    /// Ranges `[start, end)`, sorted; none touches another or the prefix.
     islands: Vec<(u64, u64)>,
 }
 
 impl Coverage {
-    /// Bytes that have arrived.
+    /// The number of bytes that have arrived.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes from the beginning on without a hole.
+    /// The number of bytes before the first hole.
     pub(crate) fn prefix(&self) -> u64 {
         self.prefix
     }
 
-    /// Adds `[start, end)`; the caller has checked `start < end`.
+    /// Adds the bytes `[start, end)`; the caller has checked `start < end`.
     pub(crate) fn insert(&mut self, start: u64, end: u64) -> Covered {
         if start < self.prefix {
             return Covered::Repeated;
@@ -73,7 +74,7 @@ impl Coverage {
         Covered::New
     }
 
-    /// Forgets everything but keeps the memory.
+    /// Removes all bytes but keeps the allocated memory.
     pub(crate) fn clear(&mut self) {
         self.prefix = 0;
         self.bytes = 0;
@@ -88,9 +89,9 @@ mod tests {
     use super::*;
 
     proptest! {
-        // Every byte is remembered once, whatever the order, against a plain bit for each byte.
+        // The model has one bit for each byte.
         #[test]
-        fn agrees_with_a_bit_for_each_byte(
+        fn coverage_of_segments_in_any_order_equals_a_bitmap(
             segments in proptest::collection::vec((0_u64..200, 1_u64..30), 1..60)
         ) {
             let mut coverage = Coverage::default();
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_message_is_one_prefix() {
+    fn coverage_of_all_bytes_is_one_prefix() {
         let mut coverage = Coverage::default();
         for start in [30, 10, 20, 0] {
             assert_eq!(coverage.insert(start, start + 10), Covered::New);
@@ -122,13 +123,17 @@ mod tests {
     }
 
     #[test]
-    fn scatter_is_bounded() {
+    fn coverage_refuses_more_ranges_than_its_limit() {
         let mut coverage = Coverage::default();
         for i in 0..MOST_ISLANDS as u64 {
             assert_eq!(coverage.insert(2 * i + 1, 2 * i + 2), Covered::New);
         }
         let far = 10 * MOST_ISLANDS as u64;
         assert_eq!(coverage.insert(far, far + 1), Covered::TooScattered);
-        assert_eq!(coverage.insert(0, 1), Covered::New, "filling a hole needs no room");
+        assert_eq!(
+            coverage.insert(0, 1),
+            Covered::New,
+            "a segment that fills a hole adds no range"
+        );
     }
 }

@@ -1,12 +1,12 @@
-//! Delivery complete, and how a feature is asked for (sections 4.2 and 2.1).
+//! Delivery complete (sections 4.2 and 2.1): the receiver confirms each message by a RECEIPT.
 //!
 //! ```text
 //!   sender                                           receiver
-//!     │── EAGER_RTW (nothing, raw address) ────────────►│ only if nothing was sent before
+//!     │── EAGER_RTW (no data, raw address) ────────────►│ only if no packet was sent before
 //!     │◄──────────────── HANDSHAKE ─────────────────────│
 //!     │── DC_EAGER_RTM (send_id) ──────────────────────►│ match, copy, complete
 //!     │◄──────────────── RECEIPT (send_id) ─────────────│
-//!   complete when the RECEIPT is here and the device has delivered all packets
+//!   complete when the RECEIPT has arrived and the device has completed all packets
 //! ```
 
 use efa_device::QueuePair;
@@ -25,8 +25,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.post_control(record, |packet| receipt.emit(packet))
     }
 
-    /// A message lies in its buffer. The message id is not looked at: releases leave it undefined
-    /// for some operations.
+    /// Handles a RECEIPT. Its `msg_id` is ignored: some releases of libfabric leave it undefined for
+    /// some operations.
     pub(crate) fn receipt_arrived(&mut self, peer: PeerId, receipt: &Receipt) {
         let send = self.sends.get_mut(receipt.send_id);
         let Some(send) = send.filter(|send| send.peer == peer && send.awaits_receipt()) else {

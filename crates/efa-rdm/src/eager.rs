@@ -1,4 +1,4 @@
-//! Eager messages: one packet (section 3.2).
+//! Eager messages: each is a single packet (section 3.2).
 //!
 //! ```text
 //!   sender                         receiver
@@ -22,7 +22,7 @@ use crate::shape::Shape;
 use crate::transmit::Transmit;
 use crate::work::{Advance, InFlight, Purpose, SinglePacket, Work};
 
-/// What a whole message says of itself.
+/// The header fields of a single-packet message.
 #[derive(Debug)]
 pub(crate) struct Eager {
     pub(crate) tag: Option<Tag>,
@@ -30,8 +30,8 @@ pub(crate) struct Eager {
     pub(crate) length: usize,
 }
 
-/// Writes a whole message with the next message id into a packet; gives it and its length. `None` if
-/// there is no packet, or the message doesn't fit.
+/// Writes a single-packet message with the next message ID into a packet; returns the packet and its
+/// length in bytes. `None` if no packet is free, or the message doesn't fit one.
 #[inline(always)]
 fn write_eager<Q: QueuePair, B>(
     active: &mut Active<Q::Packet, B>,
@@ -69,7 +69,7 @@ fn eager_type(tag: Option<Tag>) -> PacketType {
     }
 }
 
-/// The record of a packet that is all of a message.
+/// The in-flight record of a single-packet message; `length` is the packet's in bytes.
 #[inline]
 fn single_packet<B>(peer: PeerId, length: usize, message: SinglePacket<B>) -> InFlight<B> {
     InFlight {
@@ -91,7 +91,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         core.post_segment(id, send, rtm.packet_type(), send.length, |packet| rtm.emit(packet))
     }
 
-    /// Sends a message that waited, and now goes in one packet and needs no operation any more.
+    /// Sends a message that was queued as a [`Send`](crate::operations::Send) as a single packet, and
+    /// removes the `Send`.
     fn send_single_packet(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
         let Ok(mut packet) = self.core.transmit.packet() else { return Advance::Blocked };
         let Some((peer, message)) = self.take_single_packet(id) else {
@@ -117,7 +118,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         Advance::Done
     }
 
-    /// Sends one that doesn't go at once.
+    /// Sends an injected message that [`write_at_once`](Core::write_at_once) couldn't write. Fails with
+    /// `Busy` if it would have to wait for a HANDSHAKE, a pause, or space in the backlog.
     #[inline(never)]
     fn inject_later(
         &mut self,
@@ -128,7 +130,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.check_peer(peer)?;
         let busy = StartError::Busy { limit: self.core.config.max_sends };
         let active = self.core.peers.activate(peer, &self.core.config);
-        // Without an operation it can't be held behind others.
+        // An injected message has no `Send` that could wait for the HANDSHAKE.
         if active.must_hold(Level::Transmit, &self.core.config) {
             self.core.elicit_handshake(peer);
             return Err(busy);
@@ -156,8 +158,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Writes a message that fits one packet with the next message id, if it may go at once; gives
-    /// the packet and its length.
+    /// Writes a single-packet message with the next message ID, if nothing has to be sent to the peer
+    /// first; returns the packet and its length in bytes.
     #[inline(always)]
     pub(crate) fn write_at_once(
         &mut self,
@@ -165,7 +167,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         message: &Eager,
         copy: impl FnOnce(&mut [u8]),
     ) -> Option<(Q::Packet, usize)> {
-        // A peer that is gone has no conversation.
         let active = self.peers.active_mut(peer)?;
         let at_once = active.next_msg_id != active.send_window.stop
             && active.is_clear()
@@ -177,7 +178,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         write_eager(active, &mut self.transmit, own, message, copy)
     }
 
-    /// All bytes of a message are in one packet: copies what fits and completes.
+    /// Copies a single-packet message to the buffer of its receive, up to the buffer's length, and
+    /// completes the receive.
     pub(crate) fn receive_single_packet(
         &mut self,
         target: Target<B>,
@@ -207,8 +209,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Posts what [`write_at_once`](Core::write_at_once) wrote. Returns whether the device took it, or
-    /// will: otherwise the caller settles.
+    /// Posts a packet that [`write_at_once`](Core::write_at_once) wrote. Returns whether the device took
+    /// it; if not, the packet is queued or failed, and the caller has to call `settle`.
     #[inline(always)]
     pub(crate) fn post_single_packet(
         &mut self,
@@ -234,7 +236,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Sends a message of one packet whose bytes may be reused at once. The caller settles.
+    /// Sends a single-packet message from `bytes`, which may be reused as soon as this returns
+    /// (`fi_inject`). The caller has to call `settle`.
     pub(crate) fn inject_eager(
         &mut self,
         peer: PeerId,
@@ -254,7 +257,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 }
 
-/// Copies what fits of a whole message; gives how much that is, and whether it is all.
+/// Copies a message into a buffer, up to the buffer's length. Returns the number of bytes copied, and
+/// `Truncated` if the message is longer.
 #[inline(always)]
 pub(crate) fn fill<R, B: Payload<R>>(
     buffer: &mut B,
@@ -265,7 +269,7 @@ pub(crate) fn fill<R, B: Payload<R>>(
         buffer.write(0, payload);
         return (length, Ok(()));
     }
-    // Shorter than the payload, which is in memory.
+    // `capacity` is less than `payload.len()`, a `usize`: the cast keeps its value.
     buffer.write(0, &payload[..capacity as usize]);
     (capacity, Err(OperationError::Truncated { length, capacity }))
 }

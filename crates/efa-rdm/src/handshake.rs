@@ -1,8 +1,8 @@
-//! The exchange of HANDSHAKE packets (section 2.1), and what waits for a peer's.
+//! The exchange of HANDSHAKE packets (section 2.1), and the operations that wait for a peer's.
 //!
 //! ```text
 //!   this side                                       peer
-//!     │── any request, or EAGER_RTW of nothing ────►│ the first packet of a peer is answered
+//!     │── any request, or EAGER_RTW without data ──►│ the first packet of a peer is answered
 //!     │◄──────────────── HANDSHAKE (features) ──────│
 //!     │── HANDSHAKE (features) ────────────────────►│
 //! ```
@@ -19,14 +19,14 @@ use crate::payload::Payload;
 use crate::work::{Advance, InFlight, Purpose, Work};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Keeps a send until the peer has told what it can do.
+    /// Holds a send until the peer's HANDSHAKE has announced its features.
     pub(crate) fn hold(&mut self, peer: PeerId, id: OpId) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         active.held.push_back(id);
         self.elicit_handshake(peer);
     }
 
-    /// Sees to it that the peer's HANDSHAKE comes.
+    /// Queues an empty request to elicit the peer's HANDSHAKE, unless a request was sent before.
     pub(crate) fn elicit_handshake(&mut self, peer: PeerId) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         if active.handshake.must_elicit_handshake() {
@@ -35,7 +35,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         }
     }
 
-    /// Does something as soon as the peer's HANDSHAKE has told what it can do.
+    /// Queues `work` now if the peer's HANDSHAKE has arrived, else when it arrives.
     pub(crate) fn when_known(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         let active = self.peers.activate(peer, &self.config);
         if active.handshake.is_known() {
@@ -47,8 +47,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Begins the sends that waited for the peer's HANDSHAKE; those that it can't take fail, and
-    /// leave no gap among the message ids.
+    /// Starts the sends that are held until the peer's HANDSHAKE. Those that need a feature which the
+    /// peer lacks fail, without using up a message ID.
     pub(crate) fn release_held(&mut self, peer: PeerId) {
         while let Some(active) = self.core.peers.active_mut(peer)
             && let Some(id) = active.held.pop_front()
@@ -72,7 +72,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Sends a write of nothing to nowhere, which every release answers with its HANDSHAKE.
+    /// Sends an EAGER_RTW with no data and no target memory, which every release of libfabric answers
+    /// with its HANDSHAKE.
     pub(crate) fn send_empty_request(&mut self, peer: PeerId) -> Advance {
         let options = self.core.request_options(peer, None);
         let rtw = Rtw { rma_iov: &[], kind: RtwKind::Eager, options };
@@ -130,7 +131,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 }
 
-/// The queue pair of a peer that takes plain messages, if it does (feature 7).
+/// The user queue pair to which a peer wants plain messages sent, if it announced one (feature 7).
 fn user_queue(extras: Option<Extras>, handshake: &Handshake<'_>) -> Option<UserRecvQp> {
     let asks = extras.is_some_and(|extras| extras.contains(Extras::USER_RECV_QP));
     handshake.user_recv_qp.filter(|queue| asks && u16::try_from(queue.qpn).is_ok())

@@ -1,8 +1,8 @@
-//! A keyed hash of a few words, for tables with keys from the network.
+//! A keyed hash of a few integers, for tables with keys from the network.
 
 use std::hash::{BuildHasher, Hasher};
 
-/// Mixes `a` and `b` with a secret by one widening multiplication each.
+/// Hashes `a` and `b` with the secret `seed`, by one widening multiplication each.
 #[inline]
 pub(crate) fn mix(seed: u64, a: u64, b: u64) -> u64 {
     fold(fold(a ^ seed, 0x9e37_79b9_7f4a_7c15) ^ b, seed | 1)
@@ -14,7 +14,7 @@ fn fold(a: u64, b: u64) -> u64 {
     (product >> 64) as u64 ^ product as u64
 }
 
-/// Hashes keys made of integers.
+/// Builds hashers with this secret seed, for keys made of integers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keyed(pub(crate) u64);
 

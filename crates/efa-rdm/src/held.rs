@@ -1,13 +1,13 @@
-//! Packets that are kept for later: early ones and unexpected ones.
+//! Packets that are stored until they can be handled: out-of-order packets and unexpected messages.
 //!
-//! They are copied out of the receive buffers, so that a peer far ahead can't starve the device
-//! of buffers, into memory of about their size. Packets of one message form a chain.
+//! They are copied from the receive buffers into memory of about their size, so that a peer that
+//! sends far ahead can't use up the device's receive buffers. The packets of a message form a chain.
 
 use slab::Slab;
 
 use crate::pool::Pool;
 
-/// Names a held packet.
+/// The index of a held packet in [`Held`].
 pub(crate) type HeldId = u32;
 
 /// The held packets of one message.
@@ -18,16 +18,16 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Stands for "no packets" where a chain is wanted.
+    /// The empty chain.
     pub(crate) const NONE: Self = Self { first: HeldId::MAX, last: HeldId::MAX };
 }
 
-/// A packet with its header.
+/// A copy of a packet, header included.
 #[derive(Debug)]
 pub(crate) struct HeldPacket {
     memory: Box<[u8]>,
     length: usize,
-    /// The next of its chain.
+    /// The next packet of the chain.
     pub(crate) next: Option<HeldId>,
 }
 
@@ -37,32 +37,32 @@ impl HeldPacket {
     }
 }
 
-/// The smallest class is 64 bytes, each next one twice as large.
+/// The number of size classes. The first is of [`SMALLEST`] bytes, each next one twice as large.
 const CLASSES: usize = 12;
 const SMALLEST: usize = 64;
 
-/// What it takes to find a packet and its message again: entries of tables, with room to grow.
+/// Bytes that the tables use for a held packet and its message, spare capacity included.
 const ENTRIES: usize = 256;
 
-/// Bytes that keeping a packet takes.
+/// Bytes of memory that holding a packet of `length` bytes takes.
 pub(crate) fn cost(length: usize) -> usize {
     (SMALLEST << class(length)) + ENTRIES
 }
 
-/// All held packets, with memory in classes of size.
+/// All held packets, and free memory by size class.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     packets: Slab<HeldPacket>,
     classes: [Pool<Box<[u8]>>; CLASSES],
 }
 
-/// The class for a length; larger ones than the last class have none and are not kept.
+/// The size class for a length in bytes. Memory of a class beyond the last is not pooled.
 fn class(length: usize) -> usize {
     (length.max(SMALLEST).next_power_of_two() / SMALLEST).trailing_zeros() as usize
 }
 
 impl Held {
-    /// Keeps a packet, as a chain of its own.
+    /// Stores a copy of a packet, as a chain of one.
     pub(crate) fn hold(&mut self, bytes: &[u8]) -> Chain {
         let class = class(bytes.len());
         let pooled = self.classes.get_mut(class).and_then(Pool::take);
@@ -72,7 +72,7 @@ impl Held {
         Chain { first: id as HeldId, last: id as HeldId }
     }
 
-    /// Appends a chain to another.
+    /// Appends the chain `more` to `chain`.
     pub(crate) fn append(&mut self, chain: &mut Chain, more: Chain) {
         self.packets[chain.last as usize].next = Some(more.first);
         chain.last = more.last;
@@ -90,7 +90,7 @@ impl Held {
         packets.map(HeldPacket::bytes)
     }
 
-    /// Takes a packet out; [`release`](Self::release) it when it is read.
+    /// Removes a packet. The caller [releases](Self::release) it when it has been handled.
     pub(crate) fn take(&mut self, id: HeldId) -> HeldPacket {
         self.packets.remove(id as usize)
     }
@@ -101,7 +101,7 @@ impl Held {
         }
     }
 
-    /// Takes and releases a whole chain; gives what it cost.
+    /// Removes and releases all packets of a chain; returns the sum of their [`cost`]s.
     pub(crate) fn drop_chain(&mut self, chain: Chain) -> usize {
         let (mut next, mut freed) = ((chain != Chain::NONE).then_some(chain.first), 0);
         while let Some(id) = next {
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_are_kept_in_memory_of_about_their_size() {
+    fn held_packets_use_memory_of_the_next_power_of_two() {
         let mut held = Held::default();
         for (length, memory) in [(0, 64), (64, 64), (65, 128), (8928, 16384)] {
             let chain = held.hold(&vec![7; length]);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_keep_their_order() {
+    fn held_packets_of_a_chain_keep_their_order() {
         let mut held = Held::default();
         let mut chain = held.hold(&[0]);
         for byte in 1..4 {

@@ -1,26 +1,25 @@
-//! Messages received in place: the application gets the packet that a message came in, and no byte
-//! is copied (section 4.3, and feature 7 of libfabric 1.22 to 2.5).
+//! Zero-copy receives: the application gets the packet that a message arrived in (section 4.3, and
+//! feature 7 of libfabric 1.22 to 2.5).
 //!
 //! ```text
 //!   sender                                            receiver
-//!     │◄── HANDSHAKE (bit 2: headers of one length) ────│   releases 1.13 to 1.21
+//!     │◄── HANDSHAKE (bit 2: constant header length) ───│   releases 1.13 to 1.21
 //!     │── EAGER_MSGRTM │ header │ message │ ───────────►│──► application: that packet
 //!
 //!     │◄── HANDSHAKE (bit 7: user queue pair and key) ──│   releases 1.22 to 2.5
-//!     │══ the message, and data beside it ═════════════►│ user queue pair ──► application
+//!     │══ the message, CQ data as immediate data ══════►│ user queue pair ──► application
 //! ```
 //!
-//! A receive is an exchange: an empty packet goes in, a full one comes out. The packets of an
-//! endpoint are alike, so it need not be the same one, and which of them the device fills doesn't
-//! matter. What a peer sends in spite of the request lies in packets, too, and never in the way:
+//! To post a receive the application gives the endpoint an empty packet; the completion returns a
+//! filled one, not necessarily the same. Packets on the protocol's own queue pair are handled so:
 //!
-//! | arrives on the queue pair of the protocol          | what becomes of it                        |
-//! |-----------------------------------------------------|-------------------------------------------|
-//! | untagged eager message, header of the length wanted | handed over as it is                      |
-//! | the same with another header                         | [`UnexpectedHeader`]                      |
-//! | the same, and the receiver has a user queue pair     | as if its header were too long            |
-//! | other messages, atomics                              | dropped: they have an order, this has not |
-//! | all else                                             | as at any endpoint                        |
+//! | packet                                                 | handling                              |
+//! |--------------------------------------------------------|---------------------------------------|
+//! | untagged eager message, header of the requested length | given to the application as it is     |
+//! | the same with another header length                    | [`UnexpectedHeader`]                  |
+//! | the same, and the receiver has a user queue pair       | as with another header length         |
+//! | other messages, atomics                                | dropped: receives here have no order  |
+//! | all others                                             | as at any endpoint                    |
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -44,20 +43,20 @@ use crate::matching::Matching;
 use crate::payload::Payload;
 use crate::pool::Pool;
 
-/// A receive in place that ended.
+/// The completion of a zero-copy receive.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InPlaceCompletion<P> {
     /// The context of the receive.
     pub context: u64,
-    /// Who sent the message, if that is known.
+    /// The sender of the message, if it is known.
     pub peer: Option<PeerId>,
-    /// The data that the sender gave along: 64 bits, or 32 at a user queue pair.
+    /// The sender's remote CQ data: 64 bits, or 32 on a user queue pair.
     pub cq_data: Option<u64>,
-    /// The message. Of a receive that failed the packet stays with the endpoint.
+    /// The message. If the receive failed, the endpoint keeps the packet.
     pub result: Result<MessageInPlace<P>, OperationError>,
 }
 
-/// A message in the packet that it came in.
+/// A message in the packet that it arrived in.
 #[derive(Debug, PartialEq, Eq)]
 pub struct MessageInPlace<P> {
     packet: P,
@@ -66,13 +65,13 @@ pub struct MessageInPlace<P> {
 }
 
 impl<P: AsRef<[u8]>> MessageInPlace<P> {
-    /// The message.
+    /// The bytes of the message.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.packet.as_ref().get(self.range()).unwrap_or_default()
     }
 
-    /// Where in the packet the message lies.
+    /// The bytes of the packet that are the message.
     #[must_use]
     pub fn range(&self) -> Range<usize> {
         self.begin..self.begin + self.length
@@ -85,37 +84,38 @@ impl<P: AsRef<[u8]>> MessageInPlace<P> {
     }
 }
 
-/// A message for which there was no receive, or no packet: a copy of it, or why it can't be had.
+/// A message that arrived when no receive was posted, or no packet was free: a copy of it, or the
+/// error that the next receive ends with.
 #[derive(Clone, Copy, Debug)]
-struct Early {
+struct UnexpectedMessage {
     peer: Option<PeerId>,
     cq_data: Option<u64>,
     content: Result<Chain, OperationError>,
 }
 
-/// A queue pair whose packets hold messages and nothing else.
+/// The user queue pair: peers send messages without headers to it.
 #[derive(Debug)]
 struct UserQueue<Q: QueuePair> {
     queue_pair: Q,
-    /// Of the application, to be posted.
+    /// Packets that the application gave and that are not posted.
     spare: Pool<Q::Packet>,
     posted: usize,
 }
 
-/// Receives in place, and what came for them.
+/// The zero-copy receives of an endpoint, and the messages for them.
 #[derive(Debug)]
 pub(crate) struct InPlace<Q: QueuePair> {
-    /// Where messages begin in their packets.
+    /// Offset of a message in its packet, in bytes.
     begin: usize,
-    /// Contexts of the receives posted, the oldest first.
+    /// Contexts of the posted receives, oldest first.
     receives: VecDeque<u64>,
-    early: VecDeque<Early>,
+    unexpected: VecDeque<UnexpectedMessage>,
     completions: VecDeque<InPlaceCompletion<Q::Packet>>,
     user: Option<UserQueue<Q>>,
 }
 
-/// The length of the header that peers are asked for: that of an eager message with the sender's
-/// address, as since 1.13, and without data.
+/// The header length in bytes that peers are asked for: that of an untagged eager message with the
+/// sender's raw address in the form of 1.13 and later, and without CQ data.
 fn header_length() -> usize {
     let address = RawAddress { gid: [0; 16], qpn: 0, connid: Connid(0) };
     let raw_address = Some((address, efa_proto::RawAddressForm::Padded));
@@ -123,7 +123,7 @@ fn header_length() -> usize {
     Rtm { msg_id: MsgId(0), tag: None, kind: RtmKind::Eager, options }.len()
 }
 
-/// What a release asks its peers for when it receives in place.
+/// The feature that a release requests from its peers for zero-copy receives; `None` if it has none.
 const fn request(release: Release) -> Option<Extras> {
     match release {
         Release::V1_13 | Release::V1_14 | Release::V1_16 | Release::V1_18 | Release::V1_20 => {
@@ -135,7 +135,8 @@ const fn request(release: Release) -> Option<Extras> {
 }
 
 impl<Q: QueuePair> InPlace<Q> {
-    /// What an endpoint needs that receives in place. Its profile is to ask the peers.
+    /// The zero-copy state of an endpoint; `None` if `Q` isn't an [`InPlaceQueue`]. Adds the request to
+    /// the profile's features, which the HANDSHAKE announces.
     pub(crate) fn new(
         config: &mut Config,
         user: Option<Q>,
@@ -149,20 +150,20 @@ impl<Q: QueuePair> InPlace<Q> {
             return Err(ConfigError::UserQueue { release });
         }
         config.profile.extras.insert(request);
-        // A message whose receiver tells that it was delivered has another header.
+        // The header of a delivery-complete message has another length.
         config.profile.extras.remove(Extras::DELIVERY_COMPLETE);
         let user =
             user.map(|queue_pair| UserQueue { queue_pair, spare: Pool::default(), posted: 0 });
         Ok(Some(Box::new(Self {
             begin: if user.is_some() { 0 } else { header_length() },
             receives: VecDeque::new(),
-            early: VecDeque::new(),
+            unexpected: VecDeque::new(),
             completions: VecDeque::new(),
             user,
         })))
     }
 
-    /// Where peers are to send messages, if that is not the protocol's own queue pair.
+    /// The user queue pair to announce in the HANDSHAKE, if there is one.
     pub(crate) fn user_recv_qp(&self) -> Option<UserRecvQp> {
         let address = self.user.as_ref()?.queue_pair.address();
         Some(UserRecvQp { qpn: address.qpn.0.into(), qkey: address.qkey.0 })
@@ -172,11 +173,11 @@ impl<Q: QueuePair> InPlace<Q> {
         self.user.as_ref()?.queue_pair.next_event()
     }
 
-    /// Whether receives wait for packets: at a queue pair of their own that nothing could be posted
-    /// to, or for a message that is here.
+    /// Whether receives wait for a packet: nothing is posted to the user queue pair, or an unexpected
+    /// message waits for a packet to be copied to.
     pub(crate) fn starves(&self) -> bool {
         let unposted = self.user.as_ref().is_some_and(|user| user.posted == 0);
-        !self.receives.is_empty() && (unposted || !self.early.is_empty())
+        !self.receives.is_empty() && (unposted || !self.unexpected.is_empty())
     }
 
     pub(crate) fn trim(&mut self) {
@@ -185,7 +186,7 @@ impl<Q: QueuePair> InPlace<Q> {
         }
     }
 
-    /// Ends every receive.
+    /// Completes every posted receive with `Cancelled`.
     pub(crate) fn cancel_all(&mut self) {
         for context in self.receives.drain(..) {
             let result = Err(OperationError::Cancelled);
@@ -195,12 +196,13 @@ impl<Q: QueuePair> InPlace<Q> {
     }
 }
 
-/// A queue pair for an endpoint that receives in place.
+/// A queue pair for an endpoint with zero-copy receives.
 ///
-/// It is the queue pair that it wraps; the type is what tells, so that other endpoints don't pay for
-/// it. With the habits of libfabric 1.13 to 1.21 one is enough; from 1.22 to 2.5 messages come on a
-/// second one. Other releases don't receive in place. Unlike libfabric's, such an endpoint doesn't
-/// announce delivery complete, so that peers learn that its messages can't have it.
+/// It forwards every call to the queue pair that it wraps. The type selects zero-copy receives at
+/// compile time, so that other endpoints have no cost. With the wire-compatibility profile of
+/// libfabric 1.13 to 1.21 one queue pair is enough; with 1.22 to 2.5 messages arrive on a second one.
+/// Other releases have no zero-copy receives. Unlike libfabric, such an endpoint doesn't announce
+/// delivery complete, because it can't receive messages that ask for it.
 ///
 /// ```
 /// use efa_device::{Device, QueuePairOptions, Time};
@@ -309,22 +311,24 @@ impl<Q: QueuePair> QueuePair for InPlaceQueue<Q> {
     }
 }
 
-/// What an application asks of its receives. Whatever is asked for takes a match, and so a copy.
+/// The application's requirements on receives. Each of `ordered`, `tagged` and `directed` needs tag
+/// matching, and so a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReceiveNeeds {
-    /// Messages of a sender are received in the order in which they were sent (`FI_ORDER_SAS`).
+    /// Messages of a sender are received in the order in which it sent them (`FI_ORDER_SAS`).
     pub ordered: bool,
     /// Messages have tags.
     pub tagged: bool,
-    /// Receives can be for one sender only (`FI_DIRECTED_RECV`).
+    /// Receives can name a sender (`FI_DIRECTED_RECV`).
     pub directed: bool,
-    /// Longest message in bytes.
+    /// Length of the longest message in bytes.
     pub longest: u64,
 }
 
 impl ReceiveNeeds {
-    /// Where in their packets messages begin, if they can be received in place with the habits of a
-    /// release over a device with datagrams of `mtu` bytes (section 4.3). `None`: they are copied.
+    /// The offset in bytes of messages in their packets, if zero-copy receives are possible with a
+    /// release's wire-compatibility profile and a device MTU of `mtu` bytes (section 4.3). `None`:
+    /// messages are copied.
     #[must_use]
     pub fn in_place(&self, release: Release, mtu: usize) -> Option<usize> {
         let begin = match request(release)? {
@@ -332,26 +336,26 @@ impl ReceiveNeeds {
             _ => header_length(),
         };
         let one_packet = self.longest <= mtu.saturating_sub(begin) as u64;
-        let nothing_else = !self.ordered && !self.tagged && !self.directed;
-        (one_packet && nothing_else).then_some(begin)
+        let needs_matching = self.ordered || self.tagged || self.directed;
+        (one_packet && !needs_matching).then_some(begin)
     }
 }
 
-/// An endpoint that receives in place if what the application needs allows that.
+/// An endpoint with zero-copy receives if the application's requirements allow them.
 #[derive(Debug)]
 pub enum Receiver<Q: QueuePair, B> {
-    /// It does.
+    /// Zero-copy receives.
     InPlace(Endpoint<InPlaceQueue<Q>, B>),
-    /// It matches messages with receives and copies them, as any endpoint does.
+    /// Messages are matched with receives and copied, as at any endpoint.
     Copies(Endpoint<Q, B>),
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Receiver<Q, B> {
-    /// Makes an endpoint of the one kind or the other. `user` makes the second queue pair, if it
-    /// takes one.
+    /// Creates an endpoint, with zero-copy receives if `needs` allows them. `user` is called to create
+    /// the user queue pair if the release uses one.
     ///
     /// # Errors
-    /// As for [`Endpoint::new`], or there is no second queue pair.
+    /// As [`Endpoint::new`], or the error of `user`.
     pub fn new<E: From<ConfigError>>(
         queue_pair: Q,
         user: impl FnOnce() -> Result<Q, E>,
@@ -369,7 +373,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Receiver<Q, B> {
         Ok(Self::InPlace(Endpoint::assemble(InPlaceQueue(queue_pair), user, config)?))
     }
 
-    /// Where in their packets messages begin; `None` if they are copied.
+    /// The offset in bytes of messages in their packets; `None` if messages are copied.
     #[must_use]
     pub fn in_place_offset(&self) -> Option<usize> {
         match self {
@@ -380,11 +384,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Receiver<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
-    /// An endpoint that receives in place on a queue pair of its own, with the habits of libfabric
-    /// 1.22 to 2.5.
+    /// Creates an endpoint that receives messages on the user queue pair `user`, as libfabric 1.22 to
+    /// 2.5 does.
     ///
     /// # Errors
-    /// As [`new`](Self::new), or the release has no such queue pair.
+    /// As [`new`](Self::new), or the profile's release has no user queue pair.
     pub fn with_user_queue(
         queue_pair: InPlaceQueue<Q>,
         user: InPlaceQueue<Q>,
@@ -393,25 +397,25 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
         Self::assemble(queue_pair, Some(user), config)
     }
 
-    /// Where in its packet a message begins: behind the header that peers are asked for.
+    /// The offset in bytes of a message in its packet: the header length that peers are asked for.
     #[must_use]
     pub fn in_place_offset(&self) -> usize {
         self.in_place.as_ref().map_or(0, |in_place| in_place.begin)
     }
 
-    /// A packet to receive into.
+    /// Returns a packet to receive into.
     ///
     /// # Errors
-    /// The device can't register more memory.
+    /// The device can't allocate or register one.
     pub fn allocate_packet(&mut self) -> Result<Q::Packet, DeviceError> {
         self.packet_in_place()
     }
 
-    /// Posts a receive of one untagged message, of anyone and in no order, in exchange for a packet
-    /// of this endpoint's. [`poll_in_place`](Self::poll_in_place) tells when it has come.
+    /// Posts a receive for one untagged message from any peer, in no order. `packet` must be of this
+    /// endpoint; [`poll_in_place`](Self::poll_in_place) returns the completion.
     ///
     /// # Errors
-    /// The packet comes back if too many receives are posted.
+    /// Returns the packet if `max_receives` receives are posted.
     pub fn receive_in_place(
         &mut self,
         packet: Q::Packet,
@@ -428,20 +432,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
             Some(user) => user.spare.put(packet),
             None => self.inbound.put_spare(packet),
         }
-        self.receive_early();
+        self.deliver_unexpected_in_place();
         self.refill_user_queue();
         Ok(())
     }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
-    /// Takes the next receive in place that ended. Of other endpoints none ever does; they answer too,
-    /// for callers that are generic over the queue pair.
+    /// Takes the next completion of a zero-copy receive. Endpoints without zero-copy receives have the
+    /// method too, for callers that are generic over the queue pair; it returns `None`.
     pub fn poll_in_place(&mut self) -> Option<InPlaceCompletion<Q::Packet>> {
         self.in_place.as_deref_mut()?.completions.pop_front()
     }
 
-    /// A packet of the queue pair that messages come on.
+    /// A packet of the queue pair on which messages arrive.
     fn packet_in_place(&mut self) -> Result<Q::Packet, DeviceError> {
         match self.in_place.as_deref_mut() {
             Some(InPlace { user: Some(user), .. }) => user.packet(),
@@ -452,11 +456,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Gives messages that were kept to receives that wait, as far as there are packets for them.
-    fn receive_early(&mut self) {
+    /// Completes posted receives with stored unexpected messages, while there are packets to copy to.
+    fn deliver_unexpected_in_place(&mut self) {
         while let Some(in_place) = self.in_place.as_deref()
             && !in_place.receives.is_empty()
-            && let Some(&Early { peer, cq_data, content }) = in_place.early.front()
+            && let Some(&UnexpectedMessage { peer, cq_data, content }) = in_place.unexpected.front()
         {
             let begin = in_place.begin;
             let result = match content {
@@ -475,15 +479,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Err(error) => Err(error),
             };
             if let Some(in_place) = self.in_place.as_deref_mut() {
-                in_place.early.pop_front();
+                in_place.unexpected.pop_front();
             }
             let length = result.as_ref().map_or(0, |message| message.length);
             self.received_in_place(peer, cq_data, result);
-            self.matching.had_early_in_place(peer, held::cost(length));
+            self.matching.uncount_unexpected_in_place(peer, held::cost(length));
         }
     }
 
-    /// The device put a datagram into a packet.
+    /// Handles a datagram that arrived on the protocol's queue pair.
     pub(crate) fn arrived_in_place(&mut self, packet: Q::Packet, length: usize, source: Source) {
         let bytes = packet.as_ref().get(..length).unwrap_or_default();
         let parsed = match Packet::parse(bytes) {
@@ -511,7 +515,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// A message came with a header.
+    /// Handles an eager message with a header; `range` is the message in its packet.
     fn message_in_place(
         &mut self,
         packet: Q::Packet,
@@ -538,17 +542,21 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.consumed(packet);
                 Err(error)
             }
-            // The application's packets are those of its own queue pair.
+            // The application's packets belong to the user queue pair.
             None if posted && user => match self.packet_in_place() {
                 Ok(own) => {
                     let message = copy(own, expected, &packet.as_ref()[range]);
                     self.consumed(packet);
                     Ok(message)
                 }
-                // It waits for one.
+                // No packet is free: store the message until one is.
                 Err(error) => {
                     self.core_mut().events.push(Event::DeviceRefused(error));
-                    self.keep_early(Some(peer), cq_data, Ok(&packet.as_ref()[range]));
+                    self.store_unexpected_in_place(
+                        Some(peer),
+                        cq_data,
+                        Ok(&packet.as_ref()[range]),
+                    );
                     return self.consumed(packet);
                 }
             },
@@ -557,18 +565,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Ok(moved(packet, range, expected))
             }
             None => {
-                self.keep_early(Some(peer), cq_data, Ok(&packet.as_ref()[range]));
+                self.store_unexpected_in_place(Some(peer), cq_data, Ok(&packet.as_ref()[range]));
                 return self.consumed(packet);
             }
         };
         match result {
-            Err(error) if !posted => self.keep_early(Some(peer), cq_data, Err(error)),
+            Err(error) if !posted => {
+                self.store_unexpected_in_place(Some(peer), cq_data, Err(error))
+            }
             result => self.received_in_place(Some(peer), cq_data, result),
         }
     }
 
-    /// Keeps a message, or why it can't be had, until there is a receive and a packet for it.
-    fn keep_early(
+    /// Stores a message or its error until there is a receive and a packet for it.
+    fn store_unexpected_in_place(
         &mut self,
         peer: Option<PeerId>,
         cq_data: Option<u64>,
@@ -577,7 +587,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.core_mut().statistics.unexpected += 1;
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         let kept = content.map(|bytes| self.matching.held.hold(bytes));
-        in_place.early.push_back(Early { peer, cq_data, content: kept });
+        in_place.unexpected.push_back(UnexpectedMessage { peer, cq_data, content: kept });
         let bytes = content.unwrap_or_default();
         match peer {
             Some(peer) => self.matching.count_unexpected(peer, bytes),
@@ -585,24 +595,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Drops the messages of a peer that were kept.
-    pub(crate) fn forget_early_in_place(&mut self, peer: PeerId) {
+    /// Drops the stored unexpected messages of a peer.
+    pub(crate) fn drop_unexpected_in_place(&mut self, peer: PeerId) {
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         let mut freed = 0;
-        in_place.early.retain(|early| {
-            let stays = early.peer != Some(peer);
-            if !stays {
-                freed += match early.content {
+        in_place.unexpected.retain(|message| {
+            let keep = message.peer != Some(peer);
+            if !keep {
+                freed += match message.content {
                     Ok(chain) => self.matching.held.drop_chain(chain),
                     Err(_) => held::cost(0),
                 };
             }
-            stays
+            keep
         });
         self.matching.uncount_unexpected(peer, freed);
     }
 
-    /// Ends the oldest receive.
+    /// Completes the oldest posted receive.
     fn received_in_place(
         &mut self,
         peer: Option<PeerId>,
@@ -617,7 +627,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Takes what came on the user queue pair, if there is one: at most `budget` messages.
+    /// Polls the user queue pair, if there is one, for at most `budget` messages.
     pub(crate) fn poll_user_queue(&mut self, now: Time, budget: usize) {
         for _ in 0..budget {
             let Some(in_place) = self.in_place.as_deref_mut() else { return };
@@ -631,11 +641,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 None => break,
             }
         }
-        self.receive_early();
+        self.deliver_unexpected_in_place();
         self.refill_user_queue();
     }
 
-    /// A message without a header. Nothing in it tells whose it is, or of which of its lives.
+    /// Handles a message without a header. The sender is known by its address handle and queue pair
+    /// number only, not its incarnation: there is no connid to check.
     fn plain_arrived(
         &mut self,
         packet: Q::Packet,
@@ -651,9 +662,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let cq_data = immediate.map(u64::from);
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         if in_place.receives.is_empty() {
-            // A message on the other queue pair was quicker, and took the receive.
+            // A message on the protocol's queue pair took the receive.
             let bytes = packet.as_ref().get(..length).unwrap_or_default();
-            self.keep_early(peer, cq_data, Ok(bytes));
+            self.store_unexpected_in_place(peer, cq_data, Ok(bytes));
             if let Some(user) = self.in_place.as_deref_mut().and_then(|it| it.user.as_mut()) {
                 user.spare.put(packet);
             }
@@ -663,8 +674,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.received_in_place(peer, cq_data, Ok(message));
     }
 
-    /// Posts the application's packets to the user queue pair, one for each receive: without one a
-    /// sender finds the receiver not ready.
+    /// Posts the application's packets to the user queue pair, one for each posted receive. Without
+    /// one, senders get RNR (receiver not ready).
     fn refill_user_queue(&mut self) {
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         let Some(user) = &mut in_place.user else { return };
@@ -688,8 +699,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
-    /// A message that was kept is received or forgotten.
-    fn had_early_in_place(&mut self, peer: Option<PeerId>, cost: usize) {
+    /// Subtracts a stored message that was received from the memory of unexpected messages.
+    fn uncount_unexpected_in_place(&mut self, peer: Option<PeerId>, cost: usize) {
         match peer {
             Some(peer) => self.uncount_unexpected(peer, cost),
             None => self.unexpected.bytes -= cost,
@@ -706,19 +717,19 @@ impl<Q: QueuePair> UserQueue<Q> {
     }
 }
 
-/// Puts a message into a packet.
+/// Copies a message into a packet at offset `begin`.
 fn copy<P: AsRef<[u8]> + AsMut<[u8]>>(
     mut packet: P,
     begin: usize,
     bytes: &[u8],
 ) -> MessageInPlace<P> {
-    // Longer ones were refused when they came.
+    // A message that doesn't fit was refused as `Truncated` when it arrived.
     let length = bytes.len().min(packet.as_ref().len().saturating_sub(begin));
     packet.as_mut()[begin..begin + length].copy_from_slice(&bytes[..length]);
     MessageInPlace { packet, begin, length }
 }
 
-/// Moves a message to where it should be in its packet, if it isn't there.
+/// Moves a message to offset `begin` of its packet, if it isn't there.
 fn moved<P: AsRef<[u8]> + AsMut<[u8]>>(
     mut packet: P,
     range: Range<usize>,

@@ -112,7 +112,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         if let OperationError::PeerExcluded(_) = error {
             self.matching.forget_messages(peer, |_, _| true);
-            self.forget_early_in_place(peer);
+            self.drop_unexpected_in_place(peer);
         } else {
             self.matching.forget_messages(peer, |held, packets| !is_complete(held.chain(packets)));
         }
