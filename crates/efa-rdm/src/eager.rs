@@ -226,7 +226,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         };
         match self.core.transmit.post_for(packet, end as u32, None, destination, record) {
             Ok(()) => {
-                self.core.count_sent((eager_type(tag), end as u32));
+                self.core.statistics.count_sent(eager_type(tag), end as u32);
                 true
             }
             Err(unposted) => {

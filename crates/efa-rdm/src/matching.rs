@@ -6,6 +6,7 @@ use efa_proto::Tag;
 use slab::Slab;
 
 use crate::bounds::Unexpected;
+use crate::event::Event;
 use crate::held::{Chain, Held};
 use crate::ids::PeerId;
 use crate::operations::Operations;
@@ -188,4 +189,27 @@ pub(crate) fn tagged_matcher<B>(
 /// Whether a multi-receive buffer has too little space for another message.
 pub(crate) fn is_used_up<R>(buffer: &impl Payload<R>, least: u64) -> bool {
     buffer.length() < least
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
+    /// Whether no receive buffers may be posted: unexpected messages exceed their bound.
+    #[inline]
+    pub(crate) fn applies_back_pressure(&mut self) -> bool {
+        let over = self.unexpected.bytes > self.ops.core.config.bounds.unexpected;
+        if over != self.unexpected.back_pressure {
+            self.change_back_pressure(over);
+        }
+        over
+    }
+
+    #[cold]
+    pub(crate) fn change_back_pressure(&mut self, begins: bool) {
+        self.unexpected.back_pressure = begins;
+        if begins {
+            self.ops.core.statistics.held_back += 1;
+            let (bytes, limit) = (self.unexpected.bytes, self.ops.core.config.bounds.unexpected);
+            let most = self.ops.core.peers.with_most_unexpected();
+            self.ops.core.events.push(Event::HoldingBack { bytes, limit, most });
+        }
+    }
 }

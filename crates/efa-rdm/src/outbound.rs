@@ -7,7 +7,7 @@
 //! ```
 
 use efa_device::{Destination, QueuePair, Status, WorkId};
-use efa_proto::{OpId, PacketType};
+use efa_proto::OpId;
 
 use crate::completion::{Completion, OperationError};
 use crate::core::Core;
@@ -29,14 +29,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if self.core.transmit.is_full() {
             return Err(Work::Packet { packet, record });
         }
-        let sent = (record.packet_type, record.length);
+        let (packet_type, length) = (record.packet_type, record.length);
         let retransmitted = record.retransmitted;
         match self.core.transmit.post(packet, self.core.destination(&record), record) {
             Ok(()) => {
                 if retransmitted {
                     self.core.statistics.retransmitted += 1;
                 } else {
-                    self.core.count_sent(sent);
+                    self.core.statistics.count_sent(packet_type, length);
                 }
                 Ok(())
             }
@@ -54,9 +54,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Posts a written packet, or puts it first in the backlog.
     #[inline]
     pub(crate) fn post_written(&mut self, packet: Q::Packet, record: InFlight<B>) {
-        let sent = (record.packet_type, record.length);
+        let (packet_type, length) = (record.packet_type, record.length);
         match self.core.transmit.post(packet, self.core.destination(&record), record) {
-            Ok(()) => self.core.count_sent(sent),
+            Ok(()) => self.core.statistics.count_sent(packet_type, length),
             Err(unposted) => self.keep_written(unposted),
         }
     }
@@ -223,10 +223,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         packet: Q::Packet,
         record: InFlight<B>,
     ) -> Result<(), (InFlight<B>, PostFailure)> {
-        let sent = (record.packet_type, record.length);
+        let (packet_type, length) = (record.packet_type, record.length);
         match self.transmit.post(packet, self.destination(&record), record) {
             Ok(()) => {
-                self.count_sent(sent);
+                self.statistics.count_sent(packet_type, length);
                 Ok(())
             }
             Err(Unposted { packet, record, failure }) => {
@@ -242,12 +242,5 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             Purpose::Plain { .. } => self.peers.plain_destination(record.peer),
             _ => self.peers.destination(record.peer),
         }
-    }
-
-    #[inline]
-    pub(crate) fn count_sent(&mut self, (packet_type, length): (PacketType, u32)) {
-        self.statistics.sent.count(packet_type);
-        self.statistics.sent_bytes += u64::from(length);
-        tracing::trace!(packet = %packet_type, length, "sent");
     }
 }

@@ -11,7 +11,7 @@ use efa_proto::{EagerConnid, Header, Rtm, RtmKind, Tag};
 
 use crate::bounds::Excess;
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
-use crate::event::{DropReason, Event};
+use crate::event::DropReason;
 use crate::held;
 use crate::ids::PeerId;
 use crate::matching::{MatchHint, Matching, Message, Posted, Target, Waiting, is_used_up};
@@ -257,27 +257,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             }
         });
         self.uncount_unexpected(peer, cost);
-    }
-
-    /// Whether no receive buffers may be posted: unexpected messages exceed their bound.
-    #[inline]
-    pub(crate) fn applies_back_pressure(&mut self) -> bool {
-        let over = self.unexpected.bytes > self.ops.core.config.bounds.unexpected;
-        if over != self.unexpected.back_pressure {
-            self.change_back_pressure(over);
-        }
-        over
-    }
-
-    #[cold]
-    pub(crate) fn change_back_pressure(&mut self, begins: bool) {
-        self.unexpected.back_pressure = begins;
-        if begins {
-            self.ops.core.statistics.held_back += 1;
-            let (bytes, limit) = (self.unexpected.bytes, self.ops.core.config.bounds.unexpected);
-            let most = self.ops.core.peers.with_most_unexpected();
-            self.ops.core.events.push(Event::HoldingBack { bytes, limit, most });
-        }
     }
 
     /// Counts a kept packet of an unexpected message; excludes the peer beyond its bound.

@@ -53,7 +53,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         };
         match self.transmit.post(packet, self.peers.destination(peer), record) {
             Ok(()) => {
-                self.count_sent((packet_type, end as u32));
+                self.statistics.count_sent(packet_type, end as u32);
                 send.sent += length;
                 send.outstanding += 1;
                 Advance::Done

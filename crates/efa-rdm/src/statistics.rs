@@ -105,3 +105,13 @@ pub struct Statistics {
     /// Events that were lost because nobody took them.
     pub events_lost: u64,
 }
+
+impl Statistics {
+    /// Counts a packet that the device took.
+    #[inline]
+    pub(crate) fn count_sent(&mut self, packet_type: PacketType, length: u32) {
+        self.sent.count(packet_type);
+        self.sent_bytes += u64::from(length);
+        tracing::trace!(packet = %packet_type, length, "sent");
+    }
+}
