@@ -13,7 +13,7 @@
 //! | `EFA_SOFT_REORDER` | delays datagrams at random, so that they arrive out of order: the seed | in order |
 //! | `EFA_SOFT_RNR` | probability, 0 to 1, that a datagram finds the receiver not ready (RNR) | 0 |
 //! | `EFA_SOFT_RNR_EACH` | for each value of the first byte of a datagram, how many datagrams fail with RNR before one is delivered | 0 |
-//! | `EFA_SOFT_REFUSE` | `MIN-MAX:COUNT`: the first COUNT registrations of MIN to MAX bytes fail with `ENOMEM` | none |
+//! | `EFA_SOFT_REFUSE` | `LEAST-MOST:COUNT`: the first COUNT registrations of LEAST to MOST bytes fail with `ENOMEM` | none |
 //! | `EFA_SOFT_CAPTURE` | pcapng file to write; `%p` in the name is replaced by the process ID | none |
 //! | `EFA_SOFT_STATISTICS` | `1`: prints [counters](#counters) | `0` |
 //! | `EFA_SOFT_SYSFS` | directory in which each process creates its sysfs tree | the temporary directory |
@@ -221,7 +221,7 @@ impl Settings {
         })?;
         let of_each = read.parse("EFA_SOFT_RNR_EACH", "a number", |value| value.parse().ok())?;
         let refusals =
-            read.parse("EFA_SOFT_REFUSE", "MIN-MAX:COUNT", |value| value.parse().ok())?;
+            read.parse("EFA_SOFT_REFUSE", "LEAST-MOST:COUNT", |value| value.parse().ok())?;
         let capture =
             read.parse("EFA_SOFT_CAPTURE", "a file name", |value| Some(value.to_owned()))?;
         let statistics = read.parse("EFA_SOFT_STATISTICS", "0 or 1", zero_or_one)?;
