@@ -142,7 +142,7 @@ fn hostile(workspace: &Workspace, arguments: &[&str]) -> Result<()> {
 
 /// The absolute path of a file that the user names: the program runs in the root of the repository.
 fn from_here(file: &Path) -> Result<PathBuf> {
-    std::path::absolute(file).with_context(|| format!("cannot tell where {} is", file.display()))
+    std::path::absolute(file).with_context(|| format!("cannot resolve the path {}", file.display()))
 }
 
 fn text(file: &Path) -> Result<&str> {

@@ -45,7 +45,7 @@ use crate::workspace::Workspace;
     name = "cargo xtask",
     bin_name = "cargo xtask",
     disable_help_subcommand = true,
-    after_help = "`cargo xtask <TASK> --help` tells more about one task."
+    after_help = "`cargo xtask <TASK> --help` describes one task."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     match run(Cli::parse()).and_then(|()| output::all_written()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tell!("error: {error:#}");
+            print_error!("error: {error:#}");
             ExitCode::FAILURE
         }
     }

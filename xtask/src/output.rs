@@ -18,7 +18,7 @@ macro_rules! say {
 }
 
 /// A line on standard error; a failure to write it is ignored.
-macro_rules! tell {
+macro_rules! print_error {
     ($($words:tt)*) => {{
         let _ = std::io::Write::write_fmt(
             &mut std::io::stderr(),

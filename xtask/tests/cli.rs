@@ -172,7 +172,7 @@ fn conformance_report_is_written_and_then_up_to_date() {
     assert!(repository.report().unwrap().contains("| A1 | one | [`efa_x::shows`]"));
     assert!(repository.xtask(&["conformance", "--check"]).status.success());
 
-    repository.write("crates/efa-x/tests/a.rs", "// conformance: A2\n#[test]\nfn story() {}\n");
+    repository.write("crates/efa-x/tests/a.rs", "// conformance: A2\n#[test]\nfn test() {}\n");
     assert_eq!(repository.xtask(&["conformance", "--check"]).status.code(), Some(1));
 }
 

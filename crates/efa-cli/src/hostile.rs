@@ -3,7 +3,7 @@
 use std::path::Path;
 
 pub use crate::decode::hostile::{Form, decode};
-pub use crate::pingpong::hostile::{Side, hear};
+pub use crate::pingpong::hostile::{Side, run_control};
 
 /// The output of `efa doctor` for the files of a machine, as text and as JSON.
 #[must_use]

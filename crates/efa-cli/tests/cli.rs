@@ -70,8 +70,8 @@ fn options_of_one_device_are_usage_errors_for_another() {
 
 #[test]
 fn info_prints_device_and_endpoint() {
-    let text = run(["info", "--directory", DEVICES, "--device-name", "told"]).success();
-    assert!(text.contains("efa-shm-told"), "{text}");
+    let text = run(["info", "--directory", DEVICES, "--device-name", "named"]).success();
+    assert!(text.contains("efa-shm-named"), "{text}");
     assert!(text.contains("EFA RDM version 4"), "{text}");
     assert!(text.contains("MSG, TAGGED"), "{text}");
 }
@@ -168,7 +168,7 @@ fn invalid_log_filter_is_reported_and_ignored() {
     outcome.success();
 }
 
-/// Nobody reads what it says of itself: that is no reason to end otherwise than it would.
+/// The exit code doesn't depend on whether messages can be written.
 #[test]
 fn unwritable_standard_error_keeps_the_exit_code() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();

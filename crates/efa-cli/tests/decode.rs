@@ -267,7 +267,7 @@ fn cut_file_prints_the_packets_before_the_cut() {
         let lines = outcome.stdout.lines().count();
         assert!(lines < packets().len());
         if outcome.code == Some(0) {
-            // Cut between two packets: nothing tells that there was more.
+            // Cut between two packets: the end is not recognisable.
             continue;
         }
         let error = outcome.failure();
@@ -303,7 +303,7 @@ fn packets_to_an_announced_user_queue_pair_are_plain() {
     let handshake = datagram(Header::Handshake(handshake), &[]);
     let to_user = QueuePairId { qpn: Qpn(77), ..queue_pair(1) };
     let eager = datagram(rtm(0, None, RtmKind::Eager, ReqOptions::NONE), b"x");
-    let story = [
+    let packets = [
         (queue_pair(2), to_user, b"nobody told".to_vec()),
         (queue_pair(1), queue_pair(2), handshake.clone()),
         (queue_pair(2), to_user, b"told".to_vec()),
@@ -314,7 +314,7 @@ fn packets_to_an_announced_user_queue_pair_are_plain() {
         (to_user, queue_pair(2), eager.clone()),
         (queue_pair(2), to_user, eager.clone()),
     ];
-    let records = story.into_iter().enumerate().map(|(nanos, (source, destination, bytes))| {
+    let records = packets.into_iter().enumerate().map(|(nanos, (source, destination, bytes))| {
         let (time, bytes) = (Time::from_nanos(nanos as u64), Cow::Owned(bytes));
         Record { time, event: PacketEvent::Sent, source, destination, bytes }
     });

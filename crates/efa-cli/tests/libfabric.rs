@@ -72,16 +72,16 @@ fn address_of_another_host_is_an_error() {
     if !with_c_packages() {
         return;
     }
-    // One for documentation, which is nobody's.
+    // Reserved for documentation.
     let options = ["--link", "tcp", "--address", "192.0.2.1"];
     let mut command = soft_efa(None, &options, &["fi_info", "-p", "efa"]);
     let outcome = Running::start(&mut command).finish();
     assert_ne!(outcome.code, Some(0), "{outcome:?}");
-    let told = "efa-soft: no device: 192.0.2.1 is not an address of this host";
-    assert!(outcome.stderr.contains(told), "{outcome:?}");
+    let error = "efa-soft: no device: 192.0.2.1 is not an address of this host";
+    assert!(outcome.stderr.contains(error), "{outcome:?}");
 }
 
-/// A port that is free now; whoever takes it meanwhile makes the test fail and not lie.
+/// A port that is free now; if another process takes it meanwhile, the test fails.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -168,7 +168,7 @@ fn fi_pingpong_passes_with_default_sizes() {
 }
 
 /// Ours and libfabric's, each as server and as client. Its releases since 1.10 are played by their
-/// habits in the matrix of `efa-rdm`; this one is real.
+/// profiles in the tests of `efa-rdm`; this one is the real library.
 // conformance: A217
 #[test]
 fn efa_pingpong_and_fi_pingpong_exchange_messages() {
@@ -287,11 +287,11 @@ fn killed_program_leaves_no_sysfs_tree() {
     let program = ["fi_pingpong", "-p", "efa", "-e", "rdm", "-B", &port.to_string()];
     let mut server = Running::start(&mut soft_efa(None, &options, &program));
     until("listening", || listens(server.id(), port));
-    // It looks for devices when somebody has come.
+    // It looks for devices once a client has connected.
     let _client = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let environment = format!("/proc/{}/environ", server.id());
     let mut place = None;
-    until("told its place", || {
+    until("its directory is printed", || {
         let environment = std::fs::read_to_string(&environment).unwrap_or_default();
         let variables = environment.split('\0');
         place =

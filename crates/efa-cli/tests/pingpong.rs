@@ -263,7 +263,7 @@ fn absent_server_is_an_error() {
     assert!(error.contains(&format!("cannot connect to a server at {unused}")), "{error}");
 }
 
-/// An address where nobody listens. Of the loopback network each test takes another host, so that
+/// An address where no process listens. Of the loopback network each test takes another host, so that
 /// none is given the port of another.
 fn unused(host: u8) -> String {
     TcpListener::bind((Ipv4Addr::new(127, 0, 1, host), 0))
@@ -278,7 +278,7 @@ fn client_waits_for_a_starting_server() {
     let address = unused(1);
     let mut client = pingpong(&format!("{address} --iterations 1 --sizes 0"));
     let mut client = Running::start(client.env("EFA_LOG", "efa=debug"));
-    client.stderr_line("nobody listens yet");
+    client.stderr_line("the server refuses the connection; trying again");
     let server = Running::start(&mut pingpong(&format!("--listen {address}")));
     client.finish().success();
     server.finish().success();
@@ -342,7 +342,7 @@ fn client_refuses_other_programs_as_servers() {
     assert!(mute.contains("no answer on the control channel within 1s"), "{mute}");
 }
 
-/// What a server answers to a client that says `lines`, and what it tells its user.
+/// The server's replies to a client that sends `lines`, and its own error.
 fn server_of(lines: &[&[u8]]) -> (String, String) {
     let (server, address) = server("");
     let mut stream = TcpStream::connect(address).unwrap();
@@ -384,7 +384,7 @@ fn plans_out_of_bounds_are_refused() {
     assert!(json(&answer)["reason"].as_str().unwrap().contains(expected), "{answer}");
 }
 
-/// More than will be done before somebody is killed.
+/// More than is done before a process is killed.
 const ENDLESS: &str = "--sizes 8,100k --iterations 10000000";
 
 #[test]

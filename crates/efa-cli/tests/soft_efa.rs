@@ -48,8 +48,8 @@ fn exit_code_and_signal_of_the_program_are_those_of_the_command() {
     assert_eq!(killed.code, None, "{killed:?}");
 }
 
-/// A program that tells its private place and ends when its input does, or by a signal.
-fn tell_place(then: &str) -> (Running, PathBuf) {
+/// Starts a program that prints its private directory, and returns that.
+fn start_and_read_directory(then: &str) -> (Running, PathBuf) {
     let script = format!("echo place $EFA_SOFT_SYSFS; touch $EFA_SOFT_SYSFS/litter; {then}");
     let library = Scratch::new("libefa_soft.so");
     std::fs::write(&library, "").unwrap();
@@ -63,12 +63,12 @@ fn tell_place(then: &str) -> (Running, PathBuf) {
 #[test]
 fn private_directory_is_removed_when_the_program_ends() {
     // By itself, and by a signal that can't be caught.
-    let (running, place) = tell_place("exit 3");
+    let (running, place) = start_and_read_directory("exit 3");
     assert_eq!(running.finish().code, Some(3));
     until("removed", || !place.exists());
-    let (mut running, place) = tell_place("read never");
+    let (mut running, place) = start_and_read_directory("read never");
     let data = std::fs::metadata(&place).unwrap();
-    assert_eq!(data.permissions().mode() & 0o777, 0o700, "nobody else looks into it");
+    assert_eq!(data.permissions().mode() & 0o777, 0o700, "only its user may enter it");
     running.kill();
     assert_eq!(running.finish().code, None);
     until("removed", || !place.exists());
@@ -96,7 +96,7 @@ fn private_directory_stays_for_background_processes() {
     assert!(made.success());
     // The one in the background ends when the pipe is closed.
     let behind = format!("cat {} >/dev/null 2>&1 & exit 0", fifo.as_str());
-    let (running, place) = tell_place(&behind);
+    let (running, place) = start_and_read_directory(&behind);
     assert_eq!(running.finish().code, Some(0));
     // Opening it waits for the reader, so it is there, and has the place.
     let writer = File::options().write(true).open(fifo.as_str()).unwrap();
@@ -129,7 +129,7 @@ fn unwritable_capture_is_refused_before_the_program_runs() {
     }
 }
 
-/// The program has the number that the command has, so whoever starts that can know it.
+/// The program has the process ID of the command, so a script that starts the command knows it.
 #[test]
 fn capture_directory_may_contain_the_process_id() {
     let (directory, library) = (Scratch::new("captures"), Scratch::new("libefa_soft.so"));

@@ -73,7 +73,7 @@ pub(crate) fn control(bytes: &[u8]) {
     let sides = [Side::Server, Side::Client, Side::FiServer, Side::FiClient];
     let side = sides[usize::from(choice & 3)];
     let said = if choice & 4 == 0 { speech(input) } else { input.take(bytes.len()).to_vec() };
-    match hostile::hear(side, &said) {
+    match hostile::run_control(side, &said) {
         Ok(under_way) => assert!(under_way <= MOST, "buffers for {under_way} bytes"),
         Err(told) => assert!(is_plain(&told) && !told.is_empty(), "{told:?}"),
     }

@@ -19,7 +19,7 @@
 #include "report.h"
 
 /* Empty polls after which the process yields the processor. */
-enum { PATIENCE = 200, NAP_MS = 1 };
+enum { EMPTY_POLLS = 200, NAP_MS = 1 };
 
 static struct endpoint endpoint;
 static bool idle;
@@ -81,7 +81,7 @@ int main(void)
 	for (;;) {
 		struct pollfd in = { .fd = STDIN_FILENO, .events = POLLIN };
 		bool working = endpoint.ep && !idle;
-		int wait = !working ? -1 : quiet < PATIENCE ? 0 : NAP_MS;
+		int wait = !working ? -1 : quiet < EMPTY_POLLS ? 0 : NAP_MS;
 		ssize_t count;
 		char *end;
 

@@ -35,7 +35,7 @@ use crate::workspace::Workspace;
 const TURNS: usize = 3;
 /// Parts of a run that the programs take the median of.
 const WINDOWS: u32 = 8;
-/// What libfabric 1.17 is told to take; with more, its endpoint crashes when it's made.
+/// Receives that libfabric 1.17 is configured for; with more, its endpoint crashes when it is created.
 const SHM_RECEIVES: u32 = 32_768;
 
 /// Arguments of `cargo xtask bench match`.
@@ -275,7 +275,7 @@ impl Range {
         let mut results = Results { notes: self.missing.clone(), ..Results::default() };
         for waiting in Waiting::ALL {
             for &depth in depths {
-                tell!("{depth} {waiting}");
+                print_error!("{depth} {waiting}");
                 self.measure(waiting, depth, &mut results)?;
             }
         }

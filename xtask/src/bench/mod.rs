@@ -111,7 +111,7 @@ fn count_instructions(
         Judge::LimitsAlone => {
             let results = metadata.target_directory.join("gungraun-gate");
             empty(&results)?;
-            // One line a bench: nobody reads cache figures in the log of a gate.
+            // One line a bench, without cache figures.
             cargo.env("GUNGRAUN_HOME", results).env("GUNGRAUN_CALLGRIND_METRICS", "ir")
         }
     };

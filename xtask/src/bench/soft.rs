@@ -141,7 +141,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let range = Range::build(workspace, args)?;
     let mut results = Results { real_time: args.real_time, ..Results::default() };
     for round in 1..=args.rounds {
-        tell!("round {round} of {}", args.rounds);
+        print_error!("round {round} of {}", args.rounds);
         let before = Usage::now()?;
         for size in Size::ALL {
             for contestant in Contestant::PROVIDERS {

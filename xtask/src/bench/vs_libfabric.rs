@@ -88,7 +88,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         let mut runs = Vec::new();
         for rounds in &args.rounds {
             let run = range.measure(contestant, *rounds)?;
-            tell!(
+            print_error!(
                 "{contestant}: {rounds} rounds, {} calls, {} instructions",
                 run.calls,
                 run.instructions

@@ -72,7 +72,7 @@ fn judge(table: &Table, stale: Option<&str>) -> Result<()> {
         return Ok(());
     }
     for problem in &problems {
-        tell!("error: {problem}");
+        print_error!("error: {problem}");
     }
     bail!("conformance: {} problems", problems.len());
 }

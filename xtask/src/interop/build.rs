@@ -42,11 +42,11 @@ impl Release {
     fn found() -> Result<Self> {
         let output = Command::new("fi_info").arg("--version").output().context("fi_info")?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        Self::told(&text).with_context(|| format!("`fi_info --version`: {text}"))
+        Self::parse(&text).with_context(|| format!("`fi_info --version`: {text}"))
     }
 
     /// Out of what `fi_info --version` says: `libfabric: 1.17.0`.
-    fn told(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         let version = text.lines().find_map(|line| line.strip_prefix("libfabric: "))?;
         let mut numbers = version.split('.').map_while(|number| number.parse().ok());
         Some(Self(numbers.next()?, numbers.next()?))
@@ -109,8 +109,8 @@ mod tests {
     #[test]
     fn release_is_parsed_from_fi_info() {
         let text = "fi_info: 1.21.0\nlibfabric: 1.21.0-impi\nlibfabric api: 1.21\n";
-        assert_eq!(Release::told(text), Some(Release(1, 21)));
-        assert_eq!(Release::told("fi_info: 1.21.0"), None);
+        assert_eq!(Release::parse(text), Some(Release(1, 21)));
+        assert_eq!(Release::parse("fi_info: 1.21.0"), None);
         assert!(Release(1, 17) < Release(1, 20) && Release(1, 22) < Release(2, 0));
     }
 }

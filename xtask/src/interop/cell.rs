@@ -100,7 +100,7 @@ impl<'a> Place<'a> {
         command.args(["soft-efa", "run"]);
         self.tell_device(&mut command, host, cell, traces);
         if cell.rdma == Rdma::On {
-            // Old releases use it only if they are told to.
+            // Old releases use it only with this variable.
             command.env("FI_EFA_USE_DEVICE_RDMA", "1");
         }
         command.arg("--");

@@ -100,7 +100,7 @@ impl Peer {
 
     /// Runs a command; returns its result.
     pub(crate) fn run(&mut self, command: &str) -> Result<Record> {
-        self.tell(command)?;
+        self.write(command)?;
         self.result().with_context(|| format!("{}: `{command}`", self.name))
     }
 
@@ -111,9 +111,9 @@ impl Peer {
         Ok(record)
     }
 
-    fn tell(&mut self, command: &str) -> Result<()> {
+    fn write(&mut self, command: &str) -> Result<()> {
         if self.trace {
-            tell!("{} < {command}", self.name);
+            print_error!("{} < {command}", self.name);
         }
         let input = self.input.as_mut().context("the peer's input has ended")?;
         writeln!(input, "{command}").with_context(|| format!("{} has ended", self.name))
@@ -176,7 +176,7 @@ impl Peer {
         match self.lines.recv_timeout(left) {
             Ok(line) => {
                 if self.trace {
-                    tell!("{} > {line}", self.name);
+                    print_error!("{} > {line}", self.name);
                 }
                 Ok(Record::parse(&line))
             }
@@ -206,7 +206,7 @@ impl Peer {
     /// Closes the endpoint and ends the process, which must succeed.
     pub(crate) fn close(&mut self) -> Result<()> {
         self.close_endpoint()?;
-        self.tell("quit")?;
+        self.write("quit")?;
         let status = self.end()?;
         ensure!(status.success(), "{} has ended with {status}", self.name);
         Ok(())
@@ -222,8 +222,8 @@ impl Peer {
     /// Waits for the end, and kills the process if that takes too long.
     fn end(&mut self) -> Result<ExitStatus> {
         drop(self.input.take());
-        let patience = Instant::now() + GRACE;
-        while Instant::now() < patience {
+        let deadline = Instant::now() + GRACE;
+        while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
@@ -238,7 +238,7 @@ impl Drop for Peer {
     fn drop(&mut self) {
         // With its input at the end it ends by itself, and its capture is complete.
         if let Err(error) = self.end() {
-            tell!("cannot end {}: {error}", self.name);
+            print_error!("cannot end {}: {error}", self.name);
         }
     }
 }

@@ -138,7 +138,7 @@ impl Drop for Programs<'_> {
             // It fails for one that has ended.
             let _ = child.kill();
             if let Err(error) = child.wait() {
-                tell!("cannot end the {name}: {error}");
+                print_error!("cannot end the {name}: {error}");
             }
         }
     }

@@ -29,7 +29,7 @@ pub(crate) fn ended(bar: &ProgressBar, result: &CellResult) {
     bar.inc(1);
     if let Some(failure) = result.failure.as_ref().filter(|_| result.failed()) {
         let line = format!("FAILED {}: {:#}", result.cell, failure.error);
-        if bar.is_hidden() { tell!("{line}") } else { bar.println(line) }
+        if bar.is_hidden() { print_error!("{line}") } else { bar.println(line) }
     }
 }
 

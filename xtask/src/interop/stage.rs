@@ -482,7 +482,7 @@ impl<'a> Stage<'a> {
         if let Some((_, address)) = self.addresses.first()
             && let Err(error) = remove_shm_of(address)
         {
-            tell!("cannot remove what libfabric has left: {error:#}");
+            print_error!("cannot remove what libfabric has left: {error:#}");
         }
         self.traces
     }

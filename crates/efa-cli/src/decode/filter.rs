@@ -78,8 +78,8 @@ impl FromStr for TypeFilter {
     }
 }
 
-/// Whether a type is of a family, which the parts of its name tell: `DC_EAGER_TAGRTM` is of DC,
-/// EAGER, TAGRTM and RTM.
+/// Whether a type is of a family, by the parts of its name: `DC_EAGER_TAGRTM` is of DC, EAGER, TAGRTM and
+/// RTM.
 fn in_family(packet_type: PacketType, family: &str) -> bool {
     let is_kind = matches!(family, "RTM" | "RTW" | "RTR" | "RTA");
     packet_type.is_req()

@@ -106,7 +106,7 @@ pub(super) fn connect(host: &HostPort, timeout: Duration) -> Result<Stream, Conn
                 if error.kind() == io::ErrorKind::ConnectionRefused
                     && begin.elapsed() < STARTING.min(timeout) =>
             {
-                tracing::debug!(%host, "nobody listens yet");
+                tracing::debug!(%host, "the server refuses the connection; trying again");
                 thread::sleep(PAUSE);
             }
             Err(source) => return Err(ConnectError::Connect { host: host.clone(), source }),

@@ -33,22 +33,22 @@ pub enum Side {
 ///
 /// # Errors
 /// The error that the user sees.
-pub fn hear(side: Side, said: &[u8]) -> Result<u64, String> {
-    let heard = connection(said).and_then(|(stream, _open)| match side {
+pub fn run_control(side: Side, input: &[u8]) -> Result<u64, String> {
+    let result = connection(input).and_then(|(stream, _open)| match side {
         Side::Client => {
             let mut channel = Channel::open(stream, TIMEOUT)?;
-            let heard = as_client(&mut channel);
-            conclude(&mut channel, heard)
+            let ended = as_client(&mut channel);
+            conclude(&mut channel, ended)
         }
         Side::Server => {
             let mut channel = Channel::open(stream, TIMEOUT)?;
-            let heard = as_server(&mut channel);
-            conclude(&mut channel, heard)
+            let ended = as_server(&mut channel);
+            conclude(&mut channel, ended)
         }
         Side::FiClient => Ok(fi::control_as_client(stream, TIMEOUT).map(|()| 0)?),
         Side::FiServer => Ok(fi::control_as_server(stream, TIMEOUT).map(|()| 0)?),
     });
-    heard.map_err(|error| crate::one_line(&error.into()))
+    result.map_err(|error| crate::one_line(&error.into()))
 }
 
 /// A connection with all input written, and its other end.
@@ -92,18 +92,18 @@ mod tests {
 
     #[test]
     fn server_allocates_buffers_up_to_the_bound_of_plans() {
-        assert_eq!(hear(Side::Server, start(1 << 30, 4).as_bytes()), Ok(4 << 30));
-        let told = hear(Side::Server, start(1 << 30, 1024).as_bytes()).unwrap_err();
-        assert!(told.contains("size × window is 1099511627776"), "{told}");
+        assert_eq!(run_control(Side::Server, start(1 << 30, 4).as_bytes()), Ok(4 << 30));
+        let error = run_control(Side::Server, start(1 << 30, 1024).as_bytes()).unwrap_err();
+        assert!(error.contains("size × window is 1099511627776"), "{error}");
     }
 
     #[test]
     fn errors_of_the_other_side_fit_one_line() {
         let hello = "{\"protocol\":\"efa-pingpong\",\"version\":1}\n";
-        let told = |said: &str| hear(Side::Client, format!("{hello}{said}\n").as_bytes());
-        let reason = told(r#"{"message":"failed","reason":"no\u001b[31m\n"}"#);
+        let run = |input: &str| run_control(Side::Client, format!("{hello}{input}\n").as_bytes());
+        let reason = run(r#"{"message":"failed","reason":"no\u001b[31m\n"}"#);
         assert_eq!(reason, Err("the other side failed: no\\u{1b}[31m\\n".into()));
-        let variant = told(r#"{"message":"\u001b[2J"}"#).unwrap_err();
+        let variant = run(r#"{"message":"\u001b[2J"}"#).unwrap_err();
         assert!(variant.contains("unknown variant `\\u{1b}[2J`"), "{variant}");
     }
 }

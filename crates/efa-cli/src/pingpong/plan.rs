@@ -113,7 +113,7 @@ pub(crate) fn usual_sizes(longest_eager: u64, max_medium: u64) -> Vec<u64> {
     let around = |size: u64| [size.saturating_sub(1), size, size.saturating_add(1)];
     let changes = [longest_eager, max_medium].into_iter().flat_map(around);
     let mut sizes: Vec<u64> = steps.into_iter().chain(changes).collect();
-    // Somebody may have set no limit to what goes without flow control.
+    // The limit of medium messages may be set to the largest number.
     sizes.retain(|size| *size <= MAX_SIZE);
     sizes.sort_unstable();
     sizes.dedup();

@@ -37,7 +37,7 @@ pub(crate) enum ProcessError {
         /// How.
         status: ExitStatus,
     },
-    /// The run is over, and it tells of a failure.
+    /// The server's exit status is a failure.
     #[error("the server process failed: {status}")]
     Failed {
         /// How it ended.

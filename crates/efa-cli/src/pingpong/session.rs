@@ -351,15 +351,15 @@ mod tests {
 
     #[test]
     fn changed_length_tag_data_or_byte_is_reported() {
-        let told = |sender, length, receiver| match received(sender, length, receiver) {
-            Ok(_) => panic!("nothing is told"),
+        let error = |sender, length, receiver| match received(sender, length, receiver) {
+            Ok(_) => panic!("no error"),
             Err(error) => error.source,
         };
-        let bytes = told(plan(false, false), 100, plan(true, false));
+        let bytes = error(plan(false, false), 100, plan(true, false));
         assert!(matches!(bytes, Problem::Bytes(Mismatch { offset: 0, found: 0, .. })), "{bytes}");
-        let length = told(plan(true, false), 99, plan(true, false));
+        let length = error(plan(true, false), 99, plan(true, false));
         assert!(matches!(length, Problem::Length { found: 99 }), "{length}");
-        let data = told(plan(true, false), 100, plan(true, true));
+        let data = error(plan(true, false), 100, plan(true, true));
         assert!(matches!(data, Problem::CqData { found: None, expected: Some(_) }), "{data}");
     }
 

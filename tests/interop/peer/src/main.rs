@@ -29,7 +29,7 @@ use crate::endpoint::CaptureFile;
 use crate::peer::{Next, Peer};
 
 /// Empty polls after which the process yields the processor.
-const PATIENCE: u32 = 200;
+const EMPTY_POLLS: u32 = 200;
 const NAP: Duration = Duration::from_millis(1);
 
 fn main() -> ExitCode {
@@ -57,7 +57,7 @@ fn play(mut peer: Peer) -> Result<()> {
         if peer.is_working() {
             quiet = if peer.progress()? { 0 } else { quiet + 1 };
         }
-        let line = match (peer.is_working(), quiet < PATIENCE) {
+        let line = match (peer.is_working(), quiet < EMPTY_POLLS) {
             (true, true) => lines.try_recv().map_err(|error| match error {
                 TryRecvError::Empty => RecvTimeoutError::Timeout,
                 TryRecvError::Disconnected => RecvTimeoutError::Disconnected,

@@ -150,7 +150,7 @@ fn expect_truncated(
     stage.check(Side::Receiver, &format!("id={id} length={room} seed={seed}"))
 }
 
-/// The receiver doesn't tell the sender. By the specification it sends EOR when it is done.
+/// The receiver sends nothing. By the specification it sends EOR when it is done.
 const UNREAD: &[Known] =
     &[Known::with_rdma(Pair::C_RECEIVES, [Release::FIRST, Release::NEVER], UNREAD_REASON)];
 const UNREAD_LATE: &[Known] =

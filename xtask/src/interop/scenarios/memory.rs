@@ -96,7 +96,7 @@ fn nack_if_known(packets: &Packets) -> Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-/// libfabric 1.17 tells its application; later ones and ours send the message in packets.
+/// libfabric 1.17 returns an error to its application; later releases and ours send the message in packets.
 fn refused(stage: &mut Stage<'_>) -> Result<()> {
     become_known(stage)?;
     let mut refusals = 0;
@@ -116,8 +116,8 @@ fn refused(stage: &mut Stage<'_>) -> Result<()> {
         stage.expect_received(receive, &sent)?;
     }
     let old = stage.stack(Side::Sender) == Stack::C && stage.libfabric() < KNOWS_NACK;
-    let tells = stage.rdma() == Rdma::On && old;
-    ensure!((refusals > 0) == tells, "{refusals} sends were refused");
+    let reports = stage.rdma() == Rdma::On && old;
+    ensure!((refusals > 0) == reports, "{refusals} sends were refused");
     Ok(())
 }
 

@@ -54,11 +54,11 @@ const FETCHING: [&str; 2] = ["FETCH_RTA", "COMPARE_RTA"];
 /// Messages that are read.
 const READ: [&str; 4] =
     ["LONGREAD_MSGRTM", "LONGREAD_TAGRTM", "RUNTREAD_MSGRTM", "RUNTREAD_TAGRTM"];
-/// The first releases of libfabric to which the beginning is sent of what is read, and that can be
-/// told to send it so.
+/// The first releases of libfabric that receive a runt, and that can be configured
+/// to send one.
 const TAKES_RUNTS: Release = Release(1, 16);
 const SENDS_RUNTS: Release = Release(1, 17);
-/// The first that has its device write, if it was built where the interface tells that it can.
+/// The first release whose device writes, if it was built with headers that have this.
 const DEVICE_WRITES: Release = Release(1, 18);
 /// Writes in packets.
 const WRITES: [&str; 4] = ["EAGER_RTW", "LONGCTS_RTW", "DC_EAGER_RTW", "DC_LONGCTS_RTW"];
@@ -67,7 +67,7 @@ const READS: [&str; 3] = ["SHORT_RTR", "LONGCTS_RTR", "CTS"];
 /// What the receiver must have sent, without and with device RDMA.
 const ANSWERS: [&str; 4] = ["HANDSHAKE", "CTS", "RECEIPT", "ATOMRSP"];
 
-/// Each type that a peer has sent was refused, and all that should be sent were; tells which.
+/// Checks that each type that a peer sent was refused, and that all expected types were sent; returns notes.
 fn every_type(packets: &Packets) -> Result<Vec<String>> {
     let mut sender: BTreeSet<&str> = ALWAYS.into_iter().chain(FETCHING).collect();
     let mut receiver = BTreeSet::from(ANSWERS);

@@ -96,7 +96,7 @@ fn pingpong(programs: &mut Programs<'_>, of_c: &[&str], of_rust: &[&str]) -> Res
                 output.lines().filter(is_row).count()
             }
             ("client", Stack::Rust) => output.matches("\"one_way_seconds\":").count(),
-            // It has nothing to tell.
+            // It prints nothing.
             _ => continue,
         };
         ensure!(rows == SIZES, "{name}: {rows} rows, {SIZES} expected, in\n{output}");

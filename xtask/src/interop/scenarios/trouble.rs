@@ -79,7 +79,7 @@ fn sender_killed(stage: &mut Stage<'_>) -> Result<()> {
     stage.send(message)?;
     stage.settle()?;
     stage.kill(Side::Sender)?;
-    // Now the receiver asks for the rest, which nobody sends any more.
+    // Now the receiver grants the rest, which no process sends any more.
     stage.receiver()?.allow_events();
     let receive = stage.receive(Receive::fitting(&message))?;
     come_back(stage, Side::Sender, Side::Receiver)?;

@@ -114,7 +114,7 @@ fn kept<'a>(bytes: &'a [u8], packet: &Packet<'_>) -> &'a [u8] {
         Header::Rtw(Rtw { kind: RtwKind::LongCts { .. } | RtwKind::DcLongCts { .. }, .. }) => {
             PAYLOAD
         }
-        // Here it is told, or follows from what is.
+        // Here the packet holds it, or it follows from other fields.
         _ => usize::MAX,
     };
     &bytes[..packet.header.len() + packet.payload.len().min(payload)]
