@@ -44,7 +44,7 @@ pub(crate) struct Core<Q: QueuePair, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// How requests to a peer tell who sends them, and what they carry along.
+    /// The header options of requests to a peer: address or connid, and CQ data.
     pub(crate) fn request_options(&self, peer: PeerId, cq_data: Option<u64>) -> ReqOptions {
         use efa_handshake::AddressHeader;
         let header = match self.peers.active(peer) {
@@ -118,7 +118,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 }
 
-/// What requests carry besides, that tell in this way who sends them.
+/// The header options of a request whose sender is identified in this way.
 pub(crate) fn options(
     header: AddressHeader,
     own: &QueuePairAddress,

@@ -203,7 +203,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The buffer comes back if the peer is unknown or gone, or too many sends are under way.
     pub fn send(&mut self, message: Message<B>) -> Result<(), Refused<B>> {
         let length = message.buffer.length();
-        // The receiver may read it, or is to tell something: that is an operation.
+        // A message that the receiver may read or has to confirm is an operation.
         if message.level == Level::Transmit
             && length < self.core().config.min_read
             && self.matching.ops.check_sends().is_ok()
