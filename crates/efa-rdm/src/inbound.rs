@@ -1,4 +1,4 @@
-//! Receive buffers: as many as the traffic needs, no more.
+//! Receive buffers: how many are posted to the device follows the traffic.
 
 use std::time::Duration;
 
@@ -8,19 +8,20 @@ use crate::pool::Pool;
 
 /// The receive buffers of an endpoint.
 ///
-/// How many are to be posted doubles when half of them were used in a burst, and halves after a period
-/// whose bursts never needed a quarter. A burst ends when the device has nothing more to tell, or
-/// after a while: an application that always finds its next message needs no more buffers for that.
+/// The number of buffers to post doubles when a burst uses more than half of them, and halves after a
+/// period in which every burst used less than a quarter. A burst ends when the device has no more
+/// completions, or after [`BURST`]: steady traffic doesn't need ever more buffers.
 #[derive(Debug)]
 pub(crate) struct Inbound<P> {
     spare: Pool<P>,
     posted: usize,
     target: usize,
-    /// With so few posted, more are posted.
+    /// When no more than this many are posted, more are posted.
     low: usize,
-    /// Used in this burst, and the most of a period.
+    /// Buffers used in this burst.
     used: usize,
     burst_ends: Time,
+    /// Most buffers used in a burst of this period.
     busiest: usize,
     least: usize,
     most: usize,
@@ -48,7 +49,7 @@ impl<P> Inbound<P> {
         self.spare.len()
     }
 
-    /// A buffer was used and read.
+    /// Takes back a buffer whose packet has been handled.
     #[inline(always)]
     pub(crate) fn consumed(&mut self, packet: P) {
         self.posted -= 1;
@@ -56,35 +57,36 @@ impl<P> Inbound<P> {
         self.spare.put(packet);
     }
 
-    /// Whether so many are missing that more are to be posted.
+    /// Whether more buffers are to be posted.
     #[inline]
     pub(crate) fn runs_low(&self) -> bool {
         self.posted <= self.low
     }
 
-    /// A buffer was used and is the application's now.
+    /// Counts a filled buffer that was given to the application.
     pub(crate) fn handed_over(&mut self) {
         self.posted -= 1;
         self.used += 1;
     }
 
-    /// A buffer for the application, if one is free.
+    /// A free buffer for the application.
     pub(crate) fn take_spare(&mut self) -> Option<P> {
         self.spare.take()
     }
 
-    /// The application gave a buffer.
+    /// Adds a buffer from the application to the free ones.
     pub(crate) fn put_spare(&mut self, packet: P) {
         self.spare.put(packet);
     }
 
-    /// The device has nothing more to tell at present: the burst is over.
+    /// Ends the burst: the device has no more completions.
     pub(crate) fn drained(&mut self) {
         self.busiest = self.busiest.max(self.used);
         self.used = 0;
     }
 
-    /// Posts what is missing.
+    /// Posts buffers up to the target, and allocates those that are missing. A full device queue is no
+    /// error.
     pub(crate) fn refill<Q: QueuePair<Packet = P>>(
         &mut self,
         device: &mut Q,
@@ -112,7 +114,7 @@ impl<P> Inbound<P> {
         }
     }
 
-    /// Ends a period.
+    /// Ends a period: lowers the target and frees buffers if the bursts didn't need them.
     pub(crate) fn trim(&mut self) {
         if self.busiest.max(self.used) * 4 < self.target {
             self.set_target((self.target / 2).max(self.least));
@@ -122,11 +124,11 @@ impl<P> Inbound<P> {
     }
 }
 
-/// How long a burst lasts that doesn't end by itself.
+/// Longest duration of a burst.
 const BURST: Duration = Duration::from_micros(100);
 
-/// Most buffers that are missing before more are posted: several at a time, for one call of the
-/// device costs much more than a buffer.
+/// Most buffers that may be missing before more are posted. Posting several at a time saves device
+/// calls (doorbells).
 const BATCH: usize = 16;
 
 fn low_water(target: usize) -> usize {

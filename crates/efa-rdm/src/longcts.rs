@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   sender                                           receiver
-//!     │── LONGCTS_RTM (send_id, first bytes) ──────────►│ match (until then, nothing more)
+//!     │── LONGCTS_RTM (send_id, first bytes) ──────────►│ match (no CTS before that)
 //!     │◄───────── CTS (send_id, recv_id, recv_length) ──│ grant a window
 //!     │── CTSDATA (recv_id, offset) ───────────────────►│ ┐ in any order
 //!     │── CTSDATA (recv_id, offset) ───────────────────►│ ┘
 //!     │◄───────── CTS (send_id, recv_id, recv_length) ──│ the window is used up: next one
-//!     │── CTSDATA … ───────────────────────────────────►│ complete when all bytes are in
-//!   complete when the device has delivered all of them
+//!     │── CTSDATA … ───────────────────────────────────►│ complete when all bytes have arrived
+//!   complete when the device has completed all packets
 //! ```
 
 use efa_device::QueuePair;
@@ -22,11 +22,11 @@ use crate::payload::Payload;
 use crate::select::Subprotocol;
 use crate::work::{Advance, InFlight, Work};
 
-/// CTSDATA packets of one operation in a row before others have their turn.
+/// CTSDATA packets that one operation sends in a row before others get their turn.
 const BURST: usize = 16;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Sends the request with the first bytes.
+    /// Sends the LONGCTS_RTM with the first bytes.
     pub(crate) fn send_longcts(&mut self, id: OpId) -> Advance {
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
@@ -40,18 +40,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         };
         let options = core.request_options(send.peer, send.cq_data);
         let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
-        // At least a byte must be left, or the receiver would have nothing to grant. After a
-        // READ_NACK the request carries nothing (section 4.7).
+        // At least one byte must be left for the receiver to grant. After a READ_NACK the request
+        // carries no data (section 4.7).
         let first = core.left_of_packet(rtm.len()).min(msg_length - 1);
         let first = if read_nack { 0 } else { first };
         let advance =
             core.post_segment(id, send, rtm.packet_type(), first, |packet| rtm.emit(packet));
-        // Until the first grant the window is what the request carries.
+        // No window has been granted: only the request's bytes may be sent.
         send.window_end = send.sent;
         advance
     }
 
-    /// A grant came.
+    /// Handles a CTS, which grants the next window.
     pub(crate) fn cts_arrived(&mut self, peer: PeerId, cts: &Cts) {
         let send = self.sends.get_mut(cts.send_id);
         let Some(send) = send.filter(|send| send.peer == peer) else {
@@ -69,8 +69,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if had_window {
             return;
         }
-        // Receivers since 1.14 can't tell who sent CTSDATA before they have our connid, which
-        // goes with the HANDSHAKE that theirs answers. Older ones write no connid in the CTS.
+        // Receivers since 1.14 can't identify the sender of CTSDATA before they have our connid. They
+        // have it when their HANDSHAKE has arrived here: it answers ours, which carries the connid.
+        // Older receivers write no connid in the CTS.
         let Some(active) = self.core.peers.active_mut(peer) else { return };
         let must_wait = self.core.config.profile.ctsdata_after_handshake
             && cts.connid.is_some()
@@ -82,7 +83,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Sends what the window allows.
+    /// Sends CTSDATA up to the end of the window, at most [`BURST`] packets.
     pub(crate) fn send_ctsdata(&mut self, id: OpId) -> Advance {
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
@@ -106,7 +107,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         Advance::More
     }
 
-    /// The request has been matched.
+    /// Starts a matched long-CTS message or a long-CTS write: copies the request's data and queues a
+    /// CTS.
     pub(crate) fn begin_longcts(&mut self, peer: PeerId, id: OpId, payload: &[u8]) {
         if !payload.is_empty() {
             self.segment_arrived(id, 0, payload);
@@ -114,7 +116,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.enqueue(peer, Work::Cts(id));
     }
 
-    /// Grants the next window: never nothing, and at least a packet if so much is left.
+    /// Sends a CTS for the next window: at least one packet's worth of bytes, or all that is left.
     pub(crate) fn send_cts(&mut self, peer: PeerId, id: OpId) -> Advance {
         let Some(receive) = self.receives.get(id) else { return Advance::Done };
         let largest = (self.core.transmit.mtu() - CTSDATA_HEADER) as u64;
@@ -137,7 +139,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         advance
     }
 
-    /// A segment came.
+    /// Handles a CTSDATA packet. Drops it if it lies beyond the granted window.
     pub(crate) fn ctsdata_arrived(&mut self, peer: PeerId, data: &CtsData, payload: &[u8]) {
         let receive = self.receives.get(data.recv_id);
         let receive =
@@ -153,5 +155,5 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 }
 
-/// Header of the larger form, with connid.
+/// Length in bytes of the CTSDATA header with connid, the longer form.
 const CTSDATA_HEADER: usize = 32;

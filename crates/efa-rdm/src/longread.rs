@@ -6,13 +6,13 @@
 //!     │── LONGREAD_RTM (send_id, read_iov) ────────────►│ match
 //!     │◄══════════════ RDMA read ══════════════════════ │
 //!     │◄──────────────── EOR (send_id) ─────────────────│ complete
-//!   complete when the EOR is here and the device has delivered the request
+//!   complete when the EOR has arrived and the device has completed the request
 //!
-//!     │── RUNTREAD_RTM (read_iov, runt) ───────────────►│ ┐ the leading part comes in packets,
-//!     │── RUNTREAD_RTM (read_iov, runt) ───────────────►│ ┘ the rest is read meanwhile
+//!     │── RUNTREAD_RTM (read_iov, runt) ───────────────►│ ┐ the leading part, the runt, is sent in
+//!     │── RUNTREAD_RTM (read_iov, runt) ───────────────►│ ┘ packets; the rest is read meanwhile
 //!
 //!     │◄───────────── READ_NACK (send_id, recv_id) ─────│ can't read
-//!     │── LONGCTS_RTM (same msg_id, flag READ_NACK) ───►│ goes on with the same operation
+//!     │── LONGCTS_RTM (same msg_id, flag READ_NACK) ───►│ continues the same receive
 //! ```
 
 use efa_device::{Access, QueuePair, Region};
@@ -41,8 +41,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             && interoperable(local.vendor_part_id, active.handshake.device_version())
     }
 
-    /// Whether the leading part of a message to a peer may go in packets while the rest is read:
-    /// that fills the time until the reading begins, which it already has if others are under way.
+    /// Whether messages to a peer may be sent by runting read. The runt uses the link until the peer's
+    /// RDMA read starts; if the peer is reading another message, the link is in use already.
     pub(crate) fn may_runt(&self, peer: PeerId) -> bool {
         let runting = |active: &crate::peer::Active<_, _>| {
             active.reads_under_way == 0
@@ -53,6 +53,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             && self.peers.active(peer).is_some_and(runting)
     }
 
+    /// Counts a message that the peer has stopped reading.
     pub(crate) fn read_is_over(&mut self, peer: PeerId) {
         if let Some(active) = self.peers.active_mut(peer) {
             active.reads_under_way = active.reads_under_way.saturating_sub(1);
@@ -68,7 +69,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// The memory of a send as the peer's device names it, if it was registered for that.
+    /// The address, length and remote key of a send's buffer, if it is registered for remote reads.
     pub(crate) fn read_iov(&self, id: OpId) -> Option<RmaIov> {
         let send = self.sends.get(id)?;
         let range = send.memory.registered().filter(|range| range.region.access().remote_read)?;
@@ -76,7 +77,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         Some(RmaIov::new(address, send.length, range.region.remote_key().into()))
     }
 
-    /// Whether the receiver of a send could read it, which is registered for that if need be.
+    /// Whether the peer can read the buffer of a send; registers the buffer if it isn't registered.
     pub(crate) fn make_readable(&mut self, id: OpId, peer: PeerId) -> bool {
         if !self.core.can_read(peer) {
             return false;
@@ -90,7 +91,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.read_iov(id).is_some()
     }
 
-    /// Sends the request; the receiver reads all.
+    /// Sends the LONGREAD_RTM, which carries no data.
     pub(crate) fn send_longread(&mut self, id: OpId) -> Advance {
         let Some(iov) = self.read_iov(id) else { return Advance::Done };
         let Self { core, sends, .. } = self;
@@ -103,7 +104,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         core.post_segment(id, send, rtm.packet_type(), 0, |packet| rtm.emit(packet))
     }
 
-    /// Sends the requests that carry the leading part.
+    /// Sends the RUNTREAD_RTM packets that carry the runt.
     pub(crate) fn send_runtread(&mut self, id: OpId) -> Advance {
         let Some(iov) = self.read_iov(id) else { return Advance::Done };
         let Self { core, sends, .. } = self;
@@ -128,7 +129,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         Advance::Done
     }
 
-    /// The receiver has read all that it wanted.
+    /// Handles an EOR: the receiver has finished reading.
     pub(crate) fn eor_arrived(&mut self, peer: PeerId, eor: &Eor) {
         let send = self.sends.get_mut(eor.send_id);
         let Some(send) = send.filter(|send| send.peer == peer && send.is_being_read()) else {
@@ -139,7 +140,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.end_send_if_done(eor.send_id);
     }
 
-    /// The receiver can't read: the message goes by long-CTS, from where the packets ended.
+    /// Handles a READ_NACK: the receiver can't read, so the rest of the message is sent by long-CTS.
     pub(crate) fn read_nack_arrived(&mut self, peer: PeerId, nack: &ReadNack) {
         let id = nack.send_id;
         let send = self.sends.get_mut(id);
@@ -154,7 +155,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.enqueue(peer, Work::Send(id));
     }
 
-    /// A request has been matched: read what fits the buffer.
+    /// Starts to read a matched message, or a write, behind its runt and up to the buffer's length.
     pub(crate) fn begin_longread(&mut self, peer: PeerId, id: OpId, shape: &Shape, iov: &[RmaIov]) {
         let Some(receive) = self.receives.get_mut(id) else { return };
         if receive.runt_length == receive.length
@@ -176,7 +177,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Whether a message can't be read here: the device doesn't, or it has no memory to read into.
+    /// Whether reading must be refused: the device has no RDMA read, or there is neither a registered
+    /// buffer nor a bounce region and the peer understands READ_NACK.
     fn must_refuse(&mut self, peer: PeerId, id: OpId) -> bool {
         let device = &self.core.transmit.device;
         if !device.attributes().rdma.read {
@@ -187,8 +189,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             receive.memory.register(|memory| device.register(memory, Access::default()));
         }
         let registered = receive.memory.registered().is_some();
-        // Peers without READ_NACK have to wait until there is memory, and so do writers: releases
-        // before 2.0 answer a READ_NACK for a write with a message.
+        // Messages of peers without READ_NACK wait until there is a bounce region. Writes wait too:
+        // releases before 2.0 answer a READ_NACK for a write with a message.
         let may_nack = receive.role == ReceiveRole::Message;
         !registered
             && may_nack
@@ -196,7 +198,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             && !self.core.transmit.has_bounce(self.core.config.bounce_size)
     }
 
-    /// A message can't be read: its sender is asked to send it, if it understands that.
+    /// Handles a message or write that can't be read: asks the sender by READ_NACK to send it in
+    /// packets, or fails the receive if the sender doesn't support that.
     fn refuse_reading(&mut self, id: OpId, error: OperationError) {
         let Some(receive) = self.receives.get_mut(id) else { return };
         receive.reading = Reading::Refused;
@@ -209,8 +212,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Asks for a message that can't be read, if the packets of its runt are here: the sender goes
-    /// on behind them.
+    /// Queues a READ_NACK for a message that can't be read, if its whole runt has arrived: the sender
+    /// continues behind the runt.
     pub(crate) fn nack_if_due(&mut self, id: OpId) {
         let Some(receive) = self.receives.get_mut(id) else { return };
         if receive.reading == Reading::Refused && receive.coverage.bytes() >= receive.runt_length {
@@ -222,7 +225,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// The sender goes on by long-CTS with a message that could not be read.
+    /// Handles the LONGCTS_RTM that continues a message after a READ_NACK.
     pub(crate) fn nacked_message_arrived(&mut self, peer: PeerId, rtm: &Rtm<'_>, shape: &Shape) {
         let known = self.assembling.get(&(peer.0, rtm.msg_id.0)).copied();
         let Some(Assembly::Receiving(id)) = known else {
@@ -241,7 +244,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.enqueue(peer, Work::Cts(id));
     }
 
-    /// The device has read all that was asked for, or failed to.
+    /// Ends the transfer of a receive: the device has read everything from `start` on, or `failed`.
     pub(crate) fn memory_read(&mut self, id: OpId, start: u64, failed: Option<OperationError>) {
         let Some(receive) = self.receives.get_mut(id) else { return };
         receive.reading = Reading::No;
@@ -256,9 +259,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             None => {
                 let (send_id, recv_id) = (receive.send_id, id);
-                let whole = receive.coverage.bytes() == length;
+                let complete = receive.coverage.bytes() == length;
                 self.core.queue_response(peer, Work::Eor { send_id, recv_id });
-                if whole {
+                if complete {
                     self.end_receive(id, None);
                 }
             }
@@ -267,7 +270,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 self.end_receive(id, failed);
                 self.core.lose_if_gone(Some(peer), failed);
             }
-            // The peer is gone already, and the receive was kept for the device's sake.
+            // The peer has ended; the receive was kept until the device finished reading into it.
             Some(error) if self.core.peers.active(peer).is_none() => {
                 self.end_receive(id, Some(error))
             }
@@ -294,11 +297,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 }
 
-/// What peers do with a message that they read.
+/// Access of the peer to a send's buffer that it reads.
 const SOURCE: Access = Access { remote_read: true, remote_write: false };
 
-/// The first generation of the device can't read the others', nor they it. Releases before 1.20
-/// don't tell theirs.
+/// Whether two devices can read each other's memory: the first generation of EFA and later ones can't.
+/// Releases before 1.20 don't announce their device; they are taken to be compatible.
 fn interoperable(local: u32, peer: Option<u32>) -> bool {
     const FIRST: u32 = 0xefa0;
     peer.is_none_or(|peer| (local == FIRST) == (peer == FIRST))

@@ -1,15 +1,15 @@
-//! Medium messages: several packets at once, without flow control (section 3.2).
+//! Medium messages: several packets, without flow control (section 3.2).
 //!
 //! ```text
 //!   sender                                    receiver
 //!     │── MEDIUM_RTM (offset 0) ────────────────►│ ┐
-//!     │── MEDIUM_RTM (offset n) ────────────────►│ ├ in any order: the first to come matches,
-//!     │── MEDIUM_RTM (offset 2n) ───────────────►│ ┘ the others find it by (peer, msg_id)
-//!     │◄─ (the device's completions) ────────────│ complete when all bytes are in
+//!     │── MEDIUM_RTM (offset n) ────────────────►│ ├ in any order: the first to arrive is matched,
+//!     │── MEDIUM_RTM (offset 2n) ───────────────►│ ┘ the others are found by (peer, msg_id)
+//!     │◄─ (the device's completions) ────────────│ complete when all bytes have arrived
 //!   complete
 //! ```
 //!
-//! When the device's queue fills in the middle, what was sent stands and the rest follows later.
+//! When the device's send queue is full, the remaining segments are sent later.
 
 use efa_device::QueuePair;
 use efa_proto::{MsgId, OpId, Rtm, RtmKind};
@@ -23,7 +23,7 @@ use crate::shape::Shape;
 use crate::work::Advance;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Sends the segments that are left.
+    /// Sends the remaining segments, until the device's send queue is full.
     pub(crate) fn send_medium(&mut self, id: OpId) -> Advance {
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
@@ -46,7 +46,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         Advance::Done
     }
 
-    /// The first segment to come has been matched.
+    /// Starts a receive with the first segment to arrive, which was matched.
     pub(crate) fn begin_medium(
         &mut self,
         (peer, msg_id): (PeerId, MsgId),
@@ -58,7 +58,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.segment_arrived(id, shape.offset, payload);
     }
 
-    /// Another segment came.
+    /// Handles another segment of a message. Drops it if its header disagrees with the first one's.
     pub(crate) fn medium_arrived(
         &mut self,
         id: OpId,
@@ -67,8 +67,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         payload: &[u8],
     ) {
         let Some(receive) = self.receives.get_mut(id) else { return };
-        // A message that is asked for by READ_NACK goes on by long-CTS. Segments with its number are of
-        // another one: of a sender that has forgotten this endpoint since.
+        // A message continued after a READ_NACK arrives by long-CTS. A medium or runting-read segment
+        // with its ID is of another message: the sender has removed this endpoint since and reuses the ID.
         if receive.subprotocol != Some(shape.subprotocol)
             || receive.length != shape.length
             || receive.receipt != shape.receipt

@@ -1,4 +1,4 @@
-//! The memory of an operation: a buffer of the application, or memory that it offers to peers.
+//! The memory of an operation: a buffer of the application, or registered memory that a peer accesses.
 
 use efa_device::{Region, RegionRange, RegisterError};
 use efa_proto::RmaIov;
@@ -7,26 +7,27 @@ use smallvec::SmallVec;
 use crate::atomic::LARGEST;
 use crate::payload::Payload;
 
-/// Where the bytes of an operation are. What is rare is boxed, so that messages stay small.
+/// Where the bytes of an operation are. The rare variants are boxed to keep `Send` and `Receive` small.
 #[derive(Debug)]
 pub(crate) enum Memory<B, R> {
-    /// A buffer that the application handed over.
+    /// A buffer of the application.
     Buffer(B),
-    /// Two of them, one behind the other: the operands of an atomic.
+    /// Operand and comparand of a compare atomic, in this order.
     Buffers(Box<(B, B)>),
-    /// Memory of this side that a peer named.
+    /// Local registered memory that a peer's request names.
     Exposed(Box<Exposed<R>>),
-    /// Previous values of such memory.
+    /// Previous values of a fetching atomic, to be sent to the peer.
     Values(Vec<u8>),
 }
 
-/// Registered memory that a peer named by address and key, checked: ranges one behind the other.
+/// Local registered memory that a peer's request names by address and key, checked: consecutive
+/// ranges.
 #[derive(Clone, Debug)]
 pub(crate) struct Exposed<R> {
     ranges: SmallVec<[RegionRange<R>; 1]>,
 }
 
-/// What a peer wants to do with memory of this side.
+/// The access to local memory that a peer's request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RemoteUse {
     /// Read it.
@@ -37,23 +38,24 @@ pub enum RemoteUse {
     ReadWrite,
 }
 
-/// Why a peer may not have memory (section 3.3).
+/// A peer's access to local memory was refused: no registered region with this key covers the range
+/// and grants the access (section 3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{wanted:?} access to {length} bytes at {address:#x} by key {key:#x} is refused")]
 pub struct AccessError {
-    /// What was wanted.
+    /// The access that was requested.
     pub wanted: RemoteUse,
-    /// The first byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// The number of bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// The key.
+    /// The remote key.
     pub key: u64,
 }
 
 impl<R: Region> Exposed<R> {
-    /// Looks up the memory that a packet names: all of it, or nothing. As for a device, it doesn't
-    /// matter where nothing is to be read or written.
+    /// Looks up the memory that a packet names. Fails if any piece is refused; pieces of length 0
+    /// aren't checked, as a device wouldn't.
     pub(crate) fn find(
         iov: &[RmaIov],
         wanted: RemoteUse,
@@ -84,8 +86,8 @@ impl<R: Region> Exposed<R> {
         Ok(Self { ranges: ranges.collect::<Result<_, _>>()? })
     }
 
-    /// Changes elements of `size` bytes one by one: `change` gets the number of the element and its
-    /// bytes. No other atomic of this process comes in between.
+    /// Changes the elements of `size` bytes one by one: `change` gets the index of the element and its
+    /// bytes. Each change is atomic with respect to other atomics of this process.
     pub(crate) fn update(&self, size: usize, mut change: impl FnMut(usize, &mut [u8])) {
         let mut number = 0;
         let mut bytes = [0; LARGEST];
@@ -101,8 +103,8 @@ impl<R: Region> Exposed<R> {
         }
     }
 
-    /// The parts of the ranges that the `length` bytes from `offset` on lie in, with where they
-    /// begin among those bytes.
+    /// The parts of the ranges that hold the `length` bytes from `offset` on, each with its position
+    /// among those bytes.
     fn parts(&self, offset: u64, length: usize) -> impl Iterator<Item = (usize, RegionRange<R>)> {
         let (mut skip, mut done) = (offset, 0);
         self.ranges.iter().filter_map(move |range| {
@@ -132,7 +134,7 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         }
     }
 
-    /// Copies `into.len()` bytes out, from `offset` on.
+    /// Copies `into.len()` bytes from `offset` on to `into`.
     #[inline]
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) {
         match self {
@@ -161,7 +163,7 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         }
     }
 
-    /// Copies `from` in, at `offset`. Operands and previous values are only read.
+    /// Copies `from` to `offset`. Does nothing for operands and previous values, which are only read.
     #[inline]
     pub(crate) fn write(&mut self, offset: u64, from: &[u8]) {
         match self {
@@ -175,7 +177,7 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         }
     }
 
-    /// Where it lies in registered memory, if it does and is in one piece.
+    /// The registered range that holds all of the memory, if there is a single one.
     pub(crate) fn registered(&self) -> Option<RegionRange<R>> {
         match self {
             Self::Buffer(buffer) => buffer.registered(),
@@ -187,7 +189,7 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         }
     }
 
-    /// Registers a buffer for the time of its operation.
+    /// Registers a buffer until [`deregister`](Self::deregister).
     pub(crate) fn register(
         &mut self,
         register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>,
@@ -197,7 +199,7 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         }
     }
 
-    /// Takes back what [`register`](Self::register) did.
+    /// Undoes [`register`](Self::register).
     pub(crate) fn deregister(&mut self) {
         if let Self::Buffer(buffer) = self {
             buffer.deregister();

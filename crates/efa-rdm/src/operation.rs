@@ -1,12 +1,12 @@
-//! A table of operations under way, whose identifiers travel on the wire.
+//! A table of operations under way. Their identifiers (`send_id`, `recv_id`) travel in packets.
 //!
-//! An identifier is an index and a generation. The generation of an entry changes when it is
-//! freed, so that an identifier from the wire that is stale, or made up, is caught.
+//! An identifier is the index of a slot and its generation. The generation changes when the slot is
+//! freed, so that a stale or forged identifier from the network is detected.
 //!
 //! ```text
 //!                   31  30 ...... 22   21    20 ...... 10  9 ... 0
-//!   first places     0 │ generation │ kind │ generation  │ index │   used most: 20 bits of generation
-//!   others           1 │ generation │ kind │        index        │   9 bits
+//!   first 1024 slots 0 │ generation │ kind │ generation  │ index │   20 bits of generation
+//!   other slots      1 │ generation │ kind │        index        │   9 bits of generation
 //! ```
 
 use efa_proto::OpId;
@@ -14,33 +14,33 @@ use efa_proto::OpId;
 use crate::completion::StartError;
 use crate::table::Table;
 
-/// Bits of the index: two million operations of a kind at a time.
+/// Bits of index and kind: two million operations of a kind at a time.
 const INDEX_BITS: u32 = 22;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const MOST: usize = OF_RECEIVE as usize;
-/// Bits of the index of a first place, and of its generation beside it.
+/// Bits of the index of one of the first slots, and of the low part of its generation.
 const FIRST_BITS: u32 = 10;
 const FIRST: u32 = 1 << FIRST_BITS;
 const BESIDE_BITS: u32 = INDEX_BITS - 1 - FIRST_BITS;
-/// Bits of the generation before the kind.
+/// Bits of the generation above the kind bit.
 const BEFORE_BITS: u32 = u32::BITS - 1 - INDEX_BITS;
-/// In identifiers of places that are no first ones.
+/// Set in identifiers of slots that aren't among the first.
 const OTHER: u32 = 1 << (u32::BITS - 1);
 
-/// The generations of a place.
+/// The number of generations of a slot.
 const fn generations(index: u32) -> u32 {
     if index < FIRST { 1 << (BEFORE_BITS + BESIDE_BITS) } else { 1 << BEFORE_BITS }
 }
 
-/// In identifiers of receives, so that none is an identifier of a send, too: a PEER_ERROR doesn't
-/// tell which it means.
+/// Set in identifiers of receives, so that no receive has the identifier of a send: a PEER_ERROR
+/// doesn't say which of them it means.
 pub(crate) const OF_RECEIVE: u32 = 1 << (INDEX_BITS - 1);
 
-/// Operations of one kind, with the bits of `KIND` in their identifiers.
+/// The operations of one kind; the bits of `KIND` are set in their identifiers.
 #[derive(Debug)]
 pub(crate) struct OperationTable<T, const KIND: u32 = 0> {
     operations: Table<T>,
-    /// Of each place.
+    /// The generation of each slot.
     generations: Vec<u32>,
     most: usize,
 }
@@ -50,7 +50,7 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         Self { operations: Table::new(), generations: Vec::new(), most: MOST }
     }
 
-    /// Has names for fewer.
+    /// Lowers the maximum number of operations.
     #[cfg(test)]
     pub(crate) fn limit(&mut self, most: usize) {
         self.most = most;
@@ -64,27 +64,27 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         self.len() >= self.most
     }
 
-    /// Whether there is a name for another operation of this endpoint.
+    /// Returns `Busy` if the table is full.
     pub(crate) fn check(&self) -> Result<(), StartError> {
         let limit = self.most;
         if self.is_full() { Err(StartError::Busy { limit }) } else { Ok(()) }
     }
 
-    /// Whether `count` operations are as many as peers may ask for: half of the names are for this
-    /// endpoint's own.
+    /// Whether peers may start no more operations when `count` of theirs are under way: at most half of
+    /// the table is for peers.
     pub(crate) fn is_too_many_of_peers(&self, count: usize) -> bool {
         self.is_full() || count >= self.most / 2
     }
 
-    /// The identifier of an operation at a place.
+    /// The identifier of the operation in slot `index`.
     #[inline(always)]
     fn id(&self, index: u32) -> OpId {
         let generation = self.generations.get(index as usize).copied().unwrap_or(0);
-        Self::name(index, generation)
+        Self::encode(index, generation)
     }
 
     #[inline(always)]
-    const fn name(index: u32, generation: u32) -> OpId {
+    const fn encode(index: u32, generation: u32) -> OpId {
         if index < FIRST {
             let (before, beside) = (generation >> BESIDE_BITS, generation % (1 << BESIDE_BITS));
             OpId(before << INDEX_BITS | KIND | beside << FIRST_BITS | index)
@@ -93,16 +93,16 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         }
     }
 
-    /// The place of the operation of this name, if that is not of an earlier one.
+    /// The slot of an identifier; `None` if the identifier is stale or forged.
     #[inline(always)]
     fn index(&self, id: OpId) -> Option<u32> {
         let of = if id.0 & OTHER == 0 { FIRST - 1 } else { INDEX_MASK };
         let index = (id.0 ^ KIND) & of;
         let generation = *self.generations.get(index as usize)?;
-        (Self::name(index, generation) == id).then_some(index)
+        (Self::encode(index, generation) == id).then_some(index)
     }
 
-    /// Adds an operation. The caller has [checked](Self::is_full) that there is room.
+    /// Adds an operation. The caller has checked that the table isn't [full](Self::is_full).
     #[inline(always)]
     pub(crate) fn insert(&mut self, operation: T) -> OpId {
         let index = self.operations.insert(operation);
@@ -131,7 +131,7 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         Some(operation)
     }
 
-    /// The identifiers of the operations for which `wanted` holds.
+    /// The identifiers of the operations for which `wanted` returns true.
     pub(crate) fn find(&self, mut wanted: impl FnMut(&T) -> bool) -> Vec<OpId> {
         let of = self.operations.iter().filter(|(_, operation)| wanted(operation));
         of.map(|(index, _)| self.id(index)).collect()
@@ -146,15 +146,15 @@ mod tests {
 
     // conformance: A122
     #[test]
-    fn stale_identifiers_are_caught_over_a_million_reuses() {
+    fn stale_operation_id_is_detected_over_a_million_reuses() {
         let mut table = OperationTable::<_>::new();
         let mut stale: Vec<OpId> = Vec::new();
         for round in 0..1_000_000_u32 {
             let id = table.insert(round);
             assert_eq!(table.get(id), Some(&round));
-            // The first ones of all, and the last one.
+            // The first two identifiers, and the last one.
             for old in &stale {
-                assert_ne!(*old, id, "not used again, after {round}");
+                assert_ne!(*old, id, "identifier used again in round {round}");
                 assert_eq!(table.get(*old), None);
                 assert_eq!(table.remove(*old), None);
             }
@@ -163,11 +163,11 @@ mod tests {
             stale.truncate(2);
             stale.push(id);
         }
-        assert_eq!(table.generations.len(), 1, "places are used again");
+        assert_eq!(table.generations.len(), 1, "the slot is used again");
     }
 
     #[test]
-    fn names_of_places_beyond_the_first_ones_are_their_own() {
+    fn operation_ids_of_first_and_other_slots_are_distinct() {
         let mut receives = OperationTable::<_, OF_RECEIVE>::new();
         let first: Vec<_> = (0..=FIRST).map(|index| receives.insert(index)).collect();
         let mut names = first.clone();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn no_receive_has_the_identifier_of_a_send() {
+    fn operation_ids_of_sends_and_receives_are_disjoint() {
         let (mut sends, mut receives) =
             (OperationTable::<_>::new(), OperationTable::<_, OF_RECEIVE>::new());
         for round in 0..3000 {
@@ -200,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn live_identifiers_differ_and_made_up_ones_are_refused() {
+    fn forged_operation_id_finds_nothing() {
         let mut table = OperationTable::<_>::new();
         let ids: Vec<_> = (0..100).map(|i| table.insert(i)).collect();
         for (i, id) in ids.iter().enumerate() {
             assert_eq!(table.get(*id), Some(&i));
         }
-        for made_up in [100, u32::MAX, 1 << INDEX_BITS] {
-            assert_eq!(table.get(OpId(made_up)), None);
+        for forged in [100, u32::MAX, 1 << INDEX_BITS] {
+            assert_eq!(table.get(OpId(forged)), None);
         }
         assert_eq!(table.find(|i| i % 50 == 7), [ids[7], ids[57]]);
         assert_eq!(table.len(), 100);

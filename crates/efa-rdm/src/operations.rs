@@ -1,13 +1,14 @@
-//! Operations under way: of this endpoint, and of peers on its memory.
+//! Operations under way: this endpoint's own, and those of peers on its memory.
 //!
-//! Whoever has the data has a [`Send`], whoever gets it a [`Receive`]; their roles tell what for.
+//! The side that sends the data has a [`Send`], the side that receives it a [`Receive`]. The role of
+//! each says which operation it belongs to.
 //!
 //! | operation | at the requester       | at the peer              |
 //! |-----------|------------------------|--------------------------|
 //! | message   | send                   | receive                  |
 //! | write     | send                   | receive into its memory  |
 //! | read      | receive                | send out of its memory   |
-//! | atomic    | send, answered or not  | done at once; the answer is a send |
+//! | atomic    | send                   | applied at once; the response is a send |
 
 use std::collections::VecDeque;
 
@@ -30,47 +31,48 @@ use crate::select::Subprotocol;
 use crate::transfer::Transfer;
 use crate::work::SinglePacket;
 
-/// Names an entry of [`Operations::remotes`].
+/// Index in [`Operations::remotes`].
 pub(crate) type RemoteId = u32;
 
-/// What a send operation is for.
+/// The operation that a [`Send`] belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendRole {
     /// A message.
     Message,
     /// A write to the peer's memory.
     Write { remote: RemoteId },
-    /// Memory of this side, which the peer reads.
+    /// The data of the peer's read of local memory.
     ReadResponse,
-    /// An atomic on the peer's memory, and whether the previous values come back.
+    /// An atomic on the peer's memory: its index in [`Operations::atomics`], and whether it returns the
+    /// previous values.
     Atomic { atomic: u32, fetches: bool },
-    /// Previous values, which go back to the peer.
+    /// The previous values for the peer's atomic on local memory.
     AtomicResponse,
 }
 
 impl SendRole {
-    /// Whether a peer asked for it.
+    /// Whether a peer's request started it.
     pub(crate) const fn is_response(self) -> bool {
         matches!(self, Self::ReadResponse | Self::AtomicResponse)
     }
 
-    /// Whether it has its turn among the messages to the peer.
+    /// Whether it has a message ID in the order of messages to the peer.
     pub(crate) const fn is_ordered(self) -> bool {
         matches!(self, Self::Message | Self::Atomic { .. })
     }
 }
 
-/// How much a peer has heard of a send.
+/// How much of a send is known to have reached the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reached {
     Nothing,
-    /// A packet arrived.
+    /// The device has completed a packet.
     Part,
-    /// And it was answered by a grant.
+    /// The peer has sent a CTS.
     Granted,
 }
 
-/// An operation that gives data away.
+/// An operation that sends data to a peer. Lengths and offsets are in bytes.
 #[derive(Debug)]
 pub(crate) struct Send<M> {
     pub(crate) peer: PeerId,
@@ -81,26 +83,27 @@ pub(crate) struct Send<M> {
     pub(crate) cq_data: Option<u64>,
     pub(crate) level: Level,
     pub(crate) length: u64,
-    /// Its place among the messages to the peer; taken when it is released from those held. One
-    /// that isn't ordered has a number of its own.
+    /// Message ID, assigned when the send isn't held any more. An operation that isn't
+    /// [ordered](SendRole::is_ordered) has a serial number instead.
     pub(crate) msg_id: u32,
-    /// Packets that the device has not completed.
+    /// Packets posted that the device has not completed.
     pub(crate) outstanding: u32,
     /// Chosen when the first packet is written.
     pub(crate) subprotocol: Option<Subprotocol>,
-    /// Bytes that were put into packets.
+    /// Bytes sent in packets so far.
     pub(crate) sent: u64,
-    /// Bytes that are to be put into packets; the receiver reads the others.
+    /// Bytes to be sent in packets in all; the receiver reads the others by RDMA.
     pub(crate) in_packets: u64,
-    /// The receiver refused to read: long-CTS is left.
+    /// The receiver sent a READ_NACK: the rest goes by long-CTS.
     pub(crate) read_nack: bool,
-    /// The receiver has said that it has read all, or that it is delivered, or has answered.
+    /// The EOR, RECEIPT or ATOMRSP that it waits for has arrived.
     pub(crate) confirmed: bool,
     pub(crate) reached: Reached,
-    /// Why it is given up, as soon as the device is done with its packets.
+    /// The status with which the send fails when the device has completed its packets.
     pub(crate) given_up: Option<Status>,
-    /// Long-CTS: bytes that may be sent, and the receiver's name for the operation.
+    /// Long-CTS: end of the granted window.
     pub(crate) window_end: u64,
+    /// The receiver's identifier of the operation.
     pub(crate) recv_id: OpId,
 }
 
@@ -130,42 +133,42 @@ impl<M> Send<M> {
         }
     }
 
-    /// Whether it sends this message.
+    /// Whether it is the message `msg_id` to `peer`.
     pub(crate) fn is(&self, peer: PeerId, msg_id: u32) -> bool {
         self.msg_id == msg_id && self.peer == peer
     }
 
-    /// Whether the receiver will say when it has read it, and hasn't yet.
+    /// Whether an EOR is to come.
     pub(crate) fn is_being_read(&self) -> bool {
         let read = match self.subprotocol {
             Some(Subprotocol::LongRead) => true,
-            // A runt that is all of the message leaves nothing to be read.
+            // If the runt is the complete message, nothing is read.
             Some(Subprotocol::RuntRead) => self.in_packets < self.length,
             _ => false,
         };
         read && !self.confirmed
     }
 
-    /// Whether the receiver will say when it is delivered, and hasn't yet. What was read is
-    /// delivered anyway.
+    /// Whether a RECEIPT is to come. A message that is read by RDMA has none: its EOR confirms the
+    /// delivery.
     pub(crate) fn awaits_receipt(&self) -> bool {
         self.level == Level::Delivery
             && !self.confirmed
             && self.subprotocol.is_some_and(|by| !by.is_read())
     }
 
-    /// Whether the previous values of an atomic will come, and haven't yet.
+    /// Whether an ATOMRSP with the previous values is to come.
     pub(crate) fn awaits_values(&self) -> bool {
         matches!(self.role, SendRole::Atomic { fetches: true, .. }) && !self.confirmed
     }
 
-    /// Whether the device moves the data, without packets.
+    /// Whether the device moves the data by RDMA, without packets of the protocol.
     pub(crate) fn is_direct(&self) -> bool {
         self.subprotocol == Some(Subprotocol::Direct)
     }
 
-    /// Whether all packets arrived and the receiver has all it wanted. A direct one ends with its
-    /// transfer.
+    /// Whether the device has completed all packets and no response is to come. A direct operation is
+    /// done when its transfer is.
     pub(crate) fn is_done(&self) -> bool {
         self.outstanding == 0
             && self.subprotocol.is_some()
@@ -177,18 +180,18 @@ impl<M> Send<M> {
     }
 }
 
-/// What a receive operation is for.
+/// The operation that a [`Receive`] belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReceiveRole {
     /// A message of several packets.
     Message,
-    /// Memory of this side, which the peer writes.
+    /// The peer's write to local memory.
     Written,
     /// A read of the peer's memory.
     Read { remote: RemoteId },
 }
 
-/// An operation that gets data, in several pieces.
+/// An operation that receives data in several pieces. Lengths and offsets are in bytes.
 #[derive(Debug)]
 pub(crate) struct Receive<M> {
     pub(crate) peer: PeerId,
@@ -201,15 +204,16 @@ pub(crate) struct Receive<M> {
     pub(crate) cq_data: Option<u64>,
     pub(crate) length: u64,
     pub(crate) coverage: Coverage,
-    /// `None` for a read that hasn't begun.
+    /// `None` for a read whose request hasn't been sent.
     pub(crate) subprotocol: Option<Subprotocol>,
-    /// Long-CTS: bytes that the sender may have sent, and its name for the operation.
+    /// Long-CTS: end of the granted window.
     pub(crate) granted: u64,
+    /// The sender's identifier of the operation.
     pub(crate) send_id: OpId,
-    /// Runting read: the leading part that comes in packets.
+    /// Runting read: length of the leading part that arrives in packets.
     pub(crate) runt_length: u64,
     pub(crate) reading: Reading,
-    /// The sender wants to be told when it is delivered.
+    /// The sender asked for a RECEIPT.
     pub(crate) receipt: bool,
 }
 
@@ -241,7 +245,7 @@ impl<M> Receive<M> {
         }
     }
 
-    /// Whether it is found by the id of its message.
+    /// Whether it has an entry in [`Operations::assembling`].
     pub(crate) fn is_assembled(&self) -> bool {
         let several = self.subprotocol.is_some_and(Subprotocol::has_several_requests);
         self.role == ReceiveRole::Message && (several || self.reading == Reading::Nacked)
@@ -255,25 +259,26 @@ pub(crate) struct Operations<Q: QueuePair, B> {
     pub(crate) sends: OperationTable<Send<Memory<B, Q::Region>>>,
     pub(crate) receives: OperationTable<Receive<Memory<B, Q::Region>>, OF_RECEIVE>,
     pub(crate) transfers: OperationTable<Transfer>,
-    /// Transfers that wait for others to end, or for memory.
+    /// Transfers that wait for other transfers to end, or for a bounce region.
     pub(crate) waiting_transfers: VecDeque<OpId>,
-    /// Memory of peers that is written or read.
+    /// Peers' memory that this endpoint's writes and reads access.
     pub(crate) remotes: Slab<Remote>,
     /// Atomics of this endpoint.
     pub(crate) atomics: Slab<AtomicState<B>>,
-    /// Sends that peers asked for.
+    /// Number of sends that peers' requests started.
     responses: usize,
-    /// Receives that peers asked for.
+    /// Number of receives that peers' requests started.
     written: usize,
-    /// Messages of several packets whose first one has been seen, by peer and message id.
+    /// Messages of several packets of which one has been matched or is unexpected, by peer and message
+    /// ID.
     pub(crate) assembling: HashMap<(u32, u32), Assembly, Keyed>,
-    /// Messages with a buffer that are all in one packet, which have no entry here.
+    /// Number of single-packet messages in flight with a buffer; they have no [`Send`].
     pub(crate) single_packets: usize,
-    /// The number of the next send that isn't ordered.
+    /// Serial number of the last send that isn't ordered.
     serial: u32,
-    /// Coverages with memory of their own, to be used again.
+    /// Free coverages, which keep their allocation.
     coverages: Pool<Coverage>,
-    /// Memory of previous values, to be used again.
+    /// Free vectors for previous values.
     values: Pool<Vec<u8>>,
 }
 
@@ -298,27 +303,27 @@ impl<Q: QueuePair, B> Operations<Q, B> {
         }
     }
 
-    /// Sends of this endpoint's own.
+    /// Number of this endpoint's own sends, single-packet messages included.
     pub(crate) fn own_sends(&self) -> usize {
         self.sends.len() + self.single_packets - self.responses
     }
 
-    /// Whether there is room for another send that a peer asks for.
+    /// Whether a peer's request may start another send.
     pub(crate) fn may_respond(&self) -> bool {
         !self.sends.is_too_many_of_peers(self.responses)
     }
 
-    /// Receives of this endpoint's own.
+    /// Number of this endpoint's own receives.
     pub(crate) fn own_receives(&self) -> usize {
         self.receives.len() - self.written
     }
 
-    /// Whether there is room for another receive that a peer asks for.
+    /// Whether a peer's request may start another receive.
     pub(crate) fn may_be_written(&self) -> bool {
         !self.receives.is_too_many_of_peers(self.written)
     }
 
-    /// Adds a send. The caller has checked that there is room.
+    /// Adds a send. The caller has checked that the table isn't full.
     #[inline]
     pub(crate) fn add_send(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
         if !send.role.is_ordered() {
@@ -329,7 +334,7 @@ impl<Q: QueuePair, B> Operations<Q, B> {
         self.sends.insert(send)
     }
 
-    /// Takes a send out.
+    /// Removes a send.
     #[inline]
     pub(crate) fn take_send(&mut self, id: OpId) -> Option<Send<Memory<B, Q::Region>>> {
         let send = self.sends.remove(id)?;
@@ -340,24 +345,24 @@ impl<Q: QueuePair, B> Operations<Q, B> {
         Some(send)
     }
 
-    /// Takes a message out that goes in one packet after all, which keeps what it needs.
+    /// Removes a send that goes as a single packet; what its completion needs stays with the packet.
     pub(crate) fn take_single_packet(&mut self, id: OpId) -> Option<(PeerId, SinglePacket<B>)> {
         let send = self.take_send(id)?;
         let Memory::Buffer(buffer) = send.memory else { return None };
         self.single_packets += 1;
-        // What is too long for this fits no packet, and is refused as it is written.
+        // A length beyond `u32` fits no packet: the message is refused when it is written.
         let length = u32::try_from(send.length).unwrap_or(u32::MAX);
         let (tag, context) = (send.tag, send.context);
         Some((send.peer, SinglePacket { tag, context, length, buffer: Some(buffer) }))
     }
 
-    /// Adds a receive. The caller has checked that there is room.
+    /// Adds a receive. The caller has checked that the table isn't full.
     pub(crate) fn add_receive(&mut self, receive: Receive<Memory<B, Q::Region>>) -> OpId {
         self.written += usize::from(receive.role == ReceiveRole::Written);
         self.receives.insert(receive)
     }
 
-    /// Takes a receive out.
+    /// Removes a receive.
     pub(crate) fn take_receive(&mut self, id: OpId) -> Option<Receive<Memory<B, Q::Region>>> {
         let receive = self.receives.remove(id)?;
         self.written -= usize::from(receive.role == ReceiveRole::Written);
@@ -372,54 +377,54 @@ impl<Q: QueuePair, B> Operations<Q, B> {
         self.coverages.take().unwrap_or_default()
     }
 
-    /// Keeps a coverage that is not needed any more.
+    /// Returns a coverage to the pool.
     pub(crate) fn recycle_coverage(&mut self, mut coverage: Coverage) {
         coverage.clear();
         self.coverages.put(coverage);
     }
 
-    /// Memory for previous values.
+    /// An empty vector for previous values.
     pub(crate) fn values(&mut self) -> Vec<u8> {
         self.values.take().unwrap_or_default()
     }
 
-    /// Keeps memory of previous values that is not needed any more.
+    /// Returns a vector of previous values to the pool.
     pub(crate) fn recycle_values(&mut self, mut values: Vec<u8>) {
         values.clear();
         self.values.put(values);
     }
 
-    /// Ends a period: gives memory back that was not needed.
+    /// Ends a period: frees pooled memory that wasn't needed in it.
     pub(crate) fn trim(&mut self) {
         self.coverages.trim();
         self.values.trim();
     }
 }
 
-/// How far the reading of a message is.
+/// The state of the RDMA read of a receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// Nothing is to be read, or all has been.
+    /// Nothing is to be read, or the read is finished.
     #[default]
     No,
-    /// The device is at it.
+    /// The device is reading; the identifier is the transfer's.
     UnderWay(OpId),
-    /// It can't be read; the sender is told when the packets of the runt are here.
+    /// The message can't be read; a READ_NACK is sent when the whole runt has arrived.
     Refused,
-    /// The sender was told to send the message.
+    /// A READ_NACK was queued; the sender continues by long-CTS.
     Nacked,
 }
 
-/// A message of several packets whose first one has been seen.
+/// Where the further packets of a message go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Assembly {
-    /// It has a receive operation.
+    /// To this receive operation.
     Receiving(OpId),
-    /// It is unexpected.
+    /// To the unexpected message with this key.
     Unexpected(u32),
 }
 
-/// What an atomic of this endpoint has beside its send.
+/// The state of an atomic of this endpoint, beside its [`Send`].
 #[derive(Debug)]
 pub(crate) struct AtomicState<B> {
     pub(crate) remote: Remote,

@@ -1,29 +1,28 @@
-//! PEER_ERROR: one side gives a message up and tells the other, which would wait for ever otherwise
-//! (feature 9, section 4.10 of the specification on libfabric's main branch).
+//! PEER_ERROR packets: one side abandons a message and informs the other, which would wait for ever
+//! otherwise (feature 9, section 4.10 of the specification on libfabric's main branch).
 //!
 //! ```text
 //!   sender                                          receiver
-//!     │── LONGREAD_RTM (send_id, read_iov) ───────────►│ can't read, and READ_NACK isn't known
-//!     │◄──────────── PEER_ERROR (0: send_id) ──────────│ fails
-//!   fails
+//!     │── LONGREAD_RTM (send_id, read_iov) ───────────►│ can't read; sender has no READ_NACK
+//!     │◄──────────── PEER_ERROR (0: send_id) ──────────│ the receive fails
+//!   the send fails
 //!
 //!     │── LONGCTS_RTM, CTSDATA ───────────────────────►│
 //!     │── PEER_ERROR (0: recv_id) ────────────────────►│ the receive fails
 //!     │── MEDIUM_RTM ─────────────────────────────────►│
-//!     │── PEER_ERROR (1: msg_id) ─────────────────────►│ the receive fails, or what came is dropped
-//!     │── PEER_ERROR (2: msg_id) ─────────────────────►│ nothing came: messages behind it go on
+//!     │── PEER_ERROR (1: msg_id) ─────────────────────►│ the receive fails, or its packets are dropped
+//!     │── PEER_ERROR (2: msg_id) ─────────────────────►│ nothing arrived: the msg_id is skipped
 //! ```
 //!
-//! A sender gives a message up when the device refuses a packet of it for a reason that is the packet's
-//! own. It tells when the device is done with all others, since by then it is known what has arrived, and
-//! nothing of the message comes behind. Without the feature the conversation ends there: the receiver
-//! would wait for the message, and with it for all behind.
+//! A sender abandons a message when the device fails one of its packets with a status that concerns
+//! this packet alone. It sends the PEER_ERROR when the device has completed the message's other packets:
+//! then it knows what has arrived, and no packet of the message follows. Without the feature the
+//! peer ends instead: the receiver would wait for the message, and for all messages behind it.
 //!
-//! Buffers of this endpoint's sends are its own and can't be taken from under a message, as those of
-//! libfabric can. A peer that is removed isn't told: nothing is sent to it any more. Writes have no place
-//! among the messages, and the specification has nothing for them.
+//! A peer that is removed gets no PEER_ERROR: nothing is sent to it any more. Writes have no message ID,
+//! and the specification defines no PEER_ERROR for them.
 //!
-//! No release has the feature, so it is used only when both sides announce it.
+//! No release of libfabric has the feature; it is used only if both sides announce it.
 
 use efa_device::{QueuePair, Status};
 use efa_handshake::{Extras, Support};
@@ -42,16 +41,17 @@ use crate::payload::Payload;
 use crate::peer::Active;
 use crate::work::{Advance, InFlight, Purpose, Work};
 
-/// What `op_id` of a PEER_ERROR means.
+/// Values of `ref_kind` in a PEER_ERROR: `op_id` is an operation's identifier, the ID of a message of
+/// which packets may have arrived, or the ID of a message of which none has.
 const OPERATION: u8 = 0;
 const MSG_ID: u8 = 1;
 const MSG_ID_SKIP: u8 = 2;
 
-/// libfabric's number for errors of its provider that have no other.
+/// libfabric's number for provider errors without a number of their own.
 const OTHER: u32 = 4096;
 
-/// Whether a packet failed for what it is, and others to the peer need not: neither is the peer gone,
-/// nor the way there, nor the queue pair.
+/// Whether a status concerns the failed packet alone, and neither the peer, nor the path to it, nor
+/// the queue pair.
 fn is_of_packet(status: Status) -> bool {
     matches!(status, Status::BadLocalKey | Status::BadLength | Status::RemoteBadLength)
 }
@@ -61,14 +61,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.config.profile.extras.contains(Extras::PEER_ERROR)
     }
 
-    /// Whether a peer can be told that a message is given up.
+    /// Whether a peer and this endpoint both announce PEER_ERROR.
     fn takes_peer_error(&self, peer: PeerId) -> bool {
         let support = |active: &Active<_, _>| active.handshake.supports(Extras::PEER_ERROR);
         self.has_peer_error()
             && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
     }
 
-    /// The place among the messages of the one that a packet is all of.
+    /// The message ID in a single-packet message's packet.
     #[cold]
     pub(crate) fn single_packet_msg_id(
         &self,
@@ -84,7 +84,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Tells the sender of a message that it won't be read, if it understands that.
+    /// Sends a PEER_ERROR to the sender of a message that can't be read, if the sender supports it.
     #[cold]
     pub(crate) fn give_up_reading(&mut self, id: OpId, error: OperationError) {
         let Some(receive) = self.receives.get(id) else { return };
@@ -98,8 +98,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// The device gave a packet up. If that concerns its message alone, and the peer can be told, that
-    /// is given up; if not, the peer is.
+    /// Handles a packet that the device failed. If the status concerns the packet alone and the peer
+    /// supports PEER_ERROR, abandons the message; else fails the packet as
+    /// [`packet_failed`](Self::packet_failed) does.
     #[cold]
     pub(crate) fn packet_or_message_failed(
         &mut self,
@@ -133,13 +134,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Whether an operation is still that of this message.
+    /// Whether `id` is still the send of this message.
     fn part_of_message(&self, id: OpId, peer: PeerId, msg_id: u32) -> bool {
         let send = self.sends.get(id);
         send.is_some_and(|send| send.is(peer, msg_id) && send.role.is_ordered())
     }
 
-    /// Ends a send that is given up and tells the peer, when the device has done with its packets.
+    /// Fails an abandoned send and queues its PEER_ERROR, if the device has completed all its packets.
     #[cold]
     pub(crate) fn give_up_if_drained(&mut self, id: OpId, status: Status) {
         let Some(send) = self.sends.get(id) else { return };
@@ -189,7 +190,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// A receive under way fails; one whose memory the device is reading into, when that ends.
+    /// Fails a receive; if the device is reading into its memory, when the transfer ends.
     fn fail_message(&mut self, id: OpId, code: u32) {
         let error = OperationError::GivenUp { code };
         let reading = self.receives.get(id).map(|receive| receive.reading);
@@ -203,7 +204,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
-    /// A peer gave a message up.
+    /// Handles a PEER_ERROR.
     #[cold]
     pub(crate) fn peer_error_arrived(&mut self, peer: PeerId, error: &PeerError) {
         if !self.ops.core.has_peer_error() {
@@ -219,7 +220,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
     }
 
-    /// Some of the message may have come, in its turn or before.
+    /// Handles a PEER_ERROR for a message of which packets may have arrived.
     fn message_given_up(&mut self, peer: PeerId, msg_id: u32, code: u32) {
         match self.ops.assembling.get(&(peer.0, msg_id)).copied() {
             Some(Assembly::Receiving(id)) => self.ops.fail_message(id, code),
@@ -232,15 +233,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
     }
 
-    /// The message will never come, be it its turn or not: those behind it go on.
+    /// Skips a message ID: the message won't arrive, and the messages behind it are handled.
     fn message_skipped(&mut self, peer: PeerId, msg_id: u32, code: u32) {
         let Some(active) = self.ops.core.peers.active_mut(peer) else { return };
         match active.window.admit(msg_id, Chain::NONE) {
             Admit::InOrder(_) => self.release_ready(peer),
             Admit::Kept => {}
             Admit::Occupied(_) => match active.window.get_mut(msg_id) {
-                Some(early) if *early != Chain::NONE => {
-                    let chain = core::mem::replace(early, Chain::NONE);
+                Some(held) if *held != Chain::NONE => {
+                    let chain = core::mem::replace(held, Chain::NONE);
                     let freed = self.drop_ahead(chain);
                     self.ops.core.uncount_ahead(peer, freed);
                 }

@@ -1,14 +1,14 @@
-//! Plain messages, for peers that receive them straight into their application's buffers (feature 7,
+//! Plain messages, without a header, for peers with zero-copy receives on a user queue pair (feature 7,
 //! libfabric 1.22 to 2.5).
 //!
 //! ```text
 //!   sender                                           receiver
 //!     │◄──── HANDSHAKE (USER_RECV_QP: QPN and key) ─────│
-//!     │══ the bytes of a message, without a header ════►│ that queue pair: the posted buffer
-//!     │   (CQ data beside them, as immediate data)      │
+//!     │══ the bytes of a message, without a header ════►│ user queue pair: the posted buffer
+//!     │   (CQ data as immediate data)                   │
 //! ```
 //!
-//! There is no matching and no order; a message with a header would be dropped there.
+//! There is no tag matching and no order. The user queue pair would receive a header as data.
 
 use efa_device::QueuePair;
 use efa_proto::{OpId, PacketType, Tag};
@@ -21,13 +21,19 @@ use crate::payload::Payload;
 use crate::work::{Advance, InFlight, Purpose, SinglePacket};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Whether messages to a peer must be plain.
+    /// Whether a peer takes only plain messages.
     pub(crate) fn takes_plain(&self, peer: PeerId) -> bool {
         self.peers.active(peer).is_some_and(|active| active.user_queue.is_some())
     }
 
-    /// The data beside a message, if the message can be plain.
-    fn beside(&self, tag: Option<Tag>, cq_data: Option<u64>, length: u64) -> Option<Option<u32>> {
+    /// The immediate data of a plain message. `None` if the message can't be plain: it has a tag, more
+    /// than 32 bits of CQ data, or more bytes than the MTU.
+    fn plain_immediate(
+        &self,
+        tag: Option<Tag>,
+        cq_data: Option<u64>,
+        length: u64,
+    ) -> Option<Option<u32>> {
         let immediate = match cq_data {
             None => None,
             Some(data) => Some(u32::try_from(data).ok()?),
@@ -38,12 +44,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Sends a message without a header.
+    /// Sends a message as a plain message; fails it with `PlainOnly` if it can't be plain.
     #[cold]
     pub(crate) fn send_plain(&mut self, id: OpId) -> Advance {
         let Some(send) = self.sends.get(id) else { return Advance::Done };
-        let beside = self.core.beside(send.tag, send.cq_data, send.length);
-        let Some(immediate) = beside.filter(|_| send.level == Level::Transmit) else {
+        let immediate = self.core.plain_immediate(send.tag, send.cq_data, send.length);
+        let Some(immediate) = immediate.filter(|_| send.level == Level::Transmit) else {
             let limit = self.core.transmit.mtu();
             self.fail_send(id, OperationError::PlainOnly { limit });
             return Advance::Done;
@@ -60,7 +66,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         Advance::Done
     }
 
-    /// Sends a short message without a header and without an operation.
+    /// Sends an injected message as a plain message. Fails with `PlainOnly` if it can't be plain.
     #[cold]
     pub(crate) fn inject_plain(
         &mut self,
@@ -70,8 +76,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         bytes: &[u8],
     ) -> Result<(), StartError> {
         let limit = self.core.transmit.mtu();
-        let beside = self.core.beside(tag, cq_data, bytes.len() as u64);
-        let immediate = beside.ok_or(StartError::PlainOnly { limit })?;
+        let immediate = self.core.plain_immediate(tag, cq_data, bytes.len() as u64);
+        let immediate = immediate.ok_or(StartError::PlainOnly { limit })?;
         let busy = StartError::Busy { limit: self.core.config.max_sends };
         let mut packet = self.core.transmit.packet().map_err(|_| busy)?;
         packet.as_mut()[..bytes.len()].copy_from_slice(bytes);
@@ -81,7 +87,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 }
 
-/// A plain message counts as the one with a header that it stands for.
+/// The in-flight record of a plain message, which statistics count as an EAGER_MSGRTM.
 fn plain<B>(peer: PeerId, message: SinglePacket<B>, immediate: Option<u32>) -> InFlight<B> {
     let length = message.length;
     let purpose = Purpose::Plain { message, immediate };

@@ -1,21 +1,19 @@
-//! A stock of buffers that grows on demand and is given back when it wasn't needed.
+//! A pool of free buffers that grows on demand and shrinks when buffers aren't used.
 
-/// Free buffers.
-///
-/// The stock remembers its lowest level: what lay unused through a whole period is dropped at its
-/// end.
+/// Free buffers. At the end of each period the pool drops as many as were never taken in it.
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
-    /// The first `len` places have one. A vector of buffers would call its allocator's code, and save
-    /// registers for that, where a buffer is only put back.
-    places: Vec<Option<T>>,
+    /// The first `len` slots hold a buffer. (With a `Vec<T>` each `put` would contain a call to the
+    /// allocator, and save registers for it.)
+    slots: Vec<Option<T>>,
     len: usize,
+    /// The smallest `len` of this period.
     low: usize,
 }
 
 impl<T> Default for Pool<T> {
     fn default() -> Self {
-        Self { places: Vec::new(), len: 0, low: 0 }
+        Self { slots: Vec::new(), len: 0, low: 0 }
     }
 }
 
@@ -24,35 +22,35 @@ impl<T> Pool<T> {
     pub(crate) fn take(&mut self) -> Option<T> {
         self.len = self.len.checked_sub(1)?;
         self.low = self.low.min(self.len);
-        self.places.get_mut(self.len)?.take()
+        self.slots.get_mut(self.len)?.take()
     }
 
     #[inline(always)]
     pub(crate) fn put(&mut self, buffer: T) {
         if let Err(buffer) = self.put_at_once(buffer) {
-            self.put_otherwise(buffer);
+            self.grow(buffer);
         }
     }
 
-    /// Keeps a buffer, if the stock needn't grow for it.
+    /// Puts a buffer back if there is a free slot; returns it if the pool would have to allocate.
     #[inline(always)]
     pub(crate) fn put_at_once(&mut self, buffer: T) -> Result<(), T> {
-        let Some(place) = self.places.get_mut(self.len) else { return Err(buffer) };
-        // It is empty: nothing is forgotten.
-        core::mem::forget(place.replace(buffer));
+        let Some(slot) = self.slots.get_mut(self.len) else { return Err(buffer) };
+        // The slot is empty, so no buffer is leaked; without `forget` the compiler adds a drop.
+        core::mem::forget(slot.replace(buffer));
         self.len += 1;
         Ok(())
     }
 
     #[cold]
     #[inline(never)]
-    fn put_otherwise(&mut self, buffer: T) {
-        self.places.push(Some(buffer));
+    fn grow(&mut self, buffer: T) {
+        self.slots.push(Some(buffer));
         self.len += 1;
     }
 
-    /// Gives `count` buffers away, fewer if there aren't as many, or until one is refused, which stays;
-    /// gives how many went, and why one was refused.
+    /// Passes up to `count` buffers to `to`, until it refuses one, which stays in the pool. Returns the
+    /// number of buffers passed, and the error of the one refused.
     #[inline(always)]
     pub(crate) fn give<E>(
         &mut self,
@@ -62,10 +60,10 @@ impl<T> Pool<T> {
         let mut given = 0;
         let mut refused = None;
         let first = self.len.saturating_sub(count);
-        for place in self.places[first..self.len].iter_mut().rev() {
-            let Some(buffer) = place.take() else { break };
+        for slot in self.slots[first..self.len].iter_mut().rev() {
+            let Some(buffer) = slot.take() else { break };
             if let Err((buffer, error)) = to(buffer) {
-                *place = Some(buffer);
+                *slot = Some(buffer);
                 refused = Some(error);
                 break;
             }
@@ -76,11 +74,11 @@ impl<T> Pool<T> {
         (given, refused)
     }
 
-    /// Ends a period: drops what it never needed.
+    /// Ends a period: drops the buffers that were never taken in it.
     pub(crate) fn trim(&mut self) {
         let keep = self.len - self.low;
-        self.places.truncate(keep);
-        self.places.shrink_to(keep);
+        self.slots.truncate(keep);
+        self.slots.shrink_to(keep);
         (self.len, self.low) = (keep, keep);
     }
 
@@ -94,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_period_never_needed_is_given_back() {
+    fn pool_trim_drops_buffers_not_taken_in_the_period() {
         let mut pool = Pool::default();
         for i in 0..10 {
             pool.put(i);
@@ -108,7 +106,7 @@ mod tests {
         pool.trim();
         assert_eq!(pool.len(), 4);
         pool.trim();
-        assert_eq!(pool.len(), 0, "an idle period gives everything back");
+        assert_eq!(pool.len(), 0, "an idle period drops everything");
         assert_eq!(pool.take(), None);
     }
 }
