@@ -164,18 +164,17 @@ fn restart(world: &mut World, end: usize) {
 }
 
 fn config(runt_size: u64) -> Config {
-    Config {
-        max_medium: 40_000,
-        min_read: 100_000,
-        min_read_write: 100_000,
-        runt_size,
-        cts_window: 2,
-        max_sends: LIMIT,
-        max_receives: LIMIT,
+    Config::default().with(|config| {
+        config.max_medium = 40_000;
+        config.min_read = 100_000;
+        config.min_read_write = 100_000;
+        config.runt_size = runt_size;
+        config.cts_window = 2;
+        config.max_sends = LIMIT;
+        config.max_receives = LIMIT;
         // What is in the pools stays there.
-        trim_interval: Duration::from_secs(3600),
-        ..Config::default()
-    }
+        config.trim_interval = Duration::from_secs(3600);
+    })
 }
 
 // ---- a run ----------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 use efa_device::{Access, QueuePair, Rdma, RegionRange};
 use efa_proto::PacketType;
 use efa_rdm::{
-    Accept, Atomic, AtomicOp, Bounds, Config, Datatype, Level, Message, Operands, Read, ReceiveId,
-    Remote, Write,
+    Accept, Atomic, AtomicOp, Bounds, Datatype, Level, Message, Operands, Read, ReceiveId, Remote,
+    Write,
 };
 use efa_sim::SoftRegion;
 use efa_sim::local::LocalOptions;
@@ -76,7 +76,7 @@ pub(super) fn operations() -> Vec<Operation> {
         packets(Send(Delivery), LONG, P::DcLongCtsTagRtm, None),
         read(Send(Transmit), P::LongReadTagRtm),
         read(Send(Delivery), P::LongReadTagRtm),
-        Operation { runt_size: 20_000, ..read(Send(Transmit), P::RunReadTagRtm) },
+        Operation { runt_size: 20_000, ..read(Send(Transmit), P::RuntReadTagRtm) },
         packets(Write(Transmit), EAGER, P::EagerRtw, None),
         packets(Write(Delivery), EAGER, P::DcEagerRtw, None),
         packets(Write(Transmit), LONG, P::LongCtsRtw, None),
@@ -101,9 +101,13 @@ impl Operation {
     /// Two endpoints that know each other's addresses, and take this operation's subprotocol.
     pub(super) fn world(&self, bounds: Bounds) -> World {
         let rdma = self.rdma;
-        let mut world = World::new(LocalOptions { seed: 5, rdma, ..LocalOptions::default() });
+        let options = LocalOptions::default().with(|options| {
+            options.seed = 5;
+            options.rdma = rdma;
+        });
+        let mut world = World::new(options);
         for _ in 0..2 {
-            world.add(Config { bounds, ..config(self.runt_size) });
+            world.add(config(self.runt_size).with(|config| config.bounds = bounds));
         }
         world.acquaint();
         world
