@@ -9,12 +9,12 @@
 #![allow(dead_code, reason = "the network of the stories has more than this story needs")]
 #![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
 
-#[path = "../../../crates/efa-rdm/tests/stories/buffer.rs"]
+#[path = "../../../crates/efa-rdm/tests/protocol/buffer.rs"]
 mod buffer;
 mod minutes;
-#[path = "../../../crates/efa-rdm/tests/stories/random.rs"]
+#[path = "../../../crates/efa-rdm/tests/protocol/random.rs"]
 mod random;
-#[path = "../../../crates/efa-rdm/tests/stories/world.rs"]
+#[path = "../../../crates/efa-rdm/tests/protocol/world.rs"]
 mod world;
 
 use std::collections::BTreeSet;

@@ -418,7 +418,7 @@ mod tests {
             ("crates/efa-proto/src/req/mod.rs", "efa_proto::req"),
             ("crates/efa-proto/src/req/eager.rs", "efa_proto::req::eager"),
             ("crates/efa-rdm/tests/eager.rs", "efa_rdm/eager"),
-            ("crates/efa-rdm/tests/stories/main.rs", "efa_rdm/stories"),
+            ("crates/efa-rdm/tests/protocol/main.rs", "efa_rdm/protocol"),
             ("crates/efa-cli/src/main.rs", "efa_cli"),
             ("fuzz/fuzz_targets/parse.rs", "fuzz/parse"),
             ("tests/interop.rs", "tests/interop"),

@@ -1,4 +1,4 @@
-//! Endpoints that talk to each other on a simulated network: stories of a few lines each.
+//! The protocol between endpoints on a simulated network: integration tests, a file for each subject.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
