@@ -1,11 +1,11 @@
 //! Limits on what peers can make an endpoint keep.
 //!
 //! ```text
-//!   packet of a peer ─┬─ msg_id ahead of the expected ─► early ──────── over: the peer is excluded
+//!   packet of a peer ─┬─ msg_id ahead of the expected ─► ahead ──────── over: the peer is excluded
 //!                     ├─ no receive posted ────────────► unexpected ─── of all peers: back-pressure (RNR)
 //!                     │                                          └───── of one peer, if set: excluded
 //!                     ├─ asks for memory ──────────────► requests ───── over: dropped
-//!                     ├─ needs a response ─────────────► owed ───────── over: the peer is excluded
+//!                     ├─ needs a response ─────────────► responses ──── over: the peer is excluded
 //!                     └─ from an unknown sender ───────► discovered ─── over: dropped
 //! ```
 //!
@@ -19,12 +19,12 @@
 ///
 /// All peers together can make an endpoint keep
 /// `unexpected` + receive buffers · 2 MTU (those already posted when the bound is met)
-/// + peers · (`early` + `requests` · 64 KiB + `owed` · 64 B).
+/// + peers · (`ahead` + `requests` · 64 KiB + `responses` · 64 B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Bytes of packets of one peer that are kept because their msg_id is ahead of the expected one.
     /// A peer beyond is excluded. Set it to at least what the peer's send queue holds.
-    pub early: usize,
+    pub ahead: usize,
     /// Bytes of unexpected messages of all peers. Beyond, the endpoint posts no receive buffers until
     /// the application has received some of them: every sender waits.
     pub unexpected: usize,
@@ -37,7 +37,7 @@ pub struct Bounds {
     pub requests: usize,
     /// Responses (RECEIPT, EOR, PEER_ERROR, …) queued for one peer. A peer beyond, which takes none
     /// of them, is excluded.
-    pub owed: usize,
+    pub responses: usize,
     /// Peers that became known by a packet, gone ones included: their connids tell stale packets from
     /// those of a new incarnation. Packets of senders beyond are dropped. Peers that the application
     /// inserts don't count.
@@ -49,11 +49,11 @@ impl Default for Bounds {
     /// of each peer, four million peers.
     fn default() -> Self {
         Self {
-            early: 128 << 20,
+            ahead: 128 << 20,
             unexpected: 1 << 30,
             unexpected_per_peer: usize::MAX,
             requests: 1 << 16,
-            owed: 1 << 16,
+            responses: 1 << 16,
             discovered: 1 << 22,
         }
     }
@@ -65,10 +65,10 @@ impl Default for Bounds {
 pub enum Excess {
     /// Too many bytes of packets ahead of the expected msg_id.
     #[error("{bytes} bytes ahead of the expected message, at most {limit} are kept")]
-    Early {
+    Ahead {
         /// How many bytes.
         bytes: usize,
-        /// [`Bounds::early`].
+        /// [`Bounds::ahead`].
         limit: usize,
     },
     /// Too many bytes of unexpected messages.
@@ -81,10 +81,10 @@ pub enum Excess {
     },
     /// Too many responses that it doesn't take.
     #[error("{packets} responses are queued, at most {limit} are kept for a peer")]
-    Owed {
+    Responses {
         /// How many packets.
         packets: usize,
-        /// [`Bounds::owed`].
+        /// [`Bounds::responses`].
         limit: usize,
     },
 }

@@ -86,13 +86,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Puts the end of an operation at the end of what a peer is to be sent.
     pub(crate) fn queue_response(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         self.enqueue(peer, work);
-        let limit = self.config.bounds.owed;
+        let limit = self.config.bounds.responses;
         let Some(active) = self.peers.active(peer) else { return };
         // What this side began waits there as well, and is bounded by itself.
         if active.backlog.len() > limit {
             let packets = active.backlog.iter().filter(|work| work.is_response()).count();
             if packets > limit {
-                self.exclude(peer, Excess::Owed { packets, limit });
+                self.exclude(peer, Excess::Responses { packets, limit });
             }
         }
     }

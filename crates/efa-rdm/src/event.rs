@@ -42,7 +42,7 @@ pub enum Event {
     },
     /// Back-pressure: unexpected messages exceed their bound, so no receive buffers are posted, and all
     /// senders wait until the application has received some of them.
-    HoldingBack {
+    BackPressure {
         /// Bytes of unexpected messages.
         bytes: usize,
         /// [`Bounds::unexpected`](crate::Bounds::unexpected).

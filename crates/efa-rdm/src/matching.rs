@@ -206,10 +206,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     pub(crate) fn change_back_pressure(&mut self, begins: bool) {
         self.unexpected.back_pressure = begins;
         if begins {
-            self.ops.core.statistics.held_back += 1;
+            self.ops.core.statistics.back_pressure += 1;
             let (bytes, limit) = (self.unexpected.bytes, self.ops.core.config.bounds.unexpected);
             let most = self.ops.core.peers.with_most_unexpected();
-            self.ops.core.events.push(Event::HoldingBack { bytes, limit, most });
+            self.ops.core.events.push(Event::BackPressure { bytes, limit, most });
         }
     }
 }

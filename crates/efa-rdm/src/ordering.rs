@@ -156,19 +156,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Counts a packet that is kept ahead of its turn; excludes the peer beyond its bound.
     pub(crate) fn count_ahead(&mut self, peer: PeerId, packet: &[u8]) {
-        let limit = self.config.bounds.early;
+        let limit = self.config.bounds.ahead;
         let Some(active) = self.peers.active_mut(peer) else { return };
-        active.early += held::cost(packet.len());
-        let bytes = active.early;
+        active.ahead += held::cost(packet.len());
+        let bytes = active.ahead;
         if bytes > limit {
-            self.exclude(peer, Excess::Early { bytes, limit });
+            self.exclude(peer, Excess::Ahead { bytes, limit });
         }
     }
 
     /// Counts kept packets back.
     pub(crate) fn uncount_ahead(&mut self, peer: PeerId, bytes: usize) {
         if let Some(active) = self.peers.active_mut(peer) {
-            active.early -= bytes;
+            active.ahead -= bytes;
         }
     }
 }

@@ -114,7 +114,7 @@ pub(crate) struct Active<P, B> {
     /// Work without a message id that waits for the peer's HANDSHAKE.
     pub(crate) awaiting_handshake: Vec<Work<P, B>>,
     /// Bytes that are kept of packets ahead, and of unexpected messages.
-    pub(crate) early: usize,
+    pub(crate) ahead: usize,
     pub(crate) unexpected: usize,
     /// Requests of the peer under way.
     pub(crate) requests: usize,
@@ -137,7 +137,7 @@ impl<P, B> Active<P, B> {
             user_queue: None,
             reads_under_way: 0,
             awaiting_handshake: Vec::new(),
-            early: 0,
+            ahead: 0,
             unexpected: 0,
             requests: 0,
         }

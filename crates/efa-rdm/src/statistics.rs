@@ -72,7 +72,7 @@ pub struct Statistics {
     /// Messages that came before a receive was posted for them.
     pub unexpected: u64,
     /// How often senders had to wait since too many unexpected messages were kept.
-    pub held_back: u64,
+    pub back_pressure: u64,
     /// Peers that were excluded.
     pub excluded: u64,
     /// Packets that were dropped, for whatever reason.

@@ -199,7 +199,7 @@ fn unexpected_messages_of_all_make_senders_wait_and_none_is_lost() {
         siege.step();
         kept = kept.max(siege.endpoint.packets_held().unexpected_bytes);
     }
-    let [Event::HoldingBack { limit, most: Some(_), .. }] = siege.events[..] else {
+    let [Event::BackPressure { limit, most: Some(_), .. }] = siege.events[..] else {
         panic!("{:?}", siege.events)
     };
     assert_eq!(limit, 4 * MIB);
@@ -229,7 +229,7 @@ fn unexpected_messages_of_all_make_senders_wait_and_none_is_lost() {
 
 #[test]
 fn packets_before_their_turn_are_bounded_by_a_share() {
-    let bounds = Bounds { early: 4 * MIB, ..Bounds::default() };
+    let bounds = Bounds { ahead: 4 * MIB, ..Bounds::default() };
     let mut siege = Siege::new(bounds);
     let mut most = 0;
     for number in 0..60_000 {
@@ -242,7 +242,7 @@ fn packets_before_their_turn_are_bounded_by_a_share() {
         }
     }
     let event = siege.events.pop();
-    let early = matches!(event, Some(Event::PeerExcluded { excess: Excess::Early { .. }, .. }));
+    let early = matches!(event, Some(Event::PeerExcluded { excess: Excess::Ahead { .. }, .. }));
     assert!(early, "{event:?}");
     assert!(most <= 7 * MIB, "{most}");
     assert_eq!(siege.endpoint.packets_held().held, 0);
@@ -289,7 +289,7 @@ fn peers_that_make_themselves_known_are_bounded() {
 
 #[test]
 fn what_a_peer_is_owed_and_does_not_take_is_bounded() {
-    let bounds = Bounds { owed: 100, ..Bounds::default() };
+    let bounds = Bounds { responses: 100, ..Bounds::default() };
     let mut siege = Siege::new(bounds);
     // Its device takes no packet any more.
     siege.network.drop_receive_buffers(siege.liar.address(), 64).unwrap();
@@ -301,7 +301,8 @@ fn what_a_peer_is_owed_and_does_not_take_is_bounded() {
             break;
         }
     }
-    let [Event::PeerExcluded { excess: Excess::Owed { limit: 100, .. }, .. }] = siege.events[..]
+    let [Event::PeerExcluded { excess: Excess::Responses { limit: 100, .. }, .. }] =
+        siege.events[..]
     else {
         panic!("{:?}", siege.events)
     };

@@ -132,7 +132,7 @@ impl Event {
             Inner::PeerExcluded { peer, excess } => {
                 Self::PeerExcluded { peer: address(peer)?, excess }
             }
-            Inner::HoldingBack { bytes, limit, most } => {
+            Inner::BackPressure { bytes, limit, most } => {
                 Self::BackPressure { bytes, limit, most: most.and_then(address) }
             }
             Inner::AccessRefused { peer, error } => {

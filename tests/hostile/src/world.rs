@@ -238,11 +238,11 @@ impl World {
             config.cts_window = input.pick(&[4, 1, 32]);
             config.messages_after_handshake = input.one_in(4);
             config.bounds = Bounds {
-                early: input.pick(&[1 << 16, 1 << 20]),
+                ahead: input.pick(&[1 << 16, 1 << 20]),
                 unexpected: 1 << 20,
                 unexpected_per_peer: input.pick(&[1 << 16, 1 << 19]),
                 requests: input.pick(&[64, 8]),
-                owed: input.pick(&[64, 1000]),
+                responses: input.pick(&[64, 1000]),
                 discovered: input.pick(&[64, 4]),
             };
             config.max_sends = 1024;
@@ -398,7 +398,7 @@ impl World {
                 assert!(peer.is_some() || unknown, "nobody is blamed for {reason:?}");
                 *peer
             }
-            Event::HoldingBack { .. } => panic!("all peers wait, for no message is that honest"),
+            Event::BackPressure { .. } => panic!("all peers wait, for no message is that honest"),
             Event::TagListBroken(breach) => panic!("a peer breaks the list of tags: {breach}"),
             Event::PeerLost { peer, .. }
             | Event::PeerExcluded { peer, .. }

@@ -521,7 +521,7 @@ fn messages_without_a_receive_are_bounded_and_none_is_lost() {
         story.send(0, bytes.clone());
     }
     story.idle(Duration::from_millis(2));
-    assert_eq!(story.receiver.statistics().held_back, 1);
+    assert_eq!(story.receiver.statistics().back_pressure, 1);
     assert!(story.receiver.statistics().unexpected < 200);
     story.post(0..200);
     story.idle(Duration::from_millis(500));
@@ -745,7 +745,7 @@ fn messages_that_will_not_do_are_bounded_as_others_are() {
         story.world.endpoint(0).send(message).unwrap();
     }
     story.idle(Duration::from_millis(2));
-    assert_eq!(story.receiver.statistics().held_back, 1);
+    assert_eq!(story.receiver.statistics().back_pressure, 1);
     story.post(0..200);
     while story.received.len() < 200 {
         story.step();

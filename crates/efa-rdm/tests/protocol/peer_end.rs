@@ -79,7 +79,7 @@ impl Reason {
                     _ => None,
                 });
                 let excess = excess.expect("an event that says how much there was");
-                assert!(matches!(excess, Excess::Early { limit: EARLY, .. }), "{excess:?}");
+                assert!(matches!(excess, Excess::Ahead { limit: EARLY, .. }), "{excess:?}");
                 OperationError::PeerExcluded(excess)
             }
         }
@@ -201,7 +201,7 @@ enum Outcome {
 
 impl Case {
     fn world(&self) -> World {
-        let mut world = self.operation.world(Bounds { early: EARLY, ..Bounds::default() });
+        let mut world = self.operation.world(Bounds { ahead: EARLY, ..Bounds::default() });
         // One whose HANDSHAKE is to fail has sent none yet.
         if self.reason != Reason::HandshakeUndeliverable {
             exchange(&mut world, 1);
@@ -628,13 +628,14 @@ fn operation_whose_response_excludes_the_peer_is_complete() {
             _ => continue,
         };
         responses.insert(response.as_u8());
-        let mut world = operation.world(Bounds { owed: 0, ..Bounds::default() });
+        let mut world = operation.world(Bounds { responses: 0, ..Bounds::default() });
         exchange(&mut world, 1);
         let before = world.endpoint(1).packets_held();
         let peer = world.peer(1, 0);
         let under_way = operation.start(&mut world, Receive::Posted);
         world.drive();
-        let excluded = Event::PeerExcluded { peer, excess: Excess::Owed { packets: 1, limit: 0 } };
+        let excluded =
+            Event::PeerExcluded { peer, excess: Excess::Responses { packets: 1, limit: 0 } };
         let events: Vec<_> = world.ends[1].events.drain(..).filter(is_end).collect();
         assert_eq!(events, [excluded], "{operation:?}");
         assert_eq!(world.endpoint(1).statistics().sent.of(response), 0, "{operation:?}");

@@ -865,7 +865,7 @@ fn one_sided_operations_are_bounded() {
 #[test]
 fn what_this_side_begins_is_not_held_against_its_peer() {
     for what in ["reads", "injected messages"] {
-        let bounds = Bounds { owed: 4, ..Bounds::default() };
+        let bounds = Bounds { responses: 4, ..Bounds::default() };
         let mut world = world_with(
             LocalOptions::default(),
             Config::default().with(|config| config.bounds = bounds),
