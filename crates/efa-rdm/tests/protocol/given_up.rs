@@ -135,7 +135,7 @@ fn a_message_of_which_nothing_arrived_is_skipped() {
 }
 
 #[test]
-fn so_is_an_atomic() {
+fn atomic_of_which_nothing_arrived_is_skipped() {
     let mut world = pair(config(), config());
     let access = Access { remote_read: false, remote_write: true };
     let device = world.ends[1].endpoint.queue_pair();
@@ -193,7 +193,7 @@ fn a_message_of_which_something_arrived_fails_its_receive() {
 }
 
 #[test]
-fn so_does_a_runt_while_the_rest_is_being_read() {
+fn runt_given_up_during_the_read_fails_its_receive() {
     for failures in 1..=2 {
         let mut world = pair(config().with(|config| config.runt_size = 25_000), config());
         world.receive_into(1, heap(300_000), 7);
@@ -273,7 +273,7 @@ fn a_message_that_is_sent_after_all_is_named_by_its_place() {
 }
 
 #[test]
-fn who_can_not_be_told_is_lost() {
+fn peer_without_peer_error_is_lost_when_a_message_fails() {
     let without = |config: Config| {
         let mut config = config;
         config.profile.extras.remove(Extras::PEER_ERROR);
@@ -357,7 +357,7 @@ const OWN: [Status; 3] = [Status::BadLocalKey, Status::BadLength, Status::Remote
 
 /// Only a message has a place by which it can be named.
 #[test]
-fn a_write_that_fails_takes_its_peer_along() {
+fn write_whose_packet_fails_loses_the_peer() {
     let mut world = pair(config(), config());
     refuse(&world, 1, STATUS);
     let peer = world.peer(0, 1);

@@ -155,7 +155,7 @@ fn an_unfinished_message_goes_with_its_sender_though_others_bear_its_number() {
 /// Names of operations are no secret, they are counted up. Nobody but its peer has a say in one, and
 /// that only what its kind allows.
 #[test]
-fn nobody_has_a_say_in_the_messages_of_others() {
+fn packets_of_another_peer_for_an_operation_are_dropped() {
     let config = peer_error::config().with(|it| it.cts_window = 1);
     let mut world = peer_error::pair(config.clone(), config.clone());
     let forger = world.add(config);
@@ -244,7 +244,7 @@ fn nobody_has_a_say_in_the_messages_of_others() {
 }
 
 #[test]
-fn nor_in_their_reads_and_atomics() {
+fn answers_of_another_peer_to_reads_and_atomics_are_dropped() {
     let mut world = World::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
     for _ in 0..3 {
         world.add(Config::default());
@@ -303,7 +303,7 @@ fn nor_in_their_reads_and_atomics() {
 }
 
 #[test]
-fn whoever_is_excluded_takes_no_message_of_others_along() {
+fn excluded_peer_takes_no_messages_of_other_peers_along() {
     let bounds = Bounds { unexpected_per_peer: 5000, ..Bounds::default() };
     let config = Config::default().with(|config| config.bounds = bounds);
     let mut world = World::pair_with(6, Config::default(), config);
