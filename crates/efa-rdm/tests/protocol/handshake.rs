@@ -274,7 +274,7 @@ fn a_peer_that_writes_once_and_leaves_is_no_error() {
 
 // conformance: A58
 #[test]
-fn an_endpoint_may_be_closed_with_its_handshake_under_way() {
+fn endpoint_with_handshake_in_flight_can_be_closed() {
     let mut world = World::pair(9);
     world.receive(1, 5, 0);
     world.send(0, 1, pattern(5, 1), 0);
@@ -435,7 +435,7 @@ fn all_kinds(rdma: Rdma) -> Vec<(Connid, Vec<u8>)> {
 
 // conformance: A191
 #[test]
-fn who_asks_for_connids_gets_them_in_every_kind_of_packet() {
+fn peer_that_requests_connids_gets_them_in_every_packet_type() {
     let packets: Vec<_> = [Rdma::NONE, Rdma::READ_WRITE].into_iter().flat_map(all_kinds).collect();
     let mut kinds = std::collections::BTreeSet::new();
     for (connid, bytes) in &packets {

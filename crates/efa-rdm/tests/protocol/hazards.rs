@@ -804,7 +804,7 @@ fn hazard_17_the_packets_of_unexpected_messages_are_given_back_once() {
 }
 
 #[test]
-fn hazard_18_an_endpoint_is_not_quiet_while_it_owes_the_last_packet() {
+fn hazard_18_endpoint_with_a_queued_response_is_not_quiet() {
     for packet in [PacketType::Receipt, PacketType::Eor] {
         let config = Config::default().with(|config| config.min_read = 100_000);
         let configs = [config.clone(), config];
@@ -869,7 +869,7 @@ fn hazard_19_who_has_no_room_in_the_queue_holds_up_nobody() {
 }
 
 #[test]
-fn hazard_20_patience_is_restored_when_a_packet_arrives() {
+fn hazard_20_rnr_backoff_is_reset_when_a_packet_arrives() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 20));
     let options = QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() };
     for _ in 0..2 {

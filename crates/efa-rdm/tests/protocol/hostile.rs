@@ -119,7 +119,7 @@ fn a_packet_cut_anywhere_is_dropped() {
 }
 
 #[test]
-fn what_this_endpoint_does_not_do_is_reported_with_its_type() {
+fn unsupported_packet_is_reported_with_its_type() {
     let mut world = World::pair(5);
     world.acquaint();
     let error = PeerError { op_id: OpId(1), ref_kind: 0, prov_errno: 4100, connid: None };

@@ -29,7 +29,7 @@ fn grants(packets: &[Vec<u8>]) -> Vec<Cts> {
 // Neither side announces RDMA read, so the baseline carries even the longest message.
 // conformance: A116 A117 A118 A119 A123 A130 A7 A40
 #[test]
-fn windows_are_granted_until_the_message_is_whole() {
+fn windows_are_granted_until_the_message_is_complete() {
     for (seed, length) in [(0, 65_537), (1, 300_000), (2, 1_000_000), (3, 6 << 20)] {
         let mut world = World::pair(seed);
         world.receive(1, length, 1);

@@ -119,7 +119,7 @@ fn pair(seed: u64, a: Config, b: Config) -> World {
 
 // conformance: A164 A167 A169
 #[test]
-fn a_registered_message_is_read_and_its_end_is_told() {
+fn registered_message_is_read_and_confirmed_by_eor() {
     for (seed, length) in [(1, 100_000), (2, 1 << 20), (3, (3 << 20) + 17)] {
         for registered in [true, false] {
             let mut world = pair(seed, config(), config());
@@ -229,7 +229,7 @@ fn reads_are_cut_to_the_limit_of_the_device_and_bounded_in_number() {
 }
 
 #[test]
-fn a_shorter_buffer_takes_what_fits_and_the_sender_is_told() {
+fn short_buffer_reads_what_fits_and_sends_eor() {
     // In one read, and in several.
     let uncut = LocalOptions::default().max_rdma_size;
     for (capacity, max_rdma_size) in [(0, uncut), (1, uncut), (99_999, uncut), (99_999, 10_000)] {
@@ -816,7 +816,7 @@ fn the_sender_gives_its_registration_back_when_it_switches() {
 }
 
 #[test]
-fn a_message_of_nothing_is_received_however_it_travels() {
+fn empty_message_is_received_by_every_subprotocol() {
     for runt_size in [0, 10] {
         for refused in [false, true] {
             let config = Config::default().with(|config| {

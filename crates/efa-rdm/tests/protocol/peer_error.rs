@@ -125,7 +125,7 @@ fn send_unreadable(world: &mut World) {
 }
 
 #[test]
-fn a_sender_whose_message_can_not_be_read_is_told() {
+fn sender_of_unreadable_message_gets_peer_error() {
     let mut reader = config();
     reader.profile.extras.remove(Extras::READ_NACK);
     let mut world = pair(config(), reader);
@@ -154,7 +154,7 @@ fn a_sender_that_can_send_it_otherwise_is_asked_for_that() {
 }
 
 #[test]
-fn nobody_is_told_who_does_not_understand() {
+fn peer_without_the_feature_gets_no_peer_error() {
     for without in [0, 1] {
         let mut configs = [config(), config()];
         configs[without].profile.extras.remove(Extras::PEER_ERROR);

@@ -46,7 +46,7 @@ fn an_unknown_sender_is_made_known_once() {
 
 // conformance: A31
 #[test]
-fn an_unknown_sender_that_does_not_tell_who_it_is_is_dropped() {
+fn packet_of_unknown_sender_without_raw_address_is_dropped() {
     let mut world = World::pair(1);
     for options in [ReqOptions::NONE, ReqOptions { connid: Some(Connid(7)), ..ReqOptions::NONE }] {
         world.inject(0, 1, eager(0, options), b"x");
@@ -113,7 +113,7 @@ fn the_zero_address_is_refused() {
 
 // conformance: A97 A194 A195 A198
 #[test]
-fn a_restarted_peer_is_a_new_one_and_packets_of_its_old_life_are_stale() {
+fn restarted_peer_is_new_and_packets_of_its_old_incarnation_are_stale() {
     let faults = Faults { keep_stale: 100, ..Faults::default() };
     let mut world = World::new(LocalOptions::default().with(|options| options.faults = faults));
     world.add(Config::default());
@@ -172,7 +172,7 @@ fn a_restarted_peer_is_a_new_one_and_packets_of_its_old_life_are_stale() {
 }
 
 #[test]
-fn a_restart_is_noticed_while_the_old_life_is_silent() {
+fn restart_is_noticed_while_the_old_incarnation_is_silent() {
     let mut world = World::pair(4);
     world.receive(1, 10, 0);
     world.send(0, 1, pattern(10, 1), 0);
@@ -259,7 +259,7 @@ fn a_lost_peer_fails_everything_with_it_and_nothing_else() {
 }
 
 #[test]
-fn messages_that_arrived_whole_outlive_their_sender() {
+fn complete_unexpected_messages_outlive_their_sender() {
     let mut world = World::pair(6);
     world.send(0, 1, pattern(10, 1), 0);
     world.send(0, 1, pattern(100_000, 2), 1);
@@ -304,7 +304,7 @@ fn a_zero_byte_write_to_nowhere_is_answered_by_a_handshake() {
 }
 
 #[test]
-fn a_whole_unexpected_message_of_several_packets_outlives_its_sender() {
+fn complete_medium_message_outlives_its_sender() {
     let mut world = World::pair(6);
     world.send(0, 1, pattern(30_000, 1), 0);
     world.drive();

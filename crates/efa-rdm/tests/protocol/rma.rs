@@ -954,7 +954,7 @@ fn devices_write_only_if_both_sides_announced_it() {
 
 // conformance: A207
 #[test]
-fn the_data_of_a_write_is_told_when_the_target_makes_progress() {
+fn cq_data_of_a_write_is_reported_when_the_target_progresses() {
     for rdma in [Rdma::READ_WRITE, Rdma::NONE] {
         let mut world = world_with(
             LocalOptions::default().with(|options| options.rdma = rdma),
@@ -1220,7 +1220,7 @@ fn nothing_begins_with_a_peer_that_is_gone() {
 }
 
 #[test]
-fn a_device_that_can_not_reach_a_peer_tells_that_it_is_gone() {
+fn rdma_failure_of_an_unreachable_peer_loses_the_peer() {
     for reads in [false, true] {
         let mut world = world_with(LocalOptions::default(), Config::default());
         let (_region, iov) = expose(&world, 1, vec![0; 100], BOTH);
@@ -1237,7 +1237,7 @@ fn a_device_that_can_not_reach_a_peer_tells_that_it_is_gone() {
 }
 
 #[test]
-fn a_write_that_ends_in_the_middle_is_told_as_failed() {
+fn write_that_ends_in_the_middle_is_reported_as_failed() {
     let mut world = world_with(emulated(), Config::default().with(|config| config.cts_window = 1));
     let (_region, iov) = expose(&world, 1, vec![0; 100_000], BOTH);
     world.start_write(&[iov], pattern(100_000, 1), Some(5), Level::Transmit).unwrap();
