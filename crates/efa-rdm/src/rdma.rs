@@ -1,4 +1,4 @@
-//! Transfers: the device reads or writes memory of a peer, in as many operations as it takes.
+//! Transfers: the device reads or writes memory of a peer by one or more RDMA operations.
 //!
 //! ```text
 //!   transfer   |──────────── bytes next .. end of an operation's memory ────────────|
@@ -6,12 +6,12 @@
 //!   posted     |── max_rdma_size ──|──────|── … ──|             bounded: max_rdma of the endpoint
 //!                      │                  │
 //!                registered buffer:    other buffers:
-//!                 in place              by way of a bounce region, copied
+//!                 in place              through a bounce region, copied
 //! ```
 //!
-//! A transfer stays until the device has given all of its operations back, whatever became of the
-//! message or the peer meanwhile: until then the device may write to the buffer. Only
-//! [`cancel_all`](Endpoint::cancel_all) doesn't wait.
+//! A transfer ends only when the device has completed all its RDMA operations, even if the message or
+//! the peer has ended before: until then the device may access the buffer. The exception is
+//! [`cancel_all`](crate::Endpoint::cancel_all), which doesn't wait.
 
 use efa_device::{QueuePair, Region, RegionRange, Status, WorkId};
 use efa_proto::OpId;
@@ -27,7 +27,7 @@ use crate::transmit::{PostFailure, RdmaFlight};
 use crate::work::{Advance, Work};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Begins a transfer; it may be over at once.
+    /// Starts a transfer. An empty one ends at once.
     pub(crate) fn begin_transfer(&mut self, transfer: Transfer) -> OpId {
         let peer = transfer.peer;
         let over = transfer.is_over();
@@ -40,7 +40,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         id
     }
 
-    /// Posts what the device takes.
+    /// Posts RDMA operations of a transfer until all are posted, the device's queue is full, `max_rdma`
+    /// are in flight, or there is no bounce region.
     pub(crate) fn advance_transfer(&mut self, id: OpId) -> Advance {
         loop {
             let Some(transfer) = self.transfers.get(id) else { return Advance::Done };
@@ -98,9 +99,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Memory for the device: that of the operation itself, or a bounce region. `None` if there is
-    /// none now.
-    #[allow(clippy::type_complexity, reason = "a range, and what it is of if it is no buffer")]
+    /// The local memory of an RDMA operation: the operation's own if it is registered, else a bounce
+    /// region, filled for a write. `None` if no bounce region can be registered: the transfer waits.
+    #[allow(clippy::type_complexity, reason = "a range, and its region if that is a bounce region")]
     fn local(
         &mut self,
         transfer: OpId,
@@ -108,9 +109,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         offset: u64,
         length: u64,
     ) -> Option<(RegionRange<Q::Region>, Option<Q::Region>)> {
-        if let Some(place) = self.memory_of(owner)?.registered() {
-            let (offset, length) = (place.offset + offset as usize, length as usize);
-            return Some((RegionRange { region: place.region, offset, length }, None));
+        if let Some(range) = self.memory_of(owner)?.registered() {
+            let (offset, length) = (range.offset + offset as usize, length as usize);
+            return Some((RegionRange { region: range.region, offset, length }, None));
         }
         match self.core.transmit.bounce(self.core.config.bounce_size) {
             Ok(region) => {
@@ -129,7 +130,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// The device ended an RDMA operation.
+    /// Handles the completion of an RDMA operation. A write with immediate data that failed with RNR
+    /// is posted again after a backoff.
     pub(crate) fn rdma_done(&mut self, id: WorkId, result: Result<(), Status>) {
         let Some(RdmaFlight { transfer: id, offset, length, bounce }) =
             self.core.transmit.rdma_ended(id)
@@ -142,7 +144,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Some(transfer) = self.transfers.get_mut(id) else { return };
         transfer.outstanding -= 1;
         let (peer, owner, retried) = (transfer.peer, transfer.owner, transfer.retried);
-        // Only immediate data needs a receiver, and it goes with a single operation.
+        // Only a write with immediate data can get RNR, and it is a single operation.
         let again = result == Err(Status::ReceiverNotReady) && transfer.failed.is_none();
         match result {
             Ok(()) => self.core.statistics.rdma_bytes += length,
@@ -175,9 +177,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Goes on with a transfer that waits for others to end, or for memory. Those that are over
-    /// meanwhile are passed by, and so are those of peers that are left alone for a while: they go on
-    /// after that.
+    /// Queues the next waiting transfer. One that belongs to a peer in backoff is queued too, to go on
+    /// after the backoff, and the one behind it as well.
     pub(crate) fn resume_transfer(&mut self) {
         while let Some(id) = self.waiting_transfers.pop_front() {
             let Some(transfer) = self.transfers.get(id) else { continue };
@@ -189,7 +190,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Goes on with all of them, if none is under way whose end would do that.
+    /// Queues all waiting transfers, if no RDMA operation is in flight whose completion would.
     pub(crate) fn resume_transfers(&mut self) {
         if self.core.transmit.rdma_in_flight() == 0 {
             for id in core::mem::take(&mut self.waiting_transfers) {
@@ -200,15 +201,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Gives a transfer up; it ends when the device has given everything back. Why it is given up counts
-    /// more than a failure before that: who won't send a message otherwise isn't asked for it.
+    /// Fails a transfer; it ends when the device has completed all its operations. `error` replaces an
+    /// earlier one: if the sender has abandoned the message, no READ_NACK is sent for it.
     pub(crate) fn fail_transfer(&mut self, id: OpId, error: OperationError) {
         let Some(transfer) = self.transfers.get_mut(id) else { return };
         transfer.failed = Some(error);
         if transfer.is_over() {
             self.end_transfer(id);
         }
-        // It may have been its turn.
+        // This transfer may have been queued in place of another waiting one.
         self.resume_transfer();
     }
 
@@ -224,13 +225,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Most bytes of one device operation.
+    /// Most bytes of one RDMA operation.
     pub(crate) fn longest_rdma(&self) -> u64 {
         self.transmit.device.attributes().max_rdma_size.min(self.config.rdma_segment)
     }
 }
 
-/// Bytes that are copied at a time.
+/// Bytes copied at a time between a bounce region and a buffer.
 const CHUNK: usize = 4096;
 
 fn copy_out<R: Region, B: Payload<R>>(

@@ -1,9 +1,9 @@
-//! Memory of a peer, as operations and packets name it.
+//! Memory of a peer by address, length and key, as operations and packets name it.
 
 use efa_device::RemoteMemory;
 use efa_proto::{MAX_IOV, RmaIov};
 
-/// Memory of a peer in pieces, one behind the other.
+/// Memory of a peer: up to [`MAX_IOV`] pieces, used in order as one range.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
     pieces: [RmaIov; MAX_IOV],
@@ -16,25 +16,25 @@ impl From<RmaIov> for Remote {
     }
 }
 
-/// More pieces of remote memory than a packet can name.
+/// More than [`MAX_IOV`] pieces of remote memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{count} pieces of remote memory, at most {MAX_IOV} can be named")]
+#[error("{count} pieces of remote memory, the limit is {MAX_IOV}")]
 pub struct TooManyPieces {
-    /// How many were given.
+    /// The number of pieces.
     pub count: usize,
 }
 
 impl Remote {
-    /// Pieces of memory by address, length and key.
+    /// Remote memory made of these pieces.
     ///
     /// # Errors
-    /// There are more than four.
+    /// There are more than [`MAX_IOV`].
     pub fn new(pieces: &[RmaIov]) -> Result<Self, TooManyPieces> {
         let count = pieces.len();
         if count > MAX_IOV { Err(TooManyPieces { count }) } else { Ok(Self::named(pieces)) }
     }
 
-    /// The memory that a packet names. Packets name at most [`MAX_IOV`] pieces.
+    /// The memory that a packet names. Pieces beyond [`MAX_IOV`], which no packet has, are left out.
     pub(crate) fn named(iov: &[RmaIov]) -> Self {
         let mut pieces = [RmaIov::new(0, 0, 0); MAX_IOV];
         let count = iov.len().min(MAX_IOV);
@@ -48,12 +48,12 @@ impl Remote {
         &self.pieces[..usize::from(self.count)]
     }
 
-    /// Whether the device can reach it: keys beyond 32 bits are software's.
+    /// Whether the device can access it: device keys have 32 bits, longer ones are of software.
     pub(crate) fn is_of_device(&self) -> bool {
         self.pieces().iter().all(|piece| u32::try_from(piece.key()).is_ok())
     }
 
-    /// Where byte `offset` lies, and how many follow in the same piece.
+    /// The address and key of byte `offset`, and the number of bytes from there to the end of its piece.
     pub(crate) fn at(&self, mut offset: u64) -> Option<(RemoteMemory, u64)> {
         for piece in self.pieces() {
             if offset < piece.len() {
@@ -67,7 +67,7 @@ impl Remote {
     }
 }
 
-/// Length of all pieces, unless that is absurd.
+/// Total length of the pieces in bytes; `None` if it overflows.
 pub(crate) fn total(iov: &[RmaIov]) -> Option<u64> {
     iov.iter().try_fold(0_u64, |sum, piece| sum.checked_add(piece.len()))
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   requester                                        responder
-//!     │════════════ RDMA write or read ════════════════►│ direct: its device alone
+//!     │════════════ RDMA write or read ════════════════►│ direct: by the devices alone
 //!
 //!     │── EAGER_RTW (rma_iov, all data) ───────────────►│ check, copy
 //!     │── LONGCTS_RTW (rma_iov, first data) ───────────►│ check; CTS, CTSDATA as for messages
@@ -16,9 +16,9 @@
 //!     │── CTS (send_id, flag EMULATED_READ) ───────────►│ the next window
 //! ```
 //!
-//! A request for memory that is not offered is dropped with an event at the responder: the
-//! protocol has no answer for it, so the requester learns nothing and its operation stays, except
-//! of a direct one, which the device fails.
+//! A request for memory that isn't registered for the access is dropped, with an event at the
+//! responder. The protocol has no error response, so the requester's operation never completes, except
+//! a direct one, which the device fails.
 
 use efa_device::{Access, QueuePair};
 use efa_handshake::{Extras, Support};
@@ -46,15 +46,15 @@ use crate::work::{Advance, InFlight, Work};
 pub struct Write<B> {
     /// The peer.
     pub peer: PeerId,
-    /// Its memory.
+    /// The peer's memory to write to.
     pub remote: Remote,
-    /// As many bytes.
+    /// The data, as long as `remote`.
     pub buffer: B,
-    /// 64 bits for a completion at the peer, which gets none otherwise.
+    /// Remote CQ data: 64 bits for a completion at the peer. Without it the peer gets none.
     pub cq_data: Option<u64>,
-    /// What the completion is to promise.
+    /// When the write completes.
     pub level: Level,
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub context: u64,
 }
 
@@ -63,23 +63,23 @@ pub struct Write<B> {
 pub struct Read<B> {
     /// The peer.
     pub peer: PeerId,
-    /// Its memory.
+    /// The peer's memory to read.
     pub remote: Remote,
-    /// Room for as many bytes.
+    /// The buffer to read into, as long as `remote`.
     pub buffer: B,
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub context: u64,
 }
 
-/// Header of a READRSP: what is left of a packet is data.
+/// Length of a READRSP's header in bytes.
 const READRSP_HEADER: usize = 24;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
-    /// Starts to write to a peer's memory. Writes have no order among each other, nor with
-    /// messages.
+    /// Starts a write to a peer's memory (`fi_write`). Writes aren't ordered, neither among each other
+    /// nor with messages.
     ///
     /// # Errors
-    /// The buffer comes back if the peer is unknown or gone, too many operations are under way, or
+    /// Returns the buffer if the peer is unknown or has ended, too many operations are under way, or
     /// buffer and remote memory differ in length.
     pub fn write(&mut self, write: Write<B>) -> Result<(), Refused<B>> {
         let Write { peer, remote, buffer, cq_data, level, context } = write;
@@ -99,7 +99,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Ok(())
     }
 
-    /// Starts to read a peer's memory. Reads have no order.
+    /// Starts a read of a peer's memory (`fi_read`). Reads aren't ordered.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -140,14 +140,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         if remote == buffer { Ok(()) } else { Err(StartError::LengthsDiffer { buffer, remote }) }
     }
 
-    /// Whether a peer lets this endpoint's device write to its memory.
+    /// Whether this endpoint and a peer both announce RDMA write.
     fn can_write(&self, peer: PeerId) -> bool {
         let Some(active) = self.peers.active(peer) else { return false };
         self.config.profile.extras.contains(Extras::RDMA_WRITE)
             && active.handshake.supports(Extras::RDMA_WRITE) == Support::Yes
     }
 
-    /// Whether both sides treat immediate data alike.
+    /// Whether a write with immediate data may be sent: both sides announce unsolicited write receives,
+    /// or neither does.
     fn may_send_immediate(&self, peer: PeerId) -> bool {
         let Some(active) = self.peers.active(peer) else { return false };
         let ours = self.config.profile.extras.contains(Extras::UNSOLICITED_WRITE_RECV);
@@ -155,7 +156,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         ours == theirs
     }
 
-    /// Memory of this side that a peer names, or an event.
+    /// Looks up local memory that a peer's request names. If access is refused, queues an event.
     pub(crate) fn exposed(
         &mut self,
         peer: PeerId,
@@ -175,8 +176,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Whether the device can do a write of this operation, and the immediate data for it.
-    fn directly(&mut self, id: OpId, remote: &Remote) -> Option<Option<u32>> {
+    /// `Some` if the write can be done by RDMA, with its immediate data if it has any.
+    fn direct_immediate(&mut self, id: OpId, remote: &Remote) -> Option<Option<u32>> {
         let Send { peer, length, cq_data, .. } = *self.sends.get(id)?;
         if length == 0 || !remote.is_of_device() || !self.core.can_write(peer) {
             return None;
@@ -185,8 +186,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             self.make_registered(id);
             return Some(None);
         };
-        // The data goes with one device operation, which must be all of the write. Memory that is
-        // registered for the device is not for the peer, so nothing is before that is certain.
+        // Immediate data needs a single RDMA operation. The buffer is registered last: without remote
+        // access, it couldn't be used for a long-read write.
         let single = remote.pieces().len() == 1 && length <= self.core.longest_rdma();
         let data =
             u32::try_from(data).ok().filter(|_| single && self.core.may_send_immediate(peer))?;
@@ -194,14 +195,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         in_one.then_some(Some(data))
     }
 
-    /// Selects how to write, and writes the first packet or lets the device write.
+    /// Selects the subprotocol of a write, and posts its first packet or starts its transfer.
     pub(crate) fn begin_write(&mut self, id: OpId, remote: RemoteId) -> Advance {
         let Some(remote) = self.remotes.get(remote as usize).copied() else {
             return Advance::Done;
         };
         let Some(send) = self.sends.get(id) else { return Advance::Done };
         let Send { peer, length, level, cq_data, read_nack, outstanding: before, .. } = *send;
-        let direct = if read_nack { None } else { self.directly(id, &remote) };
+        let direct = if read_nack { None } else { self.direct_immediate(id, &remote) };
         let options = self.core.request_options(peer, cq_data);
         let kind = match level {
             Level::Transmit => RtwKind::Eager,
@@ -243,8 +244,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         advance
     }
 
-    /// Registers the buffer of a send with the device for its operation, if that is worth it; tells
-    /// whether it is registered.
+    /// Registers the buffer of a send, without remote access, if it is longer than a bounce region.
+    /// Returns whether the buffer is registered.
     fn make_registered(&mut self, id: OpId) -> bool {
         let Some(send) = self.sends.get_mut(id) else { return false };
         if send.memory.registered().is_none() && send.length > self.core.config.bounce_size as u64 {
@@ -263,7 +264,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.begin_transfer(transfer);
     }
 
-    /// The device has written all, or failed to.
+    /// Ends a direct write: the device has written everything, or `failed`.
     pub(crate) fn memory_written(&mut self, id: OpId, failed: Option<OperationError>) {
         let peer = self.sends.get(id).map(|send| send.peer);
         self.end_send(id, failed.map_or(Ok(()), Err));
@@ -284,7 +285,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Level::Delivery => RtwKind::DcLongCts { msg_length, send_id, credit_request },
         };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
-        // At least a byte must be left to be granted.
+        // At least one byte must be left for the peer to grant.
         let first = core.left_of_packet(rtw.len()).min(msg_length - 1);
         let advance =
             core.post_segment(id, send, rtw.packet_type(), first, |packet| rtw.emit(packet));
@@ -308,10 +309,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         core.post_segment(id, send, rtw.packet_type(), 0, |packet| rtw.emit(packet))
     }
 
-    /// A peer asks to write.
+    /// Handles a peer's RTW: checks the request and the memory it names, and starts a receive into it.
     pub(crate) fn rtw_arrived(&mut self, peer: PeerId, rtw: &Rtw<'_>, payload: &[u8]) {
-        // One of nothing to nowhere only asks for our HANDSHAKE, which is on its way. With data it is
-        // a write, of which the data is told.
+        // An RTW without data and target memory is sent only to elicit our HANDSHAKE, which is queued
+        // already. With CQ data it is a write of length 0, which is reported.
         let has_data = !payload.is_empty() || rtw.options.cq_data.is_some();
         if rtw.rma_iov.is_empty() && rtw.kind == RtwKind::Eager && !has_data {
             return;
@@ -330,7 +331,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 shape.receipt = matches!(rtw.kind, RtwKind::DcLongCts { .. });
                 shape.subprotocol = Subprotocol::LongCts;
                 (shape.length, shape.send_id) = (msg_length, send_id);
-                // All of it, as libfabric 1.11 does, leaves nothing to be granted.
+                // libfabric 1.11 may send the complete write in the request; then no CTS follows.
                 bytes <= msg_length && msg_length > 0
             }
             RtwKind::LongRead { msg_length, send_id, read_iov: iov } => {
@@ -369,7 +370,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Selects how to read, and asks for it or lets the device read.
+    /// Selects the subprotocol of a read, and posts its request or starts its transfer.
     pub(crate) fn begin_read(&mut self, id: OpId) -> Advance {
         let Some(receive) = self.receives.get(id) else { return Advance::Done };
         let ReceiveRole::Read { remote } = receive.role else { return Advance::Done };
@@ -377,11 +378,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Some(remote) = self.remotes.get(remote as usize).copied() else {
             return Advance::Done;
         };
-        let room = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
+        let capacity = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
         let inputs = Inputs {
             direct: remote.is_of_device() && self.core.can_read(peer),
-            // Of as many bytes as fit a READRSP libfabric takes the long form, too.
-            fits: length < room,
+            // libfabric uses a LONGCTS_RTR for a read that exactly fills a READRSP, too.
+            fits: length < capacity,
             ..Inputs::default()
         };
         let how = select::subprotocol(Operation::Read, inputs);
@@ -392,7 +393,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             Subprotocol::Eager => (RtrKind::Short, length),
             _ => {
-                let window = room.saturating_mul(self.core.config.cts_window.into());
+                let window = capacity.saturating_mul(self.core.config.cts_window.into());
                 (RtrKind::LongCts, length.min(window))
             }
         };
@@ -432,15 +433,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// A peer asks to read: memory of this side is sent as if it were a message under a window.
+    /// Handles a peer's RTR: checks the request and the memory it names, and starts a send of it.
     pub(crate) fn rtr_arrived(&mut self, peer: PeerId, rtr: &Rtr<'_>) {
-        let room = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
-        let sensible = match rtr.kind {
-            RtrKind::Short => rtr.msg_length <= room,
+        let capacity = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
+        let valid = match rtr.kind {
+            RtrKind::Short => rtr.msg_length <= capacity,
             RtrKind::LongCts => rtr.recv_length > 0,
             _ => false,
         };
-        if !sensible || remote::total(rtr.rma_iov) != Some(rtr.msg_length) {
+        if !valid || remote::total(rtr.rma_iov) != Some(rtr.msg_length) {
             return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         let Some(memory) = self.core.exposed(peer, rtr.rma_iov, RemoteUse::Read) else { return };
@@ -456,7 +457,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.enqueue(peer, Work::Send(id));
     }
 
-    /// Sends the first data of a read.
+    /// Sends the READRSP with the first data of a peer's read.
     pub(crate) fn send_readrsp(&mut self, id: OpId) -> Advance {
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
@@ -472,7 +473,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return advance;
         }
         send.subprotocol = Some(Subprotocol::LongCts);
-        // The first packet may be more than the window.
+        // The READRSP may carry more than the window.
         send.window_end = send.window_end.max(send.sent);
         let more = send.sent < send.window_end;
         if let Some(active) = core.peers.active_mut(send.peer) {
@@ -481,7 +482,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if more { Advance::More } else { Advance::Done }
     }
 
-    /// The first data of a read came.
+    /// Handles a READRSP, which carries the first data of a read.
     pub(crate) fn readrsp_arrived(&mut self, peer: PeerId, response: &ReadRsp, payload: &[u8]) {
         let id = response.recv_id;
         let is_asked_for = |receive: &&mut Receive<_>| {
@@ -506,7 +507,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 }
             }
             Ok(Segment::Last) => self.end_receive(id, None),
-            // One that comes again changes nothing: its window has been granted.
+            // A repeated READRSP is dropped.
             Err(reason) => self.core.drop_packet(Some(peer), reason),
         }
     }
@@ -524,7 +525,7 @@ mod tests {
     use crate::endpoint::Message;
 
     #[test]
-    fn no_operation_begins_that_there_is_no_name_for() {
+    fn operations_beyond_the_table_limits_are_refused_or_dropped() {
         let network =
             LocalFabric::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
         let endpoint = |qkey| {
@@ -544,7 +545,7 @@ mod tests {
         let remote = Remote::from(RmaIov::new(address, length as u64, key));
         let read = |peer| Read { peer, remote, buffer: vec![0; length], context: 0 };
 
-        // Peers get half of the names.
+        // Peers may use half of the responder's four identifiers.
         let peer = requester.insert_peer(responder.address()).unwrap();
         for _ in 0..3 {
             requester.read(read(peer)).unwrap();
@@ -561,10 +562,10 @@ mod tests {
         assert_eq!(responder.matching.ops.sends.len(), 2);
         let events = std::iter::from_fn(|| responder.poll_event());
         let reason = DropReason::TooManyOperations;
-        let of_names = |event: &Event| matches!(event, Event::PacketDropped { reason: of, .. } if *of == reason);
-        assert_eq!(events.filter(of_names).count(), 1);
+        let is_refusal = |event: &Event| matches!(event, Event::PacketDropped { reason: of, .. } if *of == reason);
+        assert_eq!(events.filter(is_refusal).count(), 1);
 
-        // The others are this endpoint's own.
+        // The other two are for the responder's own operations.
         let peer_of_responder = responder.find_peer(&requester.address()).unwrap();
         let message = || Message {
             peer: peer_of_responder,
@@ -584,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_writes_and_reads_that_are_over() {
+    fn completed_writes_and_reads_leave_no_remote_entry() {
         let network = LocalFabric::new(LocalOptions::default());
         let end = |qkey| {
             let options = QueuePairOptions { qkey: efa_device::Qkey(qkey), ..Default::default() };

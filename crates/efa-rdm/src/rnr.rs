@@ -1,37 +1,40 @@
-//! What happens when a receiver is not ready.
+//! RNR (receiver not ready): retransmission and backoff.
 //!
-//! The device tries a few times on its own. Then the packet comes back and is kept: the first
-//! time it is sent again at once, from the second time on its peer is left alone for an interval
-//! that doubles each time, up to a limit. A retransmitted packet that arrives ends this.
+//! The device retries a few times on its own, then completes the packet with RNR. After the first RNR
+//! the packet is posted again at once. After each further one nothing is sent to the peer for a
+//! backoff interval, which doubles each time up to a limit. When a retransmitted packet is delivered,
+//! this starts anew.
 
 use std::time::Duration;
 
 use efa_device::Time;
 
-/// How long peers that are not ready are left alone.
+/// RNR backoff limits: for how long nothing is sent to a peer after an RNR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackoffLimits {
-    /// The first interval.
+    /// The first backoff interval.
     pub first: Duration,
-    /// The longest interval.
+    /// The longest backoff interval.
     pub longest: Duration,
 }
 
 impl Default for BackoffLimits {
-    /// 80 µs, then doubling up to a second.
+    /// 80 µs, doubling up to one second.
     fn default() -> Self {
         Self { first: Duration::from_micros(80), longest: Duration::from_secs(1) }
     }
 }
 
-/// The patience with one peer.
+/// The RNR backoff of one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Backoff {
+    /// RNRs since the last delivered retransmission; those within one interval count once.
     failures: u32,
+    /// The end of the interval, while one is running.
     until: Option<Time>,
 }
 
-/// What to do with a packet that came back.
+/// When to post a packet again that failed with RNR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     Now,
@@ -39,10 +42,10 @@ pub(crate) enum Retry {
 }
 
 impl Backoff {
-    /// A packet came back.
+    /// Handles an RNR; starts an interval from the second one on.
     pub(crate) fn not_ready(&mut self, now: Time, limits: &BackoffLimits) -> Retry {
         if let Some(until) = self.until {
-            // One of several packets that were under way together: the interval has begun.
+            // Several packets were in flight: the interval is running already.
             return Retry::At(until);
         }
         self.failures = self.failures.saturating_add(1);
@@ -56,7 +59,7 @@ impl Backoff {
         Retry::At(until)
     }
 
-    /// The interval is over.
+    /// Ends the interval if its time is over; returns whether it was.
     pub(crate) fn expired(&mut self, now: Time) -> bool {
         match self.until {
             Some(until) if until <= now => {
@@ -67,7 +70,7 @@ impl Backoff {
         }
     }
 
-    /// A retransmitted packet arrived.
+    /// Resets the backoff: a retransmitted packet was delivered.
     pub(crate) fn delivered(&mut self) {
         self.failures = 0;
     }
@@ -82,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intervals_double_up_to_the_limit_and_start_anew_after_a_delivery() {
+    fn rnr_backoff_doubles_up_to_the_limit_and_resets_after_delivery() {
         let limits =
             BackoffLimits { first: Duration::from_micros(10), longest: Duration::from_micros(50) };
         let mut backoff = Backoff::default();

@@ -14,8 +14,8 @@
 //!     │◄───────────────────────────── RECEIPT (send_id) │
 //! ```
 //!
-//! Atomics share the msg_ids of messages and have their turn among them. One that is refused uses
-//! its msg_id up like any other; its requester isn't told, as for writes and reads.
+//! Atomics have message IDs and are ordered with messages. An atomic that the responder refuses still
+//! uses up its message ID. As for writes and reads, there is no error response.
 
 use efa_device::QueuePair;
 use efa_proto::{AtomRsp, MsgId, OpId, PacketType, Rta, RtaKind};
@@ -33,53 +33,53 @@ use crate::remote::Remote;
 use crate::select::Subprotocol;
 use crate::work::{Advance, Work};
 
-/// An atomic on memory of a peer.
+/// An atomic operation on a peer's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Atomic<B> {
     /// The peer.
     pub peer: PeerId,
-    /// Its memory; one that compares takes a single piece.
+    /// The target; a compare atomic takes a single piece.
     pub remote: Remote,
-    /// The type of its elements.
+    /// The type of the elements.
     pub datatype: Datatype,
-    /// What is done to each of them.
+    /// The operation on each element.
     pub op: AtomicOp,
-    /// What it takes, and what comes back.
+    /// The buffers.
     pub operands: Operands<B>,
-    /// What the completion of one that brings nothing back is to promise.
+    /// When the atomic completes; ignored if it returns previous values.
     pub level: Level,
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub context: u64,
 }
 
-/// Buffers of an atomic, each as long as the remote memory.
+/// The buffers of an atomic, each as long as the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operands<B> {
-    /// Nothing comes back.
+    /// For an atomic that returns nothing.
     Write {
         /// The operand.
         operand: B,
     },
-    /// The previous values come back.
+    /// For an atomic that returns the target's previous values.
     Fetch {
         /// The operand; it may be empty for [`AtomicOp::Read`].
         operand: B,
-        /// For the previous values.
+        /// Receives the previous values.
         fetched: B,
     },
-    /// The same, and a comparand decides.
+    /// For an atomic that takes a comparand and returns the target's previous values.
     Compare {
         /// The operand.
         operand: B,
         /// The comparand.
         comparand: B,
-        /// For the previous values.
+        /// Receives the previous values.
         fetched: B,
     },
 }
 
 impl<B> Operands<B> {
-    /// Which kind of atomic takes these.
+    /// The kind of atomic that takes these buffers.
     #[must_use]
     pub const fn kind(&self) -> AtomicKind {
         match self {
@@ -89,7 +89,7 @@ impl<B> Operands<B> {
         }
     }
 
-    /// The same with other buffers.
+    /// Applies `f` to each buffer.
     #[must_use]
     pub fn map<T>(self, mut f: impl FnMut(B) -> T) -> Operands<T> {
         match self {
@@ -105,7 +105,7 @@ impl<B> Operands<B> {
         }
     }
 
-    /// The buffer for the previous values.
+    /// The buffer of the previous values.
     pub fn into_fetched(self) -> Option<B> {
         match self {
             Self::Write { .. } => None,
@@ -125,27 +125,27 @@ impl<B> Operands<B> {
     }
 }
 
-/// An atomic that was not started; the buffers come back.
+/// An atomic was not started; returns the buffers.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct AtomicRefused<B> {
-    /// Why.
+    /// The reason.
     #[source]
     pub error: StartError,
     /// The buffers.
     pub operands: Operands<B>,
 }
 
-/// The largest header of an atomic: 24 bytes, four pieces of memory, and a raw
-/// address.
+/// The length in bytes of the largest RTA header: 24 bytes, four pieces of memory, and a raw address.
 const MAX_RTA_HEADER: usize = 24 + 4 * 24 + 40;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
-    /// Starts an atomic on a peer's memory. It has its turn among the messages to the peer.
+    /// Starts an atomic on a peer's memory. It is ordered with the messages to the peer.
     ///
     /// # Errors
-    /// The buffers come back if the peer is unknown or gone, too many operations are under way, the
-    /// lengths don't fit each other or a packet, or there is no such atomic.
+    /// Returns the buffers if the peer is unknown or has ended, too many operations are under way,
+    /// lengths differ or exceed [`atomic_limit`](Self::atomic_limit), or kind, operation and datatype
+    /// can't be combined.
     pub fn atomic(&mut self, atomic: Atomic<B>) -> Result<(), AtomicRefused<B>> {
         let checked = self.check_atomic(&atomic).and_then(|()| self.matching.ops.check_new_send());
         let Atomic { peer, remote, datatype, op, operands, level, context } = atomic;
@@ -172,24 +172,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Ok(())
     }
 
-    /// Most bytes of the target of an atomic.
+    /// Largest target of an atomic in bytes: its operands must fit one packet.
     #[must_use]
     pub fn atomic_limit(&self, kind: AtomicKind) -> usize {
-        let room = self.core().transmit.mtu() - MAX_RTA_HEADER;
-        if kind == AtomicKind::Compare { room / 2 } else { room }
+        let capacity = self.core().transmit.mtu() - MAX_RTA_HEADER;
+        if kind == AtomicKind::Compare { capacity / 2 } else { capacity }
     }
 
     fn check_atomic(&self, atomic: &Atomic<B>) -> Result<(), StartError> {
         let Atomic { peer, remote, datatype, op, operands, .. } = atomic;
         let kind = operands.kind();
-        // Releases since 2.0 apply each piece of one that compares to the first.
+        // libfabric since 2.0 applies all pieces of a compare atomic to the first one.
         let one_piece = kind != AtomicKind::Compare || remote.pieces().len() == 1;
         if !kind.allows(*op, *datatype) || !one_piece {
             return Err(StartError::NoSuchAtomic { kind, op: *op, datatype: *datatype });
         }
         let length = remote::total(remote.pieces()).unwrap_or(u64::MAX);
-        for (place, buffer) in operands.all().enumerate() {
-            let unused = place == 0 && *op == AtomicOp::Read && buffer.length() == 0;
+        for (index, buffer) in operands.all().enumerate() {
+            let unused = index == 0 && *op == AtomicOp::Read && buffer.length() == 0;
             if !unused {
                 self.core().check_remote(*peer, remote, buffer.length())?;
             }
@@ -208,7 +208,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Sends the request.
+    /// Sends the RTA.
     pub(crate) fn send_rta(&mut self, id: OpId, atomic: u32) -> Advance {
         let Self { core, sends, atomics, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
@@ -233,17 +233,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         advance
     }
 
-    /// A peer's atomic, whose turn it is.
+    /// Handles a peer's RTA, in message ID order: applies it and queues the response.
     pub(crate) fn rta_arrived(&mut self, peer: PeerId, rta: &Rta<'_>, payload: &[u8]) {
-        let Some(asked) = Asked::of(rta, payload, self.core.transmit.mtu()) else {
+        let Some(request) = AtomicRequest::of(rta, payload, self.core.transmit.mtu()) else {
             return self.core.drop_packet(Some(peer), DropReason::BadAtomic);
         };
-        let Some(memory) = self.core.exposed(peer, rta.rma_iov, asked.wanted()) else { return };
-        let answered = asked.kind != AtomicKind::Write;
-        if answered && !(self.may_respond() && self.core.may_request(peer)) {
+        let Some(memory) = self.core.exposed(peer, rta.rma_iov, request.access()) else { return };
+        let has_response = request.kind != AtomicKind::Write;
+        if has_response && !(self.may_respond() && self.core.may_request(peer)) {
             return self.core.drop_packet(Some(peer), DropReason::TooManyOperations);
         }
-        let Asked { kind, op, datatype, operand, comparand } = asked;
+        let AtomicRequest { kind, op, datatype, operand, comparand } = request;
         let size = datatype.size();
         let mut values = self.values();
         memory.update(size, |number, target| {
@@ -275,7 +275,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Sends previous values.
+    /// Sends the ATOMRSP with the previous values.
     pub(crate) fn send_atomrsp(&mut self, id: OpId) -> Advance {
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
@@ -287,7 +287,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         advance
     }
 
-    /// Previous values came.
+    /// Handles an ATOMRSP: copies the previous values to the buffer and completes the atomic.
     pub(crate) fn atomrsp_arrived(&mut self, peer: PeerId, response: &AtomRsp, payload: &[u8]) {
         let id = response.recv_id;
         let send = self.sends.get_mut(id);
@@ -298,7 +298,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let state = self.atomics.get_mut(atomic as usize);
         let Some(fetched) = state.and_then(|state| state.fetched.as_mut()) else { return };
         let bytes = payload.len() as u64;
-        // An answer to what wasn't asked yet is none.
+        // A response to a request that hasn't been sent is forged.
         if send.subprotocol.is_none() || fetched.length() != bytes {
             return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
@@ -308,9 +308,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 }
 
-/// What a peer asks for, checked.
+/// A peer's RTA, checked.
 #[derive(Clone, Copy, Debug)]
-struct Asked<'a> {
+struct AtomicRequest<'a> {
     kind: AtomicKind,
     op: AtomicOp,
     datatype: Datatype,
@@ -318,8 +318,8 @@ struct Asked<'a> {
     comparand: &'a [u8],
 }
 
-impl<'a> Asked<'a> {
-    /// `None` if no atomic has this type, operation and length.
+impl<'a> AtomicRequest<'a> {
+    /// `None` if kind, operation and datatype can't be combined, or the lengths don't fit.
     fn of(rta: &Rta<'_>, payload: &'a [u8], mtu: usize) -> Option<Self> {
         let datatype = Datatype::from_code(rta.datatype)?;
         let op = AtomicOp::from_code(rta.op)?;
@@ -332,8 +332,8 @@ impl<'a> Asked<'a> {
         let size = datatype.size() as u64;
         let of_elements = rta.rma_iov.iter().all(|piece| piece.len().is_multiple_of(size));
         let length = usize::try_from(remote::total(rta.rma_iov)?).ok()?;
-        let answered = kind == AtomicKind::Write || length <= mtu - ATOMRSP_HEADER;
-        if !kind.allows(op, datatype) || !of_elements || !answered {
+        let response_fits = kind == AtomicKind::Write || length <= mtu - ATOMRSP_HEADER;
+        if !kind.allows(op, datatype) || !of_elements || !response_fits {
             return None;
         }
         let (operand, comparand) = match kind {
@@ -346,7 +346,7 @@ impl<'a> Asked<'a> {
         fits.then_some(Self { kind, op, datatype, operand, comparand })
     }
 
-    fn wanted(&self) -> RemoteUse {
+    fn access(&self) -> RemoteUse {
         match (self.kind, self.op) {
             (AtomicKind::Write, _) => RemoteUse::Write,
             (_, AtomicOp::Read) => RemoteUse::Read,
@@ -355,5 +355,5 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Header of an ATOMRSP.
+/// Length of an ATOMRSP's header in bytes.
 const ATOMRSP_HEADER: usize = 24;

@@ -1,4 +1,4 @@
-//! An RDMA transfer: what the device reads or writes for an operation.
+//! An RDMA transfer: the bytes that the device reads or writes for one operation.
 
 use efa_proto::OpId;
 
@@ -6,30 +6,31 @@ use crate::completion::OperationError;
 use crate::ids::PeerId;
 use crate::remote::Remote;
 
-/// Whose transfer it is.
+/// The operation that a transfer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// A receive, whose memory is filled.
+    /// A receive: RDMA reads into its memory.
     Receive(OpId),
-    /// A write, whose memory goes out, with immediate data if it is one device operation.
+    /// A write: RDMA writes from its memory; with immediate data it is a single RDMA operation.
     Write { send: OpId, immediate: Option<u32> },
 }
 
-/// RDMA operations between the memory of an operation and a peer's.
+/// The RDMA operations between the memory of an operation and a peer's. Offsets are in bytes, in the
+/// operation's memory.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) peer: PeerId,
     pub(crate) owner: Owner,
     pub(crate) remote: Remote,
-    /// Where the part that is moved begins.
+    /// The first byte of the transfer.
     pub(crate) start: u64,
-    /// The next byte to ask for.
+    /// The next byte to post.
     pub(crate) next: u64,
-    /// The end of what is to be moved.
+    /// The end of the transfer.
     pub(crate) end: u64,
-    /// Operations that the device has.
+    /// RDMA operations that the device has not completed.
     pub(crate) outstanding: u32,
-    /// The receiver of immediate data was not ready before.
+    /// A write with immediate data failed with RNR and was posted again.
     pub(crate) retried: bool,
     pub(crate) failed: Option<OperationError>,
 }
