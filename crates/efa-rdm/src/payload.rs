@@ -1,49 +1,50 @@
-//! The application's memory, as the engine sees it.
+//! The trait of the application's buffers.
 
 use efa_device::{RegionRange, RegisterError};
 
-/// A buffer that is handed over with an operation and comes back with its completion.
+/// A buffer of the application. An operation takes ownership of it, and its completion returns it.
 ///
-/// The engine never keeps a reference to its bytes: it copies segments out and in. So vectors,
-/// scattered memory and device memory can all be payloads. `R` is the device's kind of registered
-/// memory.
+/// The endpoint never keeps a reference to the bytes; it copies segments from and to the buffer. So
+/// vectors, scattered memory and device memory can all be payloads. `R` is the device's type of
+/// registered memory.
 pub trait Payload<R>: Sized {
     /// Length in bytes.
     fn length(&self) -> u64;
 
-    /// Copies `into.len()` bytes out, from `offset` on. The engine stays within
+    /// Copies `into.len()` bytes from `offset` on to `into`. The endpoint stays within
     /// [`length`](Self::length).
     fn read(&self, offset: u64, into: &mut [u8]);
 
-    /// Copies `from` in, at `offset`. The engine stays within [`length`](Self::length).
+    /// Copies `from` to `offset`. The endpoint stays within [`length`](Self::length).
     fn write(&mut self, offset: u64, from: &[u8]);
 
-    /// Takes the first `at` bytes off as a buffer of their own; `self` keeps the rest. The engine
+    /// Splits off the first `at` bytes as a buffer of their own; `self` keeps the rest. The endpoint
     /// stays within [`length`](Self::length).
     ///
-    /// This is how a multi-receive buffer gives each message its part.
+    /// Each message to a multi-receive buffer gets such a part.
     #[must_use]
     fn split_to(&mut self, at: u64) -> Self;
 
-    /// Where the buffer lies in registered memory, if it does and is in one piece. The device then
-    /// reads and writes it in place; buffers that can't be registered either are sent in packets, and
-    /// received by way of memory of the engine's.
+    /// The registered range that holds the buffer, if there is a single one. The device then accesses
+    /// the buffer in place. A buffer that isn't registered and can't be is sent in packets, or copied
+    /// through the endpoint's bounce regions.
     fn registered(&self) -> Option<RegionRange<R>> {
         None
     }
 
-    /// Registers the buffer for the time of its operation, if it is of a kind that can be; if the
-    /// device refuses, it stays as it is. Then [`registered`](Self::registered) tells where it is.
+    /// Registers the buffer until [`deregister`](Self::deregister), if its type allows that.
+    /// Afterwards [`registered`](Self::registered) returns its range. If the device refuses, the
+    /// buffer stays unregistered.
     fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>) {
         let _ = register;
     }
 
-    /// Takes back what [`register`](Self::register) did.
+    /// Undoes [`register`](Self::register).
     fn deregister(&mut self) {}
 }
 
-/// Where a segment lies in memory. Buffers in memory are shorter than `usize::MAX`, and the engine
-/// stays within them, so saturation is never reached.
+/// The index range of a segment. It can't saturate: the endpoint stays within the buffer, which is
+/// shorter than `usize::MAX`.
 fn range(offset: u64, length: usize) -> core::ops::Range<usize> {
     let start = usize::try_from(offset).unwrap_or(usize::MAX);
     start..start.saturating_add(length)
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_are_read_written_and_split() {
+    fn vec_payload_is_read_written_and_split() {
         let mut vector: Vec<u8> = (0..10).collect();
         let buffer = of(&mut vector);
         buffer.write(8, &[88, 99]);

@@ -1,9 +1,9 @@
-//! What waits besides the device, and when something is to be done for it.
+//! The work that an endpoint has to do besides polling the device, and when it is due.
 //!
 //! ```text
 //!   completions ──────────────────┐
-//!   peers with something to send ─┤
-//!   peers left alone for a while ─┼─► due ─► one comparison in a call that finds nothing to do
+//!   peers with a backlog ─────────┤
+//!   peers in RNR backoff ─────────┼─► due ─► one comparison in a call that finds nothing to do
 //!   peers that wait for a pause ──┤
 //!   the next trim ────────────────┘
 //! ```
@@ -17,13 +17,14 @@ use crate::completion::Completion;
 use crate::ids::PeerId;
 use crate::peer::Active;
 
-/// What waits. Nothing can be added that [`is_due`](Self::is_due) doesn't tell of.
+/// Completions and peers to be handled. Every method that adds one also updates the due time that
+/// [`is_due`](Self::is_due) compares.
 #[derive(Debug)]
 pub(crate) struct Schedule<B> {
     due: Time,
     completions: VecDeque<Completion<B>>,
     ready: VecDeque<PeerId>,
-    /// The device took no more when they were served last.
+    /// The device's queue was full when `ready` peers were last served.
     blocked: bool,
     backing_off: BinaryHeap<Reverse<(Time, PeerId)>>,
     pausing: Vec<PeerId>,
@@ -41,27 +42,28 @@ impl<B> Schedule<B> {
         }
     }
 
-    /// Whether something is to be done whatever the device has to tell.
+    /// Whether there is work other than the device's completions.
     #[inline(always)]
     pub(crate) fn is_due(&self, now: Time) -> bool {
         now >= self.due
     }
 
-    /// Something is to be done in the next call.
+    /// Makes the next call find work.
     #[inline(always)]
     pub(crate) fn at_once(&mut self) {
         self.due = Time::ZERO;
     }
 
-    /// All that could be done is done; the next is due at this time, or before if something waits.
+    /// Computes the due time after all work was done: at once if completions or peers wait, else the
+    /// earlier of `next` and the end of the first backoff.
     pub(crate) fn settle(&mut self, next: Time) {
-        let waits =
+        let pending =
             !(self.completions.is_empty() && self.ready.is_empty() && self.pausing.is_empty());
         let backoff = self.next_backoff().unwrap_or(next);
-        self.due = if waits { Time::ZERO } else { next.min(backoff) };
+        self.due = if pending { Time::ZERO } else { next.min(backoff) };
     }
 
-    /// An operation has ended, besides what the device just told.
+    /// Queues a completion for the application.
     pub(crate) fn complete(&mut self, completion: Completion<B>) {
         self.completions.push_back(completion);
         self.at_once();
@@ -77,7 +79,7 @@ impl<B> Schedule<B> {
         self.completions.pop_front()
     }
 
-    /// Queues a peer to be served, if something waits to be sent to it and it isn't queued or backing off.
+    /// Queues a peer to be served, if it has a backlog and is neither queued nor in backoff.
     #[inline]
     pub(crate) fn serve_if_due<P>(&mut self, peer: PeerId, active: &mut Active<P, B>) {
         if !active.scheduled && !active.backoff.is_waiting() && !active.backlog.is_empty() {
@@ -97,36 +99,36 @@ impl<B> Schedule<B> {
         self.ready.pop_front()
     }
 
-    /// The device takes no more: a peer is the first to be served when it does.
+    /// Puts a peer back to the front of the queue, because the device's queue is full.
     pub(crate) fn put_back(&mut self, peer: PeerId) {
         self.ready.push_front(peer);
         self.blocked = true;
         self.at_once();
     }
 
-    /// Whether the device took no more.
+    /// Whether the device's queue was full when a peer was last served.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// A peer is to be left alone until then.
+    /// Starts a peer's RNR backoff, which ends at `until`.
     pub(crate) fn back_off_until(&mut self, peer: PeerId, until: Time) {
         self.backing_off.push(Reverse((until, peer)));
         self.due = self.due.min(until);
     }
 
-    /// When the first peer has been left alone for long enough.
+    /// The end of the first backoff.
     pub(crate) fn next_backoff(&self) -> Option<Time> {
         self.backing_off.peek().map(|Reverse((until, _))| *until)
     }
 
-    /// A peer that has been left alone for long enough.
+    /// Removes and returns a peer whose backoff is over.
     pub(crate) fn end_backoff(&mut self, now: Time) -> Option<PeerId> {
         let over = self.next_backoff().is_some_and(|until| until <= now);
         over.then(|| self.backing_off.pop()).flatten().map(|Reverse((_, peer))| peer)
     }
 
-    /// A peer's messages wait until nothing is in flight to it.
+    /// Adds a peer whose messages wait until no packet is in flight to it (see `send_window`).
     pub(crate) fn pause(&mut self, peer: PeerId) {
         self.pausing.push(peer);
         self.at_once();

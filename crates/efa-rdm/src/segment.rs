@@ -1,4 +1,4 @@
-//! A segment: the part of a message, write or read that one packet carries.
+//! Segments: the part of a message, write or read that one packet carries.
 //!
 //! ```text
 //!   send ── the next bytes ──► header │ bytes ── device ──► coverage: new? ──► buffer of the receive
@@ -18,12 +18,12 @@ use crate::transmit::{PostFailure, Unposted};
 use crate::work::{Advance, InFlight, Purpose, Work};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Bytes that are left of a packet with a header of this length.
+    /// Bytes of payload that fit a packet with a header of this length.
     pub(crate) fn left_of_packet(&self, header: usize) -> u64 {
         (self.transmit.mtu() - header) as u64
     }
 
-    /// Writes and posts a packet of a send: a header, and the next `length` bytes.
+    /// Writes and posts a packet of a send: a header, and the next `length` bytes of its data.
     pub(crate) fn post_segment(
         &mut self,
         id: OpId,
@@ -76,17 +76,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 }
 
-/// What a segment was to its message.
+/// The state of a message after a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Segment {
-    /// Others are missing.
+    /// Other segments are missing.
     Partial,
-    /// It completes the message.
+    /// All bytes have arrived.
     Last,
 }
 
 impl<B: Payload<R>, R: Region> Receive<Memory<B, R>> {
-    /// Copies a segment that lies within its message, once. Bytes beyond the buffer are left out.
+    /// Copies a segment that the caller has checked to lie within the message. Bytes beyond the
+    /// buffer's length count as arrived but aren't copied. Fails if the segment overlaps bytes that
+    /// have arrived, or leaves too many holes.
     pub(crate) fn take_segment(
         &mut self,
         offset: u64,
@@ -108,8 +110,7 @@ impl<B: Payload<R>, R: Region> Receive<Memory<B, R>> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Takes a segment of a receive that wants nothing more of the sender than its packets; completes
-    /// it with the last.
+    /// Handles a segment of a receive without flow control; completes the receive with the last one.
     pub(crate) fn segment_arrived(&mut self, id: OpId, offset: u64, payload: &[u8]) {
         let Some(receive) = self.receives.get_mut(id) else { return };
         let peer = receive.peer;
@@ -121,8 +122,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Takes a segment of a receive under flow control, and grants the next window if the last is used
-    /// up; completes it with the last segment.
+    /// Handles a segment of a receive under flow control: queues a CTS if the granted window is used up,
+    /// completes the receive with the last segment.
     pub(crate) fn windowed_segment_arrived(&mut self, id: OpId, offset: u64, payload: &[u8]) {
         let Some(receive) = self.receives.get_mut(id) else { return };
         let peer = receive.peer;

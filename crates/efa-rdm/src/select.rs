@@ -1,26 +1,26 @@
-//! Which subprotocol a message, write or read travels by: one table.
+//! Selection of the subprotocol of a message, write or read: one table.
 
 use core::fmt;
 
-/// A way to send a message (specification table 1.1).
+/// A way to transfer a message, write or read (specification table 1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subprotocol {
     /// One packet.
     Eager,
-    /// Several packets at once, without flow control.
+    /// Several packets, without flow control.
     Medium,
-    /// Windows that the receiver grants by CTS packets.
+    /// Packets in windows that the receiver grants by CTS packets.
     LongCts,
-    /// The receiver reads it from the sender's memory.
+    /// The receiver reads the sender's memory by RDMA.
     LongRead,
-    /// The receiver reads it, except for a leading part that comes in packets.
+    /// The receiver reads the sender's memory by RDMA, except a leading part that is sent in packets.
     RuntRead,
-    /// The device alone writes or reads the memory of the peer.
+    /// The device writes or reads the peer's memory by RDMA, without packets of the protocol.
     Direct,
 }
 
 impl Subprotocol {
-    /// Its name, for reports.
+    /// The name of the subprotocol, for reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -35,12 +35,12 @@ impl Subprotocol {
 }
 
 impl Subprotocol {
-    /// Whether the receiver reads the message, or most of it.
+    /// Whether the receiver reads the message, or a part of it, by RDMA.
     pub(crate) const fn is_read(self) -> bool {
         matches!(self, Self::LongRead | Self::RuntRead)
     }
 
-    /// Whether several packets, each a request, carry the message.
+    /// Whether several request packets (RTM) can carry the message.
     pub(crate) const fn has_several_requests(self) -> bool {
         matches!(self, Self::Medium | Self::RuntRead)
     }
@@ -52,7 +52,7 @@ impl fmt::Display for Subprotocol {
     }
 }
 
-/// What is to travel. Atomics have no choice: they are one packet.
+/// The operation to select for. Atomics have no choice: they are a single packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Message,
@@ -60,24 +60,24 @@ pub(crate) enum Operation {
     Read,
 }
 
-/// What the choice depends on.
+/// The conditions that the selection depends on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Inputs {
-    /// The devices of both sides do it without packets.
+    /// The devices of both sides can do it by RDMA.
     pub(crate) direct: bool,
-    /// It has at least `min_read` bytes, or a write `min_read_write`, and the peer can read the
-    /// buffer.
+    /// A message of at least `min_read` bytes, or a write of at least `min_read_write`, whose buffer
+    /// the peer can read.
     pub(crate) readable: bool,
-    /// That, and a leading part may go in packets: `runt_size` is not 0, delivery complete isn't
-    /// wanted, and the peer reads nothing else.
+    /// `readable`, and `runt_size` isn't 0, delivery complete isn't requested, and the peer is reading
+    /// no other message.
     pub(crate) runting: bool,
-    /// It fits one packet with its header.
+    /// The data fits one packet with its header.
     pub(crate) fits: bool,
-    /// It has at most `max_medium` bytes.
+    /// The message has at most `max_medium` bytes.
     pub(crate) medium: bool,
 }
 
-/// The table of subprotocols: the first line that applies.
+/// Selects the subprotocol: the first line of the table that applies.
 #[inline]
 pub(crate) fn subprotocol(operation: Operation, is: Inputs) -> Subprotocol {
     use Operation::{Message, Read, Write};
@@ -96,10 +96,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line_that_applies_decides() {
+    fn subprotocol_is_the_first_line_that_applies() {
         use Operation::{Message, Read, Write};
         use Subprotocol::{Direct, Eager, LongCts, LongRead, Medium, RuntRead};
-        // As the table is walked down, what it asks for is taken away.
+        // Each step takes away the condition of the line that applied before.
         let all = Inputs { direct: true, readable: true, runting: true, fits: true, medium: true };
         let steps = [
             (all, [RuntRead, Direct, Direct]),
@@ -110,7 +110,7 @@ mod tests {
             (Inputs::default(), [LongCts; 3]),
         ];
         for (inputs, expected) in steps {
-            let chosen = [Message, Write, Read].map(|what| subprotocol(what, inputs));
+            let chosen = [Message, Write, Read].map(|operation| subprotocol(operation, inputs));
             assert_eq!(chosen, expected, "{inputs:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! What the header of a message's packet says about the message, checked once.
+//! The header of a message's packet in one form for all subprotocols, checked once.
 
 use efa_proto::{Header, OpId, Packet, RmaIov, Rtm, RtmKind};
 
@@ -7,26 +7,26 @@ use crate::event::DropReason;
 use crate::remote;
 use crate::select::Subprotocol;
 
-/// What a request says about its message, checked.
+/// The checked contents of a message's request. Lengths and offsets are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) subprotocol: Subprotocol,
     /// Length of the message.
     pub(crate) length: u64,
-    /// Where the payload belongs.
+    /// Offset of the payload in the message.
     pub(crate) offset: u64,
-    /// The sender's name for the operation.
+    /// The sender's identifier of the operation.
     pub(crate) send_id: OpId,
-    /// Runting read: the leading part that comes in packets.
+    /// Runting read: length of the leading part that is sent in packets.
     pub(crate) runt_length: u64,
-    /// It goes on with a message that was refused to be read.
+    /// The request continues a message after a READ_NACK.
     pub(crate) read_nack: bool,
-    /// The sender wants to be told when the message is delivered.
+    /// The sender asks for a RECEIPT.
     pub(crate) receipt: bool,
 }
 
 impl Shape {
-    /// Of a request that is all of its message.
+    /// The shape of a single-packet message.
     pub(crate) const fn eager(length: u64) -> Self {
         Self {
             subprotocol: Subprotocol::Eager,
@@ -39,7 +39,8 @@ impl Shape {
         }
     }
 
-    /// Refuses what this endpoint doesn't do, and segments that don't fit their message.
+    /// Fails with `Unsupported` for packet types that this endpoint doesn't handle, and with
+    /// `SegmentOutOfRange` if lengths and offsets contradict each other.
     pub(crate) fn of(rtm: &Rtm<'_>, payload: &[u8]) -> Result<Self, DropReason> {
         let bytes = payload.len() as u64;
         let mut shape = Self::eager(bytes);
@@ -50,7 +51,7 @@ impl Shape {
                 (shape.send_id, shape.receipt) = (send_id, true);
                 true
             }
-            // Every segment carries something, or the message would never be whole.
+            // A segment without data would never complete a message.
             RtmKind::Medium { msg_length, seg_offset } => {
                 shape.subprotocol = Subprotocol::Medium;
                 (shape.length, shape.offset) = (msg_length, seg_offset);
@@ -62,8 +63,8 @@ impl Shape {
                 (shape.send_id, shape.receipt) = (send_id, true);
                 bytes > 0
             }
-            // libfabric 1.11 puts all of a message that just fits into the request: there is nothing
-            // left to be granted then.
+            // libfabric 1.11 sends a message that just fits the request completely in it; then no CTS
+            // follows.
             RtmKind::LongCts { msg_length, send_id, read_nack, .. }
             | RtmKind::DcLongCts { msg_length, send_id, read_nack, .. } => {
                 shape.receipt = matches!(rtm.kind, RtmKind::DcLongCts { .. });
@@ -90,9 +91,9 @@ impl Shape {
         if fits && carries { Ok(shape) } else { Err(DropReason::SegmentOutOfRange) }
     }
 
-    /// Whether the message has more than this payload.
+    /// Whether the message needs more than this payload.
     pub(crate) fn is_partial(&self, payload: &[u8]) -> bool {
-        // A message that is read is never here, be it empty: its sender wants to be told.
+        // A long-read message needs an EOR, even if it is empty.
         self.length != payload.len() as u64 || self.subprotocol == Subprotocol::LongRead
     }
 }
@@ -104,7 +105,7 @@ pub(crate) fn shape_of(bytes: &[u8]) -> Option<Shape> {
     }
 }
 
-/// Whether the packets of a message are all of it.
+/// Whether these packets carry a complete message.
 pub(crate) fn is_complete<'a>(packets: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut coverage = Coverage::default();
     let mut begun = None;
@@ -117,8 +118,7 @@ pub(crate) fn is_complete<'a>(packets: impl Iterator<Item = &'a [u8]>) -> bool {
         if begun.is_none() && !shape.is_partial(payload) {
             return true;
         }
-        // As it is received: the first packet tells what the message is, others that disagree are
-        // dropped.
+        // As in `medium_arrived`: packets that disagree with the first one don't count.
         if *begun.get_or_insert(message) == message {
             let _ = coverage.insert(shape.offset, shape.offset + payload.len() as u64);
         }

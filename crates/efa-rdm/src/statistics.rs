@@ -1,4 +1,4 @@
-//! What an endpoint counts.
+//! The counters of an endpoint.
 
 use core::fmt;
 
@@ -20,13 +20,13 @@ impl PacketCounts {
         self.0[usize::from(packet_type.as_u8())] += 1;
     }
 
-    /// The count of one type.
+    /// The number of packets of one type.
     #[must_use]
     pub fn of(&self, packet_type: PacketType) -> u64 {
         self.0[usize::from(packet_type.as_u8())]
     }
 
-    /// The types that occurred, with their counts.
+    /// The types with a nonzero count, and their counts.
     pub fn iter(&self) -> impl Iterator<Item = (PacketType, u64)> + '_ {
         PacketType::ALL
             .iter()
@@ -34,7 +34,7 @@ impl PacketCounts {
             .filter(|(_, count)| *count > 0)
     }
 
-    /// Packets of all types.
+    /// The number of packets of all types.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
@@ -47,62 +47,64 @@ impl fmt::Debug for PacketCounts {
     }
 }
 
-/// Counts since the endpoint was made.
+/// Counts since the endpoint was created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// Packets given to the device, without retransmissions.
+    /// Packets posted to the device, without retransmissions.
     pub sent: PacketCounts,
-    /// Well-formed packets of known peers that arrived.
+    /// Well-formed packets received from known peers.
     pub received: PacketCounts,
-    /// Bytes given to the device, headers included.
+    /// Bytes of packets posted to the device, headers included.
     pub sent_bytes: u64,
-    /// Bytes of all packets that arrived.
+    /// Bytes of all packets received, headers included.
     pub received_bytes: u64,
-    /// Packets that came back since the receiver was not ready.
+    /// Packets that the device completed with RNR (receiver not ready).
     pub receiver_not_ready: u64,
-    /// Packets sent again after that.
+    /// Packets posted again after an RNR.
     pub retransmitted: u64,
-    /// Pauses so that a receiver with a small window of message ids can't lose any.
+    /// Pauses of the send window for peers before libfabric 2.1.
     pub pauses: u64,
-    /// Packets that failed for good.
+    /// Packets that the device failed for good.
     pub send_errors: u64,
-    /// Packets that came before their turn and were kept.
+    /// Out-of-order packets that were stored.
     pub reordered: u64,
-    /// Messages that came before a receive was posted for them.
+    /// Messages that arrived before a receive was posted for them.
     pub unexpected: u64,
-    /// How often senders had to wait since too many unexpected messages were kept.
+    /// How often back-pressure began: receive buffers weren't reposted because the memory limit of
+    /// unexpected messages was reached.
     pub back_pressure: u64,
     /// Peers that were excluded.
     pub excluded: u64,
-    /// Packets that were dropped, for whatever reason.
+    /// Packets that were dropped, for any reason.
     pub dropped: u64,
-    /// Those of them that were no packets of the protocol.
+    /// Dropped packets that weren't of the protocol.
     pub malformed: u64,
-    /// Those of them that repeated a message id.
+    /// Dropped packets that repeated a message ID.
     pub old_message_ids: u64,
-    /// Those of them that were of an earlier life of their sender.
+    /// Dropped packets of an earlier incarnation of their sender.
     pub stale: u64,
-    /// Packets that were taken although they carry no connid to check.
+    /// Packets that were handled although they carry no connid to check.
     pub unverified: u64,
-    /// Injected messages that arrived: they have no completion.
+    /// Injected messages that were delivered; they have no completion.
     pub injected: u64,
-    /// Reads of memory of this side by packets that were answered, and atomics that fetched. What the
-    /// devices do alone is not told.
+    /// Peers' reads of local memory that were done by packets, and peers' fetching atomics. RDMA reads
+    /// by a peer's device aren't seen here.
     pub remote_reads: u64,
-    /// Writes to memory of this side that came in packets or told data, and atomics that didn't fetch.
+    /// Peers' writes to local memory that came in packets or with CQ data, and peers' atomics that
+    /// don't fetch.
     pub remote_writes: u64,
-    /// Payload bytes copied into receive buffers of the application.
+    /// Payload bytes delivered to receives of the application.
     pub delivered_bytes: u64,
-    /// RDMA reads given to the device.
+    /// RDMA reads posted to the device.
     pub rdma_reads: u64,
-    /// RDMA writes given to the device.
+    /// RDMA writes posted to the device.
     pub rdma_writes: u64,
-    /// Requests of peers for memory of this side that they may not have.
+    /// Peers' requests whose access to local memory was refused.
     pub access_refused: u64,
-    /// Bytes that RDMA operations moved.
+    /// Bytes that RDMA operations of this endpoint transferred.
     pub rdma_bytes: u64,
-    /// Events that were lost because nobody took them.
+    /// Events that were dropped because the event queue was full.
     pub events_lost: u64,
 }
 

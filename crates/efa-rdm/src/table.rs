@@ -1,8 +1,8 @@
-//! Entries that are found by their index, whose places are used again.
+//! A table whose entries are found by index; the slots of removed entries are used again.
 
 #[derive(Debug)]
 enum Entry<T> {
-    /// The next free one.
+    /// The index of the next free entry.
     Free(u32),
     Live(T),
 }
@@ -28,7 +28,7 @@ impl<T> Table<T> {
         self.live
     }
 
-    /// Adds an entry; gives its index. There are fewer than 2³² - 1.
+    /// Adds an entry and returns its index. A table has fewer than 2³² - 1 entries.
     #[inline(always)]
     pub(crate) fn insert(&mut self, value: T) -> u32 {
         let vacancy = self.vacancy();
@@ -37,7 +37,7 @@ impl<T> Table<T> {
         index
     }
 
-    /// The place of the next entry. There are fewer than 2³² - 1.
+    /// The slot of the next entry, which knows its index before it is filled.
     #[inline(always)]
     pub(crate) fn vacancy(&mut self) -> Vacancy<'_, T> {
         if self.free == NONE {
@@ -48,7 +48,7 @@ impl<T> Table<T> {
         let entry = &mut entries[index as usize];
         let next = match *entry {
             Entry::Free(next) => next,
-            // Not on the list of those that are free.
+            // Can't occur: live entries aren't on the free list.
             Entry::Live(_) => NONE,
         };
         Vacancy { entry, free, live, index, next }
@@ -92,7 +92,8 @@ impl<T> Table<T> {
         }
     }
 
-    /// Takes what is wanted out of an entry, if it has it, and the entry with it.
+    /// Takes a value out of an entry by `wanted` and removes the entry. If `wanted` returns `None`, the
+    /// entry stays.
     #[inline(always)]
     pub(crate) fn take<U>(
         &mut self,
@@ -125,7 +126,7 @@ impl<T> Table<T> {
     }
 }
 
-/// A place for an entry.
+/// A free slot.
 #[derive(Debug)]
 pub(crate) struct Vacancy<'a, T> {
     entry: &'a mut Entry<T>,
@@ -144,7 +145,7 @@ impl<T> Vacancy<'_, T> {
     pub(crate) fn fill(self, value: T) {
         *self.free = self.next;
         *self.live += 1;
-        // A free entry has nothing to be dropped, which the compiler doesn't see.
+        // A free entry needs no drop; without `forget` the compiler adds one.
         core::mem::forget(core::mem::replace(self.entry, Entry::Live(value)));
     }
 }

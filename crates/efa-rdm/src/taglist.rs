@@ -1,12 +1,12 @@
-//! A device that matches tagged messages itself, of which EFA has none: what the engine does about
-//! its list of tags. Which receives the list holds, and that the order holds across both, is
-//! [`efa_match::Offload`]'s business.
+//! Devices that match tagged messages themselves by a tag list; no EFA device does. Here: posting
+//! commands to the list and handling its reports. [`efa_match::Offload`] decides which receives are on
+//! the list and keeps the matching order between the list and software.
 //!
 //! ```text
-//!   device ── Matched, receive ─────► message begins ──► that receive, nothing is looked up
-//!          ── Unexpected ───────────► message begins ──► looked up here ─┬► receive
-//!          ◄─ ADD DEL SYNC ── after each round                           ├► kept
-//!          ── CommandDone ─► a message or a cancel that waited           └► waits for a DEL
+//!   device ── Matched, receive ─────► message begins ──► that receive, no lookup in software
+//!          ── Unexpected ───────────► message begins ──► matched in software ─┬► receive
+//!          ◄─ ADD DEL SYNC ── after each poll                                 ├► stored
+//!          ── CommandDone ─► a waiting message or cancel goes on              └► waits for a DEL
 //! ```
 
 use efa_device::{QueuePair, Source, TagChange, TagCommand, TagList, TagReport};
@@ -23,8 +23,8 @@ use crate::matching::{MatchHint, Matching, Waiting};
 use crate::payload::Payload;
 use crate::shape::Shape;
 
-/// The tag of a datagram that begins a tagged message: what a device with a list of tags
-/// ([`TagList`]) is to look for. A segment that goes on with a message has none.
+/// The tag of a datagram that begins a tagged message, for which a device with a tag list
+/// ([`TagList`]) looks. `None` for all other datagrams, further segments of a message included.
 #[must_use]
 pub fn leading_tag(bytes: &[u8]) -> Option<u64> {
     let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes) else {
@@ -34,18 +34,18 @@ pub fn leading_tag(bytes: &[u8]) -> Option<u64> {
     rtm.tag.filter(|_| shape.offset == 0 && !shape.read_nack)
 }
 
-/// What follows from the device's word on a message.
+/// The result of the device's match for a message.
 pub(crate) enum DeviceMatch<B> {
-    /// It is to be looked up.
+    /// The device has no match: the message is to be matched in software.
     LookUp,
-    /// It goes to this receive.
+    /// The device matched this receive.
     Receive(Waiting<B>),
-    /// It goes to a receive that has ended with all others.
+    /// The device matched a receive that was cancelled with all others.
     Ended,
 }
 
 impl<Q: QueuePair, B> Matching<Q, B> {
-    /// Who gets a message by the device's word.
+    /// Takes the device's match for the message that begins with the current packet.
     #[cold]
     pub(crate) fn device_match(&mut self, tagged: bool) -> DeviceMatch<B> {
         if !tagged {
@@ -83,7 +83,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
-    /// Handles what the tag list reports. The last report is about the packet in hand.
+    /// Handles the tag list's reports. The last match report is about the current packet.
     pub(crate) fn take_tag_reports(&mut self) {
         while let Some(report) = self.ops.core.transmit.device.tag_list().and_then(TagList::poll) {
             match report {
@@ -98,14 +98,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
     }
 
-    /// The packet in hand is kept until its turn, when it is looked up and counted.
+    /// Clears an `Unexpected` hint: the current packet is out of order, and is matched and counted when
+    /// it is handled.
     pub(crate) fn defer_match_hint(&mut self) {
         if self.match_hint == MatchHint::Unexpected {
             self.match_hint = MatchHint::None;
         }
     }
 
-    /// Drops packets whose turn doesn't come any more, and counts what the device has counted.
+    /// Drops a chain of out-of-order packets. If the device counted it as an unexpected message, counts
+    /// it too. Returns the bytes freed.
     pub(crate) fn drop_ahead(&mut self, chain: Chain) -> usize {
         if self.has_tag_list
             && chain != Chain::NONE
@@ -117,7 +119,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         self.held.drop_chain(chain)
     }
 
-    /// No message begins with the packet in hand: it is dropped.
+    /// Undoes the device's match of the current packet if no message began with it.
     pub(crate) fn discard_match_hint(&mut self) {
         match std::mem::take(&mut self.match_hint) {
             MatchHint::None => {}
@@ -126,8 +128,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                     offload.unexpected_other();
                 }
             }
-            // The device took a receive for what is no message here, or none whose turn it is. It can't
-            // go back to its place.
+            // The device took a receive off its list for a packet that was dropped or is out of order.
+            // The receive can't be put back at its position in the list.
             MatchHint::Receive(post) => {
                 let matched = self.matcher(true).offload().map(|list| list.matched(post));
                 match matched {
@@ -141,7 +143,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
     }
 
-    /// A command for the list ended.
+    /// Handles the completion of a command for the list.
     fn tag_command_done(&mut self, id: u32, succeeded: bool, sync_required: bool) {
         let Some(offload) = self.matcher(true).offload() else { return };
         match offload.op_completed(id, succeeded, sync_required) {
@@ -154,18 +156,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
     }
 
-    /// The device has let go of a receive that a message waited for.
+    /// Completes a receive that a message waited for: the device has removed it from its list.
     fn receive_awaited(&mut self, waiting: Waiting<B>, key: u32) {
         if self.messages[key as usize].packets != Chain::NONE {
             let posted = self.end_wait(waiting);
             return self.receive_unexpected(posted.target(true), key);
         }
-        // The message was dropped.
+        // The message was dropped meanwhile.
         self.messages.remove(key as usize);
         self.receive_failed(waiting, true, OperationError::PeerRemoved);
     }
 
-    /// Posts the commands that are due.
+    /// Posts the commands that the matcher has queued.
     pub(crate) fn post_tag_commands(&mut self) {
         while let Some(offload) = self.matcher(true).offload()
             && let Some(Command { op, change, unexpected, signalled }) = offload.poll_command()
@@ -186,7 +188,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                     }
                 }
                 (Ok(_), None) => {}
-                // It has room for as many as are sent, by its own word.
+                // Can't occur: no more commands are queued than the device's queue holds.
                 (Err(error), _) => self.ops.core.events.push(Event::DeviceRefused(error)),
             }
         }
@@ -194,9 +196,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Whether a message would begin with a segment that isn't its first, for which the device
-    /// doesn't look and which it doesn't count. It delivers in order, so that no honest sender's
-    /// does; looked up here, such a message could take a receive that the device gives to another.
+    /// Whether the first packet to arrive of a message isn't its first segment. The device neither
+    /// matches nor counts such a packet; matched in software it could take a receive that the device
+    /// gives to another message. The device delivers in order, so only a hostile sender causes this.
     #[cold]
     pub(crate) fn begins_without_first_segment(
         &mut self,
@@ -205,7 +207,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         shape: &Shape,
     ) -> bool {
         let active = self.peers.active_mut(peer);
-        let is_kept = active.is_some_and(|of| of.window.get_mut(rtm.msg_id.0).is_some());
-        rtm.tag.is_some() && shape.offset > 0 && !is_kept
+        let is_held = active.is_some_and(|of| of.window.get_mut(rtm.msg_id.0).is_some());
+        rtm.tag.is_some() && shape.offset > 0 && !is_held
     }
 }

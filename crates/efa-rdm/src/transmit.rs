@@ -1,4 +1,4 @@
-//! Packets on their way out: buffers, what is in flight, and what waits.
+//! Transmission: send buffers, and the records of packets and RDMA operations in flight.
 
 use efa_device::{
     Access, Destination, DeviceError, PostError, QueuePair, RdmaRequest, RegionRange, RemoteMemory,
@@ -15,9 +15,9 @@ use crate::work::{InFlight, Purpose, SinglePacket};
 /// Why a packet was not posted.
 #[derive(Debug)]
 pub(crate) enum PostFailure {
-    /// The device takes no more at present.
+    /// The device's queue is full, or no buffer could be allocated: to be retried later.
     Blocked,
-    /// It will never take this one.
+    /// The device refuses the packet; a retry would fail too.
     Refused(Status),
 }
 
@@ -40,14 +40,14 @@ pub(crate) struct Transmit<Q: QueuePair, B> {
     depth: usize,
 }
 
-/// An RDMA operation that the device has.
+/// An RDMA operation in flight.
 #[derive(Debug)]
 pub(crate) struct RdmaFlight<R> {
     pub(crate) transfer: OpId,
-    /// Where in the operation's buffer.
+    /// Offset in the operation's memory, in bytes.
     pub(crate) offset: u64,
     pub(crate) length: u64,
-    /// The memory between the device and a buffer that isn't registered.
+    /// The bounce region, if the operation's memory isn't registered.
     pub(crate) bounce: Option<R>,
 }
 
@@ -71,7 +71,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         self.rdma.len()
     }
 
-    /// Whether the device has as many packets and operations as it takes.
+    /// Whether the device's queue is full of packets and RDMA operations.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.in_flight.len() + self.rdma.len() >= self.depth
@@ -81,7 +81,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         self.pool.len()
     }
 
-    /// A buffer to write a packet into, if the device would take it.
+    /// A buffer for a packet. Fails with `Blocked` if the device's queue is full.
     #[inline(always)]
     pub(crate) fn packet(&mut self) -> Result<Q::Packet, PostFailure> {
         if self.is_full() {
@@ -93,19 +93,18 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         }
     }
 
-    /// Gives a buffer back, if that is short work.
+    /// Returns a buffer to the pool if the pool needn't grow; else returns it to the caller.
     #[inline(always)]
     pub(crate) fn recycle_at_once(&mut self, packet: Q::Packet) -> Result<(), Q::Packet> {
         self.pool.put_at_once(packet)
     }
 
-    /// Gives a buffer back.
+    /// Returns a buffer to the pool.
     pub(crate) fn recycle(&mut self, packet: Q::Packet) {
         self.pool.put(packet);
     }
 
-    /// Posts the first `record.length` bytes of a packet. The caller has seen that there is
-    /// [room](Self::is_full), by which it got the [packet](Self::packet).
+    /// Posts the first `record.length` bytes of a [packet](Self::packet).
     #[inline(always)]
     pub(crate) fn post(
         &mut self,
@@ -120,7 +119,8 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         self.post_for(packet, record.length, immediate, destination, || record)
     }
 
-    /// [Posts](Self::post) the first `length` bytes of a packet; its record is made when the device has it.
+    /// Posts the first `length` bytes of a packet; `record` is called after the device has taken or
+    /// refused it.
     #[inline(always)]
     pub(crate) fn post_for(
         &mut self,
@@ -130,12 +130,12 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         destination: Destination,
         record: impl FnOnce() -> InFlight<B>,
     ) -> Result<(), Unposted<Q::Packet, B>> {
-        let place = self.in_flight.vacancy();
-        let id = WorkId(place.index().into());
+        let slot = self.in_flight.vacancy();
+        let id = WorkId(slot.index().into());
         let request = SendRequest { id, packet, length: length as usize, destination, immediate };
         match self.device.post_send(request) {
             Ok(()) => {
-                place.fill(record());
+                slot.fill(record());
                 Ok(())
             }
             Err(PostError { error, packet }) => {
@@ -144,14 +144,14 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         }
     }
 
-    /// What a completion was about.
+    /// Removes and returns the record of a completed packet.
     #[inline(always)]
     pub(crate) fn completed(&mut self, id: WorkId) -> Option<InFlight<B>> {
         self.in_flight.remove(u32::try_from(id.0).ok()?)
     }
 
-    /// The message that a completion was about, if it has a buffer and went at the first try.
-    /// Otherwise nothing is taken.
+    /// Removes and returns the single-packet message of a completed packet, if it has a buffer and the
+    /// packet wasn't retransmitted. Otherwise the record stays.
     #[inline(always)]
     pub(crate) fn completed_message(&mut self, id: WorkId) -> Option<(PeerId, SinglePacket<B>)> {
         self.in_flight.take(usize::try_from(id.0).ok()?, |record| match &mut record.purpose {
@@ -168,12 +168,12 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         })
     }
 
-    /// The packets that the device has.
+    /// The records of all packets in flight.
     pub(crate) fn records_mut(&mut self) -> impl Iterator<Item = &mut InFlight<B>> {
         self.in_flight.iter_mut()
     }
 
-    /// Posts a read of remote memory into `local`.
+    /// Posts an RDMA read of remote memory into `local`.
     pub(crate) fn post_read(
         &mut self,
         destination: Destination,
@@ -186,7 +186,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         })
     }
 
-    /// Posts a write of `local` to remote memory.
+    /// Posts an RDMA write of `local` to remote memory.
     pub(crate) fn post_write(
         &mut self,
         destination: Destination,
@@ -225,12 +225,12 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         }
     }
 
-    /// What an RDMA completion was about.
+    /// Removes and returns the record of a completed RDMA operation.
     pub(crate) fn rdma_ended(&mut self, id: WorkId) -> Option<RdmaFlight<Q::Region>> {
         self.rdma.try_remove(usize::try_from(id.0).ok()?)
     }
 
-    /// Memory for the device to read into.
+    /// A bounce region of `size` bytes; registers one if none is free.
     pub(crate) fn bounce(&mut self, size: usize) -> Result<Q::Region, DeviceError> {
         match self.bounces.take() {
             Some(region) => Ok(region),
@@ -241,7 +241,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         }
     }
 
-    /// Whether there is such memory.
+    /// Whether a bounce region is free or can be registered.
     pub(crate) fn has_bounce(&mut self, size: usize) -> bool {
         let region = self.bounce(size);
         region.map(|region| self.bounces.put(region)).is_ok()

@@ -1,43 +1,42 @@
-//! What is to be sent, and what was sent for what.
+//! Work: the packets and transfers to be posted for a peer; and the records of packets in flight.
 //!
 //! ```text
-//!   Work ── the backlog of a peer ──► packet ── posted ──► InFlight, until the device gives it back
+//!   Work ── the backlog of a peer ──► packet ── posted ──► InFlight, until the device completes it
 //! ```
 
 use efa_proto::{OpId, PacketType};
 
 use crate::ids::PeerId;
 
-/// A message that is all in one packet. What its completion is to tell stays with the packet: there
-/// is no operation.
+/// A single-packet message in flight. It has no [`Send`](crate::operations::Send): what its completion
+/// needs is stored with the packet.
 #[derive(Debug)]
 pub(crate) struct SinglePacket<B> {
     pub(crate) tag: Option<u64>,
     pub(crate) context: u64,
     pub(crate) length: u32,
-    /// `None`: it was injected, and only a failure is told.
+    /// `None` for an injected message, which gets a completion only if it fails.
     pub(crate) buffer: Option<B>,
 }
 
-/// What a packet was sent for.
+/// What a packet was sent for, and what its completion affects.
 #[derive(Debug)]
 pub(crate) enum Purpose<B> {
-    /// A part of a send operation. The message id tells whether the operation of this name is still
-    /// the same: a packet may be in flight for long after its operation failed, and names come
-    /// again.
+    /// A packet of a send operation. The message ID is compared too: a packet may be in flight long
+    /// after its operation failed, and operation identifiers are used again.
     Send { id: OpId, msg_id: u32 },
-    /// A whole message.
+    /// A single-packet message.
     Message(SinglePacket<B>),
-    /// A whole message for the peer's application, with data beside it.
+    /// A plain message, without a header, with CQ data as immediate data.
     Plain { message: SinglePacket<B>, immediate: Option<u32> },
-    /// An answer that ends or moves on an operation.
+    /// A control packet; its completion affects no operation.
     Control,
     /// Our HANDSHAKE.
     Handshake,
 }
 
 impl<B> Purpose<B> {
-    /// The message that it is all of.
+    /// The single-packet message, if it is one.
     pub(crate) fn message(self) -> Option<SinglePacket<B>> {
         match self {
             Self::Message(message) | Self::Plain { message, .. } => Some(message),
@@ -45,7 +44,8 @@ impl<B> Purpose<B> {
         }
     }
 
-    /// Takes a message whose buffer is to be given back from its packet, which goes on without.
+    /// Takes the single-packet message if it has a buffer to return. The packet stays in flight as a
+    /// control packet.
     pub(crate) fn abandon(&mut self) -> Option<SinglePacket<B>> {
         match self {
             Self::Message(message) | Self::Plain { message, .. } if message.buffer.is_some() => {
@@ -56,7 +56,7 @@ impl<B> Purpose<B> {
     }
 }
 
-/// A packet that the device has, or had and gave back.
+/// The record of a packet in flight, or of one that waits to be retransmitted.
 #[derive(Debug)]
 pub(crate) struct InFlight<B> {
     pub(crate) peer: PeerId,
@@ -66,35 +66,35 @@ pub(crate) struct InFlight<B> {
     pub(crate) retransmitted: bool,
 }
 
-/// Something to be sent to a peer.
+/// An item of a peer's backlog.
 #[derive(Debug)]
 pub(crate) enum Work<P, B> {
     /// The next packets of a send operation.
     Send(OpId),
-    /// The beginning of a read of the peer's memory.
+    /// The start of a read of the peer's memory.
     Read(OpId),
-    /// A grant for a receive operation.
+    /// A CTS for a receive operation.
     Cts(OpId),
-    /// The next operations of a transfer.
+    /// The next RDMA operations of a transfer.
     Transfer(OpId),
-    /// A message lies in the buffer that it is for.
+    /// A RECEIPT for a delivered message.
     Receipt { send_id: OpId, msg_id: u32 },
-    /// A request that does nothing but bring the peer's HANDSHAKE.
+    /// An empty request to elicit the peer's HANDSHAKE.
     ElicitHandshake,
-    /// The end of a read.
+    /// An EOR: this endpoint has finished reading a message or write.
     Eor { send_id: OpId, recv_id: OpId },
-    /// The sender of a message is asked not to have it read.
+    /// A READ_NACK for a receive that can't be read.
     ReadNack(OpId),
-    /// A message is given up: what names it to the peer, and how.
+    /// A PEER_ERROR for an abandoned message.
     PeerError { op_id: OpId, ref_kind: u8, code: u32 },
     /// Our HANDSHAKE.
     Handshake,
-    /// A packet that is written already.
+    /// A packet that has been written but not posted.
     Packet { packet: P, record: InFlight<B> },
 }
 
 impl<P, B> Work<P, B> {
-    /// Whether the peer waits for it, and nothing of this side bounds how much of it there is.
+    /// Whether it is a response whose number no limit of this endpoint's operations bounds.
     pub(crate) fn is_response(&self) -> bool {
         match self {
             Self::Receipt { .. } | Self::Eor { .. } | Self::PeerError { .. } => true,
@@ -104,37 +104,37 @@ impl<P, B> Work<P, B> {
     }
 }
 
-/// What became of something to be sent.
+/// The result of handling a [`Work`] item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Advance {
-    /// The device has all there is for now.
+    /// Nothing more is to be posted for now.
     Done,
-    /// There is more, which goes on later to be fair to others.
+    /// More is to be posted, after other peers had their turn.
     More,
-    /// The device takes no more at present.
+    /// The device's queue is full.
     Blocked,
-    /// Its peer has ended.
+    /// The peer has ended.
     Stopped,
-    /// A packet of it would be longer than the MTU.
+    /// The packet would be longer than the MTU.
     TooLong,
 }
 
 impl Advance {
-    /// Whether the rest is to be sent later.
+    /// Whether the item stays in the backlog.
     pub(crate) fn goes_on(self) -> bool {
         matches!(self, Self::More | Self::Blocked)
     }
 }
 
-/// What a control packet is in flight for: nothing waits for its end.
 impl<B> InFlight<B> {
+    /// The record of a control packet.
     pub(crate) fn control(peer: PeerId, packet_type: PacketType, length: u32) -> Self {
         Self { peer, purpose: Purpose::Control, packet_type, length, retransmitted: false }
     }
 }
 
-/// Takes the messages whose buffers are to be given back from their packets, which go on without.
+/// Takes all single-packet messages with a buffer from these packets, which stay in flight.
 pub(crate) fn abandon<'a, B: 'a>(
     packets: impl Iterator<Item = &'a mut InFlight<B>>,
 ) -> Vec<(PeerId, SinglePacket<B>)> {
