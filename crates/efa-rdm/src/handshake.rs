@@ -133,6 +133,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
 /// The user queue pair to which a peer wants plain messages sent, if it announced one (feature 7).
 fn user_queue(extras: Option<Extras>, handshake: &Handshake<'_>) -> Option<UserRecvQp> {
-    let asks = extras.is_some_and(|extras| extras.contains(Extras::USER_RECV_QP));
-    handshake.user_recv_qp.filter(|queue| asks && u16::try_from(queue.qpn).is_ok())
+    let announced = extras.is_some_and(|extras| extras.contains(Extras::USER_RECV_QP));
+    handshake.user_recv_qp.filter(|queue| announced && u16::try_from(queue.qpn).is_ok())
 }

@@ -58,8 +58,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
         let expected = send.subprotocol == Some(Subprotocol::LongCts) && send.sent < send.length;
-        let of_read = send.role == SendRole::ReadResponse;
-        if !expected || cts.recv_length == 0 || cts.emulated_read != of_read {
+        let is_read = send.role == SendRole::ReadResponse;
+        if !expected || cts.recv_length == 0 || cts.emulated_read != is_read {
             return self.core.drop_packet(Some(peer), DropReason::BadCts);
         }
         let had_window = send.sent < send.window_end;

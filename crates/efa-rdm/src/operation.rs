@@ -96,8 +96,8 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
     /// The slot of an identifier; `None` if the identifier is stale or forged.
     #[inline(always)]
     fn index(&self, id: OpId) -> Option<u32> {
-        let of = if id.0 & OTHER == 0 { FIRST - 1 } else { INDEX_MASK };
-        let index = (id.0 ^ KIND) & of;
+        let index_mask = if id.0 & OTHER == 0 { FIRST - 1 } else { INDEX_MASK };
+        let index = (id.0 ^ KIND) & index_mask;
         let generation = *self.generations.get(index as usize)?;
         (Self::encode(index, generation) == id).then_some(index)
     }
@@ -133,8 +133,8 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
 
     /// The identifiers of the operations for which `wanted` returns true.
     pub(crate) fn find(&self, mut wanted: impl FnMut(&T) -> bool) -> Vec<OpId> {
-        let of = self.operations.iter().filter(|(_, operation)| wanted(operation));
-        of.map(|(index, _)| self.id(index)).collect()
+        let matching = self.operations.iter().filter(|(_, operation)| wanted(operation));
+        matching.map(|(index, _)| self.id(index)).collect()
     }
 }
 

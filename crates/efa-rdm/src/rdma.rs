@@ -145,10 +145,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         transfer.outstanding -= 1;
         let (peer, owner, retried) = (transfer.peer, transfer.owner, transfer.retried);
         // Only a write with immediate data can get RNR, and it is a single operation.
-        let again = result == Err(Status::ReceiverNotReady) && transfer.failed.is_none();
+        let retry = result == Err(Status::ReceiverNotReady) && transfer.failed.is_none();
         match result {
             Ok(()) => self.core.statistics.rdma_bytes += length,
-            Err(_) if again => (transfer.next, transfer.retried) = (offset, true),
+            Err(_) if retry => (transfer.next, transfer.retried) = (offset, true),
             Err(status) => {
                 transfer.failed.get_or_insert(OperationError::Device(status));
             }
@@ -165,7 +165,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         if over {
             self.end_transfer(id);
-        } else if again {
+        } else if retry {
             self.back_off(peer);
             self.core.enqueue_first(peer, Work::Transfer(id));
         }

@@ -220,14 +220,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             fits: length <= fits,
             ..Inputs::default()
         };
-        let how = select::subprotocol(Operation::Write, inputs);
+        let chosen = select::subprotocol(Operation::Write, inputs);
         let missing = self.core.peers.active(peer).map(|active| active.missing(level));
         let missing = missing.unwrap_or(Extras::empty());
-        if matches!(how, Subprotocol::Eager | Subprotocol::LongCts) && !missing.is_empty() {
+        if matches!(chosen, Subprotocol::Eager | Subprotocol::LongCts) && !missing.is_empty() {
             self.fail_send(id, OperationError::PeerLacks { missing });
             return Advance::Done;
         }
-        let advance = match how {
+        let advance = match chosen {
             Subprotocol::Direct => {
                 self.write_directly(id, remote, direct.flatten());
                 return Advance::Done;
@@ -240,7 +240,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             _ => self.send_longcts_write(id, &remote, options),
         };
-        self.note_subprotocol(id, how, before);
+        self.note_subprotocol(id, chosen, before);
         advance
     }
 
@@ -320,7 +320,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let bytes = payload.len() as u64;
         let mut shape = Shape::eager(bytes);
         let mut read_iov: &[RmaIov] = &[];
-        let carries = match rtw.kind {
+        let lengths_agree = match rtw.kind {
             RtwKind::Eager => true,
             RtwKind::DcEager { send_id } => {
                 (shape.send_id, shape.receipt) = (send_id, true);
@@ -345,7 +345,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 return self.core.drop_packet(Some(peer), reason);
             }
         };
-        if !carries || remote::total(rtw.rma_iov) != Some(shape.length) {
+        if !lengths_agree || remote::total(rtw.rma_iov) != Some(shape.length) {
             return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         let Some(memory) = self.core.exposed(peer, rtw.rma_iov, RemoteUse::Write) else { return };
@@ -385,8 +385,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             fits: length < capacity,
             ..Inputs::default()
         };
-        let how = select::subprotocol(Operation::Read, inputs);
-        let (kind, window) = match how {
+        let chosen = select::subprotocol(Operation::Read, inputs);
+        let (kind, window) = match chosen {
             Subprotocol::Direct => {
                 self.read_directly(id, remote);
                 return Advance::Done;
@@ -411,7 +411,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if advance == Advance::Done
             && let Some(receive) = self.receives.get_mut(id)
         {
-            receive.subprotocol = Some(how);
+            receive.subprotocol = Some(chosen);
             receive.granted = recv_length.into();
         }
         advance

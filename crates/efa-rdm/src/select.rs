@@ -79,14 +79,14 @@ pub(crate) struct Inputs {
 
 /// Selects the subprotocol: the first line of the table that applies.
 #[inline]
-pub(crate) fn subprotocol(operation: Operation, is: Inputs) -> Subprotocol {
+pub(crate) fn subprotocol(operation: Operation, inputs: Inputs) -> Subprotocol {
     use Operation::{Message, Read, Write};
     match operation {
-        Write | Read if is.direct => Subprotocol::Direct,
-        Message if is.runting => Subprotocol::RuntRead,
-        Message | Write if is.readable => Subprotocol::LongRead,
-        Message | Write | Read if is.fits => Subprotocol::Eager,
-        Message if is.medium => Subprotocol::Medium,
+        Write | Read if inputs.direct => Subprotocol::Direct,
+        Message if inputs.runting => Subprotocol::RuntRead,
+        Message | Write if inputs.readable => Subprotocol::LongRead,
+        Message | Write | Read if inputs.fits => Subprotocol::Eager,
+        Message if inputs.medium => Subprotocol::Medium,
         Message | Write | Read => Subprotocol::LongCts,
     }
 }

@@ -45,7 +45,7 @@ impl Shape {
         let bytes = payload.len() as u64;
         let mut shape = Self::eager(bytes);
         let readable = |iov: &[RmaIov], length| remote::total(iov) == Some(length);
-        let carries = match rtm.kind {
+        let lengths_agree = match rtm.kind {
             RtmKind::Eager => true,
             RtmKind::DcEager { send_id } => {
                 (shape.send_id, shape.receipt) = (send_id, true);
@@ -88,7 +88,7 @@ impl Shape {
             _ => return Err(DropReason::Unsupported(rtm.packet_type())),
         };
         let fits = shape.offset.checked_add(bytes).is_some_and(|end| end <= shape.length);
-        if fits && carries { Ok(shape) } else { Err(DropReason::SegmentOutOfRange) }
+        if fits && lengths_agree { Ok(shape) } else { Err(DropReason::SegmentOutOfRange) }
     }
 
     /// Whether the message needs more than this payload.
@@ -108,20 +108,20 @@ pub(crate) fn shape_of(bytes: &[u8]) -> Option<Shape> {
 /// Whether these packets carry a complete message.
 pub(crate) fn is_complete<'a>(packets: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut coverage = Coverage::default();
-    let mut begun = None;
+    let mut first = None;
     for bytes in packets {
         let Ok(Packet { header: Header::Rtm(rtm), payload }) = Packet::parse(bytes) else {
             return false;
         };
         let Ok(shape) = Shape::of(&rtm, payload) else { return false };
         let message = (shape.length, shape.receipt, shape.runt_length, rtm.tag);
-        if begun.is_none() && !shape.is_partial(payload) {
+        if first.is_none() && !shape.is_partial(payload) {
             return true;
         }
         // As in `medium_arrived`: packets that disagree with the first one don't count.
-        if *begun.get_or_insert(message) == message {
+        if *first.get_or_insert(message) == message {
             let _ = coverage.insert(shape.offset, shape.offset + payload.len() as u64);
         }
     }
-    begun.is_some_and(|(length, ..)| length == coverage.bytes())
+    first.is_some_and(|(length, ..)| length == coverage.bytes())
 }
