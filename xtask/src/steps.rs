@@ -172,8 +172,9 @@ impl Step {
             ])),
             // Not --all-targets: that would run the benches too.
             Self::Tests => {
-                cargo.args(["test", "--workspace", "--no-fail-fast"]);
-                cargo.args(["--lib", "--bins", "--tests", "--examples"]);
+                // Tests run the examples as programs; `cargo test --examples` would build them as tests.
+                process::run(workspace.cargo().args(["build", "--workspace", "--examples"]))?;
+                cargo.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests"]);
                 // A snapshot that differs is a failure.
                 run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
             }

@@ -1,7 +1,7 @@
 //! Each example prints what its first comment says.
 //!
 //! The examples are run as processes, so they must have been built: `cargo test -p efa` does so, and so
-//! does `cargo test -p efa --examples --test examples`.
+//! does `cargo build -p efa --examples`.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let path = test.parent().and_then(Path::parent).unwrap().join("examples").join(name);
-    assert!(path.exists(), "{} is not built; add --examples", path.display());
+    assert!(path.exists(), "{} is not built: cargo build -p efa --examples", path.display());
     path
 }
 
