@@ -268,11 +268,10 @@ impl SoftArgs {
         let options = ShmOptions::new(self.name()).with(|options| {
             options.directory = self.directory.clone();
             options.rdma = properties.device_rdma.map_or(options.rdma, RdmaArg::rdma);
-            options.faults = FaultOptions {
-                reorder: properties.reorder,
-                receiver_not_ready: properties.rnr.unwrap_or(0.0),
-                ..FaultOptions::NONE
-            };
+            options.faults = FaultOptions::NONE.with(|faults| {
+                faults.reorder = properties.reorder;
+                faults.receiver_not_ready = properties.rnr.unwrap_or(0.0);
+            });
             options.capture = capture.cloned().map(SharedSink::new);
         });
         Fabric::shm(options).domain()

@@ -411,6 +411,7 @@ pub enum Completion<P> {
 
 /// Options of a new queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QueuePairOptions {
     /// The key that senders must use.
     pub qkey: Qkey,
@@ -420,6 +421,21 @@ pub struct QueuePairOptions {
     pub receive_depth: usize,
     /// How often the device retries when the receiver is not ready (RNR); 7 means without end.
     pub rnr_retry: u8,
+}
+
+impl QueuePairOptions {
+    /// These options with some changed:
+    ///
+    /// ```
+    /// use efa_device::QueuePairOptions;
+    ///
+    /// let options = QueuePairOptions::default().with(|options| options.send_depth = 64);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for QueuePairOptions {

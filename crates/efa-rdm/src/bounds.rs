@@ -21,6 +21,7 @@
 /// `unexpected` + receive buffers · 2 MTU (those already posted when the bound is met)
 /// + peers · (`ahead` + `requests` · 64 KiB + `responses` · 64 B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Bounds {
     /// Bytes of packets of one peer that are kept because their msg_id is ahead of the expected one.
     /// A peer beyond is excluded. Set it to at least what the peer's send queue holds.
@@ -42,6 +43,19 @@ pub struct Bounds {
     /// those of a new incarnation. Packets of senders beyond are dropped. Peers that the application
     /// inserts don't count.
     pub discovered: usize,
+}
+
+impl Bounds {
+    /// These bounds with some changed:
+    ///
+    /// ```
+    /// let bounds = efa_rdm::Bounds::default().with(|bounds| bounds.requests = 1024);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for Bounds {

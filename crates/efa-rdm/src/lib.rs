@@ -38,7 +38,7 @@
 //!
 //! let network = LocalFabric::new(LocalOptions::default());
 //! let endpoint = |key| {
-//!     let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
+//!     let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(key));
 //!     let queue_pair = network.open().create_queue_pair(options)?;
 //!     Ok::<_, Box<dyn std::error::Error>>(Endpoint::new(queue_pair, Config::default())?)
 //! };

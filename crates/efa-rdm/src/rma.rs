@@ -529,7 +529,8 @@ mod tests {
         let network =
             LocalFabric::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
         let endpoint = |qkey| {
-            let options = QueuePairOptions { qkey: efa_device::Qkey(qkey), ..Default::default() };
+            let options =
+                QueuePairOptions::default().with(|options| options.qkey = efa_device::Qkey(qkey));
             let device = network.open();
             let config = Config { cts_window: 1, ..Config::default() };
             (device.create_queue_pair(options).unwrap(), device, config)
@@ -588,7 +589,8 @@ mod tests {
     fn completed_writes_and_reads_leave_no_remote_entry() {
         let network = LocalFabric::new(LocalOptions::default());
         let end = |qkey| {
-            let options = QueuePairOptions { qkey: efa_device::Qkey(qkey), ..Default::default() };
+            let options =
+                QueuePairOptions::default().with(|options| options.qkey = efa_device::Qkey(qkey));
             let queue_pair = network.open().create_queue_pair(options).unwrap();
             Endpoint::<_, Vec<u8>>::new(queue_pair, Config::default()).unwrap()
         };

@@ -11,11 +11,28 @@ use efa_device::Time;
 
 /// RNR backoff limits: for how long nothing is sent to a peer after an RNR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BackoffLimits {
     /// The first backoff interval.
     pub first: Duration,
     /// The longest backoff interval.
     pub longest: Duration,
+}
+
+impl BackoffLimits {
+    /// These limits with some changed:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let limits = efa_rdm::BackoffLimits::default();
+    /// let limits = limits.with(|limits| limits.longest = Duration::from_millis(100));
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for BackoffLimits {

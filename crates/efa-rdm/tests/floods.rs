@@ -68,7 +68,7 @@ impl Siege {
         let options = LocalOptions::default().with(|options| options.reorder = Reorder::None);
         let network = LocalFabric::new(options);
         let queue_pair = |key| {
-            let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
+            let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(key));
             network.open().create_queue_pair(options).unwrap()
         };
         let mut liar = queue_pair(KEY);
@@ -136,7 +136,7 @@ const MIB: usize = 1 << 20;
 fn unexpected_messages_of_a_peer_are_bounded_by_its_share() {
     for payload in [0, 8, 1000, 8000] {
         let share = 4 * MIB;
-        let bounds = Bounds { unexpected_per_peer: share, ..Bounds::default() };
+        let bounds = Bounds::default().with(|bounds| bounds.unexpected_per_peer = share);
         let mut siege = Siege::new(bounds);
         let mut most = 0;
         for msg_id in 0..100_000 {
@@ -185,9 +185,9 @@ fn send_some(
 #[test]
 fn unexpected_messages_of_all_make_senders_wait_and_none_is_lost() {
     const MESSAGES: u64 = 10_000;
-    let bounds = Bounds { unexpected: 4 * MIB, ..Bounds::default() };
+    let bounds = Bounds::default().with(|bounds| bounds.unexpected = 4 * MIB);
     let mut siege = Siege::new(bounds);
-    let options = QueuePairOptions { qkey: Qkey(3), ..QueuePairOptions::default() };
+    let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(3));
     let queue_pair = siege.network.open().create_queue_pair(options).unwrap();
     let mut sender = Endpoint::new(queue_pair, Config::default()).unwrap();
     let peer = sender.insert_peer(siege.endpoint.address()).unwrap();
@@ -229,7 +229,7 @@ fn unexpected_messages_of_all_make_senders_wait_and_none_is_lost() {
 
 #[test]
 fn packets_before_their_turn_are_bounded_by_a_share() {
-    let bounds = Bounds { ahead: 4 * MIB, ..Bounds::default() };
+    let bounds = Bounds::default().with(|bounds| bounds.ahead = 4 * MIB);
     let mut siege = Siege::new(bounds);
     let mut most = 0;
     for number in 0..60_000 {
@@ -267,7 +267,7 @@ fn of_an_unexpected_message_no_more_is_kept_than_it_has() {
 
 #[test]
 fn peers_that_make_themselves_known_are_bounded() {
-    let bounds = Bounds { discovered: KEY as usize, ..Bounds::default() };
+    let bounds = Bounds::default().with(|bounds| bounds.discovered = KEY as usize);
     let mut siege = Siege::new(bounds);
     for connid in 1..50_000 {
         siege.connid = connid;
@@ -289,7 +289,7 @@ fn peers_that_make_themselves_known_are_bounded() {
 
 #[test]
 fn what_a_peer_is_owed_and_does_not_take_is_bounded() {
-    let bounds = Bounds { responses: 100, ..Bounds::default() };
+    let bounds = Bounds::default().with(|bounds| bounds.responses = 100);
     let mut siege = Siege::new(bounds);
     // Its device takes no packet any more.
     siege.network.drop_receive_buffers(siege.liar.address(), 64).unwrap();
@@ -310,7 +310,7 @@ fn what_a_peer_is_owed_and_does_not_take_is_bounded() {
 
 #[test]
 fn requests_of_a_peer_that_takes_no_answer_are_bounded() {
-    let bounds = Bounds { requests: 50, ..Bounds::default() };
+    let bounds = Bounds::default().with(|bounds| bounds.requests = 50);
     let mut siege = Siege::new(bounds);
     let access = Access { remote_read: true, remote_write: true };
     let region = siege.endpoint.queue_pair().register(vec![7; 1 << 16].into(), access).unwrap();

@@ -43,7 +43,7 @@ impl Net {
         let seed = options.seed;
         let fabric = LocalFabric::new(options);
         let queue_pair = |key| {
-            let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
+            let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(key));
             fabric.open().create_queue_pair(options).unwrap()
         };
         let listed = TagQueuePair::new(queue_pair(1), limits, leading_tag, seed);

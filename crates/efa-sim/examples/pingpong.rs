@@ -88,7 +88,7 @@ impl Side {
         }
         let device = link.open(side)?;
         let mut qp = device
-            .create_queue_pair(QueuePairOptions { qkey: KEY, ..QueuePairOptions::default() })?;
+            .create_queue_pair(QueuePairOptions::default().with(|options| options.qkey = KEY))?;
         for _ in 0..BUFFERS {
             let buffer = qp.allocate_packet()?;
             qp.post_receive(buffer).map_err(|refused| refused.error)?;

@@ -17,6 +17,7 @@ const SEED: u64 = 0xefa;
 
 /// Faults to inject; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct FaultOptions {
     /// Reorders datagrams, with this seed.
     pub reorder: Option<u64>,
@@ -28,6 +29,19 @@ pub struct FaultOptions {
     pub not_ready_of_each: u32,
     /// Memory registrations that fail.
     pub refusals: Option<Refusals>,
+}
+
+impl FaultOptions {
+    /// These options with some changed:
+    ///
+    /// ```
+    /// let options = efa_sim::faults::FaultOptions::NONE.with(|options| options.reorder = Some(1));
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 /// Memory registrations that fail as if the limit were reached.

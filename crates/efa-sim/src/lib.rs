@@ -34,7 +34,7 @@
 //! use efa_sim::local::{LocalFabric, LocalOptions};
 //!
 //! let fabric = LocalFabric::new(LocalOptions::default().with(|options| options.seed = 1));
-//! let options = QueuePairOptions { qkey: Qkey(0x11), ..QueuePairOptions::default() };
+//! let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(0x11));
 //! let mut alice = fabric.open().create_queue_pair(options)?;
 //! let mut bob = fabric.open().create_queue_pair(options)?;
 //!

@@ -18,7 +18,9 @@ fn fabric(seed: u64) -> LocalFabric {
 }
 
 fn queue_pair(device: &LocalDevice) -> LocalQueuePair {
-    device.create_queue_pair(QueuePairOptions { qkey: KEY, ..QueuePairOptions::default() }).unwrap()
+    device
+        .create_queue_pair(QueuePairOptions::default().with(|options| options.qkey = KEY))
+        .unwrap()
 }
 
 /// Two hosts with a queue pair each.
@@ -205,7 +207,10 @@ fn poll_frequency_does_not_change_the_events() {
 fn invalid_posts_are_refused_and_return_the_packet() {
     let fabric = fabric(0);
     let device = fabric.open();
-    let options = QueuePairOptions { send_depth: 2, receive_depth: 1, ..Default::default() };
+    let options = QueuePairOptions::default().with(|options| {
+        options.send_depth = 2;
+        options.receive_depth = 1;
+    });
     let mut a = device.create_queue_pair(options).unwrap();
     let me = a.address();
     let to = destination(&mut a, me);
@@ -251,10 +256,10 @@ fn limits_on_queue_pairs_handles_and_regions_are_enforced() {
         options.max_send = 8;
     }));
     let device = fabric.open();
-    let deep = QueuePairOptions { send_depth: 9, ..Default::default() };
+    let deep = QueuePairOptions::default().with(|options| options.send_depth = 9);
     let error = device.create_queue_pair(deep).unwrap_err();
     assert_eq!(error, DeviceError::TooLong { length: 9, limit: 8 });
-    let options = QueuePairOptions { send_depth: 8, ..Default::default() };
+    let options = QueuePairOptions::default().with(|options| options.send_depth = 8);
     let mut qp = device.create_queue_pair(options).unwrap();
     let error = device.create_queue_pair(options).unwrap_err();
     assert_eq!(error, DeviceError::LimitReached { object: "queue pair", limit: 1 });
@@ -338,7 +343,10 @@ fn dropped_receive_buffers_make_sends_fail_with_rnr() {
 #[test]
 fn send_with_infinite_rnr_retry_waits_for_a_buffer() {
     let fabric = fabric(0);
-    let options = QueuePairOptions { qkey: KEY, rnr_retry: 7, ..Default::default() };
+    let options = QueuePairOptions::default().with(|options| {
+        options.qkey = KEY;
+        options.rnr_retry = 7;
+    });
     let mut a = fabric.open().create_queue_pair(options).unwrap();
     let mut b = queue_pair(&fabric.open());
     let to = destination(&mut a, b.address());
@@ -468,7 +476,7 @@ fn waiting_packets_fail_when_either_side_is_killed() {
 #[test]
 fn stale_packets_reach_a_reused_number_only_if_injected() {
     let fabric = fabric(0);
-    fabric.set_faults(Faults { keep_stale: 8, ..Faults::default() });
+    fabric.set_faults(Faults::default().with(|faults| faults.keep_stale = 8));
     let device = fabric.open();
     let (mut a, mut b) = (queue_pair(&fabric.open()), queue_pair(&device));
     post_receives(&mut b, 1);
@@ -478,7 +486,7 @@ fn stale_packets_reach_a_reused_number_only_if_injected() {
     settle(&fabric, [&mut a, &mut b]);
     send(&mut a, to, 2);
     drop(b);
-    let options = QueuePairOptions { qkey: Qkey(77), ..Default::default() };
+    let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(77));
     let mut b = device.create_queue_pair_at(old.qpn, options).unwrap();
     assert_eq!(b.address().qpn, old.qpn);
     post_receives(&mut b, 4);
@@ -562,28 +570,30 @@ fn faults_with_probability_one_always_occur() {
     let (mut a, mut b) = (queue_pair(&device), queue_pair(&fabric.open()));
     post_receives(&mut b, 4);
     let to = destination(&mut a, b.address());
-    fabric.set_faults(Faults { receiver_not_ready: 1.0, ..Faults::default() });
+    fabric.set_faults(Faults::default().with(|faults| faults.receiver_not_ready = 1.0));
     send(&mut a, to, 1);
     let [seen, _] = settle(&fabric, [&mut a, &mut b]);
     assert_eq!(seen.sends, [(1, Err(Status::ReceiverNotReady))]);
 
     let late_by = Duration::from_secs(2);
-    fabric.set_faults(Faults { late: 1.0, late_by, ..Faults::default() });
+    fabric.set_faults(Faults::default().with(|faults| {
+        faults.late = 1.0;
+        faults.late_by = late_by;
+    }));
     let before = fabric.now();
     send(&mut a, to, 2);
     settle(&fabric, [&mut a, &mut b]);
     assert!(fabric.now() - before >= late_by);
 
-    fabric.set_faults(Faults { send_refused: 1.0, ..Faults::default() });
+    fabric.set_faults(Faults::default().with(|faults| faults.send_refused = 1.0));
     assert!(matches!(try_send(&mut a, to, 3, b""), Err(DeviceError::QueueFull { depth: 1024 })));
-    fabric.set_faults(Faults { send_limit: Some(0), ..Faults::default() });
+    fabric.set_faults(Faults::default().with(|faults| faults.send_limit = Some(0)));
     assert_eq!(try_send(&mut a, to, 3, b""), Err(DeviceError::QueueFull { depth: 0 }));
 
-    fabric.set_faults(Faults {
-        registration_refused: 1.0,
-        allocation_refused: 1.0,
-        ..Faults::default()
-    });
+    fabric.set_faults(Faults::default().with(|faults| {
+        faults.registration_refused = 1.0;
+        faults.allocation_refused = 1.0;
+    }));
     assert!(device.register(vec![0; 1].into(), Access::default()).is_err());
     assert!(a.allocate_packet().is_err());
 }

@@ -27,7 +27,9 @@ fn options(directory: &Directory) -> ShmOptions {
 }
 
 fn queue_pair(device: &ShmDevice) -> ShmQueuePair {
-    device.create_queue_pair(QueuePairOptions { qkey: KEY, ..QueuePairOptions::default() }).unwrap()
+    device
+        .create_queue_pair(QueuePairOptions::default().with(|options| options.qkey = KEY))
+        .unwrap()
 }
 
 /// Two devices of one host, as two processes would open them, with a queue pair each.
@@ -145,7 +147,10 @@ fn queue_pair_sends_to_itself() {
 fn sends_beyond_a_full_ring_wait_in_order_up_to_the_depth() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
-    let depth = QueuePairOptions { qkey: KEY, send_depth: 30, ..Default::default() };
+    let depth = QueuePairOptions::default().with(|options| {
+        options.qkey = KEY;
+        options.send_depth = 30;
+    });
     let mut a = device.create_queue_pair(depth).unwrap();
     let mut b = queue_pair(&device);
     let to = destination(&mut a, b.address());
@@ -191,13 +196,13 @@ fn invalid_posts_are_refused_and_return_the_packet() {
         assert_eq!(refused.error, expected);
     }
     let device = ShmDevice::open(options(&directory)).unwrap();
-    let shallow = QueuePairOptions { receive_depth: 1, ..Default::default() };
+    let shallow = QueuePairOptions::default().with(|options| options.receive_depth = 1);
     let mut c = device.create_queue_pair(shallow).unwrap();
     post_receives(&mut c, 1);
     let refused = c.post_receive(vec![7; 3].into()).unwrap_err();
     assert_eq!(refused.error, DeviceError::QueueFull { depth: 1 });
     assert_eq!(&*refused.packet, [7; 3]);
-    let deep = QueuePairOptions { send_depth: 5000, ..Default::default() };
+    let deep = QueuePairOptions::default().with(|options| options.send_depth = 5000);
     let error = device.create_queue_pair(deep).unwrap_err();
     assert_eq!(error, DeviceError::TooLong { length: 5000, limit: 4096 });
 }
@@ -206,8 +211,11 @@ fn invalid_posts_are_refused_and_return_the_packet() {
 fn completed_operations_free_queue_space() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
-    let depths =
-        QueuePairOptions { qkey: KEY, send_depth: 3, receive_depth: 2, ..Default::default() };
+    let depths = QueuePairOptions::default().with(|options| {
+        options.qkey = KEY;
+        options.send_depth = 3;
+        options.receive_depth = 2;
+    });
     let (mut a, mut b) =
         (device.create_queue_pair(depths).unwrap(), device.create_queue_pair(depths).unwrap());
     assert_eq!((a.attributes().max_send, a.attributes().max_receive), (3, 2));
@@ -276,14 +284,17 @@ fn send_without_posted_buffer_waits_then_fails_with_rnr() {
 fn pair_with(directory: &Directory, faults: FaultOptions, rnr_retry: u8) -> [ShmQueuePair; 2] {
     let device =
         ShmDevice::open(options(directory).with(|options| options.faults = faults)).unwrap();
-    let queue_pair = QueuePairOptions { qkey: KEY, rnr_retry, ..QueuePairOptions::default() };
+    let queue_pair = QueuePairOptions::default().with(|options| {
+        options.qkey = KEY;
+        options.rnr_retry = rnr_retry;
+    });
     [device.create_queue_pair(queue_pair).unwrap(), device.create_queue_pair(queue_pair).unwrap()]
 }
 
 #[test]
 fn reorder_fault_reorders_packets_and_loses_none() {
     let directory = Directory::new();
-    let faults = FaultOptions { reorder: Some(1), ..FaultOptions::NONE };
+    let faults = FaultOptions::NONE.with(|faults| faults.reorder = Some(1));
     let [mut a, mut b] = pair_with(&directory, faults, 0);
     let to = destination(&mut a, b.address());
     post_receives(&mut b, 100);
@@ -309,7 +320,7 @@ fn reorder_fault_reorders_packets_and_loses_none() {
 #[test]
 fn rnr_fault_fails_sends_unless_rnr_retry_is_infinite() {
     let directory = Directory::new();
-    let faults = FaultOptions { receiver_not_ready: 1.0, ..FaultOptions::NONE };
+    let faults = FaultOptions::NONE.with(|faults| faults.receiver_not_ready = 1.0);
     for (rnr_retry, result) in [(0, Err(Status::ReceiverNotReady)), (7, Ok(()))] {
         let [mut a, mut b] = pair_with(&directory, faults, rnr_retry);
         let to = destination(&mut a, b.address());
@@ -325,7 +336,7 @@ fn rnr_fault_fails_sends_unless_rnr_retry_is_infinite() {
 #[test]
 fn rnr_fault_by_first_byte_fails_first_packets_and_is_captured() {
     let directory = Directory::new();
-    let faults = FaultOptions { not_ready_of_each: 1, ..FaultOptions::NONE };
+    let faults = FaultOptions::NONE.with(|faults| faults.not_ready_of_each = 1);
     let trace = Trace::new();
     let capture = Some(SharedSink::new(trace.clone()));
     let device = ShmDevice::open(options(&directory).with(|options| {
@@ -353,7 +364,7 @@ fn rnr_fault_by_first_byte_fails_first_packets_and_is_captured() {
 fn registration_fault_fails_by_length_and_count() {
     let directory = Directory::new();
     let refusals = Some("100-200:2".parse().unwrap());
-    let faults = FaultOptions { refusals, ..FaultOptions::NONE };
+    let faults = FaultOptions::NONE.with(|faults| faults.refusals = refusals);
     let device =
         ShmDevice::open(options(&directory).with(|options| options.faults = faults)).unwrap();
     let queue_pair = queue_pair(&device);
@@ -373,7 +384,10 @@ fn registration_fault_fails_by_length_and_count() {
 fn send_with_infinite_rnr_retry_waits_for_a_buffer() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
-    let patient = QueuePairOptions { qkey: KEY, rnr_retry: 7, ..Default::default() };
+    let patient = QueuePairOptions::default().with(|options| {
+        options.qkey = KEY;
+        options.rnr_retry = 7;
+    });
     let mut a = device.create_queue_pair(patient).unwrap();
     let mut b = queue_pair(&device);
     let to = destination(&mut a, b.address());

@@ -47,7 +47,10 @@ impl Side {
 
     fn with_key(device: &ShmDevice, receives: usize, qkey: Qkey) -> Self {
         // Patient, so that a slow machine is no failure.
-        let options = QueuePairOptions { qkey, rnr_retry: 7, ..Default::default() };
+        let options = QueuePairOptions::default().with(|options| {
+            options.qkey = qkey;
+            options.rnr_retry = 7;
+        });
         let mut qp = device.create_queue_pair(options).unwrap();
         for _ in 0..receives {
             let packet = qp.allocate_packet().unwrap();

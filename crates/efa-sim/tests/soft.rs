@@ -29,7 +29,10 @@ fn wait<Q: QueuePair>(now: &mut Time, qp: &mut Q, other: &mut Q) -> Completion<Q
 fn story<D: Device>(first: D, second: D) {
     let mtu = first.attributes().mtu;
     assert_eq!(first.attributes().vendor_part_id, 0xefa2);
-    let options = QueuePairOptions { qkey: Qkey(5), send_depth: 2, ..Default::default() };
+    let options = QueuePairOptions::default().with(|options| {
+        options.qkey = Qkey(5);
+        options.send_depth = 2;
+    });
     let mut a = first.create_queue_pair(options).unwrap();
     let mut b = second.create_queue_pair(options).unwrap();
     assert_eq!((a.address().gid, a.address().qkey), (first.gid(), Qkey(5)));

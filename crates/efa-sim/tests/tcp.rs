@@ -13,8 +13,15 @@ use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair};
 const DEADLINE: Duration = Duration::from_secs(60);
 const KEY: Qkey = Qkey(0x77);
 const MTU: usize = 256;
-const PATIENT: QueuePairOptions =
-    QueuePairOptions { qkey: KEY, send_depth: 4096, receive_depth: 8192, rnr_retry: 7 };
+
+fn endless_retries() -> QueuePairOptions {
+    QueuePairOptions::default().with(|options| {
+        options.qkey = KEY;
+        options.send_depth = 4096;
+        options.receive_depth = 8192;
+        options.rnr_retry = 7;
+    })
+}
 
 fn options(host: u8) -> TcpOptions {
     TcpOptions::new([127, 0, 0, host]).with(|options| options.mtu = MTU)
@@ -42,7 +49,7 @@ impl World {
     fn new(hosts: u8) -> Self {
         let mut world = Self::default();
         for host in 1..=hosts {
-            world.add(&device(host), PATIENT);
+            world.add(&device(host), endless_retries());
         }
         world
     }
@@ -190,7 +197,10 @@ fn queue_pair_sends_to_itself() {
 fn completed_operations_free_queue_space() {
     let mut world = World::default();
     for host in 1..=2 {
-        let depths = QueuePairOptions { send_depth: 3, receive_depth: 2, ..PATIENT };
+        let depths = endless_retries().with(|options| {
+            options.send_depth = 3;
+            options.receive_depth = 2;
+        });
         world.add(&device(host), depths);
     }
     let attributes = world.qp(0).attributes();
@@ -242,8 +252,8 @@ fn many_senders_to_few_buffers_lose_no_packets() {
 fn receiver_that_does_not_poll_stalls_its_sender_without_loss() {
     let large = |host| options(host).with(|options| options.mtu = 8928);
     let mut world = World::default();
-    world.add(&TcpDevice::open(large(1)).unwrap(), PATIENT);
-    let b = TcpDevice::open(large(2)).unwrap().create_queue_pair(PATIENT).unwrap();
+    world.add(&TcpDevice::open(large(1)).unwrap(), endless_retries());
+    let b = TcpDevice::open(large(2)).unwrap().create_queue_pair(endless_retries()).unwrap();
     let QueuePairAddress { gid, qpn, qkey } = b.address();
     let address_handle = world.qp(0).create_address_handle(gid).unwrap();
     let to = Destination { address_handle, qpn, qkey };
@@ -269,8 +279,8 @@ fn receiver_that_does_not_poll_stalls_its_sender_without_loss() {
 fn sender_that_does_not_poll_loses_no_packets() {
     let large = |host| options(host).with(|options| options.mtu = 8928);
     let mut world = World::default();
-    world.add(&TcpDevice::open(large(1)).unwrap(), PATIENT);
-    let mut b = TcpDevice::open(large(2)).unwrap().create_queue_pair(PATIENT).unwrap();
+    world.add(&TcpDevice::open(large(1)).unwrap(), endless_retries());
+    let mut b = TcpDevice::open(large(2)).unwrap().create_queue_pair(endless_retries()).unwrap();
     let QueuePairAddress { gid, qpn, qkey } = b.address();
     let address_handle = world.qp(0).create_address_handle(gid).unwrap();
     let to = Destination { address_handle, qpn, qkey };
@@ -298,7 +308,7 @@ fn sender_that_does_not_poll_loses_no_packets() {
 #[test]
 fn send_without_posted_buffer_waits_then_fails_with_rnr() {
     let mut world = World::new(2);
-    let retries = QueuePairOptions { rnr_retry: 3, ..PATIENT };
+    let retries = endless_retries().with(|options| options.rnr_retry = 3);
     let impatient = world.add(&device(3), retries);
     let (patient, to) = (world.destination(0, 1), world.destination(impatient, 1));
     for id in 0..3 {
@@ -330,7 +340,7 @@ fn send_without_posted_buffer_waits_then_fails_with_rnr() {
 fn receiver_that_reposts_each_buffer_causes_no_rnr() {
     const COUNT: u64 = 40;
     let mut world = World::new(2);
-    let impatient = world.add(&device(3), QueuePairOptions { rnr_retry: 0, ..PATIENT });
+    let impatient = world.add(&device(3), endless_retries().with(|options| options.rnr_retry = 0));
     let to = world.destination(impatient, 1);
     world.post_receives(1, 4);
     for id in 0..COUNT {
@@ -370,7 +380,7 @@ fn send_to_unsuitable_target_fails_with_its_status() {
     assert_eq!(world.ended(0, 1), [(4, Ok(()))]);
 
     let nobody = {
-        let gone = world.add(&device(2), PATIENT);
+        let gone = world.add(&device(2), endless_retries());
         let nobody = world.destination(0, gone);
         world.drop(gone);
         nobody
@@ -420,12 +430,12 @@ fn retired_queue_pair_is_unreachable_and_its_number_reserved() {
 
     let ports = Some(to.qpn.0..=to.qpn.0);
     let same = TcpDevice::open(options(2).with(|options| options.ports = ports)).unwrap();
-    let refused = same.create_queue_pair(PATIENT).unwrap_err();
+    let refused = same.create_queue_pair(endless_retries()).unwrap_err();
     assert!(matches!(refused, DeviceError::System { errno: libc::EADDRINUSE, .. }), "{refused}");
     world.send(0, to, 4, b"still nobody");
     assert_eq!(world.ended(0, 1), [(4, nobody)]);
     drop(number);
-    assert_eq!(same.create_queue_pair(PATIENT).unwrap().address().qpn, to.qpn);
+    assert_eq!(same.create_queue_pair(endless_retries()).unwrap().address().qpn, to.qpn);
 }
 
 #[test]
@@ -470,17 +480,17 @@ fn reused_number_gets_no_packets_for_its_predecessor() {
         if life % 2 == 0 {
             world.send(0, to, 77, b"for an earlier life");
             world.drop(b);
-            b = world.add(&again, PATIENT);
+            b = world.add(&again, endless_retries());
             assert_eq!(world.ended(0, 1), [(77, Err(Status::BadDestinationQpn))]);
         } else {
             // With nothing under way the end of a life is no failure.
             world.drop(b);
             world.until(|world| world.qp(0).statistics().outgoing == 0);
-            b = world.add(&again, PATIENT);
+            b = world.add(&again, endless_retries());
         }
         assert_eq!(world.qp(b).address().qpn, to.qpn);
     }
-    let taken = again.create_queue_pair(PATIENT).unwrap_err();
+    let taken = again.create_queue_pair(endless_retries()).unwrap_err();
     assert!(matches!(taken, DeviceError::System { .. }), "{taken}");
 }
 
@@ -504,7 +514,7 @@ fn receive_reports_address_handle_of_known_sender_only() {
 fn arrivals(reorder: Option<u64>) -> Vec<u8> {
     let mut world = World::new(1);
     let receiver = TcpDevice::open(options(2).with(|options| options.reorder = reorder)).unwrap();
-    let b = world.add(&receiver, PATIENT);
+    let b = world.add(&receiver, endless_retries());
     let to = world.destination(0, b);
     for n in 0..200 {
         world.send(0, to, n.into(), &[n]);
@@ -535,7 +545,7 @@ fn sink_records_sent_received_and_failed_packets() {
         let capture = Some(SharedSink::new(trace.clone()));
         world.add(
             &TcpDevice::open(options(host).with(|options| options.capture = capture)).unwrap(),
-            PATIENT,
+            endless_retries(),
         );
     }
     let to = world.destination(0, 1);
@@ -558,7 +568,7 @@ fn sink_records_sent_received_and_failed_packets() {
 fn senders_beyond_max_peers_are_rejected_until_one_closes() {
     let mut world = World::new(3);
     let narrow = TcpDevice::open(options(4).with(|options| options.max_peers = 2)).unwrap();
-    let target = world.add(&narrow, PATIENT);
+    let target = world.add(&narrow, endless_retries());
     world.post_receives(target, 10);
     for sender in 0..2 {
         let to = world.destination(sender, target);
@@ -587,15 +597,15 @@ fn device_address_and_port_range_are_checked() {
     let long = TcpDevice::open(options(1).with(|options| options.mtu = 65537)).unwrap_err();
     assert_eq!(long, DeviceError::TooLong { length: 65537, limit: 65536 });
 
-    let deep = QueuePairOptions { send_depth: 5000, ..PATIENT };
+    let deep = endless_retries().with(|options| options.send_depth = 5000);
     let error = device(1).create_queue_pair(deep).unwrap_err();
     assert_eq!(error, DeviceError::TooLong { length: 5000, limit: 4096 });
 
-    let some = device(9).create_queue_pair(PATIENT).unwrap().address().qpn.0;
+    let some = device(9).create_queue_pair(endless_retries()).unwrap().address().qpn.0;
     let ports = some - 9..=some;
     let range = options(9).with(|options| options.ports = Some(ports.clone()));
     let range = TcpDevice::open(range).unwrap();
-    let [first, second] = [(); 2].map(|()| range.create_queue_pair(PATIENT).unwrap());
+    let [first, second] = [(); 2].map(|()| range.create_queue_pair(endless_retries()).unwrap());
     let (first, second) = (first.address().qpn.0, second.address().qpn.0);
     assert!(ports.contains(&first) && first < second && ports.contains(&second));
 }
@@ -605,7 +615,7 @@ fn address_handle_of_the_device_serves_all_its_queue_pairs() {
     let mut world = World::new(0);
     let (first, second) = (device(1), device(2));
     for device in [&first, &first, &second] {
-        world.add(device, PATIENT);
+        world.add(device, endless_retries());
     }
     let QueuePairAddress { gid, qpn, qkey } = world.qp(2).address();
     let address_handle = first.create_address_handle(gid).unwrap();

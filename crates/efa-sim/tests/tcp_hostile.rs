@@ -24,7 +24,9 @@ fn queue_pair(max_peers: usize) -> TcpQueuePair {
         options.max_peers = max_peers;
     });
     let device = TcpDevice::open(options).unwrap();
-    device.create_queue_pair(QueuePairOptions { rnr_retry: 7, ..Default::default() }).unwrap()
+    device
+        .create_queue_pair(QueuePairOptions::default().with(|options| options.rnr_retry = 7))
+        .unwrap()
 }
 
 fn connect(qp: &TcpQueuePair) -> TcpStream {

@@ -34,12 +34,11 @@ struct Side {
 
 impl Side {
     fn new(options: TcpOptions, receives: usize) -> Self {
-        let patient = QueuePairOptions {
-            qkey: KEY,
-            rnr_retry: 7,
-            send_depth: 4096,
-            ..QueuePairOptions::default()
-        };
+        let patient = QueuePairOptions::default().with(|options| {
+            options.qkey = KEY;
+            options.rnr_retry = 7;
+            options.send_depth = 4096;
+        });
         let mut qp = TcpDevice::open(options).unwrap().create_queue_pair(patient).unwrap();
         for _ in 0..receives {
             let packet = qp.allocate_packet().unwrap();

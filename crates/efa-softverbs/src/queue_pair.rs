@@ -190,13 +190,13 @@ impl QueuePair {
         if attributes.operations & !offered_operations(&device, transport) != 0 {
             return Err(UNSUPPORTED);
         }
-        let options = QueuePairOptions {
+        let options = QueuePairOptions::default().with(|options| {
             // Unpredictable, so no datagram is accepted before the program sets a key.
-            qkey: Qkey(fastrand::u32(..)),
-            send_depth: cap.max_send_wr as usize,
-            receive_depth: cap.max_recv_wr as usize,
-            rnr_retry: RETRY_FOREVER,
-        };
+            options.qkey = Qkey(fastrand::u32(..));
+            options.send_depth = cap.max_send_wr as usize;
+            options.receive_depth = cap.max_recv_wr as usize;
+            options.rnr_retry = RETRY_FOREVER;
+        });
         let mut link = device.link.create_queue_pair(options).map_err(reported)?;
         if !attributes.unsolicited_writes {
             link.take_buffers_for_writes();

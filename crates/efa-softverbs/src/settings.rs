@@ -123,12 +123,12 @@ impl Default for Settings {
 impl Settings {
     /// The faults that the settings ask for.
     pub(crate) fn faults(&self) -> FaultOptions {
-        FaultOptions {
-            reorder: self.reorder,
-            receiver_not_ready: self.receiver_not_ready,
-            not_ready_of_each: self.not_ready_of_each,
-            refusals: self.refusals,
-        }
+        FaultOptions::default().with(|faults| {
+            faults.reorder = self.reorder;
+            faults.receiver_not_ready = self.receiver_not_ready;
+            faults.not_ready_of_each = self.not_ready_of_each;
+            faults.refusals = self.refusals;
+        })
     }
 
     /// What the user should know about these settings.

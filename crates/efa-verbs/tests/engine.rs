@@ -30,7 +30,7 @@ const LENGTHS: [(usize, Subprotocol); 5] = [
 type End = Endpoint<VerbsQueuePair, Vec<u8>>;
 
 fn end(device: &VerbsDevice, qkey: u32) -> End {
-    let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
+    let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(qkey));
     Endpoint::new(device.create_queue_pair(options).unwrap(), Config::default()).unwrap()
 }
 

@@ -75,7 +75,7 @@ fn posts_and_polls_allocate_nothing() {
     on_soft_device("posts_and_polls_allocate_nothing", &[], || {
         let device = VerbsDevice::open(None).unwrap();
         let make = |qkey| {
-            let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
+            let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(qkey));
             device.create_queue_pair(options).unwrap()
         };
         let (mut a, mut b) = (make(1), make(2));

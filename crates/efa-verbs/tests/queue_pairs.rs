@@ -23,7 +23,12 @@ fn device() -> VerbsDevice {
 }
 
 fn options(qkey: u32) -> QueuePairOptions {
-    QueuePairOptions { qkey: Qkey(qkey), send_depth: 64, receive_depth: 64, rnr_retry: 3 }
+    QueuePairOptions::default().with(|options| {
+        options.qkey = Qkey(qkey);
+        options.send_depth = 64;
+        options.receive_depth = 64;
+        options.rnr_retry = 3;
+    })
 }
 
 fn pair(device: &VerbsDevice) -> (VerbsQueuePair, VerbsQueuePair) {
@@ -185,7 +190,7 @@ fn unknown_sender_is_reported_by_gid() {
 fn refused_sends_return_the_reason() {
     on_soft_device("refused_sends_return_the_reason", &[], || {
         let device = device();
-        let deep = QueuePairOptions { send_depth: 1 << 20, ..options(1) };
+        let deep = options(1).with(|options| options.send_depth = 1 << 20);
         let Err(DeviceError::TooLong { length, limit }) = device.create_queue_pair(deep) else {
             panic!()
         };

@@ -138,12 +138,12 @@ impl EndpointBuilder {
         if options.receiving == Receiving::InPlace && !need_matching.is_empty() {
             return Err(EnableError::NotInPlace(need_matching));
         }
-        let queue_pair = QueuePairOptions {
-            qkey: Qkey(options.connid.unwrap_or_else(|| random() as u32 & CONNID_MASK)),
-            send_depth: options.send_depth,
-            receive_depth: options.receive_depth,
-            rnr_retry: options.rnr_retry,
-        };
+        let queue_pair = QueuePairOptions::default().with(|queue_pair| {
+            queue_pair.qkey = Qkey(options.connid.unwrap_or_else(|| random() as u32 & CONNID_MASK));
+            queue_pair.send_depth = options.send_depth;
+            queue_pair.receive_depth = options.receive_depth;
+            queue_pair.rnr_retry = options.rnr_retry;
+        });
         let hash_seed = options.hash_seed.unwrap_or_else(random);
         let config = options.protocol.with(|config| config.hash_seed = hash_seed);
         let capabilities = options.capabilities.enabled();

@@ -45,11 +45,14 @@ impl Story {
         }));
         let device = network.open();
         let queue_pair = |key| {
-            let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
+            let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(key));
             device.create_queue_pair(options).expect("there is room")
         };
         let release = input.pick(&[Release::V1_20, Release::V1_22, Release::V1_13, Release::V2_0]);
-        let bounds = Bounds { unexpected_per_peer: 1 << 16, discovered: 16, ..Bounds::default() };
+        let bounds = Bounds::default().with(|bounds| {
+            bounds.unexpected_per_peer = 1 << 16;
+            bounds.discovered = 16;
+        });
         let unexpected_header = UnexpectedHeader::Move;
         let config = Config::as_release(release).with(|config| {
             config.unexpected_header = unexpected_header;
@@ -63,7 +66,7 @@ impl Story {
             _ => Endpoint::new(main, config),
         };
         let other = |key| {
-            let options = QueuePairOptions { qkey: Qkey(key), ..QueuePairOptions::default() };
+            let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(key));
             network.open().create_queue_pair(options).expect("there is room")
         };
         let honest = Endpoint::new(other(3), Config::default());

@@ -133,7 +133,7 @@ pub(crate) fn shm(bytes: &[u8]) {
     });
     let device = ShmDevice::open(options).expect("there is shared memory");
     let end = || -> End<ShmQueuePair> {
-        let options = QueuePairOptions { qkey: Qkey(KEY), ..QueuePairOptions::default() };
+        let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(KEY));
         End::new(device.create_queue_pair(options).expect("there is room"), 8)
     };
     let (mut subject, mut liar, mut honest) = (end(), end(), end());
@@ -263,7 +263,7 @@ pub(crate) fn tcp(bytes: &[u8]) {
         options.rnr_delay = Duration::from_micros(1);
     });
     let device = TcpDevice::open(options).expect("there is a loopback");
-    let options = QueuePairOptions { qkey: Qkey(KEY), ..QueuePairOptions::default() };
+    let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(KEY));
     let queue_pair = device.create_queue_pair(options).expect("there is a port");
     let access = Access { remote_read: true, remote_write: true };
     let memory = device.register(vec![3; 64].into(), access).expect("there is room");

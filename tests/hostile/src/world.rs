@@ -237,14 +237,14 @@ impl World {
             config.max_rdma = input.pick(&[4, 1]);
             config.cts_window = input.pick(&[4, 1, 32]);
             config.messages_after_handshake = input.one_in(4);
-            config.bounds = Bounds {
-                ahead: input.pick(&[1 << 16, 1 << 20]),
-                unexpected: 1 << 20,
-                unexpected_per_peer: input.pick(&[1 << 16, 1 << 19]),
-                requests: input.pick(&[64, 8]),
-                responses: input.pick(&[64, 1000]),
-                discovered: input.pick(&[64, 4]),
-            };
+            config.bounds = Bounds::default().with(|bounds| {
+                bounds.ahead = input.pick(&[1 << 16, 1 << 20]);
+                bounds.unexpected = 1 << 20;
+                bounds.unexpected_per_peer = input.pick(&[1 << 16, 1 << 19]);
+                bounds.requests = input.pick(&[64, 8]);
+                bounds.responses = input.pick(&[64, 1000]);
+                bounds.discovered = input.pick(&[64, 4]);
+            });
             config.max_sends = 1024;
             config.max_receives = 1024;
             config.min_receive_buffers = input.pick(&[8, 1]);

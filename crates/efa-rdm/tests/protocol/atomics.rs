@@ -485,7 +485,7 @@ fn what_is_answered_needs_no_receipt() {
 
 #[test]
 fn atomics_beyond_the_requests_of_a_peer_are_dropped() {
-    let bounds = Bounds { requests: 1, ..Bounds::default() };
+    let bounds = Bounds::default().with(|bounds| bounds.requests = 1);
     let config = Config::default().with(|config| config.bounds = bounds);
     let mut world = World::pair_with(1, Config::default(), config);
     world.acquaint();
@@ -505,7 +505,7 @@ fn atomics_beyond_the_requests_of_a_peer_are_dropped() {
 
 #[test]
 fn atomics_that_are_answered_leave_room_for_others() {
-    let bounds = Bounds { requests: 1, ..Bounds::default() };
+    let bounds = Bounds::default().with(|bounds| bounds.requests = 1);
     let config = Config::default().with(|config| config.bounds = bounds);
     let mut world = World::pair_with(1, Config::default(), config);
     world.acquaint();

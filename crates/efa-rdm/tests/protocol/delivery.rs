@@ -109,7 +109,7 @@ fn the_receipt_goes_out_before_the_completion_is_given() {
 #[test]
 fn who_takes_one_completion_at_a_time_still_sends_what_waits() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 3));
-    let few = QueuePairOptions { send_depth: 4, ..QueuePairOptions::default() };
+    let few = QueuePairOptions::default().with(|options| options.send_depth = 4);
     world.add(Config::default());
     world.add_with(Config::default(), few);
     world.acquaint();
@@ -232,7 +232,10 @@ fn receipts_wait_for_room_in_the_devices_queue() {
     world.drive();
     world.receive_done(1);
     world.send_done(0);
-    let tight = Faults { send_limit: Some(1), send_refused: 0.5, ..Faults::default() };
+    let tight = Faults::default().with(|faults| {
+        faults.send_limit = Some(1);
+        faults.send_refused = 0.5;
+    });
     world.network.set_faults(tight);
     for i in 0..30 {
         world.receive(1, 20_000, i);
@@ -334,8 +337,11 @@ fn a_truncated_message_is_delivered() {
 #[test]
 fn delivery_holds_under_faults() {
     for seed in 0..20 {
-        let faults =
-            Faults { receiver_not_ready: 0.1, send_refused: 0.2, late: 0.2, ..Faults::default() };
+        let faults = Faults::default().with(|faults| {
+            faults.receiver_not_ready = 0.1;
+            faults.send_refused = 0.2;
+            faults.late = 0.2;
+        });
         let mut world = World::new(LocalOptions::default().with(|options| {
             options.seed = seed;
             options.faults = faults;

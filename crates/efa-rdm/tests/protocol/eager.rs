@@ -224,7 +224,7 @@ fn what_goes_out_and_comes_in_is_counted() {
     let mut world = World::pair(8);
     world.acquaint();
     // Packets that the device has no room for at first are counted once.
-    let faults = Faults { send_refused: 0.3, ..Faults::default() };
+    let faults = Faults::default().with(|faults| faults.send_refused = 0.3);
     world.network.set_faults(faults);
     let peer = world.peer(0, 1);
     for i in 0..50 {

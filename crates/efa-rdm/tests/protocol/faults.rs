@@ -56,8 +56,8 @@ fn exchange(seed: u64, faults: Faults, options: QueuePairOptions) -> World {
 #[test]
 fn receivers_that_are_not_ready_cost_time_and_nothing_else() {
     for seed in 0..20 {
-        let faults = Faults { receiver_not_ready: 0.2, ..Faults::default() };
-        let options = QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() };
+        let faults = Faults::default().with(|faults| faults.receiver_not_ready = 0.2);
+        let options = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
         let mut world = exchange(seed, faults, options);
         let returned: u64 =
             world.ends.iter_mut().map(|end| end.endpoint.statistics().receiver_not_ready).sum();
@@ -70,14 +70,13 @@ fn receivers_that_are_not_ready_cost_time_and_nothing_else() {
 #[test]
 fn refused_posts_and_late_packets_change_nothing() {
     for seed in 0..20 {
-        let faults = Faults {
-            late: 0.1,
-            late_by: Duration::from_millis(2),
-            send_refused: 0.2,
-            send_limit: Some(4),
-            allocation_refused: 0.1,
-            ..Faults::default()
-        };
+        let faults = Faults::default().with(|faults| {
+            faults.late = 0.1;
+            faults.late_by = Duration::from_millis(2);
+            faults.send_refused = 0.2;
+            faults.send_limit = Some(4);
+            faults.allocation_refused = 0.1;
+        });
         exchange(100 + seed, faults, QueuePairOptions::default());
     }
 }
@@ -85,19 +84,17 @@ fn refused_posts_and_late_packets_change_nothing() {
 #[test]
 fn everything_at_once_and_tiny_queues() {
     for seed in 0..20 {
-        let faults = Faults {
-            late: 0.05,
-            late_by: Duration::from_millis(1),
-            receiver_not_ready: 0.1,
-            send_refused: 0.1,
-            ..Faults::default()
-        };
-        let options = QueuePairOptions {
-            send_depth: 3,
-            receive_depth: 4,
-            rnr_retry: 1,
-            ..QueuePairOptions::default()
-        };
+        let faults = Faults::default().with(|faults| {
+            faults.late = 0.05;
+            faults.late_by = Duration::from_millis(1);
+            faults.receiver_not_ready = 0.1;
+            faults.send_refused = 0.1;
+        });
+        let options = QueuePairOptions::default().with(|options| {
+            options.send_depth = 3;
+            options.receive_depth = 4;
+            options.rnr_retry = 1;
+        });
         exchange(200 + seed, faults, options);
     }
 }
@@ -107,7 +104,7 @@ fn a_peer_in_backoff_does_not_hold_up_others() {
     let mut world = World::pair(1);
     let slow = world.add_with(
         Config::default(),
-        QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() },
+        QueuePairOptions::default().with(|options| options.rnr_retry = 0),
     );
     let target = place(&world.ends[slow]);
     world.network.not_ready(target, 8).unwrap();
@@ -185,7 +182,7 @@ fn a_driver_that_sleeps_until_the_next_timeout_misses_nothing() {
         if refused == "sends" {
             world.network.refuse_sends(me, 3).unwrap();
         } else {
-            let faults = Faults { allocation_refused: 1.0, ..Faults::default() };
+            let faults = Faults::default().with(|faults| faults.allocation_refused = 1.0);
             world.network.set_faults(faults);
         }
         world.send(0, 1, pattern(10, 1), 0);
@@ -198,9 +195,9 @@ fn a_driver_that_sleeps_until_the_next_timeout_misses_nothing() {
 
 #[test]
 fn receive_buffers_that_could_not_be_had_are_asked_for_again() {
-    let faults = Faults { allocation_refused: 1.0, ..Faults::default() };
+    let faults = Faults::default().with(|faults| faults.allocation_refused = 1.0);
     let mut world = World::new(LocalOptions::default().with(|options| options.faults = faults));
-    let patient = QueuePairOptions { rnr_retry: 7, ..QueuePairOptions::default() };
+    let patient = QueuePairOptions::default().with(|options| options.rnr_retry = 7);
     world.add_with(Config::default(), patient);
     world.add_with(Config::default(), patient);
     world.network.set_faults(Faults::default());

@@ -293,8 +293,10 @@ fn endpoint_with_handshake_in_flight_can_be_closed() {
 fn ctsdata_waits_for_the_handshake() {
     for seed in 0..20 {
         // A network that delays some packets very much, so that the CTS overtakes the HANDSHAKE.
-        let faults =
-            Faults { late: 0.5, late_by: std::time::Duration::from_millis(1), ..Faults::default() };
+        let faults = Faults::default().with(|faults| {
+            faults.late = 0.5;
+            faults.late_by = std::time::Duration::from_millis(1);
+        });
         let mut world = World::new(LocalOptions::default().with(|options| {
             options.seed = seed;
             options.faults = faults;

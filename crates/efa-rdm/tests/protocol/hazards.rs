@@ -184,7 +184,10 @@ fn hazard_02_after_the_receipt_a_long_message_sends_nothing_more() {
 fn hazard_03_early_messages_keep_no_receive_buffers() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 3));
     // The first packet that finds no buffer comes back.
-    let options = QueuePairOptions { receive_depth: 16, rnr_retry: 0, ..Default::default() };
+    let options = QueuePairOptions::default().with(|options| {
+        options.receive_depth = 16;
+        options.rnr_retry = 0;
+    });
     for _ in 0..2 {
         world.add_with(Config::default(), options);
     }
@@ -667,7 +670,7 @@ fn hazard_14_an_address_handle_stays_while_a_peer_uses_it() {
 #[test]
 fn hazard_15_a_packet_that_can_not_be_handled_is_given_back_once() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 15));
-    let options = QueuePairOptions { receive_depth: 8, ..QueuePairOptions::default() };
+    let options = QueuePairOptions::default().with(|options| options.receive_depth = 8);
     for _ in 0..2 {
         world.add_with(Config::default(), options);
     }
@@ -871,7 +874,7 @@ fn hazard_19_who_has_no_room_in_the_queue_holds_up_nobody() {
 #[test]
 fn hazard_20_rnr_backoff_is_reset_when_a_packet_arrives() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 20));
-    let options = QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() };
+    let options = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
     for _ in 0..2 {
         world.add_with(Config::default(), options);
     }
@@ -909,7 +912,7 @@ fn hazard_21_immediate_data_waits_for_its_receiver_and_arrives_whole() {
         options.seed = 21;
         options.rdma = rdma;
     }));
-    let options = QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() };
+    let options = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
     for _ in 0..2 {
         world.add_with(Config::default(), options);
     }
@@ -996,7 +999,7 @@ fn hazard_22_a_second_handshake_is_no_error_and_not_answered() {
 fn hazard_23_a_handshake_comes_in_the_end_and_data_not_before_it() {
     for seed in 0..10 {
         let mut world = World::new(LocalOptions::default().with(|options| options.seed = seed));
-        let options = QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() };
+        let options = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
         for _ in 0..2 {
             world.add_with(Config::default(), options);
         }
@@ -1028,8 +1031,10 @@ fn hazard_24_immediate_data_takes_a_receive_buffer_or_does_not() {
             options.seed = 24;
             options.rdma = rdma;
         }));
-        let options =
-            QueuePairOptions { receive_depth: 8, rnr_retry: 0, ..QueuePairOptions::default() };
+        let options = QueuePairOptions::default().with(|options| {
+            options.receive_depth = 8;
+            options.rnr_retry = 0;
+        });
         for _ in 0..2 {
             world.add_with(Config::default(), options);
         }

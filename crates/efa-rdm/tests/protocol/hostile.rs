@@ -304,7 +304,7 @@ fn answers_of_another_peer_to_reads_and_atomics_are_dropped() {
 
 #[test]
 fn excluded_peer_takes_no_messages_of_other_peers_along() {
-    let bounds = Bounds { unexpected_per_peer: 5000, ..Bounds::default() };
+    let bounds = Bounds::default().with(|bounds| bounds.unexpected_per_peer = 5000);
     let config = Config::default().with(|config| config.bounds = bounds);
     let mut world = World::pair_with(6, Config::default(), config);
     let other = world.add(Config::default());

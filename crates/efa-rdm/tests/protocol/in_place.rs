@@ -38,14 +38,14 @@ struct Story {
 }
 
 fn queue_pair(world: &World, qkey: u32) -> InPlaceQueue<LocalQueuePair> {
-    let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
+    let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(qkey));
     InPlaceQueue(world.network.open().create_queue_pair(options).unwrap())
 }
 
 fn receiver(world: &World, config: Config) -> Result<InPlace, ConfigError> {
     let device = world.network.open();
     let queue_pair = |qkey| {
-        let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
+        let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(qkey));
         InPlaceQueue(device.create_queue_pair(options).unwrap())
     };
     if USER_QUEUE.contains(&config.profile.release) {
@@ -233,7 +233,7 @@ fn what_needs_a_match_falls_back_to_copies_and_says_so() {
                 world.add(Config::default().with(|config| config.messages_after_handshake = true));
             let device = world.network.open();
             let queue_pair = |qkey| {
-                let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
+                let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(qkey));
                 Ok::<_, ConfigError>(device.create_queue_pair(options).unwrap())
             };
             let config = Config::as_release(release);
@@ -546,8 +546,10 @@ fn receives_that_are_cancelled_say_so() {
 fn storm(release: Release, seed: u64) {
     let options = LocalOptions::default().with(|options| {
         options.seed = seed;
-        options.faults =
-            Faults { receiver_not_ready: 0.02, send_refused: 0.02, ..Faults::default() };
+        options.faults = Faults::default().with(|faults| {
+            faults.receiver_not_ready = 0.02;
+            faults.send_refused = 0.02;
+        });
     });
     let sender = Config::default().with(|config| config.messages_after_handshake = true);
     let mut story = Story::new(
@@ -649,7 +651,10 @@ fn a_user_queue_pair_that_lacked_packets_gets_them_later() {
     let mut story = user_queue(UnexpectedHeader::Refuse);
     let device = story.world.network.open();
     let pair = |qkey, receive_depth| {
-        let options = QueuePairOptions { qkey: Qkey(qkey), receive_depth, ..Default::default() };
+        let options = QueuePairOptions::default().with(|options| {
+            options.qkey = Qkey(qkey);
+            options.receive_depth = receive_depth;
+        });
         InPlaceQueue(device.create_queue_pair(options).unwrap())
     };
     let config = at(Release::V1_22, UnexpectedHeader::Refuse);
@@ -667,7 +672,10 @@ fn a_user_queue_pair_that_lacked_packets_gets_them_later() {
     for salt in 1..5 {
         story.send(0, pattern(9, salt));
     }
-    story.world.network.set_faults(Faults { allocation_refused: 1.0, ..Faults::default() });
+    story
+        .world
+        .network
+        .set_faults(Faults::default().with(|faults| faults.allocation_refused = 1.0));
     // Packets were posted for two of them; the sender leaves it alone for now.
     while story.received.len() < 3 || story.world.network.next_event().is_some() {
         story.step();
@@ -722,7 +730,10 @@ fn a_message_with_a_header_waits_for_a_packet_beside_the_user_queue_pair() {
     story.step();
     story.send(0, pattern(80, 1));
     story.send(0, pattern(80, 2));
-    story.world.network.set_faults(Faults { allocation_refused: 1.0, ..Faults::default() });
+    story
+        .world
+        .network
+        .set_faults(Faults::default().with(|faults| faults.allocation_refused = 1.0));
     story.idle(Duration::from_micros(50));
     assert!(story.received.is_empty());
     assert!(story.receiver.next_timeout().is_some(), "it is to be asked again");

@@ -371,7 +371,7 @@ fn messages_above_four_gigabytes_arrive() {
         config.min_receive_buffers = 8;
     });
     let endpoint = || {
-        let options = QueuePairOptions { receive_depth: 16, ..QueuePairOptions::default() };
+        let options = QueuePairOptions::default().with(|options| options.receive_depth = 16);
         let queue_pair = network.open().create_queue_pair(options).unwrap();
         efa_rdm::Endpoint::new(queue_pair, config.clone()).unwrap()
     };

@@ -689,7 +689,7 @@ fn a_full_queue_within_a_runt_delays_the_rest_and_repeats_nothing() {
         world.receive_into(1, Memory::Heap(vec![0; 200_000]), 1);
         let message = world.region(0, &pattern(200_000, seed));
         let me = place(&world.ends[0]);
-        let faults = Faults { send_limit: Some(2), ..Faults::default() };
+        let faults = Faults::default().with(|faults| faults.send_limit = Some(2));
         world.network.set_faults(faults);
         world.send(0, 1, message, 2);
         // Two packets of the runt are under way; for the others there is no room, again and again.
@@ -852,7 +852,7 @@ fn a_message_that_can_be_read_no_more_as_its_request_goes_is_sent() {
         let mut world = pair(1, config().with(|config| config.runt_size = runt_size), config());
         world.receive_into(1, Memory::Heap(vec![0; 200_000]), 1);
         let message = world.region(0, &pattern(200_000, 1));
-        world.network.set_faults(Faults { send_refused: 1.0, ..Faults::default() });
+        world.network.set_faults(Faults::default().with(|faults| faults.send_refused = 1.0));
         world.send(0, 1, message, 2);
         let peer = world.peer(0, 1);
         let extras = world.endpoint(0).peer_extras(peer).unwrap() - Extras::RDMA_READ;
@@ -930,9 +930,15 @@ fn a_read_from_a_peer_in_backoff_keeps_no_other_waiting() {
 fn reads_beside_a_peer_in_backoff(send_depth: usize) {
     const LONG: usize = 8 << 20;
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 7));
-    let once = QueuePairOptions { rnr_retry: 0, send_depth, ..QueuePairOptions::default() };
+    let once = QueuePairOptions::default().with(|options| {
+        options.rnr_retry = 0;
+        options.send_depth = send_depth;
+    });
     let second = Duration::from_secs(1);
-    let backoff = BackoffLimits { first: second, longest: second };
+    let backoff = BackoffLimits::default().with(|backoff| {
+        backoff.first = second;
+        backoff.longest = second;
+    });
     world.add(config());
     world.add_with(
         config().with(|config| {

@@ -253,7 +253,7 @@ fn operations_are_limited_and_refused_with_their_buffers() {
 #[test]
 fn all_operations_can_be_cancelled_at_once() {
     let mut world = World::new(LocalOptions::default());
-    let options = QueuePairOptions { rnr_retry: 0, ..QueuePairOptions::default() };
+    let options = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
     for _ in 0..3 {
         world.add_with(Config::default(), options);
     }

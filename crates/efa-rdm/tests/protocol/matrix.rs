@@ -101,15 +101,14 @@ impl Cell {
     }
 
     fn world(&self) -> Net<Buffer> {
-        let faults = Faults {
-            late: 0.05,
-            late_by: Duration::from_micros(500),
-            receiver_not_ready: 0.05,
-            send_refused: 0.1,
-            registration_refused: 0.2,
-            allocation_refused: 0.02,
-            ..Faults::default()
-        };
+        let faults = Faults::default().with(|faults| {
+            faults.late = 0.05;
+            faults.late_by = Duration::from_micros(500);
+            faults.receiver_not_ready = 0.05;
+            faults.send_refused = 0.1;
+            faults.registration_refused = 0.2;
+            faults.allocation_refused = 0.02;
+        });
         let (seed, rdma) = (self.number, self.rdma);
         let mut world = Net::new(LocalOptions::default().with(|options| {
             options.seed = seed;

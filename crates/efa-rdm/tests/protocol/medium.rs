@@ -174,7 +174,7 @@ fn one_segment_and_a_thousand_are_taken() {
 fn a_full_queue_in_the_middle_delays_the_rest_and_repeats_nothing() {
     for seed in 0..20 {
         let mut world = World::new(LocalOptions::default().with(|options| options.seed = seed));
-        let narrow = QueuePairOptions { send_depth: 2, ..QueuePairOptions::default() };
+        let narrow = QueuePairOptions::default().with(|options| options.send_depth = 2);
         world.add_with(Config::default(), narrow);
         world.add(Config::default());
         world.receive(1, 50_000, 0);

@@ -15,7 +15,10 @@ const WINDOW: u32 = 64;
 /// A receiver that is, or may be, of an old release, and a network on which some packets are far
 /// later than others.
 fn pair(seed: u64, old_peer_window: u32, receiver: Release) -> World {
-    let faults = Faults { late: 0.02, late_by: Duration::from_millis(1), ..Faults::default() };
+    let faults = Faults::default().with(|faults| {
+        faults.late = 0.02;
+        faults.late_by = Duration::from_millis(1);
+    });
     let rdma = Rdma { unsolicited_write_receive: true, ..Rdma::READ_WRITE };
     let mut world = World::new(LocalOptions::default().with(|options| {
         options.seed = seed;

@@ -201,7 +201,7 @@ enum Outcome {
 
 impl Case {
     fn world(&self) -> World {
-        let mut world = self.operation.world(Bounds { ahead: EARLY, ..Bounds::default() });
+        let mut world = self.operation.world(Bounds::default().with(|bounds| bounds.ahead = EARLY));
         // One whose HANDSHAKE is to fail has sent none yet.
         if self.reason != Reason::HandshakeUndeliverable {
             exchange(&mut world, 1);
@@ -286,7 +286,7 @@ impl Case {
         world.network.fail_sends(me, 1, LOST).unwrap();
         if survivor == 1 {
             // The packets of a message come one by one, the HANDSHAKE waits for the device a while.
-            world.network.set_faults(Faults { send_limit: Some(1), ..Faults::default() });
+            world.network.set_faults(Faults::default().with(|faults| faults.send_limit = Some(1)));
             world.network.refuse_sends(me, moment as u32).unwrap();
             return (operation.start(world, receive), 0);
         }
@@ -628,7 +628,7 @@ fn operation_whose_response_excludes_the_peer_is_complete() {
             _ => continue,
         };
         responses.insert(response.as_u8());
-        let mut world = operation.world(Bounds { responses: 0, ..Bounds::default() });
+        let mut world = operation.world(Bounds::default().with(|bounds| bounds.responses = 0));
         exchange(&mut world, 1);
         let before = world.endpoint(1).packets_held();
         let peer = world.peer(1, 0);

@@ -349,7 +349,7 @@ fn a_message_that_was_not_read_counts_no_more_as_one_that_is() {
 
 #[test]
 fn early_packets_count_until_their_turn_has_come_or_they_are_given_up() {
-    let bounds = Bounds { ahead: 5000, ..Bounds::default() };
+    let bounds = Bounds::default().with(|bounds| bounds.ahead = 5000);
     let mut world = pair(config(), config().with(|config| config.bounds = bounds));
     for round in 0..20 {
         let first = 4 * round + 1;

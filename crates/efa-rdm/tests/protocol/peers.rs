@@ -114,7 +114,7 @@ fn the_zero_address_is_refused() {
 // conformance: A97 A194 A195 A198
 #[test]
 fn restarted_peer_is_new_and_packets_of_its_old_incarnation_are_stale() {
-    let faults = Faults { keep_stale: 100, ..Faults::default() };
+    let faults = Faults::default().with(|faults| faults.keep_stale = 100);
     let mut world = World::new(LocalOptions::default().with(|options| options.faults = faults));
     world.add(Config::default());
     world.add(Config::default());
@@ -191,7 +191,7 @@ fn restart_is_noticed_while_the_old_incarnation_is_silent() {
 
 #[test]
 fn stale_packets_of_a_reused_queue_pair_number_reach_nobody() {
-    let faults = Faults { keep_stale: 1000, ..Faults::default() };
+    let faults = Faults::default().with(|faults| faults.keep_stale = 1000);
     let mut world = World::new(LocalOptions::default().with(|options| options.faults = faults));
     world.add(Config::default());
     world.add(Config::default());

@@ -16,7 +16,7 @@ fn world(config: Config) -> (World, LocalQueuePair) {
     let mut world = World::new(LocalOptions::default());
     world.add(config);
     world.add(Config::default());
-    let options = QueuePairOptions { qkey: Qkey(0x77), ..QueuePairOptions::default() };
+    let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(0x77));
     let mut user = world.ends[1].device.create_queue_pair(options).unwrap();
     for _ in 0..32 {
         let buffer = user.allocate_packet().unwrap();

@@ -153,15 +153,14 @@ impl Story {
             [seed as usize % 4];
         let mtu = [256, 1_000, 8_928][random.usize(0..3)];
         let mut rarely = |most: f64| if random.bool() { random.f64() * most } else { 0.0 };
-        let faults = Faults {
-            late: rarely(0.1),
-            late_by: Duration::from_millis(1),
-            receiver_not_ready: rarely(0.1),
-            send_refused: rarely(0.2),
-            allocation_refused: rarely(0.1),
-            registration_refused: rarely(0.5),
-            ..Faults::default()
-        };
+        let faults = Faults::default().with(|faults| {
+            faults.late = rarely(0.1);
+            faults.late_by = Duration::from_millis(1);
+            faults.receiver_not_ready = rarely(0.1);
+            faults.send_refused = rarely(0.2);
+            faults.allocation_refused = rarely(0.1);
+            faults.registration_refused = rarely(0.5);
+        });
         let rdma = Rdma {
             read: random.u8(..) < 200,
             write: random.u8(..) < 150,
@@ -178,12 +177,11 @@ impl Story {
         let mut world = World::new(options);
         let ends = random.usize(2..5);
         for _ in 0..ends {
-            let options = QueuePairOptions {
-                send_depth: [3, 64, 1024][random.usize(0..3)],
-                receive_depth: [4, 64, 1024][random.usize(0..3)],
-                rnr_retry: [0, 1, 7][random.usize(0..3)],
-                ..QueuePairOptions::default()
-            };
+            let options = QueuePairOptions::default().with(|options| {
+                options.send_depth = [3, 64, 1024][random.usize(0..3)];
+                options.receive_depth = [4, 64, 1024][random.usize(0..3)];
+                options.rnr_retry = [0, 1, 7][random.usize(0..3)];
+            });
             let config = Self::config(&mut random, disaster, mtu);
             let end = world.add_with(config, options);
             world.ends[end].driving =

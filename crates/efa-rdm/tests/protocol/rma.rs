@@ -842,7 +842,7 @@ fn one_sided_operations_are_bounded() {
     let config = Config::default().with(|config| {
         config.max_sends = 3;
         config.max_receives = 3;
-        config.bounds = Bounds { requests: 2, ..Bounds::default() };
+        config.bounds = Bounds::default().with(|bounds| bounds.requests = 2);
     });
     let mut world = world_with(emulated(), config);
     let (_region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
@@ -865,7 +865,7 @@ fn one_sided_operations_are_bounded() {
 #[test]
 fn what_this_side_begins_is_not_held_against_its_peer() {
     for what in ["reads", "injected messages"] {
-        let bounds = Bounds { responses: 4, ..Bounds::default() };
+        let bounds = Bounds::default().with(|bounds| bounds.responses = 4);
         let mut world = world_with(
             LocalOptions::default(),
             Config::default().with(|config| config.bounds = bounds),
@@ -1087,10 +1087,11 @@ fn a_late_answer_to_a_read_of_long_ago_is_no_answer_to_another() {
     let mut world = world_with(emulated(), Config::default());
     let (region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
     world.read(&[iov], 100);
-    let late_by = |seconds| Faults {
-        late: 1.0,
-        late_by: std::time::Duration::from_secs(seconds),
-        ..Faults::default()
+    let late_by = |seconds| {
+        Faults::default().with(|faults| {
+            faults.late = 1.0;
+            faults.late_by = std::time::Duration::from_secs(seconds);
+        })
     };
     world.start_read(&[iov], vec![0; 100]).unwrap();
     let now = world.now;

@@ -155,7 +155,7 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
 
     fn add_on(&mut self, device: LocalDevice, config: Config, options: QueuePairOptions) -> usize {
         let qkey = Qkey(0x1000_0000 + self.ends.len() as u32);
-        let queue_pair = device.create_queue_pair(QueuePairOptions { qkey, ..options });
+        let queue_pair = device.create_queue_pair(options.with(|options| options.qkey = qkey));
         let endpoint = Endpoint::new(queue_pair.unwrap(), config).unwrap();
         self.ends.push(End {
             driving: Driving::default(),
@@ -185,7 +185,7 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
     }
 
     fn restart_at(&mut self, end: usize, qpn: Qpn, qkey: u32, config: Config) {
-        let options = QueuePairOptions { qkey: Qkey(qkey), ..QueuePairOptions::default() };
+        let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(qkey));
         let queue_pair = self.ends[end].device.create_queue_pair_at(qpn, options).unwrap();
         self.ends[end].endpoint = Endpoint::new(queue_pair, config).unwrap();
     }

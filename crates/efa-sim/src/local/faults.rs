@@ -7,6 +7,7 @@ use std::time::Duration;
 
 /// Random faults of a fabric; none by default. Probabilities are from 0.0 (never) to 1.0 (always).
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Faults {
     /// Probability that a packet is delayed by [`late_by`](Self::late_by).
     pub late: f64,
@@ -29,8 +30,22 @@ pub struct Faults {
     pub keep_stale: usize,
 }
 
+impl Faults {
+    /// These faults with some changed:
+    ///
+    /// ```
+    /// let faults = efa_sim::local::Faults::default().with(|faults| faults.receiver_not_ready = 0.01);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
 /// Counters of a fabric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Statistics {
     /// Sends accepted.
     pub sent: u64,

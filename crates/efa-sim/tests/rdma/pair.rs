@@ -94,7 +94,10 @@ impl Pair {
                 TcpDevice::open(options).unwrap().into()
             }),
         };
-        let options = QueuePairOptions { send_depth: 4, rnr_retry, ..QueuePairOptions::default() };
+        let options = QueuePairOptions::default().with(|options| {
+            options.send_depth = 4;
+            options.rnr_retry = rnr_retry;
+        });
         let mut requester = devices[0].create_queue_pair(options).unwrap();
         let target = devices[1].create_queue_pair(options).unwrap();
         let QueuePairAddress { gid, qpn, qkey } = target.address();

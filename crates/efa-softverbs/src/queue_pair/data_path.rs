@@ -377,7 +377,7 @@ mod tests {
             let mut locked = lock(&queue_pair.locked);
             // Not by `ibv_modify_qp`, after which the progress thread would look at it.
             locked.state = QpState::Rts;
-            let reorder = FaultOptions { reorder: Some(1), ..FaultOptions::NONE };
+            let reorder = FaultOptions::NONE.with(|faults| faults.reorder = Some(1));
             locked.faults = Faults::new(reorder, Qpn(1));
             for wr_id in 0..16 {
                 let to = Destination::default();

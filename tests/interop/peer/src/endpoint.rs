@@ -61,12 +61,12 @@ fn device_options(capture: Option<&CaptureFile>) -> Result<ShmOptions> {
 
 fn faults() -> Result<FaultOptions> {
     let word = |variable| env::var(variable).ok();
-    Ok(FaultOptions {
-        reorder: word("EFA_SOFT_REORDER").map(|text| text.parse()).transpose()?,
-        receiver_not_ready: word("EFA_SOFT_RNR").map_or(Ok(0.0), |text| text.parse())?,
-        not_ready_of_each: word("EFA_SOFT_RNR_EACH").map_or(Ok(0), |text| text.parse())?,
-        refusals: word("EFA_SOFT_REFUSE").map(|text| text.parse()).transpose()?,
-    })
+    let mut faults = FaultOptions::NONE;
+    faults.reorder = word("EFA_SOFT_REORDER").map(|text| text.parse()).transpose()?;
+    faults.receiver_not_ready = word("EFA_SOFT_RNR").map_or(Ok(0.0), |text| text.parse())?;
+    faults.not_ready_of_each = word("EFA_SOFT_RNR_EACH").map_or(Ok(0), |text| text.parse())?;
+    faults.refusals = word("EFA_SOFT_REFUSE").map(|text| text.parse()).transpose()?;
+    Ok(faults)
 }
 
 /// `read`, `write`, `read,write` or `none`.
