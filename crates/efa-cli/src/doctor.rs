@@ -78,7 +78,11 @@ pub(crate) fn run(args: &Args) -> Result<(), DoctorError> {
     lines.extend(efa_verbs::library_reports().iter().map(library));
     lines.extend([machine.provider(), interfaces(), locked_memory()]);
     lines.extend(machine.system());
-    lines.push(args.endpoint(wanted));
+    let mut endpoint = args.endpoint(wanted);
+    if lines.iter().any(|line| line.state == State::Bad && line.found == endpoint.found) {
+        endpoint.found = "not opened: no interface".to_owned();
+    }
+    lines.push(endpoint);
     lines.iter_mut().for_each(|line| line.counts &= line.device.is_none_or(|of| of == wanted));
     let text = if args.json { json(&lines) } else { table(&lines) };
     output::tolerate_closed(writeln!(io::stdout(), "{text}"))?;
@@ -132,7 +136,7 @@ impl Args {
         let line = |state, found, remedy: &str| Line::new(what, None, state, found, remedy);
         match domain.map_err(|error| reason(&error)).and_then(made) {
             Ok(found) => line(State::Good, found, ""),
-            Err(error) => line(State::Bad, error, "see the lines above"),
+            Err(error) => line(State::Bad, error, ""),
         }
     }
 }
@@ -448,10 +452,7 @@ fn interfaces() -> Line {
     let what = "EFA interfaces of libibverbs";
     match efa::interfaces() {
         Ok(names) => Line::new(what, Needs::Verbs, State::Good, names.join(", "), ""),
-        Err(error) => {
-            let reason = reason(&error.into());
-            Line::new(what, Needs::Verbs, State::Bad, reason, "see the lines above")
-        }
+        Err(error) => Line::new(what, Needs::Verbs, State::Bad, reason(&error.into()), ""),
     }
 }
 

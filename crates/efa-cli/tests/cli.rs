@@ -155,7 +155,12 @@ fn doctor_of_an_absent_interface_fails() {
         "no-such",
     ]))
     .finish();
-    assert!(outcome.stdout.contains("\nBAD   endpoint on the interface"), "{outcome:?}");
+    let bad: Vec<_> = outcome.stdout.lines().filter(|line| line.starts_with("BAD")).collect();
+    assert!(bad.last().unwrap().starts_with("BAD   endpoint on the interface"), "{outcome:?}");
+    let mut reasons: Vec<_> = bad.iter().map(|line| &line["BAD   ".len() + 32..]).collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    assert_eq!(reasons.len(), bad.len(), "no reason is printed twice: {bad:#?}");
     let error = outcome.failure();
     assert!(error.contains("checks failed") && error.lines().count() == 1, "{error}");
 }

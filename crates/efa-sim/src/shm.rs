@@ -42,7 +42,8 @@
 //!
 //! A process needs permission to read the memory of the others (`process_vm_readv(2)`), which processes of
 //! one user have unless the system restricts it. Without it, operations complete with
-//! [`Status::RemoteAbort`]. Processes of different PID namespaces can't access each other's memory.
+//! [`Status::RemoteAbort`]. Processes of different PID namespaces can't access each other's memory:
+//! operations complete with [`Status::UnresponsiveRemote`] or [`Status::RemoteAbort`].
 //!
 //! # Errors of opening
 //!
@@ -151,7 +152,8 @@ pub struct ShmOptions {
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
-    /// The RDMA operations of the device.
+    /// The RDMA operations of the device. RDMA works only between processes of one PID namespace.
+    /// Otherwise (containers that share `/dev/shm`) set it to [`Rdma::NONE`] on both sides.
     pub rdma: Rdma,
     /// Most bytes of one RDMA operation.
     pub max_rdma_size: u64,

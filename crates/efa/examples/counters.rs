@@ -4,7 +4,7 @@
 //! capacity.
 //!
 //! ```text
-//! $ cargo run --example counters
+//! $ cargo run -p efa --example counters
 //! received: 10, failed: 0
 //! sent: 10, failed: 0
 //! the counter is 10 after 10ms, not yet 11

@@ -5,7 +5,7 @@
 //! * What happens apart from operations, such as the loss of a peer, is an `Event`.
 //!
 //! ```text
-//! $ cargo run --example errors
+//! $ cargo run -p efa --example errors
 //! not started, to be retried: the completion queue of 2 entries is full
 //! received "short"
 //! failed: operation with context 10: message of 23 bytes truncated to the 8 bytes of the buffer

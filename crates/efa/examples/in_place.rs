@@ -4,7 +4,7 @@
 //! packet with each receive, and the completion returns one with the message, to be posted again.
 //!
 //! ```text
-//! $ cargo run --example in_place
+//! $ cargo run -p efa --example in_place
 //! a packet holds up to 8880 bytes
 //! received "one"
 //! received "two"

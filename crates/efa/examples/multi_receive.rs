@@ -5,7 +5,7 @@
 //! buffer.
 //!
 //! ```text
-//! $ cargo run --example multi_receive
+//! $ cargo run -p efa --example multi_receive
 //! message 1: 100 bytes
 //! message 2: 200 bytes
 //! message 3: 300 bytes

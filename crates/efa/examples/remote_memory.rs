@@ -1,7 +1,7 @@
 //! A peer writes, reads and counts in memory of this side (`fi_write`, `fi_read`, `fi_fetch_atomic`).
 //!
 //! ```text
-//! $ cargo run --example remote_memory
+//! $ cargo run -p efa --example remote_memory
 //! the counter was 0
 //! the counter was 14
 //! the counter was 28

@@ -5,11 +5,11 @@
 //! file, a TCP connection, a job launcher.
 //!
 //! ```text
-//! host-a$ cargo run --example two_hosts 10.0.0.1
+//! host-a$ cargo run -p efa --example two_hosts 10.0.0.1
 //! address: [::ffff:10.0.0.1]:40001/0x2d1c5e77
 //! received "hello from host b"
 //!
-//! host-b$ cargo run --example two_hosts 10.0.0.2 [::ffff:10.0.0.1]:40001/0x2d1c5e77
+//! host-b$ cargo run -p efa --example two_hosts 10.0.0.2 [::ffff:10.0.0.1]:40001/0x2d1c5e77
 //! received "hello from host a"
 //! ```
 

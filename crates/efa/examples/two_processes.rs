@@ -5,7 +5,7 @@
 //! message.
 //!
 //! ```text
-//! $ cargo run --example two_processes
+//! $ cargo run -p efa --example two_processes
 //! parent: received "ping 1"
 //! parent: received "ping 2"
 //! parent: received "ping 3"

@@ -156,6 +156,9 @@ impl Fabric {
 
     /// A network of processes on this host, over shared memory: those that use the same name. Files are
     /// created when a domain is opened.
+    ///
+    /// RDMA works only between processes of one PID namespace. Otherwise (containers that share
+    /// `/dev/shm`) set [`rdma`](ShmOptions::rdma) to none on both sides.
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn shm(options: ShmOptions) -> Self {

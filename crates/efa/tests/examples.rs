@@ -37,7 +37,7 @@ fn without_addresses(line: &str) -> String {
 
 fn check(name: &str) {
     let [command, expected @ ..] = &session(name)[..] else { panic!("{name} shows no session") };
-    assert_eq!(*command, format!("$ cargo run --example {name}"));
+    assert_eq!(*command, format!("$ cargo run -p efa --example {name}"));
     let run = Command::new(program(name)).output().unwrap();
     assert!(run.status.success(), "{name}: {}", String::from_utf8_lossy(&run.stderr));
     let output = String::from_utf8(run.stdout).unwrap();
@@ -91,9 +91,11 @@ fn two_hosts_print_what_their_comment_shows() {
     let [first, second] = session.split(|line| line.is_empty()).collect::<Vec<_>>()[..] else {
         panic!("two hosts have two sessions: {session:#?}");
     };
-    assert_eq!(first[0], "host-a$ cargo run --example two_hosts 10.0.0.1");
+    assert_eq!(first[0], "host-a$ cargo run -p efa --example two_hosts 10.0.0.1");
     assert!(
-        second[0].starts_with("host-b$ cargo run --example two_hosts 10.0.0.2 [::ffff:10.0.0.1]:")
+        second[0].starts_with(
+            "host-b$ cargo run -p efa --example two_hosts 10.0.0.2 [::ffff:10.0.0.1]:"
+        )
     );
 
     let program = program("two_hosts");

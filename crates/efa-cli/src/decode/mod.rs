@@ -34,8 +34,9 @@ use crate::output;
 #[command(after_help = "\
 Each line holds the time since the first packet in seconds, what happened (sent, recv, fail), \
 source → destination as GID/QPN, and the packet. A packet is listed once for each event: sent by its \
-source, received by its destination. Times are those of the poll that handled the event: packets of \
-one poll have the same time. Filters of different kinds must all match; of filters of one kind, one.
+source, received by its destination. On shm and tcp, a sent packet has the time of the last poll before \
+it was posted, others that of the poll that found them: packets posted between two polls have the same \
+time. Filters of different kinds must all match; of filters of one kind, one.
 
 Several files are merged by their times. The captures that `efa soft-efa run --capture F-%p` writes on \
 one host share a clock; those of `efa pingpong --capture` each count from the start of their process.
