@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each part owns the one below it and knows nothing of those above: an `impl Operations` can't touch the
-//! matcher, an `impl Core` no operation.
+//! matcher, an `impl Core` finds no operation.
 
 use efa_device::{QueuePair, QueuePairAddress, Time};
 use efa_handshake::AddressHeader;

@@ -206,14 +206,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Puts work at the end of the backlog of a live peer.
     pub(crate) fn enqueue(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
-        let Some(active) = self.peers.active_mut(peer) else { return };
+        let Some(active) = self.peers.active_mut(peer) else {
+            return debug_assert!(!work.is_packet(), "its buffer would be lost");
+        };
         active.backlog.push_back(work);
         self.schedule.serve_if_due(peer, active);
     }
 
     /// Puts work before all else in the backlog of a live peer.
     pub(crate) fn enqueue_first(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
-        let Some(active) = self.peers.active_mut(peer) else { return };
+        let Some(active) = self.peers.active_mut(peer) else {
+            return debug_assert!(!work.is_packet(), "its buffer would be lost");
+        };
         active.backlog.push_front(work);
         self.schedule.serve_if_due(peer, active);
     }

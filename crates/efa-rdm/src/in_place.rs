@@ -590,7 +590,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         in_place.unexpected.push_back(UnexpectedMessage { peer, cq_data, content: kept });
         let bytes = content.unwrap_or_default();
         match peer {
-            Some(peer) => self.matching.count_unexpected(peer, bytes),
+            Some(peer) => {
+                // Nothing else of the peer may have come, and what is counted for it is counted back.
+                let core = self.core_mut();
+                core.peers.activate(peer, &core.config);
+                self.matching.count_unexpected(peer, bytes);
+            }
             None => self.matching.unexpected.bytes += held::cost(bytes.len()),
         }
     }

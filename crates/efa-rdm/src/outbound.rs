@@ -205,7 +205,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         // A peer that sent one packet and closed is no error (section 2.3).
         if matches!(purpose, Purpose::Handshake) && status.is_peer_gone() {
             self.core.end_peer(peer, error);
-        } else if self.core.peers.status_of(peer) == PeerStatus::Live {
+        } else {
             self.core.lose_peer(peer, status);
         }
         // A message of one packet has no operation that could end with its peer.

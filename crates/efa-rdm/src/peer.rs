@@ -414,6 +414,7 @@ impl<P, B> Peers<P, B> {
     /// The state of a live peer, made if there is none.
     #[inline(always)]
     pub(crate) fn activate(&mut self, peer: PeerId, config: &Config) -> &mut Active<P, B> {
+        debug_assert!(!self.entries[peer.index()].is_gone());
         if self.entries[peer.index()].active == NONE {
             self.begin_active(peer, config);
         }

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! Code that handles a packet may end its peer and go on: the operation in its hands is still there, and
-//! what it completes is completed. Only [`settle`](Endpoint::settle) takes operations away. Every public
-//! call that can end a peer settles before it returns, and the loop settles after each device completion.
+//! what it completes is completed. Only [`settle`](Endpoint::settle) fails operations because their peer
+//! ended. Every public call that can end a peer settles before it returns; the loop settles after each
+//! completion of the endpoint's queue pair.
 
 use efa_device::{QueuePair, Status};
 
@@ -23,6 +24,7 @@ use crate::ids::PeerId;
 use crate::matching::Matching;
 use crate::operations::{Assembly, Reading};
 use crate::payload::Payload;
+use crate::peer::PeerStatus;
 use crate::shape::is_complete;
 use crate::work::{Work, abandon};
 
@@ -32,7 +34,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     pub(crate) fn end_peer(&mut self, peer: PeerId, error: OperationError) {
         let Some((handle, active)) = self.peers.retire(peer) else { return };
         self.transmit.device.destroy_address_handle(handle);
-        // A peer without a conversation has no operations.
+        // Without state there were no operations.
         if let Some(active) = active {
             self.ended.push(EndedPeer { peer, active, error });
         }
@@ -40,8 +42,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// Ends a peer that the device can't reach.
     pub(crate) fn lose_peer(&mut self, peer: PeerId, status: Status) {
-        self.end_peer(peer, OperationError::Device(status));
-        self.events.push(Event::PeerLost { peer, status });
+        if self.peers.status_of(peer) == PeerStatus::Live {
+            self.end_peer(peer, OperationError::Device(status));
+            self.events.push(Event::PeerLost { peer, status });
+        }
     }
 
     /// Ends a peer if a device operation failed in a way that says that it is gone.
@@ -57,14 +61,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Ends a peer that exceeds a bound. Nothing that it sent is kept.
     #[cold]
     pub(crate) fn exclude(&mut self, peer: PeerId, excess: Excess) {
-        self.statistics.excluded += 1;
-        self.end_peer(peer, OperationError::PeerExcluded(excess));
-        self.events.push(Event::PeerExcluded { peer, excess });
+        if self.peers.status_of(peer) == PeerStatus::Live {
+            self.statistics.excluded += 1;
+            self.end_peer(peer, OperationError::PeerExcluded(excess));
+            self.events.push(Event::PeerExcluded { peer, excess });
+        }
     }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
-    /// Settles the ends of peers: the only place where operations fail because of their peer.
+    /// Settles the ends of peers: the only place where operations fail because their peer ended.
     #[inline]
     pub(crate) fn settle(&mut self) {
         if !self.core().ended.is_empty() {

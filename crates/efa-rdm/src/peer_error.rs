@@ -94,7 +94,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 OperationError::Device(status) => status.code().into(),
                 _ => OTHER,
             };
-            self.core.enqueue(peer, Work::PeerError { op_id, ref_kind: OPERATION, code });
+            self.core.queue_response(peer, Work::PeerError { op_id, ref_kind: OPERATION, code });
         }
     }
 

@@ -70,6 +70,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// ended, and there is nothing to do for now, or a bounded amount of work was done.
     #[inline]
     pub fn poll(&mut self, now: Time) -> Option<Completion<B>> {
+        debug_assert!(self.core().ended.is_empty(), "every call settles before it returns");
         // Most calls find what the device finished and nothing else, or nothing.
         if Q::IN_PLACE || self.device_mut().tag_list().is_some() || self.schedule().is_due(now) {
             return self.poll_due(now);

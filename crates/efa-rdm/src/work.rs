@@ -94,6 +94,11 @@ pub(crate) enum Work<P, B> {
 }
 
 impl<P, B> Work<P, B> {
+    /// Whether it holds a written packet, and with it perhaps a buffer of the application.
+    pub(crate) fn is_packet(&self) -> bool {
+        matches!(self, Self::Packet { .. })
+    }
+
     /// Whether it is a response whose number no limit of this endpoint's operations bounds.
     pub(crate) fn is_response(&self) -> bool {
         match self {
