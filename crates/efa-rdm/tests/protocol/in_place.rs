@@ -818,3 +818,42 @@ fn messages_of_an_excluded_peer_are_forgotten_and_those_of_others_stay() {
     let held = story.receiver.packets_held();
     assert_eq!((held.held, held.unexpected_bytes), (0, 0));
 }
+
+#[test]
+fn message_in_place_of_a_reinserted_peer_is_counted_back_when_received() {
+    let knows = Config::default().with(|config| config.messages_after_handshake = true);
+    let senders = [knows, Config::default()];
+    let config = at(Release::V1_22, UnexpectedHeader::Move);
+    let options = LocalOptions::default().with(|options| options.seed = 5);
+    let mut story = Story::new(options, &senders, config);
+    story.post(0..1);
+    story.send(0, pattern(9, 1));
+    story.drive();
+    assert_eq!(story.messages(), [pattern(9, 1)]);
+
+    // The receiver forgets the sender, which goes on to send to the second queue pair.
+    let address = story.world.endpoint(0).address();
+    let old = story.receiver.find_peer(&address).unwrap();
+    story.receiver.remove_peer(old);
+    let new = story.receiver.insert_peer(address).unwrap();
+    assert_ne!(old, new);
+
+    // A message with a header takes the receive; the next finds a packet, and no receive.
+    story.post(1..2);
+    story.send(1, pattern(9, 2));
+    story.drive();
+    assert_eq!(story.messages(), [pattern(9, 2)]);
+    story.send(0, pattern(9, 3));
+    story.drive();
+    assert!(story.messages().is_empty());
+    assert!(story.receiver.packets_held().unexpected_bytes > 0);
+
+    let (buffer, level) = (pattern(9, 4), Level::Transmit);
+    let message = Message { peer: new, tag: None, cq_data: None, level, buffer, context: 0 };
+    story.receiver.send(message).unwrap();
+    story.drive();
+    story.post(2..3);
+    story.drive();
+    assert_eq!(story.messages(), [pattern(9, 3)]);
+    assert_eq!(story.receiver.packets_held().unexpected_bytes, 0);
+}
