@@ -5,7 +5,7 @@
 
 use slab::Slab;
 
-use crate::pool::Pool;
+use crate::storage::Pool;
 
 /// The index of a held packet in [`Held`].
 pub(crate) type HeldId = u32;

@@ -41,7 +41,7 @@ use crate::held::Chain;
 use crate::ids::PeerId;
 use crate::matching::Matching;
 use crate::payload::Payload;
-use crate::pool::Pool;
+use crate::storage::Pool;
 
 /// The completion of a zero-copy receive.
 #[derive(Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use efa_device::{DeviceError, QueuePair, Time};
 
-use crate::pool::Pool;
+use crate::storage::Pool;
 
 /// The receive buffers of an endpoint.
 ///

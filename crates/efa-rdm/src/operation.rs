@@ -12,7 +12,7 @@
 use efa_proto::OpId;
 
 use crate::completion::StartError;
-use crate::table::Table;
+use crate::storage::Table;
 
 /// Bits of index and kind: two million operations of a kind at a time.
 const INDEX_BITS: u32 = 22;

@@ -25,9 +25,9 @@ use crate::hash::Keyed;
 use crate::ids::PeerId;
 use crate::memory::Memory;
 use crate::operation::{OF_RECEIVE, OperationTable};
-use crate::pool::Pool;
 use crate::remote::Remote;
 use crate::select::Subprotocol;
+use crate::storage::Pool;
 use crate::transfer::Transfer;
 use crate::work::SinglePacket;
 

@@ -8,8 +8,7 @@ use efa_proto::OpId;
 use slab::Slab;
 
 use crate::ids::PeerId;
-use crate::pool::Pool;
-use crate::table::Table;
+use crate::storage::{Pool, Table};
 use crate::work::{InFlight, Purpose, SinglePacket};
 
 /// Why a packet was not posted.
