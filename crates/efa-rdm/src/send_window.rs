@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn send_window_ends_after_its_ids_and_ids_wrap() {
+    fn send_window_stops_at_its_end_across_wrap() {
         for first in [0, 5, u32::MAX - 3] {
             let mut send_window = SendWindow::new(8, first);
             for i in 0..8 {

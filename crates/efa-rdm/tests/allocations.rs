@@ -94,7 +94,7 @@ fn round(
 }
 
 #[test]
-fn the_steady_state_allocates_nothing() {
+fn steady_state_of_messages_and_rma_allocates_nothing() {
     for length in [8, 4096, 8800, 40_000, 65_536, 300_000] {
         for expected in [true, false] {
             // Trimming gives memory back when it is idle, which this is not about.

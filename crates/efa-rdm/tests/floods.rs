@@ -183,7 +183,7 @@ fn send_some(
 }
 
 #[test]
-fn unexpected_messages_of_all_make_senders_wait_and_none_is_lost() {
+fn unexpected_messages_beyond_the_total_bound_delay_senders() {
     const MESSAGES: u64 = 10_000;
     let bounds = Bounds::default().with(|bounds| bounds.unexpected = 4 * MIB);
     let mut siege = Siege::new(bounds);
@@ -228,7 +228,7 @@ fn unexpected_messages_of_all_make_senders_wait_and_none_is_lost() {
 }
 
 #[test]
-fn packets_before_their_turn_are_bounded_by_a_share() {
+fn out_of_order_packets_of_a_peer_are_bounded_by_its_share() {
     let bounds = Bounds::default().with(|bounds| bounds.ahead = 4 * MIB);
     let mut siege = Siege::new(bounds);
     let mut most = 0;
@@ -249,7 +249,7 @@ fn packets_before_their_turn_are_bounded_by_a_share() {
 }
 
 #[test]
-fn of_an_unexpected_message_no_more_is_kept_than_it_has() {
+fn unexpected_message_keeps_no_more_bytes_than_its_length() {
     let mut siege = Siege::new(Bounds::default());
     let kind = RtmKind::Medium { msg_length: 3000, seg_offset: 0 };
     for _ in 0..10_000 {
@@ -266,7 +266,7 @@ fn of_an_unexpected_message_no_more_is_kept_than_it_has() {
 }
 
 #[test]
-fn peers_that_make_themselves_known_are_bounded() {
+fn discovered_peers_are_bounded() {
     let bounds = Bounds::default().with(|bounds| bounds.discovered = KEY as usize);
     let mut siege = Siege::new(bounds);
     for connid in 1..50_000 {
@@ -288,7 +288,7 @@ fn peers_that_make_themselves_known_are_bounded() {
 }
 
 #[test]
-fn what_a_peer_is_owed_and_does_not_take_is_bounded() {
+fn queued_responses_of_one_peer_are_bounded() {
     let bounds = Bounds::default().with(|bounds| bounds.responses = 100);
     let mut siege = Siege::new(bounds);
     // Its device takes no packet any more.
@@ -309,7 +309,7 @@ fn what_a_peer_is_owed_and_does_not_take_is_bounded() {
 }
 
 #[test]
-fn requests_of_a_peer_that_takes_no_answer_are_bounded() {
+fn requests_of_a_peer_that_is_rnr_are_bounded() {
     let bounds = Bounds::default().with(|bounds| bounds.requests = 50);
     let mut siege = Siege::new(bounds);
     let access = Access { remote_read: true, remote_write: true };
@@ -345,7 +345,7 @@ fn requests_of_a_peer_that_takes_no_answer_are_bounded() {
 }
 
 #[test]
-fn memory_of_answers_that_a_peer_did_not_take_is_given_back() {
+fn memory_of_undelivered_responses_is_released() {
     let mut siege = Siege::new(Bounds::default());
     let access = Access { remote_read: true, remote_write: true };
     let region = siege.endpoint.queue_pair().register(vec![7; 8000].into(), access).unwrap();

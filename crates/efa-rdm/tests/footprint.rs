@@ -84,7 +84,7 @@ fn assert_at_most(limit: f64, what: &str, measured: f64) {
 }
 
 #[test]
-fn an_idle_peer_takes_at_most_48_bytes() {
+fn idle_peer_takes_at_most_48_bytes() {
     for count in [1 << 17, 1 << 20] {
         let [mut a, _] = ends::<8>();
         let bytes = each(count, |number| {
@@ -98,7 +98,7 @@ fn an_idle_peer_takes_at_most_48_bytes() {
 }
 
 #[test]
-fn a_posted_receive_takes_at_most_96_bytes() {
+fn posted_receive_takes_at_most_96_bytes() {
     for tagged in [true, false] {
         let [mut a, _] = ends::<8>();
         let bytes = each(1 << 16, |tag| {
@@ -125,7 +125,7 @@ fn send<const LENGTH: u64>() -> f64 {
 }
 
 #[test]
-fn a_send_takes_at_most_192_bytes() {
+fn pending_send_takes_at_most_192_bytes() {
     assert_at_most(192.0, "a send of one packet", send::<8>());
     assert_at_most(192.0, "a send that waits for a grant", send::<{ 1 << 20 }>());
 }

@@ -50,7 +50,7 @@ fn reached(imports: &Imports, from: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn imports_of_modules_form_no_circle_of_more_than_three_files() {
+fn module_imports_form_no_cycle_beyond_three_files() {
     let imports = imports().unwrap();
     assert!(imports["endpoint"].contains("core"), "no imports were found");
     let reached: BTreeMap<_, _> =

@@ -137,7 +137,7 @@ const LIST: TagListLimits = TagListLimits { max_tags: 4, max_ops: 8 };
 
 // conformance: B11 B13 B17
 #[test]
-fn a_device_with_a_list_matches_what_it_holds_and_the_engine_the_rest() {
+fn device_tag_list_and_software_share_the_matching() {
     for rdma in [Rdma::NONE, Rdma::READ_WRITE] {
         let mut net = Net::new(1, LIST, 1, rdma);
         for tag in 0..10 {
@@ -165,7 +165,7 @@ fn a_device_with_a_list_matches_what_it_holds_and_the_engine_the_rest() {
 /// What comes too early is looked up and counted in its turn. Counted twice, the device would put
 /// nothing more into its list: it believes that messages are on their way to the engine.
 #[test]
-fn the_device_and_the_engine_count_alike_what_comes_out_of_order() {
+fn device_and_software_count_out_of_order_messages_alike() {
     let options = LocalOptions::default().with(|options| {
         options.seed = 4;
         options.reorder = Reorder::Shuffle;
@@ -195,7 +195,7 @@ fn the_device_and_the_engine_count_alike_what_comes_out_of_order() {
 /// The device looks for the first segment of a message alone. Where another one comes before it, the
 /// message would take the receive that the device then gives to the first.
 #[test]
-fn a_message_that_begins_with_another_segment_takes_nothing() {
+fn message_beginning_with_another_segment_takes_no_receive() {
     let mut ends = [0; 2];
     for seed in 0..40 {
         let options = LocalOptions::default().with(|options| {
@@ -221,7 +221,7 @@ fn a_message_that_begins_with_another_segment_takes_nothing() {
 }
 
 #[test]
-fn without_a_list_the_engine_asks_nothing_of_the_device() {
+fn device_without_tag_list_is_not_asked_to_match() {
     let mut net = Net::new(1, TagListLimits { max_tags: 0, max_ops: 1 }, 1, Rdma::NONE);
     net.post(7, 0, 1);
     net.send(0, 7, 5, 100);
@@ -249,7 +249,7 @@ fn pairs(
 
 // conformance: B3 B14 B17
 #[test]
-fn random_runs_pair_as_two_lists_do_whatever_the_device_holds() {
+fn random_tag_matching_equals_two_lists_for_any_device_capacity() {
     let mut by_device = 0;
     for seed in 0..60 {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -293,7 +293,7 @@ fn random_runs_pair_as_two_lists_do_whatever_the_device_holds() {
 
 // conformance: B50 B51
 #[test]
-fn a_cancelled_receive_ends_once_when_the_device_has_let_go_of_it_or_matched_it() {
+fn cancelled_receive_on_the_device_completes_once() {
     let mut ends = [0; 2];
     for seed in 0..40 {
         let (mut net, receive) = Net::meeting(seed);
@@ -314,7 +314,7 @@ fn a_cancelled_receive_ends_once_when_the_device_has_let_go_of_it_or_matched_it(
 }
 
 #[test]
-fn all_buffers_come_back_at_once_from_an_endpoint_that_ends() {
+fn cancel_all_returns_buffers_of_device_receives_at_once() {
     let mut net = Net::new(3, LIST, 1, Rdma::NONE);
     for tag in 0..6 {
         net.post(tag, 0, tag);
@@ -339,7 +339,7 @@ fn all_buffers_come_back_at_once_from_an_endpoint_that_ends() {
 
 /// Whether the device matches it before it is told to forget the receive, or after.
 #[test]
-fn a_message_for_a_receive_that_ended_with_all_others_is_dropped_or_waits() {
+fn message_matched_to_a_cancelled_receive_is_dropped_or_waits() {
     let mut ends = [0; 2];
     for seed in 0..40 {
         let (mut net, _) = Net::meeting(seed);
@@ -369,7 +369,7 @@ fn a_message_for_a_receive_that_ended_with_all_others_is_dropped_or_waits() {
 /// A message that waits for the device to let go of its receive loses that while its segments come; a
 /// message of another peer, alike in all but its bytes, gets its room.
 #[test]
-fn segments_of_a_message_without_a_receive_go_to_no_other_message() {
+fn segments_of_unexpected_message_reach_no_other_message() {
     let mut arrives = Net::new(0, LIST, 2, Rdma::NONE);
     arrives.send(0, 7, 5, 60_000);
     let arrival = (0..).find(|_| {

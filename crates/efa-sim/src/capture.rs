@@ -598,14 +598,14 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 
         #[test]
-        fn what_was_written_is_read(
+        fn written_capture_reads_back_equal(
             records in proptest::collection::vec(record(), 0..8)
         ) {
             prop_assert_eq!(read(&write(&records)).unwrap(), records);
         }
 
         #[test]
-        fn no_file_makes_it_panic(
+        fn reading_any_bytes_does_not_panic(
             records in proptest::collection::vec(record(), 1..4),
             changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
             cut in any::<prop::sample::Index>(),

@@ -2,9 +2,9 @@
 //! restarted or disconnected.
 //!
 //! The hosts are two loopback addresses, or two network namespaces joined by a veth pair, which needs root
-//! and `ip` of iproute2. The scenarios run on the first host, in a process of this test program that runs
-//! `scenarios`; it starts processes on the second host that run one of the `child_…` functions. All exit
-//! after [`DEADLINE`], and are killed and reaped when their parent exits.
+//! and `ip` of iproute2. A process of this test program plays the first host: it runs the test
+//! `hosts_exchange_messages_over_tcp`, which starts processes on the second host that run one of the
+//! `child_…` functions. All exit after [`DEADLINE`], and are killed and reaped when their parent exits.
 
 #![allow(clippy::unwrap_used)]
 
@@ -430,10 +430,10 @@ fn a_host_that_is_cut_off_is_noticed(hosts: &Hosts) {
     assert!(Command::new("ip").args(up).status().unwrap().success());
 }
 
-/// All of them, between the hosts that the environment names.
+/// Runs all scenarios between the hosts named by the environment.
 #[test]
 #[ignore = "a process of other tests"]
-fn scenarios() {
+fn hosts_exchange_messages_over_tcp() {
     let Ok(first) = std::env::var("EFA_SIM_FIRST") else { return };
     let second = std::env::var("EFA_SIM_SECOND").unwrap();
     let namespace = std::env::var("EFA_SIM_NAMESPACE").ok();
@@ -468,7 +468,7 @@ fn run_scenarios(mut command: Command, first: &str, second: &str) {
 
 #[test]
 fn two_loopback_addresses_act_as_two_hosts() {
-    run_scenarios(this_program(None, "scenarios"), "127.0.0.1", "127.0.0.2");
+    run_scenarios(this_program(None, "hosts_exchange_messages_over_tcp"), "127.0.0.1", "127.0.0.2");
 }
 
 #[test]
@@ -477,7 +477,7 @@ fn two_network_namespaces_act_as_two_hosts() {
     let [a, b] = namespaces.names();
     // In this order, as the addresses of IPv6 go when the cable is pulled.
     for (first, second) in [("fd77::1", "fd77::2"), ("10.77.0.1", "10.77.0.2")] {
-        let mut command = this_program(Some(a), "scenarios");
+        let mut command = this_program(Some(a), "hosts_exchange_messages_over_tcp");
         command.env("EFA_SIM_NAMESPACE", b);
         run_scenarios(command, first, second);
     }

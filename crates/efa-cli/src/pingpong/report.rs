@@ -200,12 +200,12 @@ mod tests {
     }
 
     #[test]
-    fn latency_table() {
+    fn latency_report_as_table() {
         insta::assert_snapshot!(latency().table());
     }
 
     #[test]
-    fn bandwidth_table() {
+    fn bandwidth_report_as_table() {
         let rows = vec![
             Row::of_stream(step(8, 1000, 64), Duration::from_micros(250), vec!["eager"]),
             Row::of_stream(step(1 << 20, 64, 10), Duration::from_millis(8), vec!["long-CTS"]),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn json_form() {
+    fn latency_report_as_json() {
         insta::assert_snapshot!(serde_json::to_string_pretty(&latency()).unwrap());
     }
 

@@ -76,7 +76,7 @@ impl World {
 
 // conformance: A153 A156
 #[test]
-fn a_write_atomic_is_one_packet_and_no_answer() {
+fn write_atomic_is_one_packet_without_response() {
     let mut world = world(1);
     let (region, iov) = counters(&world, 1, &[10, 20, 30]);
     let done = world.atomic(&[iov], AtomicOp::Sum, Operands::Write { operand: bytes(&[1, 2, 3]) });
@@ -92,7 +92,7 @@ fn a_write_atomic_is_one_packet_and_no_answer() {
 
 // conformance: A153 A157
 #[test]
-fn a_fetch_atomic_brings_the_previous_values() {
+fn fetch_atomic_returns_the_previous_values() {
     let mut world = world(2);
     let (region, iov) = counters(&world, 1, &[10, 20, 30]);
     for (op, operand, after) in [
@@ -123,7 +123,7 @@ fn a_fetch_atomic_brings_the_previous_values() {
 
 // conformance: A157 A159
 #[test]
-fn concurrent_fetches_of_eight_peers_sum_exactly() {
+fn concurrent_fetch_atomics_of_eight_peers_sum_exactly() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 3));
     for _ in 0..9 {
         world.add(Config::default());
@@ -154,7 +154,7 @@ fn concurrent_fetches_of_eight_peers_sum_exactly() {
 
 // conformance: A153 A158
 #[test]
-fn a_compare_atomic_swaps_where_the_comparand_says() {
+fn compare_atomic_swaps_where_the_comparand_matches() {
     let mut world = world(4);
     let (region, iov) = counters(&world, 1, &[10, 20, 30]);
     let operands = Operands::Compare {
@@ -177,7 +177,7 @@ fn a_compare_atomic_swaps_where_the_comparand_says() {
 
 // conformance: A101 A155
 #[test]
-fn atomics_and_messages_have_one_order() {
+fn atomics_and_messages_are_processed_in_send_order() {
     for seed in 0..10 {
         let mut world = world(seed);
         let (region, iov) = counters(&world, 1, &[1]);
@@ -228,7 +228,7 @@ fn ids_sent(world: &mut World) -> Vec<u32> {
 
 // conformance: A160
 #[test]
-fn the_limit_is_real_and_what_is_longer_is_refused() {
+fn longest_atomic_is_applied_and_a_longer_one_refused() {
     let mut world = world(6);
     for (kind, op) in [
         (AtomicKind::Write, AtomicOp::Sum),
@@ -276,7 +276,7 @@ fn the_limit_is_real_and_what_is_longer_is_refused() {
 
 // conformance: A161
 #[test]
-fn a_target_need_not_be_aligned() {
+fn atomic_target_need_not_be_aligned() {
     let mut world = world(7);
     let (region, whole) = expose(&world, 1, vec![0; 21], BOTH);
     let iov = RmaIov::new(whole.addr() + 3, 16, whole.key());
@@ -289,7 +289,7 @@ fn a_target_need_not_be_aligned() {
 }
 
 #[test]
-fn pieces_are_worked_on_one_behind_the_other() {
+fn atomic_applies_to_remote_ranges_in_order() {
     let mut world = world(8);
     let (region, iov) = counters(&world, 1, &[1, 2, 3, 4, 5, 6]);
     let at = |index: u64, count: u64| RmaIov::new(iov.addr() + 8 * index, 8 * count, iov.key());
@@ -300,7 +300,7 @@ fn pieces_are_worked_on_one_behind_the_other() {
 
 // conformance: A162
 #[test]
-fn atomics_that_do_not_exist_are_refused_by_both_sides() {
+fn unknown_atomics_are_refused_by_both_sides() {
     let mut world = world(9);
     let (region, iov) = counters(&world, 1, &[1, 2]);
     let operand = bytes(&[1, 1]);
@@ -368,7 +368,7 @@ fn atomics_that_do_not_exist_are_refused_by_both_sides() {
 }
 
 #[test]
-fn memory_that_is_not_offered_for_it_is_not_touched_and_messages_go_on() {
+fn atomic_on_unexposed_memory_is_refused_and_messages_continue() {
     let mut world = world(10);
     let readable = Access { remote_read: true, remote_write: false };
     let writable = Access { remote_read: false, remote_write: true };
@@ -409,7 +409,7 @@ fn memory_that_is_not_offered_for_it_is_not_touched_and_messages_go_on() {
 
 // conformance: A175 A182
 #[test]
-fn a_delivery_complete_atomic_waits_for_its_receipt() {
+fn delivery_complete_atomic_waits_for_its_receipt() {
     let mut world = world(11);
     let (region, iov) = counters(&world, 1, &[1]);
     for i in 0..3 {
@@ -449,7 +449,7 @@ fn a_delivery_complete_atomic_waits_for_its_receipt() {
 }
 
 #[test]
-fn answers_that_nobody_waits_for_are_dropped() {
+fn atomic_response_for_unknown_operation_is_dropped() {
     let mut world = world(12);
     let (_region, iov) = counters(&world, 1, &[1]);
     world.atomic(&[iov], AtomicOp::Sum, Operands::Write { operand: bytes(&[1]) });
@@ -463,7 +463,7 @@ fn answers_that_nobody_waits_for_are_dropped() {
 
 // conformance: A179
 #[test]
-fn what_is_answered_needs_no_receipt() {
+fn fetching_atomic_gets_no_receipt() {
     let mut world = world(13);
     let (_region, iov) = counters(&world, 1, &[1]);
     let atomic = Atomic {
@@ -484,7 +484,7 @@ fn what_is_answered_needs_no_receipt() {
 }
 
 #[test]
-fn atomics_beyond_the_requests_of_a_peer_are_dropped() {
+fn atomics_beyond_the_request_bound_of_a_peer_are_dropped() {
     let bounds = Bounds::default().with(|bounds| bounds.requests = 1);
     let config = Config::default().with(|config| config.bounds = bounds);
     let mut world = World::pair_with(1, Config::default(), config);
@@ -504,7 +504,7 @@ fn atomics_beyond_the_requests_of_a_peer_are_dropped() {
 }
 
 #[test]
-fn atomics_that_are_answered_leave_room_for_others() {
+fn answered_atomics_do_not_count_against_the_request_bound() {
     let bounds = Bounds::default().with(|bounds| bounds.requests = 1);
     let config = Config::default().with(|config| config.bounds = bounds);
     let mut world = World::pair_with(1, Config::default(), config);
@@ -520,7 +520,7 @@ fn atomics_that_are_answered_leave_room_for_others() {
 }
 
 #[test]
-fn an_atomic_whose_answer_fits_no_packet_is_dropped() {
+fn atomic_whose_response_exceeds_a_packet_is_dropped() {
     let mut world = world(14);
     let mtu = world.endpoint(0).queue_pair().attributes().mtu as u64;
     // Behind a header of 24 bytes.
@@ -550,7 +550,7 @@ fn introduced(world: &World) -> ReqOptions {
 }
 
 #[test]
-fn operands_are_as_long_as_the_target() {
+fn atomic_with_operands_of_another_length_is_refused() {
     let mut world = world(15);
     let (_region, iov) = counters(&world, 1, &[1, 2]);
     let buffer = |count: usize| vec![0; 8 * count];

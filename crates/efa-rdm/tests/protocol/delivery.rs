@@ -36,7 +36,7 @@ const LENGTHS: [(usize, PacketType, Subprotocol); 4] = [
 
 // conformance: A174 A175 A176 A177 A178
 #[test]
-fn a_send_completes_when_the_message_lies_in_its_buffer() {
+fn delivery_complete_send_completes_after_the_receive() {
     for (length, packet_type, subprotocol) in LENGTHS {
         for seed in 0..30 {
             let mut world = World::pair(seed);
@@ -64,7 +64,7 @@ fn a_send_completes_when_the_message_lies_in_its_buffer() {
 // A posted receive: the RECEIPT overtakes the device's completions or comes behind them.
 // conformance: A178
 #[test]
-fn the_receipt_may_come_before_or_behind_the_devices_completions() {
+fn receipt_before_or_after_device_completions_completes_the_send() {
     let (mut last, mut overtaking) = (0, 0);
     for seed in 0..40 {
         let mut world = World::pair(seed);
@@ -88,7 +88,7 @@ fn the_receipt_may_come_before_or_behind_the_devices_completions() {
 
 // An application may be busy for long with what it was given.
 #[test]
-fn the_receipt_goes_out_before_the_completion_is_given() {
+fn receipt_is_sent_before_the_receive_completion_is_returned() {
     let mut world = World::pair(1);
     world.acquaint();
     world.receive(1, 100, 1);
@@ -107,7 +107,7 @@ fn the_receipt_goes_out_before_the_completion_is_given() {
 
 // Each call finds another message, so that the device never falls silent.
 #[test]
-fn who_takes_one_completion_at_a_time_still_sends_what_waits() {
+fn backlog_is_sent_when_completions_are_read_singly() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 3));
     let few = QueuePairOptions::default().with(|options| options.send_depth = 4);
     world.add(Config::default());
@@ -135,7 +135,7 @@ fn who_takes_one_completion_at_a_time_still_sends_what_waits() {
 
 // conformance: A41 A180
 #[test]
-fn a_peer_without_the_feature_makes_the_send_fail_and_nothing_else() {
+fn delivery_complete_send_fails_at_a_peer_without_the_feature() {
     for release in [Release::V1_10, Release::V1_12] {
         let old = Config::default().with(|config| config.profile = Profile::of(release));
         let mut world = World::pair_with(1, Config::default(), old);
@@ -161,7 +161,7 @@ fn a_peer_without_the_feature_makes_the_send_fail_and_nothing_else() {
 
 // conformance: A35
 #[test]
-fn features_are_asked_for_once_and_the_order_of_messages_holds() {
+fn delivery_complete_sends_elicit_one_handshake_and_keep_order() {
     let mut world = World::pair(3);
     for i in 0..20_u64 {
         world.receive(1, 20_000, i);
@@ -205,7 +205,7 @@ fn features_are_asked_for_once_and_the_order_of_messages_holds() {
 }
 
 #[test]
-fn a_peer_that_is_not_there_fails_what_waits_for_its_features() {
+fn absent_peer_fails_sends_that_wait_for_its_handshake() {
     let mut world = World::pair(5);
     let peer = world.peer(0, 1);
     let gone = world.ends.pop().unwrap();
@@ -224,7 +224,7 @@ fn a_peer_that_is_not_there_fails_what_waits_for_its_features() {
 
 // conformance: A177 A181
 #[test]
-fn receipts_wait_for_room_in_the_devices_queue() {
+fn receipt_waits_for_space_in_the_send_queue() {
     let mut world = World::pair(6);
     world.acquaint();
     world.receive(1, 10, 0);
@@ -256,7 +256,7 @@ fn receipts_wait_for_room_in_the_devices_queue() {
 
 // conformance: A182
 #[test]
-fn a_receipt_is_known_by_its_operation_alone() {
+fn receipt_is_matched_by_operation_id_alone() {
     let mut world = World::pair(7);
     world.acquaint();
     world.deliver(0, 1, pattern(10, 7), 1);
@@ -282,7 +282,7 @@ fn a_receipt_is_known_by_its_operation_alone() {
 
 // libfabric 2.6 asks for delivery without waiting for our HANDSHAKE.
 #[test]
-fn a_peer_that_asks_before_it_knows_is_answered() {
+fn delivery_complete_message_before_the_handshake_gets_a_receipt() {
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
         let mut world = World::pair(6);
         world.acquaint();
@@ -306,7 +306,7 @@ fn a_peer_that_asks_before_it_knows_is_answered() {
 }
 
 #[test]
-fn a_receipt_for_a_plain_message_is_dropped() {
+fn receipt_for_a_transmit_complete_message_is_dropped() {
     let mut world = World::pair(8);
     world.send(0, 1, pattern(700_000, 1), 1);
     world.drive();
@@ -321,7 +321,7 @@ fn a_receipt_for_a_plain_message_is_dropped() {
 }
 
 #[test]
-fn a_truncated_message_is_delivered() {
+fn truncated_delivery_complete_message_gets_a_receipt() {
     let mut world = World::pair(9);
     for (length, ..) in LENGTHS.into_iter().skip(1) {
         world.receive(1, 100, 1);
@@ -335,7 +335,7 @@ fn a_truncated_message_is_delivered() {
 }
 
 #[test]
-fn delivery_holds_under_faults() {
+fn delivery_complete_sends_complete_once_under_faults() {
     for seed in 0..20 {
         let faults = Faults::default().with(|faults| {
             faults.receiver_not_ready = 0.1;
@@ -368,7 +368,7 @@ fn delivery_holds_under_faults() {
 
 // conformance: A44 A180
 #[test]
-fn a_peer_that_is_known_to_lack_the_feature_is_not_sent_it_and_no_message_id_is_missing() {
+fn refused_delivery_complete_send_uses_no_message_id() {
     let mut old = Config::default();
     old.profile.extras.remove(Extras::DELIVERY_COMPLETE);
     let mut world = World::pair_with(8, Config::default(), old);

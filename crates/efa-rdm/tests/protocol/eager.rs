@@ -9,7 +9,7 @@ use crate::world::{World, pattern};
 
 // conformance: A103 A104
 #[test]
-fn a_message_of_one_packet_completes_on_both_sides() {
+fn eager_message_completes_on_both_sides() {
     for length in [0, 1, 8, 4096] {
         let mut world = World::pair(1);
         world.receive(1, length, 11);
@@ -35,7 +35,7 @@ fn a_message_of_one_packet_completes_on_both_sides() {
 
 // conformance: A106 A104
 #[test]
-fn the_order_of_message_and_receive_makes_no_difference() {
+fn eager_message_matches_a_receive_posted_before_or_after() {
     let mut world = World::pair(2);
     world.tagged_send(0, 1, 7, pattern(100, 1));
     world.drive();
@@ -55,7 +55,7 @@ fn the_order_of_message_and_receive_makes_no_difference() {
 
 // conformance: A102
 #[test]
-fn eager_ends_where_a_packet_is_full() {
+fn eager_messages_reach_up_to_the_packet_size() {
     // (tag, CQ data, handshake done) and the header that goes with it.
     let cases = [
         (None, None, false, 8 + 40),
@@ -123,7 +123,7 @@ fn cq_data_arrives_with_tagged_and_untagged_messages_of_every_subprotocol() {
 
 // conformance: A108
 #[test]
-fn a_message_too_long_for_the_buffer_is_truncated_and_says_its_length() {
+fn truncated_message_reports_its_full_length() {
     for length in [100_usize, 20_000, 200_000] {
         let mut world = World::pair(5);
         world.receive(1, 64, 0);
@@ -145,7 +145,7 @@ fn a_message_too_long_for_the_buffer_is_truncated_and_says_its_length() {
 
 // conformance: A98
 #[test]
-fn message_ids_count_from_zero_for_each_peer() {
+fn message_ids_start_at_zero_for_each_peer() {
     let mut world = World::pair(6);
     world.add(Default::default());
     for i in 0..10 {
@@ -167,7 +167,7 @@ fn message_ids_count_from_zero_for_each_peer() {
 }
 
 #[test]
-fn injected_messages_leave_the_buffer_at_once_and_succeed_silently() {
+fn injected_message_copies_its_buffer_and_has_no_completion() {
     let mut world = World::pair(7);
     let peer = world.peer(0, 1);
     let mut bytes = pattern(64, 8);
@@ -195,7 +195,7 @@ fn injected_messages_leave_the_buffer_at_once_and_succeed_silently() {
 
 // conformance: A2 A5
 #[test]
-fn every_packet_is_version_4_and_fits_the_mtu() {
+fn every_packet_has_version_4_and_fits_the_mtu() {
     for mtu in [256, 300, 1408, 4096, 8928] {
         let options = LocalOptions::default().with(|options| options.mtu = mtu);
         let mut world = World::new(options);
@@ -220,7 +220,7 @@ fn every_packet_is_version_4_and_fits_the_mtu() {
 }
 
 #[test]
-fn what_goes_out_and_comes_in_is_counted() {
+fn sent_and_received_packets_are_counted() {
     let mut world = World::pair(8);
     world.acquaint();
     // Packets that the device has no room for at first are counted once.

@@ -54,7 +54,7 @@ fn exchange(seed: u64, faults: Faults, options: QueuePairOptions) -> World {
 }
 
 #[test]
-fn receivers_that_are_not_ready_cost_time_and_nothing_else() {
+fn messages_arrive_once_if_receivers_are_often_not_ready() {
     for seed in 0..20 {
         let faults = Faults::default().with(|faults| faults.receiver_not_ready = 0.2);
         let options = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
@@ -68,7 +68,7 @@ fn receivers_that_are_not_ready_cost_time_and_nothing_else() {
 }
 
 #[test]
-fn refused_posts_and_late_packets_change_nothing() {
+fn messages_arrive_once_under_refused_posts_and_late_packets() {
     for seed in 0..20 {
         let faults = Faults::default().with(|faults| {
             faults.late = 0.1;
@@ -82,7 +82,7 @@ fn refused_posts_and_late_packets_change_nothing() {
 }
 
 #[test]
-fn everything_at_once_and_tiny_queues() {
+fn messages_arrive_once_under_all_faults_with_tiny_queues() {
     for seed in 0..20 {
         let faults = Faults::default().with(|faults| {
             faults.late = 0.05;
@@ -100,7 +100,7 @@ fn everything_at_once_and_tiny_queues() {
 }
 
 #[test]
-fn a_peer_in_backoff_does_not_hold_up_others() {
+fn peer_in_rnr_backoff_does_not_delay_others() {
     let mut world = World::pair(1);
     let slow = world.add_with(
         Config::default(),
@@ -131,7 +131,7 @@ fn creep(world: &mut World) {
 }
 
 #[test]
-fn late_completions_of_a_failed_send_touch_no_later_one() {
+fn late_completion_of_a_failed_send_affects_no_later_send() {
     let mut world = World::pair(8);
     let me = place(&world.ends[0]);
     world.receive(1, 10, 0);
@@ -174,7 +174,7 @@ fn drive_by_timeouts(world: &mut World) {
 }
 
 #[test]
-fn a_driver_that_sleeps_until_the_next_timeout_misses_nothing() {
+fn progress_only_at_next_timeout_completes_all_operations() {
     for refused in ["sends", "packets"] {
         let mut world = World::pair(11);
         world.receive(1, 10, 0);
@@ -194,7 +194,7 @@ fn a_driver_that_sleeps_until_the_next_timeout_misses_nothing() {
 }
 
 #[test]
-fn receive_buffers_that_could_not_be_had_are_asked_for_again() {
+fn refused_receive_buffers_are_allocated_later() {
     let faults = Faults::default().with(|faults| faults.allocation_refused = 1.0);
     let mut world = World::new(LocalOptions::default().with(|options| options.faults = faults));
     let patient = QueuePairOptions::default().with(|options| options.rnr_retry = 7);
@@ -212,7 +212,7 @@ fn receive_buffers_that_could_not_be_had_are_asked_for_again() {
 }
 
 #[test]
-fn a_receive_for_a_long_message_that_is_here_asks_to_be_called() {
+fn receive_for_unexpected_long_message_sets_a_timeout() {
     let mut world = World::pair(13);
     world.send(0, 1, pattern(200_000, 1), 0);
     world.drive();

@@ -20,7 +20,7 @@ fn handshakes(world: &mut World, from: usize) -> usize {
 
 // conformance: A36 A37
 #[test]
-fn each_side_sends_one_handshake_to_each_peer() {
+fn each_endpoint_sends_one_handshake_per_peer() {
     let mut world = World::pair(1);
     world.add(Config::default());
     for i in 0..1000 {
@@ -49,7 +49,7 @@ fn each_side_sends_one_handshake_to_each_peer() {
 // A queue pair has a new holder that the application knows already, and a packet of the old one comes
 // late: the new one would lose an answer to that, as it doesn't know us, and be sent no other.
 #[test]
-fn what_may_be_of_a_former_holder_is_no_first_packet() {
+fn packet_of_a_former_incarnation_elicits_no_handshake() {
     let mut world = World::pair(3);
     world.peer(1, 0);
     let late = CtsData { connid: None, recv_id: OpId(0), seg_length: 3, seg_offset: 0 };
@@ -68,7 +68,7 @@ fn what_may_be_of_a_former_holder_is_no_first_packet() {
 
 // conformance: A37
 #[test]
-fn one_message_makes_two_handshakes_and_no_loop() {
+fn one_message_elicits_one_handshake_from_each_side() {
     let mut world = World::pair(2);
     world.receive(1, 1, 0);
     world.send(0, 1, vec![1], 0);
@@ -78,7 +78,7 @@ fn one_message_makes_two_handshakes_and_no_loop() {
 
 // conformance: A38
 #[test]
-fn a_handshake_that_finds_the_queue_full_is_sent_later() {
+fn handshake_waits_for_space_in_the_send_queue() {
     let mut world = World::pair(3);
     let place = crate::world::place(&world.ends[1]);
     world.receive(1, 1, 0);
@@ -91,7 +91,7 @@ fn a_handshake_that_finds_the_queue_full_is_sent_later() {
 }
 
 #[test]
-fn a_handshake_that_the_receiver_had_no_room_for_is_sent_again() {
+fn handshake_is_sent_again_after_rnr() {
     let mut world = World::pair(4);
     let place = crate::world::place(&world.ends[0]);
     world.network.not_ready(place, 4).unwrap();
@@ -112,7 +112,7 @@ fn options_of(bytes: &[u8]) -> Option<ReqOptions> {
 
 // conformance: A55
 #[test]
-fn requests_carry_the_raw_address_until_the_handshake_and_the_connid_after() {
+fn requests_carry_raw_address_before_and_connid_after_the_handshake() {
     let mut world = World::pair(5);
     let own = world.endpoint(0).address();
     for length in [10, 20_000, 100_000] {
@@ -140,7 +140,7 @@ fn requests_carry_the_raw_address_until_the_handshake_and_the_connid_after() {
 /// Every pair of releases exchanges all sizes both ways.
 // conformance: A33 A46
 #[test]
-fn every_pair_of_releases_understands_each_other() {
+fn handshakes_between_all_releases_are_understood() {
     let sizes = [0, 1, 8_000, 8_870, 8_900, 20_000, 65_536, 65_537, 400_000];
     for (i, a) in Release::ALL.into_iter().enumerate() {
         for (j, b) in Release::ALL.into_iter().enumerate() {
@@ -178,7 +178,7 @@ fn every_pair_of_releases_understands_each_other() {
 
 // conformance: A42 A45
 #[test]
-fn a_receiver_that_wants_constant_headers_gets_them_from_those_who_can() {
+fn peer_that_requests_constant_headers_gets_them_where_supported() {
     for (release, complies) in [(Release::V1_10, false), (Release::V2_6, true)] {
         let sender = Profile::of(release).announcing_only(Extras::CONNID_HEADER);
         let mut receiver = Profile::of(Release::V1_13);
@@ -208,7 +208,7 @@ fn a_receiver_that_wants_constant_headers_gets_them_from_those_who_can() {
 
 // conformance: A43
 #[test]
-fn a_peer_that_ignores_the_connid_request_is_still_served() {
+fn packets_without_requested_connid_are_accepted() {
     let profile = Profile::of(Release::V1_13).announcing_only(Extras::CONNID_HEADER);
     let config = Config::default().with(|config| config.profile = profile);
     let mut world = World::pair_with(6, config, Config::default());
@@ -223,7 +223,7 @@ fn a_peer_that_ignores_the_connid_request_is_still_served() {
 
 // conformance: A60
 #[test]
-fn a_second_handshake_changes_what_is_known() {
+fn second_handshake_updates_the_peer_features() {
     let mut world = World::pair(7);
     world.acquaint();
     let peer = world.peer(1, 0);
@@ -247,7 +247,7 @@ fn a_second_handshake_changes_what_is_known() {
 
 // conformance: A57
 #[test]
-fn a_peer_that_writes_once_and_leaves_is_no_error() {
+fn peer_closed_after_one_message_is_no_error() {
     let mut world = World::pair(8);
     world.add(Config::default());
     world.receive(1, 5, 0);
@@ -290,7 +290,7 @@ fn endpoint_with_handshake_in_flight_can_be_closed() {
 
 // CTSDATA before our HANDSHAKE could not be attributed by a receiver since release 1.14.
 #[test]
-fn ctsdata_waits_for_the_handshake() {
+fn ctsdata_is_sent_only_after_the_handshake() {
     for seed in 0..20 {
         // A network that delays some packets very much, so that the CTS overtakes the HANDSHAKE.
         let faults = Faults::default().with(|faults| {
@@ -327,7 +327,7 @@ fn of_release(release: Release) -> Config {
 // Releases up to 1.13 would take it for data.
 // conformance: A68
 #[test]
-fn peers_that_know_no_connid_get_none_in_requests_and_data() {
+fn peer_without_connid_support_gets_packets_without_connid() {
     for old in [Release::V1_10, Release::V1_12, Release::V1_13] {
         let ours = [Release::V1_14, Release::V2_0].map(of_release);
         for config in ours.into_iter().chain([Config::default()]) {
@@ -475,7 +475,7 @@ fn peer_that_requests_connids_gets_them_in_every_packet_type() {
 }
 
 #[test]
-fn a_host_that_has_a_name_tells_it_where_its_release_does() {
+fn host_id_is_announced_by_releases_that_have_it() {
     for (host_id, tells) in [(0x0123_4567_89ab_cdef, true), (0x0123, false), (0, true)] {
         let mut config = Config::default().with(|config| config.host_id = host_id);
         config.profile.host_id = tells;

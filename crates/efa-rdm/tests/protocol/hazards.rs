@@ -112,7 +112,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_millis(1);
 
 #[test]
-fn hazard_01_a_receipt_before_the_devices_completions() {
+fn hazard_01_receipt_before_device_completions_does_not_complete_the_send() {
     for length in [10, 30_000] {
         for answers_late in [true, false] {
             let mut world = pair(1);
@@ -147,7 +147,7 @@ fn hazard_01_a_receipt_before_the_devices_completions() {
 }
 
 #[test]
-fn hazard_02_after_the_receipt_a_long_message_sends_nothing_more() {
+fn hazard_02_long_cts_message_sends_no_data_after_its_receipt() {
     let mut world = pair(2);
     world.receive(1, 700_000, 1);
     send_at(&mut world, Level::Delivery, pattern(700_000, 1), 1);
@@ -181,7 +181,7 @@ fn hazard_02_after_the_receipt_a_long_message_sends_nothing_more() {
 }
 
 #[test]
-fn hazard_03_early_messages_keep_no_receive_buffers() {
+fn hazard_03_out_of_order_messages_keep_no_posted_receive_buffers() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 3));
     // The first packet that finds no buffer comes back.
     let options = QueuePairOptions::default().with(|options| {
@@ -215,7 +215,7 @@ fn hazard_03_early_messages_keep_no_receive_buffers() {
 }
 
 #[test]
-fn hazard_04_messages_far_beyond_the_expected_one_are_kept() {
+fn hazard_04_messages_far_ahead_of_the_expected_one_are_kept() {
     // Farther than the largest window of any release.
     const COUNT: u64 = 16_384 + 100;
     let config = Config::default().with(|config| {
@@ -289,7 +289,7 @@ fn after_the_refusal(world: &mut Net<Memory>) -> (PacketType, MsgId) {
 }
 
 #[test]
-fn hazard_05_the_empty_request_after_a_refusal_is_completed_late() {
+fn hazard_05_long_cts_request_after_read_nack_may_complete_late() {
     for level in [Level::Transmit, Level::Delivery] {
         let mut world = refusing(level, 5);
         let me = place(&world.ends[0]);
@@ -323,7 +323,7 @@ fn hazard_05_the_empty_request_after_a_refusal_is_completed_late() {
 }
 
 #[test]
-fn hazard_06_a_refusal_leaves_delivery_complete_in_force() {
+fn hazard_06_delivery_complete_stays_in_force_after_read_nack() {
     let mut world = refusing(Level::Delivery, 6);
     // The RECEIPT takes long.
     let other = place(&world.ends[1]);
@@ -345,7 +345,7 @@ fn hazard_06_a_refusal_leaves_delivery_complete_in_force() {
 }
 
 #[test]
-fn hazard_07_a_refused_message_is_forgotten_when_it_is_over() {
+fn hazard_07_nacked_message_is_forgotten_once_complete() {
     for level in [Level::Transmit, Level::Delivery] {
         let mut world = refusing(level, 7);
         world.drive();
@@ -369,7 +369,7 @@ fn hazard_07_a_refused_message_is_forgotten_when_it_is_over() {
 }
 
 #[test]
-fn hazard_08_removing_an_old_address_leaves_the_new_one_alone() {
+fn hazard_08_removing_an_old_address_keeps_the_new_one() {
     let mut world = World::pair(8);
     let own = world.endpoint(0).address();
     let old = RawAddress { connid: Connid(0x5555), ..own };
@@ -404,7 +404,7 @@ fn hazard_08_removing_an_old_address_leaves_the_new_one_alone() {
 }
 
 #[test]
-fn hazard_09_completions_of_a_queue_pair_that_is_gone_reach_nobody() {
+fn hazard_09_completions_of_a_closed_queue_pair_are_ignored() {
     let mut world = pair(9);
     let me = place(&world.ends[0]);
     world.network.delay_completions(me, 10, SECOND).unwrap();
@@ -452,7 +452,7 @@ fn start(world: &mut Net<Memory>, kind: RmaKind, pieces: &[RmaIov], context: u64
 const BOTH: Access = Access { remote_read: true, remote_write: true };
 
 #[test]
-fn hazard_10_a_one_sided_operation_that_fails_midway_ends_once() {
+fn hazard_10_partly_posted_rma_operation_that_fails_completes_once() {
     for kind in [RmaKind::Write, RmaKind::Read] {
         for (trouble, expected) in [
             ("a bad piece", Err(OperationError::Device(Status::RemoteBadAddress))),
@@ -504,7 +504,7 @@ fn hazard_10_a_one_sided_operation_that_fails_midway_ends_once() {
 }
 
 #[test]
-fn hazard_11_a_peer_is_removed_while_packets_to_it_wait_to_be_sent_again() {
+fn hazard_11_peer_is_removed_while_packets_await_retransmission() {
     // While they wait, and while they are on their way once more.
     for (seed, on_their_way) in [(11, false), (12, true)] {
         let mut world = World::pair(seed);
@@ -560,7 +560,7 @@ fn message_ids(world: &mut World, from: usize) -> Vec<u32> {
 }
 
 #[test]
-fn hazard_12_a_peer_has_one_state_however_it_becomes_known() {
+fn hazard_12_peer_has_one_state_however_it_becomes_known() {
     for seed in 0..20 {
         // Each inserts the other while the other's packets make it known.
         let mut world = World::pair(seed);
@@ -590,7 +590,7 @@ fn hazard_12_a_peer_has_one_state_however_it_becomes_known() {
 }
 
 #[test]
-fn hazard_13_packets_of_a_forgotten_peer_do_not_make_it_known_anew() {
+fn hazard_13_packets_of_a_removed_peer_do_not_discover_it_again() {
     for knows_us in [true, false] {
         let mut world = World::pair(13);
         let sender = place(&world.ends[0]);
@@ -626,7 +626,7 @@ fn hazard_13_packets_of_a_forgotten_peer_do_not_make_it_known_anew() {
 }
 
 #[test]
-fn hazard_14_an_address_handle_stays_while_a_peer_uses_it() {
+fn hazard_14_address_handle_is_kept_while_a_peer_uses_it() {
     let options = LocalOptions::default().with(|options| {
         options.seed = 14;
         options.max_address_handles = 1;
@@ -668,7 +668,7 @@ fn hazard_14_an_address_handle_stays_while_a_peer_uses_it() {
 }
 
 #[test]
-fn hazard_15_a_packet_that_can_not_be_handled_is_given_back_once() {
+fn hazard_15_undeliverable_packet_is_released_once() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 15));
     let options = QueuePairOptions::default().with(|options| options.receive_depth = 8);
     for _ in 0..2 {
@@ -723,7 +723,7 @@ fn hazard_15_a_packet_that_can_not_be_handled_is_given_back_once() {
 }
 
 #[test]
-fn hazard_16_one_sided_operations_end_although_their_peer_was_removed() {
+fn hazard_16_rma_operations_of_a_removed_peer_complete_once() {
     let configs = [Config::default(), Config::default()];
     let mut world = acquainted(LocalOptions::default(), configs, || Memory::Heap(vec![1]));
     let (region, iov) = expose(&world, 1, vec![7; 10_000], BOTH);
@@ -758,7 +758,7 @@ fn hazard_16_one_sided_operations_end_although_their_peer_was_removed() {
 }
 
 #[test]
-fn hazard_17_the_packets_of_unexpected_messages_are_given_back_once() {
+fn hazard_17_packets_of_unexpected_messages_are_released_once() {
     for seed in 0..10 {
         let mut world = World::new(LocalOptions::default().with(|options| options.seed = seed));
         for _ in 0..3 {
@@ -842,7 +842,7 @@ fn hazard_18_endpoint_with_a_queued_response_is_not_quiet() {
 }
 
 #[test]
-fn hazard_19_who_has_no_room_in_the_queue_holds_up_nobody() {
+fn hazard_19_endpoint_with_full_send_queue_delays_no_other() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 19));
     for _ in 0..3 {
         world.add(Config::default());
@@ -906,7 +906,7 @@ fn assert_patience(mut took: impl FnMut(u32) -> Duration) {
 }
 
 #[test]
-fn hazard_21_immediate_data_waits_for_its_receiver_and_arrives_whole() {
+fn hazard_21_immediate_data_is_sent_again_after_rnr_unchanged() {
     let rdma = Rdma { unsolicited_write_receive: false, ..Rdma::READ_WRITE };
     let mut world = World::new(LocalOptions::default().with(|options| {
         options.seed = 21;
@@ -965,7 +965,7 @@ fn handshake(extras: Extras) -> Header<'static> {
 }
 
 #[test]
-fn hazard_22_a_second_handshake_is_no_error_and_not_answered() {
+fn hazard_22_second_handshake_is_accepted_and_not_answered() {
     let mut world = pair(22);
     let peer = world.peer(0, 1);
     world.send(0, 1, pattern(300_000, 1), 1);
@@ -996,7 +996,7 @@ fn hazard_22_a_second_handshake_is_no_error_and_not_answered() {
 }
 
 #[test]
-fn hazard_23_a_handshake_comes_in_the_end_and_data_not_before_it() {
+fn hazard_23_handshake_is_resent_after_rnr_and_precedes_ctsdata() {
     for seed in 0..10 {
         let mut world = World::new(LocalOptions::default().with(|options| options.seed = seed));
         let options = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
@@ -1024,7 +1024,7 @@ fn hazard_23_a_handshake_comes_in_the_end_and_data_not_before_it() {
 }
 
 #[test]
-fn hazard_24_immediate_data_takes_a_receive_buffer_or_does_not() {
+fn hazard_24_immediate_data_may_consume_a_receive_buffer_or_not() {
     for unsolicited in [false, true] {
         let rdma = Rdma { unsolicited_write_receive: unsolicited, ..Rdma::READ_WRITE };
         let mut world = World::new(LocalOptions::default().with(|options| {
@@ -1085,7 +1085,7 @@ fn hazard_24_immediate_data_takes_a_receive_buffer_or_does_not() {
 
 // This engine has no FI_DISCARD: to throw a message away is to receive it into nothing.
 #[test]
-fn hazard_25_a_message_of_several_packets_can_be_thrown_away() {
+fn hazard_25_message_of_several_packets_can_be_discarded() {
     for (length, runt_size, how, end) in [
         (30_000, 0, Subprotocol::Medium, None),
         (90_000, 0, Subprotocol::LongCts, None),
@@ -1119,7 +1119,7 @@ fn hazard_25_a_message_of_several_packets_can_be_thrown_away() {
 }
 
 #[test]
-fn hazard_26_injected_bytes_may_be_changed_at_once() {
+fn hazard_26_injected_buffer_may_be_changed_at_once() {
     let mut world = pair(26);
     let me = place(&world.ends[0]);
     let peer = world.peer(0, 1);
@@ -1144,7 +1144,7 @@ fn hazard_26_injected_bytes_may_be_changed_at_once() {
 }
 
 #[test]
-fn hazard_27_a_handshake_that_reaches_nobody_is_no_error() {
+fn hazard_27_undeliverable_handshake_is_no_error() {
     let gone = [
         Status::RemoteAbort,
         Status::BadDestinationQpn,
@@ -1168,7 +1168,7 @@ fn hazard_27_a_handshake_that_reaches_nobody_is_no_error() {
 }
 
 #[test]
-fn hazard_28_data_for_the_receivers_completion_keeps_its_bits() {
+fn hazard_28_cq_data_keeps_all_its_bits() {
     let config = Config::default().with(|config| config.min_read = 100_000);
     for (length, runt_size, how) in [
         (10, 0, Subprotocol::Eager),
@@ -1216,7 +1216,7 @@ fn hazard_28_data_for_the_receivers_completion_keeps_its_bits() {
 }
 
 #[test]
-fn hazard_29_one_sided_operations_on_nothing_need_no_memory() {
+fn hazard_29_empty_rma_operations_need_no_memory() {
     for rdma in [Rdma::NONE, Rdma::READ_WRITE] {
         let options = LocalOptions::default().with(|options| options.rdma = rdma);
         let configs = [Config::default(), Config::default()];

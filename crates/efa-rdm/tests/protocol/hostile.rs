@@ -26,7 +26,7 @@ fn assert_alive(world: &mut World) {
 
 // conformance: A3
 #[test]
-fn other_versions_are_dropped_counted_and_reported() {
+fn packet_of_another_version_is_dropped_and_reported() {
     let mut world = World::pair(1);
     world.acquaint();
     for version in [0, 3, 5, 255] {
@@ -43,7 +43,7 @@ fn other_versions_are_dropped_counted_and_reported() {
 
 // conformance: A11 A16
 #[test]
-fn all_type_numbers_are_survived() {
+fn packets_of_all_type_numbers_do_not_panic() {
     let mut world = World::pair(2);
     world.acquaint();
     for packet_type in 0..=255 {
@@ -62,7 +62,7 @@ fn all_type_numbers_are_survived() {
 }
 
 #[test]
-fn random_bytes_after_a_good_base_header_are_survived() {
+fn random_bytes_after_a_valid_base_header_do_not_panic() {
     let mut world = World::pair(3);
     world.acquaint();
     let mut random = fastrand::Rng::with_seed(3);
@@ -95,7 +95,7 @@ fn random_bytes_after_a_good_base_header_are_survived() {
 
 // conformance: A22
 #[test]
-fn a_packet_cut_anywhere_is_dropped() {
+fn truncated_packet_is_dropped_at_every_length() {
     let mut world = World::pair(4);
     for (i, size) in [10, 20_000, 100_000].into_iter().enumerate() {
         world.receive(1, size, i as u64);
@@ -132,7 +132,7 @@ fn unsupported_packet_is_reported_with_its_type() {
 /// Of a message that isn't whole nothing is left when its sender goes, whatever other packets bear
 /// its number. Found by `lying_peer`.
 #[test]
-fn an_unfinished_message_goes_with_its_sender_though_others_bear_its_number() {
+fn removal_of_sender_discards_incomplete_message_despite_equal_ids() {
     let mut world = World::pair(6);
     world.acquaint();
     let message = |msg_id, kind| {
@@ -155,7 +155,7 @@ fn an_unfinished_message_goes_with_its_sender_though_others_bear_its_number() {
 /// Names of operations are no secret, they are counted up. Nobody but its peer has a say in one, and
 /// that only what its kind allows.
 #[test]
-fn packets_of_another_peer_for_an_operation_are_dropped() {
+fn packet_of_another_peer_for_an_operation_is_dropped() {
     let config = peer_error::config().with(|it| it.cts_window = 1);
     let mut world = peer_error::pair(config.clone(), config.clone());
     let forger = world.add(config);
@@ -244,7 +244,7 @@ fn packets_of_another_peer_for_an_operation_are_dropped() {
 }
 
 #[test]
-fn answers_of_another_peer_to_reads_and_atomics_are_dropped() {
+fn response_of_another_peer_to_read_or_atomic_is_dropped() {
     let mut world = World::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
     for _ in 0..3 {
         world.add(Config::default());
@@ -303,7 +303,7 @@ fn answers_of_another_peer_to_reads_and_atomics_are_dropped() {
 }
 
 #[test]
-fn excluded_peer_takes_no_messages_of_other_peers_along() {
+fn excluding_a_peer_keeps_messages_of_other_peers() {
     let bounds = Bounds::default().with(|bounds| bounds.unexpected_per_peer = 5000);
     let config = Config::default().with(|config| config.bounds = bounds);
     let mut world = World::pair_with(6, Config::default(), config);

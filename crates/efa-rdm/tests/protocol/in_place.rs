@@ -158,7 +158,7 @@ fn announced(story: &mut Story) -> Extras {
 
 // conformance: A184
 #[test]
-fn the_handshake_asks_for_what_the_release_has() {
+fn handshake_requests_constant_headers_or_user_queue_by_release() {
     let ask = |release| {
         let mut story = Story::of(Config::default(), at(release, UnexpectedHeader::Move));
         story.post(0..1);
@@ -176,7 +176,7 @@ fn the_handshake_asks_for_what_the_release_has() {
 }
 
 #[test]
-fn other_releases_do_not_receive_in_place_and_queue_pairs_must_suit() {
+fn in_place_is_refused_for_other_releases_and_queue_pairs() {
     let world = World::new(LocalOptions::default());
     for release in [Release::V1_10, Release::V1_12, Release::V2_6] {
         let refused = receiver(&world, Config::as_release(release)).map(|_| ());
@@ -194,7 +194,7 @@ fn other_releases_do_not_receive_in_place_and_queue_pairs_must_suit() {
 
 // conformance: A183
 #[test]
-fn one_row_of_sixteen_allows_it() {
+fn in_place_is_possible_in_one_of_16_combinations() {
     for release in Release::ALL {
         let begin = match release {
             _ if CONSTANT_HEADER.contains(&release) => Some(HEADER),
@@ -218,7 +218,7 @@ fn one_row_of_sixteen_allows_it() {
 
 // conformance: A107
 #[test]
-fn what_needs_a_match_falls_back_to_copies_and_says_so() {
+fn endpoint_that_needs_matching_copies_and_reports_it() {
     let none = ReceiveNeeds { ordered: false, tagged: false, directed: false, longest: 1000 };
     for release in [Release::V1_14, Release::V1_22] {
         for (needs, in_place) in [
@@ -287,7 +287,7 @@ fn what_needs_a_match_falls_back_to_copies_and_says_so() {
 }
 
 #[test]
-fn matched_receives_are_refused() {
+fn in_place_endpoint_refuses_matched_receives() {
     let world = World::new(LocalOptions::default());
     let mut receiver = receiver(&world, Config::as_release(Release::V1_16)).unwrap();
     let error = StartError::InPlaceOnly;
@@ -302,7 +302,7 @@ fn matched_receives_are_refused() {
 
 // conformance: A185 A187
 #[test]
-fn headers_keep_their_length_and_messages_lie_where_they_are_expected() {
+fn in_place_message_begins_at_the_announced_offset() {
     for release in CONSTANT_HEADER {
         for sender in [Release::V1_13, Release::V1_22, Release::V2_6] {
             let mut story =
@@ -338,7 +338,7 @@ fn headers_keep_their_length_and_messages_lie_where_they_are_expected() {
 }
 
 #[test]
-fn the_packet_that_arrived_is_the_one_handed_over() {
+fn in_place_completion_returns_the_received_packet() {
     let mut story = Story::of(Config::default(), at(Release::V1_20, UnexpectedHeader::Refuse));
     story.post(7..8);
     story.send(0, pattern(1000, 1));
@@ -357,7 +357,7 @@ fn the_packet_that_arrived_is_the_one_handed_over() {
 
 // conformance: A44 A188
 #[test]
-fn a_peer_that_does_not_keep_the_length_makes_the_receive_fail() {
+fn unexpected_header_length_fails_the_receive() {
     // 1.10 has shorter raw addresses, and drops them when the HANDSHAKE has come.
     for (sender, first, later) in [(Release::V1_10, 44, 8), (Release::V1_12, 44, 8)] {
         let mut story =
@@ -374,7 +374,7 @@ fn a_peer_that_does_not_keep_the_length_makes_the_receive_fail() {
 
 // conformance: A43 A45 A189
 #[test]
-fn or_the_message_is_moved_to_where_it_should_be() {
+fn message_after_unexpected_header_length_is_moved_if_configured() {
     let mut story =
         Story::of(Config::as_release(Release::V1_10), at(Release::V1_13, UnexpectedHeader::Move));
     for (round, header) in [44, 8, 8].into_iter().enumerate() {
@@ -398,7 +398,7 @@ fn or_the_message_is_moved_to_where_it_should_be() {
 
 // conformance: A186
 #[test]
-fn connids_do_not_change_the_length_and_data_is_an_unexpected_header() {
+fn connid_keeps_the_header_length_and_cq_data_does_not() {
     for unexpected_header in [UnexpectedHeader::Refuse, UnexpectedHeader::Move] {
         let mut story = Story::of(Config::default(), at(Release::V1_20, unexpected_header));
         story.post(0..40);
@@ -424,7 +424,7 @@ fn connids_do_not_change_the_length_and_data_is_an_unexpected_header() {
 
 // conformance: A190
 #[test]
-fn what_is_no_such_message_harms_no_receive() {
+fn unsuitable_packet_leaves_in_place_receives_posted() {
     let mut story = Story::of(Config::default(), at(Release::V1_20, UnexpectedHeader::Move));
     story.post(0..3);
     // Before the HANDSHAKE tells, a peer sends what it likes.
@@ -474,7 +474,7 @@ fn what_is_no_such_message_harms_no_receive() {
 }
 
 #[test]
-fn delivery_complete_is_not_to_be_had_in_place() {
+fn delivery_complete_send_to_in_place_receiver_fails() {
     for release in [Release::V1_14, Release::V1_22] {
         let mut story = Story::of(Config::default(), at(release, UnexpectedHeader::Move));
         story.post(0..1);
@@ -489,7 +489,7 @@ fn delivery_complete_is_not_to_be_had_in_place() {
 }
 
 #[test]
-fn a_message_that_comes_before_its_receive_waits_for_it() {
+fn unexpected_message_is_received_in_place_later() {
     for unexpected_header in [UnexpectedHeader::Refuse, UnexpectedHeader::Move] {
         let sender = Config::as_release(Release::V1_12);
         let mut story = Story::of(sender, at(Release::V1_16, unexpected_header));
@@ -512,7 +512,7 @@ fn a_message_that_comes_before_its_receive_waits_for_it() {
 }
 
 #[test]
-fn messages_without_a_receive_are_bounded_and_none_is_lost() {
+fn unexpected_messages_beyond_the_bound_cause_back_pressure() {
     let mut config = at(Release::V1_20, UnexpectedHeader::Move);
     config.bounds.unexpected = 8192;
     let mut story = Story::of(Config::default(), config);
@@ -530,7 +530,7 @@ fn messages_without_a_receive_are_bounded_and_none_is_lost() {
 }
 
 #[test]
-fn receives_that_are_cancelled_say_so() {
+fn cancelled_in_place_receives_complete_with_cancelled() {
     for release in [Release::V1_20, Release::V2_0] {
         let mut story = Story::of(Config::default(), at(release, UnexpectedHeader::Move));
         story.post(3..5);
@@ -590,7 +590,7 @@ fn storm(release: Release, seed: u64) {
 }
 
 #[test]
-fn every_message_arrives_once_under_faults() {
+fn in_place_messages_arrive_once_under_faults() {
     for (seed, release) in CONSTANT_HEADER.into_iter().chain(USER_QUEUE).enumerate() {
         storm(release, seed as u64);
     }
@@ -603,7 +603,7 @@ fn user_queue(unexpected_header: UnexpectedHeader) -> Story {
 }
 
 #[test]
-fn messages_to_a_user_queue_pair_fill_the_packet_from_its_beginning() {
+fn plain_message_begins_at_the_start_of_the_packet() {
     let mut story = user_queue(UnexpectedHeader::Refuse);
     assert_eq!(story.receiver.in_place_offset(), 0);
     story.post(0..3);
@@ -621,7 +621,7 @@ fn messages_to_a_user_queue_pair_fill_the_packet_from_its_beginning() {
 }
 
 #[test]
-fn without_a_receive_the_user_queue_pair_is_not_ready() {
+fn user_queue_pair_without_a_receive_answers_rnr() {
     let mut story = user_queue(UnexpectedHeader::Refuse);
     story.send(0, pattern(9, 1));
     story.idle(Duration::from_millis(5));
@@ -634,7 +634,7 @@ fn without_a_receive_the_user_queue_pair_is_not_ready() {
 }
 
 #[test]
-fn what_is_under_way_to_the_user_queue_pair_is_timed() {
+fn plain_packet_under_way_makes_the_endpoint_timed() {
     let mut story = user_queue(UnexpectedHeader::Refuse);
     story.post(0..2);
     story.send(0, pattern(9, 1));
@@ -647,7 +647,7 @@ fn what_is_under_way_to_the_user_queue_pair_is_timed() {
 }
 
 #[test]
-fn a_user_queue_pair_that_lacked_packets_gets_them_later() {
+fn user_queue_pair_gets_packets_after_refused_allocations() {
     let mut story = user_queue(UnexpectedHeader::Refuse);
     let device = story.world.network.open();
     let pair = |qkey, receive_depth| {
@@ -689,7 +689,7 @@ fn a_user_queue_pair_that_lacked_packets_gets_them_later() {
 }
 
 #[test]
-fn a_message_with_a_header_beside_the_user_queue_pair_is_refused_or_copied() {
+fn message_with_header_beside_user_queue_is_refused_or_copied() {
     // This sender doesn't wait for the HANDSHAKE, and so doesn't know of the queue pair.
     for unexpected_header in [UnexpectedHeader::Refuse, UnexpectedHeader::Move] {
         let mut story = Story::of(Config::default(), at(Release::V2_0, unexpected_header));
@@ -724,7 +724,7 @@ fn a_message_with_a_header_beside_the_user_queue_pair_is_refused_or_copied() {
 }
 
 #[test]
-fn a_message_with_a_header_waits_for_a_packet_beside_the_user_queue_pair() {
+fn message_with_header_waits_for_a_user_packet() {
     let mut story = Story::of(Config::default(), at(Release::V2_0, UnexpectedHeader::Move));
     story.post(7..9);
     story.step();
@@ -746,7 +746,7 @@ fn a_message_with_a_header_waits_for_a_packet_beside_the_user_queue_pair() {
 }
 
 #[test]
-fn messages_that_will_not_do_are_bounded_as_others_are() {
+fn unsuitable_unexpected_messages_are_bounded() {
     let mut config = at(Release::V1_20, UnexpectedHeader::Refuse);
     config.bounds.unexpected = 8192;
     let mut story = Story::of(Config::default(), config);
@@ -766,7 +766,7 @@ fn messages_that_will_not_do_are_bounded_as_others_are() {
 }
 
 #[test]
-fn receives_and_messages_go_up_to_their_limits() {
+fn in_place_receives_and_lengths_reach_their_limits() {
     let config =
         at(Release::V1_20, UnexpectedHeader::Refuse).with(|config| config.max_receives = 2);
     let mut story = Story::of(Config::default(), config);
@@ -783,7 +783,7 @@ fn receives_and_messages_go_up_to_their_limits() {
 }
 
 #[test]
-fn packets_whose_messages_were_copied_are_posted_again() {
+fn packets_of_copied_messages_are_posted_again() {
     let config = at(Release::V2_0, UnexpectedHeader::Move).with(|config| {
         config.min_receive_buffers = 1;
         config.max_receive_buffers = 8;
@@ -800,7 +800,7 @@ fn packets_whose_messages_were_copied_are_posted_again() {
 }
 
 #[test]
-fn messages_of_an_excluded_peer_are_forgotten_and_those_of_others_stay() {
+fn unexpected_messages_of_excluded_peer_are_discarded_others_stay() {
     let mut config = at(Release::V1_20, UnexpectedHeader::Move);
     config.bounds.unexpected_per_peer = 5000;
     let options = LocalOptions::default().with(|options| options.seed = 5);

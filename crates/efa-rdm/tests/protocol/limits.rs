@@ -6,7 +6,7 @@ use efa_sim::local::LocalOptions;
 use crate::world::{World, pattern};
 
 #[test]
-fn extreme_settings_and_the_smallest_datagrams_work() {
+fn messages_arrive_with_extreme_settings_and_smallest_mtu() {
     let settings = [(0, 1), (0, u32::MAX), (u64::MAX, 1), (1, 2), (400, 3)];
     for (seed, (max_medium, cts_window)) in settings.into_iter().enumerate() {
         let config = Config::default().with(|config| {

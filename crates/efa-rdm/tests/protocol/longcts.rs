@@ -29,7 +29,7 @@ fn grants(packets: &[Vec<u8>]) -> Vec<Cts> {
 // Neither side announces RDMA read, so the baseline carries even the longest message.
 // conformance: A116 A117 A118 A119 A123 A130 A7 A40
 #[test]
-fn windows_are_granted_until_the_message_is_complete() {
+fn long_cts_message_is_granted_windows_until_complete() {
     for (seed, length) in [(0, 65_537), (1, 300_000), (2, 1_000_000), (3, 6 << 20)] {
         let mut world = World::pair(seed);
         world.receive(1, length, 1);
@@ -74,7 +74,7 @@ fn windows_are_granted_until_the_message_is_complete() {
 
 // conformance: A118
 #[test]
-fn an_unexpected_message_is_not_granted_anything_before_its_match() {
+fn unexpected_long_cts_message_gets_no_cts_before_it_matches() {
     let mut world = World::pair(1);
     world.tagged_send(0, 1, 7, pattern(100_000, 1));
     world.drive();
@@ -90,7 +90,7 @@ fn an_unexpected_message_is_not_granted_anything_before_its_match() {
 
 // conformance: A129
 #[test]
-fn many_long_messages_at_once_in_both_directions_and_among_many() {
+fn concurrent_long_cts_messages_between_many_endpoints_arrive() {
     let mut world = World::pair(2);
     world.add(Config::default());
     let length = |i: u64| 70_000 + 1_000 * i as usize;
@@ -146,7 +146,7 @@ fn cts(send_id: OpId, recv_length: u64) -> Cts {
 
 // conformance: A120 A122
 #[test]
-fn grants_of_nothing_for_unknown_operations_or_for_ended_ones_are_dropped() {
+fn empty_or_unknown_cts_is_dropped() {
     let (mut world, send_id) = sender_waiting();
     let inject = |world: &mut World, cts: Cts| {
         world.inject(1, 0, Header::Cts(cts), &[]);
@@ -176,7 +176,7 @@ fn grants_of_nothing_for_unknown_operations_or_for_ended_ones_are_dropped() {
 
 // conformance: A117 A122
 #[test]
-fn a_sender_sends_what_is_granted_and_no_byte_more() {
+fn sender_sends_exactly_the_granted_bytes() {
     let (mut world, send_id) = sender_waiting();
     let mut sent = 0;
     for recv_length in [1, 7, 10_000, 20_000] {
@@ -216,7 +216,7 @@ fn receiver_waiting(length: u64, first: usize, credit_request: u32) -> (World, C
 
 // conformance: A121 A120
 #[test]
-fn a_grant_is_never_less_than_a_packet_or_the_rest() {
+fn cts_grants_at_least_a_packet_or_the_remainder() {
     for credit_request in [0, 1, u32::MAX] {
         for (length, cts_window) in [(1, 32), (2, 1), (8_000, 1), (100_000, 1), (100_000, 32)] {
             let config = Config::default().with(|config| config.cts_window = cts_window);
@@ -241,7 +241,7 @@ fn a_grant_is_never_less_than_a_packet_or_the_rest() {
 
 // conformance: A128 A124 A122
 #[test]
-fn data_beyond_the_grant_the_message_or_the_buffer_is_dropped() {
+fn ctsdata_beyond_grant_message_or_buffer_is_dropped() {
     let (mut world, grant) = receiver_waiting(1000, 100, 1);
     assert_eq!(grant.recv_length, 900);
     let message = pattern(1000, 1);
@@ -292,7 +292,7 @@ fn data_beyond_the_grant_the_message_or_the_buffer_is_dropped() {
 
 // conformance: A125
 #[test]
-fn data_with_and_without_connid_may_be_mixed() {
+fn ctsdata_with_and_without_connid_is_accepted() {
     let (mut world, grant) = receiver_waiting(1000, 0, 1);
     let message = pattern(1000, 1);
     let sender = world.endpoint(0).address().connid;
@@ -308,7 +308,7 @@ fn data_with_and_without_connid_may_be_mixed() {
 
 // conformance: A126
 #[test]
-fn old_senders_leave_the_connid_out_and_new_ones_put_it_in() {
+fn ctsdata_carries_the_connid_by_release() {
     for (release, expected) in [(Release::V1_13, false), (Release::V1_14, true)] {
         let profile = Profile::of(release).announcing_only(efa_handshake::Extras::CONNID_HEADER);
         let config = Config::default().with(|config| config.profile = profile);
@@ -359,7 +359,7 @@ impl<R> Payload<R> for Virtual {
 
 // conformance: A127 A8
 #[test]
-fn messages_above_four_gigabytes_arrive() {
+fn long_cts_message_above_4_gib_arrives() {
     use efa_device::{Device, QueuePairOptions, Time};
     let length = (4 << 30) + 12_345;
     let network = efa_sim::local::LocalFabric::new(LocalOptions::default().with(|options| {
@@ -396,7 +396,7 @@ fn messages_above_four_gigabytes_arrive() {
 }
 
 #[test]
-fn a_receive_whose_grant_fails_ends() {
+fn receive_whose_cts_fails_completes_with_an_error() {
     let mut world = World::pair(9);
     world.acquaint();
     world.send(0, 1, pattern(10, 1), 0);

@@ -150,7 +150,7 @@ fn registered_message_is_read_and_confirmed_by_eor() {
 
 // conformance: A163
 #[test]
-fn what_can_not_be_read_is_sent() {
+fn unregistered_short_or_first_message_is_sent_in_packets() {
     // Not registered, too short, and not yet known to be able.
     let mut world = pair(1, config(), config());
     let messages = [
@@ -177,7 +177,7 @@ fn what_can_not_be_read_is_sent() {
 }
 
 #[test]
-fn devices_without_rdma_announce_nothing_and_send() {
+fn message_is_sent_in_packets_by_devices_without_rdma() {
     let mut world = World::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
     world.add(config());
     world.add(config());
@@ -195,7 +195,7 @@ fn devices_without_rdma_announce_nothing_and_send() {
 // The device reads at most 4 KiB at a time, and at most three reads are under way.
 // conformance: A6 A168
 #[test]
-fn reads_are_cut_to_the_limit_of_the_device_and_bounded_in_number() {
+fn reads_keep_to_device_size_and_concurrency_limits() {
     let options = LocalOptions::default().with(|options| {
         options.max_rdma_size = 4096;
         options.seed = 5;
@@ -259,7 +259,7 @@ fn short_buffer_reads_what_fits_and_sends_eor() {
 }
 
 #[test]
-fn unexpected_messages_are_read_when_they_match_and_order_holds() {
+fn unexpected_long_read_messages_are_read_in_order_once_matched() {
     let mut world = pair(8, config(), config());
     for salt in 0..4 {
         let message = match salt % 2 {
@@ -287,7 +287,7 @@ fn unexpected_messages_are_read_when_they_match_and_order_holds() {
 
 // conformance: A200 A201 A202 A203
 #[test]
-fn a_runt_goes_in_packets_while_the_rest_is_read() {
+fn runting_message_sends_the_runt_and_reads_the_rest() {
     let runting = config().with(|config| config.runt_size = 30_000);
     for seed in 0..20 {
         for registered in [true, false] {
@@ -327,7 +327,7 @@ fn a_runt_goes_in_packets_while_the_rest_is_read() {
 
 // conformance: A202
 #[test]
-fn a_runt_of_all_the_message_leaves_nothing_to_be_read() {
+fn runt_as_long_as_the_message_needs_no_read() {
     let runting = config().with(|config| config.runt_size = 1 << 20);
     let mut world = pair(3, runting, config());
     world.receive_into(1, Memory::Heap(vec![0; 150_000]), 1);
@@ -343,7 +343,7 @@ fn a_runt_of_all_the_message_leaves_nothing_to_be_read() {
 
 // conformance: A199
 #[test]
-fn runting_makes_no_sense_while_another_message_is_read() {
+fn message_is_not_runting_while_another_is_read() {
     let runting = config().with(|config| config.runt_size = 30_000);
     let mut world = pair(3, runting, config());
     for salt in 0..3 {
@@ -372,7 +372,7 @@ fn runting_makes_no_sense_while_another_message_is_read() {
 // The receiver's device registers nothing, so it has no memory to read into.
 // conformance: A209 A210 A211 A212 A213
 #[test]
-fn a_refused_read_goes_on_by_long_cts() {
+fn message_continues_by_long_cts_after_read_nack() {
     for runt_size in [0, 30_000] {
         for seed in 0..10 {
             for unexpected in [false, true] {
@@ -435,7 +435,7 @@ fn a_refused_read_goes_on_by_long_cts() {
 
 /// A sender that has forgotten the receiver begins with the first number anew.
 #[test]
-fn a_refused_message_takes_no_segments_of_another_with_its_number() {
+fn nacked_message_drops_segments_of_another_with_its_id() {
     let mut world = pair(8, config(), config());
     world.ends[1].device.refuse_registrations(u32::MAX);
     world.receive_into(1, Memory::Heap(vec![0; 9_000]), 1);
@@ -472,7 +472,7 @@ fn a_refused_message_takes_no_segments_of_another_with_its_number() {
 
 // conformance: A214
 #[test]
-fn a_peer_that_knows_no_nack_is_read_as_soon_as_there_is_memory() {
+fn read_from_peer_without_read_nack_waits_for_memory() {
     let old = config().with(|config| config.profile = profile(Release::V1_18));
     let mut world = pair(4, old, config());
     world.ends[1].device.refuse_registrations(3);
@@ -490,7 +490,7 @@ fn a_peer_that_knows_no_nack_is_read_as_soon_as_there_is_memory() {
 
 // conformance: A209 A214
 #[test]
-fn a_refusal_between_any_two_releases() {
+fn read_nack_is_sent_only_between_releases_that_have_it() {
     for (i, sender) in Release::ALL.into_iter().enumerate() {
         for (j, receiver) in Release::ALL.into_iter().enumerate() {
             let [a, b] =
@@ -530,7 +530,7 @@ fn profile(release: Release) -> Profile {
 }
 
 #[test]
-fn old_releases_get_the_short_end_and_take_the_long_one() {
+fn eor_has_the_form_of_the_peers_release() {
     let old = config().with(|config| config.profile = profile(Release::V1_12));
     for (a, b, form) in [(config(), old.clone(), 12), (old, config(), 16)] {
         let mut world = pair(5, a, b);
@@ -547,7 +547,7 @@ fn old_releases_get_the_short_end_and_take_the_long_one() {
 
 // conformance: A170
 #[test]
-fn memory_that_is_taken_back_is_sent_after_all() {
+fn read_of_deregistered_memory_sends_read_nack() {
     // The key in the request names nothing: as if the sender had deregistered too early.
     let mut world = pair(6, config(), config());
     world.receive_into(1, Memory::Heap(vec![0; 150_000]), 1);
@@ -563,7 +563,7 @@ fn memory_that_is_taken_back_is_sent_after_all() {
 }
 
 #[test]
-fn a_sender_that_dies_while_it_is_read_fails_the_receive() {
+fn sender_killed_during_the_read_fails_the_receive() {
     let options = LocalOptions::default().with(|options| {
         options.max_rdma_size = 4096;
         options.seed = 5;
@@ -590,8 +590,7 @@ fn a_sender_that_dies_while_it_is_read_fails_the_receive() {
 }
 
 #[test]
-fn a_peer_that_is_removed_while_it_is_read_gives_the_buffer_back_when_the_device_has_done_with_it()
-{
+fn receive_of_removed_peer_completes_after_its_last_read() {
     let options = LocalOptions::default().with(|options| {
         options.max_rdma_size = 4096;
         options.seed = 5;
@@ -617,7 +616,7 @@ fn a_peer_that_is_removed_while_it_is_read_gives_the_buffer_back_when_the_device
 }
 
 #[test]
-fn ends_and_refusals_that_nobody_waits_for_are_dropped() {
+fn eor_or_read_nack_for_unknown_operation_is_dropped() {
     let mut world = pair(6, config(), config());
     let address = world.ends[1].endpoint.address();
     let message = Memory::Heap(pattern(300_000, 1));
@@ -646,7 +645,7 @@ fn ends_and_refusals_that_nobody_waits_for_are_dropped() {
 
 // conformance: A172
 #[test]
-fn requests_that_contradict_themselves_are_dropped() {
+fn inconsistent_long_read_requests_are_dropped() {
     let mut world =
         World::new(LocalOptions::default().with(|options| options.reorder = Reorder::None));
     world.add(config());
@@ -682,7 +681,7 @@ fn requests_that_contradict_themselves_are_dropped() {
 
 // conformance: A204
 #[test]
-fn a_full_queue_within_a_runt_delays_the_rest_and_repeats_nothing() {
+fn full_send_queue_within_a_runt_sends_each_segment_once() {
     for (seed, refused) in (0..20).zip([1, 2, 3, 7].into_iter().cycle()) {
         let runting = config().with(|config| config.runt_size = 60_000);
         let mut world = pair(seed, runting, config());
@@ -784,7 +783,7 @@ fn lenders() -> Net<Lent> {
 
 // conformance: A216
 #[test]
-fn the_sender_gives_its_registration_back_when_it_switches() {
+fn sender_deregisters_its_buffer_after_read_nack() {
     let (mut world, log) = (lenders(), Log::default());
     world.ends[1].device.refuse_registrations(u32::MAX);
     world.send(0, 1, lent(pattern(300_000, 1), &log), 1);
@@ -847,7 +846,7 @@ fn empty_message_is_received_by_every_subprotocol() {
 
 /// A second HANDSHAKE may come between the first try to send a request and the next one.
 #[test]
-fn a_message_that_can_be_read_no_more_as_its_request_goes_is_sent() {
+fn message_is_sent_if_the_handshake_withdraws_rdma_read() {
     for runt_size in [0, 60_000] {
         let mut world = pair(1, config().with(|config| config.runt_size = runt_size), config());
         world.receive_into(1, Memory::Heap(vec![0; 200_000]), 1);
@@ -880,7 +879,7 @@ fn a_message_that_can_be_read_no_more_as_its_request_goes_is_sent() {
 
 /// Reads take turns at the device, and one that can't go when its turn has come keeps nobody waiting.
 #[test]
-fn a_read_that_fails_when_its_turn_comes_keeps_no_other_waiting() {
+fn failed_read_does_not_delay_queued_reads() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 7));
     world.add(config());
     world.add(config().with(|config| config.max_rdma = 1));
@@ -920,7 +919,7 @@ fn a_read_that_fails_when_its_turn_comes_keeps_no_other_waiting() {
 
 /// As above: who is left alone for a while can have no turn.
 #[test]
-fn a_read_from_a_peer_in_backoff_keeps_no_other_waiting() {
+fn read_from_peer_in_backoff_does_not_delay_others() {
     // With room for one, the interval begins while it is the peer's turn.
     for send_depth in [1024, 1] {
         reads_beside_a_peer_in_backoff(send_depth);
@@ -991,7 +990,7 @@ fn reads_beside_a_peer_in_backoff(send_depth: usize) {
 
 // conformance: A163
 #[test]
-fn what_may_not_be_read_is_sent() {
+fn message_is_sent_in_packets_if_reading_is_not_permitted() {
     // One side doesn't announce it; the memory is not for that; the devices are no kin.
     for case in 0..4 {
         let mut configs = [config(), config()];
@@ -1029,7 +1028,7 @@ fn what_may_not_be_read_is_sent() {
 }
 
 #[test]
-fn a_device_that_does_not_read_has_it_sent() {
+fn long_read_request_to_device_without_rdma_gets_read_nack() {
     let mut world = World::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
     world.add(config());
     world.add(config());
@@ -1047,7 +1046,7 @@ fn a_device_that_does_not_read_has_it_sent() {
 
 /// What is registered, or is none, takes no other memory.
 #[test]
-fn a_device_that_registers_no_more_reads_where_it_can() {
+fn registered_or_empty_receive_buffer_needs_no_registration() {
     for length in [0, 150_000] {
         let mut world = pair(1, config(), config());
         let target = match length {
@@ -1066,7 +1065,7 @@ fn a_device_that_registers_no_more_reads_where_it_can() {
 }
 
 #[test]
-fn a_buffer_that_lets_itself_be_registered_is_read_into() {
+fn long_read_registers_the_receive_buffer_without_copying() {
     let (mut world, log) = (lenders(), Log::default());
     world.receive_into(1, lent(vec![0; 300_000], &log), 1);
     world.send(0, 1, lent(pattern(300_000, 1), &Log::default()), 1);
@@ -1078,7 +1077,7 @@ fn a_buffer_that_lets_itself_be_registered_is_read_into() {
 
 /// Nothing is left to be read, so the device has nothing to do with the buffer.
 #[test]
-fn a_runt_longer_than_its_buffer_ends_with_its_sender() {
+fn receive_shorter_than_the_runt_completes_on_peer_removal() {
     let mut world = pair(6, config(), config());
     world.receive_into(1, Memory::Heap(vec![0; 1500]), 1);
     let connid = Some(world.ends[0].endpoint.address().connid);

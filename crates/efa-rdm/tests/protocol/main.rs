@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod abandoned;
 mod atomics;
 mod buffer;
 mod delivery;
 mod eager;
 mod faults;
-mod given_up;
 mod handshake;
 mod hazards;
 mod hostile;
@@ -20,12 +20,12 @@ mod matrix;
 mod medium;
 mod memory;
 mod order;
-mod pace;
 mod peer_end;
 mod peer_error;
 mod peers;
 mod plain;
 mod random;
 mod rma;
+mod send_window;
 mod subprotocols;
 mod world;

@@ -9,7 +9,7 @@ use crate::world::{World, pattern, place};
 
 // conformance: A64
 #[test]
-fn tagged_and_untagged_never_match_each_other() {
+fn tagged_and_untagged_messages_never_match_each_other() {
     let mut world = World::pair(1);
     let any_tag = Accept::Tagged { source: None, tag: 0, ignore: u64::MAX };
     let tagged = world.endpoint(1).receive(any_tag, vec![0; 8], 1).unwrap();
@@ -28,7 +28,7 @@ fn tagged_and_untagged_never_match_each_other() {
 }
 
 #[test]
-fn ignored_bits_and_sources_decide() {
+fn receive_matches_by_tag_ignored_bits_and_source() {
     let mut world = World::pair(2);
     world.add(Config::default());
     let (one, two) = (world.peer(0, 1), world.peer(0, 2));
@@ -57,7 +57,7 @@ fn ignored_bits_and_sources_decide() {
 // The public C matcher gets exactly this mix wrong: an any-source receive posted before a directed
 // one for the same tag.
 #[test]
-fn any_source_posted_first_wins_over_a_directed_receive() {
+fn receive_posted_first_matches_before_a_directed_one() {
     for tag in [None, Some(9)] {
         let mut world = World::pair(3);
         let peer = world.peer(1, 0);
@@ -92,7 +92,7 @@ fn any_source_posted_first_wins_over_a_directed_receive() {
 }
 
 #[test]
-fn a_cancelled_receive_gives_its_buffer_back_and_matches_nothing() {
+fn cancelled_receive_returns_its_buffer_and_matches_nothing() {
     let mut world = World::pair(4);
     let id = world.tagged_receive(1, 7, 16);
     assert!(world.endpoint(1).cancel(id));
@@ -113,7 +113,7 @@ fn a_cancelled_receive_gives_its_buffer_back_and_matches_nothing() {
 }
 
 #[test]
-fn a_stale_name_cancels_nobody_elses_receive_however_often_its_place_is_used() {
+fn stale_receive_id_cancels_no_other_receive() {
     let mut world = World::pair(4);
     let stale = world.tagged_receive(1, 7, 16);
     assert!(world.endpoint(1).cancel(stale));
@@ -126,7 +126,7 @@ fn a_stale_name_cancels_nobody_elses_receive_however_often_its_place_is_used() {
 
 // conformance: C118
 #[test]
-fn a_multi_receive_buffer_takes_messages_until_it_is_used_up() {
+fn multi_receive_buffer_takes_messages_until_full() {
     for unexpected in [0, 5, 16, 20] {
         let config = Config::default().with(|config| config.min_multi_receive = 256);
         let mut world = World::pair_with(5, Config::default(), config);
@@ -155,7 +155,7 @@ fn a_multi_receive_buffer_takes_messages_until_it_is_used_up() {
 }
 
 #[test]
-fn a_multi_receive_buffer_takes_long_messages_at_once_and_can_be_cancelled() {
+fn multi_receive_buffer_takes_long_messages_and_can_be_cancelled() {
     let mut world = World::pair(6);
     let id = world.endpoint(1).receive_many(None, vec![0; 1 << 20], 5).unwrap();
     let sizes = [200_000, 10, 30_000, 0, 100_000];
@@ -179,7 +179,7 @@ fn a_multi_receive_buffer_takes_long_messages_at_once_and_can_be_cancelled() {
 
 // conformance: A27
 #[test]
-fn sending_to_nobody_gives_the_buffer_back() {
+fn send_to_unknown_peer_is_refused_with_its_buffer() {
     let mut world = World::pair(7);
     let mut stranger = World::pair(7);
     let unknown: PeerId = {
@@ -213,7 +213,7 @@ fn sending_to_nobody_gives_the_buffer_back() {
 }
 
 #[test]
-fn operations_are_limited_and_refused_with_their_buffers() {
+fn operations_beyond_the_limit_are_refused_with_their_buffers() {
     let config = Config::default().with(|config| {
         config.max_sends = 3;
         config.max_receives = 2;
@@ -251,7 +251,7 @@ fn operations_are_limited_and_refused_with_their_buffers() {
 
 /// Whatever an operation waits for, and once.
 #[test]
-fn all_operations_can_be_cancelled_at_once() {
+fn cancel_all_completes_every_operation() {
     let mut world = World::new(LocalOptions::default());
     let options = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
     for _ in 0..3 {

@@ -294,7 +294,7 @@ impl Drop for Telling {
 
 // conformance: A21 A39 A217
 #[test]
-fn every_release_talks_to_every_release() {
+fn messages_arrive_between_all_pairs_of_releases() {
     let cells = cells();
     assert!(cells.len() >= 5_000, "{} cells", cells.len());
     let chosen = std::env::var("EFA_RDM_CELL").ok().and_then(|number| number.parse::<u64>().ok());

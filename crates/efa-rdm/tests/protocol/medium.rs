@@ -34,7 +34,7 @@ fn assert_tiles(mut segments: Vec<(u32, u64, u64)>, length: u64) {
 
 // conformance: A109 A113
 #[test]
-fn segments_tile_the_message_and_share_its_id() {
+fn medium_segments_tile_the_message_and_share_its_id() {
     for (length, max_medium) in [(8929, 65536), (30_000, 65536), (65536, 65536), (90_000, 100_000)]
     {
         let config = Config::default().with(|config| config.max_medium = max_medium);
@@ -87,7 +87,7 @@ fn permutations(items: &[usize]) -> Vec<Vec<usize>> {
 
 // conformance: A110 A111
 #[test]
-fn every_order_of_four_segments_gives_the_message_expected_and_unexpected() {
+fn medium_message_is_reassembled_from_every_segment_order() {
     let parts = four_segments(400);
     for order in permutations(&[0, 1, 2, 3]) {
         for posted_before in 0..=4 {
@@ -117,7 +117,7 @@ fn every_order_of_four_segments_gives_the_message_expected_and_unexpected() {
 
 // conformance: A110 A115
 #[test]
-fn repeated_and_contradicting_segments_change_nothing() {
+fn repeated_or_contradicting_medium_segments_are_dropped() {
     let parts = four_segments(400);
     let mut world = World::pair(3);
     world.acquaint();
@@ -153,7 +153,7 @@ fn repeated_and_contradicting_segments_change_nothing() {
 
 // conformance: A114
 #[test]
-fn one_segment_and_a_thousand_are_taken() {
+fn medium_message_of_1_or_1000_segments_is_received() {
     for segments in [1, 1000] {
         let mut world = World::pair(4);
         world.acquaint();
@@ -171,7 +171,7 @@ fn one_segment_and_a_thousand_are_taken() {
 
 // conformance: A112 A72
 #[test]
-fn a_full_queue_in_the_middle_delays_the_rest_and_repeats_nothing() {
+fn full_send_queue_within_medium_message_sends_each_segment_once() {
     for seed in 0..20 {
         let mut world = World::new(LocalOptions::default().with(|options| options.seed = seed));
         let narrow = QueuePairOptions::default().with(|options| options.send_depth = 2);
@@ -191,7 +191,7 @@ fn a_full_queue_in_the_middle_delays_the_rest_and_repeats_nothing() {
 
 // conformance: A72
 #[test]
-fn a_refused_post_leaves_the_operation_whole() {
+fn message_is_sent_once_after_a_refused_post() {
     let mut world = World::pair(5);
     let place = crate::world::place(&world.ends[0]);
     world.network.refuse_sends(place, 3).unwrap();
@@ -208,7 +208,7 @@ fn a_refused_post_leaves_the_operation_whole() {
 }
 
 #[test]
-fn a_late_repetition_of_a_finished_message_is_an_old_id() {
+fn repeated_segment_of_complete_message_is_an_old_id() {
     let mut world = World::pair(6);
     world.acquaint();
     world.tagged_receive(1, 7, 100);
@@ -224,7 +224,7 @@ fn a_late_repetition_of_a_finished_message_is_an_old_id() {
 }
 
 #[test]
-fn a_message_that_stays_unfinished_counts_its_beginning_alone() {
+fn incomplete_medium_message_reports_its_contiguous_prefix() {
     for (first, counted) in [(0, 100), (100, 0)] {
         let mut world = World::pair(7);
         world.acquaint();
@@ -242,7 +242,7 @@ fn a_message_that_stays_unfinished_counts_its_beginning_alone() {
 }
 
 #[test]
-fn segments_that_disagree_with_the_first_are_dropped() {
+fn medium_segments_that_disagree_with_the_first_are_dropped() {
     let mut world = World::pair(3);
     world.acquaint();
     world.receive(1, 2000, 1);

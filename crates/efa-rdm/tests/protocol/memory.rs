@@ -7,7 +7,7 @@ use efa_rdm::{Config, PacketsHeld};
 use crate::world::{World, pattern};
 
 #[test]
-fn an_idle_endpoint_holds_less_than_a_megabyte() {
+fn idle_endpoint_holds_less_than_a_megabyte() {
     let mut world = World::pair(1);
     world.drive();
     let PacketsHeld { posted, send_pool, receive_pool, held, sending, .. } =
@@ -17,7 +17,7 @@ fn an_idle_endpoint_holds_less_than_a_megabyte() {
 }
 
 #[test]
-fn pools_grow_under_load_and_shrink_when_it_is_over() {
+fn packet_pools_grow_under_load_and_shrink_after_it() {
     let mut world = World::pair(2);
     for i in 0..2000 {
         world.receive(1, 9_000, i);
@@ -52,7 +52,7 @@ fn pools_grow_under_load_and_shrink_when_it_is_over() {
 }
 
 #[test]
-fn a_storm_of_unexpected_messages_takes_their_size_and_is_given_back() {
+fn memory_of_many_unexpected_messages_is_bounded_and_released() {
     let mut world = World::pair_with(
         3,
         Config::default().with(|config| config.max_sends = 1 << 20),
@@ -76,7 +76,7 @@ fn a_storm_of_unexpected_messages_takes_their_size_and_is_given_back() {
 }
 
 #[test]
-fn receive_buffers_grow_to_what_bursts_need() {
+fn receive_buffers_grow_with_bursts() {
     let mut world = World::pair(10);
     world.receive(1, 10, 0);
     world.send(0, 1, pattern(10, 0), 0);

@@ -69,7 +69,7 @@ fn eager(msg_id: u32) -> Header<'static> {
 
 // conformance: A100
 #[test]
-fn old_early_and_far_ids_have_defined_ends() {
+fn old_out_of_order_and_far_message_ids_are_classified() {
     let config = Config::default().with(|config| config.max_reorder = 1000);
     let mut world = World::pair_with(1, Config::default(), config);
     world.acquaint();
@@ -100,7 +100,7 @@ fn old_early_and_far_ids_have_defined_ends() {
 }
 
 #[test]
-fn releases_before_2_0_lose_what_is_a_window_ahead() {
+fn releases_before_2_0_drop_ids_beyond_their_window() {
     const WINDOW: u32 = 16384;
     for release in Release::ALL {
         let mut world = World::pair_with(1, Config::default(), Config::as_release(release));
@@ -120,7 +120,7 @@ fn releases_before_2_0_lose_what_is_a_window_ahead() {
 
 // conformance: A100
 #[test]
-fn a_repeated_early_message_is_delivered_once() {
+fn repeated_out_of_order_message_is_delivered_once() {
     let mut world = World::pair(2);
     world.acquaint();
     for i in 0..3 {
@@ -135,7 +135,7 @@ fn a_repeated_early_message_is_delivered_once() {
 }
 
 #[test]
-fn a_failed_message_does_not_hold_up_others() {
+fn failed_message_does_not_delay_other_peers() {
     let mut world = World::pair(3);
     world.add(Config::default());
     let place = crate::world::place(&world.ends[0]);

@@ -145,7 +145,7 @@ fn sender_of_unreadable_message_gets_peer_error() {
 }
 
 #[test]
-fn a_sender_that_can_send_it_otherwise_is_asked_for_that() {
+fn sender_with_read_nack_support_gets_read_nack() {
     let mut world = pair(config(), config());
     send_unreadable(&mut world);
     assert!(world.types_from(1).starts_with(&[PacketType::ReadNack]));
@@ -169,7 +169,7 @@ fn peer_without_the_feature_gets_no_peer_error() {
 }
 
 #[test]
-fn without_the_feature_it_is_dropped() {
+fn peer_error_without_the_feature_is_dropped() {
     let mut world = pair(config(), Config::default());
     world.receive_into(1, heap(2000), 1);
     half(&mut world, 1);
@@ -179,7 +179,7 @@ fn without_the_feature_it_is_dropped() {
 }
 
 #[test]
-fn a_receive_under_windows_fails_when_its_sender_gives_up() {
+fn peer_error_fails_a_long_cts_receive() {
     let mut world = pair(config(), config());
     world.receive_into(1, heap(80_000), 1);
     let (msg_length, send_id) = (80_000, OpId(9));
@@ -199,7 +199,7 @@ fn a_receive_under_windows_fails_when_its_sender_gives_up() {
 }
 
 #[test]
-fn a_message_of_several_packets_is_given_up_before_and_after_it_met_a_receive() {
+fn peer_error_ends_medium_message_before_and_after_it_matches() {
     let mut world = pair(config(), config());
     world.receive_into(1, heap(2000), 1);
     half(&mut world, 1);
@@ -221,7 +221,7 @@ fn a_message_of_several_packets_is_given_up_before_and_after_it_met_a_receive() 
 }
 
 #[test]
-fn messages_behind_one_that_will_not_come_go_on() {
+fn peer_error_lets_later_messages_be_delivered() {
     // The word comes after the messages behind, before them, and in the middle of an early one.
     for order in 0..3 {
         let mut world = pair(config(), config());
@@ -261,7 +261,7 @@ fn messages_behind_one_that_will_not_come_go_on() {
 }
 
 #[test]
-fn a_runt_that_is_given_up_ends_when_the_device_has_done_with_its_memory() {
+fn peer_error_ends_runting_receive_after_its_read() {
     let mut world = pair(config(), config());
     let region = readable(&world, 0, 300_000);
     let key = region.remote_key().into();
@@ -281,7 +281,7 @@ fn a_runt_that_is_given_up_ends_when_the_device_has_done_with_its_memory() {
 
 /// A sender that gives a message up doesn't send it again, so it is no use to ask for that.
 #[test]
-fn a_message_that_can_not_be_read_either_is_given_up_all_the_same() {
+fn unreadable_runting_message_ends_by_peer_error() {
     for steps in 0..40 {
         let mut world = pair(config(), config());
         // Of its memory only the second half can be read.
@@ -301,7 +301,7 @@ fn a_message_that_can_not_be_read_either_is_given_up_all_the_same() {
 }
 
 #[test]
-fn the_buffer_of_a_message_that_is_given_up_comes_back_when_the_device_has_done_with_it() {
+fn peer_error_returns_receive_buffer_after_the_last_read() {
     let mut world = pair(
         config(),
         config().with(|config| {
@@ -329,7 +329,7 @@ fn the_buffer_of_a_message_that_is_given_up_comes_back_when_the_device_has_done_
 }
 
 #[test]
-fn a_message_that_was_not_read_counts_no_more_as_one_that_is() {
+fn message_that_could_not_be_read_does_not_count_as_being_read() {
     for nack in [false, true] {
         let mut reader = config();
         reader.profile.extras.set(Extras::READ_NACK, nack);
@@ -348,7 +348,7 @@ fn a_message_that_was_not_read_counts_no_more_as_one_that_is() {
 }
 
 #[test]
-fn early_packets_count_until_their_turn_has_come_or_they_are_given_up() {
+fn out_of_order_packets_count_until_delivered_or_abandoned() {
     let bounds = Bounds::default().with(|bounds| bounds.ahead = 5000);
     let mut world = pair(config(), config().with(|config| config.bounds = bounds));
     for round in 0..20 {
@@ -382,7 +382,7 @@ fn first_id(world: &mut World, end: usize, id: fn(&Header<'_>) -> Option<OpId>) 
 
 /// Who is read from has no say in whether that is given up.
 #[test]
-fn a_read_or_write_is_no_message_that_its_target_could_give_up() {
+fn peer_error_for_a_read_or_write_is_dropped() {
     let mut world = World::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
     world.add(config());
     world.add(config());

@@ -20,7 +20,7 @@ fn introduced_by(address: RawAddress) -> ReqOptions {
 
 // conformance: A28 A30
 #[test]
-fn an_unknown_sender_is_made_known_once() {
+fn unknown_sender_is_discovered_once() {
     for report_unknown_gid in [true, false] {
         let mut world = World::new(
             LocalOptions::default().with(|options| options.report_unknown_gid = report_unknown_gid),
@@ -57,7 +57,7 @@ fn packet_of_unknown_sender_without_raw_address_is_dropped() {
 }
 
 #[test]
-fn a_raw_address_that_is_not_the_senders_is_dropped() {
+fn packet_with_raw_address_of_another_sender_is_dropped() {
     let mut world = World::pair(2);
     let own = world.endpoint(0).address();
     let forged = [
@@ -79,7 +79,7 @@ fn a_raw_address_that_is_not_the_senders_is_dropped() {
 
 // conformance: A32 A56
 #[test]
-fn no_room_for_another_sender_is_an_event_and_the_packet_is_not_half_taken() {
+fn packet_of_new_sender_is_dropped_if_the_peer_table_is_full() {
     let mut world =
         World::new(LocalOptions::default().with(|options| options.max_address_handles = 1));
     for _ in 0..3 {
@@ -104,7 +104,7 @@ fn no_room_for_another_sender_is_an_event_and_the_packet_is_not_half_taken() {
 }
 
 #[test]
-fn the_zero_address_is_refused() {
+fn peer_with_zero_address_is_refused() {
     let mut world = World::pair(3);
     let nowhere = RawAddress { gid: [0; 16], qpn: 1, connid: Connid(1) };
     let error = world.endpoint(0).insert_peer(nowhere).unwrap_err();
@@ -113,7 +113,7 @@ fn the_zero_address_is_refused() {
 
 // conformance: A97 A194 A195 A198
 #[test]
-fn restarted_peer_is_new_and_packets_of_its_old_incarnation_are_stale() {
+fn packets_of_the_old_incarnation_of_a_restarted_peer_are_stale() {
     let faults = Faults::default().with(|faults| faults.keep_stale = 100);
     let mut world = World::new(LocalOptions::default().with(|options| options.faults = faults));
     world.add(Config::default());
@@ -172,7 +172,7 @@ fn restarted_peer_is_new_and_packets_of_its_old_incarnation_are_stale() {
 }
 
 #[test]
-fn restart_is_noticed_while_the_old_incarnation_is_silent() {
+fn peer_restart_is_detected_while_the_old_incarnation_is_silent() {
     let mut world = World::pair(4);
     world.receive(1, 10, 0);
     world.send(0, 1, pattern(10, 1), 0);
@@ -190,7 +190,7 @@ fn restart_is_noticed_while_the_old_incarnation_is_silent() {
 }
 
 #[test]
-fn stale_packets_of_a_reused_queue_pair_number_reach_nobody() {
+fn stale_packets_of_a_reused_queue_pair_number_are_dropped() {
     let faults = Faults::default().with(|faults| faults.keep_stale = 1000);
     let mut world = World::new(LocalOptions::default().with(|options| options.faults = faults));
     world.add(Config::default());
@@ -214,7 +214,7 @@ fn stale_packets_of_a_reused_queue_pair_number_reach_nobody() {
 }
 
 #[test]
-fn a_lost_peer_fails_everything_with_it_and_nothing_else() {
+fn lost_peer_fails_only_its_own_operations() {
     let mut world = World::pair(5);
     world.add(Config::default());
     world.receive(1, 10, 0);
@@ -259,7 +259,7 @@ fn a_lost_peer_fails_everything_with_it_and_nothing_else() {
 }
 
 #[test]
-fn complete_unexpected_messages_outlive_their_sender() {
+fn complete_unexpected_messages_survive_their_sender() {
     let mut world = World::pair(6);
     world.send(0, 1, pattern(10, 1), 0);
     world.send(0, 1, pattern(100_000, 2), 1);
@@ -281,7 +281,7 @@ fn complete_unexpected_messages_outlive_their_sender() {
 
 // conformance: A59
 #[test]
-fn a_zero_byte_write_to_nowhere_is_answered_by_a_handshake() {
+fn empty_write_elicits_a_handshake() {
     let mut world = World::pair(7);
     let options = introduced_by(world.endpoint(0).address());
     let trigger = Rtw { rma_iov: &[], kind: RtwKind::Eager, options };
@@ -304,7 +304,7 @@ fn a_zero_byte_write_to_nowhere_is_answered_by_a_handshake() {
 }
 
 #[test]
-fn complete_medium_message_outlives_its_sender() {
+fn complete_medium_message_survives_removal_of_its_sender() {
     let mut world = World::pair(6);
     world.send(0, 1, pattern(30_000, 1), 0);
     world.drive();
@@ -318,7 +318,7 @@ fn complete_medium_message_outlives_its_sender() {
 }
 
 #[test]
-fn every_injected_message_to_a_lost_peer_is_reported_once() {
+fn injected_message_to_lost_peer_is_reported_once() {
     let mut world = World::pair(7);
     let peer = world.peer(0, 1);
     let target = place(&world.ends[1]);
@@ -342,7 +342,7 @@ fn every_injected_message_to_a_lost_peer_is_reported_once() {
 }
 
 #[test]
-fn the_number_of_a_gone_interface_may_become_anothers() {
+fn address_handle_number_of_closed_interface_may_be_reused() {
     let options = LocalOptions::default().with(|options| options.max_address_handles = 1);
     let mut world = World::new(options);
     for _ in 0..3 {
@@ -375,7 +375,7 @@ fn the_number_of_a_gone_interface_may_become_anothers() {
 }
 
 #[test]
-fn an_endpoint_can_write_to_itself() {
+fn endpoint_can_send_to_itself() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 12));
     world.add(Config::default());
     for round in 0..2 {
@@ -402,7 +402,7 @@ fn an_endpoint_can_write_to_itself() {
 // The policy is to go on: the packet is that of whoever holds the queue pair now, and is counted.
 // conformance: A196
 #[test]
-fn packets_without_connid_are_taken_from_who_holds_the_queue_pair() {
+fn packet_without_connid_belongs_to_the_current_incarnation() {
     let mut world = World::pair(8);
     world.acquaint();
     let peer = world.peer(1, 0);
@@ -435,7 +435,7 @@ fn packets_without_connid_are_taken_from_who_holds_the_queue_pair() {
 
 // conformance: A197
 #[test]
-fn a_peer_is_its_interface_its_queue_pair_and_its_connid() {
+fn peer_is_identified_by_gid_queue_pair_and_connid() {
     let mut world = World::pair(9);
     let elsewhere = world.add(Config::default());
     let beside = world.add_beside(0, Config::default());
@@ -474,7 +474,7 @@ fn a_peer_is_its_interface_its_queue_pair_and_its_connid() {
 }
 
 #[test]
-fn a_stranger_on_a_known_queue_pair_is_not_taken_for_its_holder() {
+fn unknown_connid_on_a_known_queue_pair_is_another_peer() {
     let mut world = World::pair(8);
     world.acquaint();
     for _ in 0..3 {
@@ -496,7 +496,7 @@ fn a_stranger_on_a_known_queue_pair_is_not_taken_for_its_holder() {
 }
 
 #[test]
-fn a_removed_peer_is_not_heard_though_another_of_its_interface_is() {
+fn packets_of_removed_peer_are_dropped_beside_another_of_its_interface() {
     let mut world = World::pair(9);
     let other = world.add_beside(0, Config::default());
     for from in [0, other] {
@@ -520,7 +520,7 @@ fn a_removed_peer_is_not_heard_though_another_of_its_interface_is() {
 
 // The application may learn of a restart before a packet tells of it.
 #[test]
-fn an_address_that_takes_a_queue_pair_over_ends_what_is_under_way_with_its_holder() {
+fn new_incarnation_fails_operations_of_the_previous_one() {
     let mut world = World::pair(11);
     world.acquaint();
     let old = world.peer(0, 1);
@@ -539,7 +539,7 @@ fn an_address_that_takes_a_queue_pair_over_ends_what_is_under_way_with_its_holde
 }
 
 #[test]
-fn a_removed_peer_takes_no_messages_of_others_along() {
+fn removing_a_peer_keeps_messages_of_other_peers() {
     let mut world = World::pair(12);
     let other = world.add(Config::default());
     world.acquaint();

@@ -75,7 +75,7 @@ fn inject(world: &mut World) -> Result<(), StartError> {
 }
 
 #[test]
-fn messages_to_it_have_no_header_and_their_data_goes_beside_them() {
+fn plain_message_has_no_header_and_immediate_cq_data() {
     let (mut world, mut user) = world(Config::default());
     introduce(&mut world, &user);
     for (size, cq_data) in [(0, None), (100, Some(0xdead_beef)), (MTU, None)] {
@@ -96,7 +96,7 @@ fn messages_to_it_have_no_header_and_their_data_goes_beside_them() {
 }
 
 #[test]
-fn what_cannot_go_without_a_header_fails_and_is_not_sent() {
+fn operation_that_needs_a_header_fails_to_a_plain_receiver() {
     let (mut world, mut user) = world(Config::default());
     introduce(&mut world, &user);
     for (tag, cq_data, level, size) in [
@@ -116,7 +116,7 @@ fn what_cannot_go_without_a_header_fails_and_is_not_sent() {
 }
 
 #[test]
-fn a_plain_message_waits_for_a_receiver_that_is_not_ready() {
+fn plain_message_is_sent_again_after_rnr() {
     let (mut world, mut user) = world(Config::default());
     introduce(&mut world, &user);
     world.network.not_ready(user.address(), 3).unwrap();
@@ -126,7 +126,7 @@ fn a_plain_message_waits_for_a_receiver_that_is_not_ready() {
 }
 
 #[test]
-fn where_there_may_be_such_peers_messages_wait_for_the_handshake() {
+fn messages_wait_for_the_handshake_if_configured() {
     let config = Config::default().with(|config| config.messages_after_handshake = true);
     let (mut world, mut user) = world(config);
     send(&mut world, None, None, Level::Transmit, 10);
@@ -140,7 +140,7 @@ fn where_there_may_be_such_peers_messages_wait_for_the_handshake() {
 }
 
 #[test]
-fn so_does_the_first_message_to_a_peer_if_it_is_injected() {
+fn injected_message_is_busy_until_the_handshake() {
     let config = Config::default().with(|config| config.messages_after_handshake = true);
     let (mut world, mut user) = world(config);
     let refused = inject(&mut world);
@@ -154,7 +154,7 @@ fn so_does_the_first_message_to_a_peer_if_it_is_injected() {
 }
 
 #[test]
-fn a_pause_that_ends_when_the_peer_is_known_changes_nothing_for_it() {
+fn send_window_ends_when_the_handshake_announces_plain_messages() {
     let config = Config::default().with(|config| config.old_peer_window = 2);
     let (mut world, mut user) = world(config);
     // What was sent before anything was known lies behind a queue that is not ready for a while.

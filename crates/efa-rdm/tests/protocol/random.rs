@@ -778,7 +778,7 @@ impl Story {
 
 // conformance: A7 A9 A129 A218
 #[test]
-fn whatever_happens_every_operation_ends_once_and_no_byte_is_lost() {
+fn random_operations_end_once_with_their_bytes() {
     let chosen = std::env::var("EFA_RDM_SEED").ok().and_then(|seed| seed.parse().ok());
     match chosen {
         Some(seed) => Story::new(seed).run(|_| true),

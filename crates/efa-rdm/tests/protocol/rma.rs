@@ -106,7 +106,7 @@ fn refusals<B: Payload<SoftRegion> + std::fmt::Debug>(world: &mut Net<B>) -> Vec
 
 // conformance: A140
 #[test]
-fn a_write_that_fits_one_packet_is_one_packet() {
+fn write_that_fits_a_packet_is_eager() {
     for pieces in 1..=4 {
         let mut world = world_with(emulated(), Config::default());
         let (region, iov) = expose(&world, 1, vec![0; 10_000], BOTH);
@@ -134,7 +134,7 @@ fn a_write_that_fits_one_packet_is_one_packet() {
 }
 
 #[test]
-fn the_first_write_waits_for_the_handshake_and_messages_do_not_wait_for_it() {
+fn first_write_waits_for_the_handshake_without_delaying_messages() {
     let mut world = world_with(emulated(), Config::default());
     let (region, iov) = expose(&world, 1, vec![0; 100], BOTH);
     world.start_write(&[iov], pattern(100, 1), None, Level::Transmit).unwrap();
@@ -155,7 +155,7 @@ fn the_first_write_waits_for_the_handshake_and_messages_do_not_wait_for_it() {
 
 // conformance: A141 A134 A136
 #[test]
-fn a_write_fills_the_pieces_one_behind_the_other_and_passes_data_to_a_completion() {
+fn write_fills_remote_ranges_in_order_and_reports_cq_data() {
     for length in [300, 30_000] {
         let mut world = world_with(emulated(), Config::default());
         let (region, iov) = expose(&world, 1, vec![0xee; 3 * length], BOTH);
@@ -179,7 +179,7 @@ fn a_write_fills_the_pieces_one_behind_the_other_and_passes_data_to_a_completion
 
 // conformance: A142
 #[test]
-fn writes_in_any_order_all_land() {
+fn reordered_writes_all_reach_their_memory() {
     let options = emulated();
     let mut world = world_with(options, Config::default());
     let (region, iov) = expose(&world, 1, vec![0; 200 * 500], BOTH);
@@ -196,7 +196,7 @@ fn writes_in_any_order_all_land() {
 
 // conformance: A143
 #[test]
-fn lengths_that_differ_are_refused_by_both_sides() {
+fn rma_lengths_that_differ_are_refused_by_both_sides() {
     let mut world = world_with(emulated(), Config::default());
     let (region, iov) = expose(&world, 1, vec![1; 100], BOTH);
     for length in [99, 101] {
@@ -243,7 +243,7 @@ fn lengths_that_differ_are_refused_by_both_sides() {
 
 // Seen from libfabric 1.11, whose limits for one packet and for the first of several differ.
 #[test]
-fn a_long_write_whose_request_carries_all_of_it_is_over_with_that() {
+fn long_write_with_all_bytes_in_its_request_completes() {
     for dc in [false, true] {
         let mut world = world_with(emulated(), Config::default());
         let (region, iov) = expose(&world, 1, vec![0; 8850], BOTH);
@@ -268,7 +268,7 @@ fn a_long_write_whose_request_carries_all_of_it_is_over_with_that() {
 
 // conformance: A144 A145
 #[test]
-fn a_long_write_goes_in_windows_that_the_target_grants() {
+fn long_write_is_sent_in_windows_granted_by_the_target() {
     for (seed, length, window) in [(1, ROOM + 1, 32), (2, 200_000, 3), (3, 1 << 20, 32)] {
         let config = Config::default().with(|config| config.cts_window = window);
         let mut world = world_with(emulated().with(|options| options.seed = seed), config);
@@ -291,7 +291,7 @@ fn a_long_write_goes_in_windows_that_the_target_grants() {
 
 // conformance: A171 A215 A134
 #[test]
-fn a_long_write_is_read_by_a_target_that_can() {
+fn long_write_is_read_by_a_capable_target() {
     // The target's device reads, the writer's does not write by itself.
     let rdma = Rdma { write: false, ..Rdma::READ_WRITE };
     for (cq_data, refused) in [(None, 0), (Some(5), 0), (None, 2)] {
@@ -319,7 +319,7 @@ fn a_long_write_is_read_by_a_target_that_can() {
 }
 
 #[test]
-fn a_long_write_that_the_target_cannot_read_goes_on_in_packets() {
+fn long_write_continues_in_packets_after_read_nack() {
     let rdma = Rdma { write: false, ..Rdma::READ_WRITE };
     let mut world = Net::<Memory>::new(LocalOptions::default().with(|options| options.rdma = rdma));
     world.add(Config::default().with(|config| config.min_read_write = 100_000));
@@ -362,7 +362,7 @@ fn a_long_write_that_the_target_cannot_read_goes_on_in_packets() {
 
 // conformance: A147 A148
 #[test]
-fn a_short_read_is_a_request_and_an_answer() {
+fn short_read_is_one_request_and_one_response() {
     let most = MTU - 24;
     for (length, how, request) in [
         (1, Subprotocol::Eager, PacketType::ShortRtr),
@@ -400,7 +400,7 @@ fn a_short_read_is_a_request_and_an_answer() {
 
 // conformance: A146 A149
 #[test]
-fn a_long_read_has_windows_that_the_requester_grants() {
+fn long_read_is_sent_in_windows_granted_by_the_requester() {
     let window = 4;
     let config = Config::default().with(|config| config.cts_window = window);
     for seed in 1..6 {
@@ -442,7 +442,7 @@ fn a_long_read_has_windows_that_the_requester_grants() {
 
 // conformance: A150
 #[test]
-fn a_window_has_32_bits_and_is_never_nothing() {
+fn read_window_of_zero_is_dropped_and_largest_accepted() {
     let mut world =
         world_with(emulated(), Config::default().with(|config| config.cts_window = u32::MAX));
     // Memory that isn't there: only the request is looked at.
@@ -491,7 +491,7 @@ impl Payload<SoftRegion> for Immense {
 
 // conformance: A150
 #[test]
-fn the_grant_of_an_immense_read_is_cut_to_its_field() {
+fn read_window_is_capped_at_32_bits() {
     let config = Config::default().with(|config| config.cts_window = u32::MAX);
     let mut world = Net::<Immense>::new(emulated());
     world.add(config.clone());
@@ -517,7 +517,7 @@ fn the_grant_of_an_immense_read_is_cut_to_its_field() {
 
 // conformance: A151
 #[test]
-fn a_grant_finds_its_operation_by_its_flag() {
+fn cts_of_reads_and_messages_with_equal_ids_are_distinguished() {
     // Both ends have a long message and a long read under way with the same names.
     let config = Config::default().with(|config| config.cts_window = 1);
     let mut world = world_with(emulated(), config);
@@ -539,7 +539,7 @@ fn a_grant_finds_its_operation_by_its_flag() {
 
 // conformance: A151
 #[test]
-fn a_grant_with_the_wrong_flag_is_dropped() {
+fn cts_with_the_wrong_read_flag_is_dropped() {
     let mut world = world_with(emulated(), Config::default());
     world.receive(1, 1, 0);
     world.send(0, 1, vec![1], 0);
@@ -570,7 +570,7 @@ fn a_grant_with_the_wrong_flag_is_dropped() {
 
 // conformance: A152
 #[test]
-fn answers_that_contradict_themselves_or_the_read_are_dropped() {
+fn inconsistent_read_responses_are_dropped() {
     let mut world = world_with(emulated(), Config::default());
     let (_region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
     // The target is deaf, so that the answers are the test's.
@@ -610,7 +610,7 @@ fn answers_that_contradict_themselves_or_the_read_are_dropped() {
 
 // conformance: A173 A206 A208
 #[test]
-fn where_devices_can_they_do_it_without_a_packet() {
+fn rma_between_capable_devices_sends_no_packet() {
     for (length, longest) in [(1, 1 << 20), (50_000, 1 << 20), (300_000, 4096), (1 << 20, 99_999)] {
         let options = LocalOptions::default().with(|options| options.max_rdma_size = longest);
         for registered in [true, false] {
@@ -650,7 +650,7 @@ fn where_devices_can_they_do_it_without_a_packet() {
 }
 
 #[test]
-fn the_data_of_a_direct_write_is_told_even_if_the_target_was_not_ready() {
+fn cq_data_of_direct_write_is_reported_after_rnr() {
     for unsolicited in [false, true] {
         let rdma = Rdma { unsolicited_write_receive: unsolicited, ..Rdma::READ_WRITE };
         let mut world = world_with(
@@ -677,7 +677,7 @@ fn the_data_of_a_direct_write_is_told_even_if_the_target_was_not_ready() {
 
 // conformance: A208
 #[test]
-fn data_that_a_device_cannot_carry_goes_in_a_packet() {
+fn write_with_cq_data_beyond_the_device_is_sent_in_packets() {
     let options = LocalOptions::default().with(|options| options.max_rdma_size = 500);
     let mut world = world_with(options, Config::default());
     let (region, iov) = expose(&world, 1, vec![0; 1000], BOTH);
@@ -698,7 +698,7 @@ fn data_that_a_device_cannot_carry_goes_in_a_packet() {
 
 // conformance: C106 A137 A138
 #[test]
-fn memory_that_is_not_offered_is_not_touched() {
+fn rma_packet_to_unexposed_memory_is_refused() {
     let mut world = world_with(emulated(), Config::default());
     let readable = Access { remote_read: true, remote_write: false };
     let writable = Access { remote_read: false, remote_write: true };
@@ -742,7 +742,7 @@ fn memory_that_is_not_offered_is_not_touched() {
 }
 
 #[test]
-fn the_device_fails_what_is_not_offered() {
+fn direct_rma_to_unexposed_memory_fails() {
     let mut world = world_with(LocalOptions::default(), Config::default());
     let (region, iov) = expose(&world, 1, vec![7; 1000], BOTH);
     let bad = RmaIov::new(iov.addr() + 1, 1000, iov.key());
@@ -755,7 +755,7 @@ fn the_device_fails_what_is_not_offered() {
 
 // conformance: A182
 #[test]
-fn delivery_complete_writes_wait_for_the_receipt_and_carry_no_message_id() {
+fn delivery_complete_write_waits_for_its_receipt() {
     for (length, packet) in [
         (0, PacketType::DcEagerRtw),
         (1000, PacketType::DcEagerRtw),
@@ -789,7 +789,7 @@ fn delivery_complete_writes_wait_for_the_receipt_and_carry_no_message_id() {
 
 // conformance: A44
 #[test]
-fn a_write_that_must_be_delivered_fails_at_a_peer_without_the_feature() {
+fn delivery_complete_write_fails_at_a_peer_without_the_feature() {
     let mut world = World::new(emulated());
     world.add(Config::default());
     let mut old = Config::default();
@@ -806,7 +806,7 @@ fn a_write_that_must_be_delivered_fails_at_a_peer_without_the_feature() {
 }
 
 #[test]
-fn a_peer_that_dies_fails_what_is_under_way_once() {
+fn killed_peer_fails_each_rma_operation_once() {
     for rdma in [Rdma::NONE, Rdma::READ_WRITE] {
         for steps in 0..30 {
             let options = LocalOptions::default().with(|options| {
@@ -838,7 +838,7 @@ fn a_peer_that_dies_fails_what_is_under_way_once() {
 }
 
 #[test]
-fn one_sided_operations_are_bounded() {
+fn rma_operations_beyond_the_limit_are_refused() {
     let config = Config::default().with(|config| {
         config.max_sends = 3;
         config.max_receives = 3;
@@ -863,7 +863,7 @@ fn one_sided_operations_are_bounded() {
 
 /// What a peer is owed is bounded; what this side begins waits in the same place.
 #[test]
-fn what_this_side_begins_is_not_held_against_its_peer() {
+fn own_requests_do_not_count_against_the_peer() {
     for what in ["reads", "injected messages"] {
         let bounds = Bounds::default().with(|bounds| bounds.responses = 4);
         let mut world = world_with(
@@ -907,7 +907,7 @@ fn what_this_side_begins_is_not_held_against_its_peer() {
 
 // conformance: A132 A133
 #[test]
-fn the_device_needs_no_progress_of_the_target_and_packets_do() {
+fn rma_by_packets_needs_progress_of_the_target() {
     for rdma in [Rdma::READ_WRITE, Rdma::NONE] {
         let options = LocalOptions::default().with(|options| options.rdma = rdma);
         let mut world = world_with(options, Config::default());
@@ -932,7 +932,7 @@ fn the_device_needs_no_progress_of_the_target_and_packets_do() {
 
 // conformance: A205
 #[test]
-fn devices_write_only_if_both_sides_announced_it() {
+fn direct_write_needs_rdma_write_announced_by_both_sides() {
     let without = || {
         let mut config = Config::default();
         config.profile.extras.remove(efa_handshake::Extras::RDMA_WRITE);
@@ -954,7 +954,7 @@ fn devices_write_only_if_both_sides_announced_it() {
 
 // conformance: A207
 #[test]
-fn cq_data_of_a_write_is_reported_when_the_target_progresses() {
+fn cq_data_of_write_is_reported_when_the_target_progresses() {
     for rdma in [Rdma::READ_WRITE, Rdma::NONE] {
         let mut world = world_with(
             LocalOptions::default().with(|options| options.rdma = rdma),
@@ -982,7 +982,7 @@ fn cq_data_of_a_write_is_reported_when_the_target_progresses() {
 
 /// Each window is granted once, though the answer that used the last one up comes twice.
 #[test]
-fn an_answer_to_a_read_that_comes_again_grants_nothing() {
+fn repeated_read_response_grants_no_window() {
     let mut world = world_with(emulated(), Config::default().with(|config| config.cts_window = 1));
     let (_region, iov) = expose(&world, 1, pattern(100_000, 1), BOTH);
     // They know each other.
@@ -1012,7 +1012,7 @@ fn an_answer_to_a_read_that_comes_again_grants_nothing() {
 }
 
 #[test]
-fn an_endpoint_is_not_quiet_in_the_middle_of_a_peers_read_or_write() {
+fn endpoint_is_not_quiet_during_a_peers_read_or_write() {
     for reads in [true, false] {
         let config = Config::default().with(|config| config.cts_window = 1);
         let mut world = world_with(emulated(), config);
@@ -1041,7 +1041,7 @@ fn an_endpoint_is_not_quiet_in_the_middle_of_a_peers_read_or_write() {
 
 /// Writes of peers take nothing of what an application may post.
 #[test]
-fn writes_of_peers_leave_room_for_the_receives_of_the_application() {
+fn incoming_writes_do_not_count_against_posted_receives() {
     let config = Config::default().with(|config| {
         config.max_receives = 3;
         config.cts_window = 1;
@@ -1070,7 +1070,7 @@ fn writes_of_peers_leave_room_for_the_receives_of_the_application() {
 
 /// Data that the device can't carry doesn't keep the target from reading the rest.
 #[test]
-fn a_long_write_with_data_that_a_device_cannot_carry_is_read_by_the_target() {
+fn long_write_with_64_bit_cq_data_is_read_by_the_target() {
     let mut world = Net::<Buffer>::pair(1);
     world.acquaint();
     let (region, iov) = expose(&world, 1, vec![0; 1 << 20], BOTH);
@@ -1083,7 +1083,7 @@ fn a_long_write_with_data_that_a_device_cannot_carry_is_read_by_the_target() {
 
 /// What two endpoints say may still be under way when they have taken each other out and in again.
 #[test]
-fn a_late_answer_to_a_read_of_long_ago_is_no_answer_to_another() {
+fn late_response_to_an_old_read_is_dropped() {
     let mut world = world_with(emulated(), Config::default());
     let (region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
     world.read(&[iov], 100);
@@ -1125,7 +1125,7 @@ fn a_late_answer_to_a_read_of_long_ago_is_no_answer_to_another() {
 }
 
 #[test]
-fn the_device_moves_pieces_in_cuts_that_end_with_them() {
+fn direct_rma_splits_at_remote_ranges_and_the_segment_limit() {
     let config = Config::default().with(|config| {
         config.rdma_segment = 4096;
         config.max_rdma = 1;
@@ -1159,7 +1159,7 @@ fn the_device_moves_pieces_in_cuts_that_end_with_them() {
 }
 
 #[test]
-fn memory_between_the_device_and_buffers_is_used_again() {
+fn bounce_buffers_are_reused() {
     let mut world = world_with(LocalOptions::default(), Config::default());
     let (_region, iov) = expose(&world, 1, pattern(1000, 1), BOTH);
     for _ in 0..10 {
@@ -1171,7 +1171,7 @@ fn memory_between_the_device_and_buffers_is_used_again() {
 }
 
 #[test]
-fn buffers_that_let_themselves_be_registered_are_not_copied() {
+fn rma_with_registrable_buffer_is_not_copied() {
     let mut world = Net::<Buffer>::new(LocalOptions::default());
     world.add(Config::default());
     world.add(Config::default());
@@ -1193,7 +1193,7 @@ fn buffers_that_let_themselves_be_registered_are_not_copied() {
 }
 
 #[test]
-fn memory_with_a_key_that_no_device_has_is_asked_for_by_packets() {
+fn rma_with_a_64_bit_key_is_sent_in_packets() {
     let mut world = world_with(LocalOptions::default(), Config::default());
     let iov = RmaIov::new(0, 100, 1 << 40);
     world.start_read(&[iov], vec![0; 100]).unwrap();
@@ -1205,7 +1205,7 @@ fn memory_with_a_key_that_no_device_has_is_asked_for_by_packets() {
 }
 
 #[test]
-fn nothing_begins_with_a_peer_that_is_gone() {
+fn rma_to_removed_peer_is_refused() {
     let mut world = world_with(LocalOptions::default(), Config::default());
     let (_region, iov) = expose(&world, 1, vec![0; 8], BOTH);
     let peer = world.peer(0, 1);
@@ -1238,7 +1238,7 @@ fn rdma_failure_of_an_unreachable_peer_loses_the_peer() {
 }
 
 #[test]
-fn write_that_ends_in_the_middle_is_reported_as_failed() {
+fn incomplete_write_of_removed_peer_is_reported_as_failed() {
     let mut world = world_with(emulated(), Config::default().with(|config| config.cts_window = 1));
     let (_region, iov) = expose(&world, 1, vec![0; 100_000], BOTH);
     world.start_write(&[iov], pattern(100_000, 1), Some(5), Level::Transmit).unwrap();
@@ -1255,7 +1255,7 @@ fn write_that_ends_in_the_middle_is_reported_as_failed() {
 }
 
 #[test]
-fn the_answer_to_a_short_read_fits_a_packet() {
+fn short_read_longer_than_a_packet_is_dropped() {
     let mut world = world_with(emulated(), Config::default());
     let most = MTU - 24;
     let (_region, iov) = expose(&world, 1, pattern(most + 1, 1), BOTH);
@@ -1280,7 +1280,7 @@ fn the_answer_to_a_short_read_fits_a_packet() {
 }
 
 #[test]
-fn a_long_read_is_not_answered_with_nothing_or_too_much() {
+fn long_read_drops_empty_response_and_grants_the_remainder() {
     let config = Config::default().with(|config| config.cts_window = 1);
     let mut world = world_with(emulated(), config);
     let length = MTU - 20;
@@ -1316,7 +1316,7 @@ fn a_long_read_is_not_answered_with_nothing_or_too_much() {
 }
 
 #[test]
-fn what_moves_by_writes_and_reads_is_counted() {
+fn written_and_read_bytes_are_counted() {
     let devices = [emulated(), LocalOptions::default()];
     for (options, data) in devices.into_iter().flat_map(|of| [(of.clone(), None), (of, Some(5))]) {
         let mut world = world_with(options, Config::default());

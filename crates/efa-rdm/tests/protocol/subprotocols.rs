@@ -99,7 +99,7 @@ fn run(start: Start, length: usize, rdma: Rdma, runt_size: u64) -> Vec<Vec<u8>> 
 
 // conformance: A20 A175
 #[test]
-fn every_subprotocol_begins_with_a_request_of_its_own_type() {
+fn each_subprotocol_begins_with_its_own_request_type() {
     use Level::{Delivery, Transmit};
     use PacketType::*;
     let message = |tagged, level| Start::Message { tagged, level };

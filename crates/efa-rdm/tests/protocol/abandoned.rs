@@ -90,7 +90,7 @@ fn talk(world: &mut World) {
 }
 
 #[test]
-fn a_message_of_which_nothing_arrived_is_skipped() {
+fn abandoned_message_with_no_packet_received_is_skipped() {
     // Eager; with a receipt; injected; all segments of a medium one; and requests of which the rest
     // would have been sent, or read.
     for kind in 0..6 {
@@ -135,7 +135,7 @@ fn a_message_of_which_nothing_arrived_is_skipped() {
 }
 
 #[test]
-fn atomic_of_which_nothing_arrived_is_skipped() {
+fn abandoned_atomic_with_no_packet_received_is_skipped() {
     let mut world = pair(config(), config());
     let access = Access { remote_read: false, remote_write: true };
     let device = world.ends[1].endpoint.queue_pair();
@@ -170,7 +170,7 @@ fn atomic_of_which_nothing_arrived_is_skipped() {
 }
 
 #[test]
-fn a_message_of_which_something_arrived_fails_its_receive() {
+fn abandoned_message_partly_received_fails_its_receive() {
     for posted_first in [true, false] {
         let mut world = pair(config(), config());
         if posted_first {
@@ -193,7 +193,7 @@ fn a_message_of_which_something_arrived_fails_its_receive() {
 }
 
 #[test]
-fn runt_given_up_during_the_read_fails_its_receive() {
+fn runting_message_abandoned_during_the_read_fails_its_receive() {
     for failures in 1..=2 {
         let mut world = pair(config().with(|config| config.runt_size = 25_000), config());
         world.receive_into(1, heap(300_000), 7);
@@ -223,7 +223,7 @@ fn runt_given_up_during_the_read_fails_its_receive() {
 }
 
 #[test]
-fn a_message_under_windows_is_named_by_the_receivers_operation() {
+fn abandoned_long_cts_message_is_reported_by_receiver_operation_id() {
     for failures in [1, 2, 100] {
         let mut world = pair(config(), config());
         world.receive_into(1, heap(90_000), 7);
@@ -250,7 +250,7 @@ fn a_message_under_windows_is_named_by_the_receivers_operation() {
 }
 
 #[test]
-fn a_message_that_is_sent_after_all_is_named_by_its_place() {
+fn abandoned_message_after_read_nack_is_reported_by_message_id() {
     let mut world = pair(config(), config());
     // Memory that can't be read: its key is another device's.
     world.add(Config::default());
@@ -299,7 +299,7 @@ fn peer_without_peer_error_is_lost_when_a_message_fails() {
 }
 
 #[test]
-fn each_message_arrives_or_both_sides_know_that_it_will_not() {
+fn each_message_arrives_or_fails_on_both_sides() {
     for seed in 0..20 {
         let mut world = pair(config().with(|config| config.runt_size = 20_000), config());
         let mut draw = fastrand::Rng::with_seed(seed);
@@ -357,7 +357,7 @@ const OWN: [Status; 3] = [Status::BadLocalKey, Status::BadLength, Status::Remote
 
 /// Only a message has a place by which it can be named.
 #[test]
-fn write_whose_packet_fails_loses_the_peer() {
+fn failed_packet_of_a_write_loses_the_peer() {
     let mut world = pair(config(), config());
     refuse(&world, 1, STATUS);
     let peer = world.peer(0, 1);
@@ -374,7 +374,7 @@ fn write_whose_packet_fails_loses_the_peer() {
 }
 
 #[test]
-fn a_message_that_is_given_up_is_none_of_those_being_read() {
+fn abandoned_message_does_not_count_as_being_read() {
     let mut world = pair(config().with(|config| config.runt_size = 25_000), config());
     let memory = region(&world, 300_000);
     world.send(0, 1, memory, 5);

@@ -47,7 +47,7 @@ fn send_all(world: &mut World) {
 }
 
 #[test]
-fn without_pauses_such_a_receiver_loses_messages() {
+fn old_receiver_drops_messages_without_a_send_window() {
     let mut world = pair(1, 0, Release::V1_20);
     send_all(&mut world);
     world.idle(Duration::from_secs(1));
@@ -56,7 +56,7 @@ fn without_pauses_such_a_receiver_loses_messages() {
 }
 
 #[test]
-fn with_pauses_all_arrive_in_order() {
+fn send_window_lets_all_messages_arrive_in_order() {
     for seed in 0..10 {
         let mut world = pair(seed, WINDOW, Release::V1_20);
         send_all(&mut world);
@@ -75,7 +75,7 @@ fn with_pauses_all_arrive_in_order() {
 }
 
 #[test]
-fn all_kinds_of_messages_and_ids_at_their_wrap_keep_to_it() {
+fn send_window_holds_for_all_subprotocols_across_id_wrap() {
     for seed in 0..4 {
         let mut world = pair(seed, 16, Release::V1_20);
         for end in 0..2 {
@@ -119,7 +119,7 @@ fn all_kinds_of_messages_and_ids_at_their_wrap_keep_to_it() {
 }
 
 #[test]
-fn peers_that_lose_none_are_sent_without_pauses() {
+fn send_window_does_not_apply_to_peers_since_2_1() {
     let mut world = pair(2, WINDOW, Release::V2_6);
     world.restart(1, 78, Config::default());
     world.receive(1, 1, 0);
@@ -134,7 +134,7 @@ fn peers_that_lose_none_are_sent_without_pauses() {
 }
 
 #[test]
-fn an_injected_message_is_refused_for_the_time_of_a_pause() {
+fn injected_message_is_busy_while_the_send_window_is_closed() {
     let mut world = pair(3, 8, Release::V1_20);
     let peer = world.peer(0, 1);
     let level = Level::Transmit;
