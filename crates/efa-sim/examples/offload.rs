@@ -1,5 +1,5 @@
-//! What a device's matching list is worth: the rate of messages with lists of 0, 16 and 256 entries
-//! under traffic as MPI programs have it, as a table and as a plot.
+//! Measures the effect of a device's matching list: message rates with lists of 0, 16 and 256 entries
+//! under MPI-like traffic, as a table and as a plot.
 //!
 //! ```text
 //!   cargo run --release -p efa-sim --example offload [-- FILE.svg]      (target/offload.svg)
@@ -13,11 +13,11 @@
 //!            ───────── software ─────────       ───────────────── device ──────────────────
 //! ```
 //!
-//! The device is a model on the same processor. A real one works beside the processor, so the rate
-//! that a program sees is that of the software part; the time of the model's part is shown too.
-//! That rate leaves out what an application does with its data, and a cache that a copy fills.
+//! The device is a model that runs on the same processor. A real device works in parallel with the
+//! processor, so the rate is computed from the time of the software part alone; the time of the model is
+//! shown separately. The rate excludes the application's own work and cache effects of copies.
 
-#![allow(clippy::unwrap_used, reason = "a run that can't go on has failed")]
+#![allow(clippy::unwrap_used, reason = "an example may panic")]
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -32,17 +32,17 @@ use efa_sim::tm::{
 };
 
 const LISTS: [u32; 3] = [0, 16, 256];
-/// Receives of a step.
+/// Number of receives in a step.
 const OUTSTANDING: [usize; 4] = [16, 64, 256, 1024];
 const RANKS: usize = 8;
 const COMMUNICATOR: u16 = 7;
 const MTU: usize = 4096;
-/// Bytes of an eager message, and of one that goes by rendezvous.
+/// Bytes of an eager message, and of a rendezvous message.
 const EAGER: usize = 1024;
 const LARGE: usize = 16 * 1024;
-/// Messages that arrive before software looks again.
+/// Messages that arrive between two polls by software.
 const BURST: usize = 16;
-/// A debug build takes its time, and its times mean nothing: there it only shows that all arrives.
+/// A debug build only checks that all messages arrive, so it sends fewer.
 const MESSAGES: usize = if cfg!(debug_assertions) { 1 << 8 } else { 1 << 16 };
 
 fn main() {
@@ -81,25 +81,25 @@ fn main() {
     println!("plot: {}", file.display());
 }
 
-/// What a run came to.
+/// The figures of a run.
 struct Outcome {
     messages: usize,
     by_device: u64,
     commands: u64,
     syncs: u64,
-    /// Nanoseconds a message, step by step.
+    /// Nanoseconds per message, one entry per step.
     software: Vec<f64>,
     device: Vec<f64>,
 }
 
 impl Outcome {
-    /// Million messages a second by software's time alone.
+    /// Million messages per second, from the time of software alone.
     fn rate(&self) -> f64 {
         1e3 / median(&self.software)
     }
 }
 
-/// The middle one: what else runs on the machine disturbs some steps and not the others.
+/// The median, which other load on the machine disturbs less than the mean.
 fn median(steps: &[f64]) -> f64 {
     let mut steps = steps.to_vec();
     steps.sort_by(f64::total_cmp);
@@ -122,13 +122,13 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// A message of a step, and the receive that is for it.
+/// A message of a step and its matching receive.
 struct Exchange {
     rank: usize,
     tag: u32,
-    /// The receive takes it from any rank.
+    /// The receive matches any rank.
     any_rank: bool,
-    /// The receive is posted when the message is there.
+    /// The receive is posted after the message has arrived.
     late: bool,
     large: bool,
 }
@@ -136,11 +136,11 @@ struct Exchange {
 struct Run {
     receiver: TmReceiver,
     senders: Vec<TmSender>,
-    /// The keys of memory that is being sent.
+    /// Keys of the regions of rendezvous sends in progress.
     in_use: HashMap<(usize, SendId), u32>,
     random: fastrand::Rng,
     outstanding: usize,
-    /// Of this step.
+    /// Time spent in the current step.
     software: Duration,
     device: Duration,
     outcome: Outcome,
@@ -152,7 +152,7 @@ impl Run {
             TmCaps { max_rndv_hdr_size: 64, max_num_tags: 256, max_ops: 64, max_sge: 1, rc: true };
         let options = TmReceiverOptions {
             list: (list > 0).then_some(TmLimits { max_num_tags: list, max_ops: caps.max_ops }),
-            // With a short list, nearly all messages of a step can be unexpected to the device.
+            // With a short list, nearly all messages of a step can be unexpected for the device.
             buffers: outstanding + BURST,
             buffer_len: Tmh::SIZE + EAGER,
             mtu: MTU,
@@ -190,7 +190,7 @@ impl Run {
         self.outcome
     }
 
-    /// All receives of a step, and a message for each.
+    /// Runs one step: all its receives, and a message for each.
     fn step(&mut self) {
         let exchanges: Vec<Exchange> = (0..self.outstanding)
             .map(|n| Exchange {
@@ -201,10 +201,10 @@ impl Run {
                 large: self.random.u32(..16) == 0,
             })
             .collect();
-        let early: Vec<usize> = (0..exchanges.len()).filter(|&n| !exchanges[n].late).collect();
-        self.post(&exchanges, &early);
+        let in_time: Vec<usize> = (0..exchanges.len()).filter(|&n| !exchanges[n].late).collect();
+        self.post(&exchanges, &in_time);
         self.settle();
-        // Ranks aren't in step with each other.
+        // Messages of the ranks arrive in random order.
         let mut order: Vec<usize> = (0..exchanges.len()).collect();
         self.random.shuffle(&mut order);
         for burst in order.chunks(BURST) {
@@ -254,7 +254,7 @@ impl Run {
         }
     }
 
-    /// Lets device and software work in turn until nothing is left to do, and counts their time.
+    /// Runs device and software alternately until both are idle, and adds up their times.
     fn settle(&mut self) {
         loop {
             let start = Instant::now();
@@ -274,7 +274,7 @@ impl Run {
         }
     }
 
-    /// The device carries out its commands, and the packets of all links go where they belong.
+    /// Carries out the device's commands and delivers the packets of all links.
     fn device(&mut self) -> bool {
         let mut moved = false;
         while self.receiver.carry_out() {
@@ -297,10 +297,10 @@ impl Run {
         moved
     }
 
-    /// Each receive has got its message, whole, and the senders have their memory back.
+    /// Asserts that each receive got its complete message and that all send regions are released.
     fn check(&mut self, exchanges: &[Exchange]) {
         for _ in 0..exchanges.len() {
-            let received = self.receiver.poll().expect("all messages have come");
+            let received = self.receiver.poll().expect("a completion for each receive");
             let exchange = &exchanges[received.context as usize];
             let (info, len) = received.result.unwrap();
             assert_eq!(info.app_ctx, exchange.tag);

@@ -1,14 +1,14 @@
-//! How fast a link is between two processes: latency by ping-pong, rate and bandwidth by windows of
-//! 118 packets, which is 1 MiB in packets of the MTU.
+//! Measures a link between two processes: latency by ping-pong, rate and bandwidth with windows of 118
+//! packets (1 MiB in packets of one MTU).
 //!
 //! ```text
 //! cargo run --release -p efa-sim --example pingpong -- shm
 //! cargo run --release -p efa-sim --example pingpong -- tcp          over 127.0.0.1 and 127.0.0.2
 //! ```
 //!
-//! It starts itself a second time as the other side and pins the two to processors of their own,
-//! where there are two. Latency is half a round trip; shown are the best, the median and the 99th
-//! of 100 among windows of 100 round trips.
+//! The program starts itself a second time as the other side and pins the two processes to processors 0
+//! and 1 if it can. Latency is half a round trip, averaged over windows of 100 round trips; the best window,
+//! the median and the 99th percentile are shown.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader};
@@ -66,7 +66,7 @@ impl Link {
     }
 }
 
-/// A queue pair with its buffers, and the way to the other side.
+/// A queue pair with its buffers and its destination.
 struct Side {
     qp: SoftQueuePair,
     destination: Destination,
@@ -108,7 +108,7 @@ impl Side {
         })
     }
 
-    /// Sends to this queue pair from now on.
+    /// Sets the destination of all later sends.
     fn target(&mut self, gid: Gid, qpn: Qpn) -> Result<()> {
         self.destination.address_handle = self.qp.create_address_handle(gid)?;
         self.destination.qpn = qpn;
@@ -127,9 +127,9 @@ impl Side {
         Ok(self.qp.post_send(request).map_err(|refused| refused.error)?)
     }
 
-    /// Polls once; the length of a packet that came.
+    /// Polls once; returns the length of a received packet.
     fn poll(&mut self) -> Result<Option<usize>> {
-        // Reading the clock costs as much as a few polls, and waiting times are in milliseconds.
+        // Reading the clock costs as much as a few polls, and timeouts are in milliseconds.
         self.polls += 1;
         if self.polls.is_multiple_of(256) {
             self.now = Time::ZERO + self.clock.elapsed();
@@ -146,7 +146,7 @@ impl Side {
                 self.qp.post_receive(packet).map_err(|refused| refused.error)?;
                 Ok(Some(length))
             }
-            Some(other) => Err(format!("not asked for: {other:?}").into()),
+            Some(other) => Err(format!("unexpected completion: {other:?}").into()),
         }
     }
 
@@ -167,7 +167,7 @@ impl Side {
         Ok(start.elapsed())
     }
 
-    /// Sends windows, each answered by one packet of one byte.
+    /// Sends windows of packets; the other side answers each window with one packet of one byte.
     fn windows(&mut self, count: u32, length: usize) -> Result<Duration> {
         let start = Instant::now();
         for _ in 0..count {
@@ -180,8 +180,8 @@ impl Side {
     }
 }
 
-/// The other side: answers packets of even length one by one, of odd length window by window, and
-/// ends at an empty one.
+/// The other side: answers each packet of even length, and each window of packets of odd length, and ends
+/// when an empty packet arrives.
 fn echo(link: Link, gid: Gid, peer: Qpn) -> Result<()> {
     let mut side = Side::new(link, 1)?;
     side.target(gid, peer)?;
@@ -209,7 +209,7 @@ fn echo(link: Link, gid: Gid, peer: Qpn) -> Result<()> {
     Ok(())
 }
 
-/// The other process, ended with this one.
+/// The other process, killed and reaped when dropped.
 struct Other(Child);
 
 impl Drop for Other {
@@ -231,7 +231,7 @@ fn drive(link: Link) -> Result<()> {
     let output = other.0.stdout.take().ok_or("no output")?;
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
-    let (gid, number) = line.trim().split_once(' ').ok_or("the other side says no address")?;
+    let (gid, number) = line.trim().split_once(' ').ok_or("the other side printed no address")?;
     side.target(Gid(gid.parse::<std::net::Ipv6Addr>()?.octets()), Qpn(number.parse()?))?;
 
     println!("{:>6} {:>10} {:>10} {:>10}   one way, ns", "bytes", "best", "median", "99 %");
@@ -263,7 +263,7 @@ fn drive(link: Link) -> Result<()> {
     Ok(())
 }
 
-/// What a poll costs that finds nothing.
+/// Measures the cost of a poll that finds nothing.
 fn idle(side: &mut Side) -> Result<()> {
     while side.ended < side.sent {
         side.poll()?;

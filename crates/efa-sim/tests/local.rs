@@ -1,4 +1,4 @@
-//! The local link.
+//! The in-process simulated link with virtual time: delivery, faults, RNR and limits.
 
 #![allow(clippy::unwrap_used)]
 
@@ -57,7 +57,7 @@ fn send(from: &mut LocalQueuePair, destination: Destination, id: u64) {
     try_send(from, destination, id, &id.to_le_bytes()).unwrap();
 }
 
-/// What a queue pair reported: finished sends, and received numbers with their source.
+/// Completions of a queue pair: send results by id, and received packet numbers with their source.
 #[derive(Debug, Default, PartialEq)]
 struct Seen {
     sends: Vec<(u64, Result<(), Status>)>,
@@ -84,7 +84,7 @@ impl Seen {
     }
 }
 
-/// Polls until nothing is due.
+/// Polls at each event time until no event is pending.
 fn settle<const N: usize>(fabric: &LocalFabric, qps: [&mut LocalQueuePair; N]) -> [Seen; N] {
     let mut seen = std::array::from_fn(|_| Seen::default());
     let mut qps = qps;
@@ -96,7 +96,7 @@ fn settle<const N: usize>(fabric: &LocalFabric, qps: [&mut LocalQueuePair; N]) -
     seen
 }
 
-/// One run of 50 packets.
+/// Results of one run of 50 packets.
 #[derive(Debug, PartialEq)]
 struct Run {
     arrived: Vec<u64>,
@@ -236,7 +236,7 @@ fn invalid_posts_are_refused_and_return_the_packet() {
     let refused = a.post_receive(vec![7; 3].into()).unwrap_err();
     assert_eq!(refused.error, DeviceError::QueueFull { depth: 1 });
     assert_eq!(&*refused.packet, [7; 3]);
-    // A place is free again once its completion was taken.
+    // Polling the completion of a send frees its queue entry.
     let now = Time::ZERO + Duration::from_secs(1);
     while let Some(completion) = a.poll(now) {
         if matches!(completion, Completion::Receive { .. }) {
@@ -401,7 +401,7 @@ fn sends_to_a_dropped_queue_pair_fail_with_bad_destination_qpn() {
     let to = destination(&mut a, b.address());
     send(&mut a, to, 1);
     let mut seen = Seen::default();
-    // The first packet waits for a buffer, the second is still on its way.
+    // The first packet waits for a buffer, the second is in flight.
     seen.take(&mut a, Time::ZERO + Duration::from_micros(30));
     send(&mut a, to, 2);
     drop(b);
@@ -451,7 +451,7 @@ fn waiting_packets_fail_when_either_side_is_killed() {
     let (mut a, mut b) = pair(&fabric);
     let mut c = queue_pair(&fabric.open());
     let (to_b, to_c) = (destination(&mut a, b.address()), destination(&mut b, c.address()));
-    // One to who is to be lost, one of its own, and one of somebody else.
+    // One packet to b, which is killed below, one from b, and one between a and c.
     send(&mut a, to_b, 1);
     send(&mut b, to_c, 2);
     let to_c = destination(&mut a, c.address());
@@ -470,7 +470,7 @@ fn waiting_packets_fail_when_either_side_is_killed() {
     assert!(fabric.now() - killed >= Duration::from_millis(5));
     assert_eq!((seen_b.sends, seen_b.receives), (vec![(2, Err(Status::Flushed))], vec![]));
     assert_eq!(seen_c.numbers(), [3]);
-    assert_eq!(fabric.statistics().receiver_not_ready, 0, "nobody gave up");
+    assert_eq!(fabric.statistics().receiver_not_ready, 0, "no send ran out of RNR retries");
 }
 
 #[test]
@@ -495,7 +495,7 @@ fn stale_packets_reach_a_reused_number_only_if_injected() {
     assert_eq!(received, Seen::default());
     assert_eq!(fabric.deliver_stale(b.address()), 2);
     let [seen, received] = settle(&fabric, [&mut a, &mut b]);
-    assert_eq!(seen, Seen::default(), "the sender heard long ago");
+    assert_eq!(seen, Seen::default(), "the sends completed before the replay");
     let mut numbers = received.numbers();
     numbers.sort_unstable();
     assert_eq!(numbers, [1, 2]);
@@ -511,7 +511,7 @@ fn injected_bytes_arrive_without_qkey_check() {
     fabric.inject(a.address(), b.address(), &9u64.to_le_bytes());
     fabric.inject(a.address(), b.address(), &9u64.to_le_bytes());
     let [seen] = settle(&fabric, [&mut b]);
-    assert_eq!(seen.numbers(), [9], "without a buffer the other is dropped");
+    assert_eq!(seen.numbers(), [9], "the packet that finds no buffer is dropped");
 }
 
 #[test]
@@ -548,7 +548,11 @@ fn injected_faults_end_after_their_count() {
     let (mut sender, mut receiver) = (Seen::default(), Seen::default());
     sender.take(&mut a, soon);
     receiver.take(&mut b, soon);
-    assert_eq!((sender.sends.len(), receiver.numbers()), (0, vec![4]), "it is there");
+    assert_eq!(
+        (sender.sends.len(), receiver.numbers()),
+        (0, vec![4]),
+        "packet 4 arrives before its send completes"
+    );
     let [seen, _] = settle(&fabric, [&mut a, &mut b]);
     assert_eq!(seen.sends, [(4, Ok(()))]);
     assert!(fabric.now() > soon + Duration::from_millis(900));
@@ -559,8 +563,8 @@ fn injected_faults_end_after_their_count() {
     assert_eq!(&*refused.memory, [5; 3]);
     device.register(refused.memory, Access::default()).unwrap();
 
-    let nobody = QueuePairAddress { qpn: Qpn(4000), ..b.address() };
-    assert!(matches!(fabric.kill(nobody), Err(DeviceError::Absent { .. })));
+    let missing = QueuePairAddress { qpn: Qpn(4000), ..b.address() };
+    assert!(matches!(fabric.kill(missing), Err(DeviceError::Absent { .. })));
 }
 
 #[test]
@@ -607,12 +611,12 @@ fn next_event_is_the_time_of_the_next_completion() {
     let to = destination(&mut a, b.address());
     assert_eq!(b.next_event(), None);
     send(&mut a, to, 1);
-    assert_eq!(c.next_event(), None, "nothing of this is c's");
+    assert_eq!(c.next_event(), None, "c has no pending event");
     let arrival = b.next_event().unwrap();
     assert!(b.poll(Time::from_nanos(arrival.as_nanos() - 1)).is_none());
     assert!(b.poll(arrival).is_some());
     let answer = a.next_event().unwrap();
-    assert!(c.poll(answer).is_none(), "a poll of any queue pair moves all of them on");
+    assert!(c.poll(answer).is_none(), "polling any queue pair advances the whole fabric");
     assert_eq!(a.next_event(), Some(answer));
     assert!(a.poll(arrival).is_some());
     assert_eq!(fabric.next_event(), None);

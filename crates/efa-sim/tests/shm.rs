@@ -32,7 +32,7 @@ fn queue_pair(device: &ShmDevice) -> ShmQueuePair {
         .unwrap()
 }
 
-/// Two devices of one host, as two processes would open them, with a queue pair each.
+/// One queue pair on each of two devices, opened on the same host as two processes would.
 fn pair(directory: &Directory) -> (ShmQueuePair, ShmQueuePair) {
     let open = || ShmDevice::open(options(directory)).unwrap();
     (queue_pair(&open()), queue_pair(&open()))
@@ -63,14 +63,14 @@ fn post_receives(qp: &mut ShmQueuePair, count: usize) {
     }
 }
 
-/// What a queue pair reports, by kind.
+/// Completions of a queue pair, by kind.
 #[derive(Debug, Default)]
 struct Seen {
     sends: VecDeque<(u64, Result<(), Status>)>,
     receives: VecDeque<(Vec<u8>, Source)>,
 }
 
-/// Polls often enough for everything to happen that can happen at `now`.
+/// Polls at `now` until no further progress is possible.
 fn poll(qp: &mut ShmQueuePair, now: Time) -> Seen {
     let mut seen = Seen::default();
     for _ in 0..100 {
@@ -122,7 +122,7 @@ fn send_completes_only_when_it_is_in_a_receive_buffer() {
     let (mut a, mut b) = pair(&directory);
     let to = destination(&mut a, b.address());
     send(&mut a, to, 1, b"x").unwrap();
-    assert!(poll(&mut a, at(0)).sends.is_empty(), "b didn't poll");
+    assert!(poll(&mut a, at(0)).sends.is_empty(), "b has not polled");
     poll(&mut b, at(0));
     assert!(poll(&mut a, at(0)).sends.is_empty(), "b has no buffer");
     post_receives(&mut b, 1);
@@ -248,10 +248,10 @@ fn send_to_missing_queue_pair_or_interface_or_with_wrong_qkey_fails() {
     send(&mut a, Destination { address_handle: elsewhere, ..to }, 3, b"").unwrap();
     send(&mut a, Destination { qkey: Qkey(1), ..to }, 4, b"").unwrap();
     assert!(poll(&mut b, at(0)).receives.is_empty());
-    let nobody = Err(Status::BadDestinationQpn);
+    let bad_qpn = Err(Status::BadDestinationQpn);
     let unreachable = Err(Status::UnreachableRemote);
     let sends = poll(&mut a, at(0)).sends;
-    assert_eq!(sends, [(1, nobody), (2, nobody), (3, unreachable), (4, nobody)]);
+    assert_eq!(sends, [(1, bad_qpn), (2, bad_qpn), (3, unreachable), (4, bad_qpn)]);
 }
 
 #[test]
@@ -265,14 +265,14 @@ fn send_without_posted_buffer_waits_then_fails_with_rnr() {
     send(&mut a, to, 2, b"2").unwrap();
     poll(&mut b, at(110));
     assert!(poll(&mut a, at(110)).sends.is_empty());
-    // Three times 5 ms after the receiver saw it.
+    // Three retries of 5 ms, counted from the poll that found the packet.
     poll(&mut b, at(115));
     let not_ready = Err(Status::ReceiverNotReady);
     assert_eq!(poll(&mut a, at(115)).sends, [(1, not_ready)]);
     post_receives(&mut b, 1);
     assert_eq!(poll(&mut b, at(124)).receives[0].0, b"2");
     assert_eq!(poll(&mut a, at(124)).sends, [(2, Ok(()))]);
-    // The next one's time counts from its own arrival.
+    // The retry time of each packet starts at its own arrival.
     send(&mut a, to, 3, b"3").unwrap();
     poll(&mut b, at(130));
     assert!(poll(&mut a, at(130)).sends.is_empty());
@@ -326,7 +326,7 @@ fn rnr_fault_fails_sends_unless_rnr_retry_is_infinite() {
         let to = destination(&mut a, b.address());
         post_receives(&mut b, 1);
         send(&mut a, to, 5, b"hello").unwrap();
-        // The first look takes notice of the sender.
+        // The first poll detects the sender, the second reads its packet.
         let seen = [poll(&mut b, at(0)), poll(&mut b, at(0))];
         assert_eq!(seen.iter().map(|seen| seen.receives.len()).sum::<usize>(), result.iter().len());
         assert_eq!(poll(&mut a, at(0)).sends, [(5, result)]);
@@ -373,7 +373,7 @@ fn registration_fault_fails_by_length_and_count() {
     for length in [100, 200] {
         let refused = register(length).unwrap_err();
         assert!(matches!(refused.error, DeviceError::LimitReached { .. }));
-        assert_eq!(refused.memory.len(), length, "it comes back");
+        assert_eq!(refused.memory.len(), length, "the memory is returned");
         register(201).unwrap();
     }
     register(150).unwrap();
@@ -384,11 +384,11 @@ fn registration_fault_fails_by_length_and_count() {
 fn send_with_infinite_rnr_retry_waits_for_a_buffer() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
-    let patient = QueuePairOptions::default().with(|options| {
+    let options = QueuePairOptions::default().with(|options| {
         options.qkey = KEY;
         options.rnr_retry = 7;
     });
-    let mut a = device.create_queue_pair(patient).unwrap();
+    let mut a = device.create_queue_pair(options).unwrap();
     let mut b = queue_pair(&device);
     let to = destination(&mut a, b.address());
     send(&mut a, to, 1, b"1").unwrap();
@@ -419,7 +419,7 @@ fn sends_to_a_dropped_queue_pair_fail_with_bad_destination_qpn() {
     let directory = Directory::new();
     let (mut a, mut b) = pair(&directory);
     let to = destination(&mut a, b.address());
-    // Attached, and more than the ring holds.
+    // b is attached to the ring, and a sends more packets than the ring holds.
     poll(&mut b, at(0));
     for id in 0..12 {
         send(&mut a, to, id, b"").unwrap();
@@ -443,18 +443,18 @@ fn retired_queue_pair_is_unreachable_and_its_number_reserved() {
     send(&mut a, to, 2, b"not taken").unwrap();
     assert_eq!(poll(&mut b, at(0)).receives.len(), 1);
     let number = b.retire();
-    let nobody = Err(Status::BadDestinationQpn);
-    assert_eq!(poll(&mut a, at(0)).sends, [(1, Ok(())), (2, nobody)]);
+    let bad_qpn = Err(Status::BadDestinationQpn);
+    assert_eq!(poll(&mut a, at(0)).sends, [(1, Ok(())), (2, bad_qpn)]);
     let next = || {
         std::fs::write(directory.path().join("host/next"), to.qpn.0.to_le_bytes()).unwrap();
         queue_pair(&device)
     };
     assert_ne!(next().address().qpn, to.qpn);
-    // Whoever opens the host removes what the dead have left, and this isn't.
+    // Opening the host removes files of dead processes; the retired number stays reserved.
     drop(ShmDevice::open(options(&directory)).unwrap());
     assert_ne!(next().address().qpn, to.qpn);
-    send(&mut a, to, 3, b"still nobody").unwrap();
-    assert_eq!(poll(&mut a, at(0)).sends, [(3, nobody)]);
+    send(&mut a, to, 3, b"still retired").unwrap();
+    assert_eq!(poll(&mut a, at(0)).sends, [(3, bad_qpn)]);
     drop(number);
     assert_eq!(next().address().qpn, to.qpn);
 }
@@ -514,7 +514,7 @@ fn senders_beyond_max_peers_wait_for_a_free_entry() {
     assert!(poll(&mut b, at(1001)).sends.is_empty());
     drop(a);
     poll(&mut target, at(1002));
-    assert!(poll(&mut b, at(1002)).sends.is_empty(), "now it claims the entry");
+    assert!(poll(&mut b, at(1002)).sends.is_empty(), "b claims the free entry only now");
     assert_eq!(poll(&mut target, at(1003)).receives[0].0, b"b");
     assert_eq!(poll(&mut b, at(1003)).sends, [(3, Ok(()))]);
 }
@@ -570,7 +570,7 @@ fn queue_pair_numbers_are_not_reused_soon() {
     distinct.dedup();
     assert_eq!(distinct.len(), numbers.len());
     assert!(!numbers.contains(&Qpn(0)));
-    // At the end of the range it goes on with the first number that is free.
+    // After the last number of the range, numbering continues with the first free one.
     std::fs::write(directory.path().join("host/next"), 65535u16.to_le_bytes()).unwrap();
     let qps: Vec<_> = (0..2).map(|_| queue_pair(&device)).collect();
     assert_eq!(qps[0].address().qpn, Qpn(65535));
@@ -589,10 +589,10 @@ fn open_removes_files_of_dead_processes_only() {
     for name in ["qp-77", "qp-78", "ring-77-5-00000000000000ff", "new-0000000000000001"] {
         std::fs::write(directory.path().join("host").join(name), [0; 100]).unwrap();
     }
-    std::fs::write(directory.path().join("host/somebody-elses"), "").unwrap();
+    std::fs::write(directory.path().join("host/unrelated"), "").unwrap();
     drop(ShmDevice::open(options(&directory)).unwrap());
     let mut left = files(&directory);
-    living.push("somebody-elses".into());
+    living.push("unrelated".into());
     living.sort_unstable();
     left.sort_unstable();
     assert_eq!(left, living);
@@ -608,7 +608,7 @@ fn error_names_a_file_that_is_not_a_queue_pair() {
     for length in [0, 1000, 2000, 1_000_000] {
         let file = std::fs::File::create(&path).unwrap();
         file.set_len(length).unwrap();
-        // Locked, as if its process lived.
+        // Locked, as if its process were alive.
         file.lock().unwrap();
         let error = send(&mut a, Destination { qpn: Qpn(77), ..to }, 1, b"").unwrap_err();
         let DeviceError::Inconsistent { object, .. } = error else { panic!("{error}") };
@@ -723,10 +723,10 @@ fn sink_records_sent_received_and_failed_packets() {
     let records = trace.take();
     assert!(records.iter().all(|r| r.source == a.address().into()));
     assert!(records.iter().all(|r| r.destination == b.address().into()));
-    let told: Vec<_> = records.iter().map(|r| (r.time, r.event, &*r.bytes)).collect();
+    let recorded: Vec<_> = records.iter().map(|r| (r.time, r.event, &*r.bytes)).collect();
     let failed = PacketEvent::Failed(Status::BadDestinationQpn);
     assert_eq!(
-        told,
+        recorded,
         [
             (at(0), PacketEvent::Sent, &b"yes"[..]),
             (at(1), PacketEvent::Received, b"yes"),
@@ -750,7 +750,7 @@ fn qkey_and_rnr_retry_can_be_set_after_creation() {
     send(&mut a, to, 2, b"new key").unwrap();
     assert_eq!(poll(&mut b, at(0)).receives[0].0, b"new key");
     assert_eq!(poll(&mut a, at(0)).sends, [(1, Err(Status::BadDestinationQpn)), (2, Ok(()))]);
-    // Without retries the first look without a buffer is the last.
+    // With rnr_retry 0, the send fails at the receiver's first poll without a buffer.
     let mut c = queue_pair(&ShmDevice::open(options(&directory)).unwrap());
     c.set_rnr_retry(0);
     let to = destination(&mut c, b.address());

@@ -18,7 +18,7 @@ use efa_sim::SoftRegion;
 use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// Guards against hanging; nothing is expected to take a noticeable part of it.
+/// Limit for a hanging test; a passing test takes a small fraction of it.
 const DEADLINE: Duration = Duration::from_secs(60);
 const KEY: Qkey = Qkey(0x77);
 const MTU: usize = 256;
@@ -31,12 +31,12 @@ fn options(directory: impl Into<PathBuf>) -> ShmOptions {
     options
 }
 
-/// A queue pair that can wait.
+/// A queue pair with blocking helpers, driven by the wall clock.
 struct Side {
     qp: ShmQueuePair,
     handle: AddressHandle,
     start: Instant,
-    /// Added to the clock, so that tests can let time pass.
+    /// Added to the wall clock to simulate elapsed time.
     skipped: Duration,
 }
 
@@ -46,7 +46,7 @@ impl Side {
     }
 
     fn with_key(device: &ShmDevice, receives: usize, qkey: Qkey) -> Self {
-        // Patient, so that a slow machine is no failure.
+        // Infinite RNR retries: a slow machine must not fail the test.
         let options = QueuePairOptions::default().with(|options| {
             options.qkey = qkey;
             options.rnr_retry = 7;
@@ -80,7 +80,7 @@ impl Side {
 
     fn poll(&mut self) -> Option<Completion<Box<[u8]>>> {
         let elapsed = self.start.elapsed();
-        assert!(elapsed < DEADLINE, "nothing happens");
+        assert!(elapsed < DEADLINE, "no progress within the deadline");
         self.qp.poll(Time::ZERO + elapsed + self.skipped)
     }
 
@@ -89,12 +89,12 @@ impl Side {
             if let Some(completion) = self.poll() {
                 return completion;
             }
-            // The other side may need this processor.
+            // Let the other process run if both share a processor.
             std::thread::yield_now();
         }
     }
 
-    /// Waits for `count` sends to end, and for nothing else.
+    /// Waits for `count` sends to complete; other completions fail the test.
     fn ended(&mut self, count: usize) -> Vec<Result<(), Status>> {
         let ended = (0..count).map(|_| match self.wait() {
             Completion::Send { result, .. } => result,
@@ -103,7 +103,7 @@ impl Side {
         ended.collect()
     }
 
-    /// Waits for a packet, and posts its buffer again.
+    /// Waits for a packet and reposts its buffer.
     fn received(&mut self) -> (Vec<u8>, Qpn) {
         loop {
             if let Completion::Receive { packet, length, source, .. } = self.wait() {
@@ -115,7 +115,7 @@ impl Side {
     }
 }
 
-/// Bytes that tell whether they are whole: their number, over and over.
+/// The packet number, repeated, so that a receiver can check that the packet is complete.
 fn pattern(number: u64) -> Vec<u8> {
     let length = 8 + (number as usize * 8) % (MTU - 8);
     number.to_le_bytes().repeat(length / 8)
@@ -127,14 +127,14 @@ fn check_pattern(bytes: &[u8]) -> u64 {
     number
 }
 
-/// Another process, killed and reaped in the end.
+/// Another process, killed and reaped when dropped.
 struct Child {
     process: std::process::Child,
     qpn: Qpn,
 }
 
 impl Child {
-    /// Runs `child_<role>`; it sends to `target`, or waits to be sent to.
+    /// Runs `child_<role>`; roles that send use `target` as destination.
     fn start(role: &str, directory: &Directory, target: Qpn) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args([&format!("child_{role}"), "--exact", "--ignored", "--nocapture"])
@@ -145,13 +145,13 @@ impl Child {
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let qpn = lines.find_map(|line| {
-            // The test harness may have begun the line.
+            // The test harness may already have printed the start of this line.
             let (_, number) = line.ok()?.split_once("efa queue pair ").map(own)?;
             number.parse().ok()
         });
         let mut child = Self { process, qpn: Qpn(0) };
         child.qpn = Qpn(qpn.expect("the child prints its number"));
-        // Kept open: the child writes more.
+        // Keep reading: a closed pipe would fail the child's later output.
         std::thread::spawn(move || lines.for_each(drop));
         child
     }
@@ -181,7 +181,7 @@ impl Drop for Child {
     }
 }
 
-/// The child's side, and whom it sends to; `None` if this is no child.
+/// The child's queue pair and its destination; `None` outside of a child process.
 fn child(receives: usize) -> Option<(Side, Qpn)> {
     let directory = std::env::var_os("EFA_SIM_DIRECTORY")?;
     let target = std::env::var("EFA_SIM_TARGET").unwrap().parse().unwrap();
@@ -190,33 +190,33 @@ fn child(receives: usize) -> Option<(Side, Qpn)> {
     Some((side, Qpn(target)))
 }
 
-/// Sends everything back, until an empty packet comes.
+/// Echoes packets until an empty one arrives.
 #[test]
-#[ignore = "a process of other tests"]
+#[ignore = "child process started by other tests"]
 fn child_echo() {
     let Some((mut side, _)) = child(16) else { return };
-    let mut owed = 0;
+    let mut pending_sends = 0;
     loop {
         match side.wait() {
             Completion::Send { result, .. } => {
                 assert_eq!(result, Ok(()));
-                owed -= 1;
+                pending_sends -= 1;
             }
             Completion::Receive { length: 0, .. } => break,
             Completion::Receive { packet, length, source, .. } => {
                 side.send(source.qpn, 0, &packet[..length]);
                 side.qp.post_receive(packet).unwrap();
-                owed += 1;
+                pending_sends += 1;
             }
             other => panic!("{other:?}"),
         }
     }
-    side.ended(owed);
+    side.ended(pending_sends);
 }
 
-/// Takes part, and never has a buffer.
+/// Polls, and never posts a buffer.
 #[test]
-#[ignore = "a process of other tests"]
+#[ignore = "child process started by other tests"]
 fn child_idle() {
     let Some((mut side, _)) = child(0) else { return };
     let completion = side.wait();
@@ -225,7 +225,7 @@ fn child_idle() {
 
 /// Sends 1000 packets.
 #[test]
-#[ignore = "a process of other tests"]
+#[ignore = "child process started by other tests"]
 fn child_send() {
     let Some((mut side, target)) = child(0) else { return };
     for number in 0..1000 {
@@ -236,8 +236,8 @@ fn child_send() {
 
 const SHARED: usize = 3 << 20;
 
-/// A region of a pattern that starts with `first`, open to all.
-fn shared(qp: &ShmQueuePair, first: usize) -> SoftRegion {
+/// A region open to remote reads and writes, filled with a pattern that starts at `first`.
+fn register_pattern(qp: &ShmQueuePair, first: usize) -> SoftRegion {
     let memory = (first..first + SHARED).map(|i| (i % 251) as u8).collect();
     qp.register(memory, Access { remote_read: true, remote_write: true }).unwrap()
 }
@@ -254,8 +254,8 @@ fn request(side: &Side, to: Qpn, announced: &[u8], local: &SoftRegion) -> RdmaRe
     }
 }
 
-/// The announcement of a region.
-fn place(region: &SoftRegion) -> Vec<u8> {
+/// The remote address and key of a region, as sent to the other process.
+fn announcement(region: &SoftRegion) -> Vec<u8> {
     [&region.remote_address().to_le_bytes()[..], &region.remote_key().to_le_bytes()].concat()
 }
 
@@ -265,13 +265,13 @@ fn bytes(region: &SoftRegion) -> Vec<u8> {
     bytes
 }
 
-/// Announces its memory, receives an announcement, reads that memory and writes it back changed.
+/// Exchanges region addresses with the target, reads its region and writes back the inverted bytes.
 #[test]
-#[ignore = "a process of other tests"]
+#[ignore = "child process started by other tests"]
 fn child_share() {
     let Some((mut side, target)) = child(16) else { return };
-    let (offered, own) = (shared(&side.qp, 7), shared(&side.qp, 0));
-    side.send(target, 0, &place(&offered));
+    let (offered, own) = (register_pattern(&side.qp, 7), register_pattern(&side.qp, 0));
+    side.send(target, 0, &announcement(&offered));
     assert_eq!(side.ended(1), [Ok(())]);
     let (announced, _) = side.received();
     let request = request(&side, target, &announced, &own);
@@ -285,9 +285,9 @@ fn child_share() {
     panic!("{completion:?}");
 }
 
-/// Sends packets and never stops.
+/// Sends packets without end.
 #[test]
-#[ignore = "a process of other tests"]
+#[ignore = "child process started by other tests"]
 fn child_stream() {
     let Some((mut side, target)) = child(0) else { return };
     for number in 0.. {
@@ -298,9 +298,9 @@ fn child_stream() {
     }
 }
 
-/// Opens the host and makes queue pairs, again and again.
+/// Opens the host and creates queue pairs repeatedly.
 #[test]
-#[ignore = "a process of other tests"]
+#[ignore = "child process started by other tests"]
 fn child_churn() {
     let Some((side, _)) = child(0) else { return };
     let directory = std::env::var_os("EFA_SIM_DIRECTORY").unwrap();
@@ -308,7 +308,7 @@ fn child_churn() {
         let device = ShmDevice::open(options(&directory)).unwrap();
         let mut one = Side::new(&device, 1);
         let two = Side::new(&device, 1);
-        // While others make and remove theirs, ours are there.
+        // These queue pairs must stay usable while other processes create and remove theirs.
         one.send(two.qp.address().qpn, 1, b"");
         let mut two = two;
         assert_eq!(two.received().1, one.qp.address().qpn);
@@ -337,14 +337,14 @@ fn rdma_between_processes_fails_after_the_target_is_killed() {
     let mut side = Side::new(&ShmDevice::open(options(directory.path())).unwrap(), 4);
     let mut child = Child::start("share", &directory, side.qp.address().qpn);
     let (announced, _) = side.received();
-    let (offered, own) = (shared(&side.qp, 3), shared(&side.qp, 0));
+    let (offered, own) = (register_pattern(&side.qp, 3), register_pattern(&side.qp, 0));
     let request = request(&side, child.qpn, &announced, &own);
-    // The child waits, or does something else; it takes no part.
+    // RDMA needs no poll by the child.
     side.qp.post_read(request.clone()).unwrap();
     assert!(matches!(side.wait(), Completion::Rdma { result: Ok(()), .. }));
     let expected: Vec<u8> = (7..7 + SHARED).map(|i| (i % 251) as u8).collect();
     assert_eq!(bytes(&own), expected);
-    side.send(child.qpn, 1, &place(&offered));
+    side.send(child.qpn, 1, &announcement(&offered));
     assert_eq!(side.ended(1), [Ok(())]);
     let Completion::Written { immediate: 5, length, .. } = side.wait() else { panic!() };
     assert_eq!(length, SHARED as u64);
@@ -382,7 +382,7 @@ fn processes_sending_to_one_receiver_lose_no_packets() {
         numbers.sort_unstable();
         assert_eq!(numbers, (0..1000).collect::<Vec<_>>());
     }
-    // The last acknowledgements are in flight; this side is not needed any more.
+    // The children need no further poll here: all their packets were received.
     children.into_iter().for_each(Child::finish);
 }
 
@@ -397,10 +397,10 @@ fn killed_receiver_is_unresponsive_and_its_file_removed() {
     }
     child.kill();
     let gone = Err(Status::UnresponsiveRemote);
-    assert_eq!(side.ended(20), [gone; 20], "8 in the ring, 12 waiting for it");
+    assert_eq!(side.ended(20), [gone; 20], "8 in the ring, 12 queued at the sender");
     let file = directory.path().join(format!("host/qp-{}", child.qpn.0));
     assert!(file.exists(), "the file of the killed process is still there");
-    // It is dead, whether the file is there or not.
+    // Sends fail with and without the file of the killed process.
     for _ in 0..2 {
         side.send(child.qpn, 20, b"");
         assert_eq!(side.ended(1), [Err(Status::BadDestinationQpn)]);
@@ -409,10 +409,11 @@ fn killed_receiver_is_unresponsive_and_its_file_removed() {
     }
     drop((side, device));
     let left: Vec<_> = std::fs::read_dir(directory.path().join("host")).unwrap().collect();
-    assert_eq!(left.len(), 1, "the next number: {left:?}");
+    assert_eq!(left.len(), 1, "only the file `next` is left: {left:?}");
 }
 
-/// What is sent to it must not go the way of the dead, which is there until that is noticed.
+/// Packets for the new queue pair must not go to the killed one's ring, which stays attached until the
+/// sender detects the death.
 #[test]
 fn successor_of_a_killed_receiver_is_reachable_at_once() {
     let directory = Directory::new();
@@ -423,7 +424,7 @@ fn successor_of_a_killed_receiver_is_reachable_at_once() {
     child.kill();
     std::fs::write(directory.path().join("host/next"), child.qpn.0.to_le_bytes()).unwrap();
     let other_key = Qkey(KEY.0 + 1);
-    // Opening sweeps the number free.
+    // Opening the host removes the killed process's file, which frees its number.
     let device = ShmDevice::open(options(directory.path())).unwrap();
     let mut successor = Side::with_key(&device, 1, other_key);
     assert_eq!(successor.qp.address().qpn, child.qpn);
@@ -431,7 +432,7 @@ fn successor_of_a_killed_receiver_is_reachable_at_once() {
     assert_eq!(
         side.ended(1),
         [Err(Status::BadDestinationQpn)],
-        "nobody is there to read the first"
+        "the receiver of the first packet is dead"
     );
     assert_eq!(successor.received().0, b"hello");
     assert_eq!(side.ended(1), [Ok(())]);
@@ -454,7 +455,7 @@ fn killed_sender_leaves_complete_packets_and_a_free_entry() {
     let mut other = Side::new(&device, 0);
     other.send(me, 1, b"the next");
     loop {
-        // Time for the receiver to look after the dead, without waiting for it.
+        // Skips the interval between the receiver's checks for dead senders.
         side.skipped += Duration::from_secs(1);
         let sent = other.poll();
         assert!(matches!(sent, None | Some(Completion::Send { result: Ok(()), .. })), "{sent:?}");

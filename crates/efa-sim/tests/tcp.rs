@@ -9,12 +9,12 @@ use efa_device::*;
 use efa_sim::record::{PacketEvent, SharedSink, Trace};
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair};
 
-/// Guards against hanging; nothing is expected to take a noticeable part of it.
+/// Limit for a hanging test; a passing test takes a small fraction of it.
 const DEADLINE: Duration = Duration::from_secs(60);
 const KEY: Qkey = Qkey(0x77);
 const MTU: usize = 256;
 
-fn endless_retries() -> QueuePairOptions {
+fn infinite_retry_options() -> QueuePairOptions {
     QueuePairOptions::default().with(|options| {
         options.qkey = KEY;
         options.send_depth = 4096;
@@ -31,7 +31,7 @@ fn device(host: u8) -> TcpDevice {
     TcpDevice::open(options(host)).unwrap()
 }
 
-/// Queue pairs, what they reported, and the time that they are polled with.
+/// Queue pairs, their completions, and the virtual time of their polls.
 #[derive(Default)]
 struct World {
     now: Time,
@@ -45,11 +45,11 @@ struct Side {
 }
 
 impl World {
-    /// Hosts 1, 2 and so on, with a patient queue pair each.
+    /// One queue pair with infinite RNR retries on each of the hosts 1 to `hosts`.
     fn new(hosts: u8) -> Self {
         let mut world = Self::default();
         for host in 1..=hosts {
-            world.add(&device(host), endless_retries());
+            world.add(&device(host), infinite_retry_options());
         }
         world
     }
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// Polls everyone once.
+    /// Polls each queue pair once.
     fn step(&mut self) {
         for Side { qp, sends, receives } in &mut self.sides {
             match qp.as_mut().and_then(|qp| qp.poll(self.now)) {
@@ -116,16 +116,16 @@ impl World {
         }
     }
 
-    /// Polls everyone until it has come true.
+    /// Polls all queue pairs until `done` returns `true`.
     fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
         let start = Instant::now();
         while !done(self) {
-            assert!(start.elapsed() < DEADLINE, "nothing happens");
+            assert!(start.elapsed() < DEADLINE, "no progress within the deadline");
             self.step();
         }
     }
 
-    /// Waits for `count` sends to end.
+    /// Waits for `count` sends to complete.
     fn ended(&mut self, side: usize, count: usize) -> Vec<(u64, Result<(), Status>)> {
         self.until(|world| world.sides[side].sends.len() >= count);
         self.sides[side].sends.drain(..count).collect()
@@ -137,8 +137,8 @@ impl World {
         self.sides[side].receives.drain(..count).collect()
     }
 
-    /// Polls everyone as often as it should take for anything to happen, and nothing does.
-    fn nothing(&mut self) {
+    /// Polls all queue pairs 200 times and asserts that nothing completes.
+    fn assert_idle(&mut self) {
         for _ in 0..200 {
             self.step();
         }
@@ -177,7 +177,7 @@ fn send_completes_only_when_it_is_in_a_receive_buffer() {
     let to = world.destination(0, 1);
     world.send(0, to, 1, b"x");
     world.now = at(1_000_000);
-    world.nothing();
+    world.assert_idle();
     world.post_receives(1, 1);
     assert_eq!(world.received(1, 1)[0].0, b"x");
     assert_eq!(world.ended(0, 1), [(1, Ok(()))]);
@@ -197,7 +197,7 @@ fn queue_pair_sends_to_itself() {
 fn completed_operations_free_queue_space() {
     let mut world = World::default();
     for host in 1..=2 {
-        let depths = endless_retries().with(|options| {
+        let depths = infinite_retry_options().with(|options| {
             options.send_depth = 3;
             options.receive_depth = 2;
         });
@@ -247,13 +247,13 @@ fn many_senders_to_few_buffers_lose_no_packets() {
     }
 }
 
-/// More than the sockets can hold waits at the sender, and arrives whole and in order.
+/// Packets that exceed the socket buffers wait at the sender and arrive complete and in order.
 #[test]
 fn receiver_that_does_not_poll_stalls_its_sender_without_loss() {
     let large = |host| options(host).with(|options| options.mtu = 8928);
     let mut world = World::default();
-    world.add(&TcpDevice::open(large(1)).unwrap(), endless_retries());
-    let b = TcpDevice::open(large(2)).unwrap().create_queue_pair(endless_retries()).unwrap();
+    world.add(&TcpDevice::open(large(1)).unwrap(), infinite_retry_options());
+    let b = TcpDevice::open(large(2)).unwrap().create_queue_pair(infinite_retry_options()).unwrap();
     let QueuePairAddress { gid, qpn, qkey } = b.address();
     let address_handle = world.qp(0).create_address_handle(gid).unwrap();
     let to = Destination { address_handle, qpn, qkey };
@@ -263,8 +263,11 @@ fn receiver_that_does_not_poll_stalls_its_sender_without_loss() {
     }
     let full = Err(DeviceError::QueueFull { depth: 4096 });
     assert_eq!(world.try_send(0, to, 4096, b""), full);
-    world.nothing();
-    assert!(world.qp(0).statistics().sends < 4096, "it stopped writing");
+    world.assert_idle();
+    assert!(
+        world.qp(0).statistics().sends < 4096,
+        "the sender stops writing when the sockets are full"
+    );
     world.sides.push(Side { qp: Some(b), sends: VecDeque::new(), receives: VecDeque::new() });
     world.post_receives(1, 4096);
     for id in 0..4096 {
@@ -273,21 +276,21 @@ fn receiver_that_does_not_poll_stalls_its_sender_without_loss() {
     assert_eq!(world.ended(0, 4096).pop(), Some((4095, Ok(()))));
 }
 
-/// What the sockets could not hold is cut in the middle of a packet, and its sender computes for a minute
-/// before it polls again.
+/// The socket buffers fill in the middle of a packet, and the sender does not poll for a minute.
 #[test]
 fn sender_that_does_not_poll_loses_no_packets() {
     let large = |host| options(host).with(|options| options.mtu = 8928);
     let mut world = World::default();
-    world.add(&TcpDevice::open(large(1)).unwrap(), endless_retries());
-    let mut b = TcpDevice::open(large(2)).unwrap().create_queue_pair(endless_retries()).unwrap();
+    world.add(&TcpDevice::open(large(1)).unwrap(), infinite_retry_options());
+    let mut b =
+        TcpDevice::open(large(2)).unwrap().create_queue_pair(infinite_retry_options()).unwrap();
     let QueuePairAddress { gid, qpn, qkey } = b.address();
     let address_handle = world.qp(0).create_address_handle(gid).unwrap();
     let to = Destination { address_handle, qpn, qkey };
     for id in 0..4096 {
         world.send(0, to, id, &[id as u8; 8928]);
     }
-    world.nothing();
+    world.assert_idle();
     for _ in 0..4096 {
         let packet = b.allocate_packet().unwrap();
         b.post_receive(packet).unwrap();
@@ -308,54 +311,54 @@ fn sender_that_does_not_poll_loses_no_packets() {
 #[test]
 fn send_without_posted_buffer_waits_then_fails_with_rnr() {
     let mut world = World::new(2);
-    let retries = endless_retries().with(|options| options.rnr_retry = 3);
-    let impatient = world.add(&device(3), retries);
-    let (patient, to) = (world.destination(0, 1), world.destination(impatient, 1));
+    let retries = infinite_retry_options().with(|options| options.rnr_retry = 3);
+    let limited = world.add(&device(3), retries);
+    let (to_with_infinite_retry, to) = (world.destination(0, 1), world.destination(limited, 1));
     for id in 0..3 {
-        world.send(impatient, to, id, b"lost");
+        world.send(limited, to, id, b"lost");
     }
     world.until(|world| world.qp(1).statistics().accepts == 1);
-    world.nothing();
+    world.assert_idle();
     world.now = at(14);
-    world.nothing();
-    // It is later for those of which the receiver heard late.
+    world.assert_idle();
+    // Packets that the receiver read later fail later.
     world.until(|world| {
         world.now += Duration::from_millis(1);
-        world.sides[impatient].sends.len() == 3
+        world.sides[limited].sends.len() == 3
     });
     let not_ready = |id| (id, Err(Status::ReceiverNotReady));
-    assert_eq!(world.ended(impatient, 3), [not_ready(0), not_ready(1), not_ready(2)]);
-    world.send(0, patient, 9, b"kept");
+    assert_eq!(world.ended(limited, 3), [not_ready(0), not_ready(1), not_ready(2)]);
+    world.send(0, to_with_infinite_retry, 9, b"kept");
     world.now = at(60_000);
-    world.nothing();
+    world.assert_idle();
     world.post_receives(1, 2);
     assert_eq!(world.received(1, 1)[0].0, b"kept");
     assert_eq!(world.ended(0, 1), [(9, Ok(()))]);
-    world.nothing();
+    world.assert_idle();
 }
 
-/// Who posts a buffer for each packet that it takes is ready all the time, even if more packets have
-/// arrived together than there are buffers.
+/// More packets arrive together than buffers are posted; reposting each buffer avoids RNR.
 #[test]
 fn receiver_that_reposts_each_buffer_causes_no_rnr() {
     const COUNT: u64 = 40;
     let mut world = World::new(2);
-    let impatient = world.add(&device(3), endless_retries().with(|options| options.rnr_retry = 0));
-    let to = world.destination(impatient, 1);
+    let limited =
+        world.add(&device(3), infinite_retry_options().with(|options| options.rnr_retry = 0));
+    let to = world.destination(limited, 1);
     world.post_receives(1, 4);
     for id in 0..COUNT {
-        world.send(impatient, to, id, &id.to_le_bytes());
+        world.send(limited, to, id, &id.to_le_bytes());
     }
-    // All are written before the receiver looks.
+    // All packets are written before the receiver polls.
     for _ in 0..100 {
         let now = world.now;
-        assert!(world.qp(impatient).poll(now).is_none());
+        assert!(world.qp(limited).poll(now).is_none());
     }
     for id in 0..COUNT {
         assert_eq!(world.received(1, 1)[0].0, id.to_le_bytes());
         world.post_receives(1, 1);
     }
-    let ended = world.ended(impatient, COUNT as usize);
+    let ended = world.ended(limited, COUNT as usize);
     assert_eq!(ended, (0..COUNT).map(|id| (id, Ok(()))).collect::<Vec<_>>());
 }
 
@@ -379,14 +382,14 @@ fn send_to_unsuitable_target_fails_with_its_status() {
     assert_eq!(world.received(1, 1)[0].0, b"abc", "the buffer stayed posted");
     assert_eq!(world.ended(0, 1), [(4, Ok(()))]);
 
-    let nobody = {
-        let gone = world.add(&device(2), endless_retries());
-        let nobody = world.destination(0, gone);
-        world.drop(gone);
-        nobody
+    let missing = {
+        let dropped = world.add(&device(2), infinite_retry_options());
+        let missing = world.destination(0, dropped);
+        world.drop(dropped);
+        missing
     };
-    for (id, qpn) in [(5, nobody.qpn), (6, Qpn(0))] {
-        world.send(0, Destination { qpn, ..nobody }, id, b"x");
+    for (id, qpn) in [(5, missing.qpn), (6, Qpn(0))] {
+        world.send(0, Destination { qpn, ..missing }, id, b"x");
         assert_eq!(world.ended(0, 1), [(id, Err(Status::BadDestinationQpn))]);
     }
     let mut six = Gid::ZERO;
@@ -425,17 +428,17 @@ fn retired_queue_pair_is_unreachable_and_its_number_reserved() {
     world.send(0, to, 2, b"not taken");
     let number = world.sides[1].qp.take().unwrap().retire().unwrap();
     world.send(0, to, 3, b"not taken");
-    let nobody = Err(Status::BadDestinationQpn);
-    assert_eq!(world.ended(0, 3), [(1, Ok(())), (2, nobody), (3, nobody)]);
+    let bad_qpn = Err(Status::BadDestinationQpn);
+    assert_eq!(world.ended(0, 3), [(1, Ok(())), (2, bad_qpn), (3, bad_qpn)]);
 
     let ports = Some(to.qpn.0..=to.qpn.0);
     let same = TcpDevice::open(options(2).with(|options| options.ports = ports)).unwrap();
-    let refused = same.create_queue_pair(endless_retries()).unwrap_err();
+    let refused = same.create_queue_pair(infinite_retry_options()).unwrap_err();
     assert!(matches!(refused, DeviceError::System { errno: libc::EADDRINUSE, .. }), "{refused}");
-    world.send(0, to, 4, b"still nobody");
-    assert_eq!(world.ended(0, 1), [(4, nobody)]);
+    world.send(0, to, 4, b"still retired");
+    assert_eq!(world.ended(0, 1), [(4, bad_qpn)]);
     drop(number);
-    assert_eq!(same.create_queue_pair(endless_retries()).unwrap().address().qpn, to.qpn);
+    assert_eq!(same.create_queue_pair(infinite_retry_options()).unwrap().address().qpn, to.qpn);
 }
 
 #[test]
@@ -472,25 +475,25 @@ fn reused_number_gets_no_packets_for_its_predecessor() {
     let again = options(2).with(|options| options.ports = Some(to.qpn.0..=to.qpn.0));
     let again = TcpDevice::open(again).unwrap();
     let mut b = 1;
-    for life in 0..5 {
+    for incarnation in 0..5 {
         world.post_receives(b, 1);
-        world.send(0, to, life, &[life as u8]);
-        assert_eq!(world.received(b, 1)[0].0, [life as u8]);
-        assert_eq!(world.ended(0, 1), [(life, Ok(()))]);
-        if life % 2 == 0 {
-            world.send(0, to, 77, b"for an earlier life");
+        world.send(0, to, incarnation, &[incarnation as u8]);
+        assert_eq!(world.received(b, 1)[0].0, [incarnation as u8]);
+        assert_eq!(world.ended(0, 1), [(incarnation, Ok(()))]);
+        if incarnation % 2 == 0 {
+            world.send(0, to, 77, b"for an earlier incarnation");
             world.drop(b);
-            b = world.add(&again, endless_retries());
+            b = world.add(&again, infinite_retry_options());
             assert_eq!(world.ended(0, 1), [(77, Err(Status::BadDestinationQpn))]);
         } else {
-            // With nothing under way the end of a life is no failure.
+            // With no packet in flight, dropping the queue pair fails no send.
             world.drop(b);
             world.until(|world| world.qp(0).statistics().outgoing == 0);
-            b = world.add(&again, endless_retries());
+            b = world.add(&again, infinite_retry_options());
         }
         assert_eq!(world.qp(b).address().qpn, to.qpn);
     }
-    let taken = again.create_queue_pair(endless_retries()).unwrap_err();
+    let taken = again.create_queue_pair(infinite_retry_options()).unwrap_err();
     assert!(matches!(taken, DeviceError::System { .. }), "{taken}");
 }
 
@@ -510,11 +513,11 @@ fn receive_reports_address_handle_of_known_sender_only() {
     assert_eq!(world.received(1, 1)[0].1, known);
 }
 
-/// The orders in which 200 packets arrive at a receiver that polls when all were sent.
+/// The orders in which 200 packets arrive at a receiver that polls after all were sent.
 fn arrivals(reorder: Option<u64>) -> Vec<u8> {
     let mut world = World::new(1);
     let receiver = TcpDevice::open(options(2).with(|options| options.reorder = reorder)).unwrap();
-    let b = world.add(&receiver, endless_retries());
+    let b = world.add(&receiver, infinite_retry_options());
     let to = world.destination(0, b);
     for n in 0..200 {
         world.send(0, to, n.into(), &[n]);
@@ -545,7 +548,7 @@ fn sink_records_sent_received_and_failed_packets() {
         let capture = Some(SharedSink::new(trace.clone()));
         world.add(
             &TcpDevice::open(options(host).with(|options| options.capture = capture)).unwrap(),
-            endless_retries(),
+            infinite_retry_options(),
         );
     }
     let to = world.destination(0, 1);
@@ -568,7 +571,7 @@ fn sink_records_sent_received_and_failed_packets() {
 fn senders_beyond_max_peers_are_rejected_until_one_closes() {
     let mut world = World::new(3);
     let narrow = TcpDevice::open(options(4).with(|options| options.max_peers = 2)).unwrap();
-    let target = world.add(&narrow, endless_retries());
+    let target = world.add(&narrow, infinite_retry_options());
     world.post_receives(target, 10);
     for sender in 0..2 {
         let to = world.destination(sender, target);
@@ -580,7 +583,7 @@ fn senders_beyond_max_peers_are_rejected_until_one_closes() {
     assert_eq!(world.ended(2, 1), [(2, Err(Status::UnreachableRemote))]);
     assert_eq!(world.qp(target).statistics().rejected, 1);
     world.drop(0);
-    // The place is free as soon as the end of the first has been read.
+    // The target accepts a new peer once it has read the end of the first connection.
     world.until(|world| {
         world.send(2, to, 3, b"x");
         world.ended(2, 1) == [(3, Ok(()))]
@@ -592,20 +595,21 @@ fn device_address_and_port_range_are_checked() {
     let error = |address: [u8; 4]| TcpDevice::open(TcpOptions::new(address)).unwrap_err();
     assert!(matches!(error([0, 0, 0, 0]), DeviceError::BadAddress { .. }));
     assert!(matches!(error([224, 0, 0, 1]), DeviceError::BadAddress { .. }));
-    // Reserved for documentation: nobody has it.
+    // Reserved for documentation, so no interface has this address.
     assert!(matches!(error([192, 0, 2, 1]), DeviceError::Absent { .. }));
     let long = TcpDevice::open(options(1).with(|options| options.mtu = 65537)).unwrap_err();
     assert_eq!(long, DeviceError::TooLong { length: 65537, limit: 65536 });
 
-    let deep = endless_retries().with(|options| options.send_depth = 5000);
+    let deep = infinite_retry_options().with(|options| options.send_depth = 5000);
     let error = device(1).create_queue_pair(deep).unwrap_err();
     assert_eq!(error, DeviceError::TooLong { length: 5000, limit: 4096 });
 
-    let some = device(9).create_queue_pair(endless_retries()).unwrap().address().qpn.0;
+    let some = device(9).create_queue_pair(infinite_retry_options()).unwrap().address().qpn.0;
     let ports = some - 9..=some;
     let range = options(9).with(|options| options.ports = Some(ports.clone()));
     let range = TcpDevice::open(range).unwrap();
-    let [first, second] = [(); 2].map(|()| range.create_queue_pair(endless_retries()).unwrap());
+    let [first, second] =
+        [(); 2].map(|()| range.create_queue_pair(infinite_retry_options()).unwrap());
     let (first, second) = (first.address().qpn.0, second.address().qpn.0);
     assert!(ports.contains(&first) && first < second && ports.contains(&second));
 }
@@ -615,7 +619,7 @@ fn address_handle_of_the_device_serves_all_its_queue_pairs() {
     let mut world = World::new(0);
     let (first, second) = (device(1), device(2));
     for device in [&first, &first, &second] {
-        world.add(device, endless_retries());
+        world.add(device, infinite_retry_options());
     }
     let QueuePairAddress { gid, qpn, qkey } = world.qp(2).address();
     let address_handle = first.create_address_handle(gid).unwrap();

@@ -1,7 +1,7 @@
 //! The tcp link with peers that violate its protocol.
 //!
-//! Whatever they do: no call panics or blocks, the memory that they can make a queue pair use is bounded,
-//! each violation closes their connection and is counted, and other peers are served.
+//! No call panics or blocks, the memory that a peer can make a queue pair use is bounded, each violation
+//! closes the violating connection and is counted, and other peers are still served.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use efa_device::*;
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics, Violations};
 
-/// Guards against hanging; nothing is expected to take a noticeable part of it.
+/// Limit for a hanging test; a passing test takes a small fraction of it.
 const DEADLINE: Duration = Duration::from_secs(60);
 const MTU: usize = 256;
 const HELLO: &[u8; 16] = b"EfaS\x02\0\x34\x12\0\x01\0\0\x07\0\0\0";
@@ -46,17 +46,17 @@ fn frame(sequence: u32, length: u32) -> Vec<u8> {
     bytes
 }
 
-/// Polls until it has come true.
+/// Polls until `done` returns `true`.
 fn until(qp: &mut TcpQueuePair, now: Time, mut done: impl FnMut(&mut TcpQueuePair) -> bool) {
     let start = Instant::now();
     while !done(qp) {
-        assert!(start.elapsed() < DEADLINE, "nothing happens");
+        assert!(start.elapsed() < DEADLINE, "no progress within the deadline");
         qp.poll(now);
     }
 }
 
-/// Sends itself a packet, as proof that it still works.
-fn check(qp: &mut TcpQueuePair, now: Time) {
+/// Asserts that the queue pair still works: it sends a packet to itself.
+fn assert_works(qp: &mut TcpQueuePair, now: Time) {
     let QueuePairAddress { gid, qpn, qkey } = qp.address();
     let address_handle = qp.create_address_handle(gid).unwrap();
     let destination = Destination { address_handle, qpn, qkey };
@@ -71,15 +71,15 @@ fn check(qp: &mut TcpQueuePair, now: Time) {
     };
     qp.post_send(request).unwrap();
     let start = Instant::now();
-    let mut proofs = 0;
-    while proofs < 2 {
-        assert!(start.elapsed() < DEADLINE, "nothing happens");
+    let mut completions = 0;
+    while completions < 2 {
+        assert!(start.elapsed() < DEADLINE, "no progress within the deadline");
         match qp.poll(now) {
             Some(Completion::Send { result, .. }) => {
                 assert_eq!(result, Ok(()));
-                proofs += 1;
+                completions += 1;
             }
-            Some(Completion::Receive { length: 5, .. }) => proofs += 1,
+            Some(Completion::Receive { length: 5, .. }) => completions += 1,
             _ => {}
         }
     }
@@ -87,13 +87,13 @@ fn check(qp: &mut TcpQueuePair, now: Time) {
 
 #[test]
 fn violation_by_a_sender_closes_its_connection_and_is_counted() {
-    let mut of_kind = frame(0, 4);
-    of_kind[0] = 9;
+    let mut unknown_kind = frame(0, 4);
+    unknown_kind[0] = 9;
     let long = frame(0, MTU as u32 + 1);
     let mut huge = frame(0, 0);
     huge[4..8].fill(0xff);
-    let mut greedy = *HELLO;
-    greedy[10] = 2;
+    let mut oversized_mtu = *HELLO;
+    oversized_mtu[10] = 2;
     let mut other_version = *HELLO;
     other_version[4] = 9;
     let rdma = |kind: u8, bytes: &[u8]| {
@@ -102,7 +102,7 @@ fn violation_by_a_sender_closes_its_connection_and_is_counted() {
         frame[16..].copy_from_slice(bytes);
         frame
     };
-    let greedy_read = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0x80, 0, 0];
+    let oversized_read = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0x80, 0, 0];
     let one = |pick: fn(&mut Violations) -> &mut u64| {
         let mut expected = Violations::default();
         *pick(&mut expected) = 1;
@@ -111,13 +111,13 @@ fn violation_by_a_sender_closes_its_connection_and_is_counted() {
     let cases = [
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), one(|v| &mut v.magic)),
         (other_version.to_vec(), one(|v| &mut v.version)),
-        (greedy.to_vec(), one(|v| &mut v.length)),
-        ([&HELLO[..], &of_kind].concat(), one(|v| &mut v.kind)),
+        (oversized_mtu.to_vec(), one(|v| &mut v.length)),
+        ([&HELLO[..], &unknown_kind].concat(), one(|v| &mut v.kind)),
         ([&HELLO[..], &rdma(2, &[0; 3])].concat(), one(|v| &mut v.short)),
         ([&HELLO[..], &rdma(2, &[0; 5 + MTU])].concat(), one(|v| &mut v.length)),
         ([&HELLO[..], &rdma(3, &[0; 11])].concat(), one(|v| &mut v.short)),
         ([&HELLO[..], &rdma(3, &[0; 13])].concat(), one(|v| &mut v.length)),
-        ([&HELLO[..], &rdma(3, &greedy_read)].concat(), one(|v| &mut v.length)),
+        ([&HELLO[..], &rdma(3, &oversized_read)].concat(), one(|v| &mut v.length)),
         ([&HELLO[..], &rdma(4, &[0; 7])].concat(), one(|v| &mut v.short)),
         ([&HELLO[..], &rdma(4, &[0; 9 + (1 << 15)])].concat(), one(|v| &mut v.length)),
         ([&HELLO[..], &rdma(5, &[0; 11])].concat(), one(|v| &mut v.short)),
@@ -136,10 +136,10 @@ fn violation_by_a_sender_closes_its_connection_and_is_counted() {
         assert_eq!((violations, incoming), (expected, 0), "{what}");
         stream.set_nonblocking(false).unwrap();
         let mut received = Vec::new();
-        // It may also have been reset.
+        // The connection may also have been reset, which fails the read.
         let _ = stream.read_to_end(&mut received);
         assert!(received.starts_with(WELCOME) && received.ends_with(&[2, 12, 0, 0, 0, 0, 0, 0]));
-        check(&mut qp, Time::ZERO);
+        assert_works(&mut qp, Time::ZERO);
     }
 }
 
@@ -149,7 +149,7 @@ fn connection_ending_within_a_frame_is_counted_as_truncated() {
         let mut qp = queue_pair(8);
         connect(&qp).write_all(bytes).unwrap();
         until(&mut qp, Time::ZERO, |qp| qp.statistics().violations.truncated == 1);
-        check(&mut qp, Time::ZERO);
+        assert_works(&mut qp, Time::ZERO);
         assert_eq!(qp.statistics().violations.total(), 1);
     }
 }
@@ -163,23 +163,27 @@ fn late_hello_closes_the_connection_but_a_late_frame_does_not() {
     streams[3].write_all(&[&HELLO[..], &frame(0, 90)[..20]].concat()).unwrap();
     let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
     until(&mut qp, at(0), |qp| qp.statistics().incoming == 4);
-    // What trickles in is no excuse.
+    // Single bytes of a HELLO do not extend its timeout.
     for second in 0..9 {
         streams[1].write_all(&HELLO[6 + second as usize..][..1]).unwrap();
-        check(&mut qp, at(second));
+        assert_works(&mut qp, at(second));
     }
     assert_eq!(qp.statistics().violations.total(), 0);
     let mut now = at(9);
     let start = Instant::now();
     while qp.statistics().violations.slow < 2 {
-        assert!(start.elapsed() < DEADLINE, "nothing happens");
+        assert!(start.elapsed() < DEADLINE, "no progress within the deadline");
         now += Duration::from_millis(100);
         qp.poll(now);
     }
     assert!(now >= at(10));
-    check(&mut qp, at(10_000));
+    assert_works(&mut qp, at(10_000));
     let TcpStatistics { violations, incoming, .. } = qp.statistics();
-    assert_eq!((violations.total(), incoming), (2, 3), "the last two, and its own");
+    assert_eq!(
+        (violations.total(), incoming),
+        (2, 3),
+        "the last two, and the connection of the queue pair to itself"
+    );
 }
 
 /// The receiver may not have polled for long, so the age of a connection is unknown when a sweep first
@@ -188,21 +192,21 @@ fn late_hello_closes_the_connection_but_a_late_frame_does_not() {
 fn hello_timeout_starts_when_a_sweep_sees_the_connection() {
     let mut qp = queue_pair(8);
     let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
-    check(&mut qp, at(0));
+    assert_works(&mut qp, at(0));
     let mut stream = connect(&qp);
     stream.write_all(&HELLO[..8]).unwrap();
     until(&mut qp, at(0), |qp| qp.statistics().incoming == 2);
-    check(&mut qp, at(60));
-    check(&mut qp, at(69));
+    assert_works(&mut qp, at(60));
+    assert_works(&mut qp, at(69));
     assert_eq!(qp.statistics().violations.total(), 0);
-    // Since then somebody has looked.
+    // The timeout started at the first sweep after the connection was accepted.
     until(&mut qp, at(71), |qp| qp.statistics().violations.slow == 1);
 }
 
 #[test]
 fn connections_beyond_max_peers_are_rejected() {
     let mut qp = queue_pair(5);
-    check(&mut qp, Time::ZERO);
+    assert_works(&mut qp, Time::ZERO);
     let mut streams = Vec::new();
     for n in 1..=100 {
         streams.push(connect(&qp));
@@ -217,20 +221,20 @@ fn connections_beyond_max_peers_are_rejected() {
     streams[99].set_nonblocking(false).unwrap();
     streams[99].read_to_end(&mut received).unwrap();
     assert_eq!(received, [&WELCOME[..], &[2, 15, 0, 0, 0, 0, 0, 0]].concat());
-    check(&mut qp, Time::ZERO);
+    assert_works(&mut qp, Time::ZERO);
     streams.clear();
     until(&mut qp, Time::ZERO, |qp| qp.statistics().incoming == 1);
 }
 
-/// Writes frames and takes no answers, until nothing more is taken for long, on either side.
-fn write_until_held_up(
+/// Writes frames without reading responses, until 200 writes in a row are refused.
+fn write_until_stalled(
     qp: &mut TcpQueuePair,
     stream: &mut TcpStream,
     mut next: impl FnMut(u32) -> Vec<u8>,
 ) {
     let mut bytes = HELLO.to_vec();
-    let (mut sequence, mut total, mut fruitless) = (0, 0, 0);
-    while fruitless < 200 {
+    let (mut sequence, mut total, mut refused_writes) = (0, 0, 0);
+    while refused_writes < 200 {
         while bytes.len() < 1 << 16 {
             bytes.extend(next(sequence));
             sequence += 1;
@@ -239,50 +243,50 @@ fn write_until_held_up(
             Ok(count) => {
                 bytes.drain(..count);
                 total += count;
-                fruitless = 0;
+                refused_writes = 0;
             }
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                fruitless += 1;
+                refused_writes += 1;
             }
         }
         for _ in 0..100 {
             qp.poll(Time::ZERO);
         }
-        assert!(total < 1 << 28, "it goes on and on");
+        assert!(total < 1 << 28, "the queue pair still reads after 256 MiB");
     }
 }
 
-/// Frames whose answers differ from one to the next, so that each needs bytes of its own.
+/// Responses to consecutive frames differ, so they can't be merged into one.
 #[test]
 fn sender_that_reads_no_responses_is_stalled() {
     let mut qp = queue_pair(8);
     let mut stream = connect(&qp);
-    // Too short for every other frame; the rest have another key.
+    // Every other frame is too long for this buffer; the rest have a wrong key.
     qp.post_receive(vec![0; 5].into()).unwrap();
-    write_until_held_up(&mut qp, &mut stream, |sequence| {
+    write_until_stalled(&mut qp, &mut stream, |sequence| {
         let mut refused = frame(sequence, 6);
         refused[12] = (sequence % 2) as u8;
         refused
     });
-    check(&mut qp, Time::ZERO);
+    assert_works(&mut qp, Time::ZERO);
     drop(stream);
     until(&mut qp, Time::ZERO, |qp| {
-        // Now that there are long buffers, its packets wait for them.
+        // Packets that were already read complete as long buffers are posted.
         let buffer = qp.allocate_packet().unwrap();
         let _ = qp.post_receive(buffer);
         qp.statistics().incoming == 1
     });
 }
 
-/// Reads of a region, again and again, whose bytes are not taken.
+/// The peer repeats RDMA reads of a region and never reads the returned bytes.
 #[test]
 fn requester_that_reads_no_rdma_data_is_stalled() {
     let mut qp = queue_pair(8);
     let access = Access { remote_read: true, remote_write: false };
     let region = qp.register(vec![7; 1 << 15].into(), access).unwrap();
     let mut stream = connect(&qp);
-    write_until_held_up(&mut qp, &mut stream, |sequence| {
+    write_until_stalled(&mut qp, &mut stream, |sequence| {
         let mut read = frame(sequence, 12);
         read[0] = 3;
         read[12..16].copy_from_slice(&region.remote_key().to_le_bytes());
@@ -290,7 +294,7 @@ fn requester_that_reads_no_rdma_data_is_stalled() {
         read[24..].copy_from_slice(&(1_u32 << 15).to_le_bytes());
         read
     });
-    check(&mut qp, Time::ZERO);
+    assert_works(&mut qp, Time::ZERO);
 }
 
 #[test]
@@ -304,7 +308,7 @@ fn random_bytes_of_a_sender_do_not_disturb_others() {
             bytes.extend(frame(sequence, rng.u32(..=MTU as u32)));
             bytes[start] = 1 + rng.u8(..5);
         }
-        // Most of the beginning is likely to be right.
+        // At most two bytes are changed, so that most frames before them are valid.
         for _ in 0..rng.usize(..3) {
             let at = rng.usize(..bytes.len());
             bytes[at] = if rng.bool() { rng.u8(..) } else { bytes[at] ^ 1 << rng.u8(..8) };
@@ -312,7 +316,7 @@ fn random_bytes_of_a_sender_do_not_disturb_others() {
         bytes.truncate(rng.usize(..=bytes.len()));
         let mut stream = connect(&qp);
         for part in bytes.chunks(1 + rng.usize(..200)) {
-            // It may be closed already.
+            // The connection may be closed already.
             let _ = stream.write_all(part);
             if rng.bool() {
                 let buffer = qp.allocate_packet().unwrap();
@@ -322,7 +326,7 @@ fn random_bytes_of_a_sender_do_not_disturb_others() {
         }
     }
     until(&mut qp, Time::ZERO, |qp| {
-        // Packets of those who have gone wait for buffers.
+        // Packets of closed connections still wait for buffers.
         let buffer = qp.allocate_packet().unwrap();
         let _ = qp.post_receive(buffer);
         qp.statistics().incoming == 0
@@ -330,8 +334,9 @@ fn random_bytes_of_a_sender_do_not_disturb_others() {
     assert!(qp.statistics().violations.total() > 50);
 }
 
-/// What listens where a queue pair is expected, and says `bytes` to whoever connects.
-fn meet(bytes: &[u8]) -> (Vec<Result<(), Status>>, Violations) {
+/// Sends two packets to a fake receiver that answers with `bytes`; returns the results of the sends and
+/// the violations counted by the sender.
+fn send_to_fake_receiver(bytes: &[u8]) -> (Vec<Result<(), Status>>, Violations) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!() };
     let mut qp = queue_pair(8);
@@ -354,7 +359,7 @@ fn meet(bytes: &[u8]) -> (Vec<Result<(), Status>>, Violations) {
     let mut ended = Vec::new();
     let start = Instant::now();
     while ended.len() < 2 {
-        assert!(start.elapsed() < DEADLINE, "nothing happens");
+        assert!(start.elapsed() < DEADLINE, "no progress within the deadline");
         if let Some(Completion::Send { result, .. }) = qp.poll(Time::ZERO) {
             ended.push(result);
         }
@@ -364,7 +369,7 @@ fn meet(bytes: &[u8]) -> (Vec<Result<(), Status>>, Violations) {
         }
         let Some(stream) = &mut stream else { continue };
         if read.len() < 16 + 2 * 20 {
-            // Answers are judged by what was written before.
+            // A response is valid only for packets that were written before it.
             stream.set_nonblocking(true).unwrap();
             let _ = stream.read_to_end(&mut read);
             if read.len() == 16 + 2 * 20 {
@@ -381,16 +386,16 @@ fn violation_by_a_receiver_fails_the_sends_to_it() {
     let bad = Err(Status::BadStatus);
     let answer = |bytes: [u8; 8]| [&WELCOME[..], &bytes].concat();
     let ok = [1, 0, 2, 0, 0, 0, 0, 0];
-    let (ended, violations) = meet(&answer(ok));
-    assert_eq!((ended, violations.total()), (vec![Ok(()), Ok(())], 0), "this is how to do it");
+    let (ended, violations) = send_to_fake_receiver(&answer(ok));
+    assert_eq!((ended, violations.total()), (vec![Ok(()), Ok(())], 0), "valid response");
 
-    let (ended, violations) = meet(b"220 mail.example.org ESMTP\r\n");
+    let (ended, violations) = send_to_fake_receiver(b"220 mail.example.org ESMTP\r\n");
     assert_eq!((ended, violations.magic), (vec![bad, bad], 1));
-    let (ended, violations) = meet(b"EfaR\x01\0\0\0");
+    let (ended, violations) = send_to_fake_receiver(b"EfaR\x01\0\0\0");
     assert_eq!((ended, violations.version), (vec![bad, bad], 1));
-    let (ended, violations) = meet(&answer([7, 0, 2, 0, 0, 0, 0, 0]));
+    let (ended, violations) = send_to_fake_receiver(&answer([7, 0, 2, 0, 0, 0, 0, 0]));
     assert_eq!((ended, violations.kind), (vec![bad, bad], 1));
-    let (ended, violations) = meet(&answer([1, 99, 2, 0, 0, 0, 0, 0]));
+    let (ended, violations) = send_to_fake_receiver(&answer([1, 99, 2, 0, 0, 0, 0, 0]));
     assert_eq!((ended, violations.status), (vec![bad, bad], 1));
     let data_for_a_datagram = [3, 0, 4, 0, 0, 0, 0, 0];
     for wrong in [
@@ -399,22 +404,27 @@ fn violation_by_a_receiver_fails_the_sends_to_it() {
         [1, 0, 1, 0, 255, 0, 0, 0],
         data_for_a_datagram,
     ] {
-        let (ended, violations) = meet(&answer(wrong));
+        let (ended, violations) = send_to_fake_receiver(&answer(wrong));
         assert_eq!((ended, violations.response), (vec![bad, bad], 1));
     }
     let twice = [&answer([1, 0, 1, 0, 1, 0, 0, 0])[..], &[1, 0, 1, 0, 1, 0, 0, 0]].concat();
-    let (ended, violations) = meet(&twice);
+    let (ended, violations) = send_to_fake_receiver(&twice);
     assert_eq!((ended, violations.response), (vec![Ok(()), bad], 1));
 
     let gone = Err(Status::UnresponsiveRemote);
-    let (ended, violations) = meet(&answer([1, 0, 1, 0, 0, 0, 0, 0]));
-    assert_eq!((ended, violations.total()), (vec![Ok(()), gone], 0), "an end is no violation");
-    let (ended, _) = meet(b"");
+    let (ended, violations) = send_to_fake_receiver(&answer([1, 0, 1, 0, 0, 0, 0, 0]));
+    assert_eq!(
+        (ended, violations.total()),
+        (vec![Ok(()), gone], 0),
+        "closing a connection is not a violation"
+    );
+    let (ended, _) = send_to_fake_receiver(b"");
     assert_eq!(ended, [gone, gone]);
 }
 
-/// What listens where a queue pair is read from: four bytes are asked for, and `bytes` come back.
-fn read_from(bytes: &[u8]) -> (Result<(), Status>, [u8; 6], Violations) {
+/// Posts an RDMA read of four bytes to a fake target that answers with `bytes`; returns the result, the
+/// local region and the violations counted by the requester.
+fn read_from_fake_target(bytes: &[u8]) -> (Result<(), Status>, [u8; 6], Violations) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let mut qp = queue_pair(8);
@@ -425,18 +435,18 @@ fn read_from(bytes: &[u8]) -> (Result<(), Status>, [u8; 6], Violations) {
     let remote = RemoteMemory { address: 0x0102_0304_0506_0708, key: 0x1122_3344 };
     qp.post_read(RdmaRequest { id: WorkId(1), local, remote, destination }).unwrap();
     let (mut stream, _) = listener.accept().unwrap();
-    let mut asked = [0; 16 + 28];
+    let mut requested = [0; 16 + 28];
     stream.set_nonblocking(true).unwrap();
     let mut length = 0;
-    // It is written by polls.
+    // The request is written during polls.
     until(&mut qp, Time::ZERO, |_| {
-        length += stream.read(&mut asked[length..]).unwrap_or(0);
-        length == asked.len()
+        length += stream.read(&mut requested[length..]).unwrap_or(0);
+        length == requested.len()
     });
     stream.set_nonblocking(false).unwrap();
-    assert_eq!(asked[16..20], [3, 0, 0, 0]);
-    assert_eq!(asked[28..], [0x44, 0x33, 0x22, 0x11, 8, 7, 6, 5, 4, 3, 2, 1, 4, 0, 0, 0]);
-    // In two parts, as it may come; then nothing more.
+    assert_eq!(requested[16..20], [3, 0, 0, 0]);
+    assert_eq!(requested[28..], [0x44, 0x33, 0x22, 0x11, 8, 7, 6, 5, 4, 3, 2, 1, 4, 0, 0, 0]);
+    // The response arrives in two parts, then the connection closes.
     let (first, second) = bytes.split_at(bytes.len() / 2);
     stream.write_all(first).unwrap();
     for _ in 0..20 {
@@ -459,21 +469,22 @@ fn read_from(bytes: &[u8]) -> (Result<(), Status>, [u8; 6], Violations) {
 fn wrong_response_to_a_read_fails_it() {
     let bad = Err(Status::BadStatus);
     let answer = |answer: [u8; 8], data: &[u8]| [&WELCOME[..], &answer, data].concat();
-    let (result, got, violations) = read_from(&answer([3, 0, 4, 0, 0, 0, 0, 0], b"abcd"));
-    assert_eq!((result, &got), (Ok(()), b"\0abcd\0"), "this is how to do it");
+    let (result, got, violations) =
+        read_from_fake_target(&answer([3, 0, 4, 0, 0, 0, 0, 0], b"abcd"));
+    assert_eq!((result, &got), (Ok(()), b"\0abcd\0"), "valid response");
     assert_eq!(violations.total(), 0);
-    let (result, got, _) = read_from(&answer([1, 7, 1, 0, 0, 0, 0, 0], b""));
+    let (result, got, _) = read_from_fake_target(&answer([1, 7, 1, 0, 0, 0, 0, 0], b""));
     assert_eq!((result, got), (Err(Status::RemoteBadAddress), [0; 6]));
-    // Too much, too little, for another frame, no bytes at all.
+    // Too many bytes, too few, another frame's response, and a response without data.
     for wrong in [
         [3, 0, 5, 0, 0, 0, 0, 0],
         [3, 0, 3, 0, 0, 0, 0, 0],
         [3, 0, 4, 0, 1, 0, 0, 0],
         [1, 0, 1, 0, 0, 0, 0, 0],
     ] {
-        let (result, got, violations) = read_from(&answer(wrong, b"abcde"));
+        let (result, got, violations) = read_from_fake_target(&answer(wrong, b"abcde"));
         assert_eq!((result, got, violations.response), (bad, [0; 6], 1), "{wrong:?}");
     }
-    let (result, _, violations) = read_from(&answer([3, 0, 4, 0, 0, 0, 0, 0], b"ab"));
+    let (result, _, violations) = read_from_fake_target(&answer([3, 0, 4, 0, 0, 0, 0, 0], b"ab"));
     assert_eq!((result, violations.total()), (Err(Status::UnresponsiveRemote), 0));
 }

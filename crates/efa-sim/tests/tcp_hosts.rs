@@ -21,12 +21,12 @@ use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics};
 use namespaces::Namespaces;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A guard against hanging; nothing is expected to take a noticeable part of it.
+/// Limit for a hanging test; a passing test takes a small fraction of it.
 const DEADLINE: Duration = Duration::from_secs(60);
 const KEY: Qkey = Qkey(0x77);
 const MTU: usize = 8928;
 
-/// Retries without end.
+/// A queue pair with infinite RNR retries and blocking helpers, driven by the wall clock.
 struct Side {
     qp: TcpQueuePair,
     start: Instant,
@@ -34,12 +34,12 @@ struct Side {
 
 impl Side {
     fn new(options: TcpOptions, receives: usize) -> Self {
-        let patient = QueuePairOptions::default().with(|options| {
+        let infinite_retry = QueuePairOptions::default().with(|options| {
             options.qkey = KEY;
             options.rnr_retry = 7;
             options.send_depth = 4096;
         });
-        let mut qp = TcpDevice::open(options).unwrap().create_queue_pair(patient).unwrap();
+        let mut qp = TcpDevice::open(options).unwrap().create_queue_pair(infinite_retry).unwrap();
         for _ in 0..receives {
             let packet = qp.allocate_packet().unwrap();
             qp.post_receive(packet).unwrap();
@@ -65,10 +65,10 @@ impl Side {
 
     fn poll(&mut self) -> Option<Completion<Box<[u8]>>> {
         let elapsed = self.start.elapsed();
-        assert!(elapsed < DEADLINE, "nothing happens");
+        assert!(elapsed < DEADLINE, "no progress within the deadline");
         let completion = self.qp.poll(Time::ZERO + elapsed);
         if completion.is_none() {
-            // The other side may need this processor.
+            // Let the other process run if both share a processor.
             std::thread::yield_now();
         }
         completion
@@ -84,7 +84,7 @@ impl Side {
 
     fn until(&mut self, done: impl Fn(TcpStatistics) -> bool) {
         while !done(self.qp.statistics()) {
-            assert!(self.poll().is_none(), "nothing was to come");
+            assert!(self.poll().is_none(), "unexpected completion");
         }
     }
 
@@ -113,7 +113,7 @@ impl Side {
     }
 }
 
-/// A packet of its number, repeated, so that a receiver can check it.
+/// The packet number, repeated, so that a receiver can check that the packet is complete.
 fn pattern(number: u64) -> Vec<u8> {
     let length = 8 + (number as usize * 104) % (MTU - 8);
     number.to_le_bytes().repeat(length / 8)
@@ -125,11 +125,11 @@ fn check_pattern(bytes: &[u8]) -> u64 {
     number
 }
 
-/// Two hosts, and how to run a program on the second.
+/// The addresses of two hosts, and the network namespace of the second.
 struct Hosts {
     first: IpAddr,
     second: IpAddr,
-    /// The namespace of the second.
+    /// `None` for two loopback addresses.
     namespace: Option<String>,
 }
 
@@ -139,7 +139,7 @@ impl Hosts {
     }
 }
 
-/// This program, to run the ignored test `name`, in a network namespace perhaps.
+/// A command that runs the ignored test `name` of this program, in `namespace` if given.
 fn this_program(namespace: Option<&str>, name: &str) -> Command {
     let program = std::env::current_exe().unwrap();
     let mut command = match namespace {
@@ -162,7 +162,7 @@ struct Child {
 }
 
 impl Child {
-    /// Runs `child_<role>`, on this number if it is not 0.
+    /// Runs `child_<role>`, with `number` as its queue pair number unless that is 0.
     fn start(hosts: &Hosts, role: &str, number: Qpn) -> Self {
         let mut process = this_program(hosts.namespace.as_deref(), &format!("child_{role}"))
             .env("EFA_SIM_ADDRESS", hosts.second.to_string())
@@ -172,7 +172,7 @@ impl Child {
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let address = lines.find_map(|line| {
-            // The test harness may have begun the line.
+            // The test harness may already have printed the start of this line.
             let line = line.ok()?;
             let (gid, qpn) = line.split_once("efa queue pair ")?.1.split_once(' ')?;
             let gid = gid.parse::<std::net::Ipv6Addr>().ok()?;
@@ -180,7 +180,7 @@ impl Child {
         });
         let mut child = Self { process, gid: Gid::ZERO, qpn: Qpn(0) };
         (child.gid, child.qpn) = address.expect("the child prints its address");
-        // Kept open: the child writes more.
+        // Keep reading: a closed pipe would fail the child's later output.
         std::thread::spawn(move || lines.for_each(drop));
         child
     }
@@ -194,7 +194,7 @@ impl Child {
         self.process.wait().unwrap();
     }
 
-    /// Waits for its end, while `side` answers what it still has sent.
+    /// Waits for the process to exit, polling `side` so that the child's last sends complete.
     fn finish(mut self, side: &mut Side) {
         let ended = loop {
             match self.process.try_wait().unwrap() {
@@ -213,7 +213,7 @@ impl Drop for Child {
     }
 }
 
-/// The child's side; `None` if this is no child.
+/// The child's queue pair; `None` outside of a child process.
 fn child(receives: usize) -> Option<Side> {
     let address = std::env::var("EFA_SIM_ADDRESS").ok()?.parse::<IpAddr>().unwrap();
     let number = std::env::var("EFA_SIM_NUMBER").unwrap().parse().unwrap();
@@ -226,15 +226,15 @@ fn child(receives: usize) -> Option<Side> {
 
 /// Echoes packets until an empty one arrives.
 #[test]
-#[ignore = "a process of other tests"]
+#[ignore = "child process started by other tests"]
 fn child_echo() {
     let Some(mut side) = child(16) else { return };
-    let mut owed = 0;
+    let mut pending_sends = 0;
     loop {
         match side.wait() {
             Completion::Send { result, .. } => {
                 assert_eq!(result, Ok(()));
-                owed -= 1;
+                pending_sends -= 1;
             }
             Completion::Receive { length: 0, .. } => break,
             Completion::Receive { packet, length, source, .. } => {
@@ -248,17 +248,17 @@ fn child_echo() {
                 };
                 side.send(back, 0, &packet[..length]);
                 side.qp.post_receive(packet).unwrap();
-                owed += 1;
+                pending_sends += 1;
             }
             other => panic!("{other:?}"),
         }
     }
-    side.ended(owed);
+    side.ended(pending_sends);
 }
 
 /// Polls, and never posts a buffer.
 #[test]
-#[ignore = "a process of other tests"]
+#[ignore = "child process started by other tests"]
 fn child_idle() {
     let Some(mut side) = child(0) else { return };
     let completion = side.wait();
@@ -267,7 +267,7 @@ fn child_idle() {
 
 /// Sends packets without end to the sender of its first packet.
 #[test]
-#[ignore = "a process of other tests"]
+#[ignore = "child process started by other tests"]
 fn child_stream() {
     let Some(mut side) = child(1) else { return };
     let (_, source) = side.received();
@@ -282,7 +282,7 @@ fn child_stream() {
 
 // ---- scenarios -------------------------------------------------------------------------------
 
-fn packets_go_there_and_back(hosts: &Hosts) {
+fn packets_are_echoed(hosts: &Hosts) {
     let mut side = Side::new(hosts.options(), 16);
     let child = Child::start(hosts, "echo", Qpn(0));
     assert_ne!(child.gid, side.qp.address().gid);
@@ -297,7 +297,7 @@ fn packets_go_there_and_back(hosts: &Hosts) {
     child.finish(&mut side);
 }
 
-fn many_are_under_way_both_ways(hosts: &Hosts) {
+fn packets_in_flight_both_ways_arrive_in_order(hosts: &Hosts) {
     let mut side = Side::new(hosts.options(), 16);
     let child = Child::start(hosts, "echo", Qpn(0));
     let to = side.destination(child.gid, child.qpn);
@@ -311,11 +311,11 @@ fn many_are_under_way_both_ways(hosts: &Hosts) {
     child.finish(&mut side);
 }
 
-fn a_killed_receiver_is_noticed(hosts: &Hosts) {
+fn sends_to_a_killed_receiver_fail(hosts: &Hosts) {
     let mut side = Side::new(hosts.options(), 0);
     let mut child = Child::start(hosts, "idle", Qpn(0));
     let to = side.destination(child.gid, child.qpn);
-    // More than the sockets hold, so that some are half written.
+    // More bytes than the sockets hold, so that a packet is partly written.
     for id in 0..4000 {
         side.send(to, id, &[7; MTU]);
     }
@@ -324,12 +324,12 @@ fn a_killed_receiver_is_noticed(hosts: &Hosts) {
     }
     child.kill();
     assert_eq!(side.ended(4000), vec![Err(Status::UnresponsiveRemote); 4000]);
-    side.send(to, 4000, b"nobody listens");
+    side.send(to, 4000, b"not listening");
     assert_eq!(side.ended(1), [Err(Status::BadDestinationQpn)]);
     assert_eq!(side.qp.statistics().outgoing, 0);
 }
 
-fn a_killed_sender_leaves_nothing_and_harms_nobody(hosts: &Hosts) {
+fn packets_of_a_killed_sender_arrive_complete(hosts: &Hosts) {
     let mut side = Side::new(hosts.options(), 8);
     let mut child = Child::start(hosts, "stream", Qpn(0));
     let to = side.destination(child.gid, child.qpn);
@@ -338,7 +338,7 @@ fn a_killed_sender_leaves_nothing_and_harms_nobody(hosts: &Hosts) {
         assert_eq!(check_pattern(&side.received().0), number);
     }
     child.kill();
-    // The packets that it has sent still arrive, complete and in order.
+    // Packets that the killed process had written still arrive, complete and in order.
     let mut number = 500;
     while side.qp.statistics().incoming > 0 {
         match side.poll() {
@@ -355,16 +355,16 @@ fn a_killed_sender_leaves_nothing_and_harms_nobody(hosts: &Hosts) {
     side.until(|statistics| statistics.outgoing == 0);
 }
 
-fn a_process_started_again_on_the_same_number_is_reached(hosts: &Hosts) {
+fn restarted_process_on_the_same_number_is_reachable(hosts: &Hosts) {
     let mut side = Side::new(hosts.options(), 16);
     let mut number = Qpn(0);
-    for life in 0..4 {
+    for incarnation in 0..4 {
         let mut child = Child::start(hosts, "echo", number);
         number = child.qpn;
         let to = side.destination(child.gid, child.qpn);
         for n in 0..10 {
-            side.send(to, n, &pattern(life * 10 + n));
-            assert_eq!(check_pattern(&side.received().0), life * 10 + n);
+            side.send(to, n, &pattern(incarnation * 10 + n));
+            assert_eq!(check_pattern(&side.received().0), incarnation * 10 + n);
         }
         child.kill();
         // Sends whose responses were in flight may complete either way.
@@ -379,7 +379,7 @@ fn a_process_started_again_on_the_same_number_is_reached(hosts: &Hosts) {
     }
 }
 
-fn a_stopped_receiver_delays_and_loses_nothing(hosts: &Hosts) {
+fn stopped_receiver_delays_packets_without_loss(hosts: &Hosts) {
     let mut side = Side::new(hosts.options(), 16);
     let child = Child::start(hosts, "echo", Qpn(0));
     let to = side.destination(child.gid, child.qpn);
@@ -389,7 +389,7 @@ fn a_stopped_receiver_delays_and_loses_nothing(hosts: &Hosts) {
     for number in 1..1000 {
         side.send(to, number, &pattern(number));
     }
-    // Whether it stops at once is not known, but it doesn't end.
+    // The child may echo some packets before SIGSTOP takes effect; no send fails.
     let mut back = 1;
     for _ in 0..1000 {
         match side.poll() {
@@ -411,8 +411,8 @@ fn a_stopped_receiver_delays_and_loses_nothing(hosts: &Hosts) {
     child.finish(&mut side);
 }
 
-/// Only between namespaces, where the interface can be taken down.
-fn a_host_that_is_cut_off_is_noticed(hosts: &Hosts) {
+/// Runs only between namespaces, where the interface can be taken down.
+fn sends_to_a_disconnected_host_fail(hosts: &Hosts) {
     let Some(namespace) = &hosts.namespace else { return };
     let dead_after = Some(Duration::from_secs(1));
     let mut side = Side::new(hosts.options().with(|options| options.dead_after = dead_after), 16);
@@ -432,28 +432,28 @@ fn a_host_that_is_cut_off_is_noticed(hosts: &Hosts) {
 
 /// Runs all scenarios between the hosts named by the environment.
 #[test]
-#[ignore = "a process of other tests"]
+#[ignore = "child process started by other tests"]
 fn hosts_exchange_messages_over_tcp() {
     let Ok(first) = std::env::var("EFA_SIM_FIRST") else { return };
     let second = std::env::var("EFA_SIM_SECOND").unwrap();
     let namespace = std::env::var("EFA_SIM_NAMESPACE").ok();
     let hosts = Hosts { first: first.parse().unwrap(), second: second.parse().unwrap(), namespace };
     let scenarios: [fn(&Hosts); 7] = [
-        packets_go_there_and_back,
-        many_are_under_way_both_ways,
-        a_killed_receiver_is_noticed,
-        a_killed_sender_leaves_nothing_and_harms_nobody,
-        a_process_started_again_on_the_same_number_is_reached,
-        a_stopped_receiver_delays_and_loses_nothing,
-        a_host_that_is_cut_off_is_noticed,
+        packets_are_echoed,
+        packets_in_flight_both_ways_arrive_in_order,
+        sends_to_a_killed_receiver_fail,
+        packets_of_a_killed_sender_arrive_complete,
+        restarted_process_on_the_same_number_is_reachable,
+        stopped_receiver_delays_packets_without_loss,
+        sends_to_a_disconnected_host_fail,
     ];
     scenarios.into_iter().for_each(|scenario| scenario(&hosts));
 }
 
 /// The process on the first host, killed and reaped when dropped.
-struct Teller(std::process::Child);
+struct ScenarioProcess(std::process::Child);
 
-impl Drop for Teller {
+impl Drop for ScenarioProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -462,8 +462,8 @@ impl Drop for Teller {
 
 fn run_scenarios(mut command: Command, first: &str, second: &str) {
     command.env("EFA_SIM_FIRST", first).env("EFA_SIM_SECOND", second);
-    let mut teller = Teller(command.spawn().unwrap());
-    assert!(teller.0.wait().unwrap().success(), "between {first} and {second}");
+    let mut process = ScenarioProcess(command.spawn().unwrap());
+    assert!(process.0.wait().unwrap().success(), "between {first} and {second}");
 }
 
 #[test]
@@ -475,7 +475,7 @@ fn two_loopback_addresses_act_as_two_hosts() {
 fn two_network_namespaces_act_as_two_hosts() {
     let Some(namespaces) = Namespaces::new() else { return };
     let [a, b] = namespaces.names();
-    // In this order, as the addresses of IPv6 go when the cable is pulled.
+    // IPv6 first: taking the interface down removes its IPv6 addresses.
     for (first, second) in [("fd77::1", "fd77::2"), ("10.77.0.1", "10.77.0.2")] {
         let mut command = this_program(Some(a), "hosts_exchange_messages_over_tcp");
         command.env("EFA_SIM_NAMESPACE", b);

@@ -1,5 +1,4 @@
-//! A capture file of any bytes: it is read or refused, and what was read is written and read to the
-//! same.
+//! Reads any bytes as a capture file; what was read is written and must read back equal.
 
 use efa_sim::capture::{Capture, CaptureReader};
 use efa_sim::record::Record;

@@ -1,4 +1,4 @@
-//! The handshake with a peer under any sequence of packets, against what was heard last.
+//! The handshake state after any sequence of packets, compared with the last HANDSHAKE received.
 
 use efa_handshake::{
     AddressHeader, DeviceAbilities, Extras, Learned, PeerState, Profile, Release, Support,

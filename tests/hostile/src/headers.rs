@@ -1,5 +1,5 @@
-//! Headers field by field: written, read back to the same, and never written where there is no
-//! room. HANDSHAKEs come with any count of words.
+//! Headers of any fields are emitted and parse to an equal header; a short buffer is an error.
+//! HANDSHAKEs have any number of feature words.
 
 use efa_proto::{
     AtomRsp, Connid, Cts, CtsData, Eor, EorForm, ExtraInfo, Handshake, Header, MsgId, OpId, Packet,

@@ -1,5 +1,5 @@
-//! An endpoint that receives messages in place, an honest sender, and a liar: each honest message is
-//! received once, with its bytes, and each receive ends once.
+//! An endpoint that receives messages in place from an honest and a hostile peer: each honest message is
+//! received once and intact, and each receive completes once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The bytes of a fuzzer, read as decisions. When they are used up, every decision is the first.
+//! Reads the bytes of a fuzzer as decisions. After the last byte, every decision is the first choice.
 
 /// What is left of an input.
 #[derive(Clone, Debug)]

@@ -1,44 +1,44 @@
-//! Hostile input for every part that hears strangers.
+//! Fuzz targets for every part that reads input from unknown or hostile peers.
 //!
-//! Each fuzz target is a function of bytes here, so that three can drive it: libFuzzer with the
-//! coverage of what it runs (`cargo xtask fuzz`), tests that replay every input that ever mattered,
-//! and a campaign of random inputs on any toolchain.
+//! Each fuzz target is a function of bytes. It is run by libFuzzer with coverage feedback
+//! (`cargo xtask fuzz`), by tests that replay all kept inputs, and by a campaign of random inputs that
+//! needs no fuzzer.
 //!
 //! ```text
 //!   fuzz/fuzz_targets/*.rs ─┐
-//!   tests/replay.rs ────────┼──► Target::run(bytes) ──► parts of the workspace, and what must hold
+//!   tests/replay.rs ────────┼──► Target::run(bytes) ──► code under test, and its invariants
 //!   main.rs: random, show ──┘
 //! ```
 //!
 //! | target | input | what must hold |
 //! |---|---|---|
-//! | `packet` | any bytes | parsing answers; what it accepts is shown, emitted and parsed to the same |
-//! | `headers` | fields of a header | it is written, read back to the same, and refused where there is no room |
+//! | `packet` | any bytes | parses or gives an error; what parses can be displayed, emitted and parsed again to an equal packet |
+//! | `headers` | fields of a header | they are emitted and parse to an equal header; a short buffer is an error |
 //! | `tag_matching_headers` | any bytes | as `packet`, for TMH and RVH |
-//! | `capture` | any bytes | a pcapng file is read or refused; what was read is written and read to the same |
-//! | `decode` | any bytes | `efa decode` prints as many packets in each form, or tells what is wrong |
-//! | `control` | what the other side of `efa pingpong` says | it is understood or refused, told on one line, and costs no more memory than a plan may |
-//! | `doctor` | files of a machine | `efa doctor` tells of them |
-//! | `handshake` | packets and calls in any order | the state is what was heard last |
-//! | `matcher`, `window`, `offload` | operations in any order | the plainest thing that does the same does the same |
-//! | `shm_link` | what the rings of a neighbour hold | no crash; a third queue pair is served |
-//! | `tcp_link` | what the other end of a connection says | no panic; what was begun ends; the queue pair lives |
-//! | `c_calls` | calls of a C program that holds handles, sizes and pointers wrong | an error number, or what was asked for; all that was made can be given back |
-//! | `in_place` | a liar's packets and an honest sender's messages, received in place | honest messages arrive once with their bytes, receives end once |
-//! | `lying_peer` | what a peer does that knows the protocol | the [invariants](#a-lying-peer) |
-//! | `lying_tag_list` | the same, against a device that matches tagged messages itself | the same, and the list is never in disorder |
-//! | `lying_packets` | packets of its making, field by field | the same |
+//! | `capture` | any bytes | a pcapng file is read or gives an error; what was read can be written and read again |
+//! | `decode` | any bytes | `efa decode` prints the same number of packets in each format, or an error |
+//! | `control` | bytes from the other side of `efa pingpong` or `fi_pingpong` | they are accepted or give an error of one line; memory is bounded |
+//! | `doctor` | files of a machine with any contents | `efa doctor` reports without a panic |
+//! | `handshake` | packets and calls in any order | the state equals that of the last HANDSHAKE |
+//! | `matcher`, `window`, `offload` | operations in any order | results equal those of a simple reference implementation |
+//! | `shm_link` | contents of the rings of another process | no crash; a third queue pair still works |
+//! | `tcp_link` | bytes from the other end of a connection | no panic; every operation completes; the queue pair still works |
+//! | `c_calls` | calls of `libefa_soft` with handles, sizes and pointers of any kind | each call succeeds or returns an error number; every object can be destroyed |
+//! | `in_place` | a hostile peer's packets and an honest sender's messages, received in place | honest messages arrive once and intact; each receive completes once |
+//! | `lying_peer` | decisions of a hostile peer that knows the protocol | the [invariants](#hostile-peer) |
+//! | `lying_tag_list` | the same decisions, on a device with a tag list | the same, and the list stays in order |
+//! | `lying_packets` | packets field by field | the same |
 //!
-//! # A lying peer
+//! # Hostile peer
 //!
-//! A real endpoint, an honest peer at its side, and the liar. No panic; no byte outside of the
-//! buffers of an operation, and none of memory that wasn't offered; no operation ends twice, and
-//! each ends once the liar is removed; every operation with the honest peer ends well and with its
-//! bytes; whoever is blamed in an event is the liar.
+//! An endpoint exchanges messages with an honest peer while a hostile peer sends to it. Nothing panics; no
+//! byte outside of an operation's buffers or of exposed memory is read or written; each operation completes
+//! once, at the latest when the hostile peer is removed; all operations with the honest peer succeed with
+//! the right bytes; events about faults name only the hostile peer.
 
 #![deny(unsafe_code)]
 
-/// A line on standard output. Nobody may read it any more: what a target comes to doesn't depend on that.
+/// Prints a line on standard output and ignores errors: a closed pipe must not fail a run.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! say {
@@ -94,119 +94,119 @@ impl Target {
     }
 }
 
-/// All of them.
+/// All fuzz targets.
 pub const TARGETS: &[Target] = &[
     Target {
         name: "packet",
-        about: "any bytes through the packet parser, and back",
+        about: "packet parser: parse any bytes, emit and parse again",
         run: packet::run,
         show: Some(packet::show),
     },
     Target {
         name: "headers",
-        about: "headers of every type field by field, written and read back",
+        about: "headers of every type from any fields: emit and parse again",
         run: headers::run,
         show: None,
     },
     Target {
         name: "tag_matching_headers",
-        about: "any bytes as TMH and RVH, and back",
+        about: "TMH and RVH parser: parse any bytes, emit and parse again",
         run: offloaded::run,
         show: None,
     },
     Target {
         name: "capture",
-        about: "any bytes as a pcapng file",
+        about: "pcapng reader: read any bytes, write and read again",
         run: capture::run,
         show: Some(capture::show),
     },
     Target {
         name: "decode",
-        about: "any bytes as a capture, through all of `efa decode`",
+        about: "`efa decode` on a capture of any bytes",
         run: tool::decode,
         show: Some(tool::show_decode),
     },
     Target {
         name: "control",
-        about: "what the other side of `efa pingpong` says before a run",
+        about: "`efa pingpong` control channel: any bytes from the other side",
         run: tool::control,
         show: Some(tool::show_control),
     },
     Target {
         name: "doctor",
-        about: "files of a machine with anything in them, for `efa doctor`",
+        about: "`efa doctor` on system files with any contents",
         run: tool::doctor,
         show: None,
     },
     Target {
         name: "handshake",
-        about: "any sequence of packets in the handshake with a peer",
+        about: "handshake state: any sequence of packets and calls",
         run: handshake::run,
         show: None,
     },
     Target {
         name: "matcher",
-        about: "the matcher against two lists",
+        about: "matcher, compared with two linear lists",
         run: matching::matcher,
         show: None,
     },
     Target {
         name: "window",
-        about: "the reorder window against a map",
+        about: "reorder window, compared with a map",
         run: matching::window,
         show: None,
     },
     Target {
         name: "offload",
-        about: "software and a device's list of tags against MPI's law",
+        about: "tag-matching offload, checked against MPI matching order",
         run: matching::offload,
         show: None,
     },
     Target {
         name: "shm_link",
-        about: "rings of a neighbour on the shm link that hold anything",
+        about: "shm link: rings of another process with any contents",
         run: links::shm,
         show: None,
     },
     Target {
         name: "tcp_link",
-        about: "somebody on the tcp link who says anything",
+        about: "tcp link: any bytes from the other end of a connection",
         run: links::tcp,
         show: None,
     },
     Target {
         name: "c_calls",
-        about: "calls of libefa_soft with handles, sizes and pointers of any kind",
+        about: "libefa_soft: calls with any handles, sizes and pointers",
         run: c_calls::run,
         show: None,
     },
     Target {
         name: "in_place",
-        about: "an endpoint that receives in place, an honest sender and a liar",
+        about: "endpoint that receives in place from an honest and a hostile peer",
         run: in_place::run,
         show: None,
     },
     Target {
         name: "lying_peer",
-        about: "a peer that knows the protocol and lies, against an endpoint",
+        about: "endpoint with a hostile peer that knows the protocol",
         run: lying::peer,
         show: Some(lying::show_peer),
     },
     Target {
         name: "lying_tag_list",
-        about: "the same, against an endpoint on a device with a list of tags",
+        about: "endpoint on a device with a tag list, with the same hostile peer",
         run: lying::peer_of_tag_lists,
         show: Some(lying::show_peer_of_tag_lists),
     },
     Target {
         name: "lying_packets",
-        about: "packets field by field, against an endpoint",
+        about: "endpoint with a hostile peer that sends packets field by field",
         run: lying::packets,
         show: Some(lying::show_packets),
     },
 ];
 
-/// The target of a name.
+/// The target called `name`.
 #[must_use]
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)

@@ -1,10 +1,9 @@
-//! Neighbours on the links of the software device that don't keep to the rules.
+//! Hostile peers on the links of the software device.
 //!
-//! `shm`: three queue pairs in one process. One of them is honest to all; over the rings between the
-//! other two comes whatever their files are made to hold, at any offset, while they send. What the
-//! honest one sends and gets stays right.
+//! `shm`: three queue pairs in one process. The fuzzer overwrites the ring files between two of them at any
+//! offset while they send; what the third one sends and receives must stay correct.
 //!
-//! `tcp`: a queue pair whom somebody connects to, or who connects to somebody, with any bytes.
+//! `tcp`: a queue pair that accepts a connection, or connects, and receives any bytes over it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};

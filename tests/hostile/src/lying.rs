@@ -1,4 +1,4 @@
-//! The targets with a liar: what happens in which order.
+//! The targets with a hostile peer: the order of its actions and of the endpoint's.
 
 use std::time::Duration;
 

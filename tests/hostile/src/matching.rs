@@ -1,4 +1,4 @@
-//! The matcher, the window and the device's list, each against the plainest thing that does the same.
+//! The matcher, the reorder window and the device's tag list, each compared with a simple reference.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,4 +1,4 @@
-//! Messages of the tag-matching offload: TMH and RVH, out of any bytes and back.
+//! Parses any bytes as TMH and RVH; what parses is emitted and parsed again.
 
 use efa_proto::tm::Message;
 

@@ -1,4 +1,4 @@
-//! Any bytes through the packet parser, and back.
+//! Parses any bytes as a packet; what parses is displayed, emitted and parsed again.
 
 use std::fmt::Write;
 

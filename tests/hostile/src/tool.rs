@@ -1,5 +1,5 @@
-//! What the command line tool reads of others: the control channel of `efa pingpong`, captures, and
-//! the files that tell `efa doctor` of a machine.
+//! Untrusted input of the command line tool: the control channel of `efa pingpong`, captures, and the
+//! system files that `efa doctor` reads.
 
 use std::fs;
 use std::path::PathBuf;

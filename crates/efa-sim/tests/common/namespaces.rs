@@ -49,8 +49,8 @@ impl Namespaces {
             let output = Command::new("ip").args(line.split(' ')).output();
             let output = output.map_err(|error| format!("ip: {error}"))?;
             if !output.status.success() {
-                let told = String::from_utf8_lossy(&output.stderr);
-                return Err(format!("ip {line}: {}", told.trim()));
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                return Err(format!("ip {line}: {}", stderr.trim()));
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Bytes that no sender of ours sends: an answer, never a panic, and both sides still count alike.
+//! Invalid packets never panic, and device and software keep equal counts of unexpected messages.
 
 use efa_sim::tm::{Connection, Link, Packet, Position, SgeList};
 use proptest::collection::vec;
@@ -15,7 +15,7 @@ fn packet() -> impl Strategy<Value = Packet> {
         1 => Just(Position::Middle),
         1 => Just(Position::Last),
     ];
-    // Opcodes mostly, and tags that mostly fit.
+    // Mostly valid opcodes, and tags that often match.
     let byte = prop_oneof![3 => 0..6_u8, 1 => any::<u8>()];
     let message = vec(byte, 0..MTU);
     prop_oneof![
@@ -35,7 +35,7 @@ proptest! {
     fn any_packets_are_handled_and_counted_alike(packets in vec((packet(), any::<bool>()), 0..30), len in 0..BUFFER) {
         let mut net = Net::new(1, net::options(4), 1);
         for context in 0..6 {
-            // Any tag fits.
+            // The mask ignores all tag bits.
             net.receiver.post(context, 0, u64::MAX, SgeList::zeroed(len)).unwrap();
         }
         net.settle();
@@ -46,13 +46,13 @@ proptest! {
             }
             net.settle();
         }
-        // A message that was begun and not ended is reported when the next one begins.
+        // An incomplete message is reported when the next one starts.
         let next = Packet::Send(Position::Only, vec![0]);
         if net.receiver.receive(ONE, Link::Matching, next).is_ok() {
             net.settle();
             let list = net.receiver.srq().list();
             prop_assert_eq!(net.receiver.offload().handled(), list.unexpected());
-            prop_assert_eq!(list.live_len(), list.len(), "no entry is held back for good");
+            prop_assert_eq!(list.live_len(), list.len(), "all entries are live again");
         }
         while let Some(received) = net.receiver.poll() {
             prop_assert_eq!(received.buffer.len(), len);
@@ -76,6 +76,6 @@ fn invalid_message_is_rejected_and_its_buffer_reposted() {
             (n as u64 + 1, 32)
         );
     }
-    net.eager(0, 5, b"fine");
-    assert_eq!(net.over()[0].context, 1);
+    net.eager(0, 5, b"valid");
+    assert_eq!(net.completed()[0].context, 1);
 }

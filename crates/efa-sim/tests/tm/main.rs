@@ -1,7 +1,7 @@
-//! The device with tag matching, from outside.
+//! Tests of the tag-matching device through its public interface.
 //!
-//! `srq` is about the device alone, `messages` about messages from sender to completion,
-//! `random` compares long runs with two lists, and `hostile` sends invalid bytes.
+//! `srq` tests the TM-SRQ alone, `messages` complete transfers from sender to completion, `random` compares
+//! long random runs with a reference of two lists, and `hostile` sends invalid bytes.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -9,7 +9,7 @@ use efa_sim::tm::{
 
 use crate::net::{self, BUFFER, CAPS, MTU, Net, header};
 
-/// With a list of 4 entries, and all in software.
+/// Two nets: with a device list of 4 entries, and with all matching in software.
 fn nets(senders: usize) -> [Net; 2] {
     [4, 0].map(|max_num_tags| Net::new(senders, net::options(max_num_tags), 1))
 }
@@ -18,7 +18,7 @@ fn payload(len: usize) -> Vec<u8> {
     (0..len).map(|n| (n * 7) as u8).collect()
 }
 
-/// The context of a receive and the bytes it got.
+/// The context of a completed receive and its bytes.
 fn data(received: &Received) -> (u64, Vec<u8>) {
     let (_, len) = received.result.unwrap();
     (received.context, received.buffer.gather(len))
@@ -44,12 +44,12 @@ fn eager_messages_of_any_length_are_received_expected_or_unexpected() {
             net.eager(0, 7, &payload(len));
             net.settle();
             net.post(2, 7, BUFFER);
-            let over = net.over();
+            let completed = net.completed();
             assert_eq!(
-                over.iter().map(data).collect::<Vec<_>>(),
+                completed.iter().map(data).collect::<Vec<_>>(),
                 [(1, payload(len)), (2, payload(len))]
             );
-            assert_eq!(over[0].result, Ok((info(7), len)));
+            assert_eq!(completed[0].result, Ok((info(7), len)));
         }
     }
 }
@@ -68,7 +68,7 @@ fn rendezvous_is_done_after_the_receiver_has_read_it() {
             let region = rendezvous(&mut net, 7, &payload(300), metadata);
             if !expected {
                 net.settle();
-                // The buffer is busy: the receiver may read it at any time.
+                // The region is in use: the receiver may still read it.
                 let busy = Err(SendError::InUse { rkey: region.rkey });
                 assert_eq!(net.senders[0].deregister(region.rkey), busy);
                 assert_eq!(
@@ -77,7 +77,7 @@ fn rendezvous_is_done_after_the_receiver_has_read_it() {
                 );
                 net.post(1, 7, BUFFER);
             }
-            assert_eq!(net.over().iter().map(data).collect::<Vec<_>>(), [(1, payload(300))]);
+            assert_eq!(net.completed().iter().map(data).collect::<Vec<_>>(), [(1, payload(300))]);
             assert!(net.senders[0].poll_done().is_some());
             assert_eq!(net.senders[0].deregister(region.rkey), Ok(Some(payload(300))));
         }
@@ -96,7 +96,7 @@ fn fin_of_device_and_of_software_are_equal() {
             let link =
                 if net.receiver.offload().handled() == 0 { Link::Matching } else { Link::Software };
             let back =
-                net.trace.iter().filter(|(to_receiver, over, _)| !to_receiver && *over == link);
+                net.trace.iter().filter(|(to_receiver, used, _)| !to_receiver && *used == link);
             back.map(|(_, _, packet)| packet.clone()).collect()
         })
         .into();
@@ -111,7 +111,7 @@ fn rendezvous_metadata_is_delivered_only_if_unexpected() {
     net.post(1, 7, BUFFER);
     net.settle();
     rendezvous(&mut net, 7, &payload(300), b"metadata");
-    assert_eq!(net.over().iter().map(data).collect::<Vec<_>>(), [(1, payload(300))]);
+    assert_eq!(net.completed().iter().map(data).collect::<Vec<_>>(), [(1, payload(300))]);
     assert_eq!(net.receiver.unexpected_metadata().count(), 0);
     rendezvous(&mut net, 8, &payload(300), b"metadata");
     net.settle();
@@ -137,7 +137,7 @@ fn sender_sends_the_same_packets_with_and_without_device_matching() {
         sent.map(|(_, link, packet)| (*link, packet.clone())).collect::<Vec<_>>()
     });
     assert_eq!(sent[0], sent[1]);
-    // An end that never heard of tag matching takes the same packets.
+    // An RC endpoint without tag matching receives the same packets.
     let (mut sender, mut plain) = (TmSender::new(MTU, CAPS.max_rndv_hdr_size), RcEnd::new(MTU));
     send(&mut sender);
     let mut packets = Vec::new();
@@ -169,7 +169,7 @@ fn rendezvous_needs_registered_memory_below_4_gib() {
     let mut send = |region| sender.rendezvous(header(1), region, b"").unwrap_err();
     let too_long = Region { len: 1 << 32, ..region };
     assert_eq!(send(too_long), SendError::Payload { len: 1 << 32 });
-    // One byte less can be said, but isn't registered; nor is one byte beyond the end.
+    // u32::MAX fits the length field but exceeds the region; the others miss the region by one.
     for (len, rkey, va) in [
         (u32::MAX, region.rkey, region.va),
         (11, region.rkey, region.va),
@@ -198,9 +198,9 @@ fn fin_without_rvh_completes_an_unambiguous_rendezvous_only() {
         sender.receive(Link::Software, packet);
         (sender.poll_done(), sender.stray())
     };
-    assert_eq!(fin(header(8), None), (None, 1), "two it could mean");
+    assert_eq!(fin(header(8), None), (None, 1), "two rendezvous have this tag");
     assert_eq!(fin(header(7), None), (Some(ids[0]), 1));
-    assert_eq!(fin(header(7), None), (None, 2), "no longer one");
+    assert_eq!(fin(header(7), None), (None, 2), "already completed");
     let rvh = Rvh { va: region.va, rkey: region.rkey, len: 10 };
     assert_eq!(fin(header(8), Some(Rvh { len: 11, ..rvh })), (None, 3));
     assert_eq!(fin(header(8), Some(rvh)), (Some(ids[1]), 3));
@@ -215,11 +215,11 @@ fn rendezvous_longer_than_its_receive_fails_and_completes_the_send() {
             net.post(1, 7, available);
             net.settle();
             let region = rendezvous(&mut net, 7, &payload(300), b"");
-            let over = net.over();
-            // With 8 bytes the device has no room to tell the length.
+            let completed = net.completed();
+            // With 8 bytes available, the device can't store the header that has the length.
             let unknown = available == 8 && net.receiver.offload().handled() == 0;
             let len = (!unknown).then_some(300);
-            assert_eq!(over[0].result, Err(ReceiveError::Truncated { len, available }));
+            assert_eq!(completed[0].result, Err(ReceiveError::Truncated { len, available }));
             assert!(net.senders[0].poll_done().is_some(), "{available}");
             assert!(net.senders[0].deregister(region.rkey).is_ok());
         }
@@ -234,10 +234,10 @@ fn eager_message_longer_than_its_receive_is_truncated_with_its_length() {
             net.post(1, 7, 20);
             net.settle();
             net.eager(0, 7, &payload(len));
-            let over = net.over();
+            let completed = net.completed();
             let truncated = ReceiveError::Truncated { len: Some(len), available: 20 };
-            assert_eq!(over[0].result, Err(truncated));
-            assert_eq!(over[0].buffer.gather(BUFFER), payload(len)[..20]);
+            assert_eq!(completed[0].result, Err(truncated));
+            assert_eq!(completed[0].buffer.gather(BUFFER), payload(len)[..20]);
         }
     }
 }
@@ -253,18 +253,18 @@ fn unexpected_messages_use_no_memory_beyond_the_srq_buffers() {
         net.settle();
         assert_eq!(net.receiver.offload().unexpected_len(), 32);
         assert!(net.not_ready > 0);
-        // A message is held, not lost: each gets its receive.
+        // Refused messages are retried, not lost: each matches its receive.
         for &tag in &flood {
             net.post(tag, tag, BUFFER);
             net.settle();
         }
-        let over = net.over();
+        let completed = net.completed();
         assert_eq!(
-            over.iter().map(data).collect::<Vec<_>>(),
+            completed.iter().map(data).collect::<Vec<_>>(),
             flood.iter().map(|&tag| (tag, payload(40))).collect::<Vec<_>>()
         );
     }
-    // Of a rendezvous only the request is held.
+    // An unexpected rendezvous holds only its request, not its payload.
     let mut net = Net::new(1, net::options(4), 1);
     rendezvous(&mut net, 7, &payload(100_000), b"");
     net.settle();
@@ -286,12 +286,12 @@ fn device_matches_the_first_receives_and_software_the_rest() {
     let posts: Vec<_> = (0..10).map(|tag| net.post(tag, tag, BUFFER).unwrap()).collect();
     net.settle();
     assert_eq!((net.receiver.srq().list().len(), net.receiver.offload().posted_len()), (4, 10));
-    // The last one is software's, the first one the device's; both get theirs.
+    // The last receive is matched in software, the first on the device.
     net.eager(0, 9, b"nine");
     net.eager(0, 0, b"zero");
-    let over = net.over();
+    let completed = net.completed();
     assert_eq!(
-        over.iter().map(data).collect::<Vec<_>>(),
+        completed.iter().map(data).collect::<Vec<_>>(),
         [(9, b"nine".to_vec()), (0, b"zero".to_vec())]
     );
     assert_eq!(net.receiver.offload().handled(), 1);
@@ -307,14 +307,14 @@ fn device_matches_the_first_receives_and_software_the_rest() {
 #[test]
 fn receive_for_an_unexpected_message_is_not_added_to_the_device() {
     let mut net = Net::new(1, net::options(4), 1);
-    net.eager(0, 7, b"early");
+    net.eager(0, 7, b"unexpected");
     net.settle();
     assert_eq!(net.post(1, 7, BUFFER), None);
     assert_eq!(net.receiver.srq().ops_len(), 0);
-    assert_eq!(net.over().iter().map(data).collect::<Vec<_>>(), [(1, b"early".to_vec())]);
+    assert_eq!(net.completed().iter().map(data).collect::<Vec<_>>(), [(1, b"unexpected".to_vec())]);
 }
 
-/// m1 arrives, b1 is posted before software has seen it, m2 arrives: by hand, step by step.
+/// m1 arrives, b1 is posted before software has polled m1's completion, then m2 arrives.
 // conformance: B58 B60 B65
 #[test]
 fn receive_posted_between_two_messages_gets_the_first() {
@@ -327,12 +327,12 @@ fn receive_posted_between_two_messages_gets_the_first() {
     };
     arrive(&mut net);
     net.post(1, 7, BUFFER);
-    assert!(net.receiver.carry_out(), "b1 is in the list");
+    assert!(net.receiver.carry_out(), "the add of b1 is carried out");
     assert_eq!((net.receiver.srq().list().len(), net.receiver.srq().list().live_len()), (1, 0));
     arrive(&mut net);
     net.post(2, 7, BUFFER);
     assert_eq!(
-        net.over().iter().map(data).collect::<Vec<_>>(),
+        net.completed().iter().map(data).collect::<Vec<_>>(),
         [(1, b"m1".to_vec()), (2, b"m2".to_vec())]
     );
 }
@@ -348,7 +348,7 @@ fn sync_is_sent_only_after_unexpected_messages() {
         net.settle();
     }
     assert_eq!(net.receiver.syncs(), 0);
-    // A receive whose entry the unexpected message may have stopped.
+    // The unexpected message may hold back the entry of this receive until a sync.
     net.eager(0, 9, b"unexpected");
     net.post(1, 7, BUFFER);
     net.settle();
@@ -368,19 +368,19 @@ fn receive_completes_once_whether_cancelled_or_matched() {
             net.step();
         }
         posts.iter().for_each(|&post| net.receiver.cancel(post));
-        let over = net.over();
-        let mut contexts: Vec<_> = over.iter().map(|received| received.context).collect();
+        let completed = net.completed();
+        let mut contexts: Vec<_> = completed.iter().map(|received| received.context).collect();
         contexts.sort_unstable();
         assert_eq!(contexts, [0, 1, 2], "seed {seed}");
         assert!(
-            over.iter().all(|received| received.buffer.len() == BUFFER),
-            "all buffers are back"
+            completed.iter().all(|received| received.buffer.len() == BUFFER),
+            "all buffers are returned"
         );
         let mut got: Vec<_> =
-            over.iter().filter(|received| received.result.is_ok()).map(data).collect();
+            completed.iter().filter(|received| received.result.is_ok()).map(data).collect();
         assert_eq!(got.len() + net.receiver.offload().unexpected_len(), 2, "seed {seed}");
         assert!(
-            over.iter().all(|received| received.result.is_ok()
+            completed.iter().all(|received| received.result.is_ok()
                 || received.result == Err(ReceiveError::Cancelled))
         );
         got.sort_by_key(|(context, _)| *context);
@@ -396,15 +396,15 @@ fn receive_with_too_many_sges_stays_in_software_in_order() {
     net.receiver.post(1, 7, 0, pieces).unwrap();
     net.post(2, 7, BUFFER);
     net.settle();
-    assert_eq!(net.receiver.srq().list().len(), 0, "what is behind it waits with it");
+    assert_eq!(net.receiver.srq().list().len(), 0, "later receives stay in software too");
     net.eager(0, 7, b"first");
     net.eager(0, 7, b"second");
-    let over = net.over();
+    let completed = net.completed();
     assert_eq!(
-        over.iter().map(data).collect::<Vec<_>>(),
+        completed.iter().map(data).collect::<Vec<_>>(),
         [(1, b"first".to_vec()), (2, b"second".to_vec())]
     );
-    assert_eq!(over[0].buffer.0[1][..], b"rs"[..]);
+    assert_eq!(completed[0].buffer.0[1][..], b"rs"[..]);
 }
 
 // conformance: B26
@@ -417,6 +417,6 @@ fn no_tag_messages_bypass_matching() {
         net.settle();
         assert_eq!(net.receiver.poll_no_tag(), Some((Connection(0), b"\0control".to_vec())));
         net.eager(0, 5, b"tagged");
-        assert_eq!(net.over().iter().map(data).collect::<Vec<_>>(), [(1, b"tagged".to_vec())]);
+        assert_eq!(net.completed().iter().map(data).collect::<Vec<_>>(), [(1, b"tagged".to_vec())]);
     }
 }

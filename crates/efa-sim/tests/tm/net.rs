@@ -1,4 +1,4 @@
-//! Senders and a receiver with the packets between them, moved in an order that a seed decides.
+//! Senders, a receiver and the links between them; a seed decides the order of all actions.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,8 @@ pub(crate) const CAPS: TmCaps =
     TmCaps { max_rndv_hdr_size: 64, max_num_tags: 64, max_ops: 16, max_sge: 2, rc: true };
 pub(crate) const BUFFER: usize = 512;
 
-/// A receiver with a list of so many entries (none: all in software), and 32 SRQ buffers.
+/// Options of a receiver with a device list of `max_num_tags` entries (0: all matching in software) and 32
+/// SRQ buffers.
 pub(crate) fn options(max_num_tags: u32) -> TmReceiverOptions {
     TmReceiverOptions {
         list: (max_num_tags > 0).then_some(TmLimits { max_num_tags, max_ops: 16 }),
@@ -26,17 +27,17 @@ pub(crate) fn options(max_num_tags: u32) -> TmReceiverOptions {
     }
 }
 
-/// A packet that was seen, and on which connection. `true`: to the receiver.
+/// A delivered packet and its link; `true` for packets to the receiver.
 pub(crate) type Traced = (bool, Link, Packet);
 
 pub(crate) struct Net {
     pub(crate) senders: Vec<TmSender>,
     pub(crate) receiver: TmReceiver,
-    /// To the receiver and from it, by sender, for both links.
+    /// Packets in flight by sender, link and direction (0: to the receiver, 1: to the sender).
     wires: Vec<[[VecDeque<Packet>; 2]; 2]>,
     pub(crate) trace: Vec<Traced>,
     random: fastrand::Rng,
-    /// How often a packet had to come again.
+    /// How often the receiver refused a packet as not ready (RNR).
     pub(crate) not_ready: u64,
 }
 
@@ -67,15 +68,15 @@ impl Net {
         self.senders[sender].eager(header(tag), payload);
     }
 
-    /// Does one of the things that can be done; `false` if there is none.
+    /// Does one random possible action; `false` if none is possible.
     pub(crate) fn step(&mut self) -> bool {
-        let parts = self.senders.len() * 4 + 3;
-        let first = self.random.usize(..parts);
-        (0..parts).any(|n| self.part((first + n) % parts))
+        let actions = self.senders.len() * 4 + 3;
+        let first = self.random.usize(..actions);
+        (0..actions).any(|n| self.act((first + n) % actions))
     }
 
-    fn part(&mut self, part: usize) -> bool {
-        match part {
+    fn act(&mut self, action: usize) -> bool {
+        match action {
             0 => self.receiver.carry_out(),
             1 => self.receiver.handle_completion().unwrap(),
             2 => {
@@ -108,26 +109,26 @@ impl Net {
                 self.trace.push((true, link, packet));
                 true
             }
-            Err(again) => {
+            Err(refused) => {
                 self.not_ready += 1;
-                wire.push_front(again.0);
+                wire.push_front(refused.0);
                 false
             }
         }
     }
 
-    /// Goes on until nothing can be done.
+    /// Steps until no action is possible.
     pub(crate) fn settle(&mut self) {
         for _ in 0..1_000_000 {
             if !self.step() {
                 return;
             }
         }
-        panic!("it never comes to rest");
+        panic!("still active after 1,000,000 steps");
     }
 
-    /// Comes to rest, and returns the receives that are over.
-    pub(crate) fn over(&mut self) -> Vec<Received> {
+    /// Settles, and returns the receives that completed.
+    pub(crate) fn completed(&mut self) -> Vec<Received> {
         self.settle();
         std::iter::from_fn(|| self.receiver.poll()).collect()
     }

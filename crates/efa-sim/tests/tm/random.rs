@@ -1,4 +1,5 @@
-//! Long random runs against the definition: two lists in order of time, the first that fits.
+//! Long random runs against a reference matcher: two lists in posting and arrival order, where the first
+//! match wins.
 
 use efa_match::Location;
 use efa_proto::tm::Tmh;
@@ -12,22 +13,22 @@ struct Receive {
     post: Option<efa_match::PostId>,
 }
 
-/// What is to come out: which message goes to which receive.
+/// The reference: decides which message goes to which receive.
 struct Lists {
     receives: Vec<(u64, Receive)>,
     messages: Vec<(u64, u64)>,
 }
 
 impl Lists {
-    /// Receives and messages in their orders, brought together; what is left waits.
+    /// Matches messages with receives, both in order, and removes the matched ones.
     fn pair(&mut self, cancelled: &[u64]) -> Vec<(u64, u64)> {
         self.receives.retain(|(context, _)| !cancelled.contains(context));
         let mut pairs = Vec::new();
         self.messages.retain(|&(message, tag)| {
-            let fits = |(_, receive): &(u64, Receive)| {
+            let matches = |(_, receive): &(u64, Receive)| {
                 (tag | receive.ignore) == (receive.tag | receive.ignore)
             };
-            let found = self.receives.iter().position(fits);
+            let found = self.receives.iter().position(matches);
             if let Some(at) = found {
                 pairs.push((self.receives.remove(at).0, message));
             }
@@ -37,8 +38,8 @@ impl Lists {
     }
 }
 
-/// Messages of one sender, whose order is that of arrival. The payload is the message's number,
-/// so that a completion tells which message it is.
+/// Sends messages from one sender, so that they arrive in order. The payload is the message's number,
+/// which identifies the message in a completion.
 fn run(seed: u64, options: TmReceiverOptions, rounds: usize) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut net = Net::new(1, options, seed);
@@ -46,7 +47,7 @@ fn run(seed: u64, options: TmReceiverOptions, rounds: usize) {
     let (mut next_receive, mut next_message) = (0, 0);
     for round in 0..rounds {
         let mut cancelled = Vec::new();
-        let mut over = Vec::new();
+        let mut completed = Vec::new();
         for _ in 0..random.usize(1..80) {
             match random.u32(..16) {
                 0..5 => {
@@ -57,7 +58,7 @@ fn run(seed: u64, options: TmReceiverOptions, rounds: usize) {
                     lists.receives.push((next_receive, Receive { tag, ignore, post }));
                     next_receive += 1;
                 }
-                // As many as there are buffers may wait; then nothing more can arrive.
+                // At most 24 messages wait, fewer than the SRQ buffers, so that no message is refused.
                 5..10 if lists.messages.len() < 24 => {
                     let tag = random.u64(..6);
                     let header = Tmh { app_ctx: next_message, tag };
@@ -93,20 +94,20 @@ fn run(seed: u64, options: TmReceiverOptions, rounds: usize) {
                 "seed {seed}, {round}"
             );
         }
-        for received in net.over() {
+        for received in net.completed() {
             match received.result {
                 Ok((info, len)) => {
                     assert!(received.buffer.gather(len).iter().all(|&b| b == info.app_ctx as u8));
-                    over.push((received.context, u64::from(info.app_ctx)));
+                    completed.push((received.context, u64::from(info.app_ctx)));
                 }
                 Err(ReceiveError::Cancelled) => cancelled.push(received.context),
                 Err(error) => panic!("{error}"),
             }
         }
         let mut expected = lists.pair(&cancelled);
-        over.sort_unstable();
+        completed.sort_unstable();
         expected.sort_unstable();
-        assert_eq!(over, expected, "seed {seed}, round {round}");
+        assert_eq!(completed, expected, "seed {seed}, round {round}");
         assert_eq!(net.senders[0].stray(), 0);
     }
     assert!(next_message > 1_000);

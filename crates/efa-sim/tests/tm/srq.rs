@@ -1,4 +1,4 @@
-//! The TM-SRQ by itself: messages in, commands in, completions out.
+//! Tests of the TM-SRQ alone: messages and commands in, completions out.
 
 use efa_proto::tm::{Rvh, Tmh};
 use efa_sim::tm::{
@@ -23,7 +23,7 @@ fn init() -> SrqInit {
     }
 }
 
-/// A TM-SRQ with one connection and so many buffers for unexpected messages.
+/// A TM-SRQ with one connection and `buffers` buffers for unexpected messages.
 fn srq(buffers: u64) -> (TmSrq, Connection) {
     let mut srq = TmDevice::new(CAPS, MTU).create_srq(init()).unwrap();
     let connection = srq.associate(Transport::Rc).unwrap();
@@ -49,7 +49,7 @@ fn info(tag: u64) -> TmInfo {
     TmInfo { tag, app_ctx: 0xa0 + tag as u32 }
 }
 
-/// A message, cut at the MTU.
+/// Delivers a message in packets of at most one MTU.
 fn deliver(srq: &mut TmSrq, connection: Connection, message: &[u8]) {
     for packet in packets(message) {
         srq.receive(connection, packet).unwrap();
@@ -72,7 +72,7 @@ fn wr(wr_id: u64, opcode: OpsOpcode, unexpected_cnt: u32) -> OpsWr {
     OpsWr { wr_id, opcode, signalled: true, unexpected_cnt }
 }
 
-fn quiet(wr_id: u64, opcode: OpsOpcode, unexpected_cnt: u32) -> OpsWr {
+fn unsignalled_wr(wr_id: u64, opcode: OpsOpcode, unexpected_cnt: u32) -> OpsWr {
     OpsWr { signalled: false, ..wr(wr_id, opcode, unexpected_cnt) }
 }
 
@@ -81,7 +81,7 @@ fn receive(recv_wr_id: u64, tag: u64, len: usize) -> OpsOpcode {
     OpsOpcode::Add(TaggedReceive { recv_wr_id, sg_list, tag, mask: u64::MAX })
 }
 
-/// Posts one command, has it carried out, and returns its handle.
+/// Posts one command, carries it out and returns its handle.
 fn post(srq: &mut TmSrq, wr: OpsWr) -> Option<u32> {
     let handles = srq.post_ops(vec![wr]).unwrap();
     assert!(srq.carry_out());
@@ -90,14 +90,14 @@ fn post(srq: &mut TmSrq, wr: OpsWr) -> Option<u32> {
 
 /// Adds an entry without a completion.
 fn add(srq: &mut TmSrq, recv_wr_id: u64, tag: u64, handled: u32) -> u32 {
-    post(srq, quiet(0, receive(recv_wr_id, tag, BUFFER), handled)).unwrap()
+    post(srq, unsignalled_wr(0, receive(recv_wr_id, tag, BUFFER), handled)).unwrap()
 }
 
 fn reports(srq: &mut TmSrq) -> Vec<Report> {
     std::iter::from_fn(|| srq.poll()).map(|completion| completion.report).collect()
 }
 
-/// What the reports are, in short: the names of the document, and the id.
+/// The reports in short form: completion opcode, id and flags.
 fn names(srq: &mut TmSrq) -> Vec<String> {
     let name = |report: &Report| match report {
         Report::Added { wr_id, .. } => format!("TM_ADD {wr_id}"),
@@ -190,8 +190,8 @@ fn unmatched_message_goes_with_headers_to_an_srq_buffer() {
 fn no_tag_message_is_not_matched_and_not_counted() {
     let (mut srq, connection) = srq(3);
     let any = TaggedReceive { recv_wr_id: 7, sg_list: SgeList::zeroed(8), tag: 0, mask: 0 };
-    post(&mut srq, quiet(0, OpsOpcode::Add(any), 0));
-    // A single byte, and what would be the tag of the entry.
+    post(&mut srq, unsignalled_wr(0, OpsOpcode::Add(any), 0));
+    // One byte, and a message whose bytes at the tag's offset equal the entry's tag.
     for message in [vec![0], [&[0], &eager(0, b"")[1..]].concat()] {
         deliver(&mut srq, connection, &message);
         let completion = srq.poll().unwrap();
@@ -235,7 +235,7 @@ fn device_reads_rendezvous_payload_and_sends_fin() {
     assert_eq!(asked, Packet::ReadRequest { read: 0, va: 0x1000, rkey: 9, len: 100 });
     let payload: Vec<u8> = (0..100).collect();
     for piece in payload.chunks(MTU) {
-        assert_eq!(srq.poll_transmit(connection), None, "no FIN before the data is there");
+        assert_eq!(srq.poll_transmit(connection), None, "no FIN before the data is read");
         let bytes = piece.to_vec();
         srq.receive(connection, Packet::ReadResponse { read: 0, bytes }).unwrap();
     }
@@ -257,7 +257,7 @@ fn device_reads_rendezvous_payload_and_sends_fin() {
 #[test]
 fn rendezvous_longer_than_its_entry_leaves_headers_in_the_buffer() {
     let (mut srq, connection) = srq(1);
-    post(&mut srq, quiet(0, receive(7, 1, 40), 0));
+    post(&mut srq, unsignalled_wr(0, receive(7, 1, 40), 0));
     let request = rndv(1, RVH, b"metadata");
     deliver(&mut srq, connection, &request);
     let reports = reports(&mut srq);
@@ -268,15 +268,15 @@ fn rendezvous_longer_than_its_entry_leaves_headers_in_the_buffer() {
     };
     assert_eq!(*result, Err(Status::RndvIncomplete));
     assert_eq!(buffer.gather(40), [&request[..32], &[0; 8]].concat());
-    assert_eq!(srq.poll_transmit(connection), None, "reading and FIN are software's");
-    assert_eq!(srq.list().len(), 0, "the match stands");
+    assert_eq!(srq.poll_transmit(connection), None, "software reads the payload and sends the FIN");
+    assert_eq!(srq.list().len(), 0, "the matched entry is consumed");
 }
 
 // conformance: B74
 #[test]
 fn incomplete_rendezvous_in_a_short_buffer_gets_part_of_the_headers() {
     let (mut srq, connection) = srq(1);
-    post(&mut srq, quiet(0, receive(7, 1, 8), 0));
+    post(&mut srq, unsignalled_wr(0, receive(7, 1, 8), 0));
     let request = rndv(1, RVH, b"");
     deliver(&mut srq, connection, &request);
     let reports = reports(&mut srq);
@@ -293,10 +293,10 @@ fn incomplete_rendezvous_in_a_short_buffer_gets_part_of_the_headers() {
 fn eager_message_longer_than_its_entry_fails_with_its_length() {
     for len in [17, 150] {
         let (mut srq, connection) = srq(1);
-        // Two pieces, so that an overrun would show in the second one's neighbour, too.
+        // Two SGEs, to detect an overrun of either.
         let sg_list = SgeList(vec![vec![0; 10].into(), vec![0; 6].into()]);
         let receive = TaggedReceive { recv_wr_id: 7, sg_list, tag: 1, mask: u64::MAX };
-        post(&mut srq, quiet(0, OpsOpcode::Add(receive), 0));
+        post(&mut srq, unsignalled_wr(0, OpsOpcode::Add(receive), 0));
         add(&mut srq, 8, 1, 0);
         deliver(&mut srq, connection, &eager(1, &vec![0xee; len]));
         let last = reports(&mut srq).pop().unwrap();
@@ -305,7 +305,7 @@ fn eager_message_longer_than_its_entry_fails_with_its_length() {
         };
         assert_eq!((byte_len, result), (len, Err(Status::Length)));
         assert_eq!(buffer.unwrap().gather(BUFFER), [0xee; 16]);
-        // The entry is used up, the next one isn't touched.
+        // The failed message consumes its entry and leaves the next one unchanged.
         deliver(&mut srq, connection, &eager(1, b"next"));
         assert_eq!(names(&mut srq), ["TM_RECV 8 MATCH DATA_VALID"]);
     }
@@ -318,11 +318,15 @@ fn unexpected_message_without_srq_buffer_is_refused_as_not_ready() {
     let message = eager(2, b"hello");
     let packet = Packet::Send(Position::Only, message.clone());
     assert_eq!(srq.receive(connection, packet.clone()), Err(NotReady(packet.clone())));
-    assert_eq!((srq.list().unexpected(), srq.poll()), (0, None), "nothing has happened");
+    assert_eq!(
+        (srq.list().unexpected(), srq.poll()),
+        (0, None),
+        "the refused packet changes nothing"
+    );
     srq.post_receive(5, SgeList::zeroed(BUFFER));
     srq.receive(connection, packet.clone()).unwrap();
     assert_eq!(names(&mut srq), ["RECV 5"]);
-    // In the meantime an entry may have come, and then no buffer is needed.
+    // If a matching entry is added before the retry, no buffer is needed.
     assert_eq!(srq.receive(connection, packet.clone()), Err(NotReady(packet.clone())));
     add(&mut srq, 7, 2, 1);
     srq.receive(connection, packet).unwrap();
@@ -337,7 +341,7 @@ fn add_to_a_full_list_fails_and_changes_nothing() {
         add(&mut srq, id, id, 0);
     }
     let before = srq.list().clone();
-    post(&mut srq, quiet(9, receive(4, 4, 8), 0));
+    post(&mut srq, unsignalled_wr(9, receive(4, 4, 8), 0));
     let refused = srq.poll().unwrap().report;
     let Report::Added { wr_id: 9, result, receive: Some(receive) } = refused else { panic!() };
     assert_eq!((result, receive.recv_wr_id), (Err(Status::TmError), 4));
@@ -425,7 +429,7 @@ fn message_for_a_deleted_entry_is_unexpected() {
 fn delete_of_a_consumed_entry_fails_and_its_receive_completes() {
     let (mut srq, connection) = srq(0);
     let handle = add(&mut srq, 7, 1, 0);
-    srq.post_ops(vec![quiet(9, OpsOpcode::Delete(handle), 0)]).unwrap();
+    srq.post_ops(vec![unsignalled_wr(9, OpsOpcode::Delete(handle), 0)]).unwrap();
     deliver(&mut srq, connection, &eager(1, b""));
     srq.carry_out();
     let reports = reports(&mut srq);
@@ -448,7 +452,7 @@ fn delete_of_an_unknown_handle_fails_and_changes_nothing() {
     reports(&mut srq);
     let before = srq.list().clone();
     for gone in [handle, other + 1000] {
-        post(&mut srq, quiet(2, OpsOpcode::Delete(gone), 0));
+        post(&mut srq, unsignalled_wr(2, OpsOpcode::Delete(gone), 0));
         let report = srq.poll().unwrap().report;
         let failed = Report::Deleted { wr_id: 2, result: Err(Status::TmError), receive: None };
         assert_eq!(report, failed);
@@ -478,19 +482,19 @@ fn new_entries_are_held_back_until_the_unexpected_count_is_reported() {
         let (mut srq, connection) = srq(4);
         add(&mut srq, 1, 1, 0);
         deliver(&mut srq, connection, &eager(9, b""));
-        // Software doesn't know of it yet.
+        // These commands carry a count that misses the unexpected message.
         let held = [add(&mut srq, 2, 2, 0), add(&mut srq, 3, 2, 0)];
         assert_eq!((srq.list().live_len(), srq.list().len()), (1, 3));
         deliver(&mut srq, connection, &eager(2, b""));
         deliver(&mut srq, connection, &eager(1, b""));
         assert_eq!(names(&mut srq), ["RECV 0", "RECV 1", "TM_RECV 1 MATCH DATA_VALID"]);
-        // A count that is behind again doesn't do, the right one does, in whichever command.
-        post(&mut srq, quiet(0, OpsOpcode::Sync, 1));
+        // A stale count keeps the entries held back; the current count in any command resumes them.
+        post(&mut srq, unsignalled_wr(0, OpsOpcode::Sync, 1));
         assert_eq!(srq.list().live_len(), 0);
         match resume {
-            0 => post(&mut srq, quiet(0, OpsOpcode::Sync, 2)),
-            1 => post(&mut srq, quiet(0, receive(4, 4, 8), 2)),
-            _ => post(&mut srq, quiet(0, OpsOpcode::Delete(held[0]), 2)),
+            0 => post(&mut srq, unsignalled_wr(0, OpsOpcode::Sync, 2)),
+            1 => post(&mut srq, unsignalled_wr(0, receive(4, 4, 8), 2)),
+            _ => post(&mut srq, unsignalled_wr(0, OpsOpcode::Delete(held[0]), 2)),
         };
         assert_eq!(srq.list().live_len(), srq.list().len());
         deliver(&mut srq, connection, &eager(2, b""));
@@ -507,15 +511,15 @@ fn completions_request_sync_while_the_count_is_behind() {
     add(&mut srq, 2, 1, 0);
     let flag = |srq: &mut TmSrq| srq.poll().unwrap().sync_req;
     deliver(&mut srq, connection, &eager(1, b""));
-    assert!(!flag(&mut srq), "steady state");
+    assert!(!flag(&mut srq), "no unexpected message yet");
     deliver(&mut srq, connection, &eager(9, b""));
     assert!(flag(&mut srq), "the unexpected message itself");
     deliver(&mut srq, connection, &eager(1, b""));
     assert!(flag(&mut srq), "a match after it");
     post(&mut srq, wr(5, receive(3, 3, 8), 0));
-    assert!(flag(&mut srq), "a command that doesn't know of it");
+    assert!(flag(&mut srq), "a command with a stale count");
     post(&mut srq, wr(6, OpsOpcode::Sync, 1));
-    assert!(!flag(&mut srq), "the one that does");
+    assert!(!flag(&mut srq), "a command with the current count");
 }
 
 // conformance: B63
@@ -545,7 +549,7 @@ fn matches_and_unexpected_messages_are_reported_in_arrival_order() {
         for id in 0..32 {
             add(&mut srq, id, id % 4, 0);
         }
-        // Data of matched messages stays behind; what is known at once must not wait for it.
+        // The second packets of matched messages are delayed; reports of other messages must not wait.
         let mut late: Vec<(usize, Packet)> = Vec::new();
         let mut expected = Vec::new();
         let mut free: Vec<usize> = (0..8).collect();
