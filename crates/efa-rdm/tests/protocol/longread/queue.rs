@@ -1,0 +1,211 @@
+//! Reads in progress: their number and size, and peers that fail meanwhile.
+
+use std::time::Duration;
+
+use efa_device::{QueuePairOptions, Status};
+use efa_proto::{Header, MsgId, OpId, PacketType, ReqOptions, RmaIov, Rtm, RtmKind};
+use efa_rdm::{BackoffLimits, Event, OperationError};
+use efa_sim::local::LocalOptions;
+
+use super::{Memory, World, config, is_untouched_around};
+use crate::world::{pattern, place};
+
+// The device reads at most 4 KiB at a time, and at most three reads are under way.
+// conformance: A6 A168
+#[test]
+fn reads_keep_to_device_size_and_concurrency_limits() {
+    let options = LocalOptions::default().with(|options| {
+        options.max_rdma_size = 4096;
+        options.seed = 5;
+    });
+    let mut world = World::new(options);
+    world.add(config());
+    world.add(config().with(|config| config.max_rdma = 3));
+    world.shake_hands();
+    for salt in 0..3 {
+        let target = world.region(1, &[0; 150_000]);
+        world.receive_into(1, target, salt);
+        let message = world.region(0, &pattern(150_000, salt));
+        world.send(0, 1, message, salt);
+    }
+    while world.endpoint(1).statistics().rdma_reads == 0 {
+        world.step();
+    }
+    assert_eq!(world.endpoint(1).statistics().rdma_reads, 3, "the others wait until one has ended");
+    world.drive();
+    for salt in 0..3 {
+        let received = world.receive_done(1);
+        assert_eq!(received.result, Ok(()));
+        assert!(received.buffer.bytes() == pattern(150_000, received.context));
+        assert!(is_untouched_around(&received.buffer));
+        assert!(world.send_done(0).context < 3, "{salt}");
+    }
+    let statistics = world.endpoint(1).statistics();
+    assert_eq!(statistics.rdma_reads, 3 * 150_000_u64.div_ceil(4096));
+    assert_eq!(world.types_from(1), [PacketType::Eor; 3], "one a message");
+    world.assert_clean();
+}
+
+#[test]
+fn sender_killed_during_the_read_fails_the_receive() {
+    let options = LocalOptions::default().with(|options| {
+        options.max_rdma_size = 4096;
+        options.seed = 5;
+    });
+    let mut world = World::new(options);
+    world.add(config());
+    world.add(config());
+    world.shake_hands();
+    world.receive_into(1, Memory::Heap(vec![0; 300_000]), 1);
+    let message = world.region(0, &pattern(300_000, 4));
+    world.send(0, 1, message, 2);
+    while world.endpoint(1).statistics().rdma_bytes < 50_000 {
+        world.step();
+    }
+    let dead = place(&world.ends[0]);
+    world.network.kill(dead).unwrap();
+    world.drive();
+    let received = world.receive_done(1);
+    assert_eq!(received.result, Err(OperationError::Device(Status::UnresponsiveRemote)));
+    assert_eq!(received.buffer.bytes().len(), 300_000);
+    assert!(world.ends[1].events.iter().any(|event| matches!(event, Event::PeerLost { .. })));
+    world.ends[0].endpoint.cancel_all();
+    assert_eq!(world.send_done(0).result, Err(OperationError::Cancelled));
+}
+
+#[test]
+fn receive_of_removed_peer_completes_after_its_last_read() {
+    let options = LocalOptions::default().with(|options| {
+        options.max_rdma_size = 4096;
+        options.seed = 5;
+    });
+    let mut world = World::new(options);
+    world.add(config());
+    world.add(config().with(|config| config.max_rdma = 4));
+    world.shake_hands();
+    let target = world.region(1, &[0; 300_000]);
+    world.receive_into(1, target, 1);
+    let message = world.region(0, &pattern(300_000, 4));
+    world.send(0, 1, message, 2);
+    while world.endpoint(1).statistics().rdma_bytes < 50_000 {
+        world.step();
+    }
+    let peer = world.peer(1, 0);
+    world.endpoint(1).remove_peer(peer);
+    assert!(world.take_receives(1).is_empty(), "the device still writes to it");
+    world.drive();
+    let received = world.receive_done(1);
+    assert_eq!(received.result, Err(OperationError::PeerRemoved));
+    assert!(world.endpoint(1).is_quiet());
+}
+
+/// Reads take turns at the device, and one that can't go when its turn has come keeps nobody waiting.
+#[test]
+fn failed_read_does_not_delay_queued_reads() {
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 7));
+    world.add(config());
+    world.add(config().with(|config| config.max_rdma = 1));
+    world.add(config());
+    world.shake_hands();
+    // End 2 tells by a message who it is.
+    world.receive_into(1, Memory::Heap(vec![0]), 0);
+    world.send(2, 1, Memory::Heap(vec![1]), 0);
+    world.drive();
+    world.receive_done(1);
+    for context in 1..4 {
+        world.receive_into(1, Memory::Heap(vec![0; 200_000]), context);
+    }
+    let start = world.now;
+    let message = world.region(0, &pattern(200_000, 1));
+    world.send(0, 1, message, 2);
+    while world.endpoint(1).statistics().rdma_reads == 0 {
+        world.step();
+    }
+    // No device has such a key.
+    let (msg_length, send_id) = (200_000, OpId(0));
+    let read_iov = [RmaIov::new(0, msg_length, 1 << 40)];
+    let kind = RtmKind::LongRead { msg_length, send_id, read_iov: &read_iov };
+    let connid = Some(world.endpoint(2).address().connid);
+    let options = ReqOptions { raw_address: None, cq_data: None, connid };
+    let rtm = Rtm { msg_id: MsgId(1), tag: None, kind, options };
+    world.inject(2, 1, Header::Rtm(rtm), &[]);
+    let message = world.region(0, &pattern(200_000, 3));
+    world.send(0, 1, message, 4);
+    while world.ends[1].receives.iter().filter(|of| of.result.is_ok()).count() < 2 {
+        world.step();
+    }
+    // Once in a trim interval, which is a second, all that wait are looked after.
+    let took = world.now - start;
+    assert!(took < Duration::from_millis(100), "{took:?}");
+}
+
+/// As above: who is left alone for a while can have no turn.
+#[test]
+fn read_from_peer_in_backoff_does_not_delay_others() {
+    // With room for one, the interval begins while it is the peer's turn.
+    for send_depth in [1024, 1] {
+        reads_beside_a_peer_in_backoff(send_depth);
+    }
+}
+
+fn reads_beside_a_peer_in_backoff(send_depth: usize) {
+    const LONG: usize = 8 << 20;
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 7));
+    let once = QueuePairOptions::default().with(|options| {
+        options.rnr_retry = 0;
+        options.send_depth = send_depth;
+    });
+    let second = Duration::from_secs(1);
+    let backoff = BackoffLimits::default().with(|backoff| {
+        backoff.first = second;
+        backoff.longest = second;
+    });
+    world.add(config());
+    world.add_with(
+        config().with(|config| {
+            config.max_rdma = 1;
+            config.backoff = backoff;
+            config.trim_interval = second;
+        }),
+        once,
+    );
+    world.add(config());
+    world.acquaint();
+    for (from, context) in [(0, 0), (2, 0)] {
+        world.receive_into(1, Memory::Heap(vec![0]), context);
+        world.send(from, 1, Memory::Heap(vec![1]), context);
+        world.drive();
+        world.receive_done(1);
+    }
+    let start = world.now;
+    for from in [2, 0, 2] {
+        world.receive_into(1, Memory::Heap(vec![0; LONG]), 1);
+        let message = world.region(from, &pattern(LONG, 1));
+        world.send(from, 1, message, 1);
+    }
+    while world.endpoint(1).statistics().rdma_reads < 3 {
+        world.step();
+    }
+    // End 1 has a packet for end 0 that comes back again and again.
+    let target = place(&world.ends[0]);
+    world.network.not_ready(target, u32::MAX).unwrap();
+    world.send(1, 0, Memory::Heap(vec![1]), 0);
+    while world.endpoint(1).statistics().receiver_not_ready < 2 {
+        world.step();
+    }
+    assert!(world.ends[1].receives.is_empty());
+    while world.ends[1].receives.len() < 2 {
+        world.step();
+    }
+    let took = world.now - start;
+    assert!(took < Duration::from_millis(100), "{took:?}");
+    world.network.not_ready(target, 0).unwrap();
+    world.receive_into(0, Memory::Heap(vec![0]), 0);
+    world.drive();
+    assert_eq!(world.ends[1].receives.len(), 3);
+    for end in 0..3 {
+        world.take_sends(end);
+        world.take_receives(end);
+    }
+    world.assert_clean();
+}
