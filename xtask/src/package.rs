@@ -2,9 +2,9 @@
 //! where they say they build.
 //!
 //! 1. Their manifests have what a registry and docs.rs show.
-//! 2. No dependency needs a newer Rust than `rust-version`. Only one toolchain is expected here, so the
-//!    oldest one isn't tried: clippy's `incompatible_msrv` (denied) refuses newer parts of the standard
-//!    library, and this refuses newer dependencies. Newer *syntax* is what neither would find.
+//! 2. No dependency needs a newer Rust than `rust-version`, and libraries and programs compile with the
+//!    toolchain of `rust-version` if rustup has it. If not, only clippy's `incompatible_msrv` (denied) refuses
+//!    newer parts of the standard library, and newer syntax isn't found.
 //! 3. `cargo package` builds each one from its package alone.
 //! 4. `efa` builds without its default features, and so without `efa-sim`.
 //! 5. [`NO_STD`] links without `std`.
@@ -14,6 +14,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -66,6 +67,7 @@ pub(crate) fn step(workspace: &Workspace) -> Result<()> {
     if !problems.is_empty() {
         bail!("{} problems in manifests:\n{}", problems.len(), problems.join("\n"));
     }
+    metadata.check_with_oldest_rust(workspace)?;
 
     // A directory of its own: cargo takes packages of one version for immutable, and would link what it
     // built of their earlier contents.
@@ -122,10 +124,35 @@ impl Metadata {
         self.packages.iter().filter(member).filter(may_be).collect()
     }
 
+    /// The lowest `rust-version` of a crate that may be published, as (major, minor).
+    fn oldest_rust(&self) -> Option<(u32, u32)> {
+        self.published().into_iter().filter_map(Package::oldest_rust).min()
+    }
+
+    /// Compiles libraries and programs with the toolchain of `rust-version`, if rustup has it.
+    fn check_with_oldest_rust(&self, workspace: &Workspace) -> Result<()> {
+        let (major, minor) = self.oldest_rust().context("no crate has a rust-version")?;
+        let toolchain = format!("{major}.{minor}");
+        let cargo = |command| {
+            let mut cargo = Command::new("rustup");
+            cargo.current_dir(workspace.root()).args(["run", &toolchain, "cargo", command]);
+            cargo
+        };
+        if !process::succeeds(&mut cargo("version")) {
+            say!(
+                "toolchain {toolchain} is not installed (rustup toolchain install {toolchain}): \
+                 only lints and the dependencies' rust-version were checked"
+            );
+            return Ok(());
+        }
+        let mut check = cargo("check");
+        check.args(["--workspace", "--lib", "--bins", "--offline", "--locked", "--target-dir"]);
+        process::run(check.arg(self.target_directory.join(&toolchain)))
+    }
+
     /// Packages that need a newer Rust than a crate that may be published.
     fn too_new(&self) -> Vec<String> {
-        let versions = self.published().into_iter().filter_map(Package::oldest_rust);
-        let Some(oldest) = versions.min() else { return Vec::new() };
+        let Some(oldest) = self.oldest_rust() else { return Vec::new() };
         let needs_more = |package: &&Package| package.oldest_rust() > Some(oldest);
         let problem = |package: &Package| {
             let Package { name, version, rust_version, .. } = package;
@@ -213,6 +240,7 @@ mod tests {
 
     #[test]
     fn dependency_that_needs_newer_rust_is_reported_with_both_versions() {
+        assert_eq!(metadata("1.88.3").oldest_rust(), Some((1, 88)));
         assert_eq!(metadata("1.88.3").too_new(), [""; 0]);
         assert_eq!(metadata("1.90").too_new(), ["slab 0.4.12 needs Rust 1.90; ours is 1.88"]);
     }

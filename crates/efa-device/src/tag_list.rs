@@ -1,5 +1,8 @@
 //! The extension of [`QueuePair`](crate::QueuePair) for devices that match tagged messages
-//! themselves, as the RFC "RDMA tag matching offload" describes. EFA devices don't.
+//! themselves, as the RFC "RDMA tag matching offload" (linux-rdma mailing list; [tag_matching.md] of
+//! rdma-core) describes. EFA devices don't.
+//!
+//! [tag_matching.md]: https://github.com/linux-rdma/rdma-core/blob/master/Documentation/tag_matching.md
 //!
 //! Such a device searches its tag list, oldest entry first, for the tag of each datagram that begins
 //! a tagged message. It delivers the datagrams of one sender in order.

@@ -1,6 +1,10 @@
 //! The handshake of the EFA RDM protocol (specification section 2): the extra features that a peer
 //! supports, and the extra requests that it makes.
 //!
+//! Sections are those of the [EFA RDM protocol v4][specification].
+//!
+//! [specification]: https://github.com/ofiwg/libfabric/blob/main/prov/efa/docs/efa_rdm_protocol_v4.md
+//!
 //! Every endpoint has the ten baseline features. Anything beyond them is an *extra feature* ("I
 //! can") or an *extra request* ("please do"), announced as a bit in a HANDSHAKE packet. This
 //! crate holds the bits ([`Extras`]), the wire-compatibility profile of each libfabric release line

@@ -13,15 +13,19 @@
 //!     one a peer                     one an endpoint
 //! ```
 //!
-//! * [`Window`] restores the order in which a peer sent its messages, by their `msg_id` (protocol v4,
-//!   section 3.2), over a network that keeps no order.
+//! * [`Window`] restores the order in which a peer sent its messages, by their `msg_id` ([EFA RDM
+//!   protocol v4][specification], section 3.2), over a network that keeps no order.
 //! * [`Matcher`] matches messages with posted receives by MPI's rules: tags with ignored bits, one
 //!   source or any, earliest first on both sides. A message without a receive is *unexpected*.
 //! * [`Offload`] is a matcher that shares its receives with a device's tag list (RFC "RDMA tag
-//!   matching offload"): it decides which receives the device holds, and keeps MPI's order across
-//!   both. [`MatchList`] is the device's half, for models of such a device. [`TagMatcher`] is a
-//!   [`Matcher`] or an [`Offload`], for an engine that serves devices with and without a tag list.
-//!   [`Envelope`] packs MPI's communicator, rank and tag into one 64-bit tag.
+//!   matching offload" on the linux-rdma mailing list; [tag_matching.md] of rdma-core): it decides
+//!   which receives the device holds, and keeps MPI's order across both. [`MatchList`] is
+//!   the device's half, for models of such a device. [`TagMatcher`] is a [`Matcher`] or an
+//!   [`Offload`], for an engine that serves devices with and without a tag list. [`Envelope`] packs
+//!   MPI's communicator, rank and tag into one 64-bit tag.
+//!
+//! [specification]: https://github.com/ofiwg/libfabric/blob/main/prov/efa/docs/efa_rdm_protocol_v4.md
+//! [tag_matching.md]: https://github.com/linux-rdma/rdma-core/blob/master/Documentation/tag_matching.md
 //!
 //! The crate knows no packets and no addresses. A receive is any value, such as a buffer, which the
 //! matcher owns until it is matched; a message is a handle, a small `Copy` value such as an index. The

@@ -33,7 +33,8 @@ pub enum Event {
         status: Status,
     },
     /// A peer exceeded one of the [`Bounds`](crate::Bounds) and is gone. Operations with it failed, and
-    /// its messages that weren't received are dropped.
+    /// its messages that weren't received are dropped. Receives from it alone stay posted until they are
+    /// cancelled.
     PeerExcluded {
         /// The peer.
         peer: PeerId,
@@ -89,45 +90,62 @@ pub enum Event {
 }
 
 /// Why a packet was dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum DropReason {
     /// It is not a packet of protocol version 4 (section 1.3).
+    #[error("malformed: {0}")]
     Malformed(efa_proto::ParseError),
     /// Its sender is unknown, and it carries no address (section 2.2).
+    #[error("unknown sender")]
     UnknownSender,
     /// Its raw address isn't that of the queue pair that sent it.
+    #[error("raw address of another queue pair")]
     ForgedAddress,
     /// [`Bounds::discovered`](crate::Bounds::discovered) is reached, or the device has no more address
     /// handles.
+    #[error("no space for another peer")]
     PeerTableFull,
     /// It was sent by an earlier incarnation (section 4.4).
+    #[error("sent by an earlier incarnation")]
     Stale,
     /// This endpoint doesn't support packets of its type.
+    #[error("{0} is not supported")]
     Unsupported(PacketType),
     /// The endpoint receives in place, which needs untagged messages of one packet without delivery
     /// complete (section 4.3).
+    #[error("{0} can't be received in place")]
     NotInPlace(PacketType),
     /// Its message id was used before (section 3.2).
+    #[error("msg_id was used before")]
     OldMessageId,
     /// Its message id is beyond the receive window.
+    #[error("msg_id is beyond the receive window")]
     MessageIdTooFar,
     /// It is ahead of the expected message, but the device, which delivers in order for its tag list, has
     /// matched it or counted it.
+    #[error("out of order, though the device delivers in order")]
     OutOfOrder,
     /// It names an operation that doesn't exist, has ended, or isn't one with its sender.
+    #[error("unknown operation")]
     UnknownOperation,
     /// Its segment lies outside the message or the granted window, or contradicts earlier packets.
+    #[error("segment is out of range")]
     SegmentOutOfRange,
     /// Its bytes have arrived before.
+    #[error("segment has arrived before")]
     RepeatedSegment,
     /// The segments of its message leave too many holes.
+    #[error("segments leave too many holes")]
     TooScattered,
     /// It is a CTS that grants nothing, or for another kind of operation (section 3.2).
+    #[error("CTS grants nothing, or is for another kind of operation")]
     BadCts,
     /// No atomic has this type, operation and length (section 3.3).
+    #[error("no atomic has this type, operation and length")]
     BadAtomic,
     /// The tables of operations, or the bound of its sender's requests, are full.
+    #[error("too many operations")]
     TooManyOperations,
 }
 

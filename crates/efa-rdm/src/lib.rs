@@ -5,6 +5,10 @@
 //! buffers go in with operations, [`poll`] moves everything on to a time that the caller gives, and
 //! completions bring the buffers back.
 //!
+//! Sections such as 4.3 are those of the [EFA RDM protocol v4][specification].
+//!
+//! [specification]: https://github.com/ofiwg/libfabric/blob/main/prov/efa/docs/efa_rdm_protocol_v4.md
+//!
 //! ```text
 //!                        ┌───────────────────────── Endpoint ─────────────────────────┐
 //!   send, write, read ─► │ Operations ── eager│medium│longcts … ──► Core: transmit ───┼─► device

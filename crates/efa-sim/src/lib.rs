@@ -4,6 +4,10 @@
 //! one. It delivers reliable datagrams up to an MTU, once each and in any order (section 1.1 of the EFA RDM
 //! protocol), to queue pairs with a GID, a number and a queue key.
 //!
+//! Sections are those of the [EFA RDM protocol v4][specification].
+//!
+//! [specification]: https://github.com/ofiwg/libfabric/blob/main/prov/efa/docs/efa_rdm_protocol_v4.md
+//!
 //! ```text
 //!               efa_device::{Device, QueuePair, Region}
 //!                                  ▲

@@ -94,9 +94,9 @@ impl fmt::Display for Event {
             Self::PeerRestarted { old, new } => write!(f, "peer {old} restarted as {new}"),
             Self::PeerLost { peer, status } => write!(f, "peer {peer} lost: {status}"),
             Self::PacketDropped { peer: Some(peer), reason } => {
-                write!(f, "packet of {peer} dropped: {reason:?}")
+                write!(f, "packet of {peer} dropped: {reason}")
             }
-            Self::PacketDropped { peer: None, reason } => write!(f, "packet dropped: {reason:?}"),
+            Self::PacketDropped { peer: None, reason } => write!(f, "packet dropped: {reason}"),
             Self::PeerExcluded { peer, excess } => write!(f, "peer {peer} excluded: {excess}"),
             Self::BackPressure { bytes, limit, most } => {
                 write!(f, "{bytes} bytes of unexpected messages, limit {limit}: senders wait")?;
@@ -164,6 +164,9 @@ mod tests {
             "10 bytes of unexpected messages, limit 8: senders wait; most are of \
              [fe80::1]:12/0x0000002a"
         );
+        let dropped = Event::PacketDropped { peer: Some(peer), reason: DropReason::Stale };
+        let text = "packet of [fe80::1]:12/0x0000002a dropped: sent by an earlier incarnation";
+        assert_eq!(dropped.to_string(), text);
         assert!(format!("{lost:?}").contains("peer: [fe80::1]:12/0x0000002a"), "{lost:?}");
     }
 }

@@ -1,6 +1,10 @@
 //! Reliable, ordered, tagged messages and remote memory access over EFA, with libfabric's objects, in safe
 //! Rust.
 //!
+//! It speaks the [EFA RDM protocol v4][specification].
+//!
+//! [specification]: https://github.com/ofiwg/libfabric/blob/main/prov/efa/docs/efa_rdm_protocol_v4.md
+//!
 //! ```text
 //!   Fabric ──► Domain ──► AddressVector ────┐
 //!              (device)   CompletionQueue ──┼─► EndpointBuilder ──enable──► Endpoint

@@ -1,5 +1,8 @@
 //! A device with tag matching, of which EFA has none: a model of the TM-SRQ of the RFC "RDMA tag
-//! matching offload", with its senders and with the software that completes it.
+//! matching offload" (linux-rdma mailing list; [tag_matching.md] of rdma-core), with its senders and with
+//! the software that completes it.
+//!
+//! [tag_matching.md]: https://github.com/linux-rdma/rdma-core/blob/master/Documentation/tag_matching.md
 //!
 //! ```text
 //!   sender                                         receiver
