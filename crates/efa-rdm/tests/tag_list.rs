@@ -107,7 +107,7 @@ impl Net {
             self.received.push((receive.context, receive.result.map(|()| number)));
         }
         while let Some(event) = self.receiver.poll_event() {
-            // What is dropped is counted, and its stories say what may be.
+            // Dropped packets are counted; each test checks how many there may be.
             let expected = matches!(event, Event::PeerDiscovered(_) | Event::PacketDropped { .. });
             assert!(expected, "{event:?}");
         }

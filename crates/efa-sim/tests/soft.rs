@@ -26,7 +26,7 @@ fn wait<Q: QueuePair>(now: &mut Time, qp: &mut Q, other: &mut Q) -> Completion<Q
 }
 
 /// A message and its answer between two devices; what is wrong is refused alike.
-fn story<D: Device>(first: D, second: D) {
+fn scenario<D: Device>(first: D, second: D) {
     let mtu = first.attributes().mtu;
     assert_eq!(first.attributes().vendor_part_id, 0xefa2);
     let options = QueuePairOptions::default().with(|options| {
@@ -115,29 +115,29 @@ fn tcp_hosts() -> [TcpDevice; 2] {
 #[test]
 fn local_link_implements_the_device_traits() {
     let fabric = LocalFabric::new(LocalOptions::default());
-    story(fabric.open(), fabric.open());
+    scenario(fabric.open(), fabric.open());
 }
 
 #[test]
 fn shm_link_implements_the_device_traits() {
     let (_directory, first, second) = hosts();
-    story(first, second);
+    scenario(first, second);
 }
 
 #[test]
 fn tcp_link_implements_the_device_traits() {
     let [first, second] = tcp_hosts();
-    story(first, second);
+    scenario(first, second);
 }
 
 #[test]
 fn soft_device_implements_the_device_traits_for_each_link() {
     let fabric = LocalFabric::new(LocalOptions::default());
-    story(SoftDevice::from(fabric.open()), SoftDevice::from(fabric.open()));
+    scenario(SoftDevice::from(fabric.open()), SoftDevice::from(fabric.open()));
     let (_directory, first, second) = hosts();
-    story(SoftDevice::from(first), SoftDevice::from(second));
+    scenario(SoftDevice::from(first), SoftDevice::from(second));
     let [first, second] = tcp_hosts();
-    story(SoftDevice::from(first), SoftDevice::from(second));
+    scenario(SoftDevice::from(first), SoftDevice::from(second));
 }
 
 /// From 1.18 on libfabric aborts on a device of a later generation that doesn't read.

@@ -81,7 +81,7 @@ unsafe extern "C" {
     ) -> *mut ibv_qp;
 }
 
-/// Most calls of a story.
+/// Most calls of a program.
 const CALLS: usize = 200;
 /// Bytes of the program's memory.
 const MEMORY: usize = 4096;
@@ -733,8 +733,8 @@ const LOOK: &[u8] = b"\xdc\x00\x00\x01\x00\x00\x00";
 
 /// A message to itself arrives, and its send ends.
 fn hold_right(memory: &mut [u8]) {
-    let story = RIGHT.concat();
-    let mut program = Program::new(&story, memory);
+    let calls = RIGHT.concat();
+    let mut program = Program::new(&calls, memory);
     while !program.input.is_empty() {
         program.call();
     }

@@ -23,7 +23,8 @@ const MTU: usize = 512;
 const LENGTH: usize = 100;
 const STEPS: usize = 100;
 
-struct Story {
+/// A receiver in place, an honest sender and a hostile peer.
+struct Scene {
     network: LocalFabric,
     subject: InPlace,
     honest: Endpoint<LocalQueuePair, Vec<u8>>,
@@ -36,7 +37,7 @@ struct Story {
     said: u64,
 }
 
-impl Story {
+impl Scene {
     fn new(input: &mut Input<'_>) -> Self {
         let seed = input.byte().into();
         let network = LocalFabric::new(LocalOptions::default().with(|options| {
@@ -191,29 +192,29 @@ impl Story {
 
 pub(crate) fn run(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    let mut story = Story::new(input);
+    let mut scene = Scene::new(input);
     // They know each other before the liar comes.
-    story.send();
+    scene.send();
     for _ in 0..20 {
-        story.step();
+        scene.step();
     }
     for _ in 0..STEPS {
         if input.is_empty() {
             break;
         }
         match input.below(8) {
-            0 => story.send(),
-            1 | 2 => story.receive(),
-            3 => story.step(),
-            _ => story.lie(input),
+            0 => scene.send(),
+            1 | 2 => scene.receive(),
+            3 => scene.step(),
+            _ => scene.lie(input),
         }
     }
     for _ in 0..400 {
-        story.step();
-        if story.arrived.len() as u64 == story.sent {
+        scene.step();
+        if scene.arrived.len() as u64 == scene.sent {
             return;
         }
-        story.receive();
+        scene.receive();
     }
-    panic!("{:?} of {} honest messages arrived", story.arrived, story.sent);
+    panic!("{:?} of {} honest messages arrived", scene.arrived, scene.sent);
 }

@@ -73,7 +73,7 @@ impl Liar {
         RawAddress { gid: self.gid.0, qpn: self.qpn.0, connid: self.connid }
     }
 
-    /// Becomes somebody else: the next life of its queue pair, or another queue pair.
+    /// Changes its address: to the next incarnation of its queue pair, or to another queue pair.
     fn change(&mut self, input: &mut Input<'_>) {
         match input.below(4) {
             0 => self.connid = Connid(input.about32(self.connid.0.wrapping_add(1))),
@@ -81,7 +81,7 @@ impl Liar {
             2 => self.gid = interface(input.pick(&[3, 4, 1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14])),
             _ => (self.qpn, self.connid) = (Qpn(input.number(2) as u16 | 8), Connid(7)),
         }
-        // A new life begins to count anew, unless it lies.
+        // A new incarnation starts at the first message id, unless it lies.
         if !input.one_in(4) {
             self.next_msg_id = 0;
         }

@@ -77,7 +77,7 @@ pub struct Target {
     pub about: &'static str,
     /// Panics if something does not hold.
     pub run: fn(&[u8]),
-    /// Runs an input that is more than bytes to a reader, and tells the story as it goes.
+    /// Runs an input that is more than bytes to a reader, and prints its steps.
     show: Option<fn(&[u8])>,
 }
 

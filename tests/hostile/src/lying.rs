@@ -6,7 +6,7 @@ use crate::input::Input;
 use crate::liar::Liar;
 use crate::world::World;
 
-/// Most steps of a story: what can go wrong does so within a few.
+/// Most steps of a run: faults appear within a few.
 const STEPS: usize = 200;
 
 /// Everybody acts as the input says.
@@ -73,12 +73,12 @@ pub(crate) fn peer_of_tag_lists(bytes: &[u8]) {
     play(&mut World::with_tag_lists(input, false), input);
 }
 
-/// Prints the story when it is over, or when it ends in a panic.
+/// Prints the log when the run ends, or when it panics.
 struct Teller(World);
 
 impl Drop for Teller {
     fn drop(&mut self) {
-        say!("{}", self.0.story());
+        say!("{}", self.0.log());
     }
 }
 

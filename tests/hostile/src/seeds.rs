@@ -1,5 +1,5 @@
-//! Seeds out of packets: golden ones, and those that libfabric sent. A packet becomes a liar's story,
-//! the fields of a header, or what is heard in a handshake.
+//! Fuzz seeds made of packets: golden ones, and packets that libfabric sent. A packet becomes a script of
+//! the hostile peer, the fields of a header, or the words of a HANDSHAKE.
 //!
 //! ```text
 //!   fuzz/corpus/packet/* ─┬─► lying_peer, lying_tag_list, lying_packets   said by the liar, as its own
@@ -7,8 +7,8 @@
 //!                         └─► handshake                                   the words of a HANDSHAKE
 //! ```
 //!
-//! In a story the packet comes from the liar, so that the subject takes it: its addresses, connids and
-//! message id are the liar's.
+//! In a script the hostile peer sends the packet. Its addresses, connids and message id are replaced by
+//! those of the hostile peer, so that the subject accepts it.
 
 use efa_proto::{
     Connid, EorForm, Handshake, Header, MsgId, OpId, Packet, PacketType, RawAddress,
@@ -33,9 +33,9 @@ pub fn seeds(bytes: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     let own = of_liar(packet);
     let plain = settings(|input| drop(World::new(input, false)));
     let listed = settings(|input| drop(World::with_tag_lists(input, false)));
-    seeds.push(("lying_peer", [plain.clone(), story(&own)].concat()));
+    seeds.push(("lying_peer", [plain.clone(), script(&own)].concat()));
     if matches!(packet.header, Header::Rtm(Rtm { tag: Some(_), .. })) {
-        seeds.push(("lying_tag_list", [listed, story(&own)].concat()));
+        seeds.push(("lying_tag_list", [listed, script(&own)].concat()));
     }
     seeds.push(("lying_packets", [plain, babble(&own)].concat()));
     seeds.push(("headers", fields(&packet.header)));
@@ -45,7 +45,7 @@ pub fn seeds(bytes: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     seeds
 }
 
-/// As many zeros as the settings of a story take.
+/// As many zeros as the settings of a run need.
 fn settings(read: impl FnOnce(&mut Input<'_>)) -> Vec<u8> {
     let zeros = [0; 256];
     let input = &mut Input::new(&zeros);
@@ -106,15 +106,15 @@ fn babble(packet: &[u8]) -> Vec<u8> {
     input
 }
 
-/// Receives are posted, the packet comes, and the liar answers what it hears as a peer does.
-fn story(packet: &[u8]) -> Vec<u8> {
+/// A script: receives are posted, the packet arrives, and the hostile peer responds as a correct peer would.
+fn script(packet: &[u8]) -> Vec<u8> {
     const TAGGED: [u8; 4] = [208, 3, 0, 0];
     const UNTAGGED: [u8; 4] = [208, 3, 0, 1];
     const STEP: u8 = 156;
     let mut input = [TAGGED, UNTAGGED].concat();
     input.extend([0, 232]);
     input.extend(babble(packet));
-    // What is used up is zero: the answer is the one that is right.
+    // Input beyond the end reads as zero, which selects the correct response.
     input.extend([STEP, 0, 166]);
     input
 }
@@ -423,15 +423,15 @@ mod tests {
     }
 
     #[test]
-    fn in_a_story_the_liar_says_the_packet() {
+    fn script_makes_the_hostile_peer_send_the_packet() {
         let bytes = include_bytes!("../../../fuzz/corpus/packet/libfabric-eager_tagrtm-000d-56");
         let own = of_liar(Packet::parse(bytes).unwrap());
-        let seed = [settings(|input| drop(World::new(input, false))), story(&own)].concat();
+        let seed = [settings(|input| drop(World::new(input, false))), script(&own)].concat();
         let input = &mut Input::new(&seed);
         let mut world = World::new(input, true);
         crate::lying::play(&mut world, input);
-        let told = world.story();
-        assert!(told.contains("liar [fe80::3]:3/0x00003003 says EAGER_TAGRTM msg_id=0"), "{told}");
-        assert!(told.contains("subject completes Receive"), "{told}");
+        let log = world.log();
+        assert!(log.contains("liar [fe80::3]:3/0x00003003 says EAGER_TAGRTM msg_id=0"), "{log}");
+        assert!(log.contains("subject completes Receive"), "{log}");
     }
 }

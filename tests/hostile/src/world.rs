@@ -145,15 +145,15 @@ pub(crate) struct World {
     pub(crate) offered: Offered,
     now: Time,
     operations: Vec<Operation>,
-    /// Lives of the liar that the subject knows of.
+    /// Incarnations of the liar that the subject knows.
     pub(crate) liars: Vec<PeerId>,
     dropped: u64,
     /// Memory that is read: it is offered to the end.
     kept: Vec<Mem>,
     /// What the honest two may ask for: old releases have no receipts.
     most: Level,
-    /// The story, if it is to be told.
-    story: Option<String>,
+    /// What happened so far, if it is to be printed.
+    log: Option<String>,
 }
 
 impl World {
@@ -182,7 +182,7 @@ impl World {
         let (net, wires) = device::network(rdma, kinds & 2 == 0);
         let config = Self::settings(input);
         let honest = Config::default().with(|it| it.backoff = config.backoff);
-        let story = tell.then(|| format!("settings: {config:?}\n"));
+        let log = tell.then(|| format!("settings: {config:?}\n"));
         let receipts = config.profile.extras.contains(Extras::DELIVERY_COMPLETE);
         let most = if receipts { Level::Delivery } else { Level::Transmit };
         let [subject, other] = devices(wires, input);
@@ -215,7 +215,7 @@ impl World {
             dropped: 0,
             kept: Vec::new(),
             most,
-            story,
+            log,
         }
     }
 
@@ -256,14 +256,14 @@ impl World {
 
     /// Tells what happens, if anybody listens.
     pub(crate) fn tell(&mut self, what: impl FnOnce() -> String) {
-        if let Some(story) = &mut self.story {
-            story.push_str(&what());
-            story.push('\n');
+        if let Some(log) = &mut self.log {
+            log.push_str(&what());
+            log.push('\n');
         }
     }
 
-    pub(crate) fn story(&self) -> &str {
-        self.story.as_deref().unwrap_or_default()
+    pub(crate) fn log(&self) -> &str {
+        self.log.as_deref().unwrap_or_default()
     }
 
     fn begin(&mut self, at: usize, kind: Kind, length: usize) -> u64 {
@@ -488,7 +488,7 @@ impl World {
         }
     }
 
-    /// A life of the liar to talk to.
+    /// An incarnation of the liar to send to.
     fn liar(&self, input: &mut Input<'_>) -> Option<PeerId> {
         if self.liars.is_empty() { None } else { Some(input.pick(&self.liars)) }
     }
@@ -588,7 +588,7 @@ impl World {
         }
     }
 
-    /// The subject has had enough of a life of the liar.
+    /// The subject excluded an incarnation of the liar.
     pub(crate) fn remove(&mut self, input: &mut Input<'_>) {
         if let Some(peer) = self.liar(input) {
             self.tell(|| format!("subject removes {peer:?}"));

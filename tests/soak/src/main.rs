@@ -1,13 +1,13 @@
-//! The random stories of the engine's tests, one after the other: `cargo xtask soak`.
+//! Random runs of the tests of `efa-rdm`, for a given time: `cargo xtask soak`.
 //!
 //! ```text
-//!   seed, seed + 1, … ─► Story (threads) ─► passed
+//!   seed, seed + 1, … ─► Run (threads) ─► passed
 //!                              └─ panicked ─► leave operations out while it still fails
 //!                                                  └─► seed, operations, the packets of the last run
 //! ```
 
-#![allow(dead_code, reason = "the network of the stories has more than this story needs")]
-#![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
+#![allow(dead_code, reason = "the shared test network has more than the runs need")]
+#![allow(clippy::unwrap_used, reason = "a run that cannot continue fails")]
 
 #[path = "../../../crates/efa-rdm/tests/protocol/buffer.rs"]
 mod buffer;
@@ -29,9 +29,9 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::random::{OPERATIONS, Story};
+use crate::random::{OPERATIONS, Run};
 
-/// A line on standard output, where perhaps nobody reads any more.
+/// Prints a line; a closed standard output is no error.
 macro_rules! say {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -39,41 +39,41 @@ macro_rules! say {
     }};
 }
 
-/// Endpoints do everything at random on a simulated network under faults: messages, one-sided
-/// operations, atomics, restarts, deaths. A model checks every byte, completion and order.
+/// Run random operations on a simulated network under faults: messages, one-sided operations,
+/// atomics, restarts, killed endpoints. A model checks every byte, completion and order.
 #[derive(Parser)]
 #[command(name = "efa-soak", bin_name = "cargo xtask soak", version)]
 struct Arguments {
-    /// The first seed; the others follow it.
+    /// First seed; later runs use the seeds that follow
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
-    /// How long to go on.
+    /// How long to run
     #[arg(long, default_value = "2", value_parser = minutes::parse)]
     minutes: Duration,
 
-    /// Stories at the same time [default: the number of processors]
+    /// Concurrent runs [default: the number of processors]
     #[arg(long)]
     jobs: Option<NonZeroUsize>,
 
-    /// Run one story, the seed's, with these of its operations only: what a failure prints.
+    /// Run the first seed once, with only these operations (as a failure prints them)
     #[arg(long, value_delimiter = ',', value_name = "NUMBERS", value_parser = operation)]
     only: Option<Vec<usize>>,
 }
 
-/// The number of an operation of a story.
+/// Parses the number of an operation.
 fn operation(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| *number < OPERATIONS);
     number.ok_or_else(|| format!("a number from 0 to {} is expected", OPERATIONS - 1))
 }
 
-/// Whether a story fails with these operations.
+/// Whether the run of `seed` fails with these operations.
 fn fails(seed: u64, wanted: &BTreeSet<usize>) -> bool {
-    let run = || Story::new(seed).run(|operation| wanted.contains(&operation));
+    let run = || Run::new(seed).run(|operation| wanted.contains(&operation));
     panic::catch_unwind(AssertUnwindSafe(run)).is_err()
 }
 
-/// Leaves out what the failure doesn't need: halves first, then ever smaller parts.
+/// Leaves out operations that the failure does not need: halves first, then smaller parts.
 fn minimised(seed: u64) -> BTreeSet<usize> {
     let mut needed: BTreeSet<usize> = (0..OPERATIONS).collect();
     let mut part = OPERATIONS / 2;
@@ -91,19 +91,19 @@ fn minimised(seed: u64) -> BTreeSet<usize> {
     needed
 }
 
-/// Runs a story so that its failure is told with all packets.
-fn tell(seed: u64, needed: &BTreeSet<usize>) -> ExitCode {
+/// Runs one seed, and prints the packets if it fails.
+fn reproduce(seed: u64, needed: &BTreeSet<usize>) -> ExitCode {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|failure| eprintln!("{failure}")));
     world::QUIET.store(false, Ordering::Relaxed);
     let failed = fails(seed, needed);
     panic::set_hook(hook);
     if !failed {
-        say!("soak: the story of seed {seed} passed");
+        say!("soak: seed {seed} passed");
         return ExitCode::SUCCESS;
     }
     let numbers: Vec<String> = needed.iter().map(usize::to_string).collect();
-    say!("soak: the story of seed {seed} fails; {} of its operations do it:", needed.len());
+    say!("soak: seed {seed} fails with {} of its operations:", needed.len());
     say!("    cargo xtask soak --seed {seed} --only {}", numbers.join(","));
     ExitCode::FAILURE
 }
@@ -111,7 +111,7 @@ fn tell(seed: u64, needed: &BTreeSet<usize>) -> ExitCode {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if let Some(only) = arguments.only {
-        return tell(arguments.seed, &only.into_iter().collect());
+        return reproduce(arguments.seed, &only.into_iter().collect());
     }
     let span = arguments.minutes;
     let end = Instant::now() + span;
@@ -136,21 +136,21 @@ fn main() -> ExitCode {
                         }
                         return;
                     }
-                    let stories = passed.fetch_add(1, Ordering::Relaxed) + 1;
+                    let runs = passed.fetch_add(1, Ordering::Relaxed) + 1;
                     progress.set_position(span.saturating_sub(end - Instant::now()).as_secs());
-                    progress.set_message(format!("{stories} stories"));
+                    progress.set_message(format!("{runs} runs"));
                 }
             });
         }
     });
     progress.finish_and_clear();
-    let stories = passed.into_inner();
-    let operations = stories * OPERATIONS as u64;
-    say!("soak: {stories} stories of {OPERATIONS} operations passed, {operations} operations");
+    let runs = passed.into_inner();
+    let operations = runs * OPERATIONS as u64;
+    say!("soak: {runs} runs of {OPERATIONS} operations passed, {operations} operations");
     match failed.into_inner() {
         Ok(Some(seed)) => {
-            say!("soak: the story of seed {seed} fails; looking for what does it");
-            tell(seed, &minimised(seed))
+            say!("soak: seed {seed} fails; looking for the operations that matter");
+            reproduce(seed, &minimised(seed))
         }
         _ => ExitCode::SUCCESS,
     }

@@ -1,7 +1,7 @@
-//! Random stories of two endpoints on an EFA interface, in real time: `cargo xtask soak --device verbs`.
+//! Random runs of two endpoints on an EFA interface, in real time: `cargo xtask soak --device verbs`.
 //!
 //! ```text
-//!   seed, seed + 1, … ─► Story: Alice ◄══ messages, writes, reads, atomics ══► Bob
+//!   seed, seed + 1, … ─► Run: Alice ◄══ messages, writes, reads, atomics ══► Bob
 //!                                 └─ model: every byte, every order, every count ─┘
 //! ```
 //!
@@ -9,7 +9,7 @@
 //! it (`EFA_SOFT_REORDER`, `EFA_SOFT_RNR`) is for who starts the program to say.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, reason = "a story that can't go on fails")]
+#![allow(clippy::unwrap_used, reason = "a run that cannot continue fails")]
 
 mod minutes;
 
@@ -25,7 +25,7 @@ use efa::{
 };
 use fastrand::Rng;
 
-/// Steps of a story.
+/// Steps of a run.
 const STEPS: usize = 300;
 /// Bytes that a side offers; the first eight are a counter.
 const MEMORY: usize = 300_000;
@@ -61,25 +61,24 @@ fn main() -> ExitCode {
     let mut seed = arguments.seed;
     let mut totals = Totals::default();
     loop {
-        // A failure tells which story it was.
-        let told = Told(seed);
-        Story::new(seed, &domains).run(&mut totals);
-        std::mem::forget(told);
+        let failure = PrintSeed(seed);
+        Run::new(seed, &domains).run(&mut totals);
+        std::mem::forget(failure);
         seed += 1;
         if Instant::now() >= end {
             break;
         }
     }
-    println!("soak: {} stories passed; {totals:?}", seed - arguments.seed);
+    println!("soak: {} runs passed; {totals:?}", seed - arguments.seed);
     ExitCode::SUCCESS
 }
 
-/// Names the story if it ends early.
-struct Told(u64);
+/// Prints the seed if the run panics.
+struct PrintSeed(u64);
 
-impl Drop for Told {
+impl Drop for PrintSeed {
     fn drop(&mut self) {
-        eprintln!("soak: the story of seed {0} fails: --seed {0} --minutes 0", self.0);
+        eprintln!("soak: seed {0} fails: --seed {0} --minutes 0", self.0);
     }
 }
 
@@ -190,7 +189,7 @@ impl Side {
     }
 }
 
-struct Story {
+struct Run {
     random: Rng,
     sides: [Side; 2],
     /// The other side, for each.
@@ -198,7 +197,7 @@ struct Story {
     last: Instant,
 }
 
-impl Story {
+impl Run {
     fn new(seed: u64, domains: &[Domain; 2]) -> Self {
         let sides = [Side::new(&domains[0]), Side::new(&domains[1])];
         let peers = [

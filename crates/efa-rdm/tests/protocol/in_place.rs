@@ -25,13 +25,13 @@ const HEADER: usize = 8 + 40;
 type InPlace = Endpoint<InPlaceQueue<LocalQueuePair>, Vec<u8>>;
 type Received = InPlaceCompletion<Box<[u8]>>;
 
-/// The releases that ask for headers of one length, and those that have a second queue pair.
+/// Releases that request headers of constant length, and those with a queue pair for plain messages.
 const CONSTANT_HEADER: [Release; 5] =
     [Release::V1_13, Release::V1_14, Release::V1_16, Release::V1_18, Release::V1_20];
 const USER_QUEUE: [Release; 2] = [Release::V1_22, Release::V2_0];
 
-/// Senders, which are the ends of a world, and one endpoint that receives in place.
-struct Story {
+/// Senders, which are the endpoints of `world`, and one receiver that receives in place.
+struct Setup {
     world: World,
     receiver: InPlace,
     peers: Vec<PeerId>,
@@ -61,7 +61,7 @@ fn at(release: Release, unexpected_header: UnexpectedHeader) -> Config {
     Config::as_release(release).with(|config| config.unexpected_header = unexpected_header)
 }
 
-impl Story {
+impl Setup {
     fn new(options: LocalOptions, senders: &[Config], config: Config) -> Self {
         let mut world = World::new(options);
         let receiver = receiver(&world, config).unwrap();
@@ -104,7 +104,7 @@ impl Story {
         self.world.step();
     }
 
-    /// Goes on until nothing is left to happen, or only what has to wait.
+    /// Steps until the network and all endpoints are quiet.
     fn drive(&mut self) {
         let mut still = 0;
         while still < 20 {
@@ -115,7 +115,7 @@ impl Story {
         }
     }
 
-    /// Goes on for a while.
+    /// Steps for `span`.
     fn idle(&mut self, span: Duration) {
         let end = self.world.now + span;
         while self.world.now < end {
@@ -152,22 +152,22 @@ fn headers(world: &mut World, end: usize) -> Vec<usize> {
     lengths.collect()
 }
 
-/// What a peer learned of the receiver.
-fn announced(story: &mut Story) -> Extras {
-    let peer = story.peers[0];
-    story.world.endpoint(0).peer_extras(peer).unwrap()
+/// The features that the sender knows of the receiver.
+fn announced(setup: &mut Setup) -> Extras {
+    let peer = setup.peers[0];
+    setup.world.endpoint(0).peer_extras(peer).unwrap()
 }
 
 // conformance: A184
 #[test]
 fn handshake_requests_constant_headers_or_user_queue_by_release() {
     let ask = |release| {
-        let mut story = Story::of(Config::default(), at(release, UnexpectedHeader::Move));
-        story.post(0..1);
-        story.send(0, pattern(8, 1));
-        story.drive();
+        let mut setup = Setup::of(Config::default(), at(release, UnexpectedHeader::Move));
+        setup.post(0..1);
+        setup.send(0, pattern(8, 1));
+        setup.drive();
         let requests = Extras::CONSTANT_HEADER_LENGTH | Extras::USER_RECV_QP;
-        announced(&mut story).intersection(requests)
+        announced(&mut setup).intersection(requests)
     };
     for release in CONSTANT_HEADER {
         assert_eq!(ask(release), Extras::CONSTANT_HEADER_LENGTH, "{release}");
@@ -247,7 +247,11 @@ fn endpoint_that_needs_matching_copies_and_reports_it() {
             );
             let mut receiver = receiver.unwrap();
             let begin = if release == Release::V1_14 { HEADER } else { 0 };
-            assert_eq!(receiver.in_place_offset(), in_place.then_some(begin), "the attribute");
+            assert_eq!(
+                receiver.in_place_offset(),
+                in_place.then_some(begin),
+                "in_place_offset of {release}"
+            );
             match &mut receiver {
                 Receiver::InPlace(endpoint) => {
                     let packet = endpoint.allocate_packet().unwrap();
@@ -307,54 +311,58 @@ fn in_place_endpoint_refuses_matched_receives() {
 fn in_place_message_begins_at_the_announced_offset() {
     for release in CONSTANT_HEADER {
         for sender in [Release::V1_13, Release::V1_22, Release::V2_6] {
-            let mut story =
-                Story::of(Config::as_release(sender), at(release, UnexpectedHeader::Refuse));
-            assert_eq!(story.receiver.in_place_offset(), HEADER, "computed in advance");
-            story.post(0..100);
+            let mut setup =
+                Setup::of(Config::as_release(sender), at(release, UnexpectedHeader::Refuse));
+            assert_eq!(setup.receiver.in_place_offset(), HEADER, "computed in advance");
+            setup.post(0..100);
             let mut expected = BTreeSet::new();
             for round in 0..10 {
                 for i in 0..10 {
                     let bytes = pattern((round * 979 + i) as usize, round * 10 + i);
                     expected.insert(bytes.clone());
-                    story.send(0, bytes);
+                    setup.send(0, bytes);
                 }
                 // The HANDSHAKE comes in the first round.
-                story.drive();
+                setup.drive();
             }
-            assert!(announced(&mut story).contains(Extras::CONSTANT_HEADER_LENGTH));
-            assert_eq!(headers(&mut story.world, 0), [HEADER; 100], "{sender} to {release}");
-            for done in &story.received {
+            assert!(announced(&mut setup).contains(Extras::CONSTANT_HEADER_LENGTH));
+            assert_eq!(headers(&mut setup.world, 0), [HEADER; 100], "{sender} to {release}");
+            for done in &setup.received {
                 let message = done.result.as_ref().unwrap();
                 let peer = done.peer.unwrap();
                 assert_eq!(
-                    story.receiver.peer_address(peer).unwrap(),
-                    story.world.endpoint(0).address()
+                    setup.receiver.peer_address(peer).unwrap(),
+                    setup.world.endpoint(0).address()
                 );
                 assert!(expected.remove(message.bytes()), "each once");
             }
             assert!(expected.is_empty());
-            assert_eq!(story.receiver.statistics().unexpected, 0);
-            assert_eq!(story.receiver.statistics().reordered, 0, "none waited for its turn");
+            assert_eq!(setup.receiver.statistics().unexpected, 0);
+            assert_eq!(
+                setup.receiver.statistics().reordered,
+                0,
+                "no packet is held for reordering"
+            );
         }
     }
 }
 
 #[test]
 fn in_place_completion_returns_the_received_packet() {
-    let mut story = Story::of(Config::default(), at(Release::V1_20, UnexpectedHeader::Refuse));
-    story.post(7..8);
-    story.send(0, pattern(1000, 1));
-    story.drive();
-    let sent = story.world.packets_from(0).into_iter().find(|bytes| bytes.len() > 1000).unwrap();
-    let done = story.received.pop().unwrap();
+    let mut setup = Setup::of(Config::default(), at(Release::V1_20, UnexpectedHeader::Refuse));
+    setup.post(7..8);
+    setup.send(0, pattern(1000, 1));
+    setup.drive();
+    let sent = setup.world.packets_from(0).into_iter().find(|bytes| bytes.len() > 1000).unwrap();
+    let done = setup.received.pop().unwrap();
     assert_eq!(done.context, 7);
     let packet = done.result.unwrap().into_packet();
     assert_eq!(packet[..sent.len()], sent, "with its header in front");
-    // And it serves again.
-    story.receiver.receive_in_place(packet, 8).unwrap();
-    story.send(0, pattern(2000, 2));
-    story.drive();
-    assert_eq!(story.messages(), [pattern(2000, 2)]);
+    // The same packet can be posted again.
+    setup.receiver.receive_in_place(packet, 8).unwrap();
+    setup.send(0, pattern(2000, 2));
+    setup.drive();
+    assert_eq!(setup.messages(), [pattern(2000, 2)]);
 }
 
 // conformance: A44 A188
@@ -362,14 +370,14 @@ fn in_place_completion_returns_the_received_packet() {
 fn unexpected_header_length_fails_the_receive() {
     // 1.10 has shorter raw addresses, and drops them when the HANDSHAKE has come.
     for (sender, first, later) in [(Release::V1_10, 44, 8), (Release::V1_12, 44, 8)] {
-        let mut story =
-            Story::of(Config::as_release(sender), at(Release::V1_13, UnexpectedHeader::Refuse));
-        story.post(0..2);
+        let mut setup =
+            Setup::of(Config::as_release(sender), at(Release::V1_13, UnexpectedHeader::Refuse));
+        setup.post(0..2);
         let expected = HEADER;
         for found in [first, later] {
-            story.send(0, pattern(100, 1));
-            story.drive();
-            assert_eq!(story.errors(), [OperationError::UnexpectedHeader { found, expected }]);
+            setup.send(0, pattern(100, 1));
+            setup.drive();
+            assert_eq!(setup.errors(), [OperationError::UnexpectedHeader { found, expected }]);
         }
     }
 }
@@ -377,39 +385,39 @@ fn unexpected_header_length_fails_the_receive() {
 // conformance: A43 A45 A189
 #[test]
 fn message_after_unexpected_header_length_is_moved_if_configured() {
-    let mut story =
-        Story::of(Config::as_release(Release::V1_10), at(Release::V1_13, UnexpectedHeader::Move));
+    let mut setup =
+        Setup::of(Config::as_release(Release::V1_10), at(Release::V1_13, UnexpectedHeader::Move));
     for (round, header) in [44, 8, 8].into_iter().enumerate() {
-        story.post(0..1);
+        setup.post(0..1);
         let bytes = pattern(5000, round as u64);
-        story.send(0, bytes.clone());
-        story.drive();
-        assert_eq!(headers(&mut story.world, 0), [header]);
-        story.world.forget_packets();
-        let message = story.received.pop().unwrap().result.unwrap();
+        setup.send(0, bytes.clone());
+        setup.drive();
+        assert_eq!(headers(&mut setup.world, 0), [header]);
+        setup.world.forget_packets();
+        let message = setup.received.pop().unwrap().result.unwrap();
         assert_eq!(message.bytes(), bytes);
         assert_eq!(message.into_packet()[HEADER..][..5000], bytes);
     }
-    // With so short a header, a message may be longer than what is left behind the one expected.
-    story.post(1..2);
-    story.send(0, pattern(MTU - 8, 9));
-    story.drive();
+    // With a short header, a message may be longer than the space behind the expected header.
+    setup.post(1..2);
+    setup.send(0, pattern(MTU - 8, 9));
+    setup.drive();
     let (length, capacity) = (MTU as u64 - 8, (MTU - HEADER) as u64);
-    assert_eq!(story.errors(), [OperationError::Truncated { length, capacity }]);
+    assert_eq!(setup.errors(), [OperationError::Truncated { length, capacity }]);
 }
 
 // conformance: A186
 #[test]
 fn connid_keeps_the_header_length_and_cq_data_does_not() {
     for unexpected_header in [UnexpectedHeader::Refuse, UnexpectedHeader::Move] {
-        let mut story = Story::of(Config::default(), at(Release::V1_20, unexpected_header));
-        story.post(0..40);
+        let mut setup = Setup::of(Config::default(), at(Release::V1_20, unexpected_header));
+        setup.post(0..40);
         for i in 0..40_u64 {
             let cq_data = (i % 4 == 3).then_some(i << 40);
-            let message = Message { cq_data, ..story.message(0, pattern(64, i)) };
-            story.world.endpoint(0).send(message).unwrap();
-            story.drive();
-            let done = story.received.pop().unwrap();
+            let message = Message { cq_data, ..setup.message(0, pattern(64, i)) };
+            setup.world.endpoint(0).send(message).unwrap();
+            setup.drive();
+            let done = setup.received.pop().unwrap();
             let found = HEADER + 8;
             match (cq_data, unexpected_header) {
                 (Some(_), UnexpectedHeader::Refuse) => {
@@ -420,47 +428,47 @@ fn connid_keeps_the_header_length_and_cq_data_does_not() {
             }
             assert_eq!(done.cq_data, cq_data);
         }
-        assert!(announced(&mut story).contains(Extras::CONNID_HEADER), "and it asks for connids");
+        assert!(announced(&mut setup).contains(Extras::CONNID_HEADER), "and it asks for connids");
     }
 }
 
 // conformance: A190
 #[test]
 fn unsuitable_packet_leaves_in_place_receives_posted() {
-    let mut story = Story::of(Config::default(), at(Release::V1_20, UnexpectedHeader::Move));
-    story.post(0..3);
-    // Before the HANDSHAKE tells, a peer sends what it likes.
-    let tagged = Message { tag: Some(5), ..story.message(0, pattern(10, 1)) };
-    story.world.endpoint(0).send(tagged).unwrap();
+    let mut setup = Setup::of(Config::default(), at(Release::V1_20, UnexpectedHeader::Move));
+    setup.post(0..3);
+    // Before the HANDSHAKE, a peer may send messages that cannot be received in place.
+    let tagged = Message { tag: Some(5), ..setup.message(0, pattern(10, 1)) };
+    setup.world.endpoint(0).send(tagged).unwrap();
     for size in [20_000, 200_000] {
-        let message = story.message(0, pattern(size, 2));
-        story.world.endpoint(0).send(message).unwrap();
+        let message = setup.message(0, pattern(size, 2));
+        setup.world.endpoint(0).send(message).unwrap();
     }
-    story.idle(Duration::from_millis(1));
-    let drops = story.drops();
+    setup.idle(Duration::from_millis(1));
+    let drops = setup.drops();
     for packet_type in
         [PacketType::EagerTagRtm, PacketType::MediumMsgRtm, PacketType::LongCtsMsgRtm]
     {
         assert!(drops.contains(&DropReason::NotInPlace(packet_type)), "{packet_type}: {drops:?}");
     }
-    assert!(story.received.is_empty());
+    assert!(setup.received.is_empty());
 
-    // Writes go on as ever, in the same packets, which are posted again.
+    // Writes still work; their packets are posted again.
     let access = Access { remote_read: false, remote_write: true };
     let memory = vec![0; 3000].into_boxed_slice();
-    let region = story.receiver.queue_pair().register(memory, access).unwrap();
+    let region = setup.receiver.queue_pair().register(memory, access).unwrap();
     let iov = RmaIov::new(region.remote_address(), 3000, region.remote_key().into());
     for _ in 0..200 {
         let write = Write {
-            peer: story.peers[0],
+            peer: setup.peers[0],
             remote: Remote::from(iov),
             buffer: pattern(3000, 4),
             cq_data: None,
             level: Level::Transmit,
             context: 0,
         };
-        story.world.endpoint(0).write(write).unwrap();
-        story.idle(Duration::from_micros(100));
+        setup.world.endpoint(0).write(write).unwrap();
+        setup.idle(Duration::from_micros(100));
     }
     let mut written = vec![0; 3000];
     region.read(0, &mut written);
@@ -468,25 +476,25 @@ fn unsuitable_packet_leaves_in_place_receives_posted() {
 
     let context = |done: &Received| done.context;
     for i in 0..3 {
-        story.send(0, pattern(50, i));
-        story.idle(Duration::from_millis(1));
+        setup.send(0, pattern(50, i));
+        setup.idle(Duration::from_millis(1));
     }
-    assert_eq!(story.received.iter().map(context).collect::<Vec<_>>(), [0, 1, 2]);
-    assert_eq!(story.messages(), [pattern(50, 0), pattern(50, 1), pattern(50, 2)]);
+    assert_eq!(setup.received.iter().map(context).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(setup.messages(), [pattern(50, 0), pattern(50, 1), pattern(50, 2)]);
 }
 
 #[test]
 fn delivery_complete_send_to_in_place_receiver_fails() {
     for release in [Release::V1_14, Release::V1_22] {
-        let mut story = Story::of(Config::default(), at(release, UnexpectedHeader::Move));
-        story.post(0..1);
-        let message = Message { level: Level::Delivery, ..story.message(0, pattern(8, 1)) };
-        story.world.endpoint(0).send(message).unwrap();
-        story.drive();
+        let mut setup = Setup::of(Config::default(), at(release, UnexpectedHeader::Move));
+        setup.post(0..1);
+        let message = Message { level: Level::Delivery, ..setup.message(0, pattern(8, 1)) };
+        setup.world.endpoint(0).send(message).unwrap();
+        setup.drive();
         let missing = Extras::DELIVERY_COMPLETE;
-        let sent = story.world.send_done(0);
+        let sent = setup.world.send_done(0);
         assert_eq!(sent.result, Err(OperationError::PeerLacks { missing }), "{release}");
-        assert!(story.received.is_empty());
+        assert!(setup.received.is_empty());
     }
 }
 
@@ -494,22 +502,22 @@ fn delivery_complete_send_to_in_place_receiver_fails() {
 fn unexpected_message_is_received_in_place_later() {
     for unexpected_header in [UnexpectedHeader::Refuse, UnexpectedHeader::Move] {
         let sender = Config::as_release(Release::V1_12);
-        let mut story = Story::of(sender, at(Release::V1_16, unexpected_header));
-        story.send(0, pattern(700, 1));
-        story.drive();
-        assert!(story.received.is_empty());
-        assert_eq!(story.receiver.statistics().unexpected, 1);
-        story.post(4..5);
-        story.drive();
-        assert_eq!(story.received[0].context, 4);
+        let mut setup = Setup::of(sender, at(Release::V1_16, unexpected_header));
+        setup.send(0, pattern(700, 1));
+        setup.drive();
+        assert!(setup.received.is_empty());
+        assert_eq!(setup.receiver.statistics().unexpected, 1);
+        setup.post(4..5);
+        setup.drive();
+        assert_eq!(setup.received[0].context, 4);
         match unexpected_header {
             UnexpectedHeader::Refuse => {
                 let error = OperationError::UnexpectedHeader { found: 44, expected: HEADER };
-                assert_eq!(story.errors(), [error]);
+                assert_eq!(setup.errors(), [error]);
             }
-            UnexpectedHeader::Move => assert_eq!(story.messages(), [pattern(700, 1)]),
+            UnexpectedHeader::Move => assert_eq!(setup.messages(), [pattern(700, 1)]),
         }
-        assert_eq!(story.receiver.packets_held().held, 0);
+        assert_eq!(setup.receiver.packets_held().held, 0);
     }
 }
 
@@ -517,34 +525,34 @@ fn unexpected_message_is_received_in_place_later() {
 fn unexpected_messages_beyond_the_bound_cause_back_pressure() {
     let mut config = at(Release::V1_20, UnexpectedHeader::Move);
     config.bounds.unexpected = 8192;
-    let mut story = Story::of(Config::default(), config);
+    let mut setup = Setup::of(Config::default(), config);
     let expected: BTreeSet<_> = (0..200).map(|i| pattern(500, i)).collect();
     for bytes in &expected {
-        story.send(0, bytes.clone());
+        setup.send(0, bytes.clone());
     }
-    story.idle(Duration::from_millis(2));
-    assert_eq!(story.receiver.statistics().back_pressure, 1);
-    assert!(story.receiver.statistics().unexpected < 200);
-    story.post(0..200);
-    story.idle(Duration::from_millis(500));
-    assert_eq!(BTreeSet::from_iter(story.messages()), expected);
-    assert_eq!(story.receiver.packets_held().held, 0);
+    setup.idle(Duration::from_millis(2));
+    assert_eq!(setup.receiver.statistics().back_pressure, 1);
+    assert!(setup.receiver.statistics().unexpected < 200);
+    setup.post(0..200);
+    setup.idle(Duration::from_millis(500));
+    assert_eq!(BTreeSet::from_iter(setup.messages()), expected);
+    assert_eq!(setup.receiver.packets_held().held, 0);
 }
 
 #[test]
 fn cancelled_in_place_receives_complete_with_cancelled() {
     for release in [Release::V1_20, Release::V2_0] {
-        let mut story = Story::of(Config::default(), at(release, UnexpectedHeader::Move));
-        story.post(3..5);
-        story.receiver.cancel_all();
-        story.step();
-        assert_eq!(story.received.iter().map(|done| done.context).collect::<Vec<_>>(), [3, 4]);
-        assert_eq!(story.errors(), [OperationError::Cancelled; 2]);
+        let mut setup = Setup::of(Config::default(), at(release, UnexpectedHeader::Move));
+        setup.post(3..5);
+        setup.receiver.cancel_all();
+        setup.step();
+        assert_eq!(setup.received.iter().map(|done| done.context).collect::<Vec<_>>(), [3, 4]);
+        assert_eq!(setup.errors(), [OperationError::Cancelled; 2]);
     }
 }
 
-/// Many messages of several senders over a network that reorders and has receivers that aren't
-/// ready, to receives that are posted again with the packets that came. Each arrives once.
+/// Sends 600 messages from three senders over a network that reorders packets and reports RNR. Each packet
+/// received is posted again; each message must arrive once.
 fn storm(release: Release, seed: u64) {
     let options = LocalOptions::default().with(|options| {
         options.seed = seed;
@@ -554,7 +562,7 @@ fn storm(release: Release, seed: u64) {
         });
     });
     let sender = Config::default().with(|config| config.messages_after_handshake = true);
-    let mut story = Story::new(
+    let mut setup = Setup::new(
         options,
         &[sender.clone(), sender.clone(), sender],
         at(release, UnexpectedHeader::Move),
@@ -562,7 +570,7 @@ fn storm(release: Release, seed: u64) {
     let mut draw = fastrand::Rng::with_seed(seed);
     let mut expected: BTreeMap<Vec<u8>, Option<u64>> = BTreeMap::new();
     let mut contexts = BTreeSet::new();
-    story.post(0..8);
+    setup.post(0..8);
     contexts.extend(0..8_u64);
     let (mut sent, mut next) = (0, 8);
     while sent < 600 || !expected.is_empty() {
@@ -571,24 +579,24 @@ fn storm(release: Release, seed: u64) {
             bytes.extend(sent.to_le_bytes());
             let cq_data = draw.bool().then(|| draw.u32(..).into());
             let from = draw.usize(0..3);
-            let message = Message { cq_data, ..story.message(from, bytes.clone()) };
-            story.world.endpoint(from).send(message).unwrap();
+            let message = Message { cq_data, ..setup.message(from, bytes.clone()) };
+            setup.world.endpoint(from).send(message).unwrap();
             expected.insert(bytes, cq_data);
             sent += 1;
         }
-        story.step();
-        for done in story.received.drain(..) {
+        setup.step();
+        for done in setup.received.drain(..) {
             assert!(contexts.remove(&done.context), "each context once");
             let message = done.result.unwrap();
             let cq_data = expected.remove(message.bytes());
             assert_eq!(cq_data, Some(done.cq_data), "each message once");
-            story.receiver.receive_in_place(message.into_packet(), next).unwrap();
+            setup.receiver.receive_in_place(message.into_packet(), next).unwrap();
             contexts.insert(next);
             next += 1;
         }
     }
     assert_eq!(contexts.len(), 8);
-    assert_eq!(story.drops(), []);
+    assert_eq!(setup.drops(), []);
 }
 
 #[test]
@@ -602,37 +610,37 @@ fn in_place_messages_arrive_once_under_faults() {
 fn unsuitable_unexpected_messages_are_bounded() {
     let mut config = at(Release::V1_20, UnexpectedHeader::Refuse);
     config.bounds.unexpected = 8192;
-    let mut story = Story::of(Config::default(), config);
+    let mut setup = Setup::of(Config::default(), config);
     for i in 0..200 {
-        // Data is what makes the header too long.
-        let message = Message { cq_data: Some(i), ..story.message(0, pattern(5, i)) };
-        story.world.endpoint(0).send(message).unwrap();
+        // CQ data makes the header longer than expected.
+        let message = Message { cq_data: Some(i), ..setup.message(0, pattern(5, i)) };
+        setup.world.endpoint(0).send(message).unwrap();
     }
-    story.idle(Duration::from_millis(2));
-    assert_eq!(story.receiver.statistics().back_pressure, 1);
-    story.post(0..200);
-    while story.received.len() < 200 {
-        story.step();
+    setup.idle(Duration::from_millis(2));
+    assert_eq!(setup.receiver.statistics().back_pressure, 1);
+    setup.post(0..200);
+    while setup.received.len() < 200 {
+        setup.step();
     }
-    assert_eq!(story.errors().len(), 200);
-    assert_eq!(story.receiver.packets_held().unexpected_bytes, 0);
+    assert_eq!(setup.errors().len(), 200);
+    assert_eq!(setup.receiver.packets_held().unexpected_bytes, 0);
 }
 
 #[test]
 fn in_place_receives_and_lengths_reach_their_limits() {
     let config =
         at(Release::V1_20, UnexpectedHeader::Refuse).with(|config| config.max_receives = 2);
-    let mut story = Story::of(Config::default(), config);
-    story.post(0..2);
-    let packet = story.receiver.allocate_packet().unwrap();
-    let refused = story.receiver.receive_in_place(packet, 2).unwrap_err();
+    let mut setup = Setup::of(Config::default(), config);
+    setup.post(0..2);
+    let packet = setup.receiver.allocate_packet().unwrap();
+    let refused = setup.receiver.receive_in_place(packet, 2).unwrap_err();
     assert_eq!((refused.error, refused.buffer.len()), (StartError::Busy { limit: 2 }, MTU));
     let longest = MTU - HEADER;
-    story.send(0, pattern(longest, 1));
-    story.send(0, pattern(longest, 2));
-    story.drive();
+    setup.send(0, pattern(longest, 1));
+    setup.send(0, pattern(longest, 2));
+    setup.drive();
     let expected = BTreeSet::from([pattern(longest, 1), pattern(longest, 2)]);
-    assert_eq!(BTreeSet::from_iter(story.messages()), expected);
+    assert_eq!(BTreeSet::from_iter(setup.messages()), expected);
 }
 
 #[test]
@@ -640,18 +648,18 @@ fn unexpected_messages_of_excluded_peer_are_discarded_others_stay() {
     let mut config = at(Release::V1_20, UnexpectedHeader::Move);
     config.bounds.unexpected_per_peer = 5000;
     let options = LocalOptions::default().with(|options| options.seed = 5);
-    let mut story = Story::new(options, &[Config::default(), Config::default()], config);
-    story.send(1, pattern(900, 7));
-    story.idle(Duration::from_millis(1));
+    let mut setup = Setup::new(options, &[Config::default(), Config::default()], config);
+    setup.send(1, pattern(900, 7));
+    setup.idle(Duration::from_millis(1));
     for salt in 0..10 {
-        story.send(0, pattern(900, salt));
+        setup.send(0, pattern(900, salt));
     }
-    story.idle(Duration::from_millis(1));
-    assert_eq!(story.receiver.statistics().excluded, 1);
-    story.post(0..2);
-    story.idle(Duration::from_millis(1));
-    assert_eq!(story.messages(), [pattern(900, 7)]);
-    let held = story.receiver.packets_held();
+    setup.idle(Duration::from_millis(1));
+    assert_eq!(setup.receiver.statistics().excluded, 1);
+    setup.post(0..2);
+    setup.idle(Duration::from_millis(1));
+    assert_eq!(setup.messages(), [pattern(900, 7)]);
+    let held = setup.receiver.packets_held();
     assert_eq!((held.held, held.unexpected_bytes), (0, 0));
 }
 
@@ -661,35 +669,35 @@ fn message_in_place_of_a_reinserted_peer_is_counted_back_when_received() {
     let senders = [knows, Config::default()];
     let config = at(Release::V1_22, UnexpectedHeader::Move);
     let options = LocalOptions::default().with(|options| options.seed = 5);
-    let mut story = Story::new(options, &senders, config);
-    story.post(0..1);
-    story.send(0, pattern(9, 1));
-    story.drive();
-    assert_eq!(story.messages(), [pattern(9, 1)]);
+    let mut setup = Setup::new(options, &senders, config);
+    setup.post(0..1);
+    setup.send(0, pattern(9, 1));
+    setup.drive();
+    assert_eq!(setup.messages(), [pattern(9, 1)]);
 
     // The receiver forgets the sender, which goes on to send to the second queue pair.
-    let address = story.world.endpoint(0).address();
-    let old = story.receiver.find_peer(&address).unwrap();
-    story.receiver.remove_peer(old);
-    let new = story.receiver.insert_peer(address).unwrap();
+    let address = setup.world.endpoint(0).address();
+    let old = setup.receiver.find_peer(&address).unwrap();
+    setup.receiver.remove_peer(old);
+    let new = setup.receiver.insert_peer(address).unwrap();
     assert_ne!(old, new);
 
     // A message with a header takes the receive; the next finds a packet, and no receive.
-    story.post(1..2);
-    story.send(1, pattern(9, 2));
-    story.drive();
-    assert_eq!(story.messages(), [pattern(9, 2)]);
-    story.send(0, pattern(9, 3));
-    story.drive();
-    assert!(story.messages().is_empty());
-    assert!(story.receiver.packets_held().unexpected_bytes > 0);
+    setup.post(1..2);
+    setup.send(1, pattern(9, 2));
+    setup.drive();
+    assert_eq!(setup.messages(), [pattern(9, 2)]);
+    setup.send(0, pattern(9, 3));
+    setup.drive();
+    assert!(setup.messages().is_empty());
+    assert!(setup.receiver.packets_held().unexpected_bytes > 0);
 
     let (buffer, level) = (pattern(9, 4), Level::Transmit);
     let message = Message { peer: new, tag: None, cq_data: None, level, buffer, context: 0 };
-    story.receiver.send(message).unwrap();
-    story.drive();
-    story.post(2..3);
-    story.drive();
-    assert_eq!(story.messages(), [pattern(9, 3)]);
-    assert_eq!(story.receiver.packets_held().unexpected_bytes, 0);
+    setup.receiver.send(message).unwrap();
+    setup.drive();
+    setup.post(2..3);
+    setup.drive();
+    assert_eq!(setup.messages(), [pattern(9, 3)]);
+    assert_eq!(setup.receiver.packets_held().unexpected_bytes, 0);
 }

@@ -156,7 +156,7 @@ fn packets_of_the_old_incarnation_of_a_restarted_peer_are_stale() {
     assert_ne!(new, old);
     assert_eq!(fresh.peer, Some(new));
 
-    // A packet of the old life comes late: with the old connid, with the old raw address.
+    // Late packets of the old incarnation: with the old connid, and with the old raw address.
     world.ends[1].events.clear();
     let late = ReqOptions { connid: Some(old_address.connid), ..ReqOptions::NONE };
     world.inject(0, 1, eager(5, late), b"late");

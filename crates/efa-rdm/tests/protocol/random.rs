@@ -1,16 +1,15 @@
-//! Endpoints that do everything at random under faults, held against a model.
+//! Random operations between endpoints under faults, checked against a model.
 //!
-//! The model knows each message by the 64 bits that travel with it and holds the endpoints to this:
-//! every operation ends exactly once and gives its buffer back; between endpoints that live, every
-//! message arrives once with all its bytes, and messages and receives meet in the order of sending
-//! and of posting.
+//! The model identifies each message by the 64 bits of CQ data that travel with it, and requires: every
+//! operation ends exactly once and returns its buffer; between endpoints that stay alive, every message
+//! arrives once with all its bytes; messages and receives match in the order of sending and of posting.
 //!
-//! Writes and reads have memory of their own at the target, whose bytes are compared; atomics count
-//! there.
+//! Each write and read has its own memory at the target, whose bytes are compared. Atomics add to a counter
+//! of the target.
 //!
-//! Each operation is drawn from the seed and its number alone, so that a failing story still fails
-//! when others are left out of it: `cargo xtask soak` does that, and finds the few that matter. A
-//! failing run prints its seed; `EFA_RDM_SEED=<seed>` runs that one alone.
+//! Each operation is drawn from the seed and its number alone, so a failing run still fails when other
+//! operations are left out: `cargo xtask soak` does that to find the few that matter. A failing run
+//! prints its seed; `EFA_RDM_SEED=<seed>` runs that one alone.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -31,19 +30,19 @@ use crate::buffer::{Buffer, expose};
 use crate::world::{Driving, Net, QUIET, pattern, place};
 
 const SEEDS: u64 = 150;
-/// Operations of a story.
+/// Operations of a run.
 pub(crate) const OPERATIONS: usize = 120;
 
 type World = Net<Buffer>;
 
 /// An endpoint between two restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Life {
+struct Incarnation {
     end: usize,
     number: u32,
 }
 
-/// What happens to the endpoints besides messages.
+/// A fault of an endpoint in the middle of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Disaster {
     None,
@@ -54,22 +53,22 @@ enum Disaster {
 
 #[derive(Debug)]
 struct Sent {
-    from: Life,
-    to: Life,
+    from: Incarnation,
+    to: Incarnation,
     tag: Option<u64>,
     size: usize,
     injected: bool,
     ended: bool,
-    /// It was not sent, since the peer has not what it needs.
+    /// It was not sent, since the peer lacks a feature that it needs.
     lacking: bool,
-    /// The receive that it went to, and who the receiver took for the sender.
+    /// The receive that it matched, and the peer that the receiver reported as its sender.
     went_to: Option<usize>,
     came_from: Option<PeerId>,
 }
 
 #[derive(Debug)]
 struct Posted {
-    at: Life,
+    at: Incarnation,
     id: ReceiveId,
     source: Option<PeerId>,
     /// Tag and ignored bits.
@@ -100,16 +99,16 @@ impl Posted {
 /// A write, read or atomic.
 #[derive(Debug)]
 struct OneSided {
-    from: Life,
-    to: Life,
+    from: Incarnation,
+    to: Incarnation,
     what: What,
     size: usize,
-    /// A write's, which its target is told of.
+    /// Whether the write has CQ data, which its target reports.
     cq_data: bool,
     /// The target's memory.
     memory: SoftRegion,
     ended: Option<Result<(), OperationError>>,
-    told: bool,
+    reported: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,16 +119,16 @@ enum What {
     Count,
 }
 
-/// A run of everything at random.
-pub(crate) struct Story {
+/// A run of random operations.
+pub(crate) struct Run {
     world: World,
     random: Rng,
     seed: u64,
     disaster: Disaster,
-    lives: Vec<Life>,
-    dead: BTreeSet<Life>,
+    incarnations: Vec<Incarnation>,
+    dead: BTreeSet<Incarnation>,
     /// Pairs of which one forgot the other.
-    broken: BTreeSet<(Life, Life)>,
+    broken: BTreeSet<(Incarnation, Incarnation)>,
     sent: Vec<Sent>,
     posted: Vec<Posted>,
     one_sided: Vec<OneSided>,
@@ -138,15 +137,15 @@ pub(crate) struct Story {
     sizes: Vec<usize>,
 }
 
-impl Drop for Story {
+impl Drop for Run {
     fn drop(&mut self) {
         if std::thread::panicking() && !QUIET.load(Ordering::Relaxed) {
-            eprintln!("to see this again: EFA_RDM_SEED={}", self.seed);
+            eprintln!("to reproduce: EFA_RDM_SEED={}", self.seed);
         }
     }
 }
 
-impl Story {
+impl Run {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         let disaster = [Disaster::None, Disaster::Restart, Disaster::Kill, Disaster::Removal]
@@ -196,7 +195,7 @@ impl Story {
             random,
             seed,
             disaster,
-            lives: (0..ends).map(|end| Life { end, number: 0 }).collect(),
+            incarnations: (0..ends).map(|end| Incarnation { end, number: 0 }).collect(),
             dead: BTreeSet::new(),
             broken: BTreeSet::new(),
             sent: Vec::new(),
@@ -208,7 +207,7 @@ impl Story {
     }
 
     fn config(random: &mut Rng, disaster: Disaster, mtu: usize) -> Config {
-        // Releases up to 1.13 can't tell the packets of two lives apart.
+        // Releases up to 1.13 cannot distinguish the packets of two incarnations.
         let first = if disaster == Disaster::Restart { 3 } else { 0 };
         let release = Release::ALL[random.usize(first..Release::ALL.len())];
         Config::as_release(release).with(|config| {
@@ -228,18 +227,18 @@ impl Story {
         })
     }
 
-    fn pair(a: Life, b: Life) -> (Life, Life) {
+    fn pair(a: Incarnation, b: Incarnation) -> (Incarnation, Incarnation) {
         (a.min(b), a.max(b))
     }
 
     /// Nothing has happened that could lose messages between the two.
-    fn sound(&self, a: Life, b: Life) -> bool {
-        let lives = |life: Life| self.lives[life.end] == life && !self.dead.contains(&life);
-        lives(a) && lives(b) && !self.broken.contains(&Self::pair(a, b))
+    fn sound(&self, a: Incarnation, b: Incarnation) -> bool {
+        let alive = |of: Incarnation| self.incarnations[of.end] == of && !self.dead.contains(&of);
+        alive(a) && alive(b) && !self.broken.contains(&Self::pair(a, b))
     }
 
-    /// Whether this is made of messages that can't be told from `message`: between ends of which one forgot
-    /// the other, and alike in tag and size, so that late segments of before pass for those of now.
+    /// Whether `got` mixes bytes of messages that are indistinguishable from `message`: of the same tag and
+    /// size, between endpoints of which one removed the other, so that late segments are taken for new ones.
     fn is_mixed(&self, message: usize, got: &[u8]) -> bool {
         let Sent { from, to, tag, size, .. } = self.sent[message];
         let alike = |other: &(usize, &Sent)| {
@@ -252,12 +251,12 @@ impl Story {
             && (0..got.len()).all(|at| all.iter().any(|pattern| pattern[at] == got[at]))
     }
 
-    fn life_of(&mut self, at: usize, peer: PeerId) -> Option<Life> {
+    fn incarnation_of(&mut self, at: usize, peer: PeerId) -> Option<Incarnation> {
         let address = self.world.endpoint(at).peer_address(peer).unwrap();
-        self.lives
+        self.incarnations
             .iter()
             .copied()
-            .find(|life| self.world.ends[life.end].endpoint.address() == address)
+            .find(|incarnation| self.world.ends[incarnation.end].endpoint.address() == address)
     }
 
     fn tag(&mut self) -> Option<u64> {
@@ -269,7 +268,7 @@ impl Story {
     }
 
     fn send(&mut self) {
-        let ends = self.lives.len();
+        let ends = self.incarnations.len();
         let (from, to) = (self.random.usize(0..ends), self.random.usize(0..ends));
         let (tag, context) = (self.tag(), self.sent.len() as u64);
         let injected = self.random.u8(..) < 50;
@@ -292,7 +291,7 @@ impl Story {
                 .send(Message { peer, tag, cq_data, level, buffer: bytes.into(), context })
                 .unwrap();
         }
-        let (from, to) = (self.lives[from], self.lives[to]);
+        let (from, to) = (self.incarnations[from], self.incarnations[to]);
         self.sent.push(Sent {
             from,
             to,
@@ -307,7 +306,7 @@ impl Story {
     }
 
     fn receive(&mut self) {
-        let ends = self.lives.len();
+        let ends = self.incarnations.len();
         let at = self.random.usize(0..ends);
         let from = self.random.usize(0..ends);
         let source = self.random.bool().then(|| self.world.peer(at, from));
@@ -337,7 +336,7 @@ impl Story {
             }
         };
         self.posted.push(Posted {
-            at: self.lives[at],
+            at: self.incarnations[at],
             id: id.unwrap(),
             source,
             tag,
@@ -351,7 +350,7 @@ impl Story {
     }
 
     fn write_or_read(&mut self) {
-        let ends = self.lives.len();
+        let ends = self.incarnations.len();
         let (from, to) = (self.random.usize(0..ends), self.random.usize(0..ends));
         let (context, size) = (self.one_sided.len() as u64, self.size());
         let what = if self.random.bool() { What::Write } else { What::Read };
@@ -393,7 +392,7 @@ impl Story {
     }
 
     fn count(&mut self) {
-        let ends = self.lives.len();
+        let ends = self.incarnations.len();
         let (from, to) = (self.random.usize(0..ends), self.random.usize(0..ends));
         let (peer, context) = (self.world.peer(from, to), self.one_sided.len() as u64);
         let memory = self.counters[to].clone();
@@ -420,15 +419,16 @@ impl Story {
         cq_data: bool,
         memory: SoftRegion,
     ) {
-        let (from, to) = (self.lives[from], self.lives[to]);
-        let (ended, told) = (None, false);
-        self.one_sided.push(OneSided { from, to, what, size, cq_data, memory, ended, told });
+        let (from, to) = (self.incarnations[from], self.incarnations[to]);
+        let (ended, reported) = (None, false);
+        self.one_sided.push(OneSided { from, to, what, size, cq_data, memory, ended, reported });
     }
 
-    /// Tells whether the receive still waited.
+    /// Cancels a receive, and returns whether it was still posted.
     fn cancel(&mut self, index: usize) -> bool {
         let Posted { at, id, ended, .. } = self.posted[index];
-        let waited = !ended && self.lives[at.end] == at && self.world.endpoint(at.end).cancel(id);
+        let waited =
+            !ended && self.incarnations[at.end] == at && self.world.endpoint(at.end).cancel(id);
         self.posted[index].cancelled |= waited;
         waited
     }
@@ -440,7 +440,7 @@ impl Story {
         }
     }
 
-    /// Gives those that still waited.
+    /// Cancels all receives, and returns those that were still posted.
     fn cancel_all(&mut self) -> BTreeSet<usize> {
         let waited = (0..self.posted.len()).filter(|index| self.cancel(*index)).collect();
         self.collect();
@@ -448,8 +448,8 @@ impl Story {
     }
 
     fn strike(&mut self) {
-        let end = self.random.usize(0..self.lives.len());
-        let life = self.lives[end];
+        let end = self.random.usize(0..self.incarnations.len());
+        let incarnation = self.incarnations[end];
         match self.disaster {
             Disaster::None => {}
             Disaster::Restart => {
@@ -458,38 +458,38 @@ impl Story {
                 let mtu = self.sizes[2] * 2;
                 let config = Self::config(&mut self.random, self.disaster, mtu);
                 self.world.restart(end, 0x2000_0000 + self.sent.len() as u32, config);
-                self.lives[end].number += 1;
-                self.doubt(life, self.lives[end]);
+                self.incarnations[end].number += 1;
+                self.mark_confusable(incarnation, self.incarnations[end]);
             }
             Disaster::Kill => {
                 let target = place(&self.world.ends[end]);
                 self.world.network.kill(target).unwrap();
-                self.dead.insert(life);
+                self.dead.insert(incarnation);
             }
             Disaster::Removal => {
-                let other = self.lives[self.random.usize(0..self.lives.len())];
-                self.broken.insert(Self::pair(life, other));
+                let other = self.incarnations[self.random.usize(0..self.incarnations.len())];
+                self.broken.insert(Self::pair(incarnation, other));
                 let peer = self.world.peer(end, other.end);
                 self.world.endpoint(end).remove_peer(peer);
             }
         }
     }
 
-    /// A late request of the old life takes the place of the new one with whoever never heard of the
-    /// old: nothing in it tells which of the two is younger.
-    fn doubt(&mut self, old: Life, new: Life) {
+    /// Excludes pairs that a late request of the old incarnation may confuse: a peer that never knew the old
+    /// incarnation takes it for a successor of the new one.
+    fn mark_confusable(&mut self, old: Incarnation, new: Incarnation) {
         let messages = self.sent.iter().filter(|of| of.from == old && (of.injected || !of.ended));
         let others = self.one_sided.iter().filter(|of| of.from == old && of.ended.is_none());
         let targets = messages.map(|of| of.to).chain(others.map(|of| of.to));
-        let doubtful: Vec<Life> = targets.collect();
-        for target in doubtful {
-            let now = self.lives[target.end];
+        let confusable: Vec<Incarnation> = targets.collect();
+        for target in confusable {
+            let now = self.incarnations[target.end];
             self.broken.insert(Self::pair(new, now));
         }
     }
 
     fn collect(&mut self) {
-        for end in 0..self.lives.len() {
+        for end in 0..self.incarnations.len() {
             let sends: Vec<_> = self.world.ends[end].sends.drain(..).collect();
             sends.into_iter().for_each(|sent| self.send_ended(end, sent));
             let receives: Vec<_> = self.world.ends[end].receives.drain(..).collect();
@@ -503,15 +503,15 @@ impl Story {
             ended.into_iter().for_each(|rma| self.rma_ended(end, rma));
             let ended: Vec<_> = self.world.ends[end].atomics.drain(..).collect();
             ended.into_iter().for_each(|atomic| self.atomic_ended(end, atomic));
-            let told: Vec<_> = self.world.ends[end].remote_writes.drain(..).collect();
-            told.into_iter().for_each(|write| self.was_written(end, write));
+            let writes: Vec<_> = self.world.ends[end].remote_writes.drain(..).collect();
+            writes.into_iter().for_each(|write| self.was_written(end, write));
         }
     }
 
     fn one_sided_ended(&mut self, end: usize, context: u64, result: Result<(), OperationError>) {
         let operation = &mut self.one_sided[context as usize];
         assert_eq!(operation.ended, None, "{context} ended twice: {operation:?}");
-        assert_eq!(operation.from, self.lives[end]);
+        assert_eq!(operation.from, self.incarnations[end]);
         operation.ended = Some(result);
         let OneSided { from, to, .. } = *operation;
         let fine = result.is_ok() || is_lacking(result) || !self.sound(from, to);
@@ -539,28 +539,34 @@ impl Story {
     fn was_written(&mut self, end: usize, write: RemoteWrite) {
         let context = write.cq_data as usize;
         let operation = &mut self.one_sided[context];
-        assert!(operation.cq_data && !operation.told, "{context} told: {operation:?}");
-        operation.told = true;
+        assert!(
+            operation.cq_data && !operation.reported,
+            "{context} reported twice: {operation:?}"
+        );
+        operation.reported = true;
         assert_eq!((operation.to.end, operation.size as u64), (end, write.length));
         let mut bytes = vec![0; operation.size];
         operation.memory.read(0, &mut bytes);
-        assert!(bytes == pattern(operation.size, write.cq_data), "{context} was told too early");
+        assert!(
+            bytes == pattern(operation.size, write.cq_data),
+            "{context} was reported too early"
+        );
     }
 
     fn send_ended(&mut self, end: usize, completion: SendCompletion<Buffer>) {
         let SendCompletion { context, peer, tag, length, buffer, result, .. } = completion;
         let Some(buffer) = buffer else {
-            // Injected messages tell of failures alone.
+            // Injected messages report failures only.
             assert!(result.is_err());
-            let to = self.life_of(end, peer);
-            assert!(to.is_none_or(|to| !self.sound(self.lives[end], to)), "{result:?}");
+            let to = self.incarnation_of(end, peer);
+            assert!(to.is_none_or(|to| !self.sound(self.incarnations[end], to)), "{result:?}");
             return;
         };
         let sent = &mut self.sent[context as usize];
         assert!(!sent.ended && !sent.injected, "send {context} ended twice");
         sent.ended = true;
         let Sent { from, to, size, .. } = *sent;
-        assert_eq!((from, tag, length), (self.lives[end], sent.tag, size as u64));
+        assert_eq!((from, tag, length), (self.incarnations[end], sent.tag, size as u64));
         assert!(buffer.bytes == pattern(size, context), "send {context} changed its buffer");
         sent.lacking = is_lacking(result);
         let fine = result.is_ok() || is_lacking(result) || !self.sound(from, to);
@@ -573,7 +579,7 @@ impl Story {
         let buffer = buffer.bytes;
         let index = context as usize;
         let posted = &mut self.posted[index];
-        assert_eq!(posted.at, self.lives[end]);
+        assert_eq!(posted.at, self.incarnations[end]);
         if posted.many && result != Err(OperationError::Cancelled) {
             posted.taken += buffer.len();
         } else {
@@ -594,8 +600,8 @@ impl Story {
         assert_eq!(tag, sent.tag.unwrap_or(0), "message {message}");
         sent.went_to = Some(index);
         let Sent { from, to, size, .. } = *sent;
-        // Whoever is forgotten and comes back begins with the first message id anew: segments of
-        // before that are late can't be told from those of now (facts 2).
+        // A peer that was removed and returns starts at the first message id again, so late segments of
+        // before cannot be distinguished from new ones.
         assert!(!again || self.broken.contains(&Self::pair(from, to)), "message {message} twice");
         let fitting = size.min(buffer.len());
         let expected = match size > fitting {
@@ -618,7 +624,7 @@ impl Story {
         assert!(buffer[fitting..].iter().all(|byte| *byte == 0), "written beyond the message");
     }
 
-    /// Runs it with the operations that `wanted` has.
+    /// Runs the operations for which `wanted` returns true.
     pub(crate) fn run(mut self, wanted: impl Fn(usize) -> bool) {
         let strike_at = self.random.usize(0..OPERATIONS);
         for operation in 0..OPERATIONS {
@@ -647,19 +653,19 @@ impl Story {
         let waited = self.cancel_all();
         self.assert_posted_order(&waited);
         self.receive_the_rest();
-        self.part();
+        self.remove_lost_peers();
         self.assert_all_ended();
         self.assert_sending_order();
     }
 
-    /// Receives take whatever is unexpected still.
+    /// Posts receives for all messages that are still unexpected.
     fn receive_the_rest(&mut self) {
         let (first, longest) = (self.posted.len(), self.sizes[5]);
         for message in 0..self.sent.len() {
             let Sent { from, to, tag, went_to, .. } = self.sent[message];
-            // What is left of a message that was forgotten half-way may take a receive as well.
+            // The rest of a message whose sender was removed half-way may use a receive as well.
             let may_come = went_to.is_none() || self.broken.contains(&Self::pair(from, to));
-            if may_come && self.lives[to.end] == to {
+            if may_come && self.incarnations[to.end] == to {
                 self.post(to.end, None, tag.map(|tag| (tag, u64::MAX)), longest, false);
             }
         }
@@ -675,20 +681,20 @@ impl Story {
         self.cancel_all();
     }
 
-    /// Who lost somebody forgets him, so that what waits for him ends.
-    fn part(&mut self) {
-        for at in self.lives.clone() {
-            for of in self.lives.clone() {
+    /// Removes lost peers, so that operations that wait for them end.
+    fn remove_lost_peers(&mut self) {
+        for at in self.incarnations.clone() {
+            for of in self.incarnations.clone() {
                 if !self.sound(at, of) {
                     let peer = self.world.peer(at.end, of.end);
                     self.world.endpoint(at.end).remove_peer(peer);
                 }
             }
         }
-        // Endpoints that know a peer's former life hear of the new one.
+        // Endpoints that know the former incarnation of a peer insert the new one.
         if self.disaster == Disaster::Restart {
-            for at in self.lives.clone() {
-                for of in self.lives.clone() {
+            for at in self.incarnations.clone() {
+                for of in self.incarnations.clone() {
                     self.world.peer(at.end, of.end);
                 }
             }
@@ -699,11 +705,14 @@ impl Story {
 
     fn assert_all_ended(&mut self) {
         for (id, sent) in self.sent.iter().enumerate() {
-            assert!(sent.ended || self.lives[sent.from.end] != sent.from, "send {id}: {sent:?}");
+            assert!(
+                sent.ended || self.incarnations[sent.from.end] != sent.from,
+                "send {id}: {sent:?}"
+            );
         }
         for (id, operation) in self.one_sided.iter().enumerate() {
-            let OneSided { from, to, what, size, cq_data, ended, told, .. } = operation;
-            if self.lives[from.end] != *from {
+            let OneSided { from, to, what, size, cq_data, ended, reported, .. } = operation;
+            if self.incarnations[from.end] != *from {
                 continue;
             }
             assert!(ended.is_some(), "{id} has not ended: {operation:?}");
@@ -711,7 +720,7 @@ impl Story {
                 let mut bytes = vec![0; *size];
                 operation.memory.read(0, &mut bytes);
                 assert!(bytes == pattern(*size, id as u64), "{id} was not written");
-                assert_eq!(told, cq_data, "{id}: {operation:?}");
+                assert_eq!(reported, cq_data, "{id}: {operation:?}");
             }
         }
         if self.disaster == Disaster::None {
@@ -728,13 +737,13 @@ impl Story {
             }
         }
         for (id, posted) in self.posted.iter().enumerate() {
-            if self.lives[posted.at.end] == posted.at {
+            if self.incarnations[posted.at.end] == posted.at {
                 assert!(posted.ended, "receive {id}: {posted:?}");
                 let parts = posted.taken + posted.rest;
                 assert!(!posted.many || parts == posted.capacity, "receive {id}: {posted:?}");
             }
         }
-        for end in 0..self.lives.len() {
+        for end in 0..self.incarnations.len() {
             let held = self.world.endpoint(end).packets_held();
             assert!(self.world.endpoint(end).is_quiet() && held.sending == 0, "{held:?}");
             if self.disaster == Disaster::None {
@@ -781,12 +790,12 @@ impl Story {
 fn random_operations_end_once_with_their_bytes() {
     let chosen = std::env::var("EFA_RDM_SEED").ok().and_then(|seed| seed.parse().ok());
     match chosen {
-        Some(seed) => Story::new(seed).run(|_| true),
-        None => (0..SEEDS).for_each(|seed| Story::new(seed).run(|_| true)),
+        Some(seed) => Run::new(seed).run(|_| true),
+        None => (0..SEEDS).for_each(|seed| Run::new(seed).run(|_| true)),
     }
 }
 
-/// Whether it was not done since the peer hasn't the feature.
+/// Whether the operation failed because the peer lacks a feature.
 fn is_lacking(result: Result<(), OperationError>) -> bool {
     matches!(result, Err(OperationError::PeerLacks { .. }))
 }

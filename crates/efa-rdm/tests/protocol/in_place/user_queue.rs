@@ -8,63 +8,63 @@ use efa_handshake::Release;
 use efa_rdm::{Config, Endpoint, InPlaceQueue, Message, OperationError, UnexpectedHeader};
 use efa_sim::local::{Faults, LocalOptions};
 
-use super::{HEADER, MTU, Story, at};
+use super::{HEADER, MTU, Setup, at};
 use crate::world::pattern;
 
-/// A story at a release with a user queue pair, whose sender has its HANDSHAKE.
-fn user_queue(unexpected_header: UnexpectedHeader) -> Story {
+/// A receiver of a release with a user queue pair, and a sender that waits for its HANDSHAKE.
+fn user_queue(unexpected_header: UnexpectedHeader) -> Setup {
     let sender = Config::default().with(|config| config.messages_after_handshake = true);
-    Story::of(sender, at(Release::V1_22, unexpected_header))
+    Setup::of(sender, at(Release::V1_22, unexpected_header))
 }
 
 #[test]
 fn plain_message_begins_at_the_start_of_the_packet() {
-    let mut story = user_queue(UnexpectedHeader::Refuse);
-    assert_eq!(story.receiver.in_place_offset(), 0);
-    story.post(0..3);
+    let mut setup = user_queue(UnexpectedHeader::Refuse);
+    assert_eq!(setup.receiver.in_place_offset(), 0);
+    setup.post(0..3);
     for (size, cq_data) in [(0, None), (100, Some(0xdead_beef)), (MTU, None)] {
-        let message = Message { cq_data, ..story.message(0, pattern(size, 1)) };
-        story.world.endpoint(0).send(message).unwrap();
-        story.drive();
-        let done = story.received.pop().unwrap();
-        let address = story.world.endpoint(0).address();
-        assert_eq!(story.receiver.peer_address(done.peer.unwrap()), Some(address));
+        let message = Message { cq_data, ..setup.message(0, pattern(size, 1)) };
+        setup.world.endpoint(0).send(message).unwrap();
+        setup.drive();
+        let done = setup.received.pop().unwrap();
+        let address = setup.world.endpoint(0).address();
+        assert_eq!(setup.receiver.peer_address(done.peer.unwrap()), Some(address));
         assert_eq!(done.cq_data, cq_data);
         assert_eq!(done.result.unwrap().into_packet()[..size], pattern(size, 1));
     }
-    assert!(!story.world.packets_from(0).is_empty());
+    assert!(!setup.world.packets_from(0).is_empty());
 }
 
 #[test]
 fn user_queue_pair_without_a_receive_answers_rnr() {
-    let mut story = user_queue(UnexpectedHeader::Refuse);
-    story.send(0, pattern(9, 1));
-    story.idle(Duration::from_millis(5));
-    assert!(story.received.is_empty());
-    assert!(story.world.endpoint(0).statistics().receiver_not_ready > 0);
-    assert_eq!(story.receiver.statistics().unexpected, 0, "it keeps nothing");
-    story.post(0..1);
-    story.idle(Duration::from_millis(50));
-    assert_eq!(story.messages(), [pattern(9, 1)]);
+    let mut setup = user_queue(UnexpectedHeader::Refuse);
+    setup.send(0, pattern(9, 1));
+    setup.idle(Duration::from_millis(5));
+    assert!(setup.received.is_empty());
+    assert!(setup.world.endpoint(0).statistics().receiver_not_ready > 0);
+    assert_eq!(setup.receiver.statistics().unexpected, 0, "nothing is kept");
+    setup.post(0..1);
+    setup.idle(Duration::from_millis(50));
+    assert_eq!(setup.messages(), [pattern(9, 1)]);
 }
 
 #[test]
 fn plain_packet_under_way_makes_the_endpoint_timed() {
-    let mut story = user_queue(UnexpectedHeader::Refuse);
-    story.post(0..2);
-    story.send(0, pattern(9, 1));
-    story.drive();
-    assert!(!story.receiver.is_timed());
-    story.send(0, pattern(9, 2));
-    assert!(story.receiver.is_timed(), "a clock that isn't looked at would make it late");
-    story.drive();
-    assert_eq!(story.messages(), [pattern(9, 1), pattern(9, 2)]);
+    let mut setup = user_queue(UnexpectedHeader::Refuse);
+    setup.post(0..2);
+    setup.send(0, pattern(9, 1));
+    setup.drive();
+    assert!(!setup.receiver.is_timed());
+    setup.send(0, pattern(9, 2));
+    assert!(setup.receiver.is_timed(), "the next progress call needs the current time");
+    setup.drive();
+    assert_eq!(setup.messages(), [pattern(9, 1), pattern(9, 2)]);
 }
 
 #[test]
 fn user_queue_pair_gets_packets_after_refused_allocations() {
-    let mut story = user_queue(UnexpectedHeader::Refuse);
-    let device = story.world.network.open();
+    let mut setup = user_queue(UnexpectedHeader::Refuse);
+    let device = setup.world.network.open();
     let pair = |qkey, receive_depth| {
         let options = QueuePairOptions::default().with(|options| {
             options.qkey = Qkey(qkey);
@@ -73,46 +73,46 @@ fn user_queue_pair_gets_packets_after_refused_allocations() {
         InPlaceQueue(device.create_queue_pair(options).unwrap())
     };
     let config = at(Release::V1_22, UnexpectedHeader::Refuse);
-    story.receiver = Endpoint::with_user_queue(pair(3, 64), pair(4, 2), config).unwrap();
-    let address = story.receiver.address();
-    story.peers = vec![story.world.endpoint(0).insert_peer(address).unwrap()];
-    story.post(0..5);
-    story.send(0, pattern(9, 0));
-    story.drive();
-    // The packets for which the queue pair had no room lay unused, and were given back.
+    setup.receiver = Endpoint::with_user_queue(pair(3, 64), pair(4, 2), config).unwrap();
+    let address = setup.receiver.address();
+    setup.peers = vec![setup.world.endpoint(0).insert_peer(address).unwrap()];
+    setup.post(0..5);
+    setup.send(0, pattern(9, 0));
+    setup.drive();
+    // The packets beyond the depth of the queue pair stayed unused and were released.
     for _ in 0..3 {
-        story.world.now += Duration::from_secs(2);
-        story.step();
+        setup.world.now += Duration::from_secs(2);
+        setup.step();
     }
     for salt in 1..5 {
-        story.send(0, pattern(9, salt));
+        setup.send(0, pattern(9, salt));
     }
-    story
+    setup
         .world
         .network
         .set_faults(Faults::default().with(|faults| faults.allocation_refused = 1.0));
-    // Packets were posted for two of them; the sender leaves it alone for now.
-    while story.received.len() < 3 || story.world.network.next_event().is_some() {
-        story.step();
+    // Packets were posted for two messages; the sender backs off from the others.
+    while setup.received.len() < 3 || setup.world.network.next_event().is_some() {
+        setup.step();
     }
-    assert!(story.receiver.next_timeout().is_some(), "it is to be asked again");
-    story.world.network.set_faults(Faults::default());
-    story.idle(Duration::from_millis(50));
+    assert!(setup.receiver.next_timeout().is_some(), "the allocation is to be retried");
+    setup.world.network.set_faults(Faults::default());
+    setup.idle(Duration::from_millis(50));
     let sent: BTreeSet<_> = (0..5).map(|salt| pattern(9, salt)).collect();
-    assert_eq!(story.messages().into_iter().collect::<BTreeSet<_>>(), sent);
-    assert_eq!(story.receiver.next_timeout(), None);
+    assert_eq!(setup.messages().into_iter().collect::<BTreeSet<_>>(), sent);
+    assert_eq!(setup.receiver.next_timeout(), None);
 }
 
 #[test]
 fn message_with_header_beside_user_queue_is_refused_or_copied() {
-    // This sender doesn't wait for the HANDSHAKE, and so doesn't know of the queue pair.
+    // This sender does not wait for the HANDSHAKE, so it does not know the user queue pair.
     for unexpected_header in [UnexpectedHeader::Refuse, UnexpectedHeader::Move] {
-        let mut story = Story::of(Config::default(), at(Release::V2_0, unexpected_header));
-        story.post(0..2);
-        let message = Message { cq_data: Some(1 << 40), ..story.message(0, pattern(80, 1)) };
-        story.world.endpoint(0).send(message).unwrap();
-        story.drive();
-        let done = story.received.pop().unwrap();
+        let mut setup = Setup::of(Config::default(), at(Release::V2_0, unexpected_header));
+        setup.post(0..2);
+        let message = Message { cq_data: Some(1 << 40), ..setup.message(0, pattern(80, 1)) };
+        setup.world.endpoint(0).send(message).unwrap();
+        setup.drive();
+        let done = setup.received.pop().unwrap();
         assert_eq!((done.context, done.cq_data), (0, Some(1 << 40)));
         match unexpected_header {
             UnexpectedHeader::Refuse => {
@@ -123,41 +123,42 @@ fn message_with_header_beside_user_queue_is_refused_or_copied() {
                 assert_eq!(done.result.unwrap().into_packet()[..80], pattern(80, 1));
             }
         }
-        // It took a receive that had a packet at the user queue pair. The next one is for that.
+        // The message used a receive whose packet is posted to the user queue pair. That packet serves the
+        // next receive.
         for i in 2..5 {
-            story.send(0, pattern(90, i));
+            setup.send(0, pattern(90, i));
         }
-        story.idle(Duration::from_millis(1));
-        assert!(story.received.len() < 3);
-        story.post(5..7);
-        story.idle(Duration::from_millis(50));
+        setup.idle(Duration::from_millis(1));
+        assert!(setup.received.len() < 3);
+        setup.post(5..7);
+        setup.idle(Duration::from_millis(50));
         let expected = BTreeSet::from([pattern(90, 2), pattern(90, 3), pattern(90, 4)]);
-        assert_eq!(BTreeSet::from_iter(story.messages()), expected);
-        assert_eq!(story.drops(), []);
-        assert_eq!(story.receiver.packets_held().held, 0);
+        assert_eq!(BTreeSet::from_iter(setup.messages()), expected);
+        assert_eq!(setup.drops(), []);
+        assert_eq!(setup.receiver.packets_held().held, 0);
     }
 }
 
 #[test]
 fn message_with_header_waits_for_a_user_packet() {
-    let mut story = Story::of(Config::default(), at(Release::V2_0, UnexpectedHeader::Move));
-    story.post(7..9);
-    story.step();
-    story.send(0, pattern(80, 1));
-    story.send(0, pattern(80, 2));
-    story
+    let mut setup = Setup::of(Config::default(), at(Release::V2_0, UnexpectedHeader::Move));
+    setup.post(7..9);
+    setup.step();
+    setup.send(0, pattern(80, 1));
+    setup.send(0, pattern(80, 2));
+    setup
         .world
         .network
         .set_faults(Faults::default().with(|faults| faults.allocation_refused = 1.0));
-    story.idle(Duration::from_micros(50));
-    assert!(story.received.is_empty());
-    assert!(story.receiver.next_timeout().is_some(), "it is to be asked again");
-    story.world.network.set_faults(Faults::default());
-    story.idle(Duration::from_millis(1));
-    assert_eq!(story.received.iter().map(|done| done.context).collect::<Vec<_>>(), [7, 8]);
-    assert_eq!(BTreeSet::from_iter(story.messages()), [pattern(80, 1), pattern(80, 2)].into());
-    assert_eq!(story.receiver.next_timeout(), None);
-    assert_eq!(story.receiver.packets_held().held, 0);
+    setup.idle(Duration::from_micros(50));
+    assert!(setup.received.is_empty());
+    assert!(setup.receiver.next_timeout().is_some(), "the allocation is to be retried");
+    setup.world.network.set_faults(Faults::default());
+    setup.idle(Duration::from_millis(1));
+    assert_eq!(setup.received.iter().map(|done| done.context).collect::<Vec<_>>(), [7, 8]);
+    assert_eq!(BTreeSet::from_iter(setup.messages()), [pattern(80, 1), pattern(80, 2)].into());
+    assert_eq!(setup.receiver.next_timeout(), None);
+    assert_eq!(setup.receiver.packets_held().held, 0);
 }
 
 #[test]
@@ -166,13 +167,13 @@ fn packets_of_copied_messages_are_posted_again() {
         config.min_receive_buffers = 1;
         config.max_receive_buffers = 8;
     });
-    // Before the HANDSHAKE has come they don't know of the queue pair.
-    let mut story = Story::new(LocalOptions::default(), &vec![Config::default(); 40], config);
+    // Before the HANDSHAKE the senders do not know the user queue pair.
+    let mut setup = Setup::new(LocalOptions::default(), &vec![Config::default(); 40], config);
     for from in 0..40 {
-        story.post(0..1);
-        story.send(from, pattern(80, from as u64));
-        story.idle(Duration::from_millis(1));
-        assert_eq!(story.messages(), [pattern(80, from as u64)], "of sender {from}");
+        setup.post(0..1);
+        setup.send(from, pattern(80, from as u64));
+        setup.idle(Duration::from_millis(1));
+        assert_eq!(setup.messages(), [pattern(80, from as u64)], "of sender {from}");
     }
-    assert_eq!(story.receiver.statistics().unexpected, 0);
+    assert_eq!(setup.receiver.statistics().unexpected, 0);
 }
