@@ -36,7 +36,10 @@
 //!
 //! ```
 //! use std::collections::VecDeque;
-//! use efa_device::*;
+//! use efa_device::{
+//!     AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, NoRegion, NoTagList,
+//!     PostError, Qkey, Qpn, QueuePair, QueuePairAddress, SendRequest, Source, Time, WorkId,
+//! };
 //!
 //! struct Loopback {
 //!     attributes: DeviceAttributes,

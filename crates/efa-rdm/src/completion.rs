@@ -10,6 +10,7 @@ use crate::select::Subprotocol;
 
 /// What the completion of a send promises (table 1.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Level {
     /// The message lies in memory of the receiver's device; it may not have matched a receive yet
     /// (`FI_TRANSMIT_COMPLETE`).

@@ -4,6 +4,7 @@ use core::fmt;
 
 /// A way to transfer a message, write or read (specification table 1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Subprotocol {
     /// One packet.
     Eager,

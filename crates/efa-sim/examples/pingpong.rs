@@ -15,7 +15,10 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use efa_device::*;
+use efa_device::{
+    Completion, Destination, Device, Gid, Qkey, Qpn, QueuePair, QueuePairOptions, SendRequest,
+    Time, WorkId,
+};
 use efa_sim::shm::{ShmDevice, ShmOptions};
 use efa_sim::tcp::{TcpDevice, TcpOptions};
 use efa_sim::{SoftDevice, SoftQueuePair};

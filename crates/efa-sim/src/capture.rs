@@ -37,7 +37,7 @@
 //! # Example
 //!
 //! ```
-//! use efa_device::*;
+//! use efa_device::{Device, QueuePair, QueuePairOptions};
 //! use efa_sim::capture::{Capture, CaptureReader};
 //! use efa_sim::local::{LocalFabric, LocalOptions};
 //! use efa_sim::record::PacketEvent;

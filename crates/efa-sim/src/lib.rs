@@ -34,7 +34,10 @@
 //! Two hosts; one sends, the other receives.
 //!
 //! ```
-//! use efa_device::*;
+//! use efa_device::{
+//!     Completion, Destination, Device, Qkey, QueuePair, QueuePairAddress, QueuePairOptions,
+//!     SendRequest, WorkId,
+//! };
 //! use efa_sim::local::{LocalFabric, LocalOptions};
 //!
 //! let fabric = LocalFabric::new(LocalOptions::default().with(|options| options.seed = 1));

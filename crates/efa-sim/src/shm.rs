@@ -54,7 +54,10 @@
 //! # Example
 //!
 //! ```
-//! use efa_device::*;
+//! use efa_device::{
+//!     Completion, Destination, Device, DeviceError, QueuePair, QueuePairAddress, QueuePairOptions,
+//!     SendRequest, Time, WorkId,
+//! };
 //! use efa_sim::shm::{ShmDevice, ShmOptions};
 //!
 //! let device = ShmDevice::open(ShmOptions::new("example"))?;

@@ -51,7 +51,10 @@
 //! # Example
 //!
 //! ```
-//! use efa_device::*;
+//! use efa_device::{
+//!     Completion, Destination, Device, DeviceError, QueuePair, QueuePairAddress, QueuePairOptions,
+//!     SendRequest, Time, WorkId,
+//! };
 //! use efa_sim::tcp::{TcpDevice, TcpOptions};
 //!
 //! let device = TcpDevice::open(TcpOptions::new([127, 0, 0, 1]))?;

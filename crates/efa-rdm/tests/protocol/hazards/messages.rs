@@ -245,9 +245,7 @@ fn hazard_07_nacked_message_is_forgotten_once_complete() {
         let (msg_length, send_id, credit_request, read_nack) = (300_000, OpId(0), 32, true);
         let kind = match level {
             Level::Transmit => RtmKind::LongCts { msg_length, send_id, credit_request, read_nack },
-            Level::Delivery => {
-                RtmKind::DcLongCts { msg_length, send_id, credit_request, read_nack }
-            }
+            _ => RtmKind::DcLongCts { msg_length, send_id, credit_request, read_nack },
         };
         let again = Rtm { msg_id: MsgId(1), tag: None, kind, options };
         world.inject(0, 1, Header::Rtm(again), &[]);
