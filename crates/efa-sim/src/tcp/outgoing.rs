@@ -113,6 +113,26 @@ struct Arriving {
     left: usize,
 }
 
+/// What the socket is ready for, as far as known.
+#[derive(Clone, Copy, Debug)]
+struct Readiness {
+    readable: bool,
+    writable: bool,
+    hung_up: bool,
+}
+
+/// How far the other side's bytes were read.
+#[derive(Debug, Default)]
+struct Responses {
+    /// Whether the other side's welcome was valid.
+    is_welcomed: bool,
+    /// The first bytes of an incomplete response.
+    partial: [u8; RESPONSE],
+    partial_length: usize,
+    /// The read whose data comes next.
+    arriving: Option<Arriving>,
+}
+
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
@@ -148,8 +168,6 @@ pub(super) struct Outgoing {
     hello: [u8; HELLO],
     /// Bytes of the hello written.
     hello_written: usize,
-    /// Whether the other side's welcome was valid.
-    is_welcomed: bool,
 
     in_flight: VecDeque<Option<Frame>>,
     /// Frames in flight without response.
@@ -167,15 +185,10 @@ pub(super) struct Outgoing {
     /// Frames of operations in flight.
     pieces: usize,
 
-    writable: bool,
-    readable: bool,
-    hung_up: bool,
+    ready: Readiness,
     /// The first error of a write.
     error: Option<Errno>,
-    /// The first bytes of an incomplete response.
-    partial: [u8; RESPONSE],
-    partial_length: usize,
-    arriving: Option<Arriving>,
+    responses: Responses,
     /// Whether it is in the list of connections to be flushed.
     pub(super) dirty: bool,
     /// Whether it is in the list of connections to be served.
@@ -192,7 +205,6 @@ impl Outgoing {
             reached: false,
             hello: hello.emit(),
             hello_written: 0,
-            is_welcomed: false,
             in_flight: VecDeque::new(),
             outstanding: 0,
             base: 0,
@@ -201,13 +213,9 @@ impl Outgoing {
             operations: Slab::new(),
             beginning: VecDeque::new(),
             pieces: 0,
-            writable: true,
-            readable: false,
-            hung_up: false,
+            ready: Readiness { readable: false, writable: true, hung_up: false },
             error: None,
-            partial: [0; RESPONSE],
-            partial_length: 0,
-            arriving: None,
+            responses: Responses::default(),
             dirty: false,
             queued: false,
             written_in: 0,
@@ -228,9 +236,9 @@ impl Outgoing {
 
     /// Notes the readiness of the socket.
     pub(super) fn note(&mut self, readable: bool, writable: bool, hung_up: bool) {
-        self.readable |= readable;
-        self.writable |= writable;
-        self.hung_up |= hung_up;
+        self.ready.readable |= readable;
+        self.ready.writable |= writable;
+        self.ready.hung_up |= hung_up;
     }
 
     pub(super) fn push(&mut self, posted: Posted) {
@@ -286,7 +294,7 @@ impl Outgoing {
 
     /// Whether there is something to write and the socket is writable.
     pub(super) fn wants_flush(&self) -> bool {
-        self.writable && self.unsent < self.in_flight.len()
+        self.ready.writable && self.unsent < self.in_flight.len()
     }
 
     /// Writes as much as the socket takes. Returns the number of system calls.
@@ -296,12 +304,12 @@ impl Outgoing {
             calls += 1;
             match self.write() {
                 Ok(Some(count)) => self.advance(count)?,
-                Ok(None) => self.writable = false,
+                Ok(None) => self.ready.writable = false,
                 // Responses that arrived before this error are more precise.
                 Err(errno) => {
                     self.error.get_or_insert(errno);
                     self.note(true, false, true);
-                    self.writable = false;
+                    self.ready.writable = false;
                 }
             }
         }
@@ -360,7 +368,7 @@ impl Outgoing {
 
     /// Whether responses may have arrived.
     pub(super) fn wants_poll(&self) -> bool {
-        self.readable
+        self.ready.readable
     }
 
     /// Takes responses. `calls` counts system calls.
@@ -370,20 +378,20 @@ impl Outgoing {
         calls: &mut u64,
         mut finish: impl FnMut(Finished),
     ) -> Result<(), Ending> {
-        while self.readable {
+        while self.ready.readable {
             *calls += 1;
-            let start = self.partial_length;
-            scratch[..start].copy_from_slice(&self.partial[..start]);
+            let start = self.responses.partial_length;
+            scratch[..start].copy_from_slice(&self.responses.partial[..start]);
             match self.socket.receive(&mut scratch[start..]) {
                 Ok(Received::Bytes(count)) => {
                     let end = start + count;
                     // If the buffer isn't full there are no more bytes, unless the end is to be found.
-                    self.readable = end == scratch.len() || self.hung_up;
+                    self.ready.readable = end == scratch.len() || self.ready.hung_up;
                     self.take(&scratch[..end], &mut finish)?;
                 }
                 Ok(Received::Nothing) => {
-                    self.readable = false;
-                    self.hung_up = false;
+                    self.ready.readable = false;
+                    self.ready.hung_up = false;
                     if let Some(errno) = self.error {
                         return Err(self.failed(errno));
                     }
@@ -400,9 +408,9 @@ impl Outgoing {
             bytes = self.take_data(bytes, finish)?;
             let Some((response, rest)) = bytes.split_first_chunk::<RESPONSE>() else { break };
             bytes = rest;
-            if !self.is_welcomed {
+            if !self.responses.is_welcomed {
                 check_welcome(response)?;
-                self.is_welcomed = true;
+                self.responses.is_welcomed = true;
                 continue;
             }
             match Response::parse(response)? {
@@ -413,8 +421,8 @@ impl Outgoing {
                 Response::Close(status) => return Err(Ending::Over(status)),
             }
         }
-        self.partial[..bytes.len()].copy_from_slice(bytes);
-        self.partial_length = bytes.len();
+        self.responses.partial[..bytes.len()].copy_from_slice(bytes);
+        self.responses.partial_length = bytes.len();
         self.begin(finish);
         Ok(())
     }
@@ -432,7 +440,7 @@ impl Outgoing {
             return Err(wrong);
         }
         let (operation, offset, left) = (*operation, *offset, *length);
-        self.arriving = Some(Arriving { sequence, operation, offset, left });
+        self.responses.arriving = Some(Arriving { sequence, operation, offset, left });
         Ok(())
     }
 
@@ -442,7 +450,7 @@ impl Outgoing {
         bytes: &'a [u8],
         finish: &mut impl FnMut(Finished),
     ) -> Result<&'a [u8], Violation> {
-        let Some(mut arriving) = self.arriving.take() else { return Ok(bytes) };
+        let Some(mut arriving) = self.responses.arriving.take() else { return Ok(bytes) };
         let (data, rest) = bytes.split_at(arriving.left.min(bytes.len()));
         if let Some(operation) = self.operations.get_mut(arriving.operation) {
             operation.take(arriving.offset, data);
@@ -450,7 +458,7 @@ impl Outgoing {
         arriving.offset += data.len();
         arriving.left -= data.len();
         if arriving.left > 0 {
-            self.arriving = Some(arriving);
+            self.responses.arriving = Some(arriving);
         } else {
             self.finish_frames(arriving.sequence, 1, Ok(()), finish)?;
         }
