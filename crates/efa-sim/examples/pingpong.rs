@@ -2,9 +2,21 @@
 //! packets (1 MiB in packets of one MTU).
 //!
 //! ```text
-//! cargo run --release -p efa-sim --example pingpong -- shm
-//! cargo run --release -p efa-sim --example pingpong -- tcp          over 127.0.0.1 and 127.0.0.2
+//! $ cargo run --release -p efa-sim --example pingpong -- tcp          over 127.0.0.1 and 127.0.0.2
+//! $ cargo run --release -p efa-sim --example pingpong -- shm
+//!  bytes       best     median       99 %   one way, ns
+//!      8        410        499     341991
+//!   4096        463        814     341789
+//!
+//!  bytes   M/s best  GB/s best   by windows of 118
+//!      7      15.35       0.11
+//!   4095       2.09       8.56
+//!
+//! idle poll: 15.3 ns
 //! ```
+//!
+//! These are 2 of the 6 and 2 of the 5 rows of a run while other programs used both processors, which
+//! the 99 % show.
 //!
 //! The program starts itself a second time as the other side and pins the two processes to processors 0
 //! and 1 if it can. Latency is half a round trip, averaged over windows of 100 round trips; the best window,

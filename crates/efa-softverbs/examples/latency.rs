@@ -7,7 +7,8 @@
 //!        └── N times: post_send ──► start_poll … post_recv, post_send ──► …
 //! ```
 //!
-//! Prints the mean one-way time in microseconds. `cargo xtask bench soft` runs it.
+//! `cargo run --release -p efa-softverbs --example latency -- EXCHANGES PROCESSOR` prints the mean one-way time in
+//! microseconds, with three decimals, and nothing else. `cargo xtask bench soft` runs it.
 
 #![allow(clippy::unwrap_used, reason = "uses the helpers of the tests")]
 

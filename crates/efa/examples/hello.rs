@@ -1,4 +1,9 @@
-//! Two endpoints, one tagged message. It prints `bob got: hello from alice`.
+//! Two endpoints, one tagged message.
+//!
+//! ```text
+//! $ cargo run -p efa --example hello
+//! bob got: hello from alice
+//! ```
 
 use std::error::Error;
 use std::time::Duration;
