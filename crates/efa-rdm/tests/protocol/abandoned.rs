@@ -1,5 +1,5 @@
-//! Feature 9, the sender's half: the device refuses packets of a message, which its sender gives up,
-//! and the receiver is told.
+//! Feature 9 (PEER_ERROR) at the sender: a packet of a message fails, so the sender abandons the message and
+//! reports that to the receiver.
 
 use efa_device::{Access, QueuePair, Region, RegionRange, Status};
 use efa_handshake::Extras;
@@ -15,16 +15,16 @@ use crate::world::{Net, pattern, place};
 
 type World = Net<Memory>;
 
-/// A failure that is the packet's own.
+/// A failure caused by the packet, not by the peer.
 const STATUS: Status = Status::BadLocalKey;
 const FAILED: OperationError = OperationError::Device(STATUS);
 
-/// `ref_kind`: how the message is named.
+/// `ref_kind`: how a PEER_ERROR identifies the message.
 const OPERATION: u8 = 0;
 const MSG_ID: u8 = 1;
 const MSG_ID_SKIP: u8 = 2;
 
-fn given_up() -> OperationError {
+fn abandoned_error() -> OperationError {
     OperationError::GivenUp { code: STATUS.code().into() }
 }
 
@@ -40,13 +40,13 @@ fn region(world: &World, length: usize) -> Memory {
     Memory::Region(RegionRange { region, offset: 0, length })
 }
 
-/// The next packets of end 0 fail.
-fn refuse(world: &World, count: u32, status: Status) {
+/// Lets the next `count` packets of end 0 fail.
+fn fail_sends(world: &World, count: u32, status: Status) {
     world.network.fail_sends(place(&world.ends[0]), count, status).unwrap();
 }
 
-/// How end 0 said that it gives messages up.
-fn told(world: &mut World) -> Vec<(u8, u32)> {
+/// The kinds and ids of the PEER_ERROR packets that end 0 sent.
+fn peer_errors(world: &mut World) -> Vec<(u8, u32)> {
     let packets = world.packets_from(0);
     let errors = packets.iter().filter_map(|bytes| match Packet::parse(bytes).unwrap().header {
         Header::PeerError(PeerError { op_id, ref_kind, prov_errno, .. }) => {
@@ -58,7 +58,7 @@ fn told(world: &mut World) -> Vec<(u8, u32)> {
     errors.collect()
 }
 
-/// The messages that end 1 was told won't come.
+/// The message ids that end 1 reported as abandoned.
 fn abandoned(world: &mut World) -> Vec<u32> {
     let events = world.ends[1].events.drain(..).map(|event| match event {
         Event::MessageAbandoned { msg_id, .. } => msg_id,
@@ -67,14 +67,14 @@ fn abandoned(world: &mut World) -> Vec<u32> {
     events.collect()
 }
 
-/// Messages go on in both directions, and nobody is lost.
-fn goes_on(world: &mut World) {
-    talk(world);
+/// Asserts that messages arrive in both directions and that no peer is lost.
+fn assert_usable(world: &mut World) {
+    exchange_messages(world);
     assert!(world.ends[0].events.is_empty(), "{:?}", world.ends[0].events);
     world.assert_clean();
 }
 
-fn talk(world: &mut World) {
+fn exchange_messages(world: &mut World) {
     for (from, to) in [(0, 1), (1, 0)] {
         for length in [300, 20_000, 70_000] {
             world.receive_into(to, heap(length), 1);
@@ -86,18 +86,17 @@ fn talk(world: &mut World) {
             assert_eq!(world.send_done(from).result, Ok(()));
         }
     }
-    assert_eq!(abandoned(world), [], "no more");
+    assert_eq!(abandoned(world), [], "no further message is abandoned");
 }
 
 #[test]
 fn abandoned_message_with_no_packet_received_is_skipped() {
-    // Eager; with a receipt; injected; all segments of a medium one; and requests of which the rest
-    // would have been sent, or read.
+    // Eager; delivery complete; injected; all segments of a medium message; long-CTS; long read.
     for kind in 0..6 {
         let mut world = pair(config(), config());
-        // It is for a message behind.
+        // This receive matches the next message.
         world.receive_into(1, heap(40), 7);
-        refuse(&world, if kind == 3 { 3 } else { 1 }, STATUS);
+        fail_sends(&world, if kind == 3 { 3 } else { 1 }, STATUS);
         let peer = world.peer(0, 1);
         let mut send = |level, buffer| {
             let message = Message { peer, tag: None, cq_data: None, level, buffer, context: 5 };
@@ -125,12 +124,12 @@ fn abandoned_message_with_no_packet_received_is_skipped() {
         let context = if kind == 2 { 0 } else { 5 };
         let ends: Vec<_> = sent.iter().map(|sent| (sent.context, sent.result)).collect();
         assert_eq!(ends, [(context, Err(FAILED)), (6, Ok(()))], "kind {kind}");
-        assert_eq!(told(&mut world), [(MSG_ID_SKIP, 1)], "kind {kind}");
+        assert_eq!(peer_errors(&mut world), [(MSG_ID_SKIP, 1)], "kind {kind}");
         assert_eq!(abandoned(&mut world), [1], "kind {kind}");
         let received = world.receive_done(1);
         assert_eq!((received.context, received.result), (7, Ok(())));
         assert_eq!(received.buffer.bytes(), heap(40).bytes());
-        goes_on(&mut world);
+        assert_usable(&mut world);
     }
 }
 
@@ -143,7 +142,7 @@ fn abandoned_atomic_with_no_packet_received_is_skipped() {
     let iov = RmaIov::new(target.remote_address(), 8, target.remote_key().into());
     let peer = world.peer(0, 1);
     for _ in 0..2 {
-        refuse(&world, 1, STATUS);
+        fail_sends(&world, 1, STATUS);
         for _ in 0..3 {
             let operand = Memory::Heap(1_u64.to_le_bytes().to_vec());
             let atomic = Atomic {
@@ -161,12 +160,12 @@ fn abandoned_atomic_with_no_packet_received_is_skipped() {
         let ended = world.ends[0].atomics.drain(..);
         assert_eq!(ended.filter(|done| done.result == Err(FAILED)).count(), 1);
     }
-    assert_eq!(told(&mut world), [(MSG_ID_SKIP, 1), (MSG_ID_SKIP, 4)]);
+    assert_eq!(peer_errors(&mut world), [(MSG_ID_SKIP, 1), (MSG_ID_SKIP, 4)]);
     assert_eq!(abandoned(&mut world), [1, 4]);
     let mut sum = [0; 8];
     target.read(0, &mut sum);
-    assert_eq!(u64::from_le_bytes(sum), 4, "those that arrived are applied");
-    goes_on(&mut world);
+    assert_eq!(u64::from_le_bytes(sum), 4, "the atomics that arrived are applied");
+    assert_usable(&mut world);
 }
 
 #[test]
@@ -176,19 +175,19 @@ fn abandoned_message_partly_received_fails_its_receive() {
         if posted_first {
             world.receive_into(1, heap(20_000), 7);
         }
-        refuse(&world, 1, STATUS);
+        fail_sends(&world, 1, STATUS);
         world.send(0, 1, heap(20_000), 5);
         world.drive();
         assert_eq!(world.send_done(0).result, Err(FAILED));
-        assert_eq!(told(&mut world), [(MSG_ID, 1)]);
+        assert_eq!(peer_errors(&mut world), [(MSG_ID, 1)]);
         if posted_first {
             let received = world.receive_done(1);
-            assert_eq!((received.context, received.result), (7, Err(given_up())));
+            assert_eq!((received.context, received.result), (7, Err(abandoned_error())));
         } else {
             assert_eq!(abandoned(&mut world), [1]);
             assert_eq!(world.endpoint(1).packets_held().held, 0, "nothing of it is kept");
         }
-        goes_on(&mut world);
+        assert_usable(&mut world);
     }
 }
 
@@ -198,19 +197,19 @@ fn runting_message_abandoned_during_the_read_fails_its_receive() {
         let mut world = pair(config().with(|config| config.runt_size = 25_000), config());
         world.receive_into(1, heap(300_000), 7);
         let memory = region(&world, 300_000);
-        refuse(&world, failures, STATUS);
+        fail_sends(&world, failures, STATUS);
         world.send(0, 1, memory, 5);
         world.drive();
         assert!(world.types_from(0).starts_with(&[PacketType::RuntReadMsgRtm; 3]));
         assert_eq!(world.send_done(0).result, Err(FAILED));
         let received = world.receive_done(1);
-        assert_eq!((received.context, received.result), (7, Err(given_up())));
-        assert_eq!(told(&mut world), [(MSG_ID, 1)]);
-        talk(&mut world);
-        // The word that all is read may come when the message is given up.
+        assert_eq!((received.context, received.result), (7, Err(abandoned_error())));
+        assert_eq!(peer_errors(&mut world), [(MSG_ID, 1)]);
+        exchange_messages(&mut world);
+        // The EOR may arrive after the sender abandoned the message.
         let drops = world.drop_reasons(0);
         assert!(drops.iter().all(|reason| *reason == DropReason::UnknownOperation), "{drops:?}");
-        // The next one begins with a runt again: no reading counts as under way.
+        // The next message uses a runt again, as no read is counted as in progress.
         world.forget_packets();
         world.receive_into(1, heap(300_000), 8);
         let memory = region(&world, 300_000);
@@ -233,18 +232,18 @@ fn abandoned_long_cts_message_is_reported_by_receiver_operation_id() {
         }
         let packets = world.packets_from(1);
         let Header::Cts(cts) = Packet::parse(&packets[0]).unwrap().header else { panic!("a CTS") };
-        refuse(&world, failures, STATUS);
+        fail_sends(&world, failures, STATUS);
         while world.ends[0].sends.is_empty() {
             world.step();
         }
         assert_eq!(world.send_done(0).result, Err(FAILED));
-        refuse(&world, 0, STATUS);
+        fail_sends(&world, 0, STATUS);
         world.drive();
         if failures < 100 {
-            assert_eq!(told(&mut world), [(OPERATION, cts.recv_id.0)]);
+            assert_eq!(peer_errors(&mut world), [(OPERATION, cts.recv_id.0)]);
             let received = world.receive_done(1);
-            assert_eq!((received.context, received.result), (7, Err(given_up())));
-            goes_on(&mut world);
+            assert_eq!((received.context, received.result), (7, Err(abandoned_error())));
+            assert_usable(&mut world);
         }
     }
 }
@@ -252,24 +251,24 @@ fn abandoned_long_cts_message_is_reported_by_receiver_operation_id() {
 #[test]
 fn abandoned_message_after_read_nack_is_reported_by_message_id() {
     let mut world = pair(config(), config());
-    // Memory that can't be read: its key is another device's.
+    // Memory that cannot be read: its key belongs to another device.
     world.add(Config::default());
     let access = Access { remote_read: true, remote_write: false };
-    let stranger = world.ends[2].endpoint.queue_pair();
-    let memory = stranger.register(vec![1; 200_000].into(), access).unwrap();
+    let other = world.ends[2].endpoint.queue_pair();
+    let memory = other.register(vec![1; 200_000].into(), access).unwrap();
     let memory = Memory::Region(RegionRange { region: memory, offset: 0, length: 200_000 });
     world.receive_into(1, heap(200_000), 7);
     world.send(0, 1, memory, 5);
     while world.endpoint(1).statistics().sent.of(PacketType::ReadNack) == 0 {
         world.step();
     }
-    refuse(&world, 1, STATUS);
+    fail_sends(&world, 1, STATUS);
     world.drive();
     assert_eq!(world.send_done(0).result, Err(FAILED));
-    assert_eq!(told(&mut world), [(MSG_ID, 1)]);
+    assert_eq!(peer_errors(&mut world), [(MSG_ID, 1)]);
     let received = world.receive_done(1);
-    assert_eq!((received.context, received.result), (7, Err(given_up())));
-    goes_on(&mut world);
+    assert_eq!((received.context, received.result), (7, Err(abandoned_error())));
+    assert_usable(&mut world);
 }
 
 #[test]
@@ -282,18 +281,18 @@ fn peer_without_peer_error_is_lost_when_a_message_fails() {
     for (a, b, status) in [
         (without(config()), config(), STATUS),
         (config(), without(config()), STATUS),
-        // And this failure is not the packet's.
+        // A failure that is not caused by the packet.
         (config(), config(), Status::QueuePairInternal),
     ] {
         for length in [30, 20_000] {
             let mut world = pair(a.clone(), b.clone());
-            refuse(&world, 1, status);
+            fail_sends(&world, 1, status);
             world.send(0, 1, heap(length), 5);
             world.drive();
             assert_eq!(world.send_done(0).result, Err(OperationError::Device(status)));
             let peer = world.ends[0].events.pop_front();
             assert!(matches!(peer, Some(Event::PeerLost { .. })), "{peer:?}");
-            assert_eq!(told(&mut world), []);
+            assert_eq!(peer_errors(&mut world), []);
         }
     }
 }
@@ -311,12 +310,12 @@ fn each_message_arrives_or_fails_on_both_sides() {
             world.receive_into(1, Memory::Heap(vec![0; 200_000]), i as u64);
             let (peer, context) = (world.peer(0, 1), i as u64);
             let message = Message { peer, tag: None, cq_data: None, level, buffer, context };
-            // Only what goes at once fails: no word of it does.
+            // Only packets sent at once fail, never the PEER_ERROR.
             if draw.u8(..3) == 0 {
-                refuse(&world, draw.u32(1..4), *draw.choice(&OWN).unwrap());
+                fail_sends(&world, draw.u32(1..4), *draw.choice(&OWN).unwrap());
             }
             world.endpoint(0).send(message).unwrap();
-            refuse(&world, 0, STATUS);
+            fail_sends(&world, 0, STATUS);
             for _ in 0..draw.u32(..20) {
                 world.step();
             }
@@ -326,7 +325,7 @@ fn each_message_arrives_or_fails_on_both_sides() {
         sent.sort_by_key(|sent| sent.context);
         assert_eq!(sent.len(), MESSAGES, "seed {seed}");
         let events = world.ends[1].events.drain(..).filter_map(|event| match event {
-            // The first message was the handshake's.
+            // The first message id was used to exchange the HANDSHAKEs.
             Event::MessageAbandoned { msg_id, .. } => Some(u64::from(msg_id) - 1),
             _ => None,
         });
@@ -352,16 +351,16 @@ fn each_message_arrives_or_fails_on_both_sides() {
     }
 }
 
-/// Failures of packets themselves.
+/// Failures caused by packets.
 const OWN: [Status; 3] = [Status::BadLocalKey, Status::BadLength, Status::RemoteBadLength];
 
-/// Only a message has a place by which it can be named.
+/// PEER_ERROR can identify messages only, not writes.
 #[test]
 fn failed_packet_of_a_write_loses_the_peer() {
     let mut world = pair(config(), config());
-    refuse(&world, 1, STATUS);
+    fail_sends(&world, 1, STATUS);
     let peer = world.peer(0, 1);
-    // No device has such a key, so that it goes in a packet.
+    // The key exceeds 32 bits, so the write is sent in a packet.
     let remote = Remote::from(RmaIov::new(0, 30, 1 << 40));
     let (buffer, level) = (heap(30), Level::Transmit);
     let write = Write { peer, remote, buffer, cq_data: None, level, context: 5 };
@@ -379,7 +378,7 @@ fn abandoned_message_does_not_count_as_being_read() {
     let memory = region(&world, 300_000);
     world.send(0, 1, memory, 5);
     world.drive();
-    refuse(&world, 1, STATUS);
+    fail_sends(&world, 1, STATUS);
     world.send(0, 1, heap(20_000), 6);
     world.drive();
     assert_eq!(world.send_done(0).result, Err(FAILED));

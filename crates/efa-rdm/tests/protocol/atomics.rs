@@ -427,13 +427,13 @@ fn delivery_complete_atomic_waits_for_its_receipt() {
     while world.ends[0].atomics.is_empty() {
         assert!(world.ends[0].atomics.is_empty());
         world.step();
-        let told = world.types_from(1).contains(&PacketType::Receipt);
-        assert!(told || world.ends[0].atomics.is_empty());
+        let reported = world.types_from(1).contains(&PacketType::Receipt);
+        assert!(reported || world.ends[0].atomics.is_empty());
     }
     world.drive();
     assert_eq!(world.ends[0].atomics.drain(..).filter(|done| done.result.is_ok()).count(), 3);
     assert_eq!(values(&bytes_of(&region)), [4]);
-    let mut told: Vec<u32> = world
+    let mut reported: Vec<u32> = world
         .packets_from(1)
         .iter()
         .filter_map(|packet| match Packet::parse(packet).unwrap().header {
@@ -441,8 +441,8 @@ fn delivery_complete_atomic_waits_for_its_receipt() {
             _ => None,
         })
         .collect();
-    told.sort_unstable();
-    assert_eq!(told, [0, 1, 2], "the atomics' own");
+    reported.sort_unstable();
+    assert_eq!(reported, [0, 1, 2], "the atomics' own");
     let types = world.types_from(0);
     assert_eq!(types.iter().filter(|of| **of == PacketType::DcWriteRta).count(), 3);
     world.assert_clean();

@@ -250,8 +250,8 @@ fn receipt_waits_for_space_in_the_send_queue() {
             _ => None,
         }
     });
-    let told: BTreeSet<u32> = receipts.clone().collect();
-    assert_eq!((receipts.count(), told), (30, (1..=30).collect()), "one for each message");
+    let ids: BTreeSet<u32> = receipts.clone().collect();
+    assert_eq!((receipts.count(), ids), (30, (1..=30).collect()), "one for each message");
 }
 
 // conformance: A182

@@ -1,39 +1,38 @@
-//! What went wrong in libfabric's EFA provider over the years, so that it doesn't here: one test for
-//! each of the 29 hazards that were found in its history, in their order.
+//! One test for each of 29 hazards: defects found in the history of libfabric's EFA provider.
 //!
-//! |    | what happened there                                                                |
+//! |    | defect in the provider                                                             |
 //! |----|------------------------------------------------------------------------------------|
-//! |  1 | A RECEIPT before the device's completions: the operation was freed too early       |
-//! |  2 | A RECEIPT left a long-CTS message among those that send data                       |
-//! |  3 | Early messages kept the device's receive buffers until there was none              |
-//! |  4 | Messages beyond the window of ids were lost                                        |
-//! |  5 | The empty LONGCTS after a READ_NACK was completed after its operation              |
-//! |  6 | A READ_NACK made the sender forget that it wanted delivery complete                |
-//! |  7 | … and the receiver never forgot the message                                        |
-//! |  8 | Removing an old address cut off the new one on the same queue pair                 |
-//! |  9 | Completions of a queue pair that is gone                                           |
-//! | 10 | Part of a one-sided operation was posted, then it failed: ended twice              |
-//! | 11 | A peer was removed while a packet to it waited to be sent again                    |
-//! | 12 | Two states for one peer: two messages with the same id                             |
-//! | 13 | Packets of a forgotten peer made it known anew, at id 0                            |
-//! | 14 | An address handle was given back while another peer used it                        |
-//! | 15 | A packet that could not be handled was given back twice                            |
-//! | 16 | One-sided operations ended after their peer was removed                            |
-//! | 17 | The packets of an unexpected message were given back twice                         |
-//! | 18 | Closed before the last RECEIPT or EOR was out: the sender waits for ever           |
-//! | 19 | Who had no room in the device's queue held up everybody                            |
-//! | 20 | Patience with receivers that are not ready was never restored                      |
-//! | 21 | Immediate data for a receiver that was not ready; its length and sign              |
-//! | 22 | A second HANDSHAKE                                                                 |
-//! | 23 | A HANDSHAKE lost because its receiver was not ready; data before it                |
-//! | 24 | Immediate data: does it take a receive buffer or not?                              |
-//! | 25 | Throwing away an unexpected message of several packets                             |
+//! |  1 | RECEIPT before the device completions: the operation was freed too early           |
+//! |  2 | After its RECEIPT, a long-CTS message stayed in the list of sending operations     |
+//! |  3 | Out-of-order messages kept receive buffers until none was posted                   |
+//! |  4 | Messages beyond the reorder window were lost                                       |
+//! |  5 | The empty LONGCTS after a READ_NACK completed after its operation was freed        |
+//! |  6 | After a READ_NACK, the sender did not wait for the RECEIPT                         |
+//! |  7 | After a READ_NACK, the receiver never removed the message                          |
+//! |  8 | Removing an old address removed the new one on the same queue pair                 |
+//! |  9 | Completions of a closed queue pair were used                                       |
+//! | 10 | A one-sided operation that failed after part was posted completed twice            |
+//! | 11 | A peer was removed while its packets awaited retransmission                        |
+//! | 12 | Two states for one peer: two messages had the same id                              |
+//! | 13 | Packets of a removed peer created it again, starting at id 0                       |
+//! | 14 | An address handle was destroyed while another peer used it                         |
+//! | 15 | An undeliverable packet was released twice                                         |
+//! | 16 | One-sided operations completed after their peer was removed                        |
+//! | 17 | Packets of an unexpected message were released twice                               |
+//! | 18 | Closed before the last RECEIPT or EOR was sent: the sender waited forever          |
+//! | 19 | An endpoint with a full send queue blocked all others                              |
+//! | 20 | RNR backoff was never reset                                                        |
+//! | 21 | Immediate data met RNR; wrong length and sign of the data                          |
+//! | 22 | A second HANDSHAKE was an error                                                    |
+//! | 23 | A HANDSHAKE was lost after RNR; data was sent before it                            |
+//! | 24 | Receive buffers were miscounted for immediate data                                 |
+//! | 25 | Discarding an unexpected message of several packets failed                         |
 //! | 26 | Injected bytes were read after the call                                            |
-//! | 27 | A HANDSHAKE to a peer that is gone was an error of the application                 |
-//! | 28 | Data for the receiver's completion cut to 16 bits                                  |
-//! | 29 | One-sided operations on nothing, without memory                                    |
+//! | 27 | A HANDSHAKE to a closed peer was reported as an error to the application           |
+//! | 28 | CQ data was cut to 16 bits                                                         |
+//! | 29 | Empty one-sided operations required memory                                         |
 //!
-//! Of 19 there is another one in `efa`, of two endpoints in one domain.
+//! Crate `efa` has another test of hazard 19, for two endpoints of one domain.
 
 mod messages;
 mod peers;
@@ -52,7 +51,7 @@ use crate::world::{Net, World};
 
 const BOTH: Access = Access { remote_read: true, remote_write: true };
 
-/// Two endpoints that know each other's addresses and features.
+/// Two endpoints that have exchanged addresses and HANDSHAKEs.
 fn acquainted<B: Payload<SoftRegion> + std::fmt::Debug>(
     options: LocalOptions,
     configs: [Config; 2],
@@ -88,7 +87,7 @@ fn send_at<B: Payload<SoftRegion> + std::fmt::Debug>(
     world.endpoint(0).send(message).unwrap();
 }
 
-/// Time passes while everybody polls, whatever is under way.
+/// Polls all endpoints every microsecond for `span`.
 fn pass<B: Payload<SoftRegion> + std::fmt::Debug>(world: &mut Net<B>, span: Duration) {
     let end = world.now + span;
     while world.now < end {
@@ -109,7 +108,7 @@ fn count<B: Payload<SoftRegion> + std::fmt::Debug>(
 const SECOND: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_millis(1);
 
-/// A buffer that is all of a region.
+/// A buffer that covers a whole region.
 fn registered<B: Payload<SoftRegion> + std::fmt::Debug>(
     world: &Net<B>,
     end: usize,
@@ -122,9 +121,9 @@ fn registered<B: Payload<SoftRegion> + std::fmt::Debug>(
     Memory::Region(RegionRange { region, offset: 0, length })
 }
 
-/// What finds its receiver not ready for so many times takes 80 µs, 160, 320, … after the first that is sent
-/// again at once, each time anew.
-fn assert_patience(mut took: impl FnMut(u32) -> Duration) {
+/// Asserts that a packet with `n` RNR failures takes 80 µs, 160 µs, 320 µs, … after the first retransmission,
+/// which is immediate, and that the backoff starts at 80 µs for each packet.
+fn assert_backoff(mut took: impl FnMut(u32) -> Duration) {
     let micros = Duration::from_micros;
     assert!(took(9) > micros(80 * 255));
     for _ in 0..5 {

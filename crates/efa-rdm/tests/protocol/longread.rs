@@ -79,7 +79,7 @@ type World = Net<Memory>;
 const READABLE: Access = Access { remote_read: true, remote_write: false };
 
 impl World {
-    /// Registered memory in which the buffer begins somewhere.
+    /// Registered memory with guard bytes before and behind the buffer.
     fn region(&mut self, end: usize, bytes: &[u8]) -> Memory {
         let memory = [&[0xaa; 100], bytes, &[0xbb; 28]].concat();
         let queue_pair = self.ends[end].endpoint.queue_pair();
@@ -87,7 +87,7 @@ impl World {
         Memory::Region(RegionRange { region, offset: 100, length: bytes.len() })
     }
 
-    /// A message of a byte, so that the peers know each other's features.
+    /// Sends one byte, so that HANDSHAKEs are exchanged.
     fn shake_hands(&mut self) {
         self.acquaint();
         self.receive_into(1, Memory::Heap(vec![0]), 0);
@@ -99,7 +99,7 @@ impl World {
     }
 }
 
-/// Reading begins at 100,000 bytes.
+/// Messages of at least 100,000 bytes are read.
 fn config() -> Config {
     Config::default().with(|config| config.min_read = 100_000)
 }
@@ -152,7 +152,7 @@ fn registered_message_is_read_and_confirmed_by_eor() {
 // conformance: A163
 #[test]
 fn unregistered_short_or_first_message_is_sent_in_packets() {
-    // Not registered, too short, and not yet known to be able.
+    // Not registered; below the limit; sent before the HANDSHAKE.
     let mut world = pair(1, config(), config());
     let messages = [
         (Memory::Heap(pattern(200_000, 1)), Subprotocol::LongCts),
@@ -218,7 +218,7 @@ fn short_buffer_reads_what_fits_and_sends_eor() {
         assert_eq!((received.length, received.result), (capacity, Err(truncated)));
         assert!(received.buffer.bytes() == pattern(100_000, 7)[..capacity as usize]);
         assert!(is_untouched_around(&received.buffer));
-        assert_eq!(world.send_done(0).result, Ok(()), "the sender doesn't wait for ever");
+        assert_eq!(world.send_done(0).result, Ok(()), "the sender gets its EOR");
         world.assert_clean();
     }
 }
@@ -306,7 +306,7 @@ fn empty_message_is_received_by_every_subprotocol() {
             let received = world.receive_done(1);
             assert_eq!((received.length, received.result), (0, Ok(())), "{runt_size} {refused}");
             assert_eq!(world.send_done(0).result, Ok(()));
-            // The one behind it comes.
+            // The next message arrives, too.
             world.receive_into(1, Memory::Heap(vec![0; 5]), 8);
             let buffer = world.region(0, &pattern(5, 1));
             world.send(0, 1, buffer, 9);
@@ -316,7 +316,7 @@ fn empty_message_is_received_by_every_subprotocol() {
     }
 }
 
-/// A second HANDSHAKE may come between the first try to send a request and the next one.
+/// A second HANDSHAKE may arrive between two attempts to send a request.
 #[test]
 fn message_is_sent_if_the_handshake_withdraws_rdma_read() {
     for runt_size in [0, 60_000] {
@@ -352,7 +352,7 @@ fn message_is_sent_if_the_handshake_withdraws_rdma_read() {
 // conformance: A163
 #[test]
 fn message_is_sent_in_packets_if_reading_is_not_permitted() {
-    // One side doesn't announce it; the memory is not for that; the devices are no kin.
+    // Either side lacks RDMA_READ; the memory is not readable; the devices have different versions.
     for case in 0..4 {
         let mut configs = [config(), config()];
         if case < 2 {

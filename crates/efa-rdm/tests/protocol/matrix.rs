@@ -168,8 +168,8 @@ impl Cell {
                 assert!(done.buffer.bytes == pattern(size, self.number));
                 if self.check_outcome(level, done.subprotocol, done.result) {
                     assert!(bytes_of(&memory) == pattern(size, self.number), "other bytes");
-                    let told = world.ends[1].remote_writes.pop_front().map(|of| of.cq_data);
-                    assert_eq!(told, cq_data);
+                    let reported = world.ends[1].remote_writes.pop_front().map(|of| of.cq_data);
+                    assert_eq!(reported, cq_data);
                 }
             }
             Operation::Read { size } => {

@@ -69,7 +69,7 @@ fn packet_with_raw_address_of_another_sender_is_dropped() {
         world.drive();
         assert_eq!(world.drop_reasons(1), [DropReason::ForgedAddress]);
     }
-    // Nor may a known sender introduce somebody else.
+    // A known sender may not introduce another address.
     world.acquaint();
     let address = RawAddress { connid: Connid(1), qpn: own.qpn + 1, ..own };
     world.inject(0, 1, eager(0, introduced_by(address)), b"x");
@@ -93,10 +93,10 @@ fn packet_of_new_sender_is_dropped_if_the_peer_table_is_full() {
     world.drive();
     assert_eq!(world.ends[1].receives.len(), 1);
     assert_eq!(world.drop_reasons(1), [DropReason::PeerTableFull]);
-    let stranger = world.endpoint(2).address();
-    assert_eq!(world.endpoint(1).find_peer(&stranger), None);
+    let unknown = world.endpoint(2).address();
+    assert_eq!(world.endpoint(1).find_peer(&unknown), None);
     let handshakes = world.types_from(1);
-    assert_eq!(handshakes, [PacketType::Handshake], "only who was inserted gets one");
+    assert_eq!(handshakes, [PacketType::Handshake], "only the peer in the table gets one");
     world.receive(1, 10, 2);
     world.send(0, 1, pattern(10, 3), 0);
     world.drive();
@@ -126,7 +126,7 @@ fn packets_of_the_old_incarnation_of_a_restarted_peer_are_stale() {
     assert_eq!(world.ends[1].receives.drain(..).count(), 5);
     let old = world.peer(1, 0);
     let old_address = world.endpoint(0).address();
-    // The receiver waits for the rest of a long message when its sender dies.
+    // The receiver waits for the rest of a long message when its sender is restarted.
     world.receive(1, 1 << 20, 50);
     world.send(0, 1, pattern(1 << 20, 1), 5);
     for _ in 0..6 {
@@ -274,7 +274,7 @@ fn complete_unexpected_messages_survive_their_sender() {
     assert_eq!((first.length, first.peer), (10, Some(peer)));
     assert_eq!(first.buffer[..10], pattern(10, 1));
     let second = world.receive_done(1);
-    assert_eq!(second.buffer[..10], pattern(10, 3), "the unfinished one is forgotten");
+    assert_eq!(second.buffer[..10], pattern(10, 3), "the incomplete message is discarded");
     assert!(world.ends[1].receives.is_empty());
     assert_eq!(world.endpoint(1).packets_held().held, 0);
 }
@@ -296,7 +296,7 @@ fn empty_write_elicits_a_handshake() {
     world.send(0, 1, pattern(10, 1), 0);
     world.drive();
     assert_eq!(world.receive_done(1).buffer, pattern(10, 1), "it took no message id");
-    // One with data is to be written somewhere.
+    // An empty target with a payload is an error.
     let write = Rtw { rma_iov: &[], kind: RtwKind::Eager, options };
     world.inject(0, 1, Header::Rtw(write), &[1]);
     world.drive();
@@ -356,7 +356,7 @@ fn address_handle_number_of_closed_interface_may_be_reused() {
     };
     let number = handle(&world, 0).unwrap();
     world.endpoint(1).remove_peer(first);
-    // Numbers come again when all have been used.
+    // Address handle numbers are reused after all have been used.
     for n in 1..u32::from(u16::MAX) {
         let mut gid = [0xfd; 16];
         gid[..4].copy_from_slice(&n.to_le_bytes());
@@ -364,7 +364,7 @@ fn address_handle_number_of_closed_interface_may_be_reused() {
         let peer = world.endpoint(1).insert_peer(address).unwrap();
         world.endpoint(1).remove_peer(peer);
     }
-    // Another queue pair of that host is known, so that the device tells the number.
+    // Another queue pair of that host is inserted, so that the device reports the number.
     let other = RawAddress { qpn: 77, ..world.endpoint(2).address() };
     world.endpoint(1).insert_peer(other).unwrap();
     assert_eq!(handle(&world, 2), Some(number));
@@ -399,7 +399,7 @@ fn endpoint_can_send_to_itself() {
     world.assert_clean();
 }
 
-// The policy is to go on: the packet is that of whoever holds the queue pair now, and is counted.
+// Such a packet is attributed to the current incarnation of the queue pair, and counted as unverified.
 // conformance: A196
 #[test]
 fn packet_without_connid_belongs_to_the_current_incarnation() {
@@ -416,12 +416,12 @@ fn packet_without_connid_belongs_to_the_current_incarnation() {
     }
     let statistics = world.endpoint(1).statistics();
     assert_eq!((statistics.unverified, statistics.dropped), (3, 0));
-    // Another connid than that of the holder is not the same as none.
+    // A wrong connid is different from none.
     let connid = Some(Connid(0x5555));
     world.inject(0, 1, eager(3, ReqOptions { connid, ..ReqOptions::NONE }), b"x");
     world.drive();
     assert_eq!(world.drop_reasons(1), [DropReason::Stale]);
-    // It has a successor: now the packets are the successor's.
+    // With a new incarnation, the packets belong to that one.
     let own = world.endpoint(0).address();
     let successor = RawAddress { connid: Connid(0x7777), ..own };
     let new = world.endpoint(1).insert_peer(successor).unwrap();
@@ -456,7 +456,7 @@ fn peer_is_identified_by_gid_queue_pair_and_connid() {
         let to = place(&world.ends[1]);
         world.network.inject(source, to, &bytes);
         world.drive();
-        // With the raw address, and by the connid alone behind it.
+        // First with the raw address, then with the connid alone.
         let peer = world.receive_done(1).peer.unwrap();
         assert_eq!(world.endpoint(1).peer_address(peer), Some(address));
         world.receive(1, 1, 0);
@@ -518,13 +518,13 @@ fn packets_of_removed_peer_are_dropped_beside_another_of_its_interface() {
     assert_eq!(world.receive_done(1).buffer, b"here");
 }
 
-// The application may learn of a restart before a packet tells of it.
+// The application may insert the new incarnation before a packet of it arrives.
 #[test]
 fn new_incarnation_fails_operations_of_the_previous_one() {
     let mut world = World::pair(11);
     world.acquaint();
     let old = world.peer(0, 1);
-    // Nobody grants the rest of it.
+    // No receive is posted, so no CTS is sent.
     world.send(0, 1, pattern(100_000, 1), 5);
     world.drive();
     assert!(world.take_sends(0).is_empty());
@@ -559,7 +559,7 @@ fn removing_a_peer_keeps_messages_of_other_peers() {
         world.inject(from, 1, Header::Rtm(rtm), &bytes[at..at + 1000]);
         world.drive();
     };
-    // Half of a message of each, which no receive waits for.
+    // Half of an unexpected message of each sender.
     segment(&mut world, 0, 0);
     segment(&mut world, other, 0);
     let gone = world.peer(1, 0);

@@ -1,5 +1,5 @@
-//! Feature 7: a peer that receives messages straight into its application's buffers, on a queue pair
-//! of its own.
+//! Feature 7: a peer with a user queue pair, which receives plain messages (without a header) straight into
+//! buffers of its application.
 
 use efa_device::{Completion as DeviceCompletion, Device, Qkey, QueuePair, QueuePairOptions};
 use efa_handshake::Extras;
@@ -11,7 +11,7 @@ use crate::world::{World, pattern};
 
 const MTU: usize = 8928;
 
-/// A world whose second end tells, as the test would have it, that it takes plain messages.
+/// Two endpoints, and a user queue pair that the second announces by [`introduce`].
 fn world(config: Config) -> (World, LocalQueuePair) {
     let mut world = World::new(LocalOptions::default());
     world.add(config);
@@ -36,7 +36,7 @@ fn introduce(world: &mut World, user: &LocalQueuePair) {
         user_recv_qp: Some(UserRecvQp { qpn: user.address().qpn.0.into(), qkey: 0x77 }),
     };
     world.inject(1, 0, Header::Handshake(handshake), &[]);
-    // Without the receiver's own HANDSHAKE, which would tell otherwise.
+    // The receiver makes no progress, as its own HANDSHAKE would announce no user queue pair.
     for _ in 0..100 {
         let now = world.now;
         world.endpoint(0).progress(now);
@@ -44,7 +44,7 @@ fn introduce(world: &mut World, user: &LocalQueuePair) {
     }
 }
 
-/// What arrived on the application's queue pair: bytes, and data beside them.
+/// The messages on the user queue pair, with their immediate data.
 fn arrived(world: &mut World, user: &mut LocalQueuePair) -> Vec<(Vec<u8>, Option<u32>)> {
     let mut all = Vec::new();
     for _ in 0..5_000 {
@@ -131,10 +131,17 @@ fn messages_wait_for_the_handshake_if_configured() {
     let (mut world, mut user) = world(config);
     send(&mut world, None, None, Level::Transmit, 10);
     let refused = inject(&mut world);
-    assert!(matches!(refused, Err(StartError::Busy { .. })), "it has nowhere to wait");
+    assert!(
+        matches!(refused, Err(StartError::Busy { .. })),
+        "an injected message cannot be queued"
+    );
     let now = world.now;
     world.endpoint(0).progress(now);
-    assert_eq!(world.types_from(0), [PacketType::EagerRtw], "nothing but the question");
+    assert_eq!(
+        world.types_from(0),
+        [PacketType::EagerRtw],
+        "only the empty write that elicits the HANDSHAKE"
+    );
     introduce(&mut world, &user);
     assert_eq!(arrived(&mut world, &mut user), [(pattern(10, 1), None)]);
 }
@@ -144,10 +151,14 @@ fn injected_message_is_busy_until_the_handshake() {
     let config = Config::default().with(|config| config.messages_after_handshake = true);
     let (mut world, mut user) = world(config);
     let refused = inject(&mut world);
-    assert!(matches!(refused, Err(StartError::Busy { .. })), "it would be lost: {refused:?}");
+    assert!(matches!(refused, Err(StartError::Busy { .. })), "{refused:?}");
     let now = world.now;
     world.endpoint(0).progress(now);
-    assert_eq!(world.types_from(0), [PacketType::EagerRtw], "nothing but the question");
+    assert_eq!(
+        world.types_from(0),
+        [PacketType::EagerRtw],
+        "only the empty write that elicits the HANDSHAKE"
+    );
     introduce(&mut world, &user);
     inject(&mut world).unwrap();
     assert_eq!(arrived(&mut world, &mut user), [(b"short".to_vec(), None)]);
@@ -157,7 +168,7 @@ fn injected_message_is_busy_until_the_handshake() {
 fn send_window_ends_when_the_handshake_announces_plain_messages() {
     let config = Config::default().with(|config| config.old_peer_window = 2);
     let (mut world, mut user) = world(config);
-    // What was sent before anything was known lies behind a queue that is not ready for a while.
+    // The first messages meet RNR for a while.
     let queue = world.ends[1].endpoint.queue_pair().address();
     world.network.not_ready(queue, 8).unwrap();
     for _ in 0..3 {
@@ -165,8 +176,8 @@ fn send_window_ends_when_the_handshake_announces_plain_messages() {
     }
     introduce(&mut world, &user);
     assert_eq!(world.endpoint(0).statistics().pauses, 1);
-    assert_eq!(arrived(&mut world, &mut user), [(pattern(10, 1), None)], "the third");
-    assert!(world.endpoint(0).is_quiet(), "the pause is over");
+    assert_eq!(arrived(&mut world, &mut user), [(pattern(10, 1), None)], "the third message");
+    assert!(world.endpoint(0).is_quiet(), "the send window is open");
     send(&mut world, None, None, Level::Transmit, 20);
     assert_eq!(arrived(&mut world, &mut user), [(pattern(20, 1), None)]);
 }

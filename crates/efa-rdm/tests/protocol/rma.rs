@@ -17,11 +17,11 @@ use efa_sim::local::LocalOptions;
 use crate::world::{Net, World, pattern, place};
 
 const MTU: usize = 8928;
-/// An EAGER_RTW with the connid: 8 bytes, 24 for each piece and 4 for the connid.
+/// Payload of an EAGER_RTW for one remote range: the header takes 8 bytes, 24 per range and 4 for the connid.
 const ROOM: usize = MTU - 8 - 24 - 4;
 const BOTH: Access = Access { remote_read: true, remote_write: true };
 
-/// A device that reads and writes nothing by itself, so that packets must.
+/// A device without RDMA, so that operations are sent in packets.
 fn emulated() -> LocalOptions {
     LocalOptions::default().with(|options| options.rdma = Rdma::NONE)
 }
@@ -34,7 +34,7 @@ fn world_with(options: LocalOptions, config: Config) -> World {
     world
 }
 
-/// Memory of an endpoint, and its name for others.
+/// Registers memory of an endpoint; returns it with the address and key for its peers.
 pub(crate) fn expose<B: Payload<SoftRegion> + std::fmt::Debug>(
     world: &Net<B>,
     end: usize,
@@ -121,7 +121,7 @@ fn rma_lengths_that_differ_are_refused_by_both_sides() {
     let kind = RtwKind::LongCts { msg_length: 101, send_id: OpId(1), credit_request: 1 };
     let write = Rtw { rma_iov: &[iov], kind, options: ReqOptions::NONE };
     world.inject(0, 1, Header::Rtw(write), &[9; 50]);
-    // Nothing would ever come.
+    // A write of zero bytes in windows would never complete.
     let nothing = [RmaIov::new(iov.addr(), 0, iov.key())];
     let kind = RtwKind::LongCts { msg_length: 0, send_id: OpId(1), credit_request: 1 };
     let write = Rtw { rma_iov: &nothing, kind, options: ReqOptions::NONE };
@@ -129,7 +129,7 @@ fn rma_lengths_that_differ_are_refused_by_both_sides() {
     let overflow = [iov, RmaIov::new(0, u64::MAX, 0)];
     let write = Rtw { rma_iov: &overflow, kind: RtwKind::Eager, options: ReqOptions::NONE };
     world.inject(0, 1, Header::Rtw(write), &[9; 99]);
-    // Memory to be read that is not as long, or bytes beside it.
+    // The memory to read has another length, or the request has a payload.
     for (length, payload) in [(99, &[][..]), (100, &[9])] {
         let read_iov = &[RmaIov::new(0, length, 1)];
         let kind = RtwKind::LongRead { msg_length: 100, send_id: OpId(1), read_iov };
@@ -176,7 +176,7 @@ fn rma_packet_to_unexposed_memory_is_refused() {
             .start_write(&[part(iov, 0, 10), piece], vec![9; 1010], None, Level::Transmit)
             .unwrap();
         world.drive();
-        assert_eq!(world.rma_done().result, Ok(()), "an eager write is not answered");
+        assert_eq!(world.rma_done().result, Ok(()), "an eager write gets no response");
         assert_eq!(refusals(&mut world), [RemoteUse::Write]);
     }
     for piece in bad.into_iter().chain([no_read]) {
@@ -188,7 +188,7 @@ fn rma_packet_to_unexposed_memory_is_refused() {
         assert_eq!(bytes_of(region), [7; 1000]);
     }
     assert_eq!(world.endpoint(1).statistics().access_refused, 14);
-    // The reads are never answered; they end with the peer.
+    // The reads get no response; they complete when the peer is removed.
     world.endpoint(0).remove_peer(peer);
     world.step();
     for done in world.ends[0].rma.drain(..) {
@@ -215,7 +215,7 @@ fn killed_peer_fails_each_rma_operation_once() {
             }
             let target = place(&world.ends[1]);
             world.network.kill(target).unwrap();
-            // A peer that is silent is noticed by what is sent to it.
+            // A killed peer is detected only by packets sent to it.
             world.drive();
             let peer = world.peer(0, 1);
             world.endpoint(0).remove_peer(peer);
@@ -252,7 +252,7 @@ fn rma_operations_beyond_the_limit_are_refused() {
     assert_eq!(world.ends[0].rma.len(), 6);
 }
 
-/// What a peer is owed is bounded; what this side begins waits in the same place.
+/// Queued responses to a peer are bounded; own requests wait in the same queue.
 #[test]
 fn own_requests_do_not_count_against_the_peer() {
     for what in ["reads", "injected messages"] {
@@ -263,7 +263,7 @@ fn own_requests_do_not_count_against_the_peer() {
         );
         let (_region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
         world.read(&[iov], 100);
-        // A message has come whose sender waits for its receipt.
+        // A delivery-complete message has arrived, which needs a RECEIPT.
         world.receive(0, 10, 1);
         let (peer, level) = (world.peer(1, 0), Level::Delivery);
         let buffer = pattern(10, 1);
@@ -274,13 +274,13 @@ fn own_requests_do_not_count_against_the_peer() {
             world.endpoint(1).progress(now);
             world.now = now + std::time::Duration::from_micros(1);
         }
-        // Before this side looks, it begins more than the peer may be owed.
+        // Before making progress, this side starts more requests than the bound on responses.
         if what == "reads" {
             for _ in 0..10 {
                 world.start_read(&[iov], vec![0; 100]).unwrap();
             }
         } else {
-            // A write at work, behind which they wait.
+            // The injected messages wait behind a write in progress.
             world.start_write(&[iov], vec![1; 100], None, Level::Transmit).unwrap();
             let (peer, level) = (world.peer(0, 1), Level::Transmit);
             let buffer = &b"short"[..];
@@ -310,7 +310,7 @@ fn endpoint_is_not_quiet_during_a_peers_read_or_write() {
         } else {
             world.start_write(&[iov], pattern(length, 2), None, Level::Transmit).unwrap();
         }
-        // An application closes it as soon as nobody waits for anything.
+        // An application may close the endpoint as soon as it is quiet.
         while world.packets_from(1).is_empty() || !world.endpoint(1).is_quiet() {
             world.step();
         }
@@ -350,10 +350,13 @@ fn written_and_read_bytes_are_counted() {
         let direct = world.endpoint(0).statistics().rdma_writes == 1;
         world.read(&[part(iov, 0, 400)], 400);
         let requester = world.endpoint(0).statistics();
-        assert_eq!(requester.delivered_bytes, 400, "what was written isn't");
+        assert_eq!(requester.delivered_bytes, 400, "written bytes do not count as delivered");
         let target = world.endpoint(1).statistics();
-        // The target's device tells of what has data.
-        let told = !direct || data.is_some();
-        assert_eq!((target.remote_writes, target.remote_reads), (told.into(), (!direct).into()));
+        // The target's device reports only writes with immediate data.
+        let reported = !direct || data.is_some();
+        assert_eq!(
+            (target.remote_writes, target.remote_reads),
+            (reported.into(), (!direct).into())
+        );
     }
 }

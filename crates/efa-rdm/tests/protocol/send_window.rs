@@ -1,4 +1,4 @@
-//! Receivers of old releases lose messages that are too far ahead: senders take a pause.
+//! The send window: receivers of old releases drop messages beyond their reorder window, so senders wait.
 
 use std::time::Duration;
 
@@ -9,11 +9,10 @@ use efa_sim::local::{Faults, LocalOptions};
 
 use crate::world::{World, pattern};
 
-/// Ids that the receiver keeps.
+/// Reorder window of the receiver, in message ids.
 const WINDOW: u32 = 64;
 
-/// A receiver that is, or may be, of an old release, and a network on which some packets are far
-/// later than others.
+/// A receiver of `receiver`'s release, on a network where 2 % of the packets are late by 1 ms.
 fn pair(seed: u64, old_peer_window: u32, receiver: Release) -> World {
     let faults = Faults::default().with(|faults| {
         faults.late = 0.02;
@@ -35,7 +34,7 @@ fn pair(seed: u64, old_peer_window: u32, receiver: Release) -> World {
 
 const MESSAGES: u64 = 1000;
 
-/// Sends messages while progress is made, a few at a time.
+/// Posts receives and sends messages, with a step after every fifth message.
 fn send_all(world: &mut World) {
     for context in 0..MESSAGES {
         world.receive(1, 100, context);
@@ -108,7 +107,7 @@ fn send_window_holds_for_all_subprotocols_across_id_wrap() {
         world.drive();
         let mut received = world.take_receives(1);
         assert_eq!(received.len(), 300);
-        // Matched in order; the long ones are whole later.
+        // Messages match in order; long ones complete later.
         received.sort_by_key(|done| done.context);
         for (i, done) in received.into_iter().enumerate() {
             assert_eq!((done.context, done.result), (i as u64, Ok(())));

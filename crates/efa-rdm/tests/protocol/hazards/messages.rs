@@ -15,26 +15,26 @@ use crate::world::{Net, World, pattern, place};
 #[test]
 fn hazard_01_receipt_before_device_completions_does_not_complete_the_send() {
     for length in [10, 30_000] {
-        for answers_late in [true, false] {
+        for completions_late in [true, false] {
             let mut world = pair(1);
             let me = place(&world.ends[0]);
             let packets = if length == 10 { 1 } else { 4 };
-            if answers_late {
+            if completions_late {
                 world.network.delay_completions(me, packets, SECOND).unwrap();
             }
             world.receive(1, length, 1);
             send_at(&mut world, Level::Delivery, pattern(length, 1), 1);
             pass(&mut world, SOON);
             assert_eq!(world.endpoint(0).statistics().received.of(PacketType::Receipt), 1);
-            assert_eq!(world.take_sends(0).len(), usize::from(!answers_late));
-            // Another message, for which no receive is posted. Were the first forgotten already,
-            // this one would be taken for it when the device's completions come.
+            assert_eq!(world.take_sends(0).len(), usize::from(!completions_late));
+            // Another message, without a posted receive. If the first send were freed already, its late
+            // device completions would complete this one.
             world.network.delay_completions(me, packets, 2 * SECOND).unwrap();
             send_at(&mut world, Level::Delivery, pattern(length, 2), 2);
             pass(&mut world, SOON);
             world.idle(SECOND);
             let ended = world.take_sends(0);
-            assert_eq!(ended.len(), usize::from(answers_late), "after both");
+            assert_eq!(ended.len(), usize::from(completions_late), "after both");
             assert!(ended.iter().all(|send| (send.context, send.result) == (1, Ok(()))));
             world.receive_done(1);
             world.receive(1, length, 3);
@@ -65,7 +65,7 @@ fn hazard_02_long_cts_message_sends_no_data_after_its_receipt() {
         .collect();
     assert!(grants.len() > 2);
     assert!(world.endpoint(0).is_quiet());
-    // A grant of old doesn't wake it, and a new message in its place sends all of its own data.
+    // An old CTS is dropped, and a new message in the same slot sends only its own data.
     world.receive_done(1);
     world.forget_packets();
     send_at(&mut world, Level::Delivery, pattern(700_000, 2), 2);
@@ -84,7 +84,7 @@ fn hazard_02_long_cts_message_sends_no_data_after_its_receipt() {
 #[test]
 fn hazard_03_out_of_order_messages_keep_no_posted_receive_buffers() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 3));
-    // The first packet that finds no buffer comes back.
+    // A packet without a posted buffer fails at once with RNR.
     let options = QueuePairOptions::default().with(|options| {
         options.receive_depth = 16;
         options.rnr_retry = 0;
@@ -103,7 +103,7 @@ fn hazard_03_out_of_order_messages_keep_no_posted_receive_buffers() {
         }
     }
     pass(&mut world, SOON);
-    assert!(world.take_receives(1).is_empty(), "all wait for the first");
+    assert!(world.take_receives(1).is_empty(), "all messages wait for the first");
     let held = world.endpoint(1).packets_held();
     assert_eq!((held.held, held.posted), (499, 16));
     assert_eq!(world.network.statistics().receiver_not_ready, 0);
@@ -117,7 +117,7 @@ fn hazard_03_out_of_order_messages_keep_no_posted_receive_buffers() {
 
 #[test]
 fn hazard_04_messages_far_ahead_of_the_expected_one_are_kept() {
-    // Farther than the largest window of any release.
+    // Beyond the largest reorder window of any release.
     const COUNT: u64 = 16_384 + 100;
     let config = Config::default().with(|config| {
         config.max_sends = 1 << 20;
@@ -145,9 +145,9 @@ fn hazard_04_messages_far_ahead_of_the_expected_one_are_kept() {
     world.assert_clean();
 }
 
-/// Two endpoints that read messages from 100,000 bytes on; the second can register no memory, and
-/// so refuses.
-fn refusing(level: Level, seed: u64) -> Net<Memory> {
+/// Two endpoints that read messages of at least 100,000 bytes. The second cannot register memory, so it
+/// sends READ_NACK.
+fn nacking(level: Level, seed: u64) -> Net<Memory> {
     let config = Config::default().with(|config| config.min_read = 100_000);
     let options = LocalOptions::default().with(|options| options.seed = seed);
     let mut world = acquainted(options, [config.clone(), config], || Memory::Heap(vec![1]));
@@ -158,8 +158,8 @@ fn refusing(level: Level, seed: u64) -> Net<Memory> {
     world
 }
 
-/// The request that followed a READ_NACK, and its message id.
-fn after_the_refusal(world: &mut Net<Memory>) -> (PacketType, MsgId) {
+/// The type and message id of the request sent after a READ_NACK.
+fn request_after_nack(world: &mut Net<Memory>) -> (PacketType, MsgId) {
     let packets = world.packets_from(0);
     let found = packets.iter().find_map(|bytes| {
         let packet = Packet::parse(bytes).unwrap();
@@ -179,16 +179,16 @@ fn after_the_refusal(world: &mut Net<Memory>) -> (PacketType, MsgId) {
 #[test]
 fn hazard_05_long_cts_request_after_read_nack_may_complete_late() {
     for level in [Level::Transmit, Level::Delivery] {
-        let mut world = refusing(level, 5);
+        let mut world = nacking(level, 5);
         let me = place(&world.ends[0]);
         while count(&mut world, 1, PacketType::ReadNack) == 0 {
             pass(&mut world, Duration::from_micros(1));
         }
         world.network.delay_completions(me, 1, SECOND).unwrap();
         pass(&mut world, 10 * SOON);
-        after_the_refusal(&mut world);
+        request_after_nack(&mut world);
         assert!(world.receive_done(1).buffer.bytes() == pattern(300_000, 5));
-        // All is there. Others begin and end before the device has completed that request.
+        // All data has arrived. Other messages start and complete before the completion of that request.
         for i in 0..20 {
             world.receive_into(1, Memory::Heap(vec![0; 10]), i);
             send_at(&mut world, level, Memory::Heap(pattern(10, i)), 100 + i);
@@ -212,8 +212,8 @@ fn hazard_05_long_cts_request_after_read_nack_may_complete_late() {
 
 #[test]
 fn hazard_06_delivery_complete_stays_in_force_after_read_nack() {
-    let mut world = refusing(Level::Delivery, 6);
-    // The RECEIPT takes long.
+    let mut world = nacking(Level::Delivery, 6);
+    // The RECEIPT is delayed.
     let other = place(&world.ends[1]);
     while world.ends[1].receives.is_empty() {
         world.step();
@@ -224,10 +224,10 @@ fn hazard_06_delivery_complete_stays_in_force_after_read_nack() {
     assert!(world.receive_done(1).buffer.bytes() == pattern(300_000, 6));
     pass(&mut world, 10 * SOON);
     assert_eq!(world.endpoint(0).packets_held().sending, 0, "all data has arrived");
-    assert!(world.take_sends(0).is_empty(), "nothing tells the sender that it is delivered");
+    assert!(world.take_sends(0).is_empty(), "the RECEIPT has not arrived");
     world.drive();
     assert_eq!(world.send_done(0).result, Ok(()));
-    assert_eq!(after_the_refusal(&mut world), (PacketType::DcLongCtsMsgRtm, MsgId(1)));
+    assert_eq!(request_after_nack(&mut world), (PacketType::DcLongCtsMsgRtm, MsgId(1)));
     assert_eq!(count(&mut world, 1, PacketType::Receipt), 1);
     world.assert_clean();
 }
@@ -235,11 +235,11 @@ fn hazard_06_delivery_complete_stays_in_force_after_read_nack() {
 #[test]
 fn hazard_07_nacked_message_is_forgotten_once_complete() {
     for level in [Level::Transmit, Level::Delivery] {
-        let mut world = refusing(level, 7);
+        let mut world = nacking(level, 7);
         world.drive();
         world.receive_done(1);
         assert_eq!(world.send_done(0).result, Ok(()));
-        // The request that went on with it finds it no more.
+        // A repeated request after the READ_NACK finds no such message.
         let connid = Some(world.endpoint(0).address().connid);
         let options = ReqOptions { connid, ..ReqOptions::NONE };
         let (msg_length, send_id, credit_request, read_nack) = (300_000, OpId(0), 32, true);
@@ -271,7 +271,7 @@ fn hazard_15_undeliverable_packet_is_released_once() {
         RtmKind::LongRead { msg_length: 10, send_id, read_iov: &iov },
         RtmKind::RuntRead { msg_length: 9, send_id, seg_offset, runt_length: 9, read_iov: &iov },
     ];
-    // Those that come before their turn are kept first.
+    // In order, and out of order, where the packet is kept first.
     for first in [0, 1] {
         for (i, kind) in kinds.into_iter().enumerate() {
             for posted in [true, false] {
@@ -291,7 +291,7 @@ fn hazard_15_undeliverable_packet_is_released_once() {
             }
         }
     }
-    // A message with a segment that contradicts it: that one alone is lost.
+    // A segment that contradicts its message is dropped; the message still arrives.
     let medium = |msg_length, seg_offset, payload: &[u8], world: &mut World| {
         let kind = RtmKind::Medium { msg_length, seg_offset };
         let rtm = Rtm { msg_id: MsgId(0), tag: None, kind, options: ReqOptions::NONE };
@@ -316,7 +316,7 @@ fn hazard_17_packets_of_unexpected_messages_are_released_once() {
         for _ in 0..3 {
             world.add(Config::default());
         }
-        // Packets of two senders, mixed.
+        // Interleaved packets of two senders.
         let both = |world: &mut World, salt: u64| {
             for from in [0, 2] {
                 world.send(from, 1, pattern(30_000, salt + from as u64), 1);
@@ -336,8 +336,8 @@ fn hazard_17_packets_of_unexpected_messages_are_released_once() {
         both(&mut world, 10);
         assert_eq!(world.endpoint(1).packets_held().held, 8);
         receive(&mut world, 10, 2);
-        // Again, with a packet that doesn't belong to the others, and one sender that goes before
-        // its message is whole.
+        // Again, with a contradicting segment, and with a sender that is removed before its message is
+        // complete.
         let kind = RtmKind::Medium { msg_length: 40_000, seg_offset: 0 };
         let options =
             ReqOptions { connid: Some(world.endpoint(0).address().connid), ..ReqOptions::NONE };
@@ -358,7 +358,7 @@ fn hazard_17_packets_of_unexpected_messages_are_released_once() {
     }
 }
 
-// This engine has no FI_DISCARD: to throw a message away is to receive it into nothing.
+// There is no FI_DISCARD here: a message is discarded by receiving it into an empty buffer.
 #[test]
 fn hazard_25_message_of_several_packets_can_be_discarded() {
     for (length, runt_size, how, end) in [
@@ -382,10 +382,10 @@ fn hazard_25_message_of_several_packets_can_be_discarded() {
         world.receive_into(1, Memory::Heap(vec![0; 10]), 2);
         world.drive();
         let received = world.take_receives(1);
-        let [next, thrown] = [2, 1].map(|of| received.iter().find(|r| r.context == of).unwrap());
+        let [next, discarded] = [2, 1].map(|of| received.iter().find(|r| r.context == of).unwrap());
         assert_eq!((next.result, next.buffer.bytes()), (Ok(()), pattern(10, 2)));
         let truncated = OperationError::Truncated { length: length as u64, capacity: 0 };
-        assert_eq!((thrown.result, thrown.subprotocol), (Err(truncated), Some(how)));
+        assert_eq!((discarded.result, discarded.subprotocol), (Err(truncated), Some(how)));
         let sends = world.take_sends(0);
         assert!(sends.len() == 2 && sends.iter().all(|send| send.result == Ok(())), "{how:?}");
         assert!(end.is_none_or(|end| count(&mut world, 1, end) == 1));
@@ -398,7 +398,7 @@ fn hazard_26_injected_buffer_may_be_changed_at_once() {
     let mut world = pair(26);
     let me = place(&world.ends[0]);
     let peer = world.peer(0, 1);
-    // The device takes them, and it does not.
+    // The device accepts the packets at once, or refuses five times.
     for refused in [0, 5] {
         world.network.refuse_sends(me, refused).unwrap();
         for i in 0..4 {
@@ -446,7 +446,7 @@ fn hazard_28_cq_data_keeps_all_its_bits() {
         }
         world.assert_clean();
     }
-    // By packets 64 bits, by the device 32 (larger data goes in packets).
+    // Packets carry 64 bits; the device carries 32, so larger data is sent in packets.
     for rdma in [Rdma::NONE, Rdma::READ_WRITE] {
         let options = LocalOptions::default().with(|options| options.rdma = rdma);
         let configs = [Config::default(), Config::default()];

@@ -8,7 +8,7 @@ use efa_proto::{Connid, ExtraInfo, Handshake, Header, Packet, PacketType, RawAdd
 use efa_rdm::{Config, DropReason, Event, Level, Message, OperationError};
 use efa_sim::local::LocalOptions;
 
-use super::{SECOND, SOON, acquainted, assert_patience, count, pair, pass, registered, send_at};
+use super::{SECOND, SOON, acquainted, assert_backoff, count, pair, pass, registered, send_at};
 use crate::longread::Memory;
 use crate::world::{World, pattern, place};
 
@@ -58,7 +58,7 @@ fn hazard_09_completions_of_a_closed_queue_pair_are_ignored() {
     }
     pass(&mut world, SOON);
     world.restart(0, 0x7777, Config::default());
-    // The work of the new endpoint has the same names, and is completed later still.
+    // The new endpoint uses the same work request ids; its completions come later still.
     world.network.delay_completions(me, 10, 3 * SECOND).unwrap();
     for i in 0..10 {
         world.receive(1, 10, 20 + i);
@@ -66,7 +66,7 @@ fn hazard_09_completions_of_a_closed_queue_pair_are_ignored() {
     }
     pass(&mut world, SOON);
     world.idle(2 * SECOND);
-    assert!(world.take_sends(0).is_empty(), "the old completions came, and not for these");
+    assert!(world.take_sends(0).is_empty(), "the old completions are not used for these sends");
     world.drive();
     assert_eq!(world.take_sends(0).iter().filter(|send| send.context >= 20).count(), 10);
     let statistics = world.endpoint(0).statistics();
@@ -77,14 +77,14 @@ fn hazard_09_completions_of_a_closed_queue_pair_are_ignored() {
 
 #[test]
 fn hazard_11_peer_is_removed_while_packets_await_retransmission() {
-    // While they wait, and while they are on their way once more.
-    for (seed, on_their_way) in [(11, false), (12, true)] {
+    // While the packets are in backoff, and while they are in flight again.
+    for (seed, in_flight) in [(11, false), (12, true)] {
         let mut world = World::pair(seed);
         let target = place(&world.ends[1]);
         world.network.not_ready(target, u32::MAX).unwrap();
-        // Another peer of that interface, so that its address handle stays.
-        let neighbour = RawAddress { qpn: 77, ..world.endpoint(1).address() };
-        world.endpoint(0).insert_peer(neighbour).unwrap();
+        // Another peer of that interface keeps its address handle.
+        let sibling = RawAddress { qpn: 77, ..world.endpoint(1).address() };
+        world.endpoint(0).insert_peer(sibling).unwrap();
         world.send(0, 1, pattern(10, 1), 1);
         world.send(0, 1, pattern(30_000, 2), 2);
         let peer = world.peer(0, 1);
@@ -93,7 +93,7 @@ fn hazard_11_peer_is_removed_while_packets_await_retransmission() {
         world.endpoint(0).inject(injected).unwrap();
         let wanted = |world: &mut World| {
             let statistics = world.endpoint(0).statistics();
-            match on_their_way {
+            match in_flight {
                 true => statistics.retransmitted > 0,
                 false => statistics.receiver_not_ready == 6 + statistics.retransmitted,
             }
@@ -101,7 +101,7 @@ fn hazard_11_peer_is_removed_while_packets_await_retransmission() {
         while !wanted(&mut world) {
             world.step();
         }
-        assert_eq!(world.endpoint(0).packets_held().sending > 0, on_their_way);
+        assert_eq!(world.endpoint(0).packets_held().sending > 0, in_flight);
         world.endpoint(0).remove_peer(peer);
         world.drive();
         let mut ended: Vec<_> =
@@ -110,7 +110,7 @@ fn hazard_11_peer_is_removed_while_packets_await_retransmission() {
         assert_eq!(ended, [(0, true), (1, true), (2, true)], "each once");
         assert!(world.endpoint(0).is_quiet());
         assert_eq!(world.endpoint(0).packets_held().sending, 0);
-        // Nothing of it arrived: the peers begin anew.
+        // No packet arrived, so both start at the first message id again.
         world.network.not_ready(target, 0).unwrap();
         world.receive(1, 10, 4);
         world.send(0, 1, pattern(10, 4), 4);
@@ -134,7 +134,7 @@ fn message_ids(world: &mut World, from: usize) -> Vec<u32> {
 #[test]
 fn hazard_12_peer_has_one_state_however_it_becomes_known() {
     for seed in 0..20 {
-        // Each inserts the other while the other's packets make it known.
+        // Each endpoint inserts the other while packets of the other also discover it.
         let mut world = World::pair(seed);
         for i in 0..10 {
             for (from, to) in [(0, 1), (1, 0)] {
@@ -167,7 +167,7 @@ fn hazard_13_packets_of_a_removed_peer_do_not_discover_it_again() {
         let mut world = World::pair(13);
         let sender = place(&world.ends[0]);
         if !knows_us {
-            // It never gets a HANDSHAKE, so that its requests go on to introduce it.
+            // It gets no HANDSHAKE, so its requests keep carrying the raw address.
             world.network.not_ready(sender, u32::MAX).unwrap();
         }
         for i in 0..3 {
@@ -206,20 +206,20 @@ fn hazard_14_address_handle_is_kept_while_a_peer_uses_it() {
     let configs = [Config::default(), Config::default()];
     let mut world: World = acquainted(options, configs, || vec![1]);
     world.add(Config::default());
-    // Another queue pair of the same interface, which doesn't exist: sends to it fail.
+    // A queue pair of the same interface that does not exist: sends to it fail.
     let other = RawAddress { qpn: 77, ..world.endpoint(1).address() };
     for round in 0..3_u64 {
-        let neighbour = world.endpoint(0).insert_peer(other).unwrap();
+        let sibling = world.endpoint(0).insert_peer(other).unwrap();
         let (tag, cq_data, level) = (None, None, Level::Transmit);
         let message =
-            Message { peer: neighbour, tag, cq_data, level, buffer: pattern(10, 9), context: 9 };
+            Message { peer: sibling, tag, cq_data, level, buffer: pattern(10, 9), context: 9 };
         if round > 0 {
             world.endpoint(0).send(message).unwrap();
         }
         world.send(0, 1, pattern(30_000, round), round);
-        // Once by hand, once while a packet to it is under way, once because it isn't there.
+        // Removed by the application; removed while a packet to it is in flight; lost since it does not exist.
         if round < 2 {
-            world.endpoint(0).remove_peer(neighbour);
+            world.endpoint(0).remove_peer(sibling);
         }
         world.receive(1, 30_000, round);
         world.drive();
@@ -228,7 +228,7 @@ fn hazard_14_address_handle_is_kept_while_a_peer_uses_it() {
         assert_eq!(sends.iter().filter(|of| of.result == Ok(())).count(), 1);
         assert_eq!(sends.len(), if round > 0 { 2 } else { 1 });
     }
-    // Nobody uses it any more: there is room for the third host.
+    // Once no peer uses the handle, there is space for the third host.
     let third = world.endpoint(2).address();
     assert!(world.endpoint(0).insert_peer(third).is_err());
     let last = world.peer(0, 1);
@@ -249,7 +249,7 @@ fn hazard_18_endpoint_with_a_queued_response_is_not_quiet() {
         world.receive_into(1, Memory::Heap(vec![0; length]), 1);
         let message = registered(&world, 0, pattern(length, 18), true);
         send_at(&mut world, Level::Delivery, message, 1);
-        // The receiver has it, but its device takes nothing more.
+        // The receiver has the message, but its device refuses packets.
         let target = place(&world.ends[1]);
         while packet == PacketType::Eor && world.endpoint(1).statistics().rdma_reads == 0 {
             world.step();
@@ -261,7 +261,7 @@ fn hazard_18_endpoint_with_a_queued_response_is_not_quiet() {
         pass(&mut world, SOON);
         assert_eq!(world.receive_done(1).result, Ok(()), "{packet}");
         assert_eq!(count(&mut world, 1, packet), 0);
-        assert!(!world.endpoint(1).is_quiet(), "{packet} is owed");
+        assert!(!world.endpoint(1).is_quiet(), "{packet} is queued");
         world.network.refuse_sends(target, 0).unwrap();
         while !world.endpoint(1).is_quiet() {
             let now = world.now;
@@ -270,7 +270,11 @@ fn hazard_18_endpoint_with_a_queued_response_is_not_quiet() {
         }
         world.network.kill(target).unwrap();
         world.drive();
-        assert_eq!(world.send_done(0).result, Ok(()), "{packet} came before it left");
+        assert_eq!(
+            world.send_done(0).result,
+            Ok(()),
+            "{packet} was sent before the endpoint was quiet"
+        );
     }
 }
 
@@ -280,8 +284,8 @@ fn hazard_19_endpoint_with_full_send_queue_delays_no_other() {
     for _ in 0..3 {
         world.add(Config::default());
     }
-    let stuck = place(&world.ends[0]);
-    world.network.refuse_sends(stuck, u32::MAX).unwrap();
+    let blocked = place(&world.ends[0]);
+    world.network.refuse_sends(blocked, u32::MAX).unwrap();
     for i in 0..100 {
         world.send(0, 1, pattern(10, i), i);
         world.receive(1, 200_000, i);
@@ -291,12 +295,12 @@ fn hazard_19_endpoint_with_full_send_queue_delays_no_other() {
     assert_eq!(world.take_receives(1).len(), 100);
     assert_eq!(world.take_sends(2).len(), 100);
     assert!(world.take_sends(0).is_empty());
-    // It can still receive, and goes on as soon as there is room.
+    // The blocked endpoint can still receive, and sends as soon as there is space.
     world.receive(0, 10, 1);
     world.send(2, 0, pattern(10, 1), 1);
     pass(&mut world, SOON);
     assert_eq!(world.receive_done(0).buffer, pattern(10, 1));
-    world.network.refuse_sends(stuck, 0).unwrap();
+    world.network.refuse_sends(blocked, 0).unwrap();
     for i in 0..100 {
         world.receive(1, 10, i);
     }
@@ -324,7 +328,7 @@ fn hazard_20_rnr_backoff_is_reset_when_a_packet_arrives() {
         world.receive_done(1);
         world.now - start
     };
-    assert_patience(took);
+    assert_backoff(took);
 }
 
 fn handshake(extras: Extras) -> Header<'static> {
@@ -344,7 +348,7 @@ fn hazard_22_second_handshake_is_accepted_and_not_answered() {
     let peer = world.peer(0, 1);
     world.send(0, 1, pattern(300_000, 1), 1);
     send_at(&mut world, Level::Delivery, pattern(30_000, 2), 2);
-    // The same again, and one that takes something back, while messages are under way.
+    // The same HANDSHAKE again, and one that withdraws a feature, while messages are in progress.
     let known = world.endpoint(0).peer_extras(peer).unwrap();
     let without = known - Extras::DELIVERY_COMPLETE;
     for extras in [known, known, without] {
@@ -359,7 +363,11 @@ fn hazard_22_second_handshake_is_accepted_and_not_answered() {
     for received in &received {
         assert!(received.buffer == pattern(received.buffer.len(), received.context));
     }
-    assert_eq!((received.len(), world.take_sends(0).len()), (2, 2), "begun is begun");
+    assert_eq!(
+        (received.len(), world.take_sends(0).len()),
+        (2, 2),
+        "messages in progress complete"
+    );
     send_at(&mut world, Level::Delivery, pattern(10, 3), 3);
     world.drive();
     let missing = Extras::DELIVERY_COMPLETE;
@@ -379,8 +387,7 @@ fn hazard_23_handshake_is_resent_after_rnr_and_precedes_ctsdata() {
         }
         let [sender, receiver] = [0, 1].map(|end| place(&world.ends[end]));
         world.receive(1, 200_000, 1);
-        // The receiver's HANDSHAKE comes back again and again, and is long under way at last; its
-        // grant overtakes it.
+        // The receiver's HANDSHAKE meets RNR five times and is then delayed, so that its CTS overtakes it.
         world.network.not_ready(sender, 5).unwrap();
         world.network.delay_sends(receiver, 1, 10 * SOON).unwrap();
         world.send(0, 1, pattern(200_000, seed), 1);
@@ -417,6 +424,6 @@ fn hazard_27_undeliverable_handshake_is_no_error() {
         let events: Vec<_> = world.ends[1].events.drain(..).collect();
         assert!(matches!(events[..], [Event::PeerDiscovered(_)]), "{status}: {events:?}");
         assert!(world.take_sends(1).is_empty());
-        assert_eq!(world.endpoint(1).statistics().send_errors, 1, "it is counted");
+        assert_eq!(world.endpoint(1).statistics().send_errors, 1, "the error is counted");
     }
 }

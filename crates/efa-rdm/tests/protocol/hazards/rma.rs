@@ -10,12 +10,12 @@ use efa_rdm::{
 };
 use efa_sim::local::LocalOptions;
 
-use super::{BOTH, SECOND, SOON, acquainted, assert_patience, pass, registered};
+use super::{BOTH, SECOND, SOON, acquainted, assert_backoff, pass, registered};
 use crate::longread::Memory;
 use crate::rma::{bytes_of, expose};
 use crate::world::{Net, World, pattern, place};
 
-/// Starts to move 40,000 bytes from or to a buffer of the device's.
+/// Starts a write from, or a read into, registered memory.
 fn start(world: &mut Net<Memory>, kind: RmaKind, pieces: &[RmaIov], context: u64) {
     let peer = world.peer(0, 1);
     let remote = Remote::new(pieces).unwrap();
@@ -36,7 +36,7 @@ fn start(world: &mut Net<Memory>, kind: RmaKind, pieces: &[RmaIov], context: u64
 #[test]
 fn hazard_10_partly_posted_rma_operation_that_fails_completes_once() {
     for kind in [RmaKind::Write, RmaKind::Read] {
-        for (trouble, expected) in [
+        for (fault, expected) in [
             ("a bad piece", Err(OperationError::Device(Status::RemoteBadAddress))),
             ("a failed post", Err(OperationError::Device(Status::BadLocalKey))),
             ("a full queue", Ok(())),
@@ -52,7 +52,7 @@ fn hazard_10_partly_posted_rma_operation_that_fails_completes_once() {
             let me = place(&world.ends[0]);
             let mut pieces =
                 [0, 20_000].map(|offset| RmaIov::new(iov.addr() + offset, 20_000, iov.key()));
-            if trouble == "a bad piece" {
+            if fault == "a bad piece" {
                 pieces[1] = RmaIov::new(iov.addr() + 20_000, 20_000, iov.key() + 1);
             }
             start(&mut world, kind, &pieces, 1);
@@ -63,7 +63,7 @@ fn hazard_10_partly_posted_rma_operation_that_fails_completes_once() {
             while posted(&mut world) < 4 {
                 world.step();
             }
-            match trouble {
+            match fault {
                 "a failed post" => {
                     world.network.fail_sends(me, 1, Status::BadLocalKey).unwrap();
                 }
@@ -73,13 +73,13 @@ fn hazard_10_partly_posted_rma_operation_that_fails_completes_once() {
             while world.ends[0].rma.is_empty() {
                 world.step();
             }
-            assert!(world.endpoint(0).is_quiet(), "{trouble}: the device has given all back");
-            // Another takes its place among the operations.
+            assert!(world.endpoint(0).is_quiet(), "{fault}: the device has completed all its work");
+            // Another operation uses the same slot.
             start(&mut world, kind, &[iov], 2);
             world.drive();
             let ended: Vec<_> =
                 world.ends[0].rma.drain(..).map(|done| (done.context, done.result)).collect();
-            assert_eq!(ended, [(1, expected), (2, Ok(()))], "{kind:?}, {trouble}");
+            assert_eq!(ended, [(1, expected), (2, Ok(()))], "{kind:?}, {fault}");
             assert!(world.ends[0].events.is_empty(), "the peer is still there");
         }
     }
@@ -94,7 +94,7 @@ fn hazard_16_rma_operations_of_a_removed_peer_complete_once() {
     world.network.delay_sends(me, 2, SECOND).unwrap();
     start(&mut world, RmaKind::Write, &[iov], 1);
     start(&mut world, RmaKind::Read, &[iov], 2);
-    // One that no peer is removed from: of this endpoint's own memory.
+    // A read of the endpoint's own memory, whose peer is not removed.
     let (_own, own_iov) = expose(&world, 0, pattern(10_000, 3), BOTH);
     let own = world.peer(0, 0);
     let remote = Remote::from(own_iov);
@@ -107,7 +107,7 @@ fn hazard_16_rma_operations_of_a_removed_peer_complete_once() {
     let done = world.ends[0].rma.pop_front().unwrap();
     assert_eq!((done.context, done.result), (3, Ok(())));
     assert!(done.buffer.bytes() == pattern(10_000, 3));
-    // The device still has the others, and may write to the buffer of the read.
+    // The other operations are still on the device, which may write to the buffer of the read.
     assert!(world.ends[0].rma.is_empty());
     assert!(!world.endpoint(0).is_quiet());
     world.drive();
@@ -116,7 +116,7 @@ fn hazard_16_rma_operations_of_a_removed_peer_complete_once() {
     ended.sort_unstable_by_key(|(context, _)| *context);
     let removed = Err(OperationError::PeerRemoved);
     assert_eq!(ended, [(1, removed), (2, removed)], "each once");
-    assert_eq!(bytes_of(&region), pattern(10_000, 1), "what was under way");
+    assert_eq!(bytes_of(&region), pattern(10_000, 1), "the write was in flight");
     assert!(world.endpoint(0).is_quiet());
 }
 
@@ -146,13 +146,13 @@ fn hazard_21_immediate_data_is_sent_again_after_rnr_unchanged() {
         world.drive();
         let done = world.ends[0].rma.pop_front().unwrap();
         assert_eq!((done.result, done.subprotocol), (Ok(()), Some(Subprotocol::Direct)));
-        let told: Vec<_> = world.ends[1].remote_writes.drain(..).collect();
-        assert_eq!(told, [RemoteWrite { peer: Some(back), cq_data, length: 777 }]);
+        let reported: Vec<_> = world.ends[1].remote_writes.drain(..).collect();
+        assert_eq!(reported, [RemoteWrite { peer: Some(back), cq_data, length: 777 }]);
         assert_eq!(bytes_of(&region), pattern(777, cq_data));
     }
     assert_eq!(world.network.statistics().receiver_not_ready, 9);
-    assert!(world.ends[0].events.is_empty(), "and nobody is lost");
-    // The patience is that of packets.
+    assert!(world.ends[0].events.is_empty(), "no peer is lost");
+    // The RNR backoff is the same as for packets.
     let took = |times: u32| {
         world.network.not_ready(target, times).unwrap();
         let (start, remote, level) = (world.now, Remote::from(iov), Level::Transmit);
@@ -165,7 +165,7 @@ fn hazard_21_immediate_data_is_sent_again_after_rnr_unchanged() {
         assert_eq!(world.ends[0].rma.pop_front().unwrap().result, Ok(()));
         world.now - start
     };
-    assert_patience(took);
+    assert_backoff(took);
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn hazard_24_immediate_data_may_consume_a_receive_buffer_or_not() {
         world.acquaint();
         let (_region, iov) = expose(&world, 1, vec![0; 10], BOTH);
         let peer = world.peer(0, 1);
-        // Many times as many as there are buffers.
+        // Many times the number of receive buffers.
         for round in 0..40_u64 {
             for cq_data in 4 * round..4 * round + 4 {
                 let (remote, level) = (Remote::from(iov), Level::Transmit);
@@ -201,17 +201,21 @@ fn hazard_24_immediate_data_may_consume_a_receive_buffer_or_not() {
             let held = world.endpoint(1).packets_held();
             assert_eq!(held.posted + held.receive_pool, 8);
         }
-        let told: Vec<_> = world.ends[1].remote_writes.drain(..).map(|of| of.cq_data).collect();
-        assert_eq!(told.len(), 160);
+        let reported: Vec<_> = world.ends[1].remote_writes.drain(..).map(|of| of.cq_data).collect();
+        assert_eq!(reported.len(), 160);
         assert_eq!(world.network.statistics().receiver_not_ready, 0);
         let received = world.network.statistics().received;
-        assert_eq!(received, world.network.statistics().sent, "none but packets of the protocol");
+        assert_eq!(
+            received,
+            world.network.statistics().sent,
+            "only protocol packets use receive buffers"
+        );
     }
-    // One side takes it so, the other not: it goes in packets, whichever of the two it is.
-    for deaf in 0..2 {
+    // If only one side supports unsolicited receives, the write is sent in packets.
+    for without in 0..2 {
         let rdma = Rdma { unsolicited_write_receive: true, ..Rdma::READ_WRITE };
         let mut configs = [Config::default(), Config::default()];
-        configs[deaf].profile.extras.remove(Extras::UNSOLICITED_WRITE_RECV);
+        configs[without].profile.extras.remove(Extras::UNSOLICITED_WRITE_RECV);
         let options = LocalOptions::default().with(|options| options.rdma = rdma);
         let mut world: World = acquainted(options, configs, || vec![1]);
         let (region, iov) = expose(&world, 1, vec![0; 10], BOTH);
@@ -222,8 +226,8 @@ fn hazard_24_immediate_data_may_consume_a_receive_buffer_or_not() {
         world.drive();
         let done = world.ends[0].rma.pop_front().unwrap();
         assert_eq!((done.result, done.subprotocol), (Ok(()), Some(Subprotocol::Eager)));
-        let told: Vec<_> = world.ends[1].remote_writes.drain(..).collect();
-        assert_eq!(told, [RemoteWrite { peer: Some(back), cq_data: 5, length: 10 }]);
+        let reported: Vec<_> = world.ends[1].remote_writes.drain(..).collect();
+        assert_eq!(reported, [RemoteWrite { peer: Some(back), cq_data: 5, length: 10 }]);
         assert_eq!(bytes_of(&region), pattern(10, 1));
     }
 }
@@ -246,8 +250,8 @@ fn hazard_29_empty_rma_operations_need_no_memory() {
                     let done = world.ends[0].rma.pop_front().unwrap();
                     assert_eq!((done.kind, done.length), (RmaKind::Write, 0));
                     assert_eq!(done.result, Ok(()), "{pieces:?} {level:?} {cq_data:?}");
-                    let told = world.ends[1].remote_writes.drain(..).map(|of| of.cq_data);
-                    assert_eq!(told.collect::<Vec<_>>(), Vec::from_iter(cq_data));
+                    let reported = world.ends[1].remote_writes.drain(..).map(|of| of.cq_data);
+                    assert_eq!(reported.collect::<Vec<_>>(), Vec::from_iter(cq_data));
                 }
             }
             world.endpoint(0).read(Read { peer, remote, buffer: vec![], context: 2 }).unwrap();

@@ -12,7 +12,7 @@ use efa_sim::local::LocalOptions;
 use super::{Memory, World, config, pair};
 use crate::world::pattern;
 
-// The receiver's device registers nothing, so it has no memory to read into.
+// The receiver's device refuses registrations, so there is no memory to read into.
 // conformance: A209 A210 A211 A212 A213
 #[test]
 fn message_continues_by_long_cts_after_read_nack() {
@@ -29,7 +29,7 @@ fn message_continues_by_long_cts_after_read_nack() {
                 let bytes = pattern(400_000, seed);
                 let message = world.region(0, &bytes);
                 world.send(0, 1, message, 2);
-                // Another message behind it keeps its place.
+                // The next message stays in order.
                 world.send(0, 1, Memory::Heap(pattern(20, seed)), 3);
                 if unexpected {
                     world.drive();
@@ -58,8 +58,8 @@ fn message_continues_by_long_cts_after_read_nack() {
                         _ => None,
                     }
                 });
-                assert_eq!(again, Some((true, MsgId(1), 0)), "the same message, and no data yet");
-                // What went as runt doesn't go again.
+                assert_eq!(again, Some((true, MsgId(1), 0)), "the same message, without data");
+                // The runt is not sent again.
                 let sent = world.packets_from(0).into_iter().map(|bytes| {
                     let packet = Packet::parse(&bytes).unwrap();
                     match packet.header {
@@ -76,7 +76,7 @@ fn message_continues_by_long_cts_after_read_nack() {
     }
 }
 
-/// A sender that has forgotten the receiver begins with the first number anew.
+/// A sender that removed and reinserted the receiver starts at the first message id again.
 #[test]
 fn nacked_message_drops_segments_of_another_with_its_id() {
     let mut world = pair(8, config(), config());
@@ -96,7 +96,7 @@ fn nacked_message_drops_segments_of_another_with_its_id() {
     }
     world.drive();
     assert_eq!(world.drop_reasons(1), [DropReason::SegmentOutOfRange; 2]);
-    // Nor does it go on with one of another length, nor one with it that wasn't refused.
+    // LONGCTS with `read_nack` is dropped if its length differs, or if its message got no READ_NACK.
     world.receive_into(1, Memory::Heap(vec![0; 9_000]), 2);
     let half = RtmKind::Medium { msg_length, seg_offset: 0 };
     let rtm = Rtm { msg_id: MsgId(2), tag: None, kind: half, options };
@@ -162,7 +162,7 @@ fn read_nack_is_sent_only_between_releases_that_have_it() {
     }
 }
 
-/// A release that can read.
+/// The profile of a release on a device with RDMA.
 fn profile(release: Release) -> Profile {
     let abilities = efa_handshake::DeviceAbilities {
         rdma_read: true,
@@ -191,7 +191,7 @@ fn eor_has_the_form_of_the_peers_release() {
 // conformance: A170
 #[test]
 fn read_of_deregistered_memory_sends_read_nack() {
-    // The key in the request names nothing: as if the sender had deregistered too early.
+    // The key in the request is unknown, as if the sender had deregistered its memory too early.
     let mut world = pair(6, config(), config());
     world.receive_into(1, Memory::Heap(vec![0; 150_000]), 1);
     let source = world.ends[0].endpoint.address();

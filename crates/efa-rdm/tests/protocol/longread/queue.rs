@@ -10,7 +10,7 @@ use efa_sim::local::LocalOptions;
 use super::{Memory, World, config, is_untouched_around};
 use crate::world::{pattern, place};
 
-// The device reads at most 4 KiB at a time, and at most three reads are under way.
+// The device reads at most 4 KiB at a time, and at most three reads are in progress.
 // conformance: A6 A168
 #[test]
 fn reads_keep_to_device_size_and_concurrency_limits() {
@@ -31,7 +31,7 @@ fn reads_keep_to_device_size_and_concurrency_limits() {
     while world.endpoint(1).statistics().rdma_reads == 0 {
         world.step();
     }
-    assert_eq!(world.endpoint(1).statistics().rdma_reads, 3, "the others wait until one has ended");
+    assert_eq!(world.endpoint(1).statistics().rdma_reads, 3, "the other reads wait");
     world.drive();
     for salt in 0..3 {
         let received = world.receive_done(1);
@@ -42,7 +42,7 @@ fn reads_keep_to_device_size_and_concurrency_limits() {
     }
     let statistics = world.endpoint(1).statistics();
     assert_eq!(statistics.rdma_reads, 3 * 150_000_u64.div_ceil(4096));
-    assert_eq!(world.types_from(1), [PacketType::Eor; 3], "one a message");
+    assert_eq!(world.types_from(1), [PacketType::Eor; 3], "one per message");
     world.assert_clean();
 }
 
@@ -99,7 +99,7 @@ fn receive_of_removed_peer_completes_after_its_last_read() {
     assert!(world.endpoint(1).is_quiet());
 }
 
-/// Reads take turns at the device, and one that can't go when its turn has come keeps nobody waiting.
+/// Queued reads are posted in order; one that cannot be posted must not block the next.
 #[test]
 fn failed_read_does_not_delay_queued_reads() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 7));
@@ -107,7 +107,7 @@ fn failed_read_does_not_delay_queued_reads() {
     world.add(config().with(|config| config.max_rdma = 1));
     world.add(config());
     world.shake_hands();
-    // End 2 tells by a message who it is.
+    // A message of end 2 introduces it to end 1.
     world.receive_into(1, Memory::Heap(vec![0]), 0);
     world.send(2, 1, Memory::Heap(vec![1]), 0);
     world.drive();
@@ -121,7 +121,7 @@ fn failed_read_does_not_delay_queued_reads() {
     while world.endpoint(1).statistics().rdma_reads == 0 {
         world.step();
     }
-    // No device has such a key.
+    // The key exceeds 32 bits, so no device has it.
     let (msg_length, send_id) = (200_000, OpId(0));
     let read_iov = [RmaIov::new(0, msg_length, 1 << 40)];
     let kind = RtmKind::LongRead { msg_length, send_id, read_iov: &read_iov };
@@ -134,15 +134,15 @@ fn failed_read_does_not_delay_queued_reads() {
     while world.ends[1].receives.iter().filter(|of| of.result.is_ok()).count() < 2 {
         world.step();
     }
-    // Once in a trim interval, which is a second, all that wait are looked after.
+    // Queued reads are checked once per trim interval (1 s): faster means that nothing blocked them.
     let took = world.now - start;
     assert!(took < Duration::from_millis(100), "{took:?}");
 }
 
-/// As above: who is left alone for a while can have no turn.
+/// Reads from a peer in backoff are skipped.
 #[test]
 fn read_from_peer_in_backoff_does_not_delay_others() {
-    // With room for one, the interval begins while it is the peer's turn.
+    // With a send queue of one entry, the backoff starts while a read of that peer is next.
     for send_depth in [1024, 1] {
         reads_beside_a_peer_in_backoff(send_depth);
     }
@@ -186,7 +186,7 @@ fn reads_beside_a_peer_in_backoff(send_depth: usize) {
     while world.endpoint(1).statistics().rdma_reads < 3 {
         world.step();
     }
-    // End 1 has a packet for end 0 that comes back again and again.
+    // End 1 has a packet for end 0 that meets RNR every time.
     let target = place(&world.ends[0]);
     world.network.not_ready(target, u32::MAX).unwrap();
     world.send(1, 0, Memory::Heap(vec![1]), 0);

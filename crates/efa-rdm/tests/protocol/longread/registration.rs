@@ -9,18 +9,18 @@ use efa_sim::local::LocalOptions;
 use super::{Memory, config, pair};
 use crate::world::{Net, pattern};
 
-/// A buffer that lets itself be registered, and remembers how often it was and was not any more.
+/// A buffer that can be registered, and logs each registration and deregistration.
 #[derive(Debug)]
-struct Lent {
+struct Registrable {
     bytes: Vec<u8>,
     region: Option<SoftRegion>,
     log: Log,
 }
 
-/// What was done to a buffer, in order.
+/// Registrations and deregistrations of a buffer, in order.
 type Log = std::rc::Rc<std::cell::RefCell<Vec<&'static str>>>;
 
-impl Payload<SoftRegion> for Lent {
+impl Payload<SoftRegion> for Registrable {
     fn length(&self) -> u64 {
         self.region.as_ref().map_or(self.bytes.len(), Region::length) as u64
     }
@@ -52,24 +52,24 @@ impl Payload<SoftRegion> for Lent {
     }
     fn deregister(&mut self) {
         if let Some(region) = self.region.take() {
-            self.log.borrow_mut().push("given back");
+            self.log.borrow_mut().push("deregistered");
             self.bytes = region.reclaim().unwrap().into();
         }
     }
 }
 
-fn lent(bytes: Vec<u8>, log: &Log) -> Lent {
-    Lent { bytes, region: None, log: log.clone() }
+fn registrable(bytes: Vec<u8>, log: &Log) -> Registrable {
+    Registrable { bytes, region: None, log: log.clone() }
 }
 
-/// Two ends that lend their buffers, and know each other's features.
-fn lenders() -> Net<Lent> {
+/// Two endpoints with registrable buffers that have exchanged HANDSHAKEs.
+fn registrable_pair() -> Net<Registrable> {
     let mut world = Net::new(LocalOptions::default());
     world.add(config());
     world.add(config());
     world.acquaint();
-    world.receive_into(1, lent(vec![0], &Log::default()), 0);
-    world.send(0, 1, lent(vec![1], &Log::default()), 0);
+    world.receive_into(1, registrable(vec![0], &Log::default()), 0);
+    world.send(0, 1, registrable(vec![1], &Log::default()), 0);
     world.drive();
     world.receive_done(1);
     world.send_done(0);
@@ -79,11 +79,11 @@ fn lenders() -> Net<Lent> {
 // conformance: A216
 #[test]
 fn sender_deregisters_its_buffer_after_read_nack() {
-    let (mut world, log) = (lenders(), Log::default());
+    let (mut world, log) = (registrable_pair(), Log::default());
     world.ends[1].device.refuse_registrations(u32::MAX);
-    world.send(0, 1, lent(pattern(300_000, 1), &log), 1);
+    world.send(0, 1, registrable(pattern(300_000, 1), &log), 1);
     world.drive();
-    assert_eq!(*log.borrow(), ["registered"], "it is offered to be read");
+    assert_eq!(*log.borrow(), ["registered"], "it is exposed for reading");
     let key = world.packets_from(0).iter().rev().find_map(|bytes| {
         match Packet::parse(bytes).unwrap().header {
             Header::Rtm(Rtm { kind: RtmKind::LongRead { read_iov, .. }, .. }) => {
@@ -94,12 +94,16 @@ fn sender_deregisters_its_buffer_after_read_nack() {
     });
     let key = key.unwrap();
     assert!(world.ends[0].device.region(key).is_some());
-    world.receive_into(1, lent(vec![0; 300_000], &Log::default()), 1);
+    world.receive_into(1, registrable(vec![0; 300_000], &Log::default()), 1);
     while world.endpoint(0).statistics().received.of(PacketType::ReadNack) == 0 {
         world.step();
     }
-    assert_eq!(*log.borrow(), ["registered", "given back"], "before a byte of it is sent");
-    assert!(world.ends[0].device.region(key).is_none(), "the key opens nothing any more");
+    assert_eq!(
+        *log.borrow(),
+        ["registered", "deregistered"],
+        "deregistered before any data is sent"
+    );
+    assert!(world.ends[0].device.region(key).is_none(), "the key is unknown now");
     assert!(world.take_sends(0).is_empty());
     world.drive();
     assert!(world.receive_done(1).buffer.bytes == pattern(300_000, 1));
@@ -109,7 +113,7 @@ fn sender_deregisters_its_buffer_after_read_nack() {
     assert_eq!(log.borrow().len(), 2, "once");
 }
 
-/// What is registered, or is none, takes no other memory.
+/// A registered or empty buffer needs no bounce memory.
 #[test]
 fn registered_or_empty_receive_buffer_needs_no_registration() {
     for length in [0, 150_000] {
@@ -131,11 +135,11 @@ fn registered_or_empty_receive_buffer_needs_no_registration() {
 
 #[test]
 fn long_read_registers_the_receive_buffer_without_copying() {
-    let (mut world, log) = (lenders(), Log::default());
-    world.receive_into(1, lent(vec![0; 300_000], &log), 1);
-    world.send(0, 1, lent(pattern(300_000, 1), &Log::default()), 1);
+    let (mut world, log) = (registrable_pair(), Log::default());
+    world.receive_into(1, registrable(vec![0; 300_000], &log), 1);
+    world.send(0, 1, registrable(pattern(300_000, 1), &Log::default()), 1);
     world.drive();
     assert!(world.receive_done(1).buffer.bytes == pattern(300_000, 1));
-    assert_eq!(*log.borrow(), ["registered", "given back"]);
+    assert_eq!(*log.borrow(), ["registered", "deregistered"]);
     assert_eq!(world.endpoint(1).statistics().rdma_reads, 1, "nothing is copied");
 }

@@ -81,7 +81,7 @@ fn message_is_not_runting_while_another_is_read() {
     for received in world.take_receives(1) {
         assert!(received.buffer.bytes() == pattern(150_000, received.context));
     }
-    // All are over: the next one may run again.
+    // All are complete, so the next message may use a runt again.
     world.receive_into(1, Memory::Heap(vec![0; 150_000]), 9);
     let message = world.region(0, &pattern(150_000, 9));
     world.send(0, 1, message, 9);
@@ -103,7 +103,7 @@ fn full_send_queue_within_a_runt_sends_each_segment_once() {
         let faults = Faults::default().with(|faults| faults.send_limit = Some(2));
         world.network.set_faults(faults);
         world.send(0, 1, message, 2);
-        // Two packets of the runt are under way; for the others there is no room, again and again.
+        // Two packets of the runt are in flight; posts of the others are refused repeatedly.
         assert_eq!(world.packets_from(0).len(), 2);
         world.network.refuse_sends(me, refused).unwrap();
         world.drive();
@@ -126,7 +126,7 @@ fn full_send_queue_within_a_runt_sends_each_segment_once() {
     }
 }
 
-/// Nothing is left to be read, so the device has nothing to do with the buffer.
+/// The buffer is shorter than the runt, so nothing is read and the device does not use the buffer.
 #[test]
 fn receive_shorter_than_the_runt_completes_on_peer_removal() {
     let mut world = pair(6, config(), config());

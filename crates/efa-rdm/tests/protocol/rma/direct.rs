@@ -69,9 +69,9 @@ fn cq_data_of_direct_write_is_reported_after_rnr() {
             let done = world.write(&[iov], pattern(1000, round), Some(0xffff_0000 + round));
             assert_eq!((done.result, done.subprotocol), (Ok(()), Some(Subprotocol::Direct)));
             assert_eq!(bytes_of(&region), pattern(1000, round));
-            let told = world.ends[1].remote_writes.drain(..).collect::<Vec<_>>();
+            let reported = world.ends[1].remote_writes.drain(..).collect::<Vec<_>>();
             let cq_data = 0xffff_0000 + round;
-            assert_eq!(told, [RemoteWrite { peer, cq_data, length: 1000 }]);
+            assert_eq!(reported, [RemoteWrite { peer, cq_data, length: 1000 }]);
         }
         world.assert_clean();
     }
@@ -85,7 +85,7 @@ fn write_with_cq_data_beyond_the_device_is_sent_in_packets() {
     let (region, iov) = expose(&world, 1, vec![0; 1000], BOTH);
     let halves = [part(iov, 0, 250), part(iov, 250, 250)];
     for (pieces, length, data) in [
-        // More than 32 bits; more than one device operation; more than one piece.
+        // More than 32 bits; more than one device operation; more than one remote range.
         (&[part(iov, 0, 500)][..], 500, 1 << 32),
         (&[iov][..], 1000, 5),
         (&halves[..], 500, 6),
@@ -117,7 +117,7 @@ fn rma_by_packets_needs_progress_of_the_target() {
         let options = LocalOptions::default().with(|options| options.rdma = rdma);
         let mut world = world_with(options, Config::default());
         let (region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
-        // They know each other.
+        // This read exchanges the HANDSHAKEs.
         world.read(&[iov], 100);
         world.start_write(&[part(iov, 0, 50)], pattern(50, 2), None, Level::Transmit).unwrap();
         world.start_read(&[part(iov, 50, 50)], vec![0; 50]).unwrap();
@@ -167,7 +167,7 @@ fn cq_data_of_write_is_reported_when_the_target_progresses() {
         );
         let (region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
         let peer = Some(world.peer(1, 0));
-        // They know each other.
+        // This read exchanges the HANDSHAKEs.
         world.read(&[iov], 100);
         world.start_write(&[iov], pattern(100, 2), Some(0xfeed), Level::Transmit).unwrap();
         for _ in 0..1000 {
@@ -175,12 +175,12 @@ fn cq_data_of_write_is_reported_when_the_target_progresses() {
             world.endpoint(0).progress(now);
             world.now = now + std::time::Duration::from_micros(1);
         }
-        // The device has written it, and waits for somebody who takes the data.
+        // The device has written the data; the CQ data waits for a poll.
         assert_eq!(bytes_of(&region) == pattern(100, 2), rdma == Rdma::READ_WRITE);
         assert!(world.endpoint(1).poll_completion().is_none());
         world.drive();
-        let told: Vec<_> = world.ends[1].remote_writes.drain(..).collect();
-        assert_eq!(told, [RemoteWrite { peer, cq_data: 0xfeed, length: 100 }]);
+        let reported: Vec<_> = world.ends[1].remote_writes.drain(..).collect();
+        assert_eq!(reported, [RemoteWrite { peer, cq_data: 0xfeed, length: 100 }]);
         assert_eq!(bytes_of(&region), pattern(100, 2));
     }
 }

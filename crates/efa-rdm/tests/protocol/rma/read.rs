@@ -99,7 +99,7 @@ fn long_read_is_sent_in_windows_granted_by_the_requester() {
 fn read_window_of_zero_is_dropped_and_largest_accepted() {
     let mut world =
         world_with(emulated(), Config::default().with(|config| config.cts_window = u32::MAX));
-    // Memory that isn't there: only the request is looked at.
+    // This memory does not exist: only the request is checked.
     world.receive(1, 1, 0);
     world.send(0, 1, vec![1], 0);
     world.drive();
@@ -121,16 +121,16 @@ fn read_window_of_zero_is_dropped_and_largest_accepted() {
     world.inject(0, 1, Header::Rtr(none), &[]);
     world.drive();
     assert_eq!(world.drop_reasons(1), [DropReason::SegmentOutOfRange]);
-    // As much as the field holds is granted by a window of 2^32 packets.
+    // A window of 2^32 packets is cut to the 32-bit field.
     let done = world.read(&[iov], 20_000);
     assert_eq!(done.result, Ok(()));
 }
 
-/// A buffer of more bytes than a machine has, all of them zero.
+/// A virtual buffer of any length, filled with zeros.
 #[derive(Debug)]
-struct Immense(u64);
+struct Virtual(u64);
 
-impl Payload<SoftRegion> for Immense {
+impl Payload<SoftRegion> for Virtual {
     fn length(&self) -> u64 {
         self.0
     }
@@ -147,14 +147,14 @@ impl Payload<SoftRegion> for Immense {
 #[test]
 fn read_window_is_capped_at_32_bits() {
     let config = Config::default().with(|config| config.cts_window = u32::MAX);
-    let mut world = Net::<Immense>::new(emulated());
+    let mut world = Net::<Virtual>::new(emulated());
     world.add(config.clone());
     world.add(config);
     world.acquaint();
     let peer = world.peer(0, 1);
     let length = 8_u64 << 30;
     let remote = Remote::new(&[RmaIov::new(0x10, length, 1)]).unwrap();
-    let buffer = Immense(length);
+    let buffer = Virtual(length);
     world.endpoint(0).read(Read { peer, remote, buffer, context: 0 }).unwrap();
     world.drive();
     let packets = world.packets_from(0);
@@ -163,7 +163,7 @@ fn read_window_is_capped_at_32_bits() {
         _ => None,
     });
     assert_eq!(granted, Some((u32::MAX, length)));
-    assert_eq!(refusals(&mut world), [RemoteUse::Read], "there is no such memory");
+    assert_eq!(refusals(&mut world), [RemoteUse::Read], "the memory does not exist");
     world.endpoint(0).remove_peer(peer);
     world.step();
     assert_eq!(world.rma_done().result, Err(OperationError::PeerRemoved));
@@ -172,7 +172,7 @@ fn read_window_is_capped_at_32_bits() {
 // conformance: A151
 #[test]
 fn cts_of_reads_and_messages_with_equal_ids_are_distinguished() {
-    // Both ends have a long message and a long read under way with the same names.
+    // Both ends have a long message and a long read in progress with equal operation ids.
     let config = Config::default().with(|config| config.cts_window = 1);
     let mut world = world_with(emulated(), config);
     let length = 100_000;
@@ -200,7 +200,7 @@ fn cts_with_the_wrong_read_flag_is_dropped() {
     world.drive();
     world.take_sends(0);
     world.receive_done(1);
-    // A long message that is not matched waits for its grant.
+    // An unmatched long message waits for its CTS.
     world.send(0, 1, pattern(100_000, 1), 1);
     world.step();
     let packets = world.packets_from(0);
@@ -227,7 +227,7 @@ fn cts_with_the_wrong_read_flag_is_dropped() {
 fn inconsistent_read_responses_are_dropped() {
     let mut world = world_with(emulated(), Config::default());
     let (_region, iov) = expose(&world, 1, pattern(100, 1), BOTH);
-    // The target is deaf, so that the answers are the test's.
+    // The target is not ready, so the first responses are those injected here.
     world.receive(1, 1, 0);
     world.send(0, 1, vec![1], 0);
     world.drive();
@@ -240,7 +240,7 @@ fn inconsistent_read_responses_are_dropped() {
     let request = world.packets_from(0).pop().unwrap();
     let Header::Rtr(rtr) = Packet::parse(&request).unwrap().header else { panic!() };
     let recv_id = rtr.recv_id;
-    for (name, told, bytes) in [
+    for (name, announced, bytes) in [
         (recv_id, 99, 100),
         (recv_id, 101, 100),
         (recv_id, 99, 99),
@@ -248,7 +248,8 @@ fn inconsistent_read_responses_are_dropped() {
         (recv_id, 0, 0),
         (OpId(recv_id.0 + 1), 100, 100),
     ] {
-        let response = ReadRsp { connid: None, recv_id: name, send_id: OpId(3), seg_length: told };
+        let response =
+            ReadRsp { connid: None, recv_id: name, send_id: OpId(3), seg_length: announced };
         world.inject(1, 0, Header::ReadRsp(response), &vec![9; bytes]);
     }
     let data = CtsData { connid: None, recv_id, seg_length: 100, seg_offset: 0 };
@@ -262,12 +263,12 @@ fn inconsistent_read_responses_are_dropped() {
     assert_eq!(world.rma_done().buffer, pattern(100, 1));
 }
 
-/// Each window is granted once, though the answer that used the last one up comes twice.
+/// A window is granted once, even if the response that completed the last one is repeated.
 #[test]
 fn repeated_read_response_grants_no_window() {
     let mut world = world_with(emulated(), Config::default().with(|config| config.cts_window = 1));
     let (_region, iov) = expose(&world, 1, pattern(100_000, 1), BOTH);
-    // They know each other.
+    // This read exchanges the HANDSHAKEs.
     world.read(&[iov], 100_000);
     world.forget_packets();
     world.start_read(&[iov], vec![0; 100_000]).unwrap();
@@ -293,7 +294,7 @@ fn repeated_read_response_grants_no_window() {
     assert_eq!(world.endpoint(0).statistics().dropped, 2);
 }
 
-/// What two endpoints say may still be under way when they have taken each other out and in again.
+/// Packets may still be in flight after two endpoints have removed and reinserted each other.
 #[test]
 fn late_response_to_an_old_read_is_dropped() {
     let mut world = world_with(emulated(), Config::default());
@@ -328,7 +329,7 @@ fn late_response_to_an_old_read_is_dropped() {
         }
         assert_eq!(world.rma_done().buffer, pattern(100, 2));
     }
-    // The answer comes while a request is under way.
+    // The late response arrives while another read is in progress.
     world.network.set_faults(late_by(5));
     world.start_read(&[iov], vec![0; 100]).unwrap();
     world.drive();
@@ -394,5 +395,5 @@ fn long_read_drops_empty_response_and_grants_the_remainder() {
             _ => None,
         }
     });
-    assert_eq!(grants.collect::<Vec<_>>(), [4], "one, of the rest");
+    assert_eq!(grants.collect::<Vec<_>>(), [4], "one grant, of the remainder");
 }

@@ -27,7 +27,7 @@ fn write_that_fits_a_packet_is_eager() {
             for i in 1..pieces {
                 iovs.push(part(iov, length - 8 * (pieces - i), 8));
             }
-            // The first contact brings the HANDSHAKE: what the peer can do decides.
+            // The first write elicits the HANDSHAKE; the features of the peer select the subprotocol.
             let bytes = pattern(length, pieces as u64);
             let done = world.write(&iovs, bytes.clone(), None);
             assert_eq!((done.kind, done.context, done.length), (RmaKind::Write, 7, length as u64));
@@ -51,8 +51,8 @@ fn first_write_waits_for_the_handshake_without_delaying_messages() {
     world.drive();
     let types = world.types_from(0);
     assert_eq!(types[..2], [PacketType::EagerRtw, PacketType::EagerMsgRtm]);
-    let provocation = world.packets_from(0).swap_remove(0);
-    assert_eq!(provocation.len(), 48, "a write of nothing to nowhere, and the raw address");
+    let elicitor = world.packets_from(0).swap_remove(0);
+    assert_eq!(elicitor.len(), 48, "an empty write with the raw address");
     assert_eq!(types.iter().filter(|of| **of == PacketType::EagerRtw).count(), 2);
     assert_eq!(bytes_of(&region), pattern(100, 1));
     world.rma_done();
@@ -77,10 +77,10 @@ fn write_fills_remote_ranges_in_order_and_reports_cq_data() {
         assert_eq!(after[..third], bytes[third..2 * third]);
         assert_eq!(after[length..][..third], bytes[2 * third..]);
         assert!(after[third..length].iter().all(|byte| *byte == 0xee), "nothing else is touched");
-        let told = world.ends[1].remote_writes.pop_front().unwrap();
+        let reported = world.ends[1].remote_writes.pop_front().unwrap();
         let peer = Some(world.peer(1, 0));
         let length = length as u64;
-        assert_eq!(told, RemoteWrite { peer, cq_data: 0xdead_beef_0042, length });
+        assert_eq!(reported, RemoteWrite { peer, cq_data: 0xdead_beef_0042, length });
         world.assert_clean();
     }
 }
@@ -102,7 +102,7 @@ fn reordered_writes_all_reach_their_memory() {
     world.assert_clean();
 }
 
-// Seen from libfabric 1.11, whose limits for one packet and for the first of several differ.
+// libfabric 1.11 sends such requests, as its limits for eager and long-CTS packets differ.
 #[test]
 fn long_write_with_all_bytes_in_its_request_completes() {
     for dc in [false, true] {
@@ -118,8 +118,8 @@ fn long_write_with_all_bytes_in_its_request_completes() {
         world.inject(0, 1, Header::Rtw(write), &pattern(8850, 1));
         world.drive();
         assert_eq!(bytes_of(&region), pattern(8850, 1));
-        let told = world.ends[1].remote_writes.pop_front().unwrap();
-        assert_eq!((told.cq_data, told.length), (7, 8850));
+        let reported = world.ends[1].remote_writes.pop_front().unwrap();
+        assert_eq!((reported.cq_data, reported.length), (7, 8850));
         let types = world.types_from(1);
         assert!(!types.contains(&PacketType::Cts), "nothing is left to be granted");
         assert_eq!(types.contains(&PacketType::Receipt), dc);
@@ -153,7 +153,7 @@ fn long_write_is_sent_in_windows_granted_by_the_target() {
 // conformance: A171 A215 A134
 #[test]
 fn long_write_is_read_by_a_capable_target() {
-    // The target's device reads, the writer's does not write by itself.
+    // The devices support RDMA read, but not RDMA write.
     let rdma = Rdma { write: false, ..Rdma::READ_WRITE };
     for (cq_data, refused) in [(None, 0), (Some(5), 0), (None, 2)] {
         let mut world =
@@ -165,7 +165,7 @@ fn long_write_is_read_by_a_capable_target() {
         let source = expose(&world, 0, pattern(length, 1), BOTH).0;
         let buffer = Memory::Region(RegionRange { region: source, offset: 0, length });
         let (region, iov) = expose(&world, 1, vec![0; length], BOTH);
-        // The memory that is written is registered: a target that can register no more reads on.
+        // The written memory is registered already, so the target reads even if registrations are refused.
         world.ends[1].device.refuse_registrations(refused);
         let done = world.write(&[iov], buffer, cq_data);
         assert_eq!((done.result, done.subprotocol), (Ok(()), Some(Subprotocol::LongRead)));
@@ -173,8 +173,8 @@ fn long_write_is_read_by_a_capable_target() {
         assert!(world.types_from(0).contains(&PacketType::LongReadRtw));
         assert!(world.types_from(1).contains(&PacketType::Eor));
         assert!(!world.types_from(1).contains(&PacketType::ReadNack));
-        let told = world.ends[1].remote_writes.drain(..).map(|write| write.cq_data).next();
-        assert_eq!(told, cq_data, "a completion only if there is data for it");
+        let reported = world.ends[1].remote_writes.drain(..).map(|write| write.cq_data).next();
+        assert_eq!(reported, cq_data, "reported only with CQ data");
         world.assert_clean();
     }
 }
@@ -191,7 +191,7 @@ fn long_write_continues_in_packets_after_read_nack() {
     let buffer = Memory::Region(RegionRange { region: source, offset: 0, length });
     let (region, iov) = expose(&world, 1, vec![0; length], BOTH);
     world.start_write(&[iov], buffer, None, Level::Transmit).unwrap();
-    // libfabric since 2.0 refuses so. Here the target reads, but its EOR comes too late.
+    // libfabric sends this READ_NACK since 2.0. Here the target also reads, but its EOR arrives too late.
     let send_id = loop {
         world.step();
         let sent = world.packets_from(0);
@@ -234,8 +234,8 @@ fn delivery_complete_write_waits_for_its_receipt() {
         let bytes = pattern(length, 1);
         world.start_write(&[part(iov, 0, length)], bytes.clone(), None, Level::Delivery).unwrap();
         while world.ends[0].rma.is_empty() {
-            let told = world.types_from(1).contains(&PacketType::Receipt);
-            assert!(told || world.ends[0].rma.is_empty());
+            let reported = world.types_from(1).contains(&PacketType::Receipt);
+            assert!(reported || world.ends[0].rma.is_empty());
             world.step();
         }
         assert_eq!(world.rma_done().result, Ok(()));
@@ -273,7 +273,7 @@ fn delivery_complete_write_fails_at_a_peer_without_the_feature() {
     world.assert_clean();
 }
 
-/// Writes of peers take nothing of what an application may post.
+/// Writes of peers do not use the receive slots of the application.
 #[test]
 fn incoming_writes_do_not_count_against_posted_receives() {
     let config = Config::default().with(|config| {
@@ -286,7 +286,7 @@ fn incoming_writes_do_not_count_against_posted_receives() {
     for i in 0..5 {
         world.start_write(&[iov], pattern(100_000, i), None, Level::Transmit).unwrap();
     }
-    // All five have begun, and none goes on: their windows are granted and not used.
+    // All five writes have been granted a window and have not sent data yet.
     let peer = world.peer(1, 0);
     while world.types_from(1).iter().filter(|of| **of == PacketType::Cts).count() < 5 {
         world.step();
@@ -302,7 +302,7 @@ fn incoming_writes_do_not_count_against_posted_receives() {
     assert!(bytes_of(&region).iter().any(|byte| *byte != 0));
 }
 
-/// Data that the device can't carry doesn't keep the target from reading the rest.
+/// CQ data beyond 32 bits does not prevent the target from reading the data.
 #[test]
 fn long_write_with_64_bit_cq_data_is_read_by_the_target() {
     let mut world = Net::<Buffer>::pair(1);
