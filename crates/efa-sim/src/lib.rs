@@ -35,7 +35,7 @@
 //!
 //! ```
 //! use efa_device::{
-//!     Completion, Destination, Device, Qkey, QueuePair, QueuePairAddress, QueuePairOptions,
+//!     Completion, Destination, Device, DeviceError, Qkey, QueuePair, QueuePairAddress, QueuePairOptions,
 //!     SendRequest, WorkId,
 //! };
 //! use efa_sim::local::{LocalFabric, LocalOptions};
