@@ -83,7 +83,7 @@ fn write_atomic_is_one_packet_without_response() {
     assert_eq!((done.context, done.length, done.result), (5, 24, Ok(())));
     assert_eq!((done.operand, done.comparand, done.fetched), (bytes(&[1, 2, 3]), None, None));
     assert_eq!(values(&bytes_of(&region)), [11, 22, 33]);
-    // No HANDSHAKE is waited for: this is in the baseline.
+    // Atomics are in the baseline, so no HANDSHAKE is needed.
     assert_eq!(world.types_from(0)[0], PacketType::WriteRta);
     assert_eq!(world.types_from(1), [PacketType::Handshake]);
     assert_eq!(world.endpoint(1).statistics().remote_writes, 1);
@@ -250,7 +250,7 @@ fn longest_atomic_is_applied_and_a_longer_one_refused() {
             };
             let pieces = match kind {
                 AtomicKind::Compare => vec![iov],
-                // The largest header: four pieces.
+                // The largest header: four remote ranges.
                 _ => [0, 1, 2, 3]
                     .map(|i| {
                         let length = if i < 3 { 8 } else { iov.len() - 24 };
@@ -397,7 +397,7 @@ fn atomic_on_unexposed_memory_is_refused_and_messages_continue() {
     world.send(0, 1, pattern(10, 1), 0);
     world.drive();
     assert_eq!(world.receive_done(1).buffer, pattern(10, 1));
-    // What may be done is done.
+    // Permitted atomics are applied.
     let done = world.atomic(&[read_only], AtomicOp::Read, fetch(operand.clone()));
     assert_eq!(done.result, Ok(()), "the first to end are the writes");
     let peer = world.peer(0, 1);
@@ -478,7 +478,7 @@ fn fetching_atomic_gets_no_receipt() {
     world.endpoint(0).atomic(atomic).unwrap();
     world.drive();
     assert_eq!(world.ends[0].atomics.pop_front().unwrap().fetched, Some(bytes(&[1])));
-    assert_eq!(world.types_from(0)[0], PacketType::FetchRta, "nothing is waited for");
+    assert_eq!(world.types_from(0)[0], PacketType::FetchRta, "the atomic is sent at once");
     assert!(!world.types_from(1).contains(&PacketType::Receipt));
     world.assert_clean();
 }
@@ -493,7 +493,7 @@ fn atomics_beyond_the_request_bound_of_a_peer_are_dropped() {
     for _ in 0..5 {
         world.start_atomic(0, 1, &[iov], AtomicOp::Sum, fetch(bytes(&[1]))).unwrap();
     }
-    // One that needs no answer takes no room.
+    // An atomic without a response does not count.
     let write = Operands::Write { operand: bytes(&[100]) };
     world.start_atomic(0, 1, &[iov], AtomicOp::Sum, write).unwrap();
     world.drive();
@@ -565,7 +565,7 @@ fn atomic_with_operands_of_another_length_is_refused() {
         (AtomicOp::Sum, Operands::Write { operand: buffer(1) }, 8),
         (AtomicOp::Sum, fetch(3, 2), 24),
         (AtomicOp::Sum, fetch(2, 3), 24),
-        // What is only read has no operand, but a place for what is read.
+        // A read has no operand, but a buffer for the result.
         (AtomicOp::Sum, fetch(0, 2), 0),
         (AtomicOp::Read, fetch(0, 0), 0),
         (AtomicOp::Read, fetch(1, 2), 8),

@@ -43,7 +43,7 @@ fn delivery_complete_send_completes_after_the_receive() {
             world.deliver(0, 1, pattern(length, seed), 1);
             world.send(0, 1, pattern(10, seed), 2);
             world.drive();
-            // The plain message behind it is in the device of the target; this one is nowhere.
+            // The next message has arrived at the target's device; this one has not been received.
             assert_eq!(world.take_sends(0).len(), 1);
             assert_eq!(world.count(1, PacketType::Receipt), 0);
             world.receive(1, length, 3);
@@ -61,7 +61,7 @@ fn delivery_complete_send_completes_after_the_receive() {
     }
 }
 
-// A posted receive: the RECEIPT overtakes the device's completions or comes behind them.
+// With a posted receive, the RECEIPT may arrive before or after the device completions.
 // conformance: A178
 #[test]
 fn receipt_before_or_after_device_completions_completes_the_send() {
@@ -86,7 +86,7 @@ fn receipt_before_or_after_device_completions_completes_the_send() {
     assert!(last > 0 && overtaking > 0, "{last} {overtaking}");
 }
 
-// An application may be busy for long with what it was given.
+// An application may not poll again for long after a completion.
 #[test]
 fn receipt_is_sent_before_the_receive_completion_is_returned() {
     let mut world = World::pair(1);
@@ -105,7 +105,7 @@ fn receipt_is_sent_before_the_receive_completion_is_returned() {
     assert_eq!(world.endpoint(1).statistics().sent.of(PacketType::Receipt), 1);
 }
 
-// Each call finds another message, so that the device never falls silent.
+// Each call finds another message, so the device always has a completion.
 #[test]
 fn backlog_is_sent_when_completions_are_read_singly() {
     let mut world = World::new(LocalOptions::default().with(|options| options.seed = 3));
@@ -127,7 +127,7 @@ fn backlog_is_sent_when_completions_are_read_singly() {
         world.endpoint(0).poll(now);
         world.send(0, 1, pattern(10, number), number);
         let ended = world.endpoint(1).poll(now);
-        assert!(number < 5 || ended.is_some(), "the device fell silent");
+        assert!(number < 5 || ended.is_some(), "the device has no completion");
     }
     let sent = world.endpoint(1).statistics().sent.total() - before;
     assert!(sent > 20, "{sent} were sent meanwhile, of which the device takes four at a time");
@@ -179,7 +179,7 @@ fn delivery_complete_sends_elicit_one_handshake_and_keep_order() {
         buffer: &[1][..],
         context: 0,
     };
-    // It has no operation that could be kept.
+    // An injected message has no operation that could wait.
     assert!(matches!(world.endpoint(0).inject(inject), Err(StartError::Busy { .. })));
     world.drive();
     let packets = world.packets_from(0);
@@ -193,7 +193,7 @@ fn delivery_complete_sends_elicit_one_handshake_and_keep_order() {
     assert_eq!(world.take_sends(0).len(), 20);
     world.assert_clean();
 
-    // Behind a message that was sent, the HANDSHAKE comes anyway.
+    // After a message was sent, the HANDSHAKE needs no empty write.
     let mut world = World::pair(4);
     world.receive(1, 10, 0);
     world.receive(1, 10, 1);
@@ -280,7 +280,7 @@ fn receipt_is_matched_by_operation_id_alone() {
     assert_eq!(receipt(send_id, 0), (0, unknown.to_vec()), "once");
 }
 
-// libfabric 2.6 asks for delivery without waiting for our HANDSHAKE.
+// libfabric 2.6 sends delivery-complete messages before it has our HANDSHAKE.
 #[test]
 fn delivery_complete_message_before_the_handshake_gets_a_receipt() {
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {

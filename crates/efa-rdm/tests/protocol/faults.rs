@@ -1,4 +1,4 @@
-//! Receivers that are not ready, full queues, refused memory: nothing is lost or doubled.
+//! RNR, full queues and refused allocations: no message is lost or duplicated.
 
 use std::time::Duration;
 
@@ -123,7 +123,7 @@ fn peer_in_rnr_backoff_does_not_delay_others() {
     assert_eq!(world.receive_done(slow).buffer, pattern(10, 1));
 }
 
-/// A microsecond passes, whatever is due next.
+/// Steps, and advances the clock by one microsecond.
 fn creep(world: &mut World) {
     let now = world.now;
     world.step();
@@ -137,7 +137,7 @@ fn late_completion_of_a_failed_send_affects_no_later_send() {
     world.receive(1, 10, 0);
     world.send(0, 1, pattern(10, 0), 0);
     world.drive();
-    // The first packet fails at once, the second takes long.
+    // The first packet fails at once, the second completes late.
     world.network.fail_sends(me, 1, Status::BadLength).unwrap();
     world.network.delay_sends(me, 1, Duration::from_secs(1)).unwrap();
     world.send(0, 1, pattern(12_000, 1), 1);
@@ -145,7 +145,7 @@ fn late_completion_of_a_failed_send_affects_no_later_send() {
         creep(&mut world);
     }
     assert_eq!(world.endpoint(0).packets_held().sending, 1);
-    // As many others as it takes for the identifier to come again, the last of them long.
+    // As many sends as it takes for the identifier to be reused; the last one completes late.
     for i in 0..1023 {
         world.send(0, 1, vec![1], i);
         while world.ends[0].sends.len() < 3 + i as usize {
@@ -160,7 +160,7 @@ fn late_completion_of_a_failed_send_affects_no_later_send() {
     assert_eq!(world.ends[0].sends.back().map(|sent| sent.context), Some(5000));
 }
 
-/// Goes on only when an endpoint or the network says so.
+/// Makes progress only at the timeouts of the endpoints.
 fn drive_by_timeouts(world: &mut World) {
     for _ in 0..100_000 {
         let timers = world.ends.iter().filter_map(|end| end.endpoint.next_timeout()).min();

@@ -46,8 +46,8 @@ fn each_endpoint_sends_one_handshake_per_peer() {
     assert_eq!(world.endpoint(1).peer_extras(back), Some(extras));
 }
 
-// A queue pair has a new holder that the application knows already, and a packet of the old one comes
-// late: the new one would lose an answer to that, as it doesn't know us, and be sent no other.
+// The application has inserted the new incarnation of a queue pair, and a packet of the old one arrives late.
+// A HANDSHAKE sent now would be lost, since the new incarnation does not know us, and not be repeated.
 #[test]
 fn packet_of_a_former_incarnation_elicits_no_handshake() {
     let mut world = World::pair(3);
@@ -253,7 +253,7 @@ fn peer_closed_after_one_message_is_no_error() {
     world.receive(1, 5, 0);
     world.send(0, 1, pattern(5, 1), 0);
     while world.ends[1].receives.is_empty() {
-        // The sender leaves before our HANDSHAKE can reach it.
+        // The sender is closed before our HANDSHAKE can reach it.
         world.step();
     }
     let address = world.endpoint(0).address();
@@ -351,8 +351,7 @@ fn peer_without_connid_support_gets_packets_without_connid() {
     }
 }
 
-/// Every kind of packet that two endpoints have for each other, after they have shaken hands; with
-/// the endpoint that sent it.
+/// Every type of packet that two endpoints send after the HANDSHAKEs, with the endpoint that sent it.
 fn all_kinds(rdma: Rdma) -> Vec<(Connid, Vec<u8>)> {
     let config = Config::default().with(|config| config.min_read = 100_000);
     let mut world = World::new(LocalOptions::default().with(|options| {
@@ -411,7 +410,7 @@ fn all_kinds(rdma: Rdma) -> Vec<(Connid, Vec<u8>)> {
         world.endpoint(0).atomic(atomic).unwrap();
         world.drive();
     }
-    // What is read is answered by an EOR, and what can't be by a READ_NACK.
+    // A read is answered by an EOR, a refused read by a READ_NACK.
     let source = world.ends[0].endpoint.queue_pair();
     let region = source.register(vec![3; 100_000].into(), access).unwrap();
     let connid = Some(world.ends[0].endpoint.address().connid);

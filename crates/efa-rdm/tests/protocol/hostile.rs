@@ -1,4 +1,4 @@
-//! Packets that no honest peer sends.
+//! Packets that no correct peer sends.
 
 use efa_device::{Access, QueuePair, Rdma, RegionRange};
 use efa_proto::{
@@ -129,8 +129,8 @@ fn unsupported_packet_is_reported_with_its_type() {
     assert_alive(&mut world);
 }
 
-/// Of a message that isn't whole nothing is left when its sender goes, whatever other packets bear
-/// its number. Found by `lying_peer`.
+/// An incomplete message is discarded with its sender, even if other packets have the same message id. Found
+/// by fuzz target `lying_peer`.
 #[test]
 fn removal_of_sender_discards_incomplete_message_despite_equal_ids() {
     let mut world = World::pair(6);
@@ -147,13 +147,12 @@ fn removal_of_sender_discards_incomplete_message_despite_equal_ids() {
     let sender = world.peer(1, 0);
     world.endpoint(1).remove_peer(sender);
     world.receive(1, 600, 0);
-    assert_eq!(world.receive_done(1).length, 200, "the message that is whole stays");
+    assert_eq!(world.receive_done(1).length, 200, "the complete message stays");
     let other = world.receive(1, 600, 1);
-    assert!(world.endpoint(1).cancel(other), "no message took it");
+    assert!(world.endpoint(1).cancel(other), "no message matched it");
 }
 
-/// Names of operations are no secret, they are counted up. Nobody but its peer has a say in one, and
-/// that only what its kind allows.
+/// Operation ids are predictable. Only packets of the operation's peer, of a type that fits, may affect it.
 #[test]
 fn packet_of_another_peer_for_an_operation_is_dropped() {
     let config = peer_error::config().with(|it| it.cts_window = 1);
@@ -259,7 +258,7 @@ fn response_of_another_peer_to_read_or_atomic_is_dropped() {
     let access = Access { remote_read: true, remote_write: true };
     let (_memory, of_read) = expose(&world, 1, pattern(16, 1), access);
     let (_counter, of_atomic) = expose(&world, 1, 7_u64.to_ne_bytes().to_vec(), access);
-    // The requests don't come through for a while.
+    // The requests are delayed for a while.
     let target = place(&world.ends[1]);
     world.network.not_ready(target, u32::MAX).unwrap();
     let read = Read { peer, remote: of_read.into(), buffer: vec![0; 16], context: 1 };

@@ -160,7 +160,7 @@ fn empty_or_unknown_cts_is_dropped() {
         let reasons = inject(&mut world, cts(OpId(made_up), 5));
         assert_eq!(reasons, [DropReason::UnknownOperation]);
     }
-    // A grant for somebody else's operation.
+    // A CTS from another peer.
     let third = world.add(Config::default());
     world.peer(0, third);
     world.inject(third, 0, Header::Cts(cts(send_id, 5)), &[]);
@@ -188,7 +188,7 @@ fn sender_sends_exactly_the_granted_bytes() {
         assert!(data.iter().all(|data| data.recv_id == OpId(5)));
         sent += recv_length;
     }
-    // More than is left is as much as is left.
+    // A grant beyond the remainder sends the remainder.
     world.forget_packets();
     world.inject(1, 0, Header::Cts(cts(send_id, u64::MAX)), &[]);
     world.drive();
@@ -273,7 +273,7 @@ fn ctsdata_beyond_grant_message_or_buffer_is_dropped() {
         world.drive();
         assert!(matches!(world.drop_reasons(1)[..], [DropReason::Malformed(_)]));
     }
-    // Somebody else's data.
+    // Data from another peer.
     let third = world.add(Config::default());
     world.peer(1, third);
     world.inject(third, 1, Header::CtsData(data(id, 100, &junk)), &junk);
@@ -326,7 +326,7 @@ fn ctsdata_carries_the_connid_by_release() {
     }
 }
 
-/// A message without memory: every byte is computed from its place and checked on the way in.
+/// A virtual buffer: each byte is computed from its offset, and checked when written.
 #[derive(Debug)]
 struct Virtual {
     length: u64,

@@ -1,4 +1,4 @@
-//! What goes to which receive.
+//! Matching of messages to receives.
 
 use efa_device::QueuePairOptions;
 use efa_proto::PacketType;
@@ -54,8 +54,7 @@ fn receive_matches_by_tag_ignored_bits_and_source() {
     assert_eq!(order, expected.map(|(context, peer, tag)| (context, Some(peer), tag)));
 }
 
-// The public C matcher gets exactly this mix wrong: an any-source receive posted before a directed
-// one for the same tag.
+// The public C matcher fails here: an any-source receive is posted before a directed one for the same tag.
 #[test]
 fn receive_posted_first_matches_before_a_directed_one() {
     for tag in [None, Some(9)] {
@@ -249,7 +248,7 @@ fn operations_beyond_the_limit_are_refused_with_their_buffers() {
     assert_eq!(bytes, [0, 1, 2, 3], "refused messages took no message id");
 }
 
-/// Whatever an operation waits for, and once.
+/// Each operation completes once, whatever it waits for.
 #[test]
 fn cancel_all_completes_every_operation() {
     let mut world = World::new(LocalOptions::default());
@@ -257,14 +256,14 @@ fn cancel_all_completes_every_operation() {
     for _ in 0..3 {
         world.add_with(Config::default(), options);
     }
-    // A receive under way, and one that nothing came for.
+    // A receive in progress, and one without a message.
     world.receive(1, 200_000, 10);
     world.send(0, 1, pattern(200_000, 1), 0);
     while world.endpoint(1).statistics().sent.of(PacketType::Cts) == 0 {
         world.step();
     }
     world.receive(1, 20, 11);
-    // A send that nobody grants anything, and a packet that comes back again and again.
+    // A send without a CTS, and a packet that meets RNR every time.
     world.send(1, 0, pattern(100_000, 2), 20);
     while world.endpoint(1).statistics().sent.of(PacketType::LongCtsMsgRtm) == 0 {
         world.step();
@@ -276,7 +275,7 @@ fn cancel_all_completes_every_operation() {
         world.step();
     }
     assert!(world.take_receives(1).is_empty() && world.take_sends(1).is_empty());
-    // One behind it, and one that the device has.
+    // A send queued behind that packet, and one on the device.
     world.send(1, 0, pattern(10, 4), 22);
     world.send(1, 2, pattern(10, 5), 23);
     world.endpoint(1).cancel_all();

@@ -88,7 +88,7 @@ fn config(release: Release, number: u64) -> Config {
 }
 
 impl Cell {
-    /// What both ends have announced.
+    /// The features that both ends have announced.
     fn common(&self) -> Extras {
         let Rdma { read, write, unsolicited_write_receive } = self.rdma;
         let device = efa_handshake::DeviceAbilities {
@@ -281,7 +281,7 @@ fn bytes_of(memory: &efa_sim::SoftRegion) -> Vec<u8> {
     bytes
 }
 
-/// Tells which cell fails.
+/// Prints the number of a failing cell.
 struct Telling(Cell);
 
 impl Drop for Telling {

@@ -1,4 +1,4 @@
-//! Pools grow on demand, are bounded, and are given back.
+//! Packet pools grow on demand, are bounded, and shrink again.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn packet_pools_grow_under_load_and_shrink_after_it() {
         world.receive(1, 9_000, i);
         world.send(0, 1, pattern(9_000, i), i);
     }
-    // The receiver looks away now and then, and finds all its buffers used.
+    // The receiver pauses now and then, so that all its buffers are used.
     while world.ends[1].receives.len() < 2000 {
         for _ in 0..200 {
             let now = world.now;
@@ -40,7 +40,7 @@ fn packet_pools_grow_under_load_and_shrink_after_it() {
     assert!(busy_receiver.posted > 64, "{busy_receiver:?}");
     world.idle(Duration::from_secs(20));
     assert_eq!(world.endpoint(0).packets_held().send_pool, 0);
-    // Posted buffers can't be taken back from a device; they are dropped as they are used.
+    // Posted buffers cannot be withdrawn from a device; they are freed as they are used.
     for i in 0..2000 {
         world.receive(1, 10, i);
         world.send(0, 1, pattern(10, i), i);
@@ -86,7 +86,7 @@ fn receive_buffers_grow_with_bursts() {
             world.receive(1, 10, i);
             world.send(0, 1, pattern(10, i), i);
         }
-        // The receiver looks away for so long that all of them arrive.
+        // The receiver pauses until all messages have arrived.
         for _ in 0..60 {
             let now = world.now;
             world.endpoint(0).progress(now);

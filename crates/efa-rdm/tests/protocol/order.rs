@@ -148,7 +148,7 @@ fn failed_message_does_not_delay_other_peers() {
     let results: Vec<_> =
         world.ends[0].sends.drain(..).map(|sent| (sent.context, sent.result.is_ok())).collect();
     assert!(results.contains(&(1, false)) && results.contains(&(2, true)), "{results:?}");
-    // With a message missing, no later one could have its turn: the peer is lost, and says so.
+    // With a message missing, no later one could be delivered, so the peer is reported as lost.
     let peer = world.ends[0].events.iter().find_map(|event| match event {
         Event::PeerLost { peer, status: Status::BadLength } => Some(*peer),
         _ => None,

@@ -1,4 +1,4 @@
-//! Feature 9: one side gives a message up and tells the other.
+//! Feature 9 (PEER_ERROR): one side abandons a message and reports that to the other.
 
 use efa_device::{Access, QueuePair, Rdma, Region, RegionRange, Status};
 use efa_handshake::Extras;
@@ -17,14 +17,14 @@ type World = Net<Memory>;
 const CODE: u32 = 4099;
 const GIVEN_UP: OperationError = OperationError::GivenUp { code: CODE };
 
-/// With PEER_ERROR. Reading begins at 100,000 bytes.
+/// With PEER_ERROR. Messages of at least 100,000 bytes are read.
 pub(crate) fn config() -> Config {
     let mut config = Config::default().with(|config| config.min_read = 100_000);
     config.profile.extras.insert(Extras::PEER_ERROR);
     config
 }
 
-/// Two endpoints that have shaken hands.
+/// Two endpoints that have exchanged HANDSHAKEs.
 pub(crate) fn pair(a: Config, b: Config) -> World {
     let mut world = World::pair_with(3, a, b);
     world.acquaint();
@@ -43,13 +43,13 @@ fn heap(length: usize) -> Memory {
     Memory::Heap(vec![7; length])
 }
 
-/// A message by the test's own hand, as if from end 0.
+/// Injects a packet of a message from end 0, and runs until all is quiet.
 fn inject(world: &mut World, msg_id: u32, kind: RtmKind<'_>, payload: &[u8]) {
     begin(world, msg_id, kind, payload);
     world.drive();
 }
 
-/// The same, which is on its way yet.
+/// Like [`inject`], without running.
 fn begin(world: &mut World, msg_id: u32, kind: RtmKind<'_>, payload: &[u8]) {
     let connid = Some(world.ends[0].endpoint.address().connid);
     let options = ReqOptions { raw_address: None, cq_data: None, connid };
@@ -57,31 +57,31 @@ fn begin(world: &mut World, msg_id: u32, kind: RtmKind<'_>, payload: &[u8]) {
     world.inject(0, 1, Header::Rtm(rtm), payload);
 }
 
-/// The first 1,000 bytes of message 1, 300,000 long, and of more to be read at once.
+/// Injects the first 1,000 bytes of message 1, a runting read of 300,000 bytes.
 fn begin_runt(world: &mut World, runt_length: u64, read_iov: &[RmaIov]) {
     let (msg_length, send_id, seg_offset) = (300_000, OpId(5), 0);
     let kind = RtmKind::RuntRead { msg_length, send_id, seg_offset, runt_length, read_iov };
     begin(world, 1, kind, &pattern(1000, 1));
 }
 
-fn give_up(world: &mut World, ref_kind: u8, op_id: u32) {
-    begin_to_give_up(world, ref_kind, op_id);
+fn peer_error(world: &mut World, ref_kind: u8, op_id: u32) {
+    begin_peer_error(world, ref_kind, op_id);
     world.drive();
 }
 
-/// The same, which is on its way yet.
-fn begin_to_give_up(world: &mut World, ref_kind: u8, op_id: u32) {
+/// Like [`peer_error`], without running.
+fn begin_peer_error(world: &mut World, ref_kind: u8, op_id: u32) {
     inject_error(world, 0, ref_kind, OpId(op_id));
 }
 
-/// A PEER_ERROR of one end for the other.
+/// Injects a PEER_ERROR from one end to the other.
 fn inject_error(world: &mut World, from: usize, ref_kind: u8, op_id: OpId) {
     let connid = Some(world.ends[from].endpoint.address().connid);
     let error = PeerError { op_id, ref_kind, prov_errno: CODE, connid };
     world.inject(from, 1 - from, Header::PeerError(error), &[]);
 }
 
-/// Memory of an end that others may read.
+/// Memory of an endpoint that its peers may read.
 fn readable(world: &World, end: usize, length: usize) -> SoftRegion {
     let access = Access { remote_read: true, remote_write: false };
     let queue_pair = world.ends[end].endpoint.queue_pair();
@@ -98,7 +98,7 @@ fn eager(world: &mut World, msg_id: u32) {
     inject(world, msg_id, RtmKind::Eager, &pattern(30, msg_id.into()));
 }
 
-/// Which of the [`eager`] messages a receive got.
+/// Asserts that the next receive got this [`eager`] message.
 fn expect_eager(world: &mut World, msg_id: u32) {
     let received = world.receive_done(1);
     assert_eq!(received.result, Ok(()));
@@ -114,7 +114,7 @@ fn abandoned(world: &mut World) -> Vec<u32> {
     ids.collect()
 }
 
-/// Sends a message whose memory can't be read: its key is another device's.
+/// Sends a message whose memory cannot be read: its key belongs to another device.
 fn send_unreadable(world: &mut World) {
     world.add(Config::default());
     let region = readable(world, 2, 200_000);
@@ -135,7 +135,7 @@ fn sender_of_unreadable_message_gets_peer_error() {
     assert_eq!(world.receive_done(1).result, Err(OperationError::Device(status)));
     let code = status.code().into();
     assert_eq!(world.send_done(0).result, Err(OperationError::GivenUp { code }));
-    // The conversation goes on.
+    // Later messages still arrive.
     world.receive_into(1, heap(30), 7);
     world.send(0, 1, Memory::Heap(pattern(30, 1)), 8);
     world.drive();
@@ -164,7 +164,7 @@ fn peer_without_the_feature_gets_no_peer_error() {
         send_unreadable(&mut world);
         assert_eq!(world.types_from(1), []);
         assert!(world.receive_done(1).result.is_err());
-        assert!(world.take_sends(0).is_empty(), "it waits, as libfabric's do");
+        assert!(world.take_sends(0).is_empty(), "the send waits, as in libfabric");
     }
 }
 
@@ -173,7 +173,7 @@ fn peer_error_without_the_feature_is_dropped() {
     let mut world = pair(config(), Config::default());
     world.receive_into(1, heap(2000), 1);
     half(&mut world, 1);
-    give_up(&mut world, 1, 1);
+    peer_error(&mut world, 1, 1);
     assert_eq!(world.drop_reasons(1), [DropReason::Unsupported(PacketType::PeerError)]);
     assert!(world.take_receives(1).is_empty());
 }
@@ -187,14 +187,14 @@ fn peer_error_fails_a_long_cts_receive() {
     inject(&mut world, 1, kind, &pattern(100, 1));
     let packets = world.packets_from(1);
     let Header::Cts(cts) = Packet::parse(&packets[0]).unwrap().header else { panic!("a CTS") };
-    // Sends have other names, so that none can be meant.
+    // No send has the same operation id.
     assert_ne!(cts.recv_id, OpId(0));
-    give_up(&mut world, 0, cts.recv_id.0);
+    peer_error(&mut world, 0, cts.recv_id.0);
     let received = world.receive_done(1);
     assert_eq!((received.context, received.length, received.result), (1, 100, Err(GIVEN_UP)));
-    give_up(&mut world, 0, cts.recv_id.0);
-    give_up(&mut world, 0, 12345);
-    give_up(&mut world, 3, 0);
+    peer_error(&mut world, 0, cts.recv_id.0);
+    peer_error(&mut world, 0, 12345);
+    peer_error(&mut world, 3, 0);
     assert_eq!(world.drop_reasons(1), [DropReason::UnknownOperation; 3]);
 }
 
@@ -203,18 +203,22 @@ fn peer_error_ends_medium_message_before_and_after_it_matches() {
     let mut world = pair(config(), config());
     world.receive_into(1, heap(2000), 1);
     half(&mut world, 1);
-    give_up(&mut world, 1, 1);
+    peer_error(&mut world, 1, 1);
     let received = world.receive_done(1);
     assert_eq!((received.context, received.length, received.result), (1, 1000, Err(GIVEN_UP)));
 
     half(&mut world, 2);
-    give_up(&mut world, 1, 2);
+    peer_error(&mut world, 1, 2);
     assert_eq!(abandoned(&mut world), [2]);
     assert_eq!(world.endpoint(1).packets_held().held, 0);
     half(&mut world, 3);
     half(&mut world, 2);
-    assert_eq!(world.drop_reasons(1), [DropReason::OldMessageId], "it is no part of another");
-    give_up(&mut world, 1, 3);
+    assert_eq!(
+        world.drop_reasons(1),
+        [DropReason::OldMessageId],
+        "the segment belongs to an abandoned message"
+    );
+    peer_error(&mut world, 1, 3);
     world.receive_into(1, heap(2000), 2);
     eager(&mut world, 4);
     expect_eager(&mut world, 4);
@@ -222,7 +226,7 @@ fn peer_error_ends_medium_message_before_and_after_it_matches() {
 
 #[test]
 fn peer_error_lets_later_messages_be_delivered() {
-    // The word comes after the messages behind, before them, and in the middle of an early one.
+    // The PEER_ERROR arrives after later messages, before them, and in the middle of an out-of-order message.
     for order in 0..3 {
         let mut world = pair(config(), config());
         for context in 0..3 {
@@ -232,17 +236,21 @@ fn peer_error_lets_later_messages_be_delivered() {
             0 => {
                 eager(&mut world, 2);
                 assert!(world.take_receives(1).is_empty());
-                give_up(&mut world, 2, 1);
+                peer_error(&mut world, 2, 1);
             }
             1 => {
-                give_up(&mut world, 2, 2);
-                give_up(&mut world, 2, 2);
-                assert_eq!(world.endpoint(1).statistics().dropped, 1, "it says nothing new");
+                peer_error(&mut world, 2, 2);
+                peer_error(&mut world, 2, 2);
+                assert_eq!(
+                    world.endpoint(1).statistics().dropped,
+                    1,
+                    "the repeated PEER_ERROR is dropped"
+                );
                 eager(&mut world, 1);
             }
             _ => {
                 half(&mut world, 2);
-                give_up(&mut world, 1, 2);
+                peer_error(&mut world, 1, 2);
                 half(&mut world, 2);
                 assert_eq!(world.endpoint(1).packets_held().held, 0);
                 eager(&mut world, 1);
@@ -255,8 +263,8 @@ fn peer_error_lets_later_messages_be_delivered() {
         }
         assert!(world.take_receives(1).is_empty());
         assert_eq!(abandoned(&mut world), [3 - expected[0]]);
-        give_up(&mut world, 2, 1);
-        assert_eq!(world.drop_reasons(1), [DropReason::OldMessageId], "its turn has been");
+        peer_error(&mut world, 2, 1);
+        assert_eq!(world.drop_reasons(1), [DropReason::OldMessageId], "the message id is old");
     }
 }
 
@@ -271,7 +279,7 @@ fn peer_error_ends_runting_receive_after_its_read() {
     while world.endpoint(1).statistics().rdma_reads == 0 {
         world.step();
     }
-    give_up(&mut world, 1, 1);
+    peer_error(&mut world, 1, 1);
     let received = world.receive_done(1);
     assert_eq!((received.context, received.result), (1, Err(GIVEN_UP)));
     assert_eq!(received.buffer.bytes().len(), 300_000);
@@ -279,12 +287,12 @@ fn peer_error_ends_runting_receive_after_its_read() {
     assert!(!types.contains(&PacketType::ReadNack), "{types:?}");
 }
 
-/// A sender that gives a message up doesn't send it again, so it is no use to ask for that.
+/// A sender that abandoned a message does not send it again, so no READ_NACK is sent.
 #[test]
 fn unreadable_runting_message_ends_by_peer_error() {
     for steps in 0..40 {
         let mut world = pair(config(), config());
-        // Of its memory only the second half can be read.
+        // Only the second half of its memory can be read.
         let region = readable(&world, 0, 150_000);
         let (address, key) = (region.remote_address(), region.remote_key().into());
         let iov = [0, key].map(|key| RmaIov::new(address, 150_000, key));
@@ -293,7 +301,7 @@ fn unreadable_runting_message_ends_by_peer_error() {
         for _ in 0..steps {
             world.step();
         }
-        give_up(&mut world, 1, 1);
+        peer_error(&mut world, 1, 1);
         let received = world.take_receives(1);
         let ends: Vec<_> = received.iter().map(|of| (of.context, of.result)).collect();
         assert_eq!(ends, [(1, Err(GIVEN_UP))], "after {steps} steps");
@@ -317,7 +325,7 @@ fn peer_error_returns_receive_buffer_after_the_last_read() {
     while world.endpoint(1).statistics().rdma_reads < 3 {
         world.step();
     }
-    begin_to_give_up(&mut world, 1, 1);
+    begin_peer_error(&mut world, 1, 1);
     while world.endpoint(1).statistics().received.of(PacketType::PeerError) == 0 {
         world.step();
     }
@@ -338,7 +346,7 @@ fn message_that_could_not_be_read_does_not_count_as_being_read() {
         assert_eq!(world.receive_done(1).result.is_ok(), nack);
         assert_eq!(world.send_done(0).result.is_ok(), nack);
         world.forget_packets();
-        // The next one is no second one, so that it begins with a runt.
+        // No other read is counted as in progress, so the next message uses a runt.
         let region = readable(&world, 0, 200_000);
         let memory = Memory::Region(RegionRange { region, offset: 0, length: 200_000 });
         world.send(0, 1, memory, 6);
@@ -357,7 +365,7 @@ fn out_of_order_packets_count_until_delivered_or_abandoned() {
             world.receive_into(1, heap(2000), 1);
         }
         half(&mut world, first + 1);
-        give_up(&mut world, 1, first + 1);
+        peer_error(&mut world, 1, first + 1);
         eager(&mut world, first);
         expect_eager(&mut world, first);
         eager(&mut world, first + 3);
@@ -368,7 +376,7 @@ fn out_of_order_packets_count_until_delivered_or_abandoned() {
     assert_eq!(world.endpoint(1).statistics().excluded, 0);
 }
 
-/// The id in the first packet of an end, once that is one that has it.
+/// Steps until the first packet of an endpoint has the id, and returns it.
 fn first_id(world: &mut World, end: usize, id: fn(&Header<'_>) -> Option<OpId>) -> OpId {
     loop {
         world.step();
@@ -380,7 +388,7 @@ fn first_id(world: &mut World, end: usize, id: fn(&Header<'_>) -> Option<OpId>) 
     }
 }
 
-/// Who is read from has no say in whether that is given up.
+/// A target cannot abandon the reads of its peer, and a writer not the receives of its target.
 #[test]
 fn peer_error_for_a_read_or_write_is_dropped() {
     let mut world = World::new(LocalOptions::default().with(|options| options.rdma = Rdma::NONE));
@@ -397,7 +405,7 @@ fn peer_error_for_a_read_or_write_is_dropped() {
     let region = queue_pair.register(pattern(1_000_000, 1).into(), access).unwrap();
     let iov = RmaIov::new(region.remote_address(), 1_000_000, region.remote_key().into());
     let (peer, remote) = (world.peer(1, 0), Remote::from(iov));
-    // A read by end 1, by the name that end 0 knows it by.
+    // A read by end 1, identified by the operation id that end 0 knows.
     world.forget_packets();
     let (buffer, level) = (heap(1_000_000), Level::Transmit);
     world.endpoint(1).read(Read { peer, remote, buffer, context: 1 }).unwrap();
@@ -405,12 +413,12 @@ fn peer_error_for_a_read_or_write_is_dropped() {
         Header::Rtr(rtr) => Some(rtr.recv_id),
         _ => None,
     });
-    give_up(&mut world, 0, recv_id.0);
+    peer_error(&mut world, 0, recv_id.0);
     assert_eq!(world.drop_reasons(1), [DropReason::UnknownOperation]);
     let done = world.ends[1].rma.pop_front().unwrap();
     assert_eq!((done.context, done.result), (1, Ok(())));
     assert!(done.buffer.bytes() == pattern(1_000_000, 1));
-    // A write of end 1 to end 0, whose grants name the receive there; end 1 gives it up.
+    // A write of end 1 to end 0, which end 1 tries to abandon by the operation id in the CTS.
     world.forget_packets();
     let buffer = Memory::Heap(pattern(1_000_000, 2));
     let write = Write { peer, remote, buffer, cq_data: None, level, context: 2 };
