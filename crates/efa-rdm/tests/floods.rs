@@ -1,4 +1,4 @@
-//! What a peer makes an endpoint keep is bounded: the heap is measured while it tries.
+//! The memory that a peer makes an endpoint keep is bounded: the heap is measured during floods of packets.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -48,10 +48,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Key of the liar's queue pair: its connid, when it tells the truth.
+/// Key of the hostile queue pair, which is also its true connid.
 const KEY: u32 = 1000;
 
-/// An endpoint, and somebody who writes to it.
+/// An endpoint, and a hostile peer that sends to it.
 struct Siege {
     network: LocalFabric,
     endpoint: Endpoint<LocalQueuePair, Vec<u8>>,
@@ -72,7 +72,7 @@ impl Siege {
             network.open().create_queue_pair(options).unwrap()
         };
         let mut liar = queue_pair(KEY);
-        // What the endpoint answers is taken.
+        // Responses of the endpoint are received.
         for _ in 0..64 {
             let packet = liar.allocate_packet().unwrap();
             liar.post_receive(packet).unwrap();
@@ -86,7 +86,7 @@ impl Siege {
         Self { network, endpoint, liar, connid: KEY, now, before, events: Vec::new() }
     }
 
-    /// How much more memory there is than at the beginning.
+    /// Growth of the heap since the start, in bytes.
     fn grown(&self) -> usize {
         LIVE.get().saturating_sub(self.before)
     }
@@ -153,8 +153,8 @@ fn unexpected_messages_of_a_peer_are_bounded_by_its_share() {
         };
         assert!(bytes > share && limit == share);
         assert!(most <= share + 2 * MIB, "{payload}: {most} bytes for a share of {share}");
-        assert_eq!(siege.endpoint.packets_held().held, 0, "nothing of it is left");
-        // It stays out.
+        assert_eq!(siege.endpoint.packets_held().held, 0, "none of its packets is kept");
+        // The peer stays excluded.
         siege.say(siege.message(7, RtmKind::Eager), 8);
         let dropped = siege.events.last();
         let reason = DropReason::Stale;
@@ -165,7 +165,7 @@ fn unexpected_messages_of_a_peer_are_bounded_by_its_share() {
     }
 }
 
-/// Sends as many as the endpoint takes, up to `end`; gives the number of the next.
+/// Sends as many messages as the endpoint accepts, up to `end`; returns the number of the next.
 fn send_some(
     sender: &mut Endpoint<LocalQueuePair, Vec<u8>>,
     peer: PeerId,
@@ -222,7 +222,7 @@ fn unexpected_messages_beyond_the_total_bound_delay_senders() {
         }
         while sender.poll_completion().is_some() {}
     }
-    assert_eq!(received, MESSAGES, "none is lost, and they come in order");
+    assert_eq!(received, MESSAGES, "all arrive in order");
     assert_eq!(siege.endpoint.packets_held().unexpected_bytes, 0);
     assert_eq!(siege.endpoint.statistics().dropped, 0);
 }
@@ -233,7 +233,7 @@ fn out_of_order_packets_of_a_peer_are_bounded_by_its_share() {
     let mut siege = Siege::new(bounds);
     let mut most = 0;
     for number in 0..60_000 {
-        // All of one message, or of as many as are kept: never the first.
+        // Packets of one message, or of as many as are kept, but never the expected one.
         let msg_id = if number < 1000 { 1 } else { 1 + number % 60_000 };
         siege.say(siege.message(msg_id, RtmKind::Eager), 500);
         most = most.max(siege.grown());
@@ -273,12 +273,12 @@ fn discovered_peers_are_bounded() {
         siege.connid = connid;
         siege.say(siege.message(0, RtmKind::Eager), 0);
     }
-    // A message of each that is known, and its entries.
+    // One message and the table entries of each discovered peer.
     assert!(siege.grown() < 2 * MIB, "{}", siege.grown());
     let full = Event::PacketDropped { peer: None, reason: DropReason::PeerTableFull };
     assert_eq!(siege.events, [full]);
     assert_eq!(siege.endpoint.statistics().dropped, 49_999 - u64::from(KEY));
-    // The one that is known goes on, and the application may know as many as it likes.
+    // A discovered peer can still send, and the application may insert any number of peers.
     siege.events.clear();
     siege.connid = KEY;
     siege.say(siege.message(1, RtmKind::Eager), 0);
@@ -291,7 +291,7 @@ fn discovered_peers_are_bounded() {
 fn queued_responses_of_one_peer_are_bounded() {
     let bounds = Bounds::default().with(|bounds| bounds.responses = 100);
     let mut siege = Siege::new(bounds);
-    // Its device takes no packet any more.
+    // Its device receives no more packets.
     siege.network.drop_receive_buffers(siege.liar.address(), 64).unwrap();
     for number in 0..10_000 {
         let kind = RtwKind::DcEager { send_id: OpId(number) };
@@ -315,7 +315,7 @@ fn requests_of_a_peer_that_is_rnr_are_bounded() {
     let access = Access { remote_read: true, remote_write: true };
     let region = siege.endpoint.queue_pair().register(vec![7; 1 << 16].into(), access).unwrap();
     let key = region.remote_key().into();
-    // It grants nothing beyond the first bytes, and writes nothing of what it announced.
+    // The peer sends no CTS beyond the first bytes, and no data of its writes.
     let rma_iov = [RmaIov::new(region.remote_address(), 1 << 16, key)];
     let (msg_length, recv_id, credit_request) = (1 << 16, OpId(1), 1);
     for number in 0..5_000 {
@@ -337,7 +337,7 @@ fn requests_of_a_peer_that_is_rnr_are_bounded() {
         siege.events
     );
     assert!(siege.grown() < MIB, "{}", siege.grown());
-    // They end with the peer.
+    // The requests end when the peer is removed.
     let peer = siege.endpoint.find_peer(&siege.address()).unwrap();
     siege.endpoint.remove_peer(peer);
     siege.step();

@@ -1,5 +1,5 @@
-//! The engine on a device that matches tagged messages itself: the same pairs of receives and
-//! messages as on one that doesn't, and the device does its part.
+//! Endpoints on a device that matches tagged messages: receives and messages pair as they do in software,
+//! and the device does its share.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -25,7 +25,7 @@ struct Net {
     now: Time,
     receiver: Receiver,
     senders: Vec<(Sender, PeerId)>,
-    /// What came of the receives: context, and the message's number, which is its sender's context.
+    /// Results of the receives: their context, and the number of the message (the context of its send).
     received: Vec<(u64, Result<u64, OperationError>)>,
 }
 
@@ -58,7 +58,7 @@ impl Net {
         Self { fabric, now: Time::ZERO, receiver, senders, received: Vec::new() }
     }
 
-    /// The device holds receive 1, and message 5 for it is somewhere on its way.
+    /// The device holds receive 1, and message 5 for it is in flight.
     fn meeting(seed: u64) -> (Self, ReceiveId) {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut net = Self::new(seed, LIST, 1, Rdma::NONE);
@@ -114,7 +114,7 @@ impl Net {
         self.now += Duration::from_nanos(500);
     }
 
-    /// Goes on until this many receives are over and nothing is on its way.
+    /// Steps until this many receives are complete and nothing is in flight.
     fn settle(&mut self, over: usize) {
         for _ in 0..200_000 {
             self.step();
@@ -143,7 +143,7 @@ fn device_tag_list_and_software_share_the_matching() {
         for tag in 0..10 {
             net.post(tag, 0, 100 + tag);
         }
-        // The commands are on their way.
+        // The commands are in flight to the device.
         for _ in 0..50 {
             net.step();
         }
@@ -162,8 +162,8 @@ fn device_tag_list_and_software_share_the_matching() {
     }
 }
 
-/// What comes too early is looked up and counted in its turn. Counted twice, the device would put
-/// nothing more into its list: it believes that messages are on their way to the engine.
+/// Out-of-order messages are matched and counted in their turn. If they were counted twice, the device would
+/// believe that messages are in flight to the software, and put nothing more into its list.
 #[test]
 fn device_and_software_count_out_of_order_messages_alike() {
     let options = LocalOptions::default().with(|options| {
@@ -192,8 +192,8 @@ fn device_and_software_count_out_of_order_messages_alike() {
     assert_eq!(net.received, Vec::from_iter((0..60).map(|tag| (tag, Ok(tag)))));
 }
 
-/// The device looks for the first segment of a message alone. Where another one comes before it, the
-/// message would take the receive that the device then gives to the first.
+/// The device matches only the first segment of a message. If another segment arrives before it, the software
+/// must not match the message to the receive that the device then assigns to the first segment.
 #[test]
 fn message_beginning_with_another_segment_takes_no_receive() {
     let mut ends = [0; 2];
@@ -230,7 +230,7 @@ fn device_without_tag_list_is_not_asked_to_match() {
     assert_eq!(net.matched_by_device(), 0);
 }
 
-/// Receives and messages in their orders, brought together: the first that fits.
+/// The model: each message takes the first receive that fits.
 fn pairs(
     receives: &mut Vec<(u64, u64, u64)>,
     messages: &mut Vec<(u64, u64)>,
@@ -327,7 +327,7 @@ fn cancel_all_returns_buffers_of_device_receives_at_once() {
         count += 1;
     }
     assert_eq!(count, 6);
-    // What the device lets go of later is over, and nobody else's.
+    // Receives that the device returns later are complete already, and affect no other.
     for tag in 10..16 {
         net.post(tag, 0, tag);
         net.send(0, tag, tag, 100);
@@ -337,7 +337,7 @@ fn cancel_all_returns_buffers_of_device_receives_at_once() {
     assert_eq!(net.received, Vec::from_iter((10..16).map(|tag| (tag, Ok(tag)))));
 }
 
-/// Whether the device matches it before it is told to forget the receive, or after.
+/// The device may match the message before or after it gets the command to remove the receive.
 #[test]
 fn message_matched_to_a_cancelled_receive_is_dropped_or_waits() {
     let mut ends = [0; 2];
@@ -350,9 +350,9 @@ fn message_matched_to_a_cancelled_receive_is_dropped_or_waits() {
         net.settle(1);
         assert_eq!(net.received, [(1, Err(OperationError::Cancelled))]);
         let dropped = net.receiver.statistics().dropped;
-        assert_eq!(dropped, net.matched_by_device(), "only what the device had given away");
+        assert_eq!(dropped, net.matched_by_device(), "only messages that the device had matched");
         ends[dropped as usize] += 1;
-        // The next receive gets what waits, and the device and the engine still count alike.
+        // The next receive gets the unexpected message, and device and software still count alike.
         net.post(7, 0, 2);
         net.post(8, 0, 3);
         if dropped > 0 {
@@ -366,8 +366,8 @@ fn message_matched_to_a_cancelled_receive_is_dropped_or_waits() {
     assert!(ends.iter().all(|&count| count > 0), "waits and dropped: {ends:?}");
 }
 
-/// A message that waits for the device to let go of its receive loses that while its segments come; a
-/// message of another peer, alike in all but its bytes, gets its room.
+/// A message waits for the device to remove its receive, which is cancelled while segments arrive. A message of
+/// another peer with the same tag and length reuses its slot.
 #[test]
 fn segments_of_unexpected_message_reach_no_other_message() {
     let mut arrives = Net::new(0, LIST, 2, Rdma::NONE);
@@ -376,8 +376,8 @@ fn segments_of_unexpected_message_reach_no_other_message() {
         arrives.step();
         arrives.receiver.statistics().unexpected > 0
     });
-    // The first packet of the second message has to come between two of the first one's, after their
-    // receive was taken back: one case in thousands, and 1915 is one.
+    // The first packet of the second message must arrive between two packets of the first, after the receive
+    // was cancelled. That is rare; case 1915 is such a case.
     for case in 1_800..2_000 {
         let mut net = Net::new(case / 100, LIST, 2, Rdma::NONE);
         let mut random = fastrand::Rng::with_seed(case);
@@ -401,7 +401,7 @@ fn segments_of_unexpected_message_reach_no_other_message() {
         net.post(7, 0, 3);
         net.settle(2);
         let rest = &net.received[1..];
-        // Until the device has deleted a receive it may give it away, and the message with it.
+        // Until the device has removed a receive, it may match a message to it, which is then dropped.
         let given_away = net.receiver.statistics().dropped > 0;
         let arrived = rest.iter().any(|(_, result)| *result == Ok(6));
         assert!(arrived || given_away, "case {case}: {rest:?}");

@@ -1,4 +1,4 @@
-//! A network with endpoints, one virtual clock, and everything they said.
+//! A simulated network with endpoints, a virtual clock, and a record of all packets.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use efa_sim::SoftRegion;
 use efa_sim::local::{LocalDevice, LocalFabric, LocalOptions, LocalQueuePair};
 use efa_sim::record::{PacketEvent, QueuePairId, Record, Trace};
 
-/// Bytes that tell their place and message.
+/// Bytes that depend on their offset and on the message.
 pub(crate) fn pattern(length: usize, salt: u64) -> Vec<u8> {
     let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length);
@@ -26,21 +26,21 @@ pub(crate) fn pattern(length: usize, salt: u64) -> Vec<u8> {
     bytes
 }
 
-/// How an application moves its endpoint on, and takes completions.
+/// How an application makes progress and takes completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Driving {
-    /// By `progress`, and takes all.
+    /// By `progress`; takes all completions.
     #[default]
     Progress,
-    /// By `poll`, until it gives none.
+    /// By `poll`, until it returns none.
     Poll,
     /// By both.
     Both,
-    /// By `poll`, and takes two at most, whatever else there is.
+    /// By `poll`; takes at most two completions.
     Sparing,
 }
 
-/// One endpoint and what came of its operations.
+/// One endpoint and the completions of its operations.
 pub(crate) struct End<B = Vec<u8>> {
     pub(crate) driving: Driving,
     pub(crate) device: LocalDevice,
@@ -55,7 +55,7 @@ pub(crate) struct End<B = Vec<u8>> {
 }
 
 impl<B: Payload<SoftRegion> + std::fmt::Debug> End<B> {
-    /// Moves the endpoint on as its application does.
+    /// Makes progress as the application of this endpoint does.
     fn advance(&mut self, now: Time) {
         let polls = match self.driving {
             Driving::Progress => 0,
@@ -74,7 +74,7 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> End<B> {
         self.collect_events();
     }
 
-    /// Takes all completions and events that wait.
+    /// Takes all pending completions and events.
     pub(crate) fn collect(&mut self) {
         while let Some(completion) = self.endpoint.poll_completion() {
             self.keep(completion);
@@ -194,13 +194,13 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
         &mut self.ends[end].endpoint
     }
 
-    /// How `from` calls `to`.
+    /// The peer id of `to` at `from`, which is inserted if necessary.
     pub(crate) fn peer(&mut self, from: usize, to: usize) -> PeerId {
         let address = self.ends[to].endpoint.address();
         self.ends[from].endpoint.insert_peer(address).unwrap()
     }
 
-    /// Two endpoints know each other's addresses.
+    /// Inserts endpoints 0 and 1 as peers of each other.
     pub(crate) fn acquaint(&mut self) {
         self.peer(0, 1);
         self.peer(1, 0);
@@ -231,7 +231,7 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
         self.ends[at].endpoint.receive(accept, buffer, context).unwrap()
     }
 
-    /// Every endpoint is moved on once, then time goes on to what happens next.
+    /// Lets every endpoint make progress once, then advances the clock to the next event.
     pub(crate) fn step(&mut self) {
         for end in &mut self.ends {
             end.advance(self.now);
@@ -240,18 +240,18 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
         let timers = self.ends.iter().filter_map(|end| end.endpoint.next_timeout());
         let next = timers.chain(self.network.next_event()).min();
         let soon = self.now + Duration::from_nanos(100);
-        // An application that left completions comes again for them.
+        // An application that left completions polls again.
         let left = self.ends.iter().any(|end| end.endpoint.has_completions());
         self.now = next.filter(|_| !left).map_or(soon, |next| next.max(soon));
     }
 
-    /// Goes on until nothing is left to happen.
+    /// Steps until no event is left.
     pub(crate) fn drive(&mut self) {
         let mut still = 0;
         for _ in 0..2_000_000 {
             self.step();
             let rests = |End { endpoint, .. }: &End<B>| {
-                // Not whether it is quiet: a peer that is gone may leave a read half done.
+                // Quietness is not required: a closed peer may leave a read incomplete.
                 let waits = endpoint.next_timeout().is_some() || endpoint.has_completions();
                 endpoint.packets_held().sending == 0 && !waits
             };
@@ -264,7 +264,7 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
         panic!("the network does not come to rest");
     }
 
-    /// Time passes while everybody polls.
+    /// Polls all endpoints for `span`.
     pub(crate) fn idle(&mut self, span: Duration) {
         let end = self.now + span;
         while self.now < end {
@@ -304,7 +304,7 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
         self.records.clear();
     }
 
-    /// Sends a packet of the test's own making, as if from an endpoint.
+    /// Injects a packet, as if sent by an endpoint.
     pub(crate) fn inject(&mut self, from: usize, to: usize, header: Header<'_>, payload: &[u8]) {
         let mut bytes = vec![0; header.len()];
         header.emit(&mut bytes).unwrap();
@@ -373,7 +373,7 @@ impl World {
     }
 }
 
-/// Whether networks of tests that fail keep their packets to themselves.
+/// Suppresses the packet log of failing tests.
 pub(crate) static QUIET: AtomicBool = AtomicBool::new(false);
 
 impl<B: Payload<SoftRegion> + std::fmt::Debug> Drop for Net<B> {
