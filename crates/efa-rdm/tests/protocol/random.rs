@@ -3,9 +3,7 @@
 //! The model identifies each message by the 64 bits of CQ data that travel with it, and requires: every
 //! operation ends exactly once and returns its buffer; between endpoints that stay alive, every message
 //! arrives once with all its bytes; messages and receives match in the order of sending and of posting.
-//!
-//! Each write and read has its own memory at the target, whose bytes are compared. Atomics add to a counter
-//! of the target.
+//! The memory of each write and read is compared, and atomics add to a counter of the target.
 //!
 //! Each operation is drawn from the seed and its number alone, so a failing run still fails when other
 //! operations are left out: `cargo xtask soak` does that to find the few that matter. A failing run
