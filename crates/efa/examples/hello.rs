@@ -11,8 +11,6 @@ use std::time::Duration;
 use efa::{CompletionQueueOptions, Direction, EndpointOptions, Fabric, LocalOptions};
 use efa::{Message, Receive};
 
-const TAG: u64 = 7;
-
 fn main() -> Result<(), Box<dyn Error>> {
     let fabric = Fabric::local(LocalOptions::default());
     let domain = fabric.domain()?;
@@ -28,16 +26,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (alice, bob) = (endpoint()?, endpoint()?);
 
     // An operation takes its buffer, and the completion returns it.
-    bob.receive(Receive::tagged(TAG), vec![0; 1024], 1)?;
+    bob.receive(Receive::tagged(7), vec![0; 1024], 1)?;
     let to_bob = addresses.insert(bob.address())?;
-    alice.send(Message::to(to_bob).tagged(TAG), "hello from alice", 2)?;
+    alice.send(Message::to(to_bob).tagged(7), "hello from alice", 2)?;
 
-    let received = loop {
-        let completion = queue.wait(Duration::from_secs(10))?;
-        if completion.is_received() {
-            break completion;
-        }
-    };
-    println!("bob got: {}", String::from_utf8(received.into_message().into_vec())?);
+    let mut completion = queue.wait(Duration::from_secs(10))?;
+    while !completion.is_received() {
+        completion = queue.wait(Duration::from_secs(10))?;
+    }
+    println!("bob got: {}", String::from_utf8(completion.into_message().into_vec())?);
     Ok(())
 }

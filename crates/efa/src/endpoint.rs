@@ -298,6 +298,9 @@ impl Endpoint {
     /// Reads memory of a peer (`fi_read`). It completes when all bytes are in the buffer. Reads have no
     /// order.
     ///
+    /// A read in packets of memory that the peer doesn't offer never completes, as the protocol has no
+    /// response for it; closing the endpoint cancels it. The peer gets an event.
+    ///
     /// # Errors
     /// The operation was not started; the buffer comes back.
     pub fn read(

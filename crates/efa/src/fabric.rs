@@ -158,7 +158,7 @@ impl Fabric {
     /// created when a domain is opened.
     ///
     /// RDMA works only between processes of one PID namespace. Otherwise (containers that share
-    /// `/dev/shm`) set [`rdma`](ShmOptions::rdma) to none on both sides.
+    /// `/dev/shm`) set [`rdma`](ShmOptions::rdma) to [`Rdma::NONE`](crate::sim::Rdma::NONE) on both sides.
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn shm(options: ShmOptions) -> Self {
@@ -167,6 +167,10 @@ impl Fabric {
 
     /// A network over TCP, on which this host has the address in `options`; other hosts must be able to
     /// connect to it. Nothing is opened before the first domain is.
+    ///
+    /// A received packet is acknowledged by the next read of its completion queue that returns nothing. Before
+    /// a program waits for something else, it must read until then, or close the endpoint; otherwise the
+    /// peer's send and its `close` time out.
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn tcp(options: TcpOptions) -> Self {

@@ -123,8 +123,10 @@ mod rma;
 /// the crate `efa-sim`.
 #[cfg(feature = "sim")]
 pub mod sim {
+    pub use efa_device::Rdma;
     #[cfg(feature = "capture")]
     pub use efa_sim::capture::{Capture, CaptureError};
+    pub use efa_sim::faults::{FaultOptions, Refusals};
     pub use efa_sim::local::{Faults, LocalFabric, LocalOptions, Reorder, Statistics};
     pub use efa_sim::record::{QueuePairId, SharedSink};
     pub use efa_sim::shm::ShmOptions;
