@@ -1,6 +1,6 @@
-//! In the steady state the engine takes nothing from the heap.
+//! In the steady state the engine does not allocate.
 //!
-//! The device under it is two queues of packets that allocate nothing themselves.
+//! The device is two packet queues in memory, which do not allocate either.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -43,7 +43,7 @@ fn calls() -> u64 {
 
 type End = Endpoint<Direct, Vec<u8>>;
 
-/// Sends every buffer as a tagged message and gives the buffers back, received and sent.
+/// Sends every buffer as a tagged message and returns the received and sent buffers.
 fn round(
     (a, b): (&mut End, &mut End),
     peer: PeerId,
@@ -97,7 +97,7 @@ fn round(
 fn steady_state_of_messages_and_rma_allocates_nothing() {
     for length in [8, 4096, 8800, 40_000, 65_536, 300_000] {
         for expected in [true, false] {
-            // Trimming gives memory back when it is idle, which this is not about.
+            // Without trimming, which frees memory when the endpoint is idle.
             let config = Config::default().with(|config| config.trim_interval = Duration::MAX);
             let [mut a, mut b] = null::pair(Order::Overtaking)
                 .map(|queue_pair| Endpoint::new(queue_pair, config.clone()).unwrap());

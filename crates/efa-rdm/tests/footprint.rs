@@ -1,7 +1,7 @@
-//! Bytes of the heap that a peer, a posted receive and a send take.
+//! Heap bytes for each peer, posted receive and pending send.
 //!
-//! What is measured is the heap's growth at a full table, just before it would double: what the
-//! table holds then is what it has room for. The application's handle of a buffer comes on top.
+//! The tests measure the growth of the heap when the tables are full, just before they would double.
+//! The application's handle of a buffer is not included.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -43,7 +43,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A buffer of zeros that takes no memory, not even for its handle: that is the application's.
+/// A buffer of zeros without memory or a handle, which are those of the application.
 #[derive(Debug)]
 struct Zeros<const LENGTH: u64>;
 
@@ -69,7 +69,7 @@ fn ends<const LENGTH: u64>() -> [End<LENGTH>; 2] {
     })
 }
 
-/// Bytes of the heap for each of `count` calls, but for what the first one alone needs.
+/// Heap bytes for each of `count` calls, without those that only the first call needs.
 fn each(count: u64, mut call: impl FnMut(u64)) -> f64 {
     call(0);
     let before = LIVE.with(Cell::get);
@@ -80,7 +80,10 @@ fn each(count: u64, mut call: impl FnMut(u64)) -> f64 {
 fn assert_at_most(limit: f64, what: &str, measured: f64) {
     println!("{what}: {measured:.1} bytes of at most {limit}");
     assert!(measured <= limit, "{what}: {measured:.1} bytes, at most {limit}");
-    assert!(measured > limit / 4.0, "{what}: {measured:.1} bytes: is that measured at all?");
+    assert!(
+        measured > limit / 4.0,
+        "{what}: {measured:.1} bytes: too small to be a valid measurement"
+    );
 }
 
 #[test]
@@ -112,7 +115,7 @@ fn posted_receive_takes_at_most_96_bytes() {
     }
 }
 
-/// What a send takes besides the packet that it posts, which is the device's business.
+/// Heap bytes of a send, without the packet, which belongs to the device.
 fn send<const LENGTH: u64>() -> f64 {
     let [mut a, b] = ends::<LENGTH>();
     let peer = a.insert_peer(b.address()).unwrap();

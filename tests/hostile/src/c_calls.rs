@@ -1,9 +1,9 @@
-//! A C program that holds everything wrong: null pointers, handles that were destroyed, of another
-//! kind or made up, sizes and counts that make no sense. It gets an error number, or what it asked for;
-//! all that it made can be given back; and a program that holds it right is served then.
+//! Calls of `libefa_soft` with wrong arguments: null pointers, handles that were destroyed, are of another
+//! kind or invented, invalid sizes and counts. Each call succeeds or returns an error number; all objects
+//! can be destroyed; and a correct program works afterwards.
 //!
-//! What posts and polls gets null and living handles alone: the C headers read through them, so that
-//! with others a program would crash before it is here.
+//! Functions that post or poll are called with null and live handles only: the C headers dereference the
+//! handles, so a program with others would crash before it enters the library.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fs;
@@ -59,20 +59,20 @@ unsafe extern "C" {
     ) -> c_int;
     fn ibv_destroy_qp(pair: *mut ibv_qp) -> c_int;
     fn ibv_qp_to_qp_ex(pair: *mut ibv_qp) -> *mut ibv_qp_ex;
-    fn efadv_query_device(c: *mut ibv_context, into: *mut efadv_device_attr, room: u32) -> c_int;
-    fn efadv_query_ah(handle: *mut ibv_ah, into: *mut efadv_ah_attr, room: u32) -> c_int;
+    fn efadv_query_device(c: *mut ibv_context, into: *mut efadv_device_attr, size: u32) -> c_int;
+    fn efadv_query_ah(handle: *mut ibv_ah, into: *mut efadv_ah_attr, size: u32) -> c_int;
     fn efadv_create_cq(
         context: *mut ibv_context,
         attributes: *mut ibv_cq_init_attr_ex,
         efa: *mut efadv_cq_init_attr,
-        room: u32,
+        size: u32,
     ) -> *mut ibv_cq_ex;
     fn efadv_cq_from_ibv_cq_ex(queue: *mut ibv_cq_ex) -> *mut efadv_cq;
     fn efadv_create_qp_ex(
         context: *mut ibv_context,
         attributes: *mut ibv_qp_init_attr_ex,
         efa: *mut efadv_qp_init_attr,
-        room: u32,
+        size: u32,
     ) -> *mut ibv_qp;
     fn efadv_create_driver_qp(
         domain: *mut ibv_pd,
@@ -85,17 +85,17 @@ unsafe extern "C" {
 const CALLS: usize = 200;
 /// Bytes of the program's memory.
 const MEMORY: usize = 4096;
-/// What a program may ask of its queue pairs.
+/// The operations of extended queue pairs.
 const OPERATIONS: u64 = IBV_QP_EX_WITH_SEND
     | IBV_QP_EX_WITH_RDMA_READ
     | IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND_WITH_IMM;
-/// What `ibv_close_device` and its like may say: done, refused as unknown, or used by others.
-const ENDS: [c_int; 3] = [0, EINVAL, EBUSY];
+/// Results of `ibv_close_device` and the other destructors: success, unknown handle, in use.
+const DESTROY_RESULTS: [c_int; 3] = [0, EINVAL, EBUSY];
 const EBUSY: c_int = 16;
 const EINVAL: c_int = 22;
-/// No error number is as large.
+/// Larger than every error number.
 const ERRORS: c_int = 200;
 
 /// A handle as C sees it.
@@ -116,7 +116,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// What the library takes for the same.
+    /// Whether the library accepts a handle of `self` for one of `other`.
     fn is(self, other: Self) -> bool {
         let plain = |kind| match kind {
             Self::QueueEx => Self::Queue,
@@ -133,86 +133,88 @@ fn zeroed<T>() -> T {
     unsafe { std::mem::zeroed() }
 }
 
-/// What the library gave and has not taken back.
-struct Alive {
+/// An object that the library created and that is not destroyed yet.
+struct LiveObject {
     kind: Kind,
     handle: Handle,
-    /// That it was made of and ends with; itself, if it is one.
+    /// The context that the object belongs to; itself, for a context.
     context: Handle,
 }
 
-/// What a program has got hold of, alive or not.
+/// The handles that a program has, live and destroyed.
 struct Program<'a> {
     input: Input<'a>,
-    alive: Vec<Alive>,
-    dead: Vec<Handle>,
+    live: Vec<LiveObject>,
+    destroyed: Vec<Handle>,
     memory: *mut u8,
-    /// Completions that came and were good.
+    /// Completions with success.
     served: usize,
 }
 
 impl<'a> Program<'a> {
     fn new(input: &'a [u8], memory: &mut [u8]) -> Self {
-        let (alive, dead) = (Vec::new(), Vec::new());
-        Self { input: Input::new(input), alive, dead, memory: memory.as_mut_ptr(), served: 0 }
+        let (live, destroyed) = (Vec::new(), Vec::new());
+        Self { input: Input::new(input), live, destroyed, memory: memory.as_mut_ptr(), served: 0 }
     }
 
-    /// A handle that is right, or one that isn't.
+    /// A live handle of this kind, or an invalid one.
     fn handle(&mut self, kind: Kind) -> Handle {
         match self.input.byte() {
-            0..=199 => self.right(kind),
+            0..=199 => self.matching_handle(kind),
             200..=209 => null_mut(),
-            210..=225 if !self.dead.is_empty() => self.input.pick(&self.dead),
-            226..=241 if !self.alive.is_empty() => self.pick(|_| true),
+            210..=225 if !self.destroyed.is_empty() => self.input.pick(&self.destroyed),
+            226..=241 if !self.live.is_empty() => self.pick(|_| true),
             242..=248 => (1 + (self.input.number(5) as usize)) as Handle,
             _ => 16 as Handle,
         }
     }
 
-    /// One that is alive and of this kind, or null.
-    fn right(&mut self, kind: Kind) -> Handle {
+    /// A live handle of this kind, or null.
+    fn matching_handle(&mut self, kind: Kind) -> Handle {
         self.pick(|of| of.kind.is(kind))
     }
 
-    /// One with functions of its own, or null.
+    /// A live handle of exactly this (extended) kind, or null.
     fn extended(&mut self, kind: Kind) -> Handle {
         self.pick(|of| of.kind == kind)
     }
 
-    /// One that is alive and fits, or null.
-    fn pick(&mut self, fits: impl Fn(&Alive) -> bool) -> Handle {
-        let fitting = self.alive.iter().filter(|of| fits(of)).map(|of| of.handle);
+    /// A live handle that satisfies the condition, or null.
+    fn pick(&mut self, fits: impl Fn(&LiveObject) -> bool) -> Handle {
+        let fitting = self.live.iter().filter(|of| fits(of)).map(|of| of.handle);
         let fitting: Vec<Handle> = fitting.collect();
         if fitting.is_empty() { null_mut() } else { self.input.pick(&fitting) }
     }
 
-    fn is_alive(&self, kind: Kind, handle: Handle) -> bool {
-        self.alive.iter().any(|of| of.kind.is(kind) && of.handle == handle)
+    fn is_live(&self, kind: Kind, handle: Handle) -> bool {
+        self.live.iter().any(|of| of.kind.is(kind) && of.handle == handle)
     }
 
-    fn made<T>(&mut self, kind: Kind, made: *mut T, by: Handle, of: Kind) {
+    fn record<T>(&mut self, kind: Kind, made: *mut T, by: Handle, of: Kind) {
         if made.is_null() {
             return;
         }
-        let maker = self.alive.iter().find(|alive| alive.kind.is(of) && alive.handle == by);
-        let Some(&Alive { context, .. }) = maker else { panic!("{kind:?} made of no {of:?}") };
+        let maker = self.live.iter().find(|live| live.kind.is(of) && live.handle == by);
+        let Some(&LiveObject { context, .. }) = maker else {
+            panic!("{kind:?} created from an unknown {of:?}")
+        };
         self.hold(kind, made.cast(), context);
     }
 
     fn hold(&mut self, kind: Kind, handle: Handle, context: Handle) {
-        assert!(self.alive.iter().all(|alive| alive.handle != handle), "{kind:?} given twice");
-        self.dead.retain(|dead| *dead != handle);
-        self.alive.push(Alive { kind, handle, context });
+        assert!(self.live.iter().all(|live| live.handle != handle), "{kind:?} returned twice");
+        self.destroyed.retain(|destroyed| *destroyed != handle);
+        self.live.push(LiveObject { kind, handle, context });
     }
 
-    fn ended(&mut self, kind: Kind, handle: Handle, said: c_int) {
-        let ends = if kind == Kind::Context { &ENDS[..2] } else { &ENDS };
-        assert!(ends.contains(&said), "{kind:?}: {said}");
-        assert_eq!(said == EINVAL, !self.is_alive(kind, handle), "{kind:?} {handle:?}: {said}");
-        if said == 0 {
-            // All that was made of a context ends with it.
-            let ends = |of: &mut Alive| of.handle == handle || of.context == handle;
-            self.dead.extend(self.alive.extract_if(.., ends).map(|of| of.handle));
+    fn check_destroyed(&mut self, kind: Kind, handle: Handle, result: c_int) {
+        let ends = if kind == Kind::Context { &DESTROY_RESULTS[..2] } else { &DESTROY_RESULTS };
+        assert!(ends.contains(&result), "{kind:?}: {result}");
+        assert_eq!(result == EINVAL, !self.is_live(kind, handle), "{kind:?} {handle:?}: {result}");
+        if result == 0 {
+            // The objects of a context are destroyed with it.
+            let ends = |of: &mut LiveObject| of.handle == handle || of.context == handle;
+            self.destroyed.extend(self.live.extract_if(.., ends).map(|of| of.handle));
         }
     }
 
@@ -221,7 +223,7 @@ impl<'a> Program<'a> {
         self.input.about(near)
     }
 
-    /// A structure of numbers, of which some mean nothing; the caller sets its pointers.
+    /// A structure with some bytes set at random; the caller sets its pointers.
     fn noise<T>(&mut self) -> T {
         let mut value: T = zeroed();
         let bytes = (&raw mut value).cast::<u8>();
@@ -234,25 +236,25 @@ impl<'a> Program<'a> {
     }
 
     /// The pointer, or null.
-    fn perhaps<T>(&mut self, value: &mut T) -> *mut T {
+    fn or_null<T>(&mut self, value: &mut T) -> *mut T {
         if self.input.byte() < 240 { value } else { null_mut() }
     }
 
-    /// A part of the program's memory, with a key that is right or isn't.
+    /// A part of the program's memory, with a valid or an invalid key.
     fn entry(&mut self) -> ibv_sge {
         let length = (self.number() as usize).min(MEMORY) as u32;
-        let region = self.right(Kind::Region).cast::<ibv_mr>();
-        // SAFETY: it is alive, or null.
+        let region = self.matching_handle(Kind::Region).cast::<ibv_mr>();
+        // SAFETY: it is live, or null.
         let key = unsafe { region.as_ref() }.map_or(0, |region| region.lkey);
         let lkey = self.input.about32(key);
         let offset = self.input.about(0);
-        // What is sent inline is read wherever it is.
+        // Inline data is read without a check of the key, so the address must be valid.
         let end = offset.checked_add(length.into());
         let offset = if end.is_some_and(|end| end <= MEMORY as u64) { offset } else { 0 };
         ibv_sge { addr: self.memory as u64 + offset, length, lkey }
     }
 
-    /// So many entries, if one believes it.
+    /// A number of entries, which may be invalid.
     fn entry_count(&mut self) -> c_int {
         self.input.pick(&[1, 1, 2, 0, -1, 3, 1000, c_int::MAX])
     }
@@ -274,13 +276,13 @@ impl<'a> Program<'a> {
 
     fn register(&mut self) {
         let by = self.handle(Kind::Domain);
-        // Of the program's own memory; what it says of others' is its own fault.
+        // Only the program's own memory: the library cannot check other addresses.
         let length = (self.number() as usize).min(MEMORY);
         let access = self.input.about32(7);
         let memory: Handle = self.memory.cast();
         let at = if self.input.byte() < 250 { memory } else { null_mut() };
         let length = if at.is_null() { 0 } else { length };
-        // SAFETY: the memory lives as long as the process.
+        // SAFETY: the memory is valid until the process ends.
         let made = unsafe {
             if self.input.one_in(4) {
                 ibv_reg_mr_iova2(by.cast(), at, length, self.input.about(at as u64), access)
@@ -288,19 +290,19 @@ impl<'a> Program<'a> {
                 ibv_reg_mr(by.cast(), at, length, access.cast_signed())
             }
         };
-        self.made(Kind::Region, made, by, Kind::Domain);
+        self.record(Kind::Region, made, by, Kind::Domain);
     }
 
     fn create_queue(&mut self) {
         let by = self.handle(Kind::Context);
         let depth = self.input.pick(&[16, 1, 0, -1, 4096, 1 << 30, c_int::MAX, c_int::MIN]);
-        // SAFETY: structures that are there, or null.
+        // SAFETY: the pointers are valid or null.
         unsafe {
             if self.input.one_in(2) {
                 let channel = if self.input.byte() < 240 { null_mut() } else { self.memory.cast() };
                 let vector = self.input.about32(0).cast_signed();
                 let made = ibv_create_cq(by.cast(), depth, null_mut(), channel, vector);
-                return self.made(Kind::Queue, made, by, Kind::Context);
+                return self.record(Kind::Queue, made, by, Kind::Context);
             }
             let mut attributes: ibv_cq_init_attr_ex = self.noise();
             if self.input.byte() < 200 {
@@ -310,16 +312,16 @@ impl<'a> Program<'a> {
             }
             (attributes.cq_context, attributes.channel) = (null_mut(), null_mut());
             let mut efa: efadv_cq_init_attr = self.noise();
-            let room = self.input.about32(size_of::<efadv_cq_init_attr>() as u32);
-            let room = room.min(size_of::<efadv_cq_init_attr>() as u32);
-            let (into, efa) = (self.perhaps(&mut attributes), self.perhaps(&mut efa));
-            let made = efadv_create_cq(by.cast(), into, efa, room);
-            self.made(Kind::QueueEx, made, by, Kind::Context);
+            let size = self.input.about32(size_of::<efadv_cq_init_attr>() as u32);
+            let size = size.min(size_of::<efadv_cq_init_attr>() as u32);
+            let (into, efa) = (self.or_null(&mut attributes), self.or_null(&mut efa));
+            let made = efadv_create_cq(by.cast(), into, efa, size);
+            self.record(Kind::QueueEx, made, by, Kind::Context);
         }
     }
 
     fn create_pair(&mut self) {
-        let (send, receive) = (self.right(Kind::Queue), self.handle(Kind::Queue));
+        let (send, receive) = (self.matching_handle(Kind::Queue), self.handle(Kind::Queue));
         let cap = ibv_qp_cap {
             max_send_wr: self.input.about32(4),
             max_recv_wr: self.input.about32(4),
@@ -328,7 +330,7 @@ impl<'a> Program<'a> {
             max_inline_data: self.input.about32(32),
         };
         let usual = self.input.byte() < 220;
-        // SAFETY: structures that are there, or null.
+        // SAFETY: the pointers are valid or null.
         unsafe {
             if self.input.one_in(2) {
                 let by = self.handle(Kind::Domain);
@@ -342,13 +344,13 @@ impl<'a> Program<'a> {
                 (attributes.send_cq, attributes.recv_cq) = (send.cast(), receive.cast());
                 (attributes.srq, attributes.qp_context) = (null_mut(), null_mut());
                 let driver = attributes.qp_type == IBV_QPT_DRIVER;
-                let into = self.perhaps(&mut attributes);
+                let into = self.or_null(&mut attributes);
                 let made = if driver {
                     efadv_create_driver_qp(by.cast(), into, self.input.about32(0))
                 } else {
                     ibv_create_qp(by.cast(), into)
                 };
-                return self.made(Kind::Pair, made, by, Kind::Domain);
+                return self.record(Kind::Pair, made, by, Kind::Domain);
             }
             let by = self.handle(Kind::Context);
             let mut attributes: ibv_qp_init_attr_ex = self.noise();
@@ -365,15 +367,15 @@ impl<'a> Program<'a> {
             (attributes.srq, attributes.qp_context) = (null_mut(), null_mut());
             (attributes.xrcd, attributes.rwq_ind_tbl) = (null_mut(), null_mut());
             let mut efa = efadv_qp_init_attr::default();
-            let room = self.input.about32(size_of::<efadv_qp_init_attr>() as u32);
-            let room = room.min(size_of::<efadv_qp_init_attr>() as u32);
-            let (into, efa) = (self.perhaps(&mut attributes), self.perhaps(&mut efa));
-            let made = efadv_create_qp_ex(by.cast(), into, efa, room);
-            self.made(Kind::PairEx, made, by, Kind::Context);
+            let size = self.input.about32(size_of::<efadv_qp_init_attr>() as u32);
+            let size = size.min(size_of::<efadv_qp_init_attr>() as u32);
+            let (into, efa) = (self.or_null(&mut attributes), self.or_null(&mut efa));
+            let made = efadv_create_qp_ex(by.cast(), into, efa, size);
+            self.record(Kind::PairEx, made, by, Kind::Context);
         }
     }
 
-    /// On to the next state, or to none that there is.
+    /// Changes to the next state, or to an invalid one.
     fn modify(&mut self) {
         let pair = self.handle(Kind::Pair);
         let mut attributes: ibv_qp_attr = self.noise();
@@ -391,42 +393,42 @@ impl<'a> Program<'a> {
             (attributes.qkey, attributes.pkey_index) = (0x1234, 0);
             attributes.rnr_retry = self.input.byte() & 7;
         }
-        let to = self.perhaps(&mut attributes);
-        // SAFETY: a structure that is there, or null.
-        let said = unsafe { ibv_modify_qp(pair.cast(), to, mask) };
-        assert!((0..ERRORS).contains(&said), "{said}");
-        assert!(said != 0 || self.is_alive(Kind::Pair, pair));
+        let to = self.or_null(&mut attributes);
+        // SAFETY: the pointer is valid or null.
+        let result = unsafe { ibv_modify_qp(pair.cast(), to, mask) };
+        assert!((0..ERRORS).contains(&result), "{result}");
+        assert!(result != 0 || self.is_live(Kind::Pair, pair));
     }
 
-    fn ask(&mut self) {
+    fn query(&mut self) {
         let context = self.handle(Kind::Context);
-        let right = self.is_alive(Kind::Context, context);
+        let right = self.is_live(Kind::Context, context);
         let (port, index) = (self.input.byte() & 3, self.input.about32(0).cast_signed());
         let c = context.cast();
-        // SAFETY: structures that are there, or null.
-        let said = unsafe {
+        // SAFETY: the pointers are valid or null.
+        let result = unsafe {
             match self.input.below(9) {
                 0 => {
                     let mut into = zeroed();
-                    let into = self.perhaps(&mut into);
-                    let said = ibv_query_device(c, into);
-                    assert_eq!(said == 0, right && !into.is_null());
-                    said
+                    let into = self.or_null(&mut into);
+                    let result = ibv_query_device(c, into);
+                    assert_eq!(result == 0, right && !into.is_null());
+                    result
                 }
-                1 => ibv_query_port(c, port, self.perhaps(&mut zeroed())),
+                1 => ibv_query_port(c, port, self.or_null(&mut zeroed())),
                 2 => {
                     let mut into = zeroed();
-                    let into = self.perhaps(&mut into);
-                    let said = ibv_query_gid(c, port, index, into);
-                    assert!(said != 0 || port == 1 && index == 0 && !into.is_null());
-                    said
+                    let into = self.or_null(&mut into);
+                    let result = ibv_query_gid(c, port, index, into);
+                    assert!(result != 0 || port == 1 && index == 0 && !into.is_null());
+                    result
                 }
-                3 => ibv_query_pkey(c, port, index, self.perhaps(&mut 0)),
+                3 => ibv_query_pkey(c, port, index, self.or_null(&mut 0)),
                 4 => {
                     let mut into: efadv_device_attr = zeroed();
                     let most = size_of::<efadv_device_attr>() as u32;
-                    let room = self.input.about32(most).min(most);
-                    efadv_query_device(c, self.perhaps(&mut into), room)
+                    let size = self.input.about32(most).min(most);
+                    efadv_query_device(c, self.or_null(&mut into), size)
                 }
                 5 => {
                     let _ = ibv_get_pkey_index(c, port, index as u16);
@@ -437,69 +439,69 @@ impl<'a> Program<'a> {
                 6 => {
                     let pair = self.handle(Kind::Pair);
                     let (mut now, mut first) = (zeroed(), zeroed());
-                    let (now, first) = (self.perhaps(&mut now), self.perhaps(&mut first));
-                    let said = ibv_query_qp(pair.cast(), now, index, first);
-                    return assert!(said != 0 || self.is_alive(Kind::Pair, pair));
+                    let (now, first) = (self.or_null(&mut now), self.or_null(&mut first));
+                    let result = ibv_query_qp(pair.cast(), now, index, first);
+                    return assert!(result != 0 || self.is_live(Kind::Pair, pair));
                 }
                 7 => {
                     let handle = self.handle(Kind::AddressHandle);
                     let mut into: efadv_ah_attr = zeroed();
                     let most = size_of::<efadv_ah_attr>() as u32;
-                    let room = self.input.about32(most).min(most);
-                    let said = efadv_query_ah(handle.cast(), self.perhaps(&mut into), room);
-                    return assert!(said != 0 || self.is_alive(Kind::AddressHandle, handle));
+                    let size = self.input.about32(most).min(most);
+                    let result = efadv_query_ah(handle.cast(), self.or_null(&mut into), size);
+                    return assert!(result != 0 || self.is_live(Kind::AddressHandle, handle));
                 }
                 _ => {
                     let pair = self.handle(Kind::Pair);
                     let extended = ibv_qp_to_qp_ex(pair.cast());
-                    assert!(extended.is_null() || self.is_alive(Kind::Pair, pair));
+                    assert!(extended.is_null() || self.is_live(Kind::Pair, pair));
                     return;
                 }
             }
         };
-        assert!(said != 0 || right, "{said}");
+        assert!(result != 0 || right, "{result}");
     }
 
     fn create_handle(&mut self) {
         let by = self.handle(Kind::Domain);
         let mut attributes: ibv_ah_attr = self.noise();
         if self.input.byte() < 200 {
-            let context = self.right(Kind::Context);
+            let context = self.matching_handle(Kind::Context);
             attributes = zeroed();
             (attributes.is_global, attributes.port_num) = (1, 1);
-            // SAFETY: a context that is alive or null, and a GID that is there.
+            // SAFETY: a context that is live or null, and a valid pointer to a GID.
             unsafe { ibv_query_gid(context.cast(), 1, 0, &raw mut attributes.grh.dgid) };
         }
-        let into = self.perhaps(&mut attributes);
-        // SAFETY: a structure that is there, or null.
+        let into = self.or_null(&mut attributes);
+        // SAFETY: the pointer is valid or null.
         let made = unsafe { ibv_create_ah(by.cast(), into) };
-        self.made(Kind::AddressHandle, made, by, Kind::Domain);
+        self.record(Kind::AddressHandle, made, by, Kind::Domain);
     }
 
-    /// Where a send goes: to a queue pair that there is, mostly.
+    /// The destination of a send, in most cases a live queue pair.
     fn target(&mut self) -> ibv_ud_target {
-        let pair = self.right(Kind::Pair).cast::<ibv_qp>();
-        // SAFETY: it is alive, or null.
+        let pair = self.matching_handle(Kind::Pair).cast::<ibv_qp>();
+        // SAFETY: it is live, or null.
         let number = unsafe { pair.as_ref() }.map_or(0, |pair| pair.qp_num);
-        let known = self.right(Kind::AddressHandle).cast();
+        let known = self.matching_handle(Kind::AddressHandle).cast();
         let ah = if self.input.byte() < 240 { known } else { null_mut() };
         let remote_qpn = self.input.about32(number);
         ibv_ud_target { ah, remote_qpn, remote_qkey: self.input.about32(0x1234) }
     }
 
-    /// Lists of requests, through the table of the context as the C headers have it.
+    /// Posts lists of requests through the function table of the context, as the C headers do.
     fn post(&mut self) {
-        let pair = self.right(Kind::Pair).cast::<ibv_qp>();
+        let pair = self.matching_handle(Kind::Pair).cast::<ibv_qp>();
         if pair.is_null() {
             return;
         }
-        // Inline, so many are looked at.
+        // All entries are read when the data is inline.
         let two = [self.entry(), self.entry()];
         let mut entries: [ibv_sge; 32] = std::array::from_fn(|place| two[place % 2]);
         let list = if self.input.byte() < 250 { entries.as_mut_ptr() } else { null_mut() };
         let count = self.entry_count();
-        // SAFETY: as C does it, with a queue pair that is alive or null; lists have an end. A count of
-        // entries that aren't there is refused before they are read.
+        // SAFETY: as C does it, with a queue pair that is live or null; lists are terminated. A count
+        // beyond the entries is refused before they are read.
         unsafe {
             let ops = &(*(*pair).context).ops;
             let pair = if self.input.byte() < 250 { pair } else { null_mut() };
@@ -510,9 +512,9 @@ impl<'a> Program<'a> {
                 let wr_id = self.input.byte().into();
                 let mut request = ibv_recv_wr { wr_id, next, sg_list: list, num_sge: count };
                 let mut bad = null_mut();
-                let list = self.perhaps(&mut request);
-                let said = ops.post_recv.map(|post| post(pair, list, &raw mut bad));
-                return assert!(said.is_some_and(|said| (0..ERRORS).contains(&said)));
+                let list = self.or_null(&mut request);
+                let result = ops.post_recv.map(|post| post(pair, list, &raw mut bad));
+                return assert!(result.is_some_and(|result| (0..ERRORS).contains(&result)));
             }
             let mut second: ibv_send_wr = zeroed();
             (second.sg_list, second.num_sge, second.opcode) = (list, 1, IBV_WR_SEND);
@@ -523,17 +525,17 @@ impl<'a> Program<'a> {
             request.send_flags = self.input.pick(&[0, IBV_SEND_INLINE, u32::MAX]);
             request.wr.ud = self.target();
             let mut bad = null_mut();
-            let list = self.perhaps(&mut request);
-            let said = ops.post_send.map(|post| post(pair, list, &raw mut bad));
-            assert!(said.is_some_and(|said| (0..ERRORS).contains(&said)));
+            let list = self.or_null(&mut request);
+            let result = ops.post_send.map(|post| post(pair, list, &raw mut bad));
+            assert!(result.is_some_and(|result| (0..ERRORS).contains(&result)));
         }
     }
 
-    /// Requests made by calls, in any order between a start and its end.
+    /// Builds requests with the `wr_*` functions, in any order between start and complete.
     fn build(&mut self) {
         let pair = self.extended(Kind::PairEx);
-        // SAFETY: as C does it: through the functions of a queue pair that is alive. Addresses that are
-        // read at once are those of memory that is there.
+        // SAFETY: as C does it: through the functions of a queue pair that is live. Addresses that are
+        // read immediately are valid.
         unsafe {
             let qp = ibv_qp_to_qp_ex(pair.cast());
             let Some(functions) = qp.as_ref() else { return };
@@ -576,34 +578,35 @@ impl<'a> Program<'a> {
             {
                 return abort(qp);
             }
-            let said = functions.wr_complete.map(|call| call(qp));
-            assert!(said.is_some_and(|said| (0..ERRORS).contains(&said)));
+            let result = functions.wr_complete.map(|call| call(qp));
+            assert!(result.is_some_and(|result| (0..ERRORS).contains(&result)));
         }
     }
 
     fn poll(&mut self) {
-        let queue = self.right(Kind::Queue).cast::<ibv_cq>();
+        let queue = self.matching_handle(Kind::Queue).cast::<ibv_cq>();
         let extended = self.extended(Kind::QueueEx).cast::<ibv_cq_ex>();
-        // SAFETY: as C does it, with queues that are alive or null, and room for as many as are asked
-        // for.
+        // SAFETY: as C does it, with queues that are live or null, and space for as many
+        // completions as are requested.
         unsafe {
             if let Some(cq) = queue.as_ref()
                 && self.input.one_in(2)
             {
-                let mut room: [ibv_wc; 4] = zeroed();
+                let mut completions: [ibv_wc; 4] = zeroed();
                 let count = self.input.pick(&[4, 1, 0, -1, c_int::MIN]);
-                let into = if self.input.byte() < 240 { room.as_mut_ptr() } else { null_mut() };
+                let into =
+                    if self.input.byte() < 240 { completions.as_mut_ptr() } else { null_mut() };
                 let of = if self.input.byte() < 250 { queue } else { null_mut() };
                 let poll = (*cq.context).ops.poll_cq;
-                let said = poll.map_or(-2, |poll| poll(of, count, into));
-                assert!((-1..=4).contains(&said), "{said}");
-                let came = &room[..usize::try_from(said).unwrap_or(0)];
-                self.served += came.iter().filter(|wc| wc.status == IBV_WC_SUCCESS).count();
+                let result = poll.map_or(-2, |poll| poll(of, count, into));
+                assert!((-1..=4).contains(&result), "{result}");
+                let received = &completions[..usize::try_from(result).unwrap_or(0)];
+                self.served += received.iter().filter(|wc| wc.status == IBV_WC_SUCCESS).count();
                 return;
             }
             let Some(cq) = extended.as_ref() else { return };
             let mut attributes = ibv_poll_cq_attr { comp_mask: self.input.about32(0) };
-            let with = self.perhaps(&mut attributes);
+            let with = self.or_null(&mut attributes);
             let (Some(start), Some(next), Some(end)) = (cq.start_poll, cq.next_poll, cq.end_poll)
             else {
                 return;
@@ -620,7 +623,7 @@ impl<'a> Program<'a> {
                 if let Some(efa) = efa.as_mut()
                     && let Some(read) = efa.wc_read_sgid
                 {
-                    let _ = read(efa, self.perhaps(&mut zeroed()));
+                    let _ = read(efa, self.or_null(&mut zeroed()));
                 }
                 if next(extended) != 0 {
                     break;
@@ -630,19 +633,19 @@ impl<'a> Program<'a> {
         }
     }
 
-    fn end(&mut self) {
+    fn destroy(&mut self) {
         let kinds = [Kind::Pair, Kind::AddressHandle, Kind::Region, Kind::Queue, Kind::Domain];
         let kind = match self.input.below(6) {
             5 => Kind::Context,
             place => kinds[place],
         };
         let handle = self.handle(kind);
-        self.end_one(kind, handle);
+        self.destroy_one(kind, handle);
     }
 
-    fn end_one(&mut self, kind: Kind, handle: Handle) {
-        // SAFETY: the library looks a handle up before it believes it.
-        let said = unsafe {
+    fn destroy_one(&mut self, kind: Kind, handle: Handle) {
+        // SAFETY: the library looks the handle up before it dereferences it.
+        let result = unsafe {
             match kind {
                 Kind::Context => ibv_close_device(handle.cast()),
                 Kind::Domain => ibv_dealloc_pd(handle.cast()),
@@ -652,7 +655,7 @@ impl<'a> Program<'a> {
                 Kind::Pair | Kind::PairEx => ibv_destroy_qp(handle.cast()),
             }
         };
-        self.ended(kind, handle, said);
+        self.check_destroyed(kind, handle, result);
     }
 
     fn call(&mut self) {
@@ -660,20 +663,20 @@ impl<'a> Program<'a> {
             0..=15 => self.open(),
             16..=31 => {
                 let by = self.handle(Kind::Context);
-                // SAFETY: the library looks a handle up before it believes it.
+                // SAFETY: the library looks the handle up before it dereferences it.
                 let made = unsafe { ibv_alloc_pd(by.cast()) };
-                self.made(Kind::Domain, made, by, Kind::Context);
+                self.record(Kind::Domain, made, by, Kind::Context);
             }
             32..=47 => self.register(),
             48..=63 => self.create_handle(),
             64..=87 => self.create_queue(),
             88..=119 => self.create_pair(),
             120..=159 => self.modify(),
-            160..=175 => self.ask(),
+            160..=175 => self.query(),
             176..=199 => self.post(),
             200..=219 => self.build(),
             220..=235 => self.poll(),
-            _ => self.end(),
+            _ => self.destroy(),
         }
     }
 
@@ -682,15 +685,15 @@ impl<'a> Program<'a> {
         use Kind::{AddressHandle, Context, Domain, Pair, Queue, Region};
         for kind in [Pair, AddressHandle, Region, Queue, Domain, Context] {
             while let handle @ 1.. = self.last(kind) as usize {
-                let before = self.alive.len();
-                self.end_one(kind, handle as Handle);
-                assert!(self.alive.len() < before, "a {kind:?} that nobody uses can't be ended");
+                let before = self.live.len();
+                self.destroy_one(kind, handle as Handle);
+                assert!(self.live.len() < before, "an unused {kind:?} is not destroyed");
             }
         }
     }
 
     fn last(&self, kind: Kind) -> Handle {
-        let last = self.alive.iter().rev().find(|of| of.kind.is(kind));
+        let last = self.live.iter().rev().find(|of| of.kind.is(kind));
         last.map_or(null_mut(), |of| of.handle)
     }
 }

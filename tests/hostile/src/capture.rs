@@ -3,7 +3,7 @@
 use efa_sim::capture::{Capture, CaptureReader};
 use efa_sim::record::Record;
 
-/// Most records that are looked at.
+/// Most records that are compared.
 const RECORDS: usize = 1000;
 
 fn read(bytes: &[u8]) -> Vec<Record<'static>> {
@@ -29,11 +29,11 @@ pub(crate) fn run(bytes: &[u8]) {
     if records.is_empty() {
         return;
     }
-    let mut capture = Capture::new(Vec::new(), "again").expect("memory takes everything");
+    let mut capture = Capture::new(Vec::new(), "again").expect("a write to memory succeeds");
     for record in &records {
-        capture.write(record).expect("memory takes everything");
+        capture.write(record).expect("a write to memory succeeds");
     }
-    let written = capture.finish().expect("memory takes everything");
+    let written = capture.finish().expect("a write to memory succeeds");
     assert_eq!(read(&written), records);
 }
 

@@ -1,15 +1,14 @@
-//! A network of three in memory: two endpoints with queue pairs, and a liar who has none.
+//! A network in memory: two endpoints with queue pairs, and a hostile peer without one.
 //!
 //! ```text
-//!   subject ◄── packets ──► honest        delivered in order, answered, refused without buffers
+//!   subject ◄── packets ──► honest        delivered in order, acknowledged, RNR without buffers
 //!      ▲  │
-//!      │  └── packets ──► the liar's record, answered with what the liar says
-//!      └──── any bytes, from any queue pair that isn't the honest one's
+//!      │  └── packets ──► recorded for the hostile peer, which selects the completion status
+//!      └──── any bytes, from any queue pair except that of the honest peer
 //! ```
 //!
-//! What a device guarantees holds here too: nobody sends from the queue pair of another, and the
-//! interface of a sender is the one it has. Reads and writes of memory are done when they are
-//! posted; the liar's device does them as it likes.
+//! The guarantees of a device hold: no peer sends from the queue pair or the interface of another. RDMA
+//! between the endpoints is executed when it is posted; the hostile peer selects the status of RDMA to it.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -24,16 +23,16 @@ use efa_sim::tm::{ModelTagList, TagQueuePair};
 
 /// Largest datagram.
 pub(crate) const MTU: usize = 512;
-/// Sends that a queue pair holds.
+/// Capacity of a send queue.
 const DEPTH: usize = 64;
-/// Interfaces that a device can address.
+/// Most address handles of a device.
 const HANDLES: usize = 12;
-/// Packets to the liar that are kept.
+/// Packets that are recorded for the hostile peer.
 const HEARD: usize = 32;
 
 type Buffer = Box<[u8]>;
 
-/// Registered memory, which says where a peer may go: outside of it, a test fails.
+/// Registered memory. An access outside of it fails the test.
 #[derive(Clone, Debug)]
 pub(crate) struct Mem(Rc<Registered>);
 
@@ -86,24 +85,24 @@ impl Region for Mem {
     }
 }
 
-/// Where a queue pair is.
+/// GID and number of a queue pair.
 pub(crate) type Place = (Gid, Qpn);
 
-/// A packet that has not been taken yet.
-enum Coming {
-    /// Of the queue pair with this number.
+/// A packet that was not delivered yet.
+enum Incoming {
+    /// From the endpoint with this index.
     Honest(usize, SendRequest<Buffer>),
-    Liar(Place, Vec<u8>),
+    Hostile(Place, Vec<u8>),
 }
 
 #[derive(Default)]
 struct Node {
     address: QueuePairAddress,
-    coming: VecDeque<Coming>,
+    incoming: VecDeque<Incoming>,
     posted: Vec<Buffer>,
     done: VecDeque<Completion<Buffer>>,
     outstanding: usize,
-    /// Interfaces by address handle, with how often each was asked for.
+    /// Interfaces by address handle, with their reference counts.
     handles: Vec<(Gid, usize)>,
     regions: Vec<Weak<Registered>>,
 }
@@ -111,34 +110,34 @@ struct Node {
 /// The network.
 pub(crate) struct Net {
     nodes: [Node; 2],
-    /// How the liar's device answers packets, and reads and writes.
+    /// Completion status of sends to the hostile peer, and of RDMA to it.
     pub(crate) answer: Result<(), Status>,
     pub(crate) rdma_answer: Result<(), Status>,
-    /// Whether the device tells the interface of senders that it has no handle for.
-    tell_gid: bool,
-    /// Whether a packet that finds no buffer holds up those behind it.
+    /// Whether completions contain the GID of senders without an address handle.
+    report_gid: bool,
+    /// Whether a packet without a receive buffer blocks the packets behind it.
     keeps_order: bool,
     pub(crate) heard: VecDeque<Vec<u8>>,
-    /// What the two say to each other: the liar listens.
+    /// Packets between the two endpoints, which the hostile peer reads.
     pub(crate) overheard: VecDeque<Vec<u8>>,
     keys: u32,
 }
 
 pub(crate) type Shared = Rc<RefCell<Net>>;
 
-/// Addresses of the two.
+/// Addresses of the two endpoints.
 pub(crate) const ADDRESSES: [QueuePairAddress; 2] = [
     QueuePairAddress { gid: interface(1), qpn: Qpn(1), qkey: Qkey(0x1001) },
     QueuePairAddress { gid: interface(2), qpn: Qpn(2), qkey: Qkey(0x1002) },
 ];
 
-/// One of the interfaces there are.
+/// The GID of the interface with this number.
 pub(crate) const fn interface(number: u8) -> Gid {
     Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, number])
 }
 
 /// The queue pairs of the subject and of the honest peer.
-pub(crate) fn network(rdma: Rdma, tell_gid: bool) -> (Shared, [Wire; 2]) {
+pub(crate) fn network(rdma: Rdma, report_gid: bool) -> (Shared, [Wire; 2]) {
     let attributes = DeviceAttributes {
         vendor_part_id: 0xefa2,
         mtu: MTU,
@@ -154,7 +153,7 @@ pub(crate) fn network(rdma: Rdma, tell_gid: bool) -> (Shared, [Wire; 2]) {
         nodes: ADDRESSES.map(node),
         answer: Ok(()),
         rdma_answer: Ok(()),
-        tell_gid,
+        report_gid,
         keeps_order: false,
         heard: VecDeque::new(),
         overheard: VecDeque::new(),
@@ -165,14 +164,14 @@ pub(crate) fn network(rdma: Rdma, tell_gid: bool) -> (Shared, [Wire; 2]) {
 }
 
 impl Net {
-    /// A packet of the liar's to the subject.
+    /// Queues a packet of the hostile peer to the subject.
     pub(crate) fn inject(&mut self, from: Place, bytes: Vec<u8>) {
         let of_another = ADDRESSES.iter().any(|address| (address.gid, address.qpn) == from);
-        assert!(!of_another, "nobody sends from the queue pair of another");
-        self.nodes[0].coming.push_back(Coming::Liar(from, bytes));
+        assert!(!of_another, "a packet from the queue pair of another peer");
+        self.nodes[0].incoming.push_back(Incoming::Hostile(from, bytes));
     }
 
-    /// The liar's device wrote to the subject's memory and sent data along.
+    /// Reports an RDMA write with immediate data of the hostile peer at the subject.
     pub(crate) fn write_with_data(&mut self, from: Place, immediate: u32, length: u64) {
         let source = self.source(0, from);
         let packet = self.nodes[0].posted.pop();
@@ -180,7 +179,7 @@ impl Net {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.nodes.iter().all(|node| node.coming.is_empty() && node.done.is_empty())
+        self.nodes.iter().all(|node| node.incoming.is_empty() && node.done.is_empty())
     }
 
     fn source(&self, at: usize, (gid, qpn): Place) -> Source {
@@ -189,7 +188,7 @@ impl Net {
             Some(handle) => {
                 Source { address_handle: Some(AddressHandle(handle as u16)), qpn, gid: None }
             }
-            None => Source { address_handle: None, qpn, gid: self.tell_gid.then_some(gid) },
+            None => Source { address_handle: None, qpn, gid: self.report_gid.then_some(gid) },
         }
     }
 
@@ -197,19 +196,19 @@ impl Net {
         if self.keeps_order && self.nodes[at].posted.is_empty() {
             return;
         }
-        let Some(coming) = self.nodes[at].coming.pop_front() else { return };
-        match coming {
-            Coming::Honest(from, request) => {
+        let Some(incoming) = self.nodes[at].incoming.pop_front() else { return };
+        match incoming {
+            Incoming::Honest(from, request) => {
                 let place = (ADDRESSES[from].gid, ADDRESSES[from].qpn);
                 let result = self.put(at, place, &request.packet[..request.length]);
                 let result = if result { Ok(()) } else { Err(Status::ReceiverNotReady) };
                 let SendRequest { id, packet, .. } = request;
                 self.nodes[from].done.push_back(Completion::Send { id, packet, result });
             }
-            Coming::Liar(from, bytes) => {
-                // The liar's device tries again until there is a buffer.
+            Incoming::Hostile(from, bytes) => {
+                // The packet is retried until there is a receive buffer.
                 if !self.put(at, from, &bytes) {
-                    self.nodes[at].coming.push_back(Coming::Liar(from, bytes));
+                    self.nodes[at].incoming.push_back(Incoming::Hostile(from, bytes));
                 }
             }
         }
@@ -232,7 +231,7 @@ impl Net {
         record.push_back(bytes.to_vec());
     }
 
-    /// Memory of one of the two that a device may touch.
+    /// Registered memory of the endpoint at this GID.
     fn region(&self, gid: Gid, key: u32) -> Option<Mem> {
         let node = self.nodes.iter().find(|node| node.address.gid == gid)?;
         let mut regions = node.regions.iter().filter_map(Weak::upgrade);
@@ -321,7 +320,7 @@ impl QueuePair for Wire {
     fn destroy_address_handle(&mut self, handle: AddressHandle) {
         let mut net = self.net.borrow_mut();
         let count = &mut net.nodes[self.node].handles[usize::from(handle.0)].1;
-        *count = count.checked_sub(1).expect("a handle is given back once");
+        *count = count.checked_sub(1).expect("an address handle is destroyed once");
     }
 
     fn allocate_packet(&mut self) -> Result<Buffer, DeviceError> {
@@ -338,14 +337,14 @@ impl QueuePair for Wire {
         assert!(request.length <= MTU, "a datagram of {} bytes", request.length);
         node.outstanding += 1;
         let (gid, count) = node.handles[usize::from(request.destination.address_handle.0)];
-        assert!(count > 0, "an address handle that was given back is used");
+        assert!(count > 0, "use of a destroyed address handle");
         let qpn = request.destination.qpn;
         let bytes = &request.packet[..request.length];
         let target = ADDRESSES.iter().position(|place| (place.gid, place.qpn) == (gid, qpn));
         match target {
             Some(target) if ADDRESSES[target].qkey == request.destination.qkey => {
                 Net::remember(&mut net.overheard, bytes);
-                net.nodes[target].coming.push_back(Coming::Honest(self.node, request));
+                net.nodes[target].incoming.push_back(Incoming::Honest(self.node, request));
             }
             _ => {
                 Net::remember(&mut net.heard, bytes);
@@ -365,7 +364,7 @@ impl QueuePair for Wire {
     fn register(&self, memory: Buffer, access: Access) -> Result<Mem, RegisterError> {
         let mut net = self.net.borrow_mut();
         net.keys += 1;
-        // Keys that a liar doesn't find by counting.
+        // Keys that cannot be guessed by counting.
         let key = net.keys.wrapping_mul(0x9e37_79b1) ^ 0x55aa_0ff0;
         let address = u64::from(net.keys) << 32 | 0x1000;
         let registered = Rc::new(Registered { bytes: memory.into(), address, key, access });
@@ -421,7 +420,7 @@ impl QueuePair for Wire {
     }
 }
 
-/// A queue pair, perhaps with a list of tags in front of it.
+/// A queue pair, with or without a tag list.
 #[derive(Debug)]
 pub(crate) enum Port {
     Plain(Wire),
@@ -429,14 +428,14 @@ pub(crate) enum Port {
 }
 
 impl Port {
-    /// Such a device keeps the order of packets. The seed decides when the list's commands are
-    /// carried out.
+    /// A device with a tag list delivers packets in order. The seed decides when the commands of the list
+    /// are executed.
     pub(crate) fn listed(wire: Wire, limits: TagListLimits, seed: u64) -> Self {
         wire.net.borrow_mut().keeps_order = true;
         Self::Listed(TagQueuePair::new(wire, limits, efa_rdm::leading_tag, seed).into())
     }
 
-    /// Whether no entry of the list is held back.
+    /// Whether no entry of the tag list is held back.
     pub(crate) fn is_live(&self) -> bool {
         match self {
             Self::Plain(_) => true,

@@ -9,7 +9,7 @@ use efa_proto::{
 
 use crate::input::Input;
 
-/// What a header is made of, whatever its type.
+/// The fields of a header of any type.
 pub(crate) struct Fields {
     iov: [Vec<RmaIov>; 2],
     options: ReqOptions,
@@ -122,30 +122,30 @@ pub(crate) fn run(bytes: &[u8]) {
     let fields = Fields::new(input);
     let payload = &[0x77; 64][..input.below(65)];
     let header = fields.header(payload.len() as u64, input);
-    // The two forms of an EOR differ by their length alone.
+    // The two forms of an EOR differ only in length.
     let payload = if let Header::Eor(_) = header { &[] } else { payload };
     let mut written = vec![0xee; header.len()];
     assert_eq!(header.emit(&mut written), Ok(header.len()), "{header:?}");
-    // Of a long EOR the beginning is a short one.
+    // The first bytes of a long EOR are a valid short one.
     let least = if let Header::Eor(_) = header { 12 } else { header.len() };
     let short = input.below(256) % least;
     assert!(header.emit(&mut vec![0; short]).is_err(), "{header:?} in {short} bytes");
     written.extend_from_slice(payload);
     let packet = Packet::parse(&written).unwrap_or_else(|error| panic!("{header:?}: {error}"));
     assert_eq!((packet.header, packet.payload), (header, payload));
-    // Cut within its header, it is none.
-    let error = Packet::parse(&written[..short]).expect_err("a part is no packet");
+    // A truncated header is an error.
+    let error = Packet::parse(&written[..short]).expect_err("a truncated packet is an error");
     assert!(!error.to_string().is_empty());
 }
 
-/// A HANDSHAKE with any count of words, or what claims to be one.
+/// A HANDSHAKE with any number of words, whose count field may be wrong.
 fn any_count(input: &mut Input<'_>) {
-    let told = input.about32(input.clone().byte().into());
+    let announced = input.about32(input.clone().byte().into());
     let words: Vec<u64> = (0..input.below(64)).map(|_| input.number(8)).collect();
     let mut bytes = vec![PacketType::Handshake.as_u8(), 4, 0, 0];
-    bytes.extend_from_slice(&told.to_le_bytes());
+    bytes.extend_from_slice(&announced.to_le_bytes());
     words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
-    let count = u64::from(told).checked_sub(3);
+    let count = u64::from(announced).checked_sub(3);
     let fits = count.is_some_and(|count| count <= words.len() as u64);
     match Packet::parse(&bytes) {
         Ok(Packet { header: Header::Handshake(handshake), payload }) => {
@@ -156,6 +156,6 @@ fn any_count(input: &mut Input<'_>) {
             assert_eq!(handshake.extra_info.word(found.len()), 0);
         }
         Ok(packet) => panic!("{packet}"),
-        Err(error) => assert!(!fits, "{error}: {told} for {} words", words.len()),
+        Err(error) => assert!(!fits, "{error}: {announced} for {} words", words.len()),
     }
 }

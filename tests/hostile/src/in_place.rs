@@ -28,13 +28,13 @@ struct Scene {
     network: LocalFabric,
     subject: InPlace,
     honest: Endpoint<LocalQueuePair, Vec<u8>>,
-    liar: LocalQueuePair,
+    hostile: LocalQueuePair,
     now: Time,
     sent: u64,
     arrived: BTreeSet<u64>,
     posted: u64,
-    ended: BTreeSet<u64>,
-    said: u64,
+    completed: BTreeSet<u64>,
+    sent_by_hostile: u64,
 }
 
 impl Scene {
@@ -47,7 +47,7 @@ impl Scene {
         let device = network.open();
         let queue_pair = |key| {
             let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(key));
-            device.create_queue_pair(options).expect("there is room")
+            device.create_queue_pair(options).expect("within the limits")
         };
         let release = input.pick(&[Release::V1_20, Release::V1_22, Release::V1_13, Release::V2_0]);
         let bounds = Bounds::default().with(|bounds| {
@@ -68,26 +68,26 @@ impl Scene {
         };
         let other = |key| {
             let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(key));
-            network.open().create_queue_pair(options).expect("there is room")
+            network.open().create_queue_pair(options).expect("within the limits")
         };
         let honest = Endpoint::new(other(3), Config::default());
         Self {
-            subject: subject.expect("the settings are sensible"),
-            honest: honest.expect("the settings are sensible"),
-            liar: other(4),
+            subject: subject.expect("the configuration is valid"),
+            honest: honest.expect("the configuration is valid"),
+            hostile: other(4),
             now: Time::ZERO,
             sent: 0,
             arrived: BTreeSet::new(),
             posted: 0,
-            ended: BTreeSet::new(),
-            said: 0,
+            completed: BTreeSet::new(),
+            sent_by_hostile: 0,
             network,
         }
     }
 
     fn send(&mut self) {
         let address = self.subject.address();
-        let peer = self.honest.insert_peer(address).expect("there is room");
+        let peer = self.honest.insert_peer(address).expect("within the limits");
         let mut buffer = vec![self.sent as u8; LENGTH];
         buffer[..8].copy_from_slice(&self.sent.to_le_bytes());
         let context = self.sent;
@@ -105,15 +105,15 @@ impl Scene {
         }
     }
 
-    fn lie(&mut self, input: &mut Input<'_>) {
-        let from = self.liar.address();
+    fn send_hostile(&mut self, input: &mut Input<'_>) {
+        let from = self.hostile.address();
         let mut bytes = match input.below(4) {
             0 => input.take(64).to_vec(),
             1 => {
                 let fields = Fields::new(input);
                 let header = fields.header(0, input);
                 let mut bytes = vec![0; header.len()];
-                header.emit(&mut bytes).expect("there is room");
+                header.emit(&mut bytes).expect("within the limits");
                 bytes
             }
             _ => {
@@ -132,23 +132,23 @@ impl Scene {
                     RtmKind::DcEager { send_id: efa_proto::OpId(3) },
                 ]);
                 let tag = input.one_in(6).then_some(5);
-                let msg_id = MsgId(input.about32(self.said as u32));
+                let msg_id = MsgId(input.about32(self.sent_by_hostile as u32));
                 let header = Header::Rtm(Rtm { msg_id, tag, kind, options });
                 let mut bytes = vec![0; header.len()];
-                header.emit(&mut bytes).expect("there is room");
+                header.emit(&mut bytes).expect("within the limits");
                 bytes.resize(bytes.len() + input.below(200), 0xee);
                 bytes
             }
         };
         bytes.truncate(MTU);
         let main = self.subject.queue_pair().address();
-        // Its number is the next one: the user queue was made second.
+        // Its queue pair number is the next one: the user queue was created second.
         let mut to = main;
         if input.one_in(4) {
             to.qpn.0 = to.qpn.0.wrapping_add(1);
         }
         self.network.inject(from, to, &bytes);
-        self.said += 1;
+        self.sent_by_hostile += 1;
     }
 
     fn step(&mut self) {
@@ -157,7 +157,11 @@ impl Scene {
         self.honest.progress(self.now);
         let named = self.subject.find_peer(&self.honest.address());
         while let Some(done) = self.subject.poll_in_place() {
-            assert!(self.ended.insert(done.context), "receive {} ended twice", done.context);
+            assert!(
+                self.completed.insert(done.context),
+                "receive {} completed twice",
+                done.context
+            );
             assert!(done.context < self.posted);
             let message = match done.result {
                 Ok(message) => message,
@@ -169,14 +173,14 @@ impl Scene {
                 assert_eq!(bytes.len(), LENGTH);
                 let number = bytes[..8].iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte));
                 assert!(number < self.sent && bytes[8..].iter().all(|byte| *byte == number as u8));
-                assert!(self.arrived.insert(number), "message {number} came twice");
+                assert!(self.arrived.insert(number), "message {number} arrived twice");
             }
         }
         while self.subject.poll_completion().is_some() {}
         while let Some(event) = self.subject.poll_event() {
             if let Event::PacketDropped { peer: Some(peer), reason } = event {
                 let of_honest = Some(peer) == named;
-                assert!(!of_honest, "the honest one is blamed: {reason:?}");
+                assert!(!of_honest, "fault of the honest peer reported: {reason:?}");
                 assert_ne!(reason, DropReason::PeerTableFull);
             }
         }
@@ -186,14 +190,14 @@ impl Scene {
             }
         }
         while self.honest.poll_event().is_some() {}
-        while self.liar.poll(self.now).is_some() {}
+        while self.hostile.poll(self.now).is_some() {}
     }
 }
 
 pub(crate) fn run(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
     let mut scene = Scene::new(input);
-    // They know each other before the liar comes.
+    // Both have exchanged HANDSHAKEs before the hostile peer sends.
     scene.send();
     for _ in 0..20 {
         scene.step();
@@ -206,7 +210,7 @@ pub(crate) fn run(bytes: &[u8]) {
             0 => scene.send(),
             1 | 2 => scene.receive(),
             3 => scene.step(),
-            _ => scene.lie(input),
+            _ => scene.send_hostile(input),
         }
     }
     for _ in 0..400 {

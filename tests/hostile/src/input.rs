@@ -1,6 +1,6 @@
 //! Reads the bytes of a fuzzer as decisions. After the last byte, every decision is the first choice.
 
-/// What is left of an input.
+/// The unread part of an input.
 #[derive(Clone, Debug)]
 pub(crate) struct Input<'a> {
     bytes: &'a [u8],
@@ -30,7 +30,7 @@ impl<'a> Input<'a> {
         usize::from(self.byte()) % end
     }
 
-    /// Whether one of `among` equal chances came up.
+    /// True with a probability of 1 in `among`.
     pub(crate) fn one_in(&mut self, among: usize) -> bool {
         self.below(among) == among - 1
     }
@@ -46,7 +46,7 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(number)
     }
 
-    /// Mostly `near` itself, else a number where things change.
+    /// In most cases `near`, else a boundary value.
     pub(crate) fn about(&mut self, near: u64) -> u64 {
         match self.byte() {
             0..=159 => near,
@@ -67,7 +67,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The same for 32 bits.
+    /// As [`Self::about`], for 32 bits.
     pub(crate) fn about32(&mut self, near: u32) -> u32 {
         self.about(near.into()) as u32
     }

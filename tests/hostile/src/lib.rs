@@ -48,15 +48,15 @@ macro_rules! say {
     }};
 }
 
-#[allow(unsafe_code, reason = "it plays a C program")]
+#[allow(unsafe_code, reason = "it calls the library as a C program does")]
 mod c_calls;
 mod capture;
 mod device;
 mod handshake;
 mod headers;
+mod hostile_peer;
 mod in_place;
 mod input;
-mod liar;
 mod links;
 mod lying;
 mod matching;
@@ -71,18 +71,18 @@ pub use seeds::{is_seed, seeds};
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// As it is called in `fuzz/`.
+    /// Name of the target in `fuzz/`.
     pub name: &'static str,
-    /// What it is about, in a line.
+    /// One line on what is tested.
     pub about: &'static str,
-    /// Panics if something does not hold.
+    /// Runs the code under test. Panics if an invariant is violated.
     pub run: fn(&[u8]),
-    /// Runs an input that is more than bytes to a reader, and prints its steps.
+    /// Runs an input and prints its steps, for targets whose input is a list of decisions.
     show: Option<fn(&[u8])>,
 }
 
 impl Target {
-    /// Shows an input as a reader wants it and runs it. Panics where `run` does.
+    /// Prints an input in readable form and runs it. Panics where `run` does.
     pub fn show(&self, bytes: &[u8]) {
         match self.show {
             Some(show) => show(bytes),
@@ -215,13 +215,13 @@ pub fn target(name: &str) -> Option<&'static Target> {
 /// Runs a target by its name.
 ///
 /// # Panics
-/// If something does not hold, or there is no such target.
+/// If an invariant is violated, or there is no such target.
 pub fn run(name: &str, bytes: &[u8]) {
     let target = target(name).unwrap_or_else(|| panic!("no target {name}"));
     (target.run)(bytes);
 }
 
-/// Random inputs, one after the other: out of nothing, or out of others that they look like.
+/// Generates random inputs, from scratch or by mutating seeds.
 #[derive(Debug)]
 pub struct Inputs {
     random: fastrand::Rng,
@@ -230,13 +230,13 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// The inputs of a seed. With `seeds`, most of them are made of these.
+    /// The inputs of a random seed. If `seeds` is not empty, most inputs are mutations of them.
     #[must_use]
     pub fn new(seed: u64, seeds: Vec<Vec<u8>>) -> Self {
         Self { random: fastrand::Rng::with_seed(seed), seeds, bytes: Vec::new() }
     }
 
-    /// The next one.
+    /// Generates the next input.
     pub fn advance(&mut self) -> &[u8] {
         let Self { random, seeds, bytes } = self;
         bytes.clear();
@@ -254,7 +254,7 @@ impl Inputs {
     }
 }
 
-/// Where files are in memory, if there is such a place.
+/// A directory in memory if the system has one, else the directory for temporary files.
 fn memory() -> std::path::PathBuf {
     let memory = std::path::PathBuf::from("/dev/shm");
     if memory.is_dir() { memory } else { std::env::temp_dir() }
@@ -277,7 +277,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut fastrand::Rng) {
             bytes[at..end].copy_from_slice(&edge[..end - at]);
         }
         4 => bytes[at] ^= 1 << random.u8(0..8),
-        // The head decides most.
+        // The first bytes decide most.
         5 => {
             let at = at % 12;
             if let Some(byte) = bytes.get_mut(at) {

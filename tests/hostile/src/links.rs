@@ -27,7 +27,7 @@ use crate::memory;
 const MTU: usize = 256;
 const KEY: u32 = 0x77;
 
-/// A queue pair and what is under way.
+/// A queue pair and its pending operations.
 struct End<Q: QueuePair> {
     qp: Q,
     address: QueuePairAddress,
@@ -38,20 +38,20 @@ struct End<Q: QueuePair> {
 impl<Q: QueuePair> End<Q> {
     fn new(mut qp: Q, buffers: usize) -> Self {
         for _ in 0..buffers {
-            let packet = qp.allocate_packet().expect("there is memory");
-            assert!(qp.post_receive(packet).is_ok(), "there is room");
+            let packet = qp.allocate_packet().expect("memory is available");
+            assert!(qp.post_receive(packet).is_ok(), "within the limits");
         }
         Self { address: qp.address(), qp, next: 0, pending: Vec::new() }
     }
 
     fn destination(&mut self, to: QueuePairAddress) -> Destination {
-        let address_handle = self.qp.create_address_handle(to.gid).expect("there is room");
+        let address_handle = self.qp.create_address_handle(to.gid).expect("within the limits");
         Destination { address_handle, qpn: to.qpn, qkey: to.qkey }
     }
 
     fn send(&mut self, to: QueuePairAddress, bytes: &[u8]) {
         let destination = self.destination(to);
-        let mut packet = self.qp.allocate_packet().expect("there is memory");
+        let mut packet = self.qp.allocate_packet().expect("memory is available");
         packet.as_mut()[..bytes.len()].copy_from_slice(bytes);
         let (id, length) = (WorkId(self.next), bytes.len());
         let request = SendRequest { id, packet, length, destination, immediate: None };
@@ -61,7 +61,7 @@ impl<Q: QueuePair> End<Q> {
         }
     }
 
-    /// Reads from or writes to memory that the other says it has.
+    /// Reads from or writes to memory at the other queue pair.
     fn access(&mut self, to: QueuePairAddress, local: &Q::Region, write: bool, key: u32) {
         let (id, destination) = (WorkId(self.next), self.destination(to));
         let local = RegionRange { region: local.clone(), offset: 0, length: local.length() };
@@ -75,14 +75,14 @@ impl<Q: QueuePair> End<Q> {
         }
     }
 
-    /// Gives what came; every operation ends once.
+    /// Returns the received packets. Panics if an operation completes twice.
     fn poll(&mut self, now: Time) -> Vec<Vec<u8>> {
         let mut came = Vec::new();
         for _ in 0..64 {
             match self.qp.poll(now) {
                 Some(Completion::Send { id, .. } | Completion::Rdma { id, .. }) => {
                     let place = self.pending.iter().position(|pending| *pending == id.0);
-                    self.pending.remove(place.expect("each operation ends once"));
+                    self.pending.remove(place.expect("each operation completes once"));
                 }
                 Some(Completion::Receive { packet, length, .. }) => {
                     came.push(packet.as_ref()[..length].to_vec());
@@ -99,14 +99,14 @@ impl<Q: QueuePair> End<Q> {
     }
 }
 
-/// Files between two queue pairs, as a neighbour of the same user can open them.
+/// Files between two queue pairs, as another process of the same user can open them.
 fn files_of(device: &ShmDevice, ends: [Qpn; 2]) -> Vec<(PathBuf, File, u64)> {
-    let entries = device.path().read_dir().expect("the host is there");
+    let entries = device.path().read_dir().expect("the directory of the host exists");
     let mut files = Vec::new();
     for entry in entries {
-        let path = entry.expect("the host is there").path();
+        let path = entry.expect("the directory of the host exists").path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        // Digits within a nonce are no numbers.
+        // Digits within a nonce are not queue pair numbers.
         let numbers: Vec<u16> = name.split('-').filter_map(|part| part.parse().ok()).collect();
         let between =
             numbers.len() >= 2 && numbers[..2].iter().all(|qpn| ends.contains(&Qpn(*qpn)));
@@ -123,30 +123,30 @@ fn files_of(device: &ShmDevice, ends: [Qpn; 2]) -> Vec<(PathBuf, File, u64)> {
 
 pub(crate) fn shm(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    let place = TempDir::new_in(memory()).expect("there is shared memory");
+    let place = TempDir::new_in(memory()).expect("shared memory is available");
     let options = ShmOptions::new("hostile").with(|options| {
         options.directory = Some(place.path().join("hosts"));
         options.mtu = MTU;
         options.ring_slots = 4;
         options.rnr_delay = Duration::from_micros(1);
     });
-    let device = ShmDevice::open(options).expect("there is shared memory");
+    let device = ShmDevice::open(options).expect("shared memory is available");
     let end = || -> End<ShmQueuePair> {
         let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(KEY));
-        End::new(device.create_queue_pair(options).expect("there is room"), 8)
+        End::new(device.create_queue_pair(options).expect("within the limits"), 8)
     };
-    let (mut subject, mut liar, mut honest) = (end(), end(), end());
+    let (mut subject, mut hostile, mut honest) = (end(), end(), end());
     let mut now = Time::ZERO;
-    // The rings are made.
-    let addresses = [subject.address, liar.address, honest.address];
+    // Creates the rings.
+    let addresses = [subject.address, hostile.address, honest.address];
     subject.send(addresses[1], b"first");
-    liar.send(addresses[0], b"first");
-    // Their names are gone when both sides have them.
+    hostile.send(addresses[0], b"first");
+    // The files are unlinked when both sides have opened them.
     let files = files_of(&device, [addresses[0].qpn, addresses[1].qpn]);
-    assert_eq!(files.len(), 2, "a ring each way");
+    assert_eq!(files.len(), 2, "one ring in each direction");
     for _ in 0..4 {
         subject.poll(now);
-        liar.poll(now);
+        hostile.poll(now);
     }
     let mut number = 0_u32;
     for _ in 0..60 {
@@ -164,25 +164,25 @@ pub(crate) fn shm(bytes: &[u8]) {
                 }
             }
             2 => subject.send(addresses[1], &[1; MTU][..input.below(MTU + 1)]),
-            3 => liar.send(addresses[0], &[2; MTU][..input.below(MTU + 1)]),
+            3 => hostile.send(addresses[0], &[2; MTU][..input.below(MTU + 1)]),
             4 => {
-                // Both ways with the honest one, at once.
+                // Both directions with the honest queue pair, at once.
                 number += 1;
-                let said = number.to_le_bytes();
-                honest.send(addresses[0], &said);
-                subject.send(addresses[2], &said);
+                let payload = number.to_le_bytes();
+                honest.send(addresses[0], &payload);
+                subject.send(addresses[2], &payload);
                 now += Duration::from_micros(1);
-                let mut heard = [false; 2];
+                let mut received = [false; 2];
                 for _ in 0..20 {
-                    heard[0] |= subject.poll(now).iter().any(|bytes| *bytes == said);
-                    heard[1] |= honest.poll(now).iter().any(|bytes| *bytes == said);
+                    received[0] |= subject.poll(now).iter().any(|bytes| *bytes == payload);
+                    received[1] |= honest.poll(now).iter().any(|bytes| *bytes == payload);
                 }
-                assert_eq!(heard, [true; 2], "the honest one is not served any more");
+                assert_eq!(received, [true; 2], "packets with the honest queue pair do not arrive");
             }
             _ => {
                 now += Duration::from_millis(input.byte().into());
                 subject.poll(now);
-                liar.poll(now);
+                hostile.poll(now);
             }
         }
     }
@@ -191,17 +191,21 @@ pub(crate) fn shm(bytes: &[u8]) {
         subject.poll(now);
         honest.poll(now);
     }
-    assert!(honest.pending.is_empty(), "{:?} of the honest one never end", honest.pending);
+    assert!(
+        honest.pending.is_empty(),
+        "{:?} of the honest queue pair do not complete",
+        honest.pending
+    );
 }
 
-/// Takes what there is, and forgets it.
+/// Reads and discards the available bytes.
 fn drain(stream: &mut TcpStream) {
     let mut bytes = [0; 4096];
     while matches!(stream.read(&mut bytes), Ok(1..)) {}
 }
 
-/// Bytes of somebody who knows the link: a greeting, and frames or answers, each mostly right.
-fn speech(input: &mut Input<'_>, greeting: &[u8], answers: bool) -> Vec<u8> {
+/// Bytes in the format of the link: a greeting, then frames or responses, most of them correct.
+fn frames(input: &mut Input<'_>, greeting: &[u8], answers: bool) -> Vec<u8> {
     let mut bytes = greeting.to_vec();
     if input.one_in(8) {
         let place = input.below(bytes.len());
@@ -240,14 +244,14 @@ fn speech(input: &mut Input<'_>, greeting: &[u8], answers: bool) -> Vec<u8> {
     bytes
 }
 
-const HELLO: &[u8; 16] = b"EfaS\x02\0\x34\x12\0\x01\0\0\x07\0\0\0";
-const WELCOME: &[u8; 8] = b"EfaR\x02\0\0\0";
+const CONNECT_GREETING: &[u8; 16] = b"EfaS\x02\0\x34\x12\0\x01\0\0\x07\0\0\0";
+const ACCEPT_GREETING: &[u8; 8] = b"EfaR\x02\0\0\0";
 
-/// A loopback address that was long not used. The system keeps the ends of a connection for a
-/// minute after it; on one address they soon take all ports, and it looks for free ones ever longer.
+/// A loopback address that was not used recently. The system keeps a closed connection for a minute;
+/// on a single address these use up all ports, and the search for a free port becomes slow.
 fn next_host() -> Ipv4Addr {
     static RUNS: AtomicU32 = AtomicU32::new(0);
-    // Processes at the same time begin at places of their own.
+    // Concurrent processes start at different addresses.
     let place = std::process::id().wrapping_mul(0x9e37_79b1) >> 8;
     let place = place.wrapping_add(RUNS.fetch_add(1, Ordering::Relaxed)) % 0x00ff_fffe;
     Ipv4Addr::from_bits(0x7f00_0001 + place)
@@ -261,17 +265,17 @@ pub(crate) fn tcp(bytes: &[u8]) {
         options.max_peers = 4;
         options.rnr_delay = Duration::from_micros(1);
     });
-    let device = TcpDevice::open(options).expect("there is a loopback");
+    let device = TcpDevice::open(options).expect("the loopback interface exists");
     let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(KEY));
-    let queue_pair = device.create_queue_pair(options).expect("there is a port");
+    let queue_pair = device.create_queue_pair(options).expect("a port is free");
     let access = Access { remote_read: true, remote_write: true };
-    let memory = device.register(vec![3; 64].into(), access).expect("there is room");
+    let memory = device.register(vec![3; 64].into(), access).expect("within the limits");
     let mut subject = End::new(queue_pair, 8);
     let mut now = Time::ZERO;
     if input.one_in(2) {
-        // It connects to somebody.
-        let listener = TcpListener::bind((host, 0)).expect("there is a port");
-        listener.set_nonblocking(true).expect("it can be asked");
+        // The subject connects to the other end.
+        let listener = TcpListener::bind((host, 0)).expect("a port is free");
+        listener.set_nonblocking(true).expect("the socket becomes nonblocking");
         let port = listener.local_addr().expect("it has an address").port();
         let to = QueuePairAddress { qpn: Qpn(port), ..subject.address };
         for _ in 0..1 + input.below(4) {
@@ -293,8 +297,8 @@ pub(crate) fn tcp(bytes: &[u8]) {
             }
         }
         if let Some(stream) = &mut stream {
-            stream.set_nonblocking(true).expect("it can be asked");
-            let _ = stream.write_all(&speech(input, WELCOME, true));
+            stream.set_nonblocking(true).expect("the socket becomes nonblocking");
+            let _ = stream.write_all(&frames(input, ACCEPT_GREETING, true));
             for _ in 0..10 {
                 subject.poll(now);
                 drain(stream);
@@ -302,11 +306,11 @@ pub(crate) fn tcp(bytes: &[u8]) {
         }
         drop((stream, listener));
     } else {
-        // Somebody connects to it.
+        // The other end connects to the subject.
         let to = (host, subject.address.qpn.0);
-        let mut stream = TcpStream::connect(to).expect("it listens");
-        stream.set_nonblocking(true).expect("it can be asked");
-        let _ = stream.write_all(&speech(input, HELLO, false));
+        let mut stream = TcpStream::connect(to).expect("the queue pair listens");
+        stream.set_nonblocking(true).expect("the socket becomes nonblocking");
+        let _ = stream.write_all(&frames(input, CONNECT_GREETING, false));
         for _ in 0..10 {
             now += Duration::from_micros(1);
             for came in subject.poll(now) {
@@ -315,7 +319,7 @@ pub(crate) fn tcp(bytes: &[u8]) {
             drain(&mut stream);
         }
     }
-    // It is alive, and whatever it began ends.
+    // The queue pair still works, and all its operations complete.
     let own = subject.address;
     subject.send(own, b"alive");
     let mut alive = false;
@@ -327,5 +331,5 @@ pub(crate) fn tcp(bytes: &[u8]) {
         }
         std::thread::yield_now();
     }
-    panic!("alive: {alive}, under way: {:?}", subject.pending);
+    panic!("queue pair works: {alive}, pending: {:?}", subject.pending);
 }

@@ -2,27 +2,27 @@
 
 use std::time::Duration;
 
+use crate::hostile_peer::HostilePeer;
 use crate::input::Input;
-use crate::liar::Liar;
 use crate::world::World;
 
 /// Most steps of a run: faults appear within a few.
 const STEPS: usize = 200;
 
-/// Everybody acts as the input says.
+/// Performs the actions of all endpoints and of the hostile peer in the order that the input selects.
 pub(crate) fn play(world: &mut World, input: &mut Input<'_>) {
-    let mut liar = Liar::new();
+    let mut hostile = HostilePeer::new();
     for _ in 0..STEPS {
         if input.is_empty() {
             break;
         }
         match input.byte() {
-            0..=155 => liar.act(world, input),
+            0..=155 => hostile.act(world, input),
             156..=195 => {
                 world.step();
-                liar.listen(world);
+                hostile.receive(world);
             }
-            196..=207 => world.approach(input),
+            196..=207 => world.start_with_hostile(input),
             208..=223 => world.open_receive(input),
             224..=231 => world.honest_message(input),
             232..=239 => world.honest_access(input),
@@ -33,27 +33,27 @@ pub(crate) fn play(world: &mut World, input: &mut Input<'_>) {
         }
     }
     world.step();
-    liar.listen(world);
+    hostile.receive(world);
     world.conclude();
-    liar.listen(world);
+    hostile.receive(world);
 }
 
-/// Packets field by field, while messages go on.
-fn babble(world: &mut World, input: &mut Input<'_>) {
-    let mut liar = Liar::new();
+/// The hostile peer sends packets whose fields come from the input, while the endpoints exchange messages.
+fn play_packets(world: &mut World, input: &mut Input<'_>) {
+    let mut hostile = HostilePeer::new();
     for number in 0..STEPS {
         if input.is_empty() {
             break;
         }
-        liar.babble(world, input);
+        hostile.send_fields(world, input);
         match number % 8 {
             1 => world.open_receive(input),
-            3 => world.approach(input),
+            3 => world.start_with_hostile(input),
             5 => world.honest_message(input),
             7 => world.step(),
             _ => {}
         }
-        liar.listen(world);
+        hostile.receive(world);
     }
     world.conclude();
 }
@@ -65,7 +65,7 @@ pub(crate) fn peer(bytes: &[u8]) {
 
 pub(crate) fn packets(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    babble(&mut World::new(input, false), input);
+    play_packets(&mut World::new(input, false), input);
 }
 
 pub(crate) fn peer_of_tag_lists(bytes: &[u8]) {
@@ -74,9 +74,9 @@ pub(crate) fn peer_of_tag_lists(bytes: &[u8]) {
 }
 
 /// Prints the log when the run ends, or when it panics.
-struct Teller(World);
+struct LogPrinter(World);
 
-impl Drop for Teller {
+impl Drop for LogPrinter {
     fn drop(&mut self) {
         say!("{}", self.0.log());
     }
@@ -84,15 +84,15 @@ impl Drop for Teller {
 
 pub(crate) fn show_peer(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    play(&mut Teller(World::new(input, true)).0, input);
+    play(&mut LogPrinter(World::new(input, true)).0, input);
 }
 
 pub(crate) fn show_packets(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    babble(&mut Teller(World::new(input, true)).0, input);
+    play_packets(&mut LogPrinter(World::new(input, true)).0, input);
 }
 
 pub(crate) fn show_peer_of_tag_lists(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    play(&mut Teller(World::with_tag_lists(input, true)).0, input);
+    play(&mut LogPrinter(World::with_tag_lists(input, true)).0, input);
 }

@@ -80,7 +80,7 @@ fn read(file: &str) -> Vec<u8> {
     }
 }
 
-/// Writes the input in hand to a file if the target panics.
+/// Writes the current input to a file if the target panics.
 struct Culprit<'a> {
     name: &'a str,
     seed: u64,
@@ -105,19 +105,19 @@ fn random(target: &Target, seed: u64, count: u64, folder: Option<&str>) {
     let seeds = folder.map(read_all).unwrap_or_default();
     let mut inputs = Inputs::new(seed, seeds);
     let mut culprit = Culprit { name, seed, number: 0, bytes: Vec::new() };
-    let (started, mut told) = (Instant::now(), Instant::now());
+    let (started, mut reported) = (Instant::now(), Instant::now());
     for number in 0..count {
         culprit.number = number;
         culprit.bytes.clear();
         culprit.bytes.extend_from_slice(inputs.advance());
         (target.run)(&culprit.bytes);
-        if number % 4096 == 0 && told.elapsed() > Duration::from_secs(60) {
-            told = Instant::now();
+        if number % 4096 == 0 && reported.elapsed() > Duration::from_secs(60) {
+            reported = Instant::now();
             say!("{name}: seed {seed}: {number} of {count}");
         }
     }
     let took = started.elapsed().as_secs_f64();
-    say!("{name}: seed {seed}: {count} executions in {took:.1} s, all held");
+    say!("{name}: seed {seed}: {count} executions in {took:.1} s, all passed");
 }
 
 fn read_all(folder: &str) -> Vec<Vec<u8>> {
@@ -130,7 +130,7 @@ fn read_all(folder: &str) -> Vec<Vec<u8>> {
     }
 }
 
-/// What is in a folder, sorted.
+/// The files of a folder, sorted.
 fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
     let mut files = entries.collect::<std::io::Result<Vec<_>>>()?;
@@ -138,7 +138,7 @@ fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Each packet as input of other targets, by its name.
+/// Writes each packet of the corpus as input of other targets, under the same name.
 fn write_seeds(corpus: &Path) -> ExitCode {
     let written = files(&corpus.join("packet")).and_then(|packets| {
         for packet in packets {
@@ -161,7 +161,7 @@ fn write_seeds(corpus: &Path) -> ExitCode {
     }
 }
 
-/// Writes what is left of a failing input to `FILE.min`.
+/// Reduces a failing input and writes it to `FILE.min`.
 fn shrink(target: &Target, file: &str) -> ExitCode {
     let mut bytes = read(file);
     std::panic::set_hook(Box::new(|_| {}));

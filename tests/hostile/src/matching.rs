@@ -10,7 +10,7 @@ use efa_match::{
 
 use crate::input::Input;
 
-/// Two lists in order of time, of which the first that fits is taken: MPI's law.
+/// Two lists in order of time, searched from the oldest entry: the matching order of MPI.
 #[derive(Default)]
 struct Lists {
     receives: Vec<(Pattern, u32, Option<PostId>)>,
@@ -193,14 +193,14 @@ pub(crate) fn window(bytes: &[u8]) {
     }
 }
 
-/// A report of the device, on its way to software.
+/// A report of the device that software has not handled yet.
 enum Report {
     Matched { receive: u32, message: usize },
     Unexpected { message: usize },
     Done { op: u32, succeeded: bool, sync_required: bool },
 }
 
-/// Both halves of the offload, in any order of events, and what MPI's law makes of the same.
+/// Both halves of the offload, with events in any order, and the pairs that MPI matching order gives.
 struct Device {
     offload: Offload<u32, usize>,
     list: MatchList,
@@ -216,10 +216,10 @@ struct Device {
 
 impl Device {
     fn pair(&mut self, receive: u32, message: usize) {
-        assert!(!self.pairs.contains(&Some(message)), "message {message} is given out twice");
+        assert!(!self.pairs.contains(&Some(message)), "message {message} is matched twice");
         assert!(!self.cancelled.contains(&receive), "receive {receive} was cancelled");
         let before = self.pairs[receive as usize].replace(message);
-        assert_eq!(before, None, "receive {receive} is given out twice");
+        assert_eq!(before, None, "receive {receive} is matched twice");
     }
 
     fn post(&mut self, pattern: Pattern) {
@@ -263,9 +263,9 @@ impl Device {
         let mut succeeded = true;
         match change {
             Change::Add { post, tag, mask } => {
-                assert!(self.list.len() < self.max_tags, "the device has no room");
+                assert!(self.list.len() < self.max_tags, "the tag list is full");
                 let handle = self.posts.iter().position(|of| *of == Some(post));
-                let handle = handle.expect("it was posted") as u32;
+                let handle = handle.expect("the receive was posted") as u32;
                 self.list.add(Entry { handle, tag, mask }, unexpected);
             }
             Change::Delete { handle, .. } => {
@@ -284,20 +284,21 @@ impl Device {
         let Some(report) = self.reports.pop_front() else { return false };
         match report {
             Report::Matched { receive, message } => {
-                let post = self.posts[receive as usize].expect("it was in the device");
-                let matched = self.offload.matched(post).expect("the device keeps to the rules");
+                let post = self.posts[receive as usize].expect("the receive was in the tag list");
+                let matched =
+                    self.offload.matched(post).expect("the report of the device is valid");
                 assert_eq!(matched, Some(receive));
                 self.pair(receive, message);
             }
             Report::Unexpected { message } => {
                 let tag = self.tags[message];
                 if let Handled::Matched(found) = self.offload.unexpected(Source(0), tag, message) {
-                    self.pair(found.once().expect("none is lasting"), message);
+                    self.pair(found.once().expect("no receive is persistent"), message);
                 }
             }
             Report::Done { op, succeeded, sync_required } => {
                 let done = self.offload.op_completed(op, succeeded, sync_required);
-                match done.expect("the device keeps to the rules") {
+                match done.expect("the report of the device is valid") {
                     None => {}
                     Some(Outcome::Matched(receive, message)) => self.pair(receive, message),
                     Some(Outcome::Cancelled(receive)) => self.cancelled.push(receive),
@@ -311,13 +312,13 @@ impl Device {
         let Some(command) = self.offload.poll_command() else { return false };
         if let Change::Add { post, .. } = command.change {
             let handle = self.posts.iter().position(|of| *of == Some(post));
-            self.offload.added(post, handle.expect("it was posted") as u32);
+            self.offload.added(post, handle.expect("the receive was posted") as u32);
         }
         self.commands.push_back(command);
         true
     }
 
-    /// MPI's law for the receives that were not cancelled.
+    /// The pairs that MPI matching order gives for the receives that were not cancelled.
     fn right(&self) -> Vec<Option<usize>> {
         let mut pairs = vec![None; self.patterns.len()];
         for (message, tag) in self.tags.iter().enumerate() {
@@ -350,7 +351,7 @@ pub(crate) fn offload(bytes: &[u8]) {
         pairs: Vec::new(),
         cancelled: Vec::new(),
     };
-    // What is left over is quadratic.
+    // The reference takes quadratic time.
     for _ in 0..200 {
         if input.is_empty() {
             break;
@@ -367,7 +368,7 @@ pub(crate) fn offload(bytes: &[u8]) {
             6 => _ = device.command(),
             _ if !device.posts.is_empty() => {
                 let receive = input.below(device.posts.len());
-                // Once: what comes of a second is the same.
+                // Only one cancellation of each receive.
                 device.cancel(receive);
             }
             _ => {}
@@ -382,7 +383,7 @@ pub(crate) fn offload(bytes: &[u8]) {
     }
     while device.handle() || device.command() || device.carry_out() {}
     assert_eq!(device.pairs, device.right());
-    // What the device can't hold keeps what was posted after it in software, too.
+    // A receive that does not fit in the tag list keeps all later receives in software.
     if device.patterns.iter().all(|pattern| pattern.source.is_none()) {
         let waiting = device.offload.posted_len().min(device.max_tags);
         assert_eq!((device.list.live_len(), device.list.len()), (waiting, waiting));

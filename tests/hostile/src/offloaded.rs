@@ -19,7 +19,7 @@ pub(crate) fn run(bytes: &[u8]) {
         }
         Message::Fin { header, rendezvous: None } => (header.emit_short_fin(&mut again), &[][..]),
     };
-    again.truncate(length.expect("there is room"));
+    again.truncate(length.expect("the buffer is large enough"));
     again.extend_from_slice(rest);
     assert_eq!(Message::parse(&again), Ok(message));
 }

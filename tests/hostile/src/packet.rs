@@ -7,7 +7,7 @@ use efa_proto::{
     RtmKind,
 };
 
-/// Takes text and forgets it.
+/// Discards text.
 struct Null;
 
 impl Write for Null {
@@ -16,11 +16,11 @@ impl Write for Null {
     }
 }
 
-/// What is refused says why, and as many bytes as it says are missing help.
+/// The error can be displayed, and its count of missing bytes is correct.
 fn refused(bytes: &[u8], error: ParseError) {
-    write!(Null, "{error}").expect("Null takes everything");
+    write!(Null, "{error}").expect("Null accepts all text");
     assert!(!error.field().is_empty());
-    // A byte alone tells the type, too.
+    // One byte is enough to read the type.
     if let Ok(base) = BaseHeader::parse(bytes) {
         assert_eq!(error.packet_type(), Some(base.packet_type));
     }
@@ -34,7 +34,7 @@ fn refused(bytes: &[u8], error: ParseError) {
     }
 }
 
-/// The short way to read a packet finds the same as the parser, in the packets that it is for.
+/// The fast path gives the same result as the parser, for the packets that it supports.
 fn peek(bytes: &[u8], packet: Option<&Packet<'_>>) {
     const CONNID: fn(&ReqOptions) -> bool =
         |of| of.raw_address.is_none() && of.cq_data.is_none() && of.connid.is_some();
@@ -60,19 +60,19 @@ pub(crate) fn run(bytes: &[u8]) {
         Ok(packet) => packet,
         Err(error) => return refused(bytes, error),
     };
-    let base = BaseHeader::parse(bytes).expect("a packet has a good base header");
+    let base = BaseHeader::parse(bytes).expect("a valid packet has a valid base header");
     assert_eq!(base.packet_type, packet.packet_type());
     let _ = base.kind_mismatch();
-    // Text takes longer than all else: one packet in eight is shown.
+    // Formatting is slow: only one packet in eight is displayed.
     if bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte)).is_multiple_of(8) {
-        write!(Null, "{packet} {packet:?}").expect("Null takes everything");
+        write!(Null, "{packet} {packet:?}").expect("Null accepts all text");
     }
     let length = packet.header.len();
     let mut again = Vec::with_capacity(bytes.len());
     again.resize(length, 0);
     match packet.header.emit(&mut again) {
         Ok(len) => assert_eq!(len, length),
-        // A HANDSHAKE may be received with more words than may be sent.
+        // A received HANDSHAKE may have more words than can be sent.
         Err(EmitError::Count { packet_type: PacketType::Handshake, .. }) => return,
         Err(error) => panic!("{error}"),
     }
@@ -83,7 +83,7 @@ pub(crate) fn run(bytes: &[u8]) {
 pub(crate) fn show(bytes: &[u8]) {
     match Packet::parse(bytes) {
         Ok(packet) => say!("{packet}"),
-        Err(error) => say!("no packet: {error}"),
+        Err(error) => say!("invalid packet: {error}"),
     }
     run(bytes);
 }

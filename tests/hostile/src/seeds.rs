@@ -2,7 +2,7 @@
 //! the hostile peer, the fields of a header, or the words of a HANDSHAKE.
 //!
 //! ```text
-//!   fuzz/corpus/packet/* ─┬─► lying_peer, lying_tag_list, lying_packets   said by the liar, as its own
+//!   fuzz/corpus/packet/* ─┬─► lying_peer, lying_tag_list, lying_packets   sent by the hostile peer, with its own addresses
 //!                         ├─► headers                                     field by field
 //!                         └─► handshake                                   the words of a HANDSHAKE
 //! ```
@@ -15,11 +15,11 @@ use efa_proto::{
     RawAddressForm, ReqOptions, RmaIov, RtaKind, Rtm, RtmKind, RtrKind, RtwKind,
 };
 
+use crate::hostile_peer::HostilePeer;
 use crate::input::Input;
-use crate::liar::Liar;
 use crate::world::World;
 
-/// Whether a file in a corpus is a seed. What libFuzzer finds is named by 40 hexadecimal digits.
+/// Whether a file in a corpus is a seed. What libFuzzer finds has a name of 40 hexadecimal digits.
 #[must_use]
 pub fn is_seed(name: &str) -> bool {
     name.len() != 40 || name.contains(|digit: char| !digit.is_ascii_hexdigit())
@@ -30,22 +30,22 @@ pub fn is_seed(name: &str) -> bool {
 pub fn seeds(bytes: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     let Ok(packet) = Packet::parse(bytes) else { return Vec::new() };
     let mut seeds = Vec::new();
-    let own = of_liar(packet);
+    let own = from_hostile_peer(packet);
     let plain = settings(|input| drop(World::new(input, false)));
     let listed = settings(|input| drop(World::with_tag_lists(input, false)));
     seeds.push(("lying_peer", [plain.clone(), script(&own)].concat()));
     if matches!(packet.header, Header::Rtm(Rtm { tag: Some(_), .. })) {
         seeds.push(("lying_tag_list", [listed, script(&own)].concat()));
     }
-    seeds.push(("lying_packets", [plain, babble(&own)].concat()));
+    seeds.push(("lying_packets", [plain, packet_fields(&own)].concat()));
     seeds.push(("headers", fields(&packet.header)));
     if let Header::Handshake(handshake) = packet.header {
-        seeds.push(("handshake", heard(&handshake)));
+        seeds.push(("handshake", handshake_words(&handshake)));
     }
     seeds
 }
 
-/// As many zeros as the settings of a run need.
+/// Zeros for as many input bytes as the settings of a run read.
 fn settings(read: impl FnOnce(&mut Input<'_>)) -> Vec<u8> {
     let zeros = [0; 256];
     let input = &mut Input::new(&zeros);
@@ -53,18 +53,18 @@ fn settings(read: impl FnOnce(&mut Input<'_>)) -> Vec<u8> {
     vec![0; zeros.len() - input.take(zeros.len()).len()]
 }
 
-/// The packet as the liar would send it first.
-fn of_liar(Packet { mut header, payload }: Packet<'_>) -> Vec<u8> {
-    let liar = Liar::new().address();
+/// The packet with the addresses and ids of the hostile peer, as its first packet.
+fn from_hostile_peer(Packet { mut header, payload }: Packet<'_>) -> Vec<u8> {
+    let address = HostilePeer::new().address();
     let own = |options: &mut ReqOptions| {
-        options.raw_address = options.raw_address.map(|(_, form)| (liar, form));
-        options.connid = options.connid.map(|_| liar.connid);
+        options.raw_address = options.raw_address.map(|(_, form)| (address, form));
+        options.connid = options.connid.map(|_| address.connid);
     };
-    let ours = Some(liar.connid);
+    let ours = Some(address.connid);
     match &mut header {
         Header::Rtm(rtm) => {
             rtm.msg_id = MsgId(0);
-            // The receives of the subject accept such tags.
+            // The receives of the subject accept this tag.
             rtm.tag = rtm.tag.map(|tag| tag | 1 << 63);
             own(&mut rtm.options);
         }
@@ -88,16 +88,16 @@ fn of_liar(Packet { mut header, payload }: Packet<'_>) -> Vec<u8> {
             }
         }
         Header::NeverSent(_) => {}
-        other => panic!("no seed is made of {other:?}"),
+        other => panic!("no seed for {other:?}"),
     }
     let mut bytes = vec![0; header.len()];
-    header.emit(&mut bytes).expect("there is room");
+    header.emit(&mut bytes).expect("the buffer is large enough");
     bytes.extend_from_slice(payload);
     bytes
 }
 
-/// What [`Liar::babble`] makes the packet of. Beyond some 64 bytes there are zeros.
-fn babble(packet: &[u8]) -> Vec<u8> {
+/// What [`HostilePeer::send_fields`] reads to send this packet; bytes beyond its limit are zero.
+fn packet_fields(packet: &[u8]) -> Vec<u8> {
     let place = PacketType::ALL.iter().position(|of| of.as_u8() == packet[0]);
     let length = (packet.len() - 4) as u16;
     let mut input = vec![place.unwrap_or(0) as u8];
@@ -113,25 +113,25 @@ fn script(packet: &[u8]) -> Vec<u8> {
     const STEP: u8 = 156;
     let mut input = [TAGGED, UNTAGGED].concat();
     input.extend([0, 232]);
-    input.extend(babble(packet));
+    input.extend(packet_fields(packet));
     // Input beyond the end reads as zero, which selects the correct response.
     input.extend([STEP, 0, 166]);
     input
 }
 
-/// What [`crate::headers`] makes the header of.
+/// The input from which [`crate::headers`] makes this header.
 fn fields(header: &Header<'_>) -> Vec<u8> {
     let mut parts = Parts::default();
     let kind = parts.take(header);
     let mut input = vec![0];
     parts.write(&mut input);
-    // A payload of 16 bytes, where there can be one.
+    // A payload of 16 bytes, for types that have one.
     input.push(16);
     parts.write_header(kind, &mut input);
     input
 }
 
-/// What headers are made of.
+/// The fields of a header of any type.
 #[derive(Default)]
 struct Parts {
     iov: [Vec<RmaIov>; 2],
@@ -146,14 +146,14 @@ struct Parts {
     read_nack: bool,
     msg_id: MsgId,
     tag: Option<u64>,
-    /// Of an EOR its short form, and of PEER_ERROR that it is none of a HANDSHAKE.
+    /// EOR: whether it has the short form. PEER_ERROR: whether it is not about a HANDSHAKE.
     tagged: bool,
-    /// Of a HANDSHAKE, what it has.
+    /// HANDSHAKE: the optional fields that it has.
     has: [bool; 2],
 }
 
 impl Parts {
-    /// Takes a header apart; gives its place among the kinds.
+    /// Stores the fields of a header; returns the index of its kind.
     fn take(&mut self, header: &Header<'_>) -> u8 {
         match header {
             Header::Rtm(rtm) => {
@@ -180,7 +180,7 @@ impl Parts {
                     RtaKind::Fetch { recv_id } => self.named(1, recv_id, 16),
                     RtaKind::Compare { recv_id } => self.named(1, recv_id, 17),
                     RtaKind::DcWrite { send_id } => self.named(0, send_id, 18),
-                    other => panic!("no seed is made of {other:?}"),
+                    other => panic!("no seed for {other:?}"),
                 }
             }
             Header::Cts(cts) => {
@@ -234,11 +234,11 @@ impl Parts {
                 26
             }
             Header::NeverSent(_) => 0,
-            other => panic!("no seed is made of {other:?}"),
+            other => panic!("no seed for {other:?}"),
         }
     }
 
-    /// Notes an id, and goes on with what the header is.
+    /// Stores an id and returns `kind`.
     fn named(&mut self, place: usize, id: OpId, kind: u8) -> u8 {
         self.ids[place] = id;
         kind
@@ -275,7 +275,7 @@ impl Parts {
                 (self.runt_length, self.iov[1]) = (runt_length, read_iov.to_vec());
                 self.named(0, send_id, 7)
             }
-            other => panic!("no seed is made of {other:?}"),
+            other => panic!("no seed for {other:?}"),
         }
     }
 
@@ -295,7 +295,7 @@ impl Parts {
                 (self.msg_length, self.iov[1]) = (msg_length, read_iov.to_vec());
                 self.named(0, send_id, 12)
             }
-            other => panic!("no seed is made of {other:?}"),
+            other => panic!("no seed for {other:?}"),
         }
     }
 
@@ -346,8 +346,8 @@ impl Parts {
     }
 }
 
-/// The peer's HANDSHAKE after a packet of it and ours, and what is asked of it then.
-fn heard(handshake: &Handshake<'_>) -> Vec<u8> {
+/// Input of the `handshake` target: the peer's HANDSHAKE after a packet in each direction, then queries.
+fn handshake_words(handshake: &Handshake<'_>) -> Vec<u8> {
     let words: Vec<u64> = handshake.extra_info.iter().take(4).collect();
     let mut input = vec![0, 0, 0, 1, 3, words.len() as u8];
     input.extend(words.iter().flat_map(|word| word.to_le_bytes()));
@@ -365,9 +365,9 @@ mod tests {
     use super::*;
     use crate::headers::Fields;
 
-    /// Every packet of the corpus becomes fields of which the same header is made.
+    /// The fields stored for each packet of the corpus give the same header.
     #[test]
-    fn fields_are_those_of_the_packet() {
+    fn fields_of_each_corpus_packet_give_the_same_header() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/packet");
         let mut count = 0;
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -383,7 +383,7 @@ mod tests {
             let fields = Fields::new(input);
             let payload = input.byte().into();
             let mut again = fields.header(payload, input);
-            // It tells the length of another payload.
+            // Its length field refers to a different payload.
             match (&mut again, &header) {
                 (Header::CtsData(again), Header::CtsData(of)) => again.seg_length = of.seg_length,
                 (Header::ReadRsp(again), Header::ReadRsp(of)) => again.seg_length = of.seg_length,
@@ -398,7 +398,7 @@ mod tests {
         assert!(count > 50, "{count} packets");
     }
 
-    /// The target's headers have one connid for all places.
+    /// Sets all connids of a header to one value, as the target's headers have it.
     fn same_connid(header: &mut Header<'_>, of: &Header<'_>) {
         let options = |header: &Header<'_>| match header {
             Header::Rtm(rtm) => Some(rtm.options),
@@ -423,15 +423,18 @@ mod tests {
     }
 
     #[test]
-    fn script_makes_the_hostile_peer_send_the_packet() {
+    fn hostile_peer_sends_the_packet_of_a_script() {
         let bytes = include_bytes!("../../../fuzz/corpus/packet/libfabric-eager_tagrtm-000d-56");
-        let own = of_liar(Packet::parse(bytes).unwrap());
+        let own = from_hostile_peer(Packet::parse(bytes).unwrap());
         let seed = [settings(|input| drop(World::new(input, false))), script(&own)].concat();
         let input = &mut Input::new(&seed);
         let mut world = World::new(input, true);
         crate::lying::play(&mut world, input);
         let log = world.log();
-        assert!(log.contains("liar [fe80::3]:3/0x00003003 says EAGER_TAGRTM msg_id=0"), "{log}");
+        assert!(
+            log.contains("hostile peer [fe80::3]:3/0x00003003 sends EAGER_TAGRTM msg_id=0"),
+            "{log}"
+        );
         assert!(log.contains("subject completes Receive"), "{log}");
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::input::Input;
 use crate::memory;
 
-/// What the words of both sides are made of, and what is nearly one.
+/// Parts of the messages of both sides, and near misses.
 const WORDS: [&[u8]; 20] = [
     b"{\"protocol\":\"efa-pingpong\",\"version\":1}\n",
     b"{\"message\":\"start\",\"plan\":",
@@ -35,64 +35,64 @@ const WORDS: [&[u8]; 20] = [
     b"10\0\0\0\0\0\0\0\0cnt ok\0",
 ];
 
-/// Numbers of a plan where something changes.
+/// Boundary values of the parameters.
 const NUMBERS: [u64; 10] = [1, 0, 8, 1024, 1025, 10_000_000, 1 << 30, 1 << 32, 1 << 63, u64::MAX];
 
-/// Most bytes of messages that a server makes buffers for.
+/// Limit of the buffers that a server allocates, in bytes.
 const MOST: u64 = 4 << 30;
 
-/// Words and numbers in any order.
-fn speech(input: &mut Input<'_>) -> Vec<u8> {
-    let mut said = Vec::new();
+/// Parts of messages and numbers in any order.
+fn messages(input: &mut Input<'_>) -> Vec<u8> {
+    let mut sent = Vec::new();
     for _ in 0..100 {
         if input.is_empty() {
             break;
         }
         match input.byte() {
-            choice @ 0..=159 => said.extend_from_slice(WORDS[usize::from(choice) % WORDS.len()]),
-            160..=207 => said.extend(input.pick(&NUMBERS).to_string().bytes()),
-            208..=223 => said.extend(input.number(8).to_string().bytes()),
-            224..=231 => said.resize(said.len() + 256 * usize::from(input.byte()), b' '),
+            choice @ 0..=159 => sent.extend_from_slice(WORDS[usize::from(choice) % WORDS.len()]),
+            160..=207 => sent.extend(input.pick(&NUMBERS).to_string().bytes()),
+            208..=223 => sent.extend(input.number(8).to_string().bytes()),
+            224..=231 => sent.resize(sent.len() + 256 * usize::from(input.byte()), b' '),
             _ => {
                 let count = input.below(16);
-                said.extend_from_slice(input.take(count));
+                sent.extend_from_slice(input.take(count));
             }
         }
     }
-    said
+    sent
 }
 
-fn is_plain(told: &str) -> bool {
-    !told.contains(char::is_control)
+fn is_plain(error: &str) -> bool {
+    !error.contains(char::is_control)
 }
 
-/// The first byte says who hears, and whether the rest is what is said or tells what.
+/// The first byte selects the side under test, and whether the rest is sent as it is or selects the parts.
 pub(crate) fn control(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
     let choice = input.byte();
     let sides = [Side::Server, Side::Client, Side::FiServer, Side::FiClient];
     let side = sides[usize::from(choice & 3)];
-    let said = if choice & 4 == 0 { speech(input) } else { input.take(bytes.len()).to_vec() };
-    match hostile::run_control(side, &said) {
+    let sent = if choice & 4 == 0 { messages(input) } else { input.take(bytes.len()).to_vec() };
+    match hostile::run_control(side, &sent) {
         Ok(under_way) => assert!(under_way <= MOST, "buffers for {under_way} bytes"),
-        Err(told) => assert!(is_plain(&told) && !told.is_empty(), "{told:?}"),
+        Err(error) => assert!(is_plain(&error) && !error.is_empty(), "{error:?}"),
     }
 }
 
 pub(crate) fn show_control(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
     let choice = input.byte();
-    let said = if choice & 4 == 0 { speech(input) } else { input.take(bytes.len()).to_vec() };
-    say!("side {}: {}", choice & 3, said.escape_ascii());
+    let sent = if choice & 4 == 0 { messages(input) } else { input.take(bytes.len()).to_vec() };
+    say!("side {}: {}", choice & 3, sent.escape_ascii());
     control(bytes);
 }
 
-/// Any bytes as a capture: lines and JSON tell of as many packets, and each line is one.
+/// Decodes any bytes as a capture: lines and JSON contain the same number of packets.
 pub(crate) fn decode(bytes: &[u8]) {
-    let (count, told) = hostile::decode(Form::Count, bytes);
-    assert!(told.iter().all(|told| is_plain(told) && !told.is_empty()));
-    // Of what doesn't begin as a capture nothing is printed.
-    let Ok(count) = count.trim().parse::<usize>() else { return assert!(told.is_some()) };
+    let (count, error) = hostile::decode(Form::Count, bytes);
+    assert!(error.iter().all(|error| is_plain(error) && !error.is_empty()));
+    // Nothing is printed for a file without the header of a capture.
+    let Ok(count) = count.trim().parse::<usize>() else { return assert!(error.is_some()) };
     let (lines, _) = hostile::decode(Form::Lines, bytes);
     assert!(lines.lines().all(is_plain), "{lines}");
     // What belongs to a packet is indented farther than any time is.
@@ -100,7 +100,7 @@ pub(crate) fn decode(bytes: &[u8]) {
     assert_eq!(packets, count, "{lines}");
     for (form, rows) in [(Form::Json, Some(count)), (Form::SummaryJson, None)] {
         let (lines, again) = hostile::decode(form, bytes);
-        assert_eq!(again, told);
+        assert_eq!(again, error);
         assert!(rows.is_none_or(|rows| rows == lines.lines().count()), "{lines}");
         for line in lines.lines() {
             let value: Result<Value, _> = serde_json::from_str(line);
@@ -112,12 +112,12 @@ pub(crate) fn decode(bytes: &[u8]) {
 }
 
 pub(crate) fn show_decode(bytes: &[u8]) {
-    let (lines, told) = hostile::decode(Form::Lines, bytes);
-    say!("{lines}{told:?}");
+    let (lines, error) = hostile::decode(Form::Lines, bytes);
+    say!("{lines}{error:?}");
     decode(bytes);
 }
 
-/// Files that are looked at.
+/// Files that `efa doctor` reads.
 const FILES: [&str; 14] = [
     "sys/bus/pci/devices/0000:00:06.0/vendor",
     "sys/bus/pci/devices/0000:00:06.0/device",
@@ -135,7 +135,7 @@ const FILES: [&str; 14] = [
     "dev/shm/.keep",
 ];
 
-/// What stands in them, usually.
+/// Typical contents.
 const CONTENTS: [&str; 10] = [
     "0x1d0f\n",
     "0xefa2\n",
@@ -149,7 +149,7 @@ const CONTENTS: [&str; 10] = [
     "",
 ];
 
-/// A root directory of its own, removed at the end.
+/// A temporary root directory, removed on drop.
 struct Machine(PathBuf);
 
 impl Machine {
@@ -162,9 +162,9 @@ impl Machine {
 
     fn write(&self, file: &str, content: &[u8]) {
         let file = self.0.join(file);
-        let folder = file.parent().expect("a file is in a folder");
-        fs::create_dir_all(folder).expect("there is memory");
-        fs::write(file, content).expect("there is memory");
+        let folder = file.parent().expect("the path has a parent");
+        fs::create_dir_all(folder).expect("a write to memory succeeds");
+        fs::write(file, content).expect("a write to memory succeeds");
     }
 }
 
@@ -174,7 +174,7 @@ impl Drop for Machine {
     }
 }
 
-/// Files of a machine with anything in them.
+/// Runs `efa doctor` on system files with any contents.
 pub(crate) fn doctor(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
     let machine = Machine::new();
@@ -190,7 +190,7 @@ pub(crate) fn doctor(bytes: &[u8]) {
         machine.write(file, content);
     }
     let (text, json) = hostile::examine(&machine.0);
-    let json: Value = serde_json::from_str(&json).expect("it is JSON");
+    let json: Value = serde_json::from_str(&json).expect("the report is JSON");
     let checks = json["checks"].as_array().map_or(0, Vec::len);
     assert!(checks > 0 && text.lines().count() >= checks, "{text}");
 }

@@ -1,7 +1,8 @@
-//! An endpoint under attack, an honest peer at its side, and what must hold whatever a liar does.
+//! An endpoint (the subject), an honest peer and the invariants that hold for any action of a hostile peer.
 //!
-//! Every operation has a number, its context. The ledger knows of each what it is, and that it
-//! ended once. Of those between the two honest ends it knows the bytes, too: these all end well.
+//! The context of each operation is its index in a table, which records its kind and that it completed
+//! once. For operations between the subject and the honest peer it also records the bytes; all of these
+//! must succeed.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -19,31 +20,31 @@ use efa_rdm::{
 use crate::device::{self, Mem, Port, Shared, Wire};
 use crate::input::Input;
 
-/// A vector that is registered for its operation if the device lets it.
+/// A vector that is registered during its operation if the device accepts that.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     bytes: Vec<u8>,
-    lent: Option<Mem>,
+    registered_memory: Option<Mem>,
 }
 
 impl From<Vec<u8>> for Buffer {
     fn from(bytes: Vec<u8>) -> Self {
-        Self { bytes, lent: None }
+        Self { bytes, registered_memory: None }
     }
 }
 
 impl Payload<Mem> for Buffer {
     fn length(&self) -> u64 {
-        self.lent.as_ref().map_or(self.bytes.len(), Region::length) as u64
+        self.registered_memory.as_ref().map_or(self.bytes.len(), Region::length) as u64
     }
     fn read(&self, offset: u64, into: &mut [u8]) {
-        match &self.lent {
+        match &self.registered_memory {
             Some(region) => assert_eq!(region.read(offset as usize, into), into.len()),
             None => Payload::<Mem>::read(&self.bytes, offset, into),
         }
     }
     fn write(&mut self, offset: u64, from: &[u8]) {
-        match &self.lent {
+        match &self.registered_memory {
             Some(region) => assert_eq!(region.write(offset as usize, from), from.len()),
             None => Payload::<Mem>::write(&mut self.bytes, offset, from),
         }
@@ -52,23 +53,23 @@ impl Payload<Mem> for Buffer {
         Payload::<Mem>::split_to(&mut self.bytes, at).into()
     }
     fn registered(&self) -> Option<RegionRange<Mem>> {
-        let region = self.lent.clone()?;
+        let region = self.registered_memory.clone()?;
         let length = region.length();
         Some(RegionRange { region, offset: 0, length })
     }
     fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<Mem, RegisterError>) {
         match register(std::mem::take(&mut self.bytes).into()) {
-            Ok(region) => self.lent = Some(region),
+            Ok(region) => self.registered_memory = Some(region),
             Err(RegisterError { memory, .. }) => self.bytes = memory.into(),
         }
     }
     fn deregister(&mut self) {
-        let Some(region) = self.lent.take() else { return };
+        let Some(region) = self.registered_memory.take() else { return };
         self.bytes = region.reclaim().map_or_else(|region| region.bytes(), Into::into);
     }
 }
 
-/// Bytes that tell their place and operation, none of which is [`SECRET`]. At most 9000.
+/// Bytes that depend on their offset and on the operation; none of them is [`SECRET`]. At most 9000.
 pub(crate) fn pattern(length: usize, salt: u64) -> &'static [u8] {
     static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let mut random = fastrand::Rng::with_seed(7);
@@ -77,33 +78,33 @@ pub(crate) fn pattern(length: usize, salt: u64) -> &'static [u8] {
     &BYTES[(salt * 97 % 50_000) as usize..][..length]
 }
 
-/// What memory is full of that no peer may read.
+/// Content of memory that no peer may read.
 pub(crate) const SECRET: u8 = 0xa5;
 
-/// Most bytes that peers make the subject keep, by the bounds that it has.
+/// Limit of the bytes that the subject stores for peers, by its configured bounds.
 const KEPT: usize = 8 << 20;
 
-/// Where an endpoint is in [`World::ends`].
+/// Index of an endpoint in [`World::ends`].
 pub(crate) const SUBJECT: usize = 0;
 pub(crate) const HONEST: usize = 1;
 
-/// What an operation is.
+/// Kinds of operations, by what is checked.
 #[derive(Clone, Debug)]
 enum Kind {
-    /// A message, write, read or atomic with the liar: it may end as it likes, once.
-    WithLiar,
-    /// A receive that the liar's messages may take.
+    /// A message, write, read or atomic with the hostile peer: it completes once, with any result.
+    WithHostile,
+    /// A receive that messages of the hostile peer may match.
     Open(ReceiveId),
-    /// A buffer for many messages, which ends when it is released.
+    /// A multi-receive buffer, which completes when it is released.
     Many(ReceiveId),
-    /// Sent between the honest two.
+    /// A send between the subject and the honest peer.
     Sent,
-    /// The receive for the message of this number and length.
+    /// The receive for the message with this salt and length.
     Received {
         salt: u64,
         length: usize,
     },
-    /// A write whose memory is then compared, and a read whose buffer is.
+    /// A write, after which the memory is compared, or a read, after which the buffer is.
     Written {
         memory: Mem,
         salt: u64,
@@ -130,41 +131,41 @@ pub(crate) struct Offered {
     pub(crate) closed: Mem,
 }
 
-/// A tag that nobody sends.
+/// A tag that no peer sends.
 const UNUSED: u64 = 0x5a5a_5a5a_5a5a_5a5a;
 
 /// Length of each of them.
 pub(crate) const OFFERED: usize = 1500;
 
-/// Everything.
+/// Both endpoints, the network and the table of operations.
 pub(crate) struct World {
     pub(crate) net: Shared,
     pub(crate) ends: [Endpoint<Port, Buffer>; 2],
-    /// What the two call each other.
+    /// The ids of the two endpoints at each other.
     names: [PeerId; 2],
     pub(crate) offered: Offered,
     now: Time,
     operations: Vec<Operation>,
-    /// Incarnations of the liar that the subject knows.
-    pub(crate) liars: Vec<PeerId>,
+    /// Incarnations of the hostile peer that are peers of the subject.
+    pub(crate) hostile_peers: Vec<PeerId>,
     dropped: u64,
-    /// Memory that is read: it is offered to the end.
-    kept: Vec<Mem>,
-    /// What the honest two may ask for: old releases have no receipts.
+    /// Memory that is the target of reads; it stays registered to the end.
+    read_memory: Vec<Mem>,
+    /// Highest completion level between the two endpoints: old releases have no receipts.
     most: Level,
-    /// What happened so far, if it is to be printed.
+    /// The log of the run, if it is to be printed.
     log: Option<String>,
 }
 
 impl World {
-    /// Settings and abilities come from the input.
-    pub(crate) fn new(input: &mut Input<'_>, tell: bool) -> Self {
-        Self::with_devices(input, tell, |wires, _| wires.map(Port::Plain))
+    /// The configuration and the device attributes come from the input.
+    pub(crate) fn new(input: &mut Input<'_>, log: bool) -> Self {
+        Self::with_devices(input, log, |wires, _| wires.map(Port::Plain))
     }
 
     /// On devices that match tagged messages themselves.
-    pub(crate) fn with_tag_lists(input: &mut Input<'_>, tell: bool) -> Self {
-        Self::with_devices(input, tell, |wires, input| {
+    pub(crate) fn with_tag_lists(input: &mut Input<'_>, log: bool) -> Self {
+        Self::with_devices(input, log, |wires, input| {
             let (max_tags, max_ops) = (input.pick(&[4, 1, 2, 16]), input.pick(&[8, 1, 2]));
             let limits = TagListLimits { max_tags, max_ops };
             let seed = input.byte().into();
@@ -174,7 +175,7 @@ impl World {
 
     fn with_devices(
         input: &mut Input<'_>,
-        tell: bool,
+        log: bool,
         devices: impl FnOnce([Wire; 2], &mut Input<'_>) -> [Port; 2],
     ) -> Self {
         let kinds = input.byte();
@@ -182,21 +183,21 @@ impl World {
         let (net, wires) = device::network(rdma, kinds & 2 == 0);
         let config = Self::settings(input);
         let honest = Config::default().with(|it| it.backoff = config.backoff);
-        let log = tell.then(|| format!("settings: {config:?}\n"));
+        let log = log.then(|| format!("settings: {config:?}\n"));
         let receipts = config.profile.extras.contains(Extras::DELIVERY_COMPLETE);
         let most = if receipts { Level::Delivery } else { Level::Transmit };
         let [subject, other] = devices(wires, input);
-        let made = |port, config| Endpoint::new(port, config).expect("the settings are sensible");
+        let made = |port, config| Endpoint::new(port, config).expect("the configuration is valid");
         let mut ends = [made(subject, config), made(other, honest)];
         let addresses = [ends[0].address(), ends[1].address()];
         let names = [
-            ends[0].insert_peer(addresses[1]).expect("there is room"),
-            ends[1].insert_peer(addresses[0]).expect("there is room"),
+            ends[0].insert_peer(addresses[1]).expect("within the limits"),
+            ends[1].insert_peer(addresses[0]).expect("within the limits"),
         ];
         let offer = |fill: Vec<u8>, remote_read, remote_write| {
             let access = Access { remote_read, remote_write };
             let region = ends[0].queue_pair().register(fill.into(), access);
-            region.expect("the device registers")
+            region.expect("the device registers memory")
         };
         let offered = Offered {
             open: offer(pattern(OFFERED, 1).to_vec(), true, true),
@@ -211,9 +212,9 @@ impl World {
             offered,
             now: Time::ZERO,
             operations: Vec::new(),
-            liars: Vec::new(),
+            hostile_peers: Vec::new(),
             dropped: 0,
-            kept: Vec::new(),
+            read_memory: Vec::new(),
             most,
             log,
         }
@@ -254,8 +255,8 @@ impl World {
         })
     }
 
-    /// Tells what happens, if anybody listens.
-    pub(crate) fn tell(&mut self, what: impl FnOnce() -> String) {
+    /// Appends a line to the log, if there is one.
+    pub(crate) fn log_line(&mut self, what: impl FnOnce() -> String) {
         if let Some(log) = &mut self.log {
             log.push_str(&what());
             log.push('\n');
@@ -271,14 +272,14 @@ impl World {
         self.operations.len() as u64 - 1
     }
 
-    /// An operation that was refused takes its place in the ledger back.
-    fn unless_refused<E>(&mut self, started: Result<(), E>) {
+    /// Removes the last operation from the table if it was refused.
+    fn forget_if_refused<E>(&mut self, started: Result<(), E>) {
         if started.is_err() {
             self.operations.pop();
         }
     }
 
-    /// Everybody makes progress once.
+    /// Runs each endpoint once.
     pub(crate) fn step(&mut self) {
         self.now += Duration::from_micros(1);
         for at in [SUBJECT, HONEST] {
@@ -296,44 +297,44 @@ impl World {
 
     fn collect(&mut self, at: usize) {
         while let Some(completion) = self.ends[at].poll_completion() {
-            self.tell(|| format!("    {} completes {completion:?}", NAMES[at]));
+            self.log_line(|| format!("    {} completes {completion:?}", NAMES[at]));
             self.completed(at, completion);
         }
         while let Some(event) = self.ends[at].poll_event() {
-            self.tell(|| format!("    {} is told {event:?}", NAMES[at]));
-            self.happened(at, &event);
+            self.log_line(|| format!("    {} reports {event:?}", NAMES[at]));
+            self.check_event(at, &event);
         }
     }
 
     fn completed(&mut self, at: usize, completion: Completion<Buffer>) {
         match completion {
             Completion::Send(done) => {
-                // Of an injected message only failures are told.
+                // An injected message reports only failures.
                 let Some(buffer) = done.buffer else { return assert!(done.result.is_err()) };
-                self.ended(at, done.context, &done.result, buffer, done.length);
+                self.check_result(at, done.context, &done.result, buffer, done.length);
             }
             Completion::Rma(done) => {
-                self.ended(at, done.context, &done.result, done.buffer, done.length);
+                self.check_result(at, done.context, &done.result, done.buffer, done.length);
             }
             Completion::Atomic(done) => {
                 let length = done.length;
-                self.ended(at, done.context, &done.result, done.operand, length);
+                self.check_result(at, done.context, &done.result, done.operand, length);
             }
             Completion::Receive(done) => {
                 let operation = &mut self.operations[done.context as usize];
                 if let Kind::Many(_) = operation.kind {
                     let part = done.buffer.bytes.len();
                     let left = operation.length.checked_sub(part);
-                    operation.length = left.expect("the parts of a buffer are not more than it");
+                    operation.length = left.expect("the parts fit in the buffer");
                     assert!(done.length <= part as u64);
-                    // Parts may end after the rest was given back.
+                    // Parts may complete after the rest was released.
                     let cancelled = done.result == Err(OperationError::Cancelled);
                     assert!(!(cancelled && operation.ended && done.peer.is_none()));
                     operation.ended |= cancelled && done.peer.is_none();
                     return;
                 }
                 assert!(done.length <= done.buffer.length());
-                self.ended(at, done.context, &done.result, done.buffer, done.length);
+                self.check_result(at, done.context, &done.result, done.buffer, done.length);
             }
             Completion::Released { context, buffer } => {
                 let operation = &mut self.operations[context as usize];
@@ -345,7 +346,7 @@ impl World {
         }
     }
 
-    fn ended(
+    fn check_result(
         &mut self,
         at: usize,
         context: u64,
@@ -354,16 +355,16 @@ impl World {
         length: u64,
     ) {
         let operation = &mut self.operations[context as usize];
-        assert!(!operation.ended, "operation {context} ended twice: {operation:?}");
+        assert!(!operation.ended, "operation {context} completed twice: {operation:?}");
         operation.ended = true;
         assert_eq!(operation.at, at);
-        assert_eq!(buffer.bytes.len(), operation.length, "the buffer comes back as it was");
+        assert_eq!(buffer.bytes.len(), operation.length, "the buffer is returned with its length");
         match &operation.kind {
-            Kind::WithLiar | Kind::Open(_) | Kind::Many(_) => return,
+            Kind::WithHostile | Kind::Open(_) | Kind::Many(_) => return,
             Kind::Sent => {}
             Kind::Received { salt, length: sent } => {
                 assert_eq!(length, *sent as u64);
-                assert!(buffer.bytes == pattern(*sent, *salt), "{operation:?}: other bytes");
+                assert!(buffer.bytes == pattern(*sent, *salt), "{operation:?}: wrong bytes");
             }
             Kind::Written { memory, salt } => {
                 assert!(memory.bytes() == pattern(operation.length, *salt), "{operation:?}");
@@ -372,18 +373,18 @@ impl World {
                 assert!(buffer.bytes == pattern(operation.length, *salt), "{operation:?}");
             }
         }
-        assert_eq!(*result, Ok(()), "between the honest two all ends well: {operation:?}");
+        assert_eq!(*result, Ok(()), "operation with the honest peer failed: {operation:?}");
     }
 
-    fn happened(&mut self, at: usize, event: &Event) {
+    fn check_event(&mut self, at: usize, event: &Event) {
         let honest = self.names[at];
         let about = match event {
             Event::PeerDiscovered(peer) => {
-                self.liars.push(*peer);
+                self.hostile_peers.push(*peer);
                 Some(*peer)
             }
             Event::PeerRestarted { old, new } => {
-                self.liars.push(*new);
+                self.hostile_peers.push(*new);
                 Some(*old)
             }
             Event::PacketDropped { peer, reason } => {
@@ -395,29 +396,34 @@ impl World {
                         | DropReason::ForgedAddress
                         | DropReason::PeerTableFull
                 );
-                assert!(peer.is_some() || unknown, "nobody is blamed for {reason:?}");
+                assert!(peer.is_some() || unknown, "no peer named for {reason:?}");
                 *peer
             }
-            Event::BackPressure { .. } => panic!("all peers wait, for no message is that honest"),
-            Event::TagListBroken(breach) => panic!("a peer breaks the list of tags: {breach}"),
+            Event::BackPressure { .. } => panic!("unexpected messages reached their limit"),
+            Event::TagListBroken(breach) => panic!("a peer disabled the tag list: {breach}"),
             Event::PeerLost { peer, .. }
             | Event::PeerExcluded { peer, .. }
             | Event::AccessRefused { peer, .. }
             | Event::WriteFailed { peer, .. } => Some(*peer),
             _ => None,
         };
-        assert_ne!(about, Some(honest), "{} blames the honest peer: {event:?}", NAMES[at]);
+        assert_ne!(
+            about,
+            Some(honest),
+            "{} reports a fault of the honest peer: {event:?}",
+            NAMES[at]
+        );
         let fine = at == SUBJECT || about.is_none();
-        assert!(fine, "the honest peer is bothered: {event:?}");
+        assert!(fine, "unexpected event at the honest peer: {event:?}");
     }
 
-    // What the two do.
+    // Actions of the two endpoints.
 
-    /// The honest two keep to the bounds that they are given.
+    /// Waits until the operations between the two endpoints are within the configured limits.
     fn make_room(&mut self) {
         for _ in 0..1000 {
             let honest =
-                |kind: &Kind| !matches!(kind, Kind::WithLiar | Kind::Open(_) | Kind::Many(_));
+                |kind: &Kind| !matches!(kind, Kind::WithHostile | Kind::Open(_) | Kind::Many(_));
             let mine = self.operations.iter().filter(|of| !of.ended && honest(&of.kind));
             if mine.count() < 8 {
                 return;
@@ -426,10 +432,10 @@ impl World {
             let next = self.ends.iter().filter_map(Endpoint::next_timeout).min();
             self.now = next.map_or(self.now, |next| next.max(self.now));
         }
-        panic!("the honest two do not get on");
+        panic!("operations with the honest peer make no progress");
     }
 
-    /// A message between the honest two, either way, whose receive is posted first or last.
+    /// Sends a message between the subject and the honest peer, in either direction; its receive is posted before or after.
     pub(crate) fn honest_message(&mut self, input: &mut Input<'_>) {
         self.make_room();
         let from = input.below(2);
@@ -444,9 +450,9 @@ impl World {
         let context = self.begin(from, Kind::Sent, length);
         let buffer = pattern(length, salt).to_vec().into();
         let (peer, tag, cq_data) = (self.names[from], Some(salt), Some(salt));
-        self.tell(|| format!("{} sends {length} bytes, tag {salt}, {level:?}", NAMES[from]));
+        self.log_line(|| format!("{} sends {length} bytes, tag {salt}, {level:?}", NAMES[from]));
         let message = Message { peer, tag, cq_data, level, buffer, context };
-        self.ends[from].send(message).expect("there is room");
+        self.ends[from].send(message).expect("within the limits");
         if late {
             self.step();
             self.honest_receive(at, salt, length);
@@ -457,10 +463,10 @@ impl World {
         let context = self.begin(at, Kind::Received { salt, length }, length);
         let accept = Accept::Tagged { source: Some(self.names[at]), tag: salt, ignore: 0 };
         let buffer = vec![0; length].into();
-        self.ends[at].receive(accept, buffer, context).expect("there is room");
+        self.ends[at].receive(accept, buffer, context).expect("within the limits");
     }
 
-    /// A write or read between the honest two, either way.
+    /// Starts a write or read between the subject and the honest peer, in either direction.
     pub(crate) fn honest_access(&mut self, input: &mut Input<'_>) {
         self.make_room();
         let from = input.below(2);
@@ -470,40 +476,44 @@ impl World {
         let access = Access { remote_read: true, remote_write: true };
         let bytes = if writes { vec![0; length] } else { pattern(length, salt).to_vec() };
         let memory = self.ends[1 - from].queue_pair().register(bytes.into(), access);
-        let memory = memory.expect("the device registers");
+        let memory = memory.expect("the device registers memory");
         let key = memory.remote_key().into();
         let remote = Remote::from(RmaIov::new(memory.remote_address(), length as u64, key));
         let peer = self.names[from];
-        self.tell(|| format!("{} writes: {writes}, {length} bytes", NAMES[from]));
+        self.log_line(|| format!("{} writes: {writes}, {length} bytes", NAMES[from]));
         if writes {
             let context = self.begin(from, Kind::Written { memory, salt }, length);
             let (buffer, level) = (pattern(length, salt).to_vec().into(), self.most);
             let write = Write { peer, remote, buffer, cq_data: None, level, context };
-            self.ends[from].write(write).expect("there is room");
+            self.ends[from].write(write).expect("within the limits");
         } else {
             let context = self.begin(from, Kind::Read { salt }, length);
             let buffer = vec![0; length].into();
-            self.ends[from].read(Read { peer, remote, buffer, context }).expect("there is room");
-            self.kept.push(memory);
+            self.ends[from]
+                .read(Read { peer, remote, buffer, context })
+                .expect("within the limits");
+            self.read_memory.push(memory);
         }
     }
 
-    /// An incarnation of the liar to send to.
-    fn liar(&self, input: &mut Input<'_>) -> Option<PeerId> {
-        if self.liars.is_empty() { None } else { Some(input.pick(&self.liars)) }
+    /// An incarnation of the hostile peer to send to.
+    fn hostile_peer(&self, input: &mut Input<'_>) -> Option<PeerId> {
+        if self.hostile_peers.is_empty() { None } else { Some(input.pick(&self.hostile_peers)) }
     }
 
-    /// The subject starts something with the liar.
-    pub(crate) fn approach(&mut self, input: &mut Input<'_>) {
-        let Some(peer) = self.liar(input) else { return };
+    /// The subject starts an operation with the hostile peer.
+    pub(crate) fn start_with_hostile(&mut self, input: &mut Input<'_>) {
+        let Some(peer) = self.hostile_peer(input) else { return };
         let length = input.pick(&[8, 0, 300, 700, 1500, 3000, 9000]);
         let level = if input.one_in(2) { Level::Delivery } else { Level::Transmit };
         let salt = self.operations.len() as u64;
         let cq_data = input.one_in(2).then_some(salt);
         let remote = Remote::from(RmaIov::new(0x1_0000, length as u64, input.pick(&[7, 1 << 33])));
         let choice = input.below(6);
-        self.tell(|| format!("subject begins {choice} with {peer:?}, {length} bytes, {level:?}"));
-        let context = self.begin(SUBJECT, Kind::WithLiar, length);
+        self.log_line(|| {
+            format!("subject begins {choice} with {peer:?}, {length} bytes, {level:?}")
+        });
+        let context = self.begin(SUBJECT, Kind::WithHostile, length);
         let subject = &mut self.ends[SUBJECT];
         let buffer = Buffer::from(pattern(length, salt).to_vec());
         let started = match choice {
@@ -517,7 +527,7 @@ impl World {
             4 => {
                 let bytes = pattern(20, salt);
                 let message = Message { peer, tag: None, cq_data, level, buffer: bytes, context };
-                // It has no completion if all goes well.
+                // It has no completion if it succeeds.
                 let _ = subject.inject(message);
                 false
             }
@@ -541,21 +551,21 @@ impl World {
                 started
             }
         };
-        self.unless_refused(if started { Ok(()) } else { Err(()) });
+        self.forget_if_refused(if started { Ok(()) } else { Err(()) });
     }
 
-    /// The subject posts a receive that messages of the liar may take.
+    /// The subject posts a receive that messages of the hostile peer may match.
     pub(crate) fn open_receive(&mut self, input: &mut Input<'_>) {
         let length = input.pick(&[300, 0, 8, 1500, 9000]);
-        let source = if input.one_in(3) { self.liar(input) } else { None };
+        let source = if input.one_in(3) { self.hostile_peer(input) } else { None };
         // The honest peer's tags are small.
         let (tag, ignore) = (1 << 63, u64::MAX >> 1);
         let choice = input.below(3);
         let context = self.operations.len() as u64;
-        self.tell(|| format!("subject posts receive {choice} of {length} bytes, {source:?}"));
+        self.log_line(|| format!("subject posts receive {choice} of {length} bytes, {source:?}"));
         let subject = &mut self.ends[SUBJECT];
         let buffer = vec![0; length].into();
-        let placeholder = Operation { at: SUBJECT, kind: Kind::WithLiar, length, ended: false };
+        let placeholder = Operation { at: SUBJECT, kind: Kind::WithHostile, length, ended: false };
         self.operations.push(placeholder);
         // The honest peer sends no untagged messages.
         let posted = match choice {
@@ -566,11 +576,11 @@ impl World {
         match posted {
             Ok(id) if choice == 2 => self.operations[context as usize].kind = Kind::Many(id),
             Ok(id) => self.operations[context as usize].kind = Kind::Open(id),
-            Err(refused) => self.unless_refused(Err::<(), _>(refused)),
+            Err(refused) => self.forget_if_refused(Err::<(), _>(refused)),
         }
     }
 
-    /// The subject cancels a receive that the liar might have taken.
+    /// The subject cancels a receive that messages of the hostile peer may match.
     pub(crate) fn cancel(&mut self, input: &mut Input<'_>) {
         if self.operations.is_empty() {
             return;
@@ -583,26 +593,26 @@ impl World {
         let operation = &self.operations[index];
         if let (Kind::Open(id) | Kind::Many(id), false) = (&operation.kind, operation.ended) {
             let id = *id;
-            self.tell(|| format!("subject cancels receive {index}"));
+            self.log_line(|| format!("subject cancels receive {index}"));
             self.ends[SUBJECT].cancel(id);
         }
     }
 
-    /// The subject excluded an incarnation of the liar.
+    /// The subject removes an incarnation of the hostile peer.
     pub(crate) fn remove(&mut self, input: &mut Input<'_>) {
-        if let Some(peer) = self.liar(input) {
-            self.tell(|| format!("subject removes {peer:?}"));
+        if let Some(peer) = self.hostile_peer(input) {
+            self.log_line(|| format!("subject removes {peer:?}"));
             self.ends[SUBJECT].remove_peer(peer);
         }
     }
 
-    // The end.
+    // End of a run.
 
-    fn rest(&mut self) {
+    fn wait_until_idle(&mut self) {
         let mut still = 0;
         for _ in 0..20_000 {
             self.step();
-            // Not that it is quiet: what the liar has begun may never end.
+            // Not until it is quiet: operations of the hostile peer may never complete.
             let quiet = |end: &Endpoint<_, _>| {
                 end.packets_held().sending == 0 && end.next_timeout().is_none()
             };
@@ -614,63 +624,76 @@ impl World {
             let next = self.ends.iter().filter_map(Endpoint::next_timeout).min();
             self.now = next.map_or(self.now, |next| next.max(self.now));
         }
-        panic!("the endpoints do not come to rest");
+        panic!("the endpoints do not become idle");
     }
 
-    /// What must hold at the end.
+    /// Checks the invariants at the end of a run.
     pub(crate) fn conclude(&mut self) {
-        self.tell(|| "the liar falls silent".to_owned());
+        self.log_line(|| "the hostile peer stops sending".to_owned());
         {
-            // Its device answers from now on, so that nothing is on its way for ever.
+            // Its device acknowledges from now on, so that each send completes.
             let mut net = self.net.borrow_mut();
             if net.answer == Err(efa_device::Status::ReceiverNotReady) {
                 net.answer = Ok(());
             }
         }
-        self.rest();
+        self.wait_until_idle();
         for (number, operation) in self.operations.iter().enumerate() {
-            let honest = !matches!(operation.kind, Kind::WithLiar | Kind::Open(_) | Kind::Many(_));
-            assert!(operation.ended || !honest, "{number} hangs: {operation:?}");
+            let honest =
+                !matches!(operation.kind, Kind::WithHostile | Kind::Open(_) | Kind::Many(_));
+            assert!(
+                operation.ended || !honest,
+                "operation {number} does not complete: {operation:?}"
+            );
         }
-        self.tell(|| "the liar is removed".to_owned());
-        for peer in self.liars.clone() {
+        self.log_line(|| "the hostile peer is removed".to_owned());
+        for peer in self.hostile_peers.clone() {
             self.ends[SUBJECT].remove_peer(peer);
         }
         for index in 0..self.operations.len() {
             self.cancel_one(index);
         }
-        self.rest();
+        self.wait_until_idle();
         for (number, operation) in self.operations.iter().enumerate() {
-            assert!(operation.ended, "operation {number} never ends: {operation:?}");
+            assert!(operation.ended, "operation {number} has no completion: {operation:?}");
         }
-        // What the device has counted is handled, or it would hold this receive back for ever.
-        let context = self.begin(SUBJECT, Kind::WithLiar, 8);
+        // All messages that the device counted are handled; otherwise it would hold this receive back.
+        let context = self.begin(SUBJECT, Kind::WithHostile, 8);
         let accept = Accept::Tagged { source: None, tag: UNUSED, ignore: 0 };
         let posted = self.ends[SUBJECT].receive(accept, vec![0; 8].into(), context);
-        self.operations[context as usize].kind = Kind::Open(posted.expect("there is room"));
-        self.rest();
-        assert!(self.ends[SUBJECT].queue_pair().is_live(), "messages that nobody handled");
+        self.operations[context as usize].kind = Kind::Open(posted.expect("within the limits"));
+        self.wait_until_idle();
+        assert!(self.ends[SUBJECT].queue_pair().is_live(), "messages were not handled");
         self.cancel_one(context as usize);
-        self.rest();
-        // It is alive.
+        self.wait_until_idle();
+        // The subject still works.
         self.honest_message(&mut Input::new(&[0, 2]));
         self.honest_message(&mut Input::new(&[1, 4]));
-        self.rest();
+        self.wait_until_idle();
         let all = self.operations.iter().all(|operation| operation.ended);
-        assert!(all, "the honest peer is not served any more");
-        assert!(self.ends.iter().all(Endpoint::is_quiet), "something of the liar is under way");
+        assert!(all, "messages with the honest peer do not complete");
+        assert!(
+            self.ends.iter().all(Endpoint::is_quiet),
+            "operations of the hostile peer are pending"
+        );
 
-        assert!(self.offered.readable.bytes() == pattern(OFFERED, 2), "written without leave");
-        assert!(self.offered.closed.bytes() == [SECRET; OFFERED], "written without leave");
+        assert!(
+            self.offered.readable.bytes() == pattern(OFFERED, 2),
+            "memory without write access was written"
+        );
+        assert!(
+            self.offered.closed.bytes() == [SECRET; OFFERED],
+            "memory without write access was written"
+        );
         let statistics = self.ends[SUBJECT].statistics();
         assert_eq!((statistics.dropped, statistics.events_lost), (self.dropped, 0));
-        assert_eq!(self.ends[HONEST].statistics().dropped, 0, "the honest peer was lied to");
+        assert_eq!(self.ends[HONEST].statistics().dropped, 0, "the honest peer dropped packets");
     }
 }
 
 const NAMES: [&str; 2] = ["subject", "honest"];
 
-/// What memory may have been read without leave shows in.
-pub(crate) fn tells_secret(payload: &[u8]) -> bool {
+/// Whether a payload contains bytes of memory without read access.
+pub(crate) fn contains_secret(payload: &[u8]) -> bool {
     payload.windows(4).any(|window| window == [SECRET; 4])
 }

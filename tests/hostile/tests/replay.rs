@@ -1,4 +1,4 @@
-//! Every input that ever mattered, and a few thousand random ones, without a fuzzer.
+//! Replays the corpora and regressions of all fuzz targets, and a few thousand random inputs.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -14,14 +14,14 @@ fn files(kind: &str, target: &Target) -> Vec<PathBuf> {
     files
 }
 
-/// Runs an input; a failure says how to look at it.
+/// Runs an input; a failure prints the command that shows it.
 fn run(target: &Target, name: &str, bytes: &[u8]) {
-    let held = std::panic::catch_unwind(|| (target.run)(bytes));
-    assert!(held.is_ok(), "{name}: see `cargo xtask fuzz show {} FILE`", target.name);
+    let result = std::panic::catch_unwind(|| (target.run)(bytes));
+    assert!(result.is_ok(), "{name}: see `cargo xtask fuzz show {} FILE`", target.name);
 }
 
 #[test]
-fn inputs_that_once_failed_do_not() {
+fn regression_inputs_pass() {
     let mut count = 0;
     for target in TARGETS {
         for file in files("regressions", target) {
@@ -29,11 +29,11 @@ fn inputs_that_once_failed_do_not() {
             count += 1;
         }
     }
-    assert!(count > 0, "no regressions found: is the folder where it was?");
+    assert!(count > 0, "no regressions found: was the folder moved?");
 }
 
 #[test]
-fn the_corpus_holds() {
+fn corpus_inputs_pass() {
     for target in TARGETS {
         let files = files("corpus", target);
         assert!(!files.is_empty(), "{} has no corpus", target.name);
@@ -44,12 +44,12 @@ fn the_corpus_holds() {
 }
 
 #[test]
-fn random_inputs_hold() {
+fn random_inputs_pass() {
     for target in TARGETS {
         let files = files("corpus", target);
         let seeds = files.iter().map(|file| std::fs::read(file).unwrap()).collect();
         let mut inputs = Inputs::new(1, seeds);
-        // Files and connections take longer than memory.
+        // Targets with files or connections are slower.
         let slow = ["capture", "decode", "doctor", "c_calls", "shm_link", "tcp_link"]
             .contains(&target.name);
         for number in 0..if slow { 200 } else { 2_000 } {
@@ -60,7 +60,7 @@ fn random_inputs_hold() {
 }
 
 #[test]
-fn targets_have_fuzzers_of_their_name() {
+fn each_target_has_a_fuzzer_with_its_name() {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
     for target in TARGETS {
         let file = fuzz.join("fuzz_targets").join(target.name).with_extension("rs");
@@ -71,7 +71,7 @@ fn targets_have_fuzzers_of_their_name() {
 }
 
 #[test]
-fn the_corpora_have_what_becomes_of_packets() {
+fn corpora_contain_the_current_seeds_of_each_packet() {
     let packets = files("corpus", target("packet").unwrap());
     assert!(packets.len() > 50, "{packets:?}");
     for packet in packets {
@@ -83,7 +83,7 @@ fn the_corpora_have_what_becomes_of_packets() {
         for (target, bytes) in seeds(&std::fs::read(&packet).unwrap()) {
             let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
             let kept = std::fs::read(corpus.join(target).join(&name)).unwrap_or_default();
-            assert!(kept == bytes, "{target}/{name} is old: `cargo xtask fuzz seeds` makes it");
+            assert!(kept == bytes, "{target}/{name} is outdated: run `cargo xtask fuzz seeds`");
         }
     }
 }

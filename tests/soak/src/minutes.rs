@@ -1,8 +1,8 @@
-//! Times on the command line.
+//! Durations on the command line.
 
 use std::time::Duration;
 
-/// More than anybody's patience, and less than a clock can tell.
+/// Most minutes that are accepted: far below the range of the clock.
 const MOST: f64 = 1e6;
 
 /// A number of minutes.

@@ -5,8 +5,8 @@
 //!                                 └─ model: every byte, every order, every count ─┘
 //! ```
 //!
-//! The interface is that of the machine, or the software device if that is preloaded; what goes wrong on
-//! it (`EFA_SOFT_REORDER`, `EFA_SOFT_RNR`) is for who starts the program to say.
+//! The interface is that of the machine, or the software device if its library is preloaded. The
+//! environment selects its faults (`EFA_SOFT_REORDER`, `EFA_SOFT_RNR`).
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a run that cannot continue fails")]
@@ -27,22 +27,22 @@ use fastrand::Rng;
 
 /// Steps of a run.
 const STEPS: usize = 300;
-/// Bytes that a side offers; the first eight are a counter.
+/// Bytes that a side exposes; the first eight are a counter.
 const MEMORY: usize = 300_000;
 const COUNTER: usize = 8;
 /// Tags of messages; 0 stands for untagged ones.
 const TAGS: u64 = 4;
-/// How long nothing may happen.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time without a completion.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Two endpoints do everything at random on an EFA interface. A model checks bytes, order and counts.
+/// Run random operations between two endpoints on an EFA interface. A model checks bytes, order and counts.
 #[derive(Parser)]
 #[command(name = "efa-soak-verbs", bin_name = "cargo xtask soak --device verbs", version)]
 struct Arguments {
-    /// The first seed; the others follow it
+    /// First seed; later runs use the seeds that follow
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// How long to go on
+    /// How long to run
     #[arg(long, default_value = "2", value_parser = minutes::parse)]
     minutes: Duration,
 }
@@ -91,44 +91,44 @@ struct Totals {
     atomics: u64,
 }
 
-/// Bytes that tell their message.
+/// Bytes that depend on their offset and message.
 fn pattern(length: usize, salt: u64) -> Vec<u8> {
     let mut random = Rng::with_seed(salt);
     let words = std::iter::repeat_with(|| random.u64(..).to_le_bytes()).flatten();
     words.take(length).collect()
 }
 
-/// A message that is sent, or was.
+/// A message that was posted.
 #[derive(Clone, Copy)]
 struct Sent {
     length: usize,
     salt: u64,
 }
 
-/// What an operation on remote memory will have done.
+/// Expected effect of an operation on remote memory.
 enum Remote {
     Write { offset: usize, bytes: Vec<u8>, has_data: bool },
     Read { offset: usize },
     Add { addend: u64 },
 }
 
-/// One end, with what the model knows of what it does.
+/// One endpoint and its part of the model.
 struct Side {
     endpoint: Endpoint,
     queue: CompletionQueue,
     addresses: AddressVector,
     memory: MemoryRegion,
-    /// What the other side's operations have made of the memory.
+    /// Expected content of the memory after the other side's operations.
     model: Vec<u8>,
-    /// Messages to this side by tag, in their order.
+    /// Messages to this side by tag, in the order of sending.
     coming: HashMap<u64, Vec<Sent>>,
     /// Receives that were posted, and those that have completed, by tag.
     posted: HashMap<u64, usize>,
     received: HashMap<u64, usize>,
     sends_under_way: usize,
-    /// The one operation on the other side's memory that is under way.
+    /// The pending operation on the other side's memory; one at a time.
     remote: Option<Remote>,
-    /// Completions of writes with data, wanted and seen.
+    /// Completions of writes with immediate data, expected and received.
     data_due: usize,
     data_seen: usize,
 }
@@ -160,16 +160,16 @@ impl Side {
         }
     }
 
-    /// Posts a receive for a message of `tag`; the next of those is then its.
-    fn post(&mut self, tag: u64, room: usize) {
+    /// Posts a receive for a message of `tag`; it receives the next message of that tag.
+    fn post(&mut self, tag: u64, capacity: usize) {
         let place = self.posted.entry(tag).or_default();
         let receive = if tag == 0 { Receive::untagged() } else { Receive::tagged(tag) };
         let context = tag << 32 | *place as u64;
         *place += 1;
-        self.endpoint.receive(receive, vec![0; room], context).unwrap();
+        self.endpoint.receive(receive, vec![0; capacity], context).unwrap();
     }
 
-    /// Messages to this side for which nothing is posted.
+    /// Messages to this side without a posted receive.
     fn unposted(&self) -> Vec<(u64, usize)> {
         let missing = |(tag, sent): (&u64, &Vec<Sent>)| {
             let posted = self.posted.get(tag).copied().unwrap_or(0);
@@ -192,7 +192,7 @@ impl Side {
 struct Run {
     random: Rng,
     sides: [Side; 2],
-    /// The other side, for each.
+    /// The peer id of the other side, for each side.
     peers: [FiAddr; 2],
     last: Instant,
 }
@@ -228,8 +228,8 @@ impl Run {
         for side in self.sides {
             let mut memory = vec![0; MEMORY];
             side.memory.read(0, &mut memory);
-            assert!(memory == side.model, "the memory isn't as it should be");
-            side.endpoint.close(PATIENCE).unwrap();
+            assert!(memory == side.model, "the memory differs from the model");
+            side.endpoint.close(TIMEOUT).unwrap();
         }
     }
 
@@ -271,8 +271,8 @@ impl Run {
             return;
         }
         let (tag, length) = unposted[self.random.usize(..unposted.len())];
-        let room = length + self.random.usize(..64);
-        self.sides[who].post(tag, room);
+        let capacity = length + self.random.usize(..64);
+        self.sides[who].post(tag, capacity);
     }
 
     fn start_remote(&mut self, who: usize, totals: &mut Totals) {
@@ -321,7 +321,7 @@ impl Run {
                 self.ended(who, completion);
             }
         }
-        assert!(self.last.elapsed() < PATIENCE, "nothing happens any more");
+        assert!(self.last.elapsed() < TIMEOUT, "no completion within the timeout");
     }
 
     fn ended(&mut self, who: usize, completion: Completion) {
@@ -344,7 +344,10 @@ impl Run {
             }
             Remote::Read { offset } => {
                 let bytes = completion.buffer.into_vec();
-                assert!(there.model[offset..offset + bytes.len()] == bytes, "other bytes are read");
+                assert!(
+                    there.model[offset..offset + bytes.len()] == bytes,
+                    "the read returned wrong bytes"
+                );
             }
             Remote::Add { addend } => {
                 let counter = there.model.first_chunk_mut::<COUNTER>().unwrap();
@@ -357,7 +360,7 @@ impl Run {
 }
 
 impl Side {
-    /// A receive brings the message that is its by the order of its tag.
+    /// A receive completes with the message at its position in the order of its tag.
     fn check(&mut self, completion: Completion) {
         let (tag, place) = (completion.context >> 32, completion.context as u32 as usize);
         *self.received.entry(tag).or_default() += 1;

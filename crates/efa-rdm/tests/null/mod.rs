@@ -1,4 +1,4 @@
-//! A device that is nothing but queues in memory, and takes nothing from the heap for a packet.
+//! A device of queues in memory, which allocates nothing for a packet.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -8,8 +8,8 @@ use efa_device::{
     PostError, Qkey, Qpn, QueuePair, QueuePairAddress, SendRequest, Source, Time, WorkId,
 };
 
-/// In which order packets arrive.
-#[allow(dead_code, reason = "each user of this module wants one of them")]
+/// The order in which packets arrive.
+#[allow(dead_code, reason = "each user of this module needs one of them")]
 #[derive(Clone, Copy)]
 pub(crate) enum Order {
     Sent,
@@ -25,7 +25,9 @@ const MTU: usize = 8928;
 
 impl Packet {
     fn new() -> Self {
-        let Ok(bytes) = vec![0; MTU].into_boxed_slice().try_into() else { panic!("as many bytes") };
+        let Ok(bytes) = vec![0; MTU].into_boxed_slice().try_into() else {
+            panic!("the length is MTU")
+        };
         Self(bytes)
     }
 }
@@ -44,11 +46,11 @@ impl AsMut<[u8]> for Packet {
     }
 }
 
-/// As many packets as the device says that it takes.
+/// Queue depth that the device reports.
 const DEPTH: usize = 8192;
 
-/// A packet that was sent, and from when it has arrived on until its sender is told, the one that it was
-/// received for: sender and receiver exchange buffers, nothing is copied.
+/// A packet that was sent. On arrival it is exchanged with the receiver's posted buffer, which the sender
+/// gets with its completion: nothing is copied.
 #[derive(Default)]
 struct Slot {
     id: Cell<u64>,
@@ -56,11 +58,10 @@ struct Slot {
     length: Cell<usize>,
 }
 
-/// One direction: a ring of packets, those told of, those that arrived and those under way; and the
-/// buffers for more.
+/// One direction: a ring of packets (completed, arrived, and sent ones), and the posted receive buffers.
 struct Wire {
     slots: Box<[Slot; DEPTH]>,
-    told: Cell<usize>,
+    completed: Cell<usize>,
     arrived: Cell<usize>,
     sent: Cell<usize>,
     buffers: Box<[Cell<Option<Packet>>; DEPTH]>,
@@ -71,10 +72,10 @@ impl Wire {
     fn new() -> Self {
         let (slots, buffers): (Vec<_>, Vec<_>) = (0..DEPTH).map(|_| Default::default()).unzip();
         let (Ok(slots), Ok(buffers)) = (slots.try_into(), buffers.try_into()) else {
-            panic!("as many as there are")
+            panic!("the number of slots is fixed")
         };
-        let [told, arrived, sent, posted] = [0; 4].map(Cell::new);
-        Self { slots, told, arrived, sent, buffers, posted }
+        let [completed, arrived, sent, posted] = [0; 4].map(Cell::new);
+        Self { slots, completed, arrived, sent, buffers, posted }
     }
 
     #[inline(always)]
@@ -111,20 +112,20 @@ impl Wire {
         Some((packet, slot.length.get()))
     }
 
-    /// The next packet whose sender isn't told yet.
+    /// Completes the oldest send whose packet has arrived.
     #[inline(always)]
-    fn tell(&self) -> Option<(WorkId, Packet)> {
-        let told = self.told.get();
-        if told == self.arrived.get() {
+    fn complete(&self) -> Option<(WorkId, Packet)> {
+        let completed = self.completed.get();
+        if completed == self.arrived.get() {
             return None;
         }
-        let slot = &self.slots[told % DEPTH];
+        let slot = &self.slots[completed % DEPTH];
         let packet = slot.packet.take()?;
-        self.told.set(told + 1);
+        self.completed.set(completed + 1);
         Some((WorkId(slot.id.get()), packet))
     }
 
-    /// Has the second packet under way overtake the first.
+    /// Exchanges the first two packets that have not arrived.
     fn overtake(&self) {
         let arrived = self.arrived.get();
         if self.sent.get() > arrived + 1 {
@@ -199,7 +200,7 @@ impl QueuePair for Direct {
     }
     #[inline(always)]
     fn poll(&mut self, _: Time) -> Option<Done<Packet>> {
-        if let Some((id, packet)) = self.out.tell() {
+        if let Some((id, packet)) = self.out.complete() {
             return Some(Done::Send { id, packet, result: Ok(()) });
         }
         if matches!(self.order, Order::Overtaking) {
@@ -218,8 +219,8 @@ impl QueuePair for Direct {
     }
 }
 
-/// A device that takes everything and never has anything to tell.
-#[allow(dead_code, reason = "some users of this module want the others")]
+/// A device that accepts all requests and never reports a completion.
+#[allow(dead_code, reason = "some users of this module need only the others")]
 #[derive(Default)]
 pub(crate) struct Silent(DeviceAttributes);
 
@@ -246,7 +247,7 @@ impl QueuePair for Silent {
     fn post_receive(&mut self, _: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
         Ok(())
     }
-    // A device that the compiler knew would be no device.
+    // Not inlined, so that the compiler cannot remove the calls.
     #[inline(never)]
     fn poll(&mut self, _: Time) -> Option<Done<Box<[u8]>>> {
         let nothing = self.0.max_send == 0;

@@ -5,9 +5,9 @@
 //!
 //! * What was complete before the end completes `Ok`. What was under way fails with the reason.
 //! * Each operation has one completion.
-//! * Nothing is left of the peer: no packets, no bytes of unexpected messages, no operations that
+//! * The endpoint keeps nothing of the peer: no packets, no bytes of unexpected messages, no operations that
 //!   count against the limits.
-//! * The next incarnation of the peer carries the same operation out.
+//! * The same operation with the next incarnation of the peer succeeds.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -38,13 +38,13 @@ type World = Net<Memory>;
 /// Why a peer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reason {
-    /// Its queue pair is back with another connid.
+    /// Its queue pair was created again, with another connid.
     Restarted,
     /// The application removes it.
     Removed,
-    /// The application removes it while packets to it wait to be sent again.
+    /// The application removes it while packets to it wait for an RNR retry.
     RemovedInBackoff,
-    /// It exceeds a bound on what it may make the survivor keep.
+    /// It exceeds a limit on the bytes that the survivor stores for it.
     Excluded,
     /// The survivor's device fails to deliver a packet, although the peer is alive.
     Lost,
@@ -54,7 +54,7 @@ enum Reason {
     HandshakeUndeliverable,
 }
 
-/// Those that can come at any moment.
+/// Reasons that can occur at any moment.
 const REASONS: [Reason; 5] =
     [Reason::Restarted, Reason::Removed, Reason::Excluded, Reason::Lost, Reason::Dead];
 
@@ -66,7 +66,7 @@ const EARLY: usize = 10_000;
 const LIMIT: usize = 8;
 
 impl Reason {
-    /// What operations fail with.
+    /// The error of failed operations.
     fn error(self, survivor: &[Event]) -> OperationError {
         match self {
             Self::Restarted => OperationError::PeerRestarted,
@@ -78,14 +78,14 @@ impl Reason {
                     Event::PeerExcluded { excess, .. } => Some(*excess),
                     _ => None,
                 });
-                let excess = excess.expect("an event that says how much there was");
+                let excess = excess.expect("an event with the number of bytes");
                 assert!(matches!(excess, Excess::Ahead { limit: EARLY, .. }), "{excess:?}");
                 OperationError::PeerExcluded(excess)
             }
         }
     }
 
-    /// Whether an event says that it was this.
+    /// Whether an event reports this reason.
     fn is_event(self, event: &Event) -> bool {
         match event {
             Event::PeerRestarted { .. } => self == Self::Restarted,
@@ -99,13 +99,13 @@ impl Reason {
         }
     }
 
-    /// How many such events there are.
+    /// The number of such events.
     fn events(self) -> usize {
         usize::from(matches!(self, Self::Restarted | Self::Excluded | Self::Lost | Self::Dead))
     }
 
-    /// Has it happen: at once, or soon.
-    fn bring_about(self, world: &mut World, survivor: usize, peer: PeerId) {
+    /// Makes the peer end for this reason, at once or within some steps.
+    fn apply(self, world: &mut World, survivor: usize, peer: PeerId) {
         let other = 1 - survivor;
         let me = place(&world.ends[survivor]);
         match self {
@@ -119,7 +119,7 @@ impl Reason {
             Self::Excluded => {
                 let connid = Some(world.endpoint(other).address().connid);
                 let options = ReqOptions { connid, ..ReqOptions::NONE };
-                // Its answers come later than that.
+                // Its responses arrive later than that.
                 let from = place(&world.ends[other]);
                 world.network.delay_sends(from, u32::MAX, Duration::from_micros(50)).unwrap();
                 for msg_id in [1000, 1001] {
@@ -142,7 +142,7 @@ impl Reason {
     }
 }
 
-/// Something to be sent, so that the device can fail to.
+/// Posts a message, so that the device can fail to send it.
 fn probe(world: &mut World, survivor: usize, peer: PeerId) {
     let (tag, cq_data, level, context) = (None, None, Level::Transmit, PROBE);
     let buffer = Memory::Heap(vec![1]);
@@ -150,7 +150,7 @@ fn probe(world: &mut World, survivor: usize, peer: PeerId) {
     world.endpoint(survivor).send(message).unwrap();
 }
 
-/// The next incarnation of an endpoint, which knows nobody.
+/// Replaces an endpoint by its next incarnation, which has no peers.
 fn restart(world: &mut World, end: usize) {
     let connid = world.endpoint(end).address().connid.0;
     world.restart(end, connid + 1, config(0));
@@ -172,14 +172,14 @@ fn config(runt_size: u64) -> Config {
         config.cts_window = 2;
         config.max_sends = LIMIT;
         config.max_receives = LIMIT;
-        // What is in the pools stays there.
+        // The pools are not trimmed.
         config.trim_interval = Duration::from_secs(3600);
     })
 }
 
 // ---- a run ----------------------------------------------------------------------------------------
 
-/// What is under way, who survives, and why the other ends.
+/// The operation, the surviving side, and the reason for the end of the other.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     operation: Operation,
@@ -195,21 +195,21 @@ struct Case {
 enum Outcome {
     Completed,
     Failed,
-    /// The operation reports nothing here, or hadn't begun.
+    /// The operation has no completion at this side, or had not started.
     Nothing,
 }
 
 impl Case {
     fn world(&self) -> World {
         let mut world = self.operation.world(Bounds::default().with(|bounds| bounds.ahead = EARLY));
-        // One whose HANDSHAKE is to fail has sent none yet.
+        // If the HANDSHAKE is to fail, the survivor has not sent it yet.
         if self.reason != Reason::HandshakeUndeliverable {
             exchange(&mut world, 1);
         }
         world
     }
 
-    /// Steps until the operation is complete, if nobody ends.
+    /// Steps until the operation is complete, if no peer ends.
     fn steps(&self) -> usize {
         let mut world = self.world();
         let _memory = self.operation.start(&mut world, self.receive);
@@ -221,7 +221,7 @@ impl Case {
                 return steps;
             }
         }
-        panic!("{self:?} is never complete");
+        panic!("{self:?} does not complete");
     }
 
     fn run(&self) -> Outcome {
@@ -232,11 +232,11 @@ impl Case {
         let (under_way, packets) = self.begin(&mut world);
         let before = world.endpoint(survivor).packets_held();
         let packets_before = self.packets_received(&mut world);
-        reason.bring_about(&mut world, survivor, peer);
+        reason.apply(&mut world, survivor, peer);
         let at_once = self.has_ended(&mut world, peer, &address);
         let completed = self.step_until_ended(&mut world, peer, &address);
         if reason == Reason::HandshakeUndeliverable {
-            // It is really gone, and doesn't introduce itself again.
+            // The other endpoint is removed from the network and sends no further HANDSHAKE.
             let target = place(&world.ends[other]);
             world.network.kill(target).unwrap();
             world.network.set_faults(Faults::default());
@@ -252,17 +252,26 @@ impl Case {
         let outcome = if survivor == 0 {
             self.check_requester(&mut world, completed, error)
         } else {
-            let whole = at_once.then(|| packets_before == operation.packets);
-            self.check_responder(&mut world, &under_way, &events, (completed, whole), error)
+            let complete_message = at_once.then(|| packets_before == operation.packets);
+            self.check_responder(
+                &mut world,
+                &under_way,
+                &events,
+                (completed, complete_message),
+                error,
+            )
         };
         check_nothing_left(world.endpoint(survivor), before);
-        assert!(world.endpoint(survivor).packets_held().send_pool >= packets, "lost packets");
+        assert!(
+            world.endpoint(survivor).packets_held().send_pool >= packets,
+            "packets of the send pool were lost"
+        );
         self.check_next_incarnation(&mut world, peer);
         outcome
     }
 
-    /// Starts the operation and goes on until the moment; gives the most packets that the survivor had
-    /// for sending.
+    /// Starts the operation and runs to the chosen step; returns the most packets that the send pool of the
+    /// survivor had.
     fn begin(&self, world: &mut World) -> (UnderWay, usize) {
         let Self { operation, survivor, receive, reason, moment } = *self;
         if reason == Reason::RemovedInBackoff {
@@ -285,7 +294,7 @@ impl Case {
         let me = place(&world.ends[survivor]);
         world.network.fail_sends(me, 1, LOST).unwrap();
         if survivor == 1 {
-            // The packets of a message come one by one, the HANDSHAKE waits for the device a while.
+            // The packets of a message arrive one by one; the device delays the HANDSHAKE.
             world.network.set_faults(Faults::default().with(|faults| faults.send_limit = Some(1)));
             world.network.refuse_sends(me, moment as u32).unwrap();
             return (operation.start(world, receive), 0);
@@ -299,7 +308,7 @@ impl Case {
         (operation.start(world, receive), 0)
     }
 
-    /// Packets of the operation that the survivor has.
+    /// Packets of the operation that the survivor has received.
     fn packets_received(&self, world: &mut World) -> Option<u64> {
         Some(world.endpoint(self.survivor).statistics().received.of(self.operation.request?))
     }
@@ -308,7 +317,7 @@ impl Case {
         world.endpoint(self.survivor).find_peer(address) != Some(peer)
     }
 
-    /// Steps until the peer is gone; gives whether the operation completed before.
+    /// Steps until the peer is removed; returns whether the operation completed before.
     fn step_until_ended(&self, world: &mut World, peer: PeerId, address: &RawAddress) -> bool {
         let mut completed = self.reports(world) > 0;
         for _ in 0..10_000 {
@@ -338,7 +347,7 @@ impl Case {
         assert!(probes.iter().all(|sent| sent.result == Err(error)), "{probes:?}");
     }
 
-    /// The operation has one completion: `Ok` if that came before the end, the reason otherwise.
+    /// The operation has one completion: `Ok` if it completed before the end, the reason otherwise.
     fn check_requester(
         &self,
         world: &mut World,
@@ -356,7 +365,7 @@ impl Case {
             // Of an injected message, only a failure is reported.
             [] if injected => Outcome::Completed,
             [(0, Err(found))] if injected => {
-                // It ends with its packet, however that ends.
+                // It completes with its packet, for any status of the packet.
                 let of_packet = match self.reason {
                     Reason::Restarted => OperationError::Device(Status::BadDestinationQpn),
                     Reason::RemovedInBackoff => OperationError::Device(Status::ReceiverNotReady),
@@ -367,12 +376,12 @@ impl Case {
             }
             [(of, Ok(()))] if of == context => {
                 assert!(!injected);
-                assert!(completed || !self.ends_at_once(), "it was not complete");
+                assert!(completed || !self.ends_at_once(), "Ok for an incomplete operation");
                 Outcome::Completed
             }
             [(of, Err(found))] if of == context => {
                 assert_eq!(found, error);
-                assert!(!completed, "it was complete");
+                assert!(!completed, "error for a complete operation");
                 Outcome::Failed
             }
             _ => panic!("{results:?}"),
@@ -384,20 +393,20 @@ impl Case {
         matches!(self.reason, Reason::Restarted | Reason::Removed | Reason::RemovedInBackoff)
     }
 
-    /// A receive, or a write to the survivor's memory, has one end. `whole` says whether a message is
-    /// complete without a receive, where that is certain.
+    /// A receive, or a write to the survivor's memory, has one completion. `complete_message` is whether
+    /// a message without a receive is complete, if that is certain.
     fn check_responder(
         &self,
         world: &mut World,
         under_way: &UnderWay,
         events: &[Event],
-        (completed, whole): (bool, Option<bool>),
+        (completed, complete_message): (bool, Option<bool>),
         error: OperationError,
     ) -> Outcome {
         let outcome = match self.operation.kind {
             Kind::Send(_) | Kind::Inject => match under_way.posted {
                 Some(id) => self.check_posted(world, id, completed, error),
-                None => self.check_unexpected(world, whole),
+                None => self.check_unexpected(world, complete_message),
             },
             _ => {
                 let written = world.ends[1].remote_writes.drain(..).count();
@@ -410,7 +419,7 @@ impl Case {
                     (0, []) => Outcome::Nothing,
                     (0, [found]) => {
                         assert_eq!(*found, error);
-                        assert!(!completed, "it was complete");
+                        assert!(!completed, "error for a complete operation");
                         Outcome::Failed
                     }
                     others => panic!("{others:?}"),
@@ -419,7 +428,7 @@ impl Case {
         };
         let end = &world.ends[1];
         let other = end.sends.len() + end.rma.len() + end.atomics.len() + end.receives.len();
-        assert_eq!(other, 0, "completions that belong to nothing");
+        assert_eq!(other, 0, "completions without an operation");
         outcome
     }
 
@@ -432,44 +441,50 @@ impl Case {
     ) -> Outcome {
         let mut received = world.take_receives(1);
         let Some(first) = received.pop() else {
-            // No message has come: the receive is still there.
+            // No message has arrived: the receive is still posted.
             assert!(world.endpoint(1).cancel(id), "the receive is lost");
             assert_eq!(world.receive_done(1).result, Err(OperationError::Cancelled));
             assert!(!completed);
             return Outcome::Nothing;
         };
         assert!(received.is_empty(), "two completions");
-        assert!(!world.endpoint(1).cancel(id), "it is over and still posted");
+        assert!(!world.endpoint(1).cancel(id), "a completed receive is still posted");
         assert_eq!(first.context, RECEIVE);
         match first.result {
             Ok(()) => {
-                assert!(completed || !self.ends_at_once(), "it was not complete");
+                assert!(completed || !self.ends_at_once(), "Ok for an incomplete operation");
                 assert!(first.buffer.bytes() == pattern(self.operation.length, SOURCE));
                 Outcome::Completed
             }
             Err(found) => {
                 assert_eq!(found, error);
-                assert!(!completed, "it was complete");
+                assert!(!completed, "error for a complete operation");
                 Outcome::Failed
             }
         }
     }
 
-    /// A complete message can still be received, unless its sender was excluded; of others nothing is
-    /// left.
-    fn check_unexpected(&self, world: &mut World, whole: Option<bool>) -> Outcome {
+    /// A complete message can still be received, unless its sender was excluded; an incomplete one is
+    /// discarded.
+    fn check_unexpected(&self, world: &mut World, complete_message: Option<bool>) -> Outcome {
         let id = post_receive(world, self.operation.length);
         let received = world.take_receives(1);
         let can_stay = self.operation.packets.is_some() && self.reason != Reason::Excluded;
         match &received[..] {
             [] => {
-                assert!(whole != Some(true) || !can_stay, "a complete message is gone");
+                assert!(
+                    complete_message != Some(true) || !can_stay,
+                    "a complete message was discarded"
+                );
                 assert!(world.endpoint(1).cancel(id));
                 assert_eq!(world.receive_done(1).result, Err(OperationError::Cancelled));
                 Outcome::Nothing
             }
             [received] => {
-                assert!(whole != Some(false) && can_stay, "an incomplete message");
+                assert!(
+                    complete_message != Some(false) && can_stay,
+                    "an incomplete message was kept"
+                );
                 assert_eq!(received.result, Ok(()));
                 assert!(received.buffer.bytes() == pattern(self.operation.length, SOURCE));
                 Outcome::Completed
@@ -478,7 +493,7 @@ impl Case {
         }
     }
 
-    /// The next incarnation is another peer, with which everything works, and as much as before.
+    /// The next incarnation is another peer. All operations with it succeed, up to the same limits.
     fn check_next_incarnation(&self, world: &mut World, old: PeerId) {
         let other = 1 - self.survivor;
         restart(world, other);
@@ -503,7 +518,7 @@ impl Case {
     }
 }
 
-/// An endpoint keeps nothing of a peer that is gone, and has all packets back.
+/// Checks that an endpoint keeps nothing of a removed peer, and that all packets are in its pools again.
 fn check_nothing_left(endpoint: &Endpoint<LocalQueuePair, Memory>, before: PacketsHeld) {
     assert!(endpoint.is_quiet());
     assert_eq!(endpoint.next_timeout(), None);
@@ -608,12 +623,12 @@ fn responder_survives_removal_of_requester_that_is_not_ready() {
 }
 
 #[test]
-fn requester_survives_responder_that_its_handshake_cannot_reach() {
+fn requester_survives_failed_handshake_to_responder() {
     run_all(0, Reason::HandshakeUndeliverable);
 }
 
 #[test]
-fn responder_survives_requester_that_its_handshake_cannot_reach() {
+fn responder_survives_failed_handshake_to_requester() {
     run_all(1, Reason::HandshakeUndeliverable);
 }
 

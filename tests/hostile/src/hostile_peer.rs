@@ -1,8 +1,8 @@
-//! A peer that knows the protocol and keeps to it as it likes.
+//! A hostile peer that knows the protocol and deviates from it.
 //!
-//! It hears everything: what the subject sends to it, and what the honest two say to each other. So
-//! it knows the names of operations, its own, finished ones and those of others, and uses them.
-//! Most of its packets would be right but for one field.
+//! It receives the packets that the subject sends to it, and a copy of those between the subject and the
+//! honest peer. It uses ids of its own operations, of completed ones and of other peers' operations.
+//! Most of its packets are correct except for one field.
 
 use std::collections::VecDeque;
 
@@ -16,25 +16,25 @@ use efa_proto::{
 
 use crate::device::{ADDRESSES, MTU, interface};
 use crate::input::Input;
-use crate::world::{OFFERED, World, pattern, tells_secret};
+use crate::world::{OFFERED, World, contains_secret, pattern};
 
-/// Names that are remembered.
+/// Most ids, packets and grants that are recorded, of each.
 const NAMES: usize = 8;
 
-/// The liar.
-pub(crate) struct Liar {
+/// The state of the hostile peer.
+pub(crate) struct HostilePeer {
     gid: Gid,
     qpn: Qpn,
     connid: Connid,
     next_msg_id: u32,
-    /// What it said, to be said again.
-    said: VecDeque<Vec<u8>>,
-    /// The subject's names for operations with data of its own, and of peers.
+    /// Packets that it sent, to be repeated.
+    sent: VecDeque<Vec<u8>>,
+    /// The subject's ids of operations whose data it sends, and of those whose data it receives.
     send_ids: VecDeque<u32>,
     recv_ids: VecDeque<u32>,
-    /// Where the next segment of an operation would begin, by its name, and what is granted.
+    /// Id of an operation, offset of its next segment, and bytes granted.
     grants: VecDeque<(u32, u64, u64)>,
-    /// What was heard and not answered.
+    /// Packets of the subject that have no response yet.
     unanswered: VecDeque<Vec<u8>>,
 }
 
@@ -54,14 +54,14 @@ fn name(names: &VecDeque<u32>, input: &mut Input<'_>) -> OpId {
     OpId(input.about32(names.get(place).copied().unwrap_or(0)))
 }
 
-impl Liar {
+impl HostilePeer {
     pub(crate) fn new() -> Self {
         Self {
             gid: interface(3),
             qpn: Qpn(3),
             connid: Connid(0x3003),
             next_msg_id: 0,
-            said: VecDeque::new(),
+            sent: VecDeque::new(),
             send_ids: VecDeque::new(),
             recv_ids: VecDeque::new(),
             grants: VecDeque::new(),
@@ -81,34 +81,37 @@ impl Liar {
             2 => self.gid = interface(input.pick(&[3, 4, 1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14])),
             _ => (self.qpn, self.connid) = (Qpn(input.number(2) as u16 | 8), Connid(7)),
         }
-        // A new incarnation starts at the first message id, unless it lies.
+        // A new incarnation starts at message id 0, in most inputs.
         if !input.one_in(4) {
             self.next_msg_id = 0;
         }
     }
 
-    /// Takes notice of what was said.
-    pub(crate) fn listen(&mut self, world: &mut World) {
+    /// Receives the packets of the subject and the copies of the others, and records their ids.
+    pub(crate) fn receive(&mut self, world: &mut World) {
         let (heard, overheard) = {
             let mut net = world.net.borrow_mut();
             (std::mem::take(&mut net.heard), std::mem::take(&mut net.overheard))
         };
         for bytes in &overheard {
-            self.learn(bytes);
+            self.record(bytes);
         }
         for bytes in heard {
-            // A peer that says so gets messages without a header (feature 7).
+            // A peer that announces feature 7 receives messages without a header.
             let Ok(packet) = Packet::parse(&bytes) else { continue };
-            world.tell(|| format!("    subject says {packet}"));
+            world.log_line(|| format!("    subject sends {packet}"));
             if let Header::ReadRsp(_) | Header::AtomRsp(_) | Header::CtsData(_) = packet.header {
-                assert!(!tells_secret(packet.payload), "{packet}: memory that nobody may read");
+                assert!(
+                    !contains_secret(packet.payload),
+                    "{packet}: contains memory without read access"
+                );
             }
-            self.learn(&bytes);
+            self.record(&bytes);
             note(&mut self.unanswered, bytes);
         }
     }
 
-    fn learn(&mut self, bytes: &[u8]) {
+    fn record(&mut self, bytes: &[u8]) {
         let Ok(packet) = Packet::parse(bytes) else { return };
         match packet.header {
             Header::Rtm(rtm) => {
@@ -143,8 +146,8 @@ impl Liar {
         }
     }
 
-    /// Sends a packet, mostly as it is.
-    fn say(
+    /// Sends a packet, in most cases unchanged.
+    fn send_header(
         &mut self,
         world: &mut World,
         header: Header<'_>,
@@ -152,7 +155,7 @@ impl Liar {
         input: &mut Input<'_>,
     ) {
         let mut bytes = vec![0; header.len()];
-        header.emit(&mut bytes).expect("there is room");
+        header.emit(&mut bytes).expect("the buffer is large enough");
         let room = MTU - bytes.len();
         bytes.extend_from_slice(&payload[..payload.len().min(room)]);
         match input.byte() {
@@ -171,17 +174,17 @@ impl Liar {
     }
 
     pub(crate) fn send(&mut self, world: &mut World, bytes: Vec<u8>) {
-        world.tell(|| {
+        world.log_line(|| {
             let text = match Packet::parse(&bytes) {
                 Ok(packet) => packet.to_string(),
-                Err(error) => format!("what is no packet: {error}: {bytes:02x?}"),
+                Err(error) => format!("invalid packet: {error}: {bytes:02x?}"),
             };
-            format!("liar {} says {text}", self.address())
+            format!("hostile peer {} sends {text}", self.address())
         });
-        if self.said.len() == NAMES {
-            self.said.pop_front();
+        if self.sent.len() == NAMES {
+            self.sent.pop_front();
         }
-        self.said.push_back(bytes.clone());
+        self.sent.push_back(bytes.clone());
         world.net.borrow_mut().inject((self.gid, self.qpn), bytes);
     }
 
@@ -228,7 +231,7 @@ impl Liar {
         }
     }
 
-    /// Memory of the subject's.
+    /// Memory of the subject.
     fn iov(&self, world: &World, length: u64, input: &mut Input<'_>) -> Vec<RmaIov> {
         let memory = &world.offered;
         let pieces = input.pick(&[1, 1, 1, 2, 4, 0]);
@@ -242,7 +245,7 @@ impl Liar {
                 &memory.closed,
             ]);
             let key = u64::from(region.remote_key());
-            // The keys of others are secrets: nobody finds them by chance.
+            // Keys of memory that is not exposed to this peer are secret: it cannot guess them.
             let key = match input.byte() {
                 0..=247 => key,
                 248..=250 => key | 1 << 32,
@@ -258,7 +261,7 @@ impl Liar {
         iov
     }
 
-    /// Memory that it says is its own.
+    /// Memory that it announces as its own.
     fn read_iov(length: u64, input: &mut Input<'_>) -> Vec<RmaIov> {
         let pieces = input.pick(&[1_u64, 1, 2, 4, 0]);
         let share = length / pieces.max(1);
@@ -305,7 +308,7 @@ impl Liar {
         };
         let (msg_id, options) = (self.msg_id(input), self.options(input));
         let rtm = Rtm { msg_id, tag, kind, options };
-        self.say(world, Header::Rtm(rtm), pattern(segment, 3), input);
+        self.send_header(world, Header::Rtm(rtm), pattern(segment, 3), input);
     }
 
     fn write(&mut self, world: &mut World, input: &mut Input<'_>) {
@@ -323,7 +326,7 @@ impl Liar {
         let bytes = if let RtwKind::LongRead { .. } = kind { 0 } else { bytes };
         let rma_iov = self.iov(world, length, input);
         let rtw = Rtw { rma_iov: &rma_iov, kind, options: self.options(input) };
-        self.say(world, Header::Rtw(rtw), pattern(bytes, 4), input);
+        self.send_header(world, Header::Rtw(rtw), pattern(bytes, 4), input);
     }
 
     fn read(&mut self, world: &mut World, input: &mut Input<'_>) {
@@ -339,7 +342,7 @@ impl Liar {
             recv_length: input.about32(msg_length as u32),
             options: self.options(input),
         };
-        self.say(world, Header::Rtr(rtr), &[], input);
+        self.send_header(world, Header::Rtr(rtr), &[], input);
     }
 
     fn atomic(&mut self, world: &mut World, input: &mut Input<'_>) {
@@ -362,10 +365,10 @@ impl Liar {
         let (msg_id, options) = (self.msg_id(input), self.options(input));
         let rta = Rta { msg_id, rma_iov: &rma_iov, datatype, op, kind, options };
         let payload = pattern(input.about(operands).min(300) as usize, 5);
-        self.say(world, Header::Rta(rta), payload, input);
+        self.send_header(world, Header::Rta(rta), payload, input);
     }
 
-    /// A packet about an operation, perhaps one that isn't its own.
+    /// Sends a packet that refers to an operation, which may belong to another peer.
     fn about_operation(&mut self, world: &mut World, input: &mut Input<'_>) {
         let connid = self.connid(input);
         let choice = input.below(8);
@@ -405,7 +408,7 @@ impl Liar {
             }
         };
         let carries = matches!(choice, 1 | 2 | 4);
-        self.say(world, header, if carries { payload } else { &[] }, input);
+        self.send_header(world, header, if carries { payload } else { &[] }, input);
     }
 
     fn handshake(&mut self, world: &mut World, input: &mut Input<'_>) {
@@ -427,11 +430,11 @@ impl Liar {
                 qkey: input.about32(self.connid.0),
             }),
         };
-        self.say(world, Header::Handshake(handshake), &[], input);
+        self.send_header(world, Header::Handshake(handshake), &[], input);
     }
 
-    /// What an honest peer would answer to the oldest packet that it owes an answer, mostly.
-    fn answer(&mut self, world: &mut World, input: &mut Input<'_>) {
+    /// Sends the response that a correct peer would send to the oldest packet without one, in most cases.
+    fn respond(&mut self, world: &mut World, input: &mut Input<'_>) {
         let Some(bytes) = self.unanswered.pop_front() else { return };
         let Ok(packet) = Packet::parse(&bytes) else { return };
         let connid = Some(self.connid);
@@ -454,23 +457,23 @@ impl Liar {
                     }
                     _ => Header::Receipt(Receipt { send_id, msg_id: rtm.msg_id, connid }),
                 };
-                self.say(world, header, &[], input);
+                self.send_header(world, header, &[], input);
             }
             Header::Rtw(rtw) => match rtw.kind {
                 RtwKind::Eager => self.handshake(world, input),
                 RtwKind::DcEager { send_id } => {
                     let msg_id = MsgId(0);
                     let header = Header::Receipt(Receipt { send_id, msg_id, connid });
-                    self.say(world, header, &[], input);
+                    self.send_header(world, header, &[], input);
                 }
                 RtwKind::LongCts { send_id, .. } | RtwKind::DcLongCts { send_id, .. } => {
                     let header = grant(send_id, false, input);
-                    self.say(world, header, &[], input);
+                    self.send_header(world, header, &[], input);
                 }
                 RtwKind::LongRead { send_id, .. } => {
                     let form = EorForm::Full { connid };
                     let header = Header::Eor(Eor { send_id, recv_id: own, form });
-                    self.say(world, header, &[], input);
+                    self.send_header(world, header, &[], input);
                 }
                 _ => {}
             },
@@ -483,18 +486,18 @@ impl Liar {
                     seg_length: bytes as u64,
                 };
                 note(&mut self.grants, (rtr.recv_id.0, bytes as u64, rtr.recv_length.into()));
-                self.say(world, Header::ReadRsp(response), pattern(bytes, 7), input);
+                self.send_header(world, Header::ReadRsp(response), pattern(bytes, 7), input);
                 self.data(world, rtr.recv_id.0, input);
             }
             Header::Rta(rta) => match rta.kind {
                 RtaKind::DcWrite { send_id } => {
                     let header = Header::Receipt(Receipt { send_id, msg_id: rta.msg_id, connid });
-                    self.say(world, header, &[], input);
+                    self.send_header(world, header, &[], input);
                 }
                 RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => {
                     let bytes = input.about(8).min(480);
                     let header = Header::AtomRsp(AtomRsp { connid, recv_id, seg_length: bytes });
-                    self.say(world, header, pattern(bytes as usize, 8), input);
+                    self.send_header(world, header, pattern(bytes as usize, 8), input);
                 }
                 _ => {}
             },
@@ -506,17 +509,22 @@ impl Liar {
                     RtmKind::LongCts { msg_length, send_id, credit_request, read_nack: true };
                 let tag = input.one_in(2).then_some(1 << 63);
                 let (msg_id, options) = (self.msg_id(input), self.options(input));
-                self.say(world, Header::Rtm(Rtm { msg_id, tag, kind, options }), &[], input);
+                self.send_header(
+                    world,
+                    Header::Rtm(Rtm { msg_id, tag, kind, options }),
+                    &[],
+                    input,
+                );
             }
             Header::ReadRsp(response) => {
                 let header = grant(response.send_id, true, input);
-                self.say(world, header, &[], input);
+                self.send_header(world, header, &[], input);
             }
             _ => {}
         }
     }
 
-    /// All that was granted.
+    /// Sends all bytes that were granted.
     fn data(&mut self, world: &mut World, recv_id: u32, input: &mut Input<'_>) {
         let Some(grant) = self.grants.iter_mut().find(|grant| grant.0 == recv_id) else { return };
         let (_, mut offset, end) = *grant;
@@ -529,7 +537,7 @@ impl Liar {
             let (connid, recv_id) = (Some(self.connid), OpId(recv_id));
             let seg_offset = input.about(offset);
             let data = CtsData { connid, recv_id, seg_length: bytes, seg_offset };
-            self.say(world, Header::CtsData(data), pattern(bytes as usize, 9), input);
+            self.send_header(world, Header::CtsData(data), pattern(bytes as usize, 9), input);
             offset += bytes;
         }
         if let Some(grant) = self.grants.iter_mut().find(|grant| grant.0 == recv_id) {
@@ -537,23 +545,23 @@ impl Liar {
         }
     }
 
-    /// Says something again, perhaps as somebody else.
+    /// Repeats a packet, possibly from another address.
     fn repeat(&mut self, world: &mut World, input: &mut Input<'_>) {
-        if !self.said.is_empty() {
-            let bytes = self.said[input.below(self.said.len())].clone();
+        if !self.sent.is_empty() {
+            let bytes = self.sent[input.below(self.sent.len())].clone();
             self.send(world, bytes);
         }
     }
 
-    /// Says what the subject said.
+    /// Sends a packet of the subject back to it.
     fn reflect(&mut self, world: &mut World) {
         if let Some(bytes) = self.unanswered.front().cloned() {
             self.send(world, bytes);
         }
     }
 
-    /// Bytes that begin like a packet.
-    pub(crate) fn babble(&mut self, world: &mut World, input: &mut Input<'_>) {
+    /// Sends a packet whose fields come from the input.
+    pub(crate) fn send_fields(&mut self, world: &mut World, input: &mut Input<'_>) {
         let packet_type = PacketType::ALL[input.below(PacketType::ALL.len())];
         let length = input.number(2) as usize % (MTU - 4);
         let mut bytes = vec![packet_type.as_u8(), 4];
@@ -562,15 +570,15 @@ impl Liar {
         self.send(world, bytes);
     }
 
-    /// Its device writes to memory that it has the key of.
+    /// Reports an RDMA write of the hostile peer with immediate data, to memory whose key it has.
     fn device_writes(&mut self, world: &mut World, input: &mut Input<'_>) {
         let data = input.number(4) as u32;
         let place = (self.gid, self.qpn);
-        world.tell(|| format!("the liar's device writes, with {data}"));
+        world.log_line(|| format!("hostile peer's device writes with immediate data {data}"));
         world.net.borrow_mut().write_with_data(place, data, 8);
     }
 
-    fn device_answers(world: &mut World, input: &mut Input<'_>) {
+    fn set_device_statuses(world: &mut World, input: &mut Input<'_>) {
         const ANSWERS: [Result<(), Status>; 6] = [
             Ok(()),
             Err(Status::ReceiverNotReady),
@@ -580,17 +588,21 @@ impl Liar {
             Err(Status::Flushed),
         ];
         let (answer, rdma_answer) = (input.pick(&ANSWERS), input.pick(&ANSWERS));
-        world.tell(|| format!("the liar's device answers {answer:?}, and {rdma_answer:?}"));
+        world.log_line(|| {
+            format!(
+                "hostile peer's device completes sends with {answer:?}, RDMA with {rdma_answer:?}"
+            )
+        });
         let mut net = world.net.borrow_mut();
         net.answer = answer;
-        // Only packets need buffers.
+        // Only sends need receive buffers.
         net.rdma_answer = match rdma_answer {
             Err(Status::ReceiverNotReady) => Ok(()),
             other => other,
         };
     }
 
-    /// Does something.
+    /// Performs one action that the input selects.
     pub(crate) fn act(&mut self, world: &mut World, input: &mut Input<'_>) {
         match input.byte() {
             0..=63 => self.message(world, input),
@@ -599,12 +611,12 @@ impl Liar {
             100..=115 => self.atomic(world, input),
             116..=155 => self.about_operation(world, input),
             156..=165 => self.handshake(world, input),
-            166..=219 => self.answer(world, input),
+            166..=219 => self.respond(world, input),
             220..=227 => self.repeat(world, input),
             228..=231 => self.reflect(world),
-            232..=237 => self.babble(world, input),
+            232..=237 => self.send_fields(world, input),
             238..=247 => self.change(input),
-            248..=251 => Self::device_answers(world, input),
+            248..=251 => Self::set_device_statuses(world, input),
             _ => self.device_writes(world, input),
         }
     }
