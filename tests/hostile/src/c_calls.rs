@@ -680,7 +680,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Gives all back, what uses others first.
+    /// Destroys all objects, users before the objects that they use.
     fn give_back(&mut self) {
         use Kind::{AddressHandle, Context, Domain, Pair, Queue, Region};
         for kind in [Pair, AddressHandle, Region, Queue, Domain, Context] {
@@ -698,24 +698,24 @@ impl<'a> Program<'a> {
     }
 }
 
-/// The library's state is the process's, and a handle that was destroyed may be given out again: one
-/// program at a time.
+/// The library has one state per process and may return a destroyed handle again, so programs run one
+/// at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// The hosts of this process, so that nobody else is on them.
+/// The directory of the software device for this process, not shared with other processes.
 fn hosts() -> &'static Path {
     static HOSTS: OnceLock<PathBuf> = OnceLock::new();
     HOSTS.get_or_init(|| {
         let hosts = memory().join(format!("efa-hostile-calls-{}", std::process::id()));
-        // SAFETY: whatever else of this program reads the environment does so by the standard library,
+        // SAFETY: all other code in this program reads the environment through the standard library,
         // whose lock this takes.
         unsafe { std::env::set_var("EFA_SOFT_DIRECTORY", &hosts) };
         hosts
     })
 }
 
-/// Decisions of a program that holds everything right and sends itself a message.
-const RIGHT: [&[u8]; 11] = [
+/// Decisions of a correct program that sends itself a message.
+const CORRECT_CALLS: [&[u8]; 11] = [
     b"\x00\x00",
     b"\x10\x00\x00",
     // Memory, an address, a completion queue, a queue pair.
@@ -731,25 +731,25 @@ const RIGHT: [&[u8]; 11] = [
     b"\xb0\x00\x04\x00\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x01\x00\x05\x00",
     b"\xb0\x00\x04\x00\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
 ];
-/// It looks whether something is done.
-const LOOK: &[u8] = b"\xdc\x00\x00\x01\x00\x00\x00";
+/// Decisions that poll the completion queue.
+const POLL_CALL: &[u8] = b"\xdc\x00\x00\x01\x00\x00\x00";
 
-/// A message to itself arrives, and its send ends.
-fn hold_right(memory: &mut [u8]) {
-    let calls = RIGHT.concat();
+/// A message to the own queue pair arrives, and its send completes.
+fn run_correct_program(memory: &mut [u8]) {
+    let calls = CORRECT_CALLS.concat();
     let mut program = Program::new(&calls, memory);
     while !program.input.is_empty() {
         program.call();
     }
     for _ in 0..100_000 {
-        program.input = Input::new(LOOK);
+        program.input = Input::new(POLL_CALL);
         program.call();
         if program.served == 2 {
             return program.give_back();
         }
         std::thread::yield_now();
     }
-    panic!("a program that holds everything right is not served any more");
+    panic!("a correct program receives no completions");
 }
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -764,7 +764,7 @@ pub(crate) fn run(bytes: &[u8]) {
         program.call();
     }
     program.give_back();
-    hold_right(&mut memory);
-    // All of it is closed: the next program makes it anew.
-    fs::remove_dir_all(hosts).expect("the library made it");
+    run_correct_program(&mut memory);
+    // All objects are destroyed: the next program creates them again.
+    fs::remove_dir_all(hosts).expect("the library created the directory");
 }

@@ -28,7 +28,7 @@ const DEPTH: usize = 64;
 /// Most address handles of a device.
 const HANDLES: usize = 12;
 /// Packets that are recorded for the hostile peer.
-const HEARD: usize = 32;
+const RECORDED_PACKETS: usize = 32;
 
 type Buffer = Box<[u8]>;
 
@@ -117,9 +117,9 @@ pub(crate) struct Net {
     report_gid: bool,
     /// Whether a packet without a receive buffer blocks the packets behind it.
     keeps_order: bool,
-    pub(crate) heard: VecDeque<Vec<u8>>,
+    pub(crate) packets_to_hostile: VecDeque<Vec<u8>>,
     /// Packets between the two endpoints, which the hostile peer reads.
-    pub(crate) overheard: VecDeque<Vec<u8>>,
+    pub(crate) packets_between_endpoints: VecDeque<Vec<u8>>,
     keys: u32,
 }
 
@@ -155,8 +155,8 @@ pub(crate) fn network(rdma: Rdma, report_gid: bool) -> (Shared, [Wire; 2]) {
         rdma_answer: Ok(()),
         report_gid,
         keeps_order: false,
-        heard: VecDeque::new(),
-        overheard: VecDeque::new(),
+        packets_to_hostile: VecDeque::new(),
+        packets_between_endpoints: VecDeque::new(),
         keys: 0,
     }));
     let wires = [0, 1].map(|node| Wire { net: net.clone(), node, attributes: attributes.clone() });
@@ -225,7 +225,7 @@ impl Net {
     }
 
     fn remember(record: &mut VecDeque<Vec<u8>>, bytes: &[u8]) {
-        if record.len() == HEARD {
+        if record.len() == RECORDED_PACKETS {
             record.pop_front();
         }
         record.push_back(bytes.to_vec());
@@ -343,11 +343,11 @@ impl QueuePair for Wire {
         let target = ADDRESSES.iter().position(|place| (place.gid, place.qpn) == (gid, qpn));
         match target {
             Some(target) if ADDRESSES[target].qkey == request.destination.qkey => {
-                Net::remember(&mut net.overheard, bytes);
+                Net::remember(&mut net.packets_between_endpoints, bytes);
                 net.nodes[target].incoming.push_back(Incoming::Honest(self.node, request));
             }
             _ => {
-                Net::remember(&mut net.heard, bytes);
+                Net::remember(&mut net.packets_to_hostile, bytes);
                 let (result, SendRequest { id, packet, .. }) = (net.answer, request);
                 let done = Completion::Send { id, packet, result };
                 net.nodes[self.node].done.push_back(done);

@@ -17,21 +17,21 @@ pub(crate) fn run(bytes: &[u8]) {
     };
     let local = Profile::with_device(input.pick(&Release::ALL), device);
     let mut peer = PeerState::new();
-    let (mut heard, mut version): (Option<u64>, Option<u32>) = (None, None);
-    let (mut owed, mut sent, mut asked) = (false, false, false);
+    let (mut announced_bits, mut version): (Option<u64>, Option<u32>) = (None, None);
+    let (mut response_pending, mut sent, mut elicited) = (false, false, false);
     while !input.is_empty() {
         match input.below(6) {
             0 => {
-                assert_eq!(peer.packet_received().is_some(), !owed && !sent);
-                owed |= !sent;
+                assert_eq!(peer.packet_received().is_some(), !response_pending && !sent);
+                response_pending |= !sent;
             }
             1 => {
                 peer.handshake_posted();
-                (owed, sent) = (false, true);
+                (response_pending, sent) = (false, true);
             }
             2 => {
                 peer.handshake_returned();
-                (owed, sent) = (true, false);
+                (response_pending, sent) = (true, false);
             }
             3 => {
                 let words: Vec<u64> = (0..input.below(5)).map(|_| input.number(8)).collect();
@@ -43,21 +43,21 @@ pub(crate) fn run(bytes: &[u8]) {
                     user_recv_qp: None,
                 };
                 let bits = words.first().copied().unwrap_or(0);
-                let expected = match heard {
+                let expected = match announced_bits {
                     None => Learned::First,
                     Some(before) if before == bits => Learned::Same,
                     Some(_) => Learned::Changed,
                 };
                 assert_eq!(peer.handshake_received(&handshake), expected);
-                (heard, version) = (Some(bits), handshake.device_version);
+                (announced_bits, version) = (Some(bits), handshake.device_version);
             }
             4 => {
                 peer.request_posted();
-                asked = true;
+                elicited = true;
             }
             _ => {
                 let wanted = Extras::from_bits_retain(input.number(8));
-                let support = match heard {
+                let support = match announced_bits {
                     None => Support::Unknown,
                     Some(bits) if bits & wanted.bits() == wanted.bits() => Support::Yes,
                     Some(_) => Support::No,
@@ -65,12 +65,12 @@ pub(crate) fn run(bytes: &[u8]) {
                 assert_eq!(peer.supports(wanted), support);
             }
         }
-        assert_eq!(peer.handshake_pending(), owed);
-        assert_eq!(peer.must_elicit_handshake(), heard.is_none() && !asked);
-        assert_eq!(peer.extras().map(|extras| extras.bits()), heard);
-        assert_eq!((peer.is_known(), peer.device_version()), (heard.is_some(), version));
+        assert_eq!(peer.handshake_pending(), response_pending);
+        assert_eq!(peer.must_elicit_handshake(), announced_bits.is_none() && !elicited);
+        assert_eq!(peer.extras().map(|extras| extras.bits()), announced_bits);
+        assert_eq!((peer.is_known(), peer.device_version()), (announced_bits.is_some(), version));
         let header = peer.address_header(&local);
-        if heard.is_none() {
+        if announced_bits.is_none() {
             assert_eq!(header, AddressHeader::Raw(local.raw_address));
             assert!(!peer.gets_connid(&local));
         }

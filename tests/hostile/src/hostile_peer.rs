@@ -89,14 +89,17 @@ impl HostilePeer {
 
     /// Receives the packets of the subject and the copies of the others, and records their ids.
     pub(crate) fn receive(&mut self, world: &mut World) {
-        let (heard, overheard) = {
+        let (packets_to_hostile, packets_between_endpoints) = {
             let mut net = world.net.borrow_mut();
-            (std::mem::take(&mut net.heard), std::mem::take(&mut net.overheard))
+            (
+                std::mem::take(&mut net.packets_to_hostile),
+                std::mem::take(&mut net.packets_between_endpoints),
+            )
         };
-        for bytes in &overheard {
+        for bytes in &packets_between_endpoints {
             self.record(bytes);
         }
-        for bytes in heard {
+        for bytes in packets_to_hostile {
             // A peer that announces feature 7 receives messages without a header.
             let Ok(packet) = Packet::parse(&bytes) else { continue };
             world.log_line(|| format!("    subject sends {packet}"));

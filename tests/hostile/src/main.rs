@@ -10,12 +10,12 @@ use efa_hostile::{Inputs, TARGETS, Target, is_seed, say, seeds, target};
 
 const USAGE: &str = "efa-hostile list
 efa-hostile run TARGET FILE...        run inputs
-efa-hostile show TARGET FILE          tell what an input means
-efa-hostile shrink TARGET FILE        leave out of a failing input what doesn't matter
-efa-hostile seeds CORPUS              write what the packets in CORPUS/packet become for other targets
+efa-hostile show TARGET FILE          print an input and run it
+efa-hostile shrink TARGET FILE        reduce a failing input and write it to FILE.min
+efa-hostile seeds CORPUS              write inputs of other targets made from CORPUS/packet
 efa-hostile random TARGET SEED COUNT [FOLDER]
-                                      run random inputs, most of them made of those in FOLDER; a
-                                      failing one is named and written";
+                                      run random inputs, most of them mutations of those in
+                                      FOLDER; a failing one is written to a file";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

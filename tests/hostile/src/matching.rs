@@ -368,7 +368,7 @@ pub(crate) fn offload(bytes: &[u8]) {
             6 => _ = device.command(),
             _ if !device.posts.is_empty() => {
                 let receive = input.below(device.posts.len());
-                // Only one cancellation of each receive.
+                // A second cancellation of a receive changes nothing.
                 device.cancel(receive);
             }
             _ => {}

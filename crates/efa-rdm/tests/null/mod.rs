@@ -17,7 +17,7 @@ pub(crate) enum Order {
     Overtaking,
 }
 
-/// A packet. The device knows its length, so that it moves as one word.
+/// A packet buffer of fixed length, so that a move copies one word.
 #[derive(Debug)]
 pub(crate) struct Packet(Box<[u8; MTU]>);
 
@@ -247,7 +247,7 @@ impl QueuePair for Silent {
     fn post_receive(&mut self, _: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
         Ok(())
     }
-    // Not inlined, so that the compiler cannot remove the calls.
+    // Not inlined, so that the compiler cannot assume that there is never a completion.
     #[inline(never)]
     fn poll(&mut self, _: Time) -> Option<Done<Box<[u8]>>> {
         let nothing = self.0.max_send == 0;

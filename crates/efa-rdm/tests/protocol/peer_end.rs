@@ -3,7 +3,8 @@
 //!
 //! One endpoint *survives*; its peer ends. What must hold at the survivor:
 //!
-//! * What was complete before the end completes `Ok`. What was under way fails with the reason.
+//! * Operations that were complete before the end complete with `Ok`. Pending ones fail with the
+//!   reason.
 //! * Each operation has one completion.
 //! * The endpoint keeps nothing of the peer: no packets, no bytes of unexpected messages, no operations that
 //!   count against the limits.
@@ -62,7 +63,7 @@ const LOST: Status = Status::UnreachableRemote;
 const DEAD: Status = Status::UnresponsiveRemote;
 /// Bytes of out-of-order packets beyond which a peer is excluded.
 const EARLY: usize = 10_000;
-/// Operations that may be under way at an endpoint.
+/// Limit of pending operations at an endpoint.
 const LIMIT: usize = 8;
 
 impl Reason {
