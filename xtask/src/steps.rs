@@ -198,6 +198,8 @@ impl Step {
                 "doc",
                 "--workspace",
                 "--no-deps",
+                // As docs.rs does.
+                "--all-features",
             ])),
             Self::Package => package::step(workspace),
             Self::Conformance => conformance::check(workspace),

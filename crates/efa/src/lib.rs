@@ -87,7 +87,7 @@
 //!
 //! * `sim` (default): the software device. Without it, none of its types is in the API, and a fabric is an
 //!   EFA interface.
-//! * `capture`: [`sim::Capture`] writes the packets of the software device into pcapng files.
+//! * `capture`: `sim::Capture` writes the packets of the software device into pcapng files.
 
 #![forbid(unsafe_code)]
 
