@@ -55,7 +55,7 @@ const KEY: u32 = 1000;
 struct Siege {
     network: LocalFabric,
     endpoint: Endpoint<LocalQueuePair, Vec<u8>>,
-    liar: LocalQueuePair,
+    flooder: LocalQueuePair,
     connid: u32,
     now: Time,
     before: usize,
@@ -71,11 +71,11 @@ impl Siege {
             let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(key));
             network.open().create_queue_pair(options).unwrap()
         };
-        let mut liar = queue_pair(KEY);
+        let mut flooder = queue_pair(KEY);
         // Responses of the endpoint are received.
         for _ in 0..64 {
-            let packet = liar.allocate_packet().unwrap();
-            liar.post_receive(packet).unwrap();
+            let packet = flooder.allocate_packet().unwrap();
+            flooder.post_receive(packet).unwrap();
         }
         let config = Config::default().with(|config| {
             config.bounds = bounds;
@@ -83,7 +83,7 @@ impl Siege {
         });
         let endpoint = Endpoint::new(queue_pair(2), config).unwrap();
         let (now, before) = (Time::ZERO, LIVE.get());
-        Self { network, endpoint, liar, connid: KEY, now, before, events: Vec::new() }
+        Self { network, endpoint, flooder, connid: KEY, now, before, events: Vec::new() }
     }
 
     /// Growth of the heap since the start, in bytes.
@@ -92,7 +92,7 @@ impl Siege {
     }
 
     fn address(&self) -> RawAddress {
-        let address = self.liar.address();
+        let address = self.flooder.address();
         RawAddress { gid: address.gid.0, qpn: address.qpn.0, connid: Connid(self.connid) }
     }
 
@@ -108,7 +108,7 @@ impl Siege {
     fn say(&mut self, header: Header<'_>, payload: usize) {
         let mut bytes = vec![0; header.len() + payload];
         header.emit(&mut bytes).unwrap();
-        let (from, to) = (self.liar.address(), self.endpoint.queue_pair().address());
+        let (from, to) = (self.flooder.address(), self.endpoint.queue_pair().address());
         self.network.inject(from, to, &bytes);
         self.step();
     }
@@ -116,9 +116,9 @@ impl Siege {
     fn step(&mut self) {
         self.now += Duration::from_micros(100);
         self.endpoint.progress(self.now);
-        while let Some(done) = self.liar.poll(self.now) {
+        while let Some(done) = self.flooder.poll(self.now) {
             if let Done::Receive { packet, .. } = done {
-                self.liar.post_receive(packet).unwrap();
+                self.flooder.post_receive(packet).unwrap();
             }
         }
         while let Some(event) = self.endpoint.poll_event() {
@@ -292,7 +292,7 @@ fn queued_responses_of_one_peer_are_bounded() {
     let bounds = Bounds::default().with(|bounds| bounds.responses = 100);
     let mut siege = Siege::new(bounds);
     // Its device receives no more packets.
-    siege.network.drop_receive_buffers(siege.liar.address(), 64).unwrap();
+    siege.network.drop_receive_buffers(siege.flooder.address(), 64).unwrap();
     for number in 0..10_000 {
         let kind = RtwKind::DcEager { send_id: OpId(number) };
         let rtw = Rtw { rma_iov: &[], kind, options: siege.options() };
@@ -350,7 +350,7 @@ fn memory_of_undelivered_responses_is_released() {
     let access = Access { remote_read: true, remote_write: true };
     let region = siege.endpoint.queue_pair().register(vec![7; 8000].into(), access).unwrap();
     let rma_iov = [RmaIov::new(region.remote_address(), 8000, region.remote_key().into())];
-    siege.network.drop_receive_buffers(siege.liar.address(), 64).unwrap();
+    siege.network.drop_receive_buffers(siege.flooder.address(), 64).unwrap();
     for number in 0..1_000 {
         let kind = RtaKind::Fetch { recv_id: OpId(number) };
         let (datatype, op) = (Datatype::Uint64.code(), AtomicOp::Read.code());
