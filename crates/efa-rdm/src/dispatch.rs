@@ -15,8 +15,7 @@ use crate::ids::PeerId;
 use crate::memory::Memory;
 use crate::operations::{Operations, Send, SendRole};
 use crate::payload::Payload;
-use crate::select;
-use crate::select::{Inputs, Operation, Subprotocol};
+use crate::select::{self, Inputs, Operation, Subprotocol};
 use crate::work::{Advance, Work};
 
 /// Work items of one peer in a row before others are served.

@@ -28,8 +28,7 @@ use crate::ids::PeerId;
 use crate::memory::{Memory, RemoteUse};
 use crate::operations::{AtomicState, Operations, Send, SendRole};
 use crate::payload::Payload;
-use crate::remote;
-use crate::remote::Remote;
+use crate::remote::{self, Remote};
 use crate::select::Subprotocol;
 use crate::work::{Advance, Work};
 
