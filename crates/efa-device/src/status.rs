@@ -36,6 +36,9 @@ pub enum Status {
     UnknownPeer,
     /// 15: the remote side was never reachable.
     UnreachableRemote,
+    /// 7, as [`RemoteBadAddress`](Self::RemoteBadAddress), of which the EFA device has no finer one: the
+    /// system doesn't permit the software device to access the memory of the remote process.
+    NotPermitted,
 }
 
 impl Status {
@@ -49,7 +52,7 @@ impl Status {
             Self::BadAddressHandle => 4,
             Self::BadLocalKey => 5,
             Self::BadLength => 6,
-            Self::RemoteBadAddress => 7,
+            Self::RemoteBadAddress | Self::NotPermitted => 7,
             Self::RemoteAbort => 8,
             Self::BadDestinationQpn => 9,
             Self::ReceiverNotReady => 10,
@@ -115,6 +118,10 @@ impl fmt::Display for Status {
             Self::UnresponsiveRemote => "the remote side stopped responding",
             Self::UnknownPeer => "the remote side does not know the sender",
             Self::UnreachableRemote => "the remote side was never reachable",
+            Self::NotPermitted => {
+                "not permitted to access the memory of the remote process (not dumpable, seccomp, \
+                 ptrace_scope, PID namespace)"
+            }
         })
     }
 }
@@ -135,5 +142,6 @@ mod tests {
     fn peer_gone_statuses_exclude_rnr() {
         assert!(Status::BadDestinationQpn.is_peer_gone());
         assert!(!Status::ReceiverNotReady.is_peer_gone());
+        assert!(!Status::NotPermitted.is_peer_gone());
     }
 }

@@ -1,7 +1,8 @@
 //! The table of a device's memory keys, as words that other processes can map.
 //!
 //! ```text
-//!     0  magic | process | address of the cookie | the cookie, two words     ┐ see `shm::memory`
+//!     0  magic | process | its PID namespace | address of the cookie |       ┐ see `shm::memory`
+//!        the cookie, two words                                               │
 //!  4096  one bit for each queue pair number that the process has             ┘
 //! 12288  slots: key | remote address | address in memory | length | access | pins
 //! ```
@@ -88,7 +89,7 @@ impl Slots {
     }
 
     /// The first words, whose meaning `shm::memory` defines.
-    pub(crate) fn header(&self) -> &[AtomicU64; 5] {
+    pub(crate) fn header(&self) -> &[AtomicU64; 6] {
         self.0.words(0)
     }
 

@@ -41,9 +41,11 @@
 //! and takes a posted buffer. Without a buffer it completes as a send does, though the data was written.
 //!
 //! A process needs permission to read the memory of the others (`process_vm_readv(2)`), which processes of
-//! one user have unless the system restricts it. Without it, operations complete with
-//! [`Status::RemoteAbort`]. Processes of different PID namespaces can't access each other's memory:
-//! operations complete with [`Status::UnresponsiveRemote`] or [`Status::RemoteAbort`].
+//! one user and one PID namespace have unless the system restricts it: a process that is not dumpable, a seccomp
+//! filter, Yama's `ptrace_scope` 2 or 3. A device looks when it is opened: if others can't read its process's
+//! memory, or a process of the host is in another PID namespace, it offers no RDMA
+//! ([`ShmDevice::rdma_obstacle`] has the reason), and messages of any length go in packets. What is forbidden
+//! later completes with [`Status::NotPermitted`].
 //!
 //! # Errors of opening
 //!
@@ -86,7 +88,7 @@
 //! [`Status::UnresponsiveRemote`]: efa_device::Status::UnresponsiveRemote
 //! [`Status::UnreachableRemote`]: efa_device::Status::UnreachableRemote
 //! [`Status::RemoteBadAddress`]: efa_device::Status::RemoteBadAddress
-//! [`Status::RemoteAbort`]: efa_device::Status::RemoteAbort
+//! [`Status::NotPermitted`]: efa_device::Status::NotPermitted
 
 mod directory;
 mod incoming;
@@ -95,6 +97,7 @@ mod mailbox;
 mod memory;
 mod operation;
 mod outgoing;
+mod permission;
 mod ring;
 
 use std::path::{Path, PathBuf};
@@ -155,8 +158,7 @@ pub struct ShmOptions {
     pub max_regions: usize,
     /// Longest memory region in bytes.
     pub max_region_size: u64,
-    /// The RDMA operations of the device. RDMA works only between processes of one PID namespace.
-    /// Otherwise (containers that share `/dev/shm`) set it to [`Rdma::NONE`] on both sides.
+    /// The RDMA operations of the device; none [where they can't work](self#rdma).
     pub rdma: Rdma,
     /// Most bytes of one RDMA operation.
     pub max_rdma_size: u64,
@@ -215,6 +217,8 @@ pub struct ShmDevice {
     book: Arc<Book>,
     memory: Arc<HostMemory>,
     settings: Arc<ShmOptions>,
+    /// Why the device offers no RDMA although the options ask for it.
+    obstacle: Option<Arc<str>>,
 }
 
 impl ShmDevice {
@@ -241,29 +245,43 @@ impl ShmDevice {
             });
         }
         let directory = HostDirectory::open(options.directory.as_deref(), &options.name)?;
+        let directory = Arc::new(directory);
+        let (limit, max_size) = (options.max_regions, options.max_region_size);
+        let memory = HostMemory::new(&directory, limit, max_size)?;
+        memory.keys().refuse(options.faults.refusals);
+        let wanted = options.rdma.read || options.rdma.write;
+        let obstacle = if wanted { memory.obstacle() } else { None };
+        if let Some(reason) = &obstacle {
+            tracing::warn!("no RDMA on host {}: {reason}", options.name);
+        }
+        let rdma = if obstacle.is_none() { options.rdma } else { Rdma::NONE };
         let attributes = DeviceAttributes {
             name: format!("efa-shm-{}", options.name),
-            vendor_part_id: vendor_part_id(options.rdma),
+            vendor_part_id: vendor_part_id(rdma),
             mtu: options.mtu,
             max_send: options.max_send,
             max_receive: options.max_receive,
             max_address_handles: options.max_address_handles,
             max_regions: options.max_regions.min(MAX_REGIONS),
             max_region_size: options.max_region_size,
-            rdma: options.rdma,
+            rdma,
             max_rdma_size: options.max_rdma_size,
         };
-        let directory = Arc::new(directory);
-        let (limit, max_size) = (options.max_regions, options.max_region_size);
-        let memory = HostMemory::new(&directory, limit, max_size)?;
-        memory.keys().refuse(options.faults.refusals);
         Ok(Self {
             book: Arc::new(Book::new(directory.gid(), options.max_address_handles)),
             memory: Arc::new(memory),
             directory,
             attributes,
             settings: Arc::new(options),
+            obstacle: obstacle.map(Arc::from),
         })
+    }
+
+    /// Why the device offers no RDMA although its options ask for it: the system doesn't let processes of
+    /// the host access each other's memory.
+    #[must_use]
+    pub fn rdma_obstacle(&self) -> Option<&str> {
+        self.obstacle.as_deref()
     }
 
     /// The region of this device with this key.

@@ -118,7 +118,7 @@ impl Completion {
             }
             Status::BadLocalKey => IBV_WC_LOC_PROT_ERR,
             Status::BadLength => IBV_WC_LOC_LEN_ERR,
-            Status::RemoteBadAddress => IBV_WC_REM_ACCESS_ERR,
+            Status::RemoteBadAddress | Status::NotPermitted => IBV_WC_REM_ACCESS_ERR,
             Status::RemoteAbort => IBV_WC_REM_ABORT_ERR,
             Status::BadDestinationQpn | Status::UnknownPeer => IBV_WC_REM_INV_RD_REQ_ERR,
             Status::ReceiverNotReady => IBV_WC_RNR_RETRY_EXC_ERR,
@@ -196,6 +196,7 @@ mod tests {
             (Status::UnresponsiveRemote, 13, 20),
             (Status::UnknownPeer, 9, 15),
             (Status::UnreachableRemote, 13, 20),
+            (Status::NotPermitted, 7, 10),
         ];
         for (status, vendor, wc) in expected {
             let completion = Completion { result: Err(status), ..Completion::NONE };

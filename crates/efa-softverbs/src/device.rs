@@ -216,6 +216,9 @@ impl Device {
         capture: Option<SharedSink>,
     ) -> Result<Self, DeviceError> {
         let link = Link::open(settings, index, capture)?;
+        if let Some(reason) = link.rdma_obstacle() {
+            report(&format_args!("{} offers no RDMA: {reason}", name(index)));
+        }
         let empty_region = link.register(Box::default(), Access::default());
         let empty_region = empty_region.map_err(|refused| refused.error)?;
         link.keys().refuse(settings.refusals);

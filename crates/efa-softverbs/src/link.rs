@@ -88,6 +88,14 @@ impl Link {
         each!(Self, self, link => link.attributes())
     }
 
+    /// Why the device offers no RDMA although the settings ask for it.
+    pub(crate) fn rdma_obstacle(&self) -> Option<&str> {
+        match self {
+            Self::Shm(link) => link.rdma_obstacle(),
+            Self::Tcp(_) => None,
+        }
+    }
+
     /// The `max_qp` of the device. Programs find a queue pair in a table of this size by the lower bits
     /// of its number, so it spans all numbers of the link.
     pub(crate) fn max_queue_pairs(&self) -> usize {

@@ -304,6 +304,13 @@ impl HostDirectory {
         Ok(names)
     }
 
+    /// The names of the tables of memory keys.
+    pub(super) fn tables(&self) -> Result<Vec<FileName>, DeviceError> {
+        let mut names = self.names()?;
+        names.retain(|name| matches!(name, FileName::Memory(_)));
+        Ok(names)
+    }
+
     /// Removes files of dead processes.
     fn sweep(&self) -> Result<(), DeviceError> {
         for name in self.names()? {

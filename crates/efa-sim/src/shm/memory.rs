@@ -7,11 +7,16 @@
 //! ```text
 //! <host>/mem-<nonce>    the file, locked while its process lives
 //! <host>/mem-<qpn>      hard links to it, one for each queue pair
-//!    0  magic | process | address of the cookie | the cookie, two words | queue pairs and slots …
+//!    0  magic | process | its PID namespace | address of the cookie | the cookie, two words
+//!       | queue pairs and slots …
 //! ```
 //!
 //! Process numbers are reused. So each process has a random *cookie* in its memory, which a requester
 //! reads in the same call: if it differs, the number belongs to another process.
+//!
+//! Process numbers mean nothing in another PID namespace, and the kernel may
+//! [forbid](super::permission) the copies. A process that finds either when it opens the device offers no RDMA;
+//! what is forbidden later ends with [`Status::NotPermitted`], and the log has the process.
 //!
 //! Programs read into the same buffers repeatedly, and two buffers of 1 MiB about fill the cache of a core.
 //! If each copy ran from front to back, every cache line would be evicted before it is used again. So
@@ -29,14 +34,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use efa_device::{DeviceError, Qpn, RemoteMemory, Status};
 use fastrand::Rng;
-use rustix::fs::fstat;
+use rustix::fs::{fstat, stat};
 
 use super::directory::{FileName, HostDirectory};
 use crate::keys::{LENGTH, Slots, Use};
 use crate::map::Map;
 use crate::region::KeyTable;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"efamem2\n");
+const MAGIC: u64 = u64::from_le_bytes(*b"efamem3\n");
 /// Bytes of a cookie.
 const COOKIE: usize = 16;
 /// Reads of at least this many bytes are copied in two halves. Shorter ones stay cached in any order.
@@ -55,6 +60,8 @@ pub(super) struct HostMemory {
     _file: OwnedFd,
     /// Read by other processes only.
     _cookie: Box<[u64; 2]>,
+    /// The PID namespace of this process; 0 if that isn't known.
+    namespace: u64,
     peers: Mutex<HashMap<Qpn, Arc<Peer>>>,
 }
 
@@ -63,10 +70,13 @@ pub(super) struct HostMemory {
 struct Peer {
     slots: Slots,
     process: libc::pid_t,
+    namespace: u64,
     cookie_at: u64,
     cookie: [u64; 2],
     /// Whether the next long read begins with its back half.
     back_first: AtomicBool,
+    /// Whether the log has that its memory can't be accessed.
+    refusal_told: AtomicBool,
 }
 
 /// Why the kernel did not copy.
@@ -91,8 +101,10 @@ impl HostMemory {
         })?;
         let slots = Slots::new(map);
         let cookie = Box::new([fastrand::u64(..), fastrand::u64(..)]);
-        let [magic, process, at, first, second] = slots.header();
+        let namespace = pid_namespace();
+        let [magic, process, of, at, first, second] = slots.header();
         process.store(std::process::id().into(), Ordering::Relaxed);
+        of.store(namespace, Ordering::Relaxed);
         at.store((&raw const *cookie).expose_provenance() as u64, Ordering::Relaxed);
         first.store(cookie[0], Ordering::Relaxed);
         second.store(cookie[1], Ordering::Relaxed);
@@ -100,7 +112,24 @@ impl HostMemory {
         allow_all_to_trace();
         let keys = KeyTable::with_slots(limit, max_size, Rng::new(), Some(slots));
         let (directory, peers) = (Arc::clone(directory), Mutex::default());
-        Ok(Self { directory, keys, name, _file: file, _cookie: cookie, peers })
+        Ok(Self { directory, keys, name, _file: file, _cookie: cookie, namespace, peers })
+    }
+
+    /// Why this process and others of the host can't access each other's memory, as far as can be seen
+    /// now.
+    pub(super) fn obstacle(&self) -> Option<String> {
+        if let Some(obstacle) = super::permission::obstacle() {
+            return Some(format!("others can't access the memory of this process: {obstacle}"));
+        }
+        let tables = self.directory.tables().unwrap_or_default();
+        let mut others = tables.into_iter().filter_map(|table| Peer::open(&self.directory, table));
+        let foreign = others.find(|other| self.is_foreign(other))?;
+        Some(format!("process {} of this host is in another PID namespace", foreign.process))
+    }
+
+    /// Whether a process is in another PID namespace.
+    fn is_foreign(&self, peer: &Peer) -> bool {
+        self.namespace != 0 && peer.namespace != 0 && self.namespace != peer.namespace
     }
 
     pub(super) fn keys(&self) -> &KeyTable {
@@ -160,9 +189,11 @@ impl HostMemory {
         if let Some(known) = peers.get(&qpn) {
             return Some(Arc::clone(known));
         }
-        let peer = Arc::new(Peer::open(&self.directory, qpn)?);
+        let peer = Arc::new(Peer::open(&self.directory, FileName::MemoryOf(qpn))?);
         // Unmaps the tables of processes that have ended before it maps another.
-        peers.retain(|qpn, known| known.slots.has(*qpn) && known.check().is_ok());
+        peers.retain(|qpn, known| {
+            known.slots.has(*qpn) && !matches!(known.check(), Err(Failure::Gone))
+        });
         peers.insert(qpn, Arc::clone(&peer));
         Some(peer)
     }
@@ -182,9 +213,12 @@ impl HostMemory {
             let RemoteMemory { address, key } = remote;
             if !peer.slots.has(qpn) {
                 failure = Status::BadDestinationQpn;
+            } else if self.is_foreign(&peer) {
+                return Err(peer.not_permitted());
             } else if let Some(pin) = peer.slots.pin(key, address, length as u64, wanted) {
                 match copy(&peer, pin.address) {
                     Ok(()) => return Ok(()),
+                    Err(Failure::Refused(Status::NotPermitted)) => return Err(peer.not_permitted()),
                     Err(Failure::Refused(status)) => return Err(status),
                     Err(Failure::Gone) => failure = Status::UnresponsiveRemote,
                 }
@@ -204,17 +238,37 @@ impl Drop for HostMemory {
 }
 
 impl Peer {
-    fn open(directory: &HostDirectory, qpn: Qpn) -> Option<Self> {
-        let file = directory.find(FileName::MemoryOf(qpn)).ok().flatten()?;
+    fn open(directory: &HostDirectory, name: FileName) -> Option<Self> {
+        let file = directory.find(name).ok().flatten()?;
         if fstat(&file).ok()?.st_size != LENGTH as i64 {
             return None;
         }
         let slots = Slots::new(Map::new(&file, LENGTH).ok()?);
         let words = slots.header().each_ref().map(|word| word.load(Ordering::Acquire));
-        let [magic, process, cookie_at, first, second] = words;
+        let [magic, process, namespace, cookie_at, first, second] = words;
         let process = libc::pid_t::try_from(process).ok()?;
-        let (cookie, back_first) = ([first, second], AtomicBool::new(false));
-        (magic == MAGIC).then_some(Self { slots, process, cookie_at, cookie, back_first })
+        (magic == MAGIC).then_some(Self {
+            slots,
+            process,
+            namespace,
+            cookie_at,
+            cookie: [first, second],
+            back_first: AtomicBool::new(false),
+            refusal_told: AtomicBool::new(false),
+        })
+    }
+
+    /// Notes in the log, once, that the memory can't be accessed.
+    #[cold]
+    fn not_permitted(&self) -> Status {
+        if !self.refusal_told.swap(true, Ordering::Relaxed) {
+            let process = self.process;
+            tracing::warn!(
+                "not permitted to access the memory of process {process} (not dumpable, seccomp, \
+                 ptrace_scope, PID namespace)"
+            );
+        }
+        Status::NotPermitted
     }
 
     /// Checks that the process is alive and the one of the table.
@@ -299,8 +353,15 @@ fn last_failure() -> Failure {
     match std::io::Error::last_os_error().raw_os_error() {
         Some(libc::ESRCH) => Failure::Gone,
         Some(libc::EFAULT) => Failure::Refused(Status::RemoteBadAddress),
-        _ => Failure::Refused(Status::RemoteAbort),
+        // ENOSYS and EACCES are the choice of some seccomp filters.
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => Failure::Refused(Status::NotPermitted),
+        _ => Failure::Refused(Status::BadStatus),
     }
+}
+
+/// The PID namespace of this process; 0 if `/proc` doesn't tell.
+fn pid_namespace() -> u64 {
+    stat("/proc/self/ns/pid").map_or(0, |found| found.st_ino)
 }
 
 /// Allows all processes of the user to access this one's memory, where the Yama module restricts that.
@@ -453,7 +514,7 @@ mod tests {
         owner.add_queue_pair(Qpn(3)).unwrap();
         let target = user.keys().register(vec![0; 8].into(), ALL).unwrap();
         // As if the number of the process were another's now: the cookie is not there.
-        let [_, process, _, first, _] = owner.keys().slots().unwrap().header();
+        let [_, process, _, _, first, _] = owner.keys().slots().unwrap().header();
         let cookie = first.load(Ordering::Relaxed);
         first.store(!cookie, Ordering::Relaxed);
         let gone = Err(Status::UnresponsiveRemote);
@@ -465,6 +526,26 @@ mod tests {
         first.store(cookie, Ordering::Relaxed);
         process.store(0x3fff_ffff, Ordering::Relaxed);
         assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), gone);
+        owner.remove_queue_pair(Qpn(3));
+    }
+
+    #[test]
+    fn table_of_another_pid_namespace_is_an_obstacle_and_not_permitted() {
+        let host = Host::new();
+        let (owner, user) = (host.open(), host.open());
+        assert_eq!(user.obstacle(), None);
+        let memory = owner.keys().register(vec![1; 8].into(), ALL).unwrap();
+        owner.add_queue_pair(Qpn(3)).unwrap();
+        let target = user.keys().register(vec![0; 8].into(), ALL).unwrap();
+        owner.keys().slots().unwrap().header()[2].fetch_xor(1, Ordering::Relaxed);
+        let obstacle = user.obstacle().unwrap();
+        let expected =
+            format!("process {} of this host is in another PID namespace", std::process::id());
+        assert_eq!(obstacle, expected);
+        let refused = Err(Status::NotPermitted);
+        assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), refused);
+        let written = target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0)));
+        assert_eq!(written, refused);
         owner.remove_queue_pair(Qpn(3));
     }
 

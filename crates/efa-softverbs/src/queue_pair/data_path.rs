@@ -93,6 +93,10 @@ impl QueuePair {
                     self.complete_receive(locked, packet, length, (source, immediate));
                 }
                 LinkCompletion::Rdma { id, result } => {
+                    // Programs see it as memory that isn't registered for the access.
+                    if let Err(status @ Status::NotPermitted) = result {
+                        report(&status);
+                    }
                     self.complete_outstanding(locked, id, result)
                 }
                 LinkCompletion::Written { immediate, length, source, packet } => {
