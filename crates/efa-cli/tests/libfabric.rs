@@ -13,19 +13,26 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use common::unreadable::{AS_USER, Unreadable};
 use common::{Running, Scratch, efa, run, until, with_c_packages};
 use namespaces::Namespaces;
 
 /// `efa soft-efa run OPTIONS -- PROGRAM`, in a network namespace perhaps.
 fn soft_efa(namespace: Option<&str>, options: &[&str], program: &[&str]) -> Command {
+    let inside = namespace.map(|namespace| ["ip", "netns", "exec", namespace]);
+    soft_efa_by(inside.as_ref().map_or(&[], |inside| inside), options, program)
+}
+
+/// `efa soft-efa run OPTIONS -- PROGRAM`, started by another program perhaps.
+fn soft_efa_by(starter: &[&str], options: &[&str], program: &[&str]) -> Command {
     let this = efa([""; 0]);
-    let mut command = match namespace {
-        Some(namespace) => {
-            let mut command = Command::new("ip");
-            command.args(["netns", "exec", namespace]).arg(this.get_program());
+    let mut command = match starter {
+        [] => Command::new(this.get_program()),
+        [first, rest @ ..] => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(this.get_program());
             command
         }
-        None => Command::new(this.get_program()),
     };
     command.args(["soft-efa", "run"]).args(options).arg("--").args(program);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -89,27 +96,29 @@ fn free_port() -> u16 {
 /// One side of a `fi_pingpong`.
 #[derive(Clone, Copy, Default)]
 struct Side<'a> {
-    namespace: Option<&'a str>,
+    /// The program that starts it, with arguments; empty for none.
+    starter: &'a [&'a str],
     options: &'a [&'a str],
+    /// Another `fi_pingpong` than that in the path.
+    program: Option<&'a str>,
 }
 
 /// Runs it; gives what server and client have printed.
 fn pingpong(server: Side<'_>, client: Side<'_>, host: &str, arguments: &[&str]) -> [String; 2] {
     let port = free_port();
     let number = port.to_string();
-    let program = [&["fi_pingpong", "-p", "efa", "-c"], arguments].concat();
-    let there = [&program, &["-B", &number][..]].concat();
-    let here = [&program, &["-P", &number, host][..]].concat();
-    let start = |side: Side<'_>, program: &[&str]| {
+    let start = |side: Side<'_>, place: &[&str]| {
         let options = [side.options, &["--statistics"]].concat();
-        Running::start(&mut soft_efa(side.namespace, &options, program))
+        let program = side.program.unwrap_or("fi_pingpong");
+        let program = [&[program, "-p", "efa", "-c"], arguments, place].concat();
+        Running::start(&mut soft_efa_by(side.starter, &options, &program))
     };
-    let mut server = start(server, &there);
+    let mut server = start(server, &["-B", &number]);
     until("listening", || {
         assert!(server.is_running(), "the server has ended");
         listens(server.id(), port)
     });
-    let client = start(client, &here).finish();
+    let client = start(client, &["-P", &number, host]).finish();
     let outcomes = [server.finish(), client];
     outcomes.map(|outcome| {
         assert_eq!(outcome.code, Some(0), "{outcome:?}");
@@ -121,7 +130,7 @@ fn pingpong(server: Side<'_>, client: Side<'_>, host: &str, arguments: &[&str]) 
 fn pingpong_here(options: &[&str], arguments: &[&str]) -> [String; 2] {
     let directory = Scratch::new("pingpong");
     let options = [&["--directory", directory.as_str()], options].concat();
-    let side = Side { namespace: None, options: &options };
+    let side = Side { options: &options, ..Side::default() };
     pingpong(side, side, "127.0.0.1", arguments)
 }
 
@@ -308,6 +317,27 @@ fn killed_program_leaves_no_sysfs_tree() {
     until("removed", || !place.exists());
 }
 
+/// Started by an ordinary user from a file that this user can't read, a program is not dumpable. Both sides
+/// are: if only one offers RDMA, libfabric up to 1.17 fails long messages (EOPNOTSUPP).
+#[test]
+fn fi_pingpong_passes_with_default_sizes_if_memory_is_not_readable() {
+    let Some(place) = Unreadable::new() else { return };
+    if !with_c_packages() {
+        return;
+    }
+    let program = place.copy("/usr/bin/fi_pingpong");
+    let options = ["--directory", place.devices()];
+    let side = Side { starter: &AS_USER, options: &options, program: Some(&program) };
+    let texts = pingpong(side, side, "127.0.0.1", &["-e", "rdm", "-I", "20"]);
+    assert_eq!(texts.each_ref().map(|text| rows(text, 20)), [SIZES; 2], "{texts:?}");
+    for text in &texts {
+        assert_eq!(counter(text, "reads"), 0, "{text}");
+        let told = "offers no RDMA: others can't access the memory of this process: the process is \
+                    not dumpable\n";
+        assert_eq!(text.matches(told).count(), 1, "{text}");
+    }
+}
+
 /// Two hosts, each a network namespace, with nothing between them but the tcp link.
 #[test]
 fn two_network_namespaces_exchange_messages_over_tcp() {
@@ -319,8 +349,9 @@ fn two_network_namespaces_exchange_messages_over_tcp() {
     let run = |rdma: &str, arguments: &[&str]| {
         let options = |address| ["--link", "tcp", "--address", address, "--device-rdma", rdma];
         let (there, here) = (options("10.77.0.1"), options("10.77.0.2"));
-        let server = Side { namespace: Some(a), options: &there };
-        let client = Side { namespace: Some(b), options: &here };
+        let [a, b] = [a, b].map(|namespace| ["ip", "netns", "exec", namespace]);
+        let server = Side { starter: &a, options: &there, program: None };
+        let client = Side { starter: &b, options: &here, program: None };
         let texts = pingpong(server, client, "10.77.0.1", arguments);
         for text in &texts {
             assert!(counter(text, "sends") > 0, "by the device: {text}");

@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::thread;
 
+use common::unreadable::{AS_USER, Unreadable};
 use common::{DEADLINE, Outcome, Running, Scratch, efa, run};
 use serde_json::Value;
 
@@ -79,6 +80,27 @@ fn sizes_select_their_subprotocols() {
         assert!(one_way("min") > 0.0 && one_way("min") <= one_way("median"));
         assert!(one_way("median") <= one_way("max"));
     }
+}
+
+/// Both sides run from a file that their user can't read, so that they are not dumpable.
+#[test]
+fn sides_that_cannot_read_each_other_exchange_messages_in_packets() {
+    let Some(place) = Unreadable::new() else { return };
+    let program = place.copy(env!("CARGO_BIN_EXE_efa"));
+    let mut command = Command::new(AS_USER[0]);
+    command.args(&AS_USER[1..]).args([&program, "pingpong", "--directory", place.devices()]);
+    command.args(["--json", "--iterations", "4", "--warmup", "1", "--sizes", "64,1M,6M"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env_remove("EFA_LOG").env_remove("RUST_LOG");
+    let outcome = Running::start(&mut command).finish();
+    let told = "others can't access the memory of this process: the process is not dumpable";
+    assert!(outcome.stderr.contains(told), "{outcome:?}");
+    let result = json(&outcome.success());
+    let rows = result["results"].as_array().unwrap();
+    for (row, subprotocol) in rows.iter().zip(["eager", "long-CTS", "long-CTS"]) {
+        assert_eq!(row["subprotocols"], Value::from(vec![subprotocol]), "{row}");
+    }
+    assert_eq!(rows.len(), 3);
 }
 
 /// The longest message is read by the device, which polling moves on.

@@ -43,9 +43,9 @@
 //! A process needs permission to read the memory of the others (`process_vm_readv(2)`), which processes of
 //! one user and one PID namespace have unless the system restricts it: a process that is not dumpable, a seccomp
 //! filter, Yama's `ptrace_scope` 2 or 3. A device looks when it is opened: if others can't read its process's
-//! memory, or a process of the host is in another PID namespace, it offers no RDMA
-//! ([`ShmDevice::rdma_obstacle`] has the reason), and messages of any length go in packets. What is forbidden
-//! later completes with [`Status::NotPermitted`].
+//! memory, or it can't read that of a process of the host, it offers no RDMA ([`ShmDevice::rdma_obstacle`] has
+//! the reason), and messages of any length go in packets. What is forbidden later completes with
+//! [`Status::NotPermitted`].
 //!
 //! # Errors of opening
 //!

@@ -212,6 +212,21 @@ fn device_of_a_process_that_others_cannot_read_offers_no_rdma() {
 }
 
 #[test]
+fn device_that_cannot_read_a_process_of_the_host_offers_no_rdma() {
+    let directory = Directory::new();
+    let (mut first, mut second) = (Child::start(&directory), Child::start(&directory));
+    if first.restrict("not-dumpable") {
+        assert!(first.ask("open").starts_with("false"));
+        let process = first.process.id();
+        let reason =
+            format!("not permitted to access the memory of process {process} of this host");
+        assert_eq!(second.ask("open"), format!("false Some({reason:?})"));
+        drop(first);
+        assert_eq!(second.ask("open"), "true None", "the process has ended");
+    }
+}
+
+#[test]
 fn memory_that_becomes_unreadable_later_is_refused_and_not_lost() {
     // Restricted is the process with the memory, or the one that reads it.
     for (how, restricted) in [("not-dumpable", 0), ("seccomp", 1)] {

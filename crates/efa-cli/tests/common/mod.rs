@@ -1,6 +1,8 @@
 //! The built program, run with a deadline.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub(crate) mod unreadable;
+
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

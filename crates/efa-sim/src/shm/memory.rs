@@ -115,16 +115,24 @@ impl HostMemory {
         Ok(Self { directory, keys, name, _file: file, _cookie: cookie, namespace, peers })
     }
 
-    /// Why this process and others of the host can't access each other's memory, as far as can be seen
-    /// now.
+    /// Why this process and others of the host can't access each other's memory, as far as it can be seen
+    /// now: what keeps others from this process, and this one from those that are there.
     pub(super) fn obstacle(&self) -> Option<String> {
         if let Some(obstacle) = super::permission::obstacle() {
             return Some(format!("others can't access the memory of this process: {obstacle}"));
         }
         let tables = self.directory.tables().unwrap_or_default();
         let mut others = tables.into_iter().filter_map(|table| Peer::open(&self.directory, table));
-        let foreign = others.find(|other| self.is_foreign(other))?;
-        Some(format!("process {} of this host is in another PID namespace", foreign.process))
+        others.find_map(|other| match other.check() {
+            _ if self.is_foreign(&other) => {
+                Some(format!("process {} of this host is in another PID namespace", other.process))
+            }
+            Err(Failure::Refused(Status::NotPermitted)) => Some(format!(
+                "not permitted to access the memory of process {} of this host",
+                other.process
+            )),
+            _ => None,
+        })
     }
 
     /// Whether a process is in another PID namespace.
