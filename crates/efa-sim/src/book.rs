@@ -6,6 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use efa_device::{AddressHandle, DeviceError, Gid};
 
+use crate::lock::lock_within;
+
 /// Interfaces by number, counted: a number belongs to its GID until the last count is released.
 #[derive(Debug)]
 pub(crate) struct AddressBook {
@@ -112,7 +114,8 @@ impl Book {
     }
 
     pub(crate) fn release(&self, handle: AddressHandle, count: u64) {
-        let mut entries = self.lock();
+        // A handle that is left takes one of many numbers.
+        let Some(mut entries) = lock_within(&self.entries) else { return };
         if entries.release(handle, count) && self.own.load(Ordering::Relaxed) == handle.0.into() {
             self.own.store(Self::NONE, Ordering::Relaxed);
         }

@@ -79,6 +79,7 @@ pub mod faults;
 mod keys;
 mod link;
 pub mod local;
+mod lock;
 mod map;
 mod memory;
 pub mod record;

@@ -17,6 +17,7 @@ use fastrand::Rng;
 use crate::faults::Refusals;
 use crate::keys::{Entry, INDEX_BITS, Slots};
 pub use crate::keys::{MAX_REGIONS, Use};
+use crate::lock::lock_within;
 use crate::memory::Memory;
 
 /// Registered memory of a software device.
@@ -43,14 +44,15 @@ impl Drop for Registered {
 }
 
 impl Registered {
-    /// Ends the registration, if it hasn't ended. Returns whether no process copies to or from the memory
-    /// any more; if one may, the memory is never freed.
-    fn end(&self) -> bool {
-        let ended = self.table.remove(self.key);
-        if !ended {
-            self.memory().abandon();
+    /// Ends the registration, if it hasn't ended. If a process may still copy to or from the memory, the
+    /// memory is never freed.
+    fn end(&self) -> Removal {
+        let removal = self.table.remove(self.key);
+        if removal != Removal::Unused {
+            // Without the lock, `self` is never dropped: its other user has it.
+            lock_within(&self.memory).iter_mut().for_each(|memory| memory.abandon());
         }
-        ended
+        removal
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
@@ -232,27 +234,31 @@ impl KeyTable {
         SoftRegion(region)
     }
 
-    /// Removes a key, and waits for copies of other processes. Returns false if one didn't end in time,
-    /// perhaps because its process died; then the index isn't used again.
-    fn remove(&self, key: u32) -> bool {
-        let mut keys = self.lock();
+    /// Removes a key, and waits for copies of other processes.
+    fn remove(&self, key: u32) -> Removal {
+        let Some(mut keys) = lock_within(&self.0.keys) else {
+            return Removal::Locked;
+        };
         let place = key & (MAX_REGIONS as u32 - 1);
-        let Some(entry) = keys.regions.get_mut(place as usize) else { return true };
+        let Some(entry) = keys.regions.get_mut(place as usize) else { return Removal::Unused };
         if entry.take_if(|(there, _)| *there == key).is_none() {
-            return true;
+            return Removal::Unused;
         }
         if let Some(slots) = &self.0.slots {
             slots.clear(key);
             if slots.is_pinned(key) {
                 drop(keys);
                 if !unpinned(slots, key, self.0.unpin_timeout) {
-                    return false;
+                    return Removal::InUse;
                 }
-                keys = self.lock();
+                keys = match lock_within(&self.0.keys) {
+                    Some(keys) => keys,
+                    None => return Removal::Unused,
+                };
             }
         }
         keys.free.push_back(place);
-        true
+        Removal::Unused
     }
 
     /// The region that `key` names.
@@ -279,10 +285,13 @@ impl KeyTable {
 
 impl SoftRegion {
     /// Ends the registration now, even if there are clones of the handle. [Raw](KeyTable::register_raw)
-    /// memory is not accessed through the handle after this call.
-    pub fn revoke(&self) {
-        self.0.end();
-        self.0.memory().end();
+    /// memory is not accessed through the handle after this call, unless it returns false: a thread that
+    /// is in the middle of an access doesn't go on, perhaps because its signal handler never returns.
+    #[must_use]
+    pub fn revoke(&self) -> bool {
+        let removed = self.0.end() != Removal::Locked;
+        let memory = lock_within(&self.0.memory);
+        removed && memory.map(|mut memory| memory.end()).is_some()
     }
 
     /// Whether local operations may write it.
@@ -311,6 +320,18 @@ impl SoftRegion {
         let memory = self.0.memory();
         f(memory.part(offset, length).ok_or(Status::BadLocalKey)?)
     }
+}
+
+/// How the removal of a key ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Removal {
+    /// Nobody uses the memory any more.
+    Unused,
+    /// A copy of another process didn't end in time, perhaps because the process died. The key's index isn't
+    /// used again.
+    InUse,
+    /// A thread doesn't release the lock of the table. Nothing was removed.
+    Locked,
 }
 
 /// How long a deregistration waits for copies of other processes.
@@ -382,7 +403,7 @@ impl Region for SoftRegion {
     fn reclaim(self) -> Result<Box<[u8]>, Self> {
         let registered = Arc::try_unwrap(self.0).map_err(Self)?;
         // First nobody else must access the memory.
-        if !registered.end() {
+        if registered.end() != Removal::Unused {
             return Err(Self(Arc::new(registered)));
         }
         let memory = registered.memory().take();
@@ -527,8 +548,8 @@ mod tests {
         assert_eq!(table.locate(key, 0x78, 3, Use::LocalWrite), None);
         assert_eq!((region.write(0, b"ab"), region.allows_local_write()), (2, false));
         let found = table.find(key).unwrap();
-        region.revoke();
-        region.revoke();
+        assert!(region.revoke());
+        assert!(region.revoke());
         assert_eq!(table.locate(key, 0x78, 3, Use::RemoteRead), None);
         assert!(table.find(key).is_none());
         assert_eq!((found.read(0, &mut [0; 4]), found.write(0, b"x")), (0, 0));

@@ -6,9 +6,17 @@
 //! | a pointer | null, and sets `errno` | [`pointer`] |
 //! | `int`: a number | −1, and sets `errno` | [`number`] |
 //! | `int`: a number | the negative error number | [`negative`] |
+//! | anything else | a value that the caller gives | [`value`], [`poll`] |
+//!
+//! A signal handler may interrupt a call and call the library again, mostly by `exit`, which runs
+//! destructors that close the device. The interrupted call can't go on before the handler returns, so it
+//! keeps its locks, and what it was changing is half changed. So each call made meanwhile in this thread
+//! fails with [`INTERRUPTED`] before it touches anything. When the process has ended, the kernel frees all.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use efa_device::DeviceError;
 
@@ -24,6 +32,8 @@ pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
 pub(crate) const BUSY: Errno = Errno(libc::EBUSY);
 /// A queue or a table that is full.
 pub(crate) const FULL: Errno = Errno(libc::ENOMEM);
+/// A call from a signal handler that interrupted another call in the same thread.
+pub(crate) const INTERRUPTED: Errno = Errno(libc::EDEADLK);
 
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
@@ -44,8 +54,45 @@ impl From<rustix::io::Errno> for Errno {
     }
 }
 
+thread_local! {
+    static IN_CALL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A number of this thread, of no other that lives, and not 0.
+#[inline]
+pub(crate) fn thread() -> usize {
+    IN_CALL.with(|in_call| std::ptr::from_ref(in_call).addr())
+}
+
+/// This thread is in a call, until this is dropped.
+struct InCall;
+
+impl InCall {
+    /// `None` if this thread is in a call already.
+    #[inline]
+    fn begin() -> Option<Self> {
+        if IN_CALL.get() {
+            return None;
+        }
+        IN_CALL.set(true);
+        // Before any lock is taken: a signal handler reads it.
+        compiler_fence(Ordering::SeqCst);
+        Some(Self)
+    }
+}
+
+impl Drop for InCall {
+    #[inline]
+    fn drop(&mut self) {
+        compiler_fence(Ordering::SeqCst);
+        IN_CALL.set(false);
+    }
+}
+
 /// Runs `f`; a panic, which is a bug of this library, becomes `EIO`.
+#[inline]
 fn run<T>(f: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let _call = InCall::begin().ok_or(INTERRUPTED)?;
     // State behind locks stays as the panic left it. `process::lock` ignores poisoning, so later calls
     // may return wrong results but don't hang.
     catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(Errno(libc::EIO)))
@@ -90,10 +137,27 @@ pub(crate) fn negative(f: impl FnOnce() -> Outcome<usize>) -> c_int {
     }
 }
 
-/// The value, or `otherwise` if `f` panics.
+/// The value, or `otherwise` if `f` panics or this thread is in a call.
 #[inline]
 pub(crate) fn value<T>(otherwise: T, f: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or(otherwise)
+    run(|| Ok(f())).unwrap_or(otherwise)
+}
+
+/// The result of a poll: `none` also if this thread is in a call, `failed` if `f` panics.
+#[inline]
+pub(crate) fn poll(none: c_int, failed: c_int, f: impl FnOnce() -> c_int) -> c_int {
+    match run(|| Ok(f())) {
+        Ok(result) => result,
+        Err(INTERRUPTED) => none,
+        Err(_) => failed,
+    }
+}
+
+/// Runs `f` when the process exits, perhaps in the middle of a call of this thread: `f` may wait for
+/// nothing.
+pub(crate) fn at_exit(f: impl FnOnce()) {
+    // A panic is a bug of this library, and is lost.
+    let _ = catch_unwind(AssertUnwindSafe(f));
 }
 
 #[cfg(test)]
@@ -121,9 +185,26 @@ mod tests {
         });
     }
 
+    #[test]
+    fn call_within_a_call_of_the_same_thread_is_refused() {
+        let deep = || {
+            assert_eq!(code(|| Ok(())), libc::EDEADLK);
+            assert!(pointer(|| Ok(&raw mut *Box::leak(Box::new(0)))).is_null());
+            assert_eq!(poll(2, 3, || 1), 2);
+            assert_eq!(value(7, || 8), 7);
+            std::thread::scope(|scope| {
+                scope.spawn(|| assert_eq!(code(|| Ok(())), 0));
+            });
+        };
+        assert_eq!(value(1, || (deep(), 2).1), 2);
+        assert_eq!(poll(2, 3, || 1), 1);
+        assert_eq!(quiet(|| poll(2, 3, || panic!())), 3);
+        assert_eq!(code(|| Ok(())), 0, "also after a panic");
+    }
+
     /// Functions that need no guard, as nothing in them can panic.
     const WITHOUT_GUARD: [&str; 16] = [
-        // Atomic stores.
+        // Atomic operations, and a wait that ends.
         "before_fork",
         "after_fork_in_parent",
         "after_fork_in_child",
@@ -201,8 +282,17 @@ mod tests {
         assert!(all.len() > 50, "{} found", all.len());
         for (name, body) in &all {
             // Directly, or by one function that is.
-            let guards =
-                ["code(", "pointer(", "number(", "negative(", "value(", "query_port(", "register("];
+            let guards = [
+                "code(",
+                "pointer(",
+                "number(",
+                "negative(",
+                "value(",
+                "poll(",
+                "at_exit(",
+                "query_port(",
+                "register(",
+            ];
             let guarded = guards.iter().any(|guard| body.contains(guard))
                 || (name == "$name (not_offered)" && body.contains("$kind"));
             let exempt = WITHOUT_GUARD.contains(&name.as_str());

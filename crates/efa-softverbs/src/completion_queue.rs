@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Locks are held for the time of a step at most, and always taken in the order: queue pairs of the
-//! completion queue, one queue pair, completions.
+//! completion queue, one queue pair, completions. Calls that destroy take one at a time, and don't wait
+//! for one [without end](crate::process::Patience).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::boundary::{BUSY, Outcome};
 use crate::completion::Completion;
-use crate::process::{generation, lock};
+use crate::process::{generation, lock, lock_in_time};
 use crate::queue_pair::{QueuePair, Serial};
 
 /// Polls without a completion after which the processor is yielded once: some 10 µs.
@@ -105,13 +106,15 @@ impl CompletionQueue {
     }
 
     /// Removes a queue pair and its completions.
-    pub(crate) fn remove(&self, queue_pair: &Arc<QueuePair>) {
-        lock(&self.queue_pairs).retain(|other| !Arc::ptr_eq(other, queue_pair));
-        lock(&self.completions).retain(|completion| completion.serial != queue_pair.serial());
+    pub(crate) fn remove(&self, queue_pair: &Arc<QueuePair>) -> Outcome<()> {
+        lock_in_time(&self.queue_pairs)?.retain(|other| !Arc::ptr_eq(other, queue_pair));
+        let mut completions = lock_in_time(&self.completions)?;
+        completions.retain(|completion| completion.serial != queue_pair.serial());
+        Ok(())
     }
 
     /// Fails with `EBUSY` while a queue pair completes here.
     pub(crate) fn check_unused(&self) -> Outcome<()> {
-        if lock(&self.queue_pairs).is_empty() { Ok(()) } else { Err(BUSY) }
+        if lock_in_time(&self.queue_pairs)?.is_empty() { Ok(()) } else { Err(BUSY) }
     }
 }

@@ -175,7 +175,7 @@ impl DeviceList {
 
     /// The devices of this process.
     pub(crate) fn get() -> Vec<&'static DeviceEntry> {
-        let _listing = DEVICE_LISTING.lock();
+        let _listing = DEVICE_LISTING.lock_in_time();
         lock(&process().devices).get_or_insert_with(Self::new).entries.clone()
     }
 

@@ -10,11 +10,12 @@
 
 use std::collections::HashMap;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use crate::abi::ibv_context;
-use crate::boundary::{INVALID, Outcome};
+use crate::boundary::{BUSY, INVALID, Outcome};
 use crate::device::DeviceList;
 use crate::message::Written;
 use crate::progress::Progress;
@@ -86,11 +87,60 @@ pub(crate) fn process() -> &'static Process {
 pub(crate) fn forget_parent() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     CURRENT.store(null_mut(), Ordering::Release);
+    STOPPED.store(false, Ordering::Relaxed);
 }
 
 /// Locks, also where a holder has panicked: a wrong answer is better than a program that hangs.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a lock was waited for in vain.
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// How long calls that close something wait for a lock: far longer than any thread holds one while it
+/// runs, but not for ever. Its holder may be a thread that never goes on, as its signal handler waits for
+/// the end of the process.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    begun: Instant,
+    limit: Duration,
+}
+
+impl Patience {
+    const LONG: Duration = Duration::from_secs(3);
+    /// After a wait in vain: the program may have thousands of objects to be closed.
+    const SHORT: Duration = Duration::from_millis(1);
+
+    pub(crate) fn new() -> Self {
+        let limit = if STOPPED.load(Ordering::Relaxed) { Self::SHORT } else { Self::LONG };
+        Self { begun: Instant::now(), limit }
+    }
+
+    /// Whether to wait on.
+    pub(crate) fn lasts(&mut self) -> bool {
+        let lasts = self.begun.elapsed() < self.limit;
+        if !lasts {
+            STOPPED.store(true, Ordering::Relaxed);
+        }
+        lasts
+    }
+}
+
+/// As [`lock`], but fails with `EBUSY` if another thread holds the lock for [long](Patience).
+pub(crate) fn lock_in_time<T>(mutex: &Mutex<T>) -> Outcome<MutexGuard<'_, T>> {
+    let mut patience = None;
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if !patience.get_or_insert_with(Patience::new).lasts() {
+            return Err(BUSY);
+        }
+        std::thread::yield_now();
+    }
 }
 
 impl Process {
@@ -112,17 +162,17 @@ impl Process {
         &self,
         context: *mut ibv_context,
         of_type: HandleType,
-    ) -> Vec<*mut T> {
-        let handles = lock(&self.handles);
+    ) -> Outcome<Vec<*mut T>> {
+        let handles = lock_in_time(&self.handles)?;
         let matching = handles
             .iter()
             .filter(|(_, entry)| entry.of_type == of_type && entry.context == context.addr());
-        matching.map(|(&handle, _)| std::ptr::with_exposed_provenance_mut(handle)).collect()
+        Ok(matching.map(|(&handle, _)| std::ptr::with_exposed_provenance_mut(handle)).collect())
     }
 
     /// Fails with `EINVAL` unless `handle` has this type and was not removed.
     pub(crate) fn check_handle<T>(&self, handle: *const T, of_type: HandleType) -> Outcome<()> {
-        match lock(&self.handles).get(&handle.addr()) {
+        match lock_in_time(&self.handles)?.get(&handle.addr()) {
             Some(entry) if entry.of_type == of_type => Ok(()),
             _ => Err(INVALID),
         }
@@ -134,7 +184,7 @@ impl Process {
         handle: *const T,
         context: *mut ibv_context,
     ) -> Outcome<()> {
-        match lock(&self.handles).get(&handle.addr()) {
+        match lock_in_time(&self.handles)?.get(&handle.addr()) {
             Some(entry) if entry.context == context.addr() => Ok(()),
             _ => Err(INVALID),
         }
@@ -143,7 +193,7 @@ impl Process {
     /// Removes a handle, whose object is then the caller's to free; fails as
     /// [`check_handle`](Self::check_handle) does.
     pub(crate) fn remove_handle<T>(&self, handle: *const T, of_type: HandleType) -> Outcome<()> {
-        let mut handles = lock(&self.handles);
+        let mut handles = lock_in_time(&self.handles)?;
         match handles.get(&handle.addr()) {
             Some(entry) if entry.of_type == of_type => {
                 handles.remove(&handle.addr());
@@ -171,13 +221,13 @@ mod tests {
         assert_eq!(process.check_handle(handle, Domain), Ok(()));
         assert_eq!(process.check_handle(handle, Region), Err(INVALID));
         assert_eq!(process.remove_handle(handle, Region), Err(INVALID));
-        assert_eq!(process.handles_of(context, Domain), [handle]);
+        assert_eq!(process.handles_of(context, Domain), Ok(vec![handle]));
         assert_eq!(process.check_context_of(handle, context), Ok(()));
         assert_eq!(process.check_context_of(handle, null_mut()), Err(INVALID));
-        assert!(process.handles_of::<u8>(context, Region).is_empty());
-        assert!(process.handles_of::<u8>(null_mut(), Domain).is_empty());
+        assert_eq!(process.handles_of::<u8>(context, Region), Ok(vec![]));
+        assert_eq!(process.handles_of::<u8>(null_mut(), Domain), Ok(vec![]));
         assert_eq!(process.remove_handle(handle, Domain), Ok(()));
-        assert!(process.handles_of::<u8>(context, Domain).is_empty());
+        assert_eq!(process.handles_of::<u8>(context, Domain), Ok(vec![]));
         assert_eq!(process.remove_handle(handle, Domain), Err(INVALID));
         assert_eq!(process.check_handle(null_mut::<u8>(), Domain), Err(INVALID));
     }

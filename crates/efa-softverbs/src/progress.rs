@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
+use crate::boundary::Outcome;
 use crate::message::report;
-use crate::process::{lock, process};
+use crate::process::{lock, lock_in_time, process};
 use crate::queue_pair::QueuePair;
 
 /// Pause between two rounds while there is something to do.
@@ -39,11 +40,11 @@ impl Progress {
         }
     }
 
-    /// Returns when every step that was running has ended.
-    pub(crate) fn wait_for_steps(&self) {
+    /// Returns when every step that was running has ended; fails with `EBUSY` if one doesn't end.
+    pub(crate) fn wait_for_steps(&self) -> Outcome<()> {
         let queue_pairs: Vec<_> =
-            lock(&self.0).queue_pairs.iter().filter_map(Weak::upgrade).collect();
-        queue_pairs.iter().for_each(|queue_pair| queue_pair.wait_for_step());
+            lock_in_time(&self.0)?.queue_pairs.iter().filter_map(Weak::upgrade).collect();
+        queue_pairs.iter().try_for_each(|queue_pair| queue_pair.wait_for_step())
     }
 
     /// The queue pairs that exist. If there are none, the thread must end.

@@ -30,7 +30,7 @@ use crate::completion_queue::CompletionQueue;
 use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
 use crate::link::LinkQueuePair;
 use crate::message::{report, reported};
-use crate::process::{generation, lock};
+use crate::process::{generation, lock, lock_in_time};
 
 /// `rnr_retry` that stands for retries without end.
 const RETRY_FOREVER: u8 = 7;
@@ -274,9 +274,10 @@ impl QueuePair {
         f(&mut lock(&self.locked))
     }
 
-    /// Returns when the lock is free: a step that was running has ended.
-    pub(crate) fn wait_for_step(&self) {
-        drop(lock(&self.locked));
+    /// Returns when the lock is free: a step that was running has ended. Fails with `EBUSY` if it doesn't
+    /// end.
+    pub(crate) fn wait_for_step(&self) -> Outcome<()> {
+        lock_in_time(&self.locked).map(drop)
     }
 
     /// The state, Q_Key and `rnr_retry`.
@@ -309,34 +310,40 @@ impl QueuePair {
         })
     }
 
-    /// Moves to the state ERR: closes the link's queue pair, completes everything outstanding as
-    /// flushed, and keeps the number.
+    /// Moves to the state ERR, and completes everything outstanding as flushed.
     fn fail(&self, locked: &mut Locked) {
+        self.retire(locked);
+        self.flush(locked);
+    }
+
+    /// Moves to the state ERR: closes the link's queue pair and keeps the number.
+    fn retire(&self, locked: &mut Locked) {
         locked.state = QpState::Error;
         match locked.link.take().map(LinkQueuePair::retire) {
             Some(Ok(number)) => locked.kept_number = Some(number),
             Some(Err(error)) => report(&error),
             None => {}
         }
-        self.flush(locked);
     }
 
-    /// Ends a queue pair that the program destroys. What is outstanding ends without completions.
+    /// Ends a queue pair that the program destroys. What is outstanding ends without completions. Fails with
+    /// `EBUSY` if another thread doesn't release a lock.
     pub(crate) fn destroy(self: &Arc<Self>) -> Outcome<()> {
-        self.with_lock(|locked| {
-            // A real device has transmitted them by now, and programs rely on that: they destroy a
-            // queue pair without a poll for their last sends.
-            self.submit_delayed(locked);
-            self.fail(locked);
-            Ok(())
-        })?;
-        self.send_queue.remove(self);
-        self.receive_queue.remove(self);
+        if !self.is_ours() {
+            return Err(INVALID);
+        }
+        let mut locked = lock_in_time(&self.locked)?;
+        // A real device has transmitted them by now, and programs rely on that: they destroy a
+        // queue pair without a poll for their last sends.
+        self.submit_delayed(&mut locked);
+        self.retire(&mut locked);
+        self.abandon(&mut locked);
+        drop(locked);
+        self.send_queue.remove(self)?;
+        self.receive_queue.remove(self)?;
         // From here on nothing of it can be taken for the next queue pair with this number. The
         // progress thread may keep `self` a little longer.
-        self.with_lock(|locked| {
-            drop(locked.kept_number.take());
-            Ok(())
-        })
+        drop(lock_in_time(&self.locked)?.kept_number.take());
+        Ok(())
     }
 }

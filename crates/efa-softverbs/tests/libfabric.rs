@@ -4,7 +4,7 @@
 //! `cargo xtask test` sets.
 //!
 //! `EFA_SOFT_STARTS=200 EFA_INTEROP=1 cargo test -p efa-softverbs --test libfabric starts` repeats the
-//! test of starts 200 times instead of 20.
+//! test of starts 200 times instead of 20; `EFA_SOFT_SIGNALS=200` sends so many signals on each link.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,8 +13,9 @@ mod common;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
-use common::{Directory, is_missing, library, with_c_packages};
+use common::{Directory, hang, is_missing, library, loopback, with_c_packages};
 
 /// Arguments of `timeout`: SIGTERM after 120 s, SIGKILL 5 s later. Programs take far less.
 const TIMEOUT: [&str; 3] = ["-k", "5", "120"];
@@ -79,6 +80,61 @@ fn fi_info_lists_both_endpoint_types() {
     for device in ["efa_soft0", "efa_soft1"] {
         assert!(text.contains(&format!("domain: {device}-rdm")), "{text}");
         assert!(text.contains(&format!("domain: {device}-dgrm")), "{text}");
+    }
+}
+
+/// Debian's libfabric loads libinfinipath, whose handlers call `exit`, perhaps in the middle of a call of the
+/// library; then libfabric's destructor closes the devices.
+#[test]
+fn provider_ended_by_a_signal_under_traffic_never_waits_in_the_library() {
+    if !is_installed("fi_pingpong") {
+        return;
+    }
+    let signals = std::env::var("EFA_SOFT_SIGNALS").map_or(8, |count| count.parse().unwrap());
+    std::thread::scope(|scope| {
+        for link in ["shm", "tcp"] {
+            scope.spawn(move || {
+                let elsewhere = (0..signals).filter(|&n| !ends_by_signal(link, n)).count();
+                eprintln!("{link}: {elsewhere} of {signals} waited outside of the library");
+            });
+        }
+    });
+}
+
+/// Sends a signal to a client under traffic. Returns whether it ends; panics if it waits in the library.
+fn ends_by_signal(link: &str, number: usize) -> bool {
+    let directory = Directory::new();
+    let hosts = directory.path().join("hosts");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let host = if link == "tcp" { [2, 3] } else { [1, 1] };
+    let start = |host: u8, arguments: &[&str]| {
+        let mut command = Command::new("fi_pingpong");
+        command.args(["-p", "efa", "-e", "rdm", "-I", "10000000", "-S", "64"]).args(arguments);
+        command.env("LD_PRELOAD", library()).env("EFA_SOFT_DIRECTORY", &hosts);
+        command.env("EFA_SOFT_LINK", link).env("EFA_SOFT_ADDRESS", loopback(host).to_string());
+        command.env("FI_EFA_ENABLE_SHM_TRANSFER", "0");
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        Server(command.spawn().unwrap())
+    };
+    let _server = start(host[0], &["-B", &port]);
+    while !listens(port.parse().unwrap()) {
+        std::thread::yield_now();
+    }
+    let mut client = start(host[1], &["-P", &port, "127.0.0.1"]);
+    // Some signals come before the first message, most after it.
+    std::thread::sleep(Duration::from_millis(fastrand::u64(50..500)));
+    assert_eq!(client.0.try_wait().unwrap(), None, "without a signal");
+    let signal = [libc::SIGTERM, libc::SIGINT][number % 2];
+    let process = libc::pid_t::try_from(client.0.id()).unwrap();
+    // SAFETY: the process is a child that was not waited for, so the number is its own.
+    assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+    match hang::wait(&mut client.0, process) {
+        Ok(_) => true,
+        Err(waiting) if waiting.is_in("libefa_soft") => panic!("{link}: {waiting:?}"),
+        Err(waiting) => {
+            eprintln!("{link}: it waits elsewhere: {waiting:?}");
+            false
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use super::context::device_of;
 use super::{not_null, read_sized};
 use crate::abi::*;
 use crate::attributes::MAX_COMPLETIONS;
-use crate::boundary::{INVALID, Outcome, UNSUPPORTED, code, pointer, value};
+use crate::boundary::{INVALID, Outcome, UNSUPPORTED, code, pointer, poll};
 use crate::completion::Completion;
 use crate::completion_queue::CompletionQueue;
 use crate::process::{HandleType, process};
@@ -219,15 +219,18 @@ extern "C" fn efadv_cq_from_ibv_cq_ex(cq: *mut ibv_cq_ex) -> *mut efadv_cq {
 
 /// See `ibv_destroy_cq(3)`; fails with `EBUSY` while a queue pair completes there.
 #[unsafe(no_mangle)]
-pub(super) extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    code(|| {
-        queue_of(cq)?.check_unused()?;
-        process().remove_handle(cq, HandleType::CompletionQueue)?;
-        // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which
-        // succeeds once, so it is freed once and not found any more.
-        drop(unsafe { Box::from_raw(cq.cast::<CompletionQueueObject>()) });
-        Ok(())
-    })
+extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    code(|| destroy(cq))
+}
+
+/// As [`ibv_destroy_cq`].
+pub(super) fn destroy(cq: *mut ibv_cq) -> Outcome<()> {
+    queue_of(cq)?.check_unused()?;
+    process().remove_handle(cq, HandleType::CompletionQueue)?;
+    // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which
+    // succeeds once, so it is freed once and not found any more.
+    drop(unsafe { Box::from_raw(cq.cast::<CompletionQueueObject>()) });
+    Ok(())
 }
 
 /// `ibv_req_notify_cq`: not offered, like completion channels.
@@ -243,7 +246,7 @@ pub(super) extern "C" fn req_notify_cq(_cq: *mut ibv_cq, _solicited_only: c_int)
 /// `cq` must be null or a completion queue of this library that is not destroyed, `into` null or
 /// writable for `count` completions.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, into: *mut ibv_wc) -> c_int {
-    value(-1, || {
+    poll(0, -1, || {
         let Ok(count) = usize::try_from(count) else { return -1 };
         if cq.is_null() || (into.is_null() && count > 0) {
             return -1;
@@ -255,7 +258,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, into: *mu
         if !queue.is_ours() {
             return 0;
         }
-        let _polling = polling.lock();
+        let Some(_polling) = polling.lock_in_time() else { return 0 };
         let mut taken = 0;
         while taken < count
             && let Some(completion) = queue.next()
@@ -274,7 +277,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, into: *mu
 /// `cq` must be null or a completion queue of this library that is not destroyed, `attributes` null or
 /// valid.
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut ibv_poll_cq_attr) -> c_int {
-    value(libc::EIO, || {
+    poll(libc::ENOENT, libc::EIO, || {
         // SAFETY: `attributes` is null or valid for reading, as required above.
         let unknown = unsafe { attributes.as_ref() }.is_some_and(|a| a.comp_mask != 0);
         if cq.is_null() || unknown {
@@ -287,7 +290,9 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut ibv_poll_cq
             if !CompletionQueueObject::queue(this).is_ours() {
                 return libc::ENOENT;
             }
-            (*this).polling.acquire();
+            if !(*this).polling.acquire_in_time() {
+                return libc::ENOENT;
+            }
             if CompletionQueueObject::advance(this) {
                 return 0;
             }
@@ -303,7 +308,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut ibv_poll_cq
 /// This thread must have called `start_poll` for `cq` with success, and not yet `end_poll`.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     let this: *mut CompletionQueueObject = cq.cast();
-    value(libc::EIO, || {
+    poll(libc::ENOENT, libc::EIO, || {
         // SAFETY: `start_poll` has succeeded, as required above, so the object exists and this thread
         // holds `polling`. A forked child touches the parent's queue no further than `is_ours`.
         let next = unsafe {

@@ -8,14 +8,12 @@ use std::sync::Arc;
 
 use rustix::event::EventfdFlags;
 
-use super::completion_queue::{self, create_cq_ex, ibv_destroy_cq};
-use super::domain::{ibv_dealloc_pd, ibv_destroy_ah};
-use super::queue_pair::{create_qp_ex, ibv_destroy_qp};
-use super::region::ibv_dereg_mr;
-use super::{post, query};
+use super::completion_queue::{self, create_cq_ex};
+use super::queue_pair::{self, create_qp_ex};
+use super::{domain, post, query, region};
 use crate::abi::*;
 use crate::attributes::guid;
-use crate::boundary::{Errno, INVALID, Outcome, code, number, pointer, value};
+use crate::boundary::{BUSY, Errno, INVALID, Outcome, code, number, pointer, value};
 use crate::device::{Device, DeviceEntry, DeviceList};
 use crate::process::{HandleType, process};
 
@@ -138,16 +136,17 @@ pub(super) extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 }
 
 /// See `ibv_close_device(3)`. Objects that the program has left (perftest leaves a completion queue) are
-/// destroyed, those that use others first; with a real device the kernel destroys them.
+/// destroyed, those that use others first; with a real device the kernel destroys them. If another thread
+/// doesn't release the lock of one, that one and the context are left until the process ends, with `EBUSY`.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     code(|| {
         process().remove_handle(context, HandleType::Context)?;
-        destroy_all(context, HandleType::QueuePair, ibv_destroy_qp);
-        destroy_all(context, HandleType::AddressHandle, ibv_destroy_ah);
-        destroy_all(context, HandleType::Region, ibv_dereg_mr);
-        destroy_all(context, HandleType::CompletionQueue, ibv_destroy_cq);
-        destroy_all(context, HandleType::Domain, ibv_dealloc_pd);
+        destroy_all(context, HandleType::QueuePair, queue_pair::destroy)?;
+        destroy_all(context, HandleType::AddressHandle, domain::destroy_address_handle)?;
+        destroy_all(context, HandleType::Region, region::deregister)?;
+        destroy_all(context, HandleType::CompletionQueue, completion_queue::destroy)?;
+        destroy_all(context, HandleType::Domain, domain::deallocate)?;
         // SAFETY: the object comes from the box in `ContextObject::open`. Its handle was removed just
         // now, which succeeds once, so it is freed once and not found any more.
         drop(unsafe { Box::from_raw(ContextObject::containing(context)) });
@@ -155,16 +154,20 @@ extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     })
 }
 
-/// Destroys the objects of a type that were created from a context.
+/// Destroys the objects of a type that were created from a context. Fails with `EBUSY` if one is left.
 fn destroy_all<T>(
     context: *mut ibv_context,
     of_type: HandleType,
-    destroy: extern "C" fn(*mut T) -> c_int,
-) {
-    for handle in process().handles_of(context, of_type) {
-        // Fails only if another thread has destroyed it meanwhile.
-        destroy(handle);
+    destroy: fn(*mut T) -> Outcome<()>,
+) -> Outcome<()> {
+    let mut result = Ok(());
+    for handle in process().handles_of(context, of_type)? {
+        // Any other failure means that another thread has destroyed it meanwhile.
+        if destroy(handle) == Err(BUSY) {
+            result = Err(BUSY);
+        }
     }
+    result
 }
 
 // ---- events -------------------------------------------------------------------------------------

@@ -49,18 +49,21 @@ pub(crate) extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 /// See `ibv_dealloc_pd(3)`; fails with `EBUSY` while objects of the domain exist.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    code(|| {
-        process().check_handle(pd, HandleType::Domain)?;
-        let object: *mut DomainObject = pd.cast();
-        // SAFETY: the handle is entered, so the object exists, and no other thread deallocates the
-        // domain at the same time ("Handles").
-        unsafe { &(*object).domain }.check_unused()?;
-        process().remove_handle(pd, HandleType::Domain)?;
-        // SAFETY: the object comes from the box in `ibv_alloc_pd`. Its handle was removed just now,
-        // which succeeds once, so it is freed once and not found any more.
-        drop(unsafe { Box::from_raw(object) });
-        Ok(())
-    })
+    code(|| deallocate(pd))
+}
+
+/// As [`ibv_dealloc_pd`].
+pub(super) fn deallocate(pd: *mut ibv_pd) -> Outcome<()> {
+    process().check_handle(pd, HandleType::Domain)?;
+    let object: *mut DomainObject = pd.cast();
+    // SAFETY: the handle is entered, so the object exists, and no other thread deallocates the
+    // domain at the same time ("Handles").
+    unsafe { &(*object).domain }.check_unused()?;
+    process().remove_handle(pd, HandleType::Domain)?;
+    // SAFETY: the object comes from the box in `ibv_alloc_pd`. Its handle was removed just now,
+    // which succeeds once, so it is freed once and not found any more.
+    drop(unsafe { Box::from_raw(object) });
+    Ok(())
 }
 
 // ---- address handles ----------------------------------------------------------------------------
@@ -114,15 +117,18 @@ unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr
 
 /// See `ibv_destroy_ah(3)`.
 #[unsafe(no_mangle)]
-pub(super) extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
-    code(|| {
-        process().remove_handle(ah, HandleType::AddressHandle)?;
-        // SAFETY: the object comes from the box in `ibv_create_ah`. Its handle was removed just now,
-        // which succeeds once, so it is freed once and not found any more.
-        let object = unsafe { Box::from_raw(ah.cast::<AddressHandleObject>()) };
-        object.domain.device().link.destroy_address_handle(object.number);
-        Ok(())
-    })
+extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    code(|| destroy_address_handle(ah))
+}
+
+/// As [`ibv_destroy_ah`].
+pub(super) fn destroy_address_handle(ah: *mut ibv_ah) -> Outcome<()> {
+    process().remove_handle(ah, HandleType::AddressHandle)?;
+    // SAFETY: the object comes from the box in `ibv_create_ah`. Its handle was removed just now,
+    // which succeeds once, so it is freed once and not found any more.
+    let object = unsafe { Box::from_raw(ah.cast::<AddressHandleObject>()) };
+    object.domain.device().link.destroy_address_handle(object.number);
+    Ok(())
 }
 
 /// See `efadv_query_ah(3)`.

@@ -1,18 +1,27 @@
 //! Functions that run without a call of the program: when the library is loaded, around a fork, and
 //! when the process exits.
 
+use std::cell::Cell;
+
 use crate::boundary;
 use crate::message::report;
 use crate::process::{DEVICE_LISTING, forget_parent, process};
 
-/// Runs before a fork, in the thread that forks.
+thread_local! {
+    /// Whether this thread forks and holds [`DEVICE_LISTING`] for that.
+    static HOLDS_LISTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs before a fork, in the thread that forks, perhaps in a signal handler that interrupted a call.
 extern "C" fn before_fork() {
-    DEVICE_LISTING.acquire();
+    HOLDS_LISTING.set(DEVICE_LISTING.acquire_in_time());
 }
 
 /// Runs after a fork in the parent, in the thread that forked.
 extern "C" fn after_fork_in_parent() {
-    DEVICE_LISTING.release();
+    if HOLDS_LISTING.take() {
+        DEVICE_LISTING.release();
+    }
 }
 
 /// Runs after a fork in the child, whose only thread is the copy of the one that forked.
@@ -40,7 +49,7 @@ extern "C" fn register_fork_handlers() {
 
 /// Runs when the process exits: removes the sysfs tree, completes the capture, prints counters.
 extern "C" fn at_exit() {
-    boundary::value((), || {
+    boundary::at_exit(|| {
         // A thread that holds the lock may have been interrupted by what ends the process.
         if let Ok(devices) = process().devices.try_lock()
             && let Some(devices) = &*devices

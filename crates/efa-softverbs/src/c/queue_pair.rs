@@ -342,11 +342,18 @@ extern "C" fn ibv_query_qp_data_in_order(
 /// See `ibv_destroy_qp(3)`. What is outstanding ends without completions.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    code(|| {
-        process().remove_handle(qp, HandleType::QueuePair)?;
-        // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which
-        // succeeds once, so it is freed once and not found any more.
-        let object = unsafe { Box::from_raw(qp.cast::<QueuePairObject>()) };
-        object.queue_pair.destroy()
-    })
+    code(|| destroy(qp))
+}
+
+/// As [`ibv_destroy_qp`]. A queue pair whose lock another thread doesn't release is left, with `EBUSY`.
+pub(super) fn destroy(qp: *mut ibv_qp) -> Outcome<()> {
+    process().remove_handle(qp, HandleType::QueuePair)?;
+    // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which
+    // succeeds once, so it is freed once and not found any more.
+    let object = unsafe { Box::from_raw(qp.cast::<QueuePairObject>()) };
+    let destroyed = object.queue_pair.destroy();
+    if destroyed.is_err() {
+        std::mem::forget(object);
+    }
+    destroyed
 }

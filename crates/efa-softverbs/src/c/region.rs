@@ -9,7 +9,7 @@ use efa_sim::region::RawMemory;
 
 use super::domain::domain_of;
 use crate::abi::*;
-use crate::boundary::{INVALID, UNSUPPORTED, code, pointer};
+use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::domain::DomainRef;
 use crate::memory::check_accessible;
 use crate::process::{HandleType, process};
@@ -109,15 +109,22 @@ extern "C" fn ibv_reg_mr_iova2(
 
 /// See `ibv_dereg_mr(3)`.
 #[unsafe(no_mangle)]
-pub(super) extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    code(|| {
-        process().remove_handle(mr, HandleType::Region)?;
-        // SAFETY: the object comes from the box in `register`. Its handle was removed just now, which
-        // succeeds once, so it is freed once and not found any more.
-        let object = unsafe { Box::from_raw(mr.cast::<RegionObject>()) };
-        object.region.revoke();
-        // A step that copies to or from the region has found it before.
-        process().progress.wait_for_steps();
-        Ok(())
-    })
+extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    code(|| deregister(mr))
+}
+
+/// As [`ibv_dereg_mr`]. If a thread may still copy to or from the memory and doesn't go on, the region is
+/// left, with `EBUSY`.
+pub(super) fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
+    process().remove_handle(mr, HandleType::Region)?;
+    // SAFETY: the object comes from the box in `register`. Its handle was removed just now, which
+    // succeeds once, so it is freed once and not found any more.
+    let object = unsafe { Box::from_raw(mr.cast::<RegionObject>()) };
+    // A step that copies to or from the region has found it before.
+    let ended = object.region.revoke().then_some(()).ok_or(BUSY);
+    let ended = ended.and_then(|()| process().progress.wait_for_steps());
+    if ended.is_err() {
+        std::mem::forget(object);
+    }
+    ended
 }

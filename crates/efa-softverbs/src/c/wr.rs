@@ -15,7 +15,7 @@ use super::domain::address_handle_number;
 use super::post::{check_flags, copy_inline, read_list};
 use super::queue_pair::QueuePairObject;
 use crate::abi::*;
-use crate::boundary::{Errno, INVALID, Outcome, UNSUPPORTED, code, value};
+use crate::boundary::{Errno, INTERRUPTED, INVALID, Outcome, UNSUPPORTED, code, value};
 use crate::queue_pair::{QueuePair, RdmaOpcode};
 use crate::work_request::{Operation, SendData, Target, WorkRequest};
 
@@ -26,6 +26,8 @@ pub(super) struct RequestBatch {
     requests: Vec<WorkRequest>,
     /// The first error. `wr_complete` returns it.
     error: Option<Errno>,
+    /// How many batches a signal handler has begun in the middle of this one; nothing is added to those.
+    refused: usize,
 }
 
 /// Runs `f` on the batch, unless a call has failed before.
@@ -45,7 +47,7 @@ unsafe fn with_batch(
         (&(*object).queue_pair, &mut (*object).batch)
     };
     // In a forked child the batch may be one that a thread of the parent was changing.
-    if queue_pair.is_ours() && batch.error.is_none() {
+    if queue_pair.is_ours() && batch.error.is_none() && batch.refused == 0 {
         let result = value(Err(Errno(libc::EIO)), || f(batch, queue_pair));
         batch.error = result.err();
     }
@@ -159,7 +161,7 @@ calls! {
     })
     wr_abort(qp) {
         let object: *mut QueuePairObject = qp.cast();
-        if (*object).queue_pair.is_ours() {
+        if (*object).queue_pair.is_ours() && !end_refused(qp) {
             (*object).batch.requests.clear();
             (*object).batch_lock.release();
         }
@@ -179,10 +181,26 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
         if !(*object).queue_pair.is_ours() {
             return;
         }
-        (*object).batch_lock.acquire();
+        if !(*object).batch_lock.acquire() {
+            (*object).batch.refused += 1;
+            return;
+        }
         (*object).batch.requests.clear();
         (*object).batch.error = None;
     }
+}
+
+/// Whether this ends a batch that a signal handler has begun in the middle of another.
+///
+/// # Safety
+/// As [`with_batch`].
+unsafe fn end_refused(qp: *mut ibv_qp_ex) -> bool {
+    // SAFETY: the object exists and this thread has held `batch_lock` since the first `wr_start`, as
+    // required above.
+    let refused = unsafe { &mut (*qp.cast::<QueuePairObject>()).batch.refused };
+    let ends = *refused > 0;
+    *refused = refused.saturating_sub(1);
+    ends
 }
 
 /// See `ibv_wr_complete` in `ibv_wr_post(3)`. Posts all requests of the batch or none.
@@ -196,6 +214,10 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     let (queue_pair, lock) = unsafe { (&(*object).queue_pair, &(*object).batch_lock) };
     if !queue_pair.is_ours() {
         return libc::EINVAL;
+    }
+    // SAFETY: the caller fulfils the requirements of `with_batch`.
+    if unsafe { end_refused(qp) } {
+        return INTERRUPTED.0;
     }
     let result = code(|| {
         // SAFETY: the object exists and this thread has held `batch_lock` since `wr_start`, as required

@@ -327,6 +327,16 @@ impl QueuePair {
         self.receive_queue.push(completion);
     }
 
+    /// Ends everything that is outstanding, without completions.
+    pub(super) fn abandon(&self, locked: &mut Locked) {
+        locked.faults.take_all().for_each(drop);
+        for _ in locked.sends.drain() {
+            self.device().statistics.completed(Err(Status::Flushed));
+        }
+        locked.preposted = 0;
+        locked.receives.clear();
+    }
+
     /// Completes everything that is outstanding as flushed.
     pub(super) fn flush(&self, locked: &mut Locked) {
         locked.faults.take_all().for_each(drop);

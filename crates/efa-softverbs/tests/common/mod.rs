@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 
+pub(crate) mod hang;
 pub(crate) mod verbs;
 
 use std::net::Ipv4Addr;

@@ -12,6 +12,7 @@ mod faults;
 mod forks;
 mod loading;
 mod settings;
+mod signals;
 mod traffic;
 
 use std::fmt::Display;
