@@ -1,5 +1,5 @@
 //! `cargo xtask soak`: random operations of engines for any time; with `--device verbs`, of endpoints on
-//! `efa-verbs`.
+//! `efa-verbs`; with `--hostile`, of attackers against an endpoint with honest peers.
 
 use std::ffi::OsString;
 
@@ -17,6 +17,9 @@ pub(crate) struct Args {
     /// Must come first: run two endpoints on `efa-verbs`, in real time
     #[arg(long, value_name = "DEVICE")]
     device: Option<Device>,
+    /// Must come first: run attackers on each link, and check that honest peers go on
+    #[arg(long, conflicts_with = "device")]
+    hostile: bool,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     arguments: Vec<OsString>,
 }
@@ -44,8 +47,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     if let Some(Device::Verbs) = args.device {
         return run_on_verbs(workspace, &args.arguments);
     }
+    let program = if args.hostile { "--bin=efa-soak-hostile" } else { "--bin=efa-soak" };
     let mut cargo = workspace.cargo();
-    cargo.args(["run", "--quiet", "--release", "--package=efa-soak", "--bin=efa-soak", "--"]);
+    cargo.args(["run", "--quiet", "--release", "--package=efa-soak", program, "--"]);
     process::run(cargo.args(&args.arguments))
 }
 
