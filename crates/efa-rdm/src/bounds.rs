@@ -3,10 +3,11 @@
 //! ```text
 //!   packet of a peer ─┬─ msg_id ahead of the expected ─► ahead ──────── over: the peer is excluded
 //!                     ├─ no receive posted ────────────► unexpected ─── of all peers: back-pressure (RNR)
-//!                     │                                          └───── of one peer, if set: excluded
+//!                     │                                          └───── of one queue pair: excluded
 //!                     ├─ asks for memory ──────────────► requests ───── over: dropped
 //!                     ├─ needs a response ─────────────► responses ──── over: the peer is excluded
-//!                     └─ from an unknown sender ───────► discovered ─── over: dropped
+//!                     └─ from an unknown sender ─┬─────► discovered ─── over: dropped
+//!                                                └─────► incarnations ─ over: dropped
 //! ```
 //!
 //! The protocol can't tell a sender to slow down for messages of a few packets. Back-pressure is what
@@ -29,9 +30,13 @@ pub struct Bounds {
     /// Bytes of unexpected messages of all peers. Beyond, the endpoint posts no receive buffers until
     /// the application has received some of them: every sender waits.
     pub unexpected: usize,
-    /// Bytes of unexpected messages of one peer. A peer beyond is excluded. Set it below
-    /// [`unexpected`](Self::unexpected) where unknown peers can send, so that one of them can't stop
-    /// the others.
+    /// Bytes of unexpected messages of one queue pair: those of the peer that has it now, and the complete
+    /// ones that former incarnations left. Beyond, the oldest of these are dropped, each with an event. A
+    /// peer whose own messages exceed it is excluded.
+    ///
+    /// So a restarted peer pays nothing for its former life, whose messages can be received as long as
+    /// there is room for them. No queue pair can make all others wait as long as this is well below
+    /// [`unexpected`](Self::unexpected).
     pub unexpected_per_peer: usize,
     /// Reads, writes and atomics of one peer under way on memory of this endpoint. Those beyond are
     /// dropped: the protocol has no packet that refuses them.
@@ -43,6 +48,10 @@ pub struct Bounds {
     /// those of a new incarnation. Packets of senders beyond are dropped. Peers that the application
     /// inserts don't count.
     pub discovered: usize,
+    /// Incarnations of one queue pair that became known by a packet. Packets of further ones are dropped,
+    /// unless the application inserts them. An endpoint that restarts each minute and gets the same
+    /// queue pair number each time reaches the default after 45 days.
+    pub incarnations: usize,
 }
 
 impl Bounds {
@@ -59,16 +68,17 @@ impl Bounds {
 }
 
 impl Default for Bounds {
-    /// 128 MiB ahead of each peer, 1 GiB unexpected of all peers, 65,536 requests and as many responses
-    /// of each peer, four million peers.
+    /// 128 MiB ahead of each peer; unexpected messages of 1 GiB in all and 512 MiB of each queue pair;
+    /// 65,536 requests and as many responses of each peer; four million peers, 65,536 of each queue pair.
     fn default() -> Self {
         Self {
             ahead: 128 << 20,
             unexpected: 1 << 30,
-            unexpected_per_peer: usize::MAX,
+            unexpected_per_peer: 512 << 20,
             requests: 1 << 16,
             responses: 1 << 16,
             discovered: 1 << 22,
+            incarnations: 1 << 16,
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::event::{DropReason, Event, Events};
 use crate::ids::PeerId;
 use crate::payload::Payload;
-use crate::peer::{Active, PeerStatus, Peers};
+use crate::peer::{PeerStatus, Peers};
 use crate::schedule::Schedule;
 use crate::statistics::Statistics;
 use crate::transmit::Transmit;
@@ -37,7 +37,7 @@ pub(crate) struct Core<Q: QueuePair, B> {
     pub(crate) events: Events,
     pub(crate) statistics: Statistics,
     /// Peers whose end is not settled.
-    pub(crate) ended: Vec<EndedPeer<Q::Packet, B>>,
+    pub(crate) ended: Vec<EndedPeer>,
     /// Where peers are to send messages that are received in place, if not to this queue pair.
     pub(crate) user_recv_qp: Option<UserRecvQp>,
     pub(crate) now: Time,
@@ -97,6 +97,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         }
     }
 
+    /// The slot of the state of a peer that is live, or whose end is not settled.
+    #[inline]
+    pub(crate) fn unsettled_slot(&self, peer: PeerId) -> Option<u32> {
+        let ended = || self.ended.iter().find(|ended| ended.peer == peer).map(|ended| ended.slot);
+        self.peers.slot(peer).or_else(ended)
+    }
+
+    /// Counts and reports a message of a former incarnation that is dropped to keep a bound.
+    pub(crate) fn left_message_dropped(&mut self, peer: PeerId, msg_id: u32) {
+        self.statistics.left_dropped += 1;
+        let limit = self.config.bounds.unexpected_per_peer;
+        self.events.push(Event::LeftMessageDropped { peer, msg_id, limit });
+    }
+
     /// Whether a peer may begin another request.
     pub(crate) fn may_request(&self, peer: PeerId) -> bool {
         let requests = self.peers.active(peer).map(|active| active.requests);
@@ -135,11 +149,11 @@ pub(crate) fn options(
     }
 }
 
-/// A peer that is gone, and what is left of it until it is settled.
-#[derive(Debug)]
-pub(crate) struct EndedPeer<P, B> {
+/// A peer that is gone, and the slot of its state, which stays until the end is settled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndedPeer {
     pub(crate) peer: PeerId,
-    pub(crate) active: Active<P, B>,
+    pub(crate) slot: u32,
     /// What its operations fail with.
     pub(crate) error: OperationError,
 }

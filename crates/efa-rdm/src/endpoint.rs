@@ -379,8 +379,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.matching.receive_failed(waiting, tagged, OperationError::Cancelled);
             }
             for message in messages {
-                self.matching.forget_message(message as usize);
-                self.matching.messages.try_remove(message as usize);
+                self.matching.forget_message(message);
+                self.matching.messages.try_remove(message);
             }
         }
         debug_assert_eq!(self.matching.waiting, 0);

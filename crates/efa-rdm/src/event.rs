@@ -48,8 +48,18 @@ pub enum Event {
         bytes: usize,
         /// [`Bounds::unexpected`](crate::Bounds::unexpected).
         limit: usize,
-        /// The live peer that sent most of them.
+        /// The latest incarnation of the queue pair that sent most of them, to a factor of four.
         most: Option<PeerId>,
+    },
+    /// A message that a former incarnation left, and that was never received, was dropped: the living
+    /// incarnation of its queue pair sent others, and together they exceeded the bound.
+    LeftMessageDropped {
+        /// The former incarnation.
+        peer: PeerId,
+        /// The message's id.
+        msg_id: u32,
+        /// [`Bounds::unexpected_per_peer`](crate::Bounds::unexpected_per_peer).
+        limit: usize,
     },
     /// A packet was dropped.
     PacketDropped {
@@ -106,6 +116,10 @@ pub enum DropReason {
     /// handles.
     #[error("no space for another peer")]
     PeerTableFull,
+    /// Its queue pair has had [`Bounds::incarnations`](crate::Bounds::incarnations) that became known by
+    /// a packet, and this would be another.
+    #[error("its queue pair has had too many incarnations")]
+    TooManyIncarnations,
     /// It was sent by an earlier incarnation (section 4.4).
     #[error("sent by an earlier incarnation")]
     Stale,

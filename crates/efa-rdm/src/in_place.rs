@@ -32,15 +32,18 @@ use efa_device::{
 use efa_handshake::{Extras, Release};
 use efa_proto::{Connid, Header, MsgId, Packet, RawAddress, ReqOptions, Rtm, RtmKind, UserRecvQp};
 
+use crate::charges::Charged;
 use crate::completion::{OperationError, Refused, StartError};
 use crate::config::{Config, ConfigError, UnexpectedHeader};
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::held::{self, Chain};
 use crate::ids::PeerId;
+use crate::lists::Lists;
 use crate::matching::Matching;
 use crate::payload::Payload;
 use crate::storage::Pool;
+use crate::unexpected::UnexpectedMessages;
 
 /// The completion of a zero-copy receive.
 #[derive(Debug, PartialEq, Eq)]
@@ -108,7 +111,9 @@ pub(crate) struct InPlace<Q: QueuePair> {
     begin: usize,
     /// Contexts of the posted receives, oldest first.
     receives: VecDeque<u64>,
-    unexpected: VecDeque<UnexpectedMessage>,
+    unexpected: UnexpectedMessages<UnexpectedMessage>,
+    /// The unexpected messages in the order of arrival, as one list.
+    arrived: Lists,
     completions: VecDeque<InPlaceCompletion<Q::Packet>>,
     user: Option<UserQueue<Q>>,
 }
@@ -156,7 +161,8 @@ impl<Q: QueuePair> InPlace<Q> {
         Ok(Some(Box::new(Self {
             begin: if user.is_some() { 0 } else { header_length() },
             receives: VecDeque::new(),
-            unexpected: VecDeque::new(),
+            unexpected: UnexpectedMessages::default(),
+            arrived: Lists::default(),
             completions: VecDeque::new(),
             user,
         })))
@@ -176,7 +182,17 @@ impl<Q: QueuePair> InPlace<Q> {
     /// message waits for a packet to be copied to.
     pub(crate) fn starves(&self) -> bool {
         let unposted = self.user.as_ref().is_some_and(|user| user.posted == 0);
-        !self.receives.is_empty() && (unposted || !self.unexpected.is_empty())
+        !self.receives.is_empty() && (unposted || self.oldest().is_some())
+    }
+
+    /// The oldest unexpected message.
+    fn oldest(&self) -> Option<u32> {
+        self.arrived.first(0)
+    }
+
+    fn remove(&mut self, key: u32) -> UnexpectedMessage {
+        self.arrived.remove(key);
+        self.unexpected.remove(key)
     }
 
     pub(crate) fn trim(&mut self) {
@@ -459,7 +475,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn deliver_unexpected_in_place(&mut self) {
         while let Some(in_place) = self.in_place.as_deref()
             && !in_place.receives.is_empty()
-            && let Some(&UnexpectedMessage { peer, cq_data, content }) = in_place.unexpected.front()
+            && let Some(key) = in_place.oldest()
+            && let Some(&UnexpectedMessage { peer, cq_data, content }) =
+                in_place.unexpected.get(key)
         {
             let begin = in_place.begin;
             let result = match content {
@@ -478,7 +496,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 Err(error) => Err(error),
             };
             if let Some(in_place) = self.in_place.as_deref_mut() {
-                in_place.unexpected.pop_front();
+                in_place.remove(key);
             }
             let length = result.as_ref().map_or(0, |message| message.length);
             self.received_in_place(peer, cq_data, result);
@@ -584,36 +602,65 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         content: Result<&[u8], OperationError>,
     ) {
         self.core_mut().statistics.unexpected += 1;
+        let core = self.core_mut();
+        // Nothing else of the peer may have come, and what is counted for it is counted back.
+        let slot = peer.and_then(|peer| {
+            core.peers.activate(peer, &core.config);
+            core.peers.slot(peer)
+        });
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         let kept = content.map(|bytes| self.matching.held.hold(bytes));
-        in_place.unexpected.push_back(UnexpectedMessage { peer, cq_data, content: kept });
+        let message = UnexpectedMessage { peer, cq_data, content: kept };
+        let key = in_place.unexpected.insert(slot.map(Charged::Living), message);
+        in_place.arrived.push(0, key);
         let bytes = content.unwrap_or_default();
         match peer {
             Some(peer) => {
-                // Nothing else of the peer may have come, and what is counted for it is counted back.
-                let core = self.core_mut();
-                core.peers.activate(peer, &core.config);
                 self.matching.count_unexpected(peer, bytes);
+                self.make_room_in_place(peer);
             }
             None => self.matching.unexpected.bytes += held::cost(bytes.len()),
         }
     }
 
-    /// Drops the stored unexpected messages of a peer.
-    pub(crate) fn drop_unexpected_in_place(&mut self, peer: PeerId) {
+    /// Drops the oldest messages that former incarnations of a peer's queue pair left, while these and the
+    /// peer's exceed the queue pair's bound.
+    fn make_room_in_place(&mut self, peer: PeerId) {
+        while let Some(left) = self.matching.excess_left_by(peer)
+            && let Some(in_place) = self.in_place.as_deref()
+            && let Some(key) = in_place.unexpected.oldest(Charged::Left(left))
+        {
+            let former = in_place.unexpected.get(key).and_then(|message| message.peer);
+            self.matching.ops.core.left_message_dropped(former.unwrap_or(peer), 0);
+            self.drop_in_place(key);
+        }
+    }
+
+    /// Drops the stored unexpected messages of the peer whose state is in this slot.
+    pub(crate) fn drop_unexpected_in_place(&mut self, slot: u32) {
+        while let Some(in_place) = self.in_place.as_deref()
+            && let Some(key) = in_place.unexpected.oldest(Charged::Living(slot))
+        {
+            self.drop_in_place(key);
+        }
+    }
+
+    fn drop_in_place(&mut self, key: u32) {
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
-        let mut freed = 0;
-        in_place.unexpected.retain(|message| {
-            let keep = message.peer != Some(peer);
-            if !keep {
-                freed += match message.content {
-                    Ok(chain) => self.matching.held.drop_chain(chain),
-                    Err(_) => held::cost(0),
-                };
-            }
-            keep
-        });
-        self.matching.uncount_unexpected(peer, freed);
+        let UnexpectedMessage { peer, content, .. } = in_place.remove(key);
+        let freed = match content {
+            Ok(chain) => self.matching.held.drop_chain(chain),
+            Err(_) => held::cost(0),
+        };
+        self.matching.uncount_unexpected_in_place(peer, freed);
+    }
+
+    /// The stored unexpected messages of a peer that ended pass to what its queue pair's former
+    /// incarnations left.
+    pub(crate) fn leave_unexpected_in_place(&mut self, slot: u32, left: u32) {
+        if let Some(in_place) = self.in_place.as_deref_mut() {
+            in_place.unexpected.leave(slot, left);
+        }
     }
 
     /// Completes the oldest posted receive.

@@ -218,9 +218,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         if self.peers.discovered >= self.config.bounds.discovered {
             return Err((None, DropReason::PeerTableFull));
         }
+        if let Some((latest, count)) = self.peers.incarnations(&address)
+            && count >= self.config.bounds.incarnations
+        {
+            return Err((Some(latest), DropReason::TooManyIncarnations));
+        }
         match self.add_peer(address) {
             Ok(peer) => {
-                self.peers.discovered += 1;
+                self.peers.count_discovered(peer);
                 self.events.push(Event::PeerDiscovered(peer));
                 Ok(peer)
             }

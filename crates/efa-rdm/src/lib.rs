@@ -72,6 +72,7 @@
 
 mod atomic;
 mod bounds;
+mod charges;
 mod complete;
 mod completion;
 mod config;
@@ -89,6 +90,7 @@ mod ids;
 mod in_place;
 mod inbound;
 mod intake;
+mod lists;
 mod longcts;
 mod longread;
 mod matching;
@@ -120,6 +122,7 @@ mod storage;
 mod taglist;
 mod transfer;
 mod transmit;
+mod unexpected;
 mod work;
 
 pub use atomic::{AtomicKind, AtomicOp, Datatype};

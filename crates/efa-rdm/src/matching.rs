@@ -3,14 +3,15 @@
 use efa_device::{QueuePair, TagList};
 use efa_match::{ListLimits, MessageId, Pattern, PostId, Source, TagMatcher, Vacancy};
 use efa_proto::Tag;
-use slab::Slab;
 
 use crate::bounds::Unexpected;
 use crate::event::Event;
 use crate::held::{Chain, Held};
 use crate::ids::PeerId;
+use crate::lists::Lists;
 use crate::operations::Operations;
 use crate::payload::Payload;
+use crate::unexpected::UnexpectedMessages;
 
 /// A receive as it was posted.
 #[derive(Debug)]
@@ -81,7 +82,9 @@ pub(crate) struct Matching<Q: QueuePair, B> {
     pub(crate) has_tag_list: bool,
     /// The tag list's report about the packet that is being handled.
     pub(crate) match_hint: MatchHint,
-    pub(crate) messages: Slab<Message>,
+    pub(crate) messages: UnexpectedMessages<Message>,
+    /// By the slot of their sender's state: messages of which the first packet didn't carry everything.
+    pub(crate) partial: Lists,
     pub(crate) held: Held,
     pub(crate) unexpected: Unexpected,
 }
@@ -97,7 +100,8 @@ impl<Q: QueuePair, B> Matching<Q, B> {
             tagged,
             untagged: TagMatcher::new(None, seed),
             match_hint: MatchHint::None,
-            messages: Slab::new(),
+            messages: UnexpectedMessages::default(),
+            partial: Lists::default(),
             held: Held::default(),
             unexpected: Unexpected::default(),
         }

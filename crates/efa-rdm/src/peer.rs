@@ -23,9 +23,9 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as HashEntry;
 use slab::Slab;
 
+use crate::charges::{Charged, Charges, QueuePairKey};
 use crate::completion::Level;
 use crate::config::Config;
-use crate::hash::mix;
 use crate::held::Chain;
 use crate::ids::PeerId;
 use crate::rnr::Backoff;
@@ -37,7 +37,7 @@ use crate::work::{InFlight, Work};
 struct Entry {
     gid: [u8; 16],
     connid: Connid,
-    /// Index of the [`Active`] state, or [`NONE`].
+    /// Slot of the [`Active`] state; without one the number of incarnations, with the bit [`IDLE`].
     active: u32,
     /// Index of the peer that had the queue pair before, or [`NO_LINK`]; with the bit [`GONE`].
     link: u32,
@@ -65,21 +65,9 @@ impl Entry {
     }
 }
 
-/// A queue pair of an interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct QueuePairKey {
-    gid: [u8; 16],
-    qpn: u16,
-}
-
-impl QueuePairKey {
-    fn hash(&self, seed: u64) -> u64 {
-        let gid = u128::from_le_bytes(self.gid);
-        mix(mix(seed, gid as u64, (gid >> 64) as u64), u64::from(self.qpn), 0)
-    }
-}
-
 const NONE: u32 = u32::MAX;
+/// In [`Entry::active`]: there is no state.
+const IDLE: u32 = 1 << 31;
 /// In [`Entry::link`]: the peer is gone.
 const GONE: u32 = 1 << 31;
 const NO_LINK: u32 = GONE - 1;
@@ -92,6 +80,9 @@ const _: () = assert!(size_of::<Entry>() <= 32, "an idle peer stays small");
 /// The state of a peer that packets were exchanged with.
 #[derive(Debug)]
 pub(crate) struct Active<P, B> {
+    pub(crate) peer: PeerId,
+    /// Incarnations of its queue pair that became known by a packet, up to this one.
+    incarnations: u32,
     pub(crate) handshake: PeerState,
     /// Whether requests to the peer carry the connid and no other header option, as most do.
     pub(crate) by_connid: bool,
@@ -113,16 +104,19 @@ pub(crate) struct Active<P, B> {
     pub(crate) reads_under_way: u32,
     /// Work without a message id that waits for the peer's HANDSHAKE.
     pub(crate) awaiting_handshake: Vec<Work<P, B>>,
-    /// Bytes that are kept of packets ahead, and of unexpected messages.
+    /// Bytes that are kept of packets ahead.
     pub(crate) ahead: usize,
-    pub(crate) unexpected: usize,
+    /// Bytes that are kept of unexpected messages: see [`Peers::charge`].
+    unexpected: usize,
     /// Requests of the peer under way.
     pub(crate) requests: usize,
 }
 
 impl<P, B> Active<P, B> {
-    fn new(config: &Config) -> Self {
+    fn new(peer: PeerId, incarnations: u32, config: &Config) -> Self {
         Self {
+            peer,
+            incarnations,
             handshake: PeerState::new(),
             by_connid: false,
             next_msg_id: config.first_msg_id,
@@ -141,6 +135,11 @@ impl<P, B> Active<P, B> {
             unexpected: 0,
             requests: 0,
         }
+    }
+
+    /// Bytes that are kept of unexpected messages.
+    pub(crate) fn unexpected(&self) -> usize {
+        self.unexpected
     }
 
     /// Whether a packet may be posted at once: nothing waits before it.
@@ -217,6 +216,8 @@ pub(crate) struct Peers<P, B> {
     recent: Box<[Recent; RECENT]>,
     /// Peers that became known by a packet.
     pub(crate) discovered: usize,
+    /// What queue pairs are charged with for unexpected messages.
+    pub(crate) charges: Charges,
     seed: u64,
 }
 
@@ -259,6 +260,7 @@ impl<P, B> Peers<P, B> {
             interfaces: Vec::new(),
             recent: Box::new([Recent { source: 0, peer: NONE }; RECENT]),
             discovered: 0,
+            charges: Charges::new(seed),
             seed,
         }
     }
@@ -381,23 +383,96 @@ impl<P, B> Peers<P, B> {
                 None
             }
         };
-        let link = before.unwrap_or(NO_LINK);
-        entries.push(Entry { gid, connid, active: NONE, link, qpn, handle });
+        let incarnations = before.map_or(0, |before| self.incarnations_until(before));
+        let (active, link) = (IDLE | incarnations, before.unwrap_or(NO_LINK));
+        let entries = &mut self.entries;
+        entries.push(Entry { gid, connid, active, link, qpn, handle });
         let replaced = before.filter(|before| !entries[*before as usize].is_gone());
         (PeerId(index), replaced.map(PeerId))
     }
 
-    /// Marks a peer as gone; returns its address handle and its state.
+    /// Incarnations of a queue pair that became known by a packet, up to this entry.
+    fn incarnations_until(&self, index: u32) -> u32 {
+        let active = self.entries[index as usize].active;
+        self.active.get(active as usize).map_or(active & !IDLE, |active| active.incarnations)
+    }
+
+    /// The latest peer on the queue pair of an address, and the number of its incarnations that became
+    /// known by a packet.
+    pub(crate) fn incarnations(&self, address: &RawAddress) -> Option<(PeerId, usize)> {
+        let latest = self.latest_at(&QueuePairKey { gid: address.gid, qpn: address.qpn })?;
+        Some((PeerId(latest), self.incarnations_until(latest) as usize))
+    }
+
+    /// Counts a peer, which was just inserted, as one that became known by a packet.
+    pub(crate) fn count_discovered(&mut self, peer: PeerId) {
+        self.discovered += 1;
+        self.entries[peer.index()].active += 1;
+    }
+
+    /// Marks a peer as gone; returns its address handle, and the slot of its state, which stays until it
+    /// is [removed](Self::remove_state).
     ///
     /// The device may use the handle's number for another interface, so from now on the peer is
     /// found by its address alone.
-    pub(crate) fn retire(&mut self, peer: PeerId) -> Option<(AddressHandle, Option<Active<P, B>>)> {
+    pub(crate) fn retire(&mut self, peer: PeerId) -> Option<(AddressHandle, Option<u32>)> {
+        let incarnations =
+            self.entries.get(peer.index()).map(|_| self.incarnations_until(peer.0))?;
         let entry = self.entries.get_mut(peer.index()).filter(|entry| !entry.is_gone())?;
         entry.link |= GONE;
         let (handle, qpn) = (entry.handle, Qpn(entry.qpn));
-        let active = core::mem::replace(&mut entry.active, NONE);
+        let slot = core::mem::replace(&mut entry.active, IDLE | incarnations);
         self.forget_recent(handle, qpn);
-        Some((handle, self.active.try_remove(active as usize)))
+        Some((handle, (slot & IDLE == 0).then_some(slot)))
+    }
+
+    /// The slot of the state of a peer.
+    #[inline]
+    pub(crate) fn slot(&self, peer: PeerId) -> Option<u32> {
+        self.entries.get(peer.index()).map(|entry| entry.active).filter(|slot| slot & IDLE == 0)
+    }
+
+    /// The state in a slot.
+    pub(crate) fn at_slot_mut(&mut self, slot: u32) -> Option<&mut Active<P, B>> {
+        self.active.get_mut(slot as usize)
+    }
+
+    /// Removes the state of a peer that is gone. What its unexpected messages are charged with passes to
+    /// its queue pair; returns the index of that charge, if there is any.
+    pub(crate) fn remove_state(&mut self, slot: u32) -> Option<u32> {
+        let Active { peer, unexpected, .. } = self.active.try_remove(slot as usize)?;
+        self.charges.changed(Charged::Living(slot), unexpected, 0);
+        (unexpected > 0).then(|| self.charges.leave(self.entries[peer.index()].place(), unexpected))
+    }
+
+    /// Charges the peer whose state is in this slot; returns the bytes that it is charged with.
+    #[inline]
+    pub(crate) fn charge(&mut self, slot: u32, bytes: usize) -> usize {
+        let Some(active) = self.active.get_mut(slot as usize) else { return 0 };
+        let before = active.unexpected;
+        active.unexpected += bytes;
+        self.charges.changed(Charged::Living(slot), before, before + bytes);
+        before + bytes
+    }
+
+    /// Takes a charge back: of the peer whose state is in `slot`, or of what a peer left that has none.
+    pub(crate) fn uncharge(&mut self, peer: PeerId, slot: Option<u32>, bytes: usize) {
+        match slot.and_then(|slot| Some((slot, self.active.get_mut(slot as usize)?))) {
+            Some((slot, active)) => {
+                let before = active.unexpected;
+                active.unexpected -= bytes;
+                self.charges.changed(Charged::Living(slot), before, before - bytes);
+            }
+            None => {
+                let queue_pair = self.entries[peer.index()].place();
+                self.charges.left_is_gone(&queue_pair, bytes);
+            }
+        }
+    }
+
+    /// What former incarnations of a peer's queue pair left: the index of the charge, and its bytes.
+    pub(crate) fn left_by_queue_pair_of(&self, peer: PeerId) -> Option<(u32, usize)> {
+        self.charges.left_by(&self.entries.get(peer.index())?.place())
     }
 
     /// The state of a peer, if packets were exchanged with it.
@@ -415,7 +490,7 @@ impl<P, B> Peers<P, B> {
     #[inline(always)]
     pub(crate) fn activate(&mut self, peer: PeerId, config: &Config) -> &mut Active<P, B> {
         debug_assert!(!self.entries[peer.index()].is_gone());
-        if self.entries[peer.index()].active == NONE {
+        if self.entries[peer.index()].active & IDLE != 0 {
             self.begin_active(peer, config);
         }
         &mut self.active[self.entries[peer.index()].active as usize]
@@ -423,7 +498,23 @@ impl<P, B> Peers<P, B> {
 
     #[cold]
     fn begin_active(&mut self, peer: PeerId, config: &Config) {
-        self.entries[peer.index()].active = self.active.insert(Active::new(config)) as u32;
+        let entry = &mut self.entries[peer.index()];
+        let active = Active::new(peer, entry.active & !IDLE, config);
+        entry.active = self.active.insert(active) as u32;
+    }
+
+    /// Everyone charged for unexpected messages, and their bytes.
+    #[cfg(test)]
+    pub(crate) fn all_charged(&self) -> Vec<(Charged, usize)> {
+        let living = self.active.iter();
+        let living = living.map(|(slot, active)| (Charged::Living(slot as u32), active.unexpected));
+        living.chain(self.charges.all_left()).collect()
+    }
+
+    /// Number of peers, gone ones included.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
     }
 
     /// The written packets in backlogs.
@@ -435,13 +526,13 @@ impl<P, B> Peers<P, B> {
         })
     }
 
-    /// The live peer with the most bytes of unexpected messages.
+    /// The latest peer on a queue pair whose incarnations sent more than a quarter as many bytes of
+    /// unexpected messages as those of any other.
     pub(crate) fn with_most_unexpected(&self) -> Option<PeerId> {
-        let bytes = |entry: &Entry| Some(self.active.get(entry.active as usize)?.unexpected);
-        let known = self.entries.iter().enumerate();
-        let kept = known.filter_map(|(index, entry)| Some((bytes(entry)?, index)));
-        let most = kept.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes);
-        most.map(|(_, index)| PeerId(index as u32))
+        match self.charges.most()? {
+            Charged::Living(slot) => self.active.get(slot as usize).map(|active| active.peer),
+            Charged::Left(index) => self.latest_at(&self.charges.left_at(index)).map(PeerId),
+        }
     }
 
     /// Whether nothing waits to be sent to any peer, and no request of a peer is under way.

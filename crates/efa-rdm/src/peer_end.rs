@@ -15,11 +15,12 @@
 use efa_device::{QueuePair, Status};
 
 use crate::bounds::Excess;
+use crate::charges::Charged;
 use crate::completion::OperationError;
 use crate::core::{Core, EndedPeer};
 use crate::endpoint::Endpoint;
 use crate::event::Event;
-use crate::held::{Chain, Held};
+use crate::held::Chain;
 use crate::ids::PeerId;
 use crate::matching::Matching;
 use crate::operations::{Assembly, Reading};
@@ -32,11 +33,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Ends a peer, unless it is gone already: nothing is sent to it any more, and what it sends is
     /// dropped. Its operations fail when the end is settled.
     pub(crate) fn end_peer(&mut self, peer: PeerId, error: OperationError) {
-        let Some((handle, active)) = self.peers.retire(peer) else { return };
+        let Some((handle, slot)) = self.peers.retire(peer) else { return };
         self.transmit.device.destroy_address_handle(handle);
         // Without state there were no operations.
-        if let Some(active) = active {
-            self.ended.push(EndedPeer { peer, active, error });
+        if let Some(slot) = slot {
+            self.ended.push(EndedPeer { peer, slot, error });
         }
     }
 
@@ -81,15 +82,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[cold]
     #[inline(never)]
     fn settle_ended(&mut self) {
-        while let Some(ended) = self.core_mut().ended.pop() {
+        // It stays in `ended` meanwhile, where its state is found.
+        while let Some(ended) = self.core().ended.first().copied() {
             self.settle_peer(ended);
+            self.core_mut().ended.remove(0);
         }
     }
 
     /// Fails what is under way with a peer and drops what it sent. Complete messages of a peer stay and
     /// can still be received, unless it was excluded.
-    fn settle_peer(&mut self, ended: EndedPeer<Q::Packet, B>) {
-        let EndedPeer { peer, mut active, error } = ended;
+    fn settle_peer(&mut self, EndedPeer { peer, slot, error }: EndedPeer) {
         // What the device reads or writes ends when the device has given it back.
         for id in self.matching.ops.transfers.find(|transfer| transfer.peer == peer) {
             self.matching.ops.fail_transfer(id, error);
@@ -105,7 +107,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for id in self.matching.ops.receives.find(|of| of.peer == peer && !is_read(of.reading)) {
             self.matching.ops.end_receive(id, Some(error));
         }
-        for work in active.backlog.drain(..) {
+        let state = self.core_mut().peers.at_slot_mut(slot);
+        let waiting = state.map(|active| core::mem::take(&mut active.backlog)).unwrap_or_default();
+        for work in waiting {
             if let Work::Packet { packet, record } = work {
                 self.core_mut().transmit.recycle(packet);
                 if let Some(message) = record.purpose.message() {
@@ -113,46 +117,63 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 }
             }
         }
-        for (_, chain) in active.window.drain() {
+        let ahead = self.core_mut().peers.at_slot_mut(slot).map(|active| active.window.drain());
+        for (_, chain) in ahead.into_iter().flatten() {
             self.matching.drop_ahead(chain);
         }
         if let OperationError::PeerExcluded(_) = error {
-            self.matching.forget_messages(peer, |_, _| true);
-            self.drop_unexpected_in_place(peer);
+            self.matching.drop_messages(slot);
+            self.drop_unexpected_in_place(slot);
         } else {
-            self.matching.forget_messages(peer, |held, packets| !is_complete(held.chain(packets)));
+            self.matching.drop_incomplete(slot);
         }
-        self.matching.ops.assembling.retain(|(of, _), assembly| {
-            *of != peer.0 || matches!(assembly, Assembly::Receiving(_))
-        });
+        if let Some(left) = self.core_mut().peers.remove_state(slot) {
+            self.matching.messages.leave(slot, left);
+            self.leave_unexpected_in_place(slot, left);
+        }
     }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
-    /// Drops unexpected messages of a peer.
-    fn forget_messages(&mut self, peer: PeerId, drops: impl Fn(&Held, Chain) -> bool) {
-        let held = &self.held;
-        let messages = self.messages.iter().filter(|(_, message)| {
-            message.peer == peer && message.packets != Chain::NONE && drops(held, message.packets)
-        });
-        let keys: Vec<usize> = messages.map(|(key, _)| key).collect();
-        for key in keys {
+    /// Drops all unexpected messages of the peer whose state is in this slot.
+    fn drop_messages(&mut self, slot: u32) {
+        while let Some(key) = self.messages.oldest(Charged::Living(slot)) {
             self.forget_message(key);
         }
     }
 
+    /// Drops the incomplete unexpected messages of the peer whose state is in this slot.
+    fn drop_incomplete(&mut self, slot: u32) {
+        while let Some(key) = self.partial.first(slot) {
+            self.partial.remove(key);
+            let Some(message) = self.messages.get(key) else { continue };
+            let (of, missing, packets) =
+                ((message.peer.0, message.msg_id), message.missing, message.packets);
+            if missing == 0 && is_complete(self.held.chain(packets)) {
+                self.ops.assembling.remove(&of);
+            } else {
+                self.forget_message(key);
+            }
+        }
+    }
+
     /// Drops an unexpected message.
-    pub(crate) fn forget_message(&mut self, key: usize) {
+    pub(crate) fn forget_message(&mut self, key: u32) {
         let Some(message) = self.messages.get_mut(key) else { return };
         let chain = std::mem::replace(&mut message.packets, Chain::NONE);
-        let (peer, tagged) = (message.peer, message.tagged);
+        let (peer, tagged, entry) = (message.peer, message.tagged, message.entry);
         let of = (peer.0, message.msg_id);
-        if self.ops.assembling.get(&of) == Some(&Assembly::Unexpected(key as u32)) {
+        if self.ops.assembling.get(&of) == Some(&Assembly::Unexpected(key)) {
             self.ops.assembling.remove(&of);
         }
-        if let Some(entry) = self.messages[key].entry {
-            self.messages.remove(key);
-            self.matcher(tagged).withdraw(entry);
+        self.partial.remove(key);
+        match entry {
+            Some(entry) => {
+                self.messages.remove(key);
+                self.matcher(tagged).withdraw(entry);
+            }
+            // It is removed when the device has given the receive back.
+            None => self.messages.disown(key),
         }
         let freed = self.held.drop_chain(chain);
         self.uncount_unexpected(peer, freed);

@@ -226,7 +226,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             Some(Assembly::Receiving(id)) => self.ops.fail_message(id, code),
             Some(Assembly::Unexpected(key)) => {
                 self.ops.assembling.remove(&(peer.0, msg_id));
-                self.forget_message(key as usize);
+                self.forget_message(key);
                 self.ops.core.events.push(Event::MessageAbandoned { peer, msg_id, code });
             }
             None => self.message_skipped(peer, msg_id, code),

@@ -10,6 +10,7 @@ use efa_match::{Cancelled, Handled, Match, PostId, Source as MatchSource};
 use efa_proto::{EagerConnid, Header, Rtm, RtmKind, Tag};
 
 use crate::bounds::Excess;
+use crate::charges::Charged;
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
 use crate::event::DropReason;
 use crate::held;
@@ -144,7 +145,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                 DeviceMatch::Ended => return None,
             }
         }
-        let key = self.messages.vacant_key() as u32;
+        let key = self.messages.vacant_key();
         Some(self.matcher(tagged).arrive(MatchSource(peer.0), tag.unwrap_or(0), key))
     }
 
@@ -181,10 +182,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         let msg_id = rtm.msg_id.0;
         let missing = shape.length - payload.len() as u64;
         let message = Message { peer, msg_id, tagged, entry, packets, missing };
-        let key = self.messages.insert(message);
-        if shape.is_partial(payload) && shape.subprotocol.has_several_requests() {
-            let assembly = Assembly::Unexpected(key as u32);
-            self.ops.assembling.insert((peer.0, msg_id), assembly);
+        let slot = self.ops.core.unsettled_slot(peer);
+        let key = self.messages.insert(slot.map(Charged::Living), message);
+        if shape.is_partial(payload) {
+            if let Some(slot) = slot {
+                self.partial.push(slot, key);
+            }
+            if shape.subprotocol.has_several_requests() {
+                self.ops.assembling.insert((peer.0, msg_id), Assembly::Unexpected(key));
+            }
         }
         self.ops.core.statistics.unexpected += 1;
         self.count_unexpected(peer, bytes);
@@ -208,7 +214,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 
     /// Keeps a further segment of an unexpected message, unless all its bytes have arrived.
     fn unexpected_segment(&mut self, peer: PeerId, key: u32, payload: &[u8], bytes: &[u8]) {
-        let Some(message) = self.messages.get_mut(key as usize) else {
+        let Some(message) = self.messages.get_mut(key) else {
             return self.ops.core.drop_packet(Some(peer), DropReason::UnknownOperation);
         };
         let Some(missing) = message.missing.checked_sub(payload.len() as u64) else {
@@ -235,14 +241,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 
     /// Gives an unexpected message its part of a multi-receive buffer that is being posted.
     pub(crate) fn receive_unexpected_part(&mut self, buffer: &mut B, context: u64, message: u32) {
-        let first = self.messages[message as usize].packets.first;
-        let length = shape_of(self.held.bytes(first)).map_or(0, |shape| shape.length);
+        let first = self.messages.get(message).map(|message| message.packets.first);
+        let shape = first.and_then(|first| shape_of(self.held.bytes(first)));
+        let length = shape.map_or(0, |shape| shape.length);
         self.receive_unexpected(part_of(buffer, context, length), message);
     }
 
     /// Gives an unexpected message to a receive that is being posted.
     pub(crate) fn receive_unexpected(&mut self, target: Target<B>, message: u32) {
-        let message = self.messages.remove(message as usize);
+        self.partial.remove(message);
+        let message = self.messages.remove(message);
         let peer = message.peer;
         self.ops.assembling.remove(&(peer.0, message.msg_id));
         let mut target = Some(target);
@@ -259,25 +267,47 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         self.uncount_unexpected(peer, cost);
     }
 
-    /// Counts a kept packet of an unexpected message; excludes the peer beyond its bound.
+    /// Counts a kept packet of an unexpected message. Beyond the bound of its queue pair, drops what
+    /// former incarnations left, or excludes the peer if it exceeds the bound alone.
     pub(crate) fn count_unexpected(&mut self, peer: PeerId, packet: &[u8]) {
         let limit = self.ops.core.config.bounds.unexpected_per_peer;
         let cost = held::cost(packet.len());
         self.unexpected.bytes += cost;
-        let Some(active) = self.ops.core.peers.active_mut(peer) else { return };
-        active.unexpected += cost;
-        let bytes = active.unexpected;
+        let Some(slot) = self.ops.core.unsettled_slot(peer) else { return };
+        let bytes = self.ops.core.peers.charge(slot, cost);
         if bytes > limit {
             self.ops.core.exclude(peer, Excess::Unexpected { bytes, limit });
+        } else if !self.ops.core.peers.charges.nothing_left() {
+            self.make_room(peer);
         }
+    }
+
+    /// Drops the oldest messages that former incarnations of a peer's queue pair left, while these and the
+    /// peer's exceed the queue pair's bound.
+    fn make_room(&mut self, peer: PeerId) {
+        while let Some(left) = self.excess_left_by(peer)
+            && let Some(key) = self.messages.oldest(Charged::Left(left))
+        {
+            if let Some(&Message { peer, msg_id, .. }) = self.messages.get(key) {
+                self.ops.core.left_message_dropped(peer, msg_id);
+            }
+            self.forget_message(key);
+        }
+    }
+
+    /// What former incarnations of a peer's queue pair left, if that and the peer's own messages exceed the
+    /// queue pair's bound.
+    pub(crate) fn excess_left_by(&self, peer: PeerId) -> Option<u32> {
+        let (left, bytes) = self.ops.core.peers.left_by_queue_pair_of(peer)?;
+        let own = self.ops.core.peers.active(peer)?.unexpected();
+        (own + bytes > self.ops.core.config.bounds.unexpected_per_peer).then_some(left)
     }
 
     /// Counts packets of an unexpected message back.
     pub(crate) fn uncount_unexpected(&mut self, peer: PeerId, bytes: usize) {
         self.unexpected.bytes -= bytes;
-        if let Some(active) = self.ops.core.peers.active_mut(peer) {
-            active.unexpected -= bytes;
-        }
+        let slot = self.ops.core.unsettled_slot(peer);
+        self.ops.core.peers.uncharge(peer, slot, bytes);
     }
 }
 

@@ -76,6 +76,8 @@ pub struct Statistics {
     pub back_pressure: u64,
     /// Peers that were excluded.
     pub excluded: u64,
+    /// Messages of former incarnations that were dropped because their queue pair exceeded its bound.
+    pub left_dropped: u64,
     /// Packets that were dropped, for any reason.
     pub dropped: u64,
     /// Dropped packets that weren't of the protocol.

@@ -158,12 +158,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 
     /// Completes a receive that a message waited for: the device has removed it from its list.
     fn receive_awaited(&mut self, waiting: Waiting<B>, key: u32) {
-        if self.messages[key as usize].packets != Chain::NONE {
+        if self.messages.get(key).is_some_and(|message| message.packets != Chain::NONE) {
             let posted = self.end_wait(waiting);
             return self.receive_unexpected(posted.target(true), key);
         }
         // The message was dropped meanwhile.
-        self.messages.remove(key as usize);
+        self.messages.remove(key);
         self.receive_failed(waiting, true, OperationError::PeerRemoved);
     }
 

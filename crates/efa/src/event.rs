@@ -56,8 +56,19 @@ pub enum Event {
         bytes: usize,
         /// The limit.
         limit: usize,
-        /// The peer that sent most of them.
+        /// The latest incarnation of the queue pair that sent most of them, to a factor of four.
         most: Option<Address>,
+    },
+    /// A message that a former incarnation left, and that was never received, was dropped: its queue pair
+    /// sent others since, and together they exceeded
+    /// [`Bounds::unexpected_per_peer`](crate::Bounds::unexpected_per_peer).
+    LeftMessageDropped {
+        /// The former incarnation.
+        peer: Address,
+        /// The message ID.
+        msg_id: u32,
+        /// The limit in bytes.
+        limit: usize,
     },
     /// A peer requested access to memory that it has no right to. No byte was accessed. The peer gets
     /// no response: the protocol has none.
@@ -102,6 +113,11 @@ impl fmt::Display for Event {
                 write!(f, "{bytes} bytes of unexpected messages, limit {limit}: senders wait")?;
                 most.map_or(Ok(()), |most| write!(f, "; most are of {most}"))
             }
+            Self::LeftMessageDropped { peer, msg_id, limit } => write!(
+                f,
+                "message {msg_id} of {peer}, a former incarnation, dropped: unexpected messages of its \
+                 queue pair exceed {limit} bytes"
+            ),
             Self::AccessRefused { peer, error } => write!(f, "peer {peer}: {error}"),
             Self::WriteFailed { peer, error } => write!(f, "write of peer {peer} failed: {error}"),
             Self::MessageAbandoned { peer, msg_id, code } => {
@@ -134,6 +150,9 @@ impl Event {
             }
             Inner::BackPressure { bytes, limit, most } => {
                 Self::BackPressure { bytes, limit, most: most.and_then(address) }
+            }
+            Inner::LeftMessageDropped { peer, msg_id, limit } => {
+                Self::LeftMessageDropped { peer: address(peer)?, msg_id, limit }
             }
             Inner::AccessRefused { peer, error } => {
                 Self::AccessRefused { peer: address(peer)?, error }

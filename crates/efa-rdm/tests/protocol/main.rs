@@ -25,6 +25,7 @@ mod peer_error;
 mod peers;
 mod plain;
 mod random;
+mod restarts;
 mod rma;
 mod send_window;
 mod subprotocols;
