@@ -1,42 +1,59 @@
-//! The table of a device's memory keys, as words that other processes can map.
+//! The table of a device's memory keys, as words. On shm, other processes read it.
 //!
 //! ```text
-//!     0  magic | process | its PID namespace | address of the cookie |       ┐ see `shm::memory`
-//!        the cookie, two words                                               │
-//!  4096  one bit for each queue pair number that the process has             ┘
-//! 12288  slots: key | remote address | address in memory | length | access | pins
+//!     0  magic | process | its PID namespace | address of the owner's own table | cookie
+//!  4096  one bit for each queue pair number that the process has
+//! 12288  slots: remote address | address in memory | length | access, cookie | key
+//! 720896 pins (in the file only): see `pins`
 //! ```
 //!
-//! The lower bits of a key are the slot's index; the upper bits change with each use of the slot, so that
-//! a deregistered key is invalid. Words of another process are not trusted: with false ones it can only
-//! direct a copy to other addresses of its own memory.
+//! The owner has the table twice: in memory of its own, which counts, and on shm in a file, which others map
+//! for reading and can look at without a system call. What they find in the file they check against the
+//! owner's own table, which they have the kernel read with the data.
 //!
-//! A process that copies pins the slot for that time. The owner removes the key first and then waits until
-//! the slot isn't pinned, so that no copy ends up in memory that was freed.
+//! The lower bits of a key are the slot's index; the upper bits change with each use of the slot, so that
+//! a deregistered key is invalid. The key is the last word of its slot: it is removed before the other words
+//! change, and the kernel copies from front to back, so that a copy with the key has its other words too.
 
 #![allow(unsafe_code)]
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use efa_device::{Access, Qpn};
+use rustix::fs::fstat;
+use rustix::io::Errno;
 
-use crate::map::Map;
+use crate::map::{Map, View};
+use crate::pins::{self, Pins};
 
 /// Most regions of a device.
 pub const MAX_REGIONS: usize = 1 << INDEX_BITS;
 
 /// Bits of a key that are the slot's index.
 pub(crate) const INDEX_BITS: u32 = 14;
+pub(crate) const HEADER_PROCESS: usize = 8;
+pub(crate) const HEADER_NAMESPACE: usize = 16;
+const HEADER_ADDRESS: usize = 24;
+/// Offset of the owner's cookie.
+pub(crate) const HEADER_COOKIE: usize = 32;
 const NUMBERS: usize = 4096;
 const SLOTS: usize = NUMBERS + (1 << 16) / 8;
-const SLOT: usize = 48;
+/// Words of a slot.
+pub(crate) const SLOT_WORDS: usize = 5;
+const SLOT: usize = 8 * SLOT_WORDS;
 /// Bytes of a table.
-pub(crate) const LENGTH: usize = SLOTS + SLOT * MAX_REGIONS;
+const TABLE: usize = SLOTS + SLOT * MAX_REGIONS;
+/// Pages of up to 64 KiB are either of the table or of the pins.
+const PINS: usize = TABLE.next_multiple_of(1 << 16);
+/// Bytes of a table and its pins in a file.
+pub(crate) const LENGTH: usize = PINS + pins::LENGTH;
 
-/// Bits of the access word, numbered as `IBV_ACCESS_*`.
+/// Bits of the access word, numbered as `IBV_ACCESS_*`; the cookie is above them.
 const LOCAL_WRITE: u64 = 1;
 const REMOTE_WRITE: u64 = 1 << 1;
 const REMOTE_READ: u64 = 1 << 2;
+const COOKIE_SHIFT: u32 = 3;
 
 /// A kind of access to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,56 +91,121 @@ pub(crate) struct Entry {
     pub(crate) access: Access,
 }
 
-/// A table of this or another process.
-#[derive(Debug)]
-pub(crate) struct Slots(Map);
+/// The words of a slot, copied.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Slot(pub(crate) [u64; SLOT_WORDS]);
 
-// SAFETY: `Slots` accesses its map through `Map::words` only, that is through atomics; it never calls
+impl Slot {
+    /// Whether the table is that of the process with this cookie. The slot of a key that was never used
+    /// is nobody's.
+    pub(crate) fn is_of(&self, cookie: u64) -> bool {
+        self.0[3] >> COOKIE_SHIFT == cookie
+    }
+
+    /// The address, in its process, of the `length` bytes from `start` of the region of `key`, if all of
+    /// them are in the region and `wanted` is allowed.
+    #[inline]
+    pub(crate) fn locate(&self, key: u32, start: u64, length: u64, wanted: Use) -> Option<u64> {
+        let Self([first, memory, size, access, there]) = *self;
+        let allowed = access & wanted.bit() == wanted.bit();
+        let offset = start.checked_sub(first)?;
+        let inside = offset <= size && length <= size - offset;
+        let is_there = key != 0 && there == u64::from(key);
+        (is_there && allowed && inside).then(|| memory.wrapping_add(offset))
+    }
+}
+
+/// Offset of a key's slot in a table.
+pub(crate) fn slot_at(key: u32) -> usize {
+    SLOTS + SLOT * (key as usize & (MAX_REGIONS - 1))
+}
+
+/// Offset of the word with the bit of a queue pair, and the bit.
+pub(crate) fn number_at(qpn: Qpn) -> (usize, u64) {
+    (NUMBERS + usize::from(qpn.0) / 64 * 8, 1 << (qpn.0 % 64))
+}
+
+/// The table of this process.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    own: Map,
+    cookie: u64,
+    shared: Option<Shared>,
+}
+
+/// The file that other processes see.
+#[derive(Debug)]
+struct Shared {
+    table: Map,
+    pins: Pins,
+}
+
+// SAFETY: `Slots` accesses its maps through `Map::words` only, that is through atomics; it never calls
 // `copy_in` and `copy_out`, which are plain copies.
 unsafe impl Sync for Slots {}
 
 impl Slots {
-    /// In `map`, which has [`LENGTH`] bytes.
-    pub(crate) fn new(map: Map) -> Self {
-        Self(map)
+    /// A table that only this process has.
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let cookie = fastrand::u64(1..1 << (64 - COOKIE_SHIFT));
+        Ok(Self { own: Map::anonymous(TABLE)?, cookie, shared: None })
     }
 
-    /// The first words, whose meaning `shm::memory` defines.
-    pub(crate) fn header(&self) -> &[AtomicU64; 6] {
-        self.0.words(0)
+    /// A table that is also in `file`, of [`LENGTH`] bytes, all zero. Its first word is `magic` as soon as
+    /// others may use it. `namespace` is the PID namespace of this process.
+    pub(crate) fn in_file(file: impl AsFd, magic: u64, namespace: u64) -> Result<Self, Errno> {
+        let table = Map::new(&file, TABLE)?;
+        let pins = Pins::new(Map::part(&file, PINS, pins::LENGTH)?);
+        let slots = Self { shared: Some(Shared { table, pins }), ..Self::new()? };
+        for (at, value) in [
+            (HEADER_PROCESS, std::process::id().into()),
+            (HEADER_NAMESPACE, namespace),
+            (HEADER_ADDRESS, slots.own.address()),
+            (HEADER_COOKIE, slots.cookie),
+            (0, magic),
+        ] {
+            slots.store(at, value);
+        }
+        Ok(slots)
     }
 
-    fn slot(&self, index: usize) -> &[AtomicU64; 6] {
-        self.0.words(SLOTS + SLOT * (index & (MAX_REGIONS - 1)))
+    /// As if the number of this process were another's.
+    #[cfg(test)]
+    pub(crate) fn change_cookie(&self) {
+        self.own.words::<1>(HEADER_COOKIE)[0].fetch_xor(1, Ordering::Relaxed);
     }
 
-    fn number(&self, qpn: Qpn) -> (&AtomicU64, u64) {
-        let at = NUMBERS + usize::from(qpn.0) / 64 * 8;
-        (&self.0.words::<1>(at)[0], 1 << (qpn.0 % 64))
+    fn tables(&self) -> impl Iterator<Item = &Map> {
+        std::iter::once(&self.own).chain(self.shared.as_ref().map(|file| &file.table))
     }
 
-    /// Whether the process has this queue pair.
-    pub(crate) fn has(&self, qpn: Qpn) -> bool {
-        let (word, bit) = self.number(qpn);
-        word.load(Ordering::Acquire) & bit != 0
+    fn store(&self, at: usize, value: u64) {
+        for table in self.tables() {
+            table.words::<1>(at)[0].store(value, Ordering::Release);
+        }
     }
 
-    /// Notes that the process has this queue pair.
-    pub(crate) fn add(&self, qpn: Qpn) {
-        let (word, bit) = self.number(qpn);
-        word.fetch_or(bit, Ordering::Release);
+    fn slot(&self, key: u32) -> &[AtomicU64; SLOT_WORDS] {
+        self.own.words(slot_at(key))
     }
 
-    /// Notes that the process has destroyed this queue pair.
-    pub(crate) fn remove(&self, qpn: Qpn) {
-        let (word, bit) = self.number(qpn);
-        word.fetch_and(!bit, Ordering::Release);
+    /// Notes whether the process has this queue pair.
+    pub(crate) fn set_queue_pair(&self, qpn: Qpn, there: bool) {
+        let (at, bit) = number_at(qpn);
+        for table in self.tables() {
+            let word = &table.words::<1>(at)[0];
+            if there {
+                word.fetch_or(bit, Ordering::Release);
+            } else {
+                word.fetch_and(!bit, Ordering::Release);
+            }
+        }
     }
 
     /// Enters a region into a slot that is free.
     pub(crate) fn enter(&self, key: u32, entry: Entry) {
         let Entry { start, memory, length, local_write, access } = entry;
-        let mut bits = 0;
+        let mut bits = self.cookie << COOKIE_SHIFT;
         for (allowed, bit) in [
             (local_write, LOCAL_WRITE),
             (access.remote_write, REMOTE_WRITE),
@@ -131,81 +213,99 @@ impl Slots {
         ] {
             bits |= if allowed { bit } else { 0 };
         }
-        let [word, rest @ .., _] = self.slot(key as usize);
-        for (word, value) in rest.iter().zip([start, memory, length, bits]) {
-            word.store(value, Ordering::Relaxed);
+        for (at, value) in (0..).zip([start, memory, length, bits, key.into()]) {
+            self.store(slot_at(key) + 8 * at, value);
         }
-        word.store(key.into(), Ordering::Release);
     }
 
-    /// Ends what [`enter`](Self::enter) began: nobody [pins](Self::pin) the region from now on.
+    /// Ends what [`enter`](Self::enter) began: nobody begins to write to the region from now on, and no
+    /// read of it succeeds.
     pub(crate) fn clear(&self, key: u32) {
-        self.slot(key as usize)[0].store(0, Ordering::Release);
-        // Pairs with the fence in `pin`: either that process sees the cleared key, or the caller sees its
-        // pin.
+        self.store(slot_at(key) + 8 * (SLOT_WORDS - 1), 0);
+        // Pairs with the fence in `Pins::hold`: either that process sees the removed key, or the caller sees
+        // its pin.
         fence(Ordering::SeqCst);
     }
 
-    /// The number of processes that copy to or from the region, or check whether they may.
-    fn pins(&self, key: u32) -> &AtomicU64 {
-        let [.., pins] = self.slot(key as usize);
-        pins
-    }
-
-    /// Whether a process may be copying to or from the region of a cleared key.
+    /// Whether a process may be writing to the region of a cleared key.
     pub(crate) fn is_pinned(&self, key: u32) -> bool {
-        self.pins(key).load(Ordering::Acquire) != 0
+        let writable = self.slot(key)[3].load(Ordering::Relaxed) & REMOTE_WRITE != 0;
+        writable && self.shared.as_ref().is_some_and(|file| file.pins.has(self.cookie, key))
     }
 
-    /// [Finds](Self::locate) memory and keeps it where it is until the pin is dropped.
-    pub(crate) fn pin(&self, key: u32, start: u64, length: u64, wanted: Use) -> Option<Pin<'_>> {
-        let pins = self.pins(key);
-        pins.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let mut pin = Pin { pins, address: 0 };
-        pin.address = self.locate(key, start, length, wanted)?;
-        Some(pin)
-    }
-
-    /// The address, in its process, of the `length` bytes from `start` of the region of `key`, if all of
-    /// them are in the region and `wanted` is allowed.
+    /// [Finds](Slot::locate) memory of this process.
     #[inline]
     pub(crate) fn locate(&self, key: u32, start: u64, length: u64, wanted: Use) -> Option<u64> {
-        let [slot, first, memory, size, access, _] = self.slot(key as usize);
-        let load = |word: &AtomicU64| word.load(Ordering::Acquire);
-        if key == 0 || load(slot) != u64::from(key) {
-            return None;
-        }
-        let (first, memory, size) = (load(first), load(memory), load(size));
-        let allowed = load(access) & wanted.bit() == wanted.bit();
-        let offset = start.checked_sub(first)?;
-        let inside = offset <= size && length <= size - offset;
-        // Checked again: the slot may have been given to another region meanwhile.
-        (allowed && inside && load(slot) == u64::from(key)).then(|| memory.wrapping_add(offset))
+        let words = self.slot(key);
+        // First the key: if it is still there after the other words, they are its.
+        let there = words[SLOT_WORDS - 1].load(Ordering::Acquire);
+        let slot = Slot(words.each_ref().map(|word| word.load(Ordering::Acquire)));
+        slot.locate(key, start, length, wanted).filter(|_| there == u64::from(key))
     }
 }
 
-/// Keeps memory registered during a copy.
+/// The table of another process: what its file says, which is to be checked.
 #[derive(Debug)]
-pub(crate) struct Pin<'a> {
-    pins: &'a AtomicU64,
-    /// Its address in its process.
+pub(crate) struct PeerSlots {
+    view: View,
+    pins: Pins,
+    /// The process.
+    pub(crate) process: libc::pid_t,
+    /// Its PID namespace; 0 if that isn't known.
+    pub(crate) namespace: u64,
+    /// Address of its own table.
     pub(crate) address: u64,
+    pub(crate) cookie: u64,
 }
 
-impl Drop for Pin<'_> {
-    fn drop(&mut self) {
-        self.pins.fetch_sub(1, Ordering::Release);
+impl PeerSlots {
+    /// In a file that the owner opened for [`Slots::in_file`] with the same magic. `None` if it isn't such a
+    /// file. `file` is to be open for reading and `writable`, the same file, for reading and writing.
+    pub(crate) fn open(
+        file: impl AsFd,
+        writable: impl AsFd,
+        magic: u64,
+    ) -> Result<Option<Self>, Errno> {
+        if fstat(&file)?.st_size != LENGTH as i64 {
+            return Ok(None);
+        }
+        let view = View::new(file, TABLE)?;
+        if view.load(0) != magic {
+            return Ok(None);
+        }
+        let (address, cookie) = (view.load(HEADER_ADDRESS), view.load(HEADER_COOKIE));
+        let namespace = view.load(HEADER_NAMESPACE);
+        let Ok(process) = libc::pid_t::try_from(view.load(HEADER_PROCESS)) else { return Ok(None) };
+        let pins = Pins::new(Map::part(writable, PINS, pins::LENGTH)?);
+        Ok(Some(Self { view, pins, process, namespace, address, cookie }))
+    }
+
+    /// Whether the process has this queue pair.
+    pub(crate) fn has(&self, qpn: Qpn) -> bool {
+        let (at, bit) = number_at(qpn);
+        self.view.load(at) & bit != 0
+    }
+
+    pub(crate) fn slot(&self, key: u32) -> Slot {
+        let at = slot_at(key);
+        Slot(std::array::from_fn(|word| self.view.load(at + 8 * word)))
+    }
+
+    /// Keeps the region of `key` from being freed while `copy` runs; see [`Pins::hold`].
+    pub(crate) fn hold<T>(&self, key: u32, copy: impl FnOnce() -> T) -> Option<T> {
+        self.pins.hold(self.cookie, key, copy)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
     use super::*;
 
     #[test]
     fn key_locates_its_region_within_bounds_and_access() {
-        let slots = Slots::new(Map::anonymous(LENGTH).unwrap());
+        let slots = Slots::new().unwrap();
         let access = Access { remote_read: true, remote_write: false };
         let entry =
             Entry { start: 0x5000, memory: 0x1000, length: 100, local_write: false, access };
@@ -228,14 +328,33 @@ mod tests {
     }
 
     #[test]
-    fn queue_pair_numbers_are_added_and_removed() {
-        let slots = Slots::new(Map::anonymous(LENGTH).unwrap());
+    fn others_see_queue_pairs_and_regions_in_the_file() {
+        let file = memfd_create("efa-keys", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, LENGTH as u64).unwrap();
+        assert!(PeerSlots::open(&file, &file, 7).unwrap().is_none(), "all zero");
+        let slots = Slots::in_file(&file, 7, 9).unwrap();
+        assert!(PeerSlots::open(&file, &file, 8).unwrap().is_none(), "another version");
+        let peer = PeerSlots::open(&file, &file, 7).unwrap().unwrap();
+        assert_eq!((peer.cookie, peer.address), (slots.cookie, slots.own.address()));
+        assert_eq!((peer.process as u32, peer.namespace), (std::process::id(), 9));
         for qpn in [Qpn(0), Qpn(63), Qpn(64), Qpn(65535)] {
-            assert!(!slots.has(qpn));
-            slots.add(qpn);
-            assert!(slots.has(qpn));
+            assert!(!peer.has(qpn));
+            slots.set_queue_pair(qpn, true);
+            assert!(peer.has(qpn));
         }
-        slots.remove(Qpn(63));
-        assert_eq!([0, 63, 64].map(|qpn| slots.has(Qpn(qpn))), [true, false, true]);
+        slots.set_queue_pair(Qpn(63), false);
+        assert_eq!([0, 63, 64].map(|qpn| peer.has(Qpn(qpn))), [true, false, true]);
+        let access = Access { remote_read: true, remote_write: false };
+        let entry = Entry { start: 10, memory: 20, length: 5, local_write: true, access };
+        for key in [3, MAX_REGIONS as u32 - 1] {
+            slots.enter(key, entry);
+            let slot = peer.slot(key);
+            assert!(slot.is_of(slots.cookie) && !slot.is_of(slots.cookie + 1));
+            assert_eq!(slot.locate(key, 12, 3, Use::RemoteRead), Some(22));
+            slots.clear(key);
+            assert_eq!(peer.slot(key).locate(key, 12, 3, Use::RemoteRead), None);
+        }
+        ftruncate(&file, LENGTH as u64 + 1).unwrap();
+        assert!(PeerSlots::open(&file, &file, 7).unwrap().is_none(), "another length");
     }
 }

@@ -82,6 +82,7 @@ pub mod local;
 mod lock;
 mod map;
 mod memory;
+mod pins;
 pub mod record;
 pub mod region;
 pub mod shm;

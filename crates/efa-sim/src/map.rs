@@ -10,22 +10,33 @@
 //! mapped; afterwards only the owner of the directory (same user, mode 0700) could truncate it,
 //! and no version of this code does. Storage is allocated before a file is mapped, so that a full
 //! file system is an error of that call and not a SIGBUS.
+//!
+//! # Forks
+//!
+//! A forked child has zeros instead of the shared mappings of its parent (see [`crate::fork`]).
 
 #![allow(unsafe_code)]
 
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// A shared mapping of a file, or anonymous memory, for reading and writing.
+/// A shared mapping of a part of a file, or anonymous memory, for reading and writing.
 #[derive(Debug)]
 pub(crate) struct Map {
     base: NonNull<u8>,
     length: usize,
 }
+
+/// A shared mapping of the front of a file, for reading only: the processor refuses a write to it.
+#[derive(Debug)]
+pub(crate) struct View(Map);
+
+// SAFETY: a `View` reads its mapping by atomics only.
+unsafe impl Sync for View {}
 
 // SAFETY: a mapping is valid in all threads of the process, and this value alone unmaps it.
 unsafe impl Send for Map {}
@@ -33,15 +44,30 @@ unsafe impl Send for Map {}
 impl Map {
     /// Maps the first `length` bytes of `file`, which must have that length at least.
     pub(crate) fn new(file: impl AsFd, length: usize) -> Result<Self, Errno> {
-        let size = rustix::fs::fstat(&file)?.st_size;
-        if length == 0 || usize::try_from(size).is_ok_and(|size| size < length) || size < 0 {
+        Self::part(file, 0, length)
+    }
+
+    /// Maps `length` bytes of `file` from `offset` on, a multiple of the size of a page. The file must
+    /// reach to their end at least.
+    pub(crate) fn part(file: impl AsFd, offset: usize, length: usize) -> Result<Self, Errno> {
+        Self::with_access(file, offset, length, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn with_access(
+        file: impl AsFd,
+        offset: usize,
+        length: usize,
+        access: ProtFlags,
+    ) -> Result<Self, Errno> {
+        let size = usize::try_from(rustix::fs::fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
+        let end = offset.checked_add(length).ok_or(Errno::INVAL)?;
+        if length == 0 || size < end {
             return Err(Errno::INVAL);
         }
         // SAFETY: the address is null, so the kernel chooses an unused range: no memory in use is
         // replaced.
         let base = unsafe {
-            let access = ProtFlags::READ | ProtFlags::WRITE;
-            mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, file, 0)?
+            mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, file, offset as u64)?
         };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { base, length })
@@ -61,6 +87,11 @@ impl Map {
 
     pub(crate) fn length(&self) -> usize {
         self.length
+    }
+
+    /// The address of the first byte.
+    pub(crate) fn address(&self) -> u64 {
+        self.base.as_ptr().expose_provenance() as u64
     }
 
     /// The `N` words from byte `offset` on.
@@ -123,6 +154,22 @@ impl Map {
     }
 }
 
+impl View {
+    /// Maps the first `length` bytes of `file`, which must have that length at least.
+    pub(crate) fn new(file: impl AsFd, length: usize) -> Result<Self, Errno> {
+        Map::with_access(file, 0, length, ProtFlags::READ).map(Self)
+    }
+
+    /// The word at byte `offset`, read with acquire order.
+    ///
+    /// # Panics
+    /// As [`Map::words`].
+    #[inline]
+    pub(crate) fn load(&self, offset: usize) -> u64 {
+        self.0.words::<1>(offset)[0].load(Ordering::Acquire)
+    }
+}
+
 /// Apart from the check, so that only the check is inlined.
 #[cold]
 #[inline(never)]
@@ -148,7 +195,6 @@ impl Drop for Map {
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::atomic::Ordering;
 
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -165,6 +211,21 @@ mod tests {
         let mut bytes = [0; 3];
         b.copy_out(61, &mut bytes);
         assert_eq!(&bytes, b"abc");
+    }
+
+    #[test]
+    fn view_shows_writes_through_a_map_of_the_same_file() {
+        let file = memfd_create("efa-test", MemfdFlags::CLOEXEC).unwrap();
+        let page = rustix::param::page_size();
+        ftruncate(&file, 2 * page as u64).unwrap();
+        let (front, back) = (View::new(&file, page).unwrap(), Map::part(&file, page, 8).unwrap());
+        Map::new(&file, 16).unwrap().words::<2>(0)[1].store(5, Ordering::Release);
+        back.words::<1>(0)[0].store(6, Ordering::Release);
+        assert_eq!(front.load(8), 5);
+        let whole = View::new(&file, 2 * page).unwrap();
+        assert_eq!((whole.load(8), whole.load(page)), (5, 6));
+        assert_eq!(Map::part(&file, page, page + 1).unwrap_err(), Errno::INVAL);
+        assert_eq!(Map::part(&file, usize::MAX, 8).unwrap_err(), Errno::INVAL);
     }
 
     #[test]

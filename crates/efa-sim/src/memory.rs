@@ -10,6 +10,8 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
+use rustix::io::Errno;
+
 /// A range of memory.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -130,6 +132,25 @@ fn kernel_copy(into: *mut c_void, from: *mut c_void, count: usize) -> usize {
     // which its owner allows to be written (`Memory::borrowed`).
     let copied = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
     usize::try_from(copied).unwrap_or(0)
+}
+
+/// Has the kernel copy words from the memory of a process, of this user.
+pub(crate) fn read_process(
+    process: libc::pid_t,
+    address: u64,
+    into: &mut [u64],
+) -> Result<(), Errno> {
+    let length = size_of_val(into);
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: length };
+    let there = libc::iovec { iov_base: address as usize as *mut c_void, iov_len: length };
+    // SAFETY: the kernel checks both ranges. It writes `length` bytes at `into`, which is an exclusive
+    // reference to so many.
+    let copied = unsafe { libc::process_vm_readv(process, &local, 1, &there, 1, 0) };
+    match usize::try_from(copied) {
+        Ok(copied) if copied == length => Ok(()),
+        Ok(_) => Err(Errno::FAULT),
+        Err(_) => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
 }
 
 #[cfg(test)]

@@ -44,8 +44,8 @@ impl Drop for Registered {
 }
 
 impl Registered {
-    /// Ends the registration, if it hasn't ended. If a process may still copy to or from the memory, the
-    /// memory is never freed.
+    /// Ends the registration, if it hasn't ended. If a process may still write to the memory, the memory is
+    /// never freed.
     fn end(&self) -> Removal {
         let removal = self.table.remove(self.key);
         if removal != Removal::Unused {
@@ -234,7 +234,7 @@ impl KeyTable {
         SoftRegion(region)
     }
 
-    /// Removes a key, and waits for copies of other processes.
+    /// Removes a key, and waits for writes of other processes.
     fn remove(&self, key: u32) -> Removal {
         let Some(mut keys) = lock_within(&self.0.keys) else {
             return Removal::Locked;
@@ -327,17 +327,17 @@ impl SoftRegion {
 enum Removal {
     /// Nobody uses the memory any more.
     Unused,
-    /// A copy of another process didn't end in time, perhaps because the process died. The key's index isn't
+    /// A write of another process didn't end in time, perhaps because the process died. The key's index isn't
     /// used again.
     InUse,
     /// A thread doesn't release the lock of the table. Nothing was removed.
     Locked,
 }
 
-/// How long a deregistration waits for copies of other processes.
+/// How long a deregistration waits for writes of other processes.
 const UNPIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Waits until no process copies to or from the region of a cleared key.
+/// Waits until no process writes to the region of a cleared key.
 #[cold]
 fn unpinned(slots: &Slots, key: u32, timeout: Duration) -> bool {
     let begun = Instant::now();
@@ -414,8 +414,8 @@ impl Region for SoftRegion {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::LENGTH;
-    use crate::map::Map;
+    use crate::keys::{LENGTH, PeerSlots};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
     fn table(limit: usize) -> KeyTable {
         KeyTable::new(limit, 10, Rng::with_seed(1))
@@ -489,43 +489,59 @@ mod tests {
         }
     }
 
-    /// A table that others have as well, and how long it waits for them.
-    fn shared(limit: usize, unpin_timeout: Duration) -> KeyTable {
-        let slots = Slots::new(Map::anonymous(LENGTH).unwrap());
+    /// A table that another has as well, and how long it waits for it.
+    fn shared(limit: usize, unpin_timeout: Duration) -> (KeyTable, PeerSlots) {
+        let file = memfd_create("efa-keys", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, LENGTH as u64).unwrap();
+        let slots = Slots::in_file(&file, 1, 0).unwrap();
         let mut table = KeyTable::with_slots(limit, 10, Rng::with_seed(3), Some(slots));
         Arc::get_mut(&mut table.0).unwrap().unpin_timeout = unpin_timeout;
-        table
+        (table, PeerSlots::open(&file, &file, 1).unwrap().unwrap())
     }
 
     const WRITTEN: Access = Access { remote_read: false, remote_write: true };
 
     #[test]
-    fn deregistration_waits_for_copies_of_other_processes() {
-        let table = shared(1, Duration::MAX);
+    fn deregistration_waits_for_writes_of_other_processes() {
+        let (table, peer) = shared(1, Duration::MAX);
         let region = table.register(memory(4), WRITTEN).unwrap();
         let (key, at) = (region.remote_key(), region.remote_address());
-        let pin = table.slots().unwrap().pin(key, at, 4, Use::RemoteWrite).unwrap();
-        let owner = std::thread::spawn(move || region.reclaim());
-        while table.slots().unwrap().pin(key, at, 4, Use::RemoteWrite).is_some() {
-            std::thread::yield_now();
-        }
-        drop(pin);
-        assert_eq!(owner.join().unwrap().unwrap().len(), 4);
+        let there = || peer.slot(key).locate(key, at, 4, Use::RemoteWrite).is_some();
+        let held = peer.hold(key, || {
+            assert!(there());
+            let owner = std::thread::spawn(move || region.reclaim());
+            while there() {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!owner.is_finished());
+            owner
+        });
+        assert_eq!(held.unwrap().join().unwrap().unwrap().len(), 4);
         table.register(memory(4), WRITTEN).unwrap();
     }
 
     #[test]
-    fn memory_with_a_copy_that_never_ends_is_not_freed() {
-        let table = shared(2, Duration::ZERO);
+    fn deregistration_waits_for_no_reads() {
+        let (table, peer) = shared(1, Duration::MAX);
+        let access = Access { remote_read: true, remote_write: false };
+        let region = table.register(memory(4), access).unwrap();
+        let reclaimed = peer.hold(region.remote_key(), || region.reclaim());
+        assert_eq!(reclaimed.unwrap().unwrap().len(), 4);
+    }
+
+    #[test]
+    fn memory_with_a_write_that_never_ends_is_not_freed() {
+        let (table, peer) = shared(2, Duration::ZERO);
         let region = table.register(vec![7; 4].into(), WRITTEN).unwrap();
-        let (key, at) = (region.remote_key(), region.remote_address());
-        let pin = table.slots().unwrap().pin(key, at, 4, Use::RemoteWrite).unwrap();
-        let region = region.reclaim().unwrap_err();
-        assert!(table.find(key).is_none());
-        let mut bytes = [0; 4];
-        assert_eq!((region.read(0, &mut bytes), bytes), (4, [7; 4]));
-        drop(region);
-        drop(pin);
+        let key = region.remote_key();
+        peer.hold(key, || {
+            let region = region.reclaim().unwrap_err();
+            assert!(table.find(key).is_none());
+            let mut bytes = [0; 4];
+            assert_eq!((region.read(0, &mut bytes), bytes), (4, [7; 4]));
+            drop(region);
+        });
         let other = table.register(memory(4), WRITTEN).unwrap();
         let full = DeviceError::LimitReached { object: "memory region", limit: 2 };
         assert_eq!(table.register(memory(4), WRITTEN).unwrap_err().error, full);
@@ -536,7 +552,7 @@ mod tests {
     #[test]
     #[allow(unsafe_code)]
     fn revoked_region_is_not_accessed() {
-        let table = shared(2, UNPIN_TIMEOUT);
+        let (table, _) = shared(2, UNPIN_TIMEOUT);
         let mut bytes = *b"0123";
         let access = Access { remote_read: true, remote_write: false };
         let base = NonNull::from(&mut bytes).cast();

@@ -14,8 +14,10 @@
 //! ```
 //!
 //! * All processes of a user that open the same *name* are one host and share its GID.
-//! * Each direction between two queue pairs has its own ring, with one writer for each word, so a process
-//!   that crashes or misbehaves can damage only its own traffic.
+//! * Each direction between two queue pairs has its own ring, with one writer for each word. Once the
+//!   receiver has attached it, no other process can open it by name.
+//! * What is a process's own, its queue pair's state and its memory keys, others map for reading only. They
+//!   write to the rest of these files, the doorbells and the pins; see [below](self#other-processes).
 //! * There are no threads: packets move when their receiver polls. The data path has no system call and
 //!   no lock. `now` is used for timeouts and, when a peer has not acknowledged anything for
 //!   [`probe_after`](ShmOptions::probe_after), to ask the kernel whether its process is alive.
@@ -46,6 +48,26 @@
 //! memory, or it can't read that of a process of the host, it offers no RDMA ([`ShmDevice::rdma_obstacle`] has
 //! the reason), and messages of any length go in packets. What is forbidden later completes with
 //! [`Status::NotPermitted`].
+//!
+//! # Other processes
+//!
+//! A process of another user can't open the files. One of the same user that follows the link, or writes
+//! by mistake wherever its mappings allow it, damages only its own traffic:
+//!
+//! | it writes to | effect on others |
+//! |---|---|
+//! | rings of its own | what it sends; its ring is detached when its words break the protocol |
+//! | doorbells, entries of senders | delays of up to a second, until the sender or the owner repairs them |
+//! | pins | none: the owner has each confirmed from the memory of the process that it names |
+//!
+//! One that opens the files of others for writing on purpose, which the system allows to the same user, can
+//! do no more to queue pairs that are connected and in use, and to reads and writes between processes that have
+//! accessed each other: they check what the files say of a key, and whether a queue pair is there, with the
+//! owner's memory or the ring. But it can stop others, as it can by a signal: by truncating a file that they have
+//! mapped (SIGBUS), by removing files, or by marking a queue pair as closed before a peer connects. And it can put
+//! its own queue pair in the place of another that a peer has not yet connected to. Sealed memory in place of files
+//! would prevent that, but not that a process of the same user writes to the memory of another directly, with the
+//! very permission that RDMA needs.
 //!
 //! # Errors of opening
 //!

@@ -110,9 +110,8 @@ use self::socket::{Listener, endpoint, gid_of};
 pub use self::statistics::{TcpStatistics, Violations};
 pub use self::wire::Violation;
 use crate::book::Book;
-use crate::keys::{self, Slots};
+use crate::keys::Slots;
 use crate::link::{system, vendor_part_id};
-use crate::map::Map;
 use crate::record::SharedSink;
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 
@@ -259,11 +258,11 @@ impl TcpDevice {
             max_rdma_size: options.max_rdma_size,
         };
         let (limit, max_size) = (options.max_regions, options.max_region_size);
-        let map = Map::anonymous(keys::LENGTH).map_err(|errno| system("mmap", errno))?;
+        let slots = Slots::new().map_err(|errno| system("mmap", errno))?;
         Ok(Self {
             attributes,
             book: Arc::new(Book::new(gid_of(address), options.max_address_handles)),
-            keys: KeyTable::with_slots(limit, max_size, Rng::new(), Some(Slots::new(map))),
+            keys: KeyTable::with_slots(limit, max_size, Rng::new(), Some(slots)),
             options: Arc::new(options),
         })
     }

@@ -622,6 +622,24 @@ fn error_names_a_file_that_is_not_a_queue_pair() {
     assert!(send(&mut a, Destination { qpn: Qpn(77), ..to }, 1, b"").is_err());
 }
 
+#[test]
+fn queue_pair_of_another_layout_is_refused_with_both_versions() {
+    let directory = Directory::new();
+    let (mut a, _) = pair(&directory);
+    let me = a.address();
+    let to = destination(&mut a, me);
+    let mut file = vec![0; 100_000];
+    file[..8].copy_from_slice(b"efa-qp\r\n");
+    file[8] = 1;
+    let path = directory.path().join("host/qp-77");
+    std::fs::write(&path, file).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    file.lock().unwrap();
+    let error = send(&mut a, Destination { qpn: Qpn(77), ..to }, 1, b"").unwrap_err();
+    let expected = "made by another version of efa: its layout has version 1, not 2";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
 fn inconsistent(result: Result<ShmDevice, DeviceError>) -> (String, String) {
     match result {
         Err(DeviceError::Inconsistent { object, reason }) => (object, reason),

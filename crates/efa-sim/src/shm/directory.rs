@@ -164,9 +164,32 @@ impl HostDirectory {
         Ok(file)
     }
 
-    /// Opens a file of this user; `None` if there is none with this name.
+    /// Opens a file of this user for reading; `None` if there is none with this name.
     pub(super) fn find(&self, name: FileName) -> Result<Option<OwnedFd>, DeviceError> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        self.open_file(name, OFlags::RDONLY)
+    }
+
+    /// Opens a file of this user for reading and writing; `None` if there is none with this name.
+    pub(super) fn find_writable(&self, name: FileName) -> Result<Option<OwnedFd>, DeviceError> {
+        self.open_file(name, OFlags::RDWR)
+    }
+
+    /// Opens a file of this user for reading, and for reading and writing; `None` if there is none with this
+    /// name, or no longer the same one.
+    pub(super) fn find_both(
+        &self,
+        name: FileName,
+    ) -> Result<Option<(OwnedFd, OwnedFd)>, DeviceError> {
+        let (Some(file), Some(writable)) = (self.find(name)?, self.find_writable(name)?) else {
+            return Ok(None);
+        };
+        let identity = |file| fstat(file).map(|stat| (stat.st_dev, stat.st_ino));
+        let same = identity(&file).is_ok() && identity(&file) == identity(&writable);
+        Ok(same.then_some((file, writable)))
+    }
+
+    fn open_file(&self, name: FileName, access: OFlags) -> Result<Option<OwnedFd>, DeviceError> {
+        let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = match openat(&self.file, name.to_string(), flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Ok(None),

@@ -30,6 +30,8 @@ pub(super) enum Found {
 #[derive(Debug)]
 pub(super) struct Incoming {
     sender: Sender,
+    /// Of the mailbox.
+    entry: usize,
     ring: RingReceiver,
     watched: bool,
     empty: u32,
@@ -40,21 +42,23 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Maps the ring `nonce` that `sender` announced to `me`, and removes its file; `None` if it isn't
-    /// a ring.
+    /// Maps the ring `nonce` that `sender` announced to `me` by an entry of the mailbox, and removes its file;
+    /// `None` if it isn't a ring, or can't be mapped now.
     pub(super) fn open(
         directory: &HostDirectory,
         me: Qpn,
+        entry: usize,
         sender: Sender,
         nonce: u64,
     ) -> Option<Self> {
         let name = FileName::Ring { to: me, from: sender.qpn, nonce };
-        let file = directory.find(name).ok().flatten()?;
-        let ring = RingReceiver::open(&file).ok().flatten();
+        let file = directory.find_writable(name).ok().flatten()?;
+        let ring = RingReceiver::open(&file).ok()?;
         directory.remove(name);
         let ring = ring.filter(|ring| ring.from() == sender.qpn)?;
+        ring.set_watched(entry, false);
         let waiting = VecDeque::new();
-        Some(Self { sender, ring, watched: false, empty: 0, waiting, active: true })
+        Some(Self { sender, entry, ring, watched: false, empty: 0, waiting, active: true })
     }
 
     pub(super) fn sender(&self) -> Sender {
@@ -68,7 +72,7 @@ impl Incoming {
     pub(super) fn set_watched(&mut self, watched: bool) {
         self.watched = watched;
         self.empty = 0;
-        self.ring.set_watched(watched);
+        self.ring.set_watched(self.entry, watched);
     }
 
     /// Whether nothing arrived since the last call.

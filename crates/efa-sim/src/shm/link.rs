@@ -211,8 +211,10 @@ impl ShmLink {
 
     fn look_at_entry(&mut self, slot: usize) {
         let (state, sender, nonce) = self.mailbox.entry(slot);
-        if state == EntryState::Announced && self.incoming[slot].is_none() {
-            self.attach(slot, sender, nonce);
+        match &self.incoming[slot] {
+            None if state == EntryState::Announced => self.attach(slot, sender, nonce),
+            None => {}
+            Some(incoming) => self.repair_entry(slot, incoming.sender(), state, sender),
         }
         if self.incoming[slot].as_ref().is_some_and(Incoming::is_finished) {
             self.detach(slot);
@@ -221,9 +223,17 @@ impl ShmLink {
         }
     }
 
+    /// Notes again that `attached` is attached, if another process changed the entry. A sender that took it
+    /// for free finds out, and claims another.
+    fn repair_entry(&self, slot: usize, attached: Sender, state: EntryState, sender: Sender) {
+        if (state, sender) != (EntryState::Attached, attached) {
+            self.mailbox.set_entry(slot, EntryState::Attached, attached);
+        }
+    }
+
     fn attach(&mut self, slot: usize, sender: Sender, nonce: u64) {
         let directory = &self.local.directory;
-        let incoming = Incoming::open(directory, self.me.qpn, sender, nonce);
+        let incoming = Incoming::open(directory, self.me.qpn, slot, sender, nonce);
         let state = match incoming {
             Some(_) => EntryState::Attached,
             None => EntryState::Refused,
@@ -247,16 +257,22 @@ impl ShmLink {
             match (&mut self.incoming[slot], state) {
                 (None, EntryState::Free) => {}
                 (None, EntryState::Announced) => self.look_at_entry(slot),
-                (None, _) => {
-                    if !is_alive(&self.local.directory, sender) {
+                // Of an attached ring there would be an `Incoming`.
+                (None, EntryState::Attached) => {
+                    self.mailbox.set_entry(slot, EntryState::Free, sender);
+                }
+                (None, EntryState::Claimed | EntryState::Refused) => {
+                    if !is_open(&self.local.directory, sender) {
                         self.mailbox.set_entry(slot, EntryState::Free, sender);
                     }
                 }
-                (Some(incoming), _) if incoming.has_packets() => self.watch(slot),
+                (Some(incoming), _) if incoming.has_packets() => self.look_at_entry(slot),
                 (Some(incoming), _) => {
+                    let attached = incoming.sender();
                     let gone = incoming.is_finished()
-                        || (incoming.was_quiet()
-                            && !is_alive(&self.local.directory, incoming.sender()));
+                        || (incoming.was_quiet() && !is_alive(&self.local.directory, attached));
+                    self.repair_entry(slot, attached, state, sender);
+                    let Some(incoming) = &self.incoming[slot] else { continue };
                     // Checked again: it may have sent just before it died.
                     if gone && !incoming.has_packets() {
                         self.detach(slot);
@@ -523,14 +539,21 @@ fn complete(state: &mut QueueState, peer: QueuePairId, posted: Posted, result: R
     }
 }
 
-/// Whether the queue pair of this sender is still there, and has not retired. If the system can't
-/// report it, it is taken to be.
+/// Whether the queue pair of this sender is still there. If the system can't report it, it is taken to be.
 fn is_alive(directory: &HostDirectory, sender: Sender) -> bool {
-    match PeerMailbox::open(directory, sender.qpn) {
-        Ok(Some(mailbox)) => mailbox.is(sender) && !mailbox.is_closed(),
-        Ok(None) => false,
-        Err(_) => true,
-    }
+    there(directory, sender).is_none_or(|mailbox| mailbox.is_some())
+}
+
+/// Whether it is, and has not retired.
+fn is_open(directory: &HostDirectory, sender: Sender) -> bool {
+    there(directory, sender)
+        .is_none_or(|mailbox| mailbox.is_some_and(|mailbox| !mailbox.is_closed()))
+}
+
+/// The mailbox of a sender, if it has one; `None` if the system can't report it.
+fn there(directory: &HostDirectory, sender: Sender) -> Option<Option<PeerMailbox>> {
+    let mailbox = PeerMailbox::open(directory, sender.qpn).ok()?;
+    Some(mailbox.filter(|mailbox| mailbox.is(sender)))
 }
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
 //! The file of a queue pair: its number, whether it is open, and the queue pairs that send to it.
 //!
 //! ```text
+//!  first page, which others map for reading
 //!    0  magic | version | peers, MTU | queue pair number | generation, process
-//!  128  state: 1 open, 2 closed                          written by the owner
-//!  256  doorbell: one bit for each word below that isn't 0 ┐ set by senders,
-//!  384  64 words: one bit for each sender that rang        ┘ cleared by the owner
-//! 1024  one entry of 64 bytes for each sender: state | from | generation, nonce of its ring
+//!  128  state: 1 open, 2 closed
+//!  other pages, the board, which others map for writing too
+//!    0  doorbell: one bit for each word below that isn't 0 ┐ set by senders,
+//!  128  64 words: one bit for each sender that rang        ┘ cleared by the owner
+//!  640  one entry of 64 bytes for each sender: state | from | generation, nonce of its ring
 //! ```
 //!
 //! A sender claims a free entry, writes the nonce of its ring there and rings the doorbell. The owner
@@ -17,6 +19,11 @@
 //!                     │ sender             │
 //!                     └──────► announced ──┴► refused ──► free (by the sender)
 //! ```
+//!
+//! Any sender can damage the board. So each side keeps what it knows of an entry in its own memory, and
+//! repairs the entry when it finds another content: a sender that wasn't attached announces its ring again,
+//! the owner notes that a sender is attached. Once attached, the ring itself says whether it is watched
+//! and until when; the first page counts for senders that aren't attached only.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,16 +32,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use efa_device::{DeviceError, Qpn};
 use rustix::fs::fstat;
 use rustix::io::Errno;
+use rustix::param::page_size;
 
 use super::directory::{FileName, HostDirectory, is_locked};
-use crate::map::Map;
+use crate::map::{Map, View};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efa-qp\r\n");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
+/// Bytes that are used of the first page.
+const HEADER: usize = 256;
+const PEERS: usize = 16;
+const NUMBER: usize = 24;
+const OWNER: usize = 32;
 const STATE: usize = 128;
-const DOORBELL: usize = 256;
-const DOORBELL_WORDS: usize = 384;
-const ENTRIES: usize = 1024;
+
+// Offsets in the board.
+const DOORBELL: usize = 0;
+const DOORBELL_WORDS: usize = 128;
+const ENTRIES: usize = 640;
 const ENTRY: usize = 64;
 
 /// Most entries: as many as the doorbell has bits.
@@ -43,8 +58,13 @@ pub(super) const MAX_PEERS: usize = 64 * 64;
 const OPEN: u64 = 1;
 const CLOSED: u64 = 2;
 
-fn length_for(peers: usize) -> usize {
+fn board_length(peers: usize) -> usize {
     ENTRIES + ENTRY * peers
+}
+
+/// Where the board begins in the file.
+fn board_at() -> usize {
+    page_size()
 }
 
 /// The state of a sender's entry.
@@ -88,20 +108,16 @@ impl EntryState {
     }
 }
 
-/// The mapped file, for both sides.
+/// The part of a file that senders write too.
 #[derive(Debug)]
-struct Shared {
+struct Board {
     map: Map,
     peers: usize,
 }
 
-impl Shared {
-    fn header(&self) -> &[AtomicU64; 5] {
-        self.map.words(0)
-    }
-
-    fn state(&self) -> &AtomicU64 {
-        &self.map.words::<1>(STATE)[0]
+impl Board {
+    fn new(file: &OwnedFd, peers: usize) -> Result<Self, Errno> {
+        Ok(Self { map: Map::part(file, board_at(), board_length(peers))?, peers })
     }
 
     fn doorbell(&self) -> &AtomicU64 {
@@ -113,15 +129,23 @@ impl Shared {
     }
 
     /// State and nonce of entry `slot`, which is less than `peers`.
-    fn entry(&self, slot: usize) -> &[AtomicU64; 2] {
+    fn words(&self, slot: usize) -> &[AtomicU64; 2] {
         self.map.words(ENTRIES + ENTRY * slot)
+    }
+
+    /// State and sender of entry `slot`, and the nonce of its ring.
+    fn entry(&self, slot: usize) -> (EntryState, Sender, u64) {
+        let [word, nonce] = self.words(slot);
+        let (state, sender) = EntryState::decode(word.load(Ordering::Acquire));
+        (state, sender, nonce.load(Ordering::Relaxed))
     }
 }
 
 /// The file of this process's queue pair. Dropping it closes the queue pair.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    shared: Shared,
+    header: Map,
+    board: Board,
     name: Arc<Name>,
     generation: u32,
 }
@@ -143,27 +167,25 @@ impl Mailbox {
     ) -> Result<Self, DeviceError> {
         let peers = peers.clamp(1, MAX_PEERS);
         let generation = fastrand::u32(1..);
-        let length = length_for(peers);
+        let length = board_at() + board_length(peers);
+        let store =
+            |header: &Map, at, value| header.words::<1>(at)[0].store(value, Ordering::Release);
         let fill = |file: &OwnedFd| {
-            let shared = Shared { map: Map::new(file, length)?, peers };
-            let [_, version, sizes, _, owner] = shared.header();
-            version.store(VERSION, Ordering::Relaxed);
-            sizes.store(peers as u64 | (mtu as u64) << 32, Ordering::Relaxed);
-            owner.store(
-                u64::from(generation) | u64::from(std::process::id()) << 32,
-                Ordering::Relaxed,
-            );
-            shared.state().store(OPEN, Ordering::Relaxed);
-            Ok(shared)
+            let (header, board) = (Map::new(file, HEADER)?, Board::new(file, peers)?);
+            store(&header, 8, VERSION);
+            store(&header, PEERS, peers as u64 | (mtu as u64) << 32);
+            let process = u64::from(std::process::id());
+            store(&header, OWNER, u64::from(generation) | process << 32);
+            store(&header, STATE, OPEN);
+            Ok((header, board))
         };
-        let publish = |shared: &Shared, qpn: Qpn| {
-            let [magic, _, _, number, _] = shared.header();
-            number.store(u64::from(qpn.0), Ordering::Relaxed);
-            magic.store(MAGIC, Ordering::Release);
+        let publish = |(header, _): &(Map, Board), qpn: Qpn| {
+            store(header, NUMBER, u64::from(qpn.0));
+            store(header, 0, MAGIC);
         };
-        let (file, shared, qpn) = directory.create_queue_pair(length, fill, publish)?;
+        let (file, (header, board), qpn) = directory.create_queue_pair(length, fill, publish)?;
         let name = Name { directory: Arc::clone(directory), qpn, _file: file };
-        Ok(Self { shared, name: Arc::new(name), generation })
+        Ok(Self { header, board, name: Arc::new(name), generation })
     }
 
     pub(super) fn qpn(&self) -> Qpn {
@@ -183,22 +205,22 @@ impl Mailbox {
     /// Whether the doorbell was rung. An idle queue pair reads nothing else.
     #[inline]
     pub(super) fn doorbell_rang(&self) -> bool {
-        self.shared.doorbell().load(Ordering::Relaxed) != 0
+        self.board.doorbell().load(Ordering::Relaxed) != 0
     }
 
     /// Clears the doorbell and calls `f` with each entry that rang.
     pub(super) fn take_rung(&self, mut f: impl FnMut(usize)) {
         // First the doorbell, then the words; senders set them in the opposite order. So a bit that is set
         // meanwhile is either seen now or sets the doorbell again.
-        let mut words = self.shared.doorbell().swap(0, Ordering::Acquire);
+        let mut words = self.board.doorbell().swap(0, Ordering::Acquire);
         while words != 0 {
             let word = words.trailing_zeros() as usize;
             words &= words - 1;
-            let mut bits = self.shared.doorbell_words()[word].swap(0, Ordering::Acquire);
+            let mut bits = self.board.doorbell_words()[word].swap(0, Ordering::Acquire);
             while bits != 0 {
                 let slot = word * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                if slot < self.shared.peers {
+                if slot < self.board.peers {
                     f(slot);
                 }
             }
@@ -206,23 +228,21 @@ impl Mailbox {
     }
 
     pub(super) fn peers(&self) -> usize {
-        self.shared.peers
+        self.board.peers
     }
 
     /// State and sender of entry `slot`, and the nonce of its ring.
     pub(super) fn entry(&self, slot: usize) -> (EntryState, Sender, u64) {
-        let [word, nonce] = self.shared.entry(slot);
-        let (state, sender) = EntryState::decode(word.load(Ordering::Acquire));
-        (state, sender, nonce.load(Ordering::Relaxed))
+        self.board.entry(slot)
     }
 
     pub(super) fn set_entry(&self, slot: usize, state: EntryState, sender: Sender) {
-        self.shared.entry(slot)[0].store(state.encode(sender), Ordering::Release);
+        self.board.words(slot)[0].store(state.encode(sender), Ordering::Release);
     }
 
     /// Accepts no more senders.
     pub(super) fn close(&self) {
-        self.shared.state().store(CLOSED, Ordering::Release);
+        self.header.words::<1>(STATE)[0].store(CLOSED, Ordering::Release);
     }
 }
 
@@ -241,7 +261,9 @@ impl Drop for Name {
 /// The file of a peer, for a sender.
 #[derive(Debug)]
 pub(super) struct PeerMailbox {
-    shared: Shared,
+    header: View,
+    board: Board,
+    /// Open for reading, to ask for the lock.
     file: OwnedFd,
 }
 
@@ -249,46 +271,48 @@ impl PeerMailbox {
     /// The mailbox of `qpn`; `None` if it doesn't exist or its process is dead.
     pub(super) fn open(directory: &HostDirectory, qpn: Qpn) -> Result<Option<Self>, DeviceError> {
         let name = FileName::QueuePair(qpn);
-        let Some(file) = directory.find(name)? else { return Ok(None) };
+        let Some((file, writable)) = directory.find_both(name)? else { return Ok(None) };
         let error = |errno| crate::link::system(format!("mapping {name}"), errno);
         if !is_locked(&file).map_err(error)? {
             return Ok(None);
         }
-        let shared = Self::map(&file, qpn).map_err(error)?;
-        let Some(shared) = shared else {
-            return Err(DeviceError::Inconsistent {
-                object: name.to_string(),
-                reason: "not a queue pair of this version".into(),
-            });
-        };
-        Ok(Some(Self { shared, file }))
+        let inconsistent = |reason| DeviceError::Inconsistent { object: name.to_string(), reason };
+        let (header, peers) = Self::header(&file, qpn).map_err(error)?.map_err(inconsistent)?;
+        let board = Board::new(&writable, peers).map_err(error)?;
+        Ok(Some(Self { header, board, file }))
     }
 
-    /// Maps the file; `None` if its header isn't valid.
-    fn map(file: &OwnedFd, qpn: Qpn) -> Result<Option<Shared>, Errno> {
+    /// Maps the first page. Returns it with the number of peers, or what is wrong with it.
+    fn header(file: &OwnedFd, qpn: Qpn) -> Result<Result<(View, usize), String>, Errno> {
         let size = usize::try_from(fstat(file)?.st_size).unwrap_or(usize::MAX);
-        if !(length_for(1)..=length_for(MAX_PEERS)).contains(&size) {
-            return Ok(None);
+        if size < HEADER {
+            return Ok(Err("not a queue pair".into()));
         }
-        let mut shared = Shared { map: Map::new(file, size)?, peers: 0 };
-        let [magic, version, sizes, number, _] =
-            shared.header().each_ref().map(|word| word.load(Ordering::Acquire));
-        let peers = usize::try_from(sizes & 0xffff_ffff).unwrap_or(usize::MAX);
-        let is_valid = magic == MAGIC && version == VERSION && number == u64::from(qpn.0);
-        if !is_valid || peers > MAX_PEERS || length_for(peers) != size {
-            return Ok(None);
+        let header = View::new(file, HEADER)?;
+        let version = header.load(8);
+        let peers = usize::try_from(header.load(PEERS) & 0xffff_ffff).unwrap_or(usize::MAX);
+        if header.load(0) != MAGIC {
+            return Ok(Err("not a queue pair".into()));
         }
-        shared.peers = peers;
-        Ok(Some(shared))
+        if version != VERSION {
+            return Ok(Err(format!(
+                "made by another version of efa: its layout has version {version}, not {VERSION}"
+            )));
+        }
+        let valid = (1..=MAX_PEERS).contains(&peers) && size == board_at() + board_length(peers);
+        if !valid || header.load(NUMBER) != u64::from(qpn.0) {
+            return Ok(Err("a queue pair with another number or size".into()));
+        }
+        Ok(Ok((header, peers)))
     }
 
     /// Whether this is the queue pair `sender`.
     pub(super) fn is(&self, sender: Sender) -> bool {
-        self.shared.header()[4].load(Ordering::Relaxed) as u32 == sender.generation
+        self.header.load(OWNER) as u32 == sender.generation
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.shared.state().load(Ordering::Acquire) != OPEN
+        self.header.load(STATE) != OPEN
     }
 
     /// Whether its process is alive; true if the system can't report it.
@@ -299,36 +323,46 @@ impl PeerMailbox {
     /// Claims a free entry for `sender`.
     pub(super) fn claim(&self, sender: Sender) -> Option<usize> {
         let claimed = EntryState::Claimed.encode(sender);
-        (0..self.shared.peers).find(|&slot| {
-            let word = &self.shared.entry(slot)[0];
+        (0..self.board.peers).find(|&slot| {
+            let word = &self.board.words(slot)[0];
             word.compare_exchange(0, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         })
     }
 
     /// Announces the ring with `nonce` to the owner.
     pub(super) fn announce(&self, slot: usize, sender: Sender, nonce: u64) {
-        let [word, ring] = self.shared.entry(slot);
+        let [word, ring] = self.board.words(slot);
         ring.store(nonce, Ordering::Relaxed);
         word.store(EntryState::Announced.encode(sender), Ordering::Release);
         self.ring_doorbell(slot);
     }
 
-    /// Rings the doorbell for entry `slot`, unless that was done already.
+    /// Rings the doorbell for entry `slot`, if there is one, unless that was done already.
     pub(super) fn ring_doorbell(&self, slot: usize) {
+        if slot >= self.board.peers {
+            return;
+        }
         let (word, bit) = (slot / 64, 1 << (slot % 64));
-        let bits = &self.shared.doorbell_words()[word];
+        let bits = &self.board.doorbell_words()[word];
         if bits.load(Ordering::Relaxed) & bit == 0 {
             bits.fetch_or(bit, Ordering::Release);
         }
-        if self.shared.doorbell().load(Ordering::Relaxed) & (1 << word) == 0 {
-            self.shared.doorbell().fetch_or(1 << word, Ordering::Release);
+        if self.board.doorbell().load(Ordering::Relaxed) & (1 << word) == 0 {
+            self.board.doorbell().fetch_or(1 << word, Ordering::Release);
         }
+    }
+
+    /// Whether the entry still announces the ring `nonce` of `sender`, or says that it is attached.
+    pub(super) fn has_entry(&self, slot: usize, sender: Sender, nonce: u64) -> bool {
+        let (state, from, ring) = self.board.entry(slot);
+        let known = matches!(state, EntryState::Announced | EntryState::Attached);
+        known && (from, ring) == (sender, nonce)
     }
 
     /// Frees the entry if the owner refused the ring of `sender`. Returns whether it did.
     pub(super) fn take_refusal(&self, slot: usize, sender: Sender) -> bool {
         let refused = EntryState::Refused.encode(sender);
-        let word = &self.shared.entry(slot)[0];
+        let word = &self.board.words(slot)[0];
         word.compare_exchange(refused, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }

@@ -1,18 +1,21 @@
 //! Reading and writing the registered memory of other processes.
 //!
-//! Each opened device has a file with the [table of its keys](crate::keys). The requester finds it by the
-//! target's queue pair number, checks key, bounds and access, and has the kernel copy
-//! (`process_vm_readv`, `process_vm_writev`). The target process does nothing.
+//! Each opened device has a file with the [table of its keys](crate::keys), which others map for reading. The
+//! requester finds it by the target's queue pair number, checks key, bounds and access, and has the kernel
+//! copy (`process_vm_readv`, `process_vm_writev`). The target process does nothing.
 //!
 //! ```text
 //! <host>/mem-<nonce>    the file, locked while its process lives
 //! <host>/mem-<qpn>      hard links to it, one for each queue pair
-//!    0  magic | process | its PID namespace | address of the cookie | the cookie, two words
-//!       | queue pairs and slots …
 //! ```
 //!
-//! Process numbers are reused. So each process has a random *cookie* in its memory, which a requester
-//! reads in the same call: if it differs, the number belongs to another process.
+//! The file only saves system calls: any process of the user can change it. What counts is the owner's own
+//! table, in its memory. A read has the kernel copy the data and then the slot of the key from there; it
+//! succeeds only if this slot names the memory that was read, which thus was still registered after the
+//! copy. A write looks at the owner's slot first, and [pins](crate::pins) the key meanwhile.
+//!
+//! Process numbers are reused. So each table has a random *cookie*: if it differs, the number belongs to
+//! another process.
 //!
 //! Process numbers mean nothing in another PID namespace, and the kernel may
 //! [forbid](super::permission) the copies. A process that finds either when it opens the device offers no RDMA;
@@ -34,16 +37,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use efa_device::{DeviceError, Qpn, RemoteMemory, Status};
 use fastrand::Rng;
-use rustix::fs::{fstat, stat};
+use rustix::fs::stat;
+use rustix::io::Errno;
 
 use super::directory::{FileName, HostDirectory};
-use crate::keys::{LENGTH, Slots, Use};
-use crate::map::Map;
+use crate::keys::{HEADER_COOKIE, LENGTH, PeerSlots, Slot, Slots, Use, number_at, slot_at};
+use crate::memory::read_process;
 use crate::region::KeyTable;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"efamem3\n");
-/// Bytes of a cookie.
-const COOKIE: usize = 16;
+/// With the version of the layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"efamem4\n");
 /// Reads of at least this many bytes are copied in two halves. Shorter ones stay cached in any order.
 const LONG: usize = 256 << 10;
 /// The kernel copies page by page.
@@ -58,8 +61,6 @@ pub(super) struct HostMemory {
     name: FileName,
     /// Holds the lock.
     _file: OwnedFd,
-    /// Read by other processes only.
-    _cookie: Box<[u64; 2]>,
     /// The PID namespace of this process; 0 if that isn't known.
     namespace: u64,
     peers: Mutex<HashMap<Qpn, Arc<Peer>>>,
@@ -68,11 +69,7 @@ pub(super) struct HostMemory {
 /// Another process's table.
 #[derive(Debug)]
 struct Peer {
-    slots: Slots,
-    process: libc::pid_t,
-    namespace: u64,
-    cookie_at: u64,
-    cookie: [u64; 2],
+    slots: PeerSlots,
     /// Whether the next long read begins with its back half.
     back_first: AtomicBool,
     /// Whether the log has that its memory can't be accessed.
@@ -80,12 +77,17 @@ struct Peer {
 }
 
 /// Why the kernel did not copy.
+#[derive(Debug)]
 enum Failure {
-    /// The process has ended; its number may be another's.
-    Gone,
+    /// The process has ended and its number may be another's, or the table may be that of a predecessor.
+    Outdated(Status),
     /// The kernel returned an error.
     Refused(Status),
 }
+
+const GONE: Failure = Failure::Outdated(Status::UnresponsiveRemote);
+/// No such key, or it doesn't allow the copy.
+const NOT_ALLOWED: Failure = Failure::Outdated(Status::RemoteBadAddress);
 
 impl HostMemory {
     /// A table of at most `limit` regions of at most `max_size` bytes.
@@ -95,24 +97,15 @@ impl HostMemory {
         max_size: u64,
     ) -> Result<Self, DeviceError> {
         let (name, file) = directory.create_locked(FileName::Memory, LENGTH)?;
-        let map = Map::new(&file, LENGTH).map_err(|errno| {
+        let namespace = pid_namespace();
+        let slots = Slots::in_file(&file, MAGIC, namespace).map_err(|errno| {
             directory.remove(name);
             crate::link::system(format!("mapping {name}"), errno)
         })?;
-        let slots = Slots::new(map);
-        let cookie = Box::new([fastrand::u64(..), fastrand::u64(..)]);
-        let namespace = pid_namespace();
-        let [magic, process, of, at, first, second] = slots.header();
-        process.store(std::process::id().into(), Ordering::Relaxed);
-        of.store(namespace, Ordering::Relaxed);
-        at.store((&raw const *cookie).expose_provenance() as u64, Ordering::Relaxed);
-        first.store(cookie[0], Ordering::Relaxed);
-        second.store(cookie[1], Ordering::Relaxed);
-        magic.store(MAGIC, Ordering::Release);
         allow_all_to_trace();
         let keys = KeyTable::with_slots(limit, max_size, Rng::new(), Some(slots));
         let (directory, peers) = (Arc::clone(directory), Mutex::default());
-        Ok(Self { directory, keys, name, _file: file, _cookie: cookie, namespace, peers })
+        Ok(Self { directory, keys, name, _file: file, namespace, peers })
     }
 
     /// Why this process and others of the host can't access each other's memory, as far as it can be seen
@@ -123,13 +116,14 @@ impl HostMemory {
         }
         let tables = self.directory.tables().unwrap_or_default();
         let mut others = tables.into_iter().filter_map(|table| Peer::open(&self.directory, table));
-        others.find_map(|other| match other.check() {
-            _ if self.is_foreign(&other) => {
-                Some(format!("process {} of this host is in another PID namespace", other.process))
-            }
+        others.find_map(|other| match other.check_cookie() {
+            _ if self.is_foreign(&other) => Some(format!(
+                "process {} of this host is in another PID namespace",
+                other.slots.process
+            )),
             Err(Failure::Refused(Status::NotPermitted)) => Some(format!(
                 "not permitted to access the memory of process {} of this host",
-                other.process
+                other.slots.process
             )),
             _ => None,
         })
@@ -137,7 +131,8 @@ impl HostMemory {
 
     /// Whether a process is in another PID namespace.
     fn is_foreign(&self, peer: &Peer) -> bool {
-        self.namespace != 0 && peer.namespace != 0 && self.namespace != peer.namespace
+        let other = peer.slots.namespace;
+        self.namespace != 0 && other != 0 && self.namespace != other
     }
 
     pub(super) fn keys(&self) -> &KeyTable {
@@ -153,7 +148,7 @@ impl HostMemory {
         // This process has the number, so an existing file is of a dead process.
         self.directory.remove(FileName::MemoryOf(qpn));
         if let Some(slots) = self.keys.slots() {
-            slots.add(qpn);
+            slots.set_queue_pair(qpn, true);
         }
         self.directory.link(self.name, FileName::MemoryOf(qpn))
     }
@@ -162,7 +157,7 @@ impl HostMemory {
     pub(super) fn remove_queue_pair(&self, qpn: Qpn) {
         self.directory.remove(FileName::MemoryOf(qpn));
         if let Some(slots) = self.keys.slots() {
-            slots.remove(qpn);
+            slots.set_queue_pair(qpn, false);
         }
     }
 
@@ -174,9 +169,7 @@ impl HostMemory {
         from: RemoteMemory,
         into: libc::iovec,
     ) -> Result<(), Status> {
-        self.with_peer(qpn, from, into.iov_len, Use::RemoteRead, |peer, address| {
-            peer.read(address, into)
-        })
+        self.with_peer(qpn, |peer| peer.read(from, into))
     }
 
     /// Copies to the memory of the process with queue pair `qpn`.
@@ -186,10 +179,7 @@ impl HostMemory {
         from: libc::iovec,
         into: RemoteMemory,
     ) -> Result<(), Status> {
-        self.with_peer(qpn, into, from.iov_len, Use::RemoteWrite, |peer, address| {
-            peer.check()?;
-            peer.write(from, address)
-        })
+        self.with_peer(qpn, |peer| peer.write(from, into))
     }
 
     fn peer(&self, qpn: Qpn) -> Option<Arc<Peer>> {
@@ -200,7 +190,7 @@ impl HostMemory {
         let peer = Arc::new(Peer::open(&self.directory, FileName::MemoryOf(qpn))?);
         // Unmaps the tables of processes that have ended before it maps another.
         peers.retain(|qpn, known| {
-            known.slots.has(*qpn) && !matches!(known.check(), Err(Failure::Gone))
+            known.slots.has(*qpn) && !matches!(known.check_cookie(), Err(Failure::Outdated(_)))
         });
         peers.insert(qpn, Arc::clone(&peer));
         Some(peer)
@@ -209,29 +199,20 @@ impl HostMemory {
     fn with_peer(
         &self,
         qpn: Qpn,
-        remote: RemoteMemory,
-        length: usize,
-        wanted: Use,
-        copy: impl Fn(&Peer, u64) -> Result<(), Failure>,
+        copy: impl Fn(&Peer) -> Result<(), Failure>,
     ) -> Result<(), Status> {
         let mut failure = Status::UnresponsiveRemote;
         // A known table may be of a process that has ended, and the number another's: then tried again.
         for _ in 0..2 {
             let Some(peer) = self.peer(qpn) else { return Err(Status::BadDestinationQpn) };
-            let RemoteMemory { address, key } = remote;
-            if !peer.slots.has(qpn) {
-                failure = Status::BadDestinationQpn;
-            } else if self.is_foreign(&peer) {
+            if self.is_foreign(&peer) {
                 return Err(peer.not_permitted());
-            } else if let Some(pin) = peer.slots.pin(key, address, length as u64, wanted) {
-                match copy(&peer, pin.address) {
-                    Ok(()) => return Ok(()),
-                    Err(Failure::Refused(Status::NotPermitted)) => return Err(peer.not_permitted()),
-                    Err(Failure::Refused(status)) => return Err(status),
-                    Err(Failure::Gone) => failure = Status::UnresponsiveRemote,
-                }
-            } else {
-                failure = Status::RemoteBadAddress;
+            }
+            match peer.check_queue_pair(qpn).and_then(|()| copy(&peer)) {
+                Ok(()) => return Ok(()),
+                Err(Failure::Refused(Status::NotPermitted)) => return Err(peer.not_permitted()),
+                Err(Failure::Refused(status)) => return Err(status),
+                Err(Failure::Outdated(status)) => failure = status,
             }
             self.peers().remove(&qpn);
         }
@@ -247,30 +228,29 @@ impl Drop for HostMemory {
 
 impl Peer {
     fn open(directory: &HostDirectory, name: FileName) -> Option<Self> {
-        let file = directory.find(name).ok().flatten()?;
-        if fstat(&file).ok()?.st_size != LENGTH as i64 {
-            return None;
+        let (file, writable) = directory.find_both(name).ok().flatten()?;
+        match PeerSlots::open(&file, &writable, MAGIC) {
+            Ok(Some(slots)) => Some(Self {
+                slots,
+                back_first: AtomicBool::new(false),
+                refusal_told: AtomicBool::new(false),
+            }),
+            Ok(None) => {
+                tracing::warn!(%name, "not a table of memory keys of this version of efa");
+                None
+            }
+            Err(errno) => {
+                tracing::warn!(%name, %errno, "can't map a table of memory keys");
+                None
+            }
         }
-        let slots = Slots::new(Map::new(&file, LENGTH).ok()?);
-        let words = slots.header().each_ref().map(|word| word.load(Ordering::Acquire));
-        let [magic, process, namespace, cookie_at, first, second] = words;
-        let process = libc::pid_t::try_from(process).ok()?;
-        (magic == MAGIC).then_some(Self {
-            slots,
-            process,
-            namespace,
-            cookie_at,
-            cookie: [first, second],
-            back_first: AtomicBool::new(false),
-            refusal_told: AtomicBool::new(false),
-        })
     }
 
     /// Notes in the log, once, that the memory can't be accessed.
     #[cold]
     fn not_permitted(&self) -> Status {
         if !self.refusal_told.swap(true, Ordering::Relaxed) {
-            let process = self.process;
+            let process = self.slots.process;
             tracing::warn!(
                 "not permitted to access the memory of process {process} (not dumpable, seccomp, \
                  ptrace_scope, PID namespace)"
@@ -279,9 +259,52 @@ impl Peer {
         Status::NotPermitted
     }
 
+    /// Reads words of the owner's own table, from byte `at` on.
+    fn look(&self, at: usize, into: &mut [u64]) -> Result<(), Failure> {
+        let address = self.slots.address.wrapping_add(at as u64);
+        read_process(self.slots.process, address, into).map_err(|errno| match errno {
+            // Another process, which has no memory there.
+            Errno::FAULT => GONE,
+            errno => failure(errno),
+        })
+    }
+
     /// Checks that the process is alive and the one of the table.
-    fn check(&self) -> Result<(), Failure> {
-        self.read(0, libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 })
+    fn check_cookie(&self) -> Result<(), Failure> {
+        let mut cookie = [0];
+        self.look(HEADER_COOKIE, &mut cookie)?;
+        if cookie[0] == self.slots.cookie { Ok(()) } else { Err(GONE) }
+    }
+
+    fn check_queue_pair(&self, qpn: Qpn) -> Result<(), Failure> {
+        if self.slots.has(qpn) { Ok(()) } else { self.confirm_missing(qpn) }
+    }
+
+    /// Whether the owner has the queue pair, though its file says that it doesn't.
+    #[cold]
+    fn confirm_missing(&self, qpn: Qpn) -> Result<(), Failure> {
+        let (at, bit) = number_at(qpn);
+        let mut word = [0];
+        let there = self.check_cookie().and_then(|()| self.look(at, &mut word));
+        match there {
+            Ok(()) if word[0] & bit != 0 => Ok(()),
+            _ => Err(Failure::Outdated(Status::BadDestinationQpn)),
+        }
+    }
+
+    /// The owner's own slot of a key.
+    fn slot(&self, key: u32) -> Result<Slot, Failure> {
+        let mut slot = Slot::default();
+        self.look(slot_at(key), &mut slot.0)?;
+        self.check_slot(slot)
+    }
+
+    /// Checks that a slot that was copied is of the process of the table.
+    fn check_slot(&self, slot: Slot) -> Result<Slot, Failure> {
+        if !slot.is_of(self.slots.cookie) {
+            self.check_cookie()?;
+        }
+        Ok(slot)
     }
 
     /// The parts of a read in the order in which to copy them.
@@ -297,42 +320,68 @@ impl Peer {
         }
     }
 
-    fn read(&self, address: u64, into: libc::iovec) -> Result<(), Failure> {
-        let order = self.order(into.iov_len);
-        let mut done = 0;
-        loop {
-            let mut cookie = [0_u64; 2];
-            let mut local =
-                [libc::iovec { iov_base: (&raw mut cookie).cast(), iov_len: COOKIE }; 3];
-            let mut there = [rest(self.cookie_at as usize as *mut c_void, 0, COOKIE); 3];
-            let mut skip = done;
-            for (at, part) in (1..).zip(&order) {
-                let here = skip.min(part.len());
-                skip -= here;
-                let (start, length) = (part.start + here, part.len() - here);
-                local[at] = rest(into.iov_base, start, length);
-                there[at] = rest(address as usize as *mut c_void, start, length);
+    fn read(&self, from: RemoteMemory, into: libc::iovec) -> Result<(), Failure> {
+        let locate =
+            |slot: Slot| slot.locate(from.key, from.address, into.iov_len as u64, Use::RemoteRead);
+        let mut address = match locate(self.slots.slot(from.key)) {
+            Some(address) => address,
+            None => locate(self.slot(from.key)?).ok_or(NOT_ALLOWED)?,
+        };
+        // Twice if the file has another address than the owner.
+        for _ in 0..2 {
+            let (copied, slot) = self.copy_with_slot(from.key, address, into)?;
+            match locate(slot).ok_or(NOT_ALLOWED)? {
+                there if there != address => address = there,
+                _ if copied => return Ok(()),
+                _ => break,
             }
-            // SAFETY: the kernel checks every range. It writes `cookie`, a local variable, and `into`: a part
-            // of a region whose lock `SoftRegion::with_part` holds meanwhile, or nothing (from `check`).
-            let copied = unsafe {
-                libc::process_vm_readv(self.process, local.as_ptr(), 3, there.as_ptr(), 3, 0)
-            };
-            let copied = usize::try_from(copied).map_err(|_| last_failure())?;
-            if copied < COOKIE || cookie != self.cookie {
-                return Err(Failure::Gone);
-            }
-            if copied == COOKIE && done < into.iov_len {
-                return Err(Failure::Refused(Status::RemoteBadAddress));
-            }
-            done += copied - COOKIE;
-            if done >= into.iov_len {
-                return Ok(());
-            }
+        }
+        Err(Failure::Refused(Status::RemoteBadAddress))
+    }
+
+    /// Copies from the owner's memory, and then the slot of the key. Returns whether all of the memory was
+    /// there.
+    fn copy_with_slot(
+        &self,
+        key: u32,
+        address: u64,
+        into: libc::iovec,
+    ) -> Result<(bool, Slot), Failure> {
+        const SLOT: usize = size_of::<Slot>();
+        let mut slot = Slot::default();
+        let slot_there = self.slots.address.wrapping_add(slot_at(key) as u64);
+        let mut local = [rest((&raw mut slot.0).cast(), 0, SLOT); 3];
+        let mut there = [rest(slot_there as usize as *mut c_void, 0, SLOT); 3];
+        for (at, part) in self.order(into.iov_len).into_iter().enumerate() {
+            local[at] = rest(into.iov_base, part.start, part.len());
+            there[at] = rest(address as usize as *mut c_void, part.start, part.len());
+        }
+        // SAFETY: the kernel checks every range. It writes `slot`, a local variable, and `into`: a part of a
+        // region whose lock `SoftRegion::with_part` holds meanwhile.
+        let copied = unsafe {
+            libc::process_vm_readv(self.slots.process, local.as_ptr(), 3, there.as_ptr(), 3, 0)
+        };
+        match usize::try_from(copied) {
+            Ok(copied) if copied == into.iov_len + SLOT => Ok((true, self.check_slot(slot)?)),
+            Ok(_) => Ok((false, self.slot(key)?)),
+            Err(_) => match last_failure() {
+                Failure::Refused(Status::RemoteBadAddress) => Ok((false, self.slot(key)?)),
+                failure => Err(failure),
+            },
         }
     }
 
-    fn write(&self, from: libc::iovec, address: u64) -> Result<(), Failure> {
+    fn write(&self, from: libc::iovec, into: RemoteMemory) -> Result<(), Failure> {
+        let RemoteMemory { address, key } = into;
+        let written = self.slots.hold(key, || {
+            let slot = self.slot(key)?;
+            let address = slot.locate(key, address, from.iov_len as u64, Use::RemoteWrite);
+            self.copy_to(from, address.ok_or(NOT_ALLOWED)?)
+        });
+        written.unwrap_or(Err(Failure::Refused(Status::RemoteAbort)))
+    }
+
+    fn copy_to(&self, from: libc::iovec, address: u64) -> Result<(), Failure> {
         let mut done = 0;
         while done < from.iov_len {
             let left = from.iov_len - done;
@@ -340,7 +389,8 @@ impl Peer {
             let there = rest(address as usize as *mut c_void, done, left);
             // SAFETY: the kernel checks both ranges. In this process it only reads `from`, a part of a region
             // whose lock `SoftRegion::with_part` holds meanwhile.
-            let copied = unsafe { libc::process_vm_writev(self.process, &local, 1, &there, 1, 0) };
+            let copied =
+                unsafe { libc::process_vm_writev(self.slots.process, &local, 1, &there, 1, 0) };
             match usize::try_from(copied) {
                 Ok(0) => return Err(Failure::Refused(Status::RemoteBadAddress)),
                 Ok(copied) => done += copied,
@@ -356,13 +406,19 @@ fn rest(base: *mut c_void, done: usize, left: usize) -> libc::iovec {
     libc::iovec { iov_base: base.wrapping_byte_add(done), iov_len: left }
 }
 
-/// The failure that the last error of the kernel stands for.
+/// What the last error of the kernel stands for.
 fn last_failure() -> Failure {
-    match std::io::Error::last_os_error().raw_os_error() {
-        Some(libc::ESRCH) => Failure::Gone,
-        Some(libc::EFAULT) => Failure::Refused(Status::RemoteBadAddress),
+    let error = std::io::Error::last_os_error();
+    failure(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+/// What an error of the kernel stands for.
+fn failure(errno: Errno) -> Failure {
+    match errno {
+        Errno::SRCH => GONE,
+        Errno::FAULT => Failure::Refused(Status::RemoteBadAddress),
         // ENOSYS and EACCES are the choice of some seccomp filters.
-        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => Failure::Refused(Status::NotPermitted),
+        Errno::PERM | Errno::ACCESS | Errno::NOSYS => Failure::Refused(Status::NotPermitted),
         _ => Failure::Refused(Status::BadStatus),
     }
 }
@@ -385,6 +441,8 @@ mod tests {
     use rustix::fs::{FlockOperation, flock};
 
     use super::*;
+    use crate::keys::{HEADER_NAMESPACE, HEADER_PROCESS, SLOT_WORDS};
+    use crate::map::Map;
     use crate::region::SoftRegion;
 
     const ALL: Access = Access { remote_read: true, remote_write: true };
@@ -425,6 +483,11 @@ mod tests {
         length: usize,
     ) -> Result<(), Status> {
         into.with_part(0, length, |part| user.read(qpn, from, part))
+    }
+
+    /// The table in the file, as any process of the user can map it.
+    fn file(memory: &HostMemory) -> Map {
+        Map::new(&memory._file, LENGTH).unwrap()
     }
 
     fn bytes(region: &SoftRegion) -> Vec<u8> {
@@ -522,19 +585,68 @@ mod tests {
         owner.add_queue_pair(Qpn(3)).unwrap();
         let target = user.keys().register(vec![0; 8].into(), ALL).unwrap();
         // As if the number of the process were another's now: the cookie is not there.
-        let [_, process, _, _, first, _] = owner.keys().slots().unwrap().header();
-        let cookie = first.load(Ordering::Relaxed);
-        first.store(!cookie, Ordering::Relaxed);
+        let file = file(&owner);
+        let cookie = file.words::<1>(HEADER_COOKIE)[0].fetch_xor(1, Ordering::Relaxed);
         let gone = Err(Status::UnresponsiveRemote);
         assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), gone);
         let written = target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0)));
         assert_eq!(written, gone);
         assert_eq!(bytes(&memory), [1; 8]);
         // No such process at all.
-        first.store(cookie, Ordering::Relaxed);
-        process.store(0x3fff_ffff, Ordering::Relaxed);
+        file.words::<1>(HEADER_COOKIE)[0].store(cookie, Ordering::Relaxed);
+        file.words::<1>(HEADER_PROCESS)[0].store(0x3fff_ffff, Ordering::Relaxed);
         assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), gone);
         owner.remove_queue_pair(Qpn(3));
+    }
+
+    #[test]
+    fn copies_are_right_whatever_is_written_to_the_file_of_the_owner() {
+        let host = Host::new();
+        let (owner, user) = (host.open(), host.open());
+        let memory = owner.keys().register((1..9).collect(), ALL).unwrap();
+        let other = owner.keys().register(vec![0xee; 8].into(), ALL).unwrap();
+        owner.add_queue_pair(Qpn(3)).unwrap();
+        let target = user.keys().register(vec![0; 8].into(), ALL).unwrap();
+        assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), Ok(()));
+        let file = file(&owner);
+        let slot = file.words::<SLOT_WORDS>(slot_at(memory.remote_key()));
+        let elsewhere =
+            file.words::<SLOT_WORDS>(slot_at(other.remote_key()))[1].load(Ordering::Relaxed);
+        let (word, bit) = number_at(Qpn(3));
+        let number = &file.words::<1>(word)[0];
+        let mut rng = Rng::with_seed(4);
+        for round in 0..300_u32 {
+            let at_word = rng.usize(..SLOT_WORDS);
+            let random = rng.u64(..);
+            let value = rng.choice([0, u64::MAX, elsewhere, elsewhere & !0xfff, random]).unwrap();
+            let before = slot[at_word].swap(value, Ordering::Relaxed);
+            let number_before = number.load(Ordering::Relaxed);
+            if rng.bool() {
+                number.store(number_before ^ bit, Ordering::Relaxed);
+            }
+            let expected: Vec<u8> = (0..8).map(|_| rng.u8(..)).collect();
+            target.write(0, &expected);
+            let written = target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0)));
+            assert_eq!((written, bytes(&memory)), (Ok(()), expected.clone()), "round {round}");
+            target.write(0, &[0; 8]);
+            assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), Ok(()), "round {round}");
+            assert_eq!(bytes(&target), expected, "round {round}");
+            assert_eq!(bytes(&other), [0xee; 8], "round {round}");
+            slot[at_word].store(before, Ordering::Relaxed);
+            number.store(number_before, Ordering::Relaxed);
+        }
+        // A key or a queue pair that the file still has, but not the owner, gives access to nothing.
+        let place = at(&memory, 0);
+        let old = slot.each_ref().map(|word| word.load(Ordering::Relaxed));
+        drop(memory);
+        for (word, value) in slot.iter().zip(old) {
+            word.store(value, Ordering::Relaxed);
+        }
+        let bad = Err(Status::RemoteBadAddress);
+        assert_eq!(read(&user, Qpn(3), place, &target, 8), bad);
+        assert_eq!(target.with_part(0, 8, |part| user.write(Qpn(3), part, place)), bad);
+        owner.remove_queue_pair(Qpn(3));
+        assert_eq!(bytes(&other), [0xee; 8]);
     }
 
     #[test]
@@ -545,7 +657,7 @@ mod tests {
         let memory = owner.keys().register(vec![1; 8].into(), ALL).unwrap();
         owner.add_queue_pair(Qpn(3)).unwrap();
         let target = user.keys().register(vec![0; 8].into(), ALL).unwrap();
-        owner.keys().slots().unwrap().header()[2].fetch_xor(1, Ordering::Relaxed);
+        file(&owner).words::<1>(HEADER_NAMESPACE)[0].fetch_xor(1, Ordering::Relaxed);
         let obstacle = user.obstacle().unwrap();
         let expected =
             format!("process {} of this host is in another PID namespace", std::process::id());
@@ -577,8 +689,8 @@ mod tests {
             drop(read_of_another(Qpn(number), false));
         }
         // As if it was killed: nothing is taken back, but the process is another's.
-        let mut killed = read_of_another(Qpn(7), true);
-        *killed._cookie = [0; 2];
+        let killed = read_of_another(Qpn(7), true);
+        killed.keys().slots().unwrap().change_cookie();
         let last = read_of_another(Qpn(8), false);
         let mut kept: Vec<_> = user.peers().keys().copied().collect();
         kept.sort_unstable();
@@ -597,7 +709,7 @@ mod tests {
         let old = dead.keys().register(vec![5; 4].into(), ALL).unwrap();
         assert_eq!(read(&user, Qpn(4), at(&old, 0), &target, 4), Ok(()));
         // Killed: nothing is taken back, but the lock is gone and so is the process.
-        dead.keys().slots().unwrap().header()[1].store(0x3fff_ffff, Ordering::Relaxed);
+        file(&dead).words::<1>(HEADER_PROCESS)[0].store(0x3fff_ffff, Ordering::Relaxed);
         let dead = std::mem::ManuallyDrop::new(dead);
         flock(&dead._file, FlockOperation::NonBlockingUnlock).unwrap();
         assert_eq!(host.names(), 3);

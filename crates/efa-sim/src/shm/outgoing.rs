@@ -6,8 +6,8 @@
 //! ```
 //!
 //! While nothing is acknowledged, every [`CHECK_EVERY`]th poll checks the receiver: that the entry is
-//! claimed, the doorbell rung if the ring isn't watched, the receiver attached, and its process alive. So
-//! a doorbell that was lost only costs time.
+//! claimed and as it was written, the doorbell rung if the ring isn't watched, the receiver attached, and its
+//! process alive. So a doorbell that was lost, or an entry that another process overwrote, only costs time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -163,11 +163,17 @@ impl Outgoing {
         self.in_flight.is_empty() && self.queued.is_empty()
     }
 
+    /// Whether the peer takes no more packets, though its process may live. Once attached, the ring alone
+    /// says so: nobody else can change it.
+    fn is_closed(&self) -> bool {
+        self.ring.is_detached()
+            || (self.ring.attached_entry().is_none() && self.mailbox.is_closed())
+    }
+
     /// Whether nothing is in flight and the peer is gone. (With sends in flight, their completion shows
     /// it.)
     pub(super) fn is_useless(&self) -> bool {
-        self.is_idle()
-            && (self.is_detached() || self.mailbox.is_closed() || !self.mailbox.is_alive())
+        self.is_idle() && (self.is_closed() || !self.mailbox.is_alive())
     }
 
     #[inline]
@@ -199,7 +205,7 @@ impl Outgoing {
     }
 
     fn wake(&mut self) {
-        match self.entry {
+        match self.ring.attached_entry().or(self.entry) {
             Some(slot) => self.mailbox.ring_doorbell(slot),
             None => self.claim(),
         }
@@ -260,19 +266,17 @@ impl Outgoing {
 
     fn check_peer(&mut self, now: Time) -> Check {
         let stalled = *self.stalled.get_or_insert(now);
-        if self.ring.is_detached() || self.mailbox.is_closed() {
+        if self.is_closed() {
             return Check::Gone(Status::BadDestinationQpn);
         }
-        match self.entry {
-            Some(slot) if self.mailbox.take_refusal(slot, self.local.sender) => {
-                self.entry = None;
+        if self.ring.attached_entry().is_none() {
+            self.check_entry();
+            if self.entry.is_none() && now - stalled >= self.local.attach_timeout {
                 return Check::Gone(Status::UnreachableRemote);
             }
-            Some(_) if self.ring.is_watched() => {}
-            Some(_) | None => self.wake(),
         }
-        if self.entry.is_none() && now - stalled >= self.local.attach_timeout {
-            return Check::Gone(Status::UnreachableRemote);
+        if !self.ring.is_watched() {
+            self.wake();
         }
         let since = stalled.max(self.probed);
         if now - since >= self.local.probe_after {
@@ -282,6 +286,18 @@ impl Outgoing {
             }
         }
         Check::Alive
+    }
+
+    /// Gives up the entry if the receiver refused the ring, or if another process changed it; then the ring
+    /// is announced again.
+    fn check_entry(&mut self) {
+        let Some(slot) = self.entry else { return };
+        let sender = self.local.sender;
+        if self.mailbox.take_refusal(slot, sender)
+            || !self.mailbox.has_entry(slot, sender, self.nonce)
+        {
+            self.entry = None;
+        }
     }
 
     /// Takes acknowledgements and completes all other sends with `status`.
@@ -302,7 +318,8 @@ impl Outgoing {
 impl Drop for Outgoing {
     fn drop(&mut self) {
         self.ring.detach();
-        let entry = self.entry.filter(|_| !self.mailbox.is_closed() && self.mailbox.is_alive());
+        let entry = self.ring.attached_entry().or(self.entry);
+        let entry = entry.filter(|_| !self.is_closed() && self.mailbox.is_alive());
         match entry {
             // The receiver takes the packets in the ring, and removes the file if it hasn't yet.
             Some(slot) => self.mailbox.ring_doorbell(slot),

@@ -4,7 +4,7 @@
 //!    0  magic | version, retries | slots, MTU | from              written once
 //!  128  sender has detached                                        written by the sender
 //!  256  head: packets acknowledged                                 ┐ written by
-//!  384  watched | receiver has detached                            ┘ the receiver
+//!  384  entry in the mailbox, attached, watched | 1 until detached ┘ the receiver
 //!  512  slots: number + 1 | length, kind, queue key | status, immediate data | bytes …
 //! ```
 //!
@@ -26,10 +26,14 @@ use rustix::io::Errno;
 use crate::map::Map;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efaring\n");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 const SENDER: usize = 128;
 const HEAD: usize = 256;
 const RECEIVER: usize = 384;
+/// Bits of the receiver's first word, above them the entry.
+const ATTACHED: u64 = 1;
+const WATCHED: u64 = 1 << 1;
+const ENTRY_SHIFT: u32 = 2;
 const SLOTS: usize = 512;
 /// Bytes of the words in front of a slot's packet.
 const SLOT_HEADER: usize = 24;
@@ -145,6 +149,7 @@ impl RingSender {
         version.store(VERSION | u64::from(rnr_retry) << 32, Ordering::Relaxed);
         sizes.store(slots as u64 | (mtu as u64) << 32, Ordering::Relaxed);
         sender.store(u64::from(from.0), Ordering::Relaxed);
+        map.words::<2>(RECEIVER)[1].store(1, Ordering::Relaxed);
         magic.store(MAGIC, Ordering::Release);
         Ok(Self { map, layout, tail: 0, acknowledged: 0 })
     }
@@ -172,13 +177,21 @@ impl RingSender {
     /// Whether the receiver polls this ring; otherwise its doorbell must be rung.
     #[inline]
     pub(super) fn is_watched(&self) -> bool {
-        self.map.words::<2>(RECEIVER)[0].load(Ordering::Relaxed) != 0
+        self.map.words::<2>(RECEIVER)[0].load(Ordering::Relaxed) & WATCHED != 0
+    }
+
+    /// The entry of the receiver's mailbox to ring for, as the receiver says; `None` if it hasn't attached
+    /// yet.
+    pub(super) fn attached_entry(&self) -> Option<usize> {
+        let word = self.map.words::<2>(RECEIVER)[0].load(Ordering::Relaxed);
+        let entry = usize::try_from(word >> ENTRY_SHIFT).ok()?;
+        (word & ATTACHED != 0).then_some(entry)
     }
 
     /// Whether the receiver has detached.
     #[inline]
     pub(super) fn is_detached(&self) -> bool {
-        self.map.words::<2>(RECEIVER)[1].load(Ordering::Acquire) != 0
+        self.map.words::<2>(RECEIVER)[1].load(Ordering::Acquire) == 0
     }
 
     /// Packets acknowledged and not yet [taken](Self::take_acknowledgement).
@@ -346,8 +359,10 @@ impl RingReceiver {
         }
     }
 
-    pub(super) fn set_watched(&self, watched: bool) {
-        self.map.words::<2>(RECEIVER)[0].store(u64::from(watched), Ordering::Relaxed);
+    /// Tells the sender that the ring is attached under `entry` of the mailbox, and whether it is watched.
+    pub(super) fn set_watched(&self, entry: usize, watched: bool) {
+        let word = (entry as u64) << ENTRY_SHIFT | ATTACHED | if watched { WATCHED } else { 0 };
+        self.map.words::<2>(RECEIVER)[0].store(word, Ordering::Relaxed);
     }
 
     pub(super) fn is_detached(&self) -> bool {
@@ -363,7 +378,7 @@ impl RingReceiver {
             self.reject(why);
         }
         self.acknowledge();
-        self.map.words::<2>(RECEIVER)[1].store(1, Ordering::Release);
+        self.map.words::<2>(RECEIVER)[1].store(0, Ordering::Release);
     }
 }
 
@@ -449,8 +464,11 @@ mod tests {
     fn detaching_is_visible_to_the_other_end() {
         let (mut sender, mut receiver, _) = ring(4, 8);
         assert!(!sender.is_detached() && !receiver.is_detached() && !sender.is_watched());
-        receiver.set_watched(true);
-        assert!(sender.is_watched());
+        assert_eq!(sender.attached_entry(), None);
+        receiver.set_watched(7, false);
+        assert!(!sender.is_watched() && sender.attached_entry() == Some(7));
+        receiver.set_watched(7, true);
+        assert!(sender.is_watched() && sender.attached_entry() == Some(7));
         sender.publish(Kind::Plain, 0, b"a", KEY);
         sender.publish(Kind::Plain, 0, b"b", KEY);
         receiver.detach(Status::BadDestinationQpn);

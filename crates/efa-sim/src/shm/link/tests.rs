@@ -1,8 +1,9 @@
 //! Queue pairs of the shm link, with a look at their shared files.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use efa_device::{Completion, Destination, Device, QueuePair, WorkId};
+use rustix::param::page_size;
 
 use super::*;
 use crate::map::Map;
@@ -72,6 +73,81 @@ fn announced_ring_without_a_file_is_refused() {
     drop(other);
     assert!(qp.poll(Time::ZERO + SWEEP_EVERY).is_none());
     assert_eq!(qp.link.mailbox.entry(slot).0, EntryState::Free);
+}
+
+/// State and nonce of the first entry of a mailbox.
+fn first_entry(mailbox: &Map) -> &[AtomicU64; 2] {
+    mailbox.words(page_size() + 640)
+}
+
+#[test]
+fn ring_is_announced_again_when_its_entry_was_overwritten() {
+    for (word, nonce) in [(0, 0), (0x0002, 7), (0x0003, 7), (0x0004, 7), (0x9999_0002, 7)] {
+        let host = Host::new();
+        let device = host.device();
+        let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+        let to = b.address();
+        let address_handle = a.create_address_handle(to.gid).unwrap();
+        let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
+        let packet = a.allocate_packet().unwrap();
+        let request =
+            SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None };
+        a.post_send(request).unwrap();
+        let mailbox = host.map(&format!("qp-{}", to.qpn.0)).unwrap();
+        let me = a.link.local.sender;
+        let sender = u64::from(me.generation) << 32 | u64::from(me.qpn.0) << 16;
+        // Low halves are states of the sender's own entry; the last one is another's.
+        let forged = if word < 0x1_0000 && word > 0 { word | sender } else { word };
+        first_entry(&mailbox)[0].store(forged, Ordering::Relaxed);
+        first_entry(&mailbox)[1].store(nonce, Ordering::Relaxed);
+        let buffer = b.allocate_packet().unwrap();
+        b.post_receive(buffer).unwrap();
+        let mut sent = None;
+        for _ in 0..500 {
+            b.poll(Time::ZERO);
+            sent = sent.or(a.poll(Time::ZERO));
+        }
+        assert!(
+            matches!(sent, Some(Completion::Send { result: Ok(()), .. })),
+            "{word:#x} {sent:?}"
+        );
+    }
+}
+
+#[test]
+fn entry_of_an_attached_sender_is_restored_and_another_sender_attaches() {
+    let host = Host::new();
+    let device = host.device();
+    let mut b = queue_pair(&device);
+    let to = b.address();
+    let mailbox = host.map(&format!("qp-{}", to.qpn.0)).unwrap();
+    let mut senders = [queue_pair(&device), queue_pair(&device)];
+    let mut now = Time::ZERO;
+    for round in 0..4 {
+        for from in &mut senders {
+            let address_handle = from.create_address_handle(to.gid).unwrap();
+            let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
+            let packet = from.allocate_packet().unwrap();
+            let request =
+                SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None };
+            from.post_send(request).unwrap();
+            let buffer = b.allocate_packet().unwrap();
+            b.post_receive(buffer).unwrap();
+            let mut sent = None;
+            for _ in 0..500 {
+                b.poll(now);
+                sent = sent.or(from.poll(now));
+            }
+            let sent = matches!(sent, Some(Completion::Send { result: Ok(()), .. }));
+            assert!(sent, "round {round}");
+            // The next sender finds the entry free.
+            first_entry(&mailbox)[0].store(0, Ordering::Relaxed);
+        }
+        now += SWEEP_EVERY;
+        b.poll(now);
+        assert_eq!(b.link.mailbox.entry(0).0, EntryState::Attached);
+        assert_eq!(b.link.mailbox.entry(1).0, EntryState::Attached);
+    }
 }
 
 #[test]
@@ -185,9 +261,11 @@ fn scribble(seed: u64) {
     for _ in 0..300 {
         if rng.u8(..) < 60 {
             let map = &maps[rng.usize(..maps.len())];
-            // Most control words are near the front, and small numbers are the most plausible values.
+            // Most control words are near the front, of a ring, or of either part of a mailbox, and small
+            // numbers are the most plausible values.
             let words = map.length() / 8;
-            let at = if rng.bool() { rng.usize(..words) } else { rng.usize(..words.min(80)) };
+            let front = rng.choice([0, page_size() / 8]).unwrap() + rng.usize(..100);
+            let at = if rng.bool() { rng.usize(..words) } else { front.min(words - 1) };
             let value = if rng.bool() { rng.u64(..) } else { rng.u64(..8) };
             map.words::<1>(at * 8)[0].store(value, Ordering::Relaxed);
         }
