@@ -1,5 +1,7 @@
 //! Completions and errors: what an endpoint returns when an operation ends.
 
+use core::fmt;
+
 use efa_device::Status;
 use efa_handshake::Extras;
 
@@ -165,10 +167,11 @@ pub enum OperationError {
     /// The peer exceeded one of the [`Bounds`](crate::Bounds).
     #[error("the peer was excluded: {0}")]
     PeerExcluded(Excess),
-    /// The peer gave the message up by a PEER_ERROR (feature 9).
-    #[error("the peer gave the message up: its error {code}")]
+    /// The peer gave the operation up by a PEER_ERROR (feature 9).
+    #[error("the peer gave the operation up: {}", PeerReason(*code))]
     GivenUp {
-        /// The peer's reason: an error number of libfabric's provider.
+        /// The peer's reason: an error number of libfabric's provider, whose numbers below 4,096 are the
+        /// device's statuses.
         code: u32,
     },
     /// The peer restarted while the operation was under way.
@@ -208,6 +211,19 @@ pub enum OperationError {
     /// The device's tag list matched the receive with a packet that begins no message.
     #[error("the device matched it with a packet that begins no message")]
     WronglyMatched,
+}
+
+/// The reason in a PEER_ERROR.
+struct PeerReason(u32);
+
+impl fmt::Display for PeerReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(code) = *self;
+        match u8::try_from(code).ok().and_then(Status::from_code) {
+            Some(status) => write!(f, "{status} (its error {code})"),
+            None => write!(f, "its error {code}"),
+        }
+    }
 }
 
 /// Why an operation was not started.

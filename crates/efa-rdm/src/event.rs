@@ -69,7 +69,7 @@ pub enum Event {
         reason: DropReason,
     },
     /// A peer asked for memory of this endpoint that it has no access to. Nothing was read or written. The
-    /// protocol has no packet that reports this to the peer.
+    /// peer learns of it by PEER_ERROR, if both sides have that: the protocol has no other packet for it.
     AccessRefused {
         /// The peer.
         peer: PeerId,

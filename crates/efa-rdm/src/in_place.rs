@@ -42,6 +42,8 @@ use crate::ids::PeerId;
 use crate::lists::Lists;
 use crate::matching::Matching;
 use crate::payload::Payload;
+use crate::rta;
+use crate::shape::Shape;
 use crate::storage::Pool;
 use crate::unexpected::UnexpectedMessages;
 
@@ -520,9 +522,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.settle();
         let Header::Rtm(Rtm { kind: RtmKind::Eager, tag: None, options, .. }) = parsed.header
         else {
-            if peer.is_some() {
+            if let Some(peer) = peer {
+                let asked = match &parsed.header {
+                    Header::Rtm(rtm) => {
+                        Shape::of(rtm, parsed.payload).ok().and_then(|of| of.asked())
+                    }
+                    Header::Rta(rta) => rta::asked(rta.kind),
+                    _ => None,
+                };
                 let reason = DropReason::NotInPlace(parsed.packet_type());
-                self.core_mut().drop_packet(peer, reason);
+                self.core_mut().refuse(peer, asked, reason);
+                self.settle();
             }
             return self.consumed(packet);
         };

@@ -162,6 +162,16 @@ impl<M> Send<M> {
         matches!(self.role, SendRole::Atomic { fetches: true, .. }) && !self.confirmed
     }
 
+    /// Whether it is an operation of this endpoint whose request was posted, and that waits for an answer of
+    /// the peer.
+    pub(crate) fn is_asked(&self) -> bool {
+        let needs_grant =
+            self.subprotocol == Some(Subprotocol::LongCts) && self.sent < self.in_packets;
+        let waits = needs_grant || self.is_being_read() || self.awaits_receipt();
+        let fetches = self.subprotocol.is_some() && self.awaits_values();
+        !self.role.is_response() && (waits || fetches)
+    }
+
     /// Whether the device moves the data by RDMA, without packets of the protocol.
     pub(crate) fn is_direct(&self) -> bool {
         self.subprotocol == Some(Subprotocol::Direct)

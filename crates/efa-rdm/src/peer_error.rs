@@ -1,4 +1,4 @@
-//! PEER_ERROR packets: one side abandons a message and informs the other, which would wait for ever
+//! PEER_ERROR packets: one side abandons an operation and informs the other, which would wait for ever
 //! otherwise (feature 9, section 4.10 of the specification on libfabric's main branch).
 //!
 //! ```text
@@ -9,6 +9,10 @@
 //!
 //!     │── LONGCTS_RTM, CTSDATA ───────────────────────►│
 //!     │── PEER_ERROR (0: recv_id) ────────────────────►│ the receive fails
+//!     │── LONGCTS_RTM, DC_…_RTM, RTW, RTR, RTA ───────►│ refused: no access, a table is full, …
+//!     │◄─── PEER_ERROR (0: send_id, or recv_id) ───────│
+//!   the send, write, read or atomic fails
+//!
 //!     │── MEDIUM_RTM ─────────────────────────────────►│
 //!     │── PEER_ERROR (1: msg_id) ─────────────────────►│ the receive fails, or its packets are dropped
 //!     │── PEER_ERROR (2: msg_id) ─────────────────────►│ nothing arrived: the msg_id is skipped
@@ -19,8 +23,13 @@
 //! then it knows what has arrived, and no packet of the message follows. Without the feature the
 //! peer ends instead: the receiver would wait for the message, and for all messages behind it.
 //!
-//! A peer that is removed gets no PEER_ERROR: nothing is sent to it any more. Writes have no message ID,
-//! and the specification defines no PEER_ERROR for them.
+//! A receiver abandons what it can't take: it refuses a request whose sender waits for an answer. A request that
+//! nobody waits for, such as an eager write, is dropped with an event only. If the sender's HANDSHAKE hasn't
+//! arrived, the PEER_ERROR waits for it.
+//!
+//! A peer that is removed gets no PEER_ERROR: nothing is sent to it any more. Writes have no message ID, so a
+//! writer can't abandon one. Who gives up when, and what the other side learns:
+//! docs/giving-up.md.
 //!
 //! No release of libfabric has the feature; it is used only if both sides announce it.
 
@@ -39,6 +48,7 @@ use crate::operations::Reading;
 use crate::operations::{Assembly, Operations, Reached, ReceiveRole};
 use crate::payload::Payload;
 use crate::peer::Active;
+use crate::select::Subprotocol;
 use crate::work::{Advance, InFlight, Purpose, Work};
 
 /// Values of `ref_kind` in a PEER_ERROR: `op_id` is an operation's identifier, the ID of a message of
@@ -68,6 +78,38 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
     }
 
+    /// Drops a request that can't be taken, and tells its sender. `asked` is the sender's identifier of its
+    /// operation if that waits for an answer.
+    #[cold]
+    pub(crate) fn refuse(&mut self, peer: PeerId, asked: Option<OpId>, reason: DropReason) {
+        self.drop_packet(Some(peer), reason);
+        let code = match reason {
+            DropReason::SegmentOutOfRange => Status::BadLength.code().into(),
+            DropReason::BadAtomic | DropReason::NotInPlace(_) => {
+                Status::UnsupportedOperation.code().into()
+            }
+            _ => OTHER,
+        };
+        self.give_up(peer, asked, code);
+    }
+
+    /// Queues a PEER_ERROR for an operation of a peer that waits for an answer, if there is one. Without the
+    /// peer's HANDSHAKE, it waits for that.
+    #[cold]
+    pub(crate) fn give_up(&mut self, peer: PeerId, asked: Option<OpId>, code: u32) {
+        let Some(op_id) = asked.filter(|_| self.has_peer_error()) else { return };
+        let work = Work::PeerError { op_id, ref_kind: OPERATION, code };
+        let limit = self.config.bounds.responses;
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        match active.handshake.supports(Extras::PEER_ERROR) {
+            Support::Yes => self.queue_response(peer, work),
+            Support::Unknown if active.awaiting_handshake.len() < limit => {
+                active.awaiting_handshake.push(work);
+            }
+            _ => {}
+        }
+    }
+
     /// The message ID in a single-packet message's packet.
     #[cold]
     pub(crate) fn single_packet_msg_id(
@@ -84,18 +126,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Sends a PEER_ERROR to the sender of a message that can't be read, if the sender supports it.
+    /// Sends a PEER_ERROR to the sender of a message or write that can't be read, if the sender supports it.
     #[cold]
     pub(crate) fn give_up_reading(&mut self, id: OpId, error: OperationError) {
         let Some(receive) = self.receives.get(id) else { return };
-        let (peer, op_id) = (receive.peer, receive.send_id);
-        if receive.role == ReceiveRole::Message && self.core.takes_peer_error(peer) {
-            let code = match error {
-                OperationError::Device(status) => status.code().into(),
-                _ => OTHER,
-            };
-            self.core.queue_response(peer, Work::PeerError { op_id, ref_kind: OPERATION, code });
-        }
+        let code = match error {
+            OperationError::Device(status) => status.code().into(),
+            _ => OTHER,
+        };
+        self.core.give_up(receive.peer, Some(receive.send_id), code);
     }
 
     /// Handles a packet that the device failed. If the status concerns the packet alone and the peer
@@ -168,6 +207,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         ref_kind: u8,
         code: u32,
     ) -> Advance {
+        // It may have waited for a HANDSHAKE that doesn't announce the feature.
+        if !self.core.takes_peer_error(peer) {
+            return Advance::Done;
+        }
         let connid = self.core.packet_connid();
         let error = PeerError { op_id, ref_kind, prov_errno: code, connid };
         let record = |length| InFlight::control(peer, PacketType::PeerError, length);
@@ -175,18 +218,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     fn operation_given_up(&mut self, peer: PeerId, id: OpId, code: u32) {
-        let send = self.sends.get(id);
-        if send.is_some_and(|send| send.peer == peer && send.is_being_read()) {
-            self.core.read_is_over(peer);
-            return self.fail_send(id, OperationError::GivenUp { code });
+        let error = OperationError::GivenUp { code };
+        if let Some(send) = self.sends.get(id).filter(|send| send.peer == peer && send.is_asked()) {
+            if send.is_being_read() {
+                self.core.read_is_over(peer);
+            }
+            return self.fail_send(id, error);
         }
-        let receive = self.receives.get(id);
-        let is_message = receive
-            .is_some_and(|receive| receive.peer == peer && receive.role == ReceiveRole::Message);
-        if is_message {
-            self.fail_message(id, code);
-        } else {
-            self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+        let receive = self.receives.get(id).filter(|receive| receive.peer == peer);
+        match receive.map(|receive| (receive.role, receive.subprotocol)) {
+            Some((ReceiveRole::Message, _)) => self.fail_message(id, code),
+            Some((ReceiveRole::Read { .. }, Some(Subprotocol::Eager | Subprotocol::LongCts))) => {
+                self.end_receive(id, Some(error))
+            }
+            _ => self.core.drop_packet(Some(peer), DropReason::UnknownOperation),
         }
     }
 

@@ -51,7 +51,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return self.core.receive_single_packet(target, peer, rtm, shape, payload);
         }
         if self.receives.is_full() {
-            self.core.drop_packet(Some(peer), DropReason::TooManyOperations);
+            self.core.refuse(peer, shape.asked(), DropReason::TooManyOperations);
             return self.core.received(ReceiveCompletion {
                 context: target.context,
                 peer: Some(peer),
@@ -162,7 +162,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     ) {
         let tagged = rtm.tag.is_some();
         let entry = match handled {
-            None => return self.ops.core.drop_packet(Some(peer), DropReason::UnknownOperation),
+            None => {
+                let reason = DropReason::UnknownOperation;
+                return self.ops.core.refuse(peer, shape.asked(), reason);
+            }
             Some(Handled::Matched(Match::Once(waiting))) => {
                 let posted = self.end_wait(waiting);
                 return self.ops.begin_receive(posted.target(tagged), peer, rtm, shape, payload);

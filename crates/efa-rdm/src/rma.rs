@@ -17,10 +17,10 @@
 //! ```
 //!
 //! A request for memory that isn't registered for the access is dropped, with an event at the
-//! responder. The protocol has no error response, so the requester's operation never completes, except
-//! a direct one, which the device fails.
+//! responder. The requester's operation fails if the device does it (direct) or both sides have
+//! [PEER_ERROR](crate::peer_error); the protocol has no other error response.
 
-use efa_device::{Access, QueuePair};
+use efa_device::{Access, QueuePair, Status};
 use efa_handshake::{Extras, Support};
 use efa_proto::{OpId, PacketType, ReadRsp, ReqOptions, RmaIov, Rtr, RtrKind, Rtw, RtwKind};
 
@@ -154,10 +154,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         ours == theirs
     }
 
-    /// Looks up local memory that a peer's request names. If access is refused, queues an event.
+    /// Looks up local memory that a peer's request names. If access is refused, queues an event, and a
+    /// PEER_ERROR for the operation `asked`.
     pub(crate) fn exposed(
         &mut self,
         peer: PeerId,
+        asked: Option<OpId>,
         iov: &[RmaIov],
         wanted: RemoteUse,
     ) -> Option<Exposed<Q::Region>> {
@@ -167,6 +169,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             Err(error) => {
                 self.statistics.access_refused += 1;
                 self.events.push(Event::AccessRefused { peer, error });
+                self.give_up(peer, asked, Status::RemoteBadAddress.code().into());
                 None
             }
         }
@@ -343,12 +346,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 return self.core.drop_packet(Some(peer), reason);
             }
         };
+        let asked = shape.asked();
         if !lengths_agree || remote::total(rtw.rma_iov) != Some(shape.length) {
-            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.refuse(peer, asked, DropReason::SegmentOutOfRange);
         }
-        let Some(memory) = self.core.exposed(peer, rtw.rma_iov, RemoteUse::Write) else { return };
+        let memory = self.core.exposed(peer, asked, rtw.rma_iov, RemoteUse::Write);
+        let Some(memory) = memory else { return };
         if !self.may_be_written() || !self.core.may_request(peer) {
-            return self.core.drop_packet(Some(peer), DropReason::TooManyOperations);
+            return self.core.refuse(peer, asked, DropReason::TooManyOperations);
         }
         let (memory, coverage) = (Memory::Exposed(Box::new(memory)), self.coverage());
         let id = self.add_receive(Receive {
@@ -439,12 +444,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             RtrKind::LongCts => rtr.recv_length > 0,
             _ => false,
         };
+        let asked = Some(rtr.recv_id);
         if !valid || remote::total(rtr.rma_iov) != Some(rtr.msg_length) {
-            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.refuse(peer, asked, DropReason::SegmentOutOfRange);
         }
-        let Some(memory) = self.core.exposed(peer, rtr.rma_iov, RemoteUse::Read) else { return };
+        let memory = self.core.exposed(peer, asked, rtr.rma_iov, RemoteUse::Read);
+        let Some(memory) = memory else { return };
         if !self.may_respond() || !self.core.may_request(peer) {
-            return self.core.drop_packet(Some(peer), DropReason::TooManyOperations);
+            return self.core.refuse(peer, asked, DropReason::TooManyOperations);
         }
         let (role, memory) = (SendRole::ReadResponse, Memory::Exposed(Box::new(memory)));
         let mut send = Send::new(peer, role, memory, rtr.msg_length, 0);

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Atomics have message IDs and are ordered with messages. An atomic that the responder refuses still
-//! uses up its message ID. As for writes and reads, there is no error response.
+//! uses up its message ID. As for writes and reads, the requester learns of it by PEER_ERROR alone.
 
 use efa_device::QueuePair;
 use efa_proto::{AtomRsp, MsgId, OpId, PacketType, Rta, RtaKind};
@@ -234,13 +234,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Handles a peer's RTA, in message ID order: applies it and queues the response.
     pub(crate) fn rta_arrived(&mut self, peer: PeerId, rta: &Rta<'_>, payload: &[u8]) {
+        let asked = asked(rta.kind);
         let Some(request) = AtomicRequest::of(rta, payload, self.core.transmit.mtu()) else {
-            return self.core.drop_packet(Some(peer), DropReason::BadAtomic);
+            return self.core.refuse(peer, asked, DropReason::BadAtomic);
         };
-        let Some(memory) = self.core.exposed(peer, rta.rma_iov, request.access()) else { return };
+        let memory = self.core.exposed(peer, asked, rta.rma_iov, request.access());
+        let Some(memory) = memory else { return };
         let has_response = request.kind != AtomicKind::Write;
         if has_response && !(self.may_respond() && self.core.may_request(peer)) {
-            return self.core.drop_packet(Some(peer), DropReason::TooManyOperations);
+            return self.core.refuse(peer, asked, DropReason::TooManyOperations);
         }
         let AtomicRequest { kind, op, datatype, operand, comparand } = request;
         let size = datatype.size();
@@ -304,6 +306,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         fetched.write(0, payload);
         send.confirmed = true;
         self.end_send_if_done(id);
+    }
+}
+
+/// The requester's identifier of its operation, if it waits for an answer.
+pub(crate) fn asked(kind: RtaKind) -> Option<OpId> {
+    match kind {
+        RtaKind::DcWrite { send_id } => Some(send_id),
+        RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => Some(recv_id),
+        _ => None,
     }
 }
 

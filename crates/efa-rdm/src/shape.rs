@@ -91,6 +91,16 @@ impl Shape {
         if fits && lengths_agree { Ok(shape) } else { Err(DropReason::SegmentOutOfRange) }
     }
 
+    /// The sender's identifier of the operation, if it waits for an answer.
+    pub(crate) fn asked(&self) -> Option<OpId> {
+        let waits = match self.subprotocol {
+            Subprotocol::LongCts | Subprotocol::LongRead => true,
+            Subprotocol::RuntRead => self.runt_length < self.length,
+            _ => self.receipt,
+        };
+        waits.then_some(self.send_id)
+    }
+
     /// Whether the message needs more than this payload.
     pub(crate) fn is_partial(&self, payload: &[u8]) -> bool {
         // A long-read message needs an EOR, even if it is empty.

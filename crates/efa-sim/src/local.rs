@@ -283,6 +283,19 @@ impl LocalFabric {
         self.shared.lock().fail_sends(at.into(), count, status)
     }
 
+    /// Forbids RDMA operations on memory behind `at`, or allows them again: those that arrive meanwhile
+    /// fail with [`Status::NotPermitted`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Absent`].
+    pub fn forbid_access(
+        &self,
+        at: impl Into<QueuePairId>,
+        forbidden: bool,
+    ) -> Result<(), DeviceError> {
+        self.shared.lock().forbid_access(at.into(), forbidden)
+    }
+
     /// Kills a queue pair: its sends are flushed, and sends to it fail with
     /// [`Status::UnresponsiveRemote`]. Its number stays in use until the queue pair is dropped.
     ///

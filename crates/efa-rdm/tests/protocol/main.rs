@@ -8,6 +8,7 @@ mod buffer;
 mod delivery;
 mod eager;
 mod faults;
+mod giving_up;
 mod handshake;
 mod hazards;
 mod hostile;

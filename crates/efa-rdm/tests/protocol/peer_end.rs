@@ -25,7 +25,7 @@ use crate::longread::Memory;
 use crate::rma::bytes_of;
 use crate::world::{Net, pattern, place};
 
-mod operations;
+pub(crate) mod operations;
 
 use self::operations::{
     CQ_DATA, Kind, LONG, OPERATION, Operation, PROBE, READ_ONLY, RECEIVE, Receive, SOURCE,
@@ -164,7 +164,7 @@ fn restart(world: &mut World, end: usize) {
     end.events.clear();
 }
 
-fn config(runt_size: u64) -> Config {
+pub(crate) fn config(runt_size: u64) -> Config {
     Config::default().with(|config| {
         config.max_medium = 40_000;
         config.min_read = 100_000;

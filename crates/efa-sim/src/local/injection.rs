@@ -82,6 +82,15 @@ impl Network {
         Ok(())
     }
 
+    pub(super) fn forbid_access(
+        &mut self,
+        at: QueuePairId,
+        forbidden: bool,
+    ) -> Result<(), DeviceError> {
+        self.endpoint(at)?.access_forbidden = forbidden;
+        Ok(())
+    }
+
     pub(super) fn kill(&mut self, at: QueuePairId) -> Result<(), DeviceError> {
         let endpoint = self.endpoint(at)?;
         endpoint.killed = true;

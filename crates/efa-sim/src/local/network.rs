@@ -93,6 +93,8 @@ pub(super) struct Endpoint {
     host: HostId,
     options: QueuePairOptions,
     pub(super) killed: bool,
+    /// Memory behind this queue pair can't be accessed by RDMA.
+    pub(super) access_forbidden: bool,
     /// Accepted sends whose completion was not taken yet.
     sends: usize,
     /// Posted buffers whose completion was not taken yet.
@@ -305,6 +307,7 @@ impl Network {
                 host,
                 options,
                 killed: false,
+                access_forbidden: false,
                 sends: 0,
                 receives: 0,
                 posted: VecDeque::new(),
@@ -618,6 +621,7 @@ impl Network {
         }
         let refused = match &flight.content {
             Content::Packet { .. } => None,
+            _ if endpoint.access_forbidden => Some(Status::NotPermitted),
             Content::Read { .. } | Content::Write { .. } => {
                 let keys = &self.hosts[endpoint.host.0].keys;
                 rdma_target(keys, &flight.content).is_none().then_some(Status::RemoteBadAddress)

@@ -3,32 +3,34 @@
 use efa_device::{Access, QueuePair, Rdma, RegionRange};
 use efa_proto::PacketType;
 use efa_rdm::{
-    Accept, Atomic, AtomicOp, Bounds, Datatype, Level, Message, Operands, Read, ReceiveId, Remote,
-    Write,
+    Accept, Atomic, AtomicOp, Bounds, Config, Datatype, Level, Message, Operands, Read, ReceiveId,
+    Remote, Write,
 };
 use efa_sim::SoftRegion;
 use efa_sim::local::LocalOptions;
 
-use super::{Reason, World, config};
+use super::{Reason, config};
 use crate::longread::Memory;
 use crate::rma::{bytes_of, expose};
-use crate::world::pattern;
+use crate::world::{Net, pattern};
+
+type World = Net<Memory>;
 
 /// An operation of end 0 on end 1.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Operation {
-    pub(super) kind: Kind,
-    pub(super) length: usize,
-    pub(super) rdma: Rdma,
-    pub(super) runt_size: u64,
+pub(crate) struct Operation {
+    pub(crate) kind: Kind,
+    pub(crate) length: usize,
+    pub(crate) rdma: Rdma,
+    pub(crate) runt_size: u64,
     /// The first packet that it sends.
-    pub(super) request: Option<PacketType>,
+    pub(crate) request: Option<PacketType>,
     /// Packets by which a message is complete without a receive.
-    pub(super) packets: Option<u64>,
+    pub(crate) packets: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Send(Level),
     Inject,
     Write(Level),
@@ -38,16 +40,16 @@ pub(super) enum Kind {
     AtomicCompare,
 }
 
-pub(super) const EAGER: usize = 100;
-pub(super) const MEDIUM: usize = 30_000;
-pub(super) const LONG: usize = 90_000;
-pub(super) const READABLE: usize = 200_000;
-pub(super) const ATOMIC: usize = 8;
+pub(crate) const EAGER: usize = 100;
+pub(crate) const MEDIUM: usize = 30_000;
+pub(crate) const LONG: usize = 90_000;
+pub(crate) const READABLE: usize = 200_000;
+pub(crate) const ATOMIC: usize = 8;
 
-pub(super) const READ_ONLY: Rdma = Rdma { write: false, ..Rdma::READ_WRITE };
+pub(crate) const READ_ONLY: Rdma = Rdma { write: false, ..Rdma::READ_WRITE };
 
 /// All subprotocols, with and without delivery complete.
-pub(super) fn operations() -> Vec<Operation> {
+pub(crate) fn operations() -> Vec<Operation> {
     use Kind::{AtomicCompare, AtomicFetch, AtomicWrite, Inject, Read, Send, Write};
     use Level::{Delivery, Transmit};
     use PacketType as P;
@@ -94,27 +96,32 @@ pub(super) fn operations() -> Vec<Operation> {
 }
 
 impl Operation {
-    pub(super) fn is_message(&self) -> bool {
+    pub(crate) fn is_message(&self) -> bool {
         matches!(self.kind, Kind::Send(_) | Kind::Inject)
     }
 
     /// Two endpoints that know each other's addresses, and take this operation's subprotocol.
-    pub(super) fn world(&self, bounds: Bounds) -> World {
+    pub(crate) fn world(&self, bounds: Bounds) -> World {
+        self.world_of([0; 2].map(|_| config(self.runt_size).with(|config| config.bounds = bounds)))
+    }
+
+    /// The same with endpoints of these settings.
+    pub(crate) fn world_of(&self, configs: [Config; 2]) -> World {
         let rdma = self.rdma;
         let options = LocalOptions::default().with(|options| {
             options.seed = 5;
             options.rdma = rdma;
         });
         let mut world = World::new(options);
-        for _ in 0..2 {
-            world.add(config(self.runt_size).with(|config| config.bounds = bounds));
+        for config in configs {
+            world.add(config);
         }
         world.acquaint();
         world
     }
 
     /// Whether it begins before the peer's HANDSHAKE.
-    pub(super) fn needs_no_handshake(&self) -> bool {
+    pub(crate) fn needs_no_handshake(&self) -> bool {
         matches!(self.kind, Kind::Send(Level::Transmit) | Kind::Inject) && self.rdma == Rdma::NONE
     }
 
@@ -135,7 +142,7 @@ impl Operation {
     }
 
     /// Starts it.
-    pub(super) fn start(&self, world: &mut World, receive: Receive) -> UnderWay {
+    pub(crate) fn start(&self, world: &mut World, receive: Receive) -> UnderWay {
         let Self { kind, length, .. } = *self;
         let posted =
             (self.is_message() && receive == Receive::Posted).then(|| post_receive(world, length));
@@ -192,7 +199,7 @@ impl Operation {
     }
 
     /// Whether both sides have reported all that there is to report.
-    pub(super) fn is_complete(&self, world: &World, receive: Receive) -> bool {
+    pub(crate) fn is_complete(&self, world: &World, receive: Receive) -> bool {
         let [requester, responder] = &world.ends[..] else { unreachable!() };
         let sent = self.kind == Kind::Inject
             || requester.sends.len() + requester.rma.len() + requester.atomics.len() == 1;
@@ -201,7 +208,7 @@ impl Operation {
     }
 
     /// Carries it out between two live endpoints.
-    pub(super) fn carry_out(&self, world: &mut World) {
+    pub(crate) fn carry_out(&self, world: &mut World) {
         let under_way = self.start(world, Receive::Posted);
         world.drive();
         let (expected, found) = (pattern(self.length, SOURCE), bytes_of(&under_way.memory));
@@ -239,27 +246,27 @@ impl Operation {
 
 /// Whether a receive is posted for a message before it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Receive {
+pub(crate) enum Receive {
     Posted,
     None,
 }
 
-pub(super) struct UnderWay {
-    pub(super) posted: Option<ReceiveId>,
-    pub(super) memory: SoftRegion,
+pub(crate) struct UnderWay {
+    pub(crate) posted: Option<ReceiveId>,
+    pub(crate) memory: SoftRegion,
 }
 
-pub(super) const TAG: u64 = 7;
-pub(super) const CQ_DATA: u64 = 0x1234;
+pub(crate) const TAG: u64 = 7;
+pub(crate) const CQ_DATA: u64 = 0x1234;
 /// Salts of the bytes at both sides.
-pub(super) const SOURCE: u64 = 1;
-pub(super) const TARGET: u64 = 2;
+pub(crate) const SOURCE: u64 = 1;
+pub(crate) const TARGET: u64 = 2;
 /// Contexts.
-pub(super) const OPERATION: u64 = 10;
-pub(super) const RECEIVE: u64 = 11;
-pub(super) const PROBE: u64 = 12;
+pub(crate) const OPERATION: u64 = 10;
+pub(crate) const RECEIVE: u64 = 11;
+pub(crate) const PROBE: u64 = 12;
 
-pub(super) fn registered_at(
+pub(crate) fn registered_at(
     queue_pair: &impl QueuePair<Region = SoftRegion>,
     bytes: Vec<u8>,
 ) -> Memory {
@@ -269,11 +276,11 @@ pub(super) fn registered_at(
     Memory::Region(RegionRange { region, offset: 0, length })
 }
 
-pub(super) fn registered(world: &World, bytes: Vec<u8>) -> Memory {
+pub(crate) fn registered(world: &World, bytes: Vec<u8>) -> Memory {
     registered_at(world.ends[0].endpoint.queue_pair(), bytes)
 }
 
-pub(super) fn post_receive(world: &mut World, length: usize) -> ReceiveId {
+pub(crate) fn post_receive(world: &mut World, length: usize) -> ReceiveId {
     let accept = Accept::Tagged { source: None, tag: TAG, ignore: 0 };
     world.endpoint(1).receive(accept, Memory::Heap(vec![0; length]), RECEIVE).unwrap()
 }
