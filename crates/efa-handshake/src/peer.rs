@@ -126,6 +126,12 @@ impl PeerState {
         self.elicited = true;
     }
 
+    /// Whether a request was posted to the peer.
+    #[must_use]
+    pub fn was_requested(&self) -> bool {
+        self.elicited
+    }
+
     /// Whether an empty request has to be sent to elicit the peer's HANDSHAKE: none arrived, and no
     /// request was sent.
     #[must_use]

@@ -89,11 +89,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let limit = self.config.bounds.responses;
         let Some(active) = self.peers.active(peer) else { return };
         // What this side began waits there as well, and is bounded by itself.
-        if active.backlog.len() > limit {
-            let packets = active.backlog.iter().filter(|work| work.is_response()).count();
-            if packets > limit {
-                self.exclude(peer, Excess::Responses { packets, limit });
-            }
+        let packets = active.backlog.responses();
+        if packets > limit {
+            self.exclude(peer, Excess::Responses { packets, limit });
         }
     }
 
@@ -102,6 +100,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     pub(crate) fn unsettled_slot(&self, peer: PeerId) -> Option<u32> {
         let ended = || self.ended.iter().find(|ended| ended.peer == peer).map(|ended| ended.slot);
         self.peers.slot(peer).or_else(ended)
+    }
+
+    /// The list of a peer's operations: the slot of its state, which is made if there is none.
+    #[inline]
+    pub(crate) fn operations_of(&mut self, peer: PeerId) -> Option<u32> {
+        match self.peers.slot(peer) {
+            Some(slot) => Some(slot),
+            None => self.operations_of_idle(peer),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn operations_of_idle(&mut self, peer: PeerId) -> Option<u32> {
+        if self.peers.status_of(peer) == PeerStatus::Live {
+            self.peers.activate(peer, &self.config);
+        }
+        self.unsettled_slot(peer)
     }
 
     /// Counts and reports a message of a former incarnation that is dropped to keep a bound.

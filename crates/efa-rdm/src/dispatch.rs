@@ -184,21 +184,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         Advance::More
     }
 
-    /// Continues with peers whose send window was used up and to which nothing is in flight.
+    /// Continues with the next peer whose send window was used up, if nothing is in flight to it. One at a
+    /// time: the search is as long as the device's send queue.
     #[cold]
-    pub(crate) fn end_pauses(&mut self) {
-        for peer in self.core.schedule.take_pausing() {
-            let in_flight = self.core.transmit.records_mut().any(|record| record.peer == peer);
-            let Some(active) = self.core.peers.active_mut(peer) else { continue };
-            if in_flight || !active.backlog.is_empty() {
-                self.core.schedule.pause(peer);
-                continue;
-            }
-            active.send_window.paused(active.next_msg_id);
-            // The peer's HANDSHAKE may have come meanwhile.
-            active.keep_from_going_at_once();
-            self.release_held(peer);
+    pub(crate) fn end_pause(&mut self) {
+        let Some(peer) = self.core.schedule.take_pausing() else { return };
+        let Some(active) = self.core.peers.active_mut(peer) else { return };
+        let mut in_flight = || self.core.transmit.records_mut().any(|record| record.peer == peer);
+        if !active.backlog.is_empty() || in_flight() {
+            return self.core.schedule.pause(peer);
         }
+        active.send_window.paused(active.next_msg_id);
+        // The peer's HANDSHAKE may have come meanwhile.
+        active.keep_from_going_at_once();
+        self.release_held(peer);
     }
 }
 

@@ -71,6 +71,7 @@
 #![forbid(unsafe_code)]
 
 mod atomic;
+mod backlog;
 mod bounds;
 mod charges;
 mod complete;

@@ -12,6 +12,7 @@
 use efa_proto::OpId;
 
 use crate::completion::StartError;
+use crate::lists::Lists;
 use crate::storage::Table;
 
 /// Bits of index and kind: two million operations of a kind at a time.
@@ -42,12 +43,19 @@ pub(crate) struct OperationTable<T, const KIND: u32 = 0> {
     operations: Table<T>,
     /// The generation of each slot.
     generations: Vec<u32>,
+    /// The operations with each peer.
+    of_peer: Lists,
     most: usize,
 }
 
 impl<T, const KIND: u32> OperationTable<T, KIND> {
     pub(crate) fn new() -> Self {
-        Self { operations: Table::new(), generations: Vec::new(), most: MOST }
+        Self {
+            operations: Table::new(),
+            generations: Vec::new(),
+            of_peer: Lists::default(),
+            most: MOST,
+        }
     }
 
     /// Lowers the maximum number of operations.
@@ -102,12 +110,15 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         (Self::encode(index, generation) == id).then_some(index)
     }
 
-    /// Adds an operation. The caller has checked that the table isn't [full](Self::is_full).
+    /// Adds an operation to a list. The caller has checked that the table isn't [full](Self::is_full).
     #[inline(always)]
-    pub(crate) fn insert(&mut self, operation: T) -> OpId {
+    pub(crate) fn insert(&mut self, list: Option<u32>, operation: T) -> OpId {
         let index = self.operations.insert(operation);
         if index as usize >= self.generations.len() {
             self.generations.push(0);
+        }
+        if let Some(list) = list {
+            self.of_peer.push(list, index);
         }
         self.id(index)
     }
@@ -125,13 +136,24 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
     pub(crate) fn remove(&mut self, id: OpId) -> Option<T> {
         let index = self.index(id)?;
         let operation = self.operations.remove(index)?;
+        self.of_peer.remove(index);
         if let Some(generation) = self.generations.get_mut(index as usize) {
             *generation = (*generation + 1) % generations(index);
         }
         Some(operation)
     }
 
-    /// The identifiers of the operations for which `wanted` returns true.
+    /// Empties a list; returns the identifiers of its operations, which stay in the table.
+    pub(crate) fn take_list(&mut self, list: u32) -> Vec<OpId> {
+        let mut ids = Vec::new();
+        while let Some(index) = self.of_peer.first(list) {
+            self.of_peer.remove(index);
+            ids.push(self.id(index));
+        }
+        ids
+    }
+
+    /// The identifiers of the operations for which `wanted` returns true, by a search of the table.
     pub(crate) fn find(&self, mut wanted: impl FnMut(&T) -> bool) -> Vec<OpId> {
         let matching = self.operations.iter().filter(|(_, operation)| wanted(operation));
         matching.map(|(index, _)| self.id(index)).collect()
@@ -150,7 +172,7 @@ mod tests {
         let mut table = OperationTable::<_>::new();
         let mut stale: Vec<OpId> = Vec::new();
         for round in 0..1_000_000_u32 {
-            let id = table.insert(round);
+            let id = table.insert(None, round);
             assert_eq!(table.get(id), Some(&round));
             // The first two identifiers, and the last one.
             for old in &stale {
@@ -169,12 +191,12 @@ mod tests {
     #[test]
     fn operation_ids_of_first_and_other_slots_are_distinct() {
         let mut receives = OperationTable::<_, OF_RECEIVE>::new();
-        let first: Vec<_> = (0..=FIRST).map(|index| receives.insert(index)).collect();
+        let first: Vec<_> = (0..=FIRST).map(|index| receives.insert(None, index)).collect();
         let mut names = first.clone();
         for round in 1..generations(FIRST) {
             let last = names[names.len() - 1];
             assert!(receives.remove(last).is_some());
-            names.push(receives.insert(round));
+            names.push(receives.insert(None, round));
             assert_eq!(receives.get(last), None);
         }
         let different: HashSet<_> = names.iter().collect();
@@ -191,7 +213,7 @@ mod tests {
         let (mut sends, mut receives) =
             (OperationTable::<_>::new(), OperationTable::<_, OF_RECEIVE>::new());
         for round in 0..3000 {
-            let (send, receive) = (sends.insert(round), receives.insert(round));
+            let (send, receive) = (sends.insert(None, round), receives.insert(None, round));
             assert_eq!((sends.get(receive), receives.get(send)), (None, None));
             assert_eq!((sends.get(send), receives.get(receive)), (Some(&round), Some(&round)));
             assert_eq!(receives.find(|_| true), [receive]);
@@ -202,7 +224,7 @@ mod tests {
     #[test]
     fn forged_operation_id_finds_nothing() {
         let mut table = OperationTable::<_>::new();
-        let ids: Vec<_> = (0..100).map(|i| table.insert(i)).collect();
+        let ids: Vec<_> = (0..100).map(|i| table.insert(None, i)).collect();
         for (i, id) in ids.iter().enumerate() {
             assert_eq!(table.get(*id), Some(&i));
         }

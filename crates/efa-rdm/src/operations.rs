@@ -25,6 +25,7 @@ use crate::hash::Keyed;
 use crate::ids::PeerId;
 use crate::memory::Memory;
 use crate::operation::{OF_RECEIVE, OperationTable};
+use crate::payload::Payload;
 use crate::remote::Remote;
 use crate::select::Subprotocol;
 use crate::storage::Pool;
@@ -292,7 +293,7 @@ pub(crate) struct Operations<Q: QueuePair, B> {
     values: Pool<Vec<u8>>,
 }
 
-impl<Q: QueuePair, B> Operations<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     pub(crate) fn new(core: Core<Q, B>) -> Self {
         let assembling = HashMap::with_capacity_and_hasher(64, Keyed(core.config.hash_seed));
         Self {
@@ -341,7 +342,8 @@ impl<Q: QueuePair, B> Operations<Q, B> {
             send.msg_id = self.serial;
         }
         self.responses += usize::from(send.role.is_response());
-        self.sends.insert(send)
+        let list = self.core.operations_of(send.peer);
+        self.sends.insert(list, send)
     }
 
     /// Removes a send.
@@ -369,7 +371,8 @@ impl<Q: QueuePair, B> Operations<Q, B> {
     /// Adds a receive. The caller has checked that the table isn't full.
     pub(crate) fn add_receive(&mut self, receive: Receive<Memory<B, Q::Region>>) -> OpId {
         self.written += usize::from(receive.role == ReceiveRole::Written);
-        self.receives.insert(receive)
+        let list = self.core.operations_of(receive.peer);
+        self.receives.insert(list, receive)
     }
 
     /// Removes a receive.

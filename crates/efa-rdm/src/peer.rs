@@ -23,6 +23,7 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as HashEntry;
 use slab::Slab;
 
+use crate::backlog::Backlog;
 use crate::charges::{Charged, Charges, QueuePairKey};
 use crate::completion::Level;
 use crate::config::Config;
@@ -93,7 +94,7 @@ pub(crate) struct Active<P, B> {
     pub(crate) window: Window<Chain>,
     pub(crate) backoff: Backoff,
     /// Work that could not be done at once.
-    pub(crate) backlog: VecDeque<Work<P, B>>,
+    pub(crate) backlog: Backlog<P, B>,
     /// Whether the peer is queued to be served.
     pub(crate) scheduled: bool,
     /// Sends that wait for the peer's HANDSHAKE, and those that were started behind them.
@@ -125,7 +126,7 @@ impl<P, B> Active<P, B> {
                 .with_limit(config.reorder())
                 .starting_at(config.first_msg_id),
             backoff: Backoff::default(),
-            backlog: VecDeque::new(),
+            backlog: Backlog::default(),
             scheduled: false,
             held: VecDeque::new(),
             user_queue: None,
@@ -146,6 +147,11 @@ impl<P, B> Active<P, B> {
     #[inline]
     pub(crate) fn is_clear(&self) -> bool {
         self.backlog.is_empty() && !self.backoff.is_waiting()
+    }
+
+    /// Whether no request was ever posted to the peer, so that no message to it is in flight.
+    pub(crate) fn was_never_sent_to(&self, config: &Config) -> bool {
+        self.next_msg_id == config.first_msg_id && !self.handshake.was_requested()
     }
 
     /// Features that this level needs and that the peer is known to lack.
@@ -519,11 +525,7 @@ impl<P, B> Peers<P, B> {
 
     /// The written packets in backlogs.
     pub(crate) fn queued_packets_mut(&mut self) -> impl Iterator<Item = &mut InFlight<B>> {
-        let queued = self.active.iter_mut().flat_map(|(_, active)| &mut active.backlog);
-        queued.filter_map(|work| match work {
-            Work::Packet { record, .. } => Some(record),
-            _ => None,
-        })
+        self.active.iter_mut().flat_map(|(_, active)| active.backlog.packets_mut())
     }
 
     /// The latest peer on a queue pair whose incarnations sent more than a quarter as many bytes of

@@ -93,19 +93,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// can still be received, unless it was excluded.
     fn settle_peer(&mut self, EndedPeer { peer, slot, error }: EndedPeer) {
         // What the device reads or writes ends when the device has given it back.
-        for id in self.matching.ops.transfers.find(|transfer| transfer.peer == peer) {
+        for id in self.matching.ops.transfers.take_list(slot) {
             self.matching.ops.fail_transfer(id, error);
         }
-        for id in self.matching.ops.sends.find(|send| send.peer == peer && !send.is_direct()) {
-            self.matching.ops.fail_send(id, error);
+        for id in self.matching.ops.sends.take_list(slot) {
+            if self.matching.ops.sends.get(id).is_some_and(|send| !send.is_direct()) {
+                self.matching.ops.fail_send(id, error);
+            }
         }
-        let packets = self.core_mut().transmit.records_mut().filter(|record| record.peer == peer);
-        for (peer, message) in abandon(packets) {
-            self.matching.ops.single_packet_ended(peer, message, Err(error));
-        }
-        let is_read = |reading| matches!(reading, Reading::UnderWay(_));
-        for id in self.matching.ops.receives.find(|of| of.peer == peer && !is_read(of.reading)) {
-            self.matching.ops.end_receive(id, Some(error));
+        self.fail_packets_in_flight(peer, slot, error);
+        for id in self.matching.ops.receives.take_list(slot) {
+            let is_read = |reading| matches!(reading, Reading::UnderWay(_));
+            if self.matching.ops.receives.get(id).is_some_and(|of| !is_read(of.reading)) {
+                self.matching.ops.end_receive(id, Some(error));
+            }
         }
         let state = self.core_mut().peers.at_slot_mut(slot);
         let waiting = state.map(|active| core::mem::take(&mut active.backlog)).unwrap_or_default();
@@ -130,6 +131,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if let Some(left) = self.core_mut().peers.remove_state(slot) {
             self.matching.messages.leave(slot, left);
             self.leave_unexpected_in_place(slot, left);
+        }
+    }
+
+    /// Fails the single-packet messages in flight to a peer. Only their packets tell whose they are, at most
+    /// as many as the depth of the device's send queue.
+    fn fail_packets_in_flight(&mut self, peer: PeerId, slot: u32, error: OperationError) {
+        let core = self.core_mut();
+        let state = core.peers.at_slot_mut(slot);
+        if state.is_some_and(|active| active.was_never_sent_to(&core.config)) {
+            return;
+        }
+        let packets = core.transmit.records_mut().filter(|record| record.peer == peer);
+        for (peer, message) in abandon(packets) {
+            self.matching.ops.single_packet_ended(peer, message, Err(error));
         }
     }
 }

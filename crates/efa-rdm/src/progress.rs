@@ -312,7 +312,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.trim();
         }
         if self.core().schedule.has_pausing() {
-            self.matching.ops.end_pauses();
+            self.matching.ops.end_pause();
         }
         if self.core().schedule.has_ready() {
             self.core_mut().transmit.device.hold();

@@ -31,7 +31,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     pub(crate) fn begin_transfer(&mut self, transfer: Transfer) -> OpId {
         let peer = transfer.peer;
         let over = transfer.is_over();
-        let id = self.transfers.insert(transfer);
+        let list = self.core.operations_of(peer);
+        let id = self.transfers.insert(list, transfer);
         if over {
             self.end_transfer(id);
         } else {

@@ -27,7 +27,7 @@ pub(crate) struct Schedule<B> {
     /// The device's queue was full when `ready` peers were last served.
     blocked: bool,
     backing_off: BinaryHeap<Reverse<(Time, PeerId)>>,
-    pausing: Vec<PeerId>,
+    pausing: VecDeque<PeerId>,
 }
 
 impl<B> Schedule<B> {
@@ -38,7 +38,7 @@ impl<B> Schedule<B> {
             ready: VecDeque::new(),
             blocked: false,
             backing_off: BinaryHeap::new(),
-            pausing: Vec::new(),
+            pausing: VecDeque::new(),
         }
     }
 
@@ -130,7 +130,7 @@ impl<B> Schedule<B> {
 
     /// Adds a peer whose messages wait until no packet is in flight to it (see `send_window`).
     pub(crate) fn pause(&mut self, peer: PeerId) {
-        self.pausing.push(peer);
+        self.pausing.push_back(peer);
         self.at_once();
     }
 
@@ -138,7 +138,8 @@ impl<B> Schedule<B> {
         !self.pausing.is_empty()
     }
 
-    pub(crate) fn take_pausing(&mut self) -> Vec<PeerId> {
-        core::mem::take(&mut self.pausing)
+    /// Removes and returns the peer that waits longest for its look.
+    pub(crate) fn take_pausing(&mut self) -> Option<PeerId> {
+        self.pausing.pop_front()
     }
 }
