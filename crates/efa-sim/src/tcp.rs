@@ -18,12 +18,25 @@
 //! * Each direction between two queue pairs has its own connection. The first send opens it, and it stays
 //!   until one of the two queue pairs is dropped.
 //! * There are no threads, and no call blocks. The first packet posted to a peer between two polls is
-//!   written at once, the others together by the next poll. Packets are received by a poll, and
-//!   acknowledged by the next poll that has no completion to return. So before a program waits for
-//!   something else, it must poll until there is no completion.
+//!   written at once, the others together by the next poll. A poll receives packets, and acknowledges them
+//!   before it returns the first. What arrives after a program's last poll is not acknowledged.
 //! * Anyone who can connect can send: the link is for tests and trusted networks. Received bytes are
 //!   checked; a violation closes the connection and is [counted](TcpQueuePair::statistics). The memory that
 //!   one connection can make this side use is bounded.
+//!
+//! # Room for senders
+//!
+//! At most [`max_peers`](TcpOptions::max_peers) senders are connected to a queue pair. When one more comes,
+//! another connection is closed for it: first the oldest through which nothing with a valid key has come, then
+//! one that has been idle for a second. Of several it is one of the address that has the most, where the
+//! addresses of an IPv6 network (/64) count together at first. A busy connection is closed only if its address
+//! would still have as many as the new one's.
+//!
+//! A sender whose connection is closed in this way loses nothing: what was not acknowledged was not received,
+//! and it sends that again over a new connection when it has something to send. If there is no room, it tries
+//! again, at first after 5 ms and then twice as long each time up to half a second. This takes as long as for
+//! a receiver that is not ready: `rnr_retry` × [`rnr_delay`](TcpOptions::rnr_delay), then the sends complete
+//! with [`Status::ReceiverNotReady`] and can be posted again.
 //!
 //! # How sends complete
 //!
@@ -36,7 +49,8 @@
 //! | a process that died | [`Status::UnresponsiveRemote`] |
 //! | a host that doesn't respond for [`dead_after`](TcpOptions::dead_after) | [`Status::UnresponsiveRemote`] |
 //! | a live process that doesn't poll | no completion until it polls |
-//! | no route, or [`max_peers`](TcpOptions::max_peers) other senders | [`Status::UnreachableRemote`] |
+//! | no room for one more sender for `rnr_retry` × [`rnr_delay`](TcpOptions::rnr_delay) | [`Status::ReceiverNotReady`]; never for `rnr_retry` 7 |
+//! | no route | [`Status::UnreachableRemote`] |
 //! | a listener that is not a queue pair | [`Status::BadStatus`] |
 //!
 //! # RDMA
@@ -85,6 +99,7 @@
 //! [`Status::RemoteBadAddress`]: efa_device::Status::RemoteBadAddress
 //! [`Status::BadStatus`]: efa_device::Status::BadStatus
 
+mod admission;
 mod incoming;
 mod link;
 mod operation;
@@ -131,7 +146,8 @@ pub struct TcpOptions {
     pub ports: Option<RangeInclusive<u16>>,
     /// Largest datagram in bytes, at most 64 KiB.
     pub mtu: usize,
-    /// Most connections to one queue pair, up to 4,096. Each takes up to about half a MiB.
+    /// Most connections to one queue pair, up to 4,096. Each takes up to about half a MiB. More senders take
+    /// turns, as the [module](self#room-for-senders) says.
     pub max_peers: usize,
     /// Seed to reorder packets: the next one is drawn from those of a sender that have arrived. Which ones
     /// have arrived depends on the system, so runs are not reproducible. `None`: in order.
@@ -142,9 +158,13 @@ pub struct TcpOptions {
     /// Whether that time runs before a queue pair has posted its first buffer. If not, sends to it wait
     /// until then, as a program may need time to start.
     pub rnr_at_start: bool,
-    /// How long an accepted connection may take to identify its sender. After that the sender may take any
-    /// time, even within a packet, as it may be busy with other work.
+    /// How long an accepted connection may take to identify its sender, by the clock of the polls. Then it is
+    /// closed; a sender that was busy with other work connects again.
     pub hello_timeout: Duration,
+    /// How long a packet whose first bytes have arrived may take, by the clock of the polls. Then the
+    /// connection is closed; a sender that was busy with other work connects again and sends the packet
+    /// again. Between packets there is no limit.
+    pub frame_timeout: Duration,
     /// After how long a host that doesn't respond is given up, rounded to some seconds. The system of a
     /// stopped process responds for it. `None`: only when the system's own limit for unacknowledged bytes
     /// is reached.
@@ -196,6 +216,7 @@ impl TcpOptions {
             rnr_delay: Duration::from_millis(5),
             rnr_at_start: true,
             hello_timeout: Duration::from_secs(10),
+            frame_timeout: Duration::from_secs(30),
             dead_after: Some(Duration::from_secs(30)),
             report_unknown_gid: true,
             max_send: device.max_send,

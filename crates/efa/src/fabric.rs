@@ -168,9 +168,10 @@ impl Fabric {
     /// A network over TCP, on which this host has the address in `options`; other hosts must be able to
     /// connect to it. Nothing is opened before the first domain is.
     ///
-    /// A received packet is acknowledged by the next read of its completion queue that returns nothing. Before
-    /// a program waits for something else, it must read until then, or close the endpoint; otherwise the
-    /// peer's send and its `close` time out.
+    /// A packet is acknowledged by the read of the completion queue that receives it, so a program may stop
+    /// reading after its last message. What needs answers (a long message, delivery complete, remote memory)
+    /// or arrives after the last read, such as the HANDSHAKE of a new peer, stays under way at the peer until
+    /// this program reads again, closes the endpoint or ends; a `close` of the peer meanwhile may time out.
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn tcp(options: TcpOptions) -> Self {

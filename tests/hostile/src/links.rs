@@ -244,8 +244,8 @@ fn frames(input: &mut Input<'_>, greeting: &[u8], answers: bool) -> Vec<u8> {
     bytes
 }
 
-const CONNECT_GREETING: &[u8; 16] = b"EfaS\x02\0\x34\x12\0\x01\0\0\x07\0\0\0";
-const ACCEPT_GREETING: &[u8; 8] = b"EfaR\x02\0\0\0";
+const CONNECT_GREETING: &[u8; 16] = b"EfaS\x03\0\x34\x12\0\x01\0\0\x07\0\0\0";
+const ACCEPT_GREETING: &[u8; 8] = b"EfaR\x03\0\0\0";
 
 /// A loopback address that was not used recently. The system keeps a closed connection for a minute;
 /// on a single address these use up all ports, and the search for a free port becomes slow.

@@ -22,6 +22,8 @@ use std::time::Duration;
 use efa_device::{Gid, Qpn, Region as _, RegionRange, RemoteMemory, Status, Time};
 use fastrand::Rng;
 
+use super::TcpOptions;
+use super::admission::{Held, Standing};
 use super::socket::{Received, Socket};
 use super::wire::{
     CHUNK, HEADER, HELLO, Header, Hello, LONGEST, Prefix, RESPONSE, Response, Violation,
@@ -209,8 +211,12 @@ pub(super) struct Incoming {
     writable: bool,
     hung_up: bool,
     ended: bool,
-    /// When a sweep first found that the sender has not identified itself.
-    unidentified: Option<Time>,
+    /// When it was accepted.
+    accepted: Time,
+    /// When a frame last arrived that presented a valid key.
+    delivered: Option<Time>,
+    /// The hello (`None`) or the number of the frame that is incomplete, and when a sweep first saw that.
+    incomplete: Option<(Option<u32>, Time)>,
     /// Whether it is in the list of connections to be flushed.
     pub(super) dirty: bool,
     /// Whether it is in the list of connections to be served.
@@ -218,7 +224,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(gid: Gid, socket: Socket) -> Self {
+    pub(super) fn new(gid: Gid, socket: Socket, now: Time) -> Self {
         Self {
             gid,
             socket,
@@ -233,7 +239,9 @@ impl Incoming {
             writable: true,
             hung_up: false,
             ended: false,
-            unidentified: None,
+            accepted: now,
+            delivered: None,
+            incomplete: None,
             dirty: false,
             queued: false,
         }
@@ -365,6 +373,9 @@ impl Incoming {
                 Prefix::Immediate(immediate) => {
                     deliver(target, &arrived, payload, Some(immediate), &mut receive)
                 }
+                Prefix::Written { .. } if arrived.key != target.queue.qkey.0 => {
+                    Err(Status::BadDestinationQpn)
+                }
                 Prefix::Written { immediate, length } => {
                     let packet = if target.queue.unsolicited {
                         None
@@ -380,6 +391,7 @@ impl Incoming {
                         .and_then(|part| self.responses.add_data(sequence, &part));
                     match read {
                         Ok(()) => {
+                            self.delivered = Some(target.queue.now);
                             self.arrived.remove(index);
                             continue;
                         }
@@ -395,6 +407,9 @@ impl Incoming {
                     })
                 }
             };
+            if result.is_ok() {
+                self.delivered = Some(target.queue.now);
+            }
             self.arrived.remove(index);
             self.responses.add(sequence, result);
         }
@@ -411,18 +426,19 @@ impl Incoming {
         if !target.queue.posted.is_empty() || !first.takes_buffer(target.queue.unsolicited) {
             return Some(index);
         }
-        // A datagram with a wrong key fails without a buffer.
+        // One with a wrong key fails without a buffer.
         let mut needing = self.arrived.iter();
         needing.position(|arrived| {
-            let datagram = matches!(arrived.prefix, Prefix::Datagram | Prefix::Immediate(_));
-            !arrived.takes_buffer(target.queue.unsolicited)
-                || (datagram && arrived.key != target.queue.qkey.0)
+            !arrived.takes_buffer(target.queue.unsolicited) || arrived.key != target.queue.qkey.0
         })
     }
 
-    /// Fails datagrams whose RNR timeout has expired.
+    /// Fails datagrams whose RNR timeout has expired. All that wait have the key of the queue pair.
     #[cold]
     fn wait(&mut self, target: &Target<'_>) {
+        if !self.arrived.is_empty() {
+            self.delivered.get_or_insert(target.queue.now);
+        }
         let rnr_retry = self.hello.map_or(0, |hello| hello.rnr_retry);
         while let Some(&Arrived { sequence, since, .. }) = self.arrived.front()
             && target.queue.rnr_expired(rnr_retry, since)
@@ -432,15 +448,38 @@ impl Incoming {
         }
     }
 
-    /// How long the sender has not identified itself, since the first call of this: the time of the
-    /// connection itself is not known, as polls may be rare.
-    ///
-    /// There is no limit for an incomplete frame: its sender may be busy with other work.
-    pub(super) fn unidentified_for(&mut self, now: Time) -> Option<Duration> {
-        if self.hello.is_some() {
-            return None;
-        }
-        Some(now - *self.unidentified.get_or_insert(now))
+    /// The limit that an incomplete hello or frame has exceeded, if it has. Time counts from the first call
+    /// of this that sees it, as polls may be rare. A frame is late only while the sender is what is waited
+    /// for: not while earlier frames wait for buffers, or responses for the sender's socket.
+    pub(super) fn exceeded(&mut self, options: &TcpOptions, now: Time) -> Option<Duration> {
+        let waits = self.arrived.is_empty() && self.responses.is_empty();
+        let (number, limit) = match self.hello {
+            None => (None, options.hello_timeout),
+            Some(_) if waits && self.end > self.start => {
+                (Some(self.next_sequence), options.frame_timeout)
+            }
+            Some(_) => {
+                self.incomplete = None;
+                return None;
+            }
+        };
+        let since = match self.incomplete {
+            Some((same, since)) if same == number => since,
+            _ => now,
+        };
+        self.incomplete = Some((number, since));
+        (now - since >= limit).then_some(limit)
+    }
+
+    /// What decides whether it makes room for another connection.
+    pub(super) fn held(&self, key: usize) -> Held {
+        let waits = !self.arrived.is_empty() || !self.responses.is_empty();
+        let (standing, since) = match self.delivered {
+            None => (Standing::Unproven, self.accepted),
+            Some(delivered) if waits => (Standing::Occupied, delivered),
+            Some(delivered) => (Standing::Quiet, delivered),
+        };
+        Held { key, gid: self.gid, standing, since }
     }
 
     /// Whether there are responses to write and the socket is writable.
@@ -477,8 +516,17 @@ impl Incoming {
 
     /// Completes all frames without response with `status`, and closes the connection.
     pub(super) fn close(&mut self, status: Status, scratch: &mut [u8]) {
+        self.end_with(Response::Close(status), scratch);
+    }
+
+    /// Closes the connection; the sender may send the frames without response over a new one.
+    pub(super) fn turn_away(&mut self, scratch: &mut [u8]) {
+        self.end_with(Response::TryAgain, scratch);
+    }
+
+    fn end_with(&mut self, last: Response, scratch: &mut [u8]) {
         self.responses.end_run();
-        self.responses.push(Response::Close(status));
+        self.responses.push(last);
         self.flush();
         self.socket.close(scratch);
     }

@@ -3,11 +3,12 @@
 //! ```text
 //!  progress ─► write posted packets and pending acknowledgements
 //!    ├─► every few polls: ask the system which sockets are ready
-//!    ├─► serve those: take acknowledgements, or packets into posted buffers
-//!    └─► once a second: close connections whose senders don't identify themselves
+//!    ├─► serve those: take acknowledgements, or packets into posted buffers, and acknowledge these
+//!    ├─► once a second: close connections whose senders don't finish a hello or a frame
+//!    └─► when it is time: connect again to receivers that had no room
 //! ```
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use fastrand::Rng;
 use rustix::io::Errno;
 use slab::Slab;
 
+use super::admission;
 use super::incoming::{Found, Incoming, Target};
 use super::operation::Operation;
 use super::outgoing::{Ending, Finished, Outgoing, Posted, status_of};
@@ -32,7 +34,7 @@ use crate::link::{
 use crate::record::QueuePairId;
 use crate::region::SoftRegion;
 
-/// How often connections whose sender is unknown are looked for.
+/// How often connections whose senders are slow are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// Idle polls between two questions to the system. Asking in each makes an idle poll take five times
 /// as long, and ping-pong no faster: with sends outstanding each poll asks anyway.
@@ -57,6 +59,10 @@ pub struct TcpLink {
     rnr_retry: u8,
     options: Arc<TcpOptions>,
     next_sweep: Time,
+    /// When to connect again to receivers that had no room; keys in `outgoing`.
+    retries: BTreeSet<(Time, usize)>,
+    /// The earlier of the next sweep and the first retry.
+    next_due: Time,
     statistics: TcpStatistics,
     reorder: Option<Rng>,
 
@@ -97,6 +103,8 @@ pub(super) fn create(
         rnr_retry: options.rnr_retry,
         options: Arc::clone(settings),
         next_sweep: Time::ZERO,
+        retries: BTreeSet::new(),
+        next_due: Time::ZERO,
         statistics: TcpStatistics::default(),
         reorder: settings.reorder.map(|seed| Rng::with_seed(seed ^ u64::from(qpn.0))),
         incoming: Slab::new(),
@@ -184,7 +192,7 @@ impl TcpLink {
             }
         });
         if self.accept_pending {
-            self.accept();
+            self.accept(state);
         }
         if !self.dirty.is_empty() {
             self.flush(state);
@@ -231,10 +239,10 @@ impl TcpLink {
     // ---- receiving ---------------------------------------------------------------------------
 
     #[cold]
-    fn accept(&mut self) {
+    fn accept(&mut self, state: &QueueState) {
         for _ in 0..ACCEPTS {
             match self.listener.accept(self.options.dead_after) {
-                Ok(Some((socket, address))) => self.accepted(socket, gid_of(address)),
+                Ok(Some((socket, address))) => self.accepted(state, socket, gid_of(address)),
                 Ok(None) => {
                     self.accept_pending = false;
                     return;
@@ -250,11 +258,11 @@ impl TcpLink {
         }
     }
 
-    fn accepted(&mut self, socket: Socket, gid: Gid) {
-        let mut incoming = Incoming::new(gid, socket);
-        if self.incoming.len() >= self.options.max_peers {
+    fn accepted(&mut self, state: &QueueState, socket: Socket, gid: Gid) {
+        let mut incoming = Incoming::new(gid, socket, state.now());
+        if self.incoming.len() >= self.options.max_peers && !self.make_room(gid, state.now()) {
             self.statistics.rejected += 1;
-            incoming.close(Status::UnreachableRemote, &mut self.scratch);
+            incoming.turn_away(&mut self.scratch);
             return;
         }
         let entry = self.incoming.vacant_entry();
@@ -273,6 +281,24 @@ impl TcpLink {
         self.ready.push_back(token);
     }
 
+    /// Closes a connection so that one from `newcomer` can be accepted. Returns whether there was one to close.
+    fn make_room(&mut self, newcomer: Gid, now: Time) -> bool {
+        let held: Vec<_> = self.incoming.iter().map(|(key, incoming)| incoming.held(key)).collect();
+        let Some(key) = admission::to_drop(&held, newcomer, now) else { return false };
+        self.statistics.evicted += 1;
+        self.turn_away(key);
+        true
+    }
+
+    /// Closes a connection; its sender may come back.
+    fn turn_away(&mut self, key: usize) {
+        if let Some(mut incoming) = self.incoming.try_remove(key) {
+            tracing::debug!(sender = %incoming.sender(), "closing a connection, to be tried again");
+            incoming.turn_away(&mut self.scratch);
+            self.forget(Token::Incoming(key));
+        }
+    }
+
     fn serve_incoming(&mut self, state: &mut QueueState, key: usize) {
         let Some(incoming) = self.incoming.get_mut(key) else { return };
         let (queue, mut deliveries) = state.receiving();
@@ -286,7 +312,6 @@ impl TcpLink {
         let sender = incoming.sender();
         match found {
             Ok(found) => {
-                // Later, so that what is posted in reply leaves first.
                 let token = Token::Incoming(key);
                 if incoming.wants_flush() && !std::mem::replace(&mut incoming.dirty, true) {
                     self.dirty.push(token);
@@ -326,28 +351,48 @@ impl TcpLink {
         self.dirty.retain(|&dirty| dirty != token);
     }
 
-    /// Closes connections whose senders don't identify themselves.
+    /// Does what is due at this time.
     #[cold]
-    fn sweep(&mut self, state: &mut QueueState) {
+    fn due(&mut self, state: &mut QueueState) {
         let now = state.now();
-        self.next_sweep = now + SWEEP_EVERY;
+        if now >= self.next_sweep {
+            self.next_sweep = now + SWEEP_EVERY;
+            self.sweep(state);
+        }
+        while let Some(&(at, key)) = self.retries.first()
+            && at <= now
+        {
+            self.retries.pop_first();
+            self.try_again(state, key);
+        }
+        self.note_due();
+    }
+
+    fn note_due(&mut self) {
+        let retry = self.retries.first().map(|&(at, _)| at);
+        self.next_due = retry.map_or(self.next_sweep, |at| at.min(self.next_sweep));
+    }
+
+    /// Accepts connections, and closes those whose senders don't finish a hello or a frame.
+    fn sweep(&mut self, state: &mut QueueState) {
         self.accept_pending = true;
-        self.accept();
-        let limit = self.options.hello_timeout;
-        let late = |incoming: &mut Incoming| {
-            incoming.unidentified_for(now).is_some_and(|waited| waited >= limit)
-        };
+        self.accept(state);
+        let (now, options) = (state.now(), Arc::clone(&self.options));
         let all = self.incoming.iter_mut();
-        let slow = all.filter_map(|(key, incoming)| late(incoming).then_some(key));
-        for key in slow.collect::<Vec<_>>() {
+        let late = all.filter_map(|(key, incoming)| incoming.exceeded(&options, now).map(|_| key));
+        for key in late.collect::<Vec<_>>() {
             // The rest may have arrived since the socket was last read.
             if let Some(incoming) = self.incoming.get_mut(key) {
                 incoming.note(true, false, false);
                 self.ready.retain(|&token| token != Token::Incoming(key));
                 self.serve_incoming(state, key);
             }
-            if self.incoming.get_mut(key).is_some_and(late) {
-                self.reject(key, Violation::Slow { limit });
+            let Some(incoming) = self.incoming.get_mut(key) else { continue };
+            if let Some(limit) = incoming.exceeded(&options, now) {
+                let violation = Violation::Slow { limit };
+                tracing::warn!(sender = %incoming.sender(), %violation, "closing a connection");
+                self.statistics.violations.count(violation);
+                self.turn_away(key);
             }
         }
     }
@@ -385,18 +430,67 @@ impl TcpLink {
 
     #[cold]
     fn end(&mut self, state: &mut QueueState, key: usize, ending: Ending) {
-        let Some(mut outgoing) = self.outgoing.try_remove(key) else { return };
+        let Some(outgoing) = self.outgoing.get(key) else { return };
         let peer = outgoing.peer();
-        self.connections.remove(&peer);
-        self.forget(Token::Outgoing(key));
-        match ending {
-            Ending::Over(status) => tracing::debug!(%peer, %status, "a connection ended"),
+        let status = match ending {
+            Ending::Over(status) => {
+                tracing::debug!(%peer, %status, "a connection ended");
+                status
+            }
             Ending::Broken(violation) => {
                 tracing::warn!(%peer, %violation, "closing a connection");
                 self.statistics.violations.count(violation);
+                Status::BadStatus
             }
+            Ending::TurnedAway => return self.turned_away(state, key),
+        };
+        if let Some(mut outgoing) = self.remove_outgoing(key) {
+            outgoing.fail(status, |finished| complete(state, peer, finished));
         }
-        outgoing.fail(ending.status(), |finished| complete(state, peer, finished));
+    }
+
+    fn remove_outgoing(&mut self, key: usize) -> Option<Outgoing> {
+        let outgoing = self.outgoing.try_remove(key)?;
+        self.connections.remove(&outgoing.peer());
+        self.forget(Token::Outgoing(key));
+        Some(outgoing)
+    }
+
+    /// Waits to connect again, if there is something to send.
+    fn turned_away(&mut self, state: &mut QueueState, key: usize) {
+        self.statistics.turned_away += 1;
+        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
+        if outgoing.is_idle() {
+            self.remove_outgoing(key);
+            return;
+        }
+        let peer = outgoing.peer();
+        tracing::debug!(%peer, "turned away for want of room");
+        let (now, rnr_delay) = (state.now(), self.options.rnr_delay);
+        let at = outgoing.turn_away(now, rnr_delay, |finished| complete(state, peer, finished));
+        self.forget(Token::Outgoing(key));
+        self.retries.insert((at, key));
+        self.note_due();
+    }
+
+    /// Connects again to a receiver that had no room, if there still is something to send.
+    fn try_again(&mut self, state: &mut QueueState, key: usize) {
+        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
+        let peer = outgoing.peer();
+        if outgoing.is_idle() {
+            self.remove_outgoing(key);
+            return;
+        }
+        match self.open(peer, key) {
+            Ok(Ok(socket)) => {
+                let Some(outgoing) = self.outgoing.get_mut(key) else { return };
+                outgoing.try_again(socket);
+                self.flush_outgoing(state, key);
+            }
+            Ok(Err(status)) => self.end(state, key, Ending::Over(status)),
+            // The system lacks something; what was sent waits on.
+            Err(_) => self.turned_away(state, key),
+        }
     }
 
     /// The connection to `peer`, opened if need be, or how sends to it complete at once.
@@ -407,7 +501,8 @@ impl TcpLink {
     ) -> Result<Result<usize, Status>, DeviceError> {
         if let Some(&key) = self.connections.get(&peer) {
             // An idle one may have been closed, and `peer` be another queue pair by now.
-            if self.outgoing.get(key).is_some_and(Outgoing::is_idle) {
+            let is_open = |outgoing: &Outgoing| outgoing.is_idle() && outgoing.socket().is_some();
+            if self.outgoing.get(key).is_some_and(is_open) {
                 if let Some(outgoing) = self.outgoing.get_mut(key) {
                     outgoing.note(true, false, false);
                 }
@@ -427,6 +522,24 @@ impl TcpLink {
         state: &QueueState,
         peer: QueuePairId,
     ) -> Result<Result<usize, Status>, DeviceError> {
+        let key = self.outgoing.vacant_key();
+        let socket = match self.open(peer, key)? {
+            Ok(socket) => socket,
+            Err(status) => return Ok(Err(status)),
+        };
+        let mtu = u32::try_from(state.attributes().mtu).unwrap_or(u32::MAX);
+        let hello = Hello { qpn: self.me.qpn, mtu, rnr_retry: self.rnr_retry };
+        self.outgoing.insert(Outgoing::new(peer, socket, hello));
+        self.connections.insert(peer, key);
+        Ok(Ok(key))
+    }
+
+    /// Begins to connect to `peer`, whose connection has this key; or how sends to it complete at once.
+    fn open(
+        &mut self,
+        peer: QueuePairId,
+        key: usize,
+    ) -> Result<Result<Socket, Status>, DeviceError> {
         let options = &self.options;
         let from = endpoint(options.address, 0, options.scope_id);
         let to = endpoint(address_of(peer.gid), peer.qpn.0, options.scope_id);
@@ -448,16 +561,10 @@ impl TcpLink {
             }
         };
         tracing::debug!(%peer, "connecting");
-        let mtu = u32::try_from(state.attributes().mtu).unwrap_or(u32::MAX);
-        let hello = Hello { qpn: self.me.qpn, mtu, rnr_retry: self.rnr_retry };
-        let entry = self.outgoing.vacant_entry();
-        let key = entry.key();
         self.poller
             .add_connection(&socket, Token::Outgoing(key))
             .map_err(|errno| system(format!("watching {peer}"), errno))?;
-        entry.insert(Outgoing::new(peer, socket, hello));
-        self.connections.insert(peer, key);
-        Ok(Ok(key))
+        Ok(Ok(socket))
     }
 
     /// Writes to a peer at once if this is the first write in this turn; otherwise the next flush
@@ -526,19 +633,27 @@ impl Link for TcpLink {
         if !self.ready.is_empty() {
             self.serve(state);
         }
-        if state.now() >= self.next_sweep {
-            self.sweep(state);
+        if state.now() >= self.next_due {
+            self.due(state);
+        }
+        // What was received is acknowledged at once: the program may not poll again.
+        if !self.dirty.is_empty() {
+            self.flush(state);
         }
     }
 
-    fn close(&mut self, _: &mut QueueState) {
+    fn close(&mut self, state: &mut QueueState) {
         for (_, outgoing) in &mut self.outgoing {
             let _ = outgoing.flush();
-            outgoing.socket().close(&mut self.scratch);
+            if let Some(socket) = outgoing.socket() {
+                socket.close(&mut self.scratch);
+            }
         }
-        // Those too that have connected and were not accepted yet, as many as can be waiting.
-        for _ in 0..=self.options.max_peers / ACCEPTS {
-            self.accept();
+        // Those that have connected and were not accepted yet, as many as can be waiting.
+        for _ in 0..=self.options.max_peers {
+            let Ok(Some((socket, address))) = self.listener.accept(None) else { break };
+            let mut incoming = Incoming::new(gid_of(address), socket, state.now());
+            incoming.close(Status::BadDestinationQpn, &mut self.scratch);
         }
         for (_, incoming) in &mut self.incoming {
             incoming.close(Status::BadDestinationQpn, &mut self.scratch);

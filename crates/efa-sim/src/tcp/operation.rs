@@ -6,7 +6,7 @@
 //!   │ sent     │ to be sent     then, for a write: the immediate data
 //! ```
 
-use efa_device::{RdmaRequest, Region as _, RegionRange, RemoteMemory, Status, WorkId};
+use efa_device::{Qkey, RdmaRequest, Region as _, RegionRange, RemoteMemory, Status, WorkId};
 
 use super::wire::{CHUNK, Prefix};
 use crate::link::Direction;
@@ -22,6 +22,7 @@ pub(super) struct Operation {
     direction: Direction,
     local: RegionRange<SoftRegion>,
     remote: RemoteMemory,
+    qkey: Qkey,
     /// Offset of the next piece, if there is one.
     next: Option<usize>,
     /// Frames without response.
@@ -45,12 +46,23 @@ pub(super) struct Piece {
 
 impl Operation {
     pub(super) fn new(request: RdmaRequest<SoftRegion>, direction: Direction) -> Self {
-        let RdmaRequest { id, local, remote, .. } = request;
+        let RdmaRequest { id, local, remote, destination } = request;
+        let qkey = destination.qkey;
         let immediate = match direction {
             Direction::Read => None,
             Direction::Write(immediate) => immediate,
         };
-        Self { id, direction, local, remote, next: Some(0), awaited: 0, immediate, failed: None }
+        Self {
+            id,
+            direction,
+            local,
+            remote,
+            qkey,
+            next: Some(0),
+            awaited: 0,
+            immediate,
+            failed: None,
+        }
     }
 
     /// The next frame to be sent.
@@ -91,7 +103,7 @@ impl Operation {
         let immediate = self.immediate.take()?;
         self.awaited += 1;
         let prefix = Prefix::Written { immediate, length: self.local.length as u64 };
-        Some(Piece { prefix, key: 0, wanted: None, bytes: Box::default() })
+        Some(Piece { prefix, key: self.qkey.0, wanted: None, bytes: Box::default() })
     }
 
     /// Stores data of a read at `offset`.

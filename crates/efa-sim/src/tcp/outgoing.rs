@@ -11,11 +11,15 @@
 //! A packet stays in its buffer until its response arrives. It is written from there, many with one system
 //! call, so there is no other buffer to be bounded. RDMA operations together have a few frames in flight,
 //! the oldest operation first, so that datagrams aren't delayed.
+//!
+//! A receiver without room asks this side to try again. The frames without response were not handled then,
+//! so they wait and are sent over a new connection, numbered from 0 again.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::time::Duration;
 
-use efa_device::{Qkey, Status, WorkId};
+use efa_device::{Qkey, Status, Time, WorkId};
 use rustix::io::Errno;
 use slab::Slab;
 
@@ -24,12 +28,18 @@ use super::socket::{Received, Socket};
 use super::wire::{
     HEADER, HELLO, Header, Hello, PREFIX, Prefix, RESPONSE, Response, Violation, check_welcome,
 };
+use crate::link::RNR_RETRY_INFINITE;
 use crate::record::QueuePairId;
 
 /// Most packets written with one system call.
 const FRAMES: usize = 32;
 /// Most slices of a write: the hello, and header and payload of each packet.
 const PARTS: usize = 1 + 2 * FRAMES;
+
+/// How long the first wait before another try is at most; each one after it may be twice as long.
+const FIRST_WAIT: Duration = Duration::from_millis(5);
+/// How long a wait before another try is at most.
+const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
 /// A send that was accepted.
 #[derive(Debug)]
@@ -140,16 +150,8 @@ pub(super) enum Ending {
     Over(Status),
     /// The other side violated the protocol.
     Broken(Violation),
-}
-
-impl Ending {
-    /// The status of sends without response.
-    pub(super) fn status(self) -> Status {
-        match self {
-            Self::Over(status) => status,
-            Self::Broken(_) => Status::BadStatus,
-        }
-    }
+    /// The other side has no room now.
+    TurnedAway,
 }
 
 impl From<Violation> for Ending {
@@ -158,16 +160,44 @@ impl From<Violation> for Ending {
     }
 }
 
-/// The connection to one peer.
+/// The connection to a peer as the system has it. Another try has another one.
+#[derive(Debug)]
+struct Stream {
+    /// `None` while waiting to try again.
+    socket: Option<Socket>,
+    /// Whether the socket was connected: it has taken bytes.
+    reached: bool,
+    /// Bytes of the hello written.
+    hello_written: usize,
+    ready: Readiness,
+    /// The first error of a write.
+    error: Option<Errno>,
+    responses: Responses,
+}
+
+impl Stream {
+    fn new(socket: Option<Socket>) -> Self {
+        let ready = Readiness { readable: false, writable: socket.is_some(), hung_up: false };
+        let responses = Responses::default();
+        Self { socket, reached: false, hello_written: 0, ready, error: None, responses }
+    }
+}
+
+/// Since when a receiver has had no room, and how long the last wait was at most.
+#[derive(Clone, Copy, Debug)]
+struct TurnedAway {
+    since: Time,
+    wait: Duration,
+}
+
+/// The packets and operations on their way to one peer, and the connection to it.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     peer: QueuePairId,
-    socket: Socket,
-    /// Whether the socket was connected: it has taken bytes.
-    reached: bool,
-    hello: [u8; HELLO],
-    /// Bytes of the hello written.
-    hello_written: usize,
+    hello: Hello,
+    stream: Stream,
+    /// `None` from a response on.
+    turned_away: Option<TurnedAway>,
 
     in_flight: VecDeque<Option<Frame>>,
     /// Frames in flight without response.
@@ -185,10 +215,6 @@ pub(super) struct Outgoing {
     /// Frames of operations in flight.
     pieces: usize,
 
-    ready: Readiness,
-    /// The first error of a write.
-    error: Option<Errno>,
-    responses: Responses,
     /// Whether it is in the list of connections to be flushed.
     pub(super) dirty: bool,
     /// Whether it is in the list of connections to be served.
@@ -201,10 +227,9 @@ impl Outgoing {
     pub(super) fn new(peer: QueuePairId, socket: Socket, hello: Hello) -> Self {
         Self {
             peer,
-            socket,
-            reached: false,
-            hello: hello.emit(),
-            hello_written: 0,
+            hello,
+            stream: Stream::new(Some(socket)),
+            turned_away: None,
             in_flight: VecDeque::new(),
             outstanding: 0,
             base: 0,
@@ -213,9 +238,6 @@ impl Outgoing {
             operations: Slab::new(),
             beginning: VecDeque::new(),
             pieces: 0,
-            ready: Readiness { readable: false, writable: true, hung_up: false },
-            error: None,
-            responses: Responses::default(),
             dirty: false,
             queued: false,
             written_in: 0,
@@ -226,8 +248,9 @@ impl Outgoing {
         self.peer
     }
 
-    pub(super) fn socket(&self) -> &Socket {
-        &self.socket
+    /// `None` while it waits to try again.
+    pub(super) fn socket(&self) -> Option<&Socket> {
+        self.stream.socket.as_ref()
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -236,9 +259,9 @@ impl Outgoing {
 
     /// Notes the readiness of the socket.
     pub(super) fn note(&mut self, readable: bool, writable: bool, hung_up: bool) {
-        self.ready.readable |= readable;
-        self.ready.writable |= writable;
-        self.ready.hung_up |= hung_up;
+        self.stream.ready.readable |= readable;
+        self.stream.ready.writable |= writable;
+        self.stream.ready.hung_up |= hung_up;
     }
 
     pub(super) fn push(&mut self, posted: Posted) {
@@ -294,7 +317,7 @@ impl Outgoing {
 
     /// Whether there is something to write and the socket is writable.
     pub(super) fn wants_flush(&self) -> bool {
-        self.ready.writable && self.unsent < self.in_flight.len()
+        self.stream.ready.writable && self.unsent < self.in_flight.len()
     }
 
     /// Writes as much as the socket takes. Returns the number of system calls.
@@ -304,12 +327,12 @@ impl Outgoing {
             calls += 1;
             match self.write() {
                 Ok(Some(count)) => self.advance(count)?,
-                Ok(None) => self.ready.writable = false,
+                Ok(None) => self.stream.ready.writable = false,
                 // Responses that arrived before this error are more precise.
                 Err(errno) => {
-                    self.error.get_or_insert(errno);
+                    self.stream.error.get_or_insert(errno);
                     self.note(true, false, true);
-                    self.ready.writable = false;
+                    self.stream.ready.writable = false;
                 }
             }
         }
@@ -323,6 +346,8 @@ impl Outgoing {
         for ((head, frame), n) in heads.iter_mut().zip(frames()).zip(0..) {
             *head = frame.head(first.wrapping_add(n));
         }
+        let Some(socket) = &self.stream.socket else { return Ok(None) };
+        let hello = self.hello.emit();
         let mut parts = [IoSlice::new(&[]); PARTS];
         let mut count = 0;
         let mut skip = self.offset;
@@ -330,8 +355,8 @@ impl Outgoing {
             parts[count] = IoSlice::new(part);
             count += 1;
         };
-        if self.hello_written < HELLO {
-            add(&self.hello[self.hello_written..]);
+        if self.stream.hello_written < HELLO {
+            add(&hello[self.stream.hello_written..]);
         }
         for (head, frame) in heads.iter().zip(frames()) {
             for part in [&head.bytes[..head.length], frame.payload()] {
@@ -342,18 +367,18 @@ impl Outgoing {
                 }
             }
         }
-        self.socket.send(&parts[..count])
+        socket.send(&parts[..count])
     }
 
     fn advance(&mut self, mut count: usize) -> Result<(), Ending> {
-        if !self.reached {
-            self.reached = true;
-            if self.socket.is_its_own_peer() {
+        if !self.stream.reached {
+            self.stream.reached = true;
+            if self.socket().is_some_and(Socket::is_its_own_peer) {
                 return Err(Ending::Over(Status::BadDestinationQpn));
             }
         }
-        let greeting = count.min(HELLO - self.hello_written);
-        self.hello_written += greeting;
+        let greeting = count.min(HELLO - self.stream.hello_written);
+        self.stream.hello_written += greeting;
         count -= greeting;
         self.offset += count;
         while let Some(Some(frame)) = self.in_flight.get(self.unsent)
@@ -368,7 +393,7 @@ impl Outgoing {
 
     /// Whether responses may have arrived.
     pub(super) fn wants_poll(&self) -> bool {
-        self.ready.readable
+        self.stream.ready.readable
     }
 
     /// Takes responses. `calls` counts system calls.
@@ -378,21 +403,23 @@ impl Outgoing {
         calls: &mut u64,
         mut finish: impl FnMut(Finished),
     ) -> Result<(), Ending> {
-        while self.ready.readable {
+        while self.stream.ready.readable
+            && let Some(socket) = &self.stream.socket
+        {
             *calls += 1;
-            let start = self.responses.partial_length;
-            scratch[..start].copy_from_slice(&self.responses.partial[..start]);
-            match self.socket.receive(&mut scratch[start..]) {
+            let start = self.stream.responses.partial_length;
+            scratch[..start].copy_from_slice(&self.stream.responses.partial[..start]);
+            match socket.receive(&mut scratch[start..]) {
                 Ok(Received::Bytes(count)) => {
                     let end = start + count;
                     // If the buffer isn't full there are no more bytes, unless the end is to be found.
-                    self.ready.readable = end == scratch.len() || self.ready.hung_up;
+                    self.stream.ready.readable = end == scratch.len() || self.stream.ready.hung_up;
                     self.take(&scratch[..end], &mut finish)?;
                 }
                 Ok(Received::Nothing) => {
-                    self.ready.readable = false;
-                    self.ready.hung_up = false;
-                    if let Some(errno) = self.error {
+                    self.stream.ready.readable = false;
+                    self.stream.ready.hung_up = false;
+                    if let Some(errno) = self.stream.error {
                         return Err(self.failed(errno));
                     }
                 }
@@ -408,9 +435,9 @@ impl Outgoing {
             bytes = self.take_data(bytes, finish)?;
             let Some((response, rest)) = bytes.split_first_chunk::<RESPONSE>() else { break };
             bytes = rest;
-            if !self.responses.is_welcomed {
+            if !self.stream.responses.is_welcomed {
                 check_welcome(response)?;
-                self.responses.is_welcomed = true;
+                self.stream.responses.is_welcomed = true;
                 continue;
             }
             match Response::parse(response)? {
@@ -419,10 +446,11 @@ impl Outgoing {
                 }
                 Response::Data { sequence, count } => self.expect(sequence, count)?,
                 Response::Close(status) => return Err(Ending::Over(status)),
+                Response::TryAgain => return Err(Ending::TurnedAway),
             }
         }
-        self.responses.partial[..bytes.len()].copy_from_slice(bytes);
-        self.responses.partial_length = bytes.len();
+        self.stream.responses.partial[..bytes.len()].copy_from_slice(bytes);
+        self.stream.responses.partial_length = bytes.len();
         self.begin(finish);
         Ok(())
     }
@@ -440,7 +468,7 @@ impl Outgoing {
             return Err(wrong);
         }
         let (operation, offset, left) = (*operation, *offset, *length);
-        self.responses.arriving = Some(Arriving { sequence, operation, offset, left });
+        self.stream.responses.arriving = Some(Arriving { sequence, operation, offset, left });
         Ok(())
     }
 
@@ -450,7 +478,7 @@ impl Outgoing {
         bytes: &'a [u8],
         finish: &mut impl FnMut(Finished),
     ) -> Result<&'a [u8], Violation> {
-        let Some(mut arriving) = self.responses.arriving.take() else { return Ok(bytes) };
+        let Some(mut arriving) = self.stream.responses.arriving.take() else { return Ok(bytes) };
         let (data, rest) = bytes.split_at(arriving.left.min(bytes.len()));
         if let Some(operation) = self.operations.get_mut(arriving.operation) {
             operation.take(arriving.offset, data);
@@ -458,7 +486,7 @@ impl Outgoing {
         arriving.offset += data.len();
         arriving.left -= data.len();
         if arriving.left > 0 {
-            self.responses.arriving = Some(arriving);
+            self.stream.responses.arriving = Some(arriving);
         } else {
             self.finish_frames(arriving.sequence, 1, Ok(()), finish)?;
         }
@@ -497,6 +525,7 @@ impl Outgoing {
         if count == 0 || to > self.unsent {
             return Err(wrong);
         }
+        self.turned_away = None;
         for place in from..to {
             let frame = self.in_flight.get_mut(place).and_then(Option::take).ok_or(wrong)?;
             self.outstanding -= 1;
@@ -525,14 +554,43 @@ impl Outgoing {
 
     /// The end of the connection for its first socket error.
     fn failed(&self, errno: Errno) -> Ending {
-        Ending::Over(status_of(self.error.unwrap_or(errno), self.reached))
+        Ending::Over(status_of(self.stream.error.unwrap_or(errno), self.stream.reached))
+    }
+
+    /// Leaves the connection, to try again at the returned time. What waits until then fails if the retries
+    /// for a receiver that is not ready are over, `rnr_delay` each.
+    pub(super) fn turn_away(
+        &mut self,
+        now: Time,
+        rnr_delay: Duration,
+        finish: impl FnMut(Finished),
+    ) -> Time {
+        let before = self.turned_away;
+        let since = before.map_or(now, |before| before.since);
+        let wait = before.map_or(FIRST_WAIT, |before| (before.wait * 2).min(LONGEST_WAIT));
+        self.turned_away = Some(TurnedAway { since, wait });
+        self.stream = Stream::new(None);
+        self.in_flight.retain(Option::is_some);
+        (self.base, self.unsent, self.offset) = (0, 0, 0);
+        (self.dirty, self.queued) = (false, false);
+        let rnr_retry = self.hello.rnr_retry;
+        let patience = rnr_delay.saturating_mul(rnr_retry.into());
+        if rnr_retry < RNR_RETRY_INFINITE && now - since >= patience {
+            self.fail(Status::ReceiverNotReady, finish);
+        }
+        // Senders that were turned away together don't come back together.
+        now + wait / 2 + (wait / 2).mul_f64(fastrand::f64())
+    }
+
+    /// Tries again over a new connection.
+    pub(super) fn try_again(&mut self, socket: Socket) {
+        self.stream = Stream::new(Some(socket));
     }
 
     /// Completes all sends and operations without response.
     pub(super) fn fail(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
-        self.outstanding = 0;
-        self.unsent = 0;
-        self.offset = 0;
+        (self.outstanding, self.unsent, self.offset, self.pieces) = (0, 0, 0, 0);
+        self.beginning.clear();
         for frame in self.in_flight.drain(..).flatten() {
             if let Frame::Datagram(posted) = frame {
                 finish(Finished::Send(posted, Err(status)));

@@ -14,8 +14,12 @@ pub struct TcpStatistics {
     pub connects: u64,
     /// Connections accepted.
     pub accepts: u64,
-    /// Connections rejected because `max_peers` were open.
+    /// Connections turned away because `max_peers` were open and none of them made room.
     pub rejected: u64,
+    /// Connections of senders closed to make room for another one.
+    pub evicted: u64,
+    /// Connections that a receiver closed for want of room or for slowness, so that this side tries again.
+    pub turned_away: u64,
     /// Connections that the system failed to accept, for example for lack of file descriptors.
     pub failed_accepts: u64,
     /// Connections closed for a protocol violation.

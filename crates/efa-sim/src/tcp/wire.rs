@@ -15,7 +15,7 @@
 //! | 2 datagram with immediate data | of the queue pair | immediate 4, the datagram |
 //! | 3 read | of the region | address 8, count 4 |
 //! | 4 write | of the region | address 8, the data |
-//! | 5 written | 0 | immediate 4, length of the write 8 |
+//! | 5 written | of the queue pair | immediate 4, length of the write 8 |
 //!
 //! A frame reads or writes at most [`CHUNK`] bytes; a longer operation is several frames, of which some are
 //! in flight at a time.
@@ -25,6 +25,7 @@
 //! | 1 acknowledgement | status of `count` frames from a sequence number on |
 //! | 2 close | status of all frames without response; nothing follows |
 //! | 3 data | `count` bytes for the read with this sequence number |
+//! | 4 try again | the connection is closed for want of room or for its slowness; frames without response were not handled, and the sender may send them over a new connection; nothing follows |
 
 use std::time::Duration;
 
@@ -45,12 +46,13 @@ pub(super) const LONGEST: usize = HEADER + PREFIX + MAX_MTU;
 /// Bytes of a welcome, and of a response without the data of a read.
 pub(super) const RESPONSE: usize = 8;
 
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const HELLO_MAGIC: u32 = u32::from_le_bytes(*b"EfaS");
 const WELCOME_MAGIC: u32 = u32::from_le_bytes(*b"EfaR");
 const ACKNOWLEDGE: u8 = 1;
 const CLOSE: u8 = 2;
 const DATA: u8 = 3;
+const TRY_AGAIN: u8 = 4;
 
 /// A protocol violation, for which a connection was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -122,10 +124,11 @@ pub enum Violation {
         /// Bytes of it that were received.
         bytes: usize,
     },
-    /// The hello was late.
-    #[error("a hello did not arrive within {limit:?}")]
+    /// A hello or a frame was late.
+    #[error("a hello or frame was not complete within {limit:?}")]
     Slow {
-        /// [`TcpOptions::hello_timeout`](super::TcpOptions::hello_timeout).
+        /// [`TcpOptions::hello_timeout`](super::TcpOptions::hello_timeout) or
+        /// [`TcpOptions::frame_timeout`](super::TcpOptions::frame_timeout).
         limit: Duration,
     },
 }
@@ -345,6 +348,8 @@ pub(super) enum Response {
     Acknowledge { first: u32, count: u16, result: Result<(), Status> },
     /// How all others end.
     Close(Status),
+    /// All others were not handled; a new connection may be accepted later.
+    TryAgain,
     /// The bytes that a read asked for follow.
     Data { sequence: u32, count: u16 },
 }
@@ -363,6 +368,7 @@ impl Response {
                 bytes[0] = CLOSE;
                 bytes[1] = status.code();
             }
+            Self::TryAgain => bytes[0] = TRY_AGAIN,
             Self::Data { sequence, count } => {
                 bytes[0] = DATA;
                 bytes[2..4].copy_from_slice(&count.to_le_bytes());
@@ -381,6 +387,7 @@ impl Response {
                 Ok(Self::Acknowledge { first: u32_at(bytes, 4), count: u16_at(bytes, 2), result })
             }
             CLOSE => Ok(Self::Close(status()?)),
+            TRY_AGAIN => Ok(Self::TryAgain),
             DATA => Ok(Self::Data { sequence: u32_at(bytes, 4), count: u16_at(bytes, 2) }),
             found => Err(Violation::Kind { found }),
         }
@@ -396,7 +403,7 @@ mod tests {
     #[test]
     fn bytes_have_the_documented_layout() {
         let hello = Hello { qpn: Qpn(0x1234), mtu: 0x22e0, rnr_retry: 3 };
-        assert_eq!(hello.emit(), *b"EfaS\x02\0\x34\x12\xe0\x22\0\0\x03\0\0\0");
+        assert_eq!(hello.emit(), *b"EfaS\x03\0\x34\x12\xe0\x22\0\0\x03\0\0\0");
         let (kind, length) = (Kind::Datagram, 0x0102);
         let header = Header { kind, length, sequence: 0x0304_0506, key: 0x0708_090a };
         assert_eq!(header.emit(), *b"\x01\0\0\0\x02\x01\0\0\x06\x05\x04\x03\x0a\x09\x08\x07");
@@ -412,7 +419,7 @@ mod tests {
         assert_eq!(prefix(Prefix::Write { address }), read[..8]);
         let written = Prefix::Written { immediate: count, length: address };
         assert_eq!(prefix(written), [12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]);
-        assert_eq!(emit_welcome(), *b"EfaR\x02\0\0\0");
+        assert_eq!(emit_welcome(), *b"EfaR\x03\0\0\0");
         let result = Err(Status::ReceiverNotReady);
         let verdict = Response::Acknowledge { first: 0x0102_0304, count: 0x0506, result };
         assert_eq!(verdict.emit(), [1, 10, 6, 5, 4, 3, 2, 1]);
@@ -420,6 +427,7 @@ mod tests {
         assert_eq!(goodbye.emit(), [2, 9, 0, 0, 0, 0, 0, 0]);
         let data = Response::Data { sequence: 0x0102_0304, count: 0x0506 };
         assert_eq!(data.emit(), [3, 0, 6, 5, 4, 3, 2, 1]);
+        assert_eq!(Response::TryAgain.emit(), [4, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
@@ -433,7 +441,7 @@ mod tests {
         assert_eq!(Hello::parse(&other), Err(Violation::Magic { found, expected }));
         other = good;
         other[4] = 1;
-        assert_eq!(Hello::parse(&other), Err(Violation::Version { found: 1, known: 2 }));
+        assert_eq!(Hello::parse(&other), Err(Violation::Version { found: 1, known: 3 }));
         other = good;
         other[8] = 1;
         let long = Violation::Length { length: 65537, limit: 65536 };
@@ -443,7 +451,7 @@ mod tests {
             Err(Violation::Status { code: 16 })
         );
         assert_eq!(Response::parse(&[2, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Status { code: 0 }));
-        assert_eq!(Response::parse(&[4, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Kind { found: 4 }));
+        assert_eq!(Response::parse(&[5, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Kind { found: 5 }));
         // The shortest and the longest of each kind, and one beyond.
         for (kind, least, limit) in
             [(1, 0, 100), (2, 4, 104), (3, 12, 12), (4, 8, 8 + CHUNK as u32), (5, 12, 12)]

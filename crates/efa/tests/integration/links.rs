@@ -177,7 +177,7 @@ fn new_connection_on_an_old_fabric_does_not_time_out() {
     let to_bob = addresses.insert(bob.address()).unwrap();
     alice.send(Message::to(to_bob), "hello", 1).unwrap();
     let mut carol = TcpStream::connect((Ipv4Addr::LOCALHOST, alice.address().qpn().0)).unwrap();
-    let hello = *b"EfaS\x02\0\x34\x12\0\x01\0\0\x07\0\0\0";
+    let hello = *b"EfaS\x03\0\x34\x12\0\x01\0\0\x07\0\0\0";
     carol.write_all(&hello[..8]).unwrap();
     for _ in 0..100 {
         assert!(queues[0].read().is_none());
@@ -185,5 +185,80 @@ fn new_connection_on_an_old_fabric_does_not_time_out() {
     carol.set_nonblocking(true).unwrap();
     let mut answer = Vec::new();
     let end = carol.read_to_end(&mut answer).map_err(|error| error.kind());
-    assert_eq!((answer.as_slice(), end), (&b"EfaR\x02\0\0\0"[..], Err(ErrorKind::WouldBlock)));
+    assert_eq!((answer.as_slice(), end), (&b"EfaR\x03\0\0\0"[..], Err(ErrorKind::WouldBlock)));
+}
+
+/// The link of three endpoints on one host, of which each takes packets from `max_peers` others.
+fn tcp(max_peers: usize) -> Fabric {
+    let options = TcpOptions::new(Ipv4Addr::LOCALHOST);
+    Fabric::tcp(options.with(|options| options.max_peers = max_peers))
+}
+
+#[test]
+fn close_succeeds_when_the_peer_stops_reading_after_its_last_message_over_tcp() {
+    let domain = tcp(256).domain().unwrap();
+    let addresses = domain.address_vector();
+    let queues = [(); 2].map(|()| domain.completion_queue(CompletionQueueOptions::default()));
+    let [alice, bob] = queues.each_ref().map(|queue| {
+        domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()
+            .unwrap()
+    });
+    let to_bob = addresses.insert(bob.address()).unwrap();
+    let deadline = Instant::now() + TIMEOUT;
+    for round in 0..3 {
+        bob.receive(Receive::untagged(), vec![0; 5], round).unwrap();
+        alice.send(Message::to(to_bob), "hello", round).unwrap();
+        // Bob reads until he has the message, and no further.
+        while queues[1].read().is_none() {
+            assert!(Instant::now() < deadline, "the message doesn't arrive");
+            let _ = queues[0].read();
+        }
+        if round == 0 {
+            // Each has the other's HANDSHAKE.
+            for _ in 0..500 {
+                queues.iter().for_each(|queue| drop(queue.read()));
+            }
+        }
+    }
+    alice.close(Duration::from_secs(5)).unwrap();
+    drop(bob);
+}
+
+/// With connections for one sender only, the second waits for the first to be idle, and a third for both.
+#[test]
+fn peers_without_room_over_tcp_wait_and_are_not_lost() {
+    let domain = tcp(1).domain().unwrap();
+    let addresses = domain.address_vector();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let endpoints = [(); 4].map(|()| {
+        domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()
+            .unwrap()
+    });
+    let [target, senders @ ..] = &endpoints;
+    let to = addresses.insert(target.address()).unwrap();
+    let mut received = [0; 3];
+    for round in 0..2 {
+        for (context, sender) in (0..).zip(senders) {
+            target.receive(Receive::tagged(context), vec![0; 40_000], context).unwrap();
+            let message = pattern(40_000, context + round);
+            sender.send(Message::to(to).tagged(context), message, context).unwrap();
+        }
+        for _ in 0..6 {
+            let completion = queue.wait(TIMEOUT).unwrap();
+            if completion.is_received() {
+                received[completion.context as usize] += 1;
+                let context = completion.context;
+                assert_eq!(completion.into_message(), pattern(40_000, context + round));
+            }
+        }
+    }
+    assert_eq!(received, [2; 3]);
 }
