@@ -39,7 +39,7 @@ pub struct Bounds {
     /// [`unexpected`](Self::unexpected).
     pub unexpected_per_peer: usize,
     /// Reads, writes and atomics of one peer under way on memory of this endpoint. Those beyond are
-    /// dropped: the protocol has no packet that refuses them.
+    /// dropped. The peer learns of it by PEER_ERROR alone, if both sides have that.
     pub requests: usize,
     /// Responses (RECEIPT, EOR, PEER_ERROR, …) queued for one peer. A peer beyond, which takes none
     /// of them, is excluded.

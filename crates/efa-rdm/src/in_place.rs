@@ -42,8 +42,7 @@ use crate::ids::PeerId;
 use crate::lists::Lists;
 use crate::matching::Matching;
 use crate::payload::Payload;
-use crate::rta;
-use crate::shape::Shape;
+use crate::shape::asked;
 use crate::storage::Pool;
 use crate::unexpected::UnexpectedMessages;
 
@@ -523,13 +522,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Header::Rtm(Rtm { kind: RtmKind::Eager, tag: None, options, .. }) = parsed.header
         else {
             if let Some(peer) = peer {
-                let asked = match &parsed.header {
-                    Header::Rtm(rtm) => {
-                        Shape::of(rtm, parsed.payload).ok().and_then(|of| of.asked())
-                    }
-                    Header::Rta(rta) => rta::asked(rta.kind),
-                    _ => None,
-                };
+                let asked = asked(&parsed);
                 let reason = DropReason::NotInPlace(parsed.packet_type());
                 self.core_mut().refuse(peer, asked, reason);
                 self.settle();

@@ -200,10 +200,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Handles a message or write that can't be read: asks the sender by READ_NACK to send it in
     /// packets, or fails the receive if the sender doesn't support that.
-    fn refuse_reading(&mut self, id: OpId, error: OperationError) {
+    pub(crate) fn refuse_reading(&mut self, id: OpId, error: OperationError) {
         let Some(receive) = self.receives.get_mut(id) else { return };
         receive.reading = Reading::Refused;
         let (peer, role) = (receive.peer, receive.role);
+        // Its request may overtake the HANDSHAKE, which says what the sender takes.
+        if let Some(active) = self.core.peers.active_mut(peer)
+            && !active.handshake.is_known()
+        {
+            return active.awaiting_handshake.push(Work::RefuseReading(id));
+        }
         if role == ReceiveRole::Message && self.core.can_nack(peer) {
             self.nack_if_due(id);
         } else {
@@ -216,6 +222,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// continues behind the runt.
     pub(crate) fn nack_if_due(&mut self, id: OpId) {
         let Some(receive) = self.receives.get_mut(id) else { return };
+        if !self.core.can_nack(receive.peer) {
+            return;
+        }
         if receive.reading == Reading::Refused && receive.coverage.bytes() >= receive.runt_length {
             receive.reading = Reading::Nacked;
             let peer = receive.peer;

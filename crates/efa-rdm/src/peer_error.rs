@@ -302,3 +302,54 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         self.ops.core.events.push(Event::MessageAbandoned { peer, msg_id, code });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use efa_device::{Device, QueuePairOptions, Time};
+    use efa_sim::local::{LocalFabric, LocalOptions};
+
+    use super::*;
+    use crate::completion::{Completion, Level};
+    use crate::config::Config;
+    use crate::endpoint::{Accept, Endpoint, Message};
+
+    #[test]
+    fn message_without_place_in_the_table_fails_on_both_sides() {
+        let end = |network: &LocalFabric, qkey| {
+            let options =
+                QueuePairOptions::default().with(|options| options.qkey = efa_device::Qkey(qkey));
+            let queue_pair = network.open().create_queue_pair(options).unwrap();
+            let mut config = Config::default();
+            config.profile.extras.insert(Extras::PEER_ERROR);
+            Endpoint::<_, Vec<u8>>::new(queue_pair, config).unwrap()
+        };
+        for (level, length) in
+            [(Level::Transmit, 100_000), (Level::Delivery, 100_000), (Level::Delivery, 20_000)]
+        {
+            let network = LocalFabric::new(LocalOptions::default());
+            let (mut sender, mut receiver) = (end(&network, 1), end(&network, 2));
+            receiver.matching.ops.receives.limit(0);
+            receiver.receive(Accept::Untagged { source: None }, vec![0; length], 1).unwrap();
+            let peer = sender.insert_peer(receiver.address()).unwrap();
+            let (buffer, context) = (vec![1; length], 2);
+            let message = Message { peer, tag: None, cq_data: None, level, buffer, context };
+            sender.send(message).unwrap();
+            let (mut now, mut sent, mut received) = (Time::ZERO, None, None);
+            for _ in 0..10_000 {
+                now += Duration::from_micros(1);
+                sender.progress(now);
+                receiver.progress(now);
+                if let Some(Completion::Send(done)) = sender.poll_completion() {
+                    sent = Some(done.result);
+                }
+                if let Some(Completion::Receive(done)) = receiver.poll_completion() {
+                    received = Some(done.result);
+                }
+            }
+            assert_eq!(received, Some(Err(OperationError::TooManyOperations)));
+            assert_eq!(sent, Some(Err(OperationError::GivenUp { code: OTHER })), "{level:?}");
+        }
+    }
+}

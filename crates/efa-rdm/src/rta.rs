@@ -30,6 +30,7 @@ use crate::operations::{AtomicState, Operations, Send, SendRole};
 use crate::payload::Payload;
 use crate::remote::{self, Remote};
 use crate::select::Subprotocol;
+use crate::shape::asked_by_atomic;
 use crate::work::{Advance, Work};
 
 /// An atomic operation on a peer's memory.
@@ -234,7 +235,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Handles a peer's RTA, in message ID order: applies it and queues the response.
     pub(crate) fn rta_arrived(&mut self, peer: PeerId, rta: &Rta<'_>, payload: &[u8]) {
-        let asked = asked(rta.kind);
+        let asked = asked_by_atomic(rta.kind);
         let Some(request) = AtomicRequest::of(rta, payload, self.core.transmit.mtu()) else {
             return self.core.refuse(peer, asked, DropReason::BadAtomic);
         };
@@ -306,15 +307,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         fetched.write(0, payload);
         send.confirmed = true;
         self.end_send_if_done(id);
-    }
-}
-
-/// The requester's identifier of its operation, if it waits for an answer.
-pub(crate) fn asked(kind: RtaKind) -> Option<OpId> {
-    match kind {
-        RtaKind::DcWrite { send_id } => Some(send_id),
-        RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => Some(recv_id),
-        _ => None,
     }
 }
 

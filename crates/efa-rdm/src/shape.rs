@@ -1,6 +1,6 @@
 //! The header of a message's packet in one form for all subprotocols, checked once.
 
-use efa_proto::{Header, OpId, Packet, RmaIov, Rtm, RtmKind};
+use efa_proto::{Header, OpId, Packet, RmaIov, RtaKind, Rtm, RtmKind};
 
 use crate::coverage::Coverage;
 use crate::event::DropReason;
@@ -105,6 +105,25 @@ impl Shape {
     pub(crate) fn is_partial(&self, payload: &[u8]) -> bool {
         // A long-read message needs an EOR, even if it is empty.
         self.length != payload.len() as u64 || self.subprotocol == Subprotocol::LongRead
+    }
+}
+
+/// The sender's identifier of a message's or atomic's operation, if it waits for an answer.
+#[cold]
+pub(crate) fn asked(packet: &Packet<'_>) -> Option<OpId> {
+    match &packet.header {
+        Header::Rtm(rtm) => Shape::of(rtm, packet.payload).ok().and_then(|shape| shape.asked()),
+        Header::Rta(rta) => asked_by_atomic(rta.kind),
+        _ => None,
+    }
+}
+
+/// The requester's identifier of its operation, if it waits for an answer.
+pub(crate) fn asked_by_atomic(kind: RtaKind) -> Option<OpId> {
+    match kind {
+        RtaKind::DcWrite { send_id } => Some(send_id),
+        RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => Some(recv_id),
+        _ => None,
     }
 }
 

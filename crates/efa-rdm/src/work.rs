@@ -85,7 +85,9 @@ pub(crate) enum Work<P, B> {
     Eor { send_id: OpId, recv_id: OpId },
     /// A READ_NACK for a receive that can't be read.
     ReadNack(OpId),
-    /// A PEER_ERROR for an abandoned message.
+    /// The refusal of a read, which waits for the peer's HANDSHAKE.
+    RefuseReading(OpId),
+    /// A PEER_ERROR for an abandoned operation.
     PeerError { op_id: OpId, ref_kind: u8, code: u32 },
     /// Our HANDSHAKE.
     Handshake,

@@ -5,11 +5,11 @@
 
 use std::time::Duration;
 
-use efa_device::Status;
-use efa_handshake::Extras;
+use efa_device::{Status, Time};
+use efa_handshake::{Extras, Release};
 use efa_proto::{
     Header, MsgId, OpId, Packet, PacketType, PeerError, RawAddressForm, ReqOptions, RmaIov, Rta,
-    RtaKind, Rtr, RtrKind,
+    RtaKind, Rtm, RtmKind, Rtr, RtrKind,
 };
 use efa_rdm::{
     Accept, Bounds, Config, DropReason, Event, Level, OperationError, Payload, Statistics,
@@ -71,7 +71,7 @@ where
     B: Payload<SoftRegion> + std::fmt::Debug,
 {
     for _ in 0..100_000 {
-        if done(&world.endpoint(1).statistics()) {
+        if done(world.endpoint(1).statistics()) {
             return;
         }
         world.step();
@@ -235,6 +235,44 @@ fn message_whose_memory_becomes_unreadable_during_the_read_goes_on_in_packets() 
             assert!(received.buffer.bytes() == pattern(operation.length, SOURCE));
             assert_eq!(ended(&mut world), [Ok(())]);
             world.assert_clean();
+        }
+    }
+}
+
+/// The sender's HANDSHAKE says whether it takes a READ_NACK, and may arrive after the message.
+#[test]
+fn refusal_of_a_read_waits_for_the_handshake_of_the_sender() {
+    for has in [true, false] {
+        let sender = if has { Release::V1_20 } else { Release::V1_18 };
+        let mut world = Bytes::pair_with(2, Config::as_release(sender), Config::default());
+        world.acquaint();
+        let by = Duration::from_millis(1);
+        world.network.delay_sends(place(&world.ends[0]), 1, by).unwrap();
+        let address = world.ends[0].endpoint.address();
+        let raw_address = Some((address, RawAddressForm::Padded));
+        let iov = [RmaIov::new(8, 200_000, 1)];
+        let (msg_length, send_id) = (200_000, RECV_ID);
+        let header = Header::Rtm(Rtm {
+            msg_id: MsgId(0),
+            tag: None,
+            kind: RtmKind::LongRead { msg_length, send_id, read_iov: &iov },
+            options: ReqOptions { raw_address, cq_data: None, connid: None },
+        });
+        world.receive(1, 200_000, 1);
+        world.inject(0, 1, header, &[]);
+        step_until(&mut world, |statistics| statistics.rdma_reads == 4);
+        while world.now < Time::ZERO + by / 2 {
+            world.step();
+        }
+        assert_eq!(world.types_from(1), [PacketType::Handshake]);
+        world.drive();
+        let (types, received) = (world.types_from(1), world.take_receives(1));
+        if has {
+            assert_eq!(types, [PacketType::Handshake, PacketType::ReadNack]);
+            assert_eq!(received.len(), 0, "the sender goes on");
+        } else {
+            assert_eq!(types, [PacketType::Handshake]);
+            assert_eq!(received[0].result, Err(OperationError::NotReadable));
         }
     }
 }

@@ -484,6 +484,23 @@ fn unsuitable_packet_leaves_in_place_receives_posted() {
 }
 
 #[test]
+fn message_too_long_for_a_receive_in_place_ends_at_its_sender_by_peer_error() {
+    let with_peer_error = |mut config: Config| {
+        config.profile.extras.insert(Extras::PEER_ERROR);
+        config
+    };
+    let receiver = with_peer_error(at(Release::V1_20, UnexpectedHeader::Refuse));
+    let mut setup = Setup::of(with_peer_error(Config::default()), receiver);
+    setup.post(0..1);
+    setup.send(0, vec![1; 100_000]);
+    setup.drive();
+    let code = efa_device::Status::UnsupportedOperation.code().into();
+    let sent = setup.world.send_done(0);
+    assert_eq!(sent.result, Err(OperationError::GivenUp { code }));
+    assert_eq!(setup.drops(), [DropReason::NotInPlace(PacketType::LongCtsMsgRtm)]);
+}
+
+#[test]
 fn delivery_complete_send_to_in_place_receiver_fails() {
     for release in [Release::V1_14, Release::V1_22] {
         let mut setup = Setup::of(Config::default(), at(release, UnexpectedHeader::Move));
