@@ -29,6 +29,14 @@
 //! * [`record`]: records of the packets on a link, in memory; [`capture`]: in pcapng files.
 //! * [`region`]: registered memory and its keys; [`faults`]: faults of the shm link.
 //!
+//! # Forks
+//!
+//! A child forked without `exec` has no use of the shm and tcp devices of its parent: rings, files and sockets
+//! stay the parent's alone, and whatever the child does with its copies, or when it ends, changes nothing there. In the
+//! child, posts and new queue pairs fail with [`Inconsistent`](efa_device::DeviceError::Inconsistent) ("forked
+//! child"); on connected queue pairs the first post may be accepted and complete with an error. Nothing is received, and
+//! what was under way at the fork may not complete. The child can open devices of its own.
+//!
 //! # Example
 //!
 //! Two hosts; one sends, the other receives.
@@ -76,6 +84,7 @@ mod book;
 #[cfg(feature = "capture")]
 pub mod capture;
 pub mod faults;
+mod fork;
 mod keys;
 mod link;
 pub mod local;

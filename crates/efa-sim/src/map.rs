@@ -24,11 +24,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
+use crate::fork::Shared;
+
 /// A shared mapping of a part of a file, or anonymous memory, for reading and writing.
 #[derive(Debug)]
 pub(crate) struct Map {
     base: NonNull<u8>,
     length: usize,
+    /// Of a shared mapping.
+    shared: Option<Shared>,
 }
 
 /// A shared mapping of the front of a file, for reading only: the processor refuses a write to it.
@@ -70,7 +74,8 @@ impl Map {
             mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, file, offset as u64)?
         };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, length })
+        let shared = Some(Shared::mapping(base.addr().get(), length));
+        Ok(Self { base, length, shared })
     }
 
     /// Anonymous private memory, all zero.
@@ -82,7 +87,7 @@ impl Map {
             mmap_anonymous(std::ptr::null_mut(), length, access, MapFlags::PRIVATE)?
         };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, length })
+        Ok(Self { base, length, shared: None })
     }
 
     pub(crate) fn length(&self) -> usize {
@@ -185,6 +190,7 @@ fn unaligned(offset: usize) -> ! {
 
 impl Drop for Map {
     fn drop(&mut self) {
+        self.shared = None;
         // SAFETY: base and length are those that `new` or `anonymous` got from the kernel. References to
         // words borrow `self`, so none is left.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.length) };

@@ -125,6 +125,7 @@ use self::socket::{Listener, endpoint, gid_of};
 pub use self::statistics::{TcpStatistics, Violations};
 pub use self::wire::Violation;
 use crate::book::Book;
+use crate::fork::Opener;
 use crate::keys::Slots;
 use crate::link::{system, vendor_part_id};
 use crate::record::SharedSink;
@@ -234,6 +235,7 @@ impl TcpOptions {
 /// An opened host of the tcp link. Clones are the same device.
 #[derive(Clone, Debug)]
 pub struct TcpDevice {
+    opener: Opener,
     attributes: DeviceAttributes,
     book: Arc<Book>,
     keys: KeyTable,
@@ -281,6 +283,7 @@ impl TcpDevice {
         let (limit, max_size) = (options.max_regions, options.max_region_size);
         let slots = Slots::new().map_err(|errno| system("mmap", errno))?;
         Ok(Self {
+            opener: Opener::this(),
             attributes,
             book: Arc::new(Book::new(gid_of(address), options.max_address_handles)),
             keys: KeyTable::with_slots(limit, max_size, Rng::new(), Some(slots)),

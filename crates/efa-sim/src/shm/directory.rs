@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The kernel releases a lock when its process ends, in any way. So a file that is not locked is of a dead
-//! process, and the next process that opens the host removes it. (Forked children inherit the lock: a queue
-//! pair exists until the last of them has ended.)
+//! process, and the next process that opens the host removes it. (A forked child doesn't
+//! get the locks, see [`crate::fork`].)
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,6 +24,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::fork::Opener;
 use crate::link::system;
 
 /// Longest host name in bytes.
@@ -32,6 +33,7 @@ const MAX_NAME: usize = 64;
 /// An opened directory of a host.
 #[derive(Debug)]
 pub(super) struct HostDirectory {
+    opener: Opener,
     file: OwnedFd,
     path: PathBuf,
     uid: u32,
@@ -135,9 +137,19 @@ impl HostDirectory {
         let parent = open_private(rustix::fs::CWD, &base, &base, uid)?;
         let path = base.join(name);
         let file = open_private(&parent, Path::new(name), &path, uid)?;
-        let directory = Self { file, path, uid, gid: gid_of(uid, name) };
+        let (opener, gid) = (Opener::this(), gid_of(uid, name));
+        let directory = Self { opener, file, path, uid, gid };
         directory.sweep()?;
         Ok(directory)
+    }
+
+    pub(super) fn opener(&self) -> Opener {
+        self.opener
+    }
+
+    /// Fails in a forked child of the process that opened the host.
+    pub(super) fn check_process(&self) -> Result<(), DeviceError> {
+        self.opener.check(|| self.path.display().to_string())
     }
 
     pub(super) fn gid(&self) -> Gid {
@@ -154,6 +166,7 @@ impl HostDirectory {
 
     /// Creates a file of `length` zero bytes with allocated storage.
     pub(super) fn create(&self, name: FileName, length: usize) -> Result<OwnedFd, DeviceError> {
+        self.check_process()?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let file = openat(&self.file, name.to_string(), flags, Mode::RUSR | Mode::WUSR)
             .map_err(|errno| self.error("creating", name, errno))?;
@@ -189,6 +202,7 @@ impl HostDirectory {
     }
 
     fn open_file(&self, name: FileName, access: OFlags) -> Result<Option<OwnedFd>, DeviceError> {
+        self.check_process()?;
         let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = match openat(&self.file, name.to_string(), flags, Mode::empty()) {
             Ok(file) => file,
@@ -205,8 +219,11 @@ impl HostDirectory {
         Ok(Some(file))
     }
 
-    /// Removes a file, if it exists.
+    /// Removes a file, if it exists. A forked child removes none of its parent's.
     pub(super) fn remove(&self, name: FileName) {
+        if !self.opener.is_this() {
+            return;
+        }
         if let Err(errno) = unlinkat(&self.file, name.to_string(), AtFlags::empty())
             && errno != Errno::NOENT
         {

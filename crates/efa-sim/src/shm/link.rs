@@ -486,6 +486,7 @@ impl Link for ShmLink {
         request: RdmaRequest<SoftRegion>,
         direction: Direction,
     ) -> Result<(), DeviceError> {
+        self.local.directory.check_process()?;
         let reached = self.check_handle(state, request.destination.address_handle)?;
         state.count_send();
         match reached {

@@ -35,6 +35,7 @@ use rustix::io::Errno;
 use rustix::param::page_size;
 
 use super::directory::{FileName, HostDirectory, is_locked};
+use crate::fork::Descriptor;
 use crate::map::{Map, View};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efa-qp\r\n");
@@ -156,7 +157,7 @@ pub(super) struct Name {
     directory: Arc<HostDirectory>,
     qpn: Qpn,
     /// Holds the lock.
-    _file: OwnedFd,
+    _file: Descriptor,
 }
 
 impl Mailbox {
@@ -184,7 +185,7 @@ impl Mailbox {
             store(header, 0, MAGIC);
         };
         let (file, (header, board), qpn) = directory.create_queue_pair(length, fill, publish)?;
-        let name = Name { directory: Arc::clone(directory), qpn, _file: file };
+        let name = Name { directory: Arc::clone(directory), qpn, _file: file.into() };
         Ok(Self { header, board, name: Arc::new(name), generation })
     }
 

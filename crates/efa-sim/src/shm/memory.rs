@@ -31,7 +31,6 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -41,6 +40,7 @@ use rustix::fs::stat;
 use rustix::io::Errno;
 
 use super::directory::{FileName, HostDirectory};
+use crate::fork::Descriptor;
 use crate::keys::{HEADER_COOKIE, LENGTH, PeerSlots, Slot, Slots, Use, number_at, slot_at};
 use crate::memory::read_process;
 use crate::region::KeyTable;
@@ -60,7 +60,7 @@ pub(super) struct HostMemory {
     /// The name of the locked file.
     name: FileName,
     /// Holds the lock.
-    _file: OwnedFd,
+    _file: Descriptor,
     /// The PID namespace of this process; 0 if that isn't known.
     namespace: u64,
     peers: Mutex<HashMap<Qpn, Arc<Peer>>>,
@@ -105,7 +105,7 @@ impl HostMemory {
         allow_all_to_trace();
         let keys = KeyTable::with_slots(limit, max_size, Rng::new(), Some(slots));
         let (directory, peers) = (Arc::clone(directory), Mutex::default());
-        Ok(Self { directory, keys, name, _file: file, namespace, peers })
+        Ok(Self { directory, keys, name, _file: file.into(), namespace, peers })
     }
 
     /// Why this process and others of the host can't access each other's memory, as far as it can be seen
@@ -201,6 +201,10 @@ impl HostMemory {
         qpn: Qpn,
         copy: impl Fn(&Peer) -> Result<(), Failure>,
     ) -> Result<(), Status> {
+        // A copy that the parent of this process began.
+        if !self.directory.opener().is_this() {
+            return Err(Status::QueuePairInternal);
+        }
         let mut failure = Status::UnresponsiveRemote;
         // A known table may be of a process that has ended, and the number another's: then tried again.
         for _ in 0..2 {

@@ -28,6 +28,7 @@ use super::socket::{Event, Listener, Poller, Socket, Token, address_of, endpoint
 use super::statistics::TcpStatistics;
 use super::wire::{Hello, Violation};
 use super::{TcpDevice, TcpOptions};
+use crate::fork::Opener;
 use crate::link::{
     Direction, KeptNumber, Link, LinkQueuePair, Packet, Path, QueueState, Settings, granted, system,
 };
@@ -71,6 +72,8 @@ pub struct TcpLink {
     /// Keys in `outgoing`.
     connections: HashMap<QueuePairId, usize>,
 
+    /// The process that opened the device.
+    opener: Opener,
     listener: Arc<Listener>,
     /// Whether there may be connections to accept.
     accept_pending: bool,
@@ -91,6 +94,7 @@ pub(super) fn create(
     device: &TcpDevice,
     options: QueuePairOptions,
 ) -> Result<TcpQueuePair, DeviceError> {
+    device.opener.check(|| device.attributes.name.clone())?;
     let attributes = granted(&device.attributes, &options)?;
     let settings = &device.options;
     let listener = listen(settings)?;
@@ -99,6 +103,7 @@ pub(super) fn create(
     poller.add_listener(&listener).map_err(|errno| system("epoll_ctl", errno))?;
     let (gid, qpn) = (gid_of(settings.address), Qpn(qpn));
     let link = TcpLink {
+        opener: device.opener,
         me: QueuePairId { gid, qpn },
         rnr_retry: options.rnr_retry,
         options: Arc::clone(settings),
@@ -540,6 +545,7 @@ impl TcpLink {
         peer: QueuePairId,
         key: usize,
     ) -> Result<Result<Socket, Status>, DeviceError> {
+        self.opener.check(|| format!("queue pair {}", self.me))?;
         let options = &self.options;
         let from = endpoint(options.address, 0, options.scope_id);
         let to = endpoint(address_of(peer.gid), peer.qpn.0, options.scope_id);

@@ -14,6 +14,8 @@ use rustix::net::{
     SocketType, sockopt,
 };
 
+use crate::fork::Descriptor;
+
 /// Shortest interval of keepalive probes that can be set.
 const SHORTEST_PROBE: Duration = Duration::from_secs(1);
 
@@ -63,7 +65,7 @@ pub(super) enum Received {
 
 /// A connection.
 #[derive(Debug)]
-pub(super) struct Socket(OwnedFd);
+pub(super) struct Socket(Descriptor);
 
 impl Socket {
     /// Begins to connect `from` an interface `to` a queue pair.
@@ -72,7 +74,7 @@ impl Socket {
         to: SocketAddr,
         dead_after: Option<Duration>,
     ) -> Result<Self, Errno> {
-        let socket = Self(open(from)?);
+        let socket = Self(open(from)?.into());
         socket.tune(dead_after)?;
         net::bind(&socket.0, &from)?;
         match net::connect(&socket.0, &to) {
@@ -142,14 +144,14 @@ impl Socket {
 
 /// The listening socket of a queue pair.
 #[derive(Debug)]
-pub(super) struct Listener(OwnedFd);
+pub(super) struct Listener(Descriptor);
 
 impl Listener {
     pub(super) fn bind(at: SocketAddr, backlog: usize) -> Result<Self, Errno> {
         let socket = open(at)?;
         net::bind(&socket, &at)?;
         net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
-        Ok(Self(socket))
+        Ok(Self(socket.into()))
     }
 
     pub(super) fn port(&self) -> Result<u16, Errno> {
@@ -184,7 +186,7 @@ impl Listener {
         loop {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             let (socket, peer) = match net::acceptfrom_with(&self.0, flags) {
-                Ok((socket, peer)) => (Socket(socket), peer),
+                Ok((socket, peer)) => (Socket(socket.into()), peer),
                 Err(Errno::AGAIN) => return Ok(None),
                 // It was reset before it was accepted.
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
@@ -260,11 +262,11 @@ const EVENTS: usize = 64;
 
 /// Reports, once for each change (edge-triggered), which sockets are ready.
 #[derive(Debug)]
-pub(super) struct Poller(OwnedFd);
+pub(super) struct Poller(Descriptor);
 
 impl Poller {
     pub(super) fn new() -> Result<Self, Errno> {
-        epoll::create(epoll::CreateFlags::CLOEXEC).map(Self)
+        epoll::create(epoll::CreateFlags::CLOEXEC).map(|file| Self(file.into()))
     }
 
     fn add(&self, socket: impl AsFd, token: Token) -> Result<(), Errno> {
@@ -316,7 +318,7 @@ mod tests {
     #[test]
     fn socket_connected_to_itself_is_detected() {
         let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        let socket = Socket(open(here).unwrap());
+        let socket = Socket(open(here).unwrap().into());
         net::bind(&socket.0, &here).unwrap();
         let own = SocketAddr::try_from(net::getsockname(&socket.0).unwrap()).unwrap();
         let _ = net::connect(&socket.0, &own);

@@ -163,3 +163,51 @@ fn child_forks_during_poll_and_batch() {
 fn forked_child_does_not_wait_for_locks_of_parent_threads() {
     Host::new("shm").run("forks::child_forks_during_poll_and_batch", &[]);
 }
+
+/// Forks a child that ends by `exit`, whose destructors close the device as libfabric's do.
+#[test]
+#[ignore = "a child"]
+fn child_forks_child_that_exits() {
+    begin();
+    let end = Endpoint::new(QpOptions::default());
+    let buffer = Memory::of(&[0; 64]);
+    let region = end.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let handle = end.handle(end.gid());
+    for id in 0..3 {
+        assert_eq!(end.post_receive(id, sge(region, 0, 64)), 0);
+        let to = (handle, end.number(), end.qkey);
+        assert_eq!(end.post_send(10 + id, to, &[inline(b"to itself")], IBV_SEND_INLINE), 0);
+        // SAFETY: the only other thread is the library's, which the library is made for.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the child's library looks the handles up and doesn't find them. The alarm ends a
+            // child that hangs.
+            unsafe {
+                libc::alarm(60);
+                let refused = (verbs().ibv_destroy_qp)(end.qp) == libc::EINVAL
+                    && (verbs().ibv_close_device)(end.context) == libc::EINVAL;
+                libc::exit(i32::from(!refused))
+            }
+        }
+        let mut status = 0;
+        // SAFETY: `status` is writable.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        let mut ended = [end.wait().wr_id, end.wait().wr_id];
+        ended.sort_unstable();
+        assert_eq!(ended, [id, 10 + id]);
+        assert_eq!(&buffer.bytes()[..9], b"to itself");
+    }
+    // SAFETY: both objects were created here and are not used afterwards.
+    unsafe {
+        assert_eq!((verbs().ibv_destroy_ah)(handle), 0);
+        assert_eq!((verbs().ibv_dereg_mr)(region), 0);
+    }
+}
+
+#[test]
+fn forked_child_that_exits_with_destructors_leaves_parent_working() {
+    for link in LINKS {
+        Host::new(link).run("forks::child_forks_child_that_exits", &[]);
+    }
+}
