@@ -83,3 +83,33 @@ pub enum DeviceError {
         reason: String,
     },
 }
+
+/// What the operating system has none of for now. A call that failed for want of it can be tried again when
+/// there is some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Shortage {
+    /// Space of a file system, or a quota of it (`ENOSPC`, `EDQUOT`).
+    #[error("no space left on device")]
+    Space,
+    /// Memory, or address space (`ENOMEM`, `ENOBUFS`).
+    #[error("out of memory")]
+    Memory,
+    /// File descriptors, of the process or of the system (`EMFILE`, `ENFILE`).
+    #[error("too many open files")]
+    OpenFiles,
+}
+
+impl DeviceError {
+    /// What the operating system had none of, if that is why the call failed.
+    #[must_use]
+    pub fn shortage(&self) -> Option<Shortage> {
+        // The numbers of Linux; this crate has no C library.
+        match self {
+            Self::System { errno: 28 | 122, .. } => Some(Shortage::Space),
+            Self::System { errno: 12 | 105, .. } => Some(Shortage::Memory),
+            Self::System { errno: 23 | 24, .. } => Some(Shortage::OpenFiles),
+            _ => None,
+        }
+    }
+}

@@ -116,7 +116,7 @@ use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 use core::time::Duration;
 
-pub use error::DeviceError;
+pub use error::{DeviceError, Shortage};
 pub use status::Status;
 pub use tag_list::{NoTagList, TagChange, TagCommand, TagList, TagListLimits, TagReport};
 
@@ -481,11 +481,21 @@ pub trait QueuePair {
     /// When the device can't register more memory.
     fn allocate_packet(&mut self) -> Result<Self::Packet, DeviceError>;
 
+    /// Prepares for sends to `to`: makes what the first one would make. The target needn't exist. A device
+    /// that makes nothing for each target doesn't implement this method.
+    ///
+    /// # Errors
+    /// [`DeviceError::System`], mostly with a [shortage](DeviceError::shortage).
+    fn prepare(&mut self, to: Destination) -> Result<(), DeviceError> {
+        let _ = to;
+        Ok(())
+    }
+
     /// Queues a datagram.
     ///
     /// # Errors
     /// [`DeviceError::QueueFull`] when `max_send` sends are outstanding, [`DeviceError::TooLong`],
-    /// [`DeviceError::BadAddressHandle`]. Nothing was queued then.
+    /// [`DeviceError::BadAddressHandle`], and those of [`prepare`](Self::prepare). Nothing was queued then.
     fn post_send(
         &mut self,
         request: SendRequest<Self::Packet>,

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use efa_device::Status;
+use efa_device::{Shortage, Status};
 use efa_handshake::Extras;
 
 use crate::atomic::{AtomicKind, AtomicOp, Datatype};
@@ -243,6 +243,10 @@ pub enum StartError {
         /// Most operations.
         limit: usize,
     },
+    /// The device lacks something of the operating system to send to the peer. Try again when there is some:
+    /// the peer isn't lost. [`Endpoint::lack`](crate::Endpoint::lack) has the device's words.
+    #[error("{0}: try again later")]
+    Lacking(Shortage),
     /// Buffer and remote memory differ in length.
     #[error("the buffer has {buffer} bytes and the remote memory {remote}")]
     LengthsDiffer {

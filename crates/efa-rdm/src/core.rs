@@ -10,7 +10,9 @@
 //! Each part owns the one below it and knows nothing of those above: an `impl Operations` can't touch the
 //! matcher, an `impl Core` finds no operation.
 
-use efa_device::{QueuePair, QueuePairAddress, Time};
+use core::time::Duration;
+
+use efa_device::{DeviceError, QueuePair, QueuePairAddress, Time};
 use efa_handshake::AddressHeader;
 use efa_proto::{Connid, RawAddress, ReqOptions, UserRecvQp};
 
@@ -41,7 +43,12 @@ pub(crate) struct Core<Q: QueuePair, B> {
     /// Where peers are to send messages that are received in place, if not to this queue pair.
     pub(crate) user_recv_qp: Option<UserRecvQp>,
     pub(crate) now: Time,
+    /// The last error of the device for want of something, until an operation could begin after it.
+    pub(crate) lack: Option<Box<DeviceError>>,
 }
+
+/// How long nothing is sent to a peer after the device lacked something for that.
+const LACK_PAUSE: Duration = Duration::from_millis(10);
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// The header options of requests to a peer: address or connid, and CQ data.
@@ -63,11 +70,54 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.config.profile.connid.then(|| self.connid())
     }
 
-    pub(crate) fn check_peer(&self, peer: PeerId) -> Result<(), StartError> {
+    /// Fails if an operation with this peer can't begin. Before the first one, and after the device lacked
+    /// something to send to the peer, the device prepares for it.
+    pub(crate) fn check_peer(&mut self, peer: PeerId) -> Result<(), StartError> {
         match self.peers.status_of(peer) {
-            PeerStatus::Live => Ok(()),
-            PeerStatus::Gone => Err(StartError::PeerGone(peer)),
-            PeerStatus::Unknown => Err(StartError::UnknownPeer(peer)),
+            PeerStatus::Live => {}
+            PeerStatus::Gone => return Err(StartError::PeerGone(peer)),
+            PeerStatus::Unknown => return Err(StartError::UnknownPeer(peer)),
+        }
+        match self.peers.active(peer) {
+            Some(active) if !active.lacking => Ok(()),
+            _ => self.prepare(peer),
+        }
+    }
+
+    #[cold]
+    fn prepare(&mut self, peer: PeerId) -> Result<(), StartError> {
+        let prepared = self.transmit.device.prepare(self.peers.destination(peer));
+        if let Err(error) = prepared
+            && let Some(shortage) = error.shortage()
+        {
+            self.report_lack(error);
+            return Err(StartError::Lacking(shortage));
+        }
+        // Any other error is that of the first packet.
+        self.lack = None;
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.lacking = false;
+        }
+        Ok(())
+    }
+
+    /// Sends nothing to a peer for a while, as the device lacks something for that.
+    #[cold]
+    pub(crate) fn lack(&mut self, peer: PeerId, error: DeviceError) {
+        self.report_lack(error);
+        let active = self.peers.activate(peer, &self.config);
+        active.lacking = true;
+        if !active.backoff.is_waiting() {
+            let until = active.backoff.pause(self.now, LACK_PAUSE);
+            self.schedule.back_off_until(peer, until);
+        }
+    }
+
+    /// Reports an error, unless it is the one reported last: the same call is tried again and again.
+    fn report_lack(&mut self, error: DeviceError) {
+        if self.lack.as_deref() != Some(&error) {
+            self.events.push(Event::DeviceRefused(error.clone()));
+            self.lack = Some(Box::new(error));
         }
     }
 

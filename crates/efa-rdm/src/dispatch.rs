@@ -181,7 +181,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 Advance::More => active.backlog.push_back(work),
                 Advance::Blocked => {
                     active.backlog.push_front(work);
-                    return Advance::Blocked;
+                    if !active.backoff.is_waiting() {
+                        return Advance::Blocked;
+                    }
+                    // Only this peer waits. A transfer of it may have been the one to go on.
+                    self.resume_transfer();
+                    return Advance::Done;
                 }
             }
         }

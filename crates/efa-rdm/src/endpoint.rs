@@ -112,6 +112,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             ended: Vec::new(),
             user_recv_qp,
             now: Time::ZERO,
+            lack: None,
             config,
         };
         let matching = Matching::new(Operations::new(core), tagged);
@@ -229,7 +230,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn send_later(&mut self, message: Message<B>) -> Result<(), Refused<B>> {
         let Message { peer, tag, cq_data, level, buffer, context } = message;
         if let Err(error) =
-            self.core().check_peer(peer).and_then(|()| self.matching.ops.check_new_send())
+            self.core_mut().check_peer(peer).and_then(|()| self.matching.ops.check_new_send())
         {
             return Err(Refused { error, buffer });
         }
@@ -411,6 +412,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline]
     pub fn poll_completion(&mut self) -> Option<Completion<B>> {
         self.core_mut().schedule.next_completion()
+    }
+
+    /// Why the last operation was refused with [`StartError::Lacking`]; `None` again when one has begun
+    /// since.
+    #[must_use]
+    pub fn lack(&self) -> Option<&efa_device::DeviceError> {
+        self.core().lack.as_deref()
     }
 
     /// Takes the next event.

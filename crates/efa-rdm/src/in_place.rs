@@ -25,9 +25,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use efa_device::{
-    Access, AddressHandle, Completion as DeviceCompletion, DeviceAttributes, DeviceError, Gid,
-    NoTagList, PostError, QueuePair, QueuePairAddress, RdmaRequest, RegisterError, SendRequest,
-    Source, Time,
+    Access, AddressHandle, Completion as DeviceCompletion, Destination, DeviceAttributes,
+    DeviceError, Gid, NoTagList, PostError, QueuePair, QueuePairAddress, RdmaRequest,
+    RegisterError, SendRequest, Source, Time,
 };
 use efa_handshake::{Extras, Release};
 use efa_proto::{Connid, Header, MsgId, Packet, RawAddress, ReqOptions, Rtm, RtmKind, UserRecvQp};
@@ -280,6 +280,10 @@ impl<Q: QueuePair> QueuePair for InPlaceQueue<Q> {
 
     fn allocate_packet(&mut self) -> Result<Q::Packet, DeviceError> {
         self.0.allocate_packet()
+    }
+
+    fn prepare(&mut self, to: Destination) -> Result<(), DeviceError> {
+        self.0.prepare(to)
     }
 
     fn post_send(&mut self, request: SendRequest<Q::Packet>) -> Result<(), PostError<Q::Packet>> {

@@ -43,6 +43,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Err(Unposted { packet, record, failure: PostFailure::Blocked }) => {
                 Err(Work::Packet { packet, record })
             }
+            Err(Unposted { packet, record, failure: PostFailure::Lacking(error) }) => {
+                self.core.lack(record.peer, *error);
+                Err(Work::Packet { packet, record })
+            }
             Err(Unposted { packet, record, failure: PostFailure::Refused(status) }) => {
                 self.core.transmit.recycle(packet);
                 self.packet_failed(record, status);
@@ -66,6 +70,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Unposted { packet, record, failure } = unposted;
         match failure {
             PostFailure::Blocked => {
+                self.core.enqueue_first(record.peer, Work::Packet { packet, record });
+            }
+            PostFailure::Lacking(error) => {
+                self.core.lack(record.peer, *error);
                 self.core.enqueue_first(record.peer, Work::Packet { packet, record });
             }
             PostFailure::Refused(status) => {
@@ -100,6 +108,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         match self.core.post_packet(packet, record) {
             Ok(()) => Advance::Done,
             Err((_, PostFailure::Blocked)) => Advance::Blocked,
+            Err((record, PostFailure::Lacking(error))) => {
+                self.core.lack(record.peer, *error);
+                Advance::Blocked
+            }
             Err((record, PostFailure::Refused(status))) => {
                 self.packet_failed(record, status);
                 Advance::Stopped

@@ -93,6 +93,8 @@ pub(crate) struct Active<P, B> {
     /// Packets ahead of the expected msg_id, a chain for each message.
     pub(crate) window: Window<Chain>,
     pub(crate) backoff: Backoff,
+    /// Whether the device lacked something to send to the peer, and was not asked again by an operation.
+    pub(crate) lacking: bool,
     /// Work that could not be done at once.
     pub(crate) backlog: Backlog<P, B>,
     /// Whether the peer is queued to be served.
@@ -126,6 +128,7 @@ impl<P, B> Active<P, B> {
                 .with_limit(config.reorder())
                 .starting_at(config.first_msg_id),
             backoff: Backoff::default(),
+            lacking: false,
             backlog: Backlog::default(),
             scheduled: false,
             held: VecDeque::new(),

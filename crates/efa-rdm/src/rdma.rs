@@ -85,6 +85,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                     }
                 }
                 Err(PostFailure::Blocked) => return Advance::Blocked,
+                Err(PostFailure::Lacking(error)) => {
+                    self.core.lack(peer, *error);
+                    return Advance::Blocked;
+                }
                 Err(PostFailure::Refused(status)) => {
                     self.fail_transfer(id, OperationError::Device(status));
                     return Advance::Done;

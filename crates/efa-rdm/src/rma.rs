@@ -83,7 +83,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Write { peer, remote, buffer, cq_data, level, context } = write;
         let length = buffer.length();
         let started = self
-            .core()
+            .core_mut()
             .check_remote(peer, &remote, length)
             .and_then(|()| self.matching.ops.check_new_send());
         if let Err(error) = started {
@@ -105,7 +105,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let Read { peer, remote, buffer, context } = read;
         let length = buffer.length();
         let started = self
-            .core()
+            .core_mut()
             .check_remote(peer, &remote, length)
             .and_then(|()| self.matching.check_reads());
         let started = started.and_then(|()| self.matching.ops.receives.check());
@@ -128,7 +128,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     pub(crate) fn check_remote(
-        &self,
+        &mut self,
         peer: PeerId,
         remote: &Remote,
         buffer: u64,

@@ -76,6 +76,11 @@ impl Backoff {
         Retry::At(until)
     }
 
+    /// Starts an interval for another reason than an RNR; returns its end.
+    pub(crate) fn pause(&mut self, now: Time, interval: Duration) -> Time {
+        *self.until.get_or_insert(now + interval)
+    }
+
     /// Ends the interval if its time is over; returns whether it was.
     pub(crate) fn expired(&mut self, now: Time) -> bool {
         match self.until {

@@ -179,7 +179,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if kind == AtomicKind::Compare { capacity / 2 } else { capacity }
     }
 
-    fn check_atomic(&self, atomic: &Atomic<B>) -> Result<(), StartError> {
+    fn check_atomic(&mut self, atomic: &Atomic<B>) -> Result<(), StartError> {
         let Atomic { peer, remote, datatype, op, operands, .. } = atomic;
         let kind = operands.kind();
         // libfabric since 2.0 applies all pieces of a compare atomic to the first one.
@@ -191,7 +191,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for (index, buffer) in operands.all().enumerate() {
             let unused = index == 0 && *op == AtomicOp::Read && buffer.length() == 0;
             if !unused {
-                self.core().check_remote(*peer, remote, buffer.length())?;
+                self.core_mut().check_remote(*peer, remote, buffer.length())?;
             }
         }
         let size = datatype.size();

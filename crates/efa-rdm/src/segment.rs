@@ -62,6 +62,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
                 self.transmit.recycle(packet);
                 match failure {
                     PostFailure::Blocked => Advance::Blocked,
+                    PostFailure::Lacking(error) => {
+                        self.lack(peer, *error);
+                        Advance::Blocked
+                    }
                     PostFailure::Refused(status) => self.segment_refused(peer, status),
                 }
             }

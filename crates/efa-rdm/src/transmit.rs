@@ -16,6 +16,8 @@ use crate::work::{InFlight, Purpose, SinglePacket};
 pub(crate) enum PostFailure {
     /// The device's queue is full, or no buffer could be allocated: to be retried later.
     Blocked,
+    /// The device lacks something for this peer: to be retried after a pause.
+    Lacking(Box<DeviceError>),
     /// The device refuses the packet; a retry would fail too.
     Refused(Status),
 }
@@ -138,7 +140,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
                 Ok(())
             }
             Err(PostError { error, packet }) => {
-                Err(Unposted { packet, record: record(), failure: failure(&error) })
+                Err(Unposted { packet, record: record(), failure: failure(error) })
             }
         }
     }
@@ -208,7 +210,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
             Err(PostFailure::Blocked)
         } else {
             let id = WorkId(self.rdma.vacant_key() as u64);
-            post(&mut self.device, id).map_err(|error| failure(&error))
+            post(&mut self.device, id).map_err(failure)
         };
         match posted {
             Ok(()) => {
@@ -256,8 +258,10 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
     }
 }
 
-fn failure(error: &DeviceError) -> PostFailure {
+#[cold]
+fn failure(error: DeviceError) -> PostFailure {
     match error {
+        error if error.shortage().is_some() => PostFailure::Lacking(Box::new(error)),
         DeviceError::QueueFull { .. } => PostFailure::Blocked,
         DeviceError::TooLong { .. } => PostFailure::Refused(Status::BadLength),
         DeviceError::BadAddressHandle { .. } => PostFailure::Refused(Status::BadAddressHandle),

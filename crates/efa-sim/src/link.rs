@@ -164,6 +164,10 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
         Ok(vec![0; self.state.attributes.mtu].into())
     }
 
+    fn prepare(&mut self, to: Destination) -> Result<(), DeviceError> {
+        self.link.path_to(&mut self.state, to).map(drop)
+    }
+
     #[inline]
     fn post_send(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
         match self.accept(&request) {

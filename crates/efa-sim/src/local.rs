@@ -39,9 +39,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    Access, AddressHandle, Completion, Device, DeviceAttributes, DeviceError, Gid, NoTagList,
-    PostError, Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, Rdma, RdmaRequest,
-    RegisterError, SendRequest, Status, Time,
+    Access, AddressHandle, Completion, Destination, Device, DeviceAttributes, DeviceError, Gid,
+    NoTagList, PostError, Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, Rdma,
+    RdmaRequest, RegisterError, SendRequest, Status, Time,
 };
 
 pub use self::faults::{Faults, Statistics};
@@ -242,6 +242,19 @@ impl LocalFabric {
     /// [`DeviceError::Absent`].
     pub fn refuse_sends(&self, at: impl Into<QueuePairId>, count: u32) -> Result<(), DeviceError> {
         self.shared.lock().refuse_sends(at.into(), count)
+    }
+
+    /// Refuses all sends of `at`, reads and writes included, with this error, as if the system had no more
+    /// memory or file descriptors; until this is called again with `None`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Absent`].
+    pub fn lack(
+        &self,
+        at: impl Into<QueuePairId>,
+        error: Option<DeviceError>,
+    ) -> Result<(), DeviceError> {
+        self.shared.lock().lack(at.into(), error)
     }
 
     /// Delays the next `count` sends of `at` by `by`.
@@ -454,6 +467,10 @@ impl QueuePair for LocalQueuePair {
 
     fn allocate_packet(&mut self) -> Result<Box<[u8]>, DeviceError> {
         self.device.shared.lock().allocate_packet()
+    }
+
+    fn prepare(&mut self, _: Destination) -> Result<(), DeviceError> {
+        self.device.shared.lock().prepare(self.endpoint)
     }
 
     fn post_send(&mut self, request: SendRequest<Box<[u8]>>) -> Result<(), PostError<Box<[u8]>>> {

@@ -1,9 +1,9 @@
 //! One type for all links, so that callers need not be generic over the link.
 
 use efa_device::{
-    Access, AddressHandle, Completion, Device, DeviceAttributes, DeviceError, Gid, NoTagList,
-    PostError, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest, RegisterError,
-    SendRequest, Time,
+    Access, AddressHandle, Completion, Destination, Device, DeviceAttributes, DeviceError, Gid,
+    NoTagList, PostError, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest,
+    RegisterError, SendRequest, Time,
 };
 
 use crate::local::{LocalDevice, LocalQueuePair};
@@ -112,6 +112,10 @@ impl QueuePair for SoftQueuePair {
 
     fn allocate_packet(&mut self) -> Result<Box<[u8]>, DeviceError> {
         each!(SoftQueuePair, self, qp => qp.allocate_packet())
+    }
+
+    fn prepare(&mut self, to: Destination) -> Result<(), DeviceError> {
+        each!(SoftQueuePair, self, qp => qp.prepare(to))
     }
 
     #[inline]

@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use efa_device::{
-    Access, AddressHandle, Completion, Device as _, DeviceAttributes, DeviceError, Gid, PostError,
-    Qkey, QueuePair as _, QueuePairAddress, QueuePairOptions, Rdma, RdmaRequest, RegisterError,
-    SendRequest, Time,
+    Access, AddressHandle, Completion, Destination, Device as _, DeviceAttributes, DeviceError,
+    Gid, PostError, Qkey, QueuePair as _, QueuePairAddress, QueuePairOptions, Rdma, RdmaRequest,
+    RegisterError, SendRequest, Time,
 };
 use efa_sim::record::SharedSink;
 use efa_sim::region::KeyTable;
@@ -164,6 +164,11 @@ impl LinkQueuePair {
 
     pub(crate) fn set_rnr_retry(&mut self, rnr_retry: u8) {
         each!(Self, self, link => link.set_rnr_retry(rnr_retry));
+    }
+
+    /// Prepares for sends to `to`.
+    pub(crate) fn prepare(&mut self, to: Destination) -> Result<(), DeviceError> {
+        each!(Self, self, link => link.prepare(to))
     }
 
     #[inline]

@@ -135,6 +135,8 @@ pub(crate) struct Locked {
     state: QpState,
     /// `None` in the state ERR.
     link: Option<LinkQueuePair>,
+    /// The destination for which the link was prepared last.
+    prepared: Option<Destination>,
     /// In the state ERR: reserves the number, by which programs find a queue pair until they destroy
     /// it.
     kept_number: Option<KeptNumber>,
@@ -205,6 +207,7 @@ impl QueuePair {
         let locked = Locked {
             state: QpState::Reset,
             link: Some(link),
+            prepared: None,
             kept_number: None,
             receives: VecDeque::new(),
             preposted: 0,

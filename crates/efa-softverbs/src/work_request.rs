@@ -117,6 +117,12 @@ impl WorkRequest {
         if one_range { Ok(()) } else { Err(INVALID) }
     }
 
+    /// Fails with the error number if the link lacks something of the system for the target.
+    #[inline]
+    pub(crate) fn prepare(&self, queue_pair: &QueuePair, locked: &mut Locked) -> Outcome<()> {
+        self.target.map_or(Ok(()), |target| queue_pair.prepare(locked, target.destination()))
+    }
+
     /// Posts the request. It must have passed [`check`](Self::check), and an entry of the send queue
     /// must be reserved.
     #[inline]

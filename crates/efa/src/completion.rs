@@ -1,6 +1,6 @@
 //! Completions of operations, and errors of operations that don't start.
 
-use efa_device::DeviceError;
+use efa_device::{DeviceError, Shortage};
 use efa_rdm::{OperationError, Subprotocol};
 
 use crate::address::Address;
@@ -151,7 +151,8 @@ pub enum StartError {
     /// The endpoint does not receive in place ([`Receiving`](crate::Receiving)).
     #[error("the endpoint receives no messages in place")]
     NotInPlace,
-    /// The device failed.
+    /// The device failed. With a [shortage](Self::shortage) the operation can be tried again: the peer isn't
+    /// lost.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// Another error of the protocol engine.
@@ -164,6 +165,17 @@ impl StartError {
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Busy { .. } | Self::QueueFull { .. })
+    }
+
+    /// What the operating system has none of for now, if that is the reason: space of a file system, memory,
+    /// or file descriptors. When there is some, the same operation can be tried again.
+    #[must_use]
+    pub fn shortage(&self) -> Option<Shortage> {
+        match self {
+            Self::Device(error) => error.shortage(),
+            Self::Engine(efa_rdm::StartError::Lacking(shortage)) => Some(*shortage),
+            _ => None,
+        }
     }
 }
 

@@ -13,7 +13,7 @@ mod tests;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use efa_device::{QueuePair, Time};
+use efa_device::{DeviceError, QueuePair, Time};
 use efa_rdm::{
     Accept, Atomic, AtomicKind, AtomicOp, Datatype, InPlaceQueue, Level, Operands, PeerId, Read,
     ReceiveId, Remote, StartError as EngineError, Statistics, Write,
@@ -142,7 +142,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         let peer = self.peer(to)?;
         let level = Level::Transmit;
         let message = efa_rdm::Message { peer, tag, cq_data, level, buffer, context: 0 };
-        self.engine.inject(message).map_err(|error| translate(error, Some(to)))
+        self.engine.inject(message).map_err(|error| translate(error, Some(to), self.engine.lack()))
     }
 
     pub(crate) fn write(
@@ -275,7 +275,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         };
         post(&mut self.engine, peer, buffer).map_err(|(error, buffer)| {
             binding.end();
-            (translate(error, addr), buffer)
+            (translate(error, addr, self.engine.lack()), buffer)
         })
     }
 
@@ -432,9 +432,12 @@ fn refused((error, buffer): (StartError, Slot)) -> Refused {
     Refused { error, buffer: buffer.into_buffer() }
 }
 
-/// The engine's error, with the peer as the application names it.
-fn translate(error: EngineError, addr: Option<FiAddr>) -> StartError {
+/// The engine's error, with the peer as the application names it, and the device's words for what it `lacks`.
+fn translate(error: EngineError, addr: Option<FiAddr>, lacks: Option<&DeviceError>) -> StartError {
     match (error, addr) {
+        (EngineError::Lacking(_), _) => {
+            lacks.map_or(StartError::Engine(error), |lacks| StartError::Device(lacks.clone()))
+        }
         (EngineError::UnknownPeer(_), Some(addr)) => StartError::UnknownAddress(addr),
         (EngineError::PeerGone(_), Some(addr)) => StartError::PeerGone(addr),
         (EngineError::Busy { limit }, _) => StartError::Busy { limit },

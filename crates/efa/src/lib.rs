@@ -141,7 +141,7 @@ pub use completion::{Completion, CompletionError, Kind, Refused, StartError};
 pub use completion_queue::{CompletionQueue, CompletionQueueOptions, Entry, WaitError};
 pub use counter::{Counted, Counter, CounterError, CounterEvents, CounterOptions};
 pub use domain::Domain;
-pub use efa_device::{Access, DeviceError, Gid, Qpn, Status, Time};
+pub use efa_device::{Access, DeviceError, Gid, Qpn, Shortage, Status, Time};
 pub use efa_handshake::Release;
 pub use efa_proto::PacketType;
 pub use efa_rdm::{

@@ -13,6 +13,7 @@ mod handshake;
 mod hazards;
 mod hostile;
 mod in_place;
+mod lack;
 mod limits;
 mod longcts;
 mod longread;

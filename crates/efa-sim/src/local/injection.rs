@@ -17,6 +17,7 @@ pub(super) struct OneShot {
     pub(super) late: (u32, Duration),
     pub(super) completes_late: (u32, Duration),
     pub(super) failing: Option<(u32, Status)>,
+    pub(super) lack: Option<DeviceError>,
 }
 
 impl Network {
@@ -49,6 +50,15 @@ impl Network {
 
     pub(super) fn refuse_sends(&mut self, at: QueuePairId, count: u32) -> Result<(), DeviceError> {
         self.one_shot(at)?.refused = count;
+        Ok(())
+    }
+
+    pub(super) fn lack(
+        &mut self,
+        at: QueuePairId,
+        error: Option<DeviceError>,
+    ) -> Result<(), DeviceError> {
+        self.one_shot(at)?.lack = error;
         Ok(())
     }
 

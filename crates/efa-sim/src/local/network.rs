@@ -467,6 +467,12 @@ impl Network {
         self.schedule(arrival, Event::Arrive(flight));
     }
 
+    /// Fails with what the queue pair lacks, if a fault says so.
+    pub(super) fn prepare(&self, id: EndpointId) -> Result<(), DeviceError> {
+        let lack = self.endpoints.get(&id).and_then(|endpoint| endpoint.one_shot.lack.clone());
+        lack.map_or(Ok(()), Err)
+    }
+
     /// Checks a send. Returns its source, destination and `rnr_retry`.
     fn accept(
         &mut self,
@@ -484,6 +490,9 @@ impl Network {
         let depth = endpoint.options.send_depth.min(self.faults.send_limit.unwrap_or(usize::MAX));
         if endpoint.sends >= depth {
             return Err(DeviceError::QueueFull { depth });
+        }
+        if let Some(error) = &endpoint.one_shot.lack {
+            return Err(error.clone());
         }
         if refused || endpoint.one_shot.refused > 0 {
             endpoint.one_shot.refused = endpoint.one_shot.refused.saturating_sub(1);

@@ -14,19 +14,22 @@
 //! process, and the next process that opens the host removes it. (A forked child doesn't
 //! get the locks, see [`crate::fork`].)
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use efa_device::{DeviceError, Gid, Qpn};
 use rustix::fs::{
-    AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, fallocate, flock, fstat,
-    linkat, mkdirat, openat, statat, unlinkat,
+    AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, chmod, fallocate,
+    fchmod, flock, fstat, linkat, mkdirat, openat, statat, unlinkat,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use crate::fork::Opener;
 use crate::link::system;
 
+const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+/// The file with the next queue pair number.
+const NEXT: &str = "next";
 /// Longest host name in bytes.
 const MAX_NAME: usize = 64;
 
@@ -160,7 +163,7 @@ impl HostDirectory {
         &self.path
     }
 
-    fn error(&self, operation: &str, name: FileName, errno: Errno) -> DeviceError {
+    pub(super) fn error(&self, operation: &str, name: FileName, errno: Errno) -> DeviceError {
         system(format!("{operation} {}/{name}", self.path.display()), errno)
     }
 
@@ -168,11 +171,14 @@ impl HostDirectory {
     pub(super) fn create(&self, name: FileName, length: usize) -> Result<OwnedFd, DeviceError> {
         self.check_process()?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = openat(&self.file, name.to_string(), flags, Mode::RUSR | Mode::WUSR)
+        let file = openat(&self.file, name.to_string(), flags, FILE_MODE)
             .map_err(|errno| self.error("creating", name, errno))?;
+        // The umask may have taken bits.
+        fchmod(&file, FILE_MODE).map_err(|errno| self.error("creating", name, errno))?;
         if let Err(errno) = allocate(&file, length) {
             self.remove(name);
-            return Err(self.error("allocating", name, errno));
+            let path = self.path.display();
+            return Err(system(format!("allocating {length} bytes in {path}"), errno));
         }
         Ok(file)
     }
@@ -210,13 +216,20 @@ impl HostDirectory {
             Err(errno) => return Err(self.error("opening", name, errno)),
         };
         let stat = fstat(&file).map_err(|errno| self.error("looking at", name, errno))?;
-        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if !regular || stat.st_uid != self.uid {
-            let path = self.path.join(name.to_string());
-            let reason = format!("no regular file of user {}", self.uid);
-            return Err(inconsistent(&path, reason));
-        }
+        self.check_regular(&name.to_string(), &stat)?;
         Ok(Some(file))
+    }
+
+    /// Fails unless a file is a regular one of this user.
+    fn check_regular(&self, name: &str, stat: &Stat) -> Result<(), DeviceError> {
+        let reason = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile if stat.st_uid == self.uid => return Ok(()),
+            FileType::RegularFile => {
+                format!("belongs to user {}, not to user {}", stat.st_uid, self.uid)
+            }
+            kind => format!("is {}, not a regular file; remove it", name_of(kind)),
+        };
+        Err(inconsistent(&self.path.join(name), reason))
     }
 
     /// Removes a file, if it exists. A forked child removes none of its parent's.
@@ -313,24 +326,36 @@ impl HostDirectory {
         Err(DeviceError::LimitReached { object: "queue pair", limit: usize::from(u16::MAX) })
     }
 
-    /// The number after the one used last, so that numbers are not reused soon. If two processes read the
-    /// same, one of them finds it in use.
+    /// The file with the number after the one used last, so that numbers are not reused soon.
+    fn open_next(&self) -> Result<OwnedFd, DeviceError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let error = |errno| system(format!("opening {}/{NEXT}", self.path.display()), errno);
+        let file = openat(&self.file, NEXT, flags | OFlags::NONBLOCK, FILE_MODE).map_err(error)?;
+        let stat = fstat(&file).map_err(error)?;
+        self.check_regular(NEXT, &stat)?;
+        if stat.st_mode & 0o777 != FILE_MODE.bits() {
+            fchmod(&file, FILE_MODE).map_err(error)?;
+        }
+        Ok(file)
+    }
+
+    /// If two processes read the same number, one of them finds it in use.
     fn read_next(&self) -> u16 {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let mut bytes = [0; 2];
-        let read = openat(&self.file, "next", flags, Mode::empty())
-            .and_then(|file| rustix::io::pread(file, &mut bytes, 0));
-        if read == Ok(2) { u16::from_le_bytes(bytes) } else { fastrand::u16(1..) }
+        match self.open_next().map(|file| rustix::io::pread(file, &mut bytes, 0)) {
+            Ok(Ok(2)) => u16::from_le_bytes(bytes),
+            _ => fastrand::u16(1..),
+        }
     }
 
     fn write_next(&self, number: u16) {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let written = openat(&self.file, "next", flags, mode)
-            .and_then(|file| rustix::io::pwrite(file, &number.to_le_bytes(), 0));
-        if let Err(errno) = written {
+        let written = self.open_next().and_then(|file| {
+            rustix::io::pwrite(file, &number.to_le_bytes(), 0)
+                .map_err(|errno| system(format!("writing {}/{NEXT}", self.path.display()), errno))
+        });
+        if let Err(error) = written {
             // Without it a number may only be reused sooner.
-            tracing::warn!(%errno, "can't write the next queue pair number");
+            tracing::warn!(%error, "can't write the next queue pair number");
         }
     }
 
@@ -402,9 +427,11 @@ fn open_private(
     path: &Path,
     uid: u32,
 ) -> Result<OwnedFd, DeviceError> {
+    let creating = |errno| system(format!("creating {}", path.display()), errno);
     match mkdirat(&parent, name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => return Err(system(format!("creating {}", path.display()), errno)),
+        Ok(()) => make_private(&parent, name).map_err(creating)?,
+        Err(Errno::EXIST) => {}
+        Err(errno) => return Err(creating(errno)),
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = openat(&parent, name, flags, Mode::empty()).and_then(|file| {
@@ -434,6 +461,18 @@ fn open_private(
     Ok(file)
 }
 
+/// Gives a new directory the mode 0700, of which the umask may have taken bits.
+fn make_private(parent: impl AsFd, name: &Path) -> Result<(), Errno> {
+    // Of whatever has the name now nothing is followed or read.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(&parent, name, flags, Mode::empty())?;
+    if fstat(&file)?.st_mode & 0o777 == 0o700 {
+        return Ok(());
+    }
+    // The only way to change a file that is open in this way.
+    chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), Mode::RWXU)
+}
+
 /// `/dev/shm/efa-<uid>`; without `/dev/shm` the same in the directory for temporary files.
 fn default_base(uid: u32) -> PathBuf {
     let shm = Path::new("/dev/shm");
@@ -454,20 +493,37 @@ fn gid_of(uid: u32, name: &str) -> Gid {
     Gid(gid)
 }
 
+/// Bytes allocated with one system call: few, as a signal makes tmpfs give back what the call has allocated.
+const ALLOCATED_AT_ONCE: u64 = 256 << 10;
+
+/// Allocates storage for `length` bytes of an empty file.
 fn allocate(file: &OwnedFd, length: usize) -> Result<(), Errno> {
     let length = u64::try_from(length).map_err(|_| Errno::FBIG)?;
-    match fallocate(file, FallocateFlags::empty(), 0, length) {
-        // A file system without the call: writing allocates too.
-        Err(Errno::OPNOTSUPP) => {
-            let zeros = [0; 4096];
-            let mut at = 0;
-            while at < length {
-                let count = usize::try_from(length - at).unwrap_or(zeros.len()).min(zeros.len());
+    let mut at = 0;
+    while at < length {
+        let count = ALLOCATED_AT_ONCE.min(length - at);
+        match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), at, count)) {
+            Ok(()) => at += count,
+            // A file system without the call: writing allocates too.
+            Err(Errno::OPNOTSUPP) => {
+                let zeros = [0; 4096];
+                let count = usize::try_from(count).unwrap_or(zeros.len()).min(zeros.len());
                 at += rustix::io::pwrite(file, &zeros[..count], at)? as u64;
             }
-            Ok(())
+            Err(errno) => return Err(errno),
         }
-        other => other,
+    }
+    Ok(())
+}
+
+fn name_of(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symbolic link",
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        _ => "of another kind",
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use efa_device::{Qpn, Status, Time};
+use efa_device::{DeviceError, Qpn, Status, Time};
 
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
@@ -43,22 +43,23 @@ pub(super) struct Incoming {
 
 impl Incoming {
     /// Maps the ring `nonce` that `sender` announced to `me` by an entry of the mailbox, and removes its file;
-    /// `None` if it isn't a ring, or can't be mapped now.
+    /// `None` if it isn't a ring. After a [shortage](DeviceError::shortage) this can be tried again.
     pub(super) fn open(
         directory: &HostDirectory,
         me: Qpn,
         entry: usize,
         sender: Sender,
         nonce: u64,
-    ) -> Option<Self> {
+    ) -> Result<Option<Self>, DeviceError> {
         let name = FileName::Ring { to: me, from: sender.qpn, nonce };
-        let file = directory.find_writable(name).ok().flatten()?;
-        let ring = RingReceiver::open(&file).ok()?;
+        let Some(file) = directory.find_writable(name)? else { return Ok(None) };
+        let ring =
+            RingReceiver::open(&file).map_err(|errno| directory.error("mapping", name, errno))?;
         directory.remove(name);
-        let ring = ring.filter(|ring| ring.from() == sender.qpn)?;
+        let Some(ring) = ring.filter(|ring| ring.from() == sender.qpn) else { return Ok(None) };
         ring.set_watched(entry, false);
         let waiting = VecDeque::new();
-        Some(Self { sender, entry, ring, watched: false, empty: 0, waiting, active: true })
+        Ok(Some(Self { sender, entry, ring, watched: false, empty: 0, waiting, active: true }))
     }
 
     pub(super) fn sender(&self) -> Sender {

@@ -67,6 +67,9 @@ pub struct ShmLink {
     /// Faults to be injected into sends, if any.
     faults: Option<Box<Faults<SendRequest<Packet>>>>,
 
+    /// Whether the ring of a sender could not be attached, for want of descriptors or memory.
+    lacks_room: bool,
+
     /// Last, so that rings are left before the file goes.
     mailbox: Mailbox,
 }
@@ -105,6 +108,7 @@ pub(super) fn create(
         local,
         operations: VecDeque::new(),
         faults: (faults != FaultOptions::NONE).then(|| Box::new(Faults::new(faults, qpn))),
+        lacks_room: false,
         mailbox,
     };
     let settings = Settings {
@@ -233,7 +237,21 @@ impl ShmLink {
 
     fn attach(&mut self, slot: usize, sender: Sender, nonce: u64) {
         let directory = &self.local.directory;
-        let incoming = Incoming::open(directory, self.me.qpn, slot, sender, nonce);
+        let incoming = match Incoming::open(directory, self.me.qpn, slot, sender, nonce) {
+            Ok(incoming) => incoming,
+            Err(error) if error.shortage().is_some() => {
+                // The entry stays as it is, for the next sweep; meanwhile the sender waits.
+                if !std::mem::replace(&mut self.lacks_room, true) {
+                    tracing::warn!(from = sender.qpn.0, %error, "can't attach the ring of a sender yet");
+                }
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(from = sender.qpn.0, %error, "refusing the ring of a sender");
+                None
+            }
+        };
+        self.lacks_room &= incoming.is_none();
         let state = match incoming {
             Some(_) => EntryState::Attached,
             None => EntryState::Refused,
@@ -488,6 +506,10 @@ impl Link for ShmLink {
     ) -> Result<(), DeviceError> {
         self.local.directory.check_process()?;
         let reached = self.check_handle(state, request.destination.address_handle)?;
+        if let (Ok(()), Direction::Write(Some(_))) = (reached, direction) {
+            // The ring for the immediate data, as an error can be returned now.
+            self.ring_to(state, request.destination.qpn, None)?;
+        }
         state.count_send();
         match reached {
             Ok(()) => self.operations.push_back(Operation::new(request, direction)),

@@ -15,9 +15,9 @@
 use std::collections::{HashMap, VecDeque};
 
 use efa_device::{
-    Access, AddressHandle, Completion, DeviceAttributes, DeviceError, Gid, PostError, QueuePair,
-    QueuePairAddress, RdmaRequest, RegisterError, SendRequest, TagChange, TagCommand, TagList,
-    TagListLimits, TagReport, Time,
+    Access, AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, PostError,
+    QueuePair, QueuePairAddress, RdmaRequest, RegisterError, SendRequest, TagChange, TagCommand,
+    TagList, TagListLimits, TagReport, Time,
 };
 use efa_match::{Entry, MatchList, Synchronisation};
 
@@ -177,6 +177,10 @@ impl<Q: QueuePair> QueuePair for TagQueuePair<Q> {
 
     fn allocate_packet(&mut self) -> Result<Q::Packet, DeviceError> {
         self.inner.allocate_packet()
+    }
+
+    fn prepare(&mut self, to: Destination) -> Result<(), DeviceError> {
+        self.inner.prepare(to)
     }
 
     fn post_send(&mut self, request: SendRequest<Q::Packet>) -> Result<(), PostError<Q::Packet>> {

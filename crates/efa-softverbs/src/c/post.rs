@@ -146,6 +146,7 @@ pub(super) unsafe extern "C" fn post_send(
                 // SAFETY: what a valid request points to is as `read_send` requires.
                 let work = unsafe { read_send(request, queue_pair)? };
                 work.check(queue_pair)?;
+                work.prepare(queue_pair, locked)?;
                 queue_pair.reserve_sends(locked, 1)?;
                 work.post(queue_pair, locked);
                 at = request.next;

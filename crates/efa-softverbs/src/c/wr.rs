@@ -230,6 +230,9 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
             request.check(queue_pair)?;
         }
         queue_pair.with_lock(|locked| {
+            for request in &batch.requests {
+                request.prepare(queue_pair, locked)?;
+            }
             queue_pair.reserve_sends(locked, batch.requests.len())?;
             for request in &batch.requests {
                 request.post(queue_pair, locked);

@@ -23,7 +23,7 @@ use crate::boundary::{FULL, INVALID, Outcome};
 use crate::clock::now;
 use crate::completion::Completion;
 use crate::memory;
-use crate::message::report;
+use crate::message::{report, reported};
 use crate::process::lock;
 use crate::work_request::SendData;
 
@@ -120,6 +120,23 @@ impl QueuePair {
         }
         locked.send_credits = locked.send_credits.checked_sub(count).ok_or(FULL)?;
         Ok(())
+    }
+
+    /// Fails with the error number if the link lacks something of the system to send to this destination.
+    #[inline]
+    pub(crate) fn prepare(&self, locked: &mut Locked, to: Destination) -> Outcome<()> {
+        if locked.prepared == Some(to) {
+            return Ok(());
+        }
+        let Some(link) = &mut locked.link else { return Ok(()) };
+        match link.prepare(to) {
+            Err(error) if error.shortage().is_some() => Err(reported(error)),
+            // Any other error is that of the send.
+            _ => {
+                locked.prepared = Some(to);
+                Ok(())
+            }
+        }
     }
 
     /// Posts a send; an entry of the send queue must be reserved.
