@@ -171,10 +171,11 @@ impl HostDirectory {
     pub(super) fn create(&self, name: FileName, length: usize) -> Result<OwnedFd, DeviceError> {
         self.check_process()?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = openat(&self.file, name.to_string(), flags, FILE_MODE)
-            .map_err(|errno| self.error("creating", name, errno))?;
+        // Without the name, which differs each time: the same error has the same words.
+        let creating = |errno| system(format!("creating a file in {}", self.path.display()), errno);
+        let file = openat(&self.file, name.to_string(), flags, FILE_MODE).map_err(creating)?;
         // The umask may have taken bits.
-        fchmod(&file, FILE_MODE).map_err(|errno| self.error("creating", name, errno))?;
+        fchmod(&file, FILE_MODE).map_err(creating)?;
         if let Err(errno) = allocate(&file, length) {
             self.remove(name);
             let path = self.path.display();

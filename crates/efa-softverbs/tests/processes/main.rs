@@ -11,6 +11,7 @@ mod common;
 mod faults;
 mod forks;
 mod loading;
+mod scarce;
 mod settings;
 mod signals;
 mod traffic;

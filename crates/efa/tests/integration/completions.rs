@@ -412,3 +412,32 @@ fn hazard_19_endpoint_with_full_send_queue_delays_no_other() {
         assert!(world.done(ALICE).context >= 100);
     }
 }
+
+/// A full `/dev/shm` is one reason: the shm link makes a file for each peer.
+#[test]
+fn send_without_space_is_refused_in_words_and_works_when_there_is_some() {
+    let mut world = World::pair(20);
+    let to_bob = world.introduce(ALICE, BOB);
+    let alice = world.end(ALICE).address();
+    let queue_pair = efa::sim::QueuePairId { gid: alice.gid(), qpn: alice.qpn() };
+    let operation = "allocating 573952 bytes in /dev/shm/efa-0/default".to_owned();
+    let reason = std::io::Error::from_raw_os_error(28).to_string();
+    let full = efa::DeviceError::System { operation, errno: 28, reason };
+    world.fabric.as_local().unwrap().lack(queue_pair, Some(full.clone())).unwrap();
+    for _ in 0..3 {
+        let refused = world.end(ALICE).send(Message::to(to_bob), vec![1; 10], 0).unwrap_err();
+        assert_eq!(refused.error, StartError::Device(full.clone()));
+        assert_eq!(refused.error.shortage(), Some(efa::Shortage::Space));
+        assert_eq!(refused.buffer.into_vec(), [1; 10]);
+        let words = "allocating 573952 bytes in /dev/shm/efa-0/default failed: No space left on \
+                     device (os error 28)";
+        assert_eq!(refused.error.to_string(), words);
+        let injected = world.end(ALICE).inject(Message::to(to_bob), &[1]).unwrap_err();
+        assert_eq!(injected.to_string(), words);
+    }
+    world.fabric.as_local().unwrap().lack(queue_pair, None).unwrap();
+    world.end(BOB).receive(Receive::untagged(), vec![0; 10], 1).unwrap();
+    world.end(ALICE).send(Message::to(to_bob), vec![1; 10], 0).unwrap();
+    assert_eq!(world.done(BOB).buffer, vec![1; 10]);
+    assert_eq!(world.done(ALICE).context, 0);
+}

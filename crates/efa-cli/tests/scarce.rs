@@ -1,0 +1,84 @@
+//! Little of what the system gives: file descriptors, memory, space; and a umask that takes every permission.
+//! Each run works, or says in words what is missing.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use common::{Outcome, Running, Scratch};
+
+/// Runs `efa pingpong` on a link, with `setup` of the shell before it.
+fn pingpong(setup: &str, link: &str, directory: &str) -> Outcome {
+    let script = format!("{setup}; shift; exec \"$@\"");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, "sh", directory, env!("CARGO_BIN_EXE_efa"), "pingpong"]);
+    command.args(["--sizes", "8,64k", "--iterations", "3", "--timeout", "20", "--link", link]);
+    if link == "shm" {
+        command.args(["--directory", &format!("{directory}/hosts")]);
+    }
+    command.env_remove("EFA_LOG").env_remove("RUST_LOG");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running::start(&mut command).finish()
+}
+
+#[test]
+fn run_without_descriptors_says_so_and_twelve_are_enough() {
+    let scratch = Scratch::new("descriptors");
+    std::fs::create_dir(&scratch).unwrap();
+    for link in ["shm", "tcp"] {
+        for count in 3..=12 {
+            let outcome = pingpong(&format!("ulimit -n {count}"), link, scratch.as_str());
+            if outcome.code == Some(0) {
+                continue;
+            }
+            assert!(count < 12, "{link}, {count}: {outcome:?}");
+            // With the fewest the loader finds no library: its words, with the same number.
+            let named = ["Too many open files", "Error 24"];
+            let clear = named.iter().any(|words| outcome.stderr.contains(words));
+            assert!(clear, "{link}, {count}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn run_without_address_space_says_so_and_256_mib_are_enough() {
+    let scratch = Scratch::new("memory");
+    std::fs::create_dir(&scratch).unwrap();
+    for megabytes in [16, 24, 32, 48, 64, 256] {
+        let setup = format!("ulimit -c 0; ulimit -v {}", megabytes << 10);
+        let outcome = pingpong(&setup, "shm", scratch.as_str());
+        if outcome.code == Some(0) {
+            continue;
+        }
+        assert!(megabytes < 256, "{outcome:?}");
+        // With the least the loader maps no library, and the standard library's words are its own.
+        let named = ["Cannot allocate memory", "memory allocation of", "failed to map segment"];
+        let clear = named.iter().any(|words| outcome.stderr.contains(words));
+        assert!(clear, "{megabytes} MiB: {outcome:?}");
+    }
+}
+
+#[test]
+fn run_with_a_umask_that_takes_all_permissions_works_and_can_be_repeated() {
+    let scratch = Scratch::new("umask");
+    std::fs::create_dir(&scratch).unwrap();
+    // Root may do everything whatever the permissions are, so it runs the program as another user.
+    let probe = Command::new("sh")
+        .args([
+            "-c",
+            "test $(id -u) -ne 0 || setpriv --reuid 65534 --clear-groups test -x \"$1\"",
+            "sh",
+        ])
+        .arg(env!("CARGO_BIN_EXE_efa"))
+        .status();
+    if !probe.is_ok_and(|status| status.success()) {
+        return eprintln!("skipped: no other user can run the program here");
+    }
+    for _ in 0..2 {
+        let setup = "umask 0777; test $(id -u) -ne 0 || { chmod 777 \"$1\"; d=$1; shift; \
+            set -- \"$d\" setpriv --reuid 65534 --clear-groups \"$@\"; }";
+        pingpong(setup, "shm", scratch.as_str()).success();
+    }
+}

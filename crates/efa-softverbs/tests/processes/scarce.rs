@@ -1,0 +1,64 @@
+//! A process without file descriptors: error numbers and words, and another try.
+
+use std::os::fd::AsRawFd;
+
+use efa_soft::abi::*;
+
+use crate::common::verbs::*;
+use crate::{Host, LINKS, begin, print, printed};
+
+/// Sets how many descriptors this process may have; `None`: no more than it has.
+fn limit_descriptors(limit: Option<u64>) {
+    // The next one gets the lowest free number, which must be below the limit.
+    let free = || std::fs::File::open("/dev/null").unwrap().as_raw_fd() as u64;
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limits` is valid; a lower limit closes nothing.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits), 0);
+        limits.rlim_cur = limit.unwrap_or_else(free);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits), 0);
+    }
+}
+
+/// Prints the error numbers of a send and of a new queue pair without descriptors, and the status of the same
+/// send with some.
+#[test]
+#[ignore = "a child"]
+fn child_runs_out_of_descriptors() {
+    begin();
+    let [sender, receiver] = std::array::from_fn(|_| Endpoint::new(QpOptions::default()));
+    let memory = Memory::of(&[0; 8]);
+    let region = receiver.register(&memory, IBV_ACCESS_LOCAL_WRITE);
+    assert_eq!(receiver.post_receive(1, sge(region, 0, 8)), 0);
+    let handle = sender.handle(receiver.gid());
+    let to = (handle, receiver.number(), receiver.qkey);
+    let send = || sender.post_send(2, to, &[inline(b"12345678")], IBV_SEND_INLINE);
+    limit_descriptors(None);
+    let errors = [send(), send()];
+    let refused = create(sender.context, sender.pd, sender.cq, QpOptions::default());
+    let error = errno();
+    limit_descriptors(Some(256));
+    print(format!("{errors:?} {} {error}", refused.is_null()));
+    assert_eq!(send(), 0);
+    assert_eq!((receiver.wait().status, sender.wait().status), (IBV_WC_SUCCESS, IBV_WC_SUCCESS));
+    assert_eq!(memory.bytes(), b"12345678");
+    // SAFETY: both objects were created here and are not used afterwards.
+    unsafe {
+        assert_eq!((verbs().ibv_destroy_ah)(handle), 0);
+        assert_eq!((verbs().ibv_dereg_mr)(region), 0);
+    }
+}
+
+#[test]
+fn send_without_descriptors_fails_with_their_error_number_and_works_when_there_are_some() {
+    for link in LINKS {
+        let output = Host::new(link).run("scarce::child_runs_out_of_descriptors", &[]);
+        assert_eq!(printed(&output), ["[24, 24] true 24"], "{link}");
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        let lines = words.lines().filter(|line| line.starts_with("efa-soft: "));
+        let all_clear = |line: &str| line.ends_with("Too many open files (os error 24)");
+        // One for the send that was tried twice, one for the queue pair.
+        assert_eq!(lines.clone().count(), 2, "{link}: {words}");
+        assert!(lines.into_iter().all(all_clear), "{link}: {words}");
+    }
+}
