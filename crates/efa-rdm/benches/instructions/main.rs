@@ -12,6 +12,7 @@
 #[path = "../../tests/null/mod.rs"]
 mod null;
 mod segmented;
+mod worst;
 
 use efa_device::{Completion as Done, Destination, QueuePair, SendRequest, Time, WorkId};
 use efa_proto::{Connid, RawAddress};
@@ -23,6 +24,7 @@ use gungraun::{Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, prelude
 
 use crate::null::{Direct, Order, Packet, Silent};
 use crate::segmented::Exchange;
+use crate::worst::Stage;
 
 /// Messages of a run.
 const MESSAGES: u64 = 1024;
@@ -99,6 +101,14 @@ mod counted {
         now: Time,
     ) -> Option<Completion<B>> {
         end.poll(now)
+    }
+
+    #[inline(never)]
+    pub(crate) fn remove_peer<Q: QueuePair, B: Payload<Q::Region>>(
+        end: &mut Endpoint<Q, B>,
+        peer: PeerId,
+    ) {
+        end.remove_peer(peer);
     }
 
     #[inline(never)]
@@ -347,10 +357,62 @@ fn segments(mut exchange: Box<Exchange>) -> Box<Exchange> {
     exchange
 }
 
+// The end of a peer of which nothing is kept costs the same, whatever others left.
+#[library_benchmark]
+#[bench::others_0(args = (0), setup = Stage::with_others, config = counted_at_most(END))]
+#[bench::others_10k(args = (10_000), setup = Stage::with_others, config = counted_at_most(END_AMONG_OTHERS))]
+#[bench::others_1m(args = (1_000_000), setup = Stage::with_others, config = counted_at_most(END_AMONG_OTHERS))]
+fn end_of_peer(stage: Box<Stage>) -> Box<Stage> {
+    stage.remove()
+}
+
+#[library_benchmark]
+#[bench::others_0(args = (0), setup = Stage::with_others, config = counted_at_most(RESTART))]
+#[bench::others_10k(args = (10_000), setup = Stage::with_others, config = counted_at_most(RESTART_AMONG_OTHERS))]
+fn restart_of_peer(stage: Box<Stage>) -> Box<Stage> {
+    stage.restart()
+}
+
+// With complete messages of its own too: they stay. Of incomplete ones and of operations, for each the same.
+#[library_benchmark]
+#[bench::complete_10(args = (10), setup = Stage::with_complete, config = counted_at_most(END_AND_LEAVE))]
+#[bench::complete_10k(args = (10_000), setup = Stage::with_complete, config = counted_at_most(END_AND_LEAVE))]
+#[bench::incomplete_100(args = (100), setup = Stage::with_incomplete, config = counted_at_most(END + 100 * INCOMPLETE))]
+#[bench::incomplete_1k(args = (1000), setup = Stage::with_incomplete, config = counted_at_most(END + 1000 * INCOMPLETE))]
+#[bench::incomplete_10k(args = (10_000), setup = Stage::with_incomplete, config = counted_at_most(END + 10_000 * INCOMPLETE))]
+#[bench::receives_100(args = (100), setup = Stage::with_receives, config = counted_at_most(END + 100 * RECEIVING))]
+#[bench::receives_1k(args = (1000), setup = Stage::with_receives, config = counted_at_most(END + 1000 * RECEIVING))]
+#[bench::receives_10k(args = (10_000), setup = Stage::with_receives, config = counted_at_most(END + 10_000 * RECEIVING))]
+fn end_of_peer_with_its_own(stage: Box<Stage>) -> Box<Stage> {
+    stage.remove()
+}
+
+// In the worst state.
+#[library_benchmark]
+#[bench::each_kind(setup = Stage::with_each_kind, config = counted_at_most(worst::ROUNDS * worst::KINDS * WORST_PACKET))]
+#[bench::restarts(args = (1000), setup = Stage::with_restarts, config = counted_at_most(1000 * WORST_RESTART))]
+#[bench::full_window(setup = Stage::with_full_window, config = counted_at_most(worst::AHEAD * FROM_WINDOW))]
+fn worst_packet(stage: Box<Stage>) -> Box<Stage> {
+    stage.handle()
+}
+
 library_benchmark_group!(
     name = engine,
-    benchmarks =
-        [message, post, send, receive, complete, device_alone, idle, insert_peers, segments]
+    benchmarks = [
+        message,
+        post,
+        send,
+        receive,
+        complete,
+        device_alone,
+        idle,
+        insert_peers,
+        segments,
+        end_of_peer,
+        restart_of_peer,
+        end_of_peer_with_its_own,
+        worst_packet
+    ]
 );
 main!(library_benchmark_groups = engine);
 
@@ -365,3 +427,21 @@ const DEVICE: u64 = 75;
 /// The goal.
 const IDLE: u64 = 30;
 const PEER: u64 = 370;
+/// Of a call that ends a peer of which nothing is kept. With nothing else in the endpoint it makes the
+/// tables that hold its end; with messages of others it costs 790, and may cost a tenth more.
+const END: u64 = 1040;
+const END_AMONG_OTHERS: u64 = 869;
+/// Of the packet that shows a restart, in the same two states; 5,012 in the second.
+const RESTART: u64 = 7012;
+const RESTART_AMONG_OTHERS: u64 = 5513;
+/// Of the end of a peer with any number of complete messages of its own.
+const END_AND_LEAVE: u64 = 1551;
+/// For each incomplete message, and each receive under way, of the peer that ends.
+const INCOMPLETE: u64 = 565;
+const RECEIVING: u64 = 665;
+/// Of each packet in the worst state. Moving 4,096 ranges counts as 80,000 in one of 27 kinds: callgrind counts
+/// each byte of `rep movsb`.
+const WORST_PACKET: u64 = 3573;
+/// Of each restart in the worst state, and of each message that leaves a full window.
+const WORST_RESTART: u64 = 4934;
+const FROM_WINDOW: u64 = 1160;
