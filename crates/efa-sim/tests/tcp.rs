@@ -583,8 +583,8 @@ fn sender_without_room_waits_until_a_peer_has_been_idle_for_a_second() {
     let target = world.add(&with_max_peers(4, 2), infinite_retry_options());
     world.post_receives(target, 10);
     let to = [0, 1, 2].map(|sender| world.destination(sender, target));
-    for sender in 0..2 {
-        world.send(sender, to[sender], 1, b"x");
+    for (sender, &to) in to[..2].iter().enumerate() {
+        world.send(sender, to, 1, b"x");
         assert_eq!(world.ended(sender, 1), [(1, Ok(()))]);
     }
     world.send(2, to[2], 2, b"x");
@@ -607,8 +607,8 @@ fn sender_without_room_waits_until_a_peer_has_been_idle_for_a_second() {
     assert_eq!(world.qp(target).statistics().evicted, 1);
     // Who made room comes back in the same way.
     world.now = at(millis + 1000);
-    for sender in 0..2 {
-        world.send(sender, to[sender], 3, b"x");
+    for (sender, &to) in to[..2].iter().enumerate() {
+        world.send(sender, to, 3, b"x");
         assert_eq!(world.ended(sender, 1), [(3, Ok(()))]);
     }
 }

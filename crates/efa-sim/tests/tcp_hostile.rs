@@ -374,6 +374,31 @@ fn random_bytes_of_a_sender_do_not_disturb_others() {
     assert!(qp.statistics().violations.total() > 50);
 }
 
+/// Neither a datagram nor the immediate data of a write takes a buffer without the key of the queue pair.
+#[test]
+fn frames_with_a_wrong_key_take_no_receive_buffer() {
+    let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(7));
+    let device = TcpDevice::open(TcpOptions::new(Ipv4Addr::LOCALHOST)).unwrap();
+    let mut qp = device.create_queue_pair(options).unwrap();
+    let buffer = qp.allocate_packet().unwrap();
+    qp.post_receive(buffer).unwrap();
+    let mut stream = connect(&qp);
+    let of_kind = |kind, sequence| {
+        let mut frame = frame(sequence, 12);
+        frame[0] = kind;
+        frame
+    };
+    let frames = [of_kind(1, 0), of_kind(2, 1), of_kind(5, 2)].concat();
+    stream.write_all(&[&HELLO[..], &frames].concat()).unwrap();
+    let mut received = Vec::new();
+    until(&mut qp, Time::ZERO, |qp| {
+        assert!(qp.poll(Time::ZERO).is_none());
+        let _ = stream.read_to_end(&mut received);
+        received.len() >= 16
+    });
+    assert_eq!(received, [&WELCOME[..], &[1, 9, 3, 0, 0, 0, 0, 0]].concat());
+}
+
 /// Sends two packets to a fake receiver that answers with `bytes`; returns the results of the sends and
 /// the violations counted by the sender.
 fn send_to_fake_receiver(bytes: &[u8]) -> (Vec<Result<(), Status>>, Violations) {

@@ -22,7 +22,7 @@
 //! | `handshake` | packets and calls in any order | the state equals that of the last HANDSHAKE |
 //! | `matcher`, `window`, `offload` | operations in any order | results equal those of a simple reference implementation |
 //! | `shm_link` | contents of the rings of another process | no crash; a third queue pair still works |
-//! | `tcp_link` | bytes from the other end of a connection | no panic; every operation completes; the queue pair still works |
+//! | `tcp_link` | bytes from the other end of a connection; more connections than there is room for, left in any state while time passes | no panic; every operation completes, also of a sender without room; packets of others arrive once, in order; the queue pair still works |
 //! | `c_calls` | calls of `libefa_soft` with handles, sizes and pointers of any kind | each call succeeds or returns an error number; every object can be destroyed |
 //! | `in_place` | a hostile peer's packets and an honest sender's messages, received in place | honest messages arrive once and intact; each receive completes once |
 //! | `lying_peer` | decisions of a hostile peer that knows the protocol | the [invariants](#hostile-peer) |
@@ -170,7 +170,7 @@ pub const TARGETS: &[Target] = &[
     },
     Target {
         name: "tcp_link",
-        about: "tcp link: any bytes from the other end of a connection",
+        about: "tcp link: any bytes from the other ends of connections, more than there is room for",
         run: links::tcp,
         show: None,
     },

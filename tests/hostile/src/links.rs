@@ -3,7 +3,9 @@
 //! `shm`: three queue pairs in one process. The fuzzer overwrites the ring files between two of them at any
 //! offset while they send; what the third one sends and receives must stay correct.
 //!
-//! `tcp`: a queue pair that accepts a connection, or connects, and receives any bytes over it.
+//! `tcp`: a queue pair that accepts a connection, or connects, and receives any bytes over it; or it has room for
+//! four senders, strangers open more connections and leave them in any state while time passes, and what another
+//! queue pair sends to it must arrive, once and in order.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -17,8 +19,9 @@ use efa_device::{
     Access, Completion, Destination, Device, Qkey, Qpn, QueuePair, QueuePairAddress,
     QueuePairOptions, RdmaRequest, Region, RegionRange, RemoteMemory, SendRequest, Time, WorkId,
 };
+use efa_sim::SoftRegion;
 use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
-use efa_sim::tcp::{TcpDevice, TcpOptions};
+use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair};
 use tempfile::TempDir;
 
 use crate::input::Input;
@@ -221,7 +224,7 @@ fn frames(input: &mut Input<'_>, greeting: &[u8], answers: bool) -> Vec<u8> {
             continue;
         }
         if answers {
-            let kind = input.pick(&[1, 1, 3, 2, 0, 9]);
+            let kind = input.pick(&[1, 1, 3, 2, 4, 0, 9]);
             let count = input.about(1) as u16;
             bytes.extend([kind, input.byte() % 20]);
             bytes.extend(count.to_le_bytes());
@@ -272,52 +275,10 @@ pub(crate) fn tcp(bytes: &[u8]) {
     let memory = device.register(vec![3; 64].into(), access).expect("within the limits");
     let mut subject = End::new(queue_pair, 8);
     let mut now = Time::ZERO;
-    if input.one_in(2) {
-        // The subject connects to the other end.
-        let listener = TcpListener::bind((host, 0)).expect("a port is free");
-        listener.set_nonblocking(true).expect("the socket becomes nonblocking");
-        let port = listener.local_addr().expect("it has an address").port();
-        let to = QueuePairAddress { qpn: Qpn(port), ..subject.address };
-        for _ in 0..1 + input.below(4) {
-            match input.below(3) {
-                0 => subject.send(to, &[1; 60]),
-                1 => subject.access(to, &memory, false, input.byte().into()),
-                _ => subject.access(to, &memory, true, input.byte().into()),
-            }
-        }
-        let mut stream = None;
-        for _ in 0..1000 {
-            subject.poll(now);
-            match listener.accept() {
-                Ok((accepted, _)) => {
-                    stream = Some(accepted);
-                    break;
-                }
-                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-            }
-        }
-        if let Some(stream) = &mut stream {
-            stream.set_nonblocking(true).expect("the socket becomes nonblocking");
-            let _ = stream.write_all(&frames(input, ACCEPT_GREETING, true));
-            for _ in 0..10 {
-                subject.poll(now);
-                drain(stream);
-            }
-        }
-        drop((stream, listener));
-    } else {
-        // The other end connects to the subject.
-        let to = (host, subject.address.qpn.0);
-        let mut stream = TcpStream::connect(to).expect("the queue pair listens");
-        stream.set_nonblocking(true).expect("the socket becomes nonblocking");
-        let _ = stream.write_all(&frames(input, CONNECT_GREETING, false));
-        for _ in 0..10 {
-            now += Duration::from_micros(1);
-            for came in subject.poll(now) {
-                assert!(came.len() <= MTU);
-            }
-            drain(&mut stream);
-        }
+    match input.below(3) {
+        0 => connect_to_stranger(input, &mut subject, &memory, host, &mut now),
+        1 => accept_stranger(input, &mut subject, host, &mut now),
+        _ => accept_crowd(input, &mut subject, host, &mut now),
     }
     // The queue pair still works, and all its operations complete.
     let own = subject.address;
@@ -332,4 +293,147 @@ pub(crate) fn tcp(bytes: &[u8]) {
         std::thread::yield_now();
     }
     panic!("queue pair works: {alive}, pending: {:?}", subject.pending);
+}
+
+/// The subject connects to the other end, also again and again when it is turned away.
+fn connect_to_stranger(
+    input: &mut Input<'_>,
+    subject: &mut End<TcpQueuePair>,
+    memory: &SoftRegion,
+    host: Ipv4Addr,
+    now: &mut Time,
+) {
+    let listener = TcpListener::bind((host, 0)).expect("a port is free");
+    listener.set_nonblocking(true).expect("the socket becomes nonblocking");
+    let port = listener.local_addr().expect("it has an address").port();
+    let to = QueuePairAddress { qpn: Qpn(port), ..subject.address };
+    for _ in 0..1 + input.below(4) {
+        match input.below(3) {
+            0 => subject.send(to, &[1; 60]),
+            1 => subject.access(to, memory, false, input.byte().into()),
+            _ => subject.access(to, memory, true, input.byte().into()),
+        }
+    }
+    let mut streams = Vec::new();
+    for attempt in 0..4 {
+        // A first try is made at once; another one is after 5 ms or later.
+        let polls = if attempt == 0 { 1000 } else { 40 };
+        for _ in 0..polls {
+            subject.poll(*now);
+            if attempt > 0 {
+                *now += Duration::from_millis(20);
+            }
+            match listener.accept() {
+                Ok((accepted, _)) => {
+                    streams.push(accepted);
+                    break;
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+        }
+        if streams.len() <= attempt {
+            break;
+        }
+        let stream = &mut streams[attempt];
+        stream.set_nonblocking(true).expect("the socket becomes nonblocking");
+        let _ = stream.write_all(&frames(input, ACCEPT_GREETING, true));
+        for _ in 0..10 {
+            subject.poll(*now);
+            drain(stream);
+        }
+    }
+}
+
+/// The other end connects to the subject.
+fn accept_stranger(
+    input: &mut Input<'_>,
+    subject: &mut End<TcpQueuePair>,
+    host: Ipv4Addr,
+    now: &mut Time,
+) {
+    let to = (host, subject.address.qpn.0);
+    let mut stream = TcpStream::connect(to).expect("the queue pair listens");
+    stream.set_nonblocking(true).expect("the socket becomes nonblocking");
+    let _ = stream.write_all(&frames(input, CONNECT_GREETING, false));
+    for _ in 0..10 {
+        *now += Duration::from_micros(1);
+        for came in subject.poll(*now) {
+            assert!(came.len() <= MTU);
+        }
+        drain(&mut stream);
+    }
+}
+
+/// Strangers connect to the subject and stop anywhere, while an honest queue pair of their address or of
+/// another one sends to it.
+fn accept_crowd(
+    input: &mut Input<'_>,
+    subject: &mut End<TcpQueuePair>,
+    host: Ipv4Addr,
+    now: &mut Time,
+) {
+    let own = if input.one_in(2) { host } else { next_host() };
+    let options = TcpOptions::new(own).with(|options| options.mtu = MTU);
+    let device = TcpDevice::open(options).expect("the loopback interface exists");
+    let endless = QueuePairOptions::default().with(|options| options.rnr_retry = 7);
+    let queue_pair = device.create_queue_pair(endless).expect("a port is free");
+    let mut honest = End::new(queue_pair, 8);
+    let target = subject.address;
+    let (mut sent, mut received) = (0_u32, 0_u32);
+    let mut strangers = Vec::new();
+    let mut take = |came: Vec<Vec<u8>>| {
+        for bytes in came {
+            if let Some(number) = bytes.strip_prefix(b"honest") {
+                assert_eq!(number, received.to_le_bytes(), "in order, and once");
+                received += 1;
+            }
+        }
+        received
+    };
+    for _ in 0..40 {
+        if input.is_empty() {
+            break;
+        }
+        match input.below(6) {
+            0 | 1 if strangers.len() < 12 => {
+                let to = (host, target.qpn.0);
+                let mut stream = TcpStream::connect(to).expect("the queue pair listens");
+                stream.set_nonblocking(true).expect("the socket becomes nonblocking");
+                let bytes = frames(input, CONNECT_GREETING, false);
+                let length = input.below(bytes.len() + 1);
+                let _ = stream.write_all(&bytes[..length]);
+                strangers.push((stream, bytes[length..].to_vec()));
+            }
+            2 if !strangers.is_empty() => {
+                let place = input.below(strangers.len());
+                let (stream, rest) = &mut strangers[place];
+                let more = input.below(rest.len() + 1);
+                let _ = stream.write_all(&rest[..more]);
+                rest.drain(..more);
+                drain(stream);
+                if input.one_in(4) {
+                    strangers.swap_remove(place);
+                }
+            }
+            3 => {
+                honest.send(target, &[&b"honest"[..], &sent.to_le_bytes()].concat());
+                sent += 1;
+            }
+            4 => *now += Duration::from_millis(u64::from(input.byte()) * 50),
+            _ => *now += Duration::from_micros(100),
+        }
+        take(subject.poll(*now));
+        honest.poll(*now);
+    }
+    for _ in 0..1000 {
+        *now += Duration::from_millis(10);
+        let received = take(subject.poll(*now));
+        honest.poll(*now);
+        if received == sent && honest.pending.is_empty() {
+            return;
+        }
+        std::thread::yield_now();
+    }
+    let received = take(Vec::new());
+    panic!("{received} of {sent} arrived, pending: {:?}", honest.pending);
 }

@@ -42,6 +42,9 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const SOCKET_POLL_INTERVAL: u32 = 8;
 /// Most connections accepted at a time.
 const ACCEPTS: usize = 64;
+/// Connections that can wait to be accepted, as far as the system allows. When so many wait, further ones get
+/// in late: the system of the sender tries again after a second, then more and more rarely.
+const WAITING: usize = 1024;
 /// Most connections served in a poll.
 const SERVES: usize = 32;
 /// Bytes of acknowledgements and of read data received at a time.
@@ -656,7 +659,7 @@ impl Link for TcpLink {
             }
         }
         // Those that have connected and were not accepted yet, as many as can be waiting.
-        for _ in 0..=self.options.max_peers {
+        for _ in 0..=WAITING {
             let Ok(Some((socket, address))) = self.listener.accept(None) else { break };
             let mut incoming = Incoming::new(gid_of(address), socket, state.now());
             incoming.close(Status::BadDestinationQpn, &mut self.scratch);
@@ -683,7 +686,7 @@ fn listen(options: &TcpOptions) -> Result<Listener, DeviceError> {
     let at = |port| endpoint(options.address, port, options.scope_id);
     let ports = options.ports.clone().unwrap_or(0..=0);
     for port in ports {
-        match Listener::bind(at(port), options.max_peers) {
+        match Listener::bind(at(port), WAITING) {
             Ok(listener) => return Ok(listener),
             Err(errno) => refused = errno,
         }
