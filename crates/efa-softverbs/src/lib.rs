@@ -41,6 +41,13 @@
 //! while it doesn't poll, as hardware would. A forked child has a device list of its own and must open
 //! its own devices; it can't use handles of its parent, and can't harm them.
 //!
+//! # Signals
+//!
+//! A handler that interrupts a call of the library and calls it again, mostly by `exit()` with libfabric's
+//! destructor, gets `EDEADLK`, and a poll finds nothing: the interrupted call can't go on meanwhile. Calls that
+//! destroy wait some seconds at most for a lock of another thread, and then fail with `EBUSY`. What is left the
+//! kernel frees when the process ends.
+//!
 //! # Messages
 //!
 //! Programs get error numbers. Where those don't show the cause, a line `efa-soft: …` on standard error

@@ -13,9 +13,9 @@
 //! The tree belongs to one process, which removes it when it exits. Trees of killed processes are
 //! removed by the next process that creates one, or by `efa soft-efa run` with the directory of the run.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -25,6 +25,7 @@ use crate::abi::IBV_SYSFS_PATH_MAX;
 /// Without the terminating zero.
 const MAX_PATH: usize = IBV_SYSFS_PATH_MAX - 1;
 const PREFIX: &str = "efa-soft-";
+const CLASS: &str = "class/infiniband";
 /// The file that the process keeps locked while it exists.
 const LOCK: &str = "lock";
 
@@ -78,8 +79,10 @@ impl Sysfs {
         let process = std::process::id();
         let root = base.join(format!("{PREFIX}{process}-{:016x}", fastrand::u64(..)));
         DirBuilder::new().mode(0o700).create(&root)?;
+        fs::set_permissions(&root, Permissions::from_mode(0o700))?;
         // Locked before it has its name: another process may be removing trees without a lock.
         let lock = File::create(root.join("new-lock"))?;
+        lock.set_permissions(Permissions::from_mode(0o600))?;
         flock(&lock, FlockOperation::LockExclusive)?;
         fs::rename(root.join("new-lock"), root.join(LOCK))?;
         let sysfs = Self { root, process, _lock: lock };
@@ -93,16 +96,14 @@ impl Sysfs {
     }
 
     fn fill<'a>(&self, names: impl Iterator<Item = &'a str>) -> io::Result<()> {
-        let class = self.root.join("class");
-        fs::create_dir_all(class.join("infiniband_verbs"))?;
-        fs::write(class.join("infiniband_verbs/abi_version"), "6\n")?;
-        let driver = self.root.join("bus/pci/drivers/efa");
-        fs::create_dir_all(&driver)?;
+        let version = self.make("class/infiniband_verbs")?.join("abi_version");
+        fs::write(&version, "6\n")?;
+        fs::set_permissions(&version, Permissions::from_mode(0o600))?;
+        let driver = self.make("bus/pci/drivers/efa")?;
         let names: Vec<&str> = names.collect();
         let addresses = pci_addresses(Path::new(PCI_DEVICES), names.len());
         for (name, address) in names.into_iter().zip(addresses) {
-            let device = self.root.join("devices/pci0000:00").join(address);
-            fs::create_dir_all(&device)?;
+            let device = self.make(Path::new("devices/pci0000:00").join(address))?;
             symlink(&driver, device.join("driver"))?;
             let entry = self.device(name);
             if entry.as_os_str().len() > MAX_PATH {
@@ -112,10 +113,24 @@ impl Sysfs {
                 );
                 return Err(io::Error::other(limit));
             }
-            fs::create_dir_all(&entry)?;
+            self.make(Path::new(CLASS).join(name))?;
             symlink(&device, entry.join("device"))?;
         }
         Ok(())
+    }
+
+    /// Creates a directory of the tree and those above it, accessible to this user whatever the umask is.
+    fn make(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
+        let mut directory = self.root.clone();
+        for part in path.as_ref() {
+            directory.push(part);
+            match fs::create_dir(&directory) {
+                Ok(()) => fs::set_permissions(&directory, Permissions::from_mode(0o700))?,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(directory)
     }
 
     /// The root of the tree.
@@ -125,7 +140,7 @@ impl Sysfs {
 
     /// The directory of a device in the tree.
     pub(crate) fn device(&self, name: &str) -> PathBuf {
-        self.root.join("class/infiniband").join(name)
+        self.root.join(CLASS).join(name)
     }
 
     /// Removes the tree, unless it belongs to a parent process.

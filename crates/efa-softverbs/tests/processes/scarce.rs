@@ -1,6 +1,9 @@
-//! A process without file descriptors: error numbers and words, and another try.
+//! A process without file descriptors: error numbers and words, and another try. A umask that takes all
+//! permissions.
 
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 use efa_soft::abi::*;
 
@@ -60,5 +63,41 @@ fn send_without_descriptors_fails_with_their_error_number_and_works_when_there_a
         // One for the send that was tried twice, one for the queue pair.
         assert_eq!(lines.clone().count(), 2, "{link}: {words}");
         assert!(lines.into_iter().all(all_clear), "{link}: {words}");
+    }
+}
+
+/// Prints the paths that this user can't use of those that an endpoint makes with a umask of 0777.
+#[test]
+#[ignore = "a child"]
+fn child_takes_all_permissions() {
+    begin();
+    // SAFETY: `umask` has no preconditions.
+    unsafe { libc::umask(0o777) };
+    let _end = Endpoint::new(QpOptions::default());
+    let mut places: Vec<PathBuf> = ["EFA_SOFT_SYSFS", "EFA_SOFT_DIRECTORY"]
+        .into_iter()
+        .filter_map(|name| std::env::var_os(name).map(PathBuf::from))
+        .filter(|path| path.exists())
+        .collect();
+    let mut seen = 0;
+    while let Some(path) = places.pop() {
+        let data = std::fs::symlink_metadata(&path).unwrap();
+        let needed = if data.is_dir() { 0o700 } else { 0o600 };
+        if data.mode() & needed != needed {
+            print(path.display());
+        }
+        seen += 1;
+        if data.is_dir() {
+            places.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+    }
+    assert!(seen > 10, "{seen}");
+}
+
+#[test]
+fn files_are_accessible_to_their_user_whatever_the_umask_is() {
+    for link in LINKS {
+        let output = Host::new(link).run("scarce::child_takes_all_permissions", &[]);
+        assert_eq!(printed(&output), [""; 0], "{link}");
     }
 }
