@@ -444,22 +444,29 @@ fn open_private(
         Err(Errno::NOTDIR | Errno::LOOP) => {
             return Err(inconsistent(path, "not a directory".into()));
         }
-        // It belongs to another user and has mode 0700.
+        // It belongs to another user and has mode 0700, or to this one and lacks permissions.
         Err(Errno::ACCESS) => {
             let stat = statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(|errno| system(format!("opening {}", path.display()), errno))?;
-            return Err(foreign(path, stat.st_uid, uid));
+            return Err(match stat.st_uid {
+                owner if owner == uid => of_mode(path, stat.st_mode),
+                owner => foreign(path, owner, uid),
+            });
         }
         Err(errno) => return Err(system(format!("opening {}", path.display()), errno)),
     };
     if stat.st_uid != uid {
         return Err(foreign(path, stat.st_uid, uid));
     }
-    let mode = stat.st_mode & 0o777;
-    if mode != 0o700 {
-        return Err(inconsistent(path, format!("has mode {mode:03o}, not 700")));
+    if stat.st_mode & 0o777 != 0o700 {
+        return Err(of_mode(path, stat.st_mode));
     }
     Ok(file)
+}
+
+/// A directory of this user with a mode other than 0700.
+fn of_mode(path: &Path, mode: u32) -> DeviceError {
+    inconsistent(path, format!("has mode {:03o}, not 700", mode & 0o777))
 }
 
 /// Gives a new directory the mode 0700, of which the umask may have taken bits.
