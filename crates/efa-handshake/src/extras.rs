@@ -26,8 +26,11 @@ bitflags::bitflags! {
         const USER_RECV_QP = 1 << 7;
         /// 8, feature: RDMA write with immediate needs no receive buffer.
         const UNSOLICITED_WRITE_RECV = 1 << 8;
-        /// 9, feature: PEER_ERROR packets.
+        /// 9, feature: PEER_ERROR packets, in a layout that no release of libfabric up to 2.6 has.
         const PEER_ERROR = 1 << 9;
+        /// 63, feature of this implementation, which libfabric ignores: PEER_ERROR packets of 20 bytes
+        /// (`efa_proto::PeerError`).
+        const PEER_ERROR_20 = 1 << 63;
         const _ = !0;
     }
 }

@@ -167,7 +167,7 @@ pub enum OperationError {
     /// The peer exceeded one of the [`Bounds`](crate::Bounds).
     #[error("the peer was excluded: {0}")]
     PeerExcluded(Excess),
-    /// The peer gave the operation up by a PEER_ERROR (feature 9).
+    /// The peer gave the operation up by a PEER_ERROR.
     #[error("the peer gave the operation up: {}", PeerReason(*code))]
     GivenUp {
         /// The peer's reason: an error number of libfabric's provider, whose numbers below 4,096 are the

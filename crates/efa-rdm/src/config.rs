@@ -13,8 +13,9 @@ use crate::rnr::BackoffLimits;
 pub struct Config {
     /// Wire-compatibility profile. The default is that of libfabric 2.6, except that no feature
     /// beyond the baseline, connids included, is used before the peer has announced it; older releases
-    /// need that. Features that the device lacks are removed when the endpoint is made. PEER_ERROR,
-    /// which no release has, is used if [`Extras::PEER_ERROR`] is added.
+    /// need that. Features that the device lacks are removed when the endpoint is made. One feature is
+    /// added: [`Extras::PEER_ERROR_20`], by which endpoints of this implementation tell each other which
+    /// operations they give up.
     pub profile: Profile,
     /// Longest message in bytes that is sent by the medium subprotocol
     /// (`FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE`).
@@ -83,8 +84,7 @@ const IMPLEMENTED: Extras = Extras::RDMA_READ
     .union(Extras::RUNTING_READ)
     .union(Extras::RDMA_WRITE)
     .union(Extras::UNSOLICITED_WRITE_RECV)
-    .union(Extras::READ_NACK)
-    .union(Extras::PEER_ERROR);
+    .union(Extras::READ_NACK);
 
 /// What a device can do at most.
 const EVERYTHING: DeviceAbilities =
@@ -92,10 +92,12 @@ const EVERYTHING: DeviceAbilities =
 
 impl Default for Config {
     fn default() -> Self {
+        let release = Profile::with_device(Release::V2_6, EVERYTHING).announcing_only(IMPLEMENTED);
         Self {
             profile: Profile {
                 connid_unasked: false,
-                ..Profile::with_device(Release::V2_6, EVERYTHING).announcing_only(IMPLEMENTED)
+                extras: release.extras.union(Extras::PEER_ERROR_20),
+                ..release
             },
             max_medium: 65536,
             min_read: 1 << 20,

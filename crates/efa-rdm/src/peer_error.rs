@@ -1,5 +1,5 @@
 //! PEER_ERROR packets: one side abandons an operation and informs the other, which would wait for ever
-//! otherwise (feature 9, section 4.10 of the specification on libfabric's main branch).
+//! otherwise (section 4.10 of the specification on libfabric's main branch of July 2026).
 //!
 //! ```text
 //!   sender                                          receiver
@@ -31,7 +31,9 @@
 //! writer can't abandon one. Who gives up when, and what the other side learns:
 //! docs/giving-up.md.
 //!
-//! No release of libfabric has the feature; it is used only if both sides announce it.
+//! Endpoints of this implementation announce it to each other by a bit of their own
+//! ([`Extras::PEER_ERROR_20`]), which libfabric ignores: no release up to 2.6 has PEER_ERROR, and its layout
+//! on libfabric's main branch (extra feature 9) has changed several times since.
 
 use efa_device::{QueuePair, Status};
 use efa_handshake::{Extras, Support};
@@ -68,12 +70,12 @@ fn is_of_packet(status: Status) -> bool {
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     fn has_peer_error(&self) -> bool {
-        self.config.profile.extras.contains(Extras::PEER_ERROR)
+        self.config.profile.extras.contains(Extras::PEER_ERROR_20)
     }
 
     /// Whether a peer and this endpoint both announce PEER_ERROR.
     fn takes_peer_error(&self, peer: PeerId) -> bool {
-        let support = |active: &Active<_, _>| active.handshake.supports(Extras::PEER_ERROR);
+        let support = |active: &Active<_, _>| active.handshake.supports(Extras::PEER_ERROR_20);
         self.has_peer_error()
             && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
     }
@@ -101,7 +103,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let work = Work::PeerError { op_id, ref_kind: OPERATION, code };
         let limit = self.config.bounds.responses;
         let Some(active) = self.peers.active_mut(peer) else { return };
-        match active.handshake.supports(Extras::PEER_ERROR) {
+        match active.handshake.supports(Extras::PEER_ERROR_20) {
             Support::Yes => self.queue_response(peer, work),
             Support::Unknown if active.awaiting_handshake.len() < limit => {
                 active.awaiting_handshake.push(work);
@@ -322,7 +324,7 @@ mod tests {
                 QueuePairOptions::default().with(|options| options.qkey = efa_device::Qkey(qkey));
             let queue_pair = network.open().create_queue_pair(options).unwrap();
             let mut config = Config::default();
-            config.profile.extras.insert(Extras::PEER_ERROR);
+            config.profile.extras.insert(Extras::PEER_ERROR_20);
             Endpoint::<_, Vec<u8>>::new(queue_pair, config).unwrap()
         };
         for (level, length) in

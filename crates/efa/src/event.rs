@@ -85,7 +85,7 @@ pub enum Event {
         /// Why.
         error: OperationError,
     },
-    /// A peer aborted a message that had matched no receive here (feature 9, PEER_ERROR, off by default).
+    /// A peer aborted a message that had matched no receive here (PEER_ERROR).
     MessageAbandoned {
         /// The peer.
         peer: Address,

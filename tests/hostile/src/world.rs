@@ -225,9 +225,7 @@ impl World {
         let choice = input.byte();
         let mut base =
             if choice & 1 == 0 { Config::default() } else { Config::as_release(release) };
-        if choice & 2 != 0 {
-            base.profile.extras |= Extras::PEER_ERROR;
-        }
+        base.profile.extras.set(Extras::PEER_ERROR_20, choice & 2 != 0);
         base.with(|config| {
             config.max_medium = input.pick(&[2048, 0, 1 << 16]);
             config.min_read = input.pick(&[4096, 1, 1 << 20]);

@@ -275,7 +275,7 @@ fn abandoned_message_after_read_nack_is_reported_by_message_id() {
 fn peer_without_peer_error_is_lost_when_a_message_fails() {
     let without = |config: Config| {
         let mut config = config;
-        config.profile.extras.remove(Extras::PEER_ERROR);
+        config.profile.extras.remove(Extras::PEER_ERROR_20);
         config
     };
     for (a, b, status) in [

@@ -35,7 +35,7 @@ const LACKING: [Option<usize>; 3] = [None, Some(0), Some(1)];
 fn configs(operation: &Operation, lacking: Option<usize>) -> [Config; 2] {
     [0, 1].map(|end| {
         let mut config = config(operation.runt_size);
-        config.profile.extras.set(Extras::PEER_ERROR, lacking != Some(end));
+        config.profile.extras.set(Extras::PEER_ERROR_20, lacking != Some(end));
         config
     })
 }
@@ -376,7 +376,7 @@ fn read_of_nothing(world: &Bytes) -> Header<'static> {
 
 fn with_peer_error(has: bool) -> Config {
     let mut config = Config::default();
-    config.profile.extras.set(Extras::PEER_ERROR, has);
+    config.profile.extras.set(Extras::PEER_ERROR_20, has);
     config
 }
 

@@ -1,6 +1,7 @@
 //! Packets that no correct peer sends.
 
 use efa_device::{Access, QueuePair, Rdma, RegionRange};
+use efa_handshake::Release;
 use efa_proto::{
     AtomRsp, Cts, CtsData, Eor, EorForm, Header, MsgId, OpId, Packet, PacketType, PeerError,
     ReadNack, ReadRsp, Receipt, ReqOptions, Rta, RtaKind, Rtm, RtmKind,
@@ -120,7 +121,9 @@ fn truncated_packet_is_dropped_at_every_length() {
 
 #[test]
 fn unsupported_packet_is_reported_with_its_type() {
-    let mut world = World::pair(5);
+    // No release up to 2.6 has PEER_ERROR.
+    let config = Config::as_release(Release::V2_6);
+    let mut world = World::pair_with(5, Config::default(), config);
     world.acquaint();
     let error = PeerError { op_id: OpId(1), ref_kind: 0, prov_errno: 4100, connid: None };
     world.inject(0, 1, Header::PeerError(error), &[]);

@@ -486,7 +486,7 @@ fn unsuitable_packet_leaves_in_place_receives_posted() {
 #[test]
 fn message_too_long_for_a_receive_in_place_ends_at_its_sender_by_peer_error() {
     let with_peer_error = |mut config: Config| {
-        config.profile.extras.insert(Extras::PEER_ERROR);
+        config.profile.extras.insert(Extras::PEER_ERROR_20);
         config
     };
     let receiver = with_peer_error(at(Release::V1_20, UnexpectedHeader::Refuse));

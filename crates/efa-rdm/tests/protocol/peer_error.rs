@@ -19,9 +19,7 @@ const GIVEN_UP: OperationError = OperationError::GivenUp { code: CODE };
 
 /// With PEER_ERROR. Messages of at least 100,000 bytes are read.
 pub(crate) fn config() -> Config {
-    let mut config = Config::default().with(|config| config.min_read = 100_000);
-    config.profile.extras.insert(Extras::PEER_ERROR);
-    config
+    Config::default().with(|config| config.min_read = 100_000)
 }
 
 /// Two endpoints that have exchanged HANDSHAKEs.
@@ -157,7 +155,7 @@ fn sender_with_read_nack_support_gets_read_nack() {
 fn peer_without_the_feature_gets_no_peer_error() {
     for without in [0, 1] {
         let mut configs = [config(), config()];
-        configs[without].profile.extras.remove(Extras::PEER_ERROR);
+        configs[without].profile.extras.remove(Extras::PEER_ERROR_20);
         configs[1].profile.extras.remove(Extras::READ_NACK);
         let [a, b] = configs;
         let mut world = pair(a, b);
@@ -170,7 +168,8 @@ fn peer_without_the_feature_gets_no_peer_error() {
 
 #[test]
 fn peer_error_without_the_feature_is_dropped() {
-    let mut world = pair(config(), Config::default());
+    let without = config().with(|config| config.profile.extras.remove(Extras::PEER_ERROR_20));
+    let mut world = pair(config(), without);
     world.receive_into(1, heap(2000), 1);
     half(&mut world, 1);
     peer_error(&mut world, 1, 1);
