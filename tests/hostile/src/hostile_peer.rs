@@ -87,6 +87,25 @@ impl HostilePeer {
         }
     }
 
+    /// Begins messages, writes and reads, and restarts in the midst of them: its queue pair has another
+    /// connid.
+    fn restart(&mut self, world: &mut World, input: &mut Input<'_>) {
+        for _ in 0..=input.below(6) {
+            match input.below(6) {
+                0..=3 => self.message(world, input),
+                4 => self.write(world, input),
+                _ => self.read(world, input),
+            }
+        }
+        if !input.one_in(4) {
+            world.step();
+            self.receive(world);
+        }
+        self.connid = Connid(self.connid.0.wrapping_add(1));
+        self.next_msg_id = 0;
+        self.message(world, input);
+    }
+
     /// Receives the packets of the subject and the copies of the others, and records their ids.
     pub(crate) fn receive(&mut self, world: &mut World) {
         let (packets_to_hostile, packets_between_endpoints) = {
@@ -188,6 +207,7 @@ impl HostilePeer {
             self.sent.pop_front();
         }
         self.sent.push_back(bytes.clone());
+        world.hostile_queue_pairs.insert((self.gid, self.qpn));
         world.net.borrow_mut().inject((self.gid, self.qpn), bytes);
     }
 
@@ -618,7 +638,8 @@ impl HostilePeer {
             220..=227 => self.repeat(world, input),
             228..=231 => self.reflect(world),
             232..=237 => self.send_fields(world, input),
-            238..=247 => self.change(input),
+            238..=243 => self.change(input),
+            244..=247 => self.restart(world, input),
             248..=251 => Self::set_device_statuses(world, input),
             _ => self.device_writes(world, input),
         }

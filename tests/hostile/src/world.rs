@@ -4,11 +4,12 @@
 //! once. For operations between the subject and the honest peer it also records the bytes; all of these
 //! must succeed.
 
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use efa_device::{
-    Access, QueuePair, Rdma, Region, RegionRange, RegisterError, TagListLimits, Time,
+    Access, Gid, Qpn, QueuePair, Rdma, Region, RegionRange, RegisterError, TagListLimits, Time,
 };
 use efa_handshake::{Extras, Release};
 use efa_rdm::{
@@ -148,6 +149,10 @@ pub(crate) struct World {
     operations: Vec<Operation>,
     /// Incarnations of the hostile peer that are peers of the subject.
     pub(crate) hostile_peers: Vec<PeerId>,
+    /// The queue pairs that they are or were.
+    pub(crate) hostile_queue_pairs: BTreeSet<(Gid, Qpn)>,
+    /// The subject's bound of unexpected bytes for each of them.
+    share: usize,
     dropped: u64,
     /// Memory that is the target of reads; it stays registered to the end.
     read_memory: Vec<Mem>,
@@ -183,6 +188,7 @@ impl World {
         let (net, wires) = device::network(rdma, kinds & 2 == 0);
         let config = Self::settings(input);
         let honest = Config::default().with(|it| it.backoff = config.backoff);
+        let share = config.bounds.unexpected_per_peer;
         let log = log.then(|| format!("settings: {config:?}\n"));
         let receipts = config.profile.extras.contains(Extras::DELIVERY_COMPLETE);
         let most = if receipts { Level::Delivery } else { Level::Transmit };
@@ -213,6 +219,8 @@ impl World {
             now: Time::ZERO,
             operations: Vec::new(),
             hostile_peers: Vec::new(),
+            hostile_queue_pairs: BTreeSet::new(),
+            share,
             dropped: 0,
             read_memory: Vec::new(),
             most,
@@ -239,7 +247,7 @@ impl World {
             config.bounds = Bounds::default().with(|bounds| {
                 bounds.ahead = input.pick(&[1 << 16, 1 << 20]);
                 bounds.unexpected = 1 << 20;
-                bounds.unexpected_per_peer = input.pick(&[1 << 16, 1 << 19]);
+                bounds.unexpected_per_peer = input.pick(&[1 << 16, 1 << 19, 1 << 12, 1 << 19]);
                 bounds.requests = input.pick(&[64, 8]);
                 bounds.responses = input.pick(&[64, 1000]);
                 bounds.discovered = input.pick(&[64, 4]);
@@ -285,7 +293,26 @@ impl World {
             self.collect(at);
             let kept = self.ends[at].packets_held();
             assert!(kept.unexpected_bytes <= KEPT && kept.held <= KEPT / 256, "{kept:?}");
+            assert!(kept.held > 0 || kept.unexpected_bytes == 0, "counted, not kept: {kept:?}");
         }
+        let kept = self.ends[SUBJECT].packets_held().unexpected_bytes;
+        let most = self.most_unexpected();
+        assert!(kept <= most, "{kept} bytes of unexpected messages, {most} are allowed");
+    }
+
+    /// The bytes of unexpected messages that the subject may keep: the share of each hostile queue pair,
+    /// whatever its incarnations, with the packet that exceeds it; and the messages of the honest peer.
+    fn most_unexpected(&self) -> usize {
+        let packet = device::MTU + 512;
+        let honest = |of: &&Operation| match of.kind {
+            Kind::Sent => of.at == HONEST && !of.ended,
+            Kind::Received { .. } => of.at == SUBJECT && !of.ended,
+            _ => false,
+        };
+        let under_way = self.operations.iter().filter(honest).map(|of| of.length);
+        // The longest message, whose receive is about to be posted, besides those under way.
+        let honest: usize = under_way.chain([9000]).map(|length| 2 * length + packet).sum();
+        self.hostile_queue_pairs.len() * (self.share + packet) + honest
     }
 
     pub(crate) fn pass(&mut self, time: Duration) {
@@ -625,6 +652,29 @@ impl World {
         panic!("the endpoints do not become idle");
     }
 
+    /// Receives all complete messages that the hostile peer left; nothing is kept or counted then.
+    fn receive_leftovers(&mut self) {
+        let (tag, ignore) = (0, u64::MAX);
+        for accept in
+            [Accept::Untagged { source: None }, Accept::Tagged { source: None, tag, ignore }]
+        {
+            loop {
+                let context = self.begin(SUBJECT, Kind::WithHostile, 8);
+                let posted = self.ends[SUBJECT].receive(accept, vec![0; 8].into(), context);
+                let id = posted.expect("within the limits");
+                self.operations[context as usize].kind = Kind::Open(id);
+                self.wait_until_idle();
+                if !self.operations[context as usize].ended {
+                    self.cancel_one(context as usize);
+                    self.wait_until_idle();
+                    break;
+                }
+            }
+        }
+        let kept = self.ends[SUBJECT].packets_held();
+        assert_eq!((kept.held, kept.unexpected_bytes), (0, 0), "nothing is left: {kept:?}");
+    }
+
     /// Checks the invariants at the end of a run.
     pub(crate) fn conclude(&mut self) {
         self.log_line(|| "the hostile peer stops sending".to_owned());
@@ -664,6 +714,7 @@ impl World {
         assert!(self.ends[SUBJECT].queue_pair().is_live(), "messages were not handled");
         self.cancel_one(context as usize);
         self.wait_until_idle();
+        self.receive_leftovers();
         // The subject still works.
         self.honest_message(&mut Input::new(&[0, 2]));
         self.honest_message(&mut Input::new(&[1, 4]));
