@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use efa_soft::abi::*;
 
@@ -734,6 +735,9 @@ const CORRECT_CALLS: [&[u8]; 11] = [
 /// Decisions that poll the completion queue.
 const POLL_CALL: &[u8] = b"\xdc\x00\x00\x01\x00\x00\x00";
 
+/// Limit of a program that makes no progress; it takes milliseconds.
+const DEADLINE: Duration = Duration::from_secs(60);
+
 /// A message to the own queue pair arrives, and its send completes.
 fn run_correct_program(memory: &mut [u8]) {
     let calls = CORRECT_CALLS.concat();
@@ -741,7 +745,8 @@ fn run_correct_program(memory: &mut [u8]) {
     while !program.input.is_empty() {
         program.call();
     }
-    for _ in 0..100_000 {
+    let begun = Instant::now();
+    while begun.elapsed() < DEADLINE {
         program.input = Input::new(POLL_CALL);
         program.call();
         if program.served == 2 {

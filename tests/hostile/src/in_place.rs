@@ -35,6 +35,8 @@ struct Scene {
     posted: u64,
     completed: BTreeSet<u64>,
     sent_by_hostile: u64,
+    /// Connid of the hostile peer's incarnation; at first the true one.
+    connid: u32,
 }
 
 impl Scene {
@@ -75,6 +77,7 @@ impl Scene {
             subject: subject.expect("the configuration is valid"),
             honest: honest.expect("the configuration is valid"),
             hostile: other(4),
+            connid: 4,
             now: Time::ZERO,
             sent: 0,
             arrived: BTreeSet::new(),
@@ -117,7 +120,7 @@ impl Scene {
                 bytes
             }
             _ => {
-                let connid = Connid(input.about32(from.qkey.0));
+                let connid = Connid(input.about32(self.connid));
                 let address = RawAddress { gid: from.gid.0, qpn: from.qpn.0, connid };
                 let form = input.pick(&[RawAddressForm::Padded, RawAddressForm::Short]);
                 let options = ReqOptions {
@@ -149,6 +152,19 @@ impl Scene {
         }
         self.network.inject(from, to, &bytes);
         self.sent_by_hostile += 1;
+    }
+
+    /// The hostile peer restarts in the midst of what it sent: its messages have another connid.
+    fn restart_hostile(&mut self, input: &mut Input<'_>) {
+        for _ in 0..=input.below(4) {
+            self.send_hostile(input);
+        }
+        if !input.one_in(4) {
+            self.step();
+        }
+        self.connid = self.connid.wrapping_add(1);
+        self.sent_by_hostile = 0;
+        self.send_hostile(input);
     }
 
     fn step(&mut self) {
@@ -210,6 +226,7 @@ pub(crate) fn run(bytes: &[u8]) {
             0 => scene.send(),
             1 | 2 => scene.receive(),
             3 => scene.step(),
+            4 => scene.restart_hostile(input),
             _ => scene.send_hostile(input),
         }
     }

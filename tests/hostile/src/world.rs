@@ -247,7 +247,7 @@ impl World {
             config.bounds = Bounds::default().with(|bounds| {
                 bounds.ahead = input.pick(&[1 << 16, 1 << 20]);
                 bounds.unexpected = 1 << 20;
-                bounds.unexpected_per_peer = input.pick(&[1 << 16, 1 << 19, 1 << 12, 1 << 19]);
+                bounds.unexpected_per_peer = input.pick(&[1 << 16, 1 << 19, 1 << 15, 1 << 19]);
                 bounds.requests = input.pick(&[64, 8]);
                 bounds.responses = input.pick(&[64, 1000]);
                 bounds.discovered = input.pick(&[64, 4]);
