@@ -68,7 +68,8 @@ fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
 
 /// The step of `cargo xtask test`, always with the same seeds: a change must not fail by what it didn't do.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
-    run(workspace, &Args { arguments: vec!["--minutes".into(), GATE.into()], ..Args::default() })
+    run(workspace, &Args { arguments: vec!["--minutes".into(), GATE.into()], ..Args::default() })?;
+    run(workspace, &Args { hostile: true, ..Args::default() })
 }
 
 /// A part of the step `verbs`: ten seconds on each kind of device.

@@ -50,7 +50,7 @@ pub(crate) enum Step {
     Fuzz,
     /// The matrix of scenarios between this stack and libfabric
     Interop,
-    /// Two minutes of random operations under faults
+    /// Two minutes of random operations under faults, and about a minute of attacks on each link
     Soak,
     /// The instruction benches keep their limits
     Bench,
