@@ -34,7 +34,9 @@
 //! An endpoint exchanges messages with an honest peer while a hostile peer sends to it. Nothing panics; no
 //! byte outside of an operation's buffers or of exposed memory is read or written; each operation completes
 //! once, at the latest when the hostile peer is removed; all operations with the honest peer succeed with
-//! the right bytes; events about faults name only the hostile peer.
+//! the right bytes; events about faults name only the hostile peer. The hostile peer also restarts in the midst
+//! of what it began: the unexpected bytes counted stay within the share of its queue pairs, whatever their
+//! incarnations, and are zero once its messages are received.
 
 #![deny(unsafe_code)]
 
