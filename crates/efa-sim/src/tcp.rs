@@ -123,7 +123,7 @@ use rustix::io::Errno;
 pub use self::link::{TcpLink, TcpQueuePair};
 use self::socket::{Listener, endpoint, gid_of};
 pub use self::statistics::{TcpStatistics, Violations};
-pub use self::wire::Violation;
+pub use self::wire::{VERSION, Violation};
 use crate::book::Book;
 use crate::fork::Opener;
 use crate::keys::Slots;

@@ -46,7 +46,8 @@ pub(super) const LONGEST: usize = HEADER + PREFIX + MAX_MTU;
 /// Bytes of a welcome, and of a response without the data of a read.
 pub(super) const RESPONSE: usize = 8;
 
-const VERSION: u16 = 3;
+/// The version of the byte format of connections. Both sides need the same.
+pub const VERSION: u16 = 3;
 const HELLO_MAGIC: u32 = u32::from_le_bytes(*b"EfaS");
 const WELCOME_MAGIC: u32 = u32::from_le_bytes(*b"EfaR");
 const ACKNOWLEDGE: u8 = 1;

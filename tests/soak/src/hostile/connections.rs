@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use efa_sim::tcp::VERSION;
 use fastrand::Rng;
 use rustix::net::{AddressFamily, SocketType};
 
@@ -25,7 +26,8 @@ pub(crate) enum Connections {
     Claims,
 }
 
-const HELLO: &[u8; 16] = b"EfaS\x02\0\x34\x12\0\x01\0\0\x03\0\0\0";
+/// Between the version and the end: queue pair number, MTU, RNR retries.
+const HELLO: [&[u8]; 3] = [b"EfaS", &VERSION.to_le_bytes(), b"\x34\x12\0\x01\0\0\x03\0\0\0"];
 
 /// Connections that are held at a time: more than a queue pair accepts.
 const HELD: usize = 400;
@@ -71,7 +73,7 @@ impl ConnectionAttack {
 
     /// The bytes that a new connection begins with.
     fn beginning(&mut self) -> Vec<u8> {
-        let mut bytes = HELLO.to_vec();
+        let mut bytes = HELLO.concat();
         match self.kind {
             Connections::Silent => bytes.clear(),
             Connections::Hello | Connections::EmptyFrames => {}

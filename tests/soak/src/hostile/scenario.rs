@@ -365,8 +365,13 @@ impl Scenario {
         });
         let [before, during, after] = rates;
         // In virtual time, half during the attack and all after it, but for random delays. In CPU time,
-        // where caches and the system take part, half of that.
-        let (half, all) = if link == Link::Local { (0.5, 0.95) } else { (0.25, 0.5) };
+        // where caches and the system take part, half of that; a new connection costs as much as some 20
+        // messages.
+        let (half, all) = match (link, &self.attack) {
+            (Link::Local, _) => (0.5, 0.95),
+            (_, Attack::Connections(_)) => (0.1, 0.5),
+            _ => (0.25, 0.5),
+        };
         if during < before * half {
             errors.push(format!("{during:.0} messages/s during the attack, {before:.0} before it"));
         }
@@ -375,6 +380,9 @@ impl Scenario {
         }
         let [before, attack, _] = parts;
         let ((packet, idle), (_, attacked)) = (before.work(), attack.work());
+        if attack.sent == 0 {
+            errors.push("the attacker did nothing".to_owned());
+        }
         let sent = attack.sent as f64 / attack.counts.turns.max(1) as f64;
         let work = (attacked - idle).max(0.0) / sent.max(1e-9);
         if link == Link::Local && work > 20.0 * packet {
