@@ -33,7 +33,9 @@ impl<P, B> Backlog<P, B> {
     pub(crate) fn pop_front(&mut self) -> Option<Work<P, B>> {
         let work = self.work.pop_front()?;
         // A packet whose message was cancelled meanwhile was not counted.
-        self.responses = self.responses.saturating_sub(usize::from(work.is_response()));
+        if self.responses > 0 && work.is_response() {
+            self.responses -= 1;
+        }
         Some(work)
     }
 

@@ -17,21 +17,12 @@ use crate::storage::Table;
 
 /// Bits of index and kind: two million operations of a kind at a time.
 const INDEX_BITS: u32 = 22;
-const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const MOST: usize = OF_RECEIVE as usize;
-/// Bits of the index of one of the first slots, and of the low part of its generation.
+/// Bits of the index of one of the first slots.
 const FIRST_BITS: u32 = 10;
 const FIRST: u32 = 1 << FIRST_BITS;
-const BESIDE_BITS: u32 = INDEX_BITS - 1 - FIRST_BITS;
-/// Bits of the generation above the kind bit.
-const BEFORE_BITS: u32 = u32::BITS - 1 - INDEX_BITS;
 /// Set in identifiers of slots that aren't among the first.
 const OTHER: u32 = 1 << (u32::BITS - 1);
-
-/// The number of generations of a slot.
-const fn generations(index: u32) -> u32 {
-    if index < FIRST { 1 << (BEFORE_BITS + BESIDE_BITS) } else { 1 << BEFORE_BITS }
-}
 
 /// Set in identifiers of receives, so that no receive has the identifier of a send: a PEER_ERROR
 /// doesn't say which of them it means.
@@ -41,8 +32,8 @@ pub(crate) const OF_RECEIVE: u32 = 1 << (INDEX_BITS - 1);
 #[derive(Debug)]
 pub(crate) struct OperationTable<T, const KIND: u32 = 0> {
     operations: Table<T>,
-    /// The generation of each slot.
-    generations: Vec<u32>,
+    /// The identifier of the operation in each slot, or of the next one there.
+    ids: Vec<OpId>,
     /// The operations with each peer.
     of_peer: Lists,
     most: usize,
@@ -50,12 +41,7 @@ pub(crate) struct OperationTable<T, const KIND: u32 = 0> {
 
 impl<T, const KIND: u32> OperationTable<T, KIND> {
     pub(crate) fn new() -> Self {
-        Self {
-            operations: Table::new(),
-            generations: Vec::new(),
-            of_peer: Lists::default(),
-            most: MOST,
-        }
+        Self { operations: Table::new(), ids: Vec::new(), of_peer: Lists::default(), most: MOST }
     }
 
     /// Lowers the maximum number of operations.
@@ -84,43 +70,49 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         self.is_full() || count >= self.most / 2
     }
 
-    /// The identifier of the operation in slot `index`.
-    #[inline(always)]
-    fn id(&self, index: u32) -> OpId {
-        let generation = self.generations.get(index as usize).copied().unwrap_or(0);
-        Self::encode(index, generation)
+    /// The identifier of the first operation in slot `index`.
+    const fn first_id(index: u32) -> OpId {
+        OpId(if index < FIRST { KIND | index } else { OTHER | KIND | index })
     }
 
+    /// The identifier of the operation after this one in the same slot: that of the next generation.
     #[inline(always)]
-    const fn encode(index: u32, generation: u32) -> OpId {
-        if index < FIRST {
-            let (before, beside) = (generation >> BESIDE_BITS, generation % (1 << BESIDE_BITS));
-            OpId(before << INDEX_BITS | KIND | beside << FIRST_BITS | index)
+    const fn next_id(OpId(id): OpId) -> OpId {
+        OpId(if id & OTHER == 0 {
+            // The carry of the low part of the generation passes through the kind bit.
+            let next = (id | OF_RECEIVE) + (1 << FIRST_BITS);
+            next & !(OTHER | OF_RECEIVE) | KIND
         } else {
-            OpId(OTHER | generation << INDEX_BITS | KIND | index)
-        }
+            id.wrapping_add(1 << INDEX_BITS) | OTHER
+        })
     }
 
     /// The slot of an identifier; `None` if the identifier is stale or forged.
     #[inline(always)]
     fn index(&self, id: OpId) -> Option<u32> {
-        let index_mask = if id.0 & OTHER == 0 { FIRST - 1 } else { INDEX_MASK };
-        let index = (id.0 ^ KIND) & index_mask;
-        let generation = *self.generations.get(index as usize)?;
-        (Self::encode(index, generation) == id).then_some(index)
+        let index = id.0 & if id.0 & OTHER == 0 { FIRST - 1 } else { OF_RECEIVE - 1 };
+        (*self.ids.get(index as usize)? == id).then_some(index)
     }
 
     /// Adds an operation to a list. The caller has checked that the table isn't [full](Self::is_full).
     #[inline(always)]
     pub(crate) fn insert(&mut self, list: Option<u32>, operation: T) -> OpId {
         let index = self.operations.insert(operation);
-        if index as usize >= self.generations.len() {
-            self.generations.push(0);
-        }
         if let Some(list) = list {
             self.of_peer.push(list, index);
         }
-        self.id(index)
+        match self.ids.get(index as usize) {
+            Some(id) => *id,
+            None => self.grow(index),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self, index: u32) -> OpId {
+        let id = Self::first_id(index);
+        self.ids.push(id);
+        id
     }
 
     pub(crate) fn get(&self, id: OpId) -> Option<&T> {
@@ -137,8 +129,8 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         let index = self.index(id)?;
         let operation = self.operations.remove(index)?;
         self.of_peer.remove(index);
-        if let Some(generation) = self.generations.get_mut(index as usize) {
-            *generation = (*generation + 1) % generations(index);
+        if let Some(current) = self.ids.get_mut(index as usize) {
+            *current = Self::next_id(id);
         }
         Some(operation)
     }
@@ -148,7 +140,7 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         let mut ids = Vec::new();
         while let Some(index) = self.of_peer.first(list) {
             self.of_peer.remove(index);
-            ids.push(self.id(index));
+            ids.extend(self.ids.get(index as usize));
         }
         ids
     }
@@ -156,7 +148,7 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
     /// The identifiers of the operations for which `wanted` returns true, by a search of the table.
     pub(crate) fn find(&self, mut wanted: impl FnMut(&T) -> bool) -> Vec<OpId> {
         let matching = self.operations.iter().filter(|(_, operation)| wanted(operation));
-        matching.map(|(index, _)| self.id(index)).collect()
+        matching.filter_map(|(index, _)| self.ids.get(index as usize).copied()).collect()
     }
 }
 
@@ -185,7 +177,7 @@ mod tests {
             stale.truncate(2);
             stale.push(id);
         }
-        assert_eq!(table.generations.len(), 1, "the slot is used again");
+        assert_eq!(table.ids.len(), 1, "the slot is used again");
     }
 
     #[test]
@@ -193,7 +185,7 @@ mod tests {
         let mut receives = OperationTable::<_, OF_RECEIVE>::new();
         let first: Vec<_> = (0..=FIRST).map(|index| receives.insert(None, index)).collect();
         let mut names = first.clone();
-        for round in 1..generations(FIRST) {
+        for round in 1..1 << (u32::BITS - 1 - INDEX_BITS) {
             let last = names[names.len() - 1];
             assert!(receives.remove(last).is_some());
             names.push(receives.insert(None, round));
@@ -206,6 +198,20 @@ mod tests {
             assert_eq!(receives.get(*id), Some(&index));
             assert_eq!(receives.get(OpId(id.0 ^ OTHER)), None);
         }
+    }
+
+    #[test]
+    fn operation_id_comes_back_only_after_all_generations_of_its_slot() {
+        fn round<const KIND: u32>(index: u32) -> usize {
+            let first = OperationTable::<(), KIND>::first_id(index);
+            let ids = std::iter::successors(Some(first), |id| {
+                assert_eq!(id.0 & OF_RECEIVE, KIND);
+                Some(OperationTable::<(), KIND>::next_id(*id)).filter(|next| *next != first)
+            });
+            ids.count()
+        }
+        assert_eq!([round::<0>(0), round::<OF_RECEIVE>(FIRST - 1)], [1 << 20; 2]);
+        assert_eq!([round::<0>(FIRST), round::<OF_RECEIVE>(OF_RECEIVE - 1)], [1 << 9; 2]);
     }
 
     #[test]
