@@ -23,6 +23,14 @@ fn pingpong(setup: &str, link: &str, directory: &str) -> Outcome {
     Running::start(&mut command).finish()
 }
 
+/// Whether the system starts the program at all after `setup` of the shell.
+fn starts(setup: &str) -> bool {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{setup}; exec \"$0\" --version"), env!("CARGO_BIN_EXE_efa")]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running::start(&mut command).finish().code.is_some()
+}
+
 #[test]
 fn run_without_descriptors_says_so_and_twelve_are_enough() {
     let scratch = Scratch::new("descriptors");
@@ -48,6 +56,11 @@ fn run_without_address_space_says_so_and_256_mib_are_enough() {
     std::fs::create_dir(&scratch).unwrap();
     for megabytes in [16, 24, 32, 48, 64, 256] {
         let setup = format!("ulimit -c 0; ulimit -v {}", megabytes << 10);
+        if !starts(&setup) {
+            // A debug build takes some 15 MiB: the kernel can't map it, and kills it without a word.
+            assert!(megabytes < 64, "{megabytes} MiB");
+            continue;
+        }
         let outcome = pingpong(&setup, "shm", scratch.as_str());
         if outcome.code == Some(0) {
             continue;

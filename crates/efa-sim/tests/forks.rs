@@ -339,5 +339,7 @@ fn process_that_died_is_found_dead_although_its_forked_child_lives() {
             other => assert!(other.is_none(), "{other:?}"),
         }
     };
-    assert_eq!(result, Err(Status::BadDestinationQpn));
+    // The second if the grandchild had not run yet when the message was sent.
+    let dead = [Err(Status::BadDestinationQpn), Err(Status::UnresponsiveRemote)];
+    assert!(dead.contains(&result), "{result:?}");
 }
