@@ -150,11 +150,12 @@ impl<M> Send<M> {
         read && !self.confirmed
     }
 
-    /// Whether a RECEIPT is to come. A message that is read by RDMA has none: its EOR confirms the
-    /// delivery.
+    /// Whether a RECEIPT is to come. A message that is read by RDMA has none, as its EOR confirms the
+    /// delivery; nor has a direct write.
     pub(crate) fn awaits_receipt(&self) -> bool {
         self.level == Level::Delivery
             && !self.confirmed
+            && !self.is_direct()
             && self.subprotocol.is_some_and(|by| !by.is_read())
     }
 

@@ -1,15 +1,16 @@
-//! Feature 9 (PEER_ERROR): one side abandons a message and reports that to the other.
+//! PEER_ERROR: one side abandons a message and reports that to the other.
 
 use efa_device::{Access, QueuePair, Rdma, Region, RegionRange, Status};
 use efa_handshake::Extras;
 use efa_proto::{
-    Header, MsgId, OpId, Packet, PacketType, PeerError, ReqOptions, RmaIov, Rtm, RtmKind,
+    Header, MsgId, OpId, Packet, PacketType, PeerError, Receipt, ReqOptions, RmaIov, Rtm, RtmKind,
 };
 use efa_rdm::{Bounds, Config, DropReason, Event, Level, OperationError, Read, Remote, Write};
 use efa_sim::SoftRegion;
 use efa_sim::local::LocalOptions;
 
 use crate::longread::Memory;
+use crate::rma::bytes_of;
 use crate::world::{Net, pattern};
 
 type World = Net<Memory>;
@@ -434,4 +435,34 @@ fn peer_error_ends_a_read_and_is_dropped_for_a_write_of_its_sender() {
     let mut bytes = vec![0; 1_000_000];
     region.read(0, &mut bytes);
     assert!(bytes == pattern(1_000_000, 2));
+}
+
+/// The device alone carries it out, and may still read the buffer.
+#[test]
+fn peer_error_or_receipt_for_a_direct_write_is_dropped() {
+    let mut world = pair(config(), config());
+    let access = Access { remote_read: false, remote_write: true };
+    let queue_pair = world.ends[1].endpoint.queue_pair();
+    let target = queue_pair.register(vec![0; 1_000_000].into(), access).unwrap();
+    let key = target.remote_key().into();
+    let remote = Remote::from(RmaIov::new(target.remote_address(), 1_000_000, key));
+    let (peer, buffer) = (world.peer(0, 1), Memory::Heap(pattern(1_000_000, 1)));
+    let (cq_data, level, context) = (None, Level::Delivery, 1);
+    world.endpoint(0).write(Write { peer, remote, buffer, cq_data, level, context }).unwrap();
+    while world.endpoint(0).statistics().rdma_writes == 0 {
+        world.step();
+    }
+    // The first identifiers of operations of the endpoint, of which one is the write's.
+    let ids = (0..8).map(|generation| OpId(generation << 10));
+    for id in ids {
+        inject_error(&mut world, 1, 0, id);
+        let connid = Some(world.ends[1].endpoint.address().connid);
+        let receipt = Receipt { send_id: id, msg_id: MsgId(0), connid };
+        world.inject(1, 0, Header::Receipt(receipt), &[]);
+    }
+    world.drive();
+    assert_eq!(world.drop_reasons(0), [DropReason::UnknownOperation; 16]);
+    let done = world.ends[0].rma.pop_front().unwrap();
+    assert_eq!((done.context, done.result), (1, Ok(())));
+    assert!(bytes_of(&target) == pattern(1_000_000, 1));
 }
