@@ -143,7 +143,7 @@ pub(crate) fn is_complete<'a>(packets: impl Iterator<Item = &'a [u8]>) -> bool {
             return false;
         };
         let Ok(shape) = Shape::of(&rtm, payload) else { return false };
-        let message = (shape.length, shape.receipt, shape.runt_length, rtm.tag);
+        let message = (shape.length, shape.subprotocol, shape.receipt, shape.runt_length, rtm.tag);
         if first.is_none() && !shape.is_partial(payload) {
             return true;
         }

@@ -2,8 +2,8 @@
 
 use efa_device::{Gid, Status};
 use efa_proto::{
-    Connid, Header, MsgId, PacketType, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind, Rtw,
-    RtwKind,
+    Connid, Header, MsgId, OpId, PacketType, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind,
+    Rtw, RtwKind,
 };
 use efa_rdm::{Config, DropReason, Event, Level, Message, OperationError, StartError};
 use efa_sim::local::{Faults, LocalOptions};
@@ -315,6 +315,40 @@ fn complete_medium_message_survives_removal_of_its_sender() {
     let received = world.receive_done(1);
     assert!(received.buffer == pattern(30_000, 1));
     assert_eq!(world.endpoint(1).packets_held().held, 0);
+}
+
+/// Its packets of two subprotocols contradict each other, so no receive could be completed by them.
+#[test]
+fn contradictory_message_does_not_survive_removal_of_its_sender() {
+    let mut world = World::pair(5);
+    world.acquaint();
+    let options = introduced_by(world.endpoint(0).address());
+    let packet =
+        |msg_id, kind| Header::Rtm(Rtm { msg_id: MsgId(msg_id), tag: None, kind, options });
+    // Both are ahead of the expected message, and kept until it has arrived.
+    let (msg_length, send_id, credit_request) = (2000, OpId(1), 1);
+    let medium = RtmKind::Medium { msg_length, seg_offset: 1000 };
+    world.inject(0, 1, packet(1, medium), &[1; 1000]);
+    world.drive();
+    let long = RtmKind::LongCts { msg_length, send_id, credit_request, read_nack: false };
+    world.inject(0, 1, packet(1, long), &[1; 1000]);
+    world.drive();
+    world.inject(0, 1, packet(0, RtmKind::Eager), &[1; 10]);
+    world.drive();
+    assert_eq!(world.endpoint(1).statistics().unexpected, 2);
+    let sender = world.peer(1, 0);
+    world.endpoint(1).remove_peer(sender);
+    for context in 0..2 {
+        world.receive(1, 2000, context);
+    }
+    world.drive();
+    assert_eq!(world.receive_done(1).length, 10);
+    // The second receive is for another sender.
+    world.add(Config::default());
+    world.send(2, 1, pattern(5, 1), 0);
+    world.drive();
+    let received = world.receive_done(1);
+    assert_eq!((received.context, received.length, received.result), (1, 5, Ok(())));
 }
 
 #[test]
