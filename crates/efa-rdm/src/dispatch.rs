@@ -158,8 +158,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 Work::Transfer(id) => (self.advance_transfer(id), work),
                 Work::Eor { send_id, recv_id } => (self.send_eor(peer, send_id, recv_id), work),
                 Work::ReadNack(id) => (self.send_read_nack(peer, id), work),
-                Work::RefuseReading(id) => {
-                    self.refuse_reading(id, OperationError::NotReadable);
+                Work::RefuseReading { id, error } => {
+                    self.refuse_reading(id, error);
                     (Advance::Done, work)
                 }
                 Work::PeerError { op_id, ref_kind, code } => {

@@ -204,11 +204,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Some(receive) = self.receives.get_mut(id) else { return };
         receive.reading = Reading::Refused;
         let (peer, role) = (receive.peer, receive.role);
-        // Its request may overtake the HANDSHAKE, which says what the sender takes.
+        // Its request may overtake the HANDSHAKE, which says what the sender takes. Refusals of receives that
+        // ended meanwhile wait too.
+        let limit = self.core.config.bounds.responses;
         if let Some(active) = self.core.peers.active_mut(peer)
             && !active.handshake.is_known()
+            && active.awaiting_handshake.len() < limit
         {
-            return active.awaiting_handshake.push(Work::RefuseReading(id));
+            return active.awaiting_handshake.push(Work::RefuseReading { id, error });
         }
         if role == ReceiveRole::Message && self.core.can_nack(peer) {
             self.nack_if_due(id);

@@ -6,6 +6,7 @@
 
 use efa_proto::{OpId, PacketType};
 
+use crate::completion::OperationError;
 use crate::ids::PeerId;
 
 /// A single-packet message in flight. It has no [`Send`](crate::operations::Send): what its completion
@@ -86,7 +87,7 @@ pub(crate) enum Work<P, B> {
     /// A READ_NACK for a receive that can't be read.
     ReadNack(OpId),
     /// The refusal of a read, which waits for the peer's HANDSHAKE.
-    RefuseReading(OpId),
+    RefuseReading { id: OpId, error: OperationError },
     /// A PEER_ERROR for an abandoned operation.
     PeerError { op_id: OpId, ref_kind: u8, code: u32 },
     /// Our HANDSHAKE.

@@ -10,8 +10,8 @@ use efa_device::{
     Access, Completion as Done, Device, Qkey, QueuePair, QueuePairOptions, Region, Time,
 };
 use efa_proto::{
-    Connid, Header, MsgId, OpId, RawAddress, RawAddressForm, ReqOptions, RmaIov, Rta, RtaKind, Rtm,
-    RtmKind, Rtr, RtrKind, Rtw, RtwKind,
+    Connid, Header, MsgId, OpId, PeerError, RawAddress, RawAddressForm, ReqOptions, RmaIov, Rta,
+    RtaKind, Rtm, RtmKind, Rtr, RtrKind, Rtw, RtwKind,
 };
 use efa_rdm::{
     Accept, AtomicOp, Bounds, Completion, Config, Datatype, DropReason, Endpoint, Event, Excess,
@@ -367,4 +367,29 @@ fn memory_of_undelivered_responses_is_released() {
         siege.step();
     }
     assert!(siege.grown() < MIB, "{}", siege.grown());
+}
+
+/// The peer gives up messages of which its HANDSHAKE would tell how to refuse them.
+#[test]
+fn refusals_of_reads_that_wait_for_a_handshake_are_bounded() {
+    let bounds = Bounds::default().with(|bounds| bounds.responses = 100);
+    let mut siege = Siege::new(bounds);
+    let mut ended = 0;
+    for msg_id in 0..5_000 {
+        let accept = Accept::Untagged { source: None };
+        siege.endpoint.receive(accept, vec![0; 200], 0).unwrap();
+        const IOV: &[RmaIov] = &[RmaIov::new(8, 200, 1)];
+        let (msg_length, send_id, seg_offset, runt_length) = (200, OpId(1), 0, 100);
+        let kind =
+            RtmKind::RuntRead { msg_length, send_id, seg_offset, runt_length, read_iov: IOV };
+        siege.say(siege.message(msg_id, kind), 8);
+        // The read fails.
+        (0..3).for_each(|_| siege.step());
+        let connid = Some(siege.address().connid);
+        let error = PeerError { op_id: OpId(msg_id), ref_kind: 1, prov_errno: 1, connid };
+        siege.say(Header::PeerError(error), 0);
+        ended += std::iter::from_fn(|| siege.endpoint.poll_completion()).count();
+    }
+    assert_eq!(ended, 5_000, "receives fail by the PEER_ERROR, or beyond the bound at once");
+    assert!(siege.grown() < MIB / 8, "{} bytes", siege.grown());
 }

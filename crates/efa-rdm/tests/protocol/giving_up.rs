@@ -272,7 +272,8 @@ fn refusal_of_a_read_waits_for_the_handshake_of_the_sender() {
             assert_eq!(received.len(), 0, "the sender goes on");
         } else {
             assert_eq!(types, [PacketType::Handshake]);
-            assert_eq!(received[0].result, Err(OperationError::NotReadable));
+            let refused = OperationError::Device(Status::RemoteBadAddress);
+            assert_eq!(received[0].result, Err(refused));
         }
     }
 }
