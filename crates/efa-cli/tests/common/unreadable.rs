@@ -20,8 +20,14 @@ pub(crate) struct Unreadable {
 }
 
 impl Unreadable {
-    /// `None`, said with the reason, if this user can't start programs as another.
+    /// `None`, said with the reason, if this user can't start programs as another, or the kernel lets programs
+    /// be dumpable that their user can't read.
     pub(crate) fn new() -> Option<Self> {
+        let setting = std::fs::read_to_string("/proc/sys/fs/suid_dumpable");
+        if setting.is_ok_and(|setting| setting.trim() == "1") {
+            eprintln!("skipped: fs.suid_dumpable is 1");
+            return None;
+        }
         let possible = Command::new(AS_USER[0]).args(&AS_USER[1..]).arg("true").output();
         if !possible.as_ref().is_ok_and(|output| output.status.success()) {
             eprintln!("skipped: a program can't be started as user {USER}: {possible:?}");
@@ -32,6 +38,12 @@ impl Unreadable {
         std::fs::create_dir_all(&devices).unwrap();
         std::fs::set_permissions(&devices, PermissionsExt::from_mode(0o700)).unwrap();
         chown(&devices, Some(USER), Some(USER)).unwrap();
+        let mut reaches = Command::new(AS_USER[0]);
+        reaches.args(&AS_USER[1..]).args(["test", "-w", &devices]);
+        if !reaches.status().is_ok_and(|status| status.success()) {
+            eprintln!("skipped: user {USER} can't reach {devices}");
+            return None;
+        }
         Some(Self { place, devices })
     }
 

@@ -32,6 +32,14 @@ impl Link {
     }
 }
 
+/// Why this host doesn't have the link.
+pub(crate) fn absence(link: Link) -> Option<String> {
+    if link != Link::Tcp6 {
+        return None;
+    }
+    std::net::TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).err().map(|error| error.to_string())
+}
+
 /// A device of the victim and its honest peers, or of an attacker in a process of its own.
 pub(crate) fn device(
     link: Link,

@@ -159,6 +159,13 @@ fn run(arguments: &Arguments, chosen: &[(&'static Scenario, Link)]) -> ExitCode 
     loop {
         progress.set_position(0);
         for (scenario, link) in chosen {
+            if let Some(reason) = links::absence(*link) {
+                progress.suspend(|| {
+                    say!("{:<13} {:<5} skipped: {reason}", scenario.name, link.name());
+                });
+                progress.inc(1);
+                continue;
+            }
             progress.set_message(format!("{} on {}, seed {seed}", scenario.name, link.name()));
             runs += 1;
             let result = scenario.run(*link, seed);
