@@ -19,8 +19,12 @@ use super::matrix::Stack;
 use super::record::{Completion, Record};
 use crate::process::lines_of;
 
-/// How long a peer may take to end when its input has ended.
-const GRACE: Duration = Duration::from_secs(2);
+/// How long a peer may take to end when its input has ended. It takes milliseconds, unless the machine does
+/// much else.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// The same for a peer of a scenario that failed, or is known to: it may wait for ever.
+const SHORT_GRACE: Duration = Duration::from_secs(2);
 
 /// A peer process. It is ended and reaped when this is dropped.
 pub(crate) struct Peer {
@@ -182,7 +186,7 @@ impl Peer {
             }
             Err(RecvTimeoutError::Timeout) => bail!("no answer until the deadline"),
             Err(RecvTimeoutError::Disconnected) => {
-                let status = self.end()?;
+                let status = self.end(GRACE)?;
                 bail!("the peer has ended with {status}")
             }
         }
@@ -207,7 +211,7 @@ impl Peer {
     pub(crate) fn close(&mut self) -> Result<()> {
         self.close_endpoint()?;
         self.write("quit")?;
-        let status = self.end()?;
+        let status = self.end(GRACE)?;
         ensure!(status.success(), "{} has ended with {status}", self.name);
         Ok(())
     }
@@ -219,26 +223,43 @@ impl Peer {
         Ok(())
     }
 
-    /// Waits for the end, and kills the process if that takes too long.
-    fn end(&mut self) -> Result<ExitStatus> {
+    /// Waits for the end, and kills the process if that takes too long, which is an error.
+    fn end(&mut self, grace: Duration) -> Result<ExitStatus> {
         drop(self.input.take());
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + grace;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
             std::thread::sleep(Duration::from_millis(2));
         }
+        let waits = waits_of(self.child.id());
         self.child.kill()?;
-        Ok(self.child.wait()?)
+        self.child.wait()?;
+        bail!("{} has not ended {grace:?} after its input; its threads wait in: {waits}", self.name)
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
         // With its input at the end it ends by itself, and its capture is complete.
-        if let Err(error) = self.end() {
+        if let Err(error) = self.end(SHORT_GRACE) {
             print_error!("cannot end {}: {error}", self.name);
         }
     }
+}
+
+/// Where the threads of a process wait in the kernel, by name: `peer in futex_wait_queue, ...`.
+fn waits_of(process: u32) -> String {
+    let read = |thread: &Path, file| {
+        let text = std::fs::read_to_string(thread.join(file)).unwrap_or_default();
+        text.trim().to_owned()
+    };
+    let threads =
+        std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let threads = threads.map(|thread| {
+        let thread = thread.path();
+        format!("{} in {}", read(&thread, "comm"), read(&thread, "wchan"))
+    });
+    threads.collect::<Vec<_>>().join(", ")
 }
