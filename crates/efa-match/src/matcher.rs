@@ -320,6 +320,12 @@ impl<R, M: Copy> Matcher<R, M> {
         self.posted.receive_mut(post)
     }
 
+    /// The receive, lasting or not, that was posted first of those that `which` selects. The cost is linear
+    /// in the number of all receives.
+    pub fn find_receive(&self, which: impl FnMut(&R) -> bool) -> Option<PostId> {
+        self.posted.first(which)
+    }
+
     /// Whether this receive is posted.
     #[inline]
     pub(crate) fn is_posted(&self, post: PostId) -> bool {

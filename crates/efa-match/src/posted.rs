@@ -247,6 +247,15 @@ impl<R> PostedReceives<R> {
         self.posts[index as usize].receive.take()
     }
 
+    /// The receive that was posted first of those that `which` selects.
+    pub(crate) fn first(&self, mut which: impl FnMut(&R) -> bool) -> Option<PostId> {
+        let selected = (0..).zip(self.posts.iter()).filter(|(_, post)| match &post.receive {
+            Some(receive) => which(receive),
+            None => false,
+        });
+        selected.min_by_key(|(_, post)| post.sequence).map(|(index, post)| post.id(index))
+    }
+
     /// Indexes of the receives that `which` selects, in the order of posting.
     pub(crate) fn select(&self, which: impl Fn(&Post<R>) -> bool) -> Vec<u32> {
         let mut chosen: Vec<u32> = (0..)

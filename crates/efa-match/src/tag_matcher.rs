@@ -124,6 +124,11 @@ impl<R, M: Copy> TagMatcher<R, M> {
         each!(self, matcher => matcher.withdraw(message))
     }
 
+    /// See [`Matcher::find_receive`].
+    pub fn find_receive(&self, which: impl FnMut(&R) -> bool) -> Option<PostId> {
+        each!(self, matcher => matcher.find_receive(which))
+    }
+
     /// See [`Matcher::receive_mut`].
     pub fn receive_mut(&mut self, post: PostId) -> Option<&mut R> {
         each!(self, matcher => matcher.receive_mut(post))

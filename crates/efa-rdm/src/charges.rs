@@ -215,6 +215,12 @@ mod tests {
         Remove {
             qpn: u16,
         },
+        /// The application claims a message.
+        Claim,
+        /// It receives or discards what it claimed, oldest first.
+        EndClaim {
+            discard: bool,
+        },
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -228,6 +234,8 @@ mod tests {
             2 => qpn.clone().prop_map(|qpn| Step::Restart { qpn }),
             2 => (1_u8..4).prop_map(|times| Step::Receive { times }),
             1 => qpn.prop_map(|qpn| Step::Remove { qpn }),
+            2 => Just(Step::Claim),
+            1 => any::<bool>().prop_map(|discard| Step::EndClaim { discard }),
         ]
     }
 
@@ -260,6 +268,8 @@ mod tests {
             let mut queue_pairs = [10, 11, 12].map(|qpn| Some(sender(qpn, 1)));
             let gid = host.gid();
             let mut now = Time::ZERO;
+            let accept = Accept::Tagged { source: None, tag: 1, ignore: 0 };
+            let mut claims = std::collections::VecDeque::new();
             let at = |qpn: u16| usize::from(qpn - 10);
             let from = |qpn| QueuePairAddress { gid, qpn: Qpn(qpn), ..to };
             for step in steps {
@@ -309,10 +319,18 @@ mod tests {
                     }
                     Step::Receive { times } => {
                         for _ in 0..times {
-                            let accept = Accept::Tagged { source: None, tag: 1, ignore: 0 };
                             end.receive(accept, vec![0; 4000], 0).unwrap();
                         }
                     }
+                    Step::Claim => claims.extend(end.claim(accept).unwrap()),
+                    Step::EndClaim { discard } => match claims.pop_front() {
+                        Some((claim, _)) if discard => {
+                            end.discard(claim);
+                        }
+                        // It may have ended with its sender.
+                        Some((claim, _)) => drop(end.receive_claimed(claim, vec![0; 4000], 0)),
+                        None => {}
+                    },
                     Step::Remove { qpn } => {
                         let (connid, _) = senders[at(qpn)];
                         let address = RawAddress { gid: gid.0, qpn, connid: Connid(connid) };
@@ -328,7 +346,10 @@ mod tests {
                 check(&mut end);
             }
             end.cancel_all();
-            let accept = Accept::Tagged { source: None, tag: 1, ignore: 0 };
+            for (claim, _) in claims {
+                end.discard(claim);
+            }
+            check(&mut end);
             while end.matching.unexpected.bytes > 0 {
                 end.receive(accept, vec![0; 4000], 0).unwrap();
                 end.progress(now);

@@ -287,6 +287,10 @@ pub enum StartError {
         /// Most bytes of such a message.
         limit: usize,
     },
+    /// The claimed message is gone: its sender ended before all of it had arrived, or was excluded; or what
+    /// the sender's former incarnations left was dropped.
+    #[error("the claimed message is gone")]
+    ClaimEnded,
     /// The endpoint receives in place: it doesn't match messages with buffers.
     #[error("the endpoint receives in place only")]
     InPlaceOnly,

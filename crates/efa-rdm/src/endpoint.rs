@@ -13,7 +13,7 @@ use crate::event::{Event, Events};
 use crate::ids::{PeerId, ReceiveId};
 use crate::in_place::InPlace;
 use crate::inbound::Inbound;
-use crate::matching::{Matching, Posted, is_used_up, pattern, tagged_matcher};
+use crate::matching::{Matching, Posted, Waiting, is_used_up, pattern, tagged_matcher};
 use crate::memory::Memory;
 use crate::operations::{Operations, Send, SendRole};
 use crate::payload::Payload;
@@ -367,6 +367,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Cancelled::Pending => true,
             Cancelled::NotPosted => false,
         }
+    }
+
+    /// Cancels a receive that was posted with this context and has matched no message, as
+    /// [`cancel`](Self::cancel) does. If there are several, it is the one posted first of the tagged ones, or
+    /// if there is none, of the untagged ones. It looks at all posted receives.
+    pub fn cancel_context(&mut self, context: u64) -> bool {
+        let found = [true, false].into_iter().find_map(|tagged| {
+            let is_it = |waiting: &Waiting<B>| waiting.context() == context;
+            let post = self.matching.matcher(tagged).find_receive(is_it)?;
+            Some(ReceiveId { post, tagged })
+        });
+        found.is_some_and(|receive| self.cancel(receive))
     }
 
     /// Ends every operation with [`OperationError::Cancelled`], so that all buffers come back.

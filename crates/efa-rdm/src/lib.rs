@@ -74,6 +74,7 @@ mod atomic;
 mod backlog;
 mod bounds;
 mod charges;
+mod claim;
 mod complete;
 mod completion;
 mod config;
@@ -128,6 +129,7 @@ mod work;
 
 pub use atomic::{AtomicKind, AtomicOp, Datatype};
 pub use bounds::{Bounds, Excess};
+pub use claim::{ClaimId, UnexpectedMessage};
 pub use completion::{
     AtomicCompletion, Completion, Level, OperationError, ReceiveCompletion, Refused, RemoteWrite,
     RmaCompletion, RmaKind, SendCompletion, StartError,
@@ -144,7 +146,7 @@ pub use payload::Payload;
 pub use remote::{Remote, TooManyPieces};
 pub use rma::{Read, Write};
 pub use rnr::BackoffLimits;
-pub use rta::{Atomic, AtomicRefused, Operands};
+pub use rta::{Atomic, AtomicRefused, Operands, atomic_limit};
 pub use select::Subprotocol;
 pub use statistics::{PacketCounts, Statistics};
 pub use taglist::leading_tag;

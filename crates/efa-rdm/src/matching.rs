@@ -36,6 +36,11 @@ impl<B> Posted<B> {
 pub(crate) struct Waiting<B>(Posted<B>);
 
 impl<B> Waiting<B> {
+    /// The context that it was posted with.
+    pub(crate) fn context(&self) -> u64 {
+        self.0.context
+    }
+
     /// The receive, which stays posted.
     pub(crate) fn posted_mut(&mut self) -> &mut Posted<B> {
         &mut self.0
@@ -56,12 +61,21 @@ pub(crate) struct Message {
     pub(crate) peer: PeerId,
     pub(crate) msg_id: u32,
     pub(crate) tagged: bool,
-    /// Its entry in the matcher. `None`: a receive has matched, but the device still has that
-    /// receive in its tag list.
-    pub(crate) entry: Option<MessageId>,
+    pub(crate) held_for: HeldFor,
     pub(crate) packets: Chain,
     /// Bytes that have not arrived, by the length in its first packet.
     pub(crate) missing: u64,
+}
+
+/// Who gets an unexpected message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeldFor {
+    /// Any receive that accepts it: its entry in the matcher.
+    Anyone(MessageId),
+    /// The receive that has matched it, which the device still has in its tag list.
+    Matched,
+    /// The application, by the claim with this number.
+    Claim(u64),
 }
 
 /// Most receives: the matchers' indices have 32 bits.
@@ -87,6 +101,8 @@ pub(crate) struct Matching<Q: QueuePair, B> {
     pub(crate) partial: Lists,
     pub(crate) held: Held,
     pub(crate) unexpected: Unexpected,
+    /// Number of claims so far.
+    pub(crate) claims: u64,
 }
 
 impl<Q: QueuePair, B> Matching<Q, B> {
@@ -104,6 +120,7 @@ impl<Q: QueuePair, B> Matching<Q, B> {
             partial: Lists::default(),
             held: Held::default(),
             unexpected: Unexpected::default(),
+            claims: 0,
         }
     }
 

@@ -197,6 +197,8 @@ impl<M> Send<M> {
 pub(crate) enum ReceiveRole {
     /// A message of several packets.
     Message,
+    /// A message of several packets that is received and dropped.
+    Discarded,
     /// The peer's write to local memory.
     Written,
     /// A read of the peer's memory.
@@ -260,7 +262,8 @@ impl<M> Receive<M> {
     /// Whether it has an entry in [`Operations::assembling`].
     pub(crate) fn is_assembled(&self) -> bool {
         let several = self.subprotocol.is_some_and(Subprotocol::has_several_requests);
-        self.role == ReceiveRole::Message && (several || self.reading == Reading::Nacked)
+        let is_message = matches!(self.role, ReceiveRole::Message | ReceiveRole::Discarded);
+        is_message && (several || self.reading == Reading::Nacked)
     }
 }
 

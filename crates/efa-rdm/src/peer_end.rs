@@ -22,7 +22,7 @@ use crate::endpoint::Endpoint;
 use crate::event::Event;
 use crate::held::Chain;
 use crate::ids::PeerId;
-use crate::matching::Matching;
+use crate::matching::{HeldFor, Matching};
 use crate::operations::{Assembly, Reading};
 use crate::payload::Payload;
 use crate::peer::PeerStatus;
@@ -176,19 +176,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     pub(crate) fn forget_message(&mut self, key: u32) {
         let Some(message) = self.messages.get_mut(key) else { return };
         let chain = std::mem::replace(&mut message.packets, Chain::NONE);
-        let (peer, tagged, entry) = (message.peer, message.tagged, message.entry);
+        let (peer, tagged, held_for) = (message.peer, message.tagged, message.held_for);
         let of = (peer.0, message.msg_id);
         if self.ops.assembling.get(&of) == Some(&Assembly::Unexpected(key)) {
             self.ops.assembling.remove(&of);
         }
         self.partial.remove(key);
-        match entry {
-            Some(entry) => {
+        match held_for {
+            HeldFor::Anyone(entry) => {
                 self.messages.remove(key);
                 self.matcher(tagged).withdraw(entry);
             }
+            HeldFor::Claim(_) => {
+                self.messages.remove(key);
+            }
             // It is removed when the device has given the receive back.
-            None => self.messages.disown(key),
+            HeldFor::Matched => self.messages.disown(key),
         }
         let freed = self.held.drop_chain(chain);
         self.uncount_unexpected(peer, freed);

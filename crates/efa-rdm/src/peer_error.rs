@@ -228,7 +228,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         let receive = self.receives.get(id).filter(|receive| receive.peer == peer);
         match receive.map(|receive| (receive.role, receive.subprotocol)) {
-            Some((ReceiveRole::Message, _)) => self.fail_message(id, code),
+            Some((ReceiveRole::Message | ReceiveRole::Discarded, _)) => self.fail_message(id, code),
             Some((ReceiveRole::Read { .. }, Some(Subprotocol::Eager | Subprotocol::LongCts))) => {
                 self.end_receive(id, Some(error))
             }

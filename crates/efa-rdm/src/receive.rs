@@ -15,12 +15,13 @@ use crate::completion::{Completion, OperationError, ReceiveCompletion};
 use crate::event::DropReason;
 use crate::held;
 use crate::ids::PeerId;
-use crate::matching::{MatchHint, Matching, Message, Posted, Target, Waiting, is_used_up};
+use crate::matching::{HeldFor, MatchHint, Matching, Message, Posted, Target, Waiting, is_used_up};
 use crate::memory::Memory;
 use crate::operations::{Assembly, Operations, Receive, ReceiveRole};
 use crate::payload::Payload;
 use crate::shape::{Shape, shape_of};
 use crate::taglist::DeviceMatch;
+use crate::work::Work;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// The message that a segment belongs to, if it has begun.
@@ -64,11 +65,60 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 result: Err(OperationError::TooManyOperations),
             });
         }
-        let (memory, coverage) = (Memory::Buffer(target.buffer), self.coverage());
+        let memory = Memory::Buffer(target.buffer);
+        self.begin_assembly(
+            ReceiveRole::Message,
+            target.context,
+            memory,
+            peer,
+            rtm,
+            shape,
+            payload,
+        );
+    }
+
+    /// Receives a message, whose first packet this is, and drops it. To its sender that is no different
+    /// from a receive whose buffer is too short: it is sent as a whole, and confirmed.
+    pub(crate) fn begin_discard(
+        &mut self,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+    ) {
+        if !shape.is_partial(payload) {
+            if shape.receipt {
+                let (send_id, msg_id) = (shape.send_id, rtm.msg_id.0);
+                self.core.queue_response(peer, Work::Receipt { send_id, msg_id });
+            }
+            return;
+        }
+        if self.receives.is_full() {
+            return self.core.refuse(peer, shape.asked(), DropReason::TooManyOperations);
+        }
+        let nothing = Memory::Values(Vec::new());
+        self.begin_assembly(ReceiveRole::Discarded, 0, nothing, peer, rtm, shape, payload);
+    }
+
+    /// Begins an operation that receives a message of several packets. The caller has checked that the
+    /// table isn't full.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "what the message says, and what becomes of it")]
+    fn begin_assembly(
+        &mut self,
+        role: ReceiveRole,
+        context: u64,
+        memory: Memory<B, Q::Region>,
+        peer: PeerId,
+        rtm: &Rtm<'_>,
+        shape: &Shape,
+        payload: &[u8],
+    ) {
+        let coverage = self.coverage();
         let id = self.add_receive(Receive {
             msg_id: rtm.msg_id.0,
-            context: target.context,
-            tagged: target.tagged,
+            context,
+            tagged: rtm.tag.is_some(),
             tag: rtm.tag.unwrap_or(0),
             cq_data: rtm.options.cq_data,
             subprotocol: Some(shape.subprotocol),
@@ -76,7 +126,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             send_id: shape.send_id,
             runt_length: shape.runt_length,
             receipt: shape.receipt,
-            ..Receive::new(peer, ReceiveRole::Message, memory, shape.length, coverage)
+            ..Receive::new(peer, role, memory, shape.length, coverage)
         });
         match rtm.kind {
             RtmKind::LongRead { read_iov, .. } => self.begin_longread(peer, id, shape, read_iov),
@@ -161,7 +211,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         bytes: &[u8],
     ) {
         let tagged = rtm.tag.is_some();
-        let entry = match handled {
+        let held_for = match handled {
             None => {
                 let reason = DropReason::UnknownOperation;
                 return self.ops.core.refuse(peer, shape.asked(), reason);
@@ -178,13 +228,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                 }
                 return self.release_if_used_up(post);
             }
-            Some(Handled::Unexpected(entry)) => Some(entry),
-            Some(Handled::Pending) => None,
+            Some(Handled::Unexpected(entry)) => HeldFor::Anyone(entry),
+            Some(Handled::Pending) => HeldFor::Matched,
         };
         let packets = self.held.hold(bytes);
         let msg_id = rtm.msg_id.0;
         let missing = shape.length - payload.len() as u64;
-        let message = Message { peer, msg_id, tagged, entry, packets, missing };
+        let message = Message { peer, msg_id, tagged, held_for, packets, missing };
         let slot = self.ops.core.unsettled_slot(peer);
         let key = self.messages.insert(slot.map(Charged::Living), message);
         if shape.is_partial(payload) {
@@ -252,16 +302,33 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 
     /// Gives an unexpected message to a receive that is being posted.
     pub(crate) fn receive_unexpected(&mut self, target: Target<B>, message: u32) {
+        self.end_unexpected(message, |ops, peer, rtm, shape, payload| {
+            ops.begin_receive(target, peer, rtm, shape, payload);
+        });
+    }
+
+    /// Receives an unexpected message without a buffer.
+    pub(crate) fn discard_unexpected(&mut self, message: u32) {
+        self.end_unexpected(message, Operations::begin_discard);
+    }
+
+    /// Handles the packets of an unexpected message: `begin` gets the first one.
+    #[inline]
+    fn end_unexpected(
+        &mut self,
+        message: u32,
+        begin: impl FnOnce(&mut Operations<Q, B>, PeerId, &Rtm<'_>, &Shape, &[u8]),
+    ) {
         self.partial.remove(message);
         let message = self.messages.remove(message);
         let peer = message.peer;
         self.ops.assembling.remove(&(peer.0, message.msg_id));
-        let mut target = Some(target);
+        let mut begin = Some(begin);
         let cost = self.replay(message.packets, |matching, packet, bytes, _| {
             let (Header::Rtm(rtm), payload) = (&packet.header, packet.payload) else { return };
             match Shape::of(rtm, payload) {
-                Ok(shape) => match target.take() {
-                    Some(target) => matching.ops.begin_receive(target, peer, rtm, &shape, payload),
+                Ok(shape) => match begin.take() {
+                    Some(begin) => begin(&mut matching.ops, peer, rtm, &shape, payload),
                     None => matching.further_segment(peer, rtm, &shape, payload, bytes),
                 },
                 Err(reason) => matching.ops.core.drop_packet(Some(peer), reason),

@@ -136,6 +136,16 @@ pub struct AtomicRefused<B> {
     pub operands: Operands<B>,
 }
 
+/// Largest target of an atomic in bytes, on a device with this MTU in bytes: its operands must fit one packet.
+#[must_use]
+pub const fn atomic_limit(mtu: usize, kind: AtomicKind) -> usize {
+    let capacity = mtu.saturating_sub(MAX_RTA_HEADER);
+    match kind {
+        AtomicKind::Compare => capacity / 2,
+        AtomicKind::Write | AtomicKind::Fetch => capacity,
+    }
+}
+
 /// The length in bytes of the largest RTA header: 24 bytes, four pieces of memory, and a raw address.
 const MAX_RTA_HEADER: usize = 24 + 4 * 24 + 40;
 
@@ -175,8 +185,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Largest target of an atomic in bytes: its operands must fit one packet.
     #[must_use]
     pub fn atomic_limit(&self, kind: AtomicKind) -> usize {
-        let capacity = self.core().transmit.mtu() - MAX_RTA_HEADER;
-        if kind == AtomicKind::Compare { capacity / 2 } else { capacity }
+        atomic_limit(self.core().transmit.mtu(), kind)
     }
 
     fn check_atomic(&mut self, atomic: &Atomic<B>) -> Result<(), StartError> {

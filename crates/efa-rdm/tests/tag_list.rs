@@ -313,6 +313,66 @@ fn cancelled_receive_on_the_device_completes_once() {
     assert!(ends.iter().all(|&count| count > 0), "matched and cancelled: {ends:?}");
 }
 
+/// Messages are claimed and receives cancelled by context while the device holds receives.
+#[test]
+fn claims_and_cancelled_contexts_leave_the_device_list_in_step() {
+    let mut taken = 0;
+    for seed in 0..40 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut net = Net::new(seed, LIST, 1, Rdma::NONE);
+        let any = Accept::Tagged { source: None, tag: 0, ignore: u64::MAX };
+        let (mut claimed, mut cancelled, mut sent, mut posted) = (0, 0, 0, 0);
+        for round in 0..60 {
+            match random.u32(..5) {
+                0 => {
+                    net.send(0, random.u64(..3), sent, LENGTHS[random.usize(..4)]);
+                    sent += 1;
+                }
+                1 => {
+                    net.post(random.u64(..3), 0, round);
+                    posted += 1;
+                }
+                2 => {
+                    if let Some((claim, message)) = net.receiver.claim(any).unwrap() {
+                        claimed += 1;
+                        assert!(message.tag.is_some_and(|tag| tag < 3));
+                        if random.bool() {
+                            assert!(net.receiver.discard(claim));
+                        } else {
+                            net.receiver.receive_claimed(claim, vec![0; 3 << 20], 1000).unwrap();
+                        }
+                    }
+                }
+                3 => cancelled += usize::from(net.receiver.cancel_context(round / 2)),
+                _ => (0..random.usize(..20)).for_each(|_| net.step()),
+            }
+        }
+        // What is left finds each other.
+        net.settle(0);
+        for _ in 0..sent {
+            net.post(0, u64::MAX, 2000);
+        }
+        for tag in 0..posted {
+            net.send(0, tag % 3, sent + tag, 100);
+        }
+        net.settle(0);
+        while let Some((claim, _)) = net.receiver.claim(any).unwrap() {
+            assert!(net.receiver.discard(claim));
+        }
+        net.receiver.cancel_all();
+        net.settle(0);
+        let mut results = net.received.iter().filter_map(|(_, result)| result.ok());
+        let (mut seen, count) = (std::collections::BTreeSet::new(), net.received.len());
+        assert!(results.all(|number| seen.insert(number)), "a message twice");
+        let received_claims = net.received.iter().filter(|(of, _)| *of == 1000).count();
+        assert_eq!(count, (posted + sent) as usize + received_claims, "seed {seed}");
+        taken += claimed + cancelled;
+        assert_eq!(net.receiver.statistics().dropped, 0);
+        assert_eq!(net.receiver.packets_held().held, 0, "seed {seed}");
+    }
+    assert!(taken > 100, "{taken} claimed or cancelled");
+}
+
 #[test]
 fn cancel_all_returns_buffers_of_device_receives_at_once() {
     let mut net = Net::new(3, LIST, 1, Rdma::NONE);

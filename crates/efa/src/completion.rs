@@ -148,6 +148,10 @@ pub enum StartError {
     /// The buffer is registered memory or a packet of another domain.
     #[error("the memory belongs to another domain")]
     OtherDomain,
+    /// The claimed message is gone: its sender ended before all of it had arrived, or was excluded, or it
+    /// was received or discarded.
+    #[error("the claimed message is gone")]
+    ClaimEnded,
     /// The endpoint does not receive in place ([`Receiving`](crate::Receiving)).
     #[error("the endpoint receives no messages in place")]
     NotInPlace,

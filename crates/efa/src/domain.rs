@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use efa_device::Access;
+use efa_rdm::{AtomicKind, AtomicOp, Datatype, atomic_limit};
 
 use crate::address_vector::AddressVector;
 use crate::completion_queue::{CompletionQueue, CompletionQueueOptions};
@@ -15,7 +16,7 @@ use crate::endpoint_builder::EndpointBuilder;
 use crate::endpoint_options::EndpointOptions;
 use crate::error::{Error, Wanted};
 use crate::fabric::Fabric;
-use crate::info::DomainAttributes;
+use crate::info::{AtomicAttributes, DomainAttributes};
 use crate::region::{MemoryRegion, RegisterError};
 use crate::registrations::Cache;
 
@@ -91,6 +92,30 @@ impl Domain {
         access: Access,
     ) -> Result<MemoryRegion, RegisterError> {
         MemoryRegion::register(self, memory.into(), access)
+    }
+
+    /// Whether there is such an atomic, and how many elements it can change (`fi_query_atomic`). `None` if
+    /// there is none: [`Endpoint::atomic`](crate::Endpoint::atomic) refuses it.
+    ///
+    /// ```
+    /// # use efa::{AtomicKind, AtomicOp, Datatype, Fabric, LocalOptions};
+    /// # let domain = Fabric::local(LocalOptions::default()).domain()?;
+    /// let sum = domain.atomic(AtomicOp::Sum, Datatype::Uint64, AtomicKind::Fetch).expect("offered");
+    /// assert_eq!(sum.size, 8);
+    /// assert!(sum.count > 1000);
+    /// assert_eq!(domain.atomic(AtomicOp::Bor, Datatype::Double, AtomicKind::Fetch), None);
+    /// # Ok::<(), efa::Error>(())
+    /// ```
+    #[must_use]
+    pub fn atomic(
+        &self,
+        op: AtomicOp,
+        datatype: Datatype,
+        kind: AtomicKind,
+    ) -> Option<AtomicAttributes> {
+        let size = datatype.size();
+        let count = atomic_limit(self.0.device.attributes().mtu, kind) / size;
+        kind.allows(op, datatype).then_some(AtomicAttributes { size, count })
     }
 
     /// Whether both are handles to the same domain.

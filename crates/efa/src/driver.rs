@@ -5,6 +5,7 @@
 //!   complete:  engine ─► Completion ─► the reader, or the completion queue of a CqBinding
 //! ```
 
+mod claims;
 mod complete;
 #[cfg(test)]
 #[cfg(feature = "sim")]
@@ -15,8 +16,8 @@ use std::sync::Arc;
 
 use efa_device::{DeviceError, QueuePair, Time};
 use efa_rdm::{
-    Accept, Atomic, AtomicKind, AtomicOp, Datatype, InPlaceQueue, Level, Operands, PeerId, Read,
-    ReceiveId, Remote, StartError as EngineError, Statistics, Write,
+    Atomic, AtomicKind, AtomicOp, Datatype, InPlaceQueue, Level, Operands, PeerId, Read, ReceiveId,
+    Remote, StartError as EngineError, Statistics, Write,
 };
 
 use crate::address::Address;
@@ -205,11 +206,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         context: u64,
     ) -> Result<ReceiveId, Refused> {
         self.start_receive(source, Slot::whole(buffer), |engine, source, slot| {
-            let accept = match tag {
-                Some((tag, ignore)) => Accept::Tagged { source, tag, ignore },
-                None => Accept::Untagged { source },
-            };
-            engine.receive(accept, slot, context).map_err(parts)
+            engine.receive(claims::accept(source, tag), slot, context).map_err(parts)
         })
         .map_err(refused)
     }
@@ -447,6 +444,7 @@ fn translate(error: EngineError, addr: Option<FiAddr>, lacks: Option<&DeviceErro
         (EngineError::TooLongToInject { length, limit }, _) => {
             StartError::TooLongToInject { length, limit }
         }
+        (EngineError::ClaimEnded, _) => StartError::ClaimEnded,
         (other, _) => StartError::Engine(other),
     }
 }

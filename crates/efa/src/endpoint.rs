@@ -32,6 +32,7 @@ macro_rules! drive {
         each_driver!(&mut *$shared.driver.lock(), $name => $call, $closed => $value)
     };
 }
+pub(crate) use drive;
 
 /// Number of an endpoint in its domain, from 0 on; never reused. Completions carry it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,7 +110,7 @@ impl Endpoint {
         if let Err(error) = self.check_send(&message, buffer.len()) {
             return Err(Refused { error, buffer });
         }
-        if let Err(error) = self.check_domain(&buffer) {
+        if let Err(error) = self.shared.check_domain(&buffer) {
             return Err(Refused { error, buffer });
         }
         let Message { to, tag, cq_data, level } = message;
@@ -146,7 +147,9 @@ impl Endpoint {
         context: u64,
     ) -> Result<ReceiveId, Refused> {
         let ReceiveBuffer(buffer) = buffer.into();
-        if let Err(error) = self.check_receive(&receive).and_then(|()| self.check_domain(&buffer)) {
+        if let Err(error) =
+            self.check_receive(&receive).and_then(|()| self.shared.check_domain(&buffer))
+        {
             return Err(Refused { error, buffer });
         }
         let Receive { tag, source } = receive;
@@ -181,7 +184,7 @@ impl Endpoint {
         let checked = self
             .require(Capabilities::MULTI_RECV)
             .and_then(|()| self.check_receive(&receive))
-            .and_then(|()| self.check_domain(&buffer));
+            .and_then(|()| self.shared.check_domain(&buffer));
         if let Err(error) = checked {
             return Err(Refused { error, buffer });
         }
@@ -283,7 +286,8 @@ impl Endpoint {
     /// The operation was not started; the buffer comes back.
     pub fn write(&self, rma: Rma, buffer: impl Into<Buffer>, context: u64) -> Result<(), Refused> {
         let buffer = buffer.into();
-        let checked = self.require(Capabilities::RMA).and_then(|()| self.check_domain(&buffer));
+        let checked =
+            self.require(Capabilities::RMA).and_then(|()| self.shared.check_domain(&buffer));
         if let Err(error) = checked {
             return Err(Refused { error, buffer });
         }
@@ -310,7 +314,8 @@ impl Endpoint {
         context: u64,
     ) -> Result<(), Refused> {
         let ReceiveBuffer(buffer) = buffer.into();
-        let checked = self.require(Capabilities::RMA).and_then(|()| self.check_domain(&buffer));
+        let checked =
+            self.require(Capabilities::RMA).and_then(|()| self.shared.check_domain(&buffer));
         if let Err(error) = checked {
             return Err(Refused { error, buffer });
         }
@@ -384,7 +389,7 @@ impl Endpoint {
         };
         let checked = self
             .require(Capabilities::ATOMIC)
-            .and_then(|()| fetched.map_or(Ok(()), |fetched| self.check_domain(fetched)));
+            .and_then(|()| fetched.map_or(Ok(()), |fetched| self.shared.check_domain(fetched)));
         if let Err(error) = checked {
             return Err(Refused { error, buffer: operands.into_fetched().unwrap_or_default() });
         }
@@ -403,6 +408,14 @@ impl Endpoint {
     /// receive.
     pub fn cancel(&self, receive: ReceiveId) -> bool {
         drive!(self.shared, driver => driver.cancel(receive.0), _ => false)
+    }
+
+    /// Cancels a receive that was posted with this context and has not matched a message, as
+    /// [`cancel`](Self::cancel) does (`fi_cancel`). If there are several, it is the one posted first of the
+    /// tagged ones, or if there is none, of the others. Returns whether there was one. It looks at all
+    /// posted receives; [`cancel`](Self::cancel) doesn't.
+    pub fn cancel_context(&self, context: u64) -> bool {
+        drive!(self.shared, driver => driver.cancel_context(context), _ => false)
     }
 
     /// Returns the next [event](Event), if there is one. A closed endpoint has none.
@@ -490,7 +503,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn check_receive(&self, receive: &Receive) -> Result<(), StartError> {
+    pub(crate) fn check_receive(&self, receive: &Receive) -> Result<(), StartError> {
         let service = match receive.tag {
             Some(_) => Capabilities::TAGGED,
             None => Capabilities::MSG,
@@ -500,15 +513,6 @@ impl Endpoint {
             None => Capabilities::empty(),
         };
         self.require(service | source | Capabilities::RECV)
-    }
-
-    fn check_domain(&self, buffer: &Buffer) -> Result<(), StartError> {
-        match buffer.region() {
-            Some(slice) if !slice.region().domain().is(&self.shared.domain) => {
-                Err(StartError::OtherDomain)
-            }
-            _ => Ok(()),
-        }
     }
 }
 
@@ -580,6 +584,16 @@ impl Shared {
 
     pub(crate) fn peer_removed(&self, peer: FiAddr, address: &Address) {
         drive!(self, driver => driver.peer_removed(peer, address), _ => {});
+    }
+
+    /// Whether the buffer is memory that the domain can use.
+    pub(crate) fn check_domain(&self, buffer: &Buffer) -> Result<(), StartError> {
+        match buffer.region() {
+            Some(slice) if !slice.region().domain().is(&self.domain) => {
+                Err(StartError::OtherDomain)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Why an operation that needs these services can't be started.

@@ -266,6 +266,16 @@ pub struct DomainAttributes {
     pub max_region_size: u64,
 }
 
+/// What one atomic can change (`fi_atomic_attr`); see [`Domain::atomic`](crate::Domain::atomic).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct AtomicAttributes {
+    /// Bytes of an element.
+    pub size: usize,
+    /// Most elements.
+    pub count: usize,
+}
+
 /// In which order messages of one sender are matched with receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

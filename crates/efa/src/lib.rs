@@ -96,6 +96,7 @@ mod address_vector;
 mod any_driver;
 mod bound_endpoints;
 mod buffer;
+mod claim;
 mod clock;
 mod completion;
 mod completion_queue;
@@ -136,6 +137,7 @@ pub mod sim {
 pub use address::{Address, AddressError};
 pub use address_vector::{AddressVector, FiAddr};
 pub use buffer::{Buffer, ReceiveBuffer};
+pub use claim::{Claim, ClaimRefused, UnexpectedMessage};
 pub use clock::{Clock, ManualClock};
 pub use completion::{Completion, CompletionError, Kind, Refused, StartError};
 pub use completion_queue::{CompletionQueue, CompletionQueueOptions, Entry, WaitError};
@@ -157,8 +159,8 @@ pub use error::{Bound, CloseError, EnableError, Error, Wanted};
 pub use event::Event;
 pub use fabric::{Fabric, info, interfaces};
 pub use info::{
-    AddressVectorKind, Capabilities, DomainAttributes, EndpointAttributes, EndpointKind, Hints,
-    Info, Link, MessageOrder, Progress, ResourceManagement, Threading,
+    AddressVectorKind, AtomicAttributes, Capabilities, DomainAttributes, EndpointAttributes,
+    EndpointKind, Hints, Info, Link, MessageOrder, Progress, ResourceManagement, Threading,
 };
 pub use message::{Message, Receive, ReceiveId};
 pub use packet::Packet;

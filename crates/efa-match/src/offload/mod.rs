@@ -436,6 +436,12 @@ impl<R, M: Copy> Offload<R, M> {
         self.matcher.take(pattern)
     }
 
+    /// The receive that was posted first of those that `which` selects, whoever holds it. See
+    /// [`Matcher::find_receive`].
+    pub fn find_receive(&self, which: impl FnMut(&R) -> bool) -> Option<PostId> {
+        self.matcher.find_receive(which)
+    }
+
     /// Removes this unexpected message, if it still waits. See [`Matcher::withdraw`].
     pub fn withdraw(&mut self, message: MessageId) -> Option<M> {
         self.matcher.withdraw(message)

@@ -5,6 +5,7 @@
 mod abandoned;
 mod atomics;
 mod buffer;
+mod claim;
 mod delivery;
 mod eager;
 mod faults;

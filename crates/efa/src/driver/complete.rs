@@ -246,7 +246,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     /// The sender of a message, if completions are to name it.
-    fn sender(&self, peer: Option<PeerId>) -> PeerName {
+    pub(super) fn sender(&self, peer: Option<PeerId>) -> PeerName {
         match peer {
             Some(peer) if self.sources == Sources::Reported => self.name(peer),
             _ => UNNAMED,

@@ -158,3 +158,70 @@ fn rma_and_atomics_are_refused_unless_enabled() {
     assert_eq!(alice.atomic(rma, add.clone(), 1), Err(disabled.clone()));
     assert_eq!(alice.fetch_atomic(rma, add, vec![0; 8], 1).unwrap_err().error, disabled);
 }
+
+/// Does this atomic on so many elements.
+fn do_atomic(
+    world: &mut World,
+    rma: Rma,
+    (op, datatype, kind): (AtomicOp, Datatype, AtomicKind),
+    length: usize,
+) -> Result<(), StartError> {
+    let operand = Operation::of_bytes(op, datatype, vec![1; length]);
+    let alice = world.end(ALICE);
+    let started = match kind {
+        AtomicKind::Write => alice.atomic(rma, operand, 1),
+        AtomicKind::Fetch => {
+            alice.fetch_atomic(rma, operand, vec![0; length], 1).map_err(|refused| refused.error)
+        }
+        AtomicKind::Compare => {
+            let operand = operand.against(vec![1; length]);
+            alice.fetch_atomic(rma, operand, vec![0; length], 1).map_err(|refused| refused.error)
+        }
+    };
+    if started.is_ok() {
+        let done = world.done(ALICE);
+        assert_eq!((done.kind, done.length), (Kind::Atomic, length as u64));
+    }
+    started
+}
+
+// conformance: C113
+#[test]
+fn atomics_are_possible_exactly_up_to_the_attributes_that_the_domain_tells() {
+    let mut world = world(Rdma::READ_WRITE);
+    let to_bob = world.introduce(ALICE, BOB);
+    let memory = world.ends[BOB].domain.register(vec![0; 20_000], BOTH).unwrap();
+    let domain = world.ends[ALICE].domain.clone();
+    let mut offered = 0;
+    for kind in [AtomicKind::Write, AtomicKind::Fetch, AtomicKind::Compare] {
+        for (op, datatype) in
+            AtomicOp::ALL.into_iter().flat_map(|op| Datatype::ALL.map(|datatype| (op, datatype)))
+        {
+            let what = (op, datatype, kind);
+            let mut with = |length| {
+                let rma = Rma::at(to_bob, memory.remote().part(0, length as u64));
+                do_atomic(&mut world, rma, what, length)
+            };
+            let size = datatype.size();
+            let Some(attributes) = domain.atomic(op, datatype, kind) else {
+                let error = efa_rdm::StartError::NoSuchAtomic { kind, op, datatype };
+                assert_eq!(with(size), Err(error.into()));
+                continue;
+            };
+            offered += 1;
+            assert_eq!(attributes.size, size);
+            let most = attributes.count * size;
+            assert_eq!(with(size), Ok(()), "{what:?}");
+            assert_eq!(with(most), Ok(()), "{what:?}");
+            let beyond = with(most + size);
+            let too_long = matches!(
+                beyond,
+                Err(StartError::Engine(efa_rdm::StartError::AtomicTooLong { length, .. }))
+                    if length == (most + size) as u64
+            );
+            assert!(too_long, "{what:?}: {beyond:?}");
+        }
+    }
+    // The guide's table: of 19 operations and 14 types.
+    assert!((300..798).contains(&offered), "{offered} combinations");
+}

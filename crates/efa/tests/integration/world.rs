@@ -82,6 +82,15 @@ impl World {
         }
     }
 
+    /// Reads all queues for this long.
+    pub(crate) fn drive_for(&mut self, span: Duration) {
+        let end = self.clock.now() + span;
+        while self.clock.now() < end {
+            self.read();
+            self.tick();
+        }
+    }
+
     /// Waits for the next entry of a host's queue.
     pub(crate) fn entry(&mut self, end: usize) -> Entry {
         for _ in 0..1_000_000 {
