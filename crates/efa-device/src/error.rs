@@ -1,7 +1,5 @@
 //! How calls of a device fail.
 
-use alloc::string::String;
-
 use crate::{AddressHandle, Gid};
 
 /// Why a call of the device failed.

@@ -101,20 +101,16 @@
 //! # Ok::<(), DeviceError>(())
 //! ```
 
-#![no_std]
 #![forbid(unsafe_code)]
-
-extern crate alloc;
 
 mod error;
 mod status;
 mod tag_list;
 
-use alloc::boxed::Box;
-use alloc::string::String;
-use core::fmt;
-use core::ops::{Add, AddAssign, Sub};
-use core::time::Duration;
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 pub use error::{DeviceError, Shortage};
 pub use status::Status;
@@ -177,7 +173,7 @@ impl Gid {
 
 impl fmt::Display for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        core::net::Ipv6Addr::from(self.0).fmt(f)
+        std::net::Ipv6Addr::from(self.0).fmt(f)
     }
 }
 
@@ -424,6 +420,9 @@ pub struct QueuePairOptions {
     pub receive_depth: usize,
     /// How often the device retries when the receiver is not ready (RNR); 7 means without end.
     pub rnr_retry: u8,
+    /// Whether a thread can sleep until the queue pair has something to do: see [`QueuePair::arm`]. A
+    /// device that can't notify refuses such a queue pair with [`DeviceError::Unsupported`].
+    pub waitable: bool,
 }
 
 impl QueuePairOptions {
@@ -443,8 +442,20 @@ impl QueuePairOptions {
 
 impl Default for QueuePairOptions {
     fn default() -> Self {
-        Self { qkey: Qkey(0), send_depth: 1024, receive_depth: 1024, rnr_retry: 3 }
+        Self { qkey: Qkey(0), send_depth: 1024, receive_depth: 1024, rnr_retry: 3, waitable: false }
     }
+}
+
+/// What [`QueuePair::arm`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Armed {
+    /// [`QueuePair::poll`] may find something now: don't sleep.
+    Pending,
+    /// Nothing for now. The descriptor becomes readable when `poll` may find something.
+    Quiet {
+        /// When to poll even if the descriptor isn't readable until then; `None` for never.
+        until: Option<Time>,
+    },
 }
 
 /// One unordered reliable datagram endpoint.
@@ -568,6 +579,28 @@ pub trait QueuePair {
     /// When [`poll`](Self::poll) should next be called if nothing is posted before, if that is known.
     /// Devices with a clock of their own return `None`.
     fn next_event(&self) -> Option<Time>;
+
+    /// The descriptor of a [waitable](QueuePairOptions::waitable) queue pair, for poll, select and epoll;
+    /// `None` for any other. It is readable when [`poll`](Self::poll) may find something that
+    /// [`arm`](Self::arm) has not seen. The caller only waits for it, and neither reads nor writes it.
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Prepares for sleep. After [`Armed::Quiet`] a thread may sleep on [`wait_fd`](Self::wait_fd): from now
+    /// on, the descriptor becomes readable when a completion, a datagram or an answer arrives. It may
+    /// also become readable without a reason, and then stays so until the next call of `arm`.
+    ///
+    /// It holds until the next call of `arm`, whatever else is called meanwhile. If a post leaves
+    /// something for [`poll`](Self::poll) to do, either the descriptor becomes readable or
+    /// [`next_event`](Self::next_event) is due.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] if the queue pair isn't waitable; [`DeviceError::System`].
+    fn arm(&mut self, now: Time) -> Result<Armed, DeviceError> {
+        let _ = now;
+        Err(DeviceError::Unsupported { operation: "waiting" })
+    }
 }
 
 /// Remote access to a memory region.
@@ -693,6 +726,6 @@ mod tests {
         gid.0[0] = 0xfe;
         gid.0[1] = 0x80;
         gid.0[15] = 1;
-        assert_eq!(alloc::format!("{gid}"), "fe80::1");
+        assert_eq!(format!("{gid}"), "fe80::1");
     }
 }

@@ -1,6 +1,6 @@
 //! How sends and RDMA operations fail.
 
-use core::fmt;
+use std::fmt;
 
 /// Why a posted operation failed, with the status numbers of the EFA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -23,9 +23,10 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 
 use efa_device::{
-    Access, AddressHandle, Completion as DeviceCompletion, Destination, DeviceAttributes,
+    Access, AddressHandle, Armed, Completion as DeviceCompletion, Destination, DeviceAttributes,
     DeviceError, Gid, NoTagList, PostError, QueuePair, QueuePairAddress, RdmaRequest,
     RegisterError, SendRequest, Source, Time,
 };
@@ -328,6 +329,14 @@ impl<Q: QueuePair> QueuePair for InPlaceQueue<Q> {
 
     fn next_event(&self) -> Option<Time> {
         self.0.next_event()
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.wait_fd()
+    }
+
+    fn arm(&mut self, now: Time) -> Result<Armed, DeviceError> {
+        self.0.arm(now)
     }
 }
 

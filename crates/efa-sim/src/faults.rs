@@ -135,6 +135,11 @@ impl<T> Faults<T> {
         Some(self.waiting.swap_remove(at).1)
     }
 
+    /// Whether no send is delayed.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     /// Takes all delayed sends.
     pub fn take_all(&mut self) -> impl Iterator<Item = T> {
         std::mem::take(&mut self.waiting).into_iter().map(|(_, send)| send)

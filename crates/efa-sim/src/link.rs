@@ -12,11 +12,12 @@ mod rdma;
 mod state;
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 
 use efa_device::{
-    Access, AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, NoTagList,
-    PostError, Qkey, QueuePair, QueuePairAddress, RdmaRequest, RegisterError, SendRequest, Status,
-    Time,
+    Access, AddressHandle, Armed, Completion, Destination, DeviceAttributes, DeviceError, Gid,
+    NoTagList, PostError, Qkey, QueuePair, QueuePairAddress, RdmaRequest, RegisterError,
+    SendRequest, Status, Time,
 };
 use rustix::io::Errno;
 
@@ -70,6 +71,16 @@ pub trait Link: fmt::Debug {
 
     /// Moves packets, as long as there are no completions.
     fn progress(&mut self, state: &mut QueueState);
+
+    /// The descriptor to sleep on, if the queue pair is waitable.
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Whether a call of [`progress`](Self::progress) has something to do that the descriptor to sleep on
+    /// doesn't show.
+    fn has_work(&self) -> bool;
+
+    /// Prepares for sleep, as [`QueuePair::arm`] does. There are no completions.
+    fn arm(&mut self, state: &mut QueueState) -> Armed;
 
     /// Ends the sends of others to this queue pair.
     fn close(&mut self, state: &mut QueueState);
@@ -218,7 +229,23 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
 
     /// `None` unless a completion is queued: when other processes act is not known.
     fn next_event(&self) -> Option<Time> {
-        self.state.has_completions().then_some(self.state.now)
+        (self.state.has_completions() || self.link.has_work()).then_some(self.state.now)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.link.wait_fd()
+    }
+
+    fn arm(&mut self, now: Time) -> Result<Armed, DeviceError> {
+        if self.link.wait_fd().is_none() {
+            return Err(DeviceError::Unsupported { operation: "waiting" });
+        }
+        if self.state.has_completions() {
+            return Ok(Armed::Pending);
+        }
+        self.state.now = now;
+        let armed = self.link.arm(&mut self.state);
+        Ok(if self.state.has_completions() { Armed::Pending } else { armed })
     }
 }
 

@@ -33,14 +33,16 @@ mod faults;
 mod flight;
 mod injection;
 mod network;
+mod sleep;
 
 use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    Access, AddressHandle, Completion, Destination, Device, DeviceAttributes, DeviceError, Gid,
-    NoTagList, PostError, Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, Rdma,
+    Access, AddressHandle, Armed, Completion, Destination, Device, DeviceAttributes, DeviceError,
+    Gid, NoTagList, PostError, Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, Rdma,
     RdmaRequest, RegisterError, SendRequest, Status, Time,
 };
 
@@ -387,12 +389,14 @@ impl LocalDevice {
         qkey: Qkey,
         attributes: DeviceAttributes,
     ) -> LocalQueuePair {
+        let bell = self.shared.lock().bell(endpoint);
         LocalQueuePair {
             device: self.clone(),
             endpoint,
             address: QueuePairAddress { gid: self.gid, qpn, qkey },
             attributes,
             held: HeldHandles::default(),
+            bell,
         }
     }
 }
@@ -438,6 +442,8 @@ pub struct LocalQueuePair {
     address: QueuePairAddress,
     attributes: DeviceAttributes,
     held: HeldHandles,
+    /// The eventfd of a waitable queue pair.
+    bell: Option<Arc<OwnedFd>>,
 }
 
 impl QueuePair for LocalQueuePair {
@@ -507,6 +513,14 @@ impl QueuePair for LocalQueuePair {
 
     fn next_event(&self) -> Option<Time> {
         self.device.shared.lock().next_event_of(self.endpoint)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        sleep::descriptor(&self.bell)
+    }
+
+    fn arm(&mut self, now: Time) -> Result<Armed, DeviceError> {
+        self.device.shared.lock().arm(self.endpoint, now)
     }
 }
 

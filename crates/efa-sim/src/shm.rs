@@ -22,6 +22,14 @@
 //!   no lock. `now` is used for timeouts and, when a peer has not acknowledged anything for
 //!   [`probe_after`](ShmOptions::probe_after), to ask the kernel whether its process is alive.
 //!
+//! # Sleep
+//!
+//! A [waitable](QueuePairOptions::waitable) queue pair has a FIFO in the directory, which is readable when
+//! somebody has a packet or an acknowledgement for it. Its peers look whether it may sleep after each, which
+//! costs them a memory fence, and they write a byte once each time it sleeps. Where the receiver isn't
+//! waitable, a sender does nothing more. A queue pair that sleeps looks by itself once a second, as the
+//! death of a peer wakes nobody.
+//!
 //! # How sends complete
 //!
 //! | at the target | the send completes with |
@@ -58,6 +66,7 @@
 //! |---|---|
 //! | rings of its own | what it sends; its ring is detached when its words break the protocol |
 //! | doorbells, entries of senders | delays of up to a second, until the sender or the owner repairs them |
+//! | FIFOs | wakes those that sleep; if it reads from them too, a sleep that lasts up to a second longer |
 //! | pins | none: the owner has each confirmed from the memory of the process that it names |
 //!
 //! One that opens the files of others for writing on purpose, which the system allows to the same user, can
@@ -112,7 +121,12 @@
 //! [`Status::RemoteBadAddress`]: efa_device::Status::RemoteBadAddress
 //! [`Status::NotPermitted`]: efa_device::Status::NotPermitted
 
+/// What [`handover`] is compiled against, other than in its model.
+mod atomic {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
+}
 mod directory;
+mod handover;
 mod incoming;
 mod link;
 mod mailbox;
@@ -121,6 +135,7 @@ mod operation;
 mod outgoing;
 mod permission;
 mod ring;
+mod wake;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

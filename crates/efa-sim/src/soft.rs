@@ -1,8 +1,10 @@
 //! One type for all links, so that callers need not be generic over the link.
 
+use std::os::fd::BorrowedFd;
+
 use efa_device::{
-    Access, AddressHandle, Completion, Destination, Device, DeviceAttributes, DeviceError, Gid,
-    NoTagList, PostError, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest,
+    Access, AddressHandle, Armed, Completion, Destination, Device, DeviceAttributes, DeviceError,
+    Gid, NoTagList, PostError, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest,
     RegisterError, SendRequest, Time,
 };
 
@@ -155,5 +157,13 @@ impl QueuePair for SoftQueuePair {
 
     fn next_event(&self) -> Option<Time> {
         each!(SoftQueuePair, self, qp => qp.next_event())
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        each!(SoftQueuePair, self, qp => qp.wait_fd())
+    }
+
+    fn arm(&mut self, now: Time) -> Result<Armed, DeviceError> {
+        each!(SoftQueuePair, self, qp => qp.arm(now))
     }
 }

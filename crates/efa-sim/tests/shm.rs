@@ -636,7 +636,7 @@ fn queue_pair_of_another_layout_is_refused_with_both_versions() {
     let file = std::fs::File::open(&path).unwrap();
     file.lock().unwrap();
     let error = send(&mut a, Destination { qpn: Qpn(77), ..to }, 1, b"").unwrap_err();
-    let expected = "made by another version of efa: its layout has version 1, not 2";
+    let expected = "made by another version of efa: its layout has version 1, not 3";
     assert!(error.to_string().contains(expected), "{error}");
 }
 

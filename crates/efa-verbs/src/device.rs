@@ -112,7 +112,10 @@ impl Device for VerbsDevice {
 
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<VerbsQueuePair, DeviceError> {
         let Opened { attributes, limits, .. } = &*self.0;
-        let QueuePairOptions { send_depth, receive_depth, .. } = options;
+        let QueuePairOptions { send_depth, receive_depth, waitable, .. } = options;
+        if waitable {
+            return Err(DeviceError::Unsupported { operation: "waiting" });
+        }
         let completions = send_depth + receive_depth;
         for (length, limit) in [
             (send_depth, attributes.max_send),

@@ -111,6 +111,11 @@ impl QueueState {
         !self.completions.is_empty()
     }
 
+    /// Whether a packet that arrives finds a buffer.
+    pub(crate) fn has_posted(&self) -> bool {
+        !self.posted.is_empty()
+    }
+
     #[inline(never)]
     pub(super) fn take_completion(&mut self) -> Option<Completion<Packet>> {
         let completion = self.completions.pop_front()?;

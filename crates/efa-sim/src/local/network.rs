@@ -23,6 +23,7 @@ use fastrand::Rng;
 
 use super::flight::{Content, Flight, Stale, rdma_target};
 use super::injection::OneShot;
+use super::sleep::Bell;
 use super::{Faults, LocalOptions, Reorder, Statistics};
 use crate::book::AddressBook;
 use crate::link::{Packet, RNR_RETRY_INFINITE};
@@ -111,6 +112,8 @@ pub(super) struct Endpoint {
     /// With [`Reorder::None`]: the earliest completion of the next send.
     completes_not_before: Time,
     pub(super) one_shot: OneShot,
+    /// Of a waitable queue pair.
+    pub(super) bell: Option<Bell>,
 }
 
 pub(super) struct Waiting {
@@ -189,6 +192,7 @@ impl Network {
             Reorder::Shuffle => self.rng.u64(..),
             Reorder::None => 0,
         };
+        self.wake_for(&event);
         let due = Due { time, shuffle, serial: self.next_serial() };
         self.events.insert(due, event);
         due
@@ -298,6 +302,7 @@ impl Network {
         if owner.queue_pairs.len() >= limit {
             return Err(DeviceError::LimitReached { object: "queue pair", limit });
         }
+        let bell = options.waitable.then(Bell::new).transpose()?;
         owner.queue_pairs.insert(qpn, endpoint);
         let id = QueuePairId { gid: owner.gid, qpn };
         self.endpoints.insert(
@@ -318,6 +323,7 @@ impl Network {
                 not_before: BTreeMap::new(),
                 completes_not_before: Time::ZERO,
                 one_shot: OneShot::default(),
+                bell,
             },
         );
         Ok(endpoint)
@@ -568,7 +574,7 @@ impl Network {
         self.events.iter().find(|(_, event)| concerns(event)).map(|(due, _)| due.time)
     }
 
-    fn sender_of(&self, target: EndpointId, serial: u64) -> Option<EndpointId> {
+    pub(super) fn sender_of(&self, target: EndpointId, serial: u64) -> Option<EndpointId> {
         let waiting = &self.endpoints.get(&target)?.waiting;
         let waiting = waiting.iter().find(|waiting| waiting.flight.serial == serial)?;
         waiting.flight.sender.map(|(sender, _)| sender)
@@ -576,7 +582,7 @@ impl Network {
 
     // ---- events ------------------------------------------------------------------------------
 
-    fn advance(&mut self, now: Time) {
+    pub(super) fn advance(&mut self, now: Time) {
         self.now = self.now.max(now);
         while let Some(entry) = self.events.first_entry() {
             if entry.key().time > self.now {
@@ -604,6 +610,7 @@ impl Network {
                 if let Some(endpoint) = self.endpoints.get_mut(&sender) {
                     endpoint.completions.push_back(completion);
                 }
+                self.wake(sender);
             }
         }
     }
@@ -694,6 +701,7 @@ impl Network {
             self.statistics.overtaken += 1;
         }
         *latest = flight.serial.max(*latest);
+        self.wake(target);
         self.statistics.received += 1;
         self.statistics.received_bytes += length as u64;
         self.tap(time, PacketEvent::Received, &flight);
@@ -726,6 +734,7 @@ impl Network {
                 }
             }
         }
+        self.wake(target);
         self.statistics.rdma_bytes += remote.length as u64;
         self.complete(time, flight, Ok(()));
     }

@@ -8,6 +8,7 @@
 //!         ring-<to>-<from>-<nonce>   until the receiver has mapped it
 //!         new-<nonce>            a queue pair file that is being created
 //!         mem-<nonce>, mem-<qpn> memory keys of a process, locked while it lives
+//!         wake-<nonce>           a FIFO that wakes a queue pair, locked while its process lives
 //! ```
 //!
 //! The kernel releases a lock when its process ends, in any way. So a file that is not locked is of a dead
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 use efa_device::{DeviceError, Gid, Qpn};
 use rustix::fs::{
     AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, chmod, fallocate,
-    fchmod, flock, fstat, linkat, mkdirat, openat, statat, unlinkat,
+    fchmod, flock, fstat, linkat, mkdirat, mknodat, openat, statat, unlinkat,
 };
 use rustix::io::{Errno, retry_on_intr};
 
@@ -57,6 +58,8 @@ pub(super) enum FileName {
     Memory(u64),
     /// The same, found by a queue pair.
     MemoryOf(Qpn),
+    /// The FIFO that wakes a queue pair.
+    Wake(u64),
 }
 
 impl std::fmt::Display for FileName {
@@ -67,6 +70,7 @@ impl std::fmt::Display for FileName {
             Self::New(nonce) => write!(f, "new-{nonce:016x}"),
             Self::Memory(nonce) => write!(f, "mem-{nonce:016x}"),
             Self::MemoryOf(qpn) => write!(f, "mem-{}", qpn.0),
+            Self::Wake(nonce) => write!(f, "wake-{nonce:016x}"),
         }
     }
 }
@@ -79,6 +83,7 @@ impl FileName {
             "new" => Self::New(u64::from_str_radix(rest, 16).ok()?),
             "mem" if rest.len() == 16 => Self::Memory(u64::from_str_radix(rest, 16).ok()?),
             "mem" => Self::MemoryOf(Qpn(rest.parse().ok()?)),
+            "wake" => Self::Wake(u64::from_str_radix(rest, 16).ok()?),
             "ring" => {
                 let mut parts = rest.split('-');
                 let to = Qpn(parts.next()?.parse().ok()?);
@@ -217,18 +222,21 @@ impl HostDirectory {
             Err(errno) => return Err(self.error("opening", name, errno)),
         };
         let stat = fstat(&file).map_err(|errno| self.error("looking at", name, errno))?;
-        self.check_regular(&name.to_string(), &stat)?;
+        match name {
+            FileName::Wake(_) => self.check_kind(FileType::Fifo, &name.to_string(), &stat)?,
+            _ => self.check_kind(FileType::RegularFile, &name.to_string(), &stat)?,
+        }
         Ok(Some(file))
     }
 
-    /// Fails unless a file is a regular one of this user.
-    fn check_regular(&self, name: &str, stat: &Stat) -> Result<(), DeviceError> {
+    /// Fails unless a file is of this kind and this user.
+    fn check_kind(&self, wanted: FileType, name: &str, stat: &Stat) -> Result<(), DeviceError> {
         let reason = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile if stat.st_uid == self.uid => return Ok(()),
-            FileType::RegularFile => {
+            kind if kind == wanted && stat.st_uid == self.uid => return Ok(()),
+            kind if kind == wanted => {
                 format!("belongs to user {}, not to user {}", stat.st_uid, self.uid)
             }
-            kind => format!("is {}, not a regular file; remove it", name_of(kind)),
+            kind => format!("is {}, not {}; remove it", name_of(kind), name_of(wanted)),
         };
         Err(inconsistent(&self.path.join(name), reason))
     }
@@ -251,10 +259,39 @@ impl HostDirectory {
         name: impl Fn(u64) -> FileName,
         length: usize,
     ) -> Result<(FileName, OwnedFd), DeviceError> {
+        self.lock_new(|nonce| {
+            let name = name(nonce);
+            Ok((name, self.create(name, length)?))
+        })
+    }
+
+    /// Creates a locked FIFO, open for reading and writing: so neither end ever finds the other closed.
+    pub(super) fn create_fifo(&self) -> Result<(FileName, OwnedFd), DeviceError> {
+        self.lock_new(|nonce| {
+            self.check_process()?;
+            let name = FileName::Wake(nonce);
+            mknodat(&self.file, name.to_string(), FileType::Fifo, FILE_MODE, 0).map_err(
+                |errno| system(format!("creating a FIFO in {}", self.path.display()), errno),
+            )?;
+            let file = self.find_fifo(name)?;
+            let gone = || inconsistent(&self.path.join(name.to_string()), "was removed".into());
+            Ok((name, file.ok_or_else(gone)?))
+        })
+    }
+
+    /// Opens a FIFO of this user for reading and writing; `None` if there is none with this name.
+    pub(super) fn find_fifo(&self, name: FileName) -> Result<Option<OwnedFd>, DeviceError> {
+        self.open_file(name, OFlags::RDWR)
+    }
+
+    /// Locks what `create` makes with a random number in its name.
+    fn lock_new(
+        &self,
+        create: impl Fn(u64) -> Result<(FileName, OwnedFd), DeviceError>,
+    ) -> Result<(FileName, OwnedFd), DeviceError> {
         // A sweep of another process may remove the file before it is locked.
         for _ in 0..16 {
-            let name = name(fastrand::u64(..));
-            let file = self.create(name, length)?;
+            let (name, file) = create(fastrand::u64(1..))?;
             let locked = try_lock(&file, FlockOperation::NonBlockingLockExclusive)
                 .and_then(|locked| Ok(locked && fstat(&file)?.st_nlink > 0))
                 .map_err(|errno| self.error("locking", name, errno))?;
@@ -333,7 +370,7 @@ impl HostDirectory {
         let error = |errno| system(format!("opening {}/{NEXT}", self.path.display()), errno);
         let file = openat(&self.file, NEXT, flags | OFlags::NONBLOCK, FILE_MODE).map_err(error)?;
         let stat = fstat(&file).map_err(error)?;
-        self.check_regular(NEXT, &stat)?;
+        self.check_kind(FileType::RegularFile, NEXT, &stat)?;
         if stat.st_mode & 0o777 != FILE_MODE.bits() {
             fchmod(&file, FILE_MODE).map_err(error)?;
         }
@@ -526,6 +563,7 @@ fn allocate(file: &OwnedFd, length: usize) -> Result<(), Errno> {
 
 fn name_of(kind: FileType) -> &'static str {
     match kind {
+        FileType::RegularFile => "a regular file",
         FileType::Directory => "a directory",
         FileType::Symlink => "a symbolic link",
         FileType::Fifo => "a FIFO",
@@ -548,6 +586,7 @@ mod tests {
             FileName::New(3),
             FileName::Memory(u64::MAX),
             FileName::MemoryOf(to),
+            FileName::Wake(u64::MAX),
         ] {
             assert_eq!(FileName::parse(&name.to_string()), Some(name));
         }
@@ -556,6 +595,23 @@ mod tests {
         {
             assert_eq!(FileName::parse(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn fifo_of_a_dead_process_is_removed_by_the_next_that_opens_the_host() {
+        let base = std::env::temp_dir().join(format!("efa-fifo-{:016x}", fastrand::u64(..)));
+        let directory = HostDirectory::open(Some(&base), "host").unwrap();
+        let (name, file) = directory.create_fifo().unwrap();
+        let again = HostDirectory::open(Some(&base), "host").unwrap();
+        assert!(again.find_fifo(name).unwrap().is_some(), "its process lives");
+        let wrong = directory.check_kind(FileType::RegularFile, "x", &fstat(&file).unwrap());
+        let words = wrong.unwrap_err().to_string();
+        assert!(words.ends_with("x: is a FIFO, not a regular file; remove it"), "{words}");
+        // The lock ends with the process.
+        drop(file);
+        let again = HostDirectory::open(Some(&base), "host").unwrap();
+        assert!(again.find_fifo(name).unwrap().is_none());
+        std::fs::remove_dir_all(base).unwrap();
     }
 
     #[test]

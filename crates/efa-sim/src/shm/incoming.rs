@@ -8,6 +8,7 @@ use efa_device::{DeviceError, Qpn, Status, Time};
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
 use super::ring::{Arrived, Broken, Kind, RingReceiver, WRITTEN};
+use super::wake::Waker;
 use crate::link::{Delivered, ReceiveQueue};
 
 /// Most packets taken from a ring in one poll, so that no sender starves the others.
@@ -34,6 +35,10 @@ pub(super) struct Incoming {
     entry: usize,
     ring: RingReceiver,
     watched: bool,
+    /// Whether this queue pair may sleep.
+    sleeps: bool,
+    /// Of a sender that may sleep.
+    waker: Option<Waker>,
     empty: u32,
     /// When each packet without a buffer was first seen, oldest first.
     waiting: VecDeque<Time>,
@@ -50,16 +55,32 @@ impl Incoming {
         entry: usize,
         sender: Sender,
         nonce: u64,
+        sleeps: bool,
     ) -> Result<Option<Self>, DeviceError> {
         let name = FileName::Ring { to: me, from: sender.qpn, nonce };
         let Some(file) = directory.find_writable(name)? else { return Ok(None) };
         let ring =
             RingReceiver::open(&file).map_err(|errno| directory.error("mapping", name, errno))?;
+        let waker = match &ring {
+            Some(ring) if ring.sender_sleeps() => {
+                Waker::open(directory, sender.qpn, sender.generation)?
+            }
+            _ => None,
+        };
         directory.remove(name);
         let Some(ring) = ring.filter(|ring| ring.from() == sender.qpn) else { return Ok(None) };
-        ring.set_watched(entry, false);
-        let waiting = VecDeque::new();
-        Ok(Some(Self { sender, entry, ring, watched: false, empty: 0, waiting, active: true }))
+        ring.set_watched(entry, false, sleeps);
+        Ok(Some(Self {
+            sender,
+            entry,
+            ring,
+            watched: false,
+            sleeps,
+            waker,
+            empty: 0,
+            waiting: VecDeque::new(),
+            active: true,
+        }))
     }
 
     pub(super) fn sender(&self) -> Sender {
@@ -73,7 +94,7 @@ impl Incoming {
     pub(super) fn set_watched(&mut self, watched: bool) {
         self.watched = watched;
         self.empty = 0;
-        self.ring.set_watched(self.entry, watched);
+        self.ring.set_watched(self.entry, watched, self.sleeps);
     }
 
     /// Whether nothing arrived since the last call.
@@ -102,7 +123,17 @@ impl Incoming {
         self.active = true;
         let taken = self.take(queue, receive);
         self.ring.acknowledge();
+        if self.waker.is_some() {
+            self.wake_sender();
+        }
         taken.map(|()| Found::Packets)
+    }
+
+    #[cold]
+    fn wake_sender(&mut self) {
+        if let Some(waker) = &mut self.waker {
+            waker.wake();
+        }
     }
 
     fn take(
@@ -195,5 +226,6 @@ impl Incoming {
     /// Rejects the packets that have arrived, and takes no more.
     pub(super) fn detach(&mut self) {
         self.ring.detach(Status::BadDestinationQpn);
+        self.wake_sender();
     }
 }

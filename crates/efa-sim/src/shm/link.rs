@@ -9,11 +9,12 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    AddressHandle, Destination, DeviceError, Qkey, Qpn, QueuePairAddress, QueuePairOptions,
+    AddressHandle, Armed, Destination, DeviceError, Qkey, Qpn, QueuePairAddress, QueuePairOptions,
     RdmaRequest, SendRequest, Status, Time,
 };
 use slab::Slab;
@@ -24,6 +25,7 @@ use super::mailbox::{EntryState, Mailbox, PeerMailbox, Sender};
 use super::memory::HostMemory;
 use super::operation::Operation;
 use super::outgoing::{Content, Local, Outgoing, Posted};
+use super::wake::{Fifo, Sleeper};
 use super::{ShmDevice, ShmOptions};
 use crate::faults::{FaultOptions, Faults};
 use crate::link::{
@@ -33,8 +35,11 @@ use crate::link::{
 use crate::record::QueuePairId;
 use crate::region::SoftRegion;
 
-/// How often entries of dead senders are looked for.
+/// How often entries of dead senders are looked for. A queue pair that sleeps wakes up as often, which
+/// bounds what a neighbour can delay.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// How often a queue pair that sleeps looks at packets for which no buffer is posted.
+const LOOK_FOR_BUFFERS: Duration = Duration::from_millis(1);
 
 /// A queue pair of a [`ShmDevice`].
 ///
@@ -69,6 +74,8 @@ pub struct ShmLink {
 
     /// Whether the ring of a sender could not be attached, for want of descriptors or memory.
     lacks_room: bool,
+    /// Of a waitable queue pair.
+    sleeper: Option<Sleeper>,
 
     /// Last, so that rings are left before the file goes.
     mailbox: Mailbox,
@@ -81,7 +88,9 @@ pub(super) fn create(
     options: QueuePairOptions,
 ) -> Result<ShmQueuePair, DeviceError> {
     let attributes = granted(&device.attributes, &options)?;
-    let mailbox = Mailbox::create(&device.directory, settings.max_peers, attributes.mtu)?;
+    let fifo = options.waitable.then(|| Fifo::create(&device.directory)).transpose()?;
+    let nonce = fifo.as_ref().map_or(0, Fifo::nonce);
+    let mailbox = Mailbox::create(&device.directory, settings.max_peers, attributes.mtu, nonce)?;
     let local = Arc::new(Local {
         directory: Arc::clone(&device.directory),
         sender: mailbox.as_sender(),
@@ -90,6 +99,7 @@ pub(super) fn create(
         rnr_retry: options.rnr_retry,
         probe_after: settings.probe_after,
         attach_timeout: settings.attach_timeout,
+        sleeps: options.waitable,
     });
     let (gid, qpn) = (device.directory.gid(), mailbox.qpn());
     device.memory.add_queue_pair(qpn)?;
@@ -109,6 +119,7 @@ pub(super) fn create(
         operations: VecDeque::new(),
         faults: (faults != FaultOptions::NONE).then(|| Box::new(Faults::new(faults, qpn))),
         lacks_room: false,
+        sleeper: fifo.map(Sleeper::new),
         mailbox,
     };
     let settings = Settings {
@@ -236,8 +247,8 @@ impl ShmLink {
     }
 
     fn attach(&mut self, slot: usize, sender: Sender, nonce: u64) {
-        let directory = &self.local.directory;
-        let incoming = match Incoming::open(directory, self.me.qpn, slot, sender, nonce) {
+        let (directory, sleeps) = (&self.local.directory, self.local.sleeps);
+        let incoming = match Incoming::open(directory, self.me.qpn, slot, sender, nonce, sleeps) {
             Ok(incoming) => incoming,
             Err(error) if error.shortage().is_some() => {
                 // The entry stays as it is, for the next sweep; meanwhile the sender waits.
@@ -404,6 +415,10 @@ impl ShmLink {
         if let Some(request) = self.faults.as_mut().and_then(|faults| faults.hold(request)) {
             self.send_as_drawn(state, request);
         }
+        // A thread that sleeps must poll until a delayed send is due.
+        if let Some(sleeper) = &self.sleeper {
+            sleeper.wake();
+        }
     }
 
     #[cold]
@@ -446,6 +461,39 @@ impl ShmLink {
             }
             Err(status) => complete(state, path.peer, posted, Err(status)),
         }
+    }
+
+    // ---- sleep -------------------------------------------------------------------------------
+
+    /// Looks at everything that a poll may find something in. Returns `None` if there is something, else
+    /// when to look again at what nobody wakes this side for.
+    fn look(&mut self, state: &mut QueueState) -> Option<Time> {
+        let now = state.now();
+        if now >= self.next_sweep {
+            self.sweep(now);
+        }
+        let faults = self.faults.as_ref().is_some_and(|faults| !faults.is_idle());
+        if faults || !self.operations.is_empty() || self.mailbox.doorbell_rang() {
+            return None;
+        }
+        let mut until = self.next_sweep;
+        if self.incoming.iter().flatten().any(Incoming::has_packets) {
+            if state.has_posted() {
+                return None;
+            }
+            until = until.min(now + LOOK_FOR_BUFFERS);
+        }
+        for key in self.active.clone() {
+            let Some(outgoing) = self.outgoing.get_mut(key) else { continue };
+            let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
+            let there = outgoing
+                .poll_before_sleep(now, |(posted, result)| complete(state, peer, posted, result));
+            if !there {
+                self.active.retain(|&active| active != key);
+                self.forget(key);
+            }
+        }
+        (!state.has_completions()).then_some(until)
     }
 
     // ---- RDMA --------------------------------------------------------------------------------
@@ -512,7 +560,13 @@ impl Link for ShmLink {
         }
         state.count_send();
         match reached {
-            Ok(()) => self.operations.push_back(Operation::new(request, direction)),
+            Ok(()) => {
+                self.operations.push_back(Operation::new(request, direction));
+                // A thread that sleeps must copy it.
+                if let Some(sleeper) = &self.sleeper {
+                    sleeper.wake();
+                }
+            }
             Err(status) => state.complete_rdma(request.id, Err(status)),
         }
         Ok(())
@@ -537,6 +591,32 @@ impl Link for ShmLink {
         }
         if state.now() >= self.next_sweep {
             self.sweep(state.now());
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.sleeper.as_ref().map(Sleeper::descriptor)
+    }
+
+    /// Whatever there is to do, the FIFO has a byte then.
+    #[inline]
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn arm(&mut self, state: &mut QueueState) -> Armed {
+        if let Some(sleeper) = &mut self.sleeper {
+            sleeper.announce(&self.mailbox);
+        }
+        let until = self.look(state);
+        match (until, &mut self.sleeper) {
+            (Some(_), _) => Armed::Quiet { until },
+            (None, sleeper) => {
+                if let Some(sleeper) = sleeper {
+                    sleeper.withdraw(&self.mailbox);
+                }
+                Armed::Pending
+            }
         }
     }
 

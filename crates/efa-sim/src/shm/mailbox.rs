@@ -3,7 +3,9 @@
 //! ```text
 //!  first page, which others map for reading
 //!    0  magic | version | peers, MTU | queue pair number | generation, process
+//!   40  number in the name of the FIFO that wakes it, 0 if it can't sleep
 //!  128  state: 1 open, 2 closed
+//!  192  odd while it may sleep
 //!  other pages, the board, which others map for writing too
 //!    0  doorbell: one bit for each word below that isn't 0 ┐ set by senders,
 //!  128  64 words: one bit for each sender that rang        ┘ cleared by the owner
@@ -27,7 +29,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use efa_device::{DeviceError, Qpn};
 use rustix::fs::fstat;
@@ -39,13 +41,15 @@ use crate::fork::Descriptor;
 use crate::map::{Map, View};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efa-qp\r\n");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 /// Bytes that are used of the first page.
 const HEADER: usize = 256;
 const PEERS: usize = 16;
 const NUMBER: usize = 24;
 const OWNER: usize = 32;
+const WAKE: usize = 40;
 const STATE: usize = 128;
+const ASLEEP: usize = 192;
 
 // Offsets in the board.
 const DOORBELL: usize = 0;
@@ -165,6 +169,7 @@ impl Mailbox {
         directory: &Arc<HostDirectory>,
         peers: usize,
         mtu: usize,
+        wake: u64,
     ) -> Result<Self, DeviceError> {
         let peers = peers.clamp(1, MAX_PEERS);
         let generation = fastrand::u32(1..);
@@ -177,6 +182,7 @@ impl Mailbox {
             store(&header, PEERS, peers as u64 | (mtu as u64) << 32);
             let process = u64::from(std::process::id());
             store(&header, OWNER, u64::from(generation) | process << 32);
+            store(&header, WAKE, wake);
             store(&header, STATE, OPEN);
             Ok((header, board))
         };
@@ -203,6 +209,11 @@ impl Mailbox {
         Sender { qpn: self.qpn(), generation: self.generation }
     }
 
+    /// The word of the [hand-over](super::handover) to sleep.
+    pub(super) fn asleep(&self) -> &AtomicU64 {
+        &self.header.words::<1>(ASLEEP)[0]
+    }
+
     /// Whether the doorbell was rung. An idle queue pair reads nothing else.
     #[inline]
     pub(super) fn doorbell_rang(&self) -> bool {
@@ -218,6 +229,8 @@ impl Mailbox {
             let word = words.trailing_zeros() as usize;
             words &= words - 1;
             let mut bits = self.board.doorbell_words()[word].swap(0, Ordering::Acquire);
+            // So that a sender which finds its bit still set has published before the look that follows.
+            fence(Ordering::SeqCst);
             while bits != 0 {
                 let slot = word * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
@@ -316,6 +329,33 @@ impl PeerMailbox {
         self.header.load(STATE) != OPEN
     }
 
+    /// The header of queue pair `qpn` and the number of its FIFO; `None` if it isn't there with this
+    /// generation, or can't sleep.
+    pub(super) fn wake_word(
+        directory: &HostDirectory,
+        qpn: Qpn,
+        generation: u32,
+    ) -> Result<Option<(View, u64)>, DeviceError> {
+        let name = FileName::QueuePair(qpn);
+        let Some(file) = directory.find(name)? else { return Ok(None) };
+        let header = Self::header(&file, qpn)
+            .map_err(|errno| crate::link::system(format!("mapping {name}"), errno))?;
+        let Ok((header, _)) = header else { return Ok(None) };
+        let nonce = header.load(WAKE);
+        let is_it = header.load(OWNER) as u32 == generation && nonce != 0;
+        Ok(is_it.then_some((header, nonce)))
+    }
+
+    /// The word of the [hand-over](super::handover) to sleep.
+    pub(super) fn asleep(header: &View) -> u64 {
+        header.load(ASLEEP)
+    }
+
+    /// Its generation if it may sleep.
+    pub(super) fn sleeps(&self) -> Option<u32> {
+        (self.header.load(WAKE) != 0).then(|| self.header.load(OWNER) as u32)
+    }
+
     /// Whether its process is alive; true if the system can't report it.
     pub(super) fn is_alive(&self) -> bool {
         is_locked(&self.file).unwrap_or(true)
@@ -343,6 +383,8 @@ impl PeerMailbox {
         if slot >= self.board.peers {
             return;
         }
+        // What was published comes before the looks at the doorbell, as in `Mailbox::take_rung`.
+        fence(Ordering::SeqCst);
         let (word, bit) = (slot / 64, 1 << (slot % 64));
         let bits = &self.board.doorbell_words()[word];
         if bits.load(Ordering::Relaxed) & bit == 0 {

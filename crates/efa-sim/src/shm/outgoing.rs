@@ -18,6 +18,7 @@ use efa_device::{DeviceError, Qkey, Qpn, Status, Time, WorkId};
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::{PeerMailbox, Sender};
 use super::ring::{Kind, RingSender};
+use super::wake::Waker;
 use crate::link::system;
 
 /// Polls without acknowledgement between two checks of the receiver.
@@ -56,6 +57,8 @@ pub(super) struct Local {
     pub(super) rnr_retry: u8,
     pub(super) probe_after: Duration,
     pub(super) attach_timeout: Duration,
+    /// Whether the queue pair may sleep.
+    pub(super) sleeps: bool,
 }
 
 /// The outcome of a check.
@@ -72,6 +75,8 @@ pub(super) struct Outgoing {
     /// The key that was used last.
     key: Option<Qkey>,
     mailbox: PeerMailbox,
+    /// Of a peer that may sleep.
+    waker: Option<Waker>,
     ring: RingSender,
     nonce: u64,
     local: Arc<Local>,
@@ -98,21 +103,27 @@ impl Outgoing {
         if mailbox.is_closed() {
             return Ok(None);
         }
+        let waker = match mailbox.sleeps() {
+            Some(generation) => Waker::open(directory, peer, generation)?,
+            None => None,
+        };
         let nonce = fastrand::u64(..);
         let name = FileName::Ring { to: peer, from: local.sender.qpn, nonce };
         let (slots, mtu) = (local.ring_slots, local.mtu);
         let length = RingSender::file_length(slots, mtu)
             .ok_or(DeviceError::TooLong { length: mtu as u64, limit: super::MAX_MTU as u64 })?;
         let file = directory.create(name, length)?;
-        let ring = RingSender::create(&file, slots, mtu, local.sender.qpn, local.rnr_retry)
-            .map_err(|errno| {
-                directory.remove(name);
-                system(format!("mapping {name}"), errno)
-            })?;
+        let ring =
+            RingSender::create(&file, slots, mtu, local.sender.qpn, local.rnr_retry, local.sleeps)
+                .map_err(|errno| {
+                    directory.remove(name);
+                    system(format!("mapping {name}"), errno)
+                })?;
         let mut outgoing = Self {
             peer,
             key,
             mailbox,
+            waker,
             ring,
             nonce,
             local: Arc::clone(local),
@@ -204,10 +215,16 @@ impl Outgoing {
         self.in_flight.push_back(posted);
     }
 
+    /// Makes a receiver look that doesn't poll this ring, or may sleep.
     fn wake(&mut self) {
-        match self.ring.attached_entry().or(self.entry) {
-            Some(slot) => self.mailbox.ring_doorbell(slot),
-            None => self.claim(),
+        if self.ring.needs_doorbell() {
+            match self.ring.attached_entry().or(self.entry) {
+                Some(slot) => self.mailbox.ring_doorbell(slot),
+                None => self.claim(),
+            }
+        }
+        if let Some(waker) = &mut self.waker {
+            waker.wake();
         }
     }
 
@@ -246,6 +263,13 @@ impl Outgoing {
         if !self.ring.is_watched() {
             self.wake();
         }
+    }
+
+    /// Takes acknowledgements, and checks the receiver if there is none, as this side may sleep next.
+    /// Returns false if the peer is gone, and the ring with it.
+    pub(super) fn poll_before_sleep(&mut self, now: Time, finish: impl FnMut(Finished)) -> bool {
+        self.idle_polls = CHECK_EVERY - 1;
+        self.poll(now, finish)
     }
 
     /// Checks the receiver. Returns false if it is gone.

@@ -1,7 +1,7 @@
 //! A ring: packets from one queue pair to another, in shared memory that the sender creates.
 //!
 //! ```text
-//!    0  magic | version, retries | slots, MTU | from              written once
+//!    0  magic | version, retries | slots, MTU | from, may sleep   written once
 //!  128  sender has detached                                        written by the sender
 //!  256  head: packets acknowledged                                 ┐ written by
 //!  384  entry in the mailbox, attached, watched | 1 until detached ┘ the receiver
@@ -11,7 +11,8 @@
 //! The sender fills a slot and then writes its number, with release order: the number and a short
 //! packet are in one cache line, so a polling receiver gets both in one transfer. The receiver copies
 //! the packet to a posted buffer and advances the head, which acknowledges the packet. If the packet
-//! was not delivered, it writes the slot's status first.
+//! was not delivered, it writes the slot's status first. Watched is one of two bits: that of a receiver which
+//! may sleep makes the sender look whether it does (see [`handover`](super::handover)).
 //!
 //! Neither side trusts the other's words: numbers are checked against what the protocol allows, lengths
 //! against the layout that was checked when the file was mapped, and no word is read twice.
@@ -26,14 +27,18 @@ use rustix::io::Errno;
 use crate::map::Map;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efaring\n");
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 const SENDER: usize = 128;
 const HEAD: usize = 256;
 const RECEIVER: usize = 384;
 /// Bits of the receiver's first word, above them the entry.
 const ATTACHED: u64 = 1;
 const WATCHED: u64 = 1 << 1;
-const ENTRY_SHIFT: u32 = 2;
+/// In place of `WATCHED` if the receiver may sleep.
+const WATCHED_OR_ASLEEP: u64 = 1 << 2;
+const ENTRY_SHIFT: u32 = 3;
+/// Bit of the sender's word, below it the queue pair number.
+const SENDER_SLEEPS: u64 = 1 << 16;
 const SLOTS: usize = 512;
 /// Bytes of the words in front of a slot's packet.
 const SLOT_HEADER: usize = 24;
@@ -142,13 +147,15 @@ impl RingSender {
         mtu: usize,
         from: Qpn,
         rnr_retry: u8,
+        sleeps: bool,
     ) -> Result<Self, Errno> {
         let layout = Layout::new(slots, mtu).ok_or(Errno::INVAL)?;
         let map = Map::new(file, layout.length())?;
         let [magic, version, sizes, sender] = map.words(0);
         version.store(VERSION | u64::from(rnr_retry) << 32, Ordering::Relaxed);
         sizes.store(slots as u64 | (mtu as u64) << 32, Ordering::Relaxed);
-        sender.store(u64::from(from.0), Ordering::Relaxed);
+        let sleeps = if sleeps { SENDER_SLEEPS } else { 0 };
+        sender.store(u64::from(from.0) | sleeps, Ordering::Relaxed);
         map.words::<2>(RECEIVER)[1].store(1, Ordering::Relaxed);
         magic.store(MAGIC, Ordering::Release);
         Ok(Self { map, layout, tail: 0, acknowledged: 0 })
@@ -174,10 +181,16 @@ impl RingSender {
         number.store(self.tail, Ordering::Release);
     }
 
-    /// Whether the receiver polls this ring; otherwise its doorbell must be rung.
+    /// Whether the receiver polls this ring, and never sleeps; otherwise it may have to be woken.
     #[inline]
     pub(super) fn is_watched(&self) -> bool {
         self.map.words::<2>(RECEIVER)[0].load(Ordering::Relaxed) & WATCHED != 0
+    }
+
+    /// Whether the receiver's doorbell must be rung.
+    pub(super) fn needs_doorbell(&self) -> bool {
+        let word = self.map.words::<2>(RECEIVER)[0].load(Ordering::Relaxed);
+        word & (WATCHED | WATCHED_OR_ASLEEP) == 0
     }
 
     /// The entry of the receiver's mailbox to ring for, as the receiver says; `None` if it hasn't attached
@@ -241,6 +254,7 @@ pub(super) struct RingReceiver {
     layout: Layout,
     from: Qpn,
     rnr_retry: u8,
+    sender_sleeps: bool,
     /// Packets accepted or rejected.
     next: u64,
     /// Offset of the next packet's slot.
@@ -263,8 +277,9 @@ impl RingReceiver {
         let part = |word: u64| usize::try_from(word & 0xffff_ffff).unwrap_or(usize::MAX);
         let layout = Layout::new(part(sizes), part(sizes >> 32));
         let layout = layout.filter(|layout| layout.length() == map.length());
+        let sender_sleeps = from & SENDER_SLEEPS != 0;
         let (Some(layout), Ok(from), Ok(rnr_retry)) =
-            (layout, u16::try_from(from), u8::try_from(version >> 32))
+            (layout, u16::try_from(from & !SENDER_SLEEPS), u8::try_from(version >> 32))
         else {
             return Ok(None);
         };
@@ -276,6 +291,7 @@ impl RingReceiver {
             layout,
             from: Qpn(from),
             rnr_retry,
+            sender_sleeps,
             next: 0,
             next_at: SLOTS,
             acknowledged: 0,
@@ -288,6 +304,11 @@ impl RingReceiver {
 
     pub(super) fn rnr_retry(&self) -> u8 {
         self.rnr_retry
+    }
+
+    /// Whether the sender may sleep until packets are acknowledged.
+    pub(super) fn sender_sleeps(&self) -> bool {
+        self.sender_sleeps
     }
 
     /// Whether the packet `ahead` positions after the next one has arrived.
@@ -359,9 +380,15 @@ impl RingReceiver {
         }
     }
 
-    /// Tells the sender that the ring is attached under `entry` of the mailbox, and whether it is watched.
-    pub(super) fn set_watched(&self, entry: usize, watched: bool) {
-        let word = (entry as u64) << ENTRY_SHIFT | ATTACHED | if watched { WATCHED } else { 0 };
+    /// Tells the sender that the ring is attached under `entry` of the mailbox, and whether it is watched
+    /// by a receiver that `sleeps` at times.
+    pub(super) fn set_watched(&self, entry: usize, watched: bool, sleeps: bool) {
+        let watched = match (watched, sleeps) {
+            (true, false) => WATCHED,
+            (true, true) => WATCHED_OR_ASLEEP,
+            (false, _) => 0,
+        };
+        let word = (entry as u64) << ENTRY_SHIFT | ATTACHED | watched;
         self.map.words::<2>(RECEIVER)[0].store(word, Ordering::Relaxed);
     }
 
@@ -398,7 +425,7 @@ mod tests {
 
     fn ring(slots: usize, mtu: usize) -> (RingSender, RingReceiver, OwnedFd) {
         let file = file(slots, mtu);
-        let sender = RingSender::create(&file, slots, mtu, Qpn(5), 3).unwrap();
+        let sender = RingSender::create(&file, slots, mtu, Qpn(5), 3, false).unwrap();
         let receiver = RingReceiver::open(&file).unwrap().unwrap();
         (sender, receiver, file)
     }
@@ -465,9 +492,9 @@ mod tests {
         let (mut sender, mut receiver, _) = ring(4, 8);
         assert!(!sender.is_detached() && !receiver.is_detached() && !sender.is_watched());
         assert_eq!(sender.attached_entry(), None);
-        receiver.set_watched(7, false);
+        receiver.set_watched(7, false, false);
         assert!(!sender.is_watched() && sender.attached_entry() == Some(7));
-        receiver.set_watched(7, true);
+        receiver.set_watched(7, true, false);
         assert!(sender.is_watched() && sender.attached_entry() == Some(7));
         sender.publish(Kind::Plain, 0, b"a", KEY);
         sender.publish(Kind::Plain, 0, b"b", KEY);
@@ -491,7 +518,7 @@ mod tests {
         // Each byte of the header, inverted in turn.
         for at in 0..32 {
             let file = file(4, 100);
-            let _ = RingSender::create(&file, 4, 100, Qpn(5), 3).unwrap();
+            let _ = RingSender::create(&file, 4, 100, Qpn(5), 3, false).unwrap();
             let map = Map::new(&file, 64).unwrap();
             let mut byte = [0];
             map.copy_out(at, &mut byte);
@@ -503,7 +530,7 @@ mod tests {
         }
         // A layout that doesn't fit the file.
         let file = file(4, 100);
-        let _ = RingSender::create(&file, 4, 100, Qpn(5), 3).unwrap();
+        let _ = RingSender::create(&file, 4, 100, Qpn(5), 3, false).unwrap();
         let length = fstat(&file).unwrap().st_size as u64;
         ftruncate(&file, length - 1).unwrap();
         assert!(RingReceiver::open(&file).unwrap().is_none());

@@ -9,11 +9,12 @@
 //! ```
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    Destination, DeviceError, Gid, Qpn, QueuePairAddress, QueuePairOptions, RdmaRequest,
+    Armed, Destination, DeviceError, Gid, Qpn, QueuePairAddress, QueuePairOptions, RdmaRequest,
     SendRequest, Status, Time,
 };
 use fastrand::Rng;
@@ -47,6 +48,8 @@ const ACCEPTS: usize = 64;
 const WAITING: usize = 1024;
 /// Most connections served in a poll.
 const SERVES: usize = 32;
+/// How often a queue pair that sleeps looks at packets for which no buffer is posted.
+const LOOK_FOR_BUFFERS: Duration = Duration::from_millis(1);
 /// Bytes of acknowledgements and of read data received at a time.
 const SCRATCH: usize = 1 << 16;
 
@@ -89,6 +92,8 @@ pub struct TcpLink {
     unasked: u32,
     /// Polls that found no completion queued.
     turn: u64,
+    /// Whether a thread may sleep while another one posts.
+    waitable: bool,
     scratch: Box<[u8]>,
 }
 
@@ -125,6 +130,7 @@ pub(super) fn create(
         ready: VecDeque::new(),
         unasked: 0,
         turn: 0,
+        waitable: options.waitable,
         scratch: vec![0; SCRATCH].into(),
     };
     let settings = Settings {
@@ -576,11 +582,11 @@ impl TcpLink {
         Ok(Ok(socket))
     }
 
-    /// Writes to a peer at once if this is the first write in this turn; otherwise the next flush
-    /// does.
+    /// Writes to a peer at once if this is the first write in this turn, or the next turn may be that of
+    /// a thread that sleeps; otherwise the next flush does.
     fn write_soon(&mut self, state: &mut QueueState, key: usize) {
         let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        if outgoing.is_first_in(self.turn) {
+        if outgoing.is_first_in(self.turn) || self.waitable {
             self.flush_outgoing(state, key);
         } else if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
             self.dirty.push(Token::Outgoing(key));
@@ -649,6 +655,38 @@ impl Link for TcpLink {
         if !self.dirty.is_empty() {
             self.flush(state);
         }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.waitable.then(|| self.poller.descriptor())
+    }
+
+    /// Sockets whose readiness was taken from the system, as it reports each change once.
+    fn has_work(&self) -> bool {
+        self.waitable && !(self.ready.is_empty() && self.dirty.is_empty())
+    }
+
+    fn arm(&mut self, state: &mut QueueState) -> Armed {
+        if !self.dirty.is_empty() {
+            self.flush(state);
+        }
+        // What becomes ready from now on makes the poller's descriptor readable.
+        self.poll_sockets(state);
+        if !self.ready.is_empty() {
+            self.serve(state);
+        }
+        if state.now() >= self.next_due {
+            self.due(state);
+        }
+        if !self.dirty.is_empty() {
+            self.flush(state);
+        }
+        let until = match self.ready.is_empty() && self.dirty.is_empty() {
+            true => self.next_due,
+            false if state.has_posted() => return Armed::Pending,
+            false => self.next_due.min(state.now() + LOOK_FOR_BUFFERS),
+        };
+        Armed::Quiet { until: Some(until) }
     }
 
     fn close(&mut self, state: &mut QueueState) {

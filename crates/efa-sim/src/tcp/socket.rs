@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use efa_device::Gid;
@@ -267,6 +267,11 @@ pub(super) struct Poller(Descriptor);
 impl Poller {
     pub(super) fn new() -> Result<Self, Errno> {
         epoll::create(epoll::CreateFlags::CLOEXEC).map(|file| Self(file.into()))
+    }
+
+    /// Readable when a socket has become ready.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 
     fn add(&self, socket: impl AsFd, token: Token) -> Result<(), Errno> {
