@@ -265,19 +265,20 @@ impl DeviceFacts {
 impl EndpointFacts {
     fn of(endpoint: &Endpoint) -> Self {
         let attributes = endpoint.attributes();
+        let (transmit, receive) = (endpoint.transmit_attributes(), endpoint.receive_attributes());
         Self {
             address: endpoint.address().to_string(),
             protocol_version: attributes.protocol_version,
             capabilities: endpoint.capabilities().iter_names().map(|(name, _)| name).collect(),
             max_message_size: attributes.max_message_size,
             max_medium: attributes.max_medium,
-            inject_size: attributes.inject_size,
-            transmit_size: attributes.transmit_size,
-            receive_size: attributes.receive_size,
+            inject_size: transmit.inject_size,
+            transmit_size: transmit.size,
+            receive_size: receive.size,
             min_multi_receive: attributes.min_multi_receive,
-            message_order: format!("{:?}", attributes.message_order),
+            message_order: format!("{:?}", receive.message_order),
             mem_tag_format: format!("{:#018x}", attributes.mem_tag_format),
-            iov_limit: attributes.iov_limit,
+            iov_limit: transmit.iov_limit,
             address_size: attributes.address_size,
         }
     }

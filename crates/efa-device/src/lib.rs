@@ -243,6 +243,8 @@ pub struct DeviceAttributes {
     pub vendor_part_id: u32,
     /// Largest datagram in bytes.
     pub mtu: usize,
+    /// Most queue pairs.
+    pub max_queue_pairs: usize,
     /// Most sends outstanding on a queue pair.
     pub max_send: usize,
     /// Most receive buffers posted on a queue pair.
@@ -283,6 +285,7 @@ impl Default for DeviceAttributes {
             name: String::new(),
             vendor_part_id: 0,
             mtu: 8928,
+            max_queue_pairs: 65535,
             max_send: 4096,
             max_receive: 8192,
             max_address_handles: 65535,

@@ -165,6 +165,7 @@ impl LocalFabric {
             name: format!("efa-local-{}", gid.0[15]),
             vendor_part_id: options.vendor_part_id,
             mtu: options.mtu,
+            max_queue_pairs: options.max_queue_pairs,
             max_send: options.max_send,
             max_receive: options.max_receive,
             max_address_handles: options.max_address_handles,

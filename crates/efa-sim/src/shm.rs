@@ -296,6 +296,7 @@ impl ShmDevice {
             name: format!("efa-shm-{}", options.name),
             vendor_part_id: vendor_part_id(rdma),
             mtu: options.mtu,
+            max_queue_pairs: usize::from(u16::MAX),
             max_send: options.max_send,
             max_receive: options.max_receive,
             max_address_handles: options.max_address_handles,

@@ -272,6 +272,10 @@ impl TcpDevice {
             name: format!("efa-tcp-{address}"),
             vendor_part_id: vendor_part_id(options.rdma),
             mtu: options.mtu,
+            max_queue_pairs: options
+                .ports
+                .as_ref()
+                .map_or(usize::from(u16::MAX), |ports| ports.len()),
             max_send: options.max_send,
             max_receive: options.max_receive,
             max_address_handles: options.max_address_handles,

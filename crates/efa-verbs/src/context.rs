@@ -195,6 +195,7 @@ pub(crate) struct Limits {
     pub(crate) vendor_part_id: u32,
     /// In bytes.
     pub(crate) mtu: usize,
+    pub(crate) max_queue_pairs: usize,
     pub(crate) max_address_handles: usize,
     pub(crate) max_regions: usize,
     /// In bytes.
@@ -295,6 +296,7 @@ impl Context {
                 0 => usize::from(u16::MAX),
                 limit => limit.min(usize::from(u16::MAX)),
             },
+            max_queue_pairs: count(device.max_qp),
             max_regions: count(device.max_mr),
             max_region_size: device.max_mr_size,
             max_completions: count(device.max_cqe),

@@ -75,6 +75,7 @@ impl VerbsDevice {
             name: context.name().to_owned(),
             vendor_part_id: limits.vendor_part_id,
             mtu: limits.mtu,
+            max_queue_pairs: limits.max_queue_pairs,
             max_send: limits.efa.max_sq_wr as usize,
             max_receive: limits.efa.max_rq_wr as usize,
             max_address_handles: limits.max_address_handles,

@@ -6,8 +6,8 @@ use efa_rdm::{OperationError, Subprotocol};
 use crate::address::Address;
 use crate::address_vector::FiAddr;
 use crate::buffer::Buffer;
+use crate::capabilities::Capabilities;
 use crate::endpoint::EndpointId;
-use crate::info::Capabilities;
 
 /// Kind of an operation that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

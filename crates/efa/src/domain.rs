@@ -8,6 +8,7 @@ use efa_device::Access;
 use efa_rdm::{AtomicKind, AtomicOp, Datatype, atomic_limit};
 
 use crate::address_vector::AddressVector;
+use crate::attributes::{AtomicAttributes, DomainAttributes, DomainLimits};
 use crate::completion_queue::{CompletionQueue, CompletionQueueOptions};
 use crate::counter::{Counter, CounterEvents, CounterOptions};
 use crate::device::Device;
@@ -16,7 +17,6 @@ use crate::endpoint_builder::EndpointBuilder;
 use crate::endpoint_options::EndpointOptions;
 use crate::error::{Error, Wanted};
 use crate::fabric::Fabric;
-use crate::info::{AtomicAttributes, DomainAttributes};
 use crate::region::{MemoryRegion, RegisterError};
 use crate::registrations::Cache;
 
@@ -52,6 +52,12 @@ impl Domain {
     #[must_use]
     pub fn attributes(&self) -> DomainAttributes {
         DomainAttributes::of(self.0.device.attributes())
+    }
+
+    /// How many objects it can have.
+    #[must_use]
+    pub fn limits(&self) -> DomainLimits {
+        DomainLimits::of(self.0.device.attributes())
     }
 
     /// Creates a completion queue (`fi_cq_open`).

@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use efa_device::Time;
-use efa_rdm::{AtomicKind, AtomicOp, Datatype, Operands, Statistics};
+use efa_rdm::{AtomicKind, AtomicOp, Datatype, Level, Operands, Statistics};
 use parking_lot::Mutex;
 
 use crate::address::Address;
 use crate::address_vector::{AddressVector, FiAddr};
 use crate::any_driver::{AnyDriver, OtherDriver, each_driver, in_place_driver, out_of_line};
+use crate::attributes::{EndpointAttributes, ReceiveAttributes, TransmitAttributes};
 use crate::buffer::{Buffer, ReceiveBuffer};
+use crate::capabilities::Capabilities;
 use crate::completion::{Refused, StartError};
 use crate::completion_queue::{CompletionQueue, Reader};
 use crate::counter::Counter;
@@ -21,7 +23,6 @@ use crate::domain::Domain;
 use crate::endpoint_options::Receiving;
 use crate::error::CloseError;
 use crate::event::Event;
-use crate::info::{Capabilities, EndpointAttributes};
 use crate::message::{Message, Receive, ReceiveId};
 use crate::packet::Packet;
 use crate::rma::{Operation, Rma};
@@ -83,6 +84,18 @@ impl Endpoint {
         &self.shared.attributes
     }
 
+    /// Limits and properties of its transmit side.
+    #[must_use]
+    pub fn transmit_attributes(&self) -> &TransmitAttributes {
+        &self.shared.transmit
+    }
+
+    /// Limits and properties of its receive side.
+    #[must_use]
+    pub fn receive_attributes(&self) -> &ReceiveAttributes {
+        &self.shared.receive
+    }
+
     /// The services that were enabled.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
@@ -114,6 +127,7 @@ impl Endpoint {
             return Err(Refused { error, buffer });
         }
         let Message { to, tag, cq_data, level } = message;
+        let level = level.unwrap_or(self.shared.level);
         drive!(
             self.shared,
             driver => driver.send(to, tag, cq_data, level, buffer, context),
@@ -126,7 +140,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// As for [`send`](Self::send), and if it is longer than
-    /// [`EndpointAttributes::inject_size`].
+    /// [`TransmitAttributes::inject_size`].
     pub fn inject(&self, message: Message, bytes: &[u8]) -> Result<(), StartError> {
         self.check_send(&message, bytes.len())?;
         drive!(
@@ -182,7 +196,7 @@ impl Endpoint {
         let ReceiveBuffer(buffer) = buffer.into();
         let receive = Receive { tag: None, source };
         let checked = self
-            .require(Capabilities::MULTI_RECV)
+            .require_to_receive(Capabilities::MULTI_RECV)
             .and_then(|()| self.check_receive(&receive))
             .and_then(|()| self.shared.check_domain(&buffer));
         if let Err(error) = checked {
@@ -260,7 +274,7 @@ impl Endpoint {
     /// # Errors
     /// The receive was not posted; the packet comes back.
     pub fn receive_in_place(&self, packet: Packet, context: u64) -> Result<(), Refused> {
-        let checked = self.require(Capabilities::MSG | Capabilities::RECV);
+        let checked = self.require_to_receive(Capabilities::MSG | Capabilities::RECV);
         let checked = checked.and_then(|()| match self.shared.domain.device().owns(&packet) {
             true => Ok(()),
             false => Err(StartError::OtherDomain),
@@ -286,12 +300,14 @@ impl Endpoint {
     /// The operation was not started; the buffer comes back.
     pub fn write(&self, rma: Rma, buffer: impl Into<Buffer>, context: u64) -> Result<(), Refused> {
         let buffer = buffer.into();
-        let checked =
-            self.require(Capabilities::RMA).and_then(|()| self.shared.check_domain(&buffer));
+        let checked = self
+            .require_to_transmit(Capabilities::RMA)
+            .and_then(|()| self.shared.check_domain(&buffer));
         if let Err(error) = checked {
             return Err(Refused { error, buffer });
         }
         let Rma { peer, remote, cq_data, level } = rma;
+        let level = level.unwrap_or(self.shared.level);
         drive!(
             self.shared,
             driver => driver.write(peer, remote, cq_data, level, buffer, context),
@@ -314,8 +330,9 @@ impl Endpoint {
         context: u64,
     ) -> Result<(), Refused> {
         let ReceiveBuffer(buffer) = buffer.into();
-        let checked =
-            self.require(Capabilities::RMA).and_then(|()| self.shared.check_domain(&buffer));
+        let checked = self
+            .require_to_transmit(Capabilities::RMA)
+            .and_then(|()| self.shared.check_domain(&buffer));
         if let Err(error) = checked {
             return Err(Refused { error, buffer });
         }
@@ -388,14 +405,15 @@ impl Endpoint {
             Operands::Fetch { fetched, .. } | Operands::Compare { fetched, .. } => Some(fetched),
         };
         let checked = self
-            .require(Capabilities::ATOMIC)
+            .require_to_transmit(Capabilities::ATOMIC)
             .and_then(|()| fetched.map_or(Ok(()), |fetched| self.shared.check_domain(fetched)));
         if let Err(error) = checked {
             return Err(Refused { error, buffer: operands.into_fetched().unwrap_or_default() });
         }
+        let level = rma.level.unwrap_or(self.shared.level);
         drive!(
             self.shared,
-            driver => driver.atomic(rma.peer, rma.remote, how, rma.level, operands, context),
+            driver => driver.atomic(rma.peer, rma.remote, how, level, operands, context),
             _ => {
                 let buffer = operands.into_fetched().unwrap_or_default();
                 Err(Refused { error: StartError::Closed, buffer })
@@ -440,7 +458,8 @@ impl Endpoint {
     /// # Errors
     /// Not all was sent in time. The endpoint is closed nevertheless; sends under way are cancelled too.
     pub fn close(&self, timeout: Duration) -> Result<(), CloseError> {
-        self.shared.usable.clear();
+        self.shared.transmittable.clear();
+        self.shared.receivable.clear();
         let result = self.finish_sends(timeout);
         self.unbind();
         let mut driver = self.shared.driver.lock();
@@ -483,11 +502,14 @@ impl Endpoint {
         }
     }
 
-    fn require(&self, needed: Capabilities) -> Result<(), StartError> {
-        match self.shared.usable.get().contains(needed) {
-            true => Ok(()),
-            false => Err(self.shared.why_not(needed)),
-        }
+    #[inline]
+    fn require_to_transmit(&self, needed: Capabilities) -> Result<(), StartError> {
+        self.shared.transmittable.require(needed, self.shared.transmit.capabilities)
+    }
+
+    #[inline]
+    fn require_to_receive(&self, needed: Capabilities) -> Result<(), StartError> {
+        self.shared.receivable.require(needed, self.shared.receive.capabilities)
     }
 
     fn check_send(&self, message: &Message, length: usize) -> Result<(), StartError> {
@@ -495,7 +517,7 @@ impl Endpoint {
             Some(_) => Capabilities::TAGGED,
             None => Capabilities::MSG,
         };
-        self.require(service | Capabilities::SEND)?;
+        self.require_to_transmit(service | Capabilities::SEND)?;
         let (length, limit) = (length as u64, self.shared.attributes.max_message_size);
         if length > limit {
             return Err(StartError::TooLong { length, limit });
@@ -512,7 +534,7 @@ impl Endpoint {
             Some(_) => Capabilities::DIRECTED_RECV,
             None => Capabilities::empty(),
         };
-        self.require(service | source | Capabilities::RECV)
+        self.require_to_receive(service | source | Capabilities::RECV)
     }
 }
 
@@ -529,8 +551,8 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// The services that operations may use now: all that were enabled, none once the endpoint is being
-/// closed.
+/// The services that operations of one side may use now: all that were enabled, none once the endpoint is
+/// being closed.
 #[derive(Debug)]
 pub(crate) struct Usable(AtomicU32);
 
@@ -539,12 +561,26 @@ impl Usable {
         Self(AtomicU32::new(capabilities.bits()))
     }
 
-    fn get(&self) -> Capabilities {
-        Capabilities::from_bits_retain(self.0.load(Ordering::Relaxed))
+    /// Refuses an operation that needs other services than the side, which was enabled with some, has now.
+    #[inline(always)]
+    fn require(&self, needed: Capabilities, enabled: Capabilities) -> Result<(), StartError> {
+        match Capabilities::from_bits_retain(self.0.load(Ordering::Relaxed)).contains(needed) {
+            true => Ok(()),
+            false => Err(why_not(needed, enabled)),
+        }
     }
 
     fn clear(&self) {
         self.0.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Why an operation that needs these services can't be started.
+#[cold]
+fn why_not(needed: Capabilities, enabled: Capabilities) -> StartError {
+    match needed - enabled {
+        none if none.is_empty() => StartError::Closed,
+        missing => StartError::Disabled(missing),
     }
 }
 
@@ -555,8 +591,13 @@ pub(crate) struct Shared {
     pub(crate) domain: Domain,
     pub(crate) address: Address,
     pub(crate) capabilities: Capabilities,
-    pub(crate) usable: Usable,
+    pub(crate) transmittable: Usable,
+    pub(crate) receivable: Usable,
+    /// Completion level of operations without flags.
+    pub(crate) level: Level,
     pub(crate) attributes: EndpointAttributes,
+    pub(crate) transmit: TransmitAttributes,
+    pub(crate) receive: ReceiveAttributes,
     pub(crate) driver: Mutex<AnyDriver>,
 }
 
@@ -593,15 +634,6 @@ impl Shared {
                 Err(StartError::OtherDomain)
             }
             _ => Ok(()),
-        }
-    }
-
-    /// Why an operation that needs these services can't be started.
-    #[cold]
-    fn why_not(&self, needed: Capabilities) -> StartError {
-        match needed - self.capabilities {
-            none if none.is_empty() => StartError::Closed,
-            missing => StartError::Disabled(missing),
         }
     }
 }

@@ -8,14 +8,17 @@ use parking_lot::Mutex;
 
 use crate::address_vector::AddressVector;
 use crate::any_driver::CreatedDriver;
+use crate::attributes::{
+    EndpointAttributes, EndpointKind, MessageOrder, ReceiveAttributes, TransmitAttributes,
+};
+use crate::capabilities::Capabilities;
 use crate::completion_queue::CompletionQueue;
 use crate::counter::{Counted, Counter, Counters};
 use crate::domain::Domain;
 use crate::driver::{Bindings, Sources};
 use crate::endpoint::{Endpoint, Shared, Usable};
-use crate::endpoint_options::{EndpointOptions, Receiving};
+use crate::endpoint_options::{EndpointOptions, Receiving, Side};
 use crate::error::{Bound, EnableError};
-use crate::info::{Capabilities, EndpointAttributes, MessageOrder};
 
 /// Capabilities that need matching or order, which an endpoint that receives in place lacks.
 const NEED_MATCHING: Capabilities = Capabilities::TAGGED
@@ -147,6 +150,8 @@ impl EndpointBuilder {
         let hash_seed = options.hash_seed.unwrap_or_else(random);
         let config = options.protocol.with(|config| config.hash_seed = hash_seed);
         let capabilities = options.capabilities.enabled();
+        let transmit_side = options.transmit.resolve(Side::Transmit, capabilities)?;
+        let receive_side = options.receive.resolve(Side::Receive, capabilities)?;
         let sources = match capabilities.contains(Capabilities::SOURCE) {
             true => Sources::Reported,
             false => Sources::Omitted,
@@ -164,17 +169,32 @@ impl EndpointBuilder {
         let device = self.domain.device();
         let created =
             CreatedDriver::new(device, queue_pair, config.clone(), options.receiving, bindings)?;
-        let mut attributes =
-            EndpointAttributes::of(&config, created.inject_limit, options.max_message_size);
-        if options.receiving == Receiving::InPlace {
-            attributes.message_order = MessageOrder::Unordered;
-        }
+        let kind = EndpointKind::ReliableDatagram;
+        let attributes = EndpointAttributes::of(kind, &config, options.max_message_size);
+        let transmit_attributes = TransmitAttributes {
+            capabilities: transmit_side.capabilities,
+            flags: transmit_side.flags,
+            ..TransmitAttributes::of(capabilities, &config, created.inject_limit)
+        };
+        let receive_attributes = ReceiveAttributes {
+            capabilities: receive_side.capabilities,
+            flags: receive_side.flags,
+            message_order: match options.receiving {
+                Receiving::Matched => MessageOrder::SendAfterSend,
+                Receiving::InPlace => MessageOrder::Unordered,
+            },
+            ..ReceiveAttributes::of(capabilities, &config)
+        };
         let shared = Arc::new(Shared {
             id,
             address: created.address,
             capabilities,
-            usable: Usable::new(capabilities),
+            transmittable: Usable::new(transmit_side.capabilities),
+            receivable: Usable::new(receive_side.capabilities),
+            level: transmit_side.flags.level(),
             attributes,
+            transmit: transmit_attributes,
+            receive: receive_attributes,
             driver: Mutex::new(created.driver),
             domain: self.domain,
         });

@@ -3,7 +3,9 @@
 use efa_device::QueuePairOptions;
 use efa_rdm::Config;
 
-use crate::info::Capabilities;
+use crate::capabilities::{Capabilities, OperationFlags};
+use crate::error::EnableError;
+use crate::info::Info;
 
 /// Options of an endpoint.
 ///
@@ -19,6 +21,10 @@ pub struct EndpointOptions {
     /// Services to enable; all by default. Operations of other services fail with
     /// [`StartError::Disabled`](crate::StartError::Disabled).
     pub capabilities: Capabilities,
+    /// The transmit side: services and default flags of sends, writes, reads and atomics.
+    pub transmit: ContextOptions,
+    /// The receive side: services and default flags of receives.
+    pub receive: ContextOptions,
     /// Whether messages are matched and copied, or received in place.
     pub receiving: Receiving,
     /// Longest message in bytes that may be sent; unlimited by default, as in the protocol.
@@ -43,6 +49,8 @@ impl Default for EndpointOptions {
         let queue_pair = QueuePairOptions::default();
         Self {
             capabilities: Capabilities::OFFERED,
+            transmit: ContextOptions::default(),
+            receive: ContextOptions::default(),
             receiving: Receiving::default(),
             max_message_size: u64::MAX,
             connid: None,
@@ -66,6 +74,18 @@ impl EndpointOptions {
     #[must_use]
     pub fn capabilities(self, capabilities: Capabilities) -> Self {
         Self { capabilities, ..self }
+    }
+
+    /// Sets [`transmit`](Self#structfield.transmit).
+    #[must_use]
+    pub fn transmit(self, transmit: ContextOptions) -> Self {
+        Self { transmit, ..self }
+    }
+
+    /// Sets [`receive`](Self#structfield.receive).
+    #[must_use]
+    pub fn receive(self, receive: ContextOptions) -> Self {
+        Self { receive, ..self }
     }
 
     /// Sets [`receiving`](Self#structfield.receiving).
@@ -115,6 +135,106 @@ impl EndpointOptions {
     pub fn protocol(self, protocol: Config) -> Self {
         Self { protocol, ..self }
     }
+}
+
+impl From<&Info> for EndpointOptions {
+    /// Services and default flags of an entry (`fi_endpoint`).
+    fn from(info: &Info) -> Self {
+        let (transmit, receive) = (&info.transmit, &info.receive);
+        Self::new()
+            .capabilities(info.capabilities)
+            .transmit(
+                ContextOptions::new().capabilities(transmit.capabilities).flags(transmit.flags),
+            )
+            .receive(ContextOptions::new().capabilities(receive.capabilities).flags(receive.flags))
+    }
+}
+
+/// Options of the transmit or the receive side of an endpoint.
+///
+/// ```
+/// use efa::{ContextOptions, EndpointOptions, OperationFlags};
+///
+/// let flags = OperationFlags::COMPLETION | OperationFlags::DELIVERY_COMPLETE;
+/// let options = EndpointOptions::new().transmit(ContextOptions::new().flags(flags));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ContextOptions {
+    /// Services of this side, which must be among those of the endpoint; `None`: all of them.
+    pub capabilities: Option<Capabilities>,
+    /// Flags of operations that are started without flags (`op_flags`); `None`: `COMPLETION`, on the
+    /// transmit side also `TRANSMIT_COMPLETE`.
+    pub flags: Option<OperationFlags>,
+}
+
+impl ContextOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets [`capabilities`](Self#structfield.capabilities).
+    #[must_use]
+    pub fn capabilities(self, capabilities: Capabilities) -> Self {
+        Self { capabilities: Some(capabilities), ..self }
+    }
+
+    /// Sets [`flags`](Self#structfield.flags).
+    #[must_use]
+    pub fn flags(self, flags: OperationFlags) -> Self {
+        Self { flags: Some(flags), ..self }
+    }
+
+    /// What one side of an endpoint with these services has.
+    ///
+    /// # Errors
+    /// The side can't have what was requested.
+    pub(crate) fn resolve(
+        &self,
+        side: Side,
+        capabilities: Capabilities,
+    ) -> Result<SideProperties, EnableError> {
+        let (side, offered, allowed, usual) = match side {
+            Side::Transmit => (
+                "transmit",
+                capabilities.transmitting(),
+                OperationFlags::TRANSMIT,
+                OperationFlags::USUAL_TRANSMIT,
+            ),
+            Side::Receive => (
+                "receive",
+                capabilities.receiving(),
+                OperationFlags::RECEIVE,
+                OperationFlags::USUAL_RECEIVE,
+            ),
+        };
+        let capabilities = self.capabilities.unwrap_or(offered);
+        let beyond = capabilities - offered;
+        if !beyond.is_empty() {
+            return Err(EnableError::BeyondEndpoint { side, capabilities: beyond });
+        }
+        let flags = self.flags.unwrap_or(usual);
+        if !allowed.contains(flags) {
+            return Err(EnableError::NoSuchFlags { side, flags: flags - allowed });
+        }
+        Ok(SideProperties { capabilities: capabilities.enabled_of(offered), flags })
+    }
+}
+
+/// A side of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Side {
+    Transmit,
+    Receive,
+}
+
+/// Services and default flags of one side of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SideProperties {
+    pub(crate) capabilities: Capabilities,
+    pub(crate) flags: OperationFlags,
 }
 
 /// How an endpoint receives messages.

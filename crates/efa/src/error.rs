@@ -1,12 +1,15 @@
 //! Errors other than those of operations.
 
+use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use efa_device::DeviceError;
 use efa_rdm::ConfigError;
 
+use crate::capabilities::{Capabilities, Mode, OperationFlags};
 use crate::counter::{Counted, CounterEvents};
-use crate::info::{Capabilities, Progress};
+use crate::discovery::Version;
 
 /// Why an object could not be opened or created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,9 +21,23 @@ pub enum Error {
         /// The first attribute that is not offered.
         wanted: Wanted,
     },
+    /// The program is written for a newer version (`FI_ENOSYS`).
+    #[error("version {asked} was asked for, {newest} is the newest known")]
+    Version {
+        /// The program's version.
+        asked: Version,
+        /// The newest one that this crate knows.
+        newest: Version,
+    },
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+impl From<Wanted> for Error {
+    fn from(wanted: Wanted) -> Self {
+        Self::NoData { wanted }
+    }
 }
 
 /// A requested attribute that is not offered.
@@ -39,9 +56,43 @@ pub enum Wanted {
     /// A counter of events other than completions.
     #[error("counter events: {0:?}")]
     CounterEvents(CounterEvents),
-    /// A progress model.
-    #[error("{0} progress")]
-    Progress(Progress),
+    /// A fabric with another name.
+    #[error("fabric {0}")]
+    Fabric(String),
+    /// Nothing does without demands that the program can't meet. It can meet these.
+    #[error("mode: nothing demands at most {0}")]
+    NoMode(Mode),
+    /// A service that is no port number.
+    #[error("service {0}: a port number is expected")]
+    Service(String),
+    /// A node whose address is unknown.
+    #[error("node {node}: {reason}")]
+    Node {
+        /// The node.
+        node: String,
+        /// Why.
+        reason: String,
+    },
+    /// An address that this host doesn't have.
+    #[error("address {0} of this host")]
+    Source(SocketAddr),
+    /// An address that can't be reached.
+    #[error("way to {0}")]
+    Destination(SocketAddr),
+    /// Another attribute.
+    #[error("{name}: {value}")]
+    Attribute {
+        /// Its name: that of the field of [`Hints`](crate::Hints).
+        name: &'static str,
+        /// The requested value.
+        value: String,
+    },
+}
+
+impl Wanted {
+    pub(crate) fn attribute(name: &'static str, value: &impl Debug) -> Self {
+        Self::Attribute { name, value: format!("{value:?}") }
+    }
 }
 
 /// Why an endpoint was not enabled.
@@ -63,6 +114,22 @@ pub enum EnableError {
     /// Services are not offered.
     #[error("capabilities not offered: {0}")]
     NotOffered(Capabilities),
+    /// Services of one side that the endpoint lacks or that are of the other side.
+    #[error("the {side} side of the endpoint can't have {capabilities}")]
+    BeyondEndpoint {
+        /// `transmit` or `receive`.
+        side: &'static str,
+        /// The services.
+        capabilities: Capabilities,
+    },
+    /// Default flags that operations of one side can't have.
+    #[error("operations of the {side} side have no flags {flags}")]
+    NoSuchFlags {
+        /// `transmit` or `receive`.
+        side: &'static str,
+        /// The flags.
+        flags: OperationFlags,
+    },
     /// These services can't be enabled if messages are received in place.
     #[error("messages can't be received in place by an endpoint with {0}")]
     NotInPlace(Capabilities),

@@ -1,12 +1,9 @@
 //! Fabrics: the network that devices are on.
 
 #[cfg(feature = "sim")]
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-#[cfg(feature = "sim")]
-use efa_device::Rdma;
-use efa_device::{DeviceAttributes, DeviceError};
-use efa_rdm::Config;
+use efa_device::DeviceError;
 #[cfg(feature = "sim")]
 use efa_sim::{
     local::{LocalFabric, LocalOptions},
@@ -15,98 +12,16 @@ use efa_sim::{
 };
 
 use crate::clock::Clock;
-use crate::device::{Device, find_interfaces, open_interface};
+use crate::device::{Device, open_interface};
 use crate::domain::Domain;
-use crate::error::{Error, Wanted};
-use crate::info::{
-    Capabilities, DomainAttributes, EndpointAttributes, Hints, Info, Link, Progress,
-};
-
-const PROVIDER: &str = "efa";
+use crate::error::Error;
+use crate::info::{Info, Link};
+#[cfg(feature = "sim")]
+use crate::resolve;
 
 /// The name of the shm network that [`Fabric::open`] opens.
 #[cfg(feature = "sim")]
 const SHM_NAME: &str = "efa";
-
-/// Returns matching providers, best first (`fi_getinfo`). With default hints, all.
-///
-/// # Errors
-/// [`Error::NoData`] with the first requested attribute that is not offered.
-///
-/// ```
-/// use efa::{Capabilities, Hints, info};
-///
-/// let found = info(&Hints::new().capabilities(Capabilities::TAGGED))?;
-/// assert_eq!(found[0].provider, "efa");
-/// assert!(found[0].endpoint.max_message_size >= 1 << 40);
-/// # Ok::<(), efa::Error>(())
-/// ```
-pub fn info(hints: &Hints) -> Result<Vec<Info>, Error> {
-    let missing = hints.capabilities - Capabilities::OFFERED;
-    if !missing.is_empty() {
-        return Err(Error::NoData { wanted: Wanted::Capabilities(missing) });
-    }
-    if let Some(provider) = hints.provider.as_ref().filter(|name| *name != PROVIDER) {
-        return Err(Error::NoData { wanted: Wanted::Provider(provider.clone()) });
-    }
-    if let Some(progress) = hints.progress.filter(|progress| *progress != Progress::Manual) {
-        return Err(Error::NoData { wanted: Wanted::Progress(progress) });
-    }
-    let capabilities = match hints.capabilities {
-        none if none.is_empty() => Capabilities::OFFERED,
-        some => some.enabled(),
-    };
-    let mut found = Vec::new();
-    let requested = |link: &Link| hints.link.is_none_or(|requested| requested == *link);
-    for link in Link::ALL.iter().copied().filter(requested) {
-        let devices = match link {
-            Link::Verbs => matching_interfaces(hints)?,
-            // The software device has no interfaces with names. Its defaults are the same on every link.
-            #[cfg(feature = "sim")]
-            _ if hints.interface.is_some() => Vec::new(),
-            #[cfg(feature = "sim")]
-            _ => vec![DeviceAttributes {
-                name: format!("{PROVIDER}-{link}"),
-                rdma: Rdma::READ_WRITE,
-                ..DeviceAttributes::default()
-            }],
-        };
-        found.extend(devices.iter().map(|device| describe(link, device, capabilities)));
-    }
-    match (&hints.interface, found.is_empty()) {
-        (Some(name), true) => Err(Error::NoData { wanted: Wanted::Interface(name.clone()) }),
-        _ => Ok(found),
-    }
-}
-
-/// The interfaces of this machine. None is an error only if the hints request the link `verbs`.
-fn matching_interfaces(hints: &Hints) -> Result<Vec<DeviceAttributes>, Error> {
-    match find_interfaces(hints.interface.as_deref()) {
-        Err(error) if hints.link == Some(Link::Verbs) => Err(Error::Device(error)),
-        found => Ok(found.unwrap_or_default()),
-    }
-}
-
-/// Names of the EFA interfaces of this machine, as rdma-core finds them.
-///
-/// # Errors
-/// [`DeviceError::Absent`] if there are none, with the reason and a remedy in one line.
-pub fn interfaces() -> Result<Vec<String>, DeviceError> {
-    Ok(find_interfaces(None)?.into_iter().map(|interface| interface.name).collect())
-}
-
-fn describe(link: Link, device: &DeviceAttributes, capabilities: Capabilities) -> Info {
-    let config = Config::default();
-    Info {
-        provider: PROVIDER,
-        provider_version: env!("CARGO_PKG_VERSION"),
-        fabric: format!("{PROVIDER}-{link}"),
-        link,
-        capabilities,
-        endpoint: EndpointAttributes::of(&config, efa_rdm::inject_limit(device.mtu), u64::MAX),
-        domain: DomainAttributes::of(device),
-    }
-}
 
 /// A network (`fi_fabric`). Clones are handles to the same network.
 ///
@@ -131,8 +46,10 @@ enum Network {
 }
 
 impl Fabric {
-    /// A network that [`info`] returned, with default options: `verbs` with the interface found, `shm` with
-    /// the name `efa`, `tcp` with the address 127.0.0.1, `local` with a network of its own.
+    /// A network that [`discover`](crate::discover) returned, with default options: `verbs` with the
+    /// interface found, `shm` with the name `efa`, `tcp` with the [source](Info::source) address (127.0.0.1 if
+    /// there is none; if it stands for all addresses, the one from which other networks are reached),
+    /// `local` with a network of its own.
     #[must_use]
     pub fn open(info: &Info) -> Self {
         match info.link {
@@ -140,7 +57,7 @@ impl Fabric {
             #[cfg(feature = "sim")]
             Link::Shm => Self::shm(ShmOptions::new(SHM_NAME)),
             #[cfg(feature = "sim")]
-            Link::Tcp => Self::tcp(TcpOptions::new(Ipv4Addr::LOCALHOST)),
+            Link::Tcp => Self::tcp(TcpOptions::new(address_of_this_host(info.source))),
             #[cfg(feature = "sim")]
             Link::Local => Self::local(LocalOptions::default()),
         }
@@ -240,4 +157,16 @@ impl Fabric {
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
     }
+}
+
+/// The address that other hosts connect to.
+#[cfg(feature = "sim")]
+fn address_of_this_host(source: Option<SocketAddr>) -> IpAddr {
+    /// An address outside this host's network, for documentation.
+    const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    let address = match source.map(|source| source.ip()) {
+        Some(all) if all.is_unspecified() => resolve::address_towards((ELSEWHERE, 0).into()),
+        one => one,
+    };
+    address.unwrap_or(Ipv4Addr::LOCALHOST.into())
 }

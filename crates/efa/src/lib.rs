@@ -94,8 +94,10 @@
 mod address;
 mod address_vector;
 mod any_driver;
+mod attributes;
 mod bound_endpoints;
 mod buffer;
+mod capabilities;
 mod claim;
 mod clock;
 mod completion;
@@ -103,6 +105,7 @@ mod completion_queue;
 mod counter;
 mod cq_binding;
 mod device;
+mod discovery;
 mod domain;
 mod driver;
 mod endpoint;
@@ -112,12 +115,14 @@ mod environment;
 mod error;
 mod event;
 mod fabric;
+mod hints;
 mod info;
 mod message;
 mod packet;
 mod peer_map;
 mod region;
 mod registrations;
+mod resolve;
 mod rma;
 
 /// The software device: options of its links, and faults of the simulated network. The rest of it is in
@@ -136,12 +141,20 @@ pub mod sim {
 
 pub use address::{Address, AddressError};
 pub use address_vector::{AddressVector, FiAddr};
+pub use attributes::{
+    AddressFormat, AddressVectorKind, AtomicAttributes, CompletionOrder, DomainAttributes,
+    DomainHints, DomainLimitHints, DomainLimits, EndpointAttributes, EndpointHints, EndpointKind,
+    MessageOrder, Progress, Protocol, ReceiveAttributes, ReceiveHints, RegistrationMode,
+    ResourceManagement, Threading, TransmitAttributes, TransmitHints,
+};
 pub use buffer::{Buffer, ReceiveBuffer};
+pub use capabilities::{Capabilities, Mode, OperationFlags};
 pub use claim::{Claim, ClaimRefused, UnexpectedMessage};
 pub use clock::{Clock, ManualClock};
 pub use completion::{Completion, CompletionError, Kind, Refused, StartError};
 pub use completion_queue::{CompletionQueue, CompletionQueueOptions, Entry, WaitError};
 pub use counter::{Counted, Counter, CounterError, CounterEvents, CounterOptions};
+pub use discovery::{Named, Query, Version, discover, info, interfaces};
 pub use domain::Domain;
 pub use efa_device::{Access, DeviceError, Gid, Qpn, Shortage, Status, Time};
 pub use efa_handshake::Release;
@@ -153,15 +166,13 @@ pub use efa_rdm::{
 };
 pub use endpoint::{Endpoint, EndpointId};
 pub use endpoint_builder::{Direction, EndpointBuilder};
-pub use endpoint_options::{EndpointOptions, Receiving};
+pub use endpoint_options::{ContextOptions, EndpointOptions, Receiving};
 pub use environment::{Environment, Mistake, Parameter, ParameterKind, Value};
 pub use error::{Bound, CloseError, EnableError, Error, Wanted};
 pub use event::Event;
-pub use fabric::{Fabric, info, interfaces};
-pub use info::{
-    AddressVectorKind, AtomicAttributes, Capabilities, DomainAttributes, EndpointAttributes,
-    EndpointKind, Hints, Info, Link, MessageOrder, Progress, ResourceManagement, Threading,
-};
+pub use fabric::Fabric;
+pub use hints::Hints;
+pub use info::{Info, Link};
 pub use message::{Message, Receive, ReceiveId};
 pub use packet::Packet;
 pub use region::{MemoryRegion, OutOfRegion, RegionSlice, RegisterError};

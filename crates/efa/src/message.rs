@@ -3,6 +3,7 @@
 use efa_rdm::Level;
 
 use crate::address_vector::FiAddr;
+use crate::capabilities::OperationFlags;
 
 /// Destination of a message, and what is sent along with its bytes.
 ///
@@ -17,13 +18,14 @@ pub struct Message {
     pub(crate) to: FiAddr,
     pub(crate) tag: Option<u64>,
     pub(crate) cq_data: Option<u64>,
-    pub(crate) level: Level,
+    /// `None`: that of the endpoint's default flags.
+    pub(crate) level: Option<Level>,
 }
 
 impl Message {
     /// An untagged message to a peer.
     pub fn to(peer: FiAddr) -> Self {
-        Self { to: peer, tag: None, cq_data: None, level: Level::Transmit }
+        Self { to: peer, tag: None, cq_data: None, level: None }
     }
 
     /// Makes it a tagged message, which only tagged receives match.
@@ -41,7 +43,13 @@ impl Message {
     /// [`OperationError::PeerLacks`](crate::OperationError::PeerLacks). No effect on
     /// [injected](crate::Endpoint::inject) messages, which have no completion.
     pub fn delivery_complete(self) -> Self {
-        Self { level: Level::Delivery, ..self }
+        Self { level: Some(Level::Delivery), ..self }
+    }
+
+    /// Sets the flags of the send (those of `fi_sendmsg`), in place of the endpoint's [default
+    /// flags](crate::ContextOptions#structfield.flags), of which none is used.
+    pub fn flags(self, flags: OperationFlags) -> Self {
+        Self { level: Some(flags.level()), ..self }
     }
 }
 

@@ -3,6 +3,7 @@
 use efa_rdm::{AtomicOp, Datatype, Level, Remote, RmaIov, TooManyPieces};
 
 use crate::address_vector::FiAddr;
+use crate::capabilities::OperationFlags;
 use crate::region::{MemoryRegion, RegionSlice};
 
 /// Memory of a peer: what [`MemoryRegion::remote`] returned there.
@@ -121,7 +122,8 @@ pub struct Rma {
     pub(crate) peer: FiAddr,
     pub(crate) remote: Remote,
     pub(crate) cq_data: Option<u64>,
-    pub(crate) level: Level,
+    /// `None`: that of the endpoint's default flags.
+    pub(crate) level: Option<Level>,
 }
 
 impl Rma {
@@ -140,7 +142,7 @@ impl Rma {
     }
 
     fn of(peer: FiAddr, remote: Remote) -> Self {
-        Self { peer, remote, cq_data: None, level: Level::Transmit }
+        Self { peer, remote, cq_data: None, level: None }
     }
 
     /// Sends data to the peer, which gets a completion with it (`FI_REMOTE_CQ_DATA`). Only for writes;
@@ -152,7 +154,13 @@ impl Rma {
     /// A write, or an atomic that returns no values, completes only when the memory has changed
     /// (`FI_DELIVERY_COMPLETE`).
     pub fn delivery_complete(self) -> Self {
-        Self { level: Level::Delivery, ..self }
+        Self { level: Some(Level::Delivery), ..self }
+    }
+
+    /// Sets the flags of the operation (those of `fi_writemsg` and `fi_atomicmsg`), in place of the
+    /// endpoint's [default flags](crate::ContextOptions#structfield.flags), of which none is used.
+    pub fn flags(self, flags: OperationFlags) -> Self {
+        Self { level: Some(flags.level()), ..self }
     }
 }
 

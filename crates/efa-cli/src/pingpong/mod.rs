@@ -36,7 +36,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
-use efa::{Domain, EndpointAttributes};
+use efa::{Domain, Endpoint};
 use efa_sim::capture::CaptureError;
 
 use self::connect::{ConnectError, HostPort, Listening};
@@ -277,17 +277,18 @@ impl Args {
         Duration::from_secs(self.timeout)
     }
 
-    /// The plan of a run, on a device with this MTU in bytes and an endpoint with these attributes.
-    fn plan(&self, mtu: u64, endpoint: &EndpointAttributes) -> Plan {
+    /// The plan of a run on a device with this MTU in bytes.
+    fn plan(&self, mtu: u64, endpoint: &Endpoint) -> Plan {
         let sizes = match &self.sizes {
             Some(Sizes(sizes)) => sizes.clone(),
             None => {
                 let longest_eager = plan::longest_eager(mtu, self.tagged, self.cq_data);
-                plan::usual_sizes(longest_eager, endpoint.max_medium)
+                plan::usual_sizes(longest_eager, endpoint.attributes().max_medium)
             }
         };
         // Each side posts a whole window at a time.
-        let widest = endpoint.transmit_size.min(endpoint.receive_size) as u64;
+        let (transmit, receive) = (endpoint.transmit_attributes(), endpoint.receive_attributes());
+        let widest = transmit.size.min(receive.size) as u64;
         let mode = if self.bandwidth { Mode::Bandwidth } else { Mode::Latency };
         let step = |size| Step {
             size,

@@ -151,7 +151,7 @@ fn full_queue_stops_multi_receive_endpoint_without_loss() {
 fn injected_bytes_are_copied_before_inject_returns() {
     let mut world = World::pair(6);
     let to_bob = world.introduce(ALICE, BOB);
-    let limit = world.end(ALICE).attributes().inject_size;
+    let limit = world.end(ALICE).transmit_attributes().inject_size;
     let mut bytes = pattern(limit, 1);
     for _ in 0..3 {
         world.end(BOB).receive(Receive::tagged(4), vec![0; limit], 1).unwrap();

@@ -251,7 +251,7 @@ fn operations_beyond_transmit_and_receive_size_are_busy() {
     let mut world = World::pair_with(6, small, options(2));
     let to_bob = world.introduce(ALICE, BOB);
     let alice = world.end(ALICE);
-    assert_eq!((alice.attributes().transmit_size, alice.attributes().receive_size), (3, 5));
+    assert_eq!((alice.transmit_attributes().size, alice.receive_attributes().size), (3, 5));
     for i in 0..3 {
         alice.send(Message::to(to_bob), "x", i).unwrap();
     }

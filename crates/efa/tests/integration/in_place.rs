@@ -50,7 +50,7 @@ fn drops(world: &World) -> Vec<DropReason> {
 fn in_place_messages_arrive_in_packets_that_can_be_reposted() {
     for release in RELEASES {
         let mut world = pair(release);
-        assert_eq!(world.end(BOB).attributes().message_order, MessageOrder::Unordered);
+        assert_eq!(world.end(BOB).receive_attributes().message_order, MessageOrder::Unordered);
         let to_bob = world.introduce(ALICE, BOB);
         let alice = world.introduce(BOB, ALICE);
         let mut packet: Packet = world.end(BOB).packet().unwrap();

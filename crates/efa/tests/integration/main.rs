@@ -6,6 +6,7 @@ mod buffers;
 mod claims;
 mod completions;
 mod counters;
+mod discovery;
 mod ends;
 mod in_place;
 mod lifetimes;

@@ -1,9 +1,10 @@
 //! Discovery, attributes, and how endpoints are built.
 
 use efa::{
-    AddressVectorKind, Bound, Capabilities, CompletionQueueOptions, Config, ConfigError,
-    DeviceError, Direction, EnableError, EndpointKind, EndpointOptions, Error, Fabric, Hints, Link,
-    LocalOptions, Message, MessageOrder, Progress, Receive, ResourceManagement, ShmOptions,
+    AddressVectorKind, Bound, Capabilities, CompletionOrder, CompletionQueueOptions, Config,
+    ConfigError, ContextOptions, DeviceError, Direction, EnableError, EndpointKind,
+    EndpointOptions, Error, Fabric, Hints, Link, LocalOptions, Message, MessageOrder, Mode,
+    OperationFlags, Progress, Protocol, Receive, RegistrationMode, ResourceManagement, ShmOptions,
     StartError, Threading, Wanted, info,
 };
 
@@ -76,7 +77,9 @@ fn info_offers_manual_progress_only() {
     let with = |progress| info(&Hints::new().progress(progress));
     assert_eq!(
         with(Progress::Automatic),
-        Err(Error::NoData { wanted: Wanted::Progress(Progress::Automatic) })
+        Err(Error::NoData {
+            wanted: Wanted::Attribute { name: "domain.progress", value: "Automatic".into() }
+        })
     );
     for info in with(Progress::Manual).unwrap() {
         assert_eq!(info.domain.progress, Progress::Manual);
@@ -96,21 +99,32 @@ fn every_listed_fabric_can_be_opened_with_its_attributes() {
         assert_eq!(attributes, info.domain, "except for the name of the device");
         let queue = domain.completion_queue(CompletionQueueOptions::default());
         let endpoint = domain
-            .endpoint(EndpointOptions::default())
+            .endpoint(EndpointOptions::from(&info))
             .bind_completion_queue(&queue, Direction::Both)
             .bind_address_vector(&domain.address_vector())
             .enable()
             .unwrap();
         assert_eq!(*endpoint.attributes(), info.endpoint);
+        assert_eq!(*endpoint.transmit_attributes(), info.transmit);
+        assert_eq!(*endpoint.receive_attributes(), info.receive);
+        assert_eq!(domain.limits(), info.limits);
         assert_eq!(endpoint.capabilities(), info.capabilities);
     }
 }
 
-// conformance: C23 C51 C53 C111
+// conformance: C22 C23 C51 C53 C54 C111
 #[test]
 fn domain_and_endpoint_attributes_have_their_documented_values() {
     let world = World::pair(1);
     let domain = world.ends[ALICE].domain.attributes();
+    assert_eq!(domain.progress, Progress::Manual);
+    assert_eq!(domain.registration_mode, RegistrationMode::Basic);
+    let limits = world.ends[ALICE].domain.limits();
+    assert_eq!((limits.completion_queues, limits.endpoints), (usize::MAX, 512));
+    assert_eq!((limits.transmit_contexts, limits.receive_contexts), (512, 512));
+    assert_eq!(limits.endpoint_transmit_contexts, 1, "endpoints are not scalable");
+    assert_eq!(limits.endpoint_receive_contexts, 1);
+    assert_eq!((limits.shared_transmit_contexts, limits.shared_receive_contexts), (0, 0));
     assert_eq!(domain.threading, Threading::Safe);
     assert_eq!(domain.resource_management, ResourceManagement::Enabled);
     assert_eq!(domain.address_vector, AddressVectorKind::Table);
@@ -124,9 +138,24 @@ fn domain_and_endpoint_attributes_have_their_documented_values() {
     assert_eq!(endpoint.max_write_after_read_size, 0);
     assert_eq!(endpoint.max_write_after_write_size, 0);
     assert_eq!((endpoint.transmit_contexts, endpoint.receive_contexts), (1, 1));
-    assert_eq!(endpoint.message_order, MessageOrder::SendAfterSend);
+    assert_eq!((endpoint.protocol, endpoint.address_size), (Protocol::EfaRdm, 32));
     assert_eq!(endpoint.mem_tag_format, 0xaaaa_aaaa_aaaa_aaaa);
-    assert_eq!(endpoint.inject_size, domain.mtu - 168);
+    let transmit = world.end(ALICE).transmit_attributes();
+    assert_eq!(transmit.capabilities, Capabilities::OFFERED.difference(RECEIVE_ONLY));
+    assert_eq!(transmit.mode, Mode::empty());
+    let (completion, level) = (OperationFlags::COMPLETION, OperationFlags::TRANSMIT_COMPLETE);
+    assert_eq!(transmit.flags, completion | level);
+    assert_eq!(transmit.message_order, MessageOrder::SendAfterSend);
+    assert_eq!(transmit.completion_order, CompletionOrder::Unordered);
+    assert_eq!((transmit.inject_size, transmit.size), (domain.mtu - 168, 4096));
+    assert_eq!((transmit.iov_limit, transmit.rma_iov_limit), (1, 4));
+    let receive = world.end(ALICE).receive_attributes();
+    assert_eq!(receive.capabilities, Capabilities::OFFERED - Capabilities::SEND);
+    assert_eq!((receive.mode, receive.flags), (Mode::empty(), completion));
+    assert_eq!(receive.message_order, MessageOrder::SendAfterSend);
+    assert_eq!(receive.completion_order, CompletionOrder::Unordered);
+    assert_eq!((receive.total_buffered, receive.size), (1 << 30, 1 << 21));
+    assert_eq!(receive.iov_limit, 1);
 }
 
 // conformance: A207
@@ -148,9 +177,9 @@ fn attributes_follow_mtu_and_options() {
     });
     world.add(options(1).protocol(protocol));
     assert_eq!(world.ends[0].domain.attributes().mtu, 4096);
-    let attributes = world.end(0).attributes();
-    assert_eq!((attributes.transmit_size, attributes.max_medium), (5, 10_000));
-    assert_eq!(attributes.inject_size, 4096 - 168);
+    let transmit = world.end(0).transmit_attributes();
+    assert_eq!((transmit.size, world.end(0).attributes().max_medium), (5, 10_000));
+    assert_eq!(transmit.inject_size, 4096 - 168);
 }
 
 // conformance: C47
@@ -259,6 +288,92 @@ fn endpoint_allows_only_operations_of_enabled_capabilities() {
             assert_eq!(one.error, StartError::Disabled(directed));
         }
     }
+}
+
+/// Services that the transmit side of an endpoint doesn't have.
+const RECEIVE_ONLY: Capabilities = Capabilities::RECV
+    .union(Capabilities::MULTI_RECV)
+    .union(Capabilities::SOURCE)
+    .union(Capabilities::DIRECTED_RECV);
+
+fn enable(options: EndpointOptions) -> Result<efa::Endpoint, EnableError> {
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    domain
+        .endpoint(options)
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_address_vector(&domain.address_vector())
+        .enable()
+}
+
+// conformance: C55
+#[test]
+fn side_of_an_endpoint_has_only_services_of_the_endpoint() {
+    let (msg, tagged) = (Capabilities::MSG, Capabilities::TAGGED);
+    let side = |capabilities| ContextOptions::new().capabilities(capabilities);
+    let narrow = || EndpointOptions::new().capabilities(msg);
+    let beyond = |side, capabilities| EnableError::BeyondEndpoint { side, capabilities };
+    let error = enable(narrow().transmit(side(msg | tagged))).unwrap_err();
+    assert_eq!(error, beyond("transmit", tagged));
+    assert_eq!(error.to_string(), "the transmit side of the endpoint can't have TAGGED");
+    let error = enable(narrow().receive(side(msg | tagged))).unwrap_err();
+    assert_eq!(error, beyond("receive", tagged));
+    // The direction of the other side.
+    let error = enable(EndpointOptions::new().transmit(side(msg | Capabilities::RECV)));
+    assert_eq!(error.unwrap_err(), beyond("transmit", Capabilities::RECV));
+    let error = enable(EndpointOptions::new().receive(side(msg | Capabilities::SEND)));
+    assert_eq!(error.unwrap_err(), beyond("receive", Capabilities::SEND));
+    let sends_nothing = EndpointOptions::new().capabilities(msg | Capabilities::RECV);
+    let error = enable(sends_nothing.transmit(side(Capabilities::SEND))).unwrap_err();
+    assert_eq!(error, beyond("transmit", Capabilities::SEND));
+
+    // Sends untagged messages only, and receives tagged ones only.
+    let options = EndpointOptions::new().transmit(side(msg)).receive(side(tagged));
+    let endpoint = enable(options).unwrap();
+    let peer = efa::FiAddr(9);
+    let unknown = StartError::UnknownAddress(peer);
+    let sent = |message| endpoint.send(message, "x", 0).unwrap_err().error;
+    assert_eq!(sent(Message::to(peer)), unknown, "the services allow it");
+    assert_eq!(sent(Message::to(peer).tagged(1)), StartError::Disabled(tagged));
+    let refused = endpoint.receive(Receive::untagged(), vec![0; 1], 0).unwrap_err();
+    assert_eq!(refused.error, StartError::Disabled(msg));
+    assert!(endpoint.receive(Receive::tagged(1), vec![0; 1], 0).is_ok());
+    assert_eq!(endpoint.transmit_attributes().capabilities, msg | Capabilities::SEND);
+    assert_eq!(endpoint.receive_attributes().capabilities, tagged | Capabilities::RECV);
+}
+
+// conformance: C56
+#[test]
+fn operation_without_flags_has_the_defaults_and_one_with_flags_only_its_own() {
+    type Make = fn(efa::FiAddr) -> Message;
+    let usual = OperationFlags::COMPLETION;
+    let (transmit, delivery) =
+        (OperationFlags::TRANSMIT_COMPLETE, OperationFlags::DELIVERY_COMPLETE);
+    // The default flags; then the message; then whether the send waits for the receive.
+    let table: [(OperationFlags, Make, bool); 8] = [
+        (usual | transmit, Message::to, false),
+        (usual | delivery, Message::to, true),
+        (delivery, Message::to, true),
+        (transmit | delivery, Message::to, true),
+        (usual | delivery, |to| Message::to(to).flags(OperationFlags::COMPLETION), false),
+        (usual | delivery, |to| Message::to(to).flags(OperationFlags::TRANSMIT_COMPLETE), false),
+        (usual, |to| Message::to(to).flags(OperationFlags::DELIVERY_COMPLETE), true),
+        (usual, |to| Message::to(to).delivery_complete(), true),
+    ];
+    for (row, (flags, message, waits)) in table.into_iter().enumerate() {
+        let alice = options(1).transmit(ContextOptions::new().flags(flags));
+        let mut world = World::pair_with(row as u64, alice, options(2));
+        assert_eq!(world.end(ALICE).transmit_attributes().flags, flags);
+        let to_bob = world.introduce(ALICE, BOB);
+        world.end(ALICE).send(message(to_bob), "hello", 1).unwrap();
+        world.drive();
+        assert_eq!(world.ends[ALICE].entries.is_empty(), waits, "row {row}");
+        world.end(BOB).receive(Receive::untagged(), vec![0; 5], 2).unwrap();
+        assert_eq!((world.done(ALICE).context, world.done(BOB).context), (1, 2));
+    }
+    let receive = ContextOptions::new().flags(usual | delivery);
+    let error = enable(EndpointOptions::new().receive(receive)).unwrap_err();
+    assert_eq!(error, EnableError::NoSuchFlags { side: "receive", flags: delivery });
 }
 
 #[test]

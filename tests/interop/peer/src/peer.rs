@@ -127,7 +127,10 @@ impl Peer {
         let opened = Opened::new(command, self.capture.as_ref())?;
         let opened = self.opened.insert(opened);
         let address = address_text(opened.endpoint.address());
-        println!("opened address={address} inject={}", opened.endpoint.attributes().inject_size);
+        println!(
+            "opened address={address} inject={}",
+            opened.endpoint.transmit_attributes().inject_size
+        );
         Ok(())
     }
 

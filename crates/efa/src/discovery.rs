@@ -1,0 +1,325 @@
+//! Discovery: what this machine offers that a program can use.
+//!
+//! ```text
+//!   Query ─► version ─► capabilities, provider ─► an Info for each link, device and endpoint type
+//!                                                       │
+//!            node, service ─► addresses ────────────────┤ leave those that meet each wish in turn;
+//!            hints, attribute by attribute ─────────────┤ none left: NoData with that wish
+//!                                                       ▼
+//!                                            entries, filled in, the best first
+//! ```
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+
+#[cfg(feature = "sim")]
+use efa_device::Rdma;
+use efa_device::{DeviceAttributes, DeviceError};
+use efa_rdm::Config;
+
+use crate::attributes::{
+    AddressFormat, DomainAttributes, DomainLimits, EndpointAttributes, EndpointKind,
+    ReceiveAttributes, TransmitAttributes,
+};
+use crate::capabilities::{Capabilities, Mode, OperationFlags};
+use crate::device::find_interfaces;
+use crate::error::{Error, Wanted};
+use crate::hints::{Hints, Narrow};
+use crate::info::{Info, Link};
+use crate::resolve;
+
+const PROVIDER: &str = "efa";
+
+/// A version of libfabric's interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// Before the point.
+    pub major: u16,
+    /// After the point.
+    pub minor: u16,
+}
+
+impl Version {
+    /// The newest one that this crate knows.
+    pub const NEWEST: Self = Self::new(2, 6);
+
+    /// The version `major.minor`.
+    #[must_use]
+    pub const fn new(major: u16, minor: u16) -> Self {
+        Self { major, minor }
+    }
+}
+
+/// Prints `1.4`.
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// What the node and service of a query name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Named {
+    /// A peer that the program wants to reach.
+    #[default]
+    Destination,
+    /// This host, where the program waits for others (`FI_SOURCE`).
+    Source,
+}
+
+/// A question to [`discover`] (the arguments of `fi_getinfo`).
+///
+/// ```
+/// use efa::{Hints, Link, Query, Version};
+///
+/// let hints = Hints::new().with(|hints| hints.endpoint.max_message_size = Some(1 << 30));
+/// let client = Query::new(Version::new(1, 4)).node("localhost").service("7471").hints(hints);
+/// let server = Query::new(Version::new(1, 4)).service("7471").source();
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Query {
+    /// The version that the program is written for.
+    pub version: Version,
+    /// Name or IP address of a host.
+    pub node: Option<String>,
+    /// A TCP port number.
+    pub service: Option<String>,
+    /// What node and service name.
+    pub named: Named,
+    /// Requested attributes.
+    pub hints: Hints,
+}
+
+impl Query {
+    /// All that there is, for a program written for this version.
+    #[must_use]
+    pub fn new(version: Version) -> Self {
+        let (node, service) = (None, None);
+        Self { version, node, service, named: Named::default(), hints: Hints::default() }
+    }
+
+    /// Sets [`node`](Self#structfield.node).
+    #[must_use]
+    pub fn node(self, node: impl Into<String>) -> Self {
+        Self { node: Some(node.into()), ..self }
+    }
+
+    /// Sets [`service`](Self#structfield.service).
+    #[must_use]
+    pub fn service(self, service: impl Into<String>) -> Self {
+        Self { service: Some(service.into()), ..self }
+    }
+
+    /// Lets node and service name this host (`FI_SOURCE`). Without a node, all its addresses.
+    #[must_use]
+    pub fn source(self) -> Self {
+        Self { named: Named::Source, ..self }
+    }
+
+    /// Sets [`hints`](Self#structfield.hints).
+    #[must_use]
+    pub fn hints(self, hints: Hints) -> Self {
+        Self { hints, ..self }
+    }
+
+    /// Source and destination: those of the hints, or of node and service if these are given.
+    fn addresses(&self) -> Result<(Option<SocketAddr>, Option<SocketAddr>), Wanted> {
+        let (source, destination) = (self.hints.source, self.hints.destination);
+        if self.node.is_none() && self.service.is_none() {
+            return Ok((source, destination));
+        }
+        let port = self.service.as_deref().map_or(Ok(0), resolve::port)?;
+        let named = match (&self.node, self.named) {
+            (Some(node), _) => resolve::node(node, port)?,
+            (None, Named::Destination) => (Ipv4Addr::LOCALHOST, port).into(),
+            (None, Named::Source) => (Ipv4Addr::UNSPECIFIED, port).into(),
+        };
+        Ok(match self.named {
+            Named::Destination => (source, Some(named)),
+            Named::Source => (Some(named), destination),
+        })
+    }
+}
+
+/// Returns what meets the query (`fi_getinfo`): an entry for each endpoint type and each link, the best
+/// first. Each meets every hint, and what was left open is filled in.
+///
+/// Entries with a destination have the address of this host from which it is reached. The links `shm` and
+/// `local` have entries only for destinations on this host. A node that is no IP address is looked up by
+/// the system, for at most 5 seconds.
+///
+/// # Errors
+/// [`Error::Version`] if the version is newer than [`Version::NEWEST`]; [`Error::NoData`] with the first wish
+/// that can't be met; [`Error::Device`] if the hints request the link `verbs` and this machine has no
+/// interface.
+///
+/// ```
+/// use efa::{Hints, Query, Version, discover};
+///
+/// let hints = Hints::new().with(|hints| hints.transmit.inject_size = Some(64));
+/// let found = discover(&Query::new(Version::new(1, 4)).hints(hints))?;
+/// assert!(found.iter().all(|info| info.transmit.inject_size >= 64));
+///
+/// let newer = Version::new(9, 0);
+/// let error = discover(&Query::new(newer)).unwrap_err();
+/// assert_eq!(error.to_string(), "version 9.0 was asked for, 2.6 is the newest known");
+/// # Ok::<(), efa::Error>(())
+/// ```
+pub fn discover(query: &Query) -> Result<Vec<Info>, Error> {
+    let Query { version, hints, .. } = query;
+    if *version > Version::NEWEST {
+        return Err(Error::Version { asked: *version, newest: Version::NEWEST });
+    }
+    let missing = hints.capabilities - Capabilities::OFFERED;
+    if !missing.is_empty() {
+        return Err(Wanted::Capabilities(missing).into());
+    }
+    if let Some(provider) = hints.provider.as_ref().filter(|name| *name != PROVIDER) {
+        return Err(Wanted::Provider(provider.clone()).into());
+    }
+    let (source, destination) = query.addresses()?;
+    let mut entries = entries(hints)?;
+    if let Some(source) = source {
+        entries.narrow(|info| info.listen_at(source), || Wanted::Source(source))?;
+    }
+    if let Some(destination) = destination {
+        entries.narrow(|info| info.reach(destination), || Wanted::Destination(destination))?;
+    }
+    hints.narrow(&mut entries)?;
+    for Info { capabilities, transmit, receive, .. } in &mut entries {
+        transmit.flags = hints.transmit.flags.unwrap_or(OperationFlags::USUAL_TRANSMIT);
+        transmit.capabilities = transmit.capabilities.enabled_of(capabilities.transmitting());
+        receive.flags = hints.receive.flags.unwrap_or(OperationFlags::USUAL_RECEIVE);
+        receive.capabilities = receive.capabilities.enabled_of(capabilities.receiving());
+    }
+    Ok(entries)
+}
+
+/// Returns what meets the hints, the best first: [`discover`] without addresses, for the newest version.
+///
+/// # Errors
+/// As [`discover`].
+///
+/// ```
+/// use efa::{Capabilities, Hints, info};
+///
+/// let found = info(&Hints::new().capabilities(Capabilities::TAGGED))?;
+/// assert_eq!(found[0].provider, "efa");
+/// assert!(found[0].endpoint.max_message_size >= 1 << 40);
+/// # Ok::<(), efa::Error>(())
+/// ```
+pub fn info(hints: &Hints) -> Result<Vec<Info>, Error> {
+    discover(&Query::new(Version::NEWEST).hints(hints.clone()))
+}
+
+/// Names of the EFA interfaces of this machine, as rdma-core finds them.
+///
+/// # Errors
+/// [`DeviceError::Absent`] if there are none, with the reason and a remedy in one line.
+pub fn interfaces() -> Result<Vec<String>, DeviceError> {
+    Ok(find_interfaces(None)?.into_iter().map(|interface| interface.name).collect())
+}
+
+/// An entry for each link, device and endpoint type; at least one.
+fn entries(hints: &Hints) -> Result<Vec<Info>, Error> {
+    let mut entries = Vec::new();
+    let requested = |link: &Link| hints.link.is_none_or(|requested| requested == *link);
+    for link in Link::ALL.iter().copied().filter(requested) {
+        let devices = match link {
+            Link::Verbs => matching_interfaces(hints)?,
+            // The software device has no interfaces with names. Its defaults are the same on every link.
+            #[cfg(feature = "sim")]
+            _ if hints.interface.is_some() => Vec::new(),
+            #[cfg(feature = "sim")]
+            _ => vec![soft_device(link)],
+        };
+        for device in &devices {
+            entries.extend(EndpointKind::OFFERED.iter().map(|kind| {
+                let capabilities = match hints.capabilities {
+                    none if none.is_empty() => Capabilities::OFFERED,
+                    some => some.enabled(),
+                };
+                describe(link, device, *kind, capabilities)
+            }));
+        }
+    }
+    match &hints.interface {
+        Some(name) if entries.is_empty() => Err(Wanted::Interface(name.clone()).into()),
+        _ => Ok(entries),
+    }
+}
+
+/// The interfaces of this machine. None is an error if no other link is left.
+fn matching_interfaces(hints: &Hints) -> Result<Vec<DeviceAttributes>, Error> {
+    match find_interfaces(hints.interface.as_deref()) {
+        Err(error) if hints.link == Some(Link::Verbs) || Link::ALL == [Link::Verbs] => {
+            Err(Error::Device(error))
+        }
+        found => Ok(found.unwrap_or_default()),
+    }
+}
+
+/// The software device as [`Fabric::open`](crate::Fabric::open) opens it.
+#[cfg(feature = "sim")]
+fn soft_device(link: Link) -> DeviceAttributes {
+    DeviceAttributes {
+        name: format!("{PROVIDER}-{link}"),
+        rdma: Rdma::READ_WRITE,
+        max_queue_pairs: match link {
+            Link::Local => efa_sim::local::LocalOptions::default().max_queue_pairs,
+            _ => usize::from(u16::MAX),
+        },
+        ..DeviceAttributes::default()
+    }
+}
+
+fn describe(
+    link: Link,
+    device: &DeviceAttributes,
+    kind: EndpointKind,
+    capabilities: Capabilities,
+) -> Info {
+    let config = Config::default();
+    let inject_size = efa_rdm::inject_limit(device.mtu);
+    Info {
+        provider: PROVIDER,
+        provider_version: env!("CARGO_PKG_VERSION"),
+        fabric: format!("{PROVIDER}-{link}"),
+        link,
+        capabilities,
+        mode: Mode::empty(),
+        address_format: AddressFormat::Efa,
+        source: None,
+        destination: None,
+        transmit: TransmitAttributes::of(capabilities, &config, inject_size),
+        receive: ReceiveAttributes::of(capabilities, &config),
+        endpoint: EndpointAttributes::of(kind, &config, u64::MAX),
+        domain: DomainAttributes::of(device),
+        limits: DomainLimits::of(device),
+    }
+}
+
+impl Info {
+    /// Fills in the address at which the program waits for others; returns whether this host has it.
+    fn listen_at(&mut self, source: SocketAddr) -> bool {
+        self.source = Some(source);
+        resolve::is_of_this_host(source)
+    }
+
+    /// Fills in the address to reach, and that of this host towards it; returns whether it can be
+    /// reached over this link.
+    fn reach(&mut self, destination: SocketAddr) -> bool {
+        self.destination = Some(destination);
+        let from = resolve::address_towards(destination);
+        if self.source.is_none() {
+            self.source = from.map(|address| SocketAddr::new(address, 0));
+        }
+        match self.link {
+            #[cfg(feature = "sim")]
+            Link::Shm | Link::Local => resolve::is_of_this_host(destination),
+            _ => from.is_some(),
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Discovery: queries, hints, addresses.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use efa::{
+    Capabilities, DeviceError, EndpointKind, Error, Fabric, Hints, Info, Link, Mode,
+    OperationFlags, Progress, Query, ResourceManagement, Threading, Version, Wanted, discover,
+    info,
+};
+
+/// The version of the guide that the program is written for.
+const GUIDE: Version = Version::new(1, 4);
+
+fn wanted(found: Result<Vec<Info>, Error>) -> Wanted {
+    match found {
+        Err(Error::NoData { wanted }) => wanted,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn links(found: &[Info]) -> Vec<Link> {
+    found.iter().map(|info| info.link).filter(|link| *link != Link::Verbs).collect()
+}
+
+// conformance: C1 C5
+#[test]
+fn query_returns_an_entry_for_each_link_and_endpoint_type_best_first() {
+    let found = discover(&Query::new(GUIDE)).unwrap();
+    let order: Vec<_> = found.iter().map(|info| (info.link, info.endpoint.kind)).collect();
+    let soft = Link::ALL[1..].iter();
+    let each = soft.flat_map(|link| EndpointKind::OFFERED.iter().map(|kind| (*link, *kind)));
+    // Interfaces depend on the machine; they come first.
+    assert!(order.ends_with(&each.collect::<Vec<_>>()), "{order:?}");
+    assert!(order.is_sorted_by_key(|(link, _)| *link), "faster links first: {order:?}");
+    for kind in EndpointKind::OFFERED {
+        let hints = Hints::new().with(|hints| hints.endpoint.kind = Some(*kind));
+        let found = discover(&Query::new(GUIDE).hints(hints)).unwrap();
+        assert!(found.iter().all(|info| info.endpoint.kind == *kind));
+    }
+    assert_eq!(found, info(&Hints::default()).unwrap(), "the short form");
+}
+
+// conformance: C3
+#[test]
+fn query_for_a_newer_version_is_refused_and_for_older_ones_equal() {
+    let newest = discover(&Query::new(Version::NEWEST)).unwrap();
+    for (major, minor) in [(1, 0), (1, 4), (1, 5), (1, 17), (2, 0), (2, 6)] {
+        assert_eq!(discover(&Query::new(Version::new(major, minor))).unwrap(), newest);
+    }
+    for (major, minor) in [(2, 7), (3, 0), (u16::MAX, u16::MAX)] {
+        let asked = Version::new(major, minor);
+        let error = discover(&Query::new(asked)).unwrap_err();
+        assert_eq!(error, Error::Version { asked, newest: Version::NEWEST });
+        let words = format!("version {major}.{minor} was asked for, 2.6 is the newest known");
+        assert_eq!(error.to_string(), words);
+    }
+}
+
+// conformance: C1 C4
+#[test]
+fn entry_as_hints_finds_itself() {
+    let address = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    for hints in [
+        Hints::new(),
+        Hints::new().capabilities(Capabilities::MSG | Capabilities::RECV),
+        Hints::new().with(|hints| hints.source = Some(address(7))),
+        Hints::new().with(|hints| hints.destination = Some(address(8))),
+    ] {
+        for entry in info(&hints).unwrap() {
+            let mut found = info(&Hints::from(&entry)).unwrap();
+            found.retain(|info| info.link == entry.link);
+            assert_eq!(found, [entry]);
+        }
+    }
+}
+
+/// Sets one hint beyond what an entry has, and names it.
+type Beyond = (&'static str, fn(&mut Hints, &Info));
+
+/// Sets a hint to the attribute of the entry and 1.
+macro_rules! one_above {
+    ($($group:ident.$field:ident)*) => {
+        [$((
+            concat!(stringify!($group), ".", stringify!($field)),
+            (|hints, info| hints.$group.$field = Some(info.$group.$field + 1)) as fn(&mut Hints, &Info),
+        )),*]
+    };
+}
+
+/// Sets a hint to the attribute of the entry less 1.
+macro_rules! one_below {
+    ($($group:ident.$field:ident)*) => {
+        [$((
+            concat!(stringify!($group), ".", stringify!($field)),
+            (|hints, info| hints.$group.$field = Some(info.$group.$field - 1)) as fn(&mut Hints, &Info),
+        )),*]
+    };
+}
+
+// conformance: C1 C4 C127
+#[test]
+fn hint_beyond_an_attribute_leaves_no_entry_and_is_named() {
+    let above: &[Beyond] = &one_above!(
+        transmit.inject_size transmit.size transmit.iov_limit transmit.rma_iov_limit
+        receive.total_buffered receive.size receive.iov_limit
+        endpoint.max_medium endpoint.protocol_version endpoint.max_read_after_write_size
+        endpoint.max_write_after_read_size endpoint.max_write_after_write_size
+        endpoint.transmit_contexts endpoint.receive_contexts
+        domain.mtu domain.cq_data_size domain.direct_write_data_size domain.max_regions
+        domain.max_region_size
+    );
+    let below: &[Beyond] = &one_below!(
+        endpoint.address_size endpoint.min_multi_receive endpoint.protocol_version
+        domain.mr_key_size
+    );
+    let limits: &[Beyond] = &[
+        ("domain.limits.endpoints", |h, i| h.limits.endpoints = Some(i.limits.endpoints + 1)),
+        ("domain.limits.transmit_contexts", |h, i| {
+            h.limits.transmit_contexts = Some(i.limits.transmit_contexts + 1);
+        }),
+        ("domain.limits.receive_contexts", |h, i| {
+            h.limits.receive_contexts = Some(i.limits.receive_contexts + 1);
+        }),
+        ("domain.limits.endpoint_transmit_contexts", |h, i| {
+            h.limits.endpoint_transmit_contexts = Some(i.limits.endpoint_transmit_contexts + 1);
+        }),
+        ("domain.limits.endpoint_receive_contexts", |h, i| {
+            h.limits.endpoint_receive_contexts = Some(i.limits.endpoint_receive_contexts + 1);
+        }),
+        ("domain.limits.shared_transmit_contexts", |h, i| {
+            h.limits.shared_transmit_contexts = Some(i.limits.shared_transmit_contexts + 1);
+        }),
+        ("domain.limits.shared_receive_contexts", |h, i| {
+            h.limits.shared_receive_contexts = Some(i.limits.shared_receive_contexts + 1);
+        }),
+    ];
+    let others: &[Beyond] = &[
+        ("endpoint.kind", |h, _| h.endpoint.kind = Some(EndpointKind::Datagram)),
+        ("domain.name", |h, _| h.domain.name = Some("another".into())),
+        ("domain.progress", |h, _| h.domain.progress = Some(Progress::Automatic)),
+        ("transmit.capabilities", |h, _| h.transmit.capabilities = Some(Capabilities::RECV)),
+        ("receive.capabilities", |h, _| h.receive.capabilities = Some(Capabilities::SEND)),
+        ("receive.flags", |h, _| h.receive.flags = Some(OperationFlags::DELIVERY_COMPLETE)),
+        ("transmit.completion_order", |h, _| {
+            h.transmit.completion_order = Some(efa::CompletionOrder::Strict);
+        }),
+        ("receive.completion_order", |h, _| {
+            h.receive.completion_order = Some(efa::CompletionOrder::Strict);
+        }),
+    ];
+    for entry in info(&Hints::new()).unwrap() {
+        for (expected, change) in [above, below, limits, others].concat() {
+            let of_link = Hints::new().link(entry.link);
+            let hints = of_link.with(|hints| change(hints, &entry));
+            match wanted(info(&hints)) {
+                Wanted::Attribute { name, .. } => assert_eq!(name, expected),
+                other => panic!("{expected}: {other:?}"),
+            }
+        }
+    }
+    let hints = Hints::new().with(|hints| hints.domain.mtu = Some(10_000));
+    let error = info(&hints).unwrap_err().to_string();
+    assert_eq!(error, "nothing offers the requested domain.mtu: 10000");
+}
+
+// conformance: C1 C4
+#[test]
+fn first_hint_that_no_remaining_entry_meets_is_named() {
+    // Each can be met, but not both: `name` leaves one entry, and that has no such limit.
+    let hints = Hints::new().with(|hints| {
+        hints.domain.name = Some("efa-local".into());
+        hints.limits.endpoints = Some(1000);
+    });
+    let value = "1000".to_owned();
+    let name = "domain.limits.endpoints";
+    assert_eq!(wanted(info(&hints)), Wanted::Attribute { name, value });
+    let alone = Hints::new().with(|hints| hints.limits.endpoints = Some(1000));
+    assert_eq!(links(&info(&alone).unwrap()), [Link::Shm, Link::Tcp]);
+    let fabric = Hints::new().with(|hints| hints.fabric = Some("efa-tcp".into()));
+    assert_eq!(links(&info(&fabric).unwrap()), [Link::Tcp]);
+    let fabric = fabric.link(Link::Shm);
+    assert_eq!(wanted(info(&fabric)), Wanted::Fabric("efa-tcp".into()));
+}
+
+// conformance: C4
+#[test]
+fn hints_below_an_attribute_are_met_and_open_fields_are_filled_in() {
+    let flags = OperationFlags::DELIVERY_COMPLETE;
+    let hints = Hints::new().capabilities(Capabilities::MSG).with(|hints| {
+        hints.transmit.flags = Some(flags);
+        hints.receive.capabilities = Some(Capabilities::MSG);
+        hints.endpoint.mem_tag_format = Some(0xff00);
+        hints.endpoint.address_size = Some(64);
+        hints.domain.threading = Some(Threading::Domain);
+        hints.domain.resource_management = Some(ResourceManagement::Disabled);
+        hints.transmit.inject_size = Some(1);
+    });
+    let found = info(&hints).unwrap();
+    assert_eq!(links(&found), Link::ALL[1..]);
+    let all = info(&Hints::new()).unwrap();
+    for (found, usual) in found.iter().zip(&all) {
+        assert_eq!(found.capabilities, Capabilities::MSG.enabled());
+        assert_eq!(found.transmit.capabilities, Capabilities::MSG | Capabilities::SEND);
+        assert_eq!(found.receive.capabilities, Capabilities::MSG | Capabilities::RECV);
+        assert_eq!((found.transmit.flags, found.receive.flags), (flags, usual.receive.flags));
+        assert_eq!(found.endpoint.mem_tag_format, 0xff00);
+        // What is better than requested stays.
+        assert_eq!(found.domain, usual.domain);
+        assert_eq!(found.limits, usual.limits);
+        assert_eq!(found.transmit.inject_size, usual.transmit.inject_size);
+        assert_eq!(found.endpoint.address_size, 32);
+    }
+}
+
+// conformance: C11 C12 C14
+#[test]
+fn modes_that_are_offered_and_not_needed_come_back_cleared() {
+    for mode in [Mode::empty(), Mode::CONTEXT, Mode::LOCAL_MR, Mode::all()] {
+        let hints = Hints::new().mode(mode).with(|hints| hints.transmit.mode = Some(mode));
+        let found = info(&hints).unwrap();
+        assert_eq!(links(&found), Link::ALL[1..], "offered: {mode}");
+        for info in found {
+            assert_eq!((info.mode, info.transmit.mode, info.receive.mode), Default::default());
+        }
+    }
+}
+
+// conformance: C6
+#[test]
+fn service_of_this_host_is_a_listening_address() {
+    let found = discover(&Query::new(GUIDE).service("7471").source()).unwrap();
+    assert_eq!(links(&found), Link::ALL[1..]);
+    for info in &found {
+        assert_eq!(info.source, Some((Ipv4Addr::UNSPECIFIED, 7471).into()));
+        assert_eq!(info.destination, None);
+    }
+    let found = discover(&Query::new(GUIDE).node("127.0.0.5").service("7471").source()).unwrap();
+    assert!(found.iter().all(|i| i.source == Some((Ipv4Addr::new(127, 0, 0, 5), 7471).into())));
+    let tcp = found.iter().find(|info| info.link == Link::Tcp).unwrap();
+    let domain = Fabric::open(tcp).domain().unwrap();
+    assert_eq!(domain.attributes().name, "efa-tcp-127.0.0.5");
+    // An address for documentation, which no host has.
+    let elsewhere = Query::new(GUIDE).node("192.0.2.1").service("1").source();
+    let address = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 1));
+    assert_eq!(wanted(discover(&elsewhere)), Wanted::Source(address));
+}
+
+// conformance: C1
+#[test]
+fn node_and_service_are_the_destination_and_leave_links_that_reach_it() {
+    for node in ["127.0.0.1", "localhost"] {
+        let found = discover(&Query::new(GUIDE).node(node).service("7471")).unwrap();
+        assert_eq!(links(&found), Link::ALL[1..]);
+        for info in found {
+            let destination = info.destination.unwrap();
+            assert!(destination.ip().is_loopback() && destination.port() == 7471);
+            assert_eq!(info.source, Some((destination.ip(), 0).into()));
+        }
+    }
+    let alone = discover(&Query::new(GUIDE).service("9")).unwrap();
+    assert!(alone.iter().all(|i| i.destination == Some((Ipv4Addr::LOCALHOST, 9).into())));
+    // Only by TCP, if there is a route at all.
+    let remote = Query::new(GUIDE).node("192.0.2.1").service("9");
+    match discover(&remote) {
+        Ok(found) => assert_eq!(links(&found), [Link::Tcp]),
+        Err(error) => {
+            let address = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
+            assert_eq!(error, Error::NoData { wanted: Wanted::Destination(address) });
+        }
+    }
+    let shm = Hints::new().link(Link::Shm);
+    assert!(matches!(wanted(discover(&remote.hints(shm))), Wanted::Destination(_)));
+}
+
+// conformance: C1
+#[test]
+fn node_without_address_and_unknown_service_fail_in_time() {
+    let begin = Instant::now();
+    let error = wanted(discover(&Query::new(GUIDE).node("no-such-host.invalid").service("1")));
+    assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
+    assert!(matches!(&error, Wanted::Node { node, .. } if node == "no-such-host.invalid"));
+    for service in ["", "ssh", "-1", "65536"] {
+        let error = wanted(discover(&Query::new(GUIDE).service(service)));
+        assert_eq!(error, Wanted::Service(service.to_owned()));
+    }
+    let absent = Query::new(GUIDE).hints(Hints::new().interface("no-such").link(Link::Verbs));
+    assert!(matches!(discover(&absent), Err(Error::Device(DeviceError::Absent { .. }))));
+}
+
+// conformance: C114
+#[test]
+fn triggered_operations_and_unreliable_datagrams_are_not_offered() {
+    assert!(!Capabilities::OFFERED.contains(Capabilities::TRIGGER));
+    let hints = Hints::new().capabilities(Capabilities::MSG | Capabilities::TRIGGER);
+    assert_eq!(wanted(info(&hints)), Wanted::Capabilities(Capabilities::TRIGGER));
+    let hints = Hints::new().with(|hints| hints.endpoint.kind = Some(EndpointKind::Datagram));
+    let (name, value) = ("endpoint.kind", "Datagram".to_owned());
+    assert_eq!(wanted(info(&hints)), Wanted::Attribute { name, value });
+}
