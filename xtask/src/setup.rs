@@ -144,6 +144,14 @@ pub(crate) fn provide_all(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
+/// Whether none of these Debian packages is missing.
+pub(crate) fn are_installed(tools: &[Tool]) -> bool {
+    tools.iter().all(|tool| match tool.source() {
+        Source::Debian(package) => package.is_there(),
+        Source::Rustup { .. } | Source::CargoInstall(_) => true,
+    })
+}
+
 /// Installs the tools that are missing.
 pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Tool>) -> Result<()> {
     let mut tools: Vec<Tool> = tools.into_iter().collect();

@@ -6,9 +6,10 @@ use std::ffi::OsString;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::process;
-use crate::verbs::SoftInterface;
+use crate::setup::{self, Tool};
+use crate::verbs::{self, SoftInterface};
 use crate::workspace::Workspace;
+use crate::{interop, process};
 
 /// Arguments of `cargo xtask soak`: those of the program `efa-soak`.
 #[derive(Debug, Default, clap::Args)]
@@ -23,6 +24,9 @@ pub(crate) struct Args {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     arguments: Vec<OsString>,
 }
+
+/// What a victim on libfabric needs.
+pub(crate) const LIBFABRIC: [Tool; 3] = [Tool::CCompiler, Tool::LibfabricHeaders, Tool::FiInfo];
 
 /// Another device for the endpoints.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -50,6 +54,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let program = if args.hostile { "--bin=efa-soak-hostile" } else { "--bin=efa-soak" };
     let mut cargo = workspace.cargo();
     cargo.args(["run", "--quiet", "--release", "--package=efa-soak", program, "--"]);
+    // A victim on libfabric too, where that is installed.
+    if args.hostile && setup::are_installed(&LIBFABRIC) {
+        cargo.arg("--libfabric-peer").arg(interop::c_peer(workspace)?);
+        cargo.arg("--soft-device").arg(verbs::soft_library(workspace)?);
+    }
     process::run(cargo.args(&args.arguments))
 }
 

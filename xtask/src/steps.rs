@@ -50,7 +50,7 @@ pub(crate) enum Step {
     Fuzz,
     /// The matrix of scenarios between this stack and libfabric
     Interop,
-    /// Two minutes of random operations under faults, and about a minute of attacks on each link
+    /// Two minutes of random operations under faults, a minute or two of attacks on each link and libfabric
     Soak,
     /// The instruction benches keep their limits
     Bench,
@@ -130,7 +130,8 @@ impl Step {
             Self::Fuzz => &fuzz::TOOLS,
             Self::Interop => &interop::TOOLS,
             Self::Bench => &[Tool::Valgrind, Tool::GungraunRunner],
-            Self::Tests | Self::Doctests | Self::Doc | Self::Conformance | Self::Soak => &[],
+            Self::Soak => &soak::LIBFABRIC,
+            Self::Tests | Self::Doctests | Self::Doc | Self::Conformance => &[],
         }
     }
 

@@ -35,13 +35,19 @@ pub(crate) struct SoftInterface {
     directory: PathBuf,
 }
 
+/// Builds the library that is preloaded.
+pub(crate) fn soft_library(workspace: &Workspace) -> Result<PathBuf> {
+    let build = ["build", "--quiet", "--release", "--package=efa-softverbs", "--lib"];
+    process::run(workspace.cargo().args(build))?;
+    let library = workspace.metadata()?.target_directory.join("release/libefa_soft.so");
+    ensure!(library.is_file(), "there is no {}", library.display());
+    Ok(library)
+}
+
 impl SoftInterface {
     /// Builds the library, and creates a directory for what the programs share.
     pub(crate) fn new(workspace: &Workspace) -> Result<Self> {
-        let build = ["build", "--quiet", "--release", "--package=efa-softverbs", "--lib"];
-        process::run(workspace.cargo().args(build))?;
-        let library = workspace.metadata()?.target_directory.join("release/libefa_soft.so");
-        ensure!(library.is_file(), "there is no {}", library.display());
+        let library = soft_library(workspace)?;
         let directory = std::env::temp_dir().join(format!("efa-verbs-{}", std::process::id()));
         std::fs::create_dir(&directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;

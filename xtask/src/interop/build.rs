@@ -69,13 +69,9 @@ impl Built {
         let target = workspace.metadata()?.target_directory;
         let built = target.join("release");
         let interop = target.join("interop");
-        std::fs::create_dir_all(&interop)
-            .with_context(|| format!("cannot make {}", interop.display()))?;
-        let c_peer = interop.join("libfabric-peer");
-        compile(&workspace.root().join("tests/interop/c"), &c_peer)?;
         Ok(Self {
             efa: built.join("efa"),
-            c_peer,
+            c_peer: c_peer(workspace)?,
             rust_peer: built.join("efa-interop-peer"),
             corpus: built.join("efa-interop-corpus"),
             device,
@@ -83,6 +79,16 @@ impl Built {
             libfabric: Release::found()?,
         })
     }
+}
+
+/// Builds the peer on libfabric.
+pub(crate) fn c_peer(workspace: &Workspace) -> Result<PathBuf> {
+    let interop = workspace.metadata()?.target_directory.join("interop");
+    std::fs::create_dir_all(&interop)
+        .with_context(|| format!("cannot make {}", interop.display()))?;
+    let c_peer = interop.join("libfabric-peer");
+    compile(&workspace.root().join("tests/interop/c"), &c_peer)?;
+    Ok(c_peer)
 }
 
 /// All C files of a directory into one program.

@@ -35,6 +35,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use self::build::Built;
+pub(crate) use self::build::c_peer;
 use self::cell::{CellResult, Place};
 use self::corpus::Corpus;
 use self::matrix::{Cell, Device, Pair, Rdma};

@@ -39,6 +39,8 @@ pub(crate) struct Attacker {
 pub(crate) struct Target {
     pub(crate) address: RawAddress,
     pub(crate) memory: Memory,
+    /// Tag of the attacker's messages, if they have one.
+    pub(crate) tag: Option<u64>,
     pub(crate) seed: u64,
     /// Messages before the restarts of [`Packets::Restarts`].
     pub(crate) prepared: u64,
@@ -52,7 +54,7 @@ impl Attacker {
             _ => None,
         };
         let mut queue_pair = device.create_queue_pair(options).map_err(|e| e.to_string())?;
-        let Target { address, memory, seed, prepared } = *to;
+        let Target { address, memory, tag, seed, prepared } = *to;
         let address_handle =
             queue_pair.create_address_handle(Gid(address.gid)).map_err(|e| e.to_string())?;
         let (qpn, qkey) = (Qpn(address.qpn), Qkey(address.connid.0));
@@ -63,7 +65,7 @@ impl Attacker {
             local,
             victim: Destination { address_handle, qpn, qkey },
             gid: Gid(address.gid),
-            maker: Maker::new(packets, prepared, memory, own, seed),
+            maker: Maker::new(packets, prepared, memory, tag, own, seed),
             posted: VecDeque::new(),
             next: 0,
             spare: Vec::new(),

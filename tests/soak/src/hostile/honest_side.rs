@@ -26,7 +26,7 @@ const HONEST: usize = 3;
 /// Messages of an honest peer under way.
 const UNDER_WAY: usize = 8;
 /// Lengths of an honest peer's messages in turn: of one packet, medium and long.
-const LENGTHS: [usize; 10] = [8, 64, 1_000, 1, 20_000, 500, 4_000, 0, 100, 70_000];
+pub(crate) const LENGTHS: [usize; 10] = [8, 64, 1_000, 1, 20_000, 500, 4_000, 0, 100, 70_000];
 const LONGEST: usize = 70_000;
 /// Time of a turn on the local link.
 pub(crate) const TICK: Duration = Duration::from_micros(20);
@@ -96,7 +96,8 @@ pub(crate) struct HonestSide {
     pub(crate) errors: Vec<String>,
 }
 
-fn queue_pair(device: &SoftDevice, key: u32) -> Result<SoftQueuePair, String> {
+/// A queue pair of an honest side.
+pub(crate) fn queue_pair(device: &SoftDevice, key: u32) -> Result<SoftQueuePair, String> {
     let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(key));
     device.create_queue_pair(options).map_err(|error| format!("no queue pair: {error}"))
 }

@@ -8,6 +8,8 @@ use efa_sim::SoftDevice;
 use efa_sim::shm::{ShmDevice, ShmOptions};
 use efa_sim::tcp::{TcpDevice, TcpOptions};
 
+use crate::libfabric::Programs;
+
 /// A link of the software device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Link {
@@ -19,6 +21,8 @@ pub(crate) enum Link {
     Tcp,
     /// As tcp, over ::1
     Tcp6,
+    /// As shm; the victim is a C program on libfabric
+    Libfabric,
 }
 
 impl Link {
@@ -28,16 +32,23 @@ impl Link {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Tcp6 => "tcp6",
+            Self::Libfabric => "libfabric",
         }
     }
 }
 
-/// Why this host doesn't have the link.
-pub(crate) fn absence(link: Link) -> Option<String> {
-    if link != Link::Tcp6 {
-        return None;
+/// Why the link can't be attacked here.
+pub(crate) fn absence(link: Link, libfabric: Option<&Programs>) -> Option<String> {
+    match link {
+        Link::Tcp6 => {
+            let bound = std::net::TcpListener::bind((Ipv6Addr::LOCALHOST, 0));
+            bound.err().map(|error| error.to_string())
+        }
+        Link::Libfabric if libfabric.is_none() => {
+            Some("libfabric-dev, libfabric-bin or a C compiler isn't installed".to_owned())
+        }
+        _ => None,
     }
-    std::net::TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).err().map(|error| error.to_string())
 }
 
 /// A device of the victim and its honest peers, or of an attacker in a process of its own.
@@ -48,7 +59,7 @@ pub(crate) fn device(
 ) -> Result<SoftDevice, String> {
     let opened = match link {
         Link::Local => return Err("the local link is within one process".to_owned()),
-        Link::Shm => {
+        Link::Shm | Link::Libfabric => {
             let options = ShmOptions::new("hostile");
             let options = options.with(|options| options.directory = directory.cloned());
             ShmDevice::open(options).map(SoftDevice::from)

@@ -3,6 +3,7 @@
 //! ```text
 //!   scenario × link ─► HonestSide: victim, honest peers, one thread ─┐
 //!                  └─► Attacker: this thread (local), a process ─────┴─► Row: rates, bytes, errors
+//!   on libfabric: honest peers, a process of the victim, one of the attacker
 //! ```
 
 #![forbid(unsafe_code)]
@@ -10,6 +11,7 @@
 mod attacker;
 mod connections;
 mod honest_side;
+mod libfabric;
 mod links;
 #[path = "../minutes.rs"]
 mod minutes;
@@ -18,12 +20,14 @@ mod process;
 mod rings;
 mod scenario;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::libfabric::Programs;
 use crate::links::Link;
 use crate::scenario::{ALL, Row, Scenario};
 
@@ -63,6 +67,22 @@ struct Arguments {
     /// Print the scenarios and their links, and run nothing
     #[arg(long)]
     list: bool,
+
+    /// The C peer of `cargo xtask interop`, a victim on libfabric
+    #[arg(long, value_name = "PROGRAM", hide = true, requires = "soft_device")]
+    libfabric_peer: Option<PathBuf>,
+
+    /// The software device for that
+    #[arg(long, value_name = "LIBRARY", hide = true)]
+    soft_device: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// What a victim on libfabric needs, if `cargo xtask` found libfabric.
+    fn programs(&self) -> Option<Programs> {
+        let (peer, device) = (self.libfabric_peer.clone()?, self.soft_device.clone()?);
+        Some(Programs { peer, device })
+    }
 }
 
 #[derive(Subcommand)]
@@ -81,7 +101,7 @@ fn scenario_named(name: &str) -> Result<&'static Scenario, String> {
 fn list() {
     for scenario in ALL {
         let links: Vec<_> = scenario.links.iter().map(|link| link.name()).collect();
-        say!("{:<13} {:<22} {}", scenario.name, links.join(" "), scenario.about);
+        say!("{:<13} {:<28} {}", scenario.name, links.join(" "), scenario.about);
     }
 }
 
@@ -90,7 +110,7 @@ fn print(row: &Row) {
     let [before, during, after] = row.rates;
     let verdict = if row.errors.is_empty() { "ok" } else { "FAILED" };
     say!(
-        "{:<13} {:<5} {:>11.0} {before:>10.0} {during:>10.0} {after:>10.0} {:>8.1} {:>6} {:>4} {:>6} {:>6}  {verdict}",
+        "{:<13} {:<9} {:>11.0} {before:>10.0} {during:>10.0} {after:>10.0} {:>8.1} {:>6} {:>4} {:>6} {:>6}  {verdict}",
         row.scenario,
         row.link.name(),
         row.attack,
@@ -138,44 +158,49 @@ fn run(arguments: &Arguments, chosen: &[(&'static Scenario, Link)]) -> ExitCode 
     let progress = ProgressBar::new(chosen.len() as u64);
     progress.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     say!(
-        "honest messages per second of virtual time (local), of CPU time of victim and honest peers (others)"
+        "honest messages per second of virtual time (local), of CPU time of victim and honest peers (shm, tcp), of the victim (libfabric)"
     );
     say!(
-        "{:<13} {:<5} {:>11} {:>10} {:>10} {:>10} {:>8} {:>4} {:>6} {:>6}",
+        "{:<13} {:<9} {:>11} {:>10} {:>10} {:>10} {:>8} {:>6} {:>4} {:>6} {:>6}",
         "scenario",
         "link",
         "attacks/s",
         "before",
         "during",
         "1 s after",
+        "work µs",
         "MiB",
         "excl",
         "kept",
         "grown"
     );
+    let programs = arguments.programs();
     let start = Instant::now();
     let (mut runs, mut failed) = (0, 0);
     let mut seed = arguments.seed;
     loop {
         progress.set_position(0);
         for (scenario, link) in chosen {
-            if let Some(reason) = links::absence(*link) {
+            if let Some(reason) = links::absence(*link, programs.as_ref()) {
                 progress.suspend(|| {
-                    say!("{:<13} {:<5} skipped: {reason}", scenario.name, link.name());
+                    say!("{:<13} {:<9} skipped: {reason}", scenario.name, link.name());
                 });
                 progress.inc(1);
                 continue;
             }
             progress.set_message(format!("{} on {}, seed {seed}", scenario.name, link.name()));
             runs += 1;
-            let result = scenario.run(*link, seed);
+            let result = match (link, &programs) {
+                (Link::Libfabric, Some(programs)) => libfabric::run(scenario, seed, programs),
+                _ => scenario.run(*link, seed),
+            };
             let failure = progress.suspend(|| match result {
                 Ok(row) => {
                     print(&row);
                     !row.errors.is_empty()
                 }
                 Err(error) => {
-                    say!("{:<13} {:<5} can't run: {error}", scenario.name, link.name());
+                    say!("{:<13} {:<9} can't run: {error}", scenario.name, link.name());
                     true
                 }
             });

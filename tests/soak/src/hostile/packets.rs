@@ -49,6 +49,7 @@ pub(crate) struct Maker {
     /// Unexpected messages before the restarts.
     prepared: u64,
     memory: Memory,
+    tag: Option<u64>,
     own: RawAddress,
     connid: u32,
     msg_id: u32,
@@ -63,6 +64,7 @@ impl Maker {
         packets: Packets,
         prepared: u64,
         memory: Memory,
+        tag: Option<u64>,
         own: RawAddress,
         seed: u64,
     ) -> Self {
@@ -71,6 +73,7 @@ impl Maker {
             packets,
             prepared,
             memory,
+            tag,
             own,
             connid,
             msg_id: 0,
@@ -101,12 +104,12 @@ impl Maker {
         ReqOptions { raw_address: Some((own, RawAddressForm::Padded)), ..ReqOptions::NONE }
     }
 
-    /// An untagged message.
+    /// A message.
     fn message(&mut self, kind: RtmKind<'_>, payload: usize, into: &mut [u8]) -> usize {
         let msg_id = MsgId(self.msg_id);
         self.msg_id = self.msg_id.wrapping_add(1);
-        let options = self.options();
-        emit(Header::Rtm(Rtm { msg_id, tag: None, kind, options }), payload, into)
+        let (tag, options) = (self.tag, self.options());
+        emit(Header::Rtm(Rtm { msg_id, tag, kind, options }), payload, into)
     }
 
     fn write(&mut self, kind: RtwKind<'_>, length: u64, payload: usize, into: &mut [u8]) -> usize {

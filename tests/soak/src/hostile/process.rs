@@ -49,7 +49,8 @@ pub(crate) struct Process {
 pub(crate) struct Arguments {
     scenario: String,
     link: Link,
-    /// GID, queue pair number, connid; address, key and length of memory; seed and prepared messages.
+    /// GID, queue pair number, connid; address, key and length of memory; seed and prepared messages; the
+    /// tag, if there is one.
     #[arg(value_delimiter = ',')]
     target: Vec<String>,
     #[arg(long)]
@@ -63,12 +64,13 @@ impl Process {
         to: &Target,
         directory: Option<&PathBuf>,
     ) -> Result<Self, String> {
-        let Target { address, memory, seed, prepared } = to;
+        let Target { address, memory, tag, seed, prepared } = to;
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(program);
         let numbers = [address.qpn.into(), address.connid.0.into(), memory.address]
             .into_iter()
             .chain([memory.key.into(), memory.length, *seed, *prepared])
+            .chain(*tag)
             .map(|number: u64| number.to_string());
         let words: Vec<_> = std::iter::once(Gid(address.gid).to_string()).chain(numbers).collect();
         command.args(["attack", scenario.name, link.name(), &words.join(",")]);
@@ -135,7 +137,8 @@ impl Arguments {
         let (qpn, connid) = (number(1)? as u16, Connid(number(2)? as u32));
         let memory = Memory { address: number(3)?, key: number(4)? as u32, length: number(5)? };
         let address = RawAddress { gid: gid.octets(), qpn, connid };
-        Some(Target { address, memory, seed: number(6)?, prepared: number(7)? })
+        let (seed, prepared, tag) = (number(6)?, number(7)?, number(8));
+        Some(Target { address, memory, tag, seed, prepared })
     }
 }
 

@@ -14,6 +14,7 @@
 //!   the attacker's among them, don't take part in it. The attacker is a process that burns CPU time before
 //!   it sends, and sends as fast as it can.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use efa_rdm::Bounds;
@@ -47,6 +48,7 @@ pub(crate) struct Scenario {
 }
 
 const EACH: &[Link] = &[Link::Local, Link::Shm, Link::Tcp];
+const EACH_AND_LIBFABRIC: &[Link] = &[Link::Local, Link::Shm, Link::Tcp, Link::Libfabric];
 
 const fn packets(name: &'static str, packets: Packets, about: &'static str) -> Scenario {
     Scenario { name, about, attack: Attack::Packets(packets), links: EACH, defaults: None }
@@ -59,12 +61,16 @@ const fn connections(name: &'static str, kind: Connections, about: &'static str)
 
 /// All scenarios.
 pub(crate) const ALL: &[Scenario] = &[
-    packets(
-        "restarts",
-        Packets::Restarts,
-        "50,000 unexpected messages, then a new connid in each packet",
-    ),
     Scenario {
+        links: EACH_AND_LIBFABRIC,
+        ..packets(
+            "restarts",
+            Packets::Restarts,
+            "50,000 unexpected messages, then a new connid in each packet",
+        )
+    },
+    Scenario {
+        links: EACH_AND_LIBFABRIC,
         defaults: Some(Link::Shm),
         ..packets(
             "connids",
@@ -73,7 +79,7 @@ pub(crate) const ALL: &[Scenario] = &[
         )
     },
     Scenario {
-        links: &[Link::Local, Link::Shm, Link::Tcp, Link::Tcp6],
+        links: &[Link::Local, Link::Shm, Link::Tcp, Link::Tcp6, Link::Libfabric],
         defaults: Some(Link::Shm),
         ..packets("flood", Packets::Flood, "unexpected messages of 8 kB")
     },
@@ -99,7 +105,7 @@ pub(crate) const ALL: &[Scenario] = &[
 ];
 
 /// Messages before the restarts.
-const PREPARED: u64 = 50_000;
+pub(crate) const PREPARED: u64 = 50_000;
 
 /// The default bounds, or a sixteenth of them.
 fn bounds(defaults: bool) -> Bounds {
@@ -162,6 +168,15 @@ pub(crate) struct Row {
     pub(crate) errors: Vec<String>,
 }
 
+impl Row {
+    /// Of a run in which nothing has happened yet.
+    pub(crate) fn new(scenario: &'static str, link: Link) -> Self {
+        let (attack, rates, work, errors) = (0.0, [0.0; 3], 0.0, Vec::new());
+        let (bytes, excluded, kept, grown) = (0, 0, 0, 0);
+        Self { scenario, link, attack, rates, work, bytes, excluded, kept, grown, errors }
+    }
+}
+
 /// An attacker under way.
 enum Running {
     Here(Box<Attacker>, LocalFabric),
@@ -209,15 +224,22 @@ fn virtual_seconds(turns: u64) -> f64 {
     turns as f64 * TICK.as_secs_f64()
 }
 
-/// Bytes of this process in memory.
-fn resident() -> usize {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+/// A directory for the files of a scenario.
+pub(crate) fn directory() -> Result<TempDir, String> {
+    let memory = PathBuf::from("/dev/shm");
+    let memory = if memory.is_dir() { memory } else { std::env::temp_dir() };
+    TempDir::new_in(memory).map_err(|error| error.to_string())
+}
+
+/// Bytes of a process in memory.
+pub(crate) fn resident(process: &str) -> usize {
+    let pages = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
     let pages = pages.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
     pages.unwrap_or(0) * rustix::param::page_size()
 }
 
 /// Limit of a part that goes on too long; none takes a tenth of it.
-const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Runs everyone for a time.
 fn part(side: &mut HonestSide, attack: &mut Option<Running>, length: Length) -> Part {
@@ -258,10 +280,8 @@ impl Scenario {
 
     /// Runs it. `Err`: it could not be run.
     pub(crate) fn run(&'static self, link: Link, seed: u64) -> Result<Row, String> {
-        let grown = resident();
-        let memory = std::path::PathBuf::from("/dev/shm");
-        let memory = if memory.is_dir() { memory } else { std::env::temp_dir() };
-        let place = TempDir::new_in(memory).map_err(|error| error.to_string())?;
+        let grown = resident("self");
+        let place = directory()?;
         let directory = place.path().join("hosts");
         let bounds = bounds(self.defaults == Some(link));
         let network = LocalFabric::new(LocalOptions::default().with(|it| it.seed = seed));
@@ -271,7 +291,7 @@ impl Scenario {
         };
         let mut side = HonestSide::new(here, bounds)?;
         let (address, memory) = (side.address(), side.memory());
-        let target = Target { address, memory, seed, prepared: PREPARED };
+        let target = Target { address, memory, tag: None, seed, prepared: PREPARED };
         let cpu = |milliseconds| Length::Cpu(Duration::from_millis(milliseconds));
         let [short, long, soon] = match link {
             Link::Local => [1_500, 5_000, 500].map(Length::Turns),
@@ -330,7 +350,7 @@ impl Scenario {
                 break;
             }
         }
-        let grown = resident().saturating_sub(grown);
+        let grown = resident("self").saturating_sub(grown);
         Ok(self.judge(link, &mut side, [before, during, after], bounds, grown))
     }
 
