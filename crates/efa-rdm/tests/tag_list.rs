@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use efa_device::{Device, Qkey, QueuePairOptions, Rdma, TagListLimits, Time};
+use efa_proto::PacketType;
 use efa_rdm::{
     Accept, Completion, Config, Endpoint, Event, Level, Message, OperationError, PeerId, ReceiveId,
     leading_tag,
@@ -27,6 +28,8 @@ struct Net {
     senders: Vec<(Sender, PeerId)>,
     /// Results of the receives: their context, and the number of the message (the context of its send).
     received: Vec<(u64, Result<u64, OperationError>)>,
+    /// Numbers of the messages that the receiver gave up.
+    given_up: Vec<u64>,
 }
 
 impl Net {
@@ -55,16 +58,17 @@ impl Net {
             (sender, to)
         });
         let senders = senders.collect();
-        Self { fabric, now: Time::ZERO, receiver, senders, received: Vec::new() }
+        let (received, given_up) = (Vec::new(), Vec::new());
+        Self { fabric, now: Time::ZERO, receiver, senders, received, given_up }
     }
 
-    /// The device holds receive 1, and message 5 for it is in flight.
-    fn meeting(seed: u64) -> (Self, ReceiveId) {
+    /// The device holds receive 1, and message 5 for it, of this length, is in flight.
+    fn meeting(seed: u64, length: usize) -> (Self, ReceiveId) {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut net = Self::new(seed, LIST, 1, Rdma::NONE);
         let receive = net.post(7, 0, 1);
         (0..40).for_each(|_| net.step());
-        net.send(0, 7, 5, 100);
+        net.send(0, 7, 5, length);
         (0..random.usize(..60)).for_each(|_| net.step());
         (net, receive)
     }
@@ -94,7 +98,10 @@ impl Net {
             sender.progress(self.now);
             while let Some(completion) = sender.poll_completion() {
                 let Completion::Send(send) = completion else { panic!("{completion:?}") };
-                assert_eq!(send.result, Ok(()));
+                match send.result {
+                    Err(OperationError::GivenUp { code: 4096 }) => self.given_up.push(send.context),
+                    result => assert_eq!(result, Ok(())),
+                }
             }
         }
         while let Some(completion) = self.receiver.poll_completion() {
@@ -296,7 +303,7 @@ fn random_tag_matching_equals_two_lists_for_any_device_capacity() {
 fn cancelled_receive_on_the_device_completes_once() {
     let mut ends = [0; 2];
     for seed in 0..40 {
-        let (mut net, receive) = Net::meeting(seed);
+        let (mut net, receive) = Net::meeting(seed, 100);
         if !net.receiver.cancel(receive) {
             assert!(!net.received.is_empty());
             continue;
@@ -402,7 +409,7 @@ fn cancel_all_returns_buffers_of_device_receives_at_once() {
 fn message_matched_to_a_cancelled_receive_is_dropped_or_waits() {
     let mut ends = [0; 2];
     for seed in 0..40 {
-        let (mut net, _) = Net::meeting(seed);
+        let (mut net, _) = Net::meeting(seed, 100);
         if !net.received.is_empty() {
             continue;
         }
@@ -424,6 +431,29 @@ fn message_matched_to_a_cancelled_receive_is_dropped_or_waits() {
         assert_eq!(net.received[1..], [(2, Ok(5 + dropped)), (3, Ok(9))]);
     }
     assert!(ends.iter().all(|&count| count > 0), "waits and dropped: {ends:?}");
+}
+
+#[test]
+fn long_message_matched_to_a_cancelled_receive_ends_at_its_sender_by_peer_error() {
+    let mut ends = [0; 2];
+    for seed in 0..40 {
+        let (mut net, _) = Net::meeting(seed, 100_000);
+        if net.receiver.statistics().received.of(PacketType::LongCtsTagRtm) > 0 {
+            continue;
+        }
+        net.receiver.cancel_all();
+        net.settle(1);
+        assert_eq!(net.received, [(1, Err(OperationError::Cancelled))]);
+        let dropped = net.receiver.statistics().dropped;
+        assert_eq!(net.given_up, vec![5; dropped as usize]);
+        ends[dropped as usize] += 1;
+        if dropped == 0 {
+            net.post(7, 0, 2);
+            net.settle(2);
+            assert_eq!(net.received[1..], [(2, Ok(5))]);
+        }
+    }
+    assert!(ends.iter().all(|&count| count > 0), "waits and given up: {ends:?}");
 }
 
 /// A message waits for the device to remove its receive, which is cancelled while segments arrive. A message of

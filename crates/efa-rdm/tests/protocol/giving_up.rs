@@ -108,7 +108,10 @@ fn assert_waits_until_removal(world: &mut World, count: usize) {
     assert_eq!(ended(world), vec![Err(OperationError::PeerRemoved); count]);
 }
 
-fn no_peer_is_lost(world: &World) -> bool {
+fn no_peer_is_lost<B>(world: &Net<B>) -> bool
+where
+    B: Payload<SoftRegion> + std::fmt::Debug,
+{
     let mut events = world.ends.iter().flat_map(|end| &end.events);
     !events.any(|event| matches!(event, Event::PeerLost { .. } | Event::PeerExcluded { .. }))
 }
@@ -351,6 +354,55 @@ fn operation_with_an_endpoint_that_removed_this_one_waits_until_it_is_removed_to
         let expected = usize::from(operation.kind != Kind::Inject);
         assert_eq!(sent.len() + ended(&mut world).len(), expected, "{operation:?}");
     }
+}
+
+/// The address has the same connid, so the other side doesn't see that its peer was inserted anew.
+#[test]
+fn address_inserted_again_on_one_side_loses_messages_until_it_is_on_both() {
+    let mut world = Bytes::pair(6);
+    for round in 0..3 {
+        exchange(&mut world, 0, 1, round);
+        exchange(&mut world, 1, 0, round);
+    }
+    insert_again(&mut world, 0, 1);
+    // Message 0 is an old one there.
+    world.receive(1, 10, 7);
+    world.send(0, 1, pattern(10, 7), 7);
+    world.drive();
+    assert_eq!(world.send_done(0).result, Ok(()));
+    assert_eq!(world.drop_reasons(1), [DropReason::OldMessageId]);
+    // Message 3 is ahead here.
+    world.receive(0, 10, 8);
+    world.send(1, 0, pattern(10, 8), 8);
+    world.drive();
+    assert_eq!(world.send_done(1).result, Ok(()));
+    assert!(world.take_receives(0).is_empty() && world.take_receives(1).is_empty());
+    assert!(no_peer_is_lost(&world));
+    // Both begin anew; the receives are still posted.
+    insert_again(&mut world, 0, 1);
+    insert_again(&mut world, 1, 0);
+    for (from, to, context) in [(0, 1, 7), (1, 0, 8)] {
+        world.send(from, to, pattern(10, context), context);
+        world.drive();
+        let received = world.receive_done(to);
+        assert_eq!((received.context, received.result), (context, Ok(())));
+        assert_eq!(world.send_done(from).result, Ok(()));
+    }
+    exchange(&mut world, 0, 1, 9);
+}
+
+fn exchange(world: &mut Bytes, from: usize, to: usize, context: u64) {
+    world.receive(to, 10, context);
+    world.send(from, to, pattern(10, context), context);
+    world.drive();
+    assert_eq!(world.receive_done(to).buffer, pattern(10, context));
+    assert_eq!(world.send_done(from).result, Ok(()));
+}
+
+fn insert_again(world: &mut Bytes, at: usize, which: usize) {
+    let peer = world.peer(at, which);
+    world.endpoint(at).remove_peer(peer);
+    assert_ne!(world.peer(at, which), peer);
 }
 
 // ---- requests of a stranger -----------------------------------------------------------------------
