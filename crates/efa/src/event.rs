@@ -70,8 +70,8 @@ pub enum Event {
         /// The limit in bytes.
         limit: usize,
     },
-    /// A peer requested access to memory that it has no right to. No byte was accessed. The peer gets
-    /// no response: the protocol has none.
+    /// A peer requested access to memory that it has no right to. No byte was accessed. Its
+    /// operation fails if it uses this implementation too; for others the protocol has no answer.
     AccessRefused {
         /// The peer.
         peer: Address,
