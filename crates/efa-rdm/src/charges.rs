@@ -83,17 +83,15 @@ impl Charges {
 
     /// A former incarnation leaves messages of so many bytes.
     pub(crate) fn leave(&mut self, queue_pair: QueuePairKey, bytes: usize) -> u32 {
-        let index = match self.left_by(&queue_pair) {
-            Some((index, _)) => index,
-            None => {
-                let index = self.left.insert(Left { queue_pair, bytes: 0 }) as u32;
-                let Self { left, by_queue_pair, seed, .. } = self;
-                let hash = |of: &u32| left[*of as usize].queue_pair.hash(*seed);
-                by_queue_pair.insert_unique(queue_pair.hash(*seed), index, hash);
-                index
-            }
-        };
-        let left = &mut self.left[index as usize].bytes;
+        let Self { left, by_queue_pair, seed, .. } = self;
+        let entry = by_queue_pair.entry(
+            queue_pair.hash(*seed),
+            |of| left[*of as usize].queue_pair == queue_pair,
+            |of| left[*of as usize].queue_pair.hash(*seed),
+        );
+        let index =
+            *entry.or_insert_with(|| left.insert(Left { queue_pair, bytes: 0 }) as u32).get();
+        let left = &mut left[index as usize].bytes;
         let before = *left;
         *left += bytes;
         self.changed(Charged::Left(index), before, before + bytes);
@@ -121,12 +119,18 @@ impl Charges {
     /// The bytes of one charged have changed.
     #[inline]
     pub(crate) fn changed(&mut self, charged: Charged, before: usize, after: usize) {
-        let (from, to) = (size(before), size(after));
-        if from != to {
-            self.by_size.remove(charged.number());
-            if to > 0 {
-                self.by_size.push(to, charged.number());
-            }
+        let to = size(after);
+        if size(before) != to {
+            self.resized(charged, to);
+        }
+    }
+
+    /// The bytes of one charged have now so many bits.
+    #[inline(never)]
+    fn resized(&mut self, charged: Charged, to: u32) {
+        self.by_size.remove(charged.number());
+        if to > 0 {
+            self.by_size.push(to, charged.number());
         }
     }
 

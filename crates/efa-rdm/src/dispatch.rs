@@ -212,6 +212,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Puts work at the end of the backlog of a live peer.
+    #[inline]
     pub(crate) fn enqueue(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         let Some(active) = self.peers.active_mut(peer) else {
             return debug_assert!(!work.is_packet(), "its buffer would be lost");

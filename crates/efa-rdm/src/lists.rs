@@ -41,7 +41,7 @@ impl Lists {
     }
 
     /// Appends a slot, which is in no list, to a list.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, list: u32, slot: u32) {
         if slot as usize >= self.slots.len() || list as usize >= self.heads.len() {
             self.grow(list, slot);

@@ -351,7 +351,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Removes a send.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_send(&mut self, id: OpId) -> Option<Send<Memory<B, Q::Region>>> {
         let send = self.sends.remove(id)?;
         self.responses -= usize::from(send.role.is_response());
@@ -380,6 +380,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Removes a receive.
+    #[inline(always)]
     pub(crate) fn take_receive(&mut self, id: OpId) -> Option<Receive<Memory<B, Q::Region>>> {
         let receive = self.receives.remove(id)?;
         self.written -= usize::from(receive.role == ReceiveRole::Written);

@@ -22,20 +22,23 @@ use crate::event::Event;
 use crate::memory::Memory;
 use crate::operations::Operations;
 use crate::payload::Payload;
+use crate::peer::Active;
 use crate::transfer::{Owner, Transfer};
 use crate::transmit::{PostFailure, RdmaFlight};
 use crate::work::{Advance, Work};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Starts a transfer. An empty one ends at once.
+    /// Starts a transfer, at once if nothing waits to be sent to the peer. An empty one ends at once, and so
+    /// may one that fails.
     pub(crate) fn begin_transfer(&mut self, transfer: Transfer) -> OpId {
         let peer = transfer.peer;
         let over = transfer.is_over();
         let list = self.core.operations_of(peer);
         let id = self.transfers.insert(list, transfer);
+        let clear = self.core.peers.active(peer).is_some_and(Active::is_clear);
         if over {
             self.end_transfer(id);
-        } else {
+        } else if !clear || self.advance_transfer(id).goes_on() {
             self.core.enqueue(peer, Work::Transfer(id));
         }
         id
