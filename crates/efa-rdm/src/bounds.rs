@@ -37,6 +37,10 @@ pub struct Bounds {
     /// So a restarted peer pays nothing for its former life, whose messages can be received as long as
     /// there is room for them. No queue pair can make all others wait as long as this is well below
     /// [`unexpected`](Self::unexpected).
+    ///
+    /// Of the MPI programs that were tried (HPCC, LAMMPS, NetPIPE, parts of ScaLAPACK, and patterns that leave
+    /// much unreceived), none makes a receiver keep more than about a tenth of the default of one sender:
+    /// docs/security.md#bounds.
     pub unexpected_per_peer: usize,
     /// Reads, writes and atomics of one peer under way on memory of this endpoint. Those beyond are
     /// dropped. The peer learns of it by PEER_ERROR alone, if both sides have that.

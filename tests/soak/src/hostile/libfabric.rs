@@ -17,7 +17,7 @@ use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use efa_device::Time;
@@ -266,8 +266,12 @@ impl Side {
         for peer in 0..HONEST {
             self.run_honest(peer);
         }
-        while let Ok(line) = self.victim.lines.try_recv() {
-            self.take(&line)?;
+        loop {
+            match self.victim.lines.try_recv() {
+                Ok(line) => self.take(&line)?,
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return Err(self.victim.gone("no more output")),
+            }
         }
         self.errors.truncate(4);
         self.victim.write()
