@@ -16,7 +16,8 @@
 //! * A host is an IP address; its GID is that IPv6 address, or the IPv4-mapped one. A queue pair's number
 //!   is the TCP port on which it listens. So GID and number are enough to connect to a peer.
 //! * Each direction between two queue pairs has its own connection. The first send opens it, and it stays
-//!   until one of the two queue pairs is dropped.
+//!   until one of the two queue pairs is dropped, or the process has no more file descriptors: then the
+//!   oldest to which nothing is under way is closed, and opened again by the next send.
 //! * There are no threads, and no call blocks. The first packet posted to a peer between two polls is
 //!   written at once, the others together by the next poll. A poll receives packets, and acknowledges them
 //!   before it returns the first. What arrives after a program's last poll is not acknowledged.

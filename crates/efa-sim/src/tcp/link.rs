@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use efa_device::{
     Armed, Destination, DeviceError, Gid, Qpn, QueuePairAddress, QueuePairOptions, RdmaRequest,
-    SendRequest, Status, Time,
+    SendRequest, Shortage, Status, Time,
 };
 use fastrand::Rng;
 use rustix::io::Errno;
@@ -261,6 +261,7 @@ impl TcpLink {
                     self.accept_pending = false;
                     return;
                 }
+                Err(Errno::MFILE | Errno::NFILE) if self.close_idle() => {}
                 Err(errno) => {
                     // Tried again in the next sweep: the system doesn't report when it can.
                     self.accept_pending = false;
@@ -536,16 +537,30 @@ impl TcpLink {
         state: &QueueState,
         peer: QueuePairId,
     ) -> Result<Result<usize, Status>, DeviceError> {
-        let key = self.outgoing.vacant_key();
-        let socket = match self.open(peer, key)? {
+        let opened = match self.open(peer, self.outgoing.vacant_key()) {
+            Err(error) if error.shortage() == Some(Shortage::OpenFiles) && self.close_idle() => {
+                self.open(peer, self.outgoing.vacant_key())
+            }
+            opened => opened,
+        };
+        let socket = match opened? {
             Ok(socket) => socket,
             Err(status) => return Ok(Err(status)),
         };
+        let key = self.outgoing.vacant_key();
         let mtu = u32::try_from(state.attributes().mtu).unwrap_or(u32::MAX);
         let hello = Hello { qpn: self.me.qpn, mtu, rnr_retry: self.rnr_retry };
         self.outgoing.insert(Outgoing::new(peer, socket, hello));
         self.connections.insert(peer, key);
         Ok(Ok(key))
+    }
+
+    /// Closes the connection to a receiver that was sent to least recently, if nothing is under way to it, for
+    /// its descriptor. A later send connects again. Returns whether there was one.
+    fn close_idle(&mut self) -> bool {
+        let idle = |(key, outgoing): (usize, &Outgoing)| Some((outgoing.idle_since()?, key));
+        let oldest = self.outgoing.iter().filter_map(idle).min();
+        oldest.and_then(|(_, key)| self.remove_outgoing(key)).is_some()
     }
 
     /// Begins to connect to `peer`, whose connection has this key; or how sends to it complete at once.

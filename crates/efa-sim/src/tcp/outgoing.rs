@@ -257,6 +257,11 @@ impl Outgoing {
         self.outstanding == 0 && self.operations.is_empty()
     }
 
+    /// The turn of the last post; `None` unless it is connected and nothing is under way.
+    pub(super) fn idle_since(&self) -> Option<u64> {
+        (self.is_idle() && self.socket().is_some()).then_some(self.written_in)
+    }
+
     /// Notes the readiness of the socket.
     pub(super) fn note(&mut self, readable: bool, writable: bool, hung_up: bool) {
         self.stream.ready.readable |= readable;
