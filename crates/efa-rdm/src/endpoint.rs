@@ -450,13 +450,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         &self.core().transmit.device
     }
 
-    /// Whether nothing waits to be sent, no packet is in flight, and no peer is reading or writing
-    /// memory of this endpoint. If an endpoint is closed before, its peers may wait for packets in
-    /// vain.
+    /// Whether nothing waits to be sent, no packet but HANDSHAKEs is in flight, and no peer is reading or
+    /// writing memory of this endpoint. If an endpoint is closed before, its peers may wait for packets
+    /// in vain. A HANDSHAKE doesn't count: a peer that needs nothing more may take it never.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.core().transmit.in_flight() == 0
-            && self.core().transmit.rdma_in_flight() == 0
+        self.core().transmit.is_quiet()
             && self.matching.ops.waiting_transfers.is_empty()
             && !self.core().schedule.has_pausing()
             && self.core().peers.all_clear()

@@ -68,6 +68,12 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         self.in_flight.len()
     }
 
+    /// Whether no RDMA operation and no packet but HANDSHAKEs is in flight.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let is_handshake = |record: &InFlight<B>| matches!(record.purpose, Purpose::Handshake);
+        self.rdma.is_empty() && self.in_flight.iter().all(|(_, record)| is_handshake(record))
+    }
+
     pub(crate) fn rdma_in_flight(&self) -> usize {
         self.rdma.len()
     }

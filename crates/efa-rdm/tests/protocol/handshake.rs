@@ -1,5 +1,7 @@
 //! Sections 2.1 to 2.3: the HANDSHAKE and what depends on it.
 
+use std::time::Duration;
+
 use efa_device::{Access, QueuePair, QueuePairOptions, Rdma, Region};
 use efa_handshake::{Extras, Profile, Release};
 use efa_proto::{
@@ -12,7 +14,7 @@ use efa_rdm::{
 };
 use efa_sim::local::{Faults, LocalOptions};
 
-use crate::world::{World, pattern};
+use crate::world::{World, pattern, place};
 
 fn handshakes(world: &mut World, from: usize) -> usize {
     world.types_from(from).iter().filter(|t| **t == PacketType::Handshake).count()
@@ -488,4 +490,22 @@ fn host_id_is_announced_by_releases_that_have_it() {
         };
         assert_eq!(handshake.host_id, (tells && host_id != 0).then_some(host_id));
     }
+}
+
+/// The peer's program may have read all that it wanted, and not poll again.
+#[test]
+fn endpoint_whose_handshake_is_not_taken_is_quiet() {
+    let long = Duration::from_secs(1_000);
+    let mut world = World::pair(1);
+    let me = place(&world.ends[0]);
+    world.network.delay_completions(me, 2, long).unwrap();
+    world.receive(0, 8, 0);
+    world.send(1, 0, pattern(8, 0), 0);
+    world.idle(Duration::from_millis(50));
+    assert_eq!(world.types_from(0), [PacketType::Handshake]);
+    assert_eq!(world.endpoint(0).packets_held().sending, 1);
+    assert!(world.endpoint(0).is_quiet());
+    world.send(0, 1, pattern(8, 0), 0);
+    world.idle(Duration::from_millis(50));
+    assert!(!world.endpoint(0).is_quiet(), "a message is in flight");
 }
