@@ -297,7 +297,7 @@ fn ctsdata_is_sent_only_after_the_handshake() {
         // A network that delays some packets very much, so that the CTS overtakes the HANDSHAKE.
         let faults = Faults::default().with(|faults| {
             faults.late = 0.5;
-            faults.late_by = std::time::Duration::from_millis(1);
+            faults.late_by = Duration::from_millis(1);
         });
         let mut world = World::new(LocalOptions::default().with(|options| {
             options.seed = seed;
