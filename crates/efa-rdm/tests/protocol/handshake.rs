@@ -82,7 +82,7 @@ fn one_message_elicits_one_handshake_from_each_side() {
 #[test]
 fn handshake_waits_for_space_in_the_send_queue() {
     let mut world = World::pair(3);
-    let place = crate::world::place(&world.ends[1]);
+    let place = place(&world.ends[1]);
     world.receive(1, 1, 0);
     world.send(0, 1, vec![1], 0);
     world.network.refuse_sends(place, 5).unwrap();
@@ -95,7 +95,7 @@ fn handshake_waits_for_space_in_the_send_queue() {
 #[test]
 fn handshake_is_sent_again_after_rnr() {
     let mut world = World::pair(4);
-    let place = crate::world::place(&world.ends[0]);
+    let place = place(&world.ends[0]);
     world.network.not_ready(place, 4).unwrap();
     world.receive(1, 1, 0);
     world.send(0, 1, vec![1], 0);
