@@ -101,9 +101,10 @@
 //! # Ok::<(), DeviceError>(())
 //! ```
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod error;
+mod foreign;
 mod status;
 mod tag_list;
 
@@ -113,6 +114,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub use error::{DeviceError, Shortage};
+pub use foreign::ForeignMemory;
 pub use status::Status;
 pub use tag_list::{NoTagList, TagChange, TagCommand, TagList, TagListLimits, TagReport};
 

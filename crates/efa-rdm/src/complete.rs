@@ -11,8 +11,8 @@ use efa_device::{QueuePair, Source};
 use efa_proto::OpId;
 
 use crate::completion::{
-    AtomicCompletion, Completion, OperationError, ReceiveCompletion, RemoteWrite, RmaCompletion,
-    RmaKind, SendCompletion,
+    AtomicCompletion, Completion, Level, OperationError, ReceiveCompletion, RemoteWrite,
+    RmaCompletion, RmaKind, SendCompletion,
 };
 use crate::core::Core;
 use crate::event::Event;
@@ -57,6 +57,51 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
+    /// Completes a send with [`Level::Inject`] whose bytes are all in packets. It stays under way, without its
+    /// buffer, until these are delivered.
+    #[inline]
+    pub(crate) fn end_injected_if_copied(&mut self, id: OpId) {
+        if self.sends.get(id).is_some_and(|send| send.level == Level::Inject) {
+            self.end_injected(id);
+        }
+    }
+
+    #[cold]
+    fn end_injected(&mut self, id: OpId) {
+        let Some(send) = self.sends.get_mut(id) else { return };
+        let is_copied = send.subprotocol.is_some() && send.sent == send.length;
+        if !is_copied || !matches!(send.memory, Memory::Buffer(_)) {
+            return;
+        }
+        let Send { context, peer, tag, length, subprotocol, role, .. } = *send;
+        let memory = core::mem::replace(&mut send.memory, Memory::Values(Vec::new()));
+        let Memory::Buffer(buffer) = memory else { return };
+        let result = Ok(());
+        match role {
+            SendRole::Message => self.core.schedule.complete(Completion::Send(SendCompletion {
+                context,
+                peer,
+                tag,
+                length,
+                subprotocol,
+                buffer: Some(buffer),
+                result,
+            })),
+            _ => {
+                let kind = RmaKind::Write;
+                self.core.rma_ended(RmaCompletion {
+                    kind,
+                    context,
+                    peer,
+                    length,
+                    subprotocol,
+                    buffer,
+                    result,
+                });
+            }
+        }
+    }
+
     pub(crate) fn fail_send(&mut self, id: OpId, error: OperationError) {
         self.end_send(id, Err(error));
     }
@@ -89,6 +134,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                     buffer,
                     result,
                 });
+            }
+            // It has completed.
+            (SendRole::Message | SendRole::Write { .. }, Memory::Values(_)) => {
+                if let Err(error) = result {
+                    self.core.events.push(Event::InjectedFailed { peer, context, error });
+                }
             }
             (SendRole::Atomic { atomic, .. }, memory) => {
                 self.atomic_ended((context, peer), atomic, memory, result);

@@ -14,6 +14,11 @@ use crate::select::Subprotocol;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Level {
+    /// All bytes of the message were copied out of the buffer (`FI_INJECT_COMPLETE`): it may be reused, and
+    /// nothing is known of the peer. A later failure is an
+    /// [`Event::InjectedFailed`](crate::Event::InjectedFailed). What the device or the peer reads from the
+    /// buffer itself, atomics, and plain messages complete as with [`Transmit`](Self::Transmit).
+    Inject,
     /// The message lies in memory of the receiver's device; it may not have matched a receive yet
     /// (`FI_TRANSMIT_COMPLETE`).
     #[default]

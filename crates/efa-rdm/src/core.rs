@@ -11,6 +11,7 @@
 //! matcher, an `impl Core` finds no operation.
 
 use core::time::Duration;
+use std::sync::Arc;
 
 use efa_device::{DeviceError, QueuePair, QueuePairAddress, Time};
 use efa_handshake::AddressHeader;
@@ -21,6 +22,7 @@ use crate::completion::{OperationError, StartError};
 use crate::config::Config;
 use crate::event::{DropReason, Event, Events};
 use crate::ids::PeerId;
+use crate::memory::KeyedRegions;
 use crate::payload::Payload;
 use crate::peer::{PeerStatus, Peers};
 use crate::schedule::Schedule;
@@ -45,6 +47,8 @@ pub(crate) struct Core<Q: QueuePair, B> {
     pub(crate) now: Time,
     /// The last error of the device for want of something, until an operation could begin after it.
     pub(crate) lack: Option<Box<DeviceError>>,
+    /// Local memory that peers access, if the application chose its keys.
+    pub(crate) keyed: Option<Arc<dyn KeyedRegions<Q::Region>>>,
 }
 
 /// How long nothing is sent to a peer after the device lacked something for that.

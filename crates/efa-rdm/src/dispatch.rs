@@ -57,7 +57,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             msg_id: MsgId(send.msg_id),
             tag: send.tag,
             kind: match send.level {
-                Level::Transmit => RtmKind::Eager,
+                Level::Inject | Level::Transmit => RtmKind::Eager,
                 Level::Delivery => RtmKind::DcEager { send_id: id },
             },
             options: self.core.request_options(send.peer, send.cq_data),
@@ -71,7 +71,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             // An empty message is never read, whatever the settings.
             let long = length > 0 && length >= self.core.config.min_read;
             let readable = long && self.make_readable(id, peer);
-            let runting = readable && level == Level::Transmit && self.core.may_runt(peer);
+            let runting = readable && level != Level::Delivery && self.core.may_runt(peer);
             let message = Inputs {
                 direct: false,
                 readable,
@@ -117,9 +117,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Posts packets of a send as far as the device allows.
     pub(crate) fn advance_send(&mut self, id: OpId) -> Advance {
         let advance = self.post_send(id);
-        if advance == Advance::TooLong {
+        match advance {
+            Advance::Done => self.end_injected_if_copied(id),
             // Every subprotocol leaves room for its header.
-            self.fail_send(id, OperationError::Device(Status::BadLength));
+            Advance::TooLong => self.fail_send(id, OperationError::Device(Status::BadLength)),
+            Advance::More | Advance::Blocked | Advance::Stopped => {}
         }
         advance
     }

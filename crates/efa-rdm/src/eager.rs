@@ -85,6 +85,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     pub(crate) fn send_eager(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        // One that has completed before its packet is delivered stays an operation until then.
         if send.level == Level::Transmit {
             return self.send_single_packet(id, rtm);
         }

@@ -1,5 +1,7 @@
 //! The endpoint: its parts and its public calls.
 
+use std::sync::Arc;
+
 use efa_device::{QueuePair, Rdma, Time};
 use efa_handshake::Extras;
 use efa_match::{Cancelled, Forgotten, Posted as Posting};
@@ -14,7 +16,7 @@ use crate::ids::{PeerId, ReceiveId};
 use crate::in_place::InPlace;
 use crate::inbound::Inbound;
 use crate::matching::{Matching, Posted, Waiting, is_used_up, pattern, tagged_matcher};
-use crate::memory::Memory;
+use crate::memory::{KeyedRegions, Memory};
 use crate::operations::{Operations, Send, SendRole};
 use crate::payload::Payload;
 use crate::peer::{PeerStatus, Peers};
@@ -113,6 +115,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             user_recv_qp,
             now: Time::ZERO,
             lack: None,
+            keyed: None,
             config,
         };
         let matching = Matching::new(Operations::new(core), tagged);
@@ -139,6 +142,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(always)]
     pub(crate) fn device_mut(&mut self) -> &mut Q {
         &mut self.core_mut().transmit.device
+    }
+
+    /// From now on peers name local memory by keys that the application chose. The device knows none of them,
+    /// so the endpoint announces no RDMA, and what peers write and read goes in packets. To be called before
+    /// anything is sent or received.
+    pub fn use_keys(&mut self, keyed: Arc<dyn KeyedRegions<Q::Region>>) {
+        let core = self.core_mut();
+        core.config.profile.extras.remove(missing(Rdma::NONE));
+        core.keyed = Some(keyed);
     }
 
     /// Where this endpoint can be reached (section 1.4).

@@ -83,6 +83,15 @@ pub enum Event {
         /// Why.
         error: OperationError,
     },
+    /// An operation failed after it had completed with [`Level::Inject`](crate::Level::Inject).
+    InjectedFailed {
+        /// The peer.
+        peer: PeerId,
+        /// The context of the operation.
+        context: u64,
+        /// Why.
+        error: OperationError,
+    },
     /// A peer gave up a message that had matched no receive yet, or had not arrived.
     MessageAbandoned {
         /// The peer.

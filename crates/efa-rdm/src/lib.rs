@@ -143,7 +143,7 @@ pub use event::{DropReason, Event};
 pub use ids::{PeerId, ReceiveId};
 pub use in_place::{InPlaceCompletion, MessageInPlace, ReceiveNeeds, Receiver};
 pub use in_place_queue::InPlaceQueue;
-pub use memory::{AccessError, RemoteUse};
+pub use memory::{AccessError, KeyedRegions, RemoteUse};
 pub use payload::Payload;
 pub use remote::{Remote, TooManyPieces};
 pub use rma::{Read, Write};

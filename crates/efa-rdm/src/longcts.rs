@@ -33,7 +33,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let (msg_length, send_id, read_nack) = (send.length, id, send.read_nack);
         let credit_request = core.config.cts_window;
         let kind = match send.level {
-            Level::Transmit => RtmKind::LongCts { msg_length, send_id, credit_request, read_nack },
+            Level::Inject | Level::Transmit => {
+                RtmKind::LongCts { msg_length, send_id, credit_request, read_nack }
+            }
             Level::Delivery => {
                 RtmKind::DcLongCts { msg_length, send_id, credit_request, read_nack }
             }

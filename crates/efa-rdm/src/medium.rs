@@ -32,7 +32,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         while send.sent < msg_length {
             let seg_offset = send.sent;
             let kind = match send.level {
-                Level::Transmit => RtmKind::Medium { msg_length, seg_offset },
+                Level::Inject | Level::Transmit => RtmKind::Medium { msg_length, seg_offset },
                 Level::Delivery => RtmKind::DcMedium { send_id: id, msg_length, seg_offset },
             };
             let rtm = Rtm { msg_id, tag, kind, options };

@@ -1,5 +1,7 @@
 //! The memory of an operation: a buffer of the application, or registered memory that a peer accesses.
 
+use core::fmt;
+
 use efa_device::{Region, RegionRange, RegisterError};
 use efa_proto::RmaIov;
 use smallvec::SmallVec;
@@ -38,6 +40,13 @@ pub enum RemoteUse {
     ReadWrite,
 }
 
+/// Memory regions by keys of 64 bits that the application chose (`FI_MR_SCALABLE`).
+pub trait KeyedRegions<R>: fmt::Debug + Send + Sync {
+    /// The region with this key, and the address that peers give for its first byte. `None` if no region has
+    /// the key, or none yet.
+    fn find(&self, key: u64) -> Option<(R, u64)>;
+}
+
 /// A peer's access to local memory was refused: no registered region with this key covers the range
 /// and grants the access (section 3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -59,17 +68,17 @@ impl<R: Region> Exposed<R> {
     pub(crate) fn find(
         iov: &[RmaIov],
         wanted: RemoteUse,
-        region: impl Fn(u32) -> Option<R>,
+        region: impl Fn(u64) -> Option<(R, u64)>,
     ) -> Result<Self, AccessError> {
         let range = |piece: &RmaIov| {
-            let region = region(u32::try_from(piece.key()).ok()?)?;
+            let (region, first) = region(piece.key())?;
             let granted = region.access();
             let allowed = match wanted {
                 RemoteUse::Read => granted.remote_read,
                 RemoteUse::Write => granted.remote_write,
                 RemoteUse::ReadWrite => granted.remote_read && granted.remote_write,
             };
-            let offset = piece.addr().checked_sub(region.remote_address())?;
+            let offset = piece.addr().checked_sub(first)?;
             let (offset, length) =
                 (usize::try_from(offset).ok()?, usize::try_from(piece.len()).ok()?);
             let range = RegionRange { region, offset, length };

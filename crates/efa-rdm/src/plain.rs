@@ -49,7 +49,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     pub(crate) fn send_plain(&mut self, id: OpId) -> Advance {
         let Some(send) = self.sends.get(id) else { return Advance::Done };
         let immediate = self.core.plain_immediate(send.tag, send.cq_data, send.length);
-        let Some(immediate) = immediate.filter(|_| send.level == Level::Transmit) else {
+        let Some(immediate) = immediate.filter(|_| send.level != Level::Delivery) else {
             let limit = self.core.transmit.mtu();
             self.fail_send(id, OperationError::PlainOnly { limit });
             return Advance::Done;

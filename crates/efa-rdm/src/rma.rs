@@ -20,7 +20,7 @@
 //! responder. The requester's operation fails if the device does it (direct) or both sides have
 //! [PEER_ERROR](crate::peer_error); the protocol has no other error response.
 
-use efa_device::{Access, QueuePair, Status};
+use efa_device::{Access, QueuePair, Region as _, Status};
 use efa_handshake::{Extras, Support};
 use efa_proto::{OpId, PacketType, ReadRsp, ReqOptions, RmaIov, Rtr, RtrKind, Rtw, RtwKind};
 
@@ -164,7 +164,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         wanted: RemoteUse,
     ) -> Option<Exposed<Q::Region>> {
         let device = &self.transmit.device;
-        match Exposed::find(iov, wanted, |key| device.region(key)) {
+        let of_device = |key| {
+            let region = device.region(u32::try_from(key).ok()?)?;
+            let first = region.remote_address();
+            Some((region, first))
+        };
+        let found = match &self.keyed {
+            None => Exposed::find(iov, wanted, of_device),
+            Some(keyed) => Exposed::find(iov, wanted, |key| keyed.find(key)),
+        };
+        match found {
             Ok(exposed) => Some(exposed),
             Err(error) => {
                 self.statistics.access_refused += 1;
@@ -206,7 +215,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let direct = if read_nack { None } else { self.direct_immediate(id, &remote) };
         let options = self.core.request_options(peer, cq_data);
         let kind = match level {
-            Level::Transmit => RtwKind::Eager,
+            Level::Inject | Level::Transmit => RtwKind::Eager,
             Level::Delivery => RtwKind::DcEager { send_id: id },
         };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
@@ -282,7 +291,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
         let (msg_length, send_id, credit_request) = (send.length, id, core.config.cts_window);
         let kind = match send.level {
-            Level::Transmit => RtwKind::LongCts { msg_length, send_id, credit_request },
+            Level::Inject | Level::Transmit => {
+                RtwKind::LongCts { msg_length, send_id, credit_request }
+            }
             Level::Delivery => RtwKind::DcLongCts { msg_length, send_id, credit_request },
         };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };

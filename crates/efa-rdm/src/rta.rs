@@ -176,7 +176,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             SendRole::Atomic { atomic: self.matching.ops.atomics.insert(state) as u32, fetches };
         let length = memory.length();
         let mut send = Send::new(peer, role, memory, length, context);
-        send.level = if fetches { Level::Transmit } else { level };
+        send.level = if fetches || level == Level::Inject { Level::Transmit } else { level };
         self.matching.ops.start_ordered(send);
         self.settle();
         Ok(())
@@ -228,7 +228,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             datatype: state.datatype.code(),
             op: state.op.code(),
             kind: match (state.kind, send.level) {
-                (AtomicKind::Write, Level::Transmit) => RtaKind::Write,
+                (AtomicKind::Write, Level::Inject | Level::Transmit) => RtaKind::Write,
                 (AtomicKind::Write, Level::Delivery) => RtaKind::DcWrite { send_id: id },
                 (AtomicKind::Fetch, _) => RtaKind::Fetch { recv_id: id },
                 (AtomicKind::Compare, _) => RtaKind::Compare { recv_id: id },

@@ -12,7 +12,7 @@
 //! take that of the table inside it: an address inserted again can't be confused with the one that is
 //! being removed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,13 +21,17 @@ use efa_device::{DeviceError, Gid};
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::address::Address;
+use crate::attributes::AddressVectorKind;
 use crate::bound_endpoints::remove;
 use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
+use crate::error::{Error, Wanted};
 
-/// A peer: its index in an address vector of type `FI_AV_TABLE` (`fi_addr_t`).
+/// A peer of an address vector (`fi_addr_t`).
 ///
-/// An insertion takes the lowest free index, from 0 on, so a program can compute indices.
+/// In one of [`AddressVectorKind::Table`] it is an index, and an insertion takes the lowest free one, from 0 on,
+/// so a program can compute them. In one of [`AddressVectorKind::Map`] it is opaque, and never stands for another
+/// peer later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FiAddr(pub u64);
 
@@ -35,6 +39,89 @@ impl fmt::Display for FiAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{}", self.0)
     }
+}
+
+impl FiAddr {
+    /// A receive context of this peer, if the upper `bits` bits are reserved for the context (`fi_rx_addr`).
+    /// [`AddressVector::receive_context`] checks the peer and the number.
+    #[must_use]
+    pub const fn receive_context(self, context: u32, bits: u8) -> Self {
+        match bits {
+            0 => self,
+            _ => Self(self.0 | (context as u64) << (64 - bits as u32)),
+        }
+    }
+}
+
+/// Options of an address vector (`fi_av_attr`).
+///
+/// ```
+/// use efa::{AddressVectorKind, AddressVectorOptions};
+/// let options = AddressVectorOptions::new().kind(AddressVectorKind::Map).count(1000);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AddressVectorOptions {
+    /// What it returns for a peer; indices by default.
+    pub kind: AddressVectorKind,
+    /// Peers that the program expects; space for them is allocated at once. Not a limit.
+    pub count: usize,
+    /// Endpoints of a host that the program expects; 0 if it doesn't know. This crate makes no use of it.
+    pub endpoints_per_node: usize,
+    /// Upper bits of a [`FiAddr`] that name a receive context of the peer, at most 16; 2 bits for 4 contexts.
+    pub receive_context_bits: u8,
+}
+
+impl AddressVectorOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets [`kind`](Self#structfield.kind).
+    #[must_use]
+    pub fn kind(self, kind: AddressVectorKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// Sets [`count`](Self#structfield.count).
+    #[must_use]
+    pub fn count(self, count: usize) -> Self {
+        Self { count, ..self }
+    }
+
+    /// Sets [`endpoints_per_node`](Self#structfield.endpoints_per_node).
+    #[must_use]
+    pub fn endpoints_per_node(self, endpoints_per_node: usize) -> Self {
+        Self { endpoints_per_node, ..self }
+    }
+
+    /// Sets [`receive_context_bits`](Self#structfield.receive_context_bits).
+    #[must_use]
+    pub fn receive_context_bits(self, receive_context_bits: u8) -> Self {
+        Self { receive_context_bits, ..self }
+    }
+}
+
+/// Most bits for the receive context: the generation keeps as many at least.
+const MOST_CONTEXT_BITS: u8 = 16;
+
+/// There is no such receive context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ContextError {
+    /// The address vector has no such peer.
+    #[error("no address {0} in the address vector")]
+    UnknownAddress(FiAddr),
+    /// The number is too great for the bits that are reserved.
+    #[error("receive context {context}, {contexts} are possible")]
+    TooGreat {
+        /// The number.
+        context: u32,
+        /// How many contexts the reserved bits can name.
+        contexts: u32,
+    },
 }
 
 /// The peers that endpoints can send to (`fi_av`). Clones are handles to the same address vector.
@@ -47,6 +134,7 @@ pub struct AddressVector(Arc<Shared>);
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) domain: Domain,
+    options: AddressVectorOptions,
     table: Mutex<Table>,
     endpoints: Mutex<Vec<Weak<EndpointShared>>>,
 }
@@ -60,6 +148,20 @@ struct Table {
     by_address: HashTable<u32>,
     /// Randomly seeded: hostile addresses may be inserted.
     hasher: DefaultHashBuilder,
+    generations: Generations,
+    /// By the index of a peer: its receive contexts but the first.
+    contexts: HashMap<u32, Vec<Address>>,
+    /// Upper bits of an address that name a receive context.
+    context_bits: u32,
+}
+
+/// The upper half of an address, without the bits for a receive context: 0, or of
+/// [`AddressVectorKind::Map`] how often the slot has been used.
+#[derive(Debug, Default)]
+enum Generations {
+    #[default]
+    None,
+    OfSlots(Vec<u32>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,12 +178,83 @@ const _: () = assert!(size_of::<Slot>() <= 28, "a peer takes at most 28 bytes");
 const MOST_PEERS: usize = 1 << 31;
 
 impl AddressVector {
-    pub(crate) fn new(domain: &Domain) -> Self {
-        Self(Arc::new(Shared {
-            domain: domain.clone(),
-            table: Mutex::default(),
-            endpoints: Mutex::default(),
-        }))
+    pub(crate) fn new(domain: &Domain, options: AddressVectorOptions) -> Result<Self, Error> {
+        if options.receive_context_bits > MOST_CONTEXT_BITS {
+            let wanted = Wanted::ReceiveContextBits(options.receive_context_bits);
+            return Err(Error::NoData { wanted });
+        }
+        let table = Table::new(&options);
+        Ok(Self::with_table(domain, options, table))
+    }
+
+    /// One with default options.
+    pub(crate) fn table(domain: &Domain) -> Self {
+        Self::with_table(domain, AddressVectorOptions::default(), Table::default())
+    }
+
+    fn with_table(domain: &Domain, options: AddressVectorOptions, table: Table) -> Self {
+        let (domain, table) = (domain.clone(), Mutex::new(table));
+        Self(Arc::new(Shared { domain, options, table, endpoints: Mutex::default() }))
+    }
+
+    /// The options that it was made with.
+    #[must_use]
+    pub fn options(&self) -> &AddressVectorOptions {
+        &self.0.options
+    }
+
+    /// Inserts a peer of several endpoints, one for each of its receive contexts, in this order (`fi_av_insert` of a
+    /// scalable endpoint). What is sent to its [`receive_context`](Self::receive_context) `n` goes to the n-th
+    /// address. If the first address is in the table already, that peer stays as it is.
+    ///
+    /// # Errors
+    /// As for [`insert`](Self::insert); [`DeviceError::LimitReached`] also for more addresses than the
+    /// [reserved bits](AddressVectorOptions::receive_context_bits) can name, or none.
+    pub fn insert_contexts(&self, addresses: &[Address]) -> Result<FiAddr, DeviceError> {
+        let limit = 1 << self.0.options.receive_context_bits;
+        let [first, others @ ..] = addresses else {
+            return Err(DeviceError::LimitReached { object: "receive context", limit });
+        };
+        if addresses.len() > limit {
+            return Err(DeviceError::LimitReached { object: "receive context", limit });
+        }
+        if let Some(zero) = others.iter().find(|other| other.gid() == Gid::ZERO) {
+            return Err(DeviceError::BadAddress { gid: zero.gid() });
+        }
+        let endpoints = self.0.endpoints();
+        let mut table = self.0.table();
+        if let Some(known) = table.find(first) {
+            return Ok(known);
+        }
+        let peer = table.insert(*first)?;
+        if !others.is_empty() {
+            table.contexts.insert(peer.0 as u32, others.to_vec());
+        }
+        drop(table);
+        let contexts = (0..).zip(addresses);
+        let bits = self.0.options.receive_context_bits;
+        let pairs: Vec<_> =
+            contexts.map(|(n, address)| (peer.receive_context(n, bits), *address)).collect();
+        announce(&endpoints, &pairs);
+        Ok(peer)
+    }
+
+    /// The receive context of a peer with this number, for sends (`fi_rx_addr`). Of a peer with fewer contexts it
+    /// is an unknown address.
+    ///
+    /// # Errors
+    /// There is no such peer, or the [reserved bits](AddressVectorOptions::receive_context_bits) can't name the
+    /// context.
+    pub fn receive_context(&self, peer: FiAddr, context: u32) -> Result<FiAddr, ContextError> {
+        let bits = self.0.options.receive_context_bits;
+        let contexts = 1 << bits;
+        if self.address(peer).is_none() {
+            return Err(ContextError::UnknownAddress(peer));
+        }
+        if context >= contexts {
+            return Err(ContextError::TooGreat { context, contexts });
+        }
+        Ok(peer.receive_context(context, bits))
     }
 
     /// Inserts a peer (`fi_av_insert`). An address that is in the table already keeps its index.
@@ -122,9 +295,13 @@ impl AddressVector {
     /// repeated ones and drops them, or completes an interrupted message with bytes of a new one.
     pub fn remove(&self, peer: FiAddr) -> Option<Address> {
         let endpoints = self.0.endpoints();
-        let address = self.0.table().begin_removal(peer)?;
+        let (address, others) = self.0.table().begin_removal(peer)?;
+        let bits = self.0.options.receive_context_bits;
         for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
             endpoint.peer_removed(peer, &address);
+            for (context, other) in (1..).zip(&others) {
+                endpoint.peer_removed(peer.receive_context(context, bits), other);
+            }
         }
         self.0.table().free(peer);
         Some(address)
@@ -195,14 +372,51 @@ fn announce(endpoints: &[Weak<EndpointShared>], peers: &[(FiAddr, Address)]) {
 }
 
 impl Table {
-    fn slot(&mut self, peer: FiAddr) -> Option<&mut Slot> {
-        self.slots.get_mut(usize::try_from(peer.0).ok()?)
+    fn new(options: &AddressVectorOptions) -> Self {
+        let mut table = Self {
+            context_bits: options.receive_context_bits.into(),
+            generations: match options.kind {
+                AddressVectorKind::Table => Generations::None,
+                AddressVectorKind::Map => Generations::OfSlots(Vec::new()),
+            },
+            ..Self::default()
+        };
+        let count = options.count.min(MOST_PEERS);
+        table.slots.reserve(count);
+        table.by_address.reserve(count, |_| 0);
+        table
+    }
+
+    /// The upper half of the address of the peer in a slot.
+    fn upper(&self, index: u32) -> u32 {
+        match &self.generations {
+            Generations::None => 0,
+            Generations::OfSlots(generations) => {
+                generations.get(index as usize).copied().unwrap_or_default()
+            }
+        }
+    }
+
+    fn addr(&self, index: u32) -> FiAddr {
+        FiAddr(u64::from(self.upper(index)) << 32 | u64::from(index))
+    }
+
+    /// The slot of a peer, and the number of its receive context.
+    fn locate(&self, peer: FiAddr) -> Option<(u32, u32)> {
+        let index = peer.0 as u32;
+        let upper = peer.0 >> 32;
+        let context = upper.checked_shr(32 - self.context_bits).filter(|_| self.context_bits > 0);
+        let context = context.unwrap_or(0);
+        let generation = upper - (context << (32 - self.context_bits));
+        (generation == u64::from(self.upper(index))).then_some((index, context as u32))
     }
 
     fn address(&self, peer: FiAddr) -> Option<Address> {
-        match self.slots.get(usize::try_from(peer.0).ok()?)? {
-            Slot::Taken(address) => Some(*address),
-            Slot::Free | Slot::Removing => None,
+        let (index, context) = self.locate(peer)?;
+        let Slot::Taken(first) = *self.slots.get(index as usize)? else { return None };
+        match context.checked_sub(1) {
+            None => Some(first),
+            Some(other) => self.contexts.get(&index)?.get(other as usize).copied(),
         }
     }
 
@@ -212,7 +426,7 @@ impl Table {
 
     fn find_hashed(&self, address: &Address, hash: u64) -> Option<FiAddr> {
         let same = |index: &u32| self.slots[*index as usize] == Slot::Taken(*address);
-        self.by_address.find(hash, same).map(|index| FiAddr(u64::from(*index)))
+        self.by_address.find(hash, same).map(|index| self.addr(*index))
     }
 
     fn insert(&mut self, address: Address) -> Result<FiAddr, DeviceError> {
@@ -229,6 +443,9 @@ impl Table {
         }
         let index = self.free.pop_first().unwrap_or_else(|| {
             self.slots.push(Slot::Free);
+            if let Generations::OfSlots(generations) = &mut self.generations {
+                generations.push(1);
+            }
             self.slots.len() as u32 - 1
         });
         self.slots[index as usize] = Slot::Taken(address);
@@ -238,24 +455,30 @@ impl Table {
             // Only taken slots are in the table.
             Slot::Free | Slot::Removing => 0,
         });
-        Ok(FiAddr(u64::from(index)))
+        Ok(self.addr(index))
     }
 
-    /// Removes a peer from the table; its index stays in use.
-    fn begin_removal(&mut self, peer: FiAddr) -> Option<Address> {
-        let address = self.address(peer)?;
-        let same = |index: &u32| u64::from(*index) == peer.0;
+    /// Removes a peer from the table; its index stays in use. Returns its address, and those of its receive
+    /// contexts but the first.
+    fn begin_removal(&mut self, peer: FiAddr) -> Option<(Address, Vec<Address>)> {
+        let (index, 0) = self.locate(peer)? else { return None };
+        let Slot::Taken(address) = *self.slots.get(index as usize)? else { return None };
+        let same = |other: &u32| *other == index;
         if let Ok(entry) = self.by_address.find_entry(hash(&self.hasher, &address), same) {
             entry.remove();
         }
-        *self.slot(peer)? = Slot::Removing;
-        Some(address)
+        self.slots[index as usize] = Slot::Removing;
+        Some((address, self.contexts.remove(&index).unwrap_or_default()))
     }
 
     fn free(&mut self, peer: FiAddr) {
-        if let Some(slot) = self.slot(peer) {
-            *slot = Slot::Free;
-            self.free.insert(peer.0 as u32);
+        let Some((index, _)) = self.locate(peer) else { return };
+        self.slots[index as usize] = Slot::Free;
+        self.free.insert(index);
+        if let Generations::OfSlots(generations) = &mut self.generations {
+            let last = u32::MAX >> self.context_bits;
+            let generation = &mut generations[index as usize];
+            *generation = if *generation == last { 1 } else { *generation + 1 };
         }
     }
 }
@@ -303,11 +526,33 @@ mod tests {
         let mut table = Table::default();
         let first = table.insert(address(1)).unwrap();
         let second = table.insert(address(2)).unwrap();
-        assert_eq!(table.begin_removal(first), Some(address(1)));
+        assert_eq!(table.begin_removal(first), Some((address(1), Vec::new())));
         assert_eq!((table.begin_removal(first), table.address(first)), (None, None));
         assert_eq!(table.insert(address(3)), Ok(FiAddr(2)), "the first index is not free yet");
         table.free(first);
         assert_eq!(table.insert(address(1)), Ok(first));
         assert_eq!(table.address(second), Some(address(2)));
+    }
+
+    // conformance: C89
+    #[test]
+    fn generations_of_a_map_wrap_around_within_their_bits() {
+        for bits in [0, 16] {
+            let options =
+                AddressVectorOptions::new().kind(AddressVectorKind::Map).receive_context_bits(bits);
+            let mut table = Table::new(&options);
+            let first = table.insert(address(1)).unwrap();
+            assert_eq!(first, FiAddr(1 << 32));
+            let last = u32::MAX >> bits;
+            if let Generations::OfSlots(generations) = &mut table.generations {
+                generations[0] = last;
+            }
+            let peer = table.find(&address(1)).unwrap();
+            assert_eq!(peer, FiAddr(u64::from(last) << 32));
+            assert_eq!((table.address(first), table.address(peer)), (None, Some(address(1))));
+            table.begin_removal(peer).unwrap();
+            table.free(peer);
+            assert_eq!(table.insert(address(2)), Ok(first));
+        }
     }
 }

@@ -20,6 +20,7 @@ use crate::Address;
 use crate::capabilities::{Capabilities, Mode, OperationFlags};
 use crate::error::Wanted;
 use crate::hints::Narrow;
+use crate::pieces::MOST_PIECES;
 
 /// Threading model: what the program promises not to use from two threads at a time. Each level is also
 /// met by those after it.
@@ -68,19 +69,28 @@ pub enum ResourceManagement {
 }
 
 /// What an address vector returns for a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AddressVectorKind {
     /// An index, from 0 on (`FI_AV_TABLE`).
+    #[default]
     Table,
+    /// A value that the program can't compute, and that stands for no other peer when this one has been removed
+    /// (`FI_AV_MAP`).
+    Map,
 }
 
 /// How peers name memory regions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RegistrationMode {
     /// By a key that the device chooses and an address that the owner tells (`FI_MR_BASIC`).
+    #[default]
     Basic,
+    /// By a key of 64 bits that the application chooses, and the offset of a byte in the region
+    /// (`FI_MR_SCALABLE`). The memory may come later than the key. Endpoints of such a domain announce no RDMA:
+    /// what peers write and read goes in packets.
+    Scalable,
 }
 
 /// What one atomic can change (`fi_atomic_attr`); see [`Domain::atomic`](crate::Domain::atomic).
@@ -247,7 +257,7 @@ attributes! {
         at_least inject_size: usize,
         /// Most sends under way.
         at_least size: usize,
-        /// Most pieces of the buffer of an operation.
+        /// Most pieces of the buffer of an operation ([`Buffer::pieces`](crate::Buffer::pieces)).
         at_least iov_limit: usize,
         /// Most pieces of the remote memory of an operation ([`Rma::pieces`](crate::Rma::pieces)).
         at_least rma_iov_limit: usize,
@@ -275,7 +285,7 @@ attributes! {
         at_least total_buffered: usize,
         /// Most receives posted.
         at_least size: usize,
-        /// Most pieces of the buffer of a receive.
+        /// Most pieces of the buffer of a receive ([`ReceiveBuffer::pieces`](crate::ReceiveBuffer::pieces)).
         at_least iov_limit: usize,
     }
 }
@@ -332,7 +342,7 @@ attributes! {
         /// Resource management.
         at_least resource_management: ResourceManagement,
         /// Type of address vectors.
-        same address_vector: AddressVectorKind,
+        free address_vector: AddressVectorKind,
         /// How peers name memory regions.
         same registration_mode: RegistrationMode,
         /// Largest packet of the device in bytes.
@@ -440,7 +450,7 @@ impl TransmitAttributes {
             completion_order: CompletionOrder::Unordered,
             inject_size,
             size: config.max_sends,
-            iov_limit: 1,
+            iov_limit: MOST_PIECES,
             rma_iov_limit: efa_proto::MAX_IOV,
         }
     }
@@ -456,7 +466,7 @@ impl ReceiveAttributes {
             completion_order: CompletionOrder::Unordered,
             total_buffered: config.bounds.unexpected,
             size: config.max_receives,
-            iov_limit: 1,
+            iov_limit: MOST_PIECES,
         }
     }
 }

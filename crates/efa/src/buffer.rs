@@ -11,11 +11,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use efa_device::{Region as _, RegionRange, RegisterError};
+use efa_device::{ForeignMemory, Region as _, RegionRange, RegisterError};
 use efa_rdm::Payload;
 
 use crate::device::{AnyRegion, ConcreteRegion};
 use crate::packet::Packet;
+use crate::pieces::Pieces;
 use crate::region::RegionSlice;
 
 /// Memory of the application, which a send takes and a completion returns.
@@ -28,6 +29,8 @@ enum Memory {
     BytesMut(BytesMut),
     Region(RegionSlice),
     Packet(Packet),
+    Pieces(Pieces),
+    Foreign(ForeignMemory),
 }
 
 impl Memory {
@@ -37,7 +40,7 @@ impl Memory {
             Self::Bytes(bytes) => Some(bytes),
             Self::BytesMut(bytes) => Some(bytes),
             Self::Packet(packet) => Some(packet.bytes()),
-            Self::Region(_) => None,
+            Self::Region(_) | Self::Pieces(_) | Self::Foreign(_) => None,
         }
     }
 }
@@ -51,6 +54,8 @@ impl Clone for Memory {
             Self::Region(slice) => Self::Region(slice.clone()),
             // Only the device allocates packets.
             Self::Packet(packet) => Self::Vec(packet.bytes().to_vec()),
+            Self::Pieces(pieces) => Self::Pieces(pieces.clone()),
+            Self::Foreign(memory) => Self::Foreign(memory.clone()),
         }
     }
 }
@@ -62,6 +67,8 @@ impl PartialEq for Memory {
             (Self::Bytes(one), Self::Bytes(other)) => one == other,
             (Self::BytesMut(one), Self::BytesMut(other)) => one == other,
             (Self::Region(one), Self::Region(other)) => one == other,
+            (Self::Pieces(one), Self::Pieces(other)) => one == other,
+            (Self::Foreign(one), Self::Foreign(other)) => one.is(other),
             // A packet equals its clone, which is a vector.
             (Self::Packet(packet), other) | (other, Self::Packet(packet)) => {
                 other.as_slice() == Some(packet.bytes())
@@ -89,6 +96,8 @@ impl Buffer {
             Memory::BytesMut(bytes) => bytes.len(),
             Memory::Region(slice) => slice.len(),
             Memory::Packet(packet) => packet.len(),
+            Memory::Pieces(pieces) => pieces.len(),
+            Memory::Foreign(memory) => memory.len(),
         }
     }
 
@@ -98,7 +107,8 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// The bytes; `None` for a memory region, which peers may change at any time.
+    /// The bytes; `None` for a memory region, which peers may change at any time, for memory of
+    /// others, and for several [pieces](Self::pieces).
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
         self.0.as_slice()
@@ -113,10 +123,12 @@ impl Buffer {
             Memory::BytesMut(bytes) => bytes.into(),
             Memory::Region(slice) => slice.to_vec(),
             Memory::Packet(packet) => packet.bytes().to_vec(),
+            Memory::Pieces(pieces) => pieces.to_bytes(),
+            Memory::Foreign(memory) => foreign_bytes(&memory),
         }
     }
 
-    /// The bytes as [`Bytes`], copied only out of a memory region or a packet.
+    /// The bytes as [`Bytes`], copied only out of a memory region, a packet or several pieces.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         match self.0 {
@@ -125,6 +137,8 @@ impl Buffer {
             Memory::BytesMut(bytes) => bytes.freeze(),
             Memory::Region(slice) => slice.to_vec().into(),
             Memory::Packet(packet) => packet.bytes().to_vec().into(),
+            Memory::Pieces(pieces) => pieces.to_bytes().into(),
+            Memory::Foreign(memory) => foreign_bytes(&memory).into(),
         }
     }
 
@@ -135,6 +149,17 @@ impl Buffer {
     pub fn into_region(self) -> Result<RegionSlice, Self> {
         match self.0 {
             Memory::Region(slice) => Ok(slice),
+            memory => Err(Self(memory)),
+        }
+    }
+
+    /// The memory that somebody else owns.
+    ///
+    /// # Errors
+    /// The buffer itself, if it is memory of another kind.
+    pub fn into_foreign(self) -> Result<ForeignMemory, Self> {
+        match self.0 {
+            Memory::Foreign(memory) => Ok(memory),
             memory => Err(Self(memory)),
         }
     }
@@ -151,10 +176,38 @@ impl Buffer {
         }
     }
 
+    /// The pieces of a buffer made by [`pieces`](Self::pieces), of which an empty one may have been left out;
+    /// any other buffer is one piece.
+    #[must_use]
+    pub fn into_pieces(self) -> Vec<Self> {
+        match self.0 {
+            Memory::Pieces(pieces) => pieces.into_vec(),
+            memory => vec![Self(memory)],
+        }
+    }
+
+    pub(crate) fn of_pieces(pieces: Pieces) -> Self {
+        Self(Memory::Pieces(pieces))
+    }
+
     pub(crate) fn region(&self) -> Option<&RegionSlice> {
         match &self.0 {
             Memory::Region(slice) => Some(slice),
             _ => None,
+        }
+    }
+
+    /// Applies `check` to each slice of a memory region that it consists of.
+    pub(crate) fn check_regions<E>(
+        &self,
+        check: impl Fn(&RegionSlice) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match &self.0 {
+            Memory::Region(slice) => check(slice),
+            Memory::Pieces(pieces) => {
+                pieces.as_slice().iter().filter_map(Self::region).try_for_each(check)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -172,12 +225,18 @@ impl Buffer {
             Memory::BytesMut(bytes) => bytes.truncate(length),
             Memory::Region(slice) => slice.truncate(length),
             Memory::Packet(packet) => packet.truncate(length),
+            Memory::Pieces(pieces) => pieces.truncate(length),
+            Memory::Foreign(memory) => *memory = memory.slice(0..length),
         }
     }
 
-    fn read(&self, offset: usize, into: &mut [u8]) {
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         match &self.0 {
             Memory::Region(slice) => slice.read(offset, into),
+            Memory::Pieces(pieces) => pieces.read(offset, into),
+            Memory::Foreign(memory) => {
+                memory.read(offset, into);
+            }
             _ => {
                 let from = self.as_slice().and_then(|bytes| bytes.get(offset..));
                 let from = from.unwrap_or_default();
@@ -187,11 +246,16 @@ impl Buffer {
         }
     }
 
-    fn write(&mut self, offset: usize, from: &[u8]) {
+    pub(crate) fn write(&mut self, offset: usize, from: &[u8]) {
         let into: &mut [u8] = match &mut self.0 {
             Memory::Vec(vec) => vec,
             Memory::BytesMut(bytes) => bytes,
             Memory::Region(slice) => return slice.write(offset, from),
+            Memory::Pieces(pieces) => return pieces.write(offset, from),
+            Memory::Foreign(memory) => {
+                memory.write(offset, from);
+                return;
+            }
             // Not possible in a `ReceiveBuffer`; ignored, so that shared bytes never change.
             Memory::Bytes(_) | Memory::Packet(_) => return,
         };
@@ -200,7 +264,7 @@ impl Buffer {
         into[..count].copy_from_slice(&from[..count]);
     }
 
-    fn split_to(&mut self, at: usize) -> Self {
+    pub(crate) fn split_to(&mut self, at: usize) -> Self {
         let at = at.min(self.len());
         match &mut self.0 {
             Memory::Vec(vec) => {
@@ -216,6 +280,12 @@ impl Buffer {
             Memory::Bytes(bytes) => Memory::Bytes(bytes.split_to(at)),
             Memory::BytesMut(bytes) => Memory::BytesMut(bytes.split_to(at)),
             Memory::Region(slice) => Memory::Region(slice.split_to(at)),
+            Memory::Pieces(pieces) => Memory::Pieces(pieces.split_to(at)),
+            Memory::Foreign(memory) => {
+                let first = memory.slice(0..at);
+                *memory = memory.slice(at..memory.len());
+                Memory::Foreign(first)
+            }
         })
     }
 }
@@ -228,6 +298,8 @@ impl fmt::Debug for Buffer {
             Memory::BytesMut(_) => "BytesMut",
             Memory::Region(_) => "RegionSlice",
             Memory::Packet(_) => "Packet",
+            Memory::Pieces(_) => "Pieces",
+            Memory::Foreign(_) => "ForeignMemory",
         };
         write!(f, "Buffer({kind} of {} bytes)", self.len())
     }
@@ -237,6 +309,8 @@ impl PartialEq<[u8]> for Buffer {
     fn eq(&self, other: &[u8]) -> bool {
         match &self.0 {
             Memory::Region(slice) => slice.to_vec() == other,
+            Memory::Pieces(pieces) => pieces.to_bytes() == other,
+            Memory::Foreign(memory) => foreign_bytes(memory) == other,
             _ => self.as_slice() == Some(other),
         }
     }
@@ -287,6 +361,13 @@ impl From<RegionSlice> for Buffer {
 impl From<Packet> for Buffer {
     fn from(packet: Packet) -> Self {
         Self(Memory::Packet(packet))
+    }
+}
+
+impl From<ForeignMemory> for Buffer {
+    /// Bytes that change while a message is sent may arrive as they were or as they are.
+    fn from(memory: ForeignMemory) -> Self {
+        Self(Memory::Foreign(memory))
     }
 }
 
@@ -343,6 +424,19 @@ impl From<RegionSlice> for ReceiveBuffer {
     }
 }
 
+impl From<ForeignMemory> for ReceiveBuffer {
+    fn from(memory: ForeignMemory) -> Self {
+        Self(memory.into())
+    }
+}
+
+/// A copy of the bytes.
+fn foreign_bytes(memory: &ForeignMemory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes);
+    bytes
+}
+
 /// A buffer as the engine holds it.
 #[derive(Debug)]
 pub(crate) struct Slot {
@@ -355,6 +449,8 @@ pub(crate) struct Slot {
 pub(crate) enum Role {
     /// As a whole.
     Whole,
+    /// As a whole, by an operation that completes only if it fails.
+    Silent,
     /// As a whole: a vector whose memory is registered while the operation is under way.
     Registered(AnyRegion),
     /// The unused rest of a multi-receive buffer.
@@ -381,8 +477,19 @@ impl Slot {
         Self { buffer, role: Role::Whole }
     }
 
+    /// A buffer of an operation that completes silently unless it is to be reported.
+    #[inline(always)]
+    pub(crate) fn reported(is_reported: bool, buffer: Buffer) -> Self {
+        Self { buffer, role: if is_reported { Role::Whole } else { Role::Silent } }
+    }
+
     pub(crate) fn for_many(buffer: Buffer) -> Self {
         Self { buffer, role: Role::Rest(Parts::default()) }
+    }
+
+    /// Whether its operation completes only if it fails.
+    pub(crate) fn is_silent(&self) -> bool {
+        matches!(self.role, Role::Silent)
     }
 
     pub(crate) fn into_buffer(self) -> Buffer {
@@ -444,7 +551,7 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
     fn split_to(&mut self, at: u64) -> Self {
         let role = match &self.role {
             // The engine splits only multi-receive buffers.
-            Role::Whole | Role::Registered(_) => Role::Whole,
+            Role::Whole | Role::Silent | Role::Registered(_) => Role::Whole,
             Role::Rest(parts) | Role::Part(parts) => Role::Part(parts.clone()),
         };
         Self { buffer: self.buffer.split_to(index(at)), role }
@@ -460,6 +567,7 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
     }
 
     fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>) {
+        // One that completes silently stays unregistered: its operation goes in packets.
         let (Role::Whole, Some(vector)) = (&self.role, self.buffer.vector()) else { return };
         match register(std::mem::take(vector).into()) {
             Ok(region) => self.role = Role::Registered(region.into_any()),

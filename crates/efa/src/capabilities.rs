@@ -113,14 +113,17 @@ bitflags! {
     /// Flags of operations: when they complete. The names are libfabric's without `FI_`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct OperationFlags: u32 {
-        /// Success is an entry of the completion queue. Every queue gets all entries, whether an
-        /// operation has this flag or not.
+        /// Success is an entry of the completion queue, also if that is bound
+        /// [selectively](crate::EndpointBuilder::selective). Other queues get all entries, whether an operation
+        /// has this flag or not.
         const COMPLETION = 1;
         /// The operation completes when the peer's device has all packets. Without another level, the
         /// level of every operation.
         const TRANSMIT_COMPLETE = 1 << 1;
         /// The operation completes when its result is visible at the target.
         const DELIVERY_COMPLETE = 1 << 2;
+        /// The operation completes when its bytes are copied, and its buffer may be reused.
+        const INJECT_COMPLETE = 1 << 3;
     }
 }
 
@@ -139,7 +142,12 @@ impl OperationFlags {
 
     /// The completion level: the strongest of those that are set.
     pub(crate) fn level(self) -> Level {
-        if self.contains(Self::DELIVERY_COMPLETE) { Level::Delivery } else { Level::Transmit }
+        match () {
+            () if self.contains(Self::DELIVERY_COMPLETE) => Level::Delivery,
+            () if self.contains(Self::TRANSMIT_COMPLETE) => Level::Transmit,
+            () if self.contains(Self::INJECT_COMPLETE) => Level::Inject,
+            () => Level::Transmit,
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::completion::{Refused, StartError};
 use crate::endpoint::{Endpoint, Shared, drive};
 use crate::message::Receive;
+use crate::region::LocalAccess;
 
 /// A message that has begun to arrive, and that no receive accepts yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +144,7 @@ impl Claim {
             return Err(ClaimRefused { error: StartError::Closed, claim: self, buffer });
         };
         let id = self.id;
-        let started = match endpoint.check_domain(&buffer) {
+        let started = match endpoint.check_buffer(&buffer, LocalAccess::RECV) {
             Ok(()) => drive!(
                 endpoint,
                 driver => driver.receive_claimed(id, buffer, context),

@@ -8,6 +8,7 @@ use crate::address_vector::FiAddr;
 use crate::buffer::Buffer;
 use crate::capabilities::Capabilities;
 use crate::endpoint::EndpointId;
+use crate::region::LocalAccess;
 
 /// Kind of an operation that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -148,6 +149,14 @@ pub enum StartError {
     /// The buffer is registered memory or a packet of another domain.
     #[error("the memory belongs to another domain")]
     OtherDomain,
+    /// The buffer is memory registered for other operations ([`LocalAccess`]).
+    #[error("memory registered for {granted} can't be used for {wanted}")]
+    Access {
+        /// What the operation needs.
+        wanted: LocalAccess,
+        /// What the memory is registered for.
+        granted: LocalAccess,
+    },
     /// The claimed message is gone: its sender ended before all of it had arrived, or was excluded, or it
     /// was received or discarded.
     #[error("the claimed message is gone")]

@@ -26,6 +26,7 @@ use crate::bound_endpoints::BoundEndpoints;
 use crate::completion::{Completion, CompletionError};
 use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
+use crate::format::Format;
 
 /// Options of a completion queue.
 ///
@@ -39,6 +40,9 @@ pub struct CompletionQueueOptions {
     /// Most operations that may be under way or have unread completions; 8192 by default, at least 1.
     /// Messages in multi-receive buffers don't count.
     pub capacity: usize,
+    /// The format in which [`CompletionQueue::read_as`] returns at most; [`Format::Tagged`] by default.
+    /// [`CompletionQueue::read`] always returns everything, so that no buffer is lost.
+    pub format: Format,
 }
 
 impl CompletionQueueOptions {
@@ -51,13 +55,19 @@ impl CompletionQueueOptions {
     /// Sets [`capacity`](Self#structfield.capacity).
     #[must_use]
     pub fn capacity(self, capacity: usize) -> Self {
-        Self { capacity }
+        Self { capacity, ..self }
+    }
+
+    /// Sets [`format`](Self#structfield.format).
+    #[must_use]
+    pub fn format(self, format: Format) -> Self {
+        Self { format, ..self }
     }
 }
 
 impl Default for CompletionQueueOptions {
     fn default() -> Self {
-        Self { capacity: 8192 }
+        Self { capacity: 8192, format: Format::default() }
     }
 }
 
@@ -115,6 +125,7 @@ impl Reader<'_> {
 pub(crate) struct Shared {
     pub(crate) domain: Domain,
     capacity: usize,
+    format: Format,
     /// Credits taken: by operations under way and by unread completions.
     credits_taken: AtomicUsize,
     entries: Mutex<VecDeque<(Credit, Entry)>>,
@@ -128,6 +139,7 @@ impl CompletionQueue {
         Self(Arc::new(Shared {
             domain: domain.clone(),
             capacity: options.capacity.max(1),
+            format: options.format,
             credits_taken: AtomicUsize::new(0),
             entries: Mutex::default(),
             waiting: AtomicUsize::new(0),
@@ -139,6 +151,12 @@ impl CompletionQueue {
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.0.capacity
+    }
+
+    /// The format in which [`read_as`](Self::read_as) returns at most.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.0.format
     }
 
     /// Returns the next completion, if there is one (none is `FI_EAGAIN`). Completions of failed

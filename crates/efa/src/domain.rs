@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use efa_device::Access;
 use efa_rdm::{AtomicKind, AtomicOp, Datatype, atomic_limit};
 
-use crate::address_vector::AddressVector;
-use crate::attributes::{AtomicAttributes, DomainAttributes, DomainLimits};
+use crate::address_vector::{AddressVector, AddressVectorOptions};
+use crate::attributes::{AtomicAttributes, DomainAttributes, DomainLimits, RegistrationMode};
 use crate::completion_queue::{CompletionQueue, CompletionQueueOptions};
 use crate::counter::{Counter, CounterEvents, CounterOptions};
 use crate::device::Device;
@@ -17,7 +17,8 @@ use crate::endpoint_builder::EndpointBuilder;
 use crate::endpoint_options::EndpointOptions;
 use crate::error::{Error, Wanted};
 use crate::fabric::Fabric;
-use crate::region::{MemoryRegion, RegisterError};
+use crate::keys::Keys;
+use crate::region::{LocalAccess, MemoryRegion, RegisterError};
 use crate::registrations::Cache;
 
 /// A device of a fabric (`fi_domain`). Objects of different domains can't be used together. Clones are
@@ -29,6 +30,8 @@ struct Shared {
     fabric: Fabric,
     device: Device,
     registrations: Arc<Cache>,
+    /// Of [`RegistrationMode::Scalable`].
+    keys: Option<Arc<Keys>>,
     endpoints: AtomicU64,
 }
 
@@ -38,6 +41,24 @@ impl Domain {
             fabric,
             device,
             registrations: Arc::default(),
+            keys: None,
+            endpoints: AtomicU64::new(0),
+        }))
+    }
+
+    /// Another domain on this one's device, whose memory regions are registered in this mode. Objects of the two
+    /// can't be used together.
+    #[must_use]
+    pub fn with_registration(&self, mode: RegistrationMode) -> Self {
+        let keys = match mode {
+            RegistrationMode::Basic => None,
+            RegistrationMode::Scalable => Some(Arc::default()),
+        };
+        Self(Arc::new(Shared {
+            fabric: self.0.fabric.clone(),
+            device: self.0.device.clone(),
+            registrations: Arc::default(),
+            keys,
             endpoints: AtomicU64::new(0),
         }))
     }
@@ -51,7 +72,13 @@ impl Domain {
     /// Its attributes.
     #[must_use]
     pub fn attributes(&self) -> DomainAttributes {
-        DomainAttributes::of(self.0.device.attributes())
+        let mut attributes = DomainAttributes::of(self.0.device.attributes());
+        if self.0.keys.is_some() {
+            attributes.registration_mode = RegistrationMode::Scalable;
+            attributes.mr_key_size = size_of::<u64>();
+            attributes.direct_write_data_size = 0;
+        }
+        attributes
     }
 
     /// How many objects it can have.
@@ -77,10 +104,21 @@ impl Domain {
         }
     }
 
-    /// Creates an address vector (`fi_av_open`).
+    /// Creates an address vector with default options (`fi_av_open`).
     #[must_use]
     pub fn address_vector(&self) -> AddressVector {
-        AddressVector::new(self)
+        AddressVector::table(self)
+    }
+
+    /// Creates an address vector (`fi_av_open`).
+    ///
+    /// # Errors
+    /// [`Error::NoData`] for more than 16 bits for receive contexts.
+    pub fn address_vector_with(
+        &self,
+        options: AddressVectorOptions,
+    ) -> Result<AddressVector, Error> {
+        AddressVector::new(self, options)
     }
 
     /// Begins an endpoint, which is then bound and enabled (`fi_endpoint`).
@@ -97,7 +135,20 @@ impl Domain {
         memory: impl Into<Box<[u8]>>,
         access: Access,
     ) -> Result<MemoryRegion, RegisterError> {
-        MemoryRegion::register(self, memory.into(), access)
+        self.register_for(memory, access, LocalAccess::all())
+    }
+
+    /// Registers memory with the device, for some kinds of operations of this process only.
+    ///
+    /// # Errors
+    /// A limit of the device is reached; the memory comes back.
+    pub fn register_for(
+        &self,
+        memory: impl Into<Box<[u8]>>,
+        remote: Access,
+        local: LocalAccess,
+    ) -> Result<MemoryRegion, RegisterError> {
+        MemoryRegion::register(self, memory.into(), remote, local)
     }
 
     /// Whether there is such an atomic, and how many elements it can change (`fi_query_atomic`). `None` if
@@ -132,6 +183,10 @@ impl Domain {
 
     pub(crate) fn next_endpoint_id(&self) -> EndpointId {
         EndpointId(self.0.endpoints.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn keys(&self) -> Option<&Arc<Keys>> {
+        self.0.keys.as_ref()
     }
 
     pub(crate) fn cache(&self) -> &Arc<Cache> {

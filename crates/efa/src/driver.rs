@@ -17,7 +17,7 @@ use std::sync::Arc;
 use efa_device::{DeviceError, QueuePair, Time};
 use efa_rdm::{
     Atomic, AtomicKind, AtomicOp, Datatype, InPlaceQueue, Level, Operands, PeerId, Read, ReceiveId,
-    Remote, StartError as EngineError, Statistics, Write,
+    StartError as EngineError, Statistics, Write,
 };
 
 use crate::address::Address;
@@ -31,8 +31,11 @@ use crate::cq_binding::CqBinding;
 use crate::device::{ConcretePacket, ConcreteRegion};
 use crate::endpoint::EndpointId;
 use crate::event::Event;
+use crate::keys::Keys;
+use crate::message::{Message, Receive};
 use crate::packet::Packet;
 use crate::peer_map::PeerMap;
+use crate::rma::Rma;
 
 /// The objects that an endpoint is bound to.
 #[derive(Debug)]
@@ -43,7 +46,13 @@ pub(crate) struct Bindings {
     pub(crate) receive: Arc<CompletionQueue>,
     pub(crate) addresses: Arc<AddressVector>,
     pub(crate) sources: Sources,
+    /// The level of operations that don't say it themselves.
+    pub(crate) level: Level,
+    /// Of the transmit and the receive side.
+    pub(crate) unreported: [Unreported; 2],
     pub(crate) counters: Counters,
+    /// Of a domain of [`RegistrationMode::Scalable`](crate::RegistrationMode).
+    pub(crate) keys: Option<Arc<Keys>>,
 }
 
 /// The engine over a queue pair.
@@ -56,6 +65,8 @@ pub(crate) struct Driver<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePa
     id: EndpointId,
     addresses: Arc<AddressVector>,
     sources: Sources,
+    level: Level,
+    unreported: [Unreported; 2],
     peers: PeerMap,
     /// Addresses that were removed from the address vector and not inserted again: the engine drops
     /// what they send.
@@ -82,6 +93,35 @@ pub(crate) enum Sources {
     Omitted,
 }
 
+/// Which operations of one side complete silently if they succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unreported {
+    None,
+    /// Those that say so: the binding is selective, and the default flags signal.
+    OnRequest,
+    /// Those that aren't signaled: the binding is selective.
+    Unsignaled,
+}
+
+impl Unreported {
+    pub(crate) fn of(is_selective: bool, is_signaled: bool) -> Self {
+        match (is_selective, is_signaled) {
+            (false, _) => Self::None,
+            (true, true) => Self::OnRequest,
+            (true, false) => Self::Unsignaled,
+        }
+    }
+
+    #[inline(always)]
+    fn reports(self, completion: Option<bool>) -> bool {
+        match self {
+            Self::None => true,
+            Self::OnRequest => completion != Some(false),
+            Self::Unsignaled => completion == Some(true),
+        }
+    }
+}
+
 /// Which of the two completion queues an operation completes on.
 #[derive(Clone, Copy)]
 enum Side {
@@ -90,13 +130,28 @@ enum Side {
 }
 
 impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
-    pub(crate) fn new(engine: Engine<Q>, bindings: Bindings) -> Self {
-        let Bindings { endpoint, transmit, receive, addresses, sources, counters } = bindings;
+    pub(crate) fn new(mut engine: Engine<Q>, bindings: Bindings) -> Self {
+        let Bindings {
+            endpoint,
+            transmit,
+            receive,
+            addresses,
+            sources,
+            level,
+            unreported,
+            counters,
+            keys,
+        } = bindings;
+        if let Some(keys) = keys {
+            engine.use_keys(keys);
+        }
         Self {
             engine,
             id: endpoint,
             addresses,
             sources,
+            level,
+            unreported,
             peers: PeerMap::default(),
             removed: HashSet::new(),
             transmit: CqBinding::new(transmit),
@@ -119,14 +174,14 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
 
     pub(crate) fn send(
         &mut self,
-        to: FiAddr,
-        tag: Option<u64>,
-        cq_data: Option<u64>,
-        level: Level,
+        message: Message,
         buffer: Buffer,
         context: u64,
     ) -> Result<(), Refused> {
-        self.start_transmit(to, Slot::whole(buffer), |engine, peer, buffer| {
+        let Message { to, tag, cq_data, level, completion } = message;
+        let level = level.unwrap_or(self.level);
+        let slot = self.transmit_slot(completion, buffer);
+        self.start_transmit(to, slot, |engine, peer, buffer| {
             let message = efa_rdm::Message { peer, tag, cq_data, level, buffer, context };
             engine.send(message).map(|_| ()).map_err(parts)
         })
@@ -146,29 +201,20 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.engine.inject(message).map_err(|error| translate(error, Some(to), self.engine.lack()))
     }
 
-    pub(crate) fn write(
-        &mut self,
-        to: FiAddr,
-        remote: Remote,
-        cq_data: Option<u64>,
-        level: Level,
-        buffer: Buffer,
-        context: u64,
-    ) -> Result<(), Refused> {
-        self.start_transmit(to, Slot::whole(buffer), |engine, peer, buffer| {
+    pub(crate) fn write(&mut self, rma: Rma, buffer: Buffer, context: u64) -> Result<(), Refused> {
+        let Rma { peer: to, remote, cq_data, level, completion } = rma;
+        let level = level.unwrap_or(self.level);
+        let slot = self.transmit_slot(completion, buffer);
+        self.start_transmit(to, slot, |engine, peer, buffer| {
             engine.write(Write { peer, remote, buffer, cq_data, level, context }).map_err(parts)
         })
         .map_err(refused)
     }
 
-    pub(crate) fn read(
-        &mut self,
-        from: FiAddr,
-        remote: Remote,
-        buffer: Buffer,
-        context: u64,
-    ) -> Result<(), Refused> {
-        self.start_transmit(from, Slot::whole(buffer), |engine, peer, buffer| {
+    pub(crate) fn read(&mut self, rma: Rma, buffer: Buffer, context: u64) -> Result<(), Refused> {
+        let Rma { peer: from, remote, completion, .. } = rma;
+        let slot = self.transmit_slot(completion, buffer);
+        self.start_transmit(from, slot, |engine, peer, buffer| {
             engine.read(Read { peer, remote, buffer, context }).map_err(parts)
         })
         .map_err(refused)
@@ -177,14 +223,15 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     #[allow(clippy::result_large_err, reason = "the operands come back, all three of them")]
     pub(crate) fn atomic(
         &mut self,
-        to: FiAddr,
-        remote: Remote,
+        rma: Rma,
         (op, datatype): (AtomicOp, Datatype),
-        level: Level,
         operands: Operands<Buffer>,
         context: u64,
     ) -> Result<(), Refused> {
-        self.start_transmit(to, operands.map(Slot::whole), |engine, peer, operands| {
+        let Rma { peer: to, remote, level, completion, .. } = rma;
+        let level = level.unwrap_or(self.level);
+        let slots = operands.map(|buffer| self.transmit_slot(completion, buffer));
+        self.start_transmit(to, slots, |engine, peer, operands| {
             let atomic = Atomic { peer, remote, datatype, op, operands, level, context };
             engine.atomic(atomic).map_err(|refused| (refused.error, refused.operands))
         })
@@ -200,12 +247,13 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
 
     pub(crate) fn receive(
         &mut self,
-        source: Option<FiAddr>,
-        tag: Option<(u64, u64)>,
+        receive: Receive,
         buffer: Buffer,
         context: u64,
     ) -> Result<ReceiveId, Refused> {
-        self.start_receive(source, Slot::whole(buffer), |engine, source, slot| {
+        let Receive { source, tag, completion } = receive;
+        let slot = self.receive_slot(completion, buffer);
+        self.start_receive(source, slot, |engine, source, slot| {
             engine.receive(claims::accept(source, tag), slot, context).map_err(parts)
         })
         .map_err(refused)
@@ -221,6 +269,18 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             engine.receive_many(source, slot, context).map_err(parts)
         })
         .map_err(refused)
+    }
+
+    /// A buffer of an operation that completes silently unless it is signaled or the queue's binding isn't
+    /// selective.
+    #[inline(always)]
+    fn transmit_slot(&self, completion: Option<bool>, buffer: Buffer) -> Slot {
+        Slot::reported(self.unreported[0].reports(completion), buffer)
+    }
+
+    #[inline(always)]
+    fn receive_slot(&self, completion: Option<bool>, buffer: Buffer) -> Slot {
+        Slot::reported(self.unreported[1].reports(completion), buffer)
     }
 
     #[inline(always)]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use efa_device::Time;
-use efa_rdm::{AtomicKind, AtomicOp, Datatype, Level, Operands, Statistics};
+use efa_rdm::{AtomicKind, AtomicOp, Datatype, Operands, Statistics};
 use parking_lot::Mutex;
 
 use crate::address::Address;
@@ -25,6 +25,7 @@ use crate::error::CloseError;
 use crate::event::Event;
 use crate::message::{Message, Receive, ReceiveId};
 use crate::packet::Packet;
+use crate::region::LocalAccess;
 use crate::rma::{Operation, Rma};
 
 /// Locks the driver of an endpoint and evaluates `$call` with it, or `$value` if the endpoint is closed.
@@ -123,14 +124,12 @@ impl Endpoint {
         if let Err(error) = self.check_send(&message, buffer.len()) {
             return Err(Refused { error, buffer });
         }
-        if let Err(error) = self.shared.check_domain(&buffer) {
+        if let Err(error) = self.shared.check_buffer(&buffer, LocalAccess::SEND) {
             return Err(Refused { error, buffer });
         }
-        let Message { to, tag, cq_data, level } = message;
-        let level = level.unwrap_or(self.shared.level);
         drive!(
             self.shared,
-            driver => driver.send(to, tag, cq_data, level, buffer, context),
+            driver => driver.send(message, buffer, context),
             _ => Err(Refused { error: StartError::Closed, buffer })
         )
     }
@@ -161,15 +160,15 @@ impl Endpoint {
         context: u64,
     ) -> Result<ReceiveId, Refused> {
         let ReceiveBuffer(buffer) = buffer.into();
-        if let Err(error) =
-            self.check_receive(&receive).and_then(|()| self.shared.check_domain(&buffer))
+        if let Err(error) = self
+            .check_receive(&receive)
+            .and_then(|()| self.shared.check_buffer(&buffer, LocalAccess::RECV))
         {
             return Err(Refused { error, buffer });
         }
-        let Receive { tag, source } = receive;
         drive!(
             self.shared,
-            driver => driver.receive(source, tag, buffer, context),
+            driver => driver.receive(receive, buffer, context),
             _ => Err(Refused { error: StartError::Closed, buffer })
         )
         .map(ReceiveId)
@@ -194,11 +193,11 @@ impl Endpoint {
         context: u64,
     ) -> Result<ReceiveId, Refused> {
         let ReceiveBuffer(buffer) = buffer.into();
-        let receive = Receive { tag: None, source };
+        let receive = Receive { source, ..Receive::untagged() };
         let checked = self
             .require_to_receive(Capabilities::MULTI_RECV)
             .and_then(|()| self.check_receive(&receive))
-            .and_then(|()| self.shared.check_domain(&buffer));
+            .and_then(|()| self.shared.check_buffer(&buffer, LocalAccess::RECV));
         if let Err(error) = checked {
             return Err(Refused { error, buffer });
         }
@@ -302,15 +301,13 @@ impl Endpoint {
         let buffer = buffer.into();
         let checked = self
             .require_to_transmit(Capabilities::RMA)
-            .and_then(|()| self.shared.check_domain(&buffer));
+            .and_then(|()| self.shared.check_buffer(&buffer, LocalAccess::WRITE));
         if let Err(error) = checked {
             return Err(Refused { error, buffer });
         }
-        let Rma { peer, remote, cq_data, level } = rma;
-        let level = level.unwrap_or(self.shared.level);
         drive!(
             self.shared,
-            driver => driver.write(peer, remote, cq_data, level, buffer, context),
+            driver => driver.write(rma, buffer, context),
             _ => Err(Refused { error: StartError::Closed, buffer })
         )
     }
@@ -332,13 +329,13 @@ impl Endpoint {
         let ReceiveBuffer(buffer) = buffer.into();
         let checked = self
             .require_to_transmit(Capabilities::RMA)
-            .and_then(|()| self.shared.check_domain(&buffer));
+            .and_then(|()| self.shared.check_buffer(&buffer, LocalAccess::READ));
         if let Err(error) = checked {
             return Err(Refused { error, buffer });
         }
         drive!(
             self.shared,
-            driver => driver.read(rma.peer, rma.remote, buffer, context),
+            driver => driver.read(rma, buffer, context),
             _ => Err(Refused { error: StartError::Closed, buffer })
         )
     }
@@ -404,16 +401,15 @@ impl Endpoint {
             Operands::Write { .. } => None,
             Operands::Fetch { fetched, .. } | Operands::Compare { fetched, .. } => Some(fetched),
         };
-        let checked = self
-            .require_to_transmit(Capabilities::ATOMIC)
-            .and_then(|()| fetched.map_or(Ok(()), |fetched| self.shared.check_domain(fetched)));
+        let checked = self.require_to_transmit(Capabilities::ATOMIC).and_then(|()| {
+            fetched.map_or(Ok(()), |fetched| self.shared.check_buffer(fetched, LocalAccess::READ))
+        });
         if let Err(error) = checked {
             return Err(Refused { error, buffer: operands.into_fetched().unwrap_or_default() });
         }
-        let level = rma.level.unwrap_or(self.shared.level);
         drive!(
             self.shared,
-            driver => driver.atomic(rma.peer, rma.remote, how, level, operands, context),
+            driver => driver.atomic(rma, how, operands, context),
             _ => {
                 let buffer = operands.into_fetched().unwrap_or_default();
                 Err(Refused { error: StartError::Closed, buffer })
@@ -593,8 +589,6 @@ pub(crate) struct Shared {
     pub(crate) capabilities: Capabilities,
     pub(crate) transmittable: Usable,
     pub(crate) receivable: Usable,
-    /// Completion level of operations without flags.
-    pub(crate) level: Level,
     pub(crate) attributes: EndpointAttributes,
     pub(crate) transmit: TransmitAttributes,
     pub(crate) receive: ReceiveAttributes,
@@ -627,13 +621,23 @@ impl Shared {
         drive!(self, driver => driver.peer_removed(peer, address), _ => {});
     }
 
-    /// Whether the buffer is memory that the domain can use.
-    pub(crate) fn check_domain(&self, buffer: &Buffer) -> Result<(), StartError> {
-        match buffer.region() {
-            Some(slice) if !slice.region().domain().is(&self.domain) => {
-                Err(StartError::OtherDomain)
+    /// Whether an operation that needs this access can use the buffer.
+    #[inline]
+    pub(crate) fn check_buffer(
+        &self,
+        buffer: &Buffer,
+        wanted: LocalAccess,
+    ) -> Result<(), StartError> {
+        buffer.check_regions(|slice| {
+            let region = slice.region();
+            if !region.domain().is(&self.domain) {
+                return Err(StartError::OtherDomain);
             }
-            _ => Ok(()),
-        }
+            let granted = region.local_access();
+            match granted.contains(wanted) {
+                true => Ok(()),
+                false => Err(StartError::Access { wanted, granted }),
+            }
+        })
     }
 }

@@ -11,13 +11,13 @@ use crate::any_driver::CreatedDriver;
 use crate::attributes::{
     EndpointAttributes, EndpointKind, MessageOrder, ReceiveAttributes, TransmitAttributes,
 };
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, OperationFlags};
 use crate::completion_queue::CompletionQueue;
 use crate::counter::{Counted, Counter, Counters};
 use crate::domain::Domain;
-use crate::driver::{Bindings, Sources};
+use crate::driver::{Bindings, Sources, Unreported};
 use crate::endpoint::{Endpoint, Shared, Usable};
-use crate::endpoint_options::{EndpointOptions, Receiving, Side};
+use crate::endpoint_options::{ContextOptions, EndpointOptions, Receiving, Side};
 use crate::error::{Bound, EnableError};
 
 /// Capabilities that need matching or order, which an endpoint that receives in place lacks.
@@ -65,6 +65,8 @@ pub struct EndpointBuilder {
     receive: Option<CompletionQueue>,
     addresses: Option<AddressVector>,
     counters: Counters,
+    /// Whether operations of the transmit and the receive side complete only if they are signaled.
+    selective: [bool; 2],
     /// The first error of a bind call; `enable` returns it.
     error: Option<EnableError>,
 }
@@ -78,6 +80,7 @@ impl EndpointBuilder {
             receive: None,
             addresses: None,
             counters: Counters::default(),
+            selective: [false; 2],
             error: None,
         }
     }
@@ -98,6 +101,18 @@ impl EndpointBuilder {
         if matches!(direction, Direction::Receive | Direction::Both) {
             bind(&mut self.receive, Bound::ReceiveQueue);
         }
+        self
+    }
+
+    /// Binds the queue of this direction selectively (`FI_SELECTIVE_COMPLETION`): operations that succeed have
+    /// no completion unless they are signaled ([`Message::signaled`](crate::Message::signaled),
+    /// [`Receive::signaled`](crate::Receive::signaled), [`Rma::signaled`](crate::Rma::signaled), or
+    /// [`OperationFlags::COMPLETION`] among their flags or the default flags that were
+    /// [set](ContextOptions::flags)); their buffers are dropped. Failed ones always have. So have messages in multi-receive buffers and in place, and
+    /// peers' writes with data. Counters count all.
+    pub fn selective(mut self, direction: Direction) -> Self {
+        self.selective[0] |= direction != Direction::Receive;
+        self.selective[1] |= direction != Direction::Transmit;
         self
     }
 
@@ -156,6 +171,13 @@ impl EndpointBuilder {
             true => Sources::Reported,
             false => Sources::Omitted,
         };
+        let is_signaled = |options: &ContextOptions| {
+            options.flags.is_some_and(|flags| flags.contains(OperationFlags::COMPLETION))
+        };
+        let unreported = [
+            Unreported::of(self.selective[0], is_signaled(&options.transmit)),
+            Unreported::of(self.selective[1], is_signaled(&options.receive)),
+        ];
         let id = self.domain.next_endpoint_id();
         let counters: Vec<Counter> = self.counters.iter().cloned().collect();
         let bindings = Bindings {
@@ -164,7 +186,10 @@ impl EndpointBuilder {
             receive: receive.shared().clone(),
             addresses: addresses.shared().clone(),
             sources,
+            level: transmit_side.flags.level(),
+            unreported,
             counters: self.counters,
+            keys: self.domain.keys().cloned(),
         };
         let device = self.domain.device();
         let created =
@@ -191,7 +216,6 @@ impl EndpointBuilder {
             capabilities,
             transmittable: Usable::new(transmit_side.capabilities),
             receivable: Usable::new(receive_side.capabilities),
-            level: transmit_side.flags.level(),
             attributes,
             transmit: transmit_attributes,
             receive: receive_attributes,

@@ -56,6 +56,9 @@ pub enum Wanted {
     /// A counter of events other than completions.
     #[error("counter events: {0:?}")]
     CounterEvents(CounterEvents),
+    /// More bits of an address for the receive context than 16.
+    #[error("receive contexts of {0} bits")]
+    ReceiveContextBits(u8),
     /// A fabric with another name.
     #[error("fabric {0}")]
     Fabric(String),

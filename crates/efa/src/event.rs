@@ -85,6 +85,15 @@ pub enum Event {
         /// Why.
         error: OperationError,
     },
+    /// A send or write failed after it had completed with [`Level::Inject`](crate::Level::Inject).
+    InjectedFailed {
+        /// The peer.
+        peer: Address,
+        /// The context of the operation.
+        context: u64,
+        /// Why.
+        error: OperationError,
+    },
     /// A peer aborted a message that had matched no receive here (PEER_ERROR).
     MessageAbandoned {
         /// The peer.
@@ -120,6 +129,12 @@ impl fmt::Display for Event {
             ),
             Self::AccessRefused { peer, error } => write!(f, "peer {peer}: {error}"),
             Self::WriteFailed { peer, error } => write!(f, "write of peer {peer} failed: {error}"),
+            Self::InjectedFailed { peer, context, error } => {
+                write!(
+                    f,
+                    "operation with context {context} to {peer} failed after its completion: {error}"
+                )
+            }
             Self::MessageAbandoned { peer, msg_id, code } => {
                 write!(f, "peer {peer} aborted message {msg_id}: error {code}")
             }
@@ -158,6 +173,9 @@ impl Event {
                 Self::AccessRefused { peer: address(peer)?, error }
             }
             Inner::WriteFailed { peer, error } => Self::WriteFailed { peer: address(peer)?, error },
+            Inner::InjectedFailed { peer, context, error } => {
+                Self::InjectedFailed { peer: address(peer)?, context, error }
+            }
             Inner::MessageAbandoned { peer, msg_id, code } => {
                 Self::MessageAbandoned { peer: address(peer)?, msg_id, code }
             }

@@ -115,11 +115,14 @@ mod environment;
 mod error;
 mod event;
 mod fabric;
+mod format;
 mod hints;
 mod info;
+mod keys;
 mod message;
 mod packet;
 mod peer_map;
+mod pieces;
 mod region;
 mod registrations;
 mod resolve;
@@ -140,7 +143,7 @@ pub mod sim {
 }
 
 pub use address::{Address, AddressError};
-pub use address_vector::{AddressVector, FiAddr};
+pub use address_vector::{AddressVector, AddressVectorOptions, ContextError, FiAddr};
 pub use attributes::{
     AddressFormat, AddressVectorKind, AtomicAttributes, CompletionOrder, DomainAttributes,
     DomainHints, DomainLimitHints, DomainLimits, EndpointAttributes, EndpointHints, EndpointKind,
@@ -156,7 +159,7 @@ pub use completion_queue::{CompletionQueue, CompletionQueueOptions, Entry, WaitE
 pub use counter::{Counted, Counter, CounterError, CounterEvents, CounterOptions};
 pub use discovery::{Named, Query, Version, discover, info, interfaces};
 pub use domain::Domain;
-pub use efa_device::{Access, DeviceError, Gid, Qpn, Shortage, Status, Time};
+pub use efa_device::{Access, DeviceError, ForeignMemory, Gid, Qpn, Shortage, Status, Time};
 pub use efa_handshake::Release;
 pub use efa_proto::PacketType;
 pub use efa_rdm::{
@@ -171,11 +174,16 @@ pub use environment::{Environment, Mistake, Parameter, ParameterKind, Value};
 pub use error::{Bound, CloseError, EnableError, Error, Wanted};
 pub use event::Event;
 pub use fabric::Fabric;
+pub use format::{
+    ContextEntry, DataEntry, Format, FormatError, FormattedEntry, MessageEntry, TaggedEntry,
+};
 pub use hints::Hints;
 pub use info::{Info, Link};
+pub use keys::{KeyError, KeyedRegisterError, Reservation};
 pub use message::{Message, Receive, ReceiveId};
 pub use packet::Packet;
-pub use region::{MemoryRegion, OutOfRegion, RegionSlice, RegisterError};
+pub use pieces::TooManyBuffers;
+pub use region::{LocalAccess, MemoryRegion, OutOfRegion, RegionSlice, RegisterError};
 pub use registrations::{RegistrationCounts, RegistrationLimits};
 pub use rma::{Element, Operation, RemoteMemory, RemoteMemoryError, Rma};
 #[cfg(feature = "sim")]

@@ -20,12 +20,14 @@ pub struct Message {
     pub(crate) cq_data: Option<u64>,
     /// `None`: that of the endpoint's default flags.
     pub(crate) level: Option<Level>,
+    /// Whether it is signaled; `None`: as the endpoint's default flags say.
+    pub(crate) completion: Option<bool>,
 }
 
 impl Message {
     /// An untagged message to a peer.
     pub fn to(peer: FiAddr) -> Self {
-        Self { to: peer, tag: None, cq_data: None, level: None }
+        Self { to: peer, tag: None, cq_data: None, level: None, completion: None }
     }
 
     /// Makes it a tagged message, which only tagged receives match.
@@ -38,18 +40,31 @@ impl Message {
         Self { cq_data: Some(data), ..self }
     }
 
-    /// The send completes only when the message is in the buffer of the receive that it matched
-    /// (`FI_DELIVERY_COMPLETE`). To a libfabric release before 1.12, which lacks this, it fails with
-    /// [`OperationError::PeerLacks`](crate::OperationError::PeerLacks). No effect on
+    /// When the send completes, in place of the level of the endpoint's [default
+    /// flags](crate::ContextOptions#structfield.flags). No effect on
     /// [injected](crate::Endpoint::inject) messages, which have no completion.
+    pub fn level(self, level: Level) -> Self {
+        Self { level: Some(level), ..self }
+    }
+
+    /// The send completes on its queue also if that was bound [selectively](crate::EndpointBuilder::selective)
+    /// (`FI_COMPLETION`).
+    pub fn signaled(self) -> Self {
+        Self { completion: Some(true), ..self }
+    }
+
+    /// [`Level::Delivery`]: the send completes only when the message is in the buffer of the receive that it matched
+    /// (`FI_DELIVERY_COMPLETE`). To a libfabric release before 1.12, which lacks this, it fails with
+    /// [`OperationError::PeerLacks`](crate::OperationError::PeerLacks).
     pub fn delivery_complete(self) -> Self {
-        Self { level: Some(Level::Delivery), ..self }
+        self.level(Level::Delivery)
     }
 
     /// Sets the flags of the send (those of `fi_sendmsg`), in place of the endpoint's [default
     /// flags](crate::ContextOptions#structfield.flags), of which none is used.
     pub fn flags(self, flags: OperationFlags) -> Self {
-        Self { level: Some(flags.level()), ..self }
+        let completion = flags.contains(OperationFlags::COMPLETION);
+        Self { level: Some(flags.level()), completion: Some(completion), ..self }
     }
 }
 
@@ -67,12 +82,13 @@ impl Message {
 pub struct Receive {
     pub(crate) tag: Option<(u64, u64)>,
     pub(crate) source: Option<FiAddr>,
+    pub(crate) completion: Option<bool>,
 }
 
 impl Receive {
     /// Untagged messages.
     pub fn untagged() -> Self {
-        Self { tag: None, source: None }
+        Self { tag: None, source: None, completion: None }
     }
 
     /// Messages with exactly this tag.
@@ -82,7 +98,7 @@ impl Receive {
 
     /// Messages whose tag equals `tag` in all bits that are not set in `ignore`.
     pub fn masked(tag: u64, ignore: u64) -> Self {
-        Self { tag: Some((tag, ignore)), source: None }
+        Self { tag: Some((tag, ignore)), source: None, completion: None }
     }
 
     /// Only messages of one peer (`FI_DIRECTED_RECV`).
@@ -94,6 +110,12 @@ impl Receive {
     /// [`PeerExcluded`](crate::Event::PeerExcluded) report the end of a peer.
     pub fn from(self, peer: FiAddr) -> Self {
         Self { source: Some(peer), ..self }
+    }
+
+    /// The receive completes on its queue also if that was bound
+    /// [selectively](crate::EndpointBuilder::selective) (`FI_COMPLETION`).
+    pub fn signaled(self) -> Self {
+        Self { completion: Some(true), ..self }
     }
 }
 

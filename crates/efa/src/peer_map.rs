@@ -1,38 +1,74 @@
 //! The map between address vector indices and an engine's peers, in both directions.
 
+use std::collections::HashMap;
+
 use efa_rdm::PeerId;
 
 use crate::address_vector::FiAddr;
 
-/// Which peer of the engine an index of the address vector stands for, and back. Both numberings are
-/// dense, so two vectors do.
+/// Which peer of the engine an address of the address vector stands for, and back. Indices of a table and the
+/// engine's numbers are dense, so two vectors do; others are looked up by their lower half.
 #[derive(Debug, Default)]
 pub(crate) struct PeerMap {
     by_addr: Vec<Option<PeerId>>,
     by_peer: Vec<Option<FiAddr>>,
+    /// Addresses with an upper half, by the lower one.
+    by_lower: Vec<Option<(FiAddr, PeerId)>>,
+    /// Those whose lower half another address has: receive contexts.
+    others: HashMap<FiAddr, PeerId>,
 }
 
 impl PeerMap {
+    #[inline]
     pub(crate) fn peer(&self, addr: FiAddr) -> Option<PeerId> {
-        *self.by_addr.get(usize::try_from(addr.0).ok()?)?
+        match self.by_addr.get(usize::try_from(addr.0).ok()?) {
+            Some(known) => *known,
+            None => self.peer_otherwise(addr),
+        }
+    }
+
+    #[inline(never)]
+    fn peer_otherwise(&self, addr: FiAddr) -> Option<PeerId> {
+        match self.by_lower.get(lower(addr)) {
+            Some(Some((of, peer))) if *of == addr => Some(*peer),
+            _ => self.others.get(&addr).copied(),
+        }
     }
 
     pub(crate) fn addr(&self, peer: PeerId) -> Option<FiAddr> {
         *self.by_peer.get(peer.index())?
     }
 
-    /// Adds a pair. `addr` must be an index of the address vector, which bounds the size of the map.
+    /// Adds a pair. `addr` must be of the address vector, which bounds the size of the map.
     pub(crate) fn insert(&mut self, addr: FiAddr, peer: PeerId) {
-        put(&mut self.by_addr, addr.0 as usize, peer);
         put(&mut self.by_peer, peer.index(), addr);
+        if u32::try_from(addr.0).is_ok() {
+            return put(&mut self.by_addr, addr.0 as usize, peer);
+        }
+        match self.by_lower.get(lower(addr)) {
+            Some(Some((other, _))) if *other != addr => {
+                self.others.insert(addr, peer);
+            }
+            _ => put(&mut self.by_lower, lower(addr), (addr, peer)),
+        }
     }
 
     /// Removes a pair, and returns the engine's peer if there was one.
     pub(crate) fn remove(&mut self, addr: FiAddr) -> Option<PeerId> {
-        let peer = self.by_addr.get_mut(usize::try_from(addr.0).ok()?)?.take()?;
+        let peer = self.peer(addr)?;
+        if u32::try_from(addr.0).is_ok() {
+            self.by_addr[addr.0 as usize] = None;
+        } else if self.others.remove(&addr).is_none() {
+            self.by_lower[lower(addr)] = None;
+        }
         *self.by_peer.get_mut(peer.index())? = None;
         Some(peer)
     }
+}
+
+/// The lower half of an address: the index in the address vector.
+fn lower(addr: FiAddr) -> usize {
+    addr.0 as u32 as usize
 }
 
 fn put<T: Clone>(vector: &mut Vec<Option<T>>, index: usize, value: T) {

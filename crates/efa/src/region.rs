@@ -4,10 +4,12 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use bitflags::bitflags;
 use efa_device::{Access, DeviceError, Region as _};
 
 use crate::device::AnyRegion;
 use crate::domain::Domain;
+use crate::keys::{Keys, ReservedKey};
 use crate::registrations::Lease;
 
 /// Memory registered with the device of a domain (`fi_mr`). Clones are handles to the same region. It is
@@ -21,8 +23,41 @@ pub struct MemoryRegion(Arc<Shared>);
 struct Shared {
     region: AnyRegion,
     domain: Domain,
+    local: LocalAccess,
+    /// Of a domain of [`RegistrationMode::Scalable`](crate::RegistrationMode).
+    key: Option<ReservedKey>,
     /// Of a region from the registration cache: returns it there when the last handle is dropped.
     _lease: Option<Lease>,
+}
+
+bitflags! {
+    /// What operations of this process may do with a memory region. Any other is refused
+    /// ([`StartError::Access`](crate::StartError::Access)). [`Access`] is what peers may do.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct LocalAccess: u8 {
+        /// Messages are sent from it (`FI_SEND`).
+        const SEND = 1;
+        /// Messages are received into it (`FI_RECV`).
+        const RECV = 1 << 1;
+        /// Reads, and previous values of atomics, go into it (`FI_READ`).
+        const READ = 1 << 2;
+        /// Writes are made from it (`FI_WRITE`).
+        const WRITE = 1 << 3;
+    }
+}
+
+impl Default for LocalAccess {
+    /// Everything.
+    fn default() -> Self {
+        Self::all()
+    }
+}
+
+/// Prints names: `SEND | RECV`.
+impl fmt::Display for LocalAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        bitflags::parser::to_writer(self, f)
+    }
 }
 
 /// A registration that failed; the memory comes back.
@@ -51,9 +86,13 @@ impl MemoryRegion {
         domain: &Domain,
         memory: Box<[u8]>,
         access: Access,
+        local: LocalAccess,
     ) -> Result<Self, RegisterError> {
         match domain.device().register(memory, access) {
-            Ok(region) => Ok(Self::new(domain, region, None)),
+            Ok(region) => {
+                let key = domain.keys().map(Keys::any);
+                Ok(Self::new(domain, region, local, key, None))
+            }
             Err(efa_device::RegisterError { error, memory }) => {
                 Err(RegisterError { error, memory })
             }
@@ -62,11 +101,21 @@ impl MemoryRegion {
 
     /// A region that is returned to the registration cache.
     pub(crate) fn leased(domain: &Domain, region: AnyRegion, lease: Lease) -> Self {
-        Self::new(domain, region, Some(lease))
+        let key = domain.keys().map(Keys::any);
+        Self::new(domain, region, LocalAccess::all(), key, Some(lease))
     }
 
-    fn new(domain: &Domain, region: AnyRegion, lease: Option<Lease>) -> Self {
-        Self(Arc::new(Shared { region, domain: domain.clone(), _lease: lease }))
+    pub(crate) fn new(
+        domain: &Domain,
+        region: AnyRegion,
+        local: LocalAccess,
+        key: Option<ReservedKey>,
+        lease: Option<Lease>,
+    ) -> Self {
+        if let Some(key) = &key {
+            key.set(region.clone());
+        }
+        Self(Arc::new(Shared { region, domain: domain.clone(), local, key, _lease: lease }))
     }
 
     /// The first `length` bytes, which must exist.
@@ -90,19 +139,32 @@ impl MemoryRegion {
     /// [`DomainAttributes::mr_key_size`](crate::DomainAttributes::mr_key_size) bytes.
     #[must_use]
     pub fn key(&self) -> u64 {
-        self.0.region.remote_key().into()
+        match &self.0.key {
+            Some(key) => key.key(),
+            None => self.0.region.remote_key().into(),
+        }
     }
 
-    /// The address of the first byte, for operations of peers.
+    /// The address of the first byte, for operations of peers; 0 in a domain of
+    /// [`RegistrationMode::Scalable`](crate::RegistrationMode).
     #[must_use]
     pub fn remote_address(&self) -> u64 {
-        self.0.region.remote_address()
+        match &self.0.key {
+            Some(_) => 0,
+            None => self.0.region.remote_address(),
+        }
     }
 
     /// What peers may do.
     #[must_use]
     pub fn access(&self) -> Access {
         self.0.region.access()
+    }
+
+    /// What operations of this process may do.
+    #[must_use]
+    pub fn local_access(&self) -> LocalAccess {
+        self.0.local
     }
 
     /// Copies bytes from `offset` on; returns their number, which is less than asked for at the end of

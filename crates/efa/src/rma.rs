@@ -124,6 +124,8 @@ pub struct Rma {
     pub(crate) cq_data: Option<u64>,
     /// `None`: that of the endpoint's default flags.
     pub(crate) level: Option<Level>,
+    /// Whether it is signaled; `None`: as the endpoint's default flags say.
+    pub(crate) completion: Option<bool>,
 }
 
 impl Rma {
@@ -142,7 +144,7 @@ impl Rma {
     }
 
     fn of(peer: FiAddr, remote: Remote) -> Self {
-        Self { peer, remote, cq_data: None, level: None }
+        Self { peer, remote, cq_data: None, level: None, completion: None }
     }
 
     /// Sends data to the peer, which gets a completion with it (`FI_REMOTE_CQ_DATA`). Only for writes;
@@ -151,16 +153,29 @@ impl Rma {
         Self { cq_data: Some(data), ..self }
     }
 
+    /// When a write, or an atomic that returns no values, completes, in place of the level of the endpoint's
+    /// [default flags](crate::ContextOptions#structfield.flags).
+    pub fn level(self, level: Level) -> Self {
+        Self { level: Some(level), ..self }
+    }
+
+    /// The operation completes on its queue also if that was bound
+    /// [selectively](crate::EndpointBuilder::selective) (`FI_COMPLETION`).
+    pub fn signaled(self) -> Self {
+        Self { completion: Some(true), ..self }
+    }
+
     /// A write, or an atomic that returns no values, completes only when the memory has changed
     /// (`FI_DELIVERY_COMPLETE`).
     pub fn delivery_complete(self) -> Self {
-        Self { level: Some(Level::Delivery), ..self }
+        self.level(Level::Delivery)
     }
 
     /// Sets the flags of the operation (those of `fi_writemsg` and `fi_atomicmsg`), in place of the
     /// endpoint's [default flags](crate::ContextOptions#structfield.flags), of which none is used.
     pub fn flags(self, flags: OperationFlags) -> Self {
-        Self { level: Some(flags.level()), ..self }
+        let completion = flags.contains(OperationFlags::COMPLETION);
+        Self { level: Some(flags.level()), completion: Some(completion), ..self }
     }
 }
 

@@ -15,6 +15,7 @@ mod hazards;
 mod hostile;
 mod in_place;
 mod lack;
+mod levels;
 mod limits;
 mod longcts;
 mod longread;

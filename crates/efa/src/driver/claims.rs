@@ -42,6 +42,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         buffer: Buffer,
         context: u64,
     ) -> Result<(), Refused> {
+        // Who claims a message waits for it.
         self.start(super::Side::Receive, None, Ok(()), Slot::whole(buffer), |engine, (), slot| {
             engine.receive_claimed(claim, slot, context).map_err(parts)
         })

@@ -6,7 +6,7 @@ use efa_rdm::{
     ReceiveCompletion, RemoteWrite, RmaCompletion, RmaKind, SendCompletion, Subprotocol,
 };
 
-use super::{Driver, Sources};
+use super::{Driver, Side, Sources};
 use crate::address::Address;
 use crate::address_vector::FiAddr;
 use crate::buffer::{Buffer, Role, Slot};
@@ -114,8 +114,20 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         }
     }
 
+    /// Ends an operation without a completion. Always returns false: the reader gets none.
+    fn end_silently(&mut self, side: Side) -> bool {
+        match side {
+            Side::Transmit => self.transmit.end(),
+            Side::Receive => self.receive.end(),
+        }
+        false
+    }
+
     fn sent(&mut self, send: SendCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
         self.count(Kind::Send, false, &send.result);
+        if send.result.is_ok() && send.buffer.as_ref().is_some_and(Slot::is_silent) {
+            return self.end_silently(Side::Transmit);
+        }
         // Only an injected message has no buffer, and it took no credit.
         let credit = if send.buffer.is_some() { Credit::Held } else { Credit::None };
         let to = self.name(send.peer);
@@ -134,6 +146,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             RmaKind::Read => Kind::Read,
         };
         self.count(kind, false, &rma.result);
+        if rma.result.is_ok() && rma.buffer.is_silent() {
+            return self.end_silently(Side::Transmit);
+        }
         let (peer, buffer) = (self.name(rma.peer), rma.buffer.into_buffer());
         let completion = Completion {
             subprotocol: rma.subprotocol,
@@ -144,6 +159,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
 
     fn atomic_ended(&mut self, atomic: AtomicCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
         self.count(Kind::Atomic, atomic.fetched.is_some(), &atomic.result);
+        if atomic.result.is_ok() && atomic.operand.is_silent() {
+            return self.end_silently(Side::Transmit);
+        }
         let peer = self.name(atomic.peer);
         let buffer = atomic.fetched.map(Slot::into_buffer).unwrap_or_default();
         let completion = self.completion(Kind::Atomic, atomic.context, atomic.length, buffer, peer);
@@ -162,11 +180,14 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     fn received(&mut self, receive: ReceiveCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
         let (buffer, role) = receive.buffer.into_parts();
         let kind = match role {
-            Role::Whole | Role::Registered(_) => Kind::Receive,
+            Role::Whole | Role::Silent | Role::Registered(_) => Kind::Receive,
             Role::Part(_) => Kind::MultiReceive,
             Role::Rest(_) => Kind::Released,
         };
         self.count(kind, false, &receive.result);
+        if receive.result.is_ok() && matches!(role, Role::Silent) {
+            return self.end_silently(Side::Receive);
+        }
         let from = self.sender(receive.peer);
         let completion = Completion {
             tag: receive.tagged.then_some(receive.tag),
@@ -181,7 +202,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// of such a buffer, which comes after those of its messages.
     fn receive_ended(&mut self, role: Role, entry: Entry, reader: &mut Reader<'_>) -> bool {
         match role {
-            Role::Whole | Role::Registered(_) => self.receive.give(reader, Credit::Held, entry),
+            Role::Whole | Role::Silent | Role::Registered(_) => {
+                self.receive.give(reader, Credit::Held, entry)
+            }
             Role::Part(parts) => {
                 let given = self.receive.give(reader, Credit::None, entry);
                 drop(parts);

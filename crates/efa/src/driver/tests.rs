@@ -8,7 +8,6 @@ use efa_device::{
     DeviceError, Gid, NoTagList, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest,
     RegisterError, SendRequest,
 };
-use efa_proto::RmaIov;
 use efa_rdm::{Config, OperationError};
 use efa_sim::SoftQueuePair;
 use efa_sim::region::SoftRegion;
@@ -116,7 +115,10 @@ impl Host {
             receive: queue.shared().clone(),
             addresses: self.addresses.shared().clone(),
             sources: Sources::Reported,
+            level: Level::Transmit,
+            unreported: [Unreported::None; 2],
             counters: Counters::default(),
+            keys: None,
         };
         Driver::new(Engine::new(queue_pair, Config::default()).unwrap(), bindings)
     }
@@ -146,9 +148,9 @@ fn buffer_of_an_rdma_read_returns_after_the_queue_pair_is_destroyed() {
 
     let far = host.region(Access { remote_read: true, ..Access::default() });
     let near = host.region(Access::default());
-    let remote = RmaIov::new(far.remote_address(), 10_000, far.key()).into();
-    reader.read(to_target, remote, near.slice(0..10_000).unwrap().into(), 1).unwrap();
-    reader.receive(None, None, near.slice(0..10).unwrap().into(), 2).unwrap();
+    let rma = Rma::at(to_target, far.remote());
+    reader.read(rma, near.slice(0..10_000).unwrap().into(), 1).unwrap();
+    reader.receive(Receive::untagged(), near.slice(0..10).unwrap().into(), 2).unwrap();
     let mut polls = 0;
     while reader.statistics().rdma_reads == 0 {
         reader.progress(fabric.clock());

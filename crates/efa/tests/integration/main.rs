@@ -2,17 +2,23 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod address_vectors;
 mod buffers;
 mod claims;
 mod completions;
 mod counters;
 mod discovery;
 mod ends;
+mod foreign;
+mod formats;
 mod in_place;
+mod keys;
+mod levels;
 mod lifetimes;
 mod links;
 mod messages;
 mod peers;
+mod pieces;
 mod random;
 mod registrations;
 mod rma;

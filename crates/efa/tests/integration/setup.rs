@@ -148,14 +148,14 @@ fn domain_and_endpoint_attributes_have_their_documented_values() {
     assert_eq!(transmit.message_order, MessageOrder::SendAfterSend);
     assert_eq!(transmit.completion_order, CompletionOrder::Unordered);
     assert_eq!((transmit.inject_size, transmit.size), (domain.mtu - 168, 4096));
-    assert_eq!((transmit.iov_limit, transmit.rma_iov_limit), (1, 4));
+    assert_eq!((transmit.iov_limit, transmit.rma_iov_limit), (28, 4));
     let receive = world.end(ALICE).receive_attributes();
     assert_eq!(receive.capabilities, Capabilities::OFFERED - Capabilities::SEND);
     assert_eq!((receive.mode, receive.flags), (Mode::empty(), completion));
     assert_eq!(receive.message_order, MessageOrder::SendAfterSend);
     assert_eq!(receive.completion_order, CompletionOrder::Unordered);
     assert_eq!((receive.total_buffered, receive.size), (1 << 30, 1 << 21));
-    assert_eq!(receive.iov_limit, 1);
+    assert_eq!(receive.iov_limit, 28);
 }
 
 // conformance: A207
