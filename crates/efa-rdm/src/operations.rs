@@ -205,6 +205,14 @@ pub(crate) enum ReceiveRole {
     Read { remote: RemoteId },
 }
 
+impl ReceiveRole {
+    /// Whether no operation of this endpoint waits for it: [`Bounds::requests`](crate::Bounds) bounds those
+    /// of one peer.
+    pub(crate) const fn is_requested(self) -> bool {
+        matches!(self, Self::Discarded | Self::Written)
+    }
+}
+
 /// An operation that receives data in several pieces. Lengths and offsets are in bytes.
 #[derive(Debug)]
 pub(crate) struct Receive<M> {
@@ -282,8 +290,8 @@ pub(crate) struct Operations<Q: QueuePair, B> {
     pub(crate) atomics: Slab<AtomicState<B>>,
     /// Number of sends that peers' requests started.
     responses: usize,
-    /// Number of receives that peers' requests started.
-    written: usize,
+    /// Number of receives that only peers' requests keep under way.
+    requested: usize,
     /// Messages of several packets of which one has been matched or is unexpected, by peer and message
     /// ID.
     pub(crate) assembling: HashMap<(u32, u32), Assembly, Keyed>,
@@ -309,7 +317,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             remotes: Slab::new(),
             atomics: Slab::new(),
             responses: 0,
-            written: 0,
+            requested: 0,
             assembling,
             single_packets: 0,
             serial: 0,
@@ -330,12 +338,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Number of this endpoint's own receives.
     pub(crate) fn own_receives(&self) -> usize {
-        self.receives.len() - self.written
+        self.receives.len() - self.requested
     }
 
     /// Whether a peer's request may start another receive.
-    pub(crate) fn may_be_written(&self) -> bool {
-        !self.receives.is_too_many_of_peers(self.written)
+    pub(crate) fn may_be_requested(&self) -> bool {
+        !self.receives.is_too_many_of_peers(self.requested)
     }
 
     /// Adds a send. The caller has checked that the table isn't full.
@@ -374,7 +382,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Adds a receive. The caller has checked that the table isn't full.
     pub(crate) fn add_receive(&mut self, receive: Receive<Memory<B, Q::Region>>) -> OpId {
-        self.written += usize::from(receive.role == ReceiveRole::Written);
+        self.requested += usize::from(receive.role.is_requested());
         let list = self.core.operations_of(receive.peer);
         self.receives.insert(list, receive)
     }
@@ -383,7 +391,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     #[inline(always)]
     pub(crate) fn take_receive(&mut self, id: OpId) -> Option<Receive<Memory<B, Q::Region>>> {
         let receive = self.receives.remove(id)?;
-        self.written -= usize::from(receive.role == ReceiveRole::Written);
+        self.requested -= usize::from(receive.role.is_requested());
         if let ReceiveRole::Read { remote } = receive.role {
             self.remotes.try_remove(remote as usize);
         }

@@ -93,9 +93,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             return;
         }
-        if self.receives.is_full() {
+        if !self.may_be_requested() || !self.core.may_request(peer) {
             return self.core.refuse(peer, shape.asked(), DropReason::TooManyOperations);
         }
+        self.core.request_began(peer);
         let nothing = Memory::Values(Vec::new());
         self.begin_assembly(ReceiveRole::Discarded, 0, nothing, peer, rtm, shape, payload);
     }
@@ -307,9 +308,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         });
     }
 
-    /// Receives an unexpected message without a buffer.
+    /// Receives an unexpected message without a buffer. One whose sender has ended is dropped.
     pub(crate) fn discard_unexpected(&mut self, message: u32) {
-        self.end_unexpected(message, Operations::begin_discard);
+        let peer = self.messages.get(message).map(|message| message.peer);
+        if peer.is_some_and(|peer| self.ops.core.peers.active(peer).is_some()) {
+            self.end_unexpected(message, Operations::begin_discard);
+        } else {
+            self.forget_message(message);
+        }
     }
 
     /// Handles the packets of an unexpected message: `begin` gets the first one.

@@ -363,7 +363,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         let memory = self.core.exposed(peer, asked, rtw.rma_iov, RemoteUse::Write);
         let Some(memory) = memory else { return };
-        if !self.may_be_written() || !self.core.may_request(peer) {
+        if !self.may_be_requested() || !self.core.may_request(peer) {
             return self.core.refuse(peer, asked, DropReason::TooManyOperations);
         }
         let (memory, coverage) = (Memory::Exposed(Box::new(memory)), self.coverage());

@@ -393,3 +393,24 @@ fn refusals_of_reads_that_wait_for_a_handshake_are_bounded() {
     assert_eq!(ended, 5_000, "receives fail by the PEER_ERROR, or beyond the bound at once");
     assert!(siege.grown() < MIB / 8, "{} bytes", siege.grown());
 }
+
+/// The peer begins long messages and sends no more of them; the application discards each.
+#[test]
+fn discarded_messages_that_their_peer_does_not_finish_are_bounded() {
+    let bounds = Bounds::default().with(|bounds| (bounds.requests, bounds.responses) = (50, 50));
+    let mut siege = Siege::new(bounds);
+    let accept = Accept::Untagged { source: None };
+    let (msg_length, send_id, credit_request) = (10_000, OpId(1), 1);
+    let kind = RtmKind::LongCts { msg_length, send_id, credit_request, read_nack: false };
+    for msg_id in 0..20_000 {
+        siege.say(siege.message(msg_id, kind), 8);
+        let (claim, _) = siege.endpoint.claim(accept).unwrap().unwrap();
+        assert!(siege.endpoint.discard(claim));
+    }
+    assert_eq!(siege.endpoint.statistics().dropped, 20_000 - 50);
+    assert!(siege.grown() < MIB / 8, "{} bytes", siege.grown());
+    // The application's own receives have their places.
+    for context in 0..Config::default().max_receives as u64 {
+        siege.endpoint.receive(accept, Vec::new(), context).unwrap();
+    }
+}
