@@ -80,6 +80,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod address_table;
 mod book;
 #[cfg(feature = "capture")]
 pub mod capture;

@@ -26,6 +26,7 @@ use crate::bound_endpoints::remove;
 use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
 use crate::error::{Error, Wanted};
+use crate::named::Named;
 
 /// A peer of an address vector (`fi_addr_t`).
 ///
@@ -70,6 +71,12 @@ pub struct AddressVectorOptions {
     pub endpoints_per_node: usize,
     /// Upper bits of a [`FiAddr`] that name a receive context of the peer, at most 16; 2 bits for 4 contexts.
     pub receive_context_bits: u8,
+    /// A name by which other processes of this user on this host read it: there is one copy, in shared memory. The
+    /// process that makes it without [`read_only`](Self#structfield.read_only) alone inserts and removes peers, at
+    /// most [`count`](Self#structfield.count) (4096 if that is 0). Receive contexts but the first aren't shared.
+    pub name: Option<String>,
+    /// Opens the address vector of this name, which another process writes.
+    pub read_only: bool,
 }
 
 impl AddressVectorOptions {
@@ -95,6 +102,18 @@ impl AddressVectorOptions {
     #[must_use]
     pub fn endpoints_per_node(self, endpoints_per_node: usize) -> Self {
         Self { endpoints_per_node, ..self }
+    }
+
+    /// Sets [`name`](Self#structfield.name).
+    #[must_use]
+    pub fn name(self, name: impl Into<String>) -> Self {
+        Self { name: Some(name.into()), ..self }
+    }
+
+    /// Sets [`read_only`](Self#structfield.read_only).
+    #[must_use]
+    pub fn read_only(self) -> Self {
+        Self { read_only: true, ..self }
     }
 
     /// Sets [`receive_context_bits`](Self#structfield.receive_context_bits).
@@ -135,6 +154,7 @@ pub struct AddressVector(Arc<Shared>);
 pub(crate) struct Shared {
     pub(crate) domain: Domain,
     options: AddressVectorOptions,
+    named: Named,
     table: Mutex<Table>,
     endpoints: Mutex<Vec<Weak<EndpointShared>>>,
 }
@@ -153,6 +173,8 @@ struct Table {
     contexts: HashMap<u32, Vec<Address>>,
     /// Upper bits of an address that name a receive context.
     context_bits: u32,
+    /// Most peers, if that is less than an endpoint can have.
+    limit: Option<usize>,
 }
 
 /// The upper half of an address, without the bits for a receive context: 0, or of
@@ -183,18 +205,61 @@ impl AddressVector {
             let wanted = Wanted::ReceiveContextBits(options.receive_context_bits);
             return Err(Error::NoData { wanted });
         }
-        let table = Table::new(&options);
-        Ok(Self::with_table(domain, options, table))
+        let named = Named::open(&options)?;
+        let mut table = Table::new(&options);
+        table.limit = named.capacity();
+        let vector = Self::with_table(domain, options, table, named);
+        vector.refresh();
+        Ok(vector)
     }
 
     /// One with default options.
     pub(crate) fn table(domain: &Domain) -> Self {
-        Self::with_table(domain, AddressVectorOptions::default(), Table::default())
+        let options = AddressVectorOptions::default();
+        Self::with_table(domain, options, Table::default(), Named::Nothing)
     }
 
-    fn with_table(domain: &Domain, options: AddressVectorOptions, table: Table) -> Self {
+    fn with_table(
+        domain: &Domain,
+        options: AddressVectorOptions,
+        table: Table,
+        named: Named,
+    ) -> Self {
         let (domain, table) = (domain.clone(), Mutex::new(table));
-        Self(Arc::new(Shared { domain, options, table, endpoints: Mutex::default() }))
+        Self(Arc::new(Shared { domain, options, named, table, endpoints: Mutex::default() }))
+    }
+
+    /// Takes over what the writer of a named address vector has inserted and removed. An operation with an address
+    /// that isn't known here looks for it by itself, and so do [`address`](Self::address), [`find`](Self::find) and
+    /// [`len`](Self::len); removals are noticed by these and by this call only.
+    pub fn refresh(&self) {
+        if !self.0.named.is_reader() {
+            return;
+        }
+        let endpoints = self.0.endpoints();
+        let known = self.0.table().slots.len() as u32;
+        let mut inserted = Vec::new();
+        for index in 0..known.max(self.0.named.used()) {
+            let theirs = self.0.named.get(index);
+            let ours = self.0.table().entry(index);
+            if ours == theirs {
+                continue;
+            }
+            if ours.is_some() {
+                let peer = self.0.table().addr(index);
+                let removed = self.0.table().begin_removal(peer);
+                if let Some((address, _)) = removed {
+                    for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
+                        endpoint.peer_removed(peer, &address);
+                    }
+                }
+                self.0.table().slots[index as usize] = Slot::Free;
+            }
+            if let Some((upper, address)) = theirs {
+                inserted.push((self.0.table().put(index, upper, address), address));
+            }
+        }
+        announce(&endpoints, &inserted);
     }
 
     /// The options that it was made with.
@@ -221,12 +286,13 @@ impl AddressVector {
         if let Some(zero) = others.iter().find(|other| other.gid() == Gid::ZERO) {
             return Err(DeviceError::BadAddress { gid: zero.gid() });
         }
+        self.0.check_writable()?;
         let endpoints = self.0.endpoints();
         let mut table = self.0.table();
         if let Some(known) = table.find(first) {
             return Ok(known);
         }
-        let peer = table.insert(*first)?;
+        let peer = self.0.insert(&mut table, *first)?;
         if !others.is_empty() {
             table.contexts.insert(peer.0 as u32, others.to_vec());
         }
@@ -263,8 +329,9 @@ impl AddressVector {
     /// [`DeviceError::BadAddress`] for an address with GID zero, [`DeviceError::LimitReached`] beyond 2³¹
     /// peers.
     pub fn insert(&self, address: Address) -> Result<FiAddr, DeviceError> {
+        self.0.check_writable()?;
         let endpoints = self.0.endpoints();
-        let peer = self.0.table().insert(address)?;
+        let peer = self.0.insert(&mut self.0.table(), address)?;
         announce(&endpoints, &[(peer, address)]);
         Ok(peer)
     }
@@ -274,7 +341,11 @@ impl AddressVector {
     pub fn insert_many(&self, addresses: &[Address]) -> Vec<Result<FiAddr, DeviceError>> {
         let endpoints = self.0.endpoints();
         let mut table = self.0.table();
-        let results: Vec<_> = addresses.iter().map(|address| table.insert(*address)).collect();
+        let insert = |address: &Address| {
+            self.0.check_writable()?;
+            self.0.insert(&mut table, *address)
+        };
+        let results: Vec<_> = addresses.iter().map(insert).collect();
         drop(table);
         let pairs = results.iter().zip(addresses);
         let pairs = pairs.filter_map(|(peer, address)| Some((*peer.as_ref().ok()?, *address)));
@@ -295,7 +366,9 @@ impl AddressVector {
     /// repeated ones and drops them, or completes an interrupted message with bytes of a new one.
     pub fn remove(&self, peer: FiAddr) -> Option<Address> {
         let endpoints = self.0.endpoints();
+        self.0.check_writable().ok()?;
         let (address, others) = self.0.table().begin_removal(peer)?;
+        self.0.named.set(peer.0 as u32, None);
         let bits = self.0.options.receive_context_bits;
         for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
             endpoint.peer_removed(peer, &address);
@@ -310,18 +383,21 @@ impl AddressVector {
     /// The address of a peer.
     #[must_use]
     pub fn address(&self, peer: FiAddr) -> Option<Address> {
+        self.refresh();
         self.0.address(peer)
     }
 
     /// The peer with an address.
     #[must_use]
     pub fn find(&self, address: &Address) -> Option<FiAddr> {
+        self.refresh();
         self.0.find(address)
     }
 
     /// Number of peers.
     #[must_use]
     pub fn len(&self) -> usize {
+        self.refresh();
         self.0.table().by_address.len()
     }
 
@@ -356,7 +432,34 @@ impl Shared {
     }
 
     pub(crate) fn address(&self, peer: FiAddr) -> Option<Address> {
-        self.table().address(peer)
+        let mut table = self.table();
+        table.address(peer).or_else(|| self.look_up(&mut table, peer))
+    }
+
+    /// An address that the writer of a named address vector has inserted since.
+    #[cold]
+    fn look_up(&self, table: &mut Table, peer: FiAddr) -> Option<Address> {
+        let index = peer.0 as u32;
+        let (upper, address) = self.named.get(index)?;
+        // A slot that has another peer here is for `refresh`, which ends that one.
+        if table.entry(index).is_none() && table.find(&address).is_none() {
+            table.put(index, upper, address);
+        }
+        table.address(peer)
+    }
+
+    fn check_writable(&self) -> Result<(), DeviceError> {
+        if !self.named.is_reader() {
+            return Ok(());
+        }
+        let (object, reason) = ("address vector".into(), "another process writes it".into());
+        Err(DeviceError::Inconsistent { object, reason })
+    }
+
+    fn insert(&self, table: &mut Table, address: Address) -> Result<FiAddr, DeviceError> {
+        let peer = table.insert(address)?;
+        self.named.set(peer.0 as u32, table.entry(peer.0 as u32));
+        Ok(peer)
     }
 
     pub(crate) fn find(&self, address: &Address) -> Option<FiAddr> {
@@ -401,6 +504,26 @@ impl Table {
         FiAddr(u64::from(self.upper(index)) << 32 | u64::from(index))
     }
 
+    /// The upper half of its address, and the peer in a slot.
+    fn entry(&self, index: u32) -> Option<(u32, Address)> {
+        match self.slots.get(index as usize)? {
+            Slot::Taken(address) => Some((self.upper(index), *address)),
+            Slot::Free | Slot::Removing => None,
+        }
+    }
+
+    /// Puts a peer into a free slot, where another process has it.
+    fn put(&mut self, index: u32, upper: u32, address: Address) -> FiAddr {
+        let length = self.slots.len().max(index as usize + 1);
+        self.slots.resize(length, Slot::Free);
+        if let Generations::OfSlots(generations) = &mut self.generations {
+            generations.resize(length, 0);
+            generations[index as usize] = upper;
+        }
+        self.take(index, address, hash(&self.hasher, &address));
+        self.addr(index)
+    }
+
     /// The slot of a peer, and the number of its receive context.
     fn locate(&self, peer: FiAddr) -> Option<(u32, u32)> {
         let index = peer.0 as u32;
@@ -438,8 +561,9 @@ impl Table {
         if let Some(known) = self.find_hashed(&address, hash_of_address) {
             return Ok(known);
         }
-        if self.slots.len() >= MOST_PEERS && self.free.is_empty() {
-            return Err(DeviceError::LimitReached { object: "peer", limit: MOST_PEERS });
+        let limit = self.limit.unwrap_or(MOST_PEERS);
+        if self.slots.len() >= limit && self.free.is_empty() {
+            return Err(DeviceError::LimitReached { object: "peer", limit });
         }
         let index = self.free.pop_first().unwrap_or_else(|| {
             self.slots.push(Slot::Free);
@@ -448,6 +572,12 @@ impl Table {
             }
             self.slots.len() as u32 - 1
         });
+        self.take(index, address, hash_of_address);
+        Ok(self.addr(index))
+    }
+
+    #[inline(always)]
+    fn take(&mut self, index: u32, address: Address, hash_of_address: u64) {
         self.slots[index as usize] = Slot::Taken(address);
         let Self { slots, by_address, hasher, .. } = self;
         by_address.insert_unique(hash_of_address, index, |index| match &slots[*index as usize] {
@@ -455,7 +585,6 @@ impl Table {
             // Only taken slots are in the table.
             Slot::Free | Slot::Removing => 0,
         });
-        Ok(self.addr(index))
     }
 
     /// Removes a peer from the table; its index stays in use. Returns its address, and those of its receive

@@ -56,6 +56,9 @@ pub enum Wanted {
     /// A counter of events other than completions.
     #[error("counter events: {0:?}")]
     CounterEvents(CounterEvents),
+    /// A named address vector, which needs the feature `sim`.
+    #[error("address vector named {0}")]
+    AddressVectorName(String),
     /// More bits of an address for the receive context than 16.
     #[error("receive contexts of {0} bits")]
     ReceiveContextBits(u8),

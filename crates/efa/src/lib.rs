@@ -120,6 +120,7 @@ mod hints;
 mod info;
 mod keys;
 mod message;
+mod named;
 mod packet;
 mod peer_map;
 mod pieces;

@@ -159,3 +159,118 @@ fn two_context_bits_steer_sends_to_four_receive_contexts_of_a_peer() {
         assert_eq!(vector.receive_context(peer, 0), Err(error));
     }
 }
+
+/// A name of this process, for one test.
+fn named(of: &str) -> AddressVectorOptions {
+    AddressVectorOptions::new().name(format!("{}-{of}", std::process::id()))
+}
+
+// conformance: C96
+#[test]
+fn readers_of_a_named_address_vector_use_the_values_of_its_writer() {
+    for kind in [AddressVectorKind::Table, AddressVectorKind::Map] {
+        let options = named("values").kind(kind).count(3);
+        let world = world(options.clone());
+        let writer = world.ends[ALICE].addresses.clone();
+        let domain = &world.ends[BOB].domain;
+        let first = writer.insert(address(1)).unwrap();
+        let reader = domain.address_vector_with(options.clone().read_only()).unwrap();
+        let second = writer.insert(address(2)).unwrap();
+        for (peer, of) in [(first, address(1)), (second, address(2))] {
+            assert_eq!((reader.address(peer), reader.find(&of)), (Some(of), Some(peer)));
+        }
+        writer.remove(first).unwrap();
+        assert_eq!((reader.address(first), reader.len()), (None, 1));
+        let third = writer.insert(address(3)).unwrap();
+        assert_eq!(
+            (reader.address(third), reader.find(&address(3))),
+            (Some(address(3)), Some(third))
+        );
+        assert_eq!(third == first, kind == AddressVectorKind::Table);
+        assert!(reader.insert(address(4)).is_err() && reader.remove(second).is_none());
+        assert!(reader.insert_many(&[address(4)])[0].is_err());
+        writer.insert(address(4)).unwrap();
+        let full = writer.insert(address(5)).unwrap_err();
+        assert_eq!(full, DeviceError::LimitReached { object: "peer", limit: 3 });
+        let again = domain.address_vector_with(options.clone()).unwrap_err();
+        assert!(again.to_string().contains("another process writes it"), "{again}");
+        drop((writer, world.ends));
+        assert_eq!(reader.address(second), Some(address(2)), "a reader keeps what it has");
+    }
+    let world = World::pair(1);
+    let none = world.ends[ALICE].domain.address_vector_with(named("none").read_only());
+    assert!(none.is_err());
+}
+
+// conformance: C96
+#[test]
+fn endpoint_of_a_reader_sends_to_peers_that_the_writer_inserts_and_drops_those_it_removes() {
+    let options = named("sends");
+    let mut world = world(options.clone());
+    let reading = world_end(&mut world, 3, options.read_only());
+    let peer = world.introduce(ALICE, BOB);
+    world.end(BOB).receive(Receive::untagged(), vec![0; 5], 2).unwrap();
+    world.end(reading).send(Message::to(peer), "hello", 1).unwrap();
+    assert_eq!(world.done(BOB).into_message(), *b"hello");
+    assert_eq!(world.done(reading).peer, Some(peer));
+    world.end(reading).send(Message::to(peer), pattern(200_000, 1), 7).unwrap();
+    world.drive();
+    world.ends[ALICE].addresses.remove(peer).unwrap();
+    world.ends[reading].addresses.refresh();
+    assert_eq!(world.failed(reading).error, OperationError::PeerRemoved);
+    let sent = world.end(reading).send(Message::to(peer), "x", 1);
+    assert_eq!(sent.unwrap_err().error, StartError::UnknownAddress(peer));
+}
+
+fn world_end(world: &mut World, connid: u32, vector: AddressVectorOptions) -> usize {
+    let domain = world.fabric.domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let addresses = domain.address_vector_with(vector).unwrap();
+    let endpoint = domain
+        .endpoint(options(connid))
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_address_vector(&addresses)
+        .enable()
+        .unwrap();
+    world.ends.push(End { domain, queue, addresses, endpoint, entries: Default::default() });
+    world.ends.len() - 1
+}
+
+/// The child of the next test: prints what it reads.
+#[test]
+#[ignore = "run by another test"]
+fn child_reads_an_address_vector() {
+    let name = std::env::var("EFA_TEST_VECTOR").unwrap();
+    let world = World::pair(1);
+    let options = AddressVectorOptions::new().name(name).read_only();
+    let vector = world.ends[ALICE].domain.address_vector_with(options).unwrap();
+    println!("read {} {:?}", vector.len(), vector.address(FiAddr(1)));
+}
+
+// conformance: C96
+#[test]
+fn another_process_reads_the_same_table() {
+    let options = named("process");
+    let name = options.name.clone().unwrap();
+    let world = world(options);
+    let writer = &world.ends[ALICE].addresses;
+    (1..4).for_each(|number| assert!(writer.insert(address(number)).is_ok()));
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "address_vectors::child_reads_an_address_vector", "--ignored"])
+        .args(["--nocapture"])
+        .env("EFA_TEST_VECTOR", name)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while child.try_wait().unwrap().is_none() {
+        if std::time::Instant::now() > deadline {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let expected = format!("read 3 {:?}", Some(address(2)));
+    assert!(text.contains(&expected), "{text}");
+}
