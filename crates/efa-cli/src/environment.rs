@@ -1,4 +1,4 @@
-//! `efa info --env`: libfabric's environment variables, with and without effect here.
+//! `efa info --parameters`: libfabric's environment variables, with and without effect here.
 
 use comfy_table::{Table, presets};
 use efa::{Environment, Parameter, ParameterKind};
@@ -35,7 +35,8 @@ impl Variables {
                 name: parameter.name,
                 kind: match parameter.kind()? {
                     ParameterKind::Switch => "switch",
-                    _ => "number",
+                    ParameterKind::Number { .. } => "number",
+                    _ => "text",
                 },
                 value: parameter.value(&now)?.to_string(),
                 default: parameter.value(&usual)?.to_string(),

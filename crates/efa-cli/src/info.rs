@@ -1,6 +1,6 @@
 //! `efa info`: properties of a device and of its endpoints.
 //!
-//! `--env` lists the environment variables instead, without a device.
+//! `--providers`, `--capabilities` and `--parameters` list these instead, without a device.
 //!
 //! The command opens the device and creates an endpoint on it, so it is also a test of the installation.
 
@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::device::{DeviceArgs, Kind, Objects, PropertyArgs, TcpHost, host_address};
 use crate::environment::Variables;
+use crate::listing::{Providers, Services};
 use crate::output;
 
 /// Version of the JSON form.
@@ -29,9 +30,15 @@ pub(crate) struct Args {
     /// With --link tcp, the address of this host [default: 127.0.0.1]
     #[arg(long, value_name = "IP", requires = "link", value_parser = host_address)]
     address: Option<IpAddr>,
+    /// List what discovery finds: providers, fabrics and domains, the best first. FI_PROVIDER selects
+    #[arg(long, conflicts_with_all = ["link", "capabilities", "parameters"])]
+    providers: bool,
+    /// List the capabilities of endpoints
+    #[arg(long, conflicts_with_all = ["link", "parameters"])]
+    capabilities: bool,
     /// List the environment variables that `efa::Environment` reads, as this tool does, with their values
-    #[arg(long)]
-    env: bool,
+    #[arg(long, visible_alias = "env")]
+    parameters: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -62,6 +69,9 @@ pub(crate) enum InfoError {
     /// There is no interface; the error says what to do.
     #[error(transparent)]
     NoInterface(efa::Error),
+    /// Discovery finds nothing.
+    #[error(transparent)]
+    NothingFound(efa::Error),
     /// The device can't be opened.
     #[error("cannot open the device")]
     Device(#[from] efa::Error),
@@ -76,8 +86,14 @@ pub(crate) enum InfoError {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<(), InfoError> {
     let text = match args {
-        Args { env: true, json: true, .. } => json(&Variables::read()),
-        Args { env: true, .. } => Variables::read().table(),
+        Args { parameters: true, json: true, .. } => json(&Variables::read()),
+        Args { parameters: true, .. } => Variables::read().table(),
+        Args { providers: true, json: true, .. } => {
+            json(&Providers::find().map_err(InfoError::NothingFound)?)
+        }
+        Args { providers: true, .. } => Providers::find().map_err(InfoError::NothingFound)?.table(),
+        Args { capabilities: true, json: true, .. } => json(&Services::list()),
+        Args { capabilities: true, .. } => Services::list().table(),
         Args { json: true, .. } => json(&Facts::gather(args)?),
         _ => Facts::gather(args)?.table(),
     };

@@ -24,6 +24,7 @@ mod environment;
 #[doc(hidden)]
 pub mod hostile;
 mod info;
+mod listing;
 mod output;
 mod pingpong;
 mod soft_efa;
@@ -34,7 +35,11 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
+use efa::Environment;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Reliable datagram messaging over EFA: measure it, inspect it, read its packets
 #[derive(Debug, Parser)]
@@ -45,7 +50,8 @@ use tracing_subscriber::EnvFilter;
     after_help = "Environment:\n  \
         EFA_LOG   what to log to standard error, such as `debug` or `efa_rdm=trace` (else RUST_LOG; \
         default: warn)\n  \
-        FI_EFA_*  thresholds and sizes as libfabric names them; `efa info --env` lists them\n\n\
+        FI_LOG_*  the same as libfabric names it, if EFA_LOG and RUST_LOG are not set\n  \
+        FI_EFA_*  thresholds and sizes as libfabric names them; `efa info --parameters` lists all\n\n\
         Exit codes: 0 success, 1 failure, 2 invalid command line."
 )]
 struct Cli {
@@ -135,11 +141,25 @@ fn run(cli: Cli) -> Result<()> {
     }
 }
 
-/// Logs by the filter in `EFA_LOG`, else `RUST_LOG`, else warnings; an invalid filter is reported.
+/// Logs by the filter in `EFA_LOG`, else `RUST_LOG`, else by `FI_LOG_*`: warnings by default. An invalid filter
+/// is reported.
 fn log_to_stderr() {
-    let variable = if std::env::var_os("EFA_LOG").is_some() { "EFA_LOG" } else { "RUST_LOG" };
+    let is_set = |variable: &&str| std::env::var_os(variable).is_some_and(|text| !text.is_empty());
+    let Some(variable) = ["EFA_LOG", "RUST_LOG"].into_iter().find(is_set) else {
+        let log = Environment::of(std::env::vars_os()).log;
+        tracing_subscriber::registry()
+            .with(
+                tracing_subscriber::fmt::layer()
+                    .with_writer(io::stderr)
+                    .with_ansi(io::stderr().is_terminal())
+                    // An error of writing the log can't be logged.
+                    .log_internal_errors(false)
+                    .with_filter(filter_fn(move |metadata| log.enabled(metadata))),
+            )
+            .init();
+        return;
+    };
     let filter = std::env::var(variable).unwrap_or_default();
-    let filter = if filter.is_empty() { "warn".to_owned() } else { filter };
     let filter = EnvFilter::try_new(&filter).unwrap_or_else(|error| {
         output::print_error(format_args!("warning: {variable}: {error}"));
         EnvFilter::new("warn")

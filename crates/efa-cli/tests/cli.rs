@@ -116,6 +116,82 @@ fn info_env_lists_variables_and_reports_invalid_ones() {
     assert!(without.iter().any(|one| one["name"] == "FI_EFA_ENABLE_SHM_TRANSFER"));
 }
 
+// conformance: C140
+#[test]
+fn info_lists_providers_capabilities_and_parameters() {
+    let with = |arguments: &[&str], provider: &str| {
+        let mut command = common::efa(arguments);
+        // Interfaces depend on the machine.
+        common::Running::start(command.env("FI_PROVIDER", provider)).finish()
+    };
+    let providers = with(&["info", "--providers"], "^efa-verbs").success();
+    let providers = providers.replace(env!("CARGO_PKG_VERSION"), "VERSION");
+    insta::assert_snapshot!("info_providers", providers);
+    insta::assert_snapshot!("info_capabilities", run(["info", "--capabilities"]).success());
+    let parameters = run(["info", "--parameters"]).success();
+    assert_eq!(parameters, run(["info", "--env"]).success());
+    for name in ["FI_PROVIDER", "FI_LOG_LEVEL", "FI_LOG_PROV", "FI_LOG_SUBSYS"] {
+        assert!(parameters.contains(name), "{name}");
+    }
+    let json = with(&["info", "--providers", "--json"], "efa-shm").success();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["entries"].as_array().unwrap().len(), 1);
+    assert_eq!(json["entries"][0]["domain"], "efa-shm");
+    let json = run(["info", "--capabilities", "--json"]).success();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json["not_offered"].as_array().unwrap().contains(&"TRIGGER".into()));
+}
+
+// conformance: C33
+#[test]
+fn info_lists_only_what_fi_provider_leaves() {
+    for (value, fabrics) in
+        [("^efa-verbs,efa-local", "shm tcp"), ("efa-shm", "shm"), ("^efa", "none")]
+    {
+        let mut command = common::efa(["info", "--providers"]);
+        let outcome = common::Running::start(command.env("FI_PROVIDER", value)).finish();
+        if fabrics == "none" {
+            let error = outcome.failure();
+            assert_eq!(error, "error: nothing offers the requested providers ^efa\n");
+            continue;
+        }
+        let text = outcome.success();
+        for link in ["shm", "tcp", "local"] {
+            let listed = text.contains(&format!("efa-{link}"));
+            assert_eq!(listed, fabrics.contains(link), "{value}: {text}");
+        }
+    }
+}
+
+// conformance: C32
+#[test]
+fn fi_log_variables_choose_what_is_logged() {
+    let logged = |variables: &[(&str, &str)]| {
+        let mut command = common::efa(["pingpong", "--directory", DEVICES, "--sizes", "8"]);
+        command.args(["--iterations", "3", "--warmup", "0"]).env_remove("RUST_LOG");
+        command.env_remove("EFA_LOG").envs(variables.iter().copied());
+        let outcome = common::Running::start(&mut command).finish();
+        outcome.stderr
+    };
+    assert_eq!(logged(&[]), "", "warnings only");
+    assert_eq!(logged(&[("FI_LOG_LEVEL", "warn")]), "");
+    let all = logged(&[("FI_LOG_LEVEL", "debug")]);
+    assert!(all.contains("efa_rdm::intake") && all.contains("efa_sim::shm"), "{all}");
+    let info = logged(&[("FI_LOG_LEVEL", "info")]);
+    assert!(!info.contains("efa_rdm::intake") && info.contains("efa_sim::shm"), "{info}");
+    let data = logged(&[("FI_LOG_LEVEL", "debug"), ("FI_LOG_SUBSYS", "domain")]);
+    assert!(!data.contains("efa_rdm::intake"), "{data}");
+    let none = logged(&[("FI_LOG_LEVEL", "debug"), ("FI_LOG_PROV", "^efa")]);
+    assert!(!none.contains("efa_rdm") && !none.contains("efa_sim"), "{none}");
+    // A mistake is reported, and the default is used.
+    let wrong = logged(&[("FI_LOG_LEVEL", "loud")]);
+    assert!(
+        wrong.contains("FI_LOG_LEVEL=loud: one of warn, trace, info, debug is expected"),
+        "{wrong}"
+    );
+    assert!(!wrong.contains("efa_rdm::intake"), "{wrong}");
+}
+
 #[test]
 fn endpoints_of_the_tool_follow_environment_variables() {
     let mut command = common::efa(["info", "--json", "--link", "local"]);

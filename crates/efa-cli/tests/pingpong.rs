@@ -216,6 +216,7 @@ fn standard_output_holds_the_table_only() {
     assert_eq!(first_words, ["size", "0", "4K", "messages", "µs"]);
 }
 
+// conformance: C137
 #[test]
 fn server_and_client_started_by_hand_exchange_messages() {
     let (server, address) = server("");

@@ -77,6 +77,8 @@ pub struct AddressVectorOptions {
     pub name: Option<String>,
     /// Opens the address vector of this name, which another process writes.
     pub read_only: bool,
+    /// A number of the program ([`Object::context`](crate::Object::context)).
+    pub context: u64,
 }
 
 impl AddressVectorOptions {
@@ -120,6 +122,12 @@ impl AddressVectorOptions {
     #[must_use]
     pub fn receive_context_bits(self, receive_context_bits: u8) -> Self {
         Self { receive_context_bits, ..self }
+    }
+
+    /// Sets [`context`](Self#structfield.context).
+    #[must_use]
+    pub fn context(self, context: u64) -> Self {
+        Self { context, ..self }
     }
 }
 
@@ -405,6 +413,10 @@ impl AddressVector {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    pub(crate) fn user_context(&self) -> u64 {
+        self.0.options.context
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

@@ -11,6 +11,10 @@
 //! | `demand` | it contains the attribute: the program offers what is demanded |
 //! | `free` | always; the entry then has what was requested |
 
+#[cfg(test)]
+#[cfg(feature = "sim")]
+mod tests;
+
 use std::fmt;
 
 use efa_device::DeviceAttributes;
@@ -101,6 +105,23 @@ pub struct AtomicAttributes {
     pub size: usize,
     /// Most elements.
     pub count: usize,
+}
+
+/// Whether buffers of operations must be registered memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LocalRegistration {
+    /// Any memory will do: the library copies or registers it if the device needs that.
+    #[default]
+    NotNeeded,
+    /// Every buffer is a [`RegionSlice`](crate::RegionSlice), which is its descriptor (`fi_mr_desc`); others
+    /// are refused with [`StartError::NotRegistered`](crate::StartError::NotRegistered). For programs that
+    /// want to be sure that nothing is copied or registered for them. An entry with it demands
+    /// [`Mode::LOCAL_MR`].
+    ///
+    /// Injected bytes and operands of atomics are copied into packets in any case, and need no
+    /// registration.
+    Required,
 }
 
 /// In which order messages of one sender are matched with receives.
@@ -345,6 +366,8 @@ attributes! {
         free address_vector: AddressVectorKind,
         /// How peers name memory regions.
         same registration_mode: RegistrationMode,
+        /// Whether buffers of operations must be registered memory.
+        free local_registration: LocalRegistration,
         /// Largest packet of the device in bytes.
         at_least mtu: usize,
         /// Bytes of completion queue data that a sender can send with a message or write.
@@ -385,7 +408,7 @@ attributes! {
 }
 
 impl DomainAttributes {
-    pub(crate) fn of(device: &DeviceAttributes) -> Self {
+    pub(crate) fn of(device: &DeviceAttributes, local_registration: LocalRegistration) -> Self {
         Self {
             name: device.name.clone(),
             threading: Threading::Safe,
@@ -393,6 +416,7 @@ impl DomainAttributes {
             resource_management: ResourceManagement::Enabled,
             address_vector: AddressVectorKind::Table,
             registration_mode: RegistrationMode::Basic,
+            local_registration,
             mtu: device.mtu,
             cq_data_size: size_of::<u64>(),
             direct_write_data_size: if device.rdma.write { size_of::<u32>() } else { 0 },

@@ -14,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 use efa_device::{ForeignMemory, Region as _, RegionRange, RegisterError};
 use efa_rdm::Payload;
 
+use crate::attributes::LocalRegistration;
 use crate::device::{AnyRegion, ConcreteRegion};
 use crate::packet::Packet;
 use crate::pieces::Pieces;
@@ -188,6 +189,20 @@ impl Buffer {
 
     pub(crate) fn of_pieces(pieces: Pieces) -> Self {
         Self(Memory::Pieces(pieces))
+    }
+
+    /// Whether it is memory that the program or the device has registered.
+    fn is_registered(&self) -> bool {
+        match &self.0 {
+            Memory::Region(_) | Memory::Packet(_) => true,
+            Memory::Pieces(pieces) => pieces.as_slice().iter().all(Self::is_registered),
+            _ => false,
+        }
+    }
+
+    /// Whether an operation of a domain that requires registered memory may use it.
+    pub(crate) fn satisfies(&self, required: LocalRegistration) -> bool {
+        required == LocalRegistration::NotNeeded || self.is_registered() || self.is_empty()
     }
 
     pub(crate) fn region(&self) -> Option<&RegionSlice> {

@@ -161,6 +161,13 @@ pub enum StartError {
     /// was received or discarded.
     #[error("the claimed message is gone")]
     ClaimEnded,
+    /// The buffer is no registered memory, which the domain
+    /// [requires](crate::LocalRegistration::Required).
+    #[error("the buffer of {length} bytes is not registered memory")]
+    NotRegistered {
+        /// Its length in bytes.
+        length: usize,
+    },
     /// The endpoint does not receive in place ([`Receiving`](crate::Receiving)).
     #[error("the endpoint receives no messages in place")]
     NotInPlace,

@@ -43,6 +43,8 @@ pub struct CompletionQueueOptions {
     /// The format in which [`CompletionQueue::read_as`] returns at most; [`Format::Tagged`] by default.
     /// [`CompletionQueue::read`] always returns everything, so that no buffer is lost.
     pub format: Format,
+    /// A number of the program ([`Object::context`](crate::Object::context)).
+    pub context: u64,
 }
 
 impl CompletionQueueOptions {
@@ -63,11 +65,17 @@ impl CompletionQueueOptions {
     pub fn format(self, format: Format) -> Self {
         Self { format, ..self }
     }
+
+    /// Sets [`context`](Self#structfield.context).
+    #[must_use]
+    pub fn context(self, context: u64) -> Self {
+        Self { context, ..self }
+    }
 }
 
 impl Default for CompletionQueueOptions {
     fn default() -> Self {
-        Self { capacity: 8192, format: Format::default() }
+        Self { capacity: 8192, format: Format::default(), context: 0 }
     }
 }
 
@@ -126,6 +134,7 @@ pub(crate) struct Shared {
     pub(crate) domain: Domain,
     capacity: usize,
     format: Format,
+    context: u64,
     /// Credits taken: by operations under way and by unread completions.
     credits_taken: AtomicUsize,
     entries: Mutex<VecDeque<(Credit, Entry)>>,
@@ -140,6 +149,7 @@ impl CompletionQueue {
             domain: domain.clone(),
             capacity: options.capacity.max(1),
             format: options.format,
+            context: options.context,
             credits_taken: AtomicUsize::new(0),
             entries: Mutex::default(),
             waiting: AtomicUsize::new(0),
@@ -204,6 +214,10 @@ impl CompletionQueue {
             polls = polls.wrapping_add(1);
             clock.pass(self.0.endpoints.next_timeout().map(|next| next.min(deadline)), polls);
         }
+    }
+
+    pub(crate) fn user_context(&self) -> u64 {
+        self.0.context
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

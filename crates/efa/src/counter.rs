@@ -57,13 +57,21 @@ pub enum CounterEvents {
 pub struct CounterOptions {
     /// What it counts.
     pub events: CounterEvents,
+    /// A number of the program ([`Object::context`](crate::Object::context)).
+    pub context: u64,
 }
 
 impl CounterOptions {
     /// A counter of these events.
     #[must_use]
     pub const fn of(events: CounterEvents) -> Self {
-        Self { events }
+        Self { events, context: 0 }
+    }
+
+    /// Sets [`context`](Self#structfield.context).
+    #[must_use]
+    pub const fn context(self, context: u64) -> Self {
+        Self { context, ..self }
     }
 }
 
@@ -110,6 +118,7 @@ pub struct Counter(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     domain: Domain,
+    context: u64,
     value: AtomicU64,
     errors: AtomicU64,
     endpoints: BoundEndpoints,
@@ -138,9 +147,10 @@ pub enum CounterError {
 }
 
 impl Counter {
-    pub(crate) fn new(domain: &Domain) -> Self {
+    pub(crate) fn new(domain: &Domain, options: CounterOptions) -> Self {
         Self(Arc::new(Shared {
             domain: domain.clone(),
+            context: options.context,
             value: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             endpoints: BoundEndpoints::default(),
@@ -208,6 +218,10 @@ impl Counter {
             polls = polls.wrapping_add(1);
             clock.pass(self.0.endpoints.next_timeout().map(|next| next.min(deadline)), polls);
         }
+    }
+
+    pub(crate) fn user_context(&self) -> u64 {
+        self.0.context
     }
 
     pub(crate) fn is_of(&self, domain: &Domain) -> bool {

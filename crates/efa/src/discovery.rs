@@ -19,13 +19,16 @@ use efa_rdm::Config;
 
 use crate::attributes::{
     AddressFormat, DomainAttributes, DomainLimits, EndpointAttributes, EndpointKind,
-    ReceiveAttributes, TransmitAttributes,
+    LocalRegistration, ReceiveAttributes, TransmitAttributes,
 };
 use crate::capabilities::{Capabilities, Mode, OperationFlags};
 use crate::device::find_interfaces;
+use crate::domain::Domain;
 use crate::error::{Error, Wanted};
+use crate::fabric::Fabric;
 use crate::hints::{Hints, Narrow};
 use crate::info::{Info, Link};
+use crate::name_filter::NameFilter;
 use crate::resolve;
 
 const PROVIDER: &str = "efa";
@@ -88,6 +91,8 @@ pub struct Query {
     pub service: Option<String>,
     /// What node and service name.
     pub named: Named,
+    /// Names of providers and fabrics that are offered (`FI_PROVIDER`); all by default.
+    pub providers: NameFilter,
     /// Requested attributes.
     pub hints: Hints,
 }
@@ -96,8 +101,14 @@ impl Query {
     /// All that there is, for a program written for this version.
     #[must_use]
     pub fn new(version: Version) -> Self {
-        let (node, service) = (None, None);
-        Self { version, node, service, named: Named::default(), hints: Hints::default() }
+        Self {
+            version,
+            node: None,
+            service: None,
+            named: Named::default(),
+            providers: NameFilter::default(),
+            hints: Hints::default(),
+        }
     }
 
     /// Sets [`node`](Self#structfield.node).
@@ -116,6 +127,13 @@ impl Query {
     #[must_use]
     pub fn source(self) -> Self {
         Self { named: Named::Source, ..self }
+    }
+
+    /// Sets [`providers`](Self#structfield.providers), usually to
+    /// [`Environment::providers`](crate::Environment#structfield.providers).
+    #[must_use]
+    pub fn providers(self, providers: NameFilter) -> Self {
+        Self { providers, ..self }
     }
 
     /// Sets [`hints`](Self#structfield.hints).
@@ -181,6 +199,15 @@ pub fn discover(query: &Query) -> Result<Vec<Info>, Error> {
     }
     let (source, destination) = query.addresses()?;
     let mut entries = entries(hints)?;
+    if hints.domain.local_registration == Some(LocalRegistration::Required) {
+        for Info { mode, transmit, receive, .. } in &mut entries {
+            (*mode, transmit.mode, receive.mode) = (Mode::LOCAL_MR, Mode::LOCAL_MR, Mode::LOCAL_MR);
+        }
+    }
+    entries.narrow(
+        |info| query.providers.allows(&[info.provider, &info.fabric]),
+        || Wanted::Providers(query.providers.clone()),
+    )?;
     if let Some(source) = source {
         entries.narrow(|info| info.listen_at(source), || Wanted::Source(source))?;
     }
@@ -296,12 +323,42 @@ fn describe(
         transmit: TransmitAttributes::of(capabilities, &config, inject_size),
         receive: ReceiveAttributes::of(capabilities, &config),
         endpoint: EndpointAttributes::of(kind, &config, u64::MAX),
-        domain: DomainAttributes::of(device),
+        domain: DomainAttributes::of(device, LocalRegistration::default()),
         limits: DomainLimits::of(device),
     }
 }
 
 impl Info {
+    /// An open fabric of this process that fits the entry (`fi_fabric_attr.fabric`): the oldest on the same
+    /// network.
+    #[must_use]
+    pub fn open_fabric(&self) -> Option<Fabric> {
+        Fabric::open_ones(self).into_iter().next()
+    }
+
+    /// An open domain of this process that fits the entry (`fi_domain_attr.domain`): the oldest with these
+    /// attributes on an open fabric that fits.
+    ///
+    /// ```
+    /// use efa::{Fabric, Hints, Link, LocalOptions, info};
+    ///
+    /// let domain = Fabric::local(LocalOptions::default()).domain()?;
+    /// let entry = &info(&Hints::new().link(Link::Local))?[0];
+    /// let found = entry.open_domain().ok_or("none is open")?;
+    /// assert!(found.is(&domain) && found.fabric().is(domain.fabric()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn open_domain(&self) -> Option<Domain> {
+        let fits = |domain: &Domain| {
+            let name = self.domain.name.clone();
+            DomainAttributes { name, ..domain.attributes() } == self.domain
+                && domain.limits() == self.limits
+        };
+        let fabrics = Fabric::open_ones(self).into_iter();
+        fabrics.flat_map(|fabric| fabric.open_domains()).find(fits)
+    }
+
     /// Fills in the address at which the program waits for others; returns whether this host has it.
     fn listen_at(&mut self, source: SocketAddr) -> bool {
         self.source = Some(source);

@@ -1,14 +1,16 @@
 //! Domains: a device of a fabric, and the objects on it.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use efa_device::Access;
 use efa_rdm::{AtomicKind, AtomicOp, Datatype, atomic_limit};
 
 use crate::address_vector::{AddressVector, AddressVectorOptions};
-use crate::attributes::{AtomicAttributes, DomainAttributes, DomainLimits, RegistrationMode};
+use crate::attributes::{
+    AtomicAttributes, DomainAttributes, DomainLimits, LocalRegistration, RegistrationMode,
+};
 use crate::completion_queue::{CompletionQueue, CompletionQueueOptions};
 use crate::counter::{Counter, CounterEvents, CounterOptions};
 use crate::device::Device;
@@ -17,6 +19,7 @@ use crate::endpoint_builder::EndpointBuilder;
 use crate::endpoint_options::EndpointOptions;
 use crate::error::{Error, Wanted};
 use crate::fabric::Fabric;
+use crate::info::Info;
 use crate::keys::Keys;
 use crate::region::{LocalAccess, MemoryRegion, RegisterError};
 use crate::registrations::Cache;
@@ -29,6 +32,7 @@ pub struct Domain(Arc<Shared>);
 struct Shared {
     fabric: Fabric,
     device: Device,
+    options: DomainOptions,
     registrations: Arc<Cache>,
     /// Of [`RegistrationMode::Scalable`].
     keys: Option<Arc<Keys>>,
@@ -36,10 +40,11 @@ struct Shared {
 }
 
 impl Domain {
-    pub(crate) fn new(fabric: Fabric, device: Device) -> Self {
+    pub(crate) fn new(fabric: Fabric, device: Device, options: DomainOptions) -> Self {
         Self(Arc::new(Shared {
             fabric,
             device,
+            options,
             registrations: Arc::default(),
             keys: None,
             endpoints: AtomicU64::new(0),
@@ -57,6 +62,7 @@ impl Domain {
         Self(Arc::new(Shared {
             fabric: self.0.fabric.clone(),
             device: self.0.device.clone(),
+            options: self.0.options.clone(),
             registrations: Arc::default(),
             keys,
             endpoints: AtomicU64::new(0),
@@ -72,7 +78,8 @@ impl Domain {
     /// Its attributes.
     #[must_use]
     pub fn attributes(&self) -> DomainAttributes {
-        let mut attributes = DomainAttributes::of(self.0.device.attributes());
+        let mut attributes =
+            DomainAttributes::of(self.0.device.attributes(), self.local_registration());
         if self.0.keys.is_some() {
             attributes.registration_mode = RegistrationMode::Scalable;
             attributes.mr_key_size = size_of::<u64>();
@@ -99,7 +106,7 @@ impl Domain {
     /// [`Error::NoData`] for events other than completions.
     pub fn counter(&self, options: CounterOptions) -> Result<Counter, Error> {
         match options.events {
-            CounterEvents::Completions => Ok(Counter::new(self)),
+            CounterEvents::Completions => Ok(Counter::new(self, options)),
             events => Err(Error::NoData { wanted: Wanted::CounterEvents(events) }),
         }
     }
@@ -126,7 +133,7 @@ impl Domain {
         EndpointBuilder::new(self, options)
     }
 
-    /// Registers memory with the device (`fi_mr_reg`).
+    /// Registers memory with the device (`fi_mr_reg`), for these uses by peers. There is nothing like the reserved arguments `offset` and `flags`.
     ///
     /// # Errors
     /// A limit of the device is reached; the memory comes back.
@@ -193,8 +200,75 @@ impl Domain {
         &self.0.registrations
     }
 
+    pub(crate) fn local_registration(&self) -> LocalRegistration {
+        self.0.options.local_registration
+    }
+
+    pub(crate) fn user_context(&self) -> u64 {
+        self.0.options.context
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakDomain {
+        WeakDomain(Arc::downgrade(&self.0))
+    }
+
     pub(crate) fn device(&self) -> &Device {
         &self.0.device
+    }
+}
+
+/// A handle that doesn't keep its domain open.
+pub(crate) struct WeakDomain(Weak<Shared>);
+
+impl WeakDomain {
+    pub(crate) fn upgrade(&self) -> Option<Domain> {
+        self.0.upgrade().map(Domain)
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+/// Options of a domain.
+///
+/// ```
+/// use efa::{DomainOptions, LocalRegistration};
+/// let options = DomainOptions::new().local_registration(LocalRegistration::Required).context(7);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DomainOptions {
+    /// Whether buffers of operations must be registered memory.
+    pub local_registration: LocalRegistration,
+    /// A number of the program ([`Object::context`](crate::Object::context)).
+    pub context: u64,
+}
+
+impl DomainOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets [`local_registration`](Self#structfield.local_registration).
+    #[must_use]
+    pub fn local_registration(self, local_registration: LocalRegistration) -> Self {
+        Self { local_registration, ..self }
+    }
+
+    /// Sets [`context`](Self#structfield.context).
+    #[must_use]
+    pub fn context(self, context: u64) -> Self {
+        Self { context, ..self }
+    }
+}
+
+impl From<&Info> for DomainOptions {
+    /// What an entry says of its domain.
+    fn from(info: &Info) -> Self {
+        Self::new().local_registration(info.domain.local_registration)
     }
 }
 

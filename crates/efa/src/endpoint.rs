@@ -12,7 +12,9 @@ use parking_lot::Mutex;
 use crate::address::Address;
 use crate::address_vector::{AddressVector, FiAddr};
 use crate::any_driver::{AnyDriver, OtherDriver, each_driver, in_place_driver, out_of_line};
-use crate::attributes::{EndpointAttributes, ReceiveAttributes, TransmitAttributes};
+use crate::attributes::{
+    EndpointAttributes, LocalRegistration, ReceiveAttributes, TransmitAttributes,
+};
 use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::capabilities::Capabilities;
 use crate::completion::{Refused, StartError};
@@ -470,6 +472,10 @@ impl Endpoint {
         result
     }
 
+    pub(crate) fn user_context(&self) -> u64 {
+        self.shared.context
+    }
+
     fn finish_sends(&self, timeout: Duration) -> Result<(), CloseError> {
         let clock = self.shared.domain.fabric().clock();
         let deadline = clock.now() + timeout;
@@ -589,6 +595,9 @@ pub(crate) struct Shared {
     pub(crate) capabilities: Capabilities,
     pub(crate) transmittable: Usable,
     pub(crate) receivable: Usable,
+    /// Whether buffers of operations must be registered memory.
+    pub(crate) local_registration: LocalRegistration,
+    pub(crate) context: u64,
     pub(crate) attributes: EndpointAttributes,
     pub(crate) transmit: TransmitAttributes,
     pub(crate) receive: ReceiveAttributes,
@@ -628,6 +637,9 @@ impl Shared {
         buffer: &Buffer,
         wanted: LocalAccess,
     ) -> Result<(), StartError> {
+        if !buffer.satisfies(self.local_registration) {
+            return Err(StartError::NotRegistered { length: buffer.len() });
+        }
         buffer.check_regions(|slice| {
             let region = slice.region();
             if !region.domain().is(&self.domain) {

@@ -216,6 +216,8 @@ impl EndpointBuilder {
             capabilities,
             transmittable: Usable::new(transmit_side.capabilities),
             receivable: Usable::new(receive_side.capabilities),
+            local_registration: self.domain.local_registration(),
+            context: options.context,
             attributes,
             transmit: transmit_attributes,
             receive: receive_attributes,

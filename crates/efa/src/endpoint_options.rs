@@ -42,6 +42,8 @@ pub struct EndpointOptions {
     pub rnr_retry: u8,
     /// Settings of the protocol engine. Its `hash_seed` is ignored.
     pub protocol: Config,
+    /// A number of the program ([`Object::context`](crate::Object::context)).
+    pub context: u64,
 }
 
 impl Default for EndpointOptions {
@@ -59,6 +61,7 @@ impl Default for EndpointOptions {
             receive_depth: queue_pair.receive_depth,
             rnr_retry: queue_pair.rnr_retry,
             protocol: Config::default(),
+            context: 0,
         }
     }
 }
@@ -134,6 +137,12 @@ impl EndpointOptions {
     #[must_use]
     pub fn protocol(self, protocol: Config) -> Self {
         Self { protocol, ..self }
+    }
+
+    /// Sets [`context`](Self#structfield.context).
+    #[must_use]
+    pub fn context(self, context: u64) -> Self {
+        Self { context, ..self }
     }
 }
 

@@ -10,6 +10,7 @@ use efa_rdm::ConfigError;
 use crate::capabilities::{Capabilities, Mode, OperationFlags};
 use crate::counter::{Counted, CounterEvents};
 use crate::discovery::Version;
+use crate::name_filter::NameFilter;
 
 /// Why an object could not be opened or created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +63,9 @@ pub enum Wanted {
     /// More bits of an address for the receive context than 16.
     #[error("receive contexts of {0} bits")]
     ReceiveContextBits(u8),
+    /// Providers, by the names that are to be offered.
+    #[error("providers {0}")]
+    Providers(NameFilter),
     /// A fabric with another name.
     #[error("fabric {0}")]
     Fabric(String),

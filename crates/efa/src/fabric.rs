@@ -3,6 +3,9 @@
 #[cfg(feature = "sim")]
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use std::fmt;
+use std::sync::{Arc, Weak};
+
 use efa_device::DeviceError;
 #[cfg(feature = "sim")]
 use efa_sim::{
@@ -10,10 +13,11 @@ use efa_sim::{
     shm::{ShmDevice, ShmOptions},
     tcp::{TcpDevice, TcpOptions},
 };
+use parking_lot::Mutex;
 
 use crate::clock::Clock;
 use crate::device::{Device, open_interface};
-use crate::domain::Domain;
+use crate::domain::{Domain, DomainOptions, WeakDomain};
 use crate::error::Error;
 use crate::info::{Info, Link};
 #[cfg(feature = "sim")]
@@ -27,11 +31,18 @@ const SHM_NAME: &str = "efa";
 ///
 /// Objects hold what they depend on, so they may be dropped in any order: a fabric is closed with the last
 /// object on it.
-#[derive(Clone, Debug)]
-pub struct Fabric {
+#[derive(Clone)]
+pub struct Fabric(Arc<Shared>);
+
+struct Shared {
     network: Network,
     clock: Clock,
+    context: u64,
+    domains: Mutex<Vec<WeakDomain>>,
 }
+
+/// All fabrics of this process, also some that are closed.
+static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Debug)]
 enum Network {
@@ -68,7 +79,7 @@ impl Fabric {
     #[must_use]
     pub fn verbs(interface: Option<&str>) -> Self {
         let network = Network::Verbs(interface.map(str::to_owned));
-        Self { network, clock: Clock::default() }
+        Self::new(network, Clock::default(), 0)
     }
 
     /// A network of processes on this host, over shared memory: those that use the same name. Files are
@@ -79,7 +90,7 @@ impl Fabric {
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn shm(options: ShmOptions) -> Self {
-        Self { network: Network::Shm(options), clock: Clock::default() }
+        Self::new(Network::Shm(options), Clock::default(), 0)
     }
 
     /// A network over TCP, on which this host has the address in `options`; other hosts must be able to
@@ -92,27 +103,34 @@ impl Fabric {
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn tcp(options: TcpOptions) -> Self {
-        Self { network: Network::Tcp(options), clock: Clock::default() }
+        Self::new(Network::Tcp(options), Clock::default(), 0)
     }
 
     /// A new simulated network in this process. Each domain is a host on it.
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn local(options: LocalOptions) -> Self {
-        Self { network: Network::Local(LocalFabric::new(options)), clock: Clock::default() }
+        Self::new(Network::Local(LocalFabric::new(options)), Clock::default(), 0)
     }
 
     /// The same network with another clock for domains opened from now on; for tests, a
     /// [`ManualClock`](crate::ManualClock).
     #[must_use]
     pub fn with_clock(self, clock: impl Into<Clock>) -> Self {
-        Self { clock: clock.into(), ..self }
+        Self::new(self.0.network.clone(), clock.into(), self.0.context)
+    }
+
+    /// The same network with a number of the program, which [`Object::context`](crate::Object::context)
+    /// returns.
+    #[must_use]
+    pub fn with_context(self, context: u64) -> Self {
+        Self::new(self.0.network.clone(), self.0.clock.clone(), context)
     }
 
     /// The link: how packets travel.
     #[must_use]
     pub fn link(&self) -> Link {
-        match self.network {
+        match self.0.network {
             Network::Verbs(_) => Link::Verbs,
             #[cfg(feature = "sim")]
             Network::Shm(_) => Link::Shm,
@@ -127,7 +145,7 @@ impl Fabric {
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn as_local(&self) -> Option<&LocalFabric> {
-        match &self.network {
+        match &self.0.network {
             Network::Local(network) => Some(network),
             _ => None,
         }
@@ -138,12 +156,76 @@ impl Fabric {
     /// # Errors
     /// The host lacks what the device needs, or an option is invalid.
     pub fn domain(&self) -> Result<Domain, Error> {
+        self.domain_with(DomainOptions::default())
+    }
+
+    /// Opens a device on the network, with options (`fi_domain`).
+    ///
+    /// # Errors
+    /// As [`domain`](Self::domain).
+    pub fn domain_with(&self, options: DomainOptions) -> Result<Domain, Error> {
         let device = self.open_device()?;
-        Ok(Domain::new(self.clone(), device))
+        let domain = Domain::new(self.clone(), device, options);
+        let mut domains = self.0.domains.lock();
+        domains.retain(WeakDomain::is_open);
+        domains.push(domain.downgrade());
+        drop(domains);
+        Ok(domain)
+    }
+
+    fn new(network: Network, clock: Clock, context: u64) -> Self {
+        let fabric = Self(Arc::new(Shared { network, clock, context, domains: Mutex::default() }));
+        let mut open = OPEN.lock();
+        open.retain(|fabric| fabric.strong_count() > 0);
+        open.push(Arc::downgrade(&fabric.0));
+        drop(open);
+        fabric
+    }
+
+    /// The open fabrics that [`open`](Self::open) would open again for this entry, the oldest first.
+    pub(crate) fn open_ones(info: &Info) -> Vec<Self> {
+        let open: Vec<_> = OPEN.lock().iter().filter_map(Weak::upgrade).map(Self).collect();
+        // Not under the lock: the last handle may be dropped here.
+        open.into_iter().filter(|fabric| fabric.fits(info)).collect()
+    }
+
+    fn fits(&self, info: &Info) -> bool {
+        match (&self.0.network, info.link) {
+            (Network::Verbs(interface), Link::Verbs) => {
+                interface.as_ref() == Some(&info.domain.name)
+            }
+            #[cfg(feature = "sim")]
+            (Network::Shm(options), Link::Shm) => {
+                options.name == SHM_NAME && options.directory.is_none()
+            }
+            #[cfg(feature = "sim")]
+            (Network::Tcp(options), Link::Tcp) => {
+                options.address == address_of_this_host(info.source)
+            }
+            #[cfg(feature = "sim")]
+            (Network::Local(_), Link::Local) => true,
+            #[cfg(feature = "sim")]
+            _ => false,
+        }
+    }
+
+    /// Its open domains, the oldest first.
+    pub(crate) fn open_domains(&self) -> Vec<Domain> {
+        self.0.domains.lock().iter().filter_map(WeakDomain::upgrade).collect()
+    }
+
+    pub(crate) fn user_context(&self) -> u64 {
+        self.0.context
+    }
+
+    /// Whether both are handles to the same fabric.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     fn open_device(&self) -> Result<Device, DeviceError> {
-        match &self.network {
+        match &self.0.network {
             Network::Verbs(interface) => open_interface(interface.as_deref()),
             #[cfg(feature = "sim")]
             Network::Shm(options) => Ok(ShmDevice::open(options.clone())?.into()),
@@ -155,7 +237,18 @@ impl Fabric {
     }
 
     pub(crate) fn clock(&self) -> &Clock {
-        &self.clock
+        &self.0.clock
+    }
+}
+
+impl fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shared { network, clock, context, .. } = &*self.0;
+        f.debug_struct("Fabric")
+            .field("network", network)
+            .field("clock", clock)
+            .field("context", context)
+            .finish()
     }
 }
 

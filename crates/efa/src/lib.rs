@@ -83,6 +83,10 @@
 //! processes of one host, [`Fabric::tcp`] hosts, and [`Fabric::local`] is a simulated network in one
 //! process, with faults, for tests.
 //!
+//! [`discover`] lists what this machine offers to a program that has wishes: an [`Info`] for each link, with all
+//! attributes, from which fabric ([`Fabric::open`]), domain and endpoint are opened. [`Environment`] reads the
+//! variables of libfabric, for programs that want their users to have them.
+//!
 //! # Features
 //!
 //! * `sim` (default): the software device. Without it, none of its types is in the API, and a fabric is an
@@ -119,8 +123,11 @@ mod format;
 mod hints;
 mod info;
 mod keys;
+mod log_filter;
 mod message;
+mod name_filter;
 mod named;
+mod object;
 mod packet;
 mod peer_map;
 mod pieces;
@@ -148,8 +155,8 @@ pub use address_vector::{AddressVector, AddressVectorOptions, ContextError, FiAd
 pub use attributes::{
     AddressFormat, AddressVectorKind, AtomicAttributes, CompletionOrder, DomainAttributes,
     DomainHints, DomainLimitHints, DomainLimits, EndpointAttributes, EndpointHints, EndpointKind,
-    MessageOrder, Progress, Protocol, ReceiveAttributes, ReceiveHints, RegistrationMode,
-    ResourceManagement, Threading, TransmitAttributes, TransmitHints,
+    LocalRegistration, MessageOrder, Progress, Protocol, ReceiveAttributes, ReceiveHints,
+    RegistrationMode, ResourceManagement, Threading, TransmitAttributes, TransmitHints,
 };
 pub use buffer::{Buffer, ReceiveBuffer};
 pub use capabilities::{Capabilities, Mode, OperationFlags};
@@ -159,7 +166,7 @@ pub use completion::{Completion, CompletionError, Kind, Refused, StartError};
 pub use completion_queue::{CompletionQueue, CompletionQueueOptions, Entry, WaitError};
 pub use counter::{Counted, Counter, CounterError, CounterEvents, CounterOptions};
 pub use discovery::{Named, Query, Version, discover, info, interfaces};
-pub use domain::Domain;
+pub use domain::{Domain, DomainOptions};
 pub use efa_device::{Access, DeviceError, ForeignMemory, Gid, Qpn, Shortage, Status, Time};
 pub use efa_handshake::Release;
 pub use efa_proto::PacketType;
@@ -181,7 +188,10 @@ pub use format::{
 pub use hints::Hints;
 pub use info::{Info, Link};
 pub use keys::{KeyError, KeyedRegisterError, Reservation};
+pub use log_filter::{LogFilter, LogLevel};
 pub use message::{Message, Receive, ReceiveId};
+pub use name_filter::{NameFilter, NameFilterError};
+pub use object::{Class, Object};
 pub use packet::Packet;
 pub use pieces::TooManyBuffers;
 pub use region::{LocalAccess, MemoryRegion, OutOfRegion, RegionSlice, RegisterError};

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bitflags::bitflags;
 use efa_device::{Access, DeviceError, Region as _};
@@ -26,6 +27,7 @@ struct Shared {
     local: LocalAccess,
     /// Of a domain of [`RegistrationMode::Scalable`](crate::RegistrationMode).
     key: Option<ReservedKey>,
+    context: AtomicU64,
     /// Of a region from the registration cache: returns it there when the last handle is dropped.
     _lease: Option<Lease>,
 }
@@ -115,7 +117,8 @@ impl MemoryRegion {
         if let Some(key) = &key {
             key.set(region.clone());
         }
-        Self(Arc::new(Shared { region, domain: domain.clone(), local, key, _lease: lease }))
+        let (domain, context) = (domain.clone(), AtomicU64::new(0));
+        Self(Arc::new(Shared { region, domain, local, key, context, _lease: lease }))
     }
 
     /// The first `length` bytes, which must exist.
@@ -188,6 +191,18 @@ impl MemoryRegion {
             return Err(OutOfRegion { range, length: self.len() });
         }
         Ok(RegionSlice { region: self.clone(), range })
+    }
+
+    /// The region with a number of the program ([`Object::context`](crate::Object::context)), which all its handles
+    /// have from then on.
+    #[must_use]
+    pub fn with_context(self, context: u64) -> Self {
+        self.0.context.store(context, Ordering::Relaxed);
+        self
+    }
+
+    pub(crate) fn user_context(&self) -> u64 {
+        self.0.context.load(Ordering::Relaxed)
     }
 
     pub(crate) fn domain(&self) -> &Domain {

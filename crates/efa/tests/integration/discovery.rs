@@ -298,3 +298,35 @@ fn triggered_operations_and_unreliable_datagrams_are_not_offered() {
     let (name, value) = ("endpoint.kind", "Datagram".to_owned());
     assert_eq!(wanted(info(&hints)), Wanted::Attribute { name, value });
 }
+
+// conformance: C33
+#[test]
+fn providers_are_offered_and_excluded_by_name_of_provider_or_fabric() {
+    let table: [(&str, &[Link]); 7] = [
+        ("efa", &[Link::Shm, Link::Tcp, Link::Local]),
+        ("efa-shm", &[Link::Shm]),
+        ("efa-local,efa-shm", &[Link::Shm, Link::Local]),
+        ("^efa-shm", &[Link::Tcp, Link::Local]),
+        ("^efa-shm,efa-tcp", &[Link::Local]),
+        ("tcp,efa-tcp", &[Link::Tcp]),
+        ("^tcp", &[Link::Shm, Link::Tcp, Link::Local]),
+    ];
+    let find = |text: &str| {
+        let environment = efa::Environment::of([("FI_PROVIDER", text)]);
+        assert_eq!(environment.mistakes, []);
+        discover(&Query::new(GUIDE).providers(environment.providers))
+    };
+    for (text, expected) in table {
+        assert_eq!(links(&find(text).unwrap()), expected, "{text}");
+    }
+    for nothing in ["^efa", "tcp", "verbs,udp"] {
+        let error = find(nothing).unwrap_err().to_string();
+        assert_eq!(error, format!("nothing offers the requested providers {nothing}"));
+    }
+    let wrong = efa::Environment::of([("FI_PROVIDER", "efa,,")]);
+    assert!(wrong.providers.is_all());
+    assert_eq!(
+        wrong.mistakes[0].to_string(),
+        "FI_PROVIDER=efa,,: a list of names, with ^ in front to exclude them, is expected"
+    );
+}

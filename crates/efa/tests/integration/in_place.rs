@@ -45,11 +45,14 @@ fn drops(world: &World) -> Vec<DropReason> {
     reasons.collect()
 }
 
-// conformance: A184 A185
+// conformance: C57 A184 A185
 #[test]
 fn in_place_messages_arrive_in_packets_that_can_be_reposted() {
     for release in RELEASES {
         let mut world = pair(release);
+        // Order is what both sides have: the sender's attribute alone promises none.
+        let order = world.end(ALICE).transmit_attributes().message_order;
+        assert_eq!(order, MessageOrder::SendAfterSend);
         assert_eq!(world.end(BOB).receive_attributes().message_order, MessageOrder::Unordered);
         let to_bob = world.introduce(ALICE, BOB);
         let alice = world.introduce(BOB, ALICE);

@@ -29,6 +29,7 @@ impl Host {
     }
 }
 
+// conformance: C139
 #[test]
 fn two_fabrics_exchange_messages_over_shm() {
     let host = Host::new();

@@ -1,0 +1,293 @@
+//! What attributes promise holds: each limit at its value, and not one above.
+//!
+//! The groups are taken apart without `..`, so a new attribute doesn't compile until it is tested here or named
+//! with the test that does.
+
+use std::time::Duration;
+
+use efa_device::{Access, DeviceError};
+use efa_rdm::Subprotocol;
+
+use super::*;
+use crate::{
+    Address, AddressVector, Completion, CompletionQueue, CompletionQueueOptions, Direction, Domain,
+    EnableError, Endpoint, EndpointOptions, Event, Fabric, FiAddr, Kind, LocalOptions, ManualClock,
+    Message, Receive, RemoteMemory, Rma, StartError, TooManyPieces,
+};
+
+/// Two endpoints of one domain, which share queue and address vector.
+struct Pair {
+    domain: Domain,
+    queue: CompletionQueue,
+    addresses: AddressVector,
+    alice: Endpoint,
+    bob: Endpoint,
+    to_bob: FiAddr,
+}
+
+impl Pair {
+    fn new(options: LocalOptions, change: impl Fn(&mut EndpointOptions)) -> Self {
+        let fabric = Fabric::local(options).with_clock(&ManualClock::new());
+        let domain = fabric.domain().expect("a local domain");
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let addresses = domain.address_vector();
+        let endpoint = |connid| {
+            let mut options = EndpointOptions::new().connid(connid).hash_seed(1);
+            change(&mut options);
+            enable(&domain, &queue, &addresses, options).expect("an endpoint")
+        };
+        let (alice, bob) = (endpoint(1), endpoint(2));
+        let to_bob = addresses.insert(bob.address()).expect("a peer");
+        Self { domain, queue, addresses, alice, bob, to_bob }
+    }
+
+    fn small(change: impl Fn(&mut EndpointOptions)) -> Self {
+        Self::new(LocalOptions::default(), change)
+    }
+
+    fn next(&self) -> Completion {
+        self.queue.wait(Duration::from_secs(10)).expect("a completion")
+    }
+
+    /// Sends a message to a receive; returns the completion of each.
+    fn transfer(&self, length: usize) -> (Completion, Completion) {
+        self.bob.receive(Receive::untagged(), vec![0; length], 2).expect("a receive");
+        self.alice.send(Message::to(self.to_bob), vec![7; length], 1).expect("a send");
+        let (one, other) = (self.next(), self.next());
+        if one.kind == Kind::Send { (one, other) } else { (other, one) }
+    }
+}
+
+fn enable(
+    domain: &Domain,
+    queue: &CompletionQueue,
+    addresses: &AddressVector,
+    options: EndpointOptions,
+) -> Result<Endpoint, EnableError> {
+    domain
+        .endpoint(options)
+        .bind_completion_queue(queue, Direction::Both)
+        .bind_address_vector(addresses)
+        .enable()
+}
+
+// conformance: C54
+#[test]
+fn limits_of_the_transmit_side_hold_at_their_value_and_not_one_above() {
+    let pair = Pair::small(|options| options.protocol.max_sends = 3);
+    let TransmitAttributes {
+        // Services and flags: `side_of_an_endpoint_has_only_services_of_the_endpoint`,
+        // `operation_without_flags_has_the_defaults_and_one_with_flags_only_its_own`.
+        capabilities: _,
+        mode: _,
+        flags: _,
+        message_order: _,
+        completion_order: _,
+        inject_size,
+        size,
+        // `crates/efa/tests/integration/pieces.rs`.
+        iov_limit: 28,
+        rma_iov_limit,
+    } = *pair.alice.transmit_attributes()
+    else {
+        panic!("{:?}", pair.alice.transmit_attributes());
+    };
+    let message = Message::to(pair.to_bob);
+    pair.bob.receive(Receive::untagged(), vec![0; inject_size], 1).expect("a receive");
+    assert_eq!(pair.alice.inject(message, &vec![7; inject_size]), Ok(()));
+    assert_eq!(pair.next().into_message(), vec![7; inject_size]);
+    let error = StartError::TooLongToInject { length: inject_size + 1, limit: inject_size };
+    assert_eq!(pair.alice.inject(message, &vec![7; inject_size + 1]), Err(error));
+
+    for context in 0..size as u64 {
+        pair.alice.send(message, "x", context).expect("below the limit");
+    }
+    let refused = pair.alice.send(message, "x", 9).unwrap_err();
+    assert_eq!(refused.error, StartError::Busy { limit: size });
+
+    let memory = RemoteMemory { address: 0, length: 1, key: 0 };
+    assert!(Rma::pieces(pair.to_bob, &vec![memory; rma_iov_limit]).is_ok());
+    let error = Rma::pieces(pair.to_bob, &vec![memory; rma_iov_limit + 1]).unwrap_err();
+    assert_eq!(error, TooManyPieces { count: rma_iov_limit + 1 });
+}
+
+// conformance: C54
+#[test]
+fn limits_of_the_receive_side_hold_at_their_value_and_not_one_above() {
+    const KEPT: usize = 10_000;
+    let pair = Pair::small(|options| {
+        options.protocol.max_receives = 5;
+        options.protocol.bounds.unexpected = KEPT;
+    });
+    let ReceiveAttributes {
+        capabilities: _,
+        mode: _,
+        flags: _,
+        message_order: _,
+        completion_order: _,
+        total_buffered: KEPT,
+        size,
+        // `crates/efa/tests/integration/pieces.rs`.
+        iov_limit: 28,
+    } = *pair.bob.receive_attributes()
+    else {
+        panic!("{:?}", pair.bob.receive_attributes());
+    };
+    for context in 0..size as u64 {
+        pair.bob.receive(Receive::tagged(1), vec![0; 1], context).expect("below the limit");
+    }
+    let refused = pair.bob.receive(Receive::tagged(1), vec![0; 1], 9).unwrap_err();
+    assert_eq!(refused.error, StartError::Busy { limit: size });
+
+    drop(pair);
+
+    // Bytes of unexpected messages when senders first have to wait, and the number of messages until then.
+    let over = |limit, most| {
+        let pair = Pair::small(|options| options.protocol.bounds.unexpected = limit);
+        (1..=most).find_map(|sent| {
+            pair.alice.send(Message::to(pair.to_bob), vec![0; 1000], sent).expect("a send");
+            pair.next();
+            std::iter::from_fn(|| pair.bob.event()).find_map(|event| match event {
+                Event::BackPressure { bytes, .. } => Some((bytes, sent)),
+                _ => None,
+            })
+        })
+    };
+    let (bytes, messages) = over(KEPT, 100).expect("a limit");
+    assert!(bytes > KEPT, "{bytes}");
+    assert_eq!(over(bytes, messages), None, "at the limit");
+    assert_eq!(over(bytes - 1, messages), Some((bytes, messages)), "one byte above");
+}
+
+// conformance: C51
+#[test]
+fn limits_of_an_endpoint_hold_at_their_value_and_not_one_above() {
+    let pair = Pair::small(|options| {
+        options.max_message_size = 200_000;
+        options.protocol.max_medium = 20_000;
+        options.protocol.min_multi_receive = 100;
+    });
+    let EndpointAttributes {
+        kind: EndpointKind::ReliableDatagram,
+        protocol: Protocol::EfaRdm,
+        protocol_version: 4,
+        address_size,
+        max_message_size,
+        max_medium,
+        min_multi_receive,
+        // Nothing has to be left free, as all other tests show.
+        message_prefix_size: 0,
+        // No order is promised.
+        max_read_after_write_size: 0,
+        max_write_after_read_size: 0,
+        max_write_after_write_size: 0,
+        transmit_contexts: 1,
+        receive_contexts: 1,
+        // All bits of tags are matched: `tags_match_in_all_bits_that_are_not_ignored`.
+        mem_tag_format: _,
+    } = *pair.alice.attributes()
+    else {
+        panic!("{:?}", pair.alice.attributes());
+    };
+    let bytes = pair.bob.address().to_bytes();
+    assert_eq!((bytes.len(), Address::from_bytes(bytes)), (address_size, pair.bob.address()));
+
+    let longest = usize::try_from(max_message_size).expect("short enough");
+    assert_eq!(pair.transfer(longest).1.length, max_message_size);
+    let refused = pair.alice.send(Message::to(pair.to_bob), vec![0; longest + 1], 1).unwrap_err();
+    let (length, limit) = (max_message_size + 1, max_message_size);
+    assert_eq!(refused.error, StartError::TooLong { length, limit });
+
+    let medium = max_medium as usize;
+    assert_eq!(pair.transfer(medium).0.subprotocol, Some(Subprotocol::Medium));
+    assert_ne!(pair.transfer(medium + 1).0.subprotocol, Some(Subprotocol::Medium));
+
+    // A buffer that has as much left stays, with one byte less it is released.
+    let rest = min_multi_receive as usize;
+    for (message, released) in [(50, false), (1, true)] {
+        if !released {
+            pair.bob.receive_many(None, vec![0; 50 + rest], 3).expect("a receive");
+        }
+        pair.alice.send(Message::to(pair.to_bob), vec![0; message], 1).expect("a send");
+        let mut kinds = vec![pair.next().kind, pair.next().kind];
+        if released {
+            kinds.push(pair.next().kind);
+        }
+        assert_eq!(kinds.contains(&Kind::Released), released, "{kinds:?}");
+    }
+    assert!(pair.queue.read().is_none());
+}
+
+// conformance: C22
+#[test]
+fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
+    let options = LocalOptions::default().with(|options| {
+        options.max_queue_pairs = 3;
+        options.max_regions = 2;
+        options.max_region_size = 5000;
+        options.mtu = 4096;
+    });
+    let pair = Pair::new(options, |_| {});
+    let DomainAttributes {
+        name: _,
+        // Models: `threads_can_share_endpoints_and_queues`, `only_reading_queues_progresses_the_protocol`,
+        // `full_queue_refuses_operations_and_loses_no_completion`,
+        // `address_vector_assigns_the_lowest_free_index`.
+        threading: Threading::Safe,
+        progress: Progress::Manual,
+        resource_management: ResourceManagement::Enabled,
+        address_vector: AddressVectorKind::Table,
+        registration_mode: RegistrationMode::Basic,
+        // `domain_that_requires_registered_memory_takes_only_slices_of_regions`.
+        local_registration: LocalRegistration::NotNeeded,
+        mtu: 4096,
+        cq_data_size: 8,
+        // `direct_write_data_size_follows_the_device`.
+        direct_write_data_size: _,
+        mr_key_size,
+        max_regions,
+        max_region_size,
+    } = pair.domain.attributes()
+    else {
+        panic!("{:?}", pair.domain.attributes());
+    };
+    pair.bob.receive(Receive::untagged(), vec![0; 1], 1).expect("a receive");
+    let message = Message::to(pair.to_bob).with_data(u64::MAX);
+    pair.alice.inject(message, b"x").expect("a send");
+    assert_eq!(pair.next().cq_data, Some(u64::MAX), "all 8 bytes");
+
+    let longest = usize::try_from(max_region_size).expect("short enough");
+    let register = |length| pair.domain.register(vec![0; length], Access::default());
+    let refused = register(longest + 1).unwrap_err();
+    let limit = max_region_size;
+    assert_eq!(refused.error, DeviceError::TooLong { length: limit + 1, limit });
+    let regions: Vec<_> = (0..max_regions).map(|_| register(longest).expect("a region")).collect();
+    assert!(regions.iter().all(|region| region.key() >> (8 * mr_key_size) == 0));
+    let refused = register(1).unwrap_err();
+    assert_eq!(
+        refused.error,
+        DeviceError::LimitReached { object: "memory region", limit: max_regions }
+    );
+
+    let DomainLimits {
+        // As many as there is memory for.
+        completion_queues: usize::MAX,
+        endpoints,
+        transmit_contexts: 3,
+        receive_contexts: 3,
+        // More than one context, or shared ones, can't be asked for.
+        endpoint_transmit_contexts: 1,
+        endpoint_receive_contexts: 1,
+        shared_transmit_contexts: 0,
+        shared_receive_contexts: 0,
+    } = pair.domain.limits()
+    else {
+        panic!("{:?}", pair.domain.limits());
+    };
+    let more = || enable(&pair.domain, &pair.queue, &pair.addresses, EndpointOptions::new());
+    let third = more().expect("below the limit");
+    let limit = DeviceError::LimitReached { object: "queue pair", limit: endpoints };
+    assert_eq!(more().unwrap_err(), EnableError::Device(limit));
+    drop(third);
+    more().expect("a queue pair is free again");
+}

@@ -1,0 +1,52 @@
+//! Interfaces that grow: what a later release may extend must not be exhaustive.
+
+use std::fs;
+use std::path::Path;
+
+/// Closed on purpose, with the reason.
+const CLOSED: &[(&str, &str)] =
+    &[("Direction", "a queue serves one direction, the other, or both")];
+
+/// Whether a struct with public fields may get more of them.
+fn grows(name: &str) -> bool {
+    let ends = ["Options", "Attributes", "Hints", "Limits", "Counts", "Info", "Query", "Filter"];
+    ends.iter().any(|end| name.ends_with(end))
+        || ["Environment", "Completion", "Parameter"].contains(&name)
+}
+
+// conformance: C28
+#[test]
+fn options_attributes_and_enums_can_grow() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut checked = Vec::new();
+    for file in fs::read_dir(sources).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        for (number, line) in lines.iter().enumerate() {
+            let (is_enum, rest) =
+                match (line.strip_prefix("pub enum "), line.strip_prefix("pub struct ")) {
+                    (Some(rest), _) => (true, rest),
+                    (_, Some(rest)) if rest.ends_with('{') => (false, rest),
+                    _ => continue,
+                };
+            let name = rest.trim_end_matches([' ', '{']);
+            let is_closed = CLOSED.iter().any(|(closed, _)| *closed == name);
+            if is_closed || !(is_enum || grows(name.trim_start_matches('$'))) {
+                continue;
+            }
+            let mut attributes =
+                lines[..number].iter().rev().take_while(|line| line.starts_with("#["));
+            let open = attributes.any(|line| *line == "#[non_exhaustive]");
+            assert!(open, "{name} in {} can't grow", path.display());
+            checked.push(name.to_owned());
+        }
+    }
+    for name in ["EndpointOptions", "DomainOptions", "$Attributes", "$Hints", "Query", "StartError"]
+    {
+        assert!(checked.iter().any(|checked| checked == name), "{name} was not looked at");
+    }
+}
