@@ -50,7 +50,8 @@ pub struct Bounds {
     pub responses: usize,
     /// Peers that became known by a packet, gone ones included: their connids tell stale packets from
     /// those of a new incarnation. Packets of senders beyond are dropped. Peers that the application
-    /// inserts don't count.
+    /// inserts don't count. 0: packets of anyone but those are dropped
+    /// ([`DropReason::Stranger`](crate::DropReason::Stranger)).
     pub discovered: usize,
     /// Incarnations of one queue pair that became known by a packet. Packets of further ones are dropped,
     /// unless the application inserts them. An endpoint that restarts each minute and gets the same

@@ -15,7 +15,7 @@ use crate::completion::{
     RmaCompletion, RmaKind, SendCompletion,
 };
 use crate::core::Core;
-use crate::event::Event;
+use crate::event::{DropReason, Event};
 use crate::ids::PeerId;
 use crate::matching::{Matching, Waiting};
 use crate::memory::Memory;
@@ -308,6 +308,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Completes a write by a peer's device with immediate data.
     pub(crate) fn written_by_device(&mut self, source: Source, data: u32, length: u64) {
         let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
+        if peer.is_none() && self.refuses_strangers() {
+            return self.drop_packet(None, DropReason::Stranger);
+        }
         self.statistics.remote_writes += 1;
         let (cq_data, written) = (u64::from(data), Completion::RemoteWrite);
         self.schedule.complete(written(RemoteWrite { peer, cq_data, length }));

@@ -287,7 +287,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         context: u64,
     ) -> Result<ReceiveId, Refused<B>> {
         if let Err(error) = self.matching.check_receives() {
-            return Err(Refused { error, buffer });
+            return self.receive_refused(error, accept, (buffer, context));
         }
         match accept {
             Accept::Untagged { source } => {
@@ -350,7 +350,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         context: u64,
     ) -> Result<ReceiveId, Refused<B>> {
         let pattern = pattern(source, 0, u64::MAX);
-        if let Err(error) = self.matching.check_receives() {
+        let has_ended = self.matching.connection_has_ended();
+        if let Err(error) = self.matching.check_receives()
+            && !has_ended
+        {
             return Err(Refused { error, buffer });
         }
         while let Some(message) = self.matching.matcher(false).take(&pattern) {
@@ -362,6 +365,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
         }
         let waiting = self.matching.begin_wait(Posted { context, buffer, tag: 0 });
+        if has_ended {
+            self.matching.receive_failed(waiting, false, OperationError::Cancelled);
+            return Ok(ReceiveId::MATCHED);
+        }
         let post = self.matching.matcher(false).post_lasting(pattern, waiting);
         Ok(ReceiveId { post, tagged: false })
     }

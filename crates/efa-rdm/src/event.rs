@@ -121,6 +121,10 @@ pub enum DropReason {
     /// Its raw address isn't that of the queue pair that sent it.
     #[error("raw address of another queue pair")]
     ForgedAddress,
+    /// Its sender is none of the peers that the application inserted, and the endpoint takes packets of no
+    /// others ([`Bounds::discovered`](crate::Bounds::discovered) is 0).
+    #[error("sent by a stranger")]
+    Stranger,
     /// [`Bounds::discovered`](crate::Bounds::discovered) is reached, or the device has no more address
     /// handles.
     #[error("no space for another peer")]

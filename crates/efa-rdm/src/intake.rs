@@ -211,9 +211,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         }
     }
 
+    /// Whether only peers that the application inserted are known.
+    pub(crate) fn refuses_strangers(&self) -> bool {
+        self.config.bounds.discovered == 0
+    }
+
     fn discover(&mut self, address: RawAddress) -> Result<PeerId, SenderError> {
         if let Some(known) = self.peers.by_address(&address) {
             return self.unless_gone(known);
+        }
+        if self.refuses_strangers() {
+            return Err((None, DropReason::Stranger));
         }
         if self.peers.discovered >= self.config.bounds.discovered {
             return Err((None, DropReason::PeerTableFull));

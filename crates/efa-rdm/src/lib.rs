@@ -78,6 +78,7 @@ mod claim;
 mod complete;
 mod completion;
 mod config;
+mod connection_end;
 mod core;
 mod coverage;
 mod delivery;

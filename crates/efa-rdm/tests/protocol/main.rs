@@ -6,6 +6,7 @@ mod abandoned;
 mod atomics;
 mod buffer;
 mod claim;
+mod connection_end;
 mod delivery;
 mod eager;
 mod faults;

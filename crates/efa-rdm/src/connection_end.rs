@@ -1,0 +1,78 @@
+//! The end of a connection: of an endpoint that has one peer, and will have no other.
+//!
+//! ```text
+//!   end_connection ─┬─► the peer ends: sends under way and messages that are incomplete are cancelled
+//!                   ├─► posted receives are cancelled
+//!                   └─► the limit of receives becomes 0: a later one takes a message that is complete,
+//!                       or is cancelled at once
+//! ```
+
+use efa_device::QueuePair;
+use efa_match::Forgotten;
+
+use crate::completion::{OperationError, Refused, StartError};
+use crate::endpoint::{Accept, Endpoint};
+use crate::ids::{PeerId, ReceiveId};
+use crate::matching::{Matching, Posted, pattern};
+use crate::payload::Payload;
+
+impl<Q: QueuePair, B> Matching<Q, B> {
+    /// Whether no message will come any more.
+    pub(crate) fn connection_has_ended(&self) -> bool {
+        self.limit == 0
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
+    /// Ends the only peer of this endpoint, for good: operations under way with it, and receives that no
+    /// complete message matched, end with [`OperationError::Cancelled`]. Complete messages can still be
+    /// received; a later receive that accepts none of them is cancelled at once.
+    ///
+    /// `None` if there was no peer yet. On a device with a tag list, messages that matched a receive which
+    /// the device holds are dropped.
+    pub fn end_connection(&mut self, peer: Option<PeerId>) {
+        if let Some(peer) = peer {
+            self.core_mut().end_peer(peer, OperationError::Cancelled);
+            self.settle();
+        }
+        self.matching.limit = 0;
+        for tagged in [true, false] {
+            let Forgotten { receives, messages } = self.matching.matcher(tagged).drain_receives();
+            for waiting in receives {
+                self.matching.receive_failed(waiting, tagged, OperationError::Cancelled);
+            }
+            for message in messages {
+                self.matching.forget_message(message);
+                self.matching.messages.try_remove(message);
+            }
+        }
+    }
+
+    /// A receive beyond the limit.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn receive_refused(
+        &mut self,
+        error: StartError,
+        accept: Accept,
+        (buffer, context): (B, u64),
+    ) -> Result<ReceiveId, Refused<B>> {
+        if !self.matching.connection_has_ended() {
+            return Err(Refused { error, buffer });
+        }
+        let (tagged, tag, pattern) = match accept {
+            Accept::Untagged { source } => (false, 0, pattern(source, 0, u64::MAX)),
+            Accept::Tagged { source, tag, ignore } => (true, tag, pattern(source, tag, ignore)),
+        };
+        let waiting = self.matching.begin_wait(Posted { context, buffer, tag });
+        match self.matching.matcher(tagged).take(&pattern) {
+            Some(message) => {
+                let posted = self.matching.end_wait(waiting);
+                self.matching.receive_unexpected(posted.target(tagged), message);
+                self.settle();
+            }
+            None => self.matching.receive_failed(waiting, tagged, OperationError::Cancelled),
+        }
+        Ok(ReceiveId::MATCHED)
+    }
+}
