@@ -188,6 +188,12 @@ impl Exchange {
         self.state == State::Over
     }
 
+    /// Whether it has a request that the program has not answered.
+    #[must_use]
+    pub fn is_requested(&self) -> bool {
+        self.state == State::Requested
+    }
+
     // ---- decisions of the program ----
 
     /// Caller: the callee's address is inserted. From now on it is connected.

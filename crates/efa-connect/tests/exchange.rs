@@ -130,7 +130,7 @@ fn frame_out_of_turn_fails_the_exchange_with_its_kind() {
         (pair().0, Frame::Ready),
         (Exchange::resolver(at(5)), accept()),
     ] {
-        side.received(&bytes(&[frame.clone()]));
+        side.received(&bytes(std::slice::from_ref(&frame)));
         let error = ProtocolError::OutOfTurn(frame.kind());
         assert_eq!(side.next(at(0)), Some(Happening::Failed(error.into())), "{frame:?}");
     }

@@ -98,6 +98,9 @@ pub enum StartError {
     /// The endpoint is closed, or being closed.
     #[error("the endpoint is closed")]
     Closed,
+    /// The endpoint has no connection yet, or it has ended ([`MsgEndpoint`](crate::MsgEndpoint)).
+    #[error("the endpoint is not connected")]
+    NotConnected,
     /// The address vector has no such address.
     #[error("no address {0} in the address vector")]
     UnknownAddress(FiAddr),

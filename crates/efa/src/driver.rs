@@ -7,6 +7,7 @@
 
 mod claims;
 mod complete;
+mod connection;
 #[cfg(test)]
 #[cfg(feature = "sim")]
 mod tests;

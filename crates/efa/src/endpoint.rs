@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use efa_device::Time;
+use efa_device::{DeviceError, Time};
 use efa_rdm::{AtomicKind, AtomicOp, Datatype, Operands, Statistics};
 use parking_lot::Mutex;
 
@@ -476,7 +476,8 @@ impl Endpoint {
         self.shared.context
     }
 
-    fn finish_sends(&self, timeout: Duration) -> Result<(), CloseError> {
+    /// Polls until no send is under way and no packet waits to be sent.
+    pub(crate) fn finish_sends(&self, timeout: Duration) -> Result<(), CloseError> {
         let clock = self.shared.domain.fabric().clock();
         let deadline = clock.now() + timeout;
         let mut polls = 0_u32;
@@ -553,14 +554,37 @@ impl fmt::Debug for Endpoint {
     }
 }
 
+/// Set until the endpoint is being closed; a bit that no capability has.
+const OPEN: u32 = 1 << 31;
+
+const _: () = assert!(Capabilities::all().bits() & OPEN == 0);
+
 /// The services that operations of one side may use now: all that were enabled, none once the endpoint is
-/// being closed.
+/// being closed, and none of the transmit side while an endpoint with a connection is not connected.
 #[derive(Debug)]
 pub(crate) struct Usable(AtomicU32);
 
 impl Usable {
     pub(crate) fn new(capabilities: Capabilities) -> Self {
-        Self(AtomicU32::new(capabilities.bits()))
+        Self(AtomicU32::new(capabilities.bits() | OPEN))
+    }
+
+    /// Allows `all` services, or forbids all for now. A closed endpoint stays closed.
+    fn allow(&self, allowed: bool, all: Capabilities) {
+        let change = |usable: u32| {
+            let now = if allowed { all.bits() } else { 0 };
+            (usable & OPEN != 0).then_some(now | OPEN)
+        };
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
+    }
+
+    #[cold]
+    fn why_not(&self, needed: Capabilities, enabled: Capabilities) -> StartError {
+        match needed - enabled {
+            missing if !missing.is_empty() => StartError::Disabled(missing),
+            _ if self.0.load(Ordering::Relaxed) & OPEN != 0 => StartError::NotConnected,
+            _ => StartError::Closed,
+        }
     }
 
     /// Refuses an operation that needs other services than the side, which was enabled with some, has now.
@@ -568,21 +592,12 @@ impl Usable {
     fn require(&self, needed: Capabilities, enabled: Capabilities) -> Result<(), StartError> {
         match Capabilities::from_bits_retain(self.0.load(Ordering::Relaxed)).contains(needed) {
             true => Ok(()),
-            false => Err(why_not(needed, enabled)),
+            false => Err(self.why_not(needed, enabled)),
         }
     }
 
     fn clear(&self) {
         self.0.store(0, Ordering::Relaxed);
-    }
-}
-
-/// Why an operation that needs these services can't be started.
-#[cold]
-fn why_not(needed: Capabilities, enabled: Capabilities) -> StartError {
-    match needed - enabled {
-        none if none.is_empty() => StartError::Closed,
-        missing => StartError::Disabled(missing),
     }
 }
 
@@ -628,6 +643,27 @@ impl Shared {
 
     pub(crate) fn peer_removed(&self, peer: FiAddr, address: &Address) {
         drive!(self, driver => driver.peer_removed(peer, address), _ => {});
+    }
+
+    /// Allows operations that need the peer of a connection, or forbids them.
+    pub(crate) fn transmit_allowed(&self, allowed: bool) {
+        self.transmittable.allow(allowed, self.transmit.capabilities);
+    }
+
+    /// Takes packets of a peer from now on.
+    pub(crate) fn admit_peer(&self, peer: FiAddr) -> Result<(), DeviceError> {
+        drive!(self, driver => driver.admit_peer(peer), _ => Ok(()))
+    }
+
+    /// Takes all that has arrived from the device. Returns whether all was taken: `false` while a completion
+    /// queue is full.
+    pub(crate) fn drain(&self) -> bool {
+        drive!(self, driver => driver.drain(self.domain.fabric().clock()), _ => true)
+    }
+
+    /// Ends the connection with the only peer.
+    pub(crate) fn end_connection(&self, peer: FiAddr) {
+        drive!(self, driver => driver.end_connection(peer), _ => {});
     }
 
     /// Whether an operation that needs this access can use the buffer.

@@ -143,6 +143,9 @@ pub enum EnableError {
     /// These services can't be enabled if messages are received in place.
     #[error("messages can't be received in place by an endpoint with {0}")]
     NotInPlace(Capabilities),
+    /// An endpoint with a connection can't receive in place.
+    #[error("an endpoint with a connection can't receive in place")]
+    ConnectedInPlace,
     /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -171,6 +174,9 @@ pub enum Bound {
     /// A counter.
     #[error("counter")]
     Counter,
+    /// The event queue of an endpoint with a connection.
+    #[error("event queue")]
+    EventQueue,
 }
 
 /// An endpoint was closed before all its packets were delivered.

@@ -16,6 +16,8 @@ use efa_sim::{
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
+#[cfg(feature = "sim")]
+use crate::connection::pipe::Switchboard;
 use crate::device::{Device, open_interface};
 use crate::domain::{Domain, DomainOptions, WeakDomain};
 use crate::error::Error;
@@ -53,7 +55,7 @@ enum Network {
     #[cfg(feature = "sim")]
     Tcp(TcpOptions),
     #[cfg(feature = "sim")]
-    Local(LocalFabric),
+    Local(LocalFabric, Arc<Switchboard>),
 }
 
 impl Fabric {
@@ -110,7 +112,10 @@ impl Fabric {
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn local(options: LocalOptions) -> Self {
-        Self::new(Network::Local(LocalFabric::new(options)), Clock::default(), 0)
+        // Streams get random numbers of their own: connections don't change the fate of packets.
+        let switchboard = Switchboard::new(options.seed, options.delay.end);
+        let network = Network::Local(LocalFabric::new(options), switchboard);
+        Self::new(network, Clock::default(), 0)
     }
 
     /// The same network with another clock for domains opened from now on; for tests, a
@@ -137,7 +142,7 @@ impl Fabric {
             #[cfg(feature = "sim")]
             Network::Tcp(_) => Link::Tcp,
             #[cfg(feature = "sim")]
-            Network::Local(_) => Link::Local,
+            Network::Local(..) => Link::Local,
         }
     }
 
@@ -146,7 +151,7 @@ impl Fabric {
     #[must_use]
     pub fn as_local(&self) -> Option<&LocalFabric> {
         match &self.0.network {
-            Network::Local(network) => Some(network),
+            Network::Local(network, _) => Some(network),
             _ => None,
         }
     }
@@ -203,7 +208,7 @@ impl Fabric {
                 options.address == address_of_this_host(info.source)
             }
             #[cfg(feature = "sim")]
-            (Network::Local(_), Link::Local) => true,
+            (Network::Local(..), Link::Local) => true,
             #[cfg(feature = "sim")]
             _ => false,
         }
@@ -232,7 +237,16 @@ impl Fabric {
             #[cfg(feature = "sim")]
             Network::Tcp(options) => Ok(TcpDevice::open(options.clone())?.into()),
             #[cfg(feature = "sim")]
-            Network::Local(network) => Ok(network.open().into()),
+            Network::Local(network, _) => Ok(network.open().into()),
+        }
+    }
+
+    /// What joins the connections of a simulated network. Those of other networks are TCP connections.
+    #[cfg(feature = "sim")]
+    pub(crate) fn switchboard(&self) -> Option<&Arc<Switchboard>> {
+        match &self.0.network {
+            Network::Local(_, switchboard) => Some(switchboard),
+            _ => None,
         }
     }
 

@@ -106,6 +106,7 @@ mod claim;
 mod clock;
 mod completion;
 mod completion_queue;
+mod connection;
 mod counter;
 mod cq_binding;
 mod device;
@@ -164,9 +165,15 @@ pub use claim::{Claim, ClaimRefused, UnexpectedMessage};
 pub use clock::{Clock, ManualClock};
 pub use completion::{Completion, CompletionError, Kind, Refused, StartError};
 pub use completion_queue::{CompletionQueue, CompletionQueueOptions, Entry, WaitError};
+pub use connection::{
+    ConnectError, ConnectionRequest, ControlError, ControlEvent, EventQueue, EventQueueFull,
+    EventQueueOptions, EventWaitError, Listener, MsgEndpoint, MsgEndpointBuilder,
+    MsgEndpointOptions, NotAnswered, PassiveEndpoint, PassiveEndpointOptions, StartConnectError,
+};
 pub use counter::{Counted, Counter, CounterError, CounterEvents, CounterOptions};
 pub use discovery::{Named, Query, Version, discover, info, interfaces};
 pub use domain::{Domain, DomainOptions};
+pub use efa_connect::{DataTooLong, FrameError, FrameKind, ProtocolError};
 pub use efa_device::{Access, DeviceError, ForeignMemory, Gid, Qpn, Shortage, Status, Time};
 pub use efa_handshake::Release;
 pub use efa_proto::PacketType;

@@ -6,6 +6,7 @@ mod address_vectors;
 mod buffers;
 mod claims;
 mod completions;
+mod connections;
 mod counters;
 mod discovery;
 mod ends;

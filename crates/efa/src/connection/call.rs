@@ -1,0 +1,67 @@
+//! One exchange, and the stream that carries it.
+
+use std::io;
+use std::net::SocketAddr;
+
+use efa_connect::Exchange;
+
+use super::stream::{Received, Stream};
+use crate::fabric::Fabric;
+
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) exchange: Exchange,
+    pub(super) stream: Result<Stream, io::Error>,
+}
+
+impl Call {
+    /// Begins to connect. An error shows in the first [`pump`](Self::pump).
+    pub(super) fn to(fabric: &Fabric, to: SocketAddr, exchange: Exchange) -> Self {
+        Self { exchange, stream: Stream::connect(fabric, to) }
+    }
+
+    /// A caller that was accepted.
+    pub(super) fn from(stream: Stream, exchange: Exchange) -> Self {
+        Self { exchange, stream: Ok(stream) }
+    }
+
+    /// Moves bytes in both directions as far as they go. An error of the stream ends the exchange.
+    pub(super) fn pump(&mut self) {
+        match &mut self.stream {
+            Ok(stream) => {
+                if let Err(error) = carry(stream, &mut self.exchange) {
+                    self.exchange.ended();
+                    self.stream = Err(error);
+                }
+            }
+            Err(_) => self.exchange.ended(),
+        }
+    }
+
+    /// Why the stream failed, if it did.
+    pub(super) fn error(&self) -> Option<&io::Error> {
+        self.stream.as_ref().err()
+    }
+}
+
+fn carry(stream: &mut Stream, exchange: &mut Exchange) -> io::Result<()> {
+    if !stream.is_established()? {
+        return Ok(());
+    }
+    let mut bytes = [0; Exchange::MOST];
+    // While the program decides about a request, the other side has nothing to say.
+    while !exchange.is_over() && !exchange.is_requested() {
+        match stream.receive(&mut bytes)? {
+            Received::Bytes(count) => exchange.received(bytes.get(..count).unwrap_or_default()),
+            Received::Nothing => break,
+            Received::End => exchange.ended(),
+        }
+    }
+    while !exchange.to_send().is_empty() {
+        match stream.send(exchange.to_send())? {
+            0 => break,
+            count => exchange.sent(count),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,353 @@
+//! Endpoints with a connection.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use efa_connect::{Data, DataTooLong, Exchange};
+use efa_device::DeviceError;
+
+use super::call::Call;
+use super::event_queue::EventQueue;
+use super::request::{ConnectionRequest, NotAnswered};
+use super::sources::Source;
+use super::state::{ConnectionState, PEER, Phase};
+use crate::address_vector::FiAddr;
+use crate::completion_queue::CompletionQueue;
+use crate::counter::{Counted, Counter};
+use crate::domain::Domain;
+use crate::endpoint::Endpoint;
+use crate::endpoint_builder::{Direction, EndpointBuilder};
+use crate::endpoint_options::{EndpointOptions, Receiving};
+use crate::error::{Bound, CloseError, EnableError};
+
+/// Options of an endpoint with a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MsgEndpointOptions {
+    /// Options of the endpoint on the device. By default it has 8 receive buffers while it is idle, and more
+    /// under load. Packets of anyone but its peer are dropped, whatever its
+    /// [`Bounds::discovered`](crate::Bounds::discovered) says.
+    pub endpoint: EndpointOptions,
+    /// How long the other side may take to answer; 10 s by default.
+    pub connect_timeout: Duration,
+    /// Comes back with the events of the endpoint.
+    pub context: u64,
+}
+
+/// Receive buffers of an idle connection.
+const IDLE_BUFFERS: usize = 8;
+
+impl Default for MsgEndpointOptions {
+    fn default() -> Self {
+        let mut endpoint = EndpointOptions::default();
+        endpoint.protocol.min_receive_buffers = IDLE_BUFFERS;
+        Self { endpoint, connect_timeout: Duration::from_secs(10), context: 0 }
+    }
+}
+
+impl MsgEndpointOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets [`endpoint`](Self#structfield.endpoint).
+    #[must_use]
+    pub fn endpoint(self, endpoint: EndpointOptions) -> Self {
+        Self { endpoint, ..self }
+    }
+
+    /// Sets [`connect_timeout`](Self#structfield.connect_timeout).
+    #[must_use]
+    pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
+        Self { connect_timeout, ..self }
+    }
+
+    /// Sets [`context`](Self#structfield.context).
+    #[must_use]
+    pub fn context(self, context: u64) -> Self {
+        Self { context, ..self }
+    }
+}
+
+/// Why connecting or accepting did not begin. The endpoint is as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartConnectError {
+    /// There is too much data for a request or an answer.
+    #[error(transparent)]
+    DataTooLong(#[from] DataTooLong),
+    /// The endpoint is connecting, connected, or was connected once.
+    #[error("the endpoint is connecting, connected, or was connected once")]
+    NotIdle,
+    /// The endpoint can't be enabled.
+    #[error(transparent)]
+    Enable(#[from] EnableError),
+    /// The device can't address the caller's endpoint.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The system has no descriptor or memory for it.
+    #[error("TCP connection: {0}")]
+    System(#[from] io::Error),
+}
+
+/// An endpoint with a connection that is not enabled (`fi_endpoint` of type `FI_EP_MSG`). It takes completion
+/// queues, an event queue and counters, and can't transfer anything:
+///
+/// ```compile_fail,E0599
+/// # use efa::{Fabric, LocalOptions, MsgEndpointOptions, Receive};
+/// let domain = Fabric::local(LocalOptions::default()).domain()?;
+/// let disabled = domain.msg_endpoint(MsgEndpointOptions::default());
+/// disabled.receive(Receive::untagged(), vec![0; 64], 1)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "an endpoint does nothing before it is enabled"]
+pub struct MsgEndpointBuilder {
+    domain: Domain,
+    endpoint: EndpointBuilder,
+    is_in_place: bool,
+    events: Option<EventQueue>,
+    bound_twice: bool,
+    connect_timeout: Duration,
+    context: u64,
+}
+
+impl Domain {
+    /// Begins an endpoint with a connection, which is then bound, and enabled, connected or accepted.
+    pub fn msg_endpoint(&self, options: MsgEndpointOptions) -> MsgEndpointBuilder {
+        let MsgEndpointOptions { mut endpoint, connect_timeout, context } = options;
+        endpoint.protocol.bounds.discovered = 0;
+        let is_in_place = endpoint.receiving == Receiving::InPlace;
+        MsgEndpointBuilder {
+            domain: self.clone(),
+            endpoint: EndpointBuilder::new(self, endpoint),
+            is_in_place,
+            events: None,
+            bound_twice: false,
+            connect_timeout,
+            context,
+        }
+    }
+}
+
+impl MsgEndpointBuilder {
+    /// Binds a completion queue. Each direction needs one, even if nothing is ever sent or received.
+    pub fn bind_completion_queue(self, queue: &CompletionQueue, direction: Direction) -> Self {
+        Self { endpoint: self.endpoint.bind_completion_queue(queue, direction), ..self }
+    }
+
+    /// Binds the event queue, to which the connection's events come.
+    pub fn bind_event_queue(mut self, events: &EventQueue) -> Self {
+        self.bound_twice |= self.events.replace(events.clone()).is_some();
+        self
+    }
+
+    /// Binds a counter of some kinds of operations, which also complete on their queues.
+    pub fn bind_counter(self, counter: &Counter, kinds: Counted) -> Self {
+        Self { endpoint: self.endpoint.bind_counter(counter, kinds), ..self }
+    }
+
+    /// Enables the endpoint: receives can be posted, and it can [connect](MsgEndpoint::connect) or
+    /// [accept](MsgEndpoint::accept).
+    ///
+    /// # Errors
+    /// Something is missing, bound twice or of another domain; an option is invalid; the device fails.
+    pub fn enable(self) -> Result<MsgEndpoint, EnableError> {
+        let Self { domain, endpoint, is_in_place, events, bound_twice, connect_timeout, context } =
+            self;
+        let events = events.ok_or(EnableError::Missing(Bound::EventQueue))?;
+        if bound_twice {
+            return Err(EnableError::Twice(Bound::EventQueue));
+        }
+        if is_in_place {
+            return Err(EnableError::ConnectedInPlace);
+        }
+        let addresses = domain.address_vector();
+        let endpoint = endpoint.bind_address_vector(&addresses).enable()?;
+        endpoint.shared.transmit_allowed(false);
+        let state = ConnectionState::new(&endpoint.shared, addresses, context, connect_timeout);
+        let attachment = Attachment { events, state: Arc::new(state) };
+        Ok(MsgEndpoint { endpoint, attachment })
+    }
+
+    /// Enables the endpoint and begins to [connect](MsgEndpoint::connect) it.
+    ///
+    /// # Errors
+    /// As for [`enable`](Self::enable) and [`MsgEndpoint::connect`].
+    pub fn connect(self, to: SocketAddr, data: &[u8]) -> Result<MsgEndpoint, StartConnectError> {
+        let data = Data::new(data)?;
+        let endpoint = self.enable()?;
+        endpoint.begin_connect(to, &data)?;
+        Ok(endpoint)
+    }
+
+    /// Enables the endpoint and [accepts](MsgEndpoint::accept) a request on it.
+    ///
+    /// # Errors
+    /// As for [`enable`](Self::enable) and [`MsgEndpoint::accept`]; the request comes back.
+    pub fn accept(
+        self,
+        request: ConnectionRequest,
+        data: &[u8],
+    ) -> Result<MsgEndpoint, NotAnswered> {
+        match self.enable() {
+            Ok(endpoint) => endpoint.accept(request, data).map(|()| endpoint),
+            Err(error) => Err(NotAnswered { error: error.into(), request: Box::new(request) }),
+        }
+    }
+}
+
+/// An enabled endpoint with one peer at most (`FI_EP_MSG`): the one that it connected to, or whose request it
+/// accepted. It has the operations of an [`Endpoint`]; [`PEER`](Self::PEER) stands for its peer.
+///
+/// Receives can be posted from the beginning. Sends, writes, reads and atomics fail to start with
+/// [`StartError::NotConnected`](crate::StartError::NotConnected) before
+/// [`ControlEvent::Connected`](crate::ControlEvent::Connected) was read, and after the connection has ended.
+///
+/// When the other side ends the connection, what is under way ends with
+/// [`OperationError::Cancelled`](crate::OperationError::Cancelled). Messages that have arrived complete can
+/// still be received; a receive that matches none of them is cancelled at once.
+///
+/// When it is dropped, what is under way is cancelled, and the other side gets a
+/// [`Shutdown`](crate::ControlEvent::Shutdown). [`shutdown`](Self::shutdown) finishes sends before.
+pub struct MsgEndpoint {
+    // The queue pair is destroyed before the other side learns of the end.
+    endpoint: Endpoint,
+    attachment: Attachment,
+}
+
+/// What joins the endpoint to its event queue. When it is dropped, the connection ends.
+struct Attachment {
+    events: EventQueue,
+    state: Arc<ConnectionState>,
+}
+
+impl MsgEndpoint {
+    /// The connected peer, for [`Message::to`](crate::Message::to), [`Receive::from`](crate::Receive::from) and
+    /// [`Rma`](crate::Rma).
+    pub const PEER: FiAddr = PEER;
+
+    /// Begins to connect to a listener, with up to 256 bytes of data for its program (`fi_connect`). The event
+    /// queue reports the outcome: [`Connected`](crate::ControlEvent::Connected), or an error, after which the
+    /// endpoint may connect again.
+    ///
+    /// # Errors
+    /// There is too much data, the endpoint is or was connected, or the system has no descriptor left.
+    pub fn connect(&self, to: SocketAddr, data: &[u8]) -> Result<(), StartConnectError> {
+        self.begin_connect(to, &Data::new(data)?)
+    }
+
+    fn begin_connect(&self, to: SocketAddr, data: &Data) -> Result<(), StartConnectError> {
+        let Attachment { events, state } = &self.attachment;
+        let shared = events.shared();
+        let address = self.endpoint.address().to_bytes();
+        let exchange = Exchange::caller(address, data, shared.now() + state.timeout);
+        self.attach(|| Ok(Call::to(shared.fabric(), to, exchange)))
+    }
+
+    /// Accepts a request, with up to 256 bytes of data for the caller (`fi_accept`). The event queue reports
+    /// [`Connected`](crate::ControlEvent::Connected) when the caller is ready; its messages may arrive before.
+    ///
+    /// # Errors
+    /// There is too much data, the endpoint is or was connected, or the caller's address is invalid; the request
+    /// comes back.
+    pub fn accept(&self, request: ConnectionRequest, data: &[u8]) -> Result<(), NotAnswered> {
+        let mut request = Box::new(request);
+        let state = &self.attachment.state;
+        let address = self.endpoint.address().to_bytes();
+        let deadline = self.attachment.events.shared().now() + state.timeout;
+        let accepted = Data::new(data).map_err(StartConnectError::from).and_then(|data| {
+            self.attach(|| {
+                state.admit(request.address().to_bytes())?;
+                // A request that can be passed here has its call.
+                let mut call = request
+                    .take_call()
+                    .ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+                call.exchange.accept(address, &data, deadline);
+                call.pump();
+                Ok(call)
+            })
+        });
+        accepted.map_err(|error| NotAnswered { error, request })
+    }
+
+    /// Gives the event queue a call.
+    fn attach(
+        &self,
+        call: impl FnOnce() -> Result<Call, StartConnectError>,
+    ) -> Result<(), StartConnectError> {
+        let Attachment { events, state } = &self.attachment;
+        events.shared().add(|key, epoll| {
+            let mut phase = state.phase.lock();
+            if *phase != Phase::Idle {
+                return Err(StartConnectError::NotIdle);
+            }
+            let call = call()?;
+            if let Ok(stream) = &call.stream
+                && let Err(error) = stream.register(epoll, key)
+            {
+                state.forget_peer();
+                return Err(error.into());
+            }
+            *phase = Phase::Busy(key as usize);
+            Ok(Source::Connection { state: state.clone(), call })
+        })?;
+        Ok(())
+    }
+
+    /// Ends the connection: finishes the sends under way, then tells the other side (`fi_shutdown`). It polls,
+    /// and blocks the thread. Receives are cancelled, but for messages that have arrived. There is no event at
+    /// this side.
+    ///
+    /// Without a connection, and after its end, it does nothing.
+    ///
+    /// # Errors
+    /// Not all was sent in time. The connection is ended nevertheless, and sends under way are cancelled.
+    pub fn shutdown(&self, timeout: Duration) -> Result<(), CloseError> {
+        let Attachment { events, state } = &self.attachment;
+        if !matches!(*state.phase.lock(), Phase::Busy(_)) {
+            return Ok(());
+        }
+        state.stop_sending();
+        let sent = self.endpoint.finish_sends(timeout);
+        if let Some(removed) = events.shared().detach(state) {
+            if let Source::Connection { mut call, .. } = removed {
+                call.exchange.shut_down();
+                call.pump();
+            }
+            state.drain();
+            state.end();
+        }
+        sent
+    }
+}
+
+impl Deref for MsgEndpoint {
+    type Target = Endpoint;
+
+    fn deref(&self) -> &Endpoint {
+        &self.endpoint
+    }
+}
+
+impl fmt::Debug for MsgEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phase = *self.attachment.state.phase.lock();
+        f.debug_struct("MsgEndpoint")
+            .field("endpoint", &self.endpoint)
+            .field("phase", &phase)
+            .finish()
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        drop(self.events.shared().detach(&self.state));
+    }
+}

@@ -1,0 +1,146 @@
+//! What a caller asks of a listener.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use efa_connect::Data;
+
+use super::call::Call;
+use super::event_queue::Shared as EventQueue;
+use super::msg_endpoint::StartConnectError;
+use crate::address::Address;
+
+/// A request to be connected ([`ControlEvent::ConnectionRequest`](crate::ControlEvent::ConnectionRequest)).
+/// [Accept](crate::MsgEndpointBuilder::accept) it on a new endpoint, or [reject](Self::reject) it; a dropped
+/// one is rejected without data.
+pub struct ConnectionRequest {
+    /// `None` once it is answered.
+    call: Option<Box<Call>>,
+    address: Address,
+    data: Data,
+    caller: SocketAddr,
+    _unanswered: Unanswered,
+}
+
+/// A request was not answered; it comes back.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct NotAnswered {
+    /// Why.
+    #[source]
+    pub error: StartConnectError,
+    /// The request.
+    pub request: Box<ConnectionRequest>,
+}
+
+impl ConnectionRequest {
+    pub(super) fn new(
+        call: Call,
+        address: efa_connect::Address,
+        data: Data,
+        caller: SocketAddr,
+        unanswered: Unanswered,
+    ) -> Self {
+        let address = Address::from_bytes(address);
+        Self { call: Some(Box::new(call)), address, data, caller, _unanswered: unanswered }
+    }
+
+    /// The data that the caller gave to `connect`: up to 256 bytes.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        self.data.as_slice()
+    }
+
+    /// Where the caller's TCP connection comes from.
+    #[must_use]
+    pub fn caller(&self) -> SocketAddr {
+        self.caller
+    }
+
+    /// The address of the caller's endpoint, as the caller says.
+    #[must_use]
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// Rejects the request, with up to 256 bytes of data (`fi_reject`).
+    ///
+    /// # Errors
+    /// There is too much data; the request comes back.
+    pub fn reject(mut self, data: &[u8]) -> Result<(), NotAnswered> {
+        match Data::new(data) {
+            Ok(data) => {
+                self.answer_no(&data);
+                Ok(())
+            }
+            Err(error) => Err(NotAnswered { error: error.into(), request: Box::new(self) }),
+        }
+    }
+
+    fn answer_no(&mut self, data: &Data) {
+        if let Some(mut call) = self.call.take() {
+            call.exchange.reject(data);
+            call.pump();
+        }
+    }
+
+    /// The exchange, to be accepted.
+    pub(super) fn take_call(&mut self) -> Option<Call> {
+        self.call.take().map(|call| *call)
+    }
+}
+
+impl Drop for ConnectionRequest {
+    fn drop(&mut self) {
+        self.answer_no(&Data::default());
+    }
+}
+
+impl fmt::Debug for ConnectionRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, data, caller, .. } = self;
+        let mut debug = f.debug_struct("ConnectionRequest");
+        debug.field("caller", caller).field("address", address).field("data", data).finish()
+    }
+}
+
+/// How many requests of a listener have no answer yet.
+#[derive(Debug)]
+pub(super) struct Waiters {
+    unanswered: AtomicUsize,
+    backlog: usize,
+    queue: Weak<EventQueue>,
+}
+
+impl Waiters {
+    pub(super) fn new(backlog: usize, queue: Weak<EventQueue>) -> Arc<Self> {
+        Arc::new(Self { unanswered: AtomicUsize::new(0), backlog, queue })
+    }
+
+    /// Whether no further request is taken until one is answered.
+    pub(super) fn is_full(&self) -> bool {
+        self.unanswered.load(Ordering::Acquire) >= self.backlog
+    }
+
+    pub(super) fn add(self: &Arc<Self>) -> Unanswered {
+        self.unanswered.fetch_add(1, Ordering::AcqRel);
+        Unanswered(self.clone())
+    }
+}
+
+/// One request without an answer.
+#[derive(Debug)]
+pub(super) struct Unanswered(Arc<Waiters>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        let before = self.0.unanswered.fetch_sub(1, Ordering::AcqRel);
+        if before >= self.0.backlog
+            && let Some(queue) = self.0.queue.upgrade()
+        {
+            queue.room_again();
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! What the driver of an endpoint with a connection does besides: its peer is known before its packets come,
+//! and ends with the connection.
+
+use efa_device::{DeviceError, QueuePair};
+
+use super::Driver;
+use crate::address_vector::FiAddr;
+use crate::clock::Clock;
+use crate::completion::StartError;
+use crate::device::{ConcretePacket, ConcreteRegion};
+
+/// Polls without a result after which nothing is left. The tcp link asks the system in every eighth.
+const IDLE_POLLS: u32 = 64;
+
+impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
+    /// Takes packets of a peer of the address vector from now on.
+    pub(crate) fn admit_peer(&mut self, peer: FiAddr) -> Result<(), DeviceError> {
+        match self.peer(peer) {
+            Err(StartError::Device(error)) => Err(error),
+            // A peer that was removed meanwhile.
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes all that has arrived from the device. Returns whether all was taken: `false` while a completion
+    /// queue is full.
+    pub(crate) fn drain(&mut self, clock: &Clock) -> bool {
+        let mut idle = 0;
+        while idle < IDLE_POLLS {
+            let before = self.engine.statistics().received_bytes;
+            self.progress(clock);
+            if !self.transmit.is_clear() || !self.receive.is_clear() {
+                return false;
+            }
+            idle = if self.engine.statistics().received_bytes == before { idle + 1 } else { 0 };
+        }
+        true
+    }
+
+    /// Ends the connection with the only peer.
+    pub(crate) fn end_connection(&mut self, peer: FiAddr) {
+        let peer = self.peers.peer(peer);
+        self.engine.end_connection(peer);
+        self.deliver();
+    }
+}

@@ -1,0 +1,294 @@
+//! Over every link: the same program, with what must happen.
+
+use std::time::{Duration, Instant};
+
+use efa::{
+    Bound, CompletionQueueOptions, ConnectError, ControlEvent, DataTooLong, Direction, EnableError,
+    EventWaitError, Fabric, LocalOptions, ManualClock, Message, MsgEndpoint, MsgEndpointOptions,
+    OperationError, Receive, ShmOptions, StartConnectError, StartError, TcpOptions,
+};
+use tempfile::TempDir;
+
+use super::{PEER, Pair, Side, TIMEOUT, connected, shut_down};
+use crate::world::pattern;
+
+/// Where a listener on this host gets a port from the system.
+const ANY_PORT: &str = "127.0.0.1:0";
+
+pub(crate) fn shm(directory: &TempDir) -> Fabric {
+    let directory = Some(directory.path().join("hosts"));
+    Fabric::shm(ShmOptions::new("test").with(|options| options.directory = directory))
+}
+
+/// Runs `test` on the links shm, tcp and local.
+fn on_each_link(test: impl Fn(&mut Pair)) {
+    let directory = TempDir::new().unwrap();
+    test(&mut Pair::on(shm(&directory), shm(&directory), None));
+    let tcp = || Fabric::tcp(TcpOptions::new([127, 0, 0, 1]));
+    test(&mut Pair::on(tcp(), tcp(), None));
+    let clock = ManualClock::new();
+    let local = Fabric::local(LocalOptions::default()).with_clock(&clock);
+    test(&mut Pair::on(local.clone(), local, Some(clock)));
+}
+
+// conformance: C40 C41 C43 C48
+#[test]
+fn connected_endpoints_exchange_messages_until_one_shuts_down() {
+    on_each_link(|pair| {
+        let listener = pair.callee.listen(ANY_PORT);
+        let (caller, callee) = pair.connect(listener.local_address());
+        for length in [0, 10, 9_000, 70_000, 2_000_000] {
+            callee.receive(Receive::untagged(), vec![0; length], 10).unwrap();
+            caller.receive(Receive::tagged(7).from(PEER), vec![0; length], 11).unwrap();
+            caller.send(Message::to(PEER), pattern(length, 1), 12).unwrap();
+            callee.send(Message::to(PEER).tagged(7), pattern(length, 2), 13).unwrap();
+            let mut done = vec![];
+            for _ in 0..2 {
+                done.push(pair.caller_entry().unwrap());
+                done.push(pair.callee_entry().unwrap());
+            }
+            done.sort_by_key(|done| done.context);
+            assert_eq!(done.iter().map(|done| done.context).collect::<Vec<_>>(), [10, 11, 12, 13]);
+            assert!(done.iter().all(|done| done.peer == Some(PEER)));
+            assert_eq!(done.swap_remove(0).into_message(), pattern(length, 1));
+            done.sort_by_key(|done| done.context);
+            assert_eq!(done.swap_remove(0).into_message(), pattern(length, 2));
+        }
+
+        // What is sent before the shutdown is at the other side when that learns of it.
+        caller.receive(Receive::untagged(), vec![0; 10], 20).unwrap();
+        callee.receive(Receive::tagged(1), vec![0; 10], 30).unwrap();
+        for context in 21..24 {
+            caller.send(Message::to(PEER), pattern(10, context), context).unwrap();
+        }
+        std::thread::scope(|scope| {
+            let shutdown = scope.spawn(|| caller.shutdown(TIMEOUT));
+            assert_eq!(shut_down(pair.callee_event()), (callee.id(), 2));
+            shutdown.join().unwrap().unwrap();
+        });
+        pair.rest();
+        assert!(pair.caller.happened.is_empty() && pair.callee.happened.is_empty());
+        assert_eq!(
+            caller.send(Message::to(PEER), "x", 0).unwrap_err().error,
+            StartError::NotConnected
+        );
+        assert_eq!(
+            callee.send(Message::to(PEER), "x", 0).unwrap_err().error,
+            StartError::NotConnected
+        );
+        let cancelled = pair.callee_entry().unwrap_err();
+        assert_eq!(
+            (cancelled.error, cancelled.completion.context),
+            (OperationError::Cancelled, 30)
+        );
+        for context in 21..24 {
+            callee.receive(Receive::untagged(), vec![0; 10], context).unwrap();
+            let received = pair.callee_entry().unwrap();
+            assert_eq!((received.context, received.peer), (context, Some(PEER)));
+            assert_eq!(received.into_message(), pattern(10, context));
+        }
+        callee.receive(Receive::untagged(), vec![0; 10], 31).unwrap();
+        let cancelled = pair.callee_entry().unwrap_err();
+        assert_eq!(
+            (cancelled.error, cancelled.completion.context),
+            (OperationError::Cancelled, 31)
+        );
+        let contexts = std::iter::from_fn(|| pair.caller.entries.pop_front())
+            .map(|entry| entry.map_or_else(|error| error.completion.context, |done| done.context));
+        let mut contexts: Vec<_> = contexts.collect();
+        contexts.sort_unstable();
+        assert_eq!(contexts, [20, 21, 22, 23]);
+    });
+}
+
+/// Connects an endpoint that failed to connect, and sends a message each way.
+fn connects(pair: &mut Pair, caller: &MsgEndpoint) {
+    let listener = pair.callee.listen(ANY_PORT);
+    caller.connect(listener.local_address(), b"again").unwrap();
+    let request = pair.request();
+    assert_eq!(request.data(), b"again");
+    let callee = pair.callee.builder(0).accept(request, b"").unwrap();
+    connected(pair.caller_event());
+    connected(pair.callee_event());
+    callee.receive(Receive::untagged(), vec![0; 10], 1).unwrap();
+    caller.receive(Receive::untagged(), vec![0; 10], 1).unwrap();
+    callee.inject(Message::to(PEER), &pattern(10, 1)).unwrap();
+    caller.inject(Message::to(PEER), &pattern(10, 2)).unwrap();
+    assert_eq!(pair.caller_entry().unwrap().into_message(), pattern(10, 1));
+    assert_eq!(pair.callee_entry().unwrap().into_message(), pattern(10, 2));
+}
+
+// conformance: C42
+#[test]
+fn connect_without_a_listener_is_refused_and_succeeds_later() {
+    on_each_link(|pair| {
+        let nowhere = pair.callee.listen(ANY_PORT).local_address();
+        let caller = pair.caller.builder(7).connect(nowhere, b"").unwrap();
+        let error = pair.caller_event().unwrap_err();
+        assert_eq!((error.endpoint, error.context), (caller.id(), 7));
+        assert_eq!(error.error, ConnectError::Refused);
+        connects(pair, &caller);
+    });
+}
+
+// conformance: C42
+#[test]
+fn rejected_connect_brings_the_data_and_succeeds_later() {
+    on_each_link(|pair| {
+        let listener = pair.callee.listen(ANY_PORT);
+        let caller = pair.caller.builder(7).connect(listener.local_address(), b"").unwrap();
+        let request = pair.request();
+        let refused = request.reject(&[0; 257]).unwrap_err();
+        let too_long = DataTooLong { length: 257 };
+        assert!(
+            matches!(refused.error, StartConnectError::DataTooLong(error) if error == too_long)
+        );
+        refused.request.reject(&[9; 256]).unwrap();
+        let error = pair.caller_event().unwrap_err();
+        assert_eq!(error.error, ConnectError::Rejected { data: vec![9; 256] });
+        // A request that is dropped is rejected.
+        caller.connect(listener.local_address(), b"").unwrap();
+        drop(pair.request());
+        let error = pair.caller_event().unwrap_err();
+        assert_eq!(error.error, ConnectError::Rejected { data: Vec::new() });
+        connects(pair, &caller);
+    });
+}
+
+// conformance: C42
+#[test]
+fn connect_to_a_listener_that_is_silent_times_out_and_succeeds_later() {
+    on_each_link(|pair| {
+        let silent = Side::on(pair.callee.fabric.clone());
+        let listener = silent.listen(ANY_PORT);
+        let after = Duration::from_millis(50);
+        let options = MsgEndpointOptions::new().connect_timeout(after);
+        let caller = pair.caller.builder_with(options).enable().unwrap();
+        let begin = Instant::now();
+        caller.connect(listener.local_address(), b"").unwrap();
+        assert!(matches!(
+            caller.connect(listener.local_address(), b""),
+            Err(StartConnectError::NotIdle)
+        ));
+        let error = pair.caller_event().unwrap_err();
+        assert_eq!(error.error, ConnectError::TimedOut { after });
+        assert!(pair.is_virtual() || begin.elapsed() >= after);
+        connects(pair, &caller);
+    });
+}
+
+// conformance: C36 C38 C39
+#[test]
+fn listener_serves_clients_on_several_domains_that_do_not_disturb_each_other() {
+    on_each_link(|pair| {
+        let listener = pair.callee.listen(ANY_PORT);
+        let other = Side::on(pair.callee.fabric.clone());
+        let (mut callers, mut callees) = (Vec::new(), Vec::new());
+        for n in 0..12_u8 {
+            let data = vec![n; 256];
+            let caller = pair.caller.builder(n.into()).connect(listener.local_address(), &data);
+            callers.push(Some(caller.unwrap()));
+            let request = pair.request();
+            assert_eq!((request.data(), request.caller().ip()), (&data[..], [127, 0, 0, 1].into()));
+            // Every other one in another domain, with another completion queue and event queue.
+            let side = if n % 2 == 0 { &pair.callee } else { &other };
+            callees.push(side.builder(n.into()).accept(request, &[n; 256]).unwrap());
+            let (_, context, data) = connected(pair.caller_event());
+            assert_eq!((context, data), (n.into(), vec![n; 256]));
+            if n % 2 == 0 {
+                connected(pair.callee_event());
+            } else {
+                let event = pair.until("Connected in the other domain", |_| other.events.read());
+                connected(event);
+            }
+        }
+        // A third of them goes away, and an unread message fills nobody else's room.
+        for n in [0, 3, 6, 9] {
+            callers[n].as_ref().unwrap().inject(Message::to(PEER), b"unread").unwrap();
+            callers[n] = None;
+        }
+        for (n, callee) in callees.iter().enumerate().filter(|(n, _)| n % 3 != 0) {
+            callee.receive(Receive::untagged(), vec![0; 10], n as u64).unwrap();
+            let caller = callers[n].as_ref().unwrap();
+            caller.inject(Message::to(PEER), &pattern(10, n as u8)).unwrap();
+            let entry = pair.until("a message", |pair| match n % 2 {
+                0 => pair.callee.entries.pop_front(),
+                _ => other.queue.read(),
+            });
+            let received = entry.unwrap();
+            assert_eq!((received.endpoint, received.context), (callee.id(), n as u64));
+            assert_eq!(received.into_message(), pattern(10, n as u8));
+        }
+        let mut ended = Vec::new();
+        pair.until("the ends of four", |pair| {
+            let events = [pair.callee.happened.pop_front(), other.events.read()];
+            ended.extend(events.into_iter().flatten().map(|event| shut_down(event).1));
+            (ended.len() == 4).then_some(())
+        });
+        ended.sort_unstable();
+        assert_eq!(ended, [0, 3, 6, 9]);
+    });
+}
+
+// conformance: C37
+#[test]
+fn endpoint_with_a_connection_is_not_enabled_without_its_queues() {
+    let side = Side::on(Fabric::local(LocalOptions::default()));
+    let queue = side.domain.completion_queue(CompletionQueueOptions::default());
+    let begin = || side.domain.msg_endpoint(MsgEndpointOptions::new());
+    let missing = |error| EnableError::Missing(error);
+    let error = begin().bind_completion_queue(&queue, Direction::Both).enable().unwrap_err();
+    assert_eq!(error, missing(Bound::EventQueue));
+    let error = begin().bind_event_queue(&side.events).enable().unwrap_err();
+    assert_eq!(error, missing(Bound::TransmitQueue));
+    let twice = begin().bind_event_queue(&side.events).bind_event_queue(&side.events);
+    let error = twice.bind_completion_queue(&queue, Direction::Both).enable().unwrap_err();
+    assert_eq!(error, EnableError::Twice(Bound::EventQueue));
+}
+
+#[test]
+fn data_beyond_256_bytes_is_refused_where_it_is_given() {
+    on_each_link(|pair| {
+        let listener = pair.callee.listen(ANY_PORT);
+        let to = listener.local_address();
+        let error = pair.caller.builder(0).connect(to, &[0; 257]).unwrap_err();
+        assert!(matches!(error, StartConnectError::DataTooLong(DataTooLong { length: 257 })));
+        let caller = pair.caller.builder(0).connect(to, &[1; 256]).unwrap();
+        let request = pair.request();
+        let refused = pair.callee.builder(0).accept(request, &[0; 300]).unwrap_err();
+        assert!(matches!(
+            refused.error,
+            StartConnectError::DataTooLong(DataTooLong { length: 300 })
+        ));
+        let callee = pair.callee.builder(0).accept(*refused.request, b"").unwrap();
+        connected(pair.caller_event());
+        connected(pair.callee_event());
+        drop((caller, callee));
+    });
+}
+
+/// The thread sleeps: it is woken by a caller, by another thread and by a timeout.
+// conformance: C67
+#[test]
+fn wait_for_events_ends_by_a_caller_a_user_event_and_a_timeout() {
+    let tcp = || Fabric::tcp(TcpOptions::new([127, 0, 0, 1]));
+    let (callee, caller) = (Side::on(tcp()), Side::on(tcp()));
+    let listener = callee.listen(ANY_PORT);
+    let begin = Instant::now();
+    let nothing = callee.events.wait(Duration::from_millis(30)).unwrap_err();
+    assert!(matches!(nothing, EventWaitError::TimedOut(_)));
+    assert!(begin.elapsed() >= Duration::from_millis(30));
+    std::thread::scope(|scope| {
+        let waiter = scope
+            .spawn(|| (0..2).map(|_| callee.events.wait(TIMEOUT).unwrap()).collect::<Vec<_>>());
+        std::thread::sleep(Duration::from_millis(20));
+        callee.events.write(77).unwrap();
+        let _endpoint = caller.builder(0).connect(listener.local_address(), b"").unwrap();
+        while !waiter.is_finished() {
+            assert!(caller.events.read().is_none());
+        }
+        let [first, second] = &waiter.join().unwrap()[..] else { panic!("two events") };
+        assert!(matches!(first, ControlEvent::User(77)), "{first:?}");
+        assert!(matches!(second, ControlEvent::ConnectionRequest(_)), "{second:?}");
+    });
+}
