@@ -75,6 +75,7 @@
 //! | `counters` | waiting for a number of operations ([`Counter`]) |
 //! | `errors` | errors of operations, a lost peer, and how to go on |
 //! | `in_place` | messages received without a copy ([`Endpoint::receive_in_place`]) |
+//! | `msg_pingpong` | two processes with a connection: listen, connect, accept, shut down ([`MsgEndpoint`]) |
 //! | `remote_memory` | writes, reads and atomics on memory of a peer ([`Rma`]) |
 //!
 //! # Links

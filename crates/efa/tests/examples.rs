@@ -112,3 +112,28 @@ fn two_hosts_print_what_their_comment_shows() {
         assert_eq!(output.lines().map(without_addresses).collect::<Vec<_>>(), shown);
     }
 }
+
+/// The two programs of `msg_pingpong`; the second is given the address that the first prints.
+// conformance: C136
+#[test]
+fn msg_pingpong_prints_what_its_comment_shows() {
+    let session = session("msg_pingpong");
+    let [server, client] = session.split(|line| line.is_empty()).collect::<Vec<_>>()[..] else {
+        panic!("two programs have two sessions: {session:#?}");
+    };
+    let mut first = Command::new(program("msg_pingpong")).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(first.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    let address = line.trim_end().strip_prefix("listening at ").unwrap();
+    let second = Command::new(program("msg_pingpong")).arg(address).output();
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    let ended = first.wait().unwrap();
+    let second = second.unwrap();
+    assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
+    assert!(ended.success());
+    assert_eq!(rest.lines().collect::<Vec<_>>(), server[2..]);
+    let printed = String::from_utf8(second.stdout).unwrap();
+    assert_eq!(printed.lines().collect::<Vec<_>>(), client[1..]);
+}

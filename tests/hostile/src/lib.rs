@@ -19,6 +19,7 @@
 //! | `decode` | any bytes | `efa decode` prints the same number of packets in each format, or an error |
 //! | `control` | bytes from the other side of `efa pingpong` or `fi_pingpong` | they are accepted or give an error of one line; memory is bounded |
 //! | `doctor` | files of a machine with any contents | `efa doctor` reports without a panic |
+//! | `connection` | bytes from the other side of a connection's TCP exchange, its end, and time | a side says how it ended once; it waits for the other side no longer than its deadline |
 //! | `handshake` | packets and calls in any order | the state equals that of the last HANDSHAKE |
 //! | `matcher`, `window`, `offload` | operations in any order | results equal those of a simple reference implementation |
 //! | `shm_link` | contents of the rings of another process | no crash; a third queue pair still works |
@@ -53,6 +54,7 @@ macro_rules! say {
 #[allow(unsafe_code, reason = "it calls the library as a C program does")]
 mod c_calls;
 mod capture;
+mod connection;
 mod device;
 mod handshake;
 mod headers;
@@ -138,6 +140,12 @@ pub const TARGETS: &[Target] = &[
         name: "doctor",
         about: "`efa doctor` on system files with any contents",
         run: tool::doctor,
+        show: None,
+    },
+    Target {
+        name: "connection",
+        about: "connection set-up: any bytes from the other side, at any time",
+        run: connection::run,
         show: None,
     },
     Target {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use efa::{
     ConnectError, ControlEvent, EventQueueOptions, EventWaitError, Fabric, LocalOptions,
     ManualClock, Message, MsgEndpointOptions, OperationError, PassiveEndpointOptions, Receive,
-    StartConnectError, StartError,
+    StartError,
 };
 
 use super::{PEER, Pair, Side, connected, shut_down};
@@ -167,8 +167,11 @@ fn requests_beyond_the_backlog_wait_until_one_is_answered() {
     let mut pair = pair(1);
     let options = PassiveEndpointOptions::new().backlog(2);
     let _listener = pair.callee.listen_with(SERVER, options);
-    let callers: Vec<_> =
-        (0..4).map(|n| pair.caller.builder(n).connect(server(), b"").unwrap()).collect();
+    let connect = |pair: &Pair, n| pair.caller.builder(n).connect(server(), b"").unwrap();
+    let mut callers = vec![connect(&pair, 0), connect(&pair, 1)];
+    pair.rest();
+    // These wait in the network, as in the kernel.
+    callers.extend([connect(&pair, 2), connect(&pair, 3)]);
     pair.rest();
     let mut requests: Vec<_> = pair.callee.happened.drain(..).collect();
     assert_eq!(requests.len(), 2, "{requests:?}");
@@ -195,7 +198,7 @@ fn shutdown_is_reported_after_a_full_completion_queue_took_the_last_message() {
     let (caller, callee) = pair.connect(server());
     callee.receive_many(None, vec![0; 100_000], 9).unwrap();
     for context in 0..6 {
-        caller.send(Message::to(PEER), pattern(10, context), context.into()).unwrap();
+        caller.send(Message::to(PEER), pattern(10, context), context).unwrap();
     }
     for _ in 0..300 {
         pair.caller.read();
@@ -210,7 +213,8 @@ fn shutdown_is_reported_after_a_full_completion_queue_took_the_last_message() {
             pair.callee.happened.extend(pair.callee.events.read());
             pair.advance(Duration::from_micros(1));
         }
-        assert!(messages == 6 || pair.callee.happened.is_empty(), "after {messages} messages");
+        // The queue takes two.
+        assert!(messages >= 4 || pair.callee.happened.is_empty(), "after {messages} messages");
         if let Some(entry) = pair.callee.queue.read() {
             assert_eq!(entry.unwrap().into_message(), pattern(10, messages));
             messages += 1;

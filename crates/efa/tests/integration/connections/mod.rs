@@ -1,7 +1,9 @@
 //! Connections: requests, answers, messages and ends, over each link.
 
+mod hostile;
 mod local;
 mod net;
+mod processes;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

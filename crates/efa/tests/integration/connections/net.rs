@@ -210,14 +210,14 @@ fn listener_serves_clients_on_several_domains_that_do_not_disturb_each_other() {
         for (n, callee) in callees.iter().enumerate().filter(|(n, _)| n % 3 != 0) {
             callee.receive(Receive::untagged(), vec![0; 10], n as u64).unwrap();
             let caller = callers[n].as_ref().unwrap();
-            caller.inject(Message::to(PEER), &pattern(10, n as u8)).unwrap();
+            caller.inject(Message::to(PEER), &pattern(10, n as u64)).unwrap();
             let entry = pair.until("a message", |pair| match n % 2 {
                 0 => pair.callee.entries.pop_front(),
                 _ => other.queue.read(),
             });
             let received = entry.unwrap();
             assert_eq!((received.endpoint, received.context), (callee.id(), n as u64));
-            assert_eq!(received.into_message(), pattern(10, n as u8));
+            assert_eq!(received.into_message(), pattern(10, n as u64));
         }
         let mut ended = Vec::new();
         pair.until("the ends of four", |pair| {
