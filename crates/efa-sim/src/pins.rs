@@ -80,24 +80,15 @@ impl Pins {
         })
     }
 
-    /// A pin that an ended process left, or that its process doesn't confirm.
+    /// A pin that an ended process left. One of a living process stays, whatever is in it: that process may be
+    /// about to write to it.
     #[cold]
     fn take_over(&self) -> Option<&[AtomicU64; 3]> {
-        (0..COUNT).map(|at| self.pin(at)).find(|[process, address, pinned]| {
+        (0..COUNT).map(|at| self.pin(at)).find(|[process, ..]| {
             let holder = process.load(Ordering::Acquire);
-            let mut key = pinned.load(Ordering::Acquire);
-            if key == 0 {
-                // Claimed just now, perhaps.
-                std::thread::yield_now();
-                key = pinned.load(Ordering::Acquire);
-            }
-            let mut there = [0; 2];
-            let held = match look(holder, address.load(Ordering::Relaxed), &mut there) {
-                Ok(()) => key != 0 && there[1] == key,
-                Err(errno) => is_unknown(errno),
-            };
             let me = u64::from(self.me);
-            !held
+            // Nothing is at the address 0: the answer is about the process.
+            look(holder, 0, &mut [0; 2]) == Err(Errno::SRCH)
                 && process
                     .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed)
                     .is_ok()
@@ -181,17 +172,16 @@ mod tests {
     }
 
     #[test]
-    fn pins_that_nobody_holds_are_taken_over_when_there_is_no_other() {
+    fn pins_of_ended_processes_are_taken_over_and_those_of_living_ones_are_not() {
         let pins = pins();
-        let me = std::process::id();
-        for words in [[0x3fff_ffff, 0, 0], [me.into(), 0, 0], [me.into(), 8, 5]] {
+        for words in [[0x3fff_ffff, 0, 0], [0x3fff_ffff, 8, 5], [u64::MAX, 0, 0]] {
             (0..COUNT).for_each(|at| write(&pins, at, words));
             assert_eq!(pins.hold(COOKIE, 9, || pins.has(COOKIE, 9)), Some(true), "{words:?}");
         }
-        // True ones stay.
-        let held = [COOKIE, 4];
-        let address = (&raw const held).expose_provenance() as u64;
-        (0..COUNT).for_each(|at| write(&pins, at, [u64::from(me), address, 4]));
-        assert_eq!(pins.hold(COOKIE, 9, || ()), None);
+        let me = u64::from(std::process::id());
+        for claimed in [[me, 0, 0], [me, 8, 0], [me, 8, 5]] {
+            (0..COUNT).for_each(|at| write(&pins, at, claimed));
+            assert_eq!(pins.hold(COOKIE, 9, || ()), None, "{claimed:?}");
+        }
     }
 }
