@@ -172,8 +172,16 @@ impl<Q: QueuePair> InPlace<Q> {
         Some(UserRecvQp { qpn: address.qpn.0.into(), qkey: address.qkey.0 })
     }
 
-    pub(crate) fn next_event(&self) -> Option<Time> {
-        self.user.as_ref()?.queue_pair.next_event()
+    pub(crate) fn user_queue(&self) -> Option<&Q> {
+        self.user.as_ref().map(|user| &user.queue_pair)
+    }
+
+    pub(crate) fn user_queue_mut(&mut self) -> Option<&mut Q> {
+        self.user.as_mut().map(|user| &mut user.queue_pair)
+    }
+
+    pub(crate) fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
     }
 
     /// Whether receives wait for a packet: nothing is posted to the user queue pair, or an unexpected

@@ -121,6 +121,7 @@ mod segment;
 mod select;
 mod send_window;
 mod shape;
+mod sleep;
 mod statistics;
 mod storage;
 mod taglist;

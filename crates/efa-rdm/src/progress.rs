@@ -40,7 +40,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if !Q::IN_PLACE {
             return None;
         }
-        self.in_place.as_ref()?.next_event()
+        self.in_place.as_ref()?.user_queue()?.next_event()
     }
 
     /// The time at which [`progress`](Self::progress) should be called next even if nothing is

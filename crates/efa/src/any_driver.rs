@@ -3,7 +3,8 @@
 //! ```text
 //!   Endpoint ─► AnyDriver ─┬─ Soft ──► Driver ─► engine ─► queue pair of the software device
 //!                          ├─ Verbs ─► Driver ─► engine ─► queue pair of rdma-core
-//!                          └─ Other ─► the same, receiving in place; or closed
+//!                          └─ Other ─► the same, receiving in place or bound to what threads sleep on;
+//!                                      or closed
 //! ```
 //!
 //! The kind is looked at once a call. Driver and engine are compiled for each kind of device, so the
@@ -39,6 +40,9 @@ pub(crate) enum OtherDriver {
     #[cfg(feature = "sim")]
     SoftInPlace(Driver<InPlaceQueue<QueuePairOf<SoftDevice>>>),
     VerbsInPlace(Driver<InPlaceQueue<QueuePairOf<VerbsDevice>>>),
+    /// Bound to a waitable queue or counter: after each call, threads that sleep may have to be woken.
+    #[cfg(feature = "sim")]
+    SoftWaited(Driver<QueuePairOf<SoftDevice>>),
     /// The endpoint was closed. Its last statistics remain.
     Closed(Statistics),
 }
@@ -52,8 +56,18 @@ macro_rules! each_driver {
             AnyDriver::Verbs($name) => $call,
             AnyDriver::Other(driver) => out_of_line(move || match &mut **driver {
                 #[cfg(feature = "sim")]
-                OtherDriver::SoftInPlace($name) => $call,
+                OtherDriver::SoftInPlace($name) => {
+                    let result = $call;
+                    $name.after_call();
+                    result
+                }
                 OtherDriver::VerbsInPlace($name) => $call,
+                #[cfg(feature = "sim")]
+                OtherDriver::SoftWaited($name) => {
+                    let result = $call;
+                    $name.after_call();
+                    result
+                }
                 OtherDriver::Closed($closed) => $value,
             }),
         }
@@ -67,8 +81,17 @@ macro_rules! in_place_driver {
         match $on {
             AnyDriver::Other(driver) => match &mut **driver {
                 #[cfg(feature = "sim")]
-                OtherDriver::SoftInPlace($name) => $call,
+                OtherDriver::SoftInPlace($name) => {
+                    let result = $call;
+                    $name.after_call();
+                    result
+                }
                 OtherDriver::VerbsInPlace($name) => $call,
+                #[cfg(feature = "sim")]
+                OtherDriver::SoftWaited(_) => {
+                    let $error = StartError::NotInPlace;
+                    $value
+                }
                 OtherDriver::Closed(_) => {
                     let $error = StartError::Closed;
                     $value
@@ -118,34 +141,41 @@ impl CreatedDriver {
             #[cfg(feature = "sim")]
             (Device::Soft(device), Receiving::Matched) => {
                 let driver = matched(device, options, config, bindings)?;
-                Ok(Self::of(driver, |driver| AnyDriver::Soft(Box::new(driver))))
+                Self::of(driver, |driver| match options.waitable {
+                    false => AnyDriver::Soft(Box::new(driver)),
+                    true => AnyDriver::Other(Box::new(OtherDriver::SoftWaited(driver))),
+                })
             }
             #[cfg(feature = "sim")]
             (Device::Soft(device), Receiving::InPlace) => {
                 let driver = in_place(device, options, config, bindings)?;
-                Ok(Self::of(driver, |driver| {
+                Self::of(driver, |driver| {
                     AnyDriver::Other(Box::new(OtherDriver::SoftInPlace(driver)))
-                }))
+                })
             }
             (Device::Verbs(device), Receiving::Matched) => {
                 let driver = matched(device, options, config, bindings)?;
-                Ok(Self::of(driver, |driver| AnyDriver::Verbs(Box::new(driver))))
+                Self::of(driver, |driver| AnyDriver::Verbs(Box::new(driver)))
             }
             (Device::Verbs(device), Receiving::InPlace) => {
                 let driver = in_place(device, options, config, bindings)?;
-                Ok(Self::of(driver, |driver| {
+                Self::of(driver, |driver| {
                     AnyDriver::Other(Box::new(OtherDriver::VerbsInPlace(driver)))
-                }))
+                })
             }
         }
     }
 
-    fn of<Q>(driver: Driver<Q>, wrap: impl FnOnce(Driver<Q>) -> AnyDriver) -> Self
+    fn of<Q>(
+        driver: Driver<Q>,
+        wrap: impl FnOnce(Driver<Q>) -> AnyDriver,
+    ) -> Result<Self, EnableError>
     where
         Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>,
     {
         let (address, inject_limit) = (driver.address(), driver.inject_limit());
-        Self { driver: wrap(driver), address, inject_limit }
+        driver.watch()?;
+        Ok(Self { driver: wrap(driver), address, inject_limit })
     }
 }
 

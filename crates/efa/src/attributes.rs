@@ -44,12 +44,13 @@ pub enum Threading {
 }
 
 /// Progress model: what progresses operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Progress {
     /// Reading completion queues and counters, and nothing else (`FI_PROGRESS_MANUAL`).
+    #[default]
     Manual,
-    /// A thread of the library (`FI_PROGRESS_AUTO`). Never offered.
+    /// Also a thread of the domain (`FI_PROGRESS_AUTO`): see [`DomainOptions`](crate::DomainOptions).
     Automatic,
 }
 

@@ -2,10 +2,15 @@
 
 use std::sync::{Arc, Weak};
 
-use efa_device::Time;
+use efa_device::{Armed, DeviceError, Time};
 use parking_lot::Mutex;
 
+use crate::clock::Clock;
 use crate::endpoint::Shared as Endpoint;
+use crate::wait::{TryWaitError, WaitObject};
+
+/// How often endpoints are progressed that have something to do, before the caller has to read again.
+const TRIES: usize = 4;
 
 /// Removes an endpoint from a list.
 pub(crate) fn remove(bound: &mut Vec<Weak<Endpoint>>, endpoint: &Arc<Endpoint>) {
@@ -63,6 +68,47 @@ impl BoundEndpoints {
             *next = 0;
         }
         false
+    }
+
+    /// Progresses every endpoint and prepares it for sleep, unless `is_pending` then. `wait` wakes up when an
+    /// endpoint has something to do at a known time.
+    pub(crate) fn prepare(
+        &self,
+        wait: &WaitObject,
+        clock: &Clock,
+        is_pending: impl Fn() -> bool,
+    ) -> Result<(), TryWaitError> {
+        for _ in 0..TRIES {
+            if is_pending() {
+                return Err(TryWaitError::Pending);
+            }
+            self.progress();
+            if is_pending() {
+                return Err(TryWaitError::Pending);
+            }
+            if let Armed::Quiet { until } = self.arm()? {
+                wait.wake_at(until, clock)?;
+                // An endpoint may have completed an operation meanwhile: for another thread, or as it was armed.
+                return if is_pending() { Err(TryWaitError::Pending) } else { Ok(()) };
+            }
+        }
+        Err(TryWaitError::Pending)
+    }
+
+    fn arm(&self) -> Result<Armed, DeviceError> {
+        let (mut result, mut next) = (Ok(()), None);
+        let found = self.any(|endpoint| match endpoint.arm() {
+            Ok(Armed::Pending) => true,
+            Ok(Armed::Quiet { until }) => {
+                next = [next, until].into_iter().flatten().min();
+                false
+            }
+            Err(error) => {
+                result = Err(error);
+                true
+            }
+        });
+        result.map(|()| if found { Armed::Pending } else { Armed::Quiet { until: next } })
     }
 
     /// The earliest time at which an endpoint has to be polled even if nothing arrives.

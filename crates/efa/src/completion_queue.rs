@@ -16,10 +16,12 @@
 //! until entries are read. An endpoint that is dropped appends what it still has in any case.
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use efa_device::{DeviceError, Time};
 use parking_lot::Mutex;
 
 use crate::bound_endpoints::BoundEndpoints;
@@ -27,6 +29,7 @@ use crate::completion::{Completion, CompletionError};
 use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
 use crate::format::Format;
+use crate::wait::{Source, TryWaitError, Wait, WaitObject, sealed};
 
 /// Options of a completion queue.
 ///
@@ -87,9 +90,9 @@ pub type Entry = Result<Completion, CompletionError>;
 /// Any number of endpoints may be bound to it. Reading it progresses their operations
 /// (`FI_PROGRESS_MANUAL`): between two reads nothing happens.
 ///
-/// This release has no descriptor or waker to wait on: programs poll with [`read`](Self::read) or
-/// [`read_many`](Self::read_many), or block a thread in [`wait`](Self::wait), which polls too.
-/// Descriptors come with a later release.
+/// Programs poll with [`read`](Self::read) or [`read_many`](Self::read_many), or block a thread in
+/// [`wait`](Self::wait). A queue of [`Domain::waitable_completion_queue`] sleeps meanwhile, and has a
+/// descriptor for poll, select and epoll; any other polls.
 #[derive(Clone, Debug)]
 pub struct CompletionQueue(Arc<Shared>);
 
@@ -103,6 +106,12 @@ pub enum WaitError {
     /// The operation that completed had failed.
     #[error(transparent)]
     Failed(#[from] CompletionError),
+    /// [`CompletionQueue::signal`] was called.
+    #[error("the wait was interrupted by a signal of the queue")]
+    Signalled,
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 /// Whether the operation of a completion holds a credit of the queue.
@@ -141,10 +150,34 @@ pub(crate) struct Shared {
     /// The number of entries, readable without the lock.
     waiting: AtomicUsize,
     endpoints: BoundEndpoints,
+    /// What threads sleep on, if the queue is waitable.
+    wait: Option<Arc<WaitObject>>,
 }
 
 impl CompletionQueue {
     pub(crate) fn new(domain: &Domain, options: CompletionQueueOptions) -> Self {
+        Self::with(domain, options, None)
+    }
+
+    pub(crate) fn waitable(
+        domain: &Domain,
+        options: CompletionQueueOptions,
+        wait: &Wait,
+    ) -> Result<Self, DeviceError> {
+        let object = Arc::new(WaitObject::new()?);
+        let queue = Self::with(domain, options, Some(Arc::clone(&object)));
+        if let Wait::Set(set) = wait {
+            let shared = Arc::downgrade(&queue.0);
+            set.add(shared, &object)?;
+        }
+        Ok(queue)
+    }
+
+    fn with(
+        domain: &Domain,
+        options: CompletionQueueOptions,
+        wait: Option<Arc<WaitObject>>,
+    ) -> Self {
         Self(Arc::new(Shared {
             domain: domain.clone(),
             capacity: options.capacity.max(1),
@@ -154,6 +187,7 @@ impl CompletionQueue {
             entries: Mutex::default(),
             waiting: AtomicUsize::new(0),
             endpoints: BoundEndpoints::default(),
+            wait,
         }))
     }
 
@@ -190,34 +224,72 @@ impl CompletionQueue {
 
     /// Waits for the next completion (`fi_cq_sread`).
     ///
-    /// It polls, and blocks the thread, so don't call it in an async task: it reads the queue again and
-    /// again, with a `yield` of the processor every 64 reads, and never sleeps. An idle wait takes
-    /// as much of a core as the scheduler gives it. An alternative for idle times is a loop of
-    /// [`read`](Self::read) with sleeps of its own.
+    /// It blocks the thread, so don't call it in an async task. A [waitable](Domain::waitable_completion_queue)
+    /// queue is read for 20 µs, and then the thread sleeps. Any other is read again and again, with a `yield`
+    /// of the processor every 64 reads, and takes as much of a core as the scheduler gives it.
     ///
     /// If the fabric has a [`ManualClock`](crate::ManualClock), the wait advances that clock to the next
-    /// timeout instead.
+    /// timeout instead of sleeping.
     ///
     /// # Errors
-    /// Nothing completed in time, or the operation that completed had failed.
+    /// Nothing completed in time, the operation that completed had failed, or
+    /// [`signal`](Self::signal) was called.
     pub fn wait(&self, timeout: Duration) -> Result<Completion, WaitError> {
-        let clock = self.0.domain.fabric().clock();
-        let deadline = clock.now() + timeout;
-        let mut polls = 0_u32;
+        let mut pause = self.0.pause(timeout);
         loop {
             if let Some(entry) = self.read() {
                 return Ok(entry?);
             }
-            if clock.now() >= deadline {
-                return Err(WaitError::TimedOut(timeout));
-            }
-            polls = polls.wrapping_add(1);
-            clock.pass(self.0.endpoints.next_timeout().map(|next| next.min(deadline)), polls);
+            pause.pass()?;
         }
     }
 
     pub(crate) fn user_context(&self) -> u64 {
         self.0.context
+    }
+
+    /// Waits for `threshold` completions, at most `most`, and appends them to `into`
+    /// (`fi_cq_sread` with `FI_CQ_COND_THRESHOLD`). Returns their number, which is less if the time is up
+    /// or [`signal`](Self::signal) was called.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait), if there is no completion. Those of failed operations come with the
+    /// others.
+    pub fn wait_many(
+        &self,
+        into: &mut Vec<Entry>,
+        most: usize,
+        threshold: usize,
+        timeout: Duration,
+    ) -> Result<usize, WaitError> {
+        let (mut count, mut pause) = (0, self.0.pause(timeout));
+        loop {
+            count += self.read_many(into, most - count);
+            if count >= threshold.min(most) {
+                return Ok(count);
+            }
+            match pause.pass() {
+                Err(_) if count > 0 => return Ok(count),
+                passed => passed?,
+            }
+        }
+    }
+
+    /// Makes one thread that blocks in [`wait`](Self::wait), or the next one that does, return
+    /// [`WaitError::Signalled`] (`fi_cq_signal`). The descriptor becomes readable. A queue that isn't waitable
+    /// ignores it.
+    pub fn signal(&self) {
+        if let Some(wait) = &self.0.wait {
+            wait.interrupt();
+        }
+    }
+
+    /// The descriptor of a [waitable](Domain::waitable_completion_queue) queue for poll, select and epoll,
+    /// `None` of any other. Before sleeping on it, call
+    /// [`Fabric::try_wait`](crate::Fabric::try_wait).
+    #[must_use]
+    pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.wait.as_deref().map(WaitObject::descriptor)
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -228,6 +300,16 @@ impl CompletionQueue {
 impl Shared {
     pub(crate) fn bind(&self, endpoint: Weak<EndpointShared>) {
         self.endpoints.bind(endpoint);
+    }
+
+    /// What threads sleep on that wait for this queue.
+    pub(crate) fn wait_object(&self) -> Option<&Arc<WaitObject>> {
+        self.wait.as_ref()
+    }
+
+    fn pause(&self, timeout: Duration) -> Pause<'_> {
+        let now = self.domain.fabric().clock().now();
+        Pause { queue: self, timeout, deadline: now + timeout, sleep_at: now + LOOK, polls: 0 }
     }
 
     pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
@@ -278,7 +360,16 @@ impl Shared {
         }
         entries.push_back((credit, entry));
         self.waiting.store(entries.len(), Ordering::Release);
+        drop(entries);
+        self.notify();
         None
+    }
+
+    #[inline]
+    fn notify(&self) {
+        if let Some(wait) = &self.wait {
+            wait.notify();
+        }
     }
 
     /// Appends the completions of an endpoint that is dropped, even to a full queue.
@@ -286,6 +377,8 @@ impl Shared {
         let mut entries = self.entries.lock();
         entries.extend(completions);
         self.waiting.store(entries.len(), Ordering::Release);
+        drop(entries);
+        self.notify();
     }
 
     #[inline(always)]
@@ -313,5 +406,67 @@ impl Shared {
         drop(entries);
         self.return_credits(credits);
         count
+    }
+}
+
+impl Source for Shared {
+    fn is_pending(&self) -> bool {
+        if !self.has_entries() {
+            self.endpoints.progress();
+        }
+        self.has_entries()
+    }
+
+    fn prepare(&self) -> Result<(), TryWaitError> {
+        let wait = self.wait.as_ref().ok_or(TryWaitError::NotWaitable)?;
+        wait.reset();
+        self.endpoints.prepare(wait, self.domain.fabric().clock(), || self.has_entries())
+    }
+}
+
+impl sealed::Waitable for CompletionQueue {
+    fn source(&self) -> Arc<dyn Source> {
+        self.0.clone()
+    }
+}
+
+/// How long a wait reads a waitable queue before the thread sleeps: about as long as falling asleep and
+/// waking up take.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// A thread that waits for a queue.
+struct Pause<'a> {
+    queue: &'a Shared,
+    timeout: Duration,
+    deadline: Time,
+    sleep_at: Time,
+    polls: u32,
+}
+
+impl Pause<'_> {
+    /// Lets time pass until the queue may have an entry.
+    fn pass(&mut self) -> Result<(), WaitError> {
+        let clock = self.queue.domain.fabric().clock();
+        let now = clock.now();
+        if self.queue.wait.as_ref().is_some_and(|wait| wait.take_interrupt()) {
+            return Err(WaitError::Signalled);
+        }
+        if now >= self.deadline {
+            return Err(WaitError::TimedOut(self.timeout));
+        }
+        self.polls = self.polls.wrapping_add(1);
+        match &self.queue.wait {
+            Some(_) if !clock.is_manual() && now < self.sleep_at => {}
+            Some(wait) if !clock.is_manual() => match self.queue.prepare() {
+                Ok(()) => wait.sleep(self.deadline - now)?,
+                Err(TryWaitError::Device(error)) => return Err(error.into()),
+                Err(_) => {}
+            },
+            _ => {
+                let next = self.queue.endpoints.next_timeout();
+                clock.pass(next.map(|next| next.min(self.deadline)), self.polls);
+            }
+        }
+        Ok(())
     }
 }

@@ -8,16 +8,19 @@
 //! An operation is counted when it completes, so at its completion level: with delivery complete, when
 //! the message is delivered. Packets of the protocol alone are never counted.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use efa_device::DeviceError;
 use efa_rdm::Statistics;
 
 use crate::bound_endpoints::BoundEndpoints;
 use crate::completion::Kind;
 use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
+use crate::wait::{Source, TryWaitError, Wait, WaitObject, sealed};
 
 bitflags::bitflags! {
     /// Kinds of operations that a counter counts.
@@ -121,7 +124,11 @@ struct Shared {
     context: u64,
     value: AtomicU64,
     errors: AtomicU64,
+    /// Value and errors, added up with wrap, that a reader has seen.
+    seen: AtomicU64,
     endpoints: BoundEndpoints,
+    /// What threads sleep on, if the counter is waitable.
+    wait: Option<Arc<WaitObject>>,
 }
 
 /// Why [`Counter::wait`] ended before the threshold was reached.
@@ -148,19 +155,52 @@ pub enum CounterError {
 
 impl Counter {
     pub(crate) fn new(domain: &Domain, options: CounterOptions) -> Self {
+        Self::with(domain, options, None)
+    }
+
+    pub(crate) fn waitable(
+        domain: &Domain,
+        options: CounterOptions,
+        wait: &Wait,
+    ) -> Result<Self, DeviceError> {
+        let object = Arc::new(WaitObject::new()?);
+        let counter = Self::with(domain, options, Some(Arc::clone(&object)));
+        if let Wait::Set(set) = wait {
+            let shared = Arc::downgrade(&counter.0);
+            set.add(shared, &object)?;
+        }
+        Ok(counter)
+    }
+
+    fn with(domain: &Domain, options: CounterOptions, wait: Option<Arc<WaitObject>>) -> Self {
         Self(Arc::new(Shared {
             domain: domain.clone(),
             context: options.context,
             value: AtomicU64::new(0),
             errors: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
             endpoints: BoundEndpoints::default(),
+            wait,
         }))
+    }
+
+    /// The descriptor of a [waitable](Domain::waitable_counter) counter for poll, select and epoll, `None` of
+    /// any other. After [`Fabric::try_wait`](crate::Fabric::try_wait) it becomes readable when the value or the
+    /// errors change.
+    #[must_use]
+    pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.wait.as_deref().map(WaitObject::descriptor)
+    }
+
+    pub(crate) fn wait_object(&self) -> Option<&Arc<WaitObject>> {
+        self.0.wait.as_ref()
     }
 
     /// Returns the number of operations that completed without error (`fi_cntr_read`).
     #[must_use]
     pub fn value(&self) -> u64 {
         self.0.endpoints.progress();
+        self.0.see();
         self.0.value.load(Ordering::Acquire)
     }
 
@@ -168,34 +208,39 @@ impl Counter {
     #[must_use]
     pub fn errors(&self) -> u64 {
         self.0.endpoints.progress();
+        self.0.see();
         self.0.errors.load(Ordering::Acquire)
     }
 
     /// Adds to the value (`fi_cntr_add`).
     pub fn add(&self, more: u64) {
         self.0.value.fetch_add(more, Ordering::AcqRel);
+        self.0.notify();
     }
 
     /// Adds to the errors (`fi_cntr_adderr`).
     pub fn add_errors(&self, more: u64) {
         self.0.errors.fetch_add(more, Ordering::AcqRel);
+        self.0.notify();
     }
 
     /// Sets the value (`fi_cntr_set`).
     pub fn set(&self, value: u64) {
         self.0.value.store(value, Ordering::Release);
+        self.0.notify();
     }
 
     /// Sets the errors (`fi_cntr_seterr`).
     pub fn set_errors(&self, errors: u64) {
         self.0.errors.store(errors, Ordering::Release);
+        self.0.notify();
     }
 
     /// Waits until the value is at least `threshold` (`fi_cntr_wait`).
     ///
-    /// It polls, and blocks the thread, so don't call it in an async task. This release has no descriptor to
-    /// wait on; descriptors come with a later one. See
-    /// [`CompletionQueue::wait`](crate::CompletionQueue::wait).
+    /// It blocks the thread, so don't call it in an async task. With a
+    /// [waitable](Domain::waitable_counter) counter the thread sleeps; with any other it polls, as
+    /// [`CompletionQueue::wait`](crate::CompletionQueue::wait) does.
     ///
     /// # Errors
     /// The time is up, or an operation failed during the wait.
@@ -216,6 +261,14 @@ impl Counter {
                 return Err(CounterError::TimedOut { value, threshold, timeout });
             }
             polls = polls.wrapping_add(1);
+            if let Some(wait) = &self.0.wait
+                && !clock.is_manual()
+            {
+                // If the device can't be armed the counter is polled.
+                if self.0.prepare().is_ok() && wait.sleep(deadline - clock.now()).is_ok() {
+                    continue;
+                }
+            }
             clock.pass(self.0.endpoints.next_timeout().map(|next| next.min(deadline)), polls);
         }
     }
@@ -234,6 +287,44 @@ impl Counter {
 
     pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
         self.0.endpoints.unbind(endpoint);
+    }
+}
+
+impl Shared {
+    fn sum(&self) -> u64 {
+        self.value.load(Ordering::Acquire).wrapping_add(self.errors.load(Ordering::Acquire))
+    }
+
+    /// Notes that a reader sees the present value and errors.
+    fn see(&self) {
+        self.seen.store(self.sum(), Ordering::Release);
+    }
+
+    #[inline]
+    fn notify(&self) {
+        if let Some(wait) = &self.wait {
+            wait.notify();
+        }
+    }
+}
+
+impl Source for Shared {
+    fn is_pending(&self) -> bool {
+        self.endpoints.progress();
+        self.sum() != self.seen.load(Ordering::Acquire)
+    }
+
+    fn prepare(&self) -> Result<(), TryWaitError> {
+        let wait = self.wait.as_ref().ok_or(TryWaitError::NotWaitable)?;
+        wait.reset();
+        let has_changed = || self.sum() != self.seen.load(Ordering::Acquire);
+        self.endpoints.prepare(wait, self.domain.fabric().clock(), has_changed)
+    }
+}
+
+impl sealed::Waitable for Counter {
+    fn source(&self) -> Arc<dyn Source> {
+        self.0.clone()
     }
 }
 

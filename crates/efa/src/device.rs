@@ -48,6 +48,15 @@ impl Device {
         })
     }
 
+    /// Fails if threads can't sleep until the device has something.
+    pub(crate) fn check_notifies(&self) -> Result<(), DeviceError> {
+        match self {
+            #[cfg(feature = "sim")]
+            Self::Soft(_) => Ok(()),
+            Self::Verbs(_) => Err(DeviceError::Unsupported { operation: "waiting" }),
+        }
+    }
+
     /// Whether its queue pairs accept a packet.
     pub(crate) fn owns(&self, packet: &Packet) -> bool {
         match (self, packet.memory()) {

@@ -9,8 +9,9 @@ use efa_rdm::{AtomicKind, AtomicOp, Datatype, atomic_limit};
 
 use crate::address_vector::{AddressVector, AddressVectorOptions};
 use crate::attributes::{
-    AtomicAttributes, DomainAttributes, DomainLimits, LocalRegistration, RegistrationMode,
+    AtomicAttributes, DomainAttributes, DomainLimits, LocalRegistration, Progress, RegistrationMode,
 };
+use crate::background::Background;
 use crate::completion_queue::{CompletionQueue, CompletionQueueOptions};
 use crate::counter::{Counter, CounterEvents, CounterOptions};
 use crate::device::Device;
@@ -23,6 +24,7 @@ use crate::info::Info;
 use crate::keys::Keys;
 use crate::region::{LocalAccess, MemoryRegion, RegisterError};
 use crate::registrations::Cache;
+use crate::wait::Wait;
 
 /// A device of a fabric (`fi_domain`). Objects of different domains can't be used together. Clones are
 /// handles to the same domain.
@@ -30,6 +32,8 @@ use crate::registrations::Cache;
 pub struct Domain(Arc<Shared>);
 
 struct Shared {
+    /// Automatic progress. First, so that the thread ends before the rest goes.
+    background: Option<Background>,
     fabric: Fabric,
     device: Device,
     options: DomainOptions,
@@ -40,19 +44,36 @@ struct Shared {
 }
 
 impl Domain {
-    pub(crate) fn new(fabric: Fabric, device: Device, options: DomainOptions) -> Self {
-        Self(Arc::new(Shared {
+    pub(crate) fn new(
+        fabric: Fabric,
+        device: Device,
+        options: DomainOptions,
+    ) -> Result<Self, Error> {
+        let clock = fabric.clock().clone();
+        let background = match options.progress {
+            Progress::Manual => None,
+            // Nobody wakes the thread when a manual clock is advanced.
+            automatic if clock.is_manual() => {
+                return Err(Wanted::attribute("domain.progress", &automatic).into());
+            }
+            _ => {
+                device.check_notifies()?;
+                Some(Background::start(clock)?)
+            }
+        };
+        Ok(Self(Arc::new(Shared {
+            background,
             fabric,
             device,
             options,
             registrations: Arc::default(),
             keys: None,
             endpoints: AtomicU64::new(0),
-        }))
+        })))
     }
 
     /// Another domain on this one's device, whose memory regions are registered in this mode. Objects of the two
-    /// can't be used together.
+    /// can't be used together. Progress is manual.
     #[must_use]
     pub fn with_registration(&self, mode: RegistrationMode) -> Self {
         let keys = match mode {
@@ -60,6 +81,7 @@ impl Domain {
             RegistrationMode::Scalable => Some(Arc::default()),
         };
         Self(Arc::new(Shared {
+            background: None,
             fabric: self.0.fabric.clone(),
             device: self.0.device.clone(),
             options: self.0.options.clone(),
@@ -67,6 +89,10 @@ impl Domain {
             keys,
             endpoints: AtomicU64::new(0),
         }))
+    }
+
+    pub(crate) fn background(&self) -> Option<&Background> {
+        self.0.background.as_ref()
     }
 
     /// The fabric.
@@ -80,6 +106,9 @@ impl Domain {
     pub fn attributes(&self) -> DomainAttributes {
         let mut attributes =
             DomainAttributes::of(self.0.device.attributes(), self.local_registration());
+        if self.0.background.is_some() {
+            attributes.progress = Progress::Automatic;
+        }
         if self.0.keys.is_some() {
             attributes.registration_mode = RegistrationMode::Scalable;
             attributes.mr_key_size = size_of::<u64>();
@@ -98,6 +127,51 @@ impl Domain {
     #[must_use]
     pub fn completion_queue(&self, options: CompletionQueueOptions) -> CompletionQueue {
         CompletionQueue::new(self, options)
+    }
+
+    /// Creates a completion queue that threads can sleep on (`fi_cq_open` with a `wait_obj`).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use efa::{CompletionQueueOptions, Fabric, LocalOptions, TryWaitError, Wait};
+    ///
+    /// let fabric = Fabric::local(LocalOptions::default());
+    /// let domain = fabric.domain()?;
+    /// let queue = domain.waitable_completion_queue(CompletionQueueOptions::new(), Wait::Fd)?;
+    /// // … endpoints are bound to it …
+    /// match fabric.try_wait(&[&queue]) {
+    ///     // Now the thread may sleep in poll, select or epoll on this descriptor.
+    ///     Ok(()) => assert!(queue.as_fd().is_some()),
+    ///     // There is something to be read.
+    ///     Err(TryWaitError::Pending) => assert!(queue.read().is_some()),
+    ///     Err(other) => return Err(other.into()),
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The device can't notify ([`DeviceError::Unsupported`](crate::DeviceError::Unsupported)), or the system
+    /// has no file descriptors left.
+    pub fn waitable_completion_queue(
+        &self,
+        options: CompletionQueueOptions,
+        wait: Wait,
+    ) -> Result<CompletionQueue, Error> {
+        self.0.device.check_notifies()?;
+        Ok(CompletionQueue::waitable(self, options, &wait)?)
+    }
+
+    /// Creates a counter that threads can sleep on (`fi_cntr_open` with a `wait_obj`).
+    ///
+    /// # Errors
+    /// As for [`counter`](Self::counter) and
+    /// [`waitable_completion_queue`](Self::waitable_completion_queue).
+    pub fn waitable_counter(&self, options: CounterOptions, wait: Wait) -> Result<Counter, Error> {
+        self.0.device.check_notifies()?;
+        match options.events {
+            CounterEvents::Completions => Ok(Counter::waitable(self, options, &wait)?),
+            events => Err(Error::NoData { wanted: Wanted::CounterEvents(events) }),
+        }
     }
 
     /// Creates a counter (`fi_cntr_open`).
@@ -241,6 +315,9 @@ impl WeakDomain {
 pub struct DomainOptions {
     /// Whether buffers of operations must be registered memory.
     pub local_registration: LocalRegistration,
+    /// Who moves operations on: calls of the program (manual, the default), or also a thread of the domain
+    /// (automatic), which sleeps while nothing happens.
+    pub progress: Progress,
     /// A number of the program ([`Object::context`](crate::Object::context)).
     pub context: u64,
 }
@@ -258,6 +335,12 @@ impl DomainOptions {
         Self { local_registration, ..self }
     }
 
+    /// Sets [`progress`](Self#structfield.progress).
+    #[must_use]
+    pub fn progress(self, progress: Progress) -> Self {
+        Self { progress, ..self }
+    }
+
     /// Sets [`context`](Self#structfield.context).
     #[must_use]
     pub fn context(self, context: u64) -> Self {
@@ -268,7 +351,8 @@ impl DomainOptions {
 impl From<&Info> for DomainOptions {
     /// What an entry says of its domain.
     fn from(info: &Info) -> Self {
-        Self::new().local_registration(info.domain.local_registration)
+        let options = Self::new().local_registration(info.domain.local_registration);
+        options.progress(info.domain.progress)
     }
 }
 

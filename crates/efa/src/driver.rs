@@ -11,9 +11,11 @@ mod connection;
 #[cfg(test)]
 #[cfg(feature = "sim")]
 mod tests;
+mod waited;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use waited::Waiters;
 
 use efa_device::{DeviceError, QueuePair, Time};
 use efa_rdm::{
@@ -37,6 +39,7 @@ use crate::message::{Message, Receive};
 use crate::packet::Packet;
 use crate::peer_map::PeerMap;
 use crate::rma::Rma;
+use crate::wait::WaitObject;
 
 /// The objects that an endpoint is bound to.
 #[derive(Debug)]
@@ -54,6 +57,8 @@ pub(crate) struct Bindings {
     pub(crate) counters: Counters,
     /// Of a domain of [`RegistrationMode::Scalable`](crate::RegistrationMode).
     pub(crate) keys: Option<Arc<Keys>>,
+    /// What threads sleep on that wait for these queues and counters, each once.
+    pub(crate) waiters: Vec<Arc<WaitObject>>,
 }
 
 /// The engine over a queue pair.
@@ -78,6 +83,8 @@ pub(crate) struct Driver<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePa
     counters: Option<Box<Counters>>,
     /// `Released` completions of multi-receive buffers, each held until its last message completes.
     releases: Vec<(Parts, Entry)>,
+    /// `None` if nobody can sleep until the endpoint has something.
+    waiters: Option<Box<Waiters>>,
     /// The time when the clock was last read, and the number of polls so far.
     now: Time,
     polls: u32,
@@ -142,6 +149,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             unreported,
             counters,
             keys,
+            waiters,
         } = bindings;
         if let Some(keys) = keys {
             engine.use_keys(keys);
@@ -159,6 +167,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             receive: CqBinding::new(receive),
             counters: (!counters.is_empty()).then(|| Box::new(counters)),
             releases: Vec::new(),
+            waiters: Waiters::new(waiters),
             now: Time::ZERO,
             // The first poll reads the clock: the fabric may have been open for long.
             polls: POLLS_PER_CLOCK_READ - 1,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use efa_device::{DeviceError, Time};
+use efa_device::{Armed, DeviceError, Time};
 use efa_rdm::{AtomicKind, AtomicOp, Datatype, Operands, Statistics};
 use parking_lot::Mutex;
 
@@ -497,6 +497,9 @@ impl Endpoint {
     /// Removes the endpoint from the objects that know it. When this returns, no other thread uses it
     /// through them.
     fn unbind(&self) {
+        if let Some(background) = self.shared.domain.background() {
+            background.unbind(&self.shared);
+        }
         self.transmit.shared().unbind(&self.shared);
         self.receive.shared().unbind(&self.shared);
         self.addresses.shared().unbind(&self.shared);
@@ -631,6 +634,12 @@ impl Shared {
     pub(crate) fn poll(&self, reader: Reader<'_>) -> bool {
         let clock = self.domain.fabric().clock();
         drive!(self, driver => driver.poll(clock, reader), _ => false)
+    }
+
+    /// Prepares for sleep. Nothing happens any more at a closed endpoint.
+    pub(crate) fn arm(&self) -> Result<Armed, DeviceError> {
+        let clock = self.domain.fabric().clock();
+        drive!(self, driver => driver.arm(clock), _ => Ok(Armed::Quiet { until: None }))
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {

@@ -11,6 +11,7 @@ use crate::any_driver::CreatedDriver;
 use crate::attributes::{
     EndpointAttributes, EndpointKind, MessageOrder, ReceiveAttributes, TransmitAttributes,
 };
+use crate::background::Background;
 use crate::capabilities::{Capabilities, OperationFlags};
 use crate::completion_queue::CompletionQueue;
 use crate::counter::{Counted, Counter, Counters};
@@ -19,6 +20,7 @@ use crate::driver::{Bindings, Sources, Unreported};
 use crate::endpoint::{Endpoint, Shared, Usable};
 use crate::endpoint_options::{ContextOptions, EndpointOptions, Receiving, Side};
 use crate::error::{Bound, EnableError};
+use crate::wait::WaitObject;
 
 /// Capabilities that need matching or order, which an endpoint that receives in place lacks.
 const NEED_MATCHING: Capabilities = Capabilities::TAGGED
@@ -156,11 +158,15 @@ impl EndpointBuilder {
         if options.receiving == Receiving::InPlace && !need_matching.is_empty() {
             return Err(EnableError::NotInPlace(need_matching));
         }
+        let counters: Vec<Counter> = self.counters.iter().cloned().collect();
+        let background = self.domain.background().map(Background::wait_object);
+        let waiters = waiters(&transmit, &receive, &counters, background);
         let queue_pair = QueuePairOptions::default().with(|queue_pair| {
             queue_pair.qkey = Qkey(options.connid.unwrap_or_else(|| random() as u32 & CONNID_MASK));
             queue_pair.send_depth = options.send_depth;
             queue_pair.receive_depth = options.receive_depth;
             queue_pair.rnr_retry = options.rnr_retry;
+            queue_pair.waitable = !waiters.is_empty();
         });
         let hash_seed = options.hash_seed.unwrap_or_else(random);
         let config = options.protocol.with(|config| config.hash_seed = hash_seed);
@@ -179,7 +185,6 @@ impl EndpointBuilder {
             Unreported::of(self.selective[1], is_signaled(&options.receive)),
         ];
         let id = self.domain.next_endpoint_id();
-        let counters: Vec<Counter> = self.counters.iter().cloned().collect();
         let bindings = Bindings {
             endpoint: id,
             transmit: transmit.shared().clone(),
@@ -190,6 +195,7 @@ impl EndpointBuilder {
             unreported,
             counters: self.counters,
             keys: self.domain.keys().cloned(),
+            waiters,
         };
         let device = self.domain.device();
         let created =
@@ -228,6 +234,9 @@ impl EndpointBuilder {
         for counter in &counters {
             counter.bind(Arc::downgrade(&shared));
         }
+        if let Some(background) = shared.domain.background() {
+            background.bind(Arc::downgrade(&shared));
+        }
         addresses.shared().bind(Arc::downgrade(&shared));
         transmit.shared().bind(Arc::downgrade(&shared));
         if !Arc::ptr_eq(transmit.shared(), receive.shared()) {
@@ -235,6 +244,28 @@ impl EndpointBuilder {
         }
         Ok(Endpoint { shared, transmit, receive, addresses, counters })
     }
+}
+
+/// What threads sleep on that wait for these objects, each once.
+fn waiters(
+    transmit: &CompletionQueue,
+    receive: &CompletionQueue,
+    counters: &[Counter],
+    background: Option<&Arc<WaitObject>>,
+) -> Vec<Arc<WaitObject>> {
+    let queues = [transmit, receive].map(|queue| queue.shared().wait_object());
+    let mut waiters: Vec<Arc<WaitObject>> = Vec::new();
+    for object in queues
+        .into_iter()
+        .chain(counters.iter().map(Counter::wait_object))
+        .chain([background])
+        .flatten()
+    {
+        if !waiters.iter().any(|waiter| Arc::ptr_eq(waiter, object)) {
+            waiters.push(Arc::clone(object));
+        }
+    }
+    waiters
 }
 
 /// Connids have 31 bits, as those of libfabric.

@@ -24,6 +24,7 @@ use crate::error::Error;
 use crate::info::{Info, Link};
 #[cfg(feature = "sim")]
 use crate::resolve;
+use crate::wait::{TryWaitError, WaitSet, Waitable};
 
 /// The name of the shm network that [`Fabric::open`] opens.
 #[cfg(feature = "sim")]
@@ -156,6 +157,29 @@ impl Fabric {
         }
     }
 
+    /// Whether a thread may sleep on the descriptors of these objects (`fi_trywait`). After `Ok` each
+    /// descriptor becomes readable when its object has something to be read. It may also become readable for
+    /// nothing. Call it before each sleep.
+    ///
+    /// With a [`ManualClock`](crate::ManualClock) nobody wakes a thread because time has passed: advance the clock
+    /// instead, as the calls that block do.
+    ///
+    /// # Errors
+    /// [`TryWaitError::Pending`]: an object has something to be read now.
+    /// [`TryWaitError::NotWaitable`], [`TryWaitError::Device`].
+    pub fn try_wait(&self, objects: &[&dyn Waitable]) -> Result<(), TryWaitError> {
+        objects.iter().try_for_each(|object| object.source().prepare())
+    }
+
+    /// A set of objects to be waited on together (`fi_wait_open`); they join it by
+    /// [`Wait::Set`](crate::Wait::Set).
+    ///
+    /// # Errors
+    /// The system has no file descriptors left.
+    pub fn wait_set(&self) -> Result<WaitSet, Error> {
+        Ok(WaitSet::new()?)
+    }
+
     /// Opens a device on the network (`fi_domain`).
     ///
     /// # Errors
@@ -167,10 +191,12 @@ impl Fabric {
     /// Opens a device on the network, with options (`fi_domain`).
     ///
     /// # Errors
-    /// As [`domain`](Self::domain).
+    /// As for [`domain`](Self::domain). With automatic progress also
+    /// [`DeviceError::Unsupported`](crate::DeviceError::Unsupported) if the device can't notify, and
+    /// [`Error::NoData`] with a manual clock.
     pub fn domain_with(&self, options: DomainOptions) -> Result<Domain, Error> {
         let device = self.open_device()?;
-        let domain = Domain::new(self.clone(), device, options);
+        let domain = Domain::new(self.clone(), device, options)?;
         let mut domains = self.0.domains.lock();
         domains.retain(WeakDomain::is_open);
         domains.push(domain.downgrade());

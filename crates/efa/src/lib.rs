@@ -100,6 +100,7 @@ mod address;
 mod address_vector;
 mod any_driver;
 mod attributes;
+mod background;
 mod bound_endpoints;
 mod buffer;
 mod capabilities;
@@ -137,6 +138,7 @@ mod region;
 mod registrations;
 mod resolve;
 mod rma;
+mod wait;
 
 /// The software device: options of its links, and faults of the simulated network. The rest of it is in
 /// the crate `efa-sim`.
@@ -207,3 +209,4 @@ pub use registrations::{RegistrationCounts, RegistrationLimits};
 pub use rma::{Element, Operation, RemoteMemory, RemoteMemoryError, Rma};
 #[cfg(feature = "sim")]
 pub use sim::{LocalOptions, ShmOptions, TcpOptions};
+pub use wait::{PollSet, TryWaitError, Wait, WaitSet, Waitable};

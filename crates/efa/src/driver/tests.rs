@@ -119,6 +119,7 @@ impl Host {
             unreported: [Unreported::None; 2],
             counters: Counters::default(),
             keys: None,
+            waiters: Vec::new(),
         };
         Driver::new(Engine::new(queue_pair, Config::default()).unwrap(), bindings)
     }

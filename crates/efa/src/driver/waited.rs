@@ -1,0 +1,73 @@
+//! Threads that sleep until the endpoint has something for their completion queue or counter.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use efa_device::{Armed, DeviceError, QueuePair, Time};
+
+use super::Driver;
+use crate::clock::Clock;
+use crate::device::{ConcretePacket, ConcreteRegion};
+use crate::wait::WaitObject;
+
+/// How often an endpoint looks whether a full completion queue has space for its completions again.
+const LOOK_FOR_SPACE: Duration = Duration::from_millis(1);
+
+/// What threads sleep on that wait for the endpoint.
+#[derive(Debug)]
+pub(super) struct Waiters {
+    objects: Vec<Arc<WaitObject>>,
+    /// Whether a thread may be asleep, and until when at most.
+    armed: Option<Option<Time>>,
+}
+
+impl Waiters {
+    /// `None` if nobody can wait for the endpoint.
+    pub(super) fn new(objects: Vec<Arc<WaitObject>>) -> Option<Box<Self>> {
+        (!objects.is_empty()).then(|| Box::new(Self { objects, armed: None }))
+    }
+
+    fn wake(&mut self) {
+        self.armed = None;
+        self.objects.iter().for_each(|object| object.notify());
+    }
+}
+
+impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
+    /// Adds the descriptors of the queue pairs to what threads sleep on.
+    pub(crate) fn watch(&self) -> Result<(), DeviceError> {
+        let objects = self.waiters.iter().flat_map(|waiters| &waiters.objects);
+        objects.into_iter().try_for_each(|object| {
+            self.engine.wait_fds().try_for_each(|descriptor| object.add(descriptor))
+        })
+    }
+
+    /// Prepares for sleep, after progress.
+    pub(crate) fn arm(&mut self, clock: &Clock) -> Result<Armed, DeviceError> {
+        self.now = clock.now();
+        // A full queue stops the endpoint, whatever the device has.
+        let armed = match self.transmit.is_clear() && self.receive.is_clear() {
+            true => self.engine.arm(self.now)?,
+            false => Armed::Quiet { until: Some(self.now + LOOK_FOR_SPACE) },
+        };
+        if let (Some(waiters), Armed::Quiet { until }) = (&mut self.waiters, armed) {
+            waiters.armed = Some(until);
+        }
+        Ok(armed)
+    }
+
+    /// Wakes threads that sleep if a call has left something to do that no descriptor shows: an operation
+    /// that ended at once, or something to be done earlier than they sleep.
+    pub(crate) fn after_call(&mut self) {
+        let Some(waiters) = &mut self.waiters else { return };
+        let Some(until) = waiters.armed else { return };
+        if !(self.transmit.is_clear() && self.receive.is_clear()) {
+            return;
+        }
+        let next = self.engine.next_timeout();
+        let is_earlier = next.is_some_and(|next| until.is_none_or(|until| next < until));
+        if is_earlier || self.engine.has_ended_operations() {
+            waiters.wake();
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Sleeping until a completion queue or counter has something.
+//!
+//! ```text
+//!  epoll ◄─┬─ descriptors of the endpoints' queue pairs: the device has something
+//!          ├─ eventfd: another thread completed an operation of this object, started one, or calls `signal`
+//!          └─ timerfd: an endpoint has something to do at this time
+//! ```
+//!
+//! Whoever sleeps first prepares: it empties the eventfd, progresses the endpoints, arms them and the timer,
+//! and looks once more. What happens later makes the epoll descriptor readable, and it stays so until the
+//! next preparation.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use efa_device::{DeviceError, Time};
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+
+use crate::clock::Clock;
+
+/// How an object can be waited on (`fi_wait_obj`).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Wait {
+    /// By the calls that block (`FI_WAIT_UNSPEC`). It has a descriptor all the same.
+    Unspecified,
+    /// By a descriptor for poll, select and epoll, and by the calls that block (`FI_WAIT_FD`).
+    Fd,
+    /// By a wait set, by its own descriptor, and by the calls that block (`FI_WAIT_SET`).
+    Set(WaitSet),
+}
+
+/// Why no thread may sleep now.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TryWaitError {
+    /// An object has something to be read (`-FI_EAGAIN`).
+    #[error("something is there to be read")]
+    Pending,
+    /// An object was made without a wait object.
+    #[error("the object can't be waited on")]
+    NotWaitable,
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// An object that can be waited on and polled: a completion queue or a counter. It can't be implemented
+/// elsewhere.
+pub trait Waitable: sealed::Waitable {}
+
+impl<T: sealed::Waitable> Waitable for T {}
+
+pub(crate) mod sealed {
+    use std::sync::Arc;
+
+    /// What a [`Waitable`](super::Waitable) is made of.
+    pub trait Waitable {
+        #[doc(hidden)]
+        fn source(&self) -> Arc<dyn super::Source>;
+    }
+}
+
+/// An object as wait sets, poll sets and `try_wait` see it.
+pub trait Source: fmt::Debug + Send + Sync {
+    /// Progresses its endpoints. Returns whether it has something to be read.
+    #[doc(hidden)]
+    fn is_pending(&self) -> bool;
+
+    /// Prepares for sleep on its descriptor.
+    #[doc(hidden)]
+    fn prepare(&self) -> Result<(), TryWaitError>;
+}
+
+fn failed(operation: &'static str) -> impl Fn(Errno) -> DeviceError {
+    move |errno| DeviceError::System {
+        operation: operation.into(),
+        errno: errno.raw_os_error(),
+        reason: std::io::Error::from(errno).to_string(),
+    }
+}
+
+/// What an object that can be waited on sleeps on.
+#[derive(Debug)]
+pub(crate) struct WaitObject {
+    poller: OwnedFd,
+    event: OwnedFd,
+    timer: OwnedFd,
+    /// Whether the eventfd was written since it was last emptied.
+    notified: AtomicBool,
+    /// Whether a call that blocks is to return.
+    interrupted: AtomicBool,
+    /// When the timer expires.
+    timer_at: Mutex<Option<Time>>,
+}
+
+impl WaitObject {
+    pub(crate) fn new() -> Result<Self, DeviceError> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let timer_flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create"))?;
+        let event = eventfd(0, flags).map_err(failed("eventfd"))?;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, timer_flags)
+            .map_err(failed("timerfd_create"))?;
+        let wait = Self {
+            poller,
+            event,
+            timer,
+            notified: AtomicBool::new(false),
+            interrupted: AtomicBool::new(false),
+            timer_at: Mutex::new(None),
+        };
+        wait.add(wait.event.as_fd())?;
+        wait.add(wait.timer.as_fd())?;
+        Ok(wait)
+    }
+
+    /// Also sleeps on this descriptor, until it is closed.
+    pub(crate) fn add(&self, descriptor: BorrowedFd<'_>) -> Result<(), DeviceError> {
+        watch(&self.poller, descriptor)
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.poller.as_fd()
+    }
+
+    /// Wakes who sleeps, after something was left for them. Costs a system call only for the first since the
+    /// last [`reset`](Self::reset).
+    pub(crate) fn notify(&self) {
+        if !self.notified.swap(true, Ordering::AcqRel) {
+            // It can't fail: the counter stays far below its limit.
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Empties the eventfd. What was left before is to be looked for afterwards.
+    pub(crate) fn reset(&self) {
+        if self.notified.load(Ordering::Acquire) {
+            // In this order: a notification after the read finds the flag set, and what it was for is
+            // visible once the flag is cleared.
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+            self.notified.swap(false, Ordering::AcqRel);
+        }
+    }
+
+    pub(crate) fn interrupt(&self) {
+        self.interrupted.store(true, Ordering::Release);
+        self.notify();
+    }
+
+    /// Whether [`interrupt`](Self::interrupt) was called since the last call.
+    pub(crate) fn take_interrupt(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed) && self.interrupted.swap(false, Ordering::AcqRel)
+    }
+
+    /// Makes the descriptor readable at this time at the latest. With a manual clock it does nothing.
+    pub(crate) fn wake_at(&self, at: Option<Time>, clock: &Clock) -> Result<(), DeviceError> {
+        let (now, mut timer_at) = (clock.now(), self.timer_at.lock());
+        let at = at.filter(|_| !clock.is_manual());
+        match (*timer_at, at) {
+            (None, None) => return Ok(()),
+            // One that expires earlier wakes for nothing, which costs less than setting it each time.
+            (Some(set), at) if set > now && at.is_none_or(|at| set <= at) => return Ok(()),
+            _ => {}
+        }
+        // 0 stops the timer; one that has expired is readable until then.
+        let span = at.map_or(Duration::ZERO, |at| (at - now).max(Duration::from_nanos(1)));
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let timer = Itimerspec { it_interval: zero, it_value: timespec(span) };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer)
+            .map_err(failed("timerfd_settime"))?;
+        *timer_at = at;
+        Ok(())
+    }
+
+    /// Sleeps until the descriptor is readable, for `timeout` at most. The object was prepared.
+    pub(crate) fn sleep(&self, timeout: Duration) -> Result<(), DeviceError> {
+        sleep(&self.poller, timeout)
+    }
+}
+
+fn timespec(span: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(span.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: span.subsec_nanos().into(),
+    }
+}
+
+fn watch(poller: &OwnedFd, descriptor: BorrowedFd<'_>) -> Result<(), DeviceError> {
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(poller, descriptor, data, epoll::EventFlags::IN).map_err(failed("epoll_ctl"))
+}
+
+fn sleep(descriptor: &OwnedFd, timeout: Duration) -> Result<(), DeviceError> {
+    // A year is as good as no limit, and no time that the system refuses.
+    let timeout = timespec(timeout.min(Duration::from_secs(365 * 86400)));
+    match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)) {
+        // A signal handler ran. The caller looks, and sleeps again.
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(failed("poll")(errno)),
+    }
+}
+
+/// Prepares several objects for sleep, in turn.
+pub(crate) fn try_wait<'a>(
+    sources: impl Iterator<Item = &'a dyn Source>,
+) -> Result<(), TryWaitError> {
+    for source in sources {
+        source.prepare()?;
+    }
+    Ok(())
+}
+
+// ---- wait sets ----------------------------------------------------------------------------------
+
+/// Completion queues and counters that are waited on together (`fi_wait`). Objects join it when they are
+/// made, with [`Wait::Set`]. Clones are handles to the same set.
+#[derive(Clone, Debug)]
+pub struct WaitSet(Arc<Set>);
+
+#[derive(Debug)]
+struct Set {
+    poller: OwnedFd,
+    members: Mutex<Vec<Weak<dyn Source>>>,
+}
+
+impl WaitSet {
+    pub(crate) fn new() -> Result<Self, DeviceError> {
+        let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create"))?;
+        Ok(Self(Arc::new(Set { poller, members: Mutex::default() })))
+    }
+
+    pub(crate) fn add(
+        &self,
+        member: Weak<dyn Source>,
+        wait: &WaitObject,
+    ) -> Result<(), DeviceError> {
+        watch(&self.0.poller, wait.descriptor())?;
+        self.0.members.lock().push(member);
+        Ok(())
+    }
+
+    /// Sleeps until an object of the set has something to be read (`fi_wait`). Returns `false` if none had
+    /// within `timeout`.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn wait(&self, timeout: Duration) -> Result<bool, DeviceError> {
+        let end = std::time::Instant::now() + timeout;
+        loop {
+            match self.try_wait() {
+                Ok(()) => {}
+                Err(TryWaitError::Device(error)) => return Err(error),
+                Err(_) => return Ok(true),
+            }
+            let left = end.saturating_duration_since(std::time::Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            sleep(&self.0.poller, left)?;
+        }
+    }
+
+    /// Prepares all objects of the set for sleep on its descriptor.
+    ///
+    /// # Errors
+    /// [`TryWaitError::Pending`] if one has something to be read; [`TryWaitError::Device`].
+    pub fn try_wait(&self) -> Result<(), TryWaitError> {
+        self.0.members.lock().retain(|member| member.strong_count() > 0);
+        let members: Vec<_> = self.0.members.lock().iter().filter_map(Weak::upgrade).collect();
+        try_wait(members.iter().map(AsRef::as_ref))
+    }
+}
+
+impl AsFd for WaitSet {
+    /// Readable when an object of the set may have something to be read, after
+    /// [`try_wait`](Self::try_wait).
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.poller.as_fd()
+    }
+}
+
+// ---- poll sets ----------------------------------------------------------------------------------
+
+/// Completion queues and counters that are polled together (`fi_poll`). They need no wait object.
+#[derive(Debug, Default)]
+pub struct PollSet {
+    members: Vec<(Arc<dyn Source>, u64)>,
+}
+
+impl PollSet {
+    /// A set without objects (`fi_poll_open`).
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an object (`fi_poll_add`), with the context that [`poll`](Self::poll) returns for it. An object that
+    /// is there gets the new context.
+    pub fn add(&mut self, object: &dyn Waitable, context: u64) {
+        self.remove(object);
+        self.members.push((object.source(), context));
+    }
+
+    /// Removes an object (`fi_poll_del`). Returns whether it was there.
+    pub fn remove(&mut self, object: &dyn Waitable) -> bool {
+        let (source, before) = (object.source(), self.members.len());
+        self.members.retain(|(member, _)| !Arc::ptr_eq(member, &source));
+        self.members.len() < before
+    }
+
+    /// Progresses the endpoints of all objects, and writes the contexts of those that have something to be
+    /// read (`fi_poll`). Returns their number, at most `contexts.len()`.
+    pub fn poll(&self, contexts: &mut [u64]) -> usize {
+        let pending = self.members.iter().filter(|(source, _)| source.is_pending());
+        let found = pending.map(|(_, context)| *context);
+        contexts.iter_mut().zip(found).map(|(slot, context)| *slot = context).count()
+    }
+}
