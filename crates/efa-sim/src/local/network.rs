@@ -76,6 +76,8 @@ pub(super) struct Network {
     serial: u64,
     hosts: Vec<Host>,
     pub(super) endpoints: BTreeMap<EndpointId, Endpoint>,
+    /// Whether there ever was a queue pair that threads can sleep on.
+    pub(super) has_bells: bool,
     pub(super) events: BTreeMap<Due, Event>,
     pub(super) stale: BTreeMap<QueuePairId, VecDeque<Stale>>,
 }
@@ -163,6 +165,7 @@ impl Network {
             serial: 0,
             hosts: Vec::new(),
             endpoints: BTreeMap::new(),
+            has_bells: false,
             events: BTreeMap::new(),
             stale: BTreeMap::new(),
         }
@@ -192,7 +195,9 @@ impl Network {
             Reorder::Shuffle => self.rng.u64(..),
             Reorder::None => 0,
         };
-        self.wake_for(&event);
+        if self.has_bells {
+            self.wake_for(&event);
+        }
         let due = Due { time, shuffle, serial: self.next_serial() };
         self.events.insert(due, event);
         due
@@ -303,6 +308,7 @@ impl Network {
             return Err(DeviceError::LimitReached { object: "queue pair", limit });
         }
         let bell = options.waitable.then(Bell::new).transpose()?;
+        self.has_bells |= bell.is_some();
         owner.queue_pairs.insert(qpn, endpoint);
         let id = QueuePairId { gid: owner.gid, qpn };
         self.endpoints.insert(
@@ -557,6 +563,7 @@ impl Network {
         self.events.keys().next().map(|due| due.time)
     }
 
+    #[inline]
     pub(super) fn next_event_of(&self, id: EndpointId) -> Option<Time> {
         let endpoint = self.endpoints.get(&id)?;
         if !endpoint.completions.is_empty() {
@@ -582,6 +589,7 @@ impl Network {
 
     // ---- events ------------------------------------------------------------------------------
 
+    #[inline]
     pub(super) fn advance(&mut self, now: Time) {
         self.now = self.now.max(now);
         while let Some(entry) = self.events.first_entry() {
