@@ -55,12 +55,9 @@ impl Lists {
     #[cold]
     #[inline(never)]
     fn grow(&mut self, list: u32, slot: u32) {
-        for at in self.slots.len() as u32..=slot {
-            self.slots.push(Link::alone(at));
-        }
-        for at in self.heads.len() as u32..=list {
-            self.heads.push(Link::alone(at | HEAD));
-        }
+        let (slots, heads) = (self.slots.len() as u32, self.heads.len() as u32);
+        self.slots.extend((slots..=slot).map(Link::alone));
+        self.heads.extend((heads..=list).map(|at| Link::alone(at | HEAD)));
     }
 
     /// Removes a slot from its list, if it is in one.

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 
 use efa_device::{
@@ -88,8 +89,7 @@ pub(crate) struct Stage {
 }
 
 fn options(qpn: u16, connid: u32) -> ReqOptions {
-    let address = RawAddress { gid: [9; 16], qpn, connid: Connid(connid) };
-    let raw_address = Some((address, RawAddressForm::Padded));
+    let raw_address = Some((address(qpn, connid), RawAddressForm::Padded));
     ReqOptions { raw_address, cq_data: None, connid: None }
 }
 
@@ -133,9 +133,13 @@ impl Stage {
     }
 
     /// Unexpected messages of another queue pair.
-    fn others(&mut self, count: u32) {
-        for msg_id in 0..count {
-            self.say(OTHER, &message(options(OTHER, 1), msg_id, RtmKind::Eager), 0);
+    fn others(&mut self, msg_ids: Range<u32>) {
+        let end = msg_ids.end;
+        for msg_id in msg_ids {
+            self.feed(OTHER, &message(options(OTHER, 1), msg_id, RtmKind::Eager), 0);
+            if msg_id % BATCH == 0 || msg_id + 1 == end {
+                self.poll();
+            }
         }
     }
 
@@ -145,8 +149,8 @@ impl Stage {
         let hello = message(options(HOSTILE, 1), 0, RtmKind::Eager);
         stage.endpoint.receive(ANY, vec![0; 8], 0).unwrap();
         stage.say(HOSTILE, &hello, 0);
-        stage.others(count);
-        stage.peer = stage.endpoint.find_peer(&address(1));
+        stage.others(0..count);
+        stage.peer = stage.endpoint.find_peer(&address(HOSTILE, 1));
         Box::new(stage)
     }
 
@@ -160,9 +164,12 @@ impl Stage {
         stage
     }
 
-    /// A peer with this many complete messages.
+    /// A peer with this many complete messages. The tables that hold what it leaves exist: another peer left a
+    /// message.
     pub(crate) fn with_complete(count: u32) -> Box<Self> {
-        let mut stage = Self::with_others(0);
+        let mut stage = Self::with_others(1);
+        let other = stage.endpoint.find_peer(&address(OTHER, 1)).unwrap();
+        stage.endpoint.remove_peer(other);
         for msg_id in 1..=count {
             stage.say(HOSTILE, &message(options(HOSTILE, 1), msg_id, RtmKind::Eager), 0);
         }
@@ -195,17 +202,16 @@ impl Stage {
         self
     }
 
-    /// The worst state: 20,000 messages of another queue pair; 200 former incarnations of the hostile one; a
+    /// The worst state: messages of another queue pair; 200 former incarnations of the hostile one; a
     /// receive whose ranges can't be more; an unexpected message of 5,000 packets, and a long one; and a
-    /// full window.
-    fn worst() -> Self {
+    /// window of messages ahead.
+    fn worst(others: u32, window: u32) -> Self {
         let mut stage = Self::new();
-        stage.others(10_000);
+        stage.others(0..others / 2);
         for connid in 1..=200 {
             stage.connid = connid;
             stage.say(HOSTILE, &message(options(HOSTILE, connid), 0, RtmKind::Eager), 0);
         }
-        let own = options(HOSTILE, stage.connid);
         let credit_request = 1;
         let length = 1 << 20;
         // A receive with 4,096 ranges: message 1.
@@ -215,151 +221,66 @@ impl Stage {
         }
         stage.endpoint.receive(ANY, Vec::new(), 0).unwrap();
         for range in 0..=4096 {
-            let kind = RtmKind::Medium { msg_length: length, seg_offset: range * 4 };
-            stage.say(HOSTILE, &message(own, 1, kind), 2);
+            stage.rtm(1, RtmKind::Medium { msg_length: length, seg_offset: range * 4 }, 2);
         }
+        stage.poll();
         // An unexpected message of many packets: message 2; a long one: message 3.
         for range in 0..5000 {
-            let kind = RtmKind::Medium { msg_length: length, seg_offset: range * 4 };
-            stage.say(HOSTILE, &message(own, 2, kind), 2);
+            stage.rtm(2, RtmKind::Medium { msg_length: length, seg_offset: range * 4 }, 2);
         }
+        stage.poll();
         let (msg_length, send_id, read_nack) = (length, OpId(9), false);
-        let kind = RtmKind::LongCts { msg_length, send_id, credit_request, read_nack };
-        stage.say(HOSTILE, &message(own, 3, kind), 8);
-        stage.others_again();
-        // All that a window keeps, but for the expected one.
-        for ahead in 1..(1 << 16) {
-            stage.say(HOSTILE, &message(own, 4 + ahead, RtmKind::Eager), 0);
+        stage.rtm(3, RtmKind::LongCts { msg_length, send_id, credit_request, read_nack }, 8);
+        stage.poll();
+        stage.others(others / 2..others);
+        // All but the expected one.
+        for ahead in 1..window {
+            stage.rtm(4 + ahead, RtmKind::Eager, 0);
+            if ahead % BATCH == 0 {
+                stage.poll();
+            }
         }
+        stage.poll();
         stage
     }
 
-    fn others_again(&mut self) {
-        for msg_id in 10_000..20_000 {
-            self.say(OTHER, &message(options(OTHER, 1), msg_id, RtmKind::Eager), 0);
-        }
-    }
-
-    /// The worst state, and packets of each kind that have not arrived.
-    pub(crate) fn with_each_kind() -> Box<Self> {
-        let mut stage = Self::worst();
+    /// The worst state, but small, and packets of one kind that have not arrived. One has: tables that it needs
+    /// exist.
+    pub(crate) fn with_kind(kind: &Kind) -> Box<Self> {
+        let mut stage = Self::worst(2000, 4096);
+        (kind.feed)(&mut stage, ROUNDS);
+        stage.poll();
         for round in 0..ROUNDS {
-            stage.feed_each_kind(round);
+            (kind.feed)(&mut stage, round);
         }
         Box::new(stage)
     }
 
-    fn feed_each_kind(&mut self, round: u64) {
-        let own = options(HOSTILE, self.connid);
-        let connid = Some(Connid(self.connid));
-        let (op, none): (OpId, &[RmaIov]) = (OpId(3), &[]);
-        let iov = [RmaIov::new(64, 8, 77)];
-        let medium = |seg_offset| RtmKind::Medium { msg_length: 1 << 20, seg_offset };
-        let send_id = op;
-        let (msg_length, credit_request) = (8, 1);
-        let kinds: Vec<(Header<'_>, usize)> = vec![
-            // Messages: repeated, ahead and occupied, beyond the window, old.
-            (message(own, 5, RtmKind::Eager), 0),
-            (message(own, 70_000_000, RtmKind::Eager), 0),
-            (message(own, 0, RtmKind::Eager), 0),
-            (message(own, 0, RtmKind::DcEager { send_id }), 0),
-            // Segments: one range too many, one that closes the first gap, of an unexpected message.
-            (message(own, 1, medium(400_001)), 1),
-            (message(own, 1, medium(2 + 4 * round)), 2),
-            (message(own, 2, medium(30_000)), 1),
-            (
-                message(
-                    own,
-                    6,
-                    RtmKind::LongCts { msg_length, send_id, credit_request, read_nack: false },
-                ),
-                1,
-            ),
-            (
-                message(
-                    own,
-                    3,
-                    RtmKind::LongCts { msg_length, send_id, credit_request, read_nack: true },
-                ),
-                0,
-            ),
-            // Writes, reads and atomics of memory that isn't there.
-            (Header::Rtw(Rtw { rma_iov: &iov, kind: RtwKind::Eager, options: own }), 8),
-            (
-                Header::Rtw(Rtw {
-                    rma_iov: none,
-                    kind: RtwKind::DcEager { send_id },
-                    options: own,
-                }),
-                0,
-            ),
-            (
-                Header::Rtw(Rtw {
-                    rma_iov: &iov,
-                    kind: RtwKind::LongCts { msg_length, send_id, credit_request },
-                    options: own,
-                }),
-                1,
-            ),
-            (
-                Header::Rtr(Rtr {
-                    rma_iov: &iov,
-                    kind: RtrKind::Short,
-                    msg_length,
-                    recv_id: op,
-                    recv_length: 8,
-                    options: own,
-                }),
-                0,
-            ),
-            (
-                Header::Rta(Rta {
-                    msg_id: MsgId(7),
-                    rma_iov: &iov,
-                    datatype: 0,
-                    op: 0,
-                    kind: RtaKind::Write,
-                    options: own,
-                }),
-                8,
-            ),
-            // Answers to operations that aren't.
-            (
-                Header::Cts(Cts {
-                    connid,
-                    send_id,
-                    recv_id: op,
-                    recv_length: 1,
-                    emulated_read: false,
-                }),
-                0,
-            ),
-            (Header::CtsData(CtsData { connid, recv_id: op, seg_length: 1, seg_offset: 0 }), 1),
-            (Header::ReadRsp(ReadRsp { connid, recv_id: op, send_id, seg_length: 1 }), 1),
-            (Header::AtomRsp(AtomRsp { connid, recv_id: op, seg_length: 1 }), 1),
-            (Header::Eor(Eor { send_id, recv_id: op, form: EorForm::Full { connid } }), 0),
-            (Header::Receipt(Receipt { send_id, msg_id: MsgId(1), connid }), 0),
-            (Header::ReadNack(ReadNack { send_id, recv_id: op, connid }), 0),
-            (Header::PeerError(PeerError { op_id: op, ref_kind: 1, prov_errno: 1, connid }), 0),
-            (
-                Header::Handshake(Handshake {
-                    extra_info: ExtraInfo::new(&[u64::MAX]).unwrap(),
-                    connid,
-                    host_id: None,
-                    device_version: None,
-                    user_recv_qp: None,
-                }),
-                0,
-            ),
-            // A stale incarnation, one older than the search, and an unknown sender.
-            (message(options(HOSTILE, self.connid - 1), 0, RtmKind::Eager), 0),
-            (Header::Receipt(Receipt { send_id, msg_id: MsgId(1), connid: Some(Connid(1)) }), 0),
-        ];
-        for (header, payload) in &kinds {
-            self.feed(HOSTILE, header, *payload);
+    /// The worst state with so many messages of others, and packets of each kind.
+    pub(crate) fn with_each_kind(others: u32) -> Box<Self> {
+        let mut stage = Self::worst(others, FULL);
+        for round in 0..ROUNDS {
+            KINDS.iter().for_each(|kind| (kind.feed)(&mut stage, round));
         }
-        self.feed(99, &Header::Receipt(Receipt { send_id, msg_id: MsgId(1), connid: None }), 0);
-        self.arrivals.borrow_mut().push_back((vec![0xff; 64], HOSTILE));
+        Box::new(stage)
+    }
+
+    /// A packet of the hostile peer.
+    fn own(&mut self, header: &Header<'_>, payload: usize) {
+        self.feed(HOSTILE, header, payload);
+    }
+
+    /// A message, or a packet of one.
+    fn rtm(&mut self, msg_id: u32, kind: RtmKind<'static>, payload: usize) {
+        self.own(&message(options(HOSTILE, self.connid), msg_id, kind), payload);
+    }
+
+    fn options(&self) -> ReqOptions {
+        options(HOSTILE, self.connid)
+    }
+
+    fn connid(&self) -> Option<Connid> {
+        Some(Connid(self.connid))
     }
 
     /// Handles all that has arrived.
@@ -372,7 +293,7 @@ impl Stage {
 
     /// The worst state, and the packet that all in the window wait for.
     pub(crate) fn with_full_window() -> Box<Self> {
-        let mut stage = Self::worst();
+        let mut stage = Self::worst(OTHERS, FULL);
         let own = options(HOSTILE, stage.connid);
         stage.feed(HOSTILE, &message(own, 4, RtmKind::Eager), 0);
         Box::new(stage)
@@ -380,7 +301,7 @@ impl Stage {
 
     /// The worst state, and packets of as many new incarnations.
     pub(crate) fn with_restarts(count: u32) -> Box<Self> {
-        let mut stage = Self::worst();
+        let mut stage = Self::worst(OTHERS, FULL);
         // The first ends the one whose window is full.
         for connid in 0..=count {
             let hello = message(options(HOSTILE, 1000 + connid), 0, RtmKind::Eager);
@@ -393,13 +314,170 @@ impl Stage {
     }
 }
 
-fn address(connid: u32) -> RawAddress {
-    RawAddress { gid: [9; 16], qpn: HOSTILE, connid: Connid(connid) }
+fn address(qpn: u16, connid: u32) -> RawAddress {
+    RawAddress { gid: [9; 16], qpn, connid: Connid(connid) }
 }
 
+/// Packets that arrive between two calls while a state is made.
+const BATCH: u32 = 1024;
 /// How often each kind of packet arrives.
 pub(crate) const ROUNDS: u64 = 16;
-/// Kinds of packets.
-pub(crate) const KINDS: u64 = 27;
+/// Unexpected messages of another queue pair in the worst state.
+const OTHERS: u32 = 20_000;
 /// Messages ahead of the expected one that a window keeps.
-pub(crate) const AHEAD: u64 = (1 << 16) - 1;
+pub(crate) const AHEAD: u64 = FULL as u64 - 1;
+/// Messages in a full window, with the expected one.
+const FULL: u32 = 1 << 16;
+
+/// A kind of packet, and the limit of instructions for each: what was measured in the worst state, but small, and
+/// 1 %.
+pub(crate) struct Kind {
+    instructions: u64,
+    feed: fn(&mut Stage, u64),
+}
+
+const fn kind(instructions: u64, feed: fn(&mut Stage, u64)) -> Kind {
+    Kind { instructions, feed }
+}
+
+impl Kind {
+    /// The limit for a run.
+    pub(crate) const fn limit(&self) -> u64 {
+        self.instructions * ROUNDS
+    }
+}
+
+const LENGTH: u64 = 1 << 20;
+const OP: OpId = OpId(3);
+const IOV: [RmaIov; 1] = [RmaIov::new(64, 8, 77)];
+
+const fn longcts(read_nack: bool) -> RtmKind<'static> {
+    RtmKind::LongCts { msg_length: 8, send_id: OP, credit_request: 1, read_nack }
+}
+
+const fn segment(seg_offset: u64) -> RtmKind<'static> {
+    RtmKind::Medium { msg_length: LENGTH, seg_offset }
+}
+
+// Messages: ahead and there already, beyond the window, old.
+pub(crate) const REPEATED: Kind = kind(1273, |to, _| to.rtm(5, RtmKind::Eager, 0));
+pub(crate) const TOO_FAR: Kind = kind(996, |to, _| to.rtm(70_000_000, RtmKind::Eager, 0));
+pub(crate) const OLD: Kind = kind(996, |to, _| to.rtm(0, RtmKind::Eager, 0));
+pub(crate) const OLD_CONFIRMED: Kind =
+    kind(1002, |to, _| to.rtm(0, RtmKind::DcEager { send_id: OP }, 0));
+pub(crate) const LONG_REPEATED: Kind = kind(1335, |to, _| to.rtm(6, longcts(false), 1));
+pub(crate) const LONG_NOT_NACKED: Kind = kind(798, |to, _| to.rtm(3, longcts(true), 0));
+// Segments: one range too many; one that closes the first gap, which moves 4,096 ranges (callgrind counts each
+// byte of `rep movsb`); of an unexpected message.
+pub(crate) const RANGE_TOO_MANY: Kind = kind(1108, |to, _| to.rtm(1, segment(400_001), 1));
+pub(crate) const FIRST_GAP: Kind = kind(67_048, |to, round| to.rtm(1, segment(2 + 4 * round), 2));
+pub(crate) const UNEXPECTED_SEGMENT: Kind = kind(1095, |to, _| to.rtm(2, segment(30_000), 1));
+// Writes, reads and atomics of memory that isn't there.
+pub(crate) const WRITE: Kind = kind(776, |to, _| {
+    let (kind, options) = (RtwKind::Eager, to.options());
+    to.own(&Header::Rtw(Rtw { rma_iov: &IOV, kind, options }), 8);
+});
+pub(crate) const EMPTY_WRITE: Kind = kind(1911, |to, _| {
+    let (kind, options) = (RtwKind::DcEager { send_id: OP }, to.options());
+    to.own(&Header::Rtw(Rtw { rma_iov: &[], kind, options }), 0);
+});
+pub(crate) const LONG_WRITE: Kind = kind(929, |to, _| {
+    let kind = RtwKind::LongCts { msg_length: 8, send_id: OP, credit_request: 1 };
+    let options = to.options();
+    to.own(&Header::Rtw(Rtw { rma_iov: &IOV, kind, options }), 1);
+});
+pub(crate) const READ: Kind = kind(939, |to, _| {
+    let (kind, msg_length, recv_id, recv_length) = (RtrKind::Short, 8, OP, 8);
+    let options = to.options();
+    let rtr = Rtr { rma_iov: &IOV, kind, msg_length, recv_id, recv_length, options };
+    to.own(&Header::Rtr(rtr), 0);
+});
+pub(crate) const ATOMIC: Kind = kind(1266, |to, _| {
+    let (msg_id, datatype, op, kind) = (MsgId(7), 0, 0, RtaKind::Write);
+    let options = to.options();
+    to.own(&Header::Rta(Rta { msg_id, rma_iov: &IOV, datatype, op, kind, options }), 8);
+});
+// Answers to operations that aren't.
+pub(crate) const CTS: Kind = kind(604, |to, _| {
+    let (connid, send_id, recv_id) = (to.connid(), OP, OP);
+    let cts = Cts { connid, send_id, recv_id, recv_length: 1, emulated_read: false };
+    to.own(&Header::Cts(cts), 0);
+});
+pub(crate) const CTSDATA: Kind = kind(619, |to, _| {
+    let (connid, recv_id) = (to.connid(), OP);
+    to.own(&Header::CtsData(CtsData { connid, recv_id, seg_length: 1, seg_offset: 0 }), 1);
+});
+pub(crate) const READRSP: Kind = kind(614, |to, _| {
+    let (connid, recv_id, send_id) = (to.connid(), OP, OP);
+    to.own(&Header::ReadRsp(ReadRsp { connid, recv_id, send_id, seg_length: 1 }), 1);
+});
+pub(crate) const ATOMRSP: Kind = kind(613, |to, _| {
+    let (connid, recv_id) = (to.connid(), OP);
+    to.own(&Header::AtomRsp(AtomRsp { connid, recv_id, seg_length: 1 }), 1);
+});
+pub(crate) const EOR: Kind = kind(612, |to, _| {
+    let form = EorForm::Full { connid: to.connid() };
+    to.own(&Header::Eor(Eor { send_id: OP, recv_id: OP, form }), 0);
+});
+pub(crate) const RECEIPT: Kind = kind(603, |to, _| to.own(&receipt(to.connid()), 0));
+pub(crate) const READ_NACK: Kind = kind(603, |to, _| {
+    let connid = to.connid();
+    to.own(&Header::ReadNack(ReadNack { send_id: OP, recv_id: OP, connid }), 0);
+});
+pub(crate) const PEER_ERROR: Kind = kind(784, |to, _| {
+    let (op_id, ref_kind, prov_errno, connid) = (OP, 1, 1, to.connid());
+    to.own(&Header::PeerError(PeerError { op_id, ref_kind, prov_errno, connid }), 0);
+});
+pub(crate) const HANDSHAKE: Kind = kind(668, |to, _| {
+    let handshake = Handshake {
+        extra_info: ExtraInfo::new(&[u64::MAX]).unwrap(),
+        connid: to.connid(),
+        host_id: None,
+        device_version: None,
+        user_recv_qp: None,
+    };
+    to.own(&Header::Handshake(handshake), 0);
+});
+// Of the incarnation before, of one older than the search, of an unknown queue pair; and no packet.
+pub(crate) const STALE: Kind = kind(881, |to, _| {
+    to.own(&message(options(HOSTILE, to.connid - 1), 0, RtmKind::Eager), 0);
+});
+pub(crate) const LONG_STALE: Kind = kind(1479, |to, _| to.own(&receipt(Some(Connid(1))), 0));
+pub(crate) const UNKNOWN: Kind = kind(679, |to, _| to.feed(99, &receipt(None), 0));
+pub(crate) const MALFORMED: Kind = kind(614, |to, _| {
+    to.arrivals.borrow_mut().push_back((vec![0xff; 64], HOSTILE));
+});
+
+fn receipt(connid: Option<Connid>) -> Header<'static> {
+    Header::Receipt(Receipt { send_id: OP, msg_id: MsgId(1), connid })
+}
+
+const KINDS: [&Kind; 27] = [
+    &REPEATED,
+    &TOO_FAR,
+    &OLD,
+    &OLD_CONFIRMED,
+    &LONG_REPEATED,
+    &LONG_NOT_NACKED,
+    &RANGE_TOO_MANY,
+    &FIRST_GAP,
+    &UNEXPECTED_SEGMENT,
+    &WRITE,
+    &EMPTY_WRITE,
+    &LONG_WRITE,
+    &READ,
+    &ATOMIC,
+    &CTS,
+    &CTSDATA,
+    &READRSP,
+    &ATOMRSP,
+    &EOR,
+    &RECEIPT,
+    &READ_NACK,
+    &PEER_ERROR,
+    &HANDSHAKE,
+    &STALE,
+    &LONG_STALE,
+    &UNKNOWN,
+    &MALFORMED,
+];
