@@ -166,8 +166,10 @@ fn info_lists_only_what_fi_provider_leaves() {
 // conformance: C32
 #[test]
 fn fi_log_variables_choose_what_is_logged() {
+    let scratch = common::Scratch::new("logs");
     let logged = |variables: &[(&str, &str)]| {
-        let mut command = common::efa(["pingpong", "--directory", DEVICES, "--sizes", "8"]);
+        let mut command = common::efa(["pingpong", "--directory", scratch.as_str()]);
+        command.args(["--sizes", "8"]);
         command.args(["--iterations", "3", "--warmup", "0"]).env_remove("RUST_LOG");
         command.env_remove("EFA_LOG").envs(variables.iter().copied());
         let outcome = common::Running::start(&mut command).finish();

@@ -21,8 +21,9 @@
 //!   leaking or cancelling never lets a device write into memory that is used for something else.
 //! * **Objects hold what they depend on** and may be dropped in any order.
 //! * **Progress is manual** by default (`FI_PROGRESS_MANUAL`): reading a completion queue or counter
-//!   progresses its endpoints, and the library has no threads. With [`DomainOptions::progress`](DomainOptions#structfield.progress) a domain has
-//!   one thread, which does that and sleeps while nothing happens.
+//!   progresses its endpoints, and the library has no threads. With
+//!   [`DomainOptions::progress`](DomainOptions#structfield.progress) a domain has one thread, which does that
+//!   and sleeps while nothing happens.
 //! * **Waiting polls or sleeps.** [`CompletionQueue::wait`] and [`Counter::wait`] block the thread, so don't
 //!   call them in an async task. They poll, unless the object was made by
 //!   [`Domain::waitable_completion_queue`] or [`Domain::waitable_counter`]: then they sleep, and the object

@@ -115,7 +115,8 @@ impl HostMemory {
             return Some(format!("others can't access the memory of this process: {obstacle}"));
         }
         let tables = self.directory.tables().unwrap_or_default();
-        let mut others = tables.into_iter().filter_map(|table| Peer::open(&self.directory, table));
+        let find = |table| Peer::find(&self.directory, table)?.ok().flatten();
+        let mut others = tables.into_iter().filter_map(find);
         others.find_map(|other| match other.check_cookie() {
             _ if self.is_foreign(&other) => Some(format!(
                 "process {} of this host is in another PID namespace",
@@ -232,13 +233,8 @@ impl Drop for HostMemory {
 
 impl Peer {
     fn open(directory: &HostDirectory, name: FileName) -> Option<Self> {
-        let (file, writable) = directory.find_both(name).ok().flatten()?;
-        match PeerSlots::open(&file, &writable, MAGIC) {
-            Ok(Some(slots)) => Some(Self {
-                slots,
-                back_first: AtomicBool::new(false),
-                refusal_told: AtomicBool::new(false),
-            }),
+        match Self::find(directory, name)? {
+            Ok(Some(peer)) => Some(peer),
             Ok(None) => {
                 tracing::warn!(%name, "not a table of memory keys of this version of efa");
                 None
@@ -248,6 +244,20 @@ impl Peer {
                 None
             }
         }
+    }
+
+    /// Opens a table, if there is a file of this name. `Ok(None)`: it is of another version, or its process is
+    /// just making it.
+    fn find(directory: &HostDirectory, name: FileName) -> Option<Result<Option<Self>, Errno>> {
+        let (file, writable) = directory.find_both(name).ok().flatten()?;
+        let slots = PeerSlots::open(&file, &writable, MAGIC);
+        Some(slots.map(|slots| {
+            slots.map(|slots| Self {
+                slots,
+                back_first: AtomicBool::new(false),
+                refusal_told: AtomicBool::new(false),
+            })
+        }))
     }
 
     /// Notes in the log, once, that the memory can't be accessed.
