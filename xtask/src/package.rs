@@ -56,6 +56,8 @@ struct Package {
 
 /// Runs the step.
 pub(crate) fn step(workspace: &Workspace) -> Result<()> {
+    // Also what other systems than this one need: cargo wants it all to be there.
+    process::run(workspace.cargo().args(["fetch", "--locked"]))?;
     let metadata = Metadata::read(workspace)?;
     let crates = metadata.published();
     ensure!(!crates.is_empty(), "no crate can be published");
