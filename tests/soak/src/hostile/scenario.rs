@@ -384,13 +384,12 @@ impl Scenario {
             _ => part.counts.messages as f64 / part.cpu.as_secs_f64(),
         });
         let [before, during, after] = rates;
-        // In virtual time, half during the attack and all after it, but for random delays. In CPU time,
-        // where caches and the system take part, half of that; a new connection costs as much as some 20
-        // messages.
-        let (half, all) = match (link, &self.attack) {
-            (Link::Local, _) => (0.5, 0.95),
-            (_, Attack::Connections(_)) => (0.1, 0.5),
-            _ => (0.25, 0.5),
+        // In virtual time, half during the attack and all after it, but for random delays. CPU time depends on
+        // caches, the system and what else the machine does, so it shows collapse only: the attack that was
+        // the reason for these scenarios left a seven-hundredth.
+        let (half, all) = match link {
+            Link::Local => (0.5, 0.95),
+            _ => (0.05, 0.25),
         };
         if during < before * half {
             errors.push(format!("{during:.0} messages/s during the attack, {before:.0} before it"));
