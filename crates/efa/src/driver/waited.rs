@@ -27,6 +27,10 @@ impl Waiters {
         (!objects.is_empty()).then(|| Box::new(Self { objects, armed: None }))
     }
 
+    #[cfg_attr(
+        not(feature = "sim"),
+        allow(dead_code, reason = "only the software device wakes sleepers")
+    )]
     fn wake(&mut self) {
         self.armed = None;
         self.objects.iter().for_each(|object| object.notify());
@@ -58,6 +62,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
 
     /// Wakes threads that sleep if a call has left something to do that no descriptor shows: an operation
     /// that ended at once, or something to be done earlier than they sleep.
+    #[cfg_attr(
+        not(feature = "sim"),
+        allow(dead_code, reason = "only the software device wakes sleepers")
+    )]
     pub(crate) fn after_call(&mut self) {
         let Some(waiters) = &mut self.waiters else { return };
         let Some(until) = waiters.armed else { return };
