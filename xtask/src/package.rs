@@ -13,8 +13,9 @@
 //! `cargo install` would part from each other.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -71,15 +72,19 @@ pub(crate) fn step(workspace: &Workspace) -> Result<()> {
     }
     metadata.check_with_oldest_rust(workspace)?;
 
-    // A directory of its own: cargo takes packages of one version for immutable, and would link what it
-    // built of their earlier contents.
-    let target = metadata.target_directory.join("packages");
-    forget_builds(&target, "efa")?;
+    // Cargo takes a package of one version for immutable: it keeps what it unpacked and built of it, for each
+    // target directory. Only a directory that never existed makes it take today's packages.
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let target = metadata.target_directory.join(format!("packages-{}", since_epoch.as_nanos()));
     // Uncommitted changes are packaged, too: the step checks the tree as it is.
     let mut cargo = workspace.cargo();
     cargo.args(["package", "--offline", "--allow-dirty", "--no-metadata", "--target-dir"]);
     let names = crates.iter().map(|package| format!("--package={}", package.name));
-    process::run(cargo.arg(target).args(names))?;
+    let packaged = process::run(cargo.arg(&target).args(names));
+    if let Err(error) = fs::remove_dir_all(&target) {
+        say!("cannot remove {}: {error}", target.display());
+    }
+    packaged?;
 
     let bare = ["--package=efa", "--no-default-features"];
     let mut clippy = workspace.cargo();
@@ -92,19 +97,6 @@ pub(crate) fn step(workspace: &Workspace) -> Result<()> {
     let mut build = workspace.cargo();
     build.args(["build", "--offline", "--locked", "--manifest-path", NO_STD, "--target-dir"]);
     process::run(build.arg(metadata.target_directory.join("no-std")))
-}
-
-/// Makes cargo build packages again whose names begin with `prefix`.
-fn forget_builds(target: &Path, prefix: &str) -> Result<()> {
-    let Ok(fingerprints) = fs::read_dir(target.join("debug/.fingerprint")) else { return Ok(()) };
-    for entry in fingerprints {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(prefix) {
-            fs::remove_dir_all(entry.path())
-                .with_context(|| format!("cannot remove {}", entry.path().display()))?;
-        }
-    }
-    Ok(())
 }
 
 /// Whether a line of `cargo tree --prefix=none --format={p}` is this package.
@@ -252,20 +244,6 @@ mod tests {
         let tree = "efa v0.1.0 (/w/crates/efa)\nefa-sim-tools v0.1.0\nslab v0.4.12\n";
         assert!(depends_on(tree, "slab") && depends_on(tree, "efa"));
         assert!(!depends_on(tree, "efa-sim"));
-    }
-
-    #[test]
-    fn builds_of_own_packages_are_forgotten_and_others_kept() {
-        let target = std::env::temp_dir().join(format!("efa-packages-{}", std::process::id()));
-        assert!(forget_builds(&target, "efa").is_ok(), "no build yet");
-        let fingerprints = target.join("debug/.fingerprint");
-        for name in ["efa-proto-12", "efa-34", "slab-56"] {
-            fs::create_dir_all(fingerprints.join(name)).unwrap();
-        }
-        forget_builds(&target, "efa").unwrap();
-        let left = fs::read_dir(&fingerprints).unwrap().map(|entry| entry.unwrap().file_name());
-        assert_eq!(left.collect::<Vec<_>>(), ["slab-56"]);
-        fs::remove_dir_all(&target).unwrap();
     }
 
     #[test]
