@@ -14,15 +14,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use clap::ValueEnum;
 use efa::{
     AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, EnableError,
-    Endpoint, Environment, Fabric, Link, ShmOptions, TcpOptions,
+    Endpoint, Environment, Fabric, Link, LinkOptions,
 };
 use efa_device::Rdma;
 use efa_sim::capture::{Capture, CaptureError};
 use efa_sim::faults::FaultOptions;
 use efa_sim::record::{Record, SharedSink, Sink};
-
-/// Default name of the software device.
-const USUAL_NAME: &str = "efa";
 
 /// Options that choose a device.
 #[derive(Clone, Debug, clap::Args)]
@@ -51,10 +48,15 @@ pub(crate) struct SoftArgs {
 }
 
 impl SoftArgs {
-    /// The name given, or the default.
-    pub(crate) fn name(&self) -> &str {
-        self.device_name.as_deref().unwrap_or(USUAL_NAME)
+    /// The name given, or that of the environment.
+    pub(crate) fn name(&self) -> String {
+        self.device_name.clone().unwrap_or_else(|| link_options().shm.name)
     }
+}
+
+/// Options of links as the environment sets them. Its mistakes are reported where an endpoint is made.
+fn link_options() -> LinkOptions {
+    Environment::of(std::env::vars_os()).links
 }
 
 /// What connects endpoints of the software device in different processes.
@@ -99,7 +101,8 @@ impl TcpHost {
         properties: &PropertyArgs,
         capture: Option<&CaptureFile>,
     ) -> Result<Domain, efa::Error> {
-        let options = TcpOptions::new(self.address).with(|options| {
+        let options = link_options().tcp.with(|options| {
+            options.address = self.address;
             options.scope_id = self.scope_id;
             options.rdma = properties.device_rdma.map_or(options.rdma, RdmaArg::rdma);
             options.reorder = properties.reorder;
@@ -265,8 +268,11 @@ impl SoftArgs {
         properties: &PropertyArgs,
         capture: Option<&CaptureFile>,
     ) -> Result<Domain, efa::Error> {
-        let options = ShmOptions::new(self.name()).with(|options| {
-            options.directory = self.directory.clone();
+        let options = link_options().shm.with(|options| {
+            options.name = self.name();
+            if self.directory.is_some() {
+                options.directory.clone_from(&self.directory);
+            }
             options.rdma = properties.device_rdma.map_or(options.rdma, RdmaArg::rdma);
             options.faults = FaultOptions::NONE.with(|faults| {
                 faults.reorder = properties.reorder;

@@ -114,6 +114,13 @@ impl SharedSink {
     }
 }
 
+/// Whether both are the same sink.
+impl PartialEq for SharedSink {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl fmt::Debug for SharedSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SharedSink")

@@ -156,7 +156,7 @@ use efa_device::{
 };
 
 /// Options of [`ShmDevice::open`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ShmOptions {
     /// Name of the host: processes with the same name reach each other. 1 to 64 letters, digits, `.`, `_`

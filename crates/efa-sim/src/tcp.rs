@@ -136,7 +136,7 @@ use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 const MAX_PEERS: usize = 4096;
 
 /// Options of [`TcpDevice::open`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TcpOptions {
     /// The address of this host that the others connect to. It is the host's GID.

@@ -22,6 +22,7 @@ use efa_rdm::Config;
 
 use crate::Address;
 use crate::capabilities::{Capabilities, Mode, OperationFlags};
+use crate::domain::DomainOptions;
 use crate::error::Wanted;
 use crate::hints::Narrow;
 use crate::pieces::MOST_PIECES;
@@ -151,7 +152,7 @@ pub enum CompletionOrder {
 pub enum EndpointKind {
     /// Reliable datagrams: many peers, no connections (`FI_EP_RDM`).
     ReliableDatagram,
-    /// Connections (`FI_EP_MSG`). Not offered by this release.
+    /// Connections: one peer, found by host and port (`FI_EP_MSG`); see [`MsgEndpoint`](crate::MsgEndpoint).
     Connected,
     /// Unreliable datagrams (`FI_EP_DGRAM`). Never offered.
     Datagram,
@@ -159,7 +160,7 @@ pub enum EndpointKind {
 
 impl EndpointKind {
     /// Those that are offered, the best first: an [entry](crate::Info) for each and for each link.
-    pub const OFFERED: &'static [Self] = &[Self::ReliableDatagram];
+    pub const OFFERED: &'static [Self] = &[Self::ReliableDatagram, Self::Connected];
 }
 
 /// Protocol of an endpoint.
@@ -170,12 +171,24 @@ pub enum Protocol {
     EfaRdm,
 }
 
-/// Format of the addresses that [`Endpoint::address`](crate::Endpoint::address) returns.
+/// How a program names the endpoints that it wants to reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AddressFormat {
-    /// GID, queue pair number and connid (`FI_ADDR_EFA`).
+    /// GID, queue pair number and connid, as [`Endpoint::address`](crate::Endpoint::address) returns them
+    /// (`FI_ADDR_EFA`).
     Efa,
+    /// IP address and port of a listener (`FI_SOCKADDR`): of endpoints with a connection.
+    Socket,
+}
+
+impl EndpointKind {
+    pub(crate) fn address_format(self) -> AddressFormat {
+        match self {
+            Self::Connected => AddressFormat::Socket,
+            Self::ReliableDatagram | Self::Datagram => AddressFormat::Efa,
+        }
+    }
 }
 
 /// Whether a hint meets an attribute by a rule; fills in the attribute if the rule says so.
@@ -359,13 +372,14 @@ attributes! {
         same name: String,
         /// Threading model.
         at_least threading: Threading,
-        /// Progress model, of data and of everything else.
+        /// Progress model, of data and of everything else. An entry is automatic only if that was asked for, and
+        /// the device can wake a thread.
         at_least progress: Progress,
         /// Resource management.
         at_least resource_management: ResourceManagement,
         /// Type of address vectors.
         free address_vector: AddressVectorKind,
-        /// How peers name memory regions.
+        /// How peers name memory regions. An entry is scalable only if that was asked for.
         same registration_mode: RegistrationMode,
         /// Whether buffers of operations must be registered memory.
         free local_registration: LocalRegistration,
@@ -409,19 +423,24 @@ attributes! {
 }
 
 impl DomainAttributes {
-    pub(crate) fn of(device: &DeviceAttributes, local_registration: LocalRegistration) -> Self {
+    pub(crate) fn of(device: &DeviceAttributes, options: &DomainOptions) -> Self {
+        let (direct_write_data_size, mr_key_size) = match options.registration {
+            RegistrationMode::Basic if device.rdma.write => (size_of::<u32>(), size_of::<u32>()),
+            RegistrationMode::Basic => (0, size_of::<u32>()),
+            RegistrationMode::Scalable => (0, size_of::<u64>()),
+        };
         Self {
             name: device.name.clone(),
             threading: Threading::Safe,
-            progress: Progress::Manual,
+            progress: options.progress,
             resource_management: ResourceManagement::Enabled,
             address_vector: AddressVectorKind::Table,
-            registration_mode: RegistrationMode::Basic,
-            local_registration,
+            registration_mode: options.registration,
+            local_registration: options.local_registration,
             mtu: device.mtu,
             cq_data_size: size_of::<u64>(),
-            direct_write_data_size: if device.rdma.write { size_of::<u32>() } else { 0 },
-            mr_key_size: size_of::<u32>(),
+            direct_write_data_size,
+            mr_key_size,
             max_regions: device.max_regions,
             max_region_size: device.max_region_size,
         }

@@ -6,6 +6,7 @@ use efa_device::{Access, Device as _, DeviceAttributes, DeviceError, RegisterErr
 use efa_sim::{SoftDevice, SoftRegion};
 use efa_verbs::{Packet as VerbsPacket, VerbsDevice, VerbsRegion};
 
+use crate::info::Link;
 use crate::packet::Packet;
 
 /// Evaluates `$call` with the value of whichever variant it is.
@@ -202,6 +203,11 @@ impl efa_device::Region for AnyRegion {
     fn reclaim(self) -> Result<Box<[u8]>, Self> {
         each!(Self in self, region => region.reclaim().map_err(ConcreteRegion::into_any))
     }
+}
+
+/// Whether threads can sleep until a device of this link has something.
+pub(crate) fn notifies(link: Link) -> bool {
+    link != Link::Verbs
 }
 
 // ---- interfaces ---------------------------------------------------------------------------------

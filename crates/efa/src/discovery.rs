@@ -18,12 +18,12 @@ use efa_device::{DeviceAttributes, DeviceError};
 use efa_rdm::Config;
 
 use crate::attributes::{
-    AddressFormat, DomainAttributes, DomainLimits, EndpointAttributes, EndpointKind,
-    LocalRegistration, ReceiveAttributes, TransmitAttributes,
+    DomainAttributes, DomainLimits, EndpointAttributes, EndpointKind, LocalRegistration,
+    ReceiveAttributes, TransmitAttributes,
 };
 use crate::capabilities::{Capabilities, Mode, OperationFlags};
-use crate::device::find_interfaces;
-use crate::domain::Domain;
+use crate::device::{find_interfaces, notifies};
+use crate::domain::{Domain, DomainOptions};
 use crate::error::{Error, Wanted};
 use crate::fabric::Fabric;
 use crate::hints::{Hints, Narrow};
@@ -87,7 +87,7 @@ pub struct Query {
     pub version: Version,
     /// Name or IP address of a host.
     pub node: Option<String>,
-    /// A TCP port number.
+    /// A TCP port number. Names of services aren't looked up: they are [`Wanted::Service`].
     pub service: Option<String>,
     /// What node and service name.
     pub named: Named,
@@ -199,11 +199,6 @@ pub fn discover(query: &Query) -> Result<Vec<Info>, Error> {
     }
     let (source, destination) = query.addresses()?;
     let mut entries = entries(hints)?;
-    if hints.domain.local_registration == Some(LocalRegistration::Required) {
-        for Info { mode, transmit, receive, .. } in &mut entries {
-            (*mode, transmit.mode, receive.mode) = (Mode::LOCAL_MR, Mode::LOCAL_MR, Mode::LOCAL_MR);
-        }
-    }
     entries.narrow(
         |info| query.providers.allows(&[info.provider, &info.fabric]),
         || Wanted::Providers(query.providers.clone()),
@@ -262,14 +257,14 @@ fn entries(hints: &Hints) -> Result<Vec<Info>, Error> {
             #[cfg(feature = "sim")]
             _ => vec![soft_device(link)],
         };
+        let capabilities = match hints.capabilities {
+            none if none.is_empty() => Capabilities::OFFERED,
+            some => some.enabled(),
+        };
+        let options = DomainOptions::wanted(&hints.domain, notifies(link));
         for device in &devices {
-            entries.extend(EndpointKind::OFFERED.iter().map(|kind| {
-                let capabilities = match hints.capabilities {
-                    none if none.is_empty() => Capabilities::OFFERED,
-                    some => some.enabled(),
-                };
-                describe(link, device, *kind, capabilities)
-            }));
+            let kinds = EndpointKind::OFFERED.iter();
+            entries.extend(kinds.map(|kind| describe(link, device, *kind, &options, capabilities)));
         }
     }
     match &hints.interface {
@@ -306,24 +301,32 @@ fn describe(
     link: Link,
     device: &DeviceAttributes,
     kind: EndpointKind,
+    options: &DomainOptions,
     capabilities: Capabilities,
 ) -> Info {
     let config = Config::default();
     let inject_size = efa_rdm::inject_limit(device.mtu);
+    let mode = match options.local_registration {
+        LocalRegistration::NotNeeded => Mode::empty(),
+        LocalRegistration::Required => Mode::LOCAL_MR,
+    };
     Info {
         provider: PROVIDER,
         provider_version: env!("CARGO_PKG_VERSION"),
         fabric: format!("{PROVIDER}-{link}"),
         link,
         capabilities,
-        mode: Mode::empty(),
-        address_format: AddressFormat::Efa,
+        mode,
+        address_format: kind.address_format(),
         source: None,
         destination: None,
-        transmit: TransmitAttributes::of(capabilities, &config, inject_size),
-        receive: ReceiveAttributes::of(capabilities, &config),
+        transmit: TransmitAttributes {
+            mode,
+            ..TransmitAttributes::of(capabilities, &config, inject_size)
+        },
+        receive: ReceiveAttributes { mode, ..ReceiveAttributes::of(capabilities, &config) },
         endpoint: EndpointAttributes::of(kind, &config, u64::MAX),
-        domain: DomainAttributes::of(device, LocalRegistration::default()),
+        domain: DomainAttributes::of(device, options),
         limits: DomainLimits::of(device),
     }
 }
@@ -337,7 +340,7 @@ impl Info {
     }
 
     /// An open domain of this process that fits the entry (`fi_domain_attr.domain`): the oldest with these
-    /// attributes on an open fabric that fits.
+    /// attributes, registration mode and progress included, on an open fabric that fits.
     ///
     /// ```
     /// use efa::{Fabric, Hints, Link, LocalOptions, info};
@@ -351,8 +354,9 @@ impl Info {
     #[must_use]
     pub fn open_domain(&self) -> Option<Domain> {
         let fits = |domain: &Domain| {
-            let name = self.domain.name.clone();
-            DomainAttributes { name, ..domain.attributes() } == self.domain
+            // Any domain has address vectors of both types. The name of an interface is that of the fabric.
+            let DomainAttributes { name, address_vector, .. } = self.domain.clone();
+            DomainAttributes { name, address_vector, ..domain.attributes() } == self.domain
                 && domain.limits() == self.limits
         };
         let fabrics = Fabric::open_ones(self).into_iter();

@@ -9,7 +9,8 @@ use efa_rdm::{AtomicKind, AtomicOp, Datatype, atomic_limit};
 
 use crate::address_vector::{AddressVector, AddressVectorOptions};
 use crate::attributes::{
-    AtomicAttributes, DomainAttributes, DomainLimits, LocalRegistration, Progress, RegistrationMode,
+    AtomicAttributes, DomainAttributes, DomainHints, DomainLimits, LocalRegistration, Progress,
+    RegistrationMode,
 };
 use crate::background::Background;
 use crate::completion_queue::{CompletionQueue, CompletionQueueOptions};
@@ -65,10 +66,10 @@ impl Domain {
             background,
             fabric,
             device,
-            options,
             registrations: Arc::default(),
-            keys: None,
+            keys: keys_of(options.registration),
             endpoints: AtomicU64::new(0),
+            options,
         })))
     }
 
@@ -76,19 +77,19 @@ impl Domain {
     /// can't be used together. Progress is manual.
     #[must_use]
     pub fn with_registration(&self, mode: RegistrationMode) -> Self {
-        let keys = match mode {
-            RegistrationMode::Basic => None,
-            RegistrationMode::Scalable => Some(Arc::default()),
-        };
-        Self(Arc::new(Shared {
+        let options = self.0.options.clone();
+        let options = DomainOptions { progress: Progress::Manual, registration: mode, ..options };
+        let domain = Self(Arc::new(Shared {
             background: None,
             fabric: self.0.fabric.clone(),
             device: self.0.device.clone(),
-            options: self.0.options.clone(),
+            options,
             registrations: Arc::default(),
-            keys,
+            keys: keys_of(mode),
             endpoints: AtomicU64::new(0),
-        }))
+        }));
+        self.0.fabric.add(&domain);
+        domain
     }
 
     pub(crate) fn background(&self) -> Option<&Background> {
@@ -104,17 +105,7 @@ impl Domain {
     /// Its attributes.
     #[must_use]
     pub fn attributes(&self) -> DomainAttributes {
-        let mut attributes =
-            DomainAttributes::of(self.0.device.attributes(), self.local_registration());
-        if self.0.background.is_some() {
-            attributes.progress = Progress::Automatic;
-        }
-        if self.0.keys.is_some() {
-            attributes.registration_mode = RegistrationMode::Scalable;
-            attributes.mr_key_size = size_of::<u64>();
-            attributes.direct_write_data_size = 0;
-        }
-        attributes
+        DomainAttributes::of(self.0.device.attributes(), &self.0.options)
     }
 
     /// How many objects it can have.
@@ -304,6 +295,13 @@ impl WeakDomain {
     }
 }
 
+fn keys_of(mode: RegistrationMode) -> Option<Arc<Keys>> {
+    match mode {
+        RegistrationMode::Basic => None,
+        RegistrationMode::Scalable => Some(Arc::default()),
+    }
+}
+
 /// Options of a domain.
 ///
 /// ```
@@ -318,6 +316,8 @@ pub struct DomainOptions {
     /// Who moves operations on: calls of the program (manual, the default), or also a thread of the domain
     /// (automatic), which sleeps while nothing happens.
     pub progress: Progress,
+    /// How peers name memory regions.
+    pub registration: RegistrationMode,
     /// A number of the program ([`Object::context`](crate::Object::context)).
     pub context: u64,
 }
@@ -341,6 +341,12 @@ impl DomainOptions {
         Self { progress, ..self }
     }
 
+    /// Sets [`registration`](Self#structfield.registration).
+    #[must_use]
+    pub fn registration(self, registration: RegistrationMode) -> Self {
+        Self { registration, ..self }
+    }
+
     /// Sets [`context`](Self#structfield.context).
     #[must_use]
     pub fn context(self, context: u64) -> Self {
@@ -348,11 +354,28 @@ impl DomainOptions {
     }
 }
 
+impl DomainOptions {
+    /// What hints ask for, as far as the device can do it.
+    pub(crate) fn wanted(hints: &DomainHints, notifies: bool) -> Self {
+        let progress = hints.progress.filter(|_| notifies);
+        Self {
+            local_registration: hints.local_registration.unwrap_or_default(),
+            progress: progress.unwrap_or_default(),
+            registration: hints.registration_mode.unwrap_or_default(),
+            ..Self::default()
+        }
+    }
+}
+
 impl From<&Info> for DomainOptions {
     /// What an entry says of its domain.
     fn from(info: &Info) -> Self {
-        let options = Self::new().local_registration(info.domain.local_registration);
-        options.progress(info.domain.progress)
+        Self {
+            local_registration: info.domain.local_registration,
+            progress: info.domain.progress,
+            registration: info.domain.registration_mode,
+            ..Self::default()
+        }
     }
 }
 

@@ -62,6 +62,7 @@ pub enum Direction {
 #[must_use = "an endpoint does nothing before it is enabled"]
 pub struct EndpointBuilder {
     domain: Domain,
+    kind: EndpointKind,
     options: EndpointOptions,
     transmit: Option<CompletionQueue>,
     receive: Option<CompletionQueue>,
@@ -77,6 +78,7 @@ impl EndpointBuilder {
     pub(crate) fn new(domain: &Domain, options: EndpointOptions) -> Self {
         Self {
             domain: domain.clone(),
+            kind: EndpointKind::ReliableDatagram,
             options,
             transmit: None,
             receive: None,
@@ -85,6 +87,11 @@ impl EndpointBuilder {
             selective: [false; 2],
             error: None,
         }
+    }
+
+    /// Makes it one with a connection.
+    pub(crate) fn connected(self) -> Self {
+        Self { kind: EndpointKind::Connected, ..self }
     }
 
     /// Binds a completion queue. Each direction needs one, even if nothing is ever sent or received.
@@ -200,8 +207,7 @@ impl EndpointBuilder {
         let device = self.domain.device();
         let created =
             CreatedDriver::new(device, queue_pair, config.clone(), options.receiving, bindings)?;
-        let kind = EndpointKind::ReliableDatagram;
-        let attributes = EndpointAttributes::of(kind, &config, options.max_message_size);
+        let attributes = EndpointAttributes::of(self.kind, &config, options.max_message_size);
         let transmit_attributes = TransmitAttributes {
             capabilities: transmit_side.capabilities,
             flags: transmit_side.flags,

@@ -9,6 +9,8 @@
 //! The library reads no variables by itself. A program that supports them calls [`Environment::read`] and
 //! creates its objects with the options that it returns.
 
+#[cfg(feature = "sim")]
+mod links;
 mod parameters;
 #[cfg(test)]
 mod tests;
@@ -18,6 +20,8 @@ use std::fmt;
 
 use crate::completion_queue::CompletionQueueOptions;
 use crate::endpoint_options::EndpointOptions;
+#[cfg(feature = "sim")]
+use crate::link_options::LinkOptions;
 use crate::log_filter::LogFilter;
 use crate::name_filter::NameFilter;
 use crate::registrations::RegistrationLimits;
@@ -39,7 +43,7 @@ const PREFIXES: [&str; 2] = ["FI_EFA_", "FI_EFARS_"];
 ///     "FI_EFA_CQ_SIZE=few: a whole number from 1 to 4294967295 is expected"
 /// );
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Environment {
     /// Providers and fabrics that [`Query::providers`](crate::Query::providers) is to leave
@@ -47,6 +51,9 @@ pub struct Environment {
     pub providers: NameFilter,
     /// What is to be logged (`FI_LOG_LEVEL`, `FI_LOG_PROV`, `FI_LOG_SUBSYS`).
     pub log: LogFilter,
+    /// Options of links, for [`Fabric::open_with`](crate::Fabric::open_with).
+    #[cfg(feature = "sim")]
+    pub links: LinkOptions,
     /// Options of endpoints.
     pub endpoint: EndpointOptions,
     /// Options of completion queues.
@@ -146,6 +153,15 @@ pub enum ParameterKind {
     },
     /// `1`, `on`, `true`, `yes`, or `0`, `off`, `false`, `no`.
     Switch,
+    /// A whole number that is a power of two.
+    PowerOfTwo {
+        /// The largest.
+        most: u64,
+    },
+    /// A port, a range of ports, or `any`.
+    Ports,
+    /// Any text but none.
+    Text,
     /// One of these words.
     Choice(&'static [&'static str]),
     /// A [`NameFilter`].
@@ -157,15 +173,20 @@ impl ParameterKind {
         let text = text.trim();
         match self {
             Self::Number { least, most } => {
-                let hexadecimal = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
-                let number = match hexadecimal {
-                    // The standard library accepts a sign; libfabric doesn't.
-                    Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16),
-                    _ => text.parse(),
-                };
-                let number = number.ok().filter(|number| (least..=most).contains(number))?;
+                let number = number(text).filter(|number| (least..=most).contains(number))?;
                 Some(Value::Number(number))
             }
+            Self::PowerOfTwo { most } => {
+                let number = number(text).filter(|number| *number <= most)?;
+                number.is_power_of_two().then_some(Value::Number(number))
+            }
+            Self::Ports if text == "any" => Some(Value::Text(text.to_owned())),
+            Self::Ports => {
+                let (first, last) = text.split_once('-').unwrap_or((text, text));
+                let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
+                (0 < first && first <= last).then(|| Value::Text(format!("{first}-{last}")))
+            }
+            Self::Text => (!text.is_empty()).then(|| Value::Text(text.to_owned())),
             Self::Switch => match text.to_ascii_lowercase().as_str() {
                 "1" | "on" | "true" | "yes" => Some(Value::Switch(true)),
                 "0" | "off" | "false" | "no" => Some(Value::Switch(false)),
@@ -183,10 +204,23 @@ impl ParameterKind {
     }
 }
 
+/// A whole number, decimal or hexadecimal.
+fn number(text: &str) -> Option<u64> {
+    let hexadecimal = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    match hexadecimal {
+        // The standard library accepts a sign; libfabric doesn't.
+        Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16).ok(),
+        _ => text.parse().ok(),
+    }
+}
+
 impl fmt::Display for ParameterKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Number { least, most } => write!(f, "a whole number from {least} to {most}"),
+            Self::PowerOfTwo { most } => write!(f, "a power of two up to {most}"),
+            Self::Ports => f.write_str("a port such as 7000, a range such as 7000-7015, or any"),
+            Self::Text => f.write_str("a text"),
             Self::Switch => f.write_str("on or off"),
             Self::Choice(words) => write!(f, "one of {}", words.join(", ")),
             Self::Names => f.write_str("a list of names, with ^ in front to exclude them,"),
@@ -262,9 +296,26 @@ enum Effect {
     None,
 }
 
+#[cfg(feature = "sim")]
+const LINKS: &[Parameter] = links::LINKS;
+#[cfg(not(feature = "sim"))]
+const LINKS: &[Parameter] = &[];
+
+const COUNT: usize = parameters::SETTINGS.len() + LINKS.len() + parameters::WITHOUT_EFFECT.len();
+
+static JOINED: [Parameter; COUNT] = {
+    let mut joined = [parameters::SETTINGS[0]; COUNT];
+    let (settings, rest) = joined.split_at_mut(parameters::SETTINGS.len());
+    let (links, without_effect) = rest.split_at_mut(LINKS.len());
+    settings.copy_from_slice(parameters::SETTINGS);
+    links.copy_from_slice(LINKS);
+    without_effect.copy_from_slice(parameters::WITHOUT_EFFECT);
+    joined
+};
+
 impl Parameter {
-    /// All: first those that set an option, then those without effect; each group sorted.
-    pub const ALL: &'static [Self] = parameters::ALL;
+    /// All: first those that set an option of objects, then of links, then those without effect; each group sorted.
+    pub const ALL: &'static [Self] = &JOINED;
 
     /// Valid values; `None` if it has no effect here.
     #[must_use]

@@ -23,12 +23,10 @@ use crate::domain::{Domain, DomainOptions, WeakDomain};
 use crate::error::Error;
 use crate::info::{Info, Link};
 #[cfg(feature = "sim")]
+use crate::link_options::{LinkOptions, SHM_NAME};
+#[cfg(feature = "sim")]
 use crate::resolve;
 use crate::wait::{TryWaitError, WaitSet, Waitable};
-
-/// The name of the shm network that [`Fabric::open`] opens.
-#[cfg(feature = "sim")]
-const SHM_NAME: &str = "efa";
 
 /// A network (`fi_fabric`). Clones are handles to the same network.
 ///
@@ -69,10 +67,33 @@ impl Fabric {
         match info.link {
             Link::Verbs => Self::verbs(Some(&info.domain.name)),
             #[cfg(feature = "sim")]
-            Link::Shm => Self::shm(ShmOptions::new(SHM_NAME)),
-            #[cfg(feature = "sim")]
-            Link::Tcp => Self::tcp(TcpOptions::new(address_of_this_host(info.source))),
-            #[cfg(feature = "sim")]
+            _ => Self::open_with(info, LinkOptions::default()),
+        }
+    }
+
+    /// The same with options of the links `shm` and `tcp`. Attributes of the entry that they change are then not those
+    /// of the domain.
+    ///
+    /// ```
+    /// use efa::{Environment, Fabric, Hints, Link, info};
+    ///
+    /// let environment = Environment::of([("FI_EFARS_SHM_MTU", "4096")]);
+    /// let entry = &info(&Hints::new().link(Link::Shm))?[0];
+    /// let domain = Fabric::open_with(entry, environment.links).domain()?;
+    /// assert_eq!(domain.attributes().mtu, 4096);
+    /// # Ok::<(), efa::Error>(())
+    /// ```
+    #[cfg(feature = "sim")]
+    #[must_use]
+    pub fn open_with(info: &Info, options: LinkOptions) -> Self {
+        let LinkOptions { shm, mut tcp } = options;
+        match info.link {
+            Link::Verbs => Self::verbs(Some(&info.domain.name)),
+            Link::Shm => Self::shm(shm),
+            Link::Tcp => {
+                tcp.address = address_of_this_host(info.source);
+                Self::tcp(tcp)
+            }
             Link::Local => Self::local(LocalOptions::default()),
         }
     }
@@ -197,11 +218,15 @@ impl Fabric {
     pub fn domain_with(&self, options: DomainOptions) -> Result<Domain, Error> {
         let device = self.open_device()?;
         let domain = Domain::new(self.clone(), device, options)?;
+        self.add(&domain);
+        Ok(domain)
+    }
+
+    /// Adds a domain to the open ones.
+    pub(crate) fn add(&self, domain: &Domain) {
         let mut domains = self.0.domains.lock();
         domains.retain(WeakDomain::is_open);
         domains.push(domain.downgrade());
-        drop(domains);
-        Ok(domain)
     }
 
     fn new(network: Network, clock: Clock, context: u64) -> Self {

@@ -129,6 +129,8 @@ mod format;
 mod hints;
 mod info;
 mod keys;
+#[cfg(feature = "sim")]
+mod link_options;
 mod log_filter;
 mod message;
 mod name_filter;
@@ -201,6 +203,8 @@ pub use format::{
 pub use hints::Hints;
 pub use info::{Info, Link};
 pub use keys::{KeyError, KeyedRegisterError, Reservation};
+#[cfg(feature = "sim")]
+pub use link_options::LinkOptions;
 pub use log_filter::{LogFilter, LogLevel};
 pub use message::{Message, Receive, ReceiveId};
 pub use name_filter::{NameFilter, NameFilterError};

@@ -114,7 +114,7 @@ impl<'a> Device<'a> {
         let Args { device, capture: file, .. } = args;
         let capture = match file {
             Some(file) => {
-                let created = CaptureFile::create(file, device.soft.name());
+                let created = CaptureFile::create(file, &device.soft.name());
                 let failed = |source| PingpongError::Capture { file: file.clone(), source };
                 Some(created.map_err(failed)?)
             }

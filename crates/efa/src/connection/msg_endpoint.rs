@@ -23,6 +23,7 @@ use crate::endpoint::Endpoint;
 use crate::endpoint_builder::{Direction, EndpointBuilder};
 use crate::endpoint_options::{EndpointOptions, Receiving};
 use crate::error::{Bound, CloseError, EnableError};
+use crate::info::Info;
 
 /// Options of an endpoint with a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +47,16 @@ impl Default for MsgEndpointOptions {
         let mut endpoint = EndpointOptions::default();
         endpoint.protocol.min_receive_buffers = IDLE_BUFFERS;
         Self { endpoint, connect_timeout: Duration::from_secs(10), context: 0 }
+    }
+}
+
+impl From<&Info> for MsgEndpointOptions {
+    /// What an entry says of its endpoints.
+    fn from(info: &Info) -> Self {
+        let usual = Self::default();
+        let mut endpoint = EndpointOptions::from(info);
+        endpoint.protocol.min_receive_buffers = usual.endpoint.protocol.min_receive_buffers;
+        Self { endpoint, ..usual }
     }
 }
 
@@ -126,7 +137,7 @@ impl Domain {
         let is_in_place = endpoint.receiving == Receiving::InPlace;
         MsgEndpointBuilder {
             domain: self.clone(),
-            endpoint: EndpointBuilder::new(self, endpoint),
+            endpoint: EndpointBuilder::new(self, endpoint).connected(),
             is_in_place,
             events: None,
             bound_twice: false,

@@ -7,7 +7,7 @@ use efa_handshake::Extras;
 use super::{Effect, Environment, Parameter, ParameterKind, Value};
 use crate::log_filter::LogLevel;
 
-const fn number(
+pub(super) const fn number(
     name: &'static str,
     help: &'static str,
     (least, most): (u64, u64),
@@ -18,7 +18,7 @@ const fn number(
     Parameter { name, help, effect: Effect::Sets { kind, set, get } }
 }
 
-const fn switch(
+pub(super) const fn switch(
     name: &'static str,
     help: &'static str,
     set: fn(&mut Environment, Value),
@@ -50,14 +50,14 @@ const fn no_effect(name: &'static str, help: &'static str) -> Parameter {
     Parameter { name, help, effect: Effect::None }
 }
 
-const ANY: (u64, u64) = (0, u64::MAX);
-const POSITIVE: (u64, u64) = (1, u64::MAX);
+pub(super) const ANY: (u64, u64) = (0, u64::MAX);
+pub(super) const POSITIVE: (u64, u64) = (1, u64::MAX);
 /// Entries of queues and tables.
-const ENTRIES: (u64, u64) = (1, u32::MAX as u64);
+pub(super) const ENTRIES: (u64, u64) = (1, u32::MAX as u64);
 /// Microseconds, in libfabric's range.
-const MICROSECONDS: (u64, u64) = (0, i32::MAX as u64 / 2 - 1);
+pub(super) const MICROSECONDS: (u64, u64) = (0, i32::MAX as u64 / 2 - 1);
 
-fn micros(duration: Duration) -> Value {
+pub(super) fn micros(duration: Duration) -> Value {
     Value::Number(duration.as_micros().try_into().unwrap_or(u64::MAX))
 }
 
@@ -73,7 +73,8 @@ pub(super) fn announces(environment: &Environment, features: Extras) -> Value {
 
 pub(super) const RDMA: Extras = Extras::RDMA_READ.union(Extras::RDMA_WRITE);
 
-pub(super) static ALL: &[Parameter] = &[
+/// Those that set an option of objects.
+pub(super) const SETTINGS: &[Parameter] = &[
     number(
         "FI_EFARS_BOUND_AHEAD",
         "bytes of packets ahead of the expected message that are kept of one peer",
@@ -359,6 +360,10 @@ pub(super) static ALL: &[Parameter] = &[
         |at, value| at.providers = value.names(),
         |at| Value::Text(at.providers.to_string()),
     ),
+];
+
+/// Those without effect here.
+pub(super) const WITHOUT_EFFECT: &[Parameter] = &[
     no_effect(
         "FI_EFA_EFA_CQ_READ_SIZE",
         "progress handles up to 512 completions of the device at a time",
@@ -382,14 +387,14 @@ pub(super) static ALL: &[Parameter] = &[
     no_effect("FI_EFA_RECVWIN_SIZE", "the reorder window grows with use"),
     no_effect("FI_EFA_RX_COPY_OOO", "out-of-order packets are always copied"),
     no_effect("FI_EFA_RX_COPY_UNEXP", "unexpected packets are always copied"),
-    no_effect("FI_EFA_RX_IOV_LIMIT", "a receive has one buffer"),
+    no_effect("FI_EFA_RX_IOV_LIMIT", "a receive has up to 28 pieces"),
     no_effect("FI_EFA_RX_WINDOW_SIZE", "of releases before 1.16"),
     no_effect("FI_EFA_SET_CUDA_SYNC_MEMOPS", "GPU memory is not supported"),
     no_effect("FI_EFA_SHM_AV_SIZE", "there is no shm transfer that bypasses the device"),
     no_effect("FI_EFA_SHM_CQ_READ_SIZE", "there is no shm transfer that bypasses the device"),
     no_effect("FI_EFA_SHM_MAX_MEDIUM_SIZE", "there is no shm transfer that bypasses the device"),
     no_effect("FI_EFA_TRACK_MR", "for debugging libfabric"),
-    no_effect("FI_EFA_TX_IOV_LIMIT", "a send has one buffer"),
+    no_effect("FI_EFA_TX_IOV_LIMIT", "a send has up to 28 pieces"),
     no_effect("FI_EFA_TX_MAX_CREDITS", "of releases before 1.16"),
     no_effect("FI_EFA_USE_DATA_PATH_DIRECT", "a setting of Amazon's hardware"),
     no_effect("FI_EFA_USE_HUGE_PAGE", "the device allocates packets"),

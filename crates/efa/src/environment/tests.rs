@@ -20,6 +20,9 @@ fn every_parameter_sets_its_own_value_and_no_other() {
         let texts = match kind {
             ParameterKind::Number { most: ..4096, .. } => ["1", "0x3"],
             ParameterKind::Number { .. } => ["4096", "0x777"],
+            ParameterKind::PowerOfTwo { .. } => ["16", "0x8"],
+            ParameterKind::Ports => ["7000", "7000-7001"],
+            ParameterKind::Text => ["one", "two"],
             ParameterKind::Switch => ["off", "yes"],
             ParameterKind::Choice(words) => [words[1], words[2]],
             ParameterKind::Names => ["efa", "^one,two"],
@@ -46,8 +49,16 @@ fn invalid_value_is_a_mistake_and_sets_nothing() {
     for parameter in Parameter::ALL {
         let Some(expected) = parameter.kind() else { continue };
         let mut wrong: Vec<String> = nonsense.iter().map(ToString::to_string).collect();
-        if expected == ParameterKind::Names {
-            wrong = ["", "^", "a,,b", ","].map(str::to_owned).to_vec();
+        match expected {
+            ParameterKind::Names => wrong = ["", "^", "a,,b", ","].map(str::to_owned).to_vec(),
+            ParameterKind::Text => wrong = vec![String::new()],
+            ParameterKind::Ports => {
+                wrong.extend(["0", "2-1", "0-1", "1-65536", "1-2-3"].map(str::to_owned));
+            }
+            ParameterKind::PowerOfTwo { most } => {
+                wrong.extend([0, 3, most - 1, most + 1, most * 2].map(|number| number.to_string()));
+            }
+            _ => {}
         }
         if let ParameterKind::Number { least, most } = expected {
             wrong.extend(least.checked_sub(1).map(|less| less.to_string()));
@@ -86,7 +97,11 @@ fn unknown_fi_efa_names_are_mistakes_and_other_names_are_ignored() {
 
 #[test]
 fn parameters_are_sorted() {
-    let name = |parameter: &Parameter| (parameter.kind().is_none(), parameter.name);
+    let is_of_link =
+        |name: &str| name.starts_with("FI_EFARS_SHM_") || name.starts_with("FI_EFARS_TCP_");
+    let name = |parameter: &Parameter| {
+        (parameter.kind().is_none(), is_of_link(parameter.name), parameter.name)
+    };
     assert!(Parameter::ALL.windows(2).all(|pair| name(&pair[0]) < name(&pair[1])));
     assert!(Parameter::ALL.iter().all(|parameter| parameter.name.starts_with("FI_")));
     assert!(Parameter::ALL.iter().all(|parameter| !parameter.help.is_empty()));
@@ -110,6 +125,14 @@ const NOT_SETTINGS: &[(&str, &str)] = &[
         "endpoint.protocol.profile.",
         "of the release that the program follows, except what can be switched",
     ),
+    ("links.tcp.address", "of the entry"),
+    ("links.tcp.scope_id", "of the address"),
+    ("links.tcp.reorder", "of tests"),
+    ("links.shm.faults.", "of tests"),
+    ("links.shm.rdma.unsolicited_write_receive", "of Amazon's hardware"),
+    ("links.tcp.rdma.unsolicited_write_receive", "of Amazon's hardware"),
+    ("links.shm.capture", "what the program does"),
+    ("links.tcp.capture", "what the program does"),
     ("mistakes", "a result"),
 ];
 
@@ -143,10 +166,12 @@ fn every_field_of_every_option_is_set_by_a_parameter_with_help() {
     for parameter in Parameter::ALL {
         let values: &[&str] = match parameter.kind() {
             None => continue,
-            Some(ParameterKind::Number { .. }) => &["1", "2", "3"],
+            Some(ParameterKind::Number { .. }) => &["0", "1", "2", "3"],
+            Some(ParameterKind::PowerOfTwo { .. }) => &["1", "2"],
+            Some(ParameterKind::Ports) => &["1"],
             Some(ParameterKind::Switch) => &["on", "off"],
             Some(ParameterKind::Choice(words)) => words,
-            Some(ParameterKind::Names) => &["one"],
+            Some(ParameterKind::Names | ParameterKind::Text) => &["one"],
         };
         for value in values {
             let changed = fields(&set(parameter.name, value));

@@ -4,9 +4,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use efa::{
-    Capabilities, DeviceError, EndpointKind, Error, Fabric, Hints, Info, Link, Mode,
-    OperationFlags, Progress, Query, ResourceManagement, Threading, Version, Wanted, discover,
-    info,
+    Access, AddressFormat, AddressVectorKind, Capabilities, DeviceError, DomainOptions,
+    EndpointKind, Error, Fabric, Hints, Info, Link, Mode, OperationFlags, Progress, Query,
+    RegistrationMode, ResourceManagement, Threading, Version, Wanted, discover, info,
 };
 
 /// The version of the guide that the program is written for.
@@ -19,8 +19,12 @@ fn wanted(found: Result<Vec<Info>, Error>) -> Wanted {
     }
 }
 
+/// The links of the entries but those of interfaces, which depend on the machine.
 fn links(found: &[Info]) -> Vec<Link> {
-    found.iter().map(|info| info.link).filter(|link| *link != Link::Verbs).collect()
+    let mut links: Vec<_> = found.iter().map(|info| info.link).collect();
+    links.retain(|link| *link != Link::Verbs);
+    links.dedup();
+    links
 }
 
 // conformance: C1 C5
@@ -33,10 +37,19 @@ fn query_returns_an_entry_for_each_link_and_endpoint_type_best_first() {
     // Interfaces depend on the machine; they come first.
     assert!(order.ends_with(&each.collect::<Vec<_>>()), "{order:?}");
     assert!(order.is_sorted_by_key(|(link, _)| *link), "faster links first: {order:?}");
-    for kind in EndpointKind::OFFERED {
-        let hints = Hints::new().with(|hints| hints.endpoint.kind = Some(*kind));
-        let found = discover(&Query::new(GUIDE).hints(hints)).unwrap();
-        assert!(found.iter().all(|info| info.endpoint.kind == *kind));
+    let formats = [
+        (EndpointKind::ReliableDatagram, AddressFormat::Efa),
+        (EndpointKind::Connected, AddressFormat::Socket),
+    ];
+    for (kind, format) in formats {
+        let of_kind = Hints::new().with(|hints| hints.endpoint.kind = Some(kind));
+        let of_format = Hints::new().with(|hints| hints.address_format = Some(format));
+        for hints in [of_kind, of_format] {
+            let found = discover(&Query::new(GUIDE).hints(hints)).unwrap();
+            assert_eq!(links(&found), Link::ALL[1..]);
+            let meets = |info: &Info| (info.endpoint.kind, info.address_format) == (kind, format);
+            assert!(found.iter().all(meets));
+        }
     }
     assert_eq!(found, info(&Hints::default()).unwrap(), "the short form");
 }
@@ -66,6 +79,11 @@ fn entry_as_hints_finds_itself() {
         Hints::new().capabilities(Capabilities::MSG | Capabilities::RECV),
         Hints::new().with(|hints| hints.source = Some(address(7))),
         Hints::new().with(|hints| hints.destination = Some(address(8))),
+        Hints::new().progress(Progress::Automatic),
+        Hints::new().with(|hints| {
+            hints.domain.registration_mode = Some(RegistrationMode::Scalable);
+            hints.domain.address_vector = Some(AddressVectorKind::Map);
+        }),
     ] {
         for entry in info(&hints).unwrap() {
             let mut found = info(&Hints::from(&entry)).unwrap();
@@ -138,7 +156,6 @@ fn hint_beyond_an_attribute_leaves_no_entry_and_is_named() {
     let others: &[Beyond] = &[
         ("endpoint.kind", |h, _| h.endpoint.kind = Some(EndpointKind::Datagram)),
         ("domain.name", |h, _| h.domain.name = Some("another".into())),
-        ("domain.progress", |h, _| h.domain.progress = Some(Progress::Automatic)),
         ("transmit.capabilities", |h, _| h.transmit.capabilities = Some(Capabilities::RECV)),
         ("receive.capabilities", |h, _| h.receive.capabilities = Some(Capabilities::SEND)),
         ("receive.flags", |h, _| h.receive.flags = Some(OperationFlags::DELIVERY_COMPLETE)),
@@ -211,6 +228,50 @@ fn hints_below_an_attribute_are_met_and_open_fields_are_filled_in() {
         assert_eq!(found.transmit.inject_size, usual.transmit.inject_size);
         assert_eq!(found.endpoint.address_size, 32);
     }
+}
+
+// conformance: A220 C24
+#[test]
+fn entry_is_automatic_only_on_request_and_then_its_domain_is() {
+    for entry in info(&Hints::new()).unwrap() {
+        assert_eq!(entry.domain.progress, Progress::Manual);
+    }
+    // The local link needs no resources of the system.
+    for progress in [Progress::Manual, Progress::Automatic] {
+        let hints = Hints::new().progress(progress);
+        let found = info(&hints).unwrap();
+        assert_eq!(links(&found), Link::ALL[1..]);
+        assert!(found.iter().all(|entry| entry.domain.progress == progress));
+        let entry = &info(&hints.link(Link::Local)).unwrap()[0];
+        let domain = Fabric::open(entry).domain_with(DomainOptions::from(entry)).unwrap();
+        assert_eq!(domain.attributes().progress, progress);
+        assert_eq!(entry.open_domain().map(|found| found.attributes().progress), Some(progress));
+    }
+}
+
+// conformance: C102
+#[test]
+fn entry_is_scalable_only_on_request_and_then_its_domain_takes_keys_of_the_program() {
+    let scalable = Hints::new().with(|hints| {
+        hints.domain.registration_mode = Some(RegistrationMode::Scalable);
+    });
+    for entry in info(&scalable).unwrap() {
+        assert_eq!(entry.domain.registration_mode, RegistrationMode::Scalable);
+        assert_eq!((entry.domain.mr_key_size, entry.domain.direct_write_data_size), (8, 0));
+        if entry.link == Link::Local {
+            let domain = Fabric::open(&entry).domain_with(DomainOptions::from(&entry)).unwrap();
+            let region = domain.register_keyed(vec![0; 8], u64::MAX, Access::default()).unwrap();
+            assert_eq!((region.key(), region.remote_address()), (u64::MAX, 0));
+        }
+    }
+    for entry in info(&Hints::new()).unwrap() {
+        assert_eq!(entry.domain.registration_mode, RegistrationMode::Basic);
+        assert_eq!(entry.domain.mr_key_size, 4);
+    }
+    // The program has no room for such keys.
+    let short = scalable.with(|hints| hints.domain.mr_key_size = Some(7));
+    let (name, value) = ("domain.mr_key_size", "7".to_owned());
+    assert_eq!(wanted(info(&short)), Wanted::Attribute { name, value });
 }
 
 // conformance: C11 C12 C14

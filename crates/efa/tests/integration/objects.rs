@@ -3,10 +3,10 @@
 use std::net::Ipv4Addr;
 
 use efa::{
-    Access, AddressVectorOptions, AtomicOp, Class, CompletionQueueOptions, Counted, CounterOptions,
-    Direction, DomainOptions, EndpointOptions, Fabric, Hints, Info, Link, LocalOptions,
-    LocalRegistration, Message, Mode, Object, Operation, Query, Receive, Rma, StartError,
-    TcpOptions, Version, Wanted, discover, info,
+    Access, AddressVectorKind, AddressVectorOptions, AtomicOp, Class, CompletionQueueOptions,
+    Counted, CounterOptions, Direction, DomainOptions, EndpointOptions, Fabric, Hints, Info, Link,
+    LocalOptions, LocalRegistration, Message, Mode, Object, Operation, Progress, Query, Receive,
+    RegistrationMode, Rma, StartError, TcpOptions, Version, Wanted, discover, info,
 };
 
 // conformance: C17
@@ -71,7 +71,24 @@ fn entry_has_the_open_fabric_and_domain_that_fit_it() {
     // Nor does a fabric at another address.
     let elsewhere = first_entry(query().node("127.0.0.78"), Link::Tcp);
     assert!(elsewhere.open_fabric().is_none());
-    drop((domain, found, fabric, other));
+    // Each entry has the domain with its options.
+    let asking = |change: fn(&mut Hints)| {
+        let hints = Hints::new().link(Link::Tcp).with(change);
+        discover(&query().hints(hints)).unwrap().remove(0)
+    };
+    let scalable = asking(|h| h.domain.registration_mode = Some(RegistrationMode::Scalable));
+    let automatic = asking(|h| h.domain.progress = Some(Progress::Automatic));
+    let map = asking(|h| h.domain.address_vector = Some(AddressVectorKind::Map));
+    assert!(scalable.open_domain().is_none() && automatic.open_domain().is_none());
+    let derived = domain.with_registration(RegistrationMode::Scalable);
+    assert!(scalable.open_domain().unwrap().is(&derived));
+    let opened = found.domain_with(DomainOptions::from(&automatic)).unwrap();
+    assert!(automatic.open_domain().unwrap().is(&opened));
+    assert!(map.open_domain().unwrap().is(&domain), "address vectors of both types");
+    drop((derived, opened));
+    let opened = found.domain_with(DomainOptions::from(&scalable)).unwrap();
+    assert!(scalable.open_domain().unwrap().is(&opened));
+    drop((opened, domain, found, fabric, other));
     assert!(entry.open_domain().is_none());
     assert!(entry.open_fabric().unwrap().is(&small), "the others are closed");
     drop(small);

@@ -1,0 +1,284 @@
+//! The parameters of links.
+
+use std::time::Duration;
+
+use super::parameters::{ENTRIES, MICROSECONDS, POSITIVE, micros, number, switch};
+use super::{Effect, Parameter, ParameterKind, Value};
+use crate::sim::Rdma;
+
+/// Most senders to a queue pair.
+const PEERS: (u64, u64) = (1, 4096);
+const REGIONS: (u64, u64) = (1, efa_sim::region::MAX_REGIONS as u64);
+/// Milliseconds and seconds, up to a day.
+const MILLISECONDS: (u64, u64) = (1, 86_400_000);
+const SECONDS: (u64, u64) = (0, 86_400);
+
+const fn other(
+    name: &'static str,
+    help: &'static str,
+    kind: ParameterKind,
+    set: fn(&mut super::Environment, Value),
+    get: fn(&super::Environment) -> Value,
+) -> Parameter {
+    Parameter { name, help, effect: Effect::Sets { kind, set, get } }
+}
+
+fn millis(duration: Duration) -> Value {
+    Value::Number(duration.as_millis().try_into().unwrap_or(u64::MAX))
+}
+
+/// Reads and writes, or neither.
+fn rdma(value: &Value) -> Rdma {
+    if *value == Value::Switch(true) { Rdma::READ_WRITE } else { Rdma::NONE }
+}
+
+pub(super) const LINKS: &[Parameter] = &[
+    number(
+        "FI_EFARS_SHM_ATTACH_TIMEOUT",
+        "milliseconds to wait for a peer that has too many senders",
+        MILLISECONDS,
+        |at, value| at.links.shm.attach_timeout = Duration::from_millis(value.number()),
+        |at| millis(at.links.shm.attach_timeout),
+    ),
+    other(
+        "FI_EFARS_SHM_DIRECTORY",
+        "directory of the networks, on shared memory; /dev/shm/efa-UID by default",
+        ParameterKind::Text,
+        |at, value| at.links.shm.directory = Some(value.text().into()),
+        |at| {
+            at.links
+                .shm
+                .directory
+                .as_ref()
+                .map_or(Value::Text(String::new()), |path| Value::Text(path.display().to_string()))
+        },
+    ),
+    number(
+        "FI_EFARS_SHM_MAX_ADDRESS_HANDLES",
+        "most interfaces that a device can send to",
+        (1, u16::MAX as u64),
+        |at, value| at.links.shm.max_address_handles = value.count(),
+        |at| Value::Number(at.links.shm.max_address_handles as u64),
+    ),
+    number(
+        "FI_EFARS_SHM_MAX_PEERS",
+        "most queue pairs that can send to one queue pair at a time",
+        PEERS,
+        |at, value| at.links.shm.max_peers = value.count(),
+        |at| Value::Number(at.links.shm.max_peers as u64),
+    ),
+    number(
+        "FI_EFARS_SHM_MAX_RDMA_SIZE",
+        "most bytes of one RDMA operation",
+        POSITIVE,
+        |at, value| at.links.shm.max_rdma_size = value.number(),
+        |at| Value::Number(at.links.shm.max_rdma_size),
+    ),
+    number(
+        "FI_EFARS_SHM_MAX_RECEIVE",
+        "most receive buffers of a queue pair",
+        ENTRIES,
+        |at, value| at.links.shm.max_receive = value.count(),
+        |at| Value::Number(at.links.shm.max_receive as u64),
+    ),
+    number(
+        "FI_EFARS_SHM_MAX_REGIONS",
+        "most memory regions of a device",
+        REGIONS,
+        |at, value| at.links.shm.max_regions = value.count(),
+        |at| Value::Number(at.links.shm.max_regions as u64),
+    ),
+    number(
+        "FI_EFARS_SHM_MAX_REGION_SIZE",
+        "longest memory region in bytes",
+        POSITIVE,
+        |at, value| at.links.shm.max_region_size = value.number(),
+        |at| Value::Number(at.links.shm.max_region_size),
+    ),
+    number(
+        "FI_EFARS_SHM_MAX_SEND",
+        "most sends of a queue pair under way",
+        ENTRIES,
+        |at, value| at.links.shm.max_send = value.count(),
+        |at| Value::Number(at.links.shm.max_send as u64),
+    ),
+    number(
+        "FI_EFARS_SHM_MTU",
+        "largest packet in bytes",
+        (1, 1 << 20),
+        |at, value| at.links.shm.mtu = value.count(),
+        |at| Value::Number(at.links.shm.mtu as u64),
+    ),
+    other(
+        "FI_EFARS_SHM_NAME",
+        "name of the network: processes that use the same one reach each other",
+        ParameterKind::Text,
+        |at, value| at.links.shm.name = value.text().to_owned(),
+        |at| Value::Text(at.links.shm.name.clone()),
+    ),
+    number(
+        "FI_EFARS_SHM_PROBE_AFTER",
+        "milliseconds without acknowledgement after which the process of a peer is looked for",
+        MILLISECONDS,
+        |at, value| at.links.shm.probe_after = Duration::from_millis(value.number()),
+        |at| millis(at.links.shm.probe_after),
+    ),
+    switch(
+        "FI_EFARS_SHM_RDMA",
+        "whether the device has RDMA reads and writes",
+        |at, value| at.links.shm.rdma = rdma(&value),
+        |at| Value::Switch(at.links.shm.rdma.read),
+    ),
+    switch(
+        "FI_EFARS_SHM_REPORT_UNKNOWN_GID",
+        "whether receives name the interface of a sender that has no address handle here",
+        |at, value| at.links.shm.report_unknown_gid = value == Value::Switch(true),
+        |at| Value::Switch(at.links.shm.report_unknown_gid),
+    ),
+    other(
+        "FI_EFARS_SHM_RING_SLOTS",
+        "packets under way from one queue pair to another; a ring takes so many times the MTU of memory",
+        ParameterKind::PowerOfTwo { most: 1 << 16 },
+        |at, value| at.links.shm.ring_slots = value.count(),
+        |at| Value::Number(at.links.shm.ring_slots as u64),
+    ),
+    switch(
+        "FI_EFARS_SHM_RNR_AT_START",
+        "whether attempts count before the first receive buffer is posted",
+        |at, value| at.links.shm.rnr_at_start = value == Value::Switch(true),
+        |at| Value::Switch(at.links.shm.rnr_at_start),
+    ),
+    number(
+        "FI_EFARS_SHM_RNR_DELAY",
+        "microseconds between two attempts to send to a queue pair without a receive buffer",
+        MICROSECONDS,
+        |at, value| at.links.shm.rnr_delay = Duration::from_micros(value.number()),
+        |at| micros(at.links.shm.rnr_delay),
+    ),
+    number(
+        "FI_EFARS_TCP_DEAD_AFTER",
+        "seconds after which a host that does not respond is given up; 0: by the limit of the system",
+        SECONDS,
+        |at, value| at.links.tcp.dead_after = seconds(&value),
+        |at| Value::Number(at.links.tcp.dead_after.map_or(0, |after| after.as_secs())),
+    ),
+    number(
+        "FI_EFARS_TCP_FRAME_TIMEOUT",
+        "milliseconds in which the rest of a packet must arrive",
+        MILLISECONDS,
+        |at, value| at.links.tcp.frame_timeout = Duration::from_millis(value.number()),
+        |at| millis(at.links.tcp.frame_timeout),
+    ),
+    number(
+        "FI_EFARS_TCP_HELLO_TIMEOUT",
+        "milliseconds in which an accepted connection must name its sender",
+        MILLISECONDS,
+        |at, value| at.links.tcp.hello_timeout = Duration::from_millis(value.number()),
+        |at| millis(at.links.tcp.hello_timeout),
+    ),
+    number(
+        "FI_EFARS_TCP_MAX_ADDRESS_HANDLES",
+        "most interfaces that a device can send to",
+        (1, u16::MAX as u64),
+        |at, value| at.links.tcp.max_address_handles = value.count(),
+        |at| Value::Number(at.links.tcp.max_address_handles as u64),
+    ),
+    number(
+        "FI_EFARS_TCP_MAX_PEERS",
+        "most connections to one queue pair; more senders take turns",
+        PEERS,
+        |at, value| at.links.tcp.max_peers = value.count(),
+        |at| Value::Number(at.links.tcp.max_peers as u64),
+    ),
+    number(
+        "FI_EFARS_TCP_MAX_RDMA_SIZE",
+        "most bytes of one RDMA operation",
+        POSITIVE,
+        |at, value| at.links.tcp.max_rdma_size = value.number(),
+        |at| Value::Number(at.links.tcp.max_rdma_size),
+    ),
+    number(
+        "FI_EFARS_TCP_MAX_RECEIVE",
+        "most receive buffers of a queue pair",
+        ENTRIES,
+        |at, value| at.links.tcp.max_receive = value.count(),
+        |at| Value::Number(at.links.tcp.max_receive as u64),
+    ),
+    number(
+        "FI_EFARS_TCP_MAX_REGIONS",
+        "most memory regions of a device",
+        REGIONS,
+        |at, value| at.links.tcp.max_regions = value.count(),
+        |at| Value::Number(at.links.tcp.max_regions as u64),
+    ),
+    number(
+        "FI_EFARS_TCP_MAX_REGION_SIZE",
+        "longest memory region in bytes",
+        POSITIVE,
+        |at, value| at.links.tcp.max_region_size = value.number(),
+        |at| Value::Number(at.links.tcp.max_region_size),
+    ),
+    number(
+        "FI_EFARS_TCP_MAX_SEND",
+        "most sends of a queue pair under way",
+        ENTRIES,
+        |at, value| at.links.tcp.max_send = value.count(),
+        |at| Value::Number(at.links.tcp.max_send as u64),
+    ),
+    number(
+        "FI_EFARS_TCP_MTU",
+        "largest packet in bytes",
+        (1, 1 << 16),
+        |at, value| at.links.tcp.mtu = value.count(),
+        |at| Value::Number(at.links.tcp.mtu as u64),
+    ),
+    other(
+        "FI_EFARS_TCP_PORTS",
+        "ports of queue pairs; each takes the first free one",
+        ParameterKind::Ports,
+        |at, value| at.links.tcp.ports = ports(&value),
+        |at| ports_value(at.links.tcp.ports.as_ref()),
+    ),
+    switch(
+        "FI_EFARS_TCP_RDMA",
+        "whether the device has RDMA reads and writes",
+        |at, value| at.links.tcp.rdma = rdma(&value),
+        |at| Value::Switch(at.links.tcp.rdma.read),
+    ),
+    switch(
+        "FI_EFARS_TCP_REPORT_UNKNOWN_GID",
+        "whether receives name the interface of a sender that has no address handle here",
+        |at, value| at.links.tcp.report_unknown_gid = value == Value::Switch(true),
+        |at| Value::Switch(at.links.tcp.report_unknown_gid),
+    ),
+    switch(
+        "FI_EFARS_TCP_RNR_AT_START",
+        "whether attempts count before the first receive buffer is posted",
+        |at, value| at.links.tcp.rnr_at_start = value == Value::Switch(true),
+        |at| Value::Switch(at.links.tcp.rnr_at_start),
+    ),
+    number(
+        "FI_EFARS_TCP_RNR_DELAY",
+        "microseconds between two attempts to send to a queue pair without a receive buffer",
+        MICROSECONDS,
+        |at, value| at.links.tcp.rnr_delay = Duration::from_micros(value.number()),
+        |at| micros(at.links.tcp.rnr_delay),
+    ),
+];
+
+fn seconds(value: &Value) -> Option<Duration> {
+    (value.number() > 0).then(|| Duration::from_secs(value.number()))
+}
+
+/// `None` for `any`.
+fn ports(value: &Value) -> Option<std::ops::RangeInclusive<u16>> {
+    let (first, last) = value.text().split_once('-')?;
+    Some(first.parse().ok()?..=last.parse().ok()?)
+}
+
+fn ports_value(ports: Option<&std::ops::RangeInclusive<u16>>) -> Value {
+    Value::Text(match ports {
+        Some(ports) => format!("{}-{}", ports.start(), ports.end()),
+        None => "any".to_owned(),
+    })
+}
