@@ -68,7 +68,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Moves everything on to `now`, which must not go back, until an operation ends, and returns its
     /// completion: what the device finished is handled, what can be sent is sent. `None`: nothing
     /// ended, and there is nothing to do for now, or a bounded amount of work was done.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self, now: Time) -> Option<Completion<B>> {
         debug_assert!(self.core().ended.is_empty(), "every call settles before it returns");
         // Most calls find what the device finished and nothing else, or nothing.

@@ -521,7 +521,11 @@ impl QueuePair for LocalQueuePair {
     }
 
     fn arm(&mut self, now: Time) -> Result<Armed, DeviceError> {
-        self.device.shared.lock().arm(self.endpoint, now)
+        self.device.shared.lock().arm(self.endpoint)?;
+        Ok(match self.next_event() {
+            Some(until) if until <= now => Armed::Pending,
+            until => Armed::Quiet { until },
+        })
     }
 }
 

@@ -376,7 +376,7 @@ impl AddressVector {
         let endpoints = self.0.endpoints();
         self.0.check_writable().ok()?;
         let (address, others) = self.0.table().begin_removal(peer)?;
-        self.0.named.set(peer.0 as u32, None);
+        self.0.named.set(peer.0 as u32, || None);
         let bits = self.0.options.receive_context_bits;
         for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
             endpoint.peer_removed(peer, &address);
@@ -450,6 +450,7 @@ impl Shared {
 
     /// An address that the writer of a named address vector has inserted since.
     #[cold]
+    #[inline(never)]
     fn look_up(&self, table: &mut Table, peer: FiAddr) -> Option<Address> {
         let index = peer.0 as u32;
         let (upper, address) = self.named.get(index)?;
@@ -469,9 +470,11 @@ impl Shared {
     }
 
     fn insert(&self, table: &mut Table, address: Address) -> Result<FiAddr, DeviceError> {
-        let peer = table.insert(address)?;
-        self.named.set(peer.0 as u32, table.entry(peer.0 as u32));
-        Ok(peer)
+        let inserted = table.insert(address);
+        if let Ok(FiAddr(peer)) = inserted {
+            self.named.set(peer as u32, || table.entry(peer as u32));
+        }
+        inserted
     }
 
     pub(crate) fn find(&self, address: &Address) -> Option<FiAddr> {
@@ -559,6 +562,7 @@ impl Table {
         self.find_hashed(address, hash(&self.hasher, address))
     }
 
+    #[inline(always)]
     fn find_hashed(&self, address: &Address, hash: u64) -> Option<FiAddr> {
         let same = |index: &u32| self.slots[*index as usize] == Slot::Taken(*address);
         self.by_address.find(hash, same).map(|index| self.addr(*index))

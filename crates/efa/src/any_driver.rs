@@ -3,8 +3,7 @@
 //! ```text
 //!   Endpoint ─► AnyDriver ─┬─ Soft ──► Driver ─► engine ─► queue pair of the software device
 //!                          ├─ Verbs ─► Driver ─► engine ─► queue pair of rdma-core
-//!                          └─ Other ─► the same, receiving in place or bound to what threads sleep on;
-//!                                      or closed
+//!                          └─ Other ─► the same, receiving in place; or closed
 //! ```
 //!
 //! The kind is looked at once a call. Driver and engine are compiled for each kind of device, so the
@@ -40,9 +39,6 @@ pub(crate) enum OtherDriver {
     #[cfg(feature = "sim")]
     SoftInPlace(Driver<InPlaceQueue<QueuePairOf<SoftDevice>>>),
     VerbsInPlace(Driver<InPlaceQueue<QueuePairOf<VerbsDevice>>>),
-    /// Bound to a waitable queue or counter: after each call, threads that sleep may have to be woken.
-    #[cfg(feature = "sim")]
-    SoftWaited(Driver<QueuePairOf<SoftDevice>>),
     /// The endpoint was closed. Its last statistics remain.
     Closed(Statistics),
 }
@@ -52,22 +48,12 @@ macro_rules! each_driver {
     ($on:expr, $name:ident => $call:expr, $closed:pat => $value:expr) => {
         match $on {
             #[cfg(feature = "sim")]
-            AnyDriver::Soft($name) => $call,
-            AnyDriver::Verbs($name) => $call,
+            AnyDriver::Soft(driver) => driver.call(|$name| $call),
+            AnyDriver::Verbs(driver) => driver.call(|$name| $call),
             AnyDriver::Other(driver) => out_of_line(move || match &mut **driver {
                 #[cfg(feature = "sim")]
-                OtherDriver::SoftInPlace($name) => {
-                    let result = $call;
-                    $name.after_call();
-                    result
-                }
-                OtherDriver::VerbsInPlace($name) => $call,
-                #[cfg(feature = "sim")]
-                OtherDriver::SoftWaited($name) => {
-                    let result = $call;
-                    $name.after_call();
-                    result
-                }
+                OtherDriver::SoftInPlace(driver) => driver.call(|$name| $call),
+                OtherDriver::VerbsInPlace(driver) => driver.call(|$name| $call),
                 OtherDriver::Closed($closed) => $value,
             }),
         }
@@ -81,17 +67,8 @@ macro_rules! in_place_driver {
         match $on {
             AnyDriver::Other(driver) => match &mut **driver {
                 #[cfg(feature = "sim")]
-                OtherDriver::SoftInPlace($name) => {
-                    let result = $call;
-                    $name.after_call();
-                    result
-                }
-                OtherDriver::VerbsInPlace($name) => $call,
-                #[cfg(feature = "sim")]
-                OtherDriver::SoftWaited(_) => {
-                    let $error = StartError::NotInPlace;
-                    $value
-                }
+                OtherDriver::SoftInPlace(driver) => driver.call(|$name| $call),
+                OtherDriver::VerbsInPlace(driver) => driver.call(|$name| $call),
                 OtherDriver::Closed(_) => {
                     let $error = StartError::Closed;
                     $value
@@ -141,10 +118,7 @@ impl CreatedDriver {
             #[cfg(feature = "sim")]
             (Device::Soft(device), Receiving::Matched) => {
                 let driver = matched(device, options, config, bindings)?;
-                Self::of(driver, |driver| match options.waitable {
-                    false => AnyDriver::Soft(Box::new(driver)),
-                    true => AnyDriver::Other(Box::new(OtherDriver::SoftWaited(driver))),
-                })
+                Self::of(driver, |driver| AnyDriver::Soft(Box::new(driver)))
             }
             #[cfg(feature = "sim")]
             (Device::Soft(device), Receiving::InPlace) => {

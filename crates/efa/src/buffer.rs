@@ -90,15 +90,18 @@ impl Default for Memory {
 impl Buffer {
     /// Length in bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
+        self.as_slice().map_or_else(|| self.len_elsewhere(), <[u8]>::len)
+    }
+
+    #[inline(never)]
+    fn len_elsewhere(&self) -> usize {
         match &self.0 {
-            Memory::Vec(vec) => vec.len(),
-            Memory::Bytes(bytes) => bytes.len(),
-            Memory::BytesMut(bytes) => bytes.len(),
             Memory::Region(slice) => slice.len(),
-            Memory::Packet(packet) => packet.len(),
             Memory::Pieces(pieces) => pieces.len(),
             Memory::Foreign(memory) => memory.len(),
+            Memory::Vec(_) | Memory::Bytes(_) | Memory::BytesMut(_) | Memory::Packet(_) => 0,
         }
     }
 
@@ -212,6 +215,12 @@ impl Buffer {
         }
     }
 
+    /// Whether a part of it may be a memory region.
+    #[inline]
+    pub(crate) fn has_regions(&self) -> bool {
+        matches!(self.0, Memory::Region(_) | Memory::Pieces(_))
+    }
+
     /// Applies `check` to each slice of a memory region that it consists of.
     pub(crate) fn check_regions<E>(
         &self,
@@ -245,38 +254,51 @@ impl Buffer {
         }
     }
 
+    #[inline]
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
+        let Some(from) = self.as_slice() else { return self.read_elsewhere(offset, into) };
+        let from = from.get(offset..).unwrap_or_default();
+        let count = from.len().min(into.len());
+        into[..count].copy_from_slice(&from[..count]);
+    }
+
+    /// Reads memory that is no slice.
+    #[inline(never)]
+    fn read_elsewhere(&self, offset: usize, into: &mut [u8]) {
         match &self.0 {
             Memory::Region(slice) => slice.read(offset, into),
             Memory::Pieces(pieces) => pieces.read(offset, into),
             Memory::Foreign(memory) => {
                 memory.read(offset, into);
             }
-            _ => {
-                let from = self.as_slice().and_then(|bytes| bytes.get(offset..));
-                let from = from.unwrap_or_default();
-                let count = from.len().min(into.len());
-                into[..count].copy_from_slice(&from[..count]);
-            }
+            Memory::Vec(_) | Memory::Bytes(_) | Memory::BytesMut(_) | Memory::Packet(_) => {}
         }
     }
 
+    #[inline]
     pub(crate) fn write(&mut self, offset: usize, from: &[u8]) {
         let into: &mut [u8] = match &mut self.0 {
             Memory::Vec(vec) => vec,
             Memory::BytesMut(bytes) => bytes,
-            Memory::Region(slice) => return slice.write(offset, from),
-            Memory::Pieces(pieces) => return pieces.write(offset, from),
-            Memory::Foreign(memory) => {
-                memory.write(offset, from);
-                return;
-            }
-            // Not possible in a `ReceiveBuffer`; ignored, so that shared bytes never change.
-            Memory::Bytes(_) | Memory::Packet(_) => return,
+            _ => return self.write_elsewhere(offset, from),
         };
         let into = into.get_mut(offset..).unwrap_or_default();
         let count = into.len().min(from.len());
         into[..count].copy_from_slice(&from[..count]);
+    }
+
+    /// Writes memory that is no slice.
+    #[inline(never)]
+    fn write_elsewhere(&mut self, offset: usize, from: &[u8]) {
+        match &mut self.0 {
+            Memory::Region(slice) => slice.write(offset, from),
+            Memory::Pieces(pieces) => pieces.write(offset, from),
+            Memory::Foreign(memory) => {
+                memory.write(offset, from);
+            }
+            // Not possible in a `ReceiveBuffer`; ignored, so that shared bytes never change.
+            Memory::Bytes(_) | Memory::Packet(_) | Memory::Vec(_) | Memory::BytesMut(_) => {}
+        }
     }
 
     pub(crate) fn split_to(&mut self, at: usize) -> Self {

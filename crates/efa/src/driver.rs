@@ -376,6 +376,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     /// Progresses the operations. Completions go to their queues.
+    #[inline(never)]
     pub(crate) fn progress(&mut self, clock: &Clock) {
         self.poll(clock, Reader { queue: None, entry: &mut None });
     }
@@ -384,7 +385,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// completion and returns whether there was one. Other completions go to their queues.
     ///
     /// While completions are deferred the endpoint makes no progress, and senders get RNR.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn poll(&mut self, clock: &Clock, mut reader: Reader<'_>) -> bool {
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(POLLS_PER_CLOCK_READ)

@@ -170,10 +170,9 @@ impl Endpoint {
         }
         drive!(
             self.shared,
-            driver => driver.receive(receive, buffer, context),
+            driver => driver.receive(receive, buffer, context).map(ReceiveId),
             _ => Err(Refused { error: StartError::Closed, buffer })
         )
-        .map(ReceiveId)
     }
 
     /// Posts a buffer for many untagged messages, of one peer or of any (`FI_MULTI_RECV`).
@@ -205,10 +204,9 @@ impl Endpoint {
         }
         drive!(
             self.shared,
-            driver => driver.receive_many(source, buffer, context),
+            driver => driver.receive_many(source, buffer, context).map(ReceiveId),
             _ => Err(Refused { error: StartError::Closed, buffer })
         )
-        .map(ReceiveId)
     }
 
     /// Allocates a packet for [`receive_in_place`](Self::receive_in_place).
@@ -682,6 +680,14 @@ impl Shared {
         buffer: &Buffer,
         wanted: LocalAccess,
     ) -> Result<(), StartError> {
+        match self.local_registration {
+            LocalRegistration::NotNeeded if !buffer.has_regions() => Ok(()),
+            _ => self.check_memory(buffer, wanted),
+        }
+    }
+
+    #[inline(never)]
+    fn check_memory(&self, buffer: &Buffer, wanted: LocalAccess) -> Result<(), StartError> {
         if !buffer.satisfies(self.local_registration) {
             return Err(StartError::NotRegistered { length: buffer.len() });
         }

@@ -65,12 +65,13 @@ impl Named {
     }
 
     /// Tells the readers what a slot holds.
-    pub(crate) fn set(&self, index: u32, entry: Option<(u32, Address)>) {
+    #[inline(always)]
+    pub(crate) fn set(&self, index: u32, entry: impl FnOnce() -> Option<(u32, Address)>) {
         match self {
             #[cfg(feature = "sim")]
             Self::Writes(writer) => {
                 let entry =
-                    entry.map(|(upper, address)| Entry { upper, address: address.to_bytes() });
+                    entry().map(|(upper, address)| Entry { upper, address: address.to_bytes() });
                 writer.lock().set(index as usize, entry);
             }
             _ => {

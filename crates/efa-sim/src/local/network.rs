@@ -563,7 +563,6 @@ impl Network {
         self.events.keys().next().map(|due| due.time)
     }
 
-    #[inline]
     pub(super) fn next_event_of(&self, id: EndpointId) -> Option<Time> {
         let endpoint = self.endpoints.get(&id)?;
         if !endpoint.completions.is_empty() {
@@ -589,8 +588,7 @@ impl Network {
 
     // ---- events ------------------------------------------------------------------------------
 
-    #[inline]
-    pub(super) fn advance(&mut self, now: Time) {
+    fn advance(&mut self, now: Time) {
         self.now = self.now.max(now);
         while let Some(entry) = self.events.first_entry() {
             if entry.key().time > self.now {

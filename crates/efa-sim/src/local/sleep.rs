@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use efa_device::{Armed, DeviceError, Time};
+use efa_device::DeviceError;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::network::{EndpointId, Event, Network};
@@ -42,21 +42,16 @@ impl Bell {
 }
 
 impl Network {
-    pub(super) fn arm(&mut self, id: EndpointId, now: Time) -> Result<Armed, DeviceError> {
-        self.advance(now);
-        let until = self.next_event_of(id);
+    /// Rings the bell of a queue pair from now on when an event that concerns it is scheduled, or a completion
+    /// is queued.
+    pub(super) fn arm(&mut self, id: EndpointId) -> Result<(), DeviceError> {
         let bell = self.endpoints.get_mut(&id).and_then(|endpoint| endpoint.bell.as_mut());
-        let Some(bell) = bell else {
-            return Err(DeviceError::Unsupported { operation: "waiting" });
-        };
-        if until.is_some_and(|until| until <= self.now) {
-            return Ok(Armed::Pending);
-        }
-        bell.arm();
-        Ok(Armed::Quiet { until })
+        bell.ok_or(DeviceError::Unsupported { operation: "waiting" })?.arm();
+        Ok(())
     }
 
     /// Wakes those that an event concerns which is being scheduled: it may come before what they sleep until.
+    #[cold]
     pub(super) fn wake_for(&mut self, event: &Event) {
         let (first, second) = match event {
             Event::Arrive(flight) => {
@@ -66,7 +61,7 @@ impl Network {
             Event::Complete { sender, .. } => (Some(*sender), None),
         };
         for id in [first, second].into_iter().flatten() {
-            self.wake(id);
+            self.ring(id);
         }
     }
 
@@ -75,7 +70,15 @@ impl Network {
         self.endpoints.get(&id)?.bell.as_ref().map(Bell::file)
     }
 
+    #[inline]
     pub(super) fn wake(&mut self, id: EndpointId) {
+        if self.has_bells {
+            self.ring(id);
+        }
+    }
+
+    #[cold]
+    fn ring(&mut self, id: EndpointId) {
         if let Some(bell) = self.endpoints.get_mut(&id).and_then(|endpoint| endpoint.bell.as_mut())
         {
             bell.ring();

@@ -27,10 +27,6 @@ impl Waiters {
         (!objects.is_empty()).then(|| Box::new(Self { objects, armed: None }))
     }
 
-    #[cfg_attr(
-        not(feature = "sim"),
-        allow(dead_code, reason = "only the software device wakes sleepers")
-    )]
     fn wake(&mut self) {
         self.armed = None;
         self.objects.iter().for_each(|object| object.notify());
@@ -60,13 +56,21 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         Ok(armed)
     }
 
+    /// Evaluates `call`, and then wakes threads that sleep if it has left something to do.
+    #[inline(always)]
+    pub(crate) fn call<T>(&mut self, call: impl FnOnce(&mut Self) -> T) -> T {
+        let result = call(self);
+        if self.waiters.is_some() {
+            self.wake_if_needed();
+        }
+        result
+    }
+
     /// Wakes threads that sleep if a call has left something to do that no descriptor shows: an operation
     /// that ended at once, or something to be done earlier than they sleep.
-    #[cfg_attr(
-        not(feature = "sim"),
-        allow(dead_code, reason = "only the software device wakes sleepers")
-    )]
-    pub(crate) fn after_call(&mut self) {
+    #[cold]
+    #[inline(never)]
+    fn wake_if_needed(&mut self) {
         let Some(waiters) = &mut self.waiters else { return };
         let Some(until) = waiters.armed else { return };
         if !(self.transmit.is_clear() && self.receive.is_clear()) {
