@@ -457,11 +457,9 @@ impl Pause<'_> {
         self.polls = self.polls.wrapping_add(1);
         match &self.queue.wait {
             Some(_) if !clock.is_manual() && now < self.sleep_at => {}
-            Some(wait) if !clock.is_manual() => match self.queue.prepare() {
-                Ok(()) => wait.sleep(self.deadline - now)?,
-                Err(TryWaitError::Device(error)) => return Err(error.into()),
-                Err(_) => {}
-            },
+            Some(wait) if !clock.is_manual() => {
+                wait.pass(|| self.queue.prepare(), self.deadline - now)?;
+            }
             _ => {
                 let next = self.queue.endpoints.next_timeout();
                 clock.pass(next.map(|next| next.min(self.deadline)), self.polls);

@@ -250,6 +250,7 @@ impl Counter {
         let failed_before = self.0.errors.load(Ordering::Acquire);
         let mut polls = 0_u32;
         loop {
+            let before = self.0.sum();
             let (value, errors) = (self.value(), self.0.errors.load(Ordering::Acquire));
             if value >= threshold {
                 return Ok(());
@@ -264,8 +265,13 @@ impl Counter {
             if let Some(wait) = &self.0.wait
                 && !clock.is_manual()
             {
+                let prepare = || match self.0.prepare() {
+                    // Another thread may have read what this one hasn't.
+                    Ok(()) if self.0.sum() != before => Err(TryWaitError::Pending),
+                    prepared => prepared,
+                };
                 // If the device can't be armed the counter is polled.
-                if self.0.prepare().is_ok() && wait.sleep(deadline - clock.now()).is_ok() {
+                if wait.pass(prepare, deadline - clock.now()).is_ok() {
                     continue;
                 }
             }

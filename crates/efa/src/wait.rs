@@ -12,7 +12,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -100,6 +100,8 @@ pub(crate) struct WaitObject {
     interrupted: AtomicBool,
     /// When the timer expires.
     timer_at: Mutex<Option<Time>>,
+    /// Threads in [`pass`](Self::pass).
+    sleepers: AtomicUsize,
 }
 
 impl WaitObject {
@@ -117,6 +119,7 @@ impl WaitObject {
             notified: AtomicBool::new(false),
             interrupted: AtomicBool::new(false),
             timer_at: Mutex::new(None),
+            sleepers: AtomicUsize::new(0),
         };
         wait.add(wait.event.as_fd())?;
         wait.add(wait.timer.as_fd())?;
@@ -179,6 +182,29 @@ impl WaitObject {
             .map_err(failed("timerfd_settime"))?;
         *timer_at = at;
         Ok(())
+    }
+
+    /// Prepares, and sleeps for `timeout` at most unless that finds something, or [`interrupt`](Self::interrupt)
+    /// was called.
+    pub(crate) fn pass(
+        &self,
+        prepare: impl FnOnce() -> Result<(), TryWaitError>,
+        timeout: Duration,
+    ) -> Result<(), DeviceError> {
+        self.sleepers.fetch_add(1, Ordering::AcqRel);
+        let prepared = prepare();
+        let passed = match &prepared {
+            // An interruption after the eventfd was emptied makes it readable again.
+            Ok(()) if !self.interrupted.load(Ordering::Acquire) => self.sleep(timeout),
+            Err(TryWaitError::Device(error)) => Err(error.clone()),
+            _ => Ok(()),
+        };
+        let others_sleep = self.sleepers.fetch_sub(1, Ordering::AcqRel) > 1;
+        if others_sleep && prepared.is_err() {
+            // What is there may be for them, and the eventfd was emptied.
+            self.notify();
+        }
+        passed
     }
 
     /// Sleeps until the descriptor is readable, for `timeout` at most. The object was prepared.

@@ -155,13 +155,15 @@ struct Sleeps {
 }
 
 impl Sleeps {
+    fn note(&self, in_time: bool) {
+        self.lost.fetch_add(u64::from(!in_time), Ordering::Relaxed);
+    }
+
     /// The next completion.
     fn wait(&self, queue: &CompletionQueue) -> efa::Completion {
         let begin = Instant::now();
         let completion = queue.wait(TIMEOUT).unwrap();
-        if begin.elapsed() > LOST {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        }
+        self.note(begin.elapsed() <= LOST);
         completion
     }
 
@@ -178,9 +180,7 @@ impl Sleeps {
                 break entry.unwrap();
             }
         };
-        if begin.elapsed() > LOST {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        }
+        self.note(begin.elapsed() <= LOST);
         completion
     }
 
@@ -465,6 +465,77 @@ fn blocking_read_returns_at_the_threshold_the_timeout_or_a_signal() {
     b.receive.signal();
     let (result, after) = asleep.join().unwrap();
     assert!(matches!(result, Err(WaitError::Signalled)) && after < TIMEOUT / 2, "{after:?}");
+}
+
+#[test]
+fn signal_at_any_moment_wakes_a_blocking_read() {
+    let network = local();
+    let queue = pair(&network).0[0].receive.clone();
+    let (sleeps, begun) = (Sleeps::default(), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..rounds() {
+                begun.wait();
+                let begin = Instant::now();
+                while begin.elapsed() < Duration::from_nanos(round % 64 * 1_000) {}
+                queue.signal();
+            }
+        });
+        for _ in 0..rounds() {
+            begun.wait();
+            sleeps.note(matches!(queue.wait(LOST), Err(WaitError::Signalled)));
+        }
+    });
+    sleeps.check();
+}
+
+#[test]
+fn readers_asleep_on_one_queue_are_all_woken_when_it_has_something_for_each() {
+    const READERS: u64 = 3;
+    let network = shm();
+    let ([a, b], [to_b, _]) = pair(&network);
+    let (sleeps, round) = (Sleeps::default(), Barrier::new(READERS as usize + 1));
+    thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| {
+                for _ in 0..rounds() {
+                    round.wait();
+                    sleeps.wait(&b.receive);
+                }
+            });
+        }
+        for number in 0..rounds() {
+            (0..READERS).for_each(|_| b.post());
+            round.wait();
+            (0..READERS).for_each(|_| a.send(to_b, number));
+            (0..READERS).for_each(|_| drop(sleeps.wait(&a.transmit)));
+        }
+    });
+    sleeps.check();
+}
+
+#[test]
+fn waits_for_one_counter_at_several_thresholds_all_end() {
+    let network = local();
+    let counter = pair(&network).0[0].counter.clone();
+    let (sleeps, round) = (Sleeps::default(), Barrier::new(3));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for number in 0..rounds() {
+                    round.wait();
+                    sleeps.note(counter.wait(2 * number + 2, LOST).is_ok());
+                    round.wait();
+                }
+            });
+        }
+        for _ in 0..rounds() {
+            round.wait();
+            (0..2).for_each(|_| counter.add(1));
+            round.wait();
+        }
+    });
+    sleeps.check();
 }
 
 // conformance: C86
