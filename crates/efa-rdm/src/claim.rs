@@ -35,8 +35,8 @@ pub struct UnexpectedMessage {
 /// before all of it had arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClaimId {
-    key: u32,
-    number: u64,
+    pub(crate) key: u32,
+    pub(crate) number: u64,
 }
 
 impl Accept {

@@ -174,6 +174,17 @@ pub enum ConfigError {
         /// The release.
         release: Release,
     },
+    /// The endpoint is to take receives from a queue that others share, and its device matches tags itself.
+    #[error("an endpoint on a device with a tag list can't share receives")]
+    TagListNotShared,
+    /// A queue that endpoints share has more receives than one of them can take.
+    #[error("a shared queue of {receives} receives, the endpoint can take at most {limit}")]
+    TooManyShared {
+        /// Most receives of the queue.
+        receives: usize,
+        /// Most that the endpoint can take.
+        limit: usize,
+    },
     /// A setting is below its minimum.
     #[error("{setting} is {value}, at least {least} is needed")]
     TooSmall {

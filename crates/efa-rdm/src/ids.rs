@@ -24,5 +24,5 @@ pub struct ReceiveId {
 
 impl ReceiveId {
     /// The identifier of a receive that was matched when it was posted.
-    pub(crate) const MATCHED: Self = Self { post: PostId::from_bits(u64::MAX), tagged: false };
+    pub const MATCHED: Self = Self { post: PostId::from_bits(u64::MAX), tagged: false };
 }

@@ -121,6 +121,7 @@ mod segment;
 mod select;
 mod send_window;
 mod shape;
+mod shared_receives;
 mod sleep;
 mod statistics;
 mod storage;
@@ -152,5 +153,8 @@ pub use rma::{Read, Write};
 pub use rnr::BackoffLimits;
 pub use rta::{Atomic, AtomicRefused, Operands, atomic_limit};
 pub use select::Subprotocol;
+pub use shared_receives::{
+    ReceiveSource, SharedMessage, SharedPlace, SharedPosting, SharedReceive, SharedReceives,
+};
 pub use statistics::{PacketCounts, Statistics};
 pub use taglist::leading_tag;

@@ -11,6 +11,7 @@ use crate::ids::PeerId;
 use crate::lists::Lists;
 use crate::operations::Operations;
 use crate::payload::Payload;
+use crate::shared_receives::ReceiveSource;
 use crate::unexpected::UnexpectedMessages;
 
 /// A receive as it was posted.
@@ -76,6 +77,8 @@ pub(crate) enum HeldFor {
     Matched,
     /// The application, by the claim with this number.
     Claim(u64),
+    /// Any receive of the endpoint's queue that accepts it: its entry there, and the lower bits of its number.
+    Queue(MessageId, u32),
 }
 
 /// Most receives: the matchers' indices have 32 bits.
@@ -101,9 +104,13 @@ pub(crate) struct Matching<Q: QueuePair, B> {
     pub(crate) partial: Lists,
     pub(crate) held: Held,
     pub(crate) unexpected: Unexpected,
-    /// Number of claims so far.
+    /// Number of claims so far; with a queue, also of messages that arrived.
     pub(crate) claims: u64,
+    /// The queue that messages take their receives from, if that isn't the matchers.
+    pub(crate) queue: Option<Box<dyn ReceiveSource<B>>>,
 }
+
+const _: () = assert!(size_of::<HeldFor>() <= 16, "each unexpected message has one");
 
 impl<Q: QueuePair, B> Matching<Q, B> {
     pub(crate) fn new(ops: Operations<Q, B>, tagged: TagMatcher<Waiting<B>, u32>) -> Self {
@@ -121,6 +128,7 @@ impl<Q: QueuePair, B> Matching<Q, B> {
             held: Held::default(),
             unexpected: Unexpected::default(),
             claims: 0,
+            queue: None,
         }
     }
 

@@ -190,6 +190,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             HeldFor::Claim(_) => {
                 self.messages.remove(key);
             }
+            HeldFor::Queue(entry, _) => {
+                self.messages.remove(key);
+                self.withdraw_shared(tagged, entry);
+            }
             // It is removed when the device has given the receive back.
             HeldFor::Matched => self.messages.disown(key),
         }

@@ -197,6 +197,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             }
         }
         let key = self.messages.vacant_key();
+        if self.queue.is_some() {
+            return self.find_shared(tag, key);
+        }
         Some(self.matcher(tagged).arrive(MatchSource(peer.0), tag.unwrap_or(0), key))
     }
 
@@ -229,7 +232,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                 }
                 return self.release_if_used_up(post);
             }
-            Some(Handled::Unexpected(entry)) => HeldFor::Anyone(entry),
+            Some(Handled::Unexpected(entry)) => self.held_for_receive(entry),
             Some(Handled::Pending) => HeldFor::Matched,
         };
         let packets = self.held.hold(bytes);

@@ -27,6 +27,7 @@ use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
 use crate::error::{Error, Wanted};
 use crate::named::Named;
+use crate::scalable_address::ScalableAddress;
 
 /// A peer of an address vector (`fi_addr_t`).
 ///
@@ -177,12 +178,33 @@ struct Table {
     /// Randomly seeded: hostile addresses may be inserted.
     hasher: DefaultHashBuilder,
     generations: Generations,
-    /// By the index of a peer: its receive contexts but the first.
-    contexts: HashMap<u32, Vec<Address>>,
+    /// By the index of a peer: its queue pairs but the first.
+    contexts: HashMap<u32, Contexts>,
+    /// The index of the peer that has such a queue pair.
+    by_context: HashMap<Address, u32>,
     /// Upper bits of an address that name a receive context.
     context_bits: u32,
     /// Most peers, if that is less than an endpoint can have.
     limit: Option<usize>,
+}
+
+/// The queue pairs of a peer but the first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Contexts {
+    addresses: Vec<Address>,
+    /// How many of them have a receive context; the others only send.
+    receive: usize,
+}
+
+impl Contexts {
+    /// The queue pairs, and how they are sent to; those that only send have the name of the peer.
+    fn named(&self, peer: FiAddr, bits: u8) -> impl Iterator<Item = (FiAddr, Address)> {
+        let name = move |number| match number {
+            number if number <= self.receive => peer.receive_context(number as u32, bits),
+            _ => peer,
+        };
+        (1..).map(name).zip(self.addresses.iter().copied())
+    }
 }
 
 /// The upper half of an address, without the bits for a receive context: 0, or of
@@ -284,11 +306,33 @@ impl AddressVector {
     /// As for [`insert`](Self::insert); [`DeviceError::LimitReached`] also for more addresses than the
     /// [reserved bits](AddressVectorOptions::receive_context_bits) can name, or none.
     pub fn insert_contexts(&self, addresses: &[Address]) -> Result<FiAddr, DeviceError> {
+        self.insert_queue_pairs(addresses, addresses.len())
+    }
+
+    /// Inserts a scalable endpoint (`fi_av_insert`): a peer with several receive contexts, which
+    /// [`receive_context`](Self::receive_context) names. What is sent to the peer itself goes to its first context.
+    ///
+    /// Completions of messages name the peer itself, whichever of its contexts sent them. A [directed
+    /// receive](crate::Receive::from) takes what one transmit context sent: `receive_context(peer, n)` stands for
+    /// number n, and the peer itself for the first. One beyond the receive contexts can't be named.
+    ///
+    /// # Errors
+    /// As for [`insert_contexts`](Self::insert_contexts).
+    pub fn insert_scalable(&self, address: &ScalableAddress) -> Result<FiAddr, DeviceError> {
+        self.insert_queue_pairs(address.queue_pairs(), address.receive_contexts())
+    }
+
+    /// Inserts a peer of several queue pairs, the first `receive` of which have a receive context.
+    fn insert_queue_pairs(
+        &self,
+        addresses: &[Address],
+        receive: usize,
+    ) -> Result<FiAddr, DeviceError> {
         let limit = 1 << self.0.options.receive_context_bits;
         let [first, others @ ..] = addresses else {
             return Err(DeviceError::LimitReached { object: "receive context", limit });
         };
-        if addresses.len() > limit {
+        if receive > limit {
             return Err(DeviceError::LimitReached { object: "receive context", limit });
         }
         if let Some(zero) = others.iter().find(|other| other.gid() == Gid::ZERO) {
@@ -301,14 +345,11 @@ impl AddressVector {
             return Ok(known);
         }
         let peer = self.0.insert(&mut table, *first)?;
-        if !others.is_empty() {
-            table.contexts.insert(peer.0 as u32, others.to_vec());
-        }
+        let contexts = Contexts { addresses: others.to_vec(), receive: receive - 1 };
+        let mut pairs = vec![(peer, *first)];
+        pairs.extend(contexts.named(peer, self.0.options.receive_context_bits));
+        table.add_contexts(peer.0 as u32, contexts);
         drop(table);
-        let contexts = (0..).zip(addresses);
-        let bits = self.0.options.receive_context_bits;
-        let pairs: Vec<_> =
-            contexts.map(|(n, address)| (peer.receive_context(n, bits), *address)).collect();
         announce(&endpoints, &pairs);
         Ok(peer)
     }
@@ -380,8 +421,8 @@ impl AddressVector {
         let bits = self.0.options.receive_context_bits;
         for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
             endpoint.peer_removed(peer, &address);
-            for (context, other) in (1..).zip(&others) {
-                endpoint.peer_removed(peer.receive_context(context, bits), other);
+            for (context, other) in others.named(peer, bits) {
+                endpoint.peer_removed(context, &other);
             }
         }
         self.0.table().free(peer);
@@ -480,6 +521,14 @@ impl Shared {
     pub(crate) fn find(&self, address: &Address) -> Option<FiAddr> {
         self.table().find(address)
     }
+
+    /// The peer that an address of this vector is a receive context of.
+    pub(crate) fn peer_of(&self, addr: FiAddr) -> FiAddr {
+        match u32::from(self.options.receive_context_bits) {
+            0 => addr,
+            bits => FiAddr(addr.0 & u64::MAX >> bits),
+        }
+    }
 }
 
 /// Reports inserted peers to the endpoints.
@@ -554,12 +603,34 @@ impl Table {
         let Slot::Taken(first) = *self.slots.get(index as usize)? else { return None };
         match context.checked_sub(1) {
             None => Some(first),
-            Some(other) => self.contexts.get(&index)?.get(other as usize).copied(),
+            Some(other) => {
+                let contexts = self.contexts.get(&index)?;
+                contexts.addresses[..contexts.receive].get(other as usize).copied()
+            }
         }
     }
 
+    /// Adds the queue pairs of a peer but the first.
+    fn add_contexts(&mut self, index: u32, contexts: Contexts) {
+        self.by_context.extend(contexts.addresses.iter().map(|address| (*address, index)));
+        if !contexts.addresses.is_empty() {
+            self.contexts.insert(index, contexts);
+        }
+    }
+
+    fn remove_contexts(&mut self, index: u32) -> Contexts {
+        let contexts = self.contexts.remove(&index).unwrap_or_default();
+        for address in &contexts.addresses {
+            if self.by_context.get(address) == Some(&index) {
+                self.by_context.remove(address);
+            }
+        }
+        contexts
+    }
+
     fn find(&self, address: &Address) -> Option<FiAddr> {
-        self.find_hashed(address, hash(&self.hasher, address))
+        let known = self.find_hashed(address, hash(&self.hasher, address));
+        known.or_else(|| Some(self.addr(*self.by_context.get(address)?)))
     }
 
     #[inline(always)]
@@ -603,9 +674,8 @@ impl Table {
         });
     }
 
-    /// Removes a peer from the table; its index stays in use. Returns its address, and those of its receive
-    /// contexts but the first.
-    fn begin_removal(&mut self, peer: FiAddr) -> Option<(Address, Vec<Address>)> {
+    /// Removes a peer from the table; its index stays in use. Returns its address, and its other queue pairs.
+    fn begin_removal(&mut self, peer: FiAddr) -> Option<(Address, Contexts)> {
         let (index, 0) = self.locate(peer)? else { return None };
         let Slot::Taken(address) = *self.slots.get(index as usize)? else { return None };
         let same = |other: &u32| *other == index;
@@ -613,7 +683,7 @@ impl Table {
             entry.remove();
         }
         self.slots[index as usize] = Slot::Removing;
-        Some((address, self.contexts.remove(&index).unwrap_or_default()))
+        Some((address, self.remove_contexts(index)))
     }
 
     fn free(&mut self, peer: FiAddr) {
@@ -671,7 +741,7 @@ mod tests {
         let mut table = Table::default();
         let first = table.insert(address(1)).unwrap();
         let second = table.insert(address(2)).unwrap();
-        assert_eq!(table.begin_removal(first), Some((address(1), Vec::new())));
+        assert_eq!(table.begin_removal(first), Some((address(1), Contexts::default())));
         assert_eq!((table.begin_removal(first), table.address(first)), (None, None));
         assert_eq!(table.insert(address(3)), Ok(FiAddr(2)), "the first index is not free yet");
         table.free(first);

@@ -159,9 +159,14 @@ fn matched<
     device: &D,
     options: QueuePairOptions,
     config: Config,
-    bindings: Bindings,
+    mut bindings: Bindings,
 ) -> Result<Driver<D::QueuePair>, EnableError> {
-    Ok(Driver::new(Engine::new(device.create_queue_pair(options)?, config)?, bindings))
+    let mut engine = Engine::new(device.create_queue_pair(options)?, config)?;
+    if let Some(member) = bindings.member.take() {
+        let capacity = member.capacity();
+        engine.share_receives(Box::new(member), capacity)?;
+    }
+    Ok(Driver::new(engine, bindings))
 }
 
 /// Creates a second queue pair for the messages if the release that `config` follows uses one.

@@ -417,7 +417,8 @@ attributes! {
         at_least endpoint_receive_contexts: usize,
         /// Transmit contexts that endpoints can share; 0: none.
         at_least shared_transmit_contexts: usize,
-        /// Receive contexts that endpoints can share; 0: none.
+        /// Receive contexts that endpoints can share ([`SharedReceiveQueue`](crate::SharedReceiveQueue)); `usize::MAX`:
+        /// as many as there is memory for.
         at_least shared_receive_contexts: usize,
     }
 }
@@ -457,7 +458,7 @@ impl DomainLimits {
             endpoint_transmit_contexts: 1,
             endpoint_receive_contexts: 1,
             shared_transmit_contexts: 0,
-            shared_receive_contexts: 0,
+            shared_receive_contexts: usize::MAX,
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::device::{AnyRegion, ConcreteRegion};
 use crate::packet::Packet;
 use crate::pieces::Pieces;
 use crate::region::RegionSlice;
+use crate::shared_receive_queue::Taken;
 
 /// Memory of the application, which a send takes and a completion returns.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -494,6 +495,8 @@ pub(crate) enum Role {
     Rest(Parts),
     /// The part of a multi-receive buffer for one message, until the message completes.
     Part(Parts),
+    /// As a whole, by a receive of a [shared queue](crate::SharedReceiveQueue).
+    Taken(Taken),
 }
 
 const _: () = assert!(size_of::<Slot>() <= 56, "it is moved several times per operation");
@@ -588,7 +591,7 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
     fn split_to(&mut self, at: u64) -> Self {
         let role = match &self.role {
             // The engine splits only multi-receive buffers.
-            Role::Whole | Role::Silent | Role::Registered(_) => Role::Whole,
+            Role::Whole | Role::Silent | Role::Registered(_) | Role::Taken(_) => Role::Whole,
             Role::Rest(parts) | Role::Part(parts) => Role::Part(parts.clone()),
         };
         Self { buffer: self.buffer.split_to(index(at)), role }
@@ -604,7 +607,7 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
     }
 
     fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>) {
-        // One that completes silently stays unregistered: its operation goes in packets.
+        // One that completes silently, or is of a shared queue, stays unregistered: its operation goes in packets.
         let (Role::Whole, Some(vector)) = (&self.role, self.buffer.vector()) else { return };
         match register(std::mem::take(vector).into()) {
             Ok(region) => self.role = Role::Registered(region.into_any()),

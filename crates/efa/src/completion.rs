@@ -171,6 +171,12 @@ pub enum StartError {
         /// Its length in bytes.
         length: usize,
     },
+    /// The endpoint takes its receives from a [shared queue](crate::SharedReceiveQueue): they are posted there.
+    #[error("the endpoint takes its receives from a shared queue, to which they are posted")]
+    ReceivesShared,
+    /// A receive of a [shared queue](crate::SharedReceiveQueue) names a source.
+    #[error("a receive of a shared queue can't name a source, and this one names {0}")]
+    SharedSource(FiAddr),
     /// The endpoint does not receive in place ([`Receiving`](crate::Receiving)).
     #[error("the endpoint receives no messages in place")]
     NotInPlace,

@@ -17,7 +17,7 @@ use crate::completion_queue::{CompletionQueue, CompletionQueueOptions};
 use crate::counter::{Counter, CounterEvents, CounterOptions};
 use crate::device::Device;
 use crate::endpoint::EndpointId;
-use crate::endpoint_builder::EndpointBuilder;
+use crate::endpoint_builder::{EndpointBuilder, random};
 use crate::endpoint_options::EndpointOptions;
 use crate::error::{Error, Wanted};
 use crate::fabric::Fabric;
@@ -25,6 +25,7 @@ use crate::info::Info;
 use crate::keys::Keys;
 use crate::region::{LocalAccess, MemoryRegion, RegisterError};
 use crate::registrations::Cache;
+use crate::shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueOptions};
 use crate::wait::Wait;
 
 /// A device of a fabric (`fi_domain`). Objects of different domains can't be used together. Clones are
@@ -191,6 +192,12 @@ impl Domain {
         options: AddressVectorOptions,
     ) -> Result<AddressVector, Error> {
         AddressVector::new(self, options)
+    }
+
+    /// Creates a queue of receives that several endpoints take from (`fi_srx_context`).
+    #[must_use]
+    pub fn shared_receive_queue(&self, options: SharedReceiveQueueOptions) -> SharedReceiveQueue {
+        SharedReceiveQueue::new(self, options, random())
     }
 
     /// Begins an endpoint, which is then bound and enabled (`fi_endpoint`).

@@ -39,6 +39,7 @@ use crate::message::{Message, Receive};
 use crate::packet::Packet;
 use crate::peer_map::PeerMap;
 use crate::rma::Rma;
+use crate::shared_receive_queue::Member;
 use crate::wait::WaitObject;
 
 /// The objects that an endpoint is bound to.
@@ -59,6 +60,8 @@ pub(crate) struct Bindings {
     pub(crate) keys: Option<Arc<Keys>>,
     /// What threads sleep on that wait for these queues and counters, each once.
     pub(crate) waiters: Vec<Arc<WaitObject>>,
+    /// The endpoint's place in a shared receive queue.
+    pub(crate) member: Option<Member>,
 }
 
 /// The engine over a queue pair.
@@ -150,6 +153,8 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             counters,
             keys,
             waiters,
+            // The engine has it already.
+            member: _,
         } = bindings;
         if let Some(keys) = keys {
             engine.use_keys(keys);
@@ -423,14 +428,23 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// removed again. It learns of others when they are first used.
     pub(crate) fn peers_inserted(&mut self, peers: &[(FiAddr, Address)]) {
         for (addr, address) in peers {
+            if !self.removed.contains(address) {
+                continue;
+            }
             // It may have been removed again. That takes the lock of this driver, so it can't happen
             // between this check and the end of the call.
-            let is_current = || self.addresses.address(*addr) == Some(*address);
-            if self.removed.contains(address) && is_current() {
+            // A queue pair of a scalable endpoint that has no receive context is sent nothing, but has a name.
+            let is_sent_to = self.addresses.address(*addr) == Some(*address);
+            let is_current = || is_sent_to || self.addresses.find(address) == Some(*addr);
+            if is_current() {
                 self.removed.remove(address);
                 // If the device fails here, the first operation with the peer returns the error.
                 if let Ok(peer) = self.engine.insert_peer(address.raw()) {
-                    self.peers.insert(*addr, peer);
+                    let name = self.addresses.peer_of(*addr);
+                    match is_sent_to {
+                        true => self.peers.insert(*addr, name, peer),
+                        false => self.peers.name(peer, name),
+                    }
                 }
             }
         }
@@ -456,7 +470,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         }
         let address = self.addresses.address(addr).ok_or(StartError::UnknownAddress(addr))?;
         let peer = self.engine.insert_peer(address.raw())?;
-        self.peers.insert(addr, peer);
+        self.peers.insert(addr, self.addresses.peer_of(addr), peer);
         Ok(peer)
     }
 }

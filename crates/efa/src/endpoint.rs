@@ -29,6 +29,7 @@ use crate::message::{Message, Receive, ReceiveId};
 use crate::packet::Packet;
 use crate::region::LocalAccess;
 use crate::rma::{Operation, Rma};
+use crate::shared_receive_queue::SharedReceiveQueue;
 
 /// Locks the driver of an endpoint and evaluates `$call` with it, or `$value` if the endpoint is closed.
 macro_rules! drive {
@@ -65,6 +66,7 @@ pub struct Endpoint {
     pub(crate) receive: CompletionQueue,
     pub(crate) addresses: AddressVector,
     pub(crate) counters: Vec<Counter>,
+    pub(crate) shared_receives: Option<SharedReceiveQueue>,
 }
 
 impl Endpoint {
@@ -513,7 +515,21 @@ impl Endpoint {
 
     #[inline]
     fn require_to_receive(&self, needed: Capabilities) -> Result<(), StartError> {
-        self.shared.receivable.require(needed, self.shared.receive.capabilities)
+        let required = self.shared.receivable.require(needed, self.shared.receive.capabilities);
+        required.map_err(|error| self.not_receivable(error))
+    }
+
+    /// Of an endpoint that takes its receives from a shared queue nothing is usable, so that others needn't look.
+    #[cold]
+    fn not_receivable(&self, error: StartError) -> StartError {
+        match error {
+            StartError::NotConnected | StartError::Disabled(_)
+                if self.shared_receives.is_some() =>
+            {
+                StartError::ReceivesShared
+            }
+            other => other,
+        }
     }
 
     fn check_send(&self, message: &Message, length: usize) -> Result<(), StartError> {
@@ -682,25 +698,31 @@ impl Shared {
     ) -> Result<(), StartError> {
         match self.local_registration {
             LocalRegistration::NotNeeded if !buffer.has_regions() => Ok(()),
-            _ => self.check_memory(buffer, wanted),
+            _ => check_buffer(&self.domain, self.local_registration, buffer, wanted),
         }
     }
+}
 
-    #[inline(never)]
-    fn check_memory(&self, buffer: &Buffer, wanted: LocalAccess) -> Result<(), StartError> {
-        if !buffer.satisfies(self.local_registration) {
-            return Err(StartError::NotRegistered { length: buffer.len() });
-        }
-        buffer.check_regions(|slice| {
-            let region = slice.region();
-            if !region.domain().is(&self.domain) {
-                return Err(StartError::OtherDomain);
-            }
-            let granted = region.local_access();
-            match granted.contains(wanted) {
-                true => Ok(()),
-                false => Err(StartError::Access { wanted, granted }),
-            }
-        })
+/// Whether an operation of a domain that needs this access can use the buffer.
+#[inline(never)]
+pub(crate) fn check_buffer(
+    domain: &Domain,
+    local_registration: LocalRegistration,
+    buffer: &Buffer,
+    wanted: LocalAccess,
+) -> Result<(), StartError> {
+    if !buffer.satisfies(local_registration) {
+        return Err(StartError::NotRegistered { length: buffer.len() });
     }
+    buffer.check_regions(|slice| {
+        let region = slice.region();
+        if !region.domain().is(domain) {
+            return Err(StartError::OtherDomain);
+        }
+        let granted = region.local_access();
+        match granted.contains(wanted) {
+            true => Ok(()),
+            false => Err(StartError::Access { wanted, granted }),
+        }
+    })
 }

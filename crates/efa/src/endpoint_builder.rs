@@ -20,6 +20,7 @@ use crate::driver::{Bindings, Sources, Unreported};
 use crate::endpoint::{Endpoint, Shared, Usable};
 use crate::endpoint_options::{ContextOptions, EndpointOptions, Receiving, Side};
 use crate::error::{Bound, EnableError};
+use crate::shared_receive_queue::{Member, SharedReceiveQueue};
 use crate::wait::WaitObject;
 
 /// Capabilities that need matching or order, which an endpoint that receives in place lacks.
@@ -27,6 +28,9 @@ const NEED_MATCHING: Capabilities = Capabilities::TAGGED
     .union(Capabilities::ATOMIC)
     .union(Capabilities::MULTI_RECV)
     .union(Capabilities::DIRECTED_RECV);
+
+/// Capabilities that receives of a shared queue lack.
+const NOT_SHARED: Capabilities = Capabilities::MULTI_RECV.union(Capabilities::DIRECTED_RECV);
 
 /// Which operations of an endpoint complete on a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +72,7 @@ pub struct EndpointBuilder {
     receive: Option<CompletionQueue>,
     addresses: Option<AddressVector>,
     counters: Counters,
+    shared_receives: Option<SharedReceiveQueue>,
     /// Whether operations of the transmit and the receive side complete only if they are signaled.
     selective: [bool; 2],
     /// The first error of a bind call; `enable` returns it.
@@ -84,6 +89,7 @@ impl EndpointBuilder {
             receive: None,
             addresses: None,
             counters: Counters::default(),
+            shared_receives: None,
             selective: [false; 2],
             error: None,
         }
@@ -135,6 +141,17 @@ impl EndpointBuilder {
         self
     }
 
+    /// Binds a queue that the endpoint takes its receives from. Receives are posted to that queue, and not to the
+    /// endpoint.
+    pub fn bind_shared_receive_queue(mut self, queue: &SharedReceiveQueue) -> Self {
+        if !queue.is_of(&self.domain) {
+            self.error.get_or_insert(EnableError::OtherDomain(Bound::SharedReceiveQueue));
+        } else if self.shared_receives.replace(queue.clone()).is_some() {
+            self.error.get_or_insert(EnableError::Twice(Bound::SharedReceiveQueue));
+        }
+        self
+    }
+
     /// Binds a counter of some kinds of operations, which also complete on their queues.
     pub fn bind_counter(mut self, counter: &Counter, kinds: Counted) -> Self {
         if !counter.is_of(&self.domain) {
@@ -165,6 +182,9 @@ impl EndpointBuilder {
         if options.receiving == Receiving::InPlace && !need_matching.is_empty() {
             return Err(EnableError::NotInPlace(need_matching));
         }
+        if options.receiving == Receiving::InPlace && self.shared_receives.is_some() {
+            return Err(EnableError::SharedInPlace);
+        }
         let counters: Vec<Counter> = self.counters.iter().cloned().collect();
         let background = self.domain.background().map(Background::wait_object);
         let waiters = waiters(&transmit, &receive, &counters, background);
@@ -179,7 +199,10 @@ impl EndpointBuilder {
         let config = options.protocol.with(|config| config.hash_seed = hash_seed);
         let capabilities = options.capabilities.enabled();
         let transmit_side = options.transmit.resolve(Side::Transmit, capabilities)?;
-        let receive_side = options.receive.resolve(Side::Receive, capabilities)?;
+        let mut receive_side = options.receive.resolve(Side::Receive, capabilities)?;
+        if self.shared_receives.is_some() {
+            receive_side.capabilities -= NOT_SHARED;
+        }
         let sources = match capabilities.contains(Capabilities::SOURCE) {
             true => Sources::Reported,
             false => Sources::Omitted,
@@ -192,6 +215,8 @@ impl EndpointBuilder {
             Unreported::of(self.selective[1], is_signaled(&options.receive)),
         ];
         let id = self.domain.next_endpoint_id();
+        let member = self.shared_receives.as_ref().map(SharedReceiveQueue::join);
+        let number = member.as_ref().map(Member::number);
         let bindings = Bindings {
             endpoint: id,
             transmit: transmit.shared().clone(),
@@ -203,6 +228,7 @@ impl EndpointBuilder {
             counters: self.counters,
             keys: self.domain.keys().cloned(),
             waiters,
+            member,
         };
         let device = self.domain.device();
         let created =
@@ -220,14 +246,22 @@ impl EndpointBuilder {
                 Receiving::Matched => MessageOrder::SendAfterSend,
                 Receiving::InPlace => MessageOrder::Unordered,
             },
+            size: match &self.shared_receives {
+                None => config.max_receives,
+                Some(queue) => queue.capacity(),
+            },
             ..ReceiveAttributes::of(capabilities, &config)
+        };
+        let receivable = match &self.shared_receives {
+            None => receive_side.capabilities,
+            Some(_) => Capabilities::empty(),
         };
         let shared = Arc::new(Shared {
             id,
             address: created.address,
             capabilities,
             transmittable: Usable::new(transmit_side.capabilities),
-            receivable: Usable::new(receive_side.capabilities),
+            receivable: Usable::new(receivable),
             local_registration: self.domain.local_registration(),
             context: options.context,
             attributes,
@@ -248,7 +282,11 @@ impl EndpointBuilder {
         if !Arc::ptr_eq(transmit.shared(), receive.shared()) {
             receive.shared().bind(Arc::downgrade(&shared));
         }
-        Ok(Endpoint { shared, transmit, receive, addresses, counters })
+        let shared_receives = self.shared_receives;
+        if let (Some(queue), Some(number)) = (&shared_receives, number) {
+            queue.introduce(number, Arc::downgrade(&shared));
+        }
+        Ok(Endpoint { shared, transmit, receive, addresses, counters, shared_receives })
     }
 }
 
@@ -278,6 +316,6 @@ fn waiters(
 const CONNID_MASK: u32 = u32::MAX >> 1;
 
 /// A random number: the standard library seeds its hash tables from the operating system.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

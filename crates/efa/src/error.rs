@@ -143,6 +143,9 @@ pub enum EnableError {
     /// These services can't be enabled if messages are received in place.
     #[error("messages can't be received in place by an endpoint with {0}")]
     NotInPlace(Capabilities),
+    /// An endpoint that receives in place can't share receives.
+    #[error("an endpoint that receives in place can't take receives from a shared queue")]
+    SharedInPlace,
     /// An endpoint with a connection can't receive in place.
     #[error("an endpoint with a connection can't receive in place")]
     ConnectedInPlace,
@@ -174,6 +177,9 @@ pub enum Bound {
     /// A counter.
     #[error("counter")]
     Counter,
+    /// A shared receive queue.
+    #[error("shared receive queue")]
+    SharedReceiveQueue,
     /// The event queue of an endpoint with a connection.
     #[error("event queue")]
     EventQueue,

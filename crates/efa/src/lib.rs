@@ -143,6 +143,8 @@ mod region;
 mod registrations;
 mod resolve;
 mod rma;
+mod scalable_address;
+mod shared_receive_queue;
 mod wait;
 
 /// The software device: options of its links, and faults of the simulated network. The rest of it is in
@@ -214,6 +216,8 @@ pub use pieces::TooManyBuffers;
 pub use region::{LocalAccess, MemoryRegion, OutOfRegion, RegionSlice, RegisterError};
 pub use registrations::{RegistrationCounts, RegistrationLimits};
 pub use rma::{Element, Operation, RemoteMemory, RemoteMemoryError, Rma};
+pub use scalable_address::{ScalableAddress, ScalableAddressError};
+pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueOptions};
 #[cfg(feature = "sim")]
 pub use sim::{LocalOptions, ShmOptions, TcpOptions};
 pub use wait::{PollSet, TryWaitError, Wait, WaitSet, Waitable};

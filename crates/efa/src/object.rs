@@ -7,6 +7,7 @@ use crate::domain::Domain;
 use crate::endpoint::Endpoint;
 use crate::fabric::Fabric;
 use crate::region::MemoryRegion;
+use crate::shared_receive_queue::SharedReceiveQueue;
 
 /// Class of an object (`fid->fclass`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +25,8 @@ pub enum Class {
     Counter,
     /// [`MemoryRegion`].
     MemoryRegion,
+    /// [`SharedReceiveQueue`].
+    SharedReceiveQueue,
     /// [`Endpoint`].
     Endpoint,
 }
@@ -71,4 +74,4 @@ macro_rules! objects {
     )* };
 }
 
-objects! { Fabric Domain AddressVector CompletionQueue Counter MemoryRegion Endpoint }
+objects! { Fabric Domain AddressVector CompletionQueue Counter MemoryRegion SharedReceiveQueue Endpoint }

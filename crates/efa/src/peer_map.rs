@@ -39,9 +39,15 @@ impl PeerMap {
         *self.by_peer.get(peer.index())?
     }
 
-    /// Adds a pair. `addr` must be of the address vector, which bounds the size of the map.
-    pub(crate) fn insert(&mut self, addr: FiAddr, peer: PeerId) {
-        put(&mut self.by_peer, peer.index(), addr);
+    /// Names a peer in completions, without an address to send to it.
+    pub(crate) fn name(&mut self, peer: PeerId, name: FiAddr) {
+        put(&mut self.by_peer, peer.index(), name);
+    }
+
+    /// Adds a pair; completions have the `name`. `addr` must be of the address vector, which bounds the size of the
+    /// map.
+    pub(crate) fn insert(&mut self, addr: FiAddr, name: FiAddr, peer: PeerId) {
+        self.name(peer, name);
         if u32::try_from(addr.0).is_ok() {
             return put(&mut self.by_addr, addr.0 as usize, peer);
         }

@@ -24,6 +24,7 @@ use crate::endpoint_builder::{Direction, EndpointBuilder};
 use crate::endpoint_options::{EndpointOptions, Receiving};
 use crate::error::{Bound, CloseError, EnableError};
 use crate::info::Info;
+use crate::shared_receive_queue::SharedReceiveQueue;
 
 /// Options of an endpoint with a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,6 +158,12 @@ impl MsgEndpointBuilder {
     pub fn bind_event_queue(mut self, events: &EventQueue) -> Self {
         self.bound_twice |= self.events.replace(events.clone()).is_some();
         self
+    }
+
+    /// Binds a queue that the endpoint takes its receives from. Receives that are posted there are not cancelled when
+    /// the connection ends.
+    pub fn bind_shared_receive_queue(self, queue: &SharedReceiveQueue) -> Self {
+        Self { endpoint: self.endpoint.bind_shared_receive_queue(queue), ..self }
     }
 
     /// Binds a counter of some kinds of operations, which also complete on their queues.

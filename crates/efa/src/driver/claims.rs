@@ -1,7 +1,7 @@
 //! Unexpected messages, and cancelling by context.
 
 use efa_device::QueuePair;
-use efa_rdm::{Accept, ClaimId, PeerId};
+use efa_rdm::{Accept, ClaimId, PeerId, SharedReceive};
 
 use super::{Driver, parts, refused, translate};
 use crate::buffer::{Buffer, Slot};
@@ -47,6 +47,18 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             engine.receive_claimed(claim, slot, context).map_err(parts)
         })
         .map_err(refused)
+    }
+
+    /// Gives a receive of the shared queue to an unexpected message.
+    ///
+    /// # Errors
+    /// The message has ended; the receive comes back.
+    pub(crate) fn receive_shared(
+        &mut self,
+        message: ClaimId,
+        receive: SharedReceive<Slot>,
+    ) -> Result<(), SharedReceive<Slot>> {
+        self.engine.receive_shared(message, receive)
     }
 
     /// Discards a claimed message, unless it is gone.

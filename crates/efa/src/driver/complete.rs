@@ -180,13 +180,18 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     fn received(&mut self, receive: ReceiveCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
         let (buffer, role) = receive.buffer.into_parts();
         let kind = match role {
-            Role::Whole | Role::Silent | Role::Registered(_) => Kind::Receive,
+            Role::Whole | Role::Silent | Role::Registered(_) | Role::Taken(_) => Kind::Receive,
             Role::Part(_) => Kind::MultiReceive,
             Role::Rest(_) => Kind::Released,
         };
         self.count(kind, false, &receive.result);
         if receive.result.is_ok() && matches!(role, Role::Silent) {
             return self.end_silently(Side::Receive);
+        }
+        if let (Ok(()), Role::Taken(taken)) = (&receive.result, &role)
+            && !self.unreported[1].reports(taken.completion())
+        {
+            return false;
         }
         let from = self.sender(receive.peer);
         let completion = Completion {
@@ -205,6 +210,8 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             Role::Whole | Role::Silent | Role::Registered(_) => {
                 self.receive.give(reader, Credit::Held, entry)
             }
+            // No queue had a credit for it, as it was posted to none.
+            Role::Taken(_) => self.receive.give(reader, Credit::None, entry),
             Role::Part(parts) => {
                 let given = self.receive.give(reader, Credit::None, entry);
                 drop(parts);

@@ -110,6 +110,7 @@ impl Host {
         queue: &crate::CompletionQueue,
     ) -> Driver<Q> {
         let bindings = Bindings {
+            member: None,
             endpoint: EndpointId(0),
             transmit: queue.shared().clone(),
             receive: queue.shared().clone(),

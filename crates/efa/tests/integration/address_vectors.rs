@@ -132,7 +132,7 @@ fn two_context_bits_steer_sends_to_four_receive_contexts_of_a_peer() {
                 let data = [context as u8, round, 7, 7];
                 world.end(ALICE).send(Message::to(to).tagged(1), data.to_vec(), 6).unwrap();
                 assert_eq!(world.done(end).into_message(), data);
-                assert_eq!(world.done(ALICE).peer, Some(to));
+                assert_eq!(world.done(ALICE).peer, Some(peer), "the peer, not its context");
             }
         }
         let error = ContextError::TooGreat { context: 4, contexts: 4 };

@@ -26,5 +26,6 @@ mod random;
 mod registrations;
 mod rma;
 mod setup;
+mod shared_receive_queue;
 mod threads;
 mod world;
