@@ -56,6 +56,13 @@ impl ForeignMemory {
         Self { whole: Arc::new(whole), range: 0..length }
     }
 
+    /// The first byte, for devices that access the memory. It is valid as long as a handle exists.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        // SAFETY: `range` is within the memory, whose bytes are one allocation or mapping.
+        unsafe { self.whole.base.add(self.range.start) }
+    }
+
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {

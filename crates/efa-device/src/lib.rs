@@ -641,8 +641,8 @@ pub trait Region: Clone + fmt::Debug {
     /// Ends the registration and returns the memory.
     ///
     /// # Errors
-    /// The handle itself, if a clone of it exists, perhaps in an operation of the device, or if a remote
-    /// interface doesn't finish an access that it has begun.
+    /// The handle itself, if a clone of it exists, perhaps in an operation of the device, if a remote
+    /// interface doesn't finish an access that it has begun, or if somebody else owns the memory.
     fn reclaim(self) -> Result<Box<[u8]>, Self>;
 }
 
@@ -711,6 +711,19 @@ pub trait Device {
     /// # Errors
     /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`], with the memory.
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<Self::Region, RegisterError>;
+
+    /// Registers memory that somebody else owns, where it is. The region holds a handle of it.
+    ///
+    /// # Errors
+    /// As for [`register`](Self::register); [`DeviceError::Unsupported`], which is the default.
+    fn register_foreign(
+        &self,
+        memory: &ForeignMemory,
+        access: Access,
+    ) -> Result<Self::Region, DeviceError> {
+        let _ = (memory, access);
+        Err(DeviceError::Unsupported { operation: "registration of foreign memory" })
+    }
 }
 
 #[cfg(test)]

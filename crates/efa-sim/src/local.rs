@@ -42,8 +42,8 @@ use std::time::Duration;
 
 use efa_device::{
     Access, AddressHandle, Armed, Completion, Destination, Device, DeviceAttributes, DeviceError,
-    Gid, NoTagList, PostError, Qkey, Qpn, QueuePair, QueuePairAddress, QueuePairOptions, Rdma,
-    RdmaRequest, RegisterError, SendRequest, Status, Time,
+    ForeignMemory, Gid, NoTagList, PostError, Qkey, Qpn, QueuePair, QueuePairAddress,
+    QueuePairOptions, Rdma, RdmaRequest, RegisterError, SendRequest, Status, Time,
 };
 
 pub use self::faults::{Faults, Statistics};
@@ -430,6 +430,18 @@ impl Device for LocalDevice {
             return Err(RegisterError { error, memory });
         }
         self.keys.register(memory, access)
+    }
+
+    fn register_foreign(
+        &self,
+        memory: &ForeignMemory,
+        access: Access,
+    ) -> Result<SoftRegion, DeviceError> {
+        if self.shared.lock().refuses_registration(self.host) {
+            let limit = self.attributes.max_regions;
+            return Err(DeviceError::LimitReached { object: "memory region", limit });
+        }
+        self.keys.register_foreign(memory, access)
     }
 }
 

@@ -2,14 +2,16 @@
 //! only.
 //!
 //! Owned memory is kept as a raw pointer: another process has the kernel write it, which a reference
-//! would not allow. Borrowed memory belongs to a C program, which may unmap it while it is registered;
-//! so the kernel copies it, and returns an error where a plain copy would be a SIGSEGV.
+//! would not allow. Foreign memory stays mapped as long as its handle exists, and is copied by that handle.
+//! Borrowed memory belongs to a C program, which may unmap it while it is registered; so the kernel copies it,
+//! and returns an error where a plain copy would be a SIGSEGV.
 
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
+use efa_device::ForeignMemory;
 use rustix::io::Errno;
 
 /// A range of memory.
@@ -17,11 +19,24 @@ use rustix::io::Errno;
 pub(crate) struct Memory {
     base: NonNull<u8>,
     length: usize,
-    owned: bool,
+    owner: Owner,
+}
+
+#[derive(Debug)]
+enum Owner {
+    /// It is a leaked box, which this frees.
+    This,
+    /// It is foreign memory, of which this is a handle.
+    Handle(ForeignMemory),
+    /// A C program.
+    Program,
+    /// Nobody: it is never freed.
+    Nobody,
 }
 
 // SAFETY: the memory is valid in all threads of the process: owned memory is a leaked box that this
-// value alone frees, and borrowed memory is only accessed through the kernel. Writing takes `&mut self`.
+// value alone frees, foreign memory is accessed by its handle, which is `Send`, and borrowed memory is only
+// accessed through the kernel. Writing takes `&mut self`.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -31,7 +46,14 @@ impl Memory {
         let base: NonNull<u8> = NonNull::from(Box::leak(memory)).cast();
         // Other processes have the kernel access it by its address.
         base.as_ptr().expose_provenance();
-        Self { base, length, owned: true }
+        Self { base, length, owner: Owner::This }
+    }
+
+    /// Memory that somebody else owns, and that this keeps mapped.
+    pub(crate) fn foreign(memory: &ForeignMemory) -> Self {
+        let base = memory.as_ptr();
+        base.as_ptr().expose_provenance();
+        Self { base, length: memory.len(), owner: Owner::Handle(memory.clone()) }
     }
 
     /// Memory that a C program owns.
@@ -41,30 +63,38 @@ impl Memory {
     /// [`write`](Self::write) read and write the memory, and that those do who got its address from
     /// [`part`](Self::part) or [`address`](Self::address). The owner may unmap it.
     pub(crate) unsafe fn borrowed(base: NonNull<u8>, length: usize) -> Self {
-        Self { base, length, owned: false }
+        Self { base, length, owner: Owner::Program }
     }
 
     /// Ends the access to borrowed memory.
     pub(crate) fn end(&mut self) {
-        if !self.owned {
+        if let Owner::Program = self.owner {
             self.length = 0;
         }
     }
 
-    /// Leaks owned memory: it is never freed.
+    /// Leaks owned memory and the handle of foreign memory: it is never freed.
     pub(crate) fn abandon(&mut self) {
-        self.owned = false;
+        if !matches!(self.owner, Owner::Program) {
+            std::mem::forget(std::mem::replace(&mut self.owner, Owner::Nobody));
+        }
     }
 
-    /// Returns owned memory, and an empty box for borrowed memory.
+    /// Whether [`take`](Self::take) returns it.
+    pub(crate) fn is_owned(&self) -> bool {
+        matches!(self.owner, Owner::This)
+    }
+
+    /// Returns owned memory, and an empty box for other memory.
     pub(crate) fn take(&mut self) -> Box<[u8]> {
-        if !std::mem::replace(&mut self.owned, false) {
+        if !self.is_owned() {
             return Box::default();
         }
+        self.owner = Owner::Nobody;
         let length = std::mem::take(&mut self.length);
         let whole = std::ptr::slice_from_raw_parts_mut(self.base.as_ptr(), length);
         // SAFETY: base and length are those of the box that `owned` leaked: only `end` changes the
-        // length, and not of owned memory. `owned` is false and the length 0 from the lines above on, so
+        // length, and not of owned memory. The owner is nobody and the length 0 from the lines above on, so
         // the box is made once and the memory not accessed through `self` any more.
         unsafe { Box::from_raw(whole) }
     }
@@ -88,8 +118,10 @@ impl Memory {
             return 0;
         }
         let from = self.base.as_ptr().wrapping_add(offset);
-        if !self.owned {
-            return kernel_copy(into.as_mut_ptr().cast(), from.cast(), count);
+        match &self.owner {
+            Owner::This | Owner::Nobody => {}
+            Owner::Handle(memory) => return memory.read(offset, into),
+            Owner::Program => return kernel_copy(into.as_mut_ptr().cast(), from.cast(), count),
         }
         // SAFETY: `offset + count` is at most `length`, so the source is inside the leaked box. `into` is
         // an exclusive reference, and none to the box exists, so the two don't overlap. No thread of this
@@ -106,8 +138,12 @@ impl Memory {
             return 0;
         }
         let into = self.base.as_ptr().wrapping_add(offset);
-        if !self.owned {
-            return kernel_copy(into.cast(), from.as_ptr().cast_mut().cast(), count);
+        match &self.owner {
+            Owner::This | Owner::Nobody => {}
+            Owner::Handle(memory) => return memory.write(offset, from),
+            Owner::Program => {
+                return kernel_copy(into.cast(), from.as_ptr().cast_mut().cast(), count);
+            }
         }
         // SAFETY: `offset + count` is at most `length`, so the target is inside the leaked box. `from` is a
         // reference, and none to the box exists, so the two don't overlap. `&mut self` excludes other

@@ -11,7 +11,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use efa_device::{Access, DeviceError, Region, RegionRange, RegisterError, RemoteMemory, Status};
+use efa_device::{
+    Access, DeviceError, ForeignMemory, Region, RegionRange, RegisterError, RemoteMemory, Status,
+};
 use fastrand::Rng;
 
 use crate::faults::Refusals;
@@ -114,6 +116,14 @@ impl Keys {
         }
         self.free.pop_front()
     }
+
+    /// The address in RDMA requests of another region.
+    fn address(&mut self, length: usize) -> u64 {
+        let address = self.next_address;
+        let pages = (length as u64).div_ceil(4096).max(1);
+        self.next_address = address.saturating_add(pages.saturating_mul(4096));
+        address
+    }
 }
 
 impl KeyTable {
@@ -173,10 +183,23 @@ impl KeyTable {
         let Some(place) = keys.place(self.0.limit, length) else {
             return Err(RegisterError { error: self.full(), memory });
         };
-        let address = keys.next_address;
-        let pages = (length as u64).div_ceil(4096).max(1);
-        keys.next_address = address.saturating_add(pages.saturating_mul(4096));
+        let address = keys.address(length);
         let memory = Memory::owned(memory);
+        Ok(self.enter(&mut keys, place, memory, (address, length), true, access))
+    }
+
+    /// Registers memory that somebody else owns, where it is.
+    pub(crate) fn register_foreign(
+        &self,
+        memory: &ForeignMemory,
+        access: Access,
+    ) -> Result<SoftRegion, DeviceError> {
+        let length = memory.len();
+        self.check(length)?;
+        let mut keys = self.lock();
+        let place = keys.place(self.0.limit, length).ok_or_else(|| self.full())?;
+        let address = keys.address(length);
+        let memory = Memory::foreign(memory);
         Ok(self.enter(&mut keys, place, memory, (address, length), true, access))
     }
 
@@ -401,6 +424,9 @@ impl Region for SoftRegion {
     }
 
     fn reclaim(self) -> Result<Box<[u8]>, Self> {
+        if !self.0.memory().is_owned() {
+            return Err(self);
+        }
         let registered = Arc::try_unwrap(self.0).map_err(Self)?;
         // First nobody else must access the memory.
         if registered.end() != Removal::Unused {

@@ -151,8 +151,8 @@ use crate::link::vendor_part_id;
 use crate::record::SharedSink;
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 use efa_device::{
-    Access, AddressHandle, Device, DeviceAttributes, DeviceError, Gid, QueuePairOptions, Rdma,
-    RegisterError,
+    Access, AddressHandle, Device, DeviceAttributes, DeviceError, ForeignMemory, Gid,
+    QueuePairOptions, Rdma, RegisterError,
 };
 
 /// Options of [`ShmDevice::open`].
@@ -373,5 +373,13 @@ impl Device for ShmDevice {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
         self.keys().register(memory, access)
+    }
+
+    fn register_foreign(
+        &self,
+        memory: &ForeignMemory,
+        access: Access,
+    ) -> Result<SoftRegion, DeviceError> {
+        self.keys().register_foreign(memory, access)
     }
 }

@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 
 use efa_device::{
     Access, AddressHandle, Armed, Completion, Destination, Device, DeviceAttributes, DeviceError,
-    Gid, NoTagList, PostError, QueuePair, QueuePairAddress, QueuePairOptions, RdmaRequest,
-    RegisterError, SendRequest, Time,
+    ForeignMemory, Gid, NoTagList, PostError, QueuePair, QueuePairAddress, QueuePairOptions,
+    RdmaRequest, RegisterError, SendRequest, Time,
 };
 
 use crate::local::{LocalDevice, LocalQueuePair};
@@ -88,6 +88,14 @@ impl Device for SoftDevice {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
         each!(SoftDevice, self, device => device.register(memory, access))
+    }
+
+    fn register_foreign(
+        &self,
+        memory: &ForeignMemory,
+        access: Access,
+    ) -> Result<SoftRegion, DeviceError> {
+        each!(SoftDevice, self, device => device.register_foreign(memory, access))
     }
 }
 

@@ -115,8 +115,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    Access, AddressHandle, Device, DeviceAttributes, DeviceError, Gid, QueuePairOptions, Rdma,
-    RegisterError,
+    Access, AddressHandle, Device, DeviceAttributes, DeviceError, ForeignMemory, Gid,
+    QueuePairOptions, Rdma, RegisterError,
 };
 use fastrand::Rng;
 use rustix::io::Errno;
@@ -341,5 +341,13 @@ impl Device for TcpDevice {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
         self.keys.register(memory, access)
+    }
+
+    fn register_foreign(
+        &self,
+        memory: &ForeignMemory,
+        access: Access,
+    ) -> Result<SoftRegion, DeviceError> {
+        self.keys.register_foreign(memory, access)
     }
 }

@@ -18,9 +18,9 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use efa_device::{
-    Access, AddressHandle, Completion, Destination, Device, DeviceAttributes, DeviceError, Gid,
-    NoTagList, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest, RegionRange,
-    RegisterError, SendRequest, Status, Time, WorkId,
+    Access, AddressHandle, Completion, Destination, Device, DeviceAttributes, DeviceError,
+    ForeignMemory, Gid, NoTagList, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest,
+    RegionRange, RegisterError, SendRequest, Status, Time, WorkId,
 };
 use slab::Slab;
 
@@ -157,6 +157,14 @@ impl Device for VerbsDevice {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<VerbsRegion, RegisterError> {
         self.0.regions.register(memory, access)
+    }
+
+    fn register_foreign(
+        &self,
+        memory: &ForeignMemory,
+        access: Access,
+    ) -> Result<VerbsRegion, DeviceError> {
+        self.0.regions.register_foreign(memory, access)
     }
 }
 

@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use efa_device::{Access, DeviceError, Rdma, Region, RegisterError};
+use efa_device::{Access, DeviceError, ForeignMemory, Rdma, Region, RegisterError};
 
 use crate::abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_mr};
 use crate::domain::ProtectionDomain;
@@ -132,19 +132,29 @@ struct Memory {
     base: NonNull<u8>,
     length: usize,
     registration: Option<Registration>,
+    /// The handle of memory that somebody else owns.
+    foreign: Option<ForeignMemory>,
 }
 
-// SAFETY: the memory is the heap allocation of a box, which any thread may free.
+// SAFETY: the memory is the heap allocation of a box, which any thread may free, or foreign memory, whose handle is
+// `Send`.
 unsafe impl Send for Memory {}
-// SAFETY: by a shared reference the memory is accessed only under `Registered::copying`.
+// SAFETY: by a shared reference the memory is accessed only under `Registered::copying`, or by a handle that is
+// `Sync`.
 unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Deregisters the memory and returns it; `None` if that failed before or fails now, and then the
-    /// memory is leaked, as the interface may still access it.
+    /// memory is leaked, as the interface may still access it. `None` for foreign memory, whose handle is dropped or
+    /// leaked.
     fn take(&mut self) -> Option<Box<[u8]>> {
         let registration = self.registration.take()?;
+        let foreign = self.foreign.take();
         if !registration.deregister() {
+            std::mem::forget(foreign);
+            return None;
+        }
+        if foreign.is_some() {
             return None;
         }
         let whole = std::ptr::slice_from_raw_parts_mut(self.base.as_ptr(), self.length);
@@ -207,25 +217,10 @@ impl RegionTable {
         access: Access,
     ) -> Result<VerbsRegion, RegisterError> {
         let length = memory.len();
-        let checked = || {
-            if length as u64 > self.max_size {
-                return Err(DeviceError::TooLong { length: length as u64, limit: self.max_size });
-            }
-            if self.lock().len() >= self.limit {
-                let limit = self.limit;
-                return Err(DeviceError::LimitReached { object: "memory region", limit });
-            }
-            Ok(())
-        };
-        if let Err(error) = checked() {
+        if let Err(error) = self.check(length) {
             return Err(RegisterError { error, memory });
         }
-        // The interface refuses remote access that it has no RDMA for. Accesses that the engine
-        // emulates are checked by the engine.
-        let offered = Access {
-            remote_read: access.remote_read && self.rdma.read,
-            remote_write: access.remote_write && self.rdma.write,
-        };
+        let offered = self.offered(access);
         let memory = if length == 0 { Box::from([0]) } else { memory };
         let whole = memory.len();
         let base: NonNull<u8> = NonNull::from(Box::leak(memory)).cast();
@@ -244,10 +239,62 @@ impl RegionTable {
                 return Err(RegisterError { error, memory });
             }
         };
+        Ok(self.enter((base, whole, length), registration, None, access))
+    }
+
+    /// Registers memory that somebody else owns, where it is.
+    pub(crate) fn register_foreign(
+        self: &Arc<Self>,
+        memory: &ForeignMemory,
+        access: Access,
+    ) -> Result<VerbsRegion, DeviceError> {
+        let length = memory.len();
+        if length == 0 {
+            return self.register(Box::default(), access).map_err(|refused| refused.error);
+        }
+        self.check(length)?;
+        let base = memory.as_ptr();
+        base.as_ptr().expose_provenance();
+        // SAFETY: the memory is mapped as long as a handle exists, and `Memory` drops its handle only after
+        // deregistering. No reference to foreign memory exists.
+        let registration =
+            unsafe { Registration::new(&self.domain, base, length, self.offered(access)) }?;
+        let foreign = Some(memory.clone());
+        Ok(self.enter((base, length, length), registration, foreign, access))
+    }
+
+    fn check(&self, length: usize) -> Result<(), DeviceError> {
+        if length as u64 > self.max_size {
+            return Err(DeviceError::TooLong { length: length as u64, limit: self.max_size });
+        }
+        if self.lock().len() >= self.limit {
+            let limit = self.limit;
+            return Err(DeviceError::LimitReached { object: "memory region", limit });
+        }
+        Ok(())
+    }
+
+    /// The remote access that the interface is asked for: it refuses what it has no RDMA for. Accesses that the
+    /// engine emulates are checked by the engine.
+    fn offered(&self, access: Access) -> Access {
+        Access {
+            remote_read: access.remote_read && self.rdma.read,
+            remote_write: access.remote_write && self.rdma.write,
+        }
+    }
+
+    /// Adds a region of `length` bytes, of `whole` registered ones.
+    fn enter(
+        self: &Arc<Self>,
+        (base, whole, length): (NonNull<u8>, usize, usize),
+        registration: Registration,
+        foreign: Option<ForeignMemory>,
+        access: Access,
+    ) -> VerbsRegion {
         let (local_key, remote_key) = (registration.local_key(), registration.remote_key());
         let registration = Some(registration);
         let region = Arc::new(Registered {
-            memory: Memory { base, length: whole, registration },
+            memory: Memory { base, length: whole, registration, foreign },
             length,
             local_key,
             remote_key,
@@ -256,7 +303,7 @@ impl RegionTable {
             table: Arc::clone(self),
         });
         self.lock().insert(remote_key, Arc::downgrade(&region));
-        Ok(VerbsRegion(region))
+        VerbsRegion(region)
     }
 }
 
@@ -306,6 +353,9 @@ impl Region for VerbsRegion {
 
     fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         let _alone = self.0.copying();
+        if let Some(foreign) = &self.0.memory.foreign {
+            return foreign.read(offset, into);
+        }
         let (from, count) = self.0.range(offset, into.len());
         // SAFETY: `count` bytes at `from` are in the region, and `into` has as many. They don't overlap:
         // no reference to registered memory exists. The lock excludes other copies of this process;
@@ -316,6 +366,9 @@ impl Region for VerbsRegion {
 
     fn write(&self, offset: usize, from: &[u8]) -> usize {
         let _alone = self.0.copying();
+        if let Some(foreign) = &self.0.memory.foreign {
+            return foreign.write(offset, from);
+        }
         let (into, count) = self.0.range(offset, from.len());
         // SAFETY: `count` bytes at `into` are in the region, and `from` has as many. They don't overlap:
         // no reference to registered memory exists. The lock excludes other copies of this process.
@@ -325,6 +378,11 @@ impl Region for VerbsRegion {
 
     fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {
         let _alone = self.0.copying();
+        if let Some(foreign) = &self.0.memory.foreign {
+            let count = foreign.read(offset, bytes);
+            change(&mut bytes[..count]);
+            return foreign.write(offset, &bytes[..count]);
+        }
         let (place, count) = self.0.range(offset, bytes.len());
         // SAFETY: `count` bytes at `place` are in the region, `bytes` has as many, and they don't
         // overlap, as no reference to registered memory exists. The lock excludes other copies.
@@ -336,6 +394,9 @@ impl Region for VerbsRegion {
     }
 
     fn reclaim(self) -> Result<Box<[u8]>, Self> {
+        if self.0.memory.foreign.is_some() {
+            return Err(self);
+        }
         let mut registered = Arc::try_unwrap(self.0).map_err(Self)?;
         let length = registered.length;
         // Removed first, so that nobody finds the region while its memory is handed out.

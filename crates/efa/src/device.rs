@@ -1,7 +1,9 @@
 //! The device under the objects of this crate, of any kind: the software device, whatever its link
 //! (feature `sim`), or an EFA interface of this machine through rdma-core.
 
-use efa_device::{Access, Device as _, DeviceAttributes, DeviceError, RegisterError};
+use efa_device::{
+    Access, Device as _, DeviceAttributes, DeviceError, ForeignMemory, RegisterError,
+};
 #[cfg(feature = "sim")]
 use efa_sim::{SoftDevice, SoftRegion};
 use efa_verbs::{Packet as VerbsPacket, VerbsDevice, VerbsRegion};
@@ -46,6 +48,16 @@ impl Device {
     ) -> Result<AnyRegion, RegisterError> {
         each!(Self in self, device => {
             device.register(memory, access).map(ConcreteRegion::into_any)
+        })
+    }
+
+    pub(crate) fn register_foreign(
+        &self,
+        memory: &ForeignMemory,
+        access: Access,
+    ) -> Result<AnyRegion, DeviceError> {
+        each!(Self in self, device => {
+            device.register_foreign(memory, access).map(ConcreteRegion::into_any)
         })
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use efa_device::Access;
+use efa_device::{Access, DeviceError, ForeignMemory};
 use efa_rdm::{AtomicKind, AtomicOp, Datatype, atomic_limit};
 
 use crate::address_vector::{AddressVector, AddressVectorOptions};
@@ -228,6 +228,38 @@ impl Domain {
         local: LocalAccess,
     ) -> Result<MemoryRegion, RegisterError> {
         MemoryRegion::register(self, memory.into(), remote, local)
+    }
+
+    /// Registers memory that somebody else owns, such as a mapped file or the ring of a device, where it is. Slices of
+    /// the region are used in place, as those of any other: what goes in packets is copied to or from them, and RDMA
+    /// of the device reads and writes them.
+    ///
+    /// The region holds a handle of the memory, and so does each operation that uses a slice of it: the owner that was
+    /// given to [`ForeignMemory::new`] is dropped when the last one is gone.
+    ///
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use efa::{Access, Fabric, ForeignMemory, LocalAccess, LocalOptions};
+    ///
+    /// let base = NonNull::from(Box::leak(vec![7_u8; 4096].into_boxed_slice())).cast();
+    /// // SAFETY: the bytes are never freed, and nobody else knows them.
+    /// let ring = unsafe { ForeignMemory::new(base, 4096, ()) };
+    /// let domain = Fabric::local(LocalOptions::default()).domain()?;
+    /// let region = domain.register_foreign(&ring, Access::default(), LocalAccess::SEND)?;
+    /// let slot = region.slice(1024..2048)?; // A buffer of any operation that sends.
+    /// assert_eq!(slot.to_vec(), [7; 1024]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A limit of the device is reached.
+    pub fn register_foreign(
+        &self,
+        memory: &ForeignMemory,
+        remote: Access,
+        local: LocalAccess,
+    ) -> Result<MemoryRegion, DeviceError> {
+        MemoryRegion::register_foreign(self, memory, remote, local)
     }
 
     /// Whether there is such an atomic, and how many elements it can change (`fi_query_atomic`). `None` if

@@ -10,7 +10,7 @@ use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
 
-use efa_device::{Access, DeviceError};
+use efa_device::{Access, DeviceError, ForeignMemory};
 use efa_rdm::KeyedRegions;
 use parking_lot::Mutex;
 
@@ -231,6 +231,23 @@ impl Domain {
             Ok(key) => register(self, key, memory, access),
             Err(error) => Err(KeyedRegisterError { error, memory }),
         }
+    }
+
+    /// Registers memory that somebody else owns under a key of the application's choosing; see
+    /// [`register_foreign`](Self::register_foreign).
+    ///
+    /// # Errors
+    /// As for [`register_keyed`](Self::register_keyed).
+    pub fn register_foreign_keyed(
+        &self,
+        memory: &ForeignMemory,
+        key: u64,
+        remote: Access,
+        local: LocalAccess,
+    ) -> Result<MemoryRegion, KeyError> {
+        let key = self.reserved(key)?;
+        let region = self.device().register_foreign(memory, remote)?;
+        Ok(MemoryRegion::new(self, region, local, Some(key), None))
     }
 
     /// Reserves a key for memory of this length that comes later.

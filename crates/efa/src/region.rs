@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bitflags::bitflags;
-use efa_device::{Access, DeviceError, Region as _};
+use efa_device::{Access, DeviceError, ForeignMemory, Region as _};
 
 use crate::device::AnyRegion;
 use crate::domain::Domain;
@@ -99,6 +99,16 @@ impl MemoryRegion {
                 Err(RegisterError { error, memory })
             }
         }
+    }
+
+    pub(crate) fn register_foreign(
+        domain: &Domain,
+        memory: &ForeignMemory,
+        access: Access,
+        local: LocalAccess,
+    ) -> Result<Self, DeviceError> {
+        let region = domain.device().register_foreign(memory, access)?;
+        Ok(Self::new(domain, region, local, domain.keys().map(Keys::any), None))
     }
 
     /// A region that is returned to the registration cache.

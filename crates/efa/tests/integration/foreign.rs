@@ -5,11 +5,19 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use efa::{Access, Buffer, ForeignMemory, Message, Receive, ReceiveBuffer, Rma};
+use efa::{
+    Access, Buffer, Completion, CompletionQueueOptions, DeviceError, Fabric, FiAddr, ForeignMemory,
+    KeyError, LocalAccess, LocalOptions, Message, Receive, ReceiveBuffer, RegistrationMode, Rma,
+    ShmOptions, StartError, Subprotocol,
+};
 
-use crate::world::{ALICE, BOB, World, pattern};
+use crate::world::{ALICE, BOB, End, World, pattern, with};
 
+const BOTH: Access = Access { remote_read: true, remote_write: true };
 const LENGTHS: [usize; 4] = [1, 1000, 20_000, 200_000];
 
 /// A shared mapping of a file, which the program can also write through the file.
@@ -102,4 +110,182 @@ fn foreign_memory_is_a_piece_and_a_multi_receive_buffer_as_any_other() {
     world.end(ALICE).send(Message::to(to_bob).tagged(1), "0123456789", 7).unwrap();
     world.done(BOB);
     assert_eq!(content(&target, 10), b"0123456789");
+}
+
+/// Notes that it is dropped.
+struct Noticed(Arc<AtomicBool>);
+
+impl Drop for Noticed {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Two endpoints on two devices of a link, with a queue each.
+fn on_link(fabric: &Fabric) -> (Vec<End>, [FiAddr; 2]) {
+    let options = || with(1, |config| config.min_read = 50_000);
+    let end = || End::on(fabric.domain().unwrap(), options(), CompletionQueueOptions::default());
+    let ends = vec![end(), end()];
+    let address =
+        |end: usize, of: usize| ends[end].addresses.insert(ends[of].endpoint.address()).unwrap();
+    let addresses = [address(ALICE, BOB), address(BOB, ALICE)];
+    (ends, addresses)
+}
+
+/// Reads both queues until this one has a completion.
+fn done(ends: &mut [End], end: usize) -> Completion {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(30) {
+        for end in ends.iter_mut() {
+            end.entries.extend(end.queue.read());
+        }
+        if let Some(entry) = ends[end].entries.pop_front() {
+            return entry.unwrap();
+        }
+    }
+    panic!("nothing completes at {end}");
+}
+
+fn registered_mapping_is_used_in_place(fabric: &Fabric) {
+    const LENGTH: usize = 1_000_000;
+    let (mut ends, [to_bob, _]) = on_link(fabric);
+    let (source, target) = (file(&pattern(LENGTH, 1)), file(&[]));
+    let region = |end: &End, memory: &ForeignMemory| {
+        end.domain.register_foreign(memory, BOTH, LocalAccess::all()).unwrap()
+    };
+    let (from, into) = (map(&source, LENGTH), map(&target, LENGTH));
+    let (from, into) = (region(&ends[ALICE], &from), region(&ends[BOB], &into));
+    let warm = |ends: &mut [End]| {
+        ends[BOB].endpoint.receive(Receive::tagged(1), vec![0; 1], 0).unwrap();
+        let message = Message::to(to_bob).tagged(1).delivery_complete();
+        ends[ALICE].endpoint.send(message, "x", 0).unwrap();
+        done(ends, ALICE);
+        done(ends, BOB);
+    };
+    // Afterwards both know what the other's device can do.
+    warm(&mut ends);
+    let before = ends[ALICE].endpoint.statistics();
+    ends[BOB].endpoint.receive(Receive::untagged(), into.slice(0..LENGTH).unwrap(), 2).unwrap();
+    ends[ALICE].endpoint.send(Message::to(to_bob), from.slice(0..LENGTH).unwrap(), 1).unwrap();
+    assert_eq!(done(&mut ends, ALICE).subprotocol, Some(Subprotocol::LongRead));
+    assert_eq!(done(&mut ends, BOB).length, LENGTH as u64);
+    assert!(content(&target, LENGTH) == pattern(LENGTH, 1));
+    assert_eq!(ends[BOB].endpoint.statistics().rdma_bytes, LENGTH as u64);
+    let in_packets = ends[ALICE].endpoint.statistics().sent_bytes - before.sent_bytes;
+    assert!(in_packets < 1000, "{in_packets} bytes in packets");
+
+    // The owner of the file changes it; the next transfers have the new bytes.
+    rewrite(&source, &pattern(LENGTH, 2));
+    let rma = Rma::at(to_bob, into.remote()).delivery_complete();
+    ends[ALICE].endpoint.write(rma, from.slice(0..LENGTH).unwrap(), 3).unwrap();
+    done(&mut ends, ALICE);
+    assert!(content(&target, LENGTH) == pattern(LENGTH, 2));
+    rewrite(&target, &pattern(LENGTH, 3));
+    ends[ALICE].endpoint.read(rma, from.slice(0..LENGTH).unwrap(), 4).unwrap();
+    done(&mut ends, ALICE);
+    assert!(content(&source, LENGTH) == pattern(LENGTH, 3));
+    let in_packets = ends[ALICE].endpoint.statistics().sent_bytes - before.sent_bytes;
+    assert!(in_packets < 3000, "{in_packets} bytes in packets");
+}
+
+fn rewrite(file: &File, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    file.write_all_at(bytes, 0).unwrap();
+}
+
+#[test]
+fn registered_mapping_is_used_in_place_on_the_local_link() {
+    registered_mapping_is_used_in_place(&Fabric::local(LocalOptions::default()));
+}
+
+#[test]
+fn registered_mapping_is_used_in_place_by_another_device_over_shm() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let options = ShmOptions::new("foreign");
+    let directory = Some(directory.path().join("hosts"));
+    registered_mapping_is_used_in_place(&Fabric::shm(options.with(|o| o.directory = directory)));
+}
+
+#[test]
+fn slots_of_a_registered_ring_are_sent_again_and_again() {
+    const SLOT: usize = 3000;
+    const SLOTS: usize = 8;
+    let mut world = World::pair(3);
+    let to_bob = world.introduce(ALICE, BOB);
+    let ring = file(&[]);
+    let memory = map(&ring, SLOTS * SLOT);
+    let domain = &world.ends[ALICE].domain;
+    let region = domain.register_foreign(&memory, BOTH, LocalAccess::SEND).unwrap();
+    for round in 0..5 * SLOTS {
+        let slot = round % SLOTS;
+        // Who fills the ring knows nothing of regions.
+        let bytes = pattern(SLOT, round as u64);
+        memory.slice(slot * SLOT..(slot + 1) * SLOT).write(0, &bytes);
+        let sent = region.slice(slot * SLOT..(slot + 1) * SLOT).unwrap();
+        world.end(BOB).receive(Receive::untagged(), vec![0; SLOT], 1).unwrap();
+        world.end(ALICE).send(Message::to(to_bob), sent.clone(), 2).unwrap();
+        assert!(world.done(BOB).into_message() == bytes);
+        assert_eq!(world.done(ALICE).buffer, Buffer::from(sent), "it comes back");
+    }
+    let slot = region.slice(0..SLOT).unwrap();
+    let refused = world.end(BOB).receive(Receive::untagged(), slot.clone(), 1).unwrap_err();
+    assert!(matches!(refused.error, StartError::OtherDomain), "{:?}", refused.error);
+    let refused = world.end(ALICE).receive(Receive::untagged(), slot, 1).unwrap_err();
+    assert!(matches!(refused.error, StartError::Access { .. }), "{:?}", refused.error);
+}
+
+#[test]
+fn owner_of_registered_memory_is_dropped_after_the_last_operation() {
+    let mut world = World::pair(4);
+    let to_bob = world.introduce(ALICE, BOB);
+    let gone = Arc::new(AtomicBool::new(false));
+    let base = NonNull::from(Box::leak(vec![7_u8; 200_000].into_boxed_slice())).cast();
+    // SAFETY: the bytes are never freed, and nobody else knows them.
+    let memory = unsafe { ForeignMemory::new(base, 200_000, Noticed(gone.clone())) };
+    let region = world.ends[ALICE].domain.register_foreign(&memory, BOTH, LocalAccess::all());
+    let region = region.unwrap();
+    let is_gone = || gone.load(Ordering::SeqCst);
+    let slice = region.slice(0..100_000).unwrap();
+    drop((memory, region));
+    assert!(!is_gone());
+    world.end(ALICE).send(Message::to(to_bob), slice, 1).unwrap();
+    world.drive();
+    assert!(!is_gone(), "nobody has received the message");
+    world.end(BOB).receive(Receive::untagged(), vec![0; 100_000], 2).unwrap();
+    let message = world.done(BOB).into_message().into_vec();
+    assert!(message[..] == [7; 100_000]);
+    let completion = world.done(ALICE);
+    assert!(!is_gone(), "the completion has the buffer");
+    drop(completion);
+    world.drive();
+    assert!(is_gone());
+}
+
+#[test]
+fn foreign_memory_beyond_limits_of_the_device_is_refused() {
+    let limits = LocalOptions::default().with(|options| {
+        options.max_regions = 1;
+        options.max_region_size = 100;
+    });
+    let domain = Fabric::local(limits).domain().unwrap();
+    let memory = map(&file(&[]), 200);
+    let register =
+        |length| domain.register_foreign(&memory.slice(0..length), BOTH, LocalAccess::all());
+    assert_eq!(register(101).unwrap_err(), DeviceError::TooLong { length: 101, limit: 100 });
+    let region = register(100).unwrap();
+    let full = DeviceError::LimitReached { object: "memory region", limit: 1 };
+    assert_eq!(register(1).unwrap_err(), full);
+    drop(region);
+    assert!(register(0).unwrap().is_empty());
+    // Under a key of the program's.
+    assert_eq!(
+        domain.register_foreign_keyed(&memory, 1, BOTH, LocalAccess::all()).unwrap_err(),
+        KeyError::NotScalable
+    );
+    let scalable = domain.with_registration(RegistrationMode::Scalable);
+    let small = memory.slice(50..150);
+    let keyed = scalable.register_foreign_keyed(&small, 77, BOTH, LocalAccess::all()).unwrap();
+    assert_eq!((keyed.key(), keyed.len()), (77, 100));
+    let taken = scalable.register_foreign_keyed(&small, 77, BOTH, LocalAccess::all());
+    assert_eq!(taken.unwrap_err(), KeyError::Taken { key: 77 });
 }
