@@ -15,9 +15,9 @@
 //!     │── LONGCTS_RTM (same msg_id, flag READ_NACK) ───►│ continues the same receive
 //! ```
 
-use efa_device::{Access, QueuePair, Region};
+use efa_device::{Access, QueuePair, Region, RegionRange};
 use efa_handshake::{EorLayout, Extras, Support};
-use efa_proto::{Eor, EorForm, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, RtmKind};
+use efa_proto::{Eor, EorForm, MAX_IOV, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, RtmKind};
 
 use crate::completion::OperationError;
 use crate::core::Core;
@@ -69,12 +69,23 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// The address, length and remote key of a send's buffer, if it is registered for remote reads.
-    pub(crate) fn read_iov(&self, id: OpId) -> Option<RmaIov> {
+    /// Addresses, lengths and remote keys of a send's buffer, if it is registered for remote reads and has no more
+    /// pieces than a packet can name.
+    pub(crate) fn read_iov(&self, id: OpId) -> Option<Remote> {
         let send = self.sends.get(id)?;
-        let range = send.memory.registered().filter(|range| range.region.access().remote_read)?;
-        let address = range.region.remote_address() + range.offset as u64;
-        Some(RmaIov::new(address, send.length, range.region.remote_key().into()))
+        let mut pieces = [RmaIov::new(0, 0, 0); MAX_IOV];
+        let (mut count, mut offset) = (0, 0);
+        loop {
+            let RegionRange { region, offset: start, length } =
+                send.memory.registered_from(offset).filter(|at| at.region.access().remote_read)?;
+            let length = (length as u64).min(send.length - offset);
+            let address = region.remote_address() + start as u64;
+            *pieces.get_mut(count)? = RmaIov::new(address, length, region.remote_key().into());
+            (count, offset) = (count + 1, offset + length);
+            if offset == send.length {
+                return Some(Remote::named(&pieces[..count]));
+            }
+        }
     }
 
     /// Whether the peer can read the buffer of a send; registers the buffer if it isn't registered.
@@ -83,7 +94,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return false;
         }
         if let Some(send) = self.sends.get_mut(id)
-            && send.memory.registered().is_none()
+            && !send.memory.is_registered()
         {
             let device = &self.core.transmit.device;
             send.memory.register(|memory| device.register(memory, SOURCE));
@@ -97,7 +108,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
         send.in_packets = 0;
-        let read_iov = &[iov];
+        let read_iov = iov.pieces();
         let kind = RtmKind::LongRead { msg_length: send.length, send_id: id, read_iov };
         let options = core.request_options(send.peer, send.cq_data);
         let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
@@ -113,7 +124,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let options = core.request_options(send.peer, send.cq_data);
         let runt_length = core.config.runt_size.min(msg_length);
         send.in_packets = runt_length;
-        let read_iov = &[iov];
+        let read_iov = iov.pieces();
         while send.sent < runt_length {
             let seg_offset = send.sent;
             let kind =
@@ -185,10 +196,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return true;
         }
         let Some(receive) = self.receives.get_mut(id) else { return true };
-        if receive.memory.registered().is_none() {
+        if !receive.memory.is_registered() {
             receive.memory.register(|memory| device.register(memory, Access::default()));
         }
-        let registered = receive.memory.registered().is_some();
+        let registered = receive.memory.is_registered();
         // Messages of peers without READ_NACK wait until there is a bounce region. Writes wait too:
         // releases before 2.0 answer a READ_NACK for a write with a message.
         let may_nack = receive.role == ReceiveRole::Message;

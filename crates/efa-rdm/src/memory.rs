@@ -186,12 +186,22 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         }
     }
 
-    /// The registered range that holds all of the memory, if there is a single one.
-    pub(crate) fn registered(&self) -> Option<RegionRange<R>> {
+    /// Whether all of the memory is registered.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.registered_from(0).is_some()
+    }
+
+    /// The registered range from byte `offset` on, to the end of the memory or of a piece of it. `None` if not all
+    /// of the memory is registered.
+    pub(crate) fn registered_from(&self, offset: u64) -> Option<RegionRange<R>> {
         match self {
-            Self::Buffer(buffer) => buffer.registered(),
+            Self::Buffer(buffer) => buffer.registered_from(offset),
             Self::Exposed(exposed) => match &exposed.ranges[..] {
-                [range] => Some(range.clone()),
+                [RegionRange { region, offset: start, length }] => {
+                    let skip = usize::try_from(offset).unwrap_or(usize::MAX).min(*length);
+                    let (region, offset) = (region.clone(), start + skip);
+                    Some(RegionRange { region, offset, length: length - skip })
+                }
                 _ => None,
             },
             Self::Buffers(_) | Self::Values(_) => None,

@@ -32,6 +32,15 @@ pub trait Payload<R>: Sized {
         None
     }
 
+    /// The registered range from byte `offset` on, to the end of the buffer, or of the piece of it that has this byte.
+    /// `None` if not all of the buffer is registered. A buffer of several registered ranges implements this method
+    /// besides.
+    fn registered_from(&self, offset: u64) -> Option<RegionRange<R>> {
+        let RegionRange { region, offset: start, length } = self.registered()?;
+        let skip = usize::try_from(offset).unwrap_or(usize::MAX).min(length);
+        Some(RegionRange { region, offset: start + skip, length: length - skip })
+    }
+
     /// Registers the buffer until [`deregister`](Self::deregister), if its type allows that.
     /// Afterwards [`registered`](Self::registered) returns its range. If the device refuses, the
     /// buffer stays unregistered.

@@ -117,9 +117,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         offset: u64,
         length: u64,
     ) -> Option<(RegionRange<Q::Region>, Option<Q::Region>)> {
-        if let Some(range) = self.memory_of(owner)?.registered() {
-            let (offset, length) = (range.offset + offset as usize, length as usize);
-            return Some((RegionRange { region: range.region, offset, length }, None));
+        if let Some(mut range) = self.memory_of(owner)?.registered_from(offset) {
+            range.length = range.length.min(length as usize);
+            return Some((range, None));
         }
         match self.core.transmit.bounce(self.core.config.bounce_size) {
             Ok(region) => {

@@ -201,7 +201,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let single = remote.pieces().len() == 1 && length <= self.core.longest_rdma();
         let data =
             u32::try_from(data).ok().filter(|_| single && self.core.may_send_immediate(peer))?;
-        let in_one = self.make_registered(id) || length <= self.core.config.bounce_size as u64;
+        self.make_registered(id);
+        let range = self.sends.get(id)?.memory.registered_from(0);
+        let most = range.map_or(self.core.config.bounce_size, |range| range.length);
+        let in_one = length <= most as u64;
         in_one.then_some(Some(data))
     }
 
@@ -255,14 +258,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Registers the buffer of a send, without remote access, if it is longer than a bounce region.
-    /// Returns whether the buffer is registered.
-    fn make_registered(&mut self, id: OpId) -> bool {
-        let Some(send) = self.sends.get_mut(id) else { return false };
-        if send.memory.registered().is_none() && send.length > self.core.config.bounce_size as u64 {
+    fn make_registered(&mut self, id: OpId) {
+        let Some(send) = self.sends.get_mut(id) else { return };
+        if !send.memory.is_registered() && send.length > self.core.config.bounce_size as u64 {
             let device = &self.core.transmit.device;
             send.memory.register(|memory| device.register(memory, Access::default()));
         }
-        send.memory.registered().is_some()
     }
 
     fn write_directly(&mut self, id: OpId, remote: Remote, immediate: Option<u32>) {
@@ -315,7 +316,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
         send.in_packets = 0;
-        let read_iov = &[iov];
+        let read_iov = iov.pieces();
         let kind = RtwKind::LongRead { msg_length: send.length, send_id: id, read_iov };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
         core.post_segment(id, send, rtw.packet_type(), 0, |packet| rtw.emit(packet))
@@ -434,9 +435,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     fn read_directly(&mut self, id: OpId, remote: Remote) {
         let Some(receive) = self.receives.get_mut(id) else { return };
         receive.subprotocol = Some(Subprotocol::Direct);
-        if receive.memory.registered().is_none()
-            && receive.length > self.core.config.bounce_size as u64
-        {
+        if !receive.memory.is_registered() && receive.length > self.core.config.bounce_size as u64 {
             let device = &self.core.transmit.device;
             receive.memory.register(|memory| device.register(memory, Access::default()));
         }

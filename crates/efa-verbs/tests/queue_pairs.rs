@@ -1,14 +1,17 @@
 //! What `efa_device` requires of devices and queue pairs, on the software device through its C functions.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+#![allow(unsafe_code, reason = "the constructor of foreign memory is unsafe")]
 
 mod common;
 
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::on_soft_device;
 use efa_device::{
-    Access, Completion, Destination, Device, DeviceError, Gid, Qkey, Qpn, QueuePair,
+    Access, Completion, Destination, Device, DeviceError, ForeignMemory, Gid, Qkey, Qpn, QueuePair,
     QueuePairAddress, QueuePairOptions, RdmaRequest, Region, RegionRange, RemoteMemory,
     SendRequest, Source, Status, Time, WorkId,
 };
@@ -384,6 +387,44 @@ fn regions_are_found_by_key_and_reclaimed() {
         let empty = device.register(Box::default(), ALL).unwrap();
         assert_eq!((empty.length(), empty.write(0, b"x"), empty.read(0, &mut [0])), (0, 0, 0));
         assert_eq!(*empty.reclaim().unwrap(), []);
+    });
+}
+
+#[test]
+fn foreign_memory_is_read_and_written_where_it_is() {
+    on_soft_device("foreign_memory_is_read_and_written_where_it_is", &[], || {
+        let device = device();
+        let (mut a, b) = pair(&device);
+        let to = destination(&mut a, b.address());
+        let owner = Arc::new(());
+        let base = NonNull::from(Box::leak(Box::new(*b"0123456789"))).cast();
+        // SAFETY: the bytes are never freed, and nobody else knows them.
+        let memory = unsafe { ForeignMemory::new(base, 10, Arc::clone(&owner)) };
+        let local = device.register_foreign(&memory.slice(2..8), ALL).unwrap();
+        let remote = region(&device, b"abcdefghij", ALL);
+        let request = RdmaRequest {
+            id: WorkId(1),
+            local: RegionRange { region: local.clone(), offset: 1, length: 3 },
+            remote: RemoteMemory { address: remote.remote_address(), key: remote.remote_key() },
+            destination: to,
+        };
+        a.post_read(request.clone()).unwrap();
+        next(&mut [&mut a]);
+        let mut bytes = [0; 10];
+        memory.read(0, &mut bytes);
+        assert_eq!(&bytes, b"012abc6789");
+        memory.write(3, b"xyz");
+        a.post_write(request, None).unwrap();
+        next(&mut [&mut a]);
+        remote.read(0, &mut bytes);
+        assert_eq!(&bytes, b"xyzdefghij");
+        assert_eq!((local.length(), local.write(5, b"!!"), local.read(0, &mut bytes)), (6, 1, 6));
+        assert_eq!(&bytes[..6], b"2xyz6!");
+        let local = local.reclaim().unwrap_err();
+        drop(memory);
+        assert_eq!(Arc::strong_count(&owner), 2, "the region holds it");
+        drop(local);
+        assert_eq!(Arc::strong_count(&owner), 1);
     });
 }
 

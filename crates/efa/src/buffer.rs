@@ -606,6 +606,22 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
         Some(RegionRange { region: R::from_any(region.clone())?, offset, length })
     }
 
+    fn registered_from(&self, offset: u64) -> Option<RegionRange<R>> {
+        let skip = index(offset);
+        let (region, first, length) = match (&self.role, &self.buffer.0) {
+            (Role::Registered(region), _) => (region, 0, region.length()),
+            (_, Memory::Region(slice)) => slice.location(),
+            (_, Memory::Pieces(pieces)) => {
+                let (region, offset, length) = pieces.registered_from(skip)?;
+                return Some(RegionRange { region: R::from_any(region.clone())?, offset, length });
+            }
+            _ => return None,
+        };
+        let skip = skip.min(length);
+        let region = R::from_any(region.clone())?;
+        Some(RegionRange { region, offset: first + skip, length: length - skip })
+    }
+
     fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>) {
         // One that completes silently, or is of a shared queue, stays unregistered: its operation goes in packets.
         let (Role::Whole, Some(vector)) = (&self.role, self.buffer.vector()) else { return };

@@ -4,7 +4,10 @@
 //!   [piece 0 │ piece 1 │ … up to 28] ─► one message ─► the same pieces come back with the completion
 //! ```
 
+use efa_device::Region as _;
+
 use crate::buffer::{Buffer, ReceiveBuffer};
+use crate::device::AnyRegion;
 
 /// Most pieces of a buffer.
 pub(crate) const MOST_PIECES: usize = 28;
@@ -40,6 +43,39 @@ impl Pieces {
 
     pub(crate) fn len(&self) -> usize {
         self.0.iter().map(Buffer::len).sum()
+    }
+
+    /// The registered range from byte `offset` on: to the end of its piece, or of those after it that follow it in
+    /// memory. `None` unless all pieces are registered.
+    pub(crate) fn registered_from(&self, offset: usize) -> Option<(&AnyRegion, usize, usize)> {
+        let mut skip = offset;
+        let mut found: Option<(&AnyRegion, usize, usize)> = None;
+        let mut is_open = true;
+        for piece in &self.0 {
+            if piece.is_empty() {
+                continue;
+            }
+            let (region, first, length) = piece.region()?.location();
+            found = match found {
+                None if skip >= length => {
+                    skip -= length;
+                    None
+                }
+                None => Some((region, first + skip, length - skip)),
+                Some((same, start, before))
+                    if is_open
+                        && start + before == first
+                        && same.remote_key() == region.remote_key() =>
+                {
+                    Some((same, start, before + length))
+                }
+                other => {
+                    is_open = false;
+                    other
+                }
+            };
+        }
+        found
     }
 
     /// All bytes, copied.
@@ -99,6 +135,10 @@ impl Pieces {
 impl Buffer {
     /// Several pieces of memory as one buffer, in this order: one message comes from all of them or fills them
     /// (an `iov` of `fi_sendv`, `fi_writev`). The pieces of a piece count each.
+    ///
+    /// If all are slices of regions, the device accesses them in place wherever it would a single slice. A packet names
+    /// 4 ranges at most, so a longer message of more than 4 is sent in packets; slices that follow each other in a
+    /// region are one range.
     ///
     /// ```
     /// use efa::Buffer;

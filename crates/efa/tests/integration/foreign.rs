@@ -234,6 +234,100 @@ fn slots_of_a_registered_ring_are_sent_again_and_again() {
     assert!(matches!(refused.error, StartError::Access { .. }), "{:?}", refused.error);
 }
 
+/// Alice and Bob, who know what the other's device can do.
+fn acquainted(seed: u64) -> (World, FiAddr) {
+    let options = |connid| with(connid, |config| config.min_read = 50_000);
+    let mut world = World::pair_with(seed, options(1), options(2));
+    let to_bob = world.introduce(ALICE, BOB);
+    let message = Message::to(to_bob).delivery_complete();
+    world.transfer(message, "x", Receive::untagged(), 1);
+    (world, to_bob)
+}
+
+#[test]
+fn parts_of_registered_memory_are_sent_and_received_in_place_as_one_message() {
+    const LENGTH: usize = 600_000;
+    /// Bytes between two parts.
+    const GAP: usize = 64;
+    let expected = pattern(LENGTH, 9);
+    // How many parts, whether there are gaps between them, and whether the device moves their bytes: a packet names
+    // 4 ranges at most, and parts that touch each other are one.
+    for (count, gap, in_place) in
+        [(1, 0, true), (4, GAP, true), (5, GAP, false), (28, 0, true), (28, GAP, false)]
+    {
+        let (mut world, to_bob) = acquainted(5);
+        let length = LENGTH / count;
+        let whole = (length + gap) * count;
+        let parts = |at: usize, memory: &ForeignMemory| {
+            let region =
+                world.ends[at].domain.register_foreign(memory, BOTH, LocalAccess::all()).unwrap();
+            let part = |n: usize| n * (length + gap)..n * (length + gap) + length;
+            (0..count).map(|n| region.slice(part(n)).unwrap()).collect::<Vec<_>>()
+        };
+        let (from, into) = (map(&file(&[]), whole), map(&file(&[]), whole));
+        let (from, into) = (parts(ALICE, &from), parts(BOB, &into));
+        for round in 0..3 {
+            let sent = Buffer::pieces(from.clone()).unwrap();
+            for (part, bytes) in from.iter().zip(expected.chunks(length)) {
+                assert_eq!(part.region().write(part.range().start, bytes), bytes.len());
+            }
+            let before = world.end(BOB).statistics().rdma_bytes;
+            let received = ReceiveBuffer::pieces(into.clone()).unwrap();
+            world.end(BOB).receive(Receive::untagged(), received, 1).unwrap();
+            world.end(ALICE).send(Message::to(to_bob), sent.clone(), 2).unwrap();
+            let message = world.done(BOB);
+            assert_eq!(message.length, (length * count) as u64);
+            assert!(message.into_message() == expected[..length * count]);
+            let done = world.done(ALICE);
+            assert!(done.buffer == sent, "it comes back");
+            assert_eq!(done.subprotocol == Some(Subprotocol::LongRead), in_place, "{count} {gap}");
+            let moved = world.end(BOB).statistics().rdma_bytes - before;
+            assert_eq!(moved > 0, in_place, "{count} parts, round {round}");
+            assert!(moved == 0 || moved == (length * count) as u64);
+        }
+    }
+}
+
+#[test]
+fn parts_of_registered_memory_are_written_and_read_by_the_device() {
+    const LENGTH: usize = 28 * 3000;
+    let (mut world, to_bob) = acquainted(6);
+    let target = world.ends[BOB].domain.register(vec![0; LENGTH], BOTH).unwrap();
+    let rma = Rma::at(to_bob, target.remote());
+    let source = map(&file(&[]), LENGTH + 28);
+    let domain = &world.ends[ALICE].domain;
+    let region = domain.register_foreign(&source, Access::default(), LocalAccess::all()).unwrap();
+    let part = |n: usize| region.slice(n * 3001..n * 3001 + 3000).unwrap();
+    let parts = || Buffer::pieces((0..28).map(part)).unwrap();
+    source.write(0, &pattern(LENGTH + 28, 1));
+    let written: Vec<u8> =
+        pattern(LENGTH + 28, 1).chunks(3001).flat_map(|part| part[..3000].to_vec()).collect();
+    // Immediate data needs a single operation of the device.
+    for (rma, by_device) in [(rma, true), (rma.with_data(7), false)] {
+        let before = world.end(ALICE).statistics().rdma_writes;
+        world.end(ALICE).write(rma, parts(), 1).unwrap();
+        world.done(ALICE);
+        world.drive();
+        let mut bytes = vec![0; LENGTH];
+        target.read(0, &mut bytes);
+        assert!(bytes == written);
+        let operations = world.end(ALICE).statistics().rdma_writes - before;
+        assert_eq!(operations, if by_device { 28 } else { 0 });
+        target.write(0, &vec![0; LENGTH]);
+    }
+    assert_eq!(world.done(BOB).cq_data, Some(7));
+    target.write(0, &pattern(LENGTH, 2));
+    source.write(0, &vec![0xee; LENGTH + 28]);
+    let parts = ReceiveBuffer::pieces((0..28).map(part)).unwrap();
+    world.end(ALICE).read(rma, parts, 1).unwrap();
+    assert!(world.done(ALICE).buffer == pattern(LENGTH, 2));
+    let mut gaps = [0; 28];
+    for (n, gap) in gaps.iter_mut().enumerate() {
+        source.read(n * 3001 + 3000, std::slice::from_mut(gap));
+    }
+    assert_eq!(gaps, [0xee; 28], "bytes between the parts are untouched");
+}
+
 #[test]
 fn owner_of_registered_memory_is_dropped_after_the_last_operation() {
     let mut world = World::pair(4);
